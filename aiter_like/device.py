@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What a tensor's device is to us: platform, architecture, compute units. The only file that knows whether it is simulated."""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from aiter_like import env, paths
+
+_log = logging.getLogger("aiter_like")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place where kernels run.
+
+    Attributes:
+        platform: "hip", "cuda", or "cpu" when neither a GPU nor the simulator serves the device.
+        arch: "gfx942", "sm_90", …; "cpu" on that platform.
+        cu_num: compute units (AMD) or streaming multiprocessors (NVIDIA).
+        wave_size: lanes per wave.
+        simulated: True when the simulated MI300X runs the kernels on CPU tensors.
+        index: device ordinal.
+    """
+
+    platform: str
+    arch: str
+    cu_num: int
+    wave_size: int
+    simulated: bool = False
+    index: int = 0
+
+
+_CPU = Target("cpu", "cpu", 0, 1)
+
+
+def target_of(device: torch.device) -> Target:
+    """The `Target` of a torch device; cached, so that a call costs a dict lookup."""
+    target = _targets.get(device)
+    if target is None:
+        target = _targets[device] = _probe(device)
+    return target
+
+
+def reset() -> None:
+    """Forget every probed device (after a change of AITER_LIKE_SIM or AITER_LIKE_ARCH)."""
+    _targets.clear()
+
+
+def use_simulator(enable: bool) -> None:
+    """Let CPU tensors run on the simulated MI300X (True) or nowhere (False), whatever GPU is present."""
+    _targets[torch.device("cpu")] = simulated_target() if enable else _CPU
+
+
+@cache
+def arch_facts(arch: str) -> dict:
+    """The numbers of `configs/arch/<arch>.toml`.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    path = paths.configs() / "arch" / f"{arch}.toml"
+    if not path.is_file():
+        known = sorted(entry.stem for entry in path.parent.glob("*.toml"))
+        raise ValueError(f"unknown architecture {arch!r}; known: {', '.join(known)}")
+    return tomllib.loads(path.read_text())
+
+
+def simulated_target() -> Target:
+    """The simulated MI300X as a `Target`."""
+    facts = arch_facts("gfx942")
+    return Target("hip", "gfx942", facts["cu_num"], facts["wave_size"], simulated=True)
+
+
+_targets: dict[torch.device, Target] = {}
+
+
+def _probe(device: torch.device) -> Target:
+    if device.type == "cpu":
+        if torch.cuda.is_available() and not env.get("AITER_LIKE_SIM"):
+            return _CPU
+        _log.warning("no GPU in use: CPU tensors run on the simulated MI300X (gfx942), which is correct but slow")
+        return simulated_target()
+    if device.type != "cuda":
+        return _CPU
+    index = torch.cuda.current_device() if device.index is None else device.index
+    properties = torch.cuda.get_device_properties(index)
+    if torch.version.hip:
+        arch = env.get("AITER_LIKE_ARCH") or properties.gcnArchName.split(":")[0]
+        return Target("hip", arch, properties.multi_processor_count, properties.warp_size, index=index)
+    arch = env.get("AITER_LIKE_ARCH") or f"sm_{properties.major}{properties.minor}"
+    return Target("cuda", arch, properties.multi_processor_count, 32, index=index)

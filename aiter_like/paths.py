@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""Where the data folders are: beside the package in a checkout, inside it (`_data`) in an installed wheel."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def data_root() -> Path:
+    """Folder that holds csrc/, hsa/, configs/ and tuned_csv/. Never written to."""
+    package = Path(__file__).resolve().parent
+    installed = package / "_data"
+    return installed if installed.is_dir() else package.parent
+
+
+def csrc() -> Path:
+    """C++ and HIP sources."""
+    return data_root() / "csrc"
+
+
+def hsa() -> Path:
+    """Hand-written assembly."""
+    return data_root() / "hsa"
+
+
+def configs() -> Path:
+    """Numbers chosen by hand, each with its source."""
+    return data_root() / "configs"
+
+
+def tuned_csv() -> Path:
+    """Packaged tuned tables."""
+    return data_root() / "tuned_csv"

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+// A code object in memory: its image, its kernels, its decoded instructions. Made by loader.cpp, read by run.cpp and hip/.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "wave.h"
+
+namespace sim {
+
+struct HiddenArg {
+  u32 offset, size;
+  std::string kind;                            // "hidden_block_count_x", …
+};
+
+struct Kernel {
+  std::string name, symbol;                    // name as launched; symbol of the descriptor ("<name>.kd")
+  u64 entry = 0;                               // address of the first instruction
+  u32 kernarg_bytes = 0, lds_bytes = 0, private_bytes = 0, max_block = 1024;
+  u32 vgprs = 0, agprs = 0, sgprs = 0, vgpr_spills = 0, sgpr_spills = 0;
+  u32 accum_offset = 0;                        // first AGPR's position in the unified file
+  u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
+  u16 properties = 0;
+  u16 preload_dwords = 0, preload_offset = 0;  // kernarg preload
+  std::vector<HiddenArg> hidden;
+};
+
+struct Variable { std::string name; u64 address, bytes; };
+
+struct Code {
+  std::string name;                            // for messages
+  std::vector<Kernel> kernels;
+  std::vector<Variable> variables;
+  std::vector<Inst> insts;                     // every function's instructions, in address order
+  u64 text_begin = 0, text_end = 0;
+  std::vector<u32> inst_at;                    // (pc - text_begin) / 4 → index into insts, ~0u = none
+
+  ~Code();
+  const Kernel* find(std::string_view kernel) const;
+  const Inst* at(u64 pc) const;                // null when pc is no instruction
+  u8* image = nullptr;                         // mapped PT_LOADs
+  u64 image_bytes = 0;
+};
+
+// Loads a fat binary (HIPF wrapper's image), an offload bundle or a bare ELF. Throws Fault with a clear reason.
+std::unique_ptr<Code> load_code(const void* image, u64 bytes_or_0_if_unknown, std::string name);
+
+// decode.cpp: fills one Inst per instruction of [begin, end); text it does not understand gives Inst::error.
+void decode_range(const u8* bytes, u64 begin, u64 end, std::vector<Inst>& out);
+
+}  // namespace sim

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+// Known device memory: hipMalloc blocks, registered tensors, module images. Device address = host address.
+#pragma once
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "types.h"
+
+namespace sim {
+
+struct Range {
+  u64 base = 0, bytes = 0;
+  std::string name;
+  bool writable = true;
+  bool freed = false;
+  u8* defined = nullptr;                       // one byte per byte, 1 = written; null = all defined
+};
+
+class Memory {
+ public:
+  void add(Range range);                       // registered from outside; nested or repeated registration is counted
+  void remove(u64 base);
+  u64 allocate(u64 bytes, const std::string& name);   // red-zoned, poison-filled; 0 when out of memory
+  bool release(u64 base);                      // false: not an allocation
+  std::optional<Range> find(u64 address) const;       // the live or freed range that holds the address
+  std::vector<Range> snapshot() const;         // sorted by base; taken once per checked launch
+  u64 in_use_bytes() const;
+
+ private:
+  mutable std::shared_mutex mutex_;
+  std::vector<Range> ranges_;                  // sorted by base
+};
+
+Memory& memory();                              // the process's device memory
+
+}  // namespace sim

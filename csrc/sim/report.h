@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+// What checkers say: records kept in the process, read by sim.py as JSON.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "wave.h"
+
+namespace sim {
+
+struct Report {
+  std::string check;                           // "wait", "lds_race", "uninit", "bounds", "launch"
+  std::string message;                         // one sentence: what, where, which producer, which fix
+  std::string kernel;
+  u32 workgroup[3] = {0, 0, 0};
+  int wave = 0;
+  u64 lanes = 0;
+  u64 pc = 0;                                  // relative to the kernel's entry
+  std::string text;                            // disassembly of the offender
+  u64 address = 0;
+  u64 count = 1;                               // same check, kernel and pc are counted, not repeated
+};
+
+// Fills kernel, workgroup, wave, pc and text from the wave and instruction, and records it. Thread-safe.
+void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes, u64 address, std::string message);
+void add_report(Report report);
+std::vector<Report> take_reports();            // and forgets them
+
+}  // namespace sim
