@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: MIT
+# `make demo` and `make test` are sufficient on a fresh Debian 12: each first does what is missing of the set-up.
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+VENV = .venv/bin/python
+
+.PHONY: help demo test bench lint setup clean
+
+help:
+	@echo "make demo   attention of a real transformer on a simulated MI300X (or the GPU), checked against stock"
+	@echo "make test   all tests (JOBS=$(JOBS) at a time; TESTS=... chooses files)"
+	@echo "make bench  what a call costs on the host, and builds"
+	@echo "make lint   ruff"
+	@echo "make setup  the set-up alone"
+	@echo "make clean  removes .venv and everything else that is not in git here (not ~/.cache/aiter_like)"
+
+demo: setup
+	$(VENV) -m aiter_like demo
+
+test: setup
+	$(VENV) -m pytest -n $(JOBS) $(TESTS)
+
+bench: setup
+	$(VENV) op_tests/bench_host.py
+
+lint: setup
+	$(VENV) -m ruff check .
+
+setup:
+	@PYTHON="$(PYTHON)" .ci/setup.sh
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info demo.json
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
