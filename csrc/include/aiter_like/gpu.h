@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+// One small vocabulary over HIP (gfx9, waves of 64) and CUDA (waves of 32), so that kernels carry no #ifdef: lanes,
+// waves, barrier, stream, launch check, vector access, the few math functions. It declares the HIP runtime calls that a
+// launch needs itself: neither HIP headers nor device libraries have to be installed, and compilation stays short.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#if defined(__HIP__)
+
+#ifndef __global__
+#define __host__ __attribute__((host))
+#define __device__ __attribute__((device))
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+#endif
+// clang ignores CUDA's launch bounds for AMD targets: without this attribute it assumes 1024 work-items, 128 VGPRs.
+#undef __launch_bounds__
+#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+
+#if !defined(HIP_INCLUDE_HIP_HIP_RUNTIME_API_H)
+struct ihipStream_t;
+using hipStream_t = ihipStream_t*;
+using hipError_t = int;
+struct dim3 {
+  uint32_t x, y, z;
+  constexpr __host__ __device__ dim3(uint32_t x = 1, uint32_t y = 1, uint32_t z = 1) : x(x), y(y), z(z) {}
+};
+extern "C" {
+hipError_t hipGetLastError();
+const char* hipGetErrorString(hipError_t error);
+hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** args, size_t lds_bytes,
+                           hipStream_t stream);
+// The compiler expands kernel<<<grid, block, lds_bytes, stream>>>(...) into these two.
+hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t lds_bytes, hipStream_t stream);
+hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* lds_bytes, hipStream_t* stream);
+}
+#endif
+
+#elif !defined(__CUDACC__)
+#error "gpu.h needs clang in HIP mode (-x hip) or nvcc"
+#endif
+
+namespace aiter_like {
+
+#if defined(__HIP__)
+constexpr int kWaveSize = 64;  // every gfx9 target
+using Stream = hipStream_t;
+#else
+constexpr int kWaveSize = 32;
+using Stream = cudaStream_t;
+#endif
+
+/// Throws std::runtime_error when the launch just made was refused; `kernel` names it in the message.
+inline void check_launch(const char* kernel) {
+#if defined(__HIP__)
+  if (auto error = hipGetLastError())
+    throw std::runtime_error(std::string(kernel) + ": launch failed: " + hipGetErrorString(error));
+#else
+  if (auto error = cudaGetLastError())
+    throw std::runtime_error(std::string(kernel) + ": launch failed: " + cudaGetErrorString(error));
+#endif
+}
+
+/// Index of this work-item in its one-dimensional workgroup.
+__device__ inline int thread_index() {
+#if defined(__HIP__)
+  return static_cast<int>(__builtin_amdgcn_workitem_id_x());
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+
+/// Index of this wave in its workgroup; the same value in all lanes, and known to the compiler to be so.
+__device__ inline int wave_index() {
+#if defined(__HIP__)
+  return __builtin_amdgcn_readfirstlane(thread_index() / kWaveSize);
+#else
+  return thread_index() / kWaveSize;
+#endif
+}
+
+/// Index of this lane in its wave, for one-dimensional workgroups.
+__device__ inline int lane_index() { return thread_index() % kWaveSize; }
+
+struct WorkgroupIndex {
+  uint32_t x, y, z;
+};
+
+__device__ inline WorkgroupIndex workgroup_index() {
+#if defined(__HIP__)
+  return {__builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z()};
+#else
+  return {blockIdx.x, blockIdx.y, blockIdx.z};
+#endif
+}
+
+/// Workgroup barrier that also orders LDS accesses. The compiler places the s_waitcnt before it.
+__device__ inline void workgroup_barrier() {
+#if defined(__HIP__)
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+#else
+  __syncthreads();
+#endif
+}
+
+/// The value of `x` in lane (own lane XOR kMask); kMask is below the wave size.
+template <int kMask>
+__device__ inline float lane_xor(float x) {
+  static_assert(0 < kMask && kMask < kWaveSize, "the partner lane must be in the wave");
+#if defined(__HIP__)
+  const int bits = __builtin_bit_cast(int, x);
+  if constexpr (kMask < 32)  // ds_swizzle works within 32 lanes: offset = xor mask << 10 | and mask
+    return __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(bits, (kMask << 10) | 0x1F));
+  else
+    return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((lane_index() ^ kMask) * 4, bits));
+#else
+  return __shfl_xor_sync(0xFFFFFFFFu, x, kMask);
+#endif
+}
+
+/// True in every lane when `condition` holds in any active lane.
+__device__ inline bool wave_any(bool condition) {
+#if defined(__HIP__)
+  return __builtin_amdgcn_ballot_w64(condition) != 0;
+#else
+  return __any_sync(0xFFFFFFFFu, condition);
+#endif
+}
+
+__device__ inline float square_root(float x) {
+#if defined(__HIP__)
+  return __builtin_sqrtf(x);
+#else
+  return sqrtf(x);
+#endif
+}
+
+/// kCount consecutive elements, moved by accesses of at most 16 bytes; the address is aligned to min(16, size) bytes.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vec {
+  T data[kCount];
+  __device__ T& operator[](int i) { return data[i]; }
+  __device__ const T& operator[](int i) const { return data[i]; }
+};
+
+template <int kCount, class T>
+__device__ inline Vec<T, kCount> load_vec(const T* address) {
+  return *reinterpret_cast<const Vec<T, kCount>*>(address);
+}
+
+template <int kCount, class T>
+__device__ inline void store_vec(T* address, const Vec<T, kCount>& value) {
+  *reinterpret_cast<Vec<T, kCount>*>(address) = value;
+}
+
+}  // namespace aiter_like
