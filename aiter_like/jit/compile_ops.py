@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""`@compile_ops`: a typed stub with a `...` body becomes a function of a module that is built and loaded on first use.
+
+The annotations are the interface: they are compared once with the signature that the built function exports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+
+from aiter_like import paths
+from aiter_like.device import Target, target_of
+from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.jit import build
+from aiter_like.jit.recipe import ModuleSpec
+
+_SUFFIX = re.compile(r"_(hip|ck|asm)$")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One variant of a module.
+
+    Attributes:
+        name: its name in kernel lists and in the cache, "bf16_d64_rtna"; "" for a module of one variant.
+        defines: the macros that select it.
+    """
+
+    name: str = ""
+    defines: Mapping[str, Any] = field(default_factory=dict)
+
+
+def compile_ops(module: str, fc_name: str | None = None, gen_func: Callable[..., Instance] | None = None,
+                gen_fake: Callable | None = None, *, prebuild: Sequence[Instance] = ()) -> Callable[..., JitFunction]:
+    """Turns a typed stub into a `JitFunction`. Compiles and probes nothing.
+
+    Args:
+        module: the source below csrc/, "norm/rms_norm.hip".
+        fc_name: the exported function; default: the stub's name without a leading "_" and without "_hip", "_ck", "_asm".
+        gen_func: of the call's arguments (and of a tuned row's parameters, by keyword): the Instance to build.
+        gen_fake: of the call's arguments: the outputs' shapes, for torch.compile.
+        prebuild: the instances that `aiter-like build` makes; default: the one without macros, if there is no gen_func.
+    """
+
+    def decorate(stub: Callable) -> JitFunction:
+        function = JitFunction(stub, module, fc_name, gen_func, gen_fake, tuple(prebuild))
+        other = _registry.setdefault(function.stem, function)
+        if (other.module, other.__name__) != (function.module, function.__name__):
+            raise ValueError(f"compile_ops: {function.stem} is declared twice, as {other.__name__} and {stub.__name__}")
+        _registry[function.stem] = function
+        return function
+
+    return decorate
+
+
+def registered() -> list[JitFunction]:
+    """Every declared function, by name; complete once `aiter_like` is imported."""
+    return [_registry[name] for name in sorted(_registry)]
+
+
+class JitFunction:
+    """A function of a module that is built on first use.
+
+    Attributes:
+        module: the source below csrc/.
+        function_name: the exported function.
+        gen_fake: the fake function for torch.compile, or None.
+    """
+
+    def __init__(self, stub: Callable, module: str, fc_name: str | None, gen_func: Callable[..., Instance] | None,
+                 gen_fake: Callable | None, prebuild: tuple[Instance, ...]):
+        self.__name__, self.__doc__, self.__module__ = stub.__name__, stub.__doc__, stub.__module__
+        self.__wrapped__ = stub
+        self.module = module
+        self.function_name = fc_name or _SUFFIX.sub("", stub.__name__.removeprefix("_"))
+        self.gen_fake = gen_fake
+        self._gen_func = gen_func
+        self._prebuild = prebuild
+        self._bound: dict[tuple, Any] = {}  # (target, instance name, macros) → (tvm_ffi.Function, key) or BuildError
+
+    def __repr__(self) -> str:
+        return f"<JitFunction {self.function_name} of {self.module}>"
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """The stub's signature, annotations evaluated."""
+        return inspect.signature(self.__wrapped__, eval_str=True)
+
+    @property
+    def stem(self) -> str:
+        """Module and function: what is unique."""
+        return f"{PurePosixPath(self.module).with_suffix('')}:{self.function_name}"
+
+    def __call__(self, *args: Any) -> Any:
+        """Builds or loads for the device of the first tensor, and calls. The dispatcher binds once instead."""
+        tensor = next((arg for arg in args if isinstance(arg, torch.Tensor)), None)
+        if tensor is None:
+            raise TypeError(f"{self.__name__}: no tensor among the arguments tells the device")
+        return self.bind(target_of(tensor.device), args)(*args)
+
+    def bind(self, target: Target, args: Sequence[Any], **params: Any) -> Callable:
+        """The loaded function for these arguments: the bare tvm_ffi.Function, called with positional arguments.
+
+        Raises:
+            UnsupportedError: the target runs no compiled kernels.
+            BuildError: no compiler, the source does not compile for the target, or the signatures differ.
+        """
+        return self._resolve(target, args, params)[0]
+
+    def module_key(self, target: Target, args: Sequence[Any], **params: Any) -> str:
+        """Content key of the module that `bind` loads."""
+        return self._resolve(target, args, params)[1]
+
+    def kernel_name(self, args: Sequence[Any], **params: Any) -> str:
+        """Name in explain() and tuned rows: "rms_norm", or "flash_attn_fwd[bf16_d64]" where there are instances."""
+        instance = self._instance(args, params)
+        return f"{self.function_name}[{instance.name}]" if instance.name else self.function_name
+
+    def instances(self) -> tuple[Instance, ...]:
+        """What `aiter-like build` makes."""
+        return self._prebuild or (() if self._gen_func else (Instance(),))
+
+    def spec(self, target: Target, args: Sequence[Any] | None = None, **params: Any) -> ModuleSpec:
+        """The module for these arguments; without them that of the macro-free instance."""
+        instance = Instance() if args is None else self._instance(args, params)
+        return self.instance_spec(instance, target.platform, target.arch)
+
+    def instance_spec(self, instance: Instance, platform: str, arch: str) -> ModuleSpec:
+        """The module of one instance for a platform ("hip", "cuda") and architecture."""
+        name = str(PurePosixPath(self.module).with_suffix(""))
+        return ModuleSpec(f"{name}-{instance.name}" if instance.name else name, (self.module,), kind=platform, arch=arch,
+                          defines=instance.defines, root=paths.csrc())
+
+    def _instance(self, args: Sequence[Any], params: Mapping[str, Any]) -> Instance:
+        return self._gen_func(*args, **params) if self._gen_func else Instance()
+
+    def _resolve(self, target: Target, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Callable, str]:
+        if target.platform not in ("hip", "cuda"):
+            raise UnsupportedError(f"{self.function_name}: compiled kernels need a GPU or the simulated MI300X, not "
+                                   f"{target.platform}", self.function_name)
+        instance = self._instance(args, params)
+        key = (target.platform, target.arch, target.simulated, instance.name, *sorted(instance.defines.items()))
+        found = self._bound.get(key)
+        if found is None:
+            try:
+                found = self._load(self.instance_spec(instance, target.platform, target.arch), target)
+            except BuildError as error:  # kept: a failing compilation costs seconds, and each new shape would repeat it
+                found = error
+            self._bound[key] = found
+        if isinstance(found, BuildError):
+            raise found
+        return found
+
+    def _load(self, spec: ModuleSpec, target: Target) -> tuple[Callable, str]:
+        import tvm_ffi
+
+        entry = build.ensure(spec)
+        if target.platform == "hip":
+            _load_hip_runtime(target.simulated)
+        try:
+            module = tvm_ffi.load_module(str(entry.path))
+            function = module.get_function(self.function_name)
+            metadata = module.get_function_metadata(self.function_name)
+        except (AttributeError, RuntimeError, OSError) as error:
+            raise BuildError(f"{spec.name}: cannot load {self.function_name}: {error}", module=spec.name) from error
+        self._check_signature(spec, metadata)
+        return function, entry.key
+
+    def _check_signature(self, spec: ModuleSpec, metadata: dict | None) -> None:
+        """Compares the stub's annotations with the exported signature.
+
+        Raises:
+            BuildError: they differ; the message shows both.
+        """
+        declared = self.signature
+        stub = ", ".join(_annotation_type(parameter.annotation) for parameter in declared.parameters.values())
+        stub += f" -> {_annotation_type(declared.return_annotation)}"
+        if metadata is None:
+            raise BuildError(f"{spec.name}: {self.function_name} exports no signature: use AITER_LIKE_EXPORT",
+                             module=spec.name)
+        schema = json.loads(metadata["type_schema"])
+        # tvm-ffi <= 0.1.14 lists [return, *parameters]; later versions name the two.
+        named = schema.get("named_args") or {"return": schema["args"][:1], "params": schema["args"][1:]}
+        built = ", ".join(_schema_type(parameter) for parameter in named["params"])
+        built += f" -> {_schema_type(named['return'][0])}"
+        if stub != built:
+            raise BuildError(f"{self.module}: {self.__name__} is declared as ({stub}), but the built {self.function_name} "
+                             f"is ({built})", module=spec.name)
+
+
+_registry: dict[str, JitFunction] = {}
+
+_ANNOTATIONS = {torch.Tensor: "Tensor", int: "int", float: "float", bool: "bool", str: "str", None: "None",
+                types.NoneType: "None", inspect.Signature.empty: "None"}
+_SCHEMAS = {"DLTensor*": "Tensor", "ffi.Tensor": "Tensor", "ffi.String": "str", "std::string": "str"}
+
+
+def _annotation_type(annotation: Any) -> str:
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        inner = [part for part in typing.get_args(annotation) if part is not types.NoneType]
+        if len(inner) == 1:
+            return f"{_annotation_type(inner[0])} | None"
+    name = _ANNOTATIONS.get(annotation)
+    if name is None:
+        raise TypeError(f"compile_ops: annotation {annotation!r} is none of Tensor, int, float, bool, str, or one of "
+                        "these | None")
+    return name
+
+
+def _schema_type(schema: dict) -> str:
+    if schema["type"] == "Optional":
+        return f"{_schema_type(schema['args'][0])} | None"
+    return _SCHEMAS.get(schema["type"], schema["type"])
+
+
+def _load_hip_runtime(simulated: bool) -> None:
+    """Makes the HIP entry points visible to the module, which names no runtime itself.
+
+    Raises:
+        BuildError: the process has no HIP runtime, or already resolves to the other one of simulator and hardware.
+    """
+    if simulated:
+        from aiter_like import sim
+
+        library = sim.load()
+    else:
+        with open("/proc/self/maps") as maps:
+            mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libamdhip64.so" in line}
+        if not mapped:
+            raise BuildError("torch has loaded no HIP runtime (libamdhip64.so) in this process")
+        library = ctypes.CDLL(sorted(mapped)[0], mode=ctypes.RTLD_GLOBAL)
+    own, seen = (ctypes.cast(scope.hipLaunchKernel, ctypes.c_void_p).value for scope in (library, ctypes.CDLL(None)))
+    if own != seen:
+        raise BuildError("this process already has another HIP runtime: use either the simulated MI300X or the hardware "
+                         "in one process")

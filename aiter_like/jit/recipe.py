@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: MIT
+"""A module as data, and the command lines that build it: the only place that knows compiler flags. Read by build.py."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import platform
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiter_like import paths
+from aiter_like.errors import BuildError
+from aiter_like.jit import cache
+from aiter_like.jit.toolchain import Toolchain
+
+SCHEMA = 1  # of keys and meta.json; a change makes every older entry invisible
+
+
+@dataclass(frozen=True)
+class ModuleSpec:
+    """What to build, complete but for the compiler.
+
+    Attributes:
+        name: "norm/rms_norm"; an instance appends its own name: "attention/flash_attn_fwd-bf16_d64".
+        sources: files relative to `root` (or absolute, below it). One for a device module.
+        kind: "hip", "cuda", or "host" for plain C++ that is loaded into this process.
+        arch: "gfx942", "sm_90"; for "host" the x86-64 level of this machine unless given.
+        defines: preprocessor macros, the generator's inputs: a mapping or pairs.
+        output: file name of the library.
+        flags: further compiler flags.
+        link_flags: further linker flags ("host" only).
+        root: folder of the project's sources, with `include/` below it.
+    """
+
+    name: str
+    sources: tuple[str | Path, ...]
+    kind: str = "hip"
+    arch: str = ""
+    defines: Mapping[str, Any] | tuple[tuple[str, str], ...] = ()
+    output: str = "module.so"
+    flags: tuple[str, ...] = ()
+    link_flags: tuple[str, ...] = ()
+    root: Path = field(default_factory=paths.csrc)
+
+    def __post_init__(self):
+        fill = functools.partial(object.__setattr__, self)
+        fill("root", Path(self.root).resolve())
+        fill("sources", tuple(str(Path(self.root, source).resolve().relative_to(self.root)) for source in self.sources))
+        fill("defines", tuple(sorted((name, _macro(value)) for name, value in dict(self.defines).items())))
+        fill("flags", tuple(self.flags))
+        fill("link_flags", tuple(self.link_flags))
+        if self.kind == "host":
+            fill("arch", self.arch or host_arch())
+        elif len(self.sources) != 1:
+            raise ValueError(f"{self.name}: a device module has one source, got {len(self.sources)}")
+
+    @property
+    def folder(self) -> str:
+        """Name of the module's folder in the cache."""
+        return self.name.replace("/", ".")
+
+    def inputs(self) -> dict[str, Any]:
+        """All that the result depends on and that is known without a compiler.
+
+        Raises:
+            BuildError: a source is missing.
+        """
+        try:
+            sources = {name: cache.sha256_of(self.root / name) for name in self.sources}
+        except OSError as error:
+            raise BuildError(f"{self.name}: {error}", module=self.name) from error
+        return {"schema": SCHEMA, "name": self.name, "kind": self.kind, "arch": self.arch, "abi": binding_abi(),
+                "defines": dict(self.defines), "flags": [*self.flags, *self.link_flags], "output": self.output,
+                "sources": sources}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command: it runs in the private build directory, all its outputs are there.
+
+    Attributes:
+        output: the file that it makes.
+        needs: files of other steps that it reads.
+        command: argument list.
+        depfile: where it leaves the headers that it read ("" for none).
+    """
+
+    output: str
+    needs: tuple[str, ...]
+    command: tuple[str, ...]
+    depfile: str = ""
+
+
+def steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
+    """The commands that make `spec.output`, the last one making it."""
+    return {"hip": _hip_steps, "cuda": _cuda_steps, "host": _host_steps}[spec.kind](spec, toolchain)
+
+
+def normalised(spec: ModuleSpec, build: list[Step]) -> list[str]:
+    """The command lines without the folders of this installation, as they enter the key."""
+    lines = [shlex.join(step.command) for step in build]
+    for path, name in ((str(spec.root), "{root}"), (str(_tvm_ffi().parent), "{packages}")):
+        lines = [line.replace(path, name) for line in lines]
+    return lines
+
+
+def ninja_file(build: list[Step]) -> str:
+    """The steps as text for ninja."""
+    lines = ["rule run", "  command = $run", ""]
+    for step in build:
+        needs = "".join(f" {name}" for name in step.needs)
+        lines += [f"build {step.output}: run{needs}", "  run = " + shlex.join(step.command).replace("$", "$$")]
+    return "\n".join(lines) + "\n"
+
+
+def parse_depfile(text: str) -> list[str]:
+    """The files that a make-style rule names after its colon."""
+    text = text.replace("\\\n", " ").partition(":")[2]
+    escaped = text.replace("\\ ", "\0").replace("\\#", "#").replace("$$", "$")
+    return [name.replace("\0", " ") for name in escaped.split()]
+
+
+def binding_abi() -> str:
+    """Version of the binding that modules are compiled against."""
+    import tvm_ffi
+
+    return f"tvm-ffi {tvm_ffi.__version__}"
+
+
+@functools.cache
+def host_arch() -> str:
+    """The x86-64 level of this machine (x86-64 psABI); elsewhere the machine's name."""
+    if platform.machine() != "x86_64":
+        return platform.machine()
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+    except OSError:
+        flags = set()
+    if flags >= {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}:
+        return "x86-64-v4"
+    if flags >= {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}:
+        return "x86-64-v3"
+    return "x86-64-v2"
+
+
+def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
+    """Device code, then the host half around it.
+
+    Two commands, because the depfile of a combined HIP compilation names the headers of the host pass only. No HIP header
+    and no device library is used: gpu.h declares what it needs, so ROCm, triton and bare clang give the same module.
+    -no-hip-rt: the library has no NEEDED runtime and takes the one of the process, simulated or real. For the same reason
+    the host half goes to the clang under hipcc: hipcc itself would link ROCm's runtime.
+    """
+    source = str(spec.root / spec.sources[0])
+    common = ["-x", "hip", "-std=c++17", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-nogpuinc", "-nogpulib",
+              f"-ffile-prefix-map={spec.root}=csrc", *_include(spec), *_defines(spec), *spec.flags]
+    # The driver ignores -MF for a device-only compilation; its front end does not.
+    depfile = ["-dependency-file", "device.d", "-sys-header-deps", "-MT", "device.hipfb"]
+    device = [toolchain.path, *common, f"--offload-arch={spec.arch}", "--offload-device-only",
+              *_through("-Xclang", depfile), "-c", "-o", "device.hipfb", source]
+    host = [toolchain.host_compiler, *common, "--offload-host-only",
+            *_through("-Xclang", ["-fcuda-include-gpubinary", "device.hipfb"]),
+            "-MD", "-MF", "host.d", "-shared", "-no-hip-rt", "-o", spec.output, source]
+    return [Step("device.hipfb", (), tuple(device), "device.d"),
+            Step(spec.output, ("device.hipfb",), tuple(host), "host.d")]
+
+
+def _cuda_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
+    """nvcc makes the module in one command; its depfile is the host pass's, so a second one lists the device pass's."""
+    source = str(spec.root / spec.sources[0])
+    common = [toolchain.path, "-x", "cu", f"-arch={spec.arch}", "-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden",
+              *_include(spec), *_defines(spec), *spec.flags]
+    number = spec.arch.removeprefix("sm_").rstrip("af")  # sm_90a → 90 → __CUDA_ARCH__ 900
+    return [Step("device.d", (), (*common, f"-D__CUDA_ARCH__={number}0", "-M", "-MF", "device.d", source), "device.d"),
+            Step(spec.output, (), (*common, "-MD", "-MF", "host.d", "-shared", "-o", spec.output, source), "host.d")]
+
+
+def _host_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
+    """One object per source, in parallel, and a link. -ffp-contract=off: results do not depend on the host's FMA use."""
+    march = [f"-march={spec.arch}"] if spec.arch.startswith("x86-64") else []
+    common = [toolchain.host_compiler, "-std=c++20", "-O3", "-ffp-contract=off", *march, "-Wall", "-fPIC", "-pthread",
+              f"-ffile-prefix-map={spec.root}=csrc", *_include(spec), *_defines(spec), *spec.flags]
+    objects = [f"{index}.o" for index in range(len(spec.sources))]
+    compiles = [Step(name, (), (*common, "-MD", "-MF", f"{name}.d", "-c", "-o", name, str(spec.root / source)), f"{name}.d")
+                for name, source in zip(objects, spec.sources, strict=True)]
+    link = (toolchain.host_compiler, "-shared", "-pthread", "-o", spec.output, *objects, "-ldl", *spec.link_flags)
+    return [*compiles, Step(spec.output, tuple(objects), link)]
+
+
+def _include(spec: ModuleSpec) -> list[str]:
+    return [f"-I{spec.root}/include", "-isystem", str(_tvm_ffi() / "include")]
+
+
+def _defines(spec: ModuleSpec) -> list[str]:
+    return [f"-D{name}={value}" for name, value in spec.defines]
+
+
+def _through(option: str, arguments: list[str]) -> list[str]:
+    return [word for argument in arguments for word in (option, argument)]
+
+
+def _macro(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+@functools.cache
+def _tvm_ffi() -> Path:
+    """Folder of the tvm_ffi package, without importing it."""
+    return Path(importlib.util.find_spec("tvm_ffi").origin).parent
