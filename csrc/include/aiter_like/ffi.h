@@ -19,8 +19,6 @@
 #include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 
-#include <string>
-
 #include "aiter_like/gpu.h"
 
 namespace aiter_like::ffi {
@@ -45,12 +43,12 @@ inline bool is_f16(const Tensor& tensor) { return has_type(tensor, kDLFloat, 16)
 inline bool is_f32(const Tensor& tensor) { return has_type(tensor, kDLFloat, 32); }
 
 /// ValueError in Python when `condition` does not hold. The message names op, argument and what is accepted.
-inline void check_value(bool condition, const std::string& message) {
+inline void check_value(bool condition, const char* message) {
   if (!condition) TVM_FFI_THROW(ValueError) << message;
 }
 
 /// TypeError in Python when `condition` does not hold.
-inline void check_type(bool condition, const std::string& message) {
+inline void check_type(bool condition, const char* message) {
   if (!condition) TVM_FFI_THROW(TypeError) << message;
 }
 
