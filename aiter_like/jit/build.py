@@ -22,7 +22,7 @@ from aiter_like.errors import BuildError
 from aiter_like.jit import cache, recipe, toolchain
 from aiter_like.jit.recipe import ModuleSpec
 
-__all__ = ["LOCK_TIMEOUT", "Built", "ModuleSpec", "built", "ensure", "load_or_build"]
+__all__ = ["LOCK_TIMEOUT", "Built", "ModuleSpec", "built", "default_jobs", "ensure", "load_or_build"]
 
 _log = logging.getLogger("aiter_like")
 
@@ -75,6 +75,11 @@ def ensure(spec: ModuleSpec, *, root: Path | None = None, rebuild: bool = False,
         raise BuildError(f"{spec.name}: {error}", module=spec.name) from error
     built.append(Built(spec, entry, time.perf_counter() - start, compiled))
     return entry
+
+
+def default_jobs() -> int:
+    """Parallel compiler runs: AITER_LIKE_JOBS, else one per core that this process may use."""
+    return env.get("AITER_LIKE_JOBS") or len(os.sched_getaffinity(0))
 
 
 def _request(inputs: dict[str, Any]) -> str:
@@ -133,7 +138,7 @@ def _compile(spec: ModuleSpec, steps: list[recipe.Step], scratch: Path, log_path
         BuildError: a command failed. Its output stays in `log_path`.
     """
     (scratch / "build.ninja").write_text(recipe.ninja_file(steps))
-    jobs = jobs or env.get("AITER_LIKE_JOBS") or len(os.sched_getaffinity(0))
+    jobs = jobs or default_jobs()
     environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_FLAGS}
     start = time.perf_counter()
     run = subprocess.run([toolchain.find_ninja(), "-j", str(jobs)], cwd=scratch, env=environment | {"LC_ALL": "C"},

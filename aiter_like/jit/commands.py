@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like build` and `aiter-like cache`: prebuilding for containers, and looking after the cache. Read by cli.py."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from aiter_like import env
+from aiter_like.errors import BuildError
+from aiter_like.jit import build, cache
+from aiter_like.jit.compile_ops import registered
+from aiter_like.jit.recipe import ModuleSpec
+
+_BAR_WIDTH = 24  # characters
+
+
+def add_commands(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `build` and `cache`; each parser sets `run`, a function of the parsed arguments that returns the exit status."""
+    parser = subparsers.add_parser("build", help="build modules ahead of their first use; needs a compiler, no GPU")
+    parser.add_argument("names", nargs="*", help="modules, e.g. norm/rms_norm, rms_norm or sim (default: all)")
+    parser.add_argument("--all", action="store_true", help="every module, also when names are given")
+    parser.add_argument("--arch", default=env.get("AITER_LIKE_ARCH") or "gfx942", help="gfx942 or sm_90 (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="directory for AITER_LIKE_PREBUILT_DIR, instead of the cache")
+    parser.add_argument("-j", "--jobs", type=int, default=0, help="parallel compiler runs (default: AITER_LIKE_JOBS or cores)")
+    parser.add_argument("--rebuild", action="store_true", help="build although an intact module is there")
+    parser.add_argument("--lock-timeout", type=float, default=build.LOCK_TIMEOUT, metavar="SECONDS",
+                        help="wait this long for another process that builds the same module (default: %(default)g)")
+    parser.set_defaults(run=_build)
+
+    actions = subparsers.add_parser("cache", help="list, verify or prune built modules").add_subparsers(
+        dest="action", required=True)
+    actions.add_parser("list", help="one line per module").set_defaults(run=_list)
+    actions.add_parser("verify", help="compare each library with its recorded SHA-256").set_defaults(run=_verify)
+    prune = actions.add_parser("prune", help="remove unused modules and what killed builds left")
+    prune.add_argument("--days", type=float, default=30, help="not used for so many days (default: %(default)g)")
+    prune.add_argument("--all", action="store_true", help="remove every module")
+    prune.set_defaults(run=_prune)
+
+
+def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Iterable[tuple[ModuleSpec, float, BuildError | None]]:
+    """Builds modules in parallel; yields (spec, seconds, error or None) as each one ends."""
+    jobs = jobs or build.default_jobs()
+
+    def one(spec: ModuleSpec) -> tuple[ModuleSpec, float, BuildError | None]:
+        start = time.perf_counter()
+        error = None
+        try:
+            build.ensure(spec, jobs=jobs, **options)
+        except BuildError as failure:
+            error = failure
+        return spec, time.perf_counter() - start, error
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(one, spec) for spec in specs]):
+            yield future.result()
+
+
+def _build(args: argparse.Namespace) -> int:
+    specs = _selected([] if args.all else args.names, args.arch)
+    if args.output:
+        args.output.mkdir(parents=True, exist_ok=True)
+    failures = []
+    width = max(len(spec.name) for spec in specs)
+    start = time.perf_counter()
+    _progress(0, len(specs))
+    done = build_all(specs, args.jobs, root=args.output, rebuild=args.rebuild, lock_timeout=args.lock_timeout)
+    for count, (spec, seconds, error) in enumerate(done, 1):
+        _say(f"{spec.name:{width}}  {spec.arch}  {seconds:6.1f} s  {'FAILED' if error else 'ok'}")
+        _progress(count, len(specs))
+        if error:
+            failures.append(error)
+    for error in failures:
+        _say(f"\n{error}")
+    _say(f"{len(specs) - len(failures)} of {len(specs)} modules in {time.perf_counter() - start:.1f} s")
+    return 1 if failures else 0
+
+
+def _selected(names: list[str], arch: str) -> list[ModuleSpec]:
+    """The modules that the names mean; all of them for no names.
+
+    Raises:
+        ValueError: a name means nothing; the message lists what there is.
+    """
+    import aiter_like  # noqa: F401  (declares every function)
+    from aiter_like import sim
+
+    platform = "hip" if arch.startswith("gfx") else "cuda"
+    by_name: dict[str, list[ModuleSpec]] = {}
+    for function in registered():
+        specs = [function.instance_spec(instance, platform, arch) for instance in function.instances()]
+        for name in {function.module, function.module.rpartition(".")[0], function.function_name}:
+            by_name.setdefault(name, []).extend(specs)
+    if platform == "hip":
+        by_name["sim"] = [sim.module_spec()]
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"no module {', '.join(unknown)}; there are: {', '.join(sorted(by_name))}")
+    chosen = [spec for name in names or by_name for spec in by_name[name]]
+    return sorted({(spec.name, spec.arch): spec for spec in chosen}.values(), key=lambda spec: spec.name)
+
+
+def _list(args: argparse.Namespace) -> int:
+    root = cache.cache_root()
+    _say(f"{root}")
+    for entry in cache.entries(root):
+        if isinstance(entry, Path):
+            _say(f"{entry.parent.name}  {entry.name[:12]}  damaged: no readable {cache.META}")
+            continue
+        meta, size = entry.meta, sum(file.stat().st_size for file in entry.directory.iterdir())
+        _say(f"{meta['module']}  {meta['inputs']['arch']}  {entry.key[:12]}  {size / 1024:.0f} KiB  "
+             f"built {meta['time']} in {meta['seconds']:.1f} s by {meta['toolchain']}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    faults = count = 0
+    for entry in cache.entries(cache.cache_root()):
+        count += 1
+        fault = f"no readable {cache.META}" if isinstance(entry, Path) else cache.damage(entry)
+        if fault:
+            faults += 1
+            _say(f"{entry if isinstance(entry, Path) else entry.directory}: {fault}")
+    _say(f"{count - faults} of {count} modules intact; damaged ones are built again at their next use")
+    return 1 if faults else 0
+
+
+def _prune(args: argparse.Namespace) -> int:
+    removed, freed = cache.prune(cache.cache_root(), 0 if args.all else args.days)
+    _say(f"removed {removed} directories, {freed / 2**20:.1f} MiB")
+    return 0
+
+
+def _say(line: str) -> None:
+    clear = "\r\033[K" if sys.stderr.isatty() else ""  # the progress bar's line
+    sys.stderr.write(clear)
+    sys.stderr.flush()
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        filled = _BAR_WIDTH * done // total
+        sys.stderr.write(f"\r[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {done}/{total}")
+        sys.stderr.write("\n" if done == total else "")
+        sys.stderr.flush()
