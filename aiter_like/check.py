@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""Argument checks with one message format: `op: argument must …, got …`. Used by each op's `check`, once per new metadata.
+
+TypeError: wrong kind of object or dtype. ValueError: wrong shape, layout, device or value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+INT32_MAX = 2**31 - 1
+
+
+def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: Collection[torch.dtype] | None = None,
+           shape: Sequence[int | None] | None = None, device: torch.device | None = None,
+           last_contiguous: bool = True) -> None:
+    """`value` is a dense tensor, with the given properties; None in `shape` accepts any size.
+
+    Raises:
+        TypeError: not a dense tensor, or a dtype outside `dtypes`.
+        ValueError: rank, shape, device, or a strided last dimension (checked unless `last_contiguous=False`).
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        view = "a conjugate or negative view" if value.layout is torch.strided else value.layout
+        raise TypeError(f"{op}: {name} must be a dense tensor, got {view}")
+    if dtypes is not None and value.dtype not in dtypes:
+        raise TypeError(f"{op}: {name} must have dtype {_either(dtypes)}, got {value.dtype}")
+    if rank is not None and value.ndim != rank:
+        raise ValueError(f"{op}: {name} must have {rank} dimensions, got shape {tuple(value.shape)}")
+    if shape is not None:
+        _shape(op, name, value, shape)
+    if device is not None and value.device != device:
+        raise ValueError(f"{op}: {name} must be on {device} like the other tensors, got {value.device}")
+    if last_contiguous and value.ndim and value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ValueError(f"{op}: {name} must be contiguous in its last dimension, got stride {value.stride(-1)} there")
+
+
+def extent(op: str, name: str, value: Tensor, limit: int = INT32_MAX) -> None:
+    """The distance in elements from the first to the last element of `value` fits `limit` (default: 32 bits).
+
+    Raises:
+        ValueError: it does not.
+    """
+    span = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) if value.numel() else 0
+    if span > limit:
+        raise ValueError(f"{op}: {name} must span at most {limit} elements, got {span} "
+                         f"(shape {tuple(value.shape)}, strides {value.stride()})")
+
+
+def real(op: str, name: str, value: Any, *, low: float | None = None, above: float | None = None) -> None:
+    """`value` is a finite int or float, ≥ `low` and > `above` where given.
+
+    Raises:
+        TypeError: not a number (a bool is none).
+        ValueError: infinite, NaN or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{op}: {name} must be a number, got {_show(value)}")
+    if not math.isfinite(value):
+        raise ValueError(f"{op}: {name} must be finite, got {value}")
+    if low is not None and value < low:
+        raise ValueError(f"{op}: {name} must be at least {low}, got {value}")
+    if above is not None and value <= above:
+        raise ValueError(f"{op}: {name} must be greater than {above}, got {value}")
+
+
+def integer(op: str, name: str, value: Any, low: int = -INT32_MAX - 1, high: int = INT32_MAX) -> None:
+    """`value` is an int in [`low`, `high`].
+
+    Raises:
+        TypeError: not an int (a bool is none).
+        ValueError: out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: {name} must be an integer, got {_show(value)}")
+    if not low <= value <= high:
+        raise ValueError(f"{op}: {name} must be between {low} and {high}, got {value}")
+
+
+def flag(op: str, name: str, value: Any) -> None:
+    """`value` is a bool.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{op}: {name} must be True or False, got {_show(value)}")
+
+
+def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
+    """`value` is one of `accepted`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not any(type(value) is type(option) and value == option for option in accepted):
+        raise ValueError(f"{op}: {name} must be {_either(map(repr, accepted))}, got {_show(value)}")
+
+
+def _shape(op: str, name: str, value: Tensor, shape: Sequence[int | None]) -> None:
+    got = tuple(value.shape)
+    if len(got) == len(shape) and all(want is None or want == size for want, size in zip(shape, got)):
+        return
+    sizes = ["*" if want is None else str(want) for want in shape]
+    wanted = f"({sizes[0]},)" if len(sizes) == 1 else f"({', '.join(sizes)})"
+    raise ValueError(f"{op}: {name} must have shape {wanted}, got {got}")
+
+
+def _either(options: Any) -> str:
+    names = [str(option) for option in options]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Plan cache of an operator: the metadata of a call's arguments → the function that serves it. Used by dispatch.py.
+
+What was decided once (checks, backend, tuned row, build) holds for every call whose arguments look the same: shape,
+strides, dtype, device, type, requires_grad under grad mode; scalars by type and value. Not in the key: addresses
+(a kernel that needs alignment checks it itself), and whether arguments overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:  # the check behind torch.compile's guards: all metadata of all tensors in one C++ call
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # private to torch, so it may go: then every call takes the dictionary, 1.5 µs slower
+    TensorGuards = None
+
+_is_grad_enabled = torch.is_grad_enabled
+
+RECENT = 4  # a decoder layer alternates between a few shapes of one op; a miss here costs 0.2 µs per entry
+
+
+def metadata(args: tuple) -> tuple:
+    """Hashable key of the arguments.
+
+    Raises:
+        TypeError: an argument has no hash (a list, a symbolic size).
+        RuntimeError: a sparse tensor, which has no strides.
+    """
+    key: list = []
+    grad = _is_grad_enabled()
+    for arg in args:
+        if isinstance(arg, Tensor):
+            key += (type(arg), arg.shape, arg.stride(), arg.dtype, arg.device, grad and arg.requires_grad)
+        else:
+            key += (type(arg), arg)
+    return tuple(key)
+
+
+class _Entry:
+    """One recent call: TensorGuards for its tensors, the rest of its arguments compared by type and value."""
+
+    __slots__ = ("check", "grad", "others", "plan", "selector", "tensors", "types", "values")
+
+    def __init__(self, selector: Any, args: tuple, plan: Callable):
+        tensors = [index for index, arg in enumerate(args) if isinstance(arg, Tensor)]
+        others = [index for index in range(len(args)) if index not in tensors]
+        self.tensors, self.others = _getter(tensors), _getter(others)
+        seen = self.tensors(args)
+        self.check = TensorGuards(*seen, dynamic_dims_sizes=[list(t.shape) for t in seen],
+                                  dynamic_dims_strides=[list(t.stride()) for t in seen]).check
+        self.values = self.others(args)
+        self.types = [*map(type, self.values)]
+        self.grad, self.selector, self.plan = _is_grad_enabled(), selector, plan
+
+
+def _getter(indices: list[int]) -> Callable[[tuple], tuple]:
+    if indices == list(range(indices[0], indices[-1] + 1)) if indices else True:
+        return itemgetter(slice(indices[0], indices[-1] + 1) if indices else slice(0))
+    return itemgetter(*indices)
+
+
+class PlanCache:
+    """Bounded map (selector, metadata of the arguments) → plan; the oldest plan leaves first."""
+
+    def __init__(self, limit: int = 4096):
+        self.limit = limit
+        self._plans: dict[tuple, Callable] = {}
+        self._recent: tuple[_Entry, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def recent(self, selector: Any, args: tuple) -> Callable | None:
+        """The plan of one of the last few distinct calls; None where none of them looked like this one.
+
+        Also misses, unlike `find`, under a torch dispatch mode or transform that was not active then.
+        """
+        for entry in self._recent:
+            if entry.selector == selector and entry.check(*entry.tensors(args)) and entry.grad is _is_grad_enabled():
+                values = entry.others(args)
+                if values == entry.values and [*map(type, values)] == entry.types:
+                    return entry.plan
+        return None
+
+    def find(self, selector: Any, args: tuple) -> Callable | None:
+        """The plan for these arguments, or None. A hit becomes the first of the recent ones."""
+        try:
+            plan = self._plans.get((selector, *metadata(args)))
+        except (TypeError, RuntimeError):  # no key: such a call is never stored, its check says what is wrong
+            return None
+        if plan is not None and TensorGuards is not None:
+            self._recent = (_Entry(selector, args, plan), *self._recent[:RECENT - 1])
+        return plan
+
+    def store(self, selector: Any, args: tuple, plan: Callable) -> None:
+        """Keep a plan."""
+        try:
+            key = (selector, *metadata(args))
+        except (TypeError, RuntimeError):
+            return
+        if len(self._plans) >= self.limit:
+            self._plans.pop(next(iter(self._plans)), None)
+        self._plans[key] = plan
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._recent = ()
+        self._plans.clear()
