@@ -15,6 +15,8 @@ struct HiddenArg {
   std::string kind;                            // "hidden_block_count_x", …
 };
 
+struct Arg { u32 offset, size; };              // an explicit argument
+
 struct Kernel {
   std::string name, symbol;                    // name as launched; symbol of the descriptor ("<name>.kd")
   u64 entry = 0;                               // address of the first instruction
@@ -24,6 +26,7 @@ struct Kernel {
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0;
   u16 preload_dwords = 0, preload_offset = 0;  // kernarg preload
+  std::vector<Arg> args;
   std::vector<HiddenArg> hidden;
 };
 
@@ -36,7 +39,11 @@ struct Code {
   std::vector<Inst> insts;                     // every function's instructions, in address order
   u64 text_begin = 0, text_end = 0;
   std::vector<u32> inst_at;                    // (pc - text_begin) / 4 → index into insts, ~0u = none
+  std::vector<Class> classes;                  // of each instruction, for counters
 
+  Code() = default;
+  Code(const Code&) = delete;
+  Code& operator=(const Code&) = delete;
   ~Code();
   const Kernel* find(std::string_view kernel) const;
   const Inst* at(u64 pc) const;                // null when pc is no instruction
@@ -44,8 +51,9 @@ struct Code {
   u64 image_bytes = 0;
 };
 
-// Loads a fat binary (HIPF wrapper's image), an offload bundle or a bare ELF. Throws Fault with a clear reason.
-std::unique_ptr<Code> load_code(const void* image, u64 bytes_or_0_if_unknown, std::string name);
+// Loads an offload bundle (also a fat binary's image) or a bare ELF. `bytes` = 0: unknown, the image's own headers are
+// trusted for its extent. Throws Fault with a clear reason.
+std::unique_ptr<Code> load_code(const void* image, u64 bytes, std::string name);
 
 // decode.cpp: fills one Inst per instruction of [begin, end); text it does not understand gives Inst::error.
 void decode_range(const u8* bytes, u64 begin, u64 end, std::vector<Inst>& out);

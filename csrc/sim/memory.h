@@ -23,15 +23,26 @@ class Memory {
  public:
   void add(Range range);                       // registered from outside; nested or repeated registration is counted
   void remove(u64 base);
+  void remove_within(u64 base, u64 bytes);     // every range inside: a module image goes away
   u64 allocate(u64 bytes, const std::string& name);   // red-zoned, poison-filled; 0 when out of memory
   bool release(u64 base);                      // false: not an allocation
-  std::optional<Range> find(u64 address) const;       // the live or freed range that holds the address
+  std::optional<Range> find(u64 address) const;       // the smallest live range that holds it, else a freed one
   std::vector<Range> snapshot() const;         // sorted by base; taken once per checked launch
   u64 in_use_bytes() const;
 
  private:
+  struct Entry {
+    Range range;
+    u32 uses = 1;                              // nested registrations
+    u8* mapping = nullptr;                     // allocate(): the whole mapping, red zones included
+    u64 mapping_bytes = 0;
+  };
+  void drop_oldest_freed();
+
   mutable std::shared_mutex mutex_;
-  std::vector<Range> ranges_;                  // sorted by base
+  std::vector<Entry> entries_;                 // sorted by base
+  std::vector<u64> freed_;                     // bases of quarantined allocations, oldest first
+  u64 freed_bytes_ = 0, in_use_bytes_ = 0;
 };
 
 Memory& memory();                              // the process's device memory
