@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""Operators in torch.library: schema from annotations, fake functions, refusal of autograd. Eager calls go past it.
+
+Each `Op` is `torch.ops.aiter_like.<op>_out`, which writes its output arguments: this is what a traced public function
+becomes. `register` adds `torch.ops.aiter_like.<op>`, which returns fresh tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from aiter_like.errors import UnsupportedError
+
+NAMESPACE = "aiter_like"
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # noqa: TOR901: lives as long as the process
+
+_TYPES = {"Tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool", "str": "str", "dtype": "ScalarType",
+          "tuple[int,int]": "SymInt[2]", "tuple[int,...]": "SymInt[]", "Sequence[int]": "SymInt[]",
+          "list[Tensor]": "Tensor[]", "Sequence[Tensor]": "Tensor[]"}
+_EAGER_TYPES = (Tensor, Parameter)
+_is_compiling = torch.compiler.is_compiling
+
+
+def define(name: str, function: Callable, *, kernel: Callable, fake: Callable, writes: Iterable[str] = (),
+           drop: Iterable[str] = (), returns: str = "()") -> Any:
+    """Defines `torch.ops.aiter_like.<name>` with the parameters of `function`, less those in `drop`.
+
+    Args:
+        function: annotated function whose parameters become the schema; `backend` is added where it has none.
+        kernel: runs the operator on real tensors of any device.
+        fake: the same call on fake tensors.
+        writes: parameters that are written.
+        returns: the schema's return type.
+
+    Returns:
+        The operator's overload.
+
+    Raises:
+        TypeError: an annotation has no schema type.
+        ValueError: the name is taken.
+    """
+    if hasattr(getattr(torch.ops, NAMESPACE), name):
+        raise ValueError(f"torch.ops.{NAMESPACE}.{name} exists already")
+    text = f"{name}({parameters(function, writes, drop)}) -> {returns}"
+    _library.define(text, tags=(torch.Tag.pt2_compliant_tag,))
+    overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    _library.impl(name, _forward_only(name, overload), "Autograd", with_keyset=True)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    return overload
+
+
+def register(op: Any, function: Callable, fake: Callable | None = None) -> None:
+    """Adds `torch.ops.aiter_like.<op>`: the public function without its `out`, returning fresh tensors.
+
+    Args:
+        op: the `Op` behind the function.
+        function: the public function. Its return annotation is Tensor, or a tuple of Tensor.
+        fake: its outputs for fake inputs; default: `function` itself, whose operators do nothing on fake tensors.
+    """
+    returned = _text(inspect.signature(function).return_annotation)
+    returns = f"({returned[6:-1]})" if returned.startswith("tuple[") else returned
+    if set(returns.strip("()").split(",")) != {"Tensor"}:
+        raise TypeError(f"{op.name}: the public function must return Tensor or tuple[Tensor, …], got {returned}")
+    define(op.name, function, kernel=function, fake=fake or function, drop=("out",), returns=returns)
+    op.public.append(function)
+
+
+def intercepted(args: Iterable[Any]) -> bool:
+    """True when the call must pass through torch.library: a tensor is fake or a subclass, a torch dispatch mode records
+    it, or torch.func transforms it.
+    """
+    if any(isinstance(arg, Tensor) and type(arg) not in _EAGER_TYPES for arg in args) or _is_compiling():
+        return True
+    # Both have no public spelling; each is as old as torch 2.1.
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
+
+
+def parameters(function: Callable, writes: Iterable[str] = (), drop: Iterable[str] = ()) -> str:
+    """The parameters of `function` in torch's schema language.
+
+    Raises:
+        TypeError: an annotation has no schema type.
+    """
+    parts, keyword_only, written = [], [], set(writes)
+    declared = [p for p in inspect.signature(function).parameters.values() if p.name not in drop]
+    for parameter in declared:
+        kind = _schema_type(function, parameter, len(parts) if parameter.name in written else None)
+        default = "" if parameter.default is parameter.empty else f"={_default(parameter.default)}"
+        keep = keyword_only if parameter.kind is parameter.KEYWORD_ONLY else parts
+        keep.append(f"{kind} {parameter.name}{default}")
+    if all(parameter.name != "backend" for parameter in declared):
+        keyword_only.append("str? backend=None")
+    return ", ".join([*parts, "*", *keyword_only] if keyword_only else parts)
+
+
+def _schema_type(function: Callable, parameter: inspect.Parameter, alias: int | None) -> str:
+    text = _text(parameter.annotation)
+    inner = text.removesuffix("|None")
+    kind = _TYPES.get(inner)
+    if kind is None:
+        raise TypeError(f"{function.__name__}: parameter {parameter.name} must be annotated with one of "
+                        f"{', '.join(_TYPES)}, got {text!r}")
+    if alias is not None:
+        kind = f"Tensor({chr(ord('a') + alias)}!)"
+    return f"{kind}?" if text != inner else kind
+
+
+def _text(annotation: Any) -> str:
+    """An annotation as written, without blanks and module names; `from __future__ import annotations` or not."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    for prefix in ("torch.", "typing.", "collections.abc."):
+        text = text.replace(prefix, "")
+    return text.replace(" ", "")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _forward_only(name: str, overload: Any) -> Callable:
+    """The Autograd kernel: these operators have no derivative, and a missing gradient must not pass unnoticed."""
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            for arg in (*args, *kwargs.values()):
+                if isinstance(arg, Tensor) and arg.requires_grad:
+                    raise UnsupportedError(f"torch.ops.{NAMESPACE}.{name} is forward only, and an argument requires "
+                                           "grad: call it under torch.no_grad()", name)
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload(*args, **kwargs)
+
+    return kernel

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""Reads the tuned tables of an operator and finds the row of a call. Used by select.py; `aiter-like doctor` lists problems.
+
+One schema: arch, cu_num, the op's key fields, then backend, kernel, params, us, err, toolchain, kernel_rev, origin.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiter_like import env, paths
+from aiter_like.errors import TuningError
+
+_log = logging.getLogger("aiter_like")
+
+DEVICE_COLUMNS = ("arch", "cu_num")
+VALUE_COLUMNS = ("backend", "kernel", "params", "us", "err", "toolchain", "kernel_rev", "origin")
+_PARAM = re.compile(r"[A-Za-z_]\w*")
+_INTEGER = re.compile(r"-?\d+")
+
+
+def columns(fields: Sequence[str]) -> tuple[str, ...]:
+    """The header of a table with these key fields."""
+    return (*DEVICE_COLUMNS, *fields, *VALUE_COLUMNS)
+
+
+def is_text(name: str) -> bool:
+    """Whether a key field holds text (dtypes, layouts); every other field is an integer, a flag 0 or 1."""
+    return name.endswith(("dtype", "layout"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tuned choice.
+
+    Attributes:
+        key: (arch, cu_num, *key fields).
+        params: values for the kernel, by name.
+        us: measured (or modelled) time.
+        kernel_rev: revision of the kernel that was timed; "" = any.
+        source: "file:line".
+    """
+
+    key: tuple
+    backend: str
+    kernel: str
+    params: Mapping[str, Any]
+    us: float
+    err: float
+    toolchain: str
+    kernel_rev: str
+    origin: str
+    source: str
+
+
+@dataclass
+class Layer:
+    """The rows of one priority: candidates per key, fastest first."""
+
+    title: str
+    rows: dict[tuple, list[Row]] = field(default_factory=dict)
+
+
+@dataclass
+class Table:
+    """The tuned rows of one operator.
+
+    Attributes:
+        layers: highest priority first.
+        problems: one TuningError per bad file or row; such rows are left out.
+        stale: rows (by source) that were left out because their kernel revision is not the present one.
+    """
+
+    op: str
+    fields: tuple[str, ...]
+    round_field: str | None
+    layers: list[Layer] = field(default_factory=list)
+    problems: list[TuningError] = field(default_factory=list)
+    stale: set[str] = field(default_factory=set)
+
+    def find(self, arch: str, cu_num: int, key: Mapping[str, Any], usable: Callable[[Row], bool]) -> Row | None:
+        """The row for a call, or None.
+
+        The highest layer that answers wins; within a layer the exact key comes first, then the rounded ones (see
+        `rounded`); among the rows of one key the fastest that is `usable`.
+        """
+        for layer in self.layers:
+            for values in self._keys(key):
+                for row in layer.rows.get((arch, cu_num, *values), ()):
+                    if usable(row):
+                        return row
+        return None
+
+    def __len__(self) -> int:
+        return sum(len(rows) for layer in self.layers for rows in layer.rows.values())
+
+    def _keys(self, key: Mapping[str, Any]) -> Iterator[tuple]:
+        values = normalised(self.op, self.fields, key)
+        yield values
+        if self.round_field is not None:
+            index = self.fields.index(self.round_field)
+            for size in rounded(values[index]):
+                yield (*values[:index], size, *values[index + 1:])
+
+
+def normalised(op: str, fields: Sequence[str], key: Mapping[str, Any]) -> tuple:
+    """The values of a tune key in the order of `fields`, flags as 0 or 1.
+
+    Raises:
+        ValueError: the key has other fields.
+        TypeError: a value has the wrong type.
+    """
+    if set(key) != set(fields):
+        raise ValueError(f"{op}: tune key must have the fields {', '.join(fields)}, got {', '.join(key)}")
+    values = tuple(int(key[name]) if isinstance(key[name], bool) else key[name] for name in fields)
+    for name, value in zip(fields, values):
+        kind = str if is_text(name) else int
+        if not isinstance(value, kind):
+            raise TypeError(f"{op}: tune key field {name} must be {kind.__name__}, got {value!r}")
+    return values
+
+
+def rounded(size: int) -> Iterator[int]:
+    """The sizes that stand in for a size without a row, as AITER has them: first up to a multiple of 16 (size ≤ 256),
+    32 (≤ 1024), 64 (≤ 4096) or 128, then the next power of two.
+    """
+    step = 16 if size <= 256 else 32 if size <= 1024 else 64 if size <= 4096 else 128
+    fine = -(-size // step) * step
+    coarse = 1 << max(size - 1, 0).bit_length()
+    yield from dict.fromkeys(value for value in (fine, coarse) if value != size)
+
+
+def load(op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | None],
+         round_field: str | None = None) -> Table:
+    """Reads all layers of an operator: AITER_LIKE_TUNED, then the packaged measured, then the modelled rows.
+
+    Bad rows go to `problems` and to the log, once; nothing is raised for them.
+
+    Args:
+        kernels: backend → the kernel names a row may give; None where they depend on the call.
+    """
+    table = Table(op, tuple(fields), round_field)
+    for path in _user_files(op, table.problems):
+        table.layers.append(_read(path, f"AITER_LIKE_TUNED {path}", table, kernels, ("measured:", "modelled:")))
+    packaged = paths.tuned_csv()
+    for path, origin in ((packaged / f"{op}.csv", "measured:"), (packaged / "modelled" / f"{op}.csv", "modelled:")):
+        if path.is_file():
+            table.layers.append(_read(path, f"packaged, {origin[:-1]}", table, kernels, (origin,)))
+    for problem in table.problems:
+        _log.warning("tuned table: %s", problem)
+    return table
+
+
+def _user_files(op: str, problems: list[TuningError]) -> Iterator[Path]:
+    """The files of an operator in AITER_LIKE_TUNED: `<op>.csv` and `<op>.<anything>.csv`, named or in a directory."""
+    for entry in map(Path, env.get("AITER_LIKE_TUNED")):
+        if entry.is_dir():
+            yield from sorted(path for path in entry.glob("*.csv") if path.name.split(".")[0] == op)
+        elif not entry.is_file():
+            problems.append(TuningError(f"{entry}:0: no such file or directory (AITER_LIKE_TUNED)"))
+        elif entry.name.split(".")[0] == op:
+            yield entry
+
+
+def _read(path: Path, title: str, table: Table, kernels: Mapping[str, frozenset[str] | None],
+          origins: tuple[str, ...]) -> Layer:
+    layer = Layer(title)
+    seen: dict[tuple, int] = {}
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            if tuple(header) != columns(table.fields):
+                raise TuningError(f"{path}:1: columns must be {','.join(columns(table.fields))}, got {','.join(header)}")
+            for cells in reader:
+                line = reader.line_num
+                try:
+                    row = _row(cells, f"{path}:{line}", table, kernels, origins)
+                    same = seen.setdefault((row.key, row.backend, row.kernel, tuple(row.params.items())), line)
+                    if same != line:
+                        raise TuningError(f"{path}:{line}: same key, backend, kernel and params as line {same}")
+                except TuningError as problem:
+                    table.problems.append(problem)
+                else:
+                    layer.rows.setdefault(row.key, []).append(row)
+    except TuningError as problem:
+        table.problems.append(problem)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        table.problems.append(TuningError(f"{path}:0: cannot be read: {error}"))
+    for rows in layer.rows.values():
+        rows.sort(key=lambda row: row.us)
+    return layer
+
+
+def _row(cells: list[str], source: str, table: Table, kernels: Mapping[str, frozenset[str] | None],
+         origins: tuple[str, ...]) -> Row:
+    names = columns(table.fields)
+    if len(cells) != len(names):
+        raise TuningError(f"{source}: must have {len(names)} cells, got {len(cells)}")
+    cell = dict(zip(names, cells))
+    key = (_text(cell, "arch", source), _integer(cell, "cu_num", source),
+           *(_text(cell, name, source) if is_text(name) else _integer(cell, name, source) for name in table.fields))
+    backend, kernel = cell["backend"], _text(cell, "kernel", source)
+    if backend not in kernels:
+        raise TuningError(f"{source}: backend must be one of {', '.join(kernels)}, got {backend!r}")
+    known = kernels[backend]
+    if known is not None and kernel not in known:
+        raise TuningError(f"{source}: kernel of {backend} must be one of {', '.join(sorted(known))}, got {kernel!r}")
+    if not cell["origin"].startswith(origins) or cell["origin"] in origins:
+        raise TuningError(f"{source}: origin must be {' or '.join(origins)}<name> in this layer, got {cell['origin']!r}")
+    us, err = _number(cell, "us", source), _number(cell, "err", source)
+    if us == 0:
+        raise TuningError(f"{source}: us must be greater than 0, got {cell['us']!r}")
+    return Row(key, backend, kernel, parse_params(cell["params"], source), us, err, cell["toolchain"],
+               cell["kernel_rev"], cell["origin"], source)
+
+
+def parse_params(text: str, source: str) -> dict[str, Any]:
+    """`BLOCK_M=128;num_warps=4` as a dict: integers, floats, true and false, else text; sorted by name.
+
+    Raises:
+        TuningError: a part is no `name=value`, or a name comes twice.
+    """
+    params: dict[str, Any] = {}
+    for part in filter(None, text.split(";")):
+        name, equals, value = part.partition("=")
+        if not equals or not _PARAM.fullmatch(name) or not value:
+            raise TuningError(f"{source}: params must be name=value;…, got {part!r}")
+        if name in params:
+            raise TuningError(f"{source}: params must name {name} once, got {text!r}")
+        params[name] = _value(value)
+    return dict(sorted(params.items()))
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _text(cell: Mapping[str, str], name: str, source: str) -> str:
+    if not cell[name] or cell[name] != cell[name].strip():
+        raise TuningError(f"{source}: {name} must be a text without outer blanks, got {cell[name]!r}")
+    return cell[name]
+
+
+def _integer(cell: Mapping[str, str], name: str, source: str) -> int:
+    if not _INTEGER.fullmatch(cell[name]):
+        raise TuningError(f"{source}: {name} must be an integer, got {cell[name]!r}")
+    return int(cell[name])
+
+
+def _number(cell: Mapping[str, str], name: str, source: str) -> float:
+    try:
+        value = float(cell[name])
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise TuningError(f"{source}: {name} must be a finite number, at least 0, got {cell[name]!r}")
+    return value
