@@ -70,6 +70,10 @@ constexpr float kMaskedScore = -3e38f;
 
 using Chunk = __attribute__((ext_vector_type(4))) uint32_t;  // 16 bytes: 8 elements
 
+// In memory a chunk may start at any element: strides are arbitrary. gfx9 runs in unaligned access mode, so that this is
+// the same global_load_dwordx4 as for an aligned address; only the cache lines touched differ.
+using UnalignedChunk = __attribute__((ext_vector_type(4), aligned(2))) uint32_t;
+
 // K in LDS: row r holds its 16-byte chunks at position chunk ^ (r mod 8), so that the 8 lanes served at once by
 // ds_read_b128 (4 rows of quad 0 and 4 rows of quad 1) touch all 32 banks. At HEAD_DIM 32 two rows share 128 bytes:
 // chunk ^ (r / 2 mod 4).
@@ -100,7 +104,7 @@ struct StagedTile {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int r = row(i) < rows ? row(i) : rows - 1;
-      chunks[i] = *reinterpret_cast<const Chunk*>(block + r * row_stride_bytes + byte());
+      chunks[i] = *reinterpret_cast<const UnalignedChunk*>(block + r * row_stride_bytes + byte());
     }
   }
 
@@ -228,7 +232,7 @@ __device__ void read_rows(RowState& state, const Element* q, int64_t row_stride,
     state.sum[t] = 0.f;
 #pragma unroll
     for (int j = 0; j < kDimGroups; ++j) {
-      const Chunk chunk = *reinterpret_cast<const Chunk*>(source + 32 * j);
+      const Chunk chunk = *reinterpret_cast<const UnalignedChunk*>(source + 32 * j);
       state.q[t][j][0] = chunk.lo;
       state.q[t][j][1] = chunk.hi;
       state.out[t][j][0] = state.out[t][j][1] = Accumulator{};
@@ -255,7 +259,7 @@ __device__ void write_rows(const RowState& state, Element* out, int64_t row_stri
       Vec<Element, 8> values;
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = from_float<Element, kRounding>(state.out[t][g][i % 2][i / 2] * inverse);
-      store_vec<8>(destination + 32 * g, values);
+      *reinterpret_cast<UnalignedChunk*>(destination + 32 * g) = __builtin_bit_cast(Chunk, values);
     }
     if (lse != nullptr && quad() == 0) {
       constexpr float kLn2 = 0.693147180559945f;
@@ -349,17 +353,10 @@ void launch_flash_attn_fwd(const FlashAttnArgs& args, Stream stream) {
 
 namespace {
 
-/// Strides of a [batch, row, head, HEAD_DIM] tensor; every 16-byte access must be aligned.
-FlashAttnArgs::Strides aligned_strides(const ffi::Tensor& tensor) {
-  const bool is_row_contiguous = tensor.stride(3) == 1 && reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0;
-  int64_t strides[3];
-  for (int d = 0; d < 3; ++d) {
-    strides[d] = tensor.size(d) > 1 ? tensor.stride(d) : 0;
-    ffi::check_value(is_row_contiguous && strides[d] % 8 == 0,
-                     "flash_attn_func: q, k, v, out need a contiguous last dimension, 16-byte aligned bases, and "
-                     "strides that are multiples of 8 elements");
-  }
-  return {strides[0], strides[1], strides[2]};
+FlashAttnArgs::Strides strides_of(const ffi::Tensor& tensor) {
+  ffi::check_value(tensor.stride(3) == 1, "flash_attn_func: q, k, v, out must be contiguous in their last dimension");
+  const auto stride = [&](int d) { return tensor.size(d) > 1 ? tensor.stride(d) : 0; };
+  return {stride(0), stride(1), stride(2)};
 }
 
 void check_tensor(const ffi::Tensor& tensor, int64_t batch, int64_t rows, int64_t heads) {
@@ -407,11 +404,12 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
                      "flash_attn_func: lse must be contiguous, [batch, num_heads, seqlen_q]");
     args.lse = static_cast<float*>(t.data_ptr());
   }
-  args.q_strides = aligned_strides(q);
-  args.k_strides = aligned_strides(k);
-  args.v_strides = aligned_strides(v);
-  args.out_strides = aligned_strides(out);
-  ffi::check_value(args.k_strides.row < kMaxRowStride && args.v_strides.row < kMaxRowStride,
+  args.q_strides = strides_of(q);
+  args.k_strides = strides_of(k);
+  args.v_strides = strides_of(v);
+  args.out_strides = strides_of(out);
+  const auto is_in_range = [](int64_t stride) { return 0 <= stride && stride < kMaxRowStride; };
+  ffi::check_value(is_in_range(args.k_strides.row) && is_in_range(args.v_strides.row),
                    "flash_attn_func: the row strides of k and v must be below 2^24 elements");
   args.batch = static_cast<int>(batch);
   args.num_heads = static_cast<int>(num_heads);
