@@ -12,6 +12,19 @@
 namespace sim {
 
 enum class Access : u8 { load, store, atomic };
+enum class Half : u8 { none, low, high };
+
+inline constexpr u16 kNoRow = 0xffff;
+
+// What one memory access does per lane. Definedness follows the data: memory → `result` rows, `data` rows → memory.
+struct Touch {
+  Access access = Access::load;
+  u8 bytes = 4;
+  u16 data = kNoRow;                           // first register row that is stored or combined
+  u16 result = kNoRow;                         // first register row that is loaded or returned
+  Half half = Half::none;                      // d16 forms: the half of the row
+  bool dma = false;                            // the LDS side of an LDS-DMA: complete at vmcnt, not at lgkmcnt
+};
 
 struct LaunchChecks;
 std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 checks);
@@ -22,11 +35,15 @@ void check_before(Wave& w, const Inst& i);     // registers read and written: wa
 void check_after(Wave& w, const Inst& i);      // enqueues what the instruction left in flight
 void check_barrier(Workgroup& group);          // every wave has arrived: a new LDS epoch
 
-// Per-lane accesses of `bytes` bytes at address[lane]. Loads: definedness of the destination rows follows memory's.
-u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, u32 bytes, Access access);
-u64 check_lds(Wave& w, const Inst& i, const u32* address, u64 lanes, u32 bytes, Access access);
-u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, u32 bytes, Access access);
+// Per-lane accesses at address[lane] (global) or at byte offsets of the workgroup's LDS or the lane's scratch.
+u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch);
+u64 check_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch);
+u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch);
 // One scalar access (s_load); false = reported, load zeros.
 bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes);
+// Lanes exchanged by ds_bpermute and the like: from[lane] = the lane whose value arrives, -1 = a defined zero.
+void check_shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec);
+// Lanes of a buffer access for which the two published range rules disagree (isa/mubuf.cpp).
+void check_range_rules(Wave& w, const Inst& i, u64 lanes);
 
 }  // namespace sim

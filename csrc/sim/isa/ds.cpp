@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: MIT
+// DS: loads, stores and atomics of the workgroup's LDS, and lane exchanges through the LDS crossbar.
+#include "isa/atomics.h"
+
+namespace sim {
+namespace {
+
+using Offsets = Lanes<u32>;
+
+// The 32-bit sum wraps, as on hardware.
+void ds_offsets(const Wave& w, const Operand& address, u32 offset, Offsets& out) {
+  Lanes<u32> spare;
+  const u32* row = source_row(w, address, spare);
+  for (int lane = 0; lane < kLanes; ++lane) out[lane] = row[lane] + offset;
+}
+
+void addtid_offsets(const Wave& w, u32 offset, Offsets& out) {
+  for (u32 lane = 0; lane < kLanes; ++lane) out[lane] = (w.s[kM0] & 0xffff) + offset + 4 * lane;
+}
+
+template <Form form, bool checked, bool addtid>
+void load(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  Offsets at;
+  if constexpr (addtid) addtid_offsets(w, i.mod.offset, at);
+  else ds_offsets(w, i.src[0], i.mod.offset, at);
+  Places p;
+  lds_places<checked>(w, i, at.at, exec, touch_load(form, i.dst[0].reg), p);
+  load_form<form>(p, w.v + i.dst[0].reg, exec);
+}
+
+template <Form form, bool checked, bool addtid>
+void store(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  const Operand& data = i.src[addtid ? 0 : 1];
+  Offsets at;
+  if constexpr (addtid) addtid_offsets(w, i.mod.offset, at);
+  else ds_offsets(w, i.src[0], i.mod.offset, at);
+  Places p;
+  lds_places<checked>(w, i, at.at, exec, touch_store(form, data.reg), p);
+  store_form<form>(p, w.v + data.reg);
+}
+
+// Two items; offsets count elements, or 64 elements (st64). Both addresses are read before the first write.
+template <Form form, u32 stride, bool checked>
+void load2(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  const u16 row = i.dst[0].reg, second = row + form.rows();
+  Offsets at0, at1;
+  ds_offsets(w, i.src[0], i.mod.offset * stride, at0);
+  ds_offsets(w, i.src[0], i.mod.offset1 * stride, at1);
+  Places p;
+  lds_places<checked>(w, i, at0.at, exec, touch_load(form, row), p);
+  load_form<form>(p, w.v + row, exec);
+  lds_places<checked>(w, i, at1.at, exec, touch_load(form, second), p);
+  load_form<form>(p, w.v + second, exec);
+}
+
+template <Form form, u32 stride, bool checked>
+void store2(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  Offsets at;
+  Places p;
+  for (int k = 0; k < 2; ++k) {
+    const u16 row = i.src[1 + k].reg;
+    ds_offsets(w, i.src[0], (k ? i.mod.offset1 : i.mod.offset) * stride, at);
+    lds_places<checked>(w, i, at.at, exec, touch_store(form, row), p);
+    store_form<form>(p, w.v + row);
+  }
+}
+
+template <class T>
+void atomic(Wave& w, const Inst& i, Combine<T> f, bool checked) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  const bool returns = i.dst[0].kind == Kind::vgpr, two = i.num_src > 2;
+  Offsets at;
+  ds_offsets(w, i.src[0], i.mod.offset, at);
+  const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = i.src[1].reg,
+                    .result = returns ? i.dst[0].reg : kNoRow};
+  Places p;
+  if (checked) lds_places<true>(w, i, at.at, exec, touch, p);
+  else lds_places<false>(w, i, at.at, exec, touch, p);
+  atomic_lanes<T>(p, {w.v + i.src[1].reg, two ? w.v + i.src[2].reg : nullptr, returns ? w.v + i.dst[0].reg : nullptr},
+                  exec, f, false);
+}
+
+// ds_append / ds_consume: the counter at M0 + offset moves by the number of active lanes; all get the old value.
+template <int sign, bool checked>
+void count_lanes(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  const u64 first = exec & -exec;
+  Offsets at;
+  for (int lane = 0; lane < kLanes; ++lane) at[lane] = (w.s[kM0] & 0xffff) + i.mod.offset;
+  const Touch touch{.access = Access::atomic, .bytes = 4, .result = i.dst[0].reg};
+  Places p;
+  lds_places<checked>(w, i, at.at, first, touch, p);
+  u32 old = 0;
+  for_lanes(p.lanes, [&](int lane) {
+    std::memcpy(&old, reinterpret_cast<const void*>(p.at[lane]), 4);
+    const u32 next = old + sign * std::popcount(exec);
+    std::memcpy(reinterpret_cast<void*>(p.at[lane]), &next, 4);
+  });
+  for_lanes(exec, [&](int lane) { w.v[i.dst[0].reg][lane] = old; });
+}
+
+// Writes data[from[lane]] to each active lane; -1 gives 0.
+template <bool checked>
+void shuffle(Wave& w, const Operand& dst, const Operand& data, const i8 (&from)[kLanes], u64 exec) {
+  if constexpr (checked) check_shuffle(w, dst.reg, data.reg, from, exec);
+  Lanes<u32> out;
+  for (int lane = 0; lane < kLanes; ++lane) out[lane] = from[lane] < 0 ? 0 : w.v[data.reg][from[lane]];
+  write_row(w.v[dst.reg], out.at, exec);
+}
+
+// Push: lane sends its data to lane address / 4; of several senders the highest wins, lanes without one get 0.
+template <bool checked>
+void permute(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  i8 from[kLanes];
+  std::memset(from, -1, sizeof from);
+  for_lanes(exec, [&](int lane) { from[(w.v[i.src[0].reg][lane] + i.mod.offset) / 4 % kLanes] = i8(lane); });
+  shuffle<checked>(w, i.dst[0], i.src[1], from, exec);
+}
+
+// Pull: lane reads from lane address / 4; an inactive source gives 0.
+template <bool checked>
+void bpermute(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  i8 from[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int source = (w.v[i.src[0].reg][lane] + i.mod.offset) / 4 % kLanes;
+    from[lane] = active(exec, source) ? i8(source) : i8{-1};
+  }
+  shuffle<checked>(w, i.dst[0], i.src[1], from, exec);
+}
+
+// Bit 15: a permutation of each four lanes; else and/or/xor masks on the lane number within each 32 lanes.
+int swizzle_source(int lane, u32 pattern) {
+  if (pattern & 0x8000) return (lane & ~3) | (pattern >> 2 * (lane & 3) & 3);
+  const u32 and_mask = pattern & 31, or_mask = pattern >> 5 & 31, xor_mask = pattern >> 10 & 31;
+  return (lane & 32) | ((((lane & 31) & and_mask) | or_mask) ^ xor_mask);
+}
+
+template <bool checked>
+void swizzle(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  i8 from[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int source = swizzle_source(lane, i.mod.offset);
+    from[lane] = active(exec, source) ? i8(source) : i8{-1};
+  }
+  shuffle<checked>(w, i.dst[0], i.src[0], from, exec);
+}
+
+void nothing(Wave&, const Inst&) {}
+
+Spec row(u8 num_dst, u32 flags, Handler plain, Handler checked) {
+  return {.cls = Class::ds, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_checked = checked};
+}
+
+template <Form form>
+Spec read() {
+  const u32 merges = form.half == Half::none ? 0 : kReadsDst;
+  return row(1, kLoad | merges, load<form, false, false>, load<form, true, false>);
+}
+template <Form form>
+Spec write() { return row(0, kStore, store<form, false, false>, store<form, true, false>); }
+template <Form form, u32 stride>
+Spec read2() { return row(1, kLoad, load2<form, stride, false>, load2<form, stride, true>); }
+template <Form form, u32 stride>
+Spec write2() { return row(0, kStore, store2<form, stride, false>, store2<form, stride, true>); }
+
+template <auto f>
+Spec atomic_row(u8 num_dst) {
+  return row(num_dst, kAtomic, [](Wave& w, const Inst& i) { atomic(w, i, f, false); },
+             [](Wave& w, const Inst& i) { atomic(w, i, f, true); });
+}
+template <auto f> Spec update() { return atomic_row<f>(0); }
+template <auto f> Spec exchange() { return atomic_row<f>(1); }
+
+using namespace combine;
+
+const Op kOps[] = {
+    {"ds_read_u8", read<kU8>()}, {"ds_read_i8", read<kI8>()},
+    {"ds_read_u16", read<kU16>()}, {"ds_read_i16", read<kI16>()},
+    {"ds_read_u8_d16", read<kU8Low>()}, {"ds_read_u8_d16_hi", read<kU8High>()},
+    {"ds_read_i8_d16", read<kI8Low>()}, {"ds_read_i8_d16_hi", read<kI8High>()},
+    {"ds_read_u16_d16", read<k16Low>()}, {"ds_read_u16_d16_hi", read<k16High>()},
+    {"ds_read_b32", read<kB32>()}, {"ds_read_b64", read<kB64>()},
+    {"ds_read_b96", read<kB96>()}, {"ds_read_b128", read<kB128>()},
+    {"ds_read2_b32", read2<kB32, 4>()}, {"ds_read2st64_b32", read2<kB32, 256>()},
+    {"ds_read2_b64", read2<kB64, 8>()}, {"ds_read2st64_b64", read2<kB64, 512>()},
+    {"ds_read_addtid_b32", row(1, kLoad | kReadsM0, load<kB32, false, true>, load<kB32, true, true>)},
+
+    {"ds_write_b8", write<kU8>()}, {"ds_write_b16", write<kU16>()},
+    {"ds_write_b8_d16_hi", write<kU8High>()}, {"ds_write_b16_d16_hi", write<k16High>()},
+    {"ds_write_b32", write<kB32>()}, {"ds_write_b64", write<kB64>()},
+    {"ds_write_b96", write<kB96>()}, {"ds_write_b128", write<kB128>()},
+    {"ds_write2_b32", write2<kB32, 4>()}, {"ds_write2st64_b32", write2<kB32, 256>()},
+    {"ds_write2_b64", write2<kB64, 8>()}, {"ds_write2st64_b64", write2<kB64, 512>()},
+    {"ds_write_addtid_b32", row(0, kStore | kReadsM0, store<kB32, false, true>, store<kB32, true, true>)},
+
+    {"ds_add_u32", update<add<u32>>()}, {"ds_add_rtn_u32", exchange<add<u32>>()},
+    {"ds_sub_u32", update<sub<u32>>()}, {"ds_sub_rtn_u32", exchange<sub<u32>>()},
+    {"ds_rsub_u32", update<rsub<u32>>()}, {"ds_rsub_rtn_u32", exchange<rsub<u32>>()},
+    {"ds_inc_u32", update<inc<u32>>()}, {"ds_inc_rtn_u32", exchange<inc<u32>>()},
+    {"ds_dec_u32", update<dec<u32>>()}, {"ds_dec_rtn_u32", exchange<dec<u32>>()},
+    {"ds_min_i32", update<smin<u32>>()}, {"ds_min_rtn_i32", exchange<smin<u32>>()},
+    {"ds_max_i32", update<smax<u32>>()}, {"ds_max_rtn_i32", exchange<smax<u32>>()},
+    {"ds_min_u32", update<umin<u32>>()}, {"ds_min_rtn_u32", exchange<umin<u32>>()},
+    {"ds_max_u32", update<umax<u32>>()}, {"ds_max_rtn_u32", exchange<umax<u32>>()},
+    {"ds_and_b32", update<bit_and<u32>>()}, {"ds_and_rtn_b32", exchange<bit_and<u32>>()},
+    {"ds_or_b32", update<bit_or<u32>>()}, {"ds_or_rtn_b32", exchange<bit_or<u32>>()},
+    {"ds_xor_b32", update<bit_xor<u32>>()}, {"ds_xor_rtn_b32", exchange<bit_xor<u32>>()},
+    {"ds_mskor_b32", update<mskor<u32>>()}, {"ds_mskor_rtn_b32", exchange<mskor<u32>>()},
+    {"ds_cmpst_b32", update<ds_cmpst<u32>>()}, {"ds_cmpst_rtn_b32", exchange<ds_cmpst<u32>>()},
+    {"ds_wrxchg_rtn_b32", exchange<swap<u32>>()}, {"ds_wrap_rtn_b32", exchange<wrap<u32>>()},
+
+    {"ds_add_u64", update<add<u64>>()}, {"ds_add_rtn_u64", exchange<add<u64>>()},
+    {"ds_sub_u64", update<sub<u64>>()}, {"ds_sub_rtn_u64", exchange<sub<u64>>()},
+    {"ds_rsub_u64", update<rsub<u64>>()}, {"ds_rsub_rtn_u64", exchange<rsub<u64>>()},
+    {"ds_inc_u64", update<inc<u64>>()}, {"ds_inc_rtn_u64", exchange<inc<u64>>()},
+    {"ds_dec_u64", update<dec<u64>>()}, {"ds_dec_rtn_u64", exchange<dec<u64>>()},
+    {"ds_min_i64", update<smin<u64>>()}, {"ds_min_rtn_i64", exchange<smin<u64>>()},
+    {"ds_max_i64", update<smax<u64>>()}, {"ds_max_rtn_i64", exchange<smax<u64>>()},
+    {"ds_min_u64", update<umin<u64>>()}, {"ds_min_rtn_u64", exchange<umin<u64>>()},
+    {"ds_max_u64", update<umax<u64>>()}, {"ds_max_rtn_u64", exchange<umax<u64>>()},
+    {"ds_and_b64", update<bit_and<u64>>()}, {"ds_and_rtn_b64", exchange<bit_and<u64>>()},
+    {"ds_or_b64", update<bit_or<u64>>()}, {"ds_or_rtn_b64", exchange<bit_or<u64>>()},
+    {"ds_xor_b64", update<bit_xor<u64>>()}, {"ds_xor_rtn_b64", exchange<bit_xor<u64>>()},
+    {"ds_mskor_b64", update<mskor<u64>>()}, {"ds_mskor_rtn_b64", exchange<mskor<u64>>()},
+    {"ds_cmpst_b64", update<ds_cmpst<u64>>()}, {"ds_cmpst_rtn_b64", exchange<ds_cmpst<u64>>()},
+    {"ds_wrxchg_rtn_b64", exchange<swap<u64>>()},
+
+    {"ds_add_f32", update<fadd<float>>()}, {"ds_add_rtn_f32", exchange<fadd<float>>()},
+    {"ds_min_f32", update<fmin<float>>()}, {"ds_min_rtn_f32", exchange<fmin<float>>()},
+    {"ds_max_f32", update<fmax<float>>()}, {"ds_max_rtn_f32", exchange<fmax<float>>()},
+    {"ds_cmpst_f32", update<ds_fcmpst<float>>()}, {"ds_cmpst_rtn_f32", exchange<ds_fcmpst<float>>()},
+    {"ds_add_f64", update<fadd<double>>()}, {"ds_add_rtn_f64", exchange<fadd<double>>()},
+    {"ds_min_f64", update<fmin<double>>()}, {"ds_min_rtn_f64", exchange<fmin<double>>()},
+    {"ds_max_f64", update<fmax<double>>()}, {"ds_max_rtn_f64", exchange<fmax<double>>()},
+    {"ds_cmpst_f64", update<ds_fcmpst<double>>()}, {"ds_cmpst_rtn_f64", exchange<ds_fcmpst<double>>()},
+    {"ds_pk_add_f16", update<pk_add_f16>()}, {"ds_pk_add_rtn_f16", exchange<pk_add_f16>()},
+    {"ds_pk_add_bf16", update<pk_add_bf16>()}, {"ds_pk_add_rtn_bf16", exchange<pk_add_bf16>()},
+
+    {"ds_append", row(1, kAtomic | kReadsM0, count_lanes<1, false>, count_lanes<1, true>)},
+    {"ds_consume", row(1, kAtomic | kReadsM0, count_lanes<-1, false>, count_lanes<-1, true>)},
+    {"ds_permute_b32", row(1, 0, permute<false>, permute<true>)},
+    {"ds_bpermute_b32", row(1, 0, bpermute<false>, bpermute<true>)},
+    {"ds_swizzle_b32", row(1, 0, swizzle<false>, swizzle<true>)},
+    {"ds_nop", row(0, 0, nothing, nothing)},
+};
+
+}  // namespace
+
+std::span<const Op> ds_ops() { return kOps; }
+
+}  // namespace sim

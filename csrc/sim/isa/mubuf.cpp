@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT
+// MUBUF: buffer loads, stores and atomics through a four-dword descriptor, with range checks, and LDS-DMA.
+#include "isa/atomics.h"
+
+namespace sim {
+namespace {
+
+struct Descriptor {
+  u64 base;
+  u32 stride, num_records;
+};
+
+Descriptor descriptor(const Wave& w, const Operand& o) {
+  const u32* word = &w.s[o.reg];
+  if (word[1] >> 31) throw Fault("swizzled buffer descriptors are not supported");
+  if (word[3] >> 23 & 1) throw Fault("buffer descriptors with ADD_TID_ENABLE are not supported");
+  if (word[3] >> 30) throw Fault("not a buffer descriptor: its type field is " + std::to_string(word[3] >> 30));
+  return {(u64{word[1] & 0xffff} << 32) | word[0], word[1] >> 16 & 0x3fff, word[2]};
+}
+
+struct BufferPlaces : Places {
+  u64 partial = 0;                             // lanes of which only the first dwords are in range …
+  u8 dwords[kLanes];                           // … this many
+};
+
+// Range rule of gfx9 (SIMULATOR.md): with idxen and a stride, index < num_records; else the byte offset counts, soffset
+// included, and x2-x4 accesses are clamped dword by dword, atomics as a whole.
+template <bool checked>
+void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& touch, BufferPlaces& p) {
+  const Operand& vaddr = i.src[first];
+  const Descriptor d = descriptor(w, i.src[first + 1]);
+  const u32 soffset = static_cast<u32>(scalar_source(w, i.src[first + 2])), inst_offset = i.mod.offset;
+  const u32* index_row = i.mod.idxen ? w.v[vaddr.reg] : nullptr;
+  const u32* offset_row = i.mod.offen ? w.v[vaddr.reg + i.mod.idxen] : nullptr;
+  alignas(64) u64 end[kLanes];                 // first byte offset after the access
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const u64 offset = u64{(offset_row ? offset_row[lane] : 0) + inst_offset} + soffset;
+    const u64 index = index_row ? index_row[lane] : 0;
+    p.at[lane] = d.base + offset + index * d.stride;
+    end[lane] = offset + touch.bytes;
+  }
+  u64 whole = 0;
+  p.partial = 0;
+  if (i.mod.idxen && d.stride) {
+    for (int lane = 0; lane < kLanes; ++lane) whole |= u64{index_row[lane] < d.num_records} << lane;
+  } else {
+    for (int lane = 0; lane < kLanes; ++lane) whole |= u64{end[lane] <= d.num_records} << lane;
+    if (touch.bytes > 4 && touch.access != Access::atomic) {
+      for_lanes(exec & ~whole, [&](int lane) {
+        const u64 start = end[lane] - touch.bytes;
+        if (start + 4 > d.num_records) return;
+        p.dwords[lane] = static_cast<u8>((d.num_records - start) / 4);
+        p.partial |= u64{1} << lane;
+      });
+    }
+    if (checked && soffset) {
+      u64 differs = 0;
+      for_lanes(exec & ~whole, [&](int lane) { differs |= u64{end[lane] - soffset <= d.num_records} << lane; });
+      if (differs) check_range_rules(w, i, differs);
+    }
+  }
+  p.lanes = exec & whole;
+  if constexpr (checked) {
+    p.lanes = check_global(w, i, p.at, p.lanes, touch);
+    for_lanes(p.partial, [&](int lane) {
+      Touch part = touch;
+      part.bytes = static_cast<u8>(4 * p.dwords[lane]);
+      if (!check_global(w, i, p.at, u64{1} << lane, part)) p.partial &= ~(u64{1} << lane);
+    });
+  }
+}
+
+template <Form form, bool checked>
+void load(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  BufferPlaces p;
+  if (i.mod.lds) {
+    if constexpr (form.bytes <= 4 && form.half == Half::none) {
+      resolve<checked>(w, i, 0, exec, {.access = Access::load, .bytes = form.bytes}, p);
+      load_to_lds<form, checked>(w, i, p, (w.s[kM0] & 0xffff) + i.mod.offset, exec);
+      return;
+    }
+    throw Fault("this buffer load has no LDS form");
+  }
+  const u16 row = i.dst[0].reg;
+  resolve<checked>(w, i, 0, exec, touch_load(form, row), p);
+  load_form<form>(p, w.v + row, exec);
+  for_lanes(p.partial, [&](int lane) {
+    for (int k = 0; k < p.dwords[lane]; ++k)
+      std::memcpy(&w.v[row + k][lane], reinterpret_cast<const void*>(p.at[lane] + 4 * k), 4);
+  });
+}
+
+template <Form form, bool checked>
+void store(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  const u16 row = i.src[0].reg;
+  BufferPlaces p;
+  resolve<checked>(w, i, 1, exec, touch_store(form, row), p);
+  store_form<form>(p, w.v + row);
+  for_lanes(p.partial, [&](int lane) {
+    for (int k = 0; k < p.dwords[lane]; ++k)
+      std::memcpy(reinterpret_cast<void*>(p.at[lane] + 4 * k), &w.v[row + k][lane], 4);
+  });
+}
+
+// The data registers are also the destination when sc0 asks for the old value.
+template <class T>
+void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool checked) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  const u16 data = i.src[0].reg;
+  const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data, .result = i.mod.sc0 ? data : kNoRow};
+  BufferPlaces p;
+  if (checked) resolve<true>(w, i, 1, exec, touch, p);
+  else resolve<false>(w, i, 1, exec, touch, p);
+  atomic_lanes<T>(p, {w.v + data, compares ? w.v + data + sizeof(T) / 4 : nullptr, i.mod.sc0 ? w.v + data : nullptr},
+                  exec, f, true);
+}
+
+// Caches do not exist here: write-back and invalidate have nothing to do.
+void nothing(Wave&, const Inst&) {}
+
+Spec row(u8 num_dst, u32 flags, Handler plain, Handler checked) {
+  return {.cls = Class::mubuf, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_checked = checked};
+}
+
+template <Form form>
+Spec read() {
+  const u32 merges = form.half == Half::none ? 0 : kReadsDst;
+  return row(1, kLoad | merges, load<form, false>, load<form, true>);
+}
+template <Form form>
+Spec write() { return row(0, kStore, store<form, false>, store<form, true>); }
+template <auto f, bool compares = false>
+Spec update() {
+  return row(0, kAtomic, [](Wave& w, const Inst& i) { atomic(w, i, f, compares, false); },
+             [](Wave& w, const Inst& i) { atomic(w, i, f, compares, true); });
+}
+
+using namespace combine;
+
+const Op kOps[] = {
+    {"buffer_load_ubyte", read<kU8>()}, {"buffer_load_sbyte", read<kI8>()},
+    {"buffer_load_ushort", read<kU16>()}, {"buffer_load_sshort", read<kI16>()},
+    {"buffer_load_ubyte_d16", read<kU8Low>()}, {"buffer_load_ubyte_d16_hi", read<kU8High>()},
+    {"buffer_load_sbyte_d16", read<kI8Low>()}, {"buffer_load_sbyte_d16_hi", read<kI8High>()},
+    {"buffer_load_short_d16", read<k16Low>()}, {"buffer_load_short_d16_hi", read<k16High>()},
+    {"buffer_load_dword", read<kB32>()}, {"buffer_load_dwordx2", read<kB64>()},
+    {"buffer_load_dwordx3", read<kB96>()}, {"buffer_load_dwordx4", read<kB128>()},
+    {"buffer_store_byte", write<kU8>()}, {"buffer_store_byte_d16_hi", write<kU8High>()},
+    {"buffer_store_short", write<kU16>()}, {"buffer_store_short_d16_hi", write<k16High>()},
+    {"buffer_store_dword", write<kB32>()}, {"buffer_store_dwordx2", write<kB64>()},
+    {"buffer_store_dwordx3", write<kB96>()}, {"buffer_store_dwordx4", write<kB128>()},
+
+    {"buffer_atomic_swap", update<swap<u32>>()}, {"buffer_atomic_swap_x2", update<swap<u64>>()},
+    {"buffer_atomic_cmpswap", update<cmpswap<u32>, true>()}, {"buffer_atomic_cmpswap_x2", update<cmpswap<u64>, true>()},
+    {"buffer_atomic_add", update<add<u32>>()}, {"buffer_atomic_add_x2", update<add<u64>>()},
+    {"buffer_atomic_sub", update<sub<u32>>()}, {"buffer_atomic_sub_x2", update<sub<u64>>()},
+    {"buffer_atomic_smin", update<smin<u32>>()}, {"buffer_atomic_smin_x2", update<smin<u64>>()},
+    {"buffer_atomic_smax", update<smax<u32>>()}, {"buffer_atomic_smax_x2", update<smax<u64>>()},
+    {"buffer_atomic_umin", update<umin<u32>>()}, {"buffer_atomic_umin_x2", update<umin<u64>>()},
+    {"buffer_atomic_umax", update<umax<u32>>()}, {"buffer_atomic_umax_x2", update<umax<u64>>()},
+    {"buffer_atomic_and", update<bit_and<u32>>()}, {"buffer_atomic_and_x2", update<bit_and<u64>>()},
+    {"buffer_atomic_or", update<bit_or<u32>>()}, {"buffer_atomic_or_x2", update<bit_or<u64>>()},
+    {"buffer_atomic_xor", update<bit_xor<u32>>()}, {"buffer_atomic_xor_x2", update<bit_xor<u64>>()},
+    {"buffer_atomic_inc", update<inc<u32>>()}, {"buffer_atomic_inc_x2", update<inc<u64>>()},
+    {"buffer_atomic_dec", update<dec<u32>>()}, {"buffer_atomic_dec_x2", update<dec<u64>>()},
+    {"buffer_atomic_add_f32", update<l2_fadd>()}, {"buffer_atomic_add_f64", update<fadd<double>>()},
+    {"buffer_atomic_min_f64", update<fmin<double>>()}, {"buffer_atomic_max_f64", update<fmax<double>>()},
+    {"buffer_atomic_pk_add_f16", update<pk_add_f16>()}, {"buffer_atomic_pk_add_bf16", update<pk_add_bf16>()},
+
+    {"buffer_wbl2", row(0, 0, nothing, nothing)}, {"buffer_inv", row(0, 0, nothing, nothing)},
+};
+
+}  // namespace
+
+std::span<const Op> mubuf_ops() { return kOps; }
+
+}  // namespace sim
