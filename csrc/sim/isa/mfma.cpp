@@ -4,9 +4,9 @@
 // Layouts: AMD's matrix instruction calculator. Arithmetic: products and sums of f32 (f64, i32) by one FMA per k, in
 // order of k; hardware differs by a few ulp.
 #include <bit>
-#include <cmath>
 
 #include "../lanes.h"
+#include "float8.h"
 
 // Vectors wider than the host's registers only pass between functions of this file.
 #pragma clang diagnostic ignored "-Wpsabi"
@@ -74,17 +74,11 @@ struct I8 {
   }
 };
 
-// FNUZ: 0x80 is the only NaN; there is no infinity and no negative zero.
-template <int MANTISSA, int BIAS>
-struct Fp8 {
+template <class Format>
+struct Float8Element {
   static std::array<float, 256> make_table() {
-    std::array<float, 256> table{};
-    for (int code = 0; code < 256; ++code) {
-      const int exponent = (code & 0x7f) >> MANTISSA, fraction = code & ((1 << MANTISSA) - 1);
-      const float significand = static_cast<float>(exponent ? fraction + (1 << MANTISSA) : fraction);
-      const float magnitude = std::ldexp(significand, (exponent ? exponent : 1) - BIAS - MANTISSA);
-      table[code] = code == 0x80 ? std::nanf("") : code & 0x80 ? -magnitude : magnitude;
-    }
+    std::array<float, 256> table;
+    for (int code = 0; code < 256; ++code) table[code] = Format::decode(static_cast<u8>(code));
     return table;
   }
   static inline const std::array<float, 256> kTable = make_table();
@@ -95,8 +89,8 @@ struct Fp8 {
     return x;
   }
 };
-using E4m3 = Fp8<3, 8>;
-using E5m2 = Fp8<2, 16>;
+using E4m3 = Float8Element<Fp8>;
+using E5m2 = Float8Element<Bf8>;
 
 // ---- accumulators
 
@@ -120,7 +114,8 @@ template <class T, int N>
 void store_accumulator(u32 (*rows)[kLanes], int r, int lane, Vec<T, N> x) {
   if constexpr (sizeof(T) == 8) {
     const auto bits = std::bit_cast<Vec<u64, N>>(x);
-    const auto low = __builtin_convertvector(bits, Vec<u32, N>), high = __builtin_convertvector(bits >> 32, Vec<u32, N>);
+    const auto low = __builtin_convertvector(bits, Vec<u32, N>);
+    const auto high = __builtin_convertvector(bits >> 32, Vec<u32, N>);
     std::memcpy(rows[2 * r] + lane, &low, sizeof low);
     std::memcpy(rows[2 * r + 1] + lane, &high, sizeof high);
   } else {
