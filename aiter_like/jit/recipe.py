@@ -153,11 +153,13 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     Two commands, because the depfile of a combined HIP compilation names the headers of the host pass only. No HIP header
     and no device library is used: gpu.h declares what it needs, so ROCm, triton and bare clang give the same module.
     -no-hip-rt: the library has no NEEDED runtime and takes the one of the process, simulated or real. For the same reason
-    the host half goes to the clang under hipcc: hipcc itself would link ROCm's runtime.
+    the host half goes to the clang under hipcc: hipcc itself would link ROCm's runtime. -cuid, a name that by default is
+    a hash of path and options: both commands must have the same, and the module be the same wherever its source lies.
     """
     source = str(spec.root / spec.sources[0])
     common = ["-x", "hip", "-std=c++17", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-nogpuinc", "-nogpulib",
-              f"-ffile-prefix-map={spec.root}=csrc", *_include(spec), *_defines(spec), *spec.flags]
+              f"-ffile-prefix-map={spec.root}=csrc", f"-cuid={cache.sha256(spec.name.encode())[:16]}",
+              *_include(spec), *_defines(spec), *spec.flags]
     # The driver ignores -MF for a device-only compilation; its front end does not.
     depfile = ["-dependency-file", "device.d", "-sys-header-deps", "-MT", "device.hipfb"]
     device = [toolchain.path, *common, f"--offload-arch={spec.arch}", "--offload-device-only",
