@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Triton kernels, one file per family, imported on first use; `launch.py` runs them on a GPU or on the simulated one."""
+"""Triton kernels, one file per family, imported on first use. `launch.py` runs them on GPU and simulator."""

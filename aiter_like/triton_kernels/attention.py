@@ -118,12 +118,15 @@ def _flash_attn_kernel(out, lse, q, k, v, out_batch, out_row, out_head, q_batch,
 
 
 def flash_attn_func(out: torch.Tensor, lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                    softmax_scale: float, causal: bool, how_v3_bf16_cvt: int) -> None:
-    """Same arguments as the operator's other backends; writes `out` and `lse`."""
+                    softmax_scale: float, causal: bool, how_v3_bf16_cvt: int, **params: int) -> None:
+    """Same arguments as the operator's other backends; writes `out` and `lse`.
+
+    params: a tuned row's values instead of those of configs/triton/flash_attn_func.toml.
+    """
     batch, seqlen_q, num_heads, head_dim = q.shape
     seqlen_k, num_kv_heads = k.shape[1], k.shape[2]
     block_d = max(triton.next_power_of_2(head_dim), 16)  # tl.dot needs at least 16
-    settings = config("flash_attn_func", target_of(q.device).arch, f"d{max(block_d, 32)}")
+    settings = {**config("flash_attn_func", target_of(q.device).arch, f"d{max(block_d, 32)}"), **params}
     block_m = min(settings["BLOCK_M"], max(64, triton.next_power_of_2(seqlen_q)))
     options = {name: value for name, value in settings.items() if not name.startswith("BLOCK")}
     rounding = how_v3_bf16_cvt if q.dtype == torch.bfloat16 else 0

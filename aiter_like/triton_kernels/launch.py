@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs a Triton kernel: by Triton's own launcher on a GPU, and on the simulated MI300X as a compiled gfx942 code object.
+"""Runs a Triton kernel: by Triton's own launcher on a GPU, on the simulated MI300X as a compiled code object.
 
 The interpreter is never used: its bf16 dot product is wrong. Read by the families beside this file.
 """
