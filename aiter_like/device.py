@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -50,11 +51,13 @@ def target_of(device: torch.device) -> Target:
 def reset() -> None:
     """Forget every probed device (after a change of AITER_LIKE_SIM or AITER_LIKE_ARCH)."""
     _targets.clear()
+    _changed()
 
 
 def use_simulator(enable: bool) -> None:
     """Let CPU tensors run on the simulated MI300X (True) or nowhere (False), whatever GPU is present."""
     _targets[torch.device("cpu")] = simulated_target() if enable else _CPU
+    _changed()
 
 
 @cache
@@ -78,6 +81,14 @@ def simulated_target() -> Target:
 
 
 _targets: dict[torch.device, Target] = {}
+
+on_change: list[Callable[[], None]] = []
+"""Called after devices have got new targets: whoever decided by a target decides again."""
+
+
+def _changed() -> None:
+    for forget in on_change:
+        forget()
 
 
 def _probe(device: torch.device) -> Target:

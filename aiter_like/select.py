@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""Which backends serve a call, in which order, and why the others do not. Decides from metadata; builds and runs nothing.
+
+Read by dispatch.py, which binds the first candidate that builds, and by explain.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiter_like import env, paths
+from aiter_like.device import Target
+from aiter_like.errors import TuningError, UnsupportedError
+from aiter_like.tuning.table import Row
+
+if TYPE_CHECKING:
+    from aiter_like.dispatch import Op
+
+_log = logging.getLogger("aiter_like")
+
+KINDS = ("hip", "ck", "asm", "triton", "torch")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operator.
+
+    Attributes:
+        name: one of KINDS.
+        function: a `compile_ops` stub; "<file>:<function>" in triton_kernels/, imported on first use; or a function.
+            Called with the operator's arguments; a tuned row's params arrive by keyword (at a stub: in its gen_func).
+        unsupported: of (target, *args): None, or the reason why this backend cannot serve the call.
+        kernels: of (target, *args): names of its kernels, best first, where it has several; the chosen one arrives by
+            keyword as `kernel`.
+        differentiable: autograd passes through it.
+    """
+
+    name: str
+    function: Any
+    unsupported: Callable[..., str | None] | None = None
+    kernels: Callable[..., list[str]] | None = None
+    differentiable: bool = False
+
+    def __post_init__(self):
+        if self.name not in KINDS:
+            raise ValueError(f"backend must be one of {', '.join(KINDS)}, got {self.name!r}")
+
+    @property
+    def is_jit(self) -> bool:
+        """Whether it is a module of our own that is built on first use."""
+        return hasattr(self.function, "bind")
+
+    def kernel_names(self, target: Target, args: tuple, params: Mapping[str, Any]) -> list[str]:
+        """The kernels that can serve the call, best first."""
+        if self.kernels is not None:
+            return list(self.kernels(target, *args))
+        if self.is_jit:
+            return [self.function.kernel_name(args, **params)]
+        return [self.function.partition(":")[2] if isinstance(self.function, str) else self.name]
+
+    def fixed_kernels(self) -> frozenset[str] | None:
+        """The names a tuned row may give; None where they depend on the call."""
+        if self.kernels is not None or self.is_jit:
+            return None
+        return frozenset(self.kernel_names(None, (), {}))
+
+    @functools.cached_property
+    def revision(self) -> str:
+        """What a tuned row's kernel_rev is compared with: a hash of the kernel's source file; "" for plain functions."""
+        if self.is_jit:
+            path = paths.csrc() / self.function.module
+        elif isinstance(self.function, str):
+            path = Path(__file__).parent / "triton_kernels" / f"{self.function.partition(':')[0]}.py"
+        else:
+            return ""
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+    def bind(self, target: Target, args: tuple, candidate: Candidate) -> Callable:
+        """The function to call with the operator's arguments.
+
+        Raises:
+            BuildError: its module cannot be built or loaded.
+            UnsupportedError: a package that it needs is not installed.
+        """
+        params = dict(candidate.params)
+        if self.kernels is not None:
+            params["kernel"] = candidate.kernel
+        if self.is_jit:
+            return self.function.bind(target, args, **params)
+        function = _import(self.function) if isinstance(self.function, str) else self.function
+        return functools.partial(function, **params) if params else function
+
+
+def _import(name: str) -> Callable:
+    file, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(f"aiter_like.triton_kernels.{file}"), function)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "triton":
+            raise
+        raise UnsupportedError(f"triton cannot be imported: {error}") from error
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend that serves the call, with kernel, parameters, and where the choice comes from."""
+
+    backend: Backend
+    kernel: str
+    params: Mapping[str, Any]
+    source: str
+
+
+@dataclass
+class Selection:
+    """Candidates in order of preference, and backend name → reason for the others."""
+
+    candidates: list[Candidate]
+    refused: dict[str, str]
+    key: dict[str, int | str] | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call to decide on.
+
+    Attributes:
+        forced: the only backend allowed, or None.
+        forced_by: who says so: "backend='hip'" or "use_backend('hip')".
+        needs_grad: grad mode is on and an argument requires grad.
+    """
+
+    target: Target
+    args: tuple
+    forced: str | None = None
+    forced_by: str = ""
+    needs_grad: bool = False
+
+
+def select(op: Op, request: Request) -> Selection:
+    """Decides: a tuned row first, then the operator's own order (or AITER_LIKE_BACKENDS).
+
+    Raises:
+        ValueError: AITER_LIKE_BACKENDS names an unknown backend, or the op's tune key does not fit its fields.
+    """
+    accepted: dict[str, Backend] = {}
+    refused: dict[str, str] = {}
+    order, source = _order(op, request)
+    for backend in (*order, *(backend for backend in op.backends if backend not in order)):
+        reason = _refusal(op, backend, request, backend in order)
+        if reason is None:
+            accepted[backend.name] = backend
+        else:
+            refused[backend.name] = reason
+    key = op.tune_key(*request.args) if op.tune_key is not None else None
+    row = _tuned_row(op, request, key, accepted) if key is not None else None
+    tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"tuned: {row.source}")] if row else []
+    own = [Candidate(backend, backend.kernel_names(request.target, request.args, {})[0], {}, source)
+           for backend in accepted.values()]
+    candidates = []
+    for candidate in (*tuned, *own):
+        failure = op.failures.get((candidate.backend.name, candidate.kernel, request.target))
+        if failure is not None and request.forced is None:  # a forced backend tries again, and raises the error itself
+            refused[candidate.backend.name] = failure
+        else:
+            candidates.append(candidate)
+    return Selection(candidates, refused, key)
+
+
+def _order(op: Op, request: Request) -> tuple[list[Backend], str]:
+    if request.forced is not None:
+        return [backend for backend in op.backends if backend.name == request.forced], f"forced: {request.forced_by}"
+    names = env.get("AITER_LIKE_BACKENDS")
+    unknown = [name for name in names if name not in KINDS]
+    if unknown:
+        raise ValueError(f"AITER_LIKE_BACKENDS must list {', '.join(KINDS)}, got {', '.join(unknown)}")
+    if names:
+        by_name = {backend.name: backend for backend in op.backends}
+        return [by_name[name] for name in names if name in by_name], f"AITER_LIKE_BACKENDS={','.join(names)}"
+    return list(op.backends), f"heuristic: first of {', '.join(backend.name for backend in op.backends)} to accept"
+
+
+def _refusal(op: Op, backend: Backend, request: Request, is_listed: bool) -> str | None:
+    if request.forced is not None and backend.name != request.forced:
+        return f"not asked for: {request.forced_by}"
+    if backend.name != "torch" and op.name in env.get("AITER_LIKE_DISABLE"):
+        return "the operator is in AITER_LIKE_DISABLE, which leaves torch only"
+    if not is_listed:
+        return "not in AITER_LIKE_BACKENDS"
+    if request.needs_grad and not backend.differentiable:
+        return "forward only, and an argument requires grad: call it under torch.no_grad()"
+    if backend.name != "torch" and request.target.platform == "cpu":
+        return "needs a GPU or the simulated MI300X"
+    if backend.name == "triton" and importlib.util.find_spec("triton") is None:
+        return "triton is not installed (pip install aiter_like[triton])"
+    return backend.unsupported(request.target, *request.args) if backend.unsupported is not None else None
+
+
+def _tuned_row(op: Op, request: Request, key: Mapping[str, Any], accepted: Mapping[str, Backend]) -> Row | None:
+    table = op.table
+
+    def usable(row: Row) -> bool:
+        backend = accepted.get(row.backend)
+        if backend is None or row.source in op.bad_rows:
+            return False
+        if row.kernel_rev and row.kernel_rev != backend.revision:
+            if row.source not in table.stale:
+                table.stale.add(row.source)
+                _log.warning("%s: tuned row ignored: it timed revision %s of %s, this is %s", row.source,
+                             row.kernel_rev, row.kernel, backend.revision or "unknown")
+            return False
+        try:
+            known = backend.kernel_names(request.target, request.args, row.params)
+        except TypeError as error:  # gen_func does not take a parameter of the row
+            return _drop(op, row, f"params do not fit {row.kernel}: {error}")
+        return row.kernel in known or _drop(op, row, f"kernel must be one of {', '.join(known)} for this call, "
+                                                     f"got {row.kernel!r}")
+
+    return table.find(request.target.arch, request.target.cu_num, key, usable)
+
+
+def _drop(op: Op, row: Row, why: str) -> bool:
+    op.bad_rows.add(row.source)
+    problem = TuningError(f"{row.source}: {why}")
+    op.table.problems.append(problem)
+    _log.warning("tuned table: %s", problem)
+    return False
