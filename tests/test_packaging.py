@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""The wheel: what it carries and needs, that it runs, and that installing it changes nothing else. No network."""
+
+from __future__ import annotations
+
+import email
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA_FOLDERS = ("csrc", "hsa", "configs", "tuned_csv")
+
+
+def run(*command: str | Path, **options) -> str:
+    """Standard output of a command; what it printed becomes the failure's text."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder,
+        ROOT)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_string(archive.read(name).decode())
+
+
+def test_wheel_carries_the_package_and_its_data_and_nothing_else(wheel):
+    listed = run("git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    expected = {name for name in listed if name.startswith("aiter_like/") and (ROOT / name).is_file()}
+    expected |= {f"aiter_like/_data/{name}" for name in listed
+                 if name.split("/")[0] in DATA_FOLDERS and (ROOT / name).is_file()}
+    with zipfile.ZipFile(wheel) as archive:
+        carried = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert carried == expected
+    for folder in DATA_FOLDERS:
+        assert any(name.startswith(f"aiter_like/_data/{folder}/") for name in carried), folder
+
+
+def test_plain_install_needs_four_unpinned_packages_and_no_triton(metadata):
+    needed = metadata.get_all("Requires-Dist")
+    assert sorted(line for line in needed if ";" not in line) == ["apache-tvm-ffi", "filelock", "ninja", "torch"]
+    assert "triton; extra == 'triton'" in needed
+    assert metadata["Requires-Python"] == ">=3.11"
+
+
+def fake_distribution(site: Path, name: str, version: str) -> None:
+    """A distribution that pip sees as installed: one module and its metadata."""
+    module = name.replace("-", "_")
+    info = site / f"{module}-{version}.dist-info"
+    info.mkdir()
+    (site / f"{module}.py").write_text(f"__version__ = {version!r}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "INSTALLER").write_text("vendor\n")
+    recorded = (f"{module}.py", *(f"{info.name}/{file}" for file in ("METADATA", "RECORD", "INSTALLER")))
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in recorded))
+
+
+def contents(site: Path) -> dict[str, str]:
+    """File → SHA-256."""
+    return {str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in site.rglob("*") if path.is_file()}
+
+
+def test_install_beside_a_vendor_triton_changes_no_distribution(wheel, tmp_path):
+    """An image with the vendor's torch and triton: pip resolves every requirement with what is there, offline."""
+    venv.create(tmp_path / "image", with_pip=False)
+    python = tmp_path / "image" / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    for name, version in (("torch", "2.9.1+rocm7.1"), ("triton", "3.5.1+rocm7.1"), ("apache-tvm-ffi", "0.1.2"),
+                          ("ninja", "1.11.1"), ("filelock", "3.12.0")):
+        fake_distribution(site, name, version)
+    before = contents(site)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-compile", wheel,
+        env=environment | {"PIP_CONFIG_FILE": os.devnull})
+    after = contents(site)
+    assert {name: after.get(name) for name in before} == before
+    assert all(name.startswith("aiter_like") for name in after.keys() - before.keys())
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> dict[str, str]:
+    """Environment in which `aiter_like` is the wheel's, wherever this test suite's own comes from."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", folder, wheel)
+    return os.environ | {"PYTHONPATH": str(folder)}
+
+
+def test_wheel_finds_its_data(installed, tmp_path):
+    code = ("import aiter_like.paths as p, aiter_like.device as d; print(p.data_root()); "
+            "assert p.csrc().is_dir() and p.hsa().is_dir() and p.tuned_csv().is_dir(); "
+            "assert d.arch_facts('gfx942')['cu_num'] == 304")
+    assert run(sys.executable, "-c", code, env=installed, cwd=tmp_path).strip() == \
+        str(Path(installed["PYTHONPATH"]) / "aiter_like" / "_data")
+
+
+def test_command_line_runs_from_the_wheel(installed, wheel, tmp_path):
+    printed = run(sys.executable, "-m", "aiter_like", "--help", env=installed, cwd=tmp_path)
+    for command in ("demo", "doctor", "build", "cache", "explain"):
+        assert command in printed
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        assert "aiter-like = aiter_like.cli:main" in archive.read(name).decode()
+
+
+def test_editable_install_points_at_the_checkout(tmp_path):
+    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
+    name = run(sys.executable, "-c", code, tmp_path, cwd=ROOT).split()[-1]
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        files = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert len(files) == 1 and files[0].endswith(".pth")
+        assert archive.read(files[0]).decode().strip() == str(ROOT)

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+"""The project's own rules: layout, sizes, names, docstrings, imports. A rule that fails names file and line."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TOP_LEVEL = {"pyproject.toml", "constraints.txt", "Makefile", "LICENSE", "README.md", "aiter_like", "csrc", "hsa",
+             "configs", "tuned_csv", "tests", "op_tests"}
+PYTHON_FILE_LINES, FUNCTION_LINES, CPP_FILE_LINES, LINE_COLUMNS = 400, 60, 600, 120
+PARAMETERS = 12
+ENGINE_SIGNATURES = {"flash_attn_func"}  # callers outside fix these; longer than PARAMETERS
+DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")
+CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
+
+# A module imports, at its top, only from its own layer or a lower one.
+LAYERS = {name: level for level, names in enumerate((
+    "device dtypes env errors log paths",
+    "check testing",
+    "jit sim triton_kernels tuning",
+    "dispatch explain plans select torch_ops verify",
+    "ops",
+    "__init__",
+    "__main__ cli demo integrations",
+)) for name in names.split()}
+ENGINES = {"transformers", "vllm", "sglang"}
+
+
+@functools.cache
+def tracked() -> tuple[str, ...]:
+    """Every file that git has or would add."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode:
+        pytest.skip("not a git checkout")
+    return tuple(name for name in run.stdout.splitlines() if (ROOT / name).is_file())
+
+
+def files(*suffixes: str, under: str = "") -> list[str]:
+    return [name for name in tracked() if Path(name).suffix in suffixes and name.startswith(under)]
+
+
+@functools.cache
+def text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+@functools.cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(text(name), name)
+
+
+def functions(name: str) -> Iterator[ast.FunctionDef]:
+    return (node for node in ast.walk(tree(name)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def lines_matching(pattern: str, names: list[str]) -> list[str]:
+    """`file:line: text` of each line in which the pattern occurs; this file states the patterns, so it is left out."""
+    return [f"{name}:{number}: {line.strip()}" for name in names if name != "tests/test_repo_rules.py"
+            for number, line in enumerate(text(name).splitlines(), 1) if re.search(pattern, line)]
+
+
+def families() -> list[str]:
+    return [name for name in files(".py", under="aiter_like/ops/") if not name.endswith("__init__.py")]
+
+
+def public_names(name: str) -> list[str]:
+    """`__all__` of a module."""
+    for node in tree(name).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def test_top_level_is_as_listed():
+    seen = {name.split("/")[0] for name in tracked()}
+    assert {name for name in seen if not name.startswith(".")} == TOP_LEVEL
+
+
+def test_files_keep_their_budgets():
+    over = []
+    for name in files(".py", *CPP):
+        budget, lines = PYTHON_FILE_LINES if name.endswith(".py") else CPP_FILE_LINES, text(name).splitlines()
+        if len(lines) > budget:
+            over.append(f"{name}: {len(lines)} lines, budget {budget}")
+        over += [f"{name}:{number}: {len(line)} columns" for number, line in enumerate(lines, 1)
+                 if len(line) > LINE_COLUMNS]
+    assert not over, "\n".join(over)
+
+
+def test_functions_keep_their_budgets():
+    over = []
+    for name in files(".py"):
+        for node in functions(name):
+            start = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+            lines = node.end_lineno - start.lineno + 1  # the docstring has its own rules
+            if lines > FUNCTION_LINES:
+                over.append(f"{name}:{node.lineno}: {node.name} has {lines} lines, budget {FUNCTION_LINES}")
+    assert not over, "\n".join(over)
+
+
+def test_public_functions_have_few_parameters():
+    over = []
+    for name in files(".py", under="aiter_like/"):
+        for node in functions(name):
+            count = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+            if count > PARAMETERS and not node.name.startswith("_") and node.name not in ENGINE_SIGNATURES:
+                over.append(f"{name}:{node.lineno}: {node.name} has {count} parameters, budget {PARAMETERS}")
+    assert not over, "\n".join(over)
+
+
+def test_every_source_starts_with_its_licence():
+    missing = [name for name in [*files(".py", ".sh", *CPP), "Makefile", "pyproject.toml"]
+               if "SPDX-License-Identifier: MIT" not in "".join(text(name).splitlines()[:2])]
+    assert not missing
+
+
+def test_every_module_says_what_it_is_for():
+    missing = [name for name in files(".py") if text(name).count("\n") > 1 and not ast.get_docstring(tree(name))]
+    assert not missing
+
+
+def test_public_operators_have_all_docstring_sections():
+    faults = []
+    for name in families():
+        public = public_names(name)
+        for node in tree(name).body:
+            if isinstance(node, ast.FunctionDef) and node.name in public:
+                doc = ast.get_docstring(node) or ""
+                places = [doc.find(section) for section in DOCSTRING_SECTIONS]
+                if -1 in places or places != sorted(places):
+                    faults.append(f"{name}:{node.lineno}: {node.name} needs {DOCSTRING_SECTIONS} in this order")
+                faults += [f"{name}:{node.lineno}: {node.name} does not describe {argument.arg}"
+                           for argument in node.args.args + node.args.kwonlyargs
+                           if not re.search(rf"\b{argument.arg}\b", doc)]
+    assert families() and not faults, "\n".join(faults)
+
+
+def test_public_names_are_unique_and_no_module_names():
+    import aiter_like
+
+    modules = {Path(name).stem for name in files(".py", under="aiter_like/") if name.count("/") == 1}
+    modules |= {name.split("/")[1] for name in files(".py", under="aiter_like/") if name.count("/") > 1}
+    seen: dict[str, str] = {}
+    for name in families():
+        assert public_names(name), f"{name} has no __all__"
+        for public in public_names(name):
+            assert public not in seen, f"{public} is in {name} and {seen[public]}"
+            assert public not in modules, f"{name}: {public} is also a module"
+            assert callable(getattr(aiter_like, public)), f"aiter_like.{public}"
+            seen[public] = name
+
+
+def test_each_kernel_file_belongs_to_one_family():
+    users: dict[str, set[str]] = {name.removeprefix("csrc/"): set() for name in files(".hip", under="csrc/")}
+    for name in files(".py", under="aiter_like/ops/"):
+        for module in re.findall(r"@compile_ops\(\s*\"([^\"]+)\"", text(name)):
+            assert module in users, f"{name}: csrc/{module} does not exist"
+            users[module].add(name)
+    assert users and all(len(names) == 1 for names in users.values()), users
+
+
+def test_each_operator_has_a_test_and_a_table():
+    stems = {match for name in families() for match in re.findall(r"\bOp\(\s*\"([a-z0-9_]+)\"", text(name))}
+    assert stems
+    missing = [path for stem in sorted(stems) for path in (f"op_tests/test_{stem}.py", f"tuned_csv/{stem}.csv")
+               if path not in tracked()]
+    assert not missing
+    unknown = [name for name in files(".csv", under="tuned_csv/") if Path(name).stem not in stems]
+    assert not unknown
+
+
+def test_ruff_is_clean():
+    run = subprocess.run([sys.executable, "-m", "ruff", "check", "--output-format=concise", "."], cwd=ROOT,
+                         capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_the_linter_is_not_silenced_on_prints_and_blanket_excepts():
+    silenced = lines_matching(r"#\s*noqa(?!:)|#\s*noqa:.*\b(BLE|T20|E722)", files(".py", under="aiter_like/"))
+    assert not silenced, "\n".join(silenced)
+
+
+def test_nothing_runs_text_as_code_or_a_shell():
+    faults = []
+    for name in files(".py", under="aiter_like/"):
+        for node in ast.walk(tree(name)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "os.system", "os.popen"):
+                faults.append(f"{name}:{node.lineno}: {ast.unparse(node.func)}")
+            if isinstance(node, ast.keyword) and node.arg == "shell" and ast.unparse(node.value) == "True":
+                faults.append(f"{name}:{node.lineno}: shell=True")
+    assert not faults, "\n".join(faults)
+
+
+def test_open_work_names_an_issue():
+    loose = lines_matching(r"\b(TODO|FIXME|XXX|HACK)\b(?! ?\(?#\d+)", files(".py", ".sh", ".toml", *CPP))
+    assert not loose, "\n".join(loose)
+
+
+def test_no_path_of_a_particular_machine():
+    found = lines_matching(r"(?<![\w.~}])/(home|root|Users|work|mnt)/\w", [name for name in tracked() if "." in name])
+    assert not found, "\n".join(found)
+
+
+def test_kernels_use_the_words_of_the_hardware():
+    found = lines_matching(r"\b[wW]arps?\b", files(*CPP, under="csrc/"))
+    assert not found, "\n".join(found)
+
+
+def test_environment_variables_are_few_and_declared():
+    from aiter_like import env
+
+    assert len(env.VARIABLES) <= 12
+    macros = {match for name in files(*CPP) for match in re.findall(r"#define (AITER_LIKE_\w+)", text(name))}
+    used = {(name, match) for name in files(".py", ".sh", under="aiter_like/")
+            for match in re.findall(r"\bAITER_LIKE_[A-Z][A-Z_]*[A-Z]\b", text(name))}
+    unknown = {(name, match) for name, match in used if match not in env.VARIABLES and match not in macros}
+    assert not unknown
+
+
+def layer(module: str) -> int:
+    first = module.removeprefix("aiter_like/").removesuffix(".py").split("/")[0]
+    assert first in LAYERS, f"{module}: give it a place in LAYERS"
+    return LAYERS[first]
+
+
+def test_imports_point_down():
+    faults = []
+    for name in files(".py", under="aiter_like/"):
+        for node in tree(name).body:
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "aiter_like":
+                parts = node.module.split(".")[1:2] or [alias.name for alias in node.names]
+                faults += [f"{name}:{node.lineno}: imports {part}" for part in parts
+                           if part not in ("__version__",) and layer(part) > layer(name)]
+    assert not faults, "\n".join(faults)
+
+
+def test_only_integrations_import_an_engine():
+    faults = []
+    for name in files(".py", under="aiter_like/"):
+        if name.startswith("aiter_like/integrations/") or name == "aiter_like/demo.py":  # it runs an engine's model
+            continue
+        for node in ast.walk(tree(name)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            faults += [f"{name}:{node.lineno}" for module in modules if module.split(".")[0] in ENGINES]
+    assert not faults, "\n".join(faults)
+
+
+def test_import_starts_nothing():
+    """No process, no thread, no GPU, no Triton, no pandas: `import aiter_like` costs what its files cost."""
+    code = """
+import sys, subprocess, threading, torch
+before = set(sys.modules)
+def refuse(*args, **kwargs): raise AssertionError(f"import started {args}")
+subprocess.Popen.__init__ = refuse
+threads = threading.active_count()
+import aiter_like
+heavy = {name.split(".")[0] for name in set(sys.modules) - before} & {
+    "triton", "pandas", "transformers", "ninja", "pytest", "hypothesis"}
+assert not heavy, heavy
+assert not torch.cuda.is_initialized() and threading.active_count() == threads
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
