@@ -123,6 +123,22 @@ std::optional<Range> Memory::find(u64 address) const {
   return *best;
 }
 
+void Memory::set_defined(u64 address, u64 bytes) {
+  const std::optional<Range> range = find(address);
+  if (!range || range->freed || !range->defined) return;
+  const u64 at = address - range->base;
+  std::memset(range->defined + at, 1, std::min(bytes, range->bytes - at));
+}
+
+void Memory::copy_defined(u64 to, u64 from, u64 bytes) {
+  const std::optional<Range> source = find(from), target = find(to);
+  if (!source || source->freed || !source->defined) return set_defined(to, bytes);
+  if (!target || target->freed || !target->defined) return;
+  const u64 to_at = to - target->base, from_at = from - source->base;
+  const u64 n = std::min({bytes, target->bytes - to_at, source->bytes - from_at});
+  std::memmove(target->defined + to_at, source->defined + from_at, n);
+}
+
 std::vector<Range> Memory::snapshot() const {
   const std::shared_lock lock(mutex_);
   std::vector<Range> ranges;

@@ -27,6 +27,8 @@ class Memory {
   u64 allocate(u64 bytes, const std::string& name);   // red-zoned, poison-filled; 0 when out of memory
   bool release(u64 base);                      // false: not an allocation
   std::optional<Range> find(u64 address) const;       // the smallest live range that holds it, else a freed one
+  void set_defined(u64 address, u64 bytes);    // written from the host
+  void copy_defined(u64 to, u64 from, u64 bytes);
   std::vector<Range> snapshot() const;         // sorted by base; taken once per checked launch
   u64 in_use_bytes() const;
 

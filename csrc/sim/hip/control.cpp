@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+// The C interface that aiter_like/sim.py uses besides HIP's own: settings, argument ranges, reports, counters.
+// Strings returned are JSON, allocated here and freed by aiter_like_sim_free.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "hip/hip.h"
+#include "memory.h"
+#include "report.h"
+#include "settings.h"
+
+namespace sim::hip {
+namespace {
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') (out += '\\') += c;
+    else if (static_cast<u8>(c) >= 0x20) out += c;
+    else {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", c);
+      out += code;
+    }
+  }
+  return out + '"';
+}
+
+// One JSON object, field by field.
+class Object {
+ public:
+  Object& raw(std::string_view key, std::string_view json) {
+    (((text_ += text_.size() > 1 ? "," : "") += quoted(key)) += ":") += json;
+    return *this;
+  }
+  Object& add(std::string_view key, std::string_view value) { return raw(key, quoted(value)); }
+  Object& add(std::string_view key, u64 value) { return raw(key, std::to_string(value)); }
+  std::string str() const { return text_ + "}"; }
+
+ private:
+  std::string text_ = "{";
+};
+
+char* give(const std::string& text) {
+  char* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy) std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+std::string json(const Report& r) {
+  std::string group = "[";
+  for (int i = 0; i < 3; ++i) group += (i ? "," : "") + std::to_string(r.workgroup[i]);
+  Object o;
+  o.add("check", r.check).add("message", r.message).add("kernel", r.kernel).raw("workgroup", group + "]");
+  o.add("wave", static_cast<u64>(r.wave)).add("lanes", r.lanes).add("pc", r.pc).add("text", r.text);
+  return o.add("address", r.address).add("count", r.count).str();
+}
+
+std::string json(const KernelCounters& k) {
+  Object classes, o;
+  for (int i = 0; i < kNumClasses; ++i) {
+    if (k.by_class[i]) classes.add(class_name(static_cast<Class>(i)), k.by_class[i]);
+  }
+  o.add("launches", k.launches).add("workgroups", k.workgroups).add("waves", k.waves);
+  return o.add("wave_instructions", k.wave_instructions).raw("by_class", classes.str()).str();
+}
+
+std::string json(const Kernel& k) {
+  Object o;
+  o.add("vgprs", k.vgprs).add("agprs", k.agprs).add("sgprs", k.sgprs).add("lds_bytes", k.lds_bytes);
+  o.add("private_bytes", k.private_bytes).add("vgpr_spills", k.vgpr_spills).add("sgpr_spills", k.sgpr_spills);
+  return o.add("kernarg_bytes", k.kernarg_bytes).add("max_block", k.max_block).str();
+}
+
+}  // namespace
+
+HIP_API void aiter_like_sim_configure(u32 checks, u32 threads, u64 seed, int dry, u64 instruction_limit) {
+  settings() = {checks, threads, seed, dry != 0, instruction_limit};
+}
+
+// The tensors of one launch. Ranges that overlap (views of one storage) become one, writable if any is.
+// Returns how many `bases` were put back into the array, for aiter_like_sim_unregister.
+HIP_API u64 aiter_like_sim_register(u64 count, u64* bases, const u64* bytes, const char* const* names,
+                                    const u8* writable) {
+  std::vector<Range> ranges;
+  for (u64 i = 0; i < count; ++i) {
+    if (bytes[i]) ranges.push_back({bases[i], bytes[i], names[i], writable[i] != 0, false, nullptr});
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.base < b.base; });
+  u64 merged = 0;
+  for (const Range& r : ranges) {
+    Range* last = merged ? &ranges[merged - 1] : nullptr;
+    if (last && r.base < last->base + last->bytes) {
+      last->bytes = std::max(last->base + last->bytes, r.base + r.bytes) - last->base;
+      last->writable |= r.writable;
+      last->name += "+" + r.name;
+    } else {
+      Range copy = r;
+      ranges[merged++] = std::move(copy);
+    }
+  }
+  for (u64 i = 0; i < merged; ++i) {
+    bases[i] = ranges[i].base;
+    memory().add(std::move(ranges[i]));
+  }
+  return merged;
+}
+
+HIP_API void aiter_like_sim_unregister(u64 count, const u64* bases) {
+  for (u64 i = 0; i < count; ++i) memory().remove(bases[i]);
+}
+
+// Every report since the last call, as a list.
+HIP_API char* aiter_like_sim_take_reports() {
+  std::string text = "[";
+  for (const Report& r : take_reports()) (text += text.size() > 1 ? "," : "") += json(r);
+  return give(text + "]");
+}
+
+// Kernel name → counts.
+HIP_API char* aiter_like_sim_counters() {
+  Object all;
+  for (const auto& [name, k] : counters()) all.raw(name, json(k));
+  return give(all.str());
+}
+
+HIP_API void aiter_like_sim_reset_counters() { reset_counters(); }
+
+// Every kernel of a code object → its resources; null with hipGetErrorString's text when it does not load.
+HIP_API char* aiter_like_sim_inspect(const void* image, u64 bytes) {
+  try {
+    const std::unique_ptr<Code> code = load_code(image, bytes, "code object");
+    Object all;
+    for (const Kernel& k : code->kernels) all.raw(k.name, json(k));
+    return give(all.str());
+  } catch (const std::exception& error) {
+    set_error(kInvalidImage, error.what());
+    return nullptr;
+  }
+}
+
+// Every instruction of a code object: [pc, text, error] each; for tests of the decoder.
+HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
+  try {
+    const std::unique_ptr<Code> code = load_code(image, bytes, "code object");
+    std::string text = "[";
+    for (const Inst& i : code->insts) {
+      (text += text.size() > 1 ? ",[" : "[") += std::to_string(i.pc - code->text_begin);
+      ((text += "," + quoted(i.text)) += "," + quoted(i.error)) += "]";
+    }
+    return give(text + "]");
+  } catch (const std::exception& error) {
+    set_error(kInvalidImage, error.what());
+    return nullptr;
+  }
+}
+
+HIP_API void aiter_like_sim_free(char* text) { std::free(text); }
+
+}  // namespace sim::hip

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// Errors: the calling thread's last one, with the simulator's own words for it.
+#include "hip/hip.h"
+
+namespace sim::hip {
+namespace {
+
+struct Last {
+  Error error = kSuccess;                        // what hipGetLastError returns
+  Error described = kSuccess;                    // the error that `message` is about
+  std::string message;
+};
+thread_local Last last;
+
+struct Name {
+  Error error;
+  const char *name, *text;
+};
+constexpr Name kNames[] = {
+    {kSuccess, "hipSuccess", "no error"},
+    {kInvalidValue, "hipErrorInvalidValue", "invalid argument"},
+    {kOutOfMemory, "hipErrorOutOfMemory", "out of memory"},
+    {kInvalidConfiguration, "hipErrorInvalidConfiguration", "invalid configuration argument"},
+    {kInvalidSymbol, "hipErrorInvalidSymbol", "invalid device symbol"},
+    {kMissingConfiguration, "hipErrorMissingConfiguration", "__global__ function call is not configured"},
+    {kInvalidDeviceFunction, "hipErrorInvalidDeviceFunction", "invalid device function"},
+    {kInvalidDevice, "hipErrorInvalidDevice", "invalid device ordinal"},
+    {kInvalidImage, "hipErrorInvalidImage", "device kernel image is invalid"},
+    {kFileNotFound, "hipErrorFileNotFound", "file not found"},
+    {kInvalidHandle, "hipErrorInvalidHandle", "invalid resource handle"},
+    {kNotFound, "hipErrorNotFound", "named symbol not found"},
+    {kNotReady, "hipErrorNotReady", "device not ready"},
+    {kLaunchFailure, "hipErrorLaunchFailure", "unspecified launch failure"},
+    {kNotSupported, "hipErrorNotSupported", "operation not supported"},
+};
+
+const Name* find(int error) {
+  for (const Name& n : kNames) {
+    if (n.error == error) return &n;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Error set_error(Error error, std::string message) {
+  if (error == kSuccess) return error;
+  last.error = last.described = error;
+  last.message = std::move(message);
+  return error;
+}
+
+const char* error_text(Error error) {
+  if (error != kSuccess && error == last.described && !last.message.empty()) return last.message.c_str();
+  const Name* n = find(error);
+  return n ? n->text : "unknown error";
+}
+
+HIP_API int hipGetLastError() {
+  const int error = last.error;
+  last.error = kSuccess;
+  return error;
+}
+
+HIP_API int hipPeekAtLastError() { return last.error; }
+
+HIP_API int hipExtGetLastError() { return hipGetLastError(); }
+
+HIP_API const char* hipGetErrorName(int error) {
+  const Name* n = find(error);
+  return n ? n->name : "hipErrorUnknown";
+}
+
+// The text is the simulator's own for this thread's last failure, and valid until the thread's next one.
+HIP_API const char* hipGetErrorString(int error) { return error_text(static_cast<Error>(error)); }
+
+HIP_API int hipDrvGetErrorName(int error, const char** name) {
+  *name = hipGetErrorName(error);
+  return kSuccess;
+}
+
+HIP_API int hipDrvGetErrorString(int error, const char** text) {
+  *text = hipGetErrorString(error);
+  return kSuccess;
+}
+
+}  // namespace sim::hip

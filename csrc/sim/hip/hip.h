@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+// What the files of hip/ share: error codes, handles, and how a Fault becomes an error. The library exports exactly the
+// functions marked HIP_API; names, signatures and values are those of HIP 7's public headers.
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "loader.h"
+#include "run.h"
+
+#define HIP_API extern "C" __attribute__((visibility("default")))
+
+namespace sim::hip {
+
+enum Error : int {
+  kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidConfiguration = 9, kInvalidSymbol = 13,
+  kMissingConfiguration = 52, kInvalidDeviceFunction = 98, kInvalidDevice = 101, kInvalidImage = 200,
+  kFileNotFound = 301, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kLaunchFailure = 719,
+  kNotSupported = 801,
+};
+
+struct Dim3 { u32 x, y, z; };
+
+// One loaded or registered code object. Registered ones are loaded when first used, as most kernels of a library never
+// are.
+class Module {
+ public:
+  Module(const void* image, u64 bytes, std::string name) : image_(image), bytes_(bytes), name_(std::move(name)) {}
+  const Code& code();
+
+ private:
+  const void* image_;
+  u64 bytes_;
+  std::string name_;
+  std::mutex mutex_;
+  std::unique_ptr<Code> code_;
+  std::string failure_;                          // a module that does not load is not tried again
+};
+
+struct Function {
+  const Code* code;
+  const Kernel* kernel;
+};
+
+Error set_error(Error error, std::string message = "");
+const char* error_text(Error error);
+
+// Runs body(), which returns an Error that it has set; an exception becomes `otherwise` with its text.
+template <class Body>
+Error guarded(Error otherwise, Body&& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return set_error(kOutOfMemory, "out of host memory");
+  } catch (const std::exception& error) {
+    return set_error(otherwise, error.what());
+  }
+}
+
+// The kernel behind a host stub; throws Fault when none is registered there.
+Function registered_function(const void* stub);
+// A registered __device__ variable.
+Variable registered_variable(const void* host);
+
+// kernelParams (one pointer per argument) → the argument segment.
+std::string pack_arguments(const Kernel& kernel, void* const* params);
+Error launch(const Function& f, Dim3 grid, Dim3 block, u64 dynamic_lds_bytes, const void* kernarg, u64 kernarg_bytes);
+
+}  // namespace sim::hip

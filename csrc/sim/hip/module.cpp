@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// Modules loaded by the program: from a file or from memory, functions and variables by name, function attributes.
+#include <algorithm>
+#include <deque>
+#include <fstream>
+#include <iterator>
+
+#include "hip/hip.h"
+
+namespace sim::hip {
+namespace {
+
+// A module of hipModuleLoad*. It owns its code; handles of functions stay valid until it is unloaded.
+struct Loaded {
+  std::string file;                              // contents, when it came from a file
+  std::unique_ptr<Code> code;
+  std::mutex mutex;
+  std::deque<Function> functions;
+};
+
+Loaded& loaded(void* handle) {
+  if (!handle) throw Fault("the module handle is null");
+  return *static_cast<Loaded*>(handle);
+}
+
+const Function& function(const void* handle) {
+  if (!handle) throw Fault("the function handle is null");
+  return *static_cast<const Function*>(handle);
+}
+
+struct FuncAttributes {                          // hipFuncAttributes
+  int binary_version, cache_mode;
+  size_t const_bytes, local_bytes;
+  int max_dynamic_shared_bytes, max_threads, num_regs, carveout, ptx_version;
+  size_t shared_bytes;
+};
+
+// Numbers of hipFunction_attribute.
+int attribute(const Kernel& k, int which) {
+  switch (which) {
+    case 0: return static_cast<int>(k.max_block);
+    case 1: return static_cast<int>(k.lds_bytes);
+    case 2: return 0;                            // constant memory
+    case 3: return static_cast<int>(k.private_bytes);
+    case 4: return static_cast<int>(k.vgprs);
+    case 5: case 6: return 94;                   // as HIP reports gfx94x
+    case 8: return static_cast<int>(65536 - k.lds_bytes);
+    case 9: return 0;
+    default: throw Fault("function attribute " + std::to_string(which) + " is not known");
+  }
+}
+
+}  // namespace
+
+HIP_API int hipModuleLoadData(void** module, const void* image) {
+  return guarded(kInvalidImage, [&] {
+    if (!module || !image) return set_error(kInvalidValue, "the module or its image is null");
+    auto loaded = std::make_unique<Loaded>();
+    loaded->code = load_code(image, 0, "module");
+    *module = loaded.release();
+    return kSuccess;
+  });
+}
+
+HIP_API int hipModuleLoadDataEx(void** module, const void* image, u32, void*, void**) {
+  return hipModuleLoadData(module, image);
+}
+
+HIP_API int hipModuleLoad(void** module, const char* path) {
+  return guarded(kInvalidImage, [&] {
+    std::ifstream stream(path, std::ios::binary);
+    if (!stream) return set_error(kFileNotFound, std::string("cannot read ") + path);
+    auto loaded = std::make_unique<Loaded>();
+    loaded->file.assign(std::istreambuf_iterator<char>(stream), {});
+    if (loaded->file.empty()) throw Fault(std::string(path) + " is empty");
+    loaded->code = load_code(loaded->file.data(), loaded->file.size(), path);
+    *module = loaded.release();
+    return kSuccess;
+  });
+}
+
+HIP_API int hipModuleUnload(void* module) {
+  delete static_cast<Loaded*>(module);
+  return kSuccess;
+}
+
+HIP_API int hipModuleGetFunction(void** f, void* module, const char* name) {
+  return guarded(kNotFound, [&] {
+    Loaded& m = loaded(module);
+    const Kernel* kernel = m.code->find(name);
+    if (!kernel) throw Fault(m.code->name + " has no kernel " + name);
+    const std::lock_guard lock(m.mutex);
+    auto it = std::find_if(m.functions.begin(), m.functions.end(), [&](const Function& x) { return x.kernel == kernel; });
+    if (it == m.functions.end()) it = m.functions.insert(m.functions.end(), {m.code.get(), kernel});
+    *f = &*it;
+    return kSuccess;
+  });
+}
+
+HIP_API int hipModuleGetGlobal(void** address, size_t* bytes, void* module, const char* name) {
+  return guarded(kNotFound, [&] {
+    Loaded& m = loaded(module);
+    for (const Variable& v : m.code->variables) {
+      if (v.name != name) continue;
+      if (address) *address = reinterpret_cast<void*>(v.address);
+      if (bytes) *bytes = v.bytes;
+      return kSuccess;
+    }
+    throw Fault(m.code->name + " has no variable " + name);
+  });
+}
+
+HIP_API int hipFuncGetAttribute(int* value, int which, void* f) {
+  return guarded(kInvalidValue, [&] {
+    *value = attribute(*function(f).kernel, which);
+    return kSuccess;
+  });
+}
+
+HIP_API int hipFuncGetAttributes(FuncAttributes* out, const void* stub) {
+  return guarded(kInvalidDeviceFunction, [&] {
+    const Kernel& k = *registered_function(stub).kernel;
+    *out = {94, 0, 0, k.private_bytes, attribute(k, 8), attribute(k, 0), attribute(k, 4), 0, 94, k.lds_bytes};
+    return kSuccess;
+  });
+}
+
+// Both attributes that can be set (dynamic LDS limit, LDS carve-out) change nothing on this hardware.
+HIP_API int hipFuncSetAttribute(const void*, int which, int) {
+  return which == 8 || which == 9 ? kSuccess : set_error(kInvalidValue, "this function attribute cannot be set");
+}
+
+}  // namespace sim::hip

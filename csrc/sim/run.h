@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+// Running a kernel: what hip/ calls, and the counters that a launch leaves behind.
+#pragma once
+#include <map>
+#include <string>
+
+#include "loader.h"
+
+namespace sim {
+
+struct LaunchRequest {
+  const Code* code = nullptr;
+  const Kernel* kernel = nullptr;
+  u32 grid[3] = {1, 1, 1};                     // workgroups
+  u32 block[3] = {1, 1, 1};
+  u32 dynamic_lds_bytes = 0;
+  const u8* kernarg = nullptr;                 // explicit arguments at their offsets; may be longer than needed
+  u64 kernarg_bytes = 0;
+};
+
+// Executes the whole grid before it returns. Throws Fault, and leaves a report with it.
+void run_kernel(const LaunchRequest& request);
+
+struct KernelCounters {
+  u64 launches = 0, workgroups = 0, waves = 0, wave_instructions = 0;
+  u64 by_class[kNumClasses] = {};
+};
+
+std::map<std::string, KernelCounters> counters();
+void reset_counters();
+const char* class_name(Class cls);
+
+}  // namespace sim
