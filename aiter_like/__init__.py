@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """GPU operators for AMD MI300X. Importing this compiles, probes and configures nothing."""
 
-from aiter_like.dispatch import explain, is_tuned, use_backend
+from aiter_like.dispatch import explain as explain
+from aiter_like.dispatch import is_tuned as is_tuned
+from aiter_like.dispatch import use_backend as use_backend
 from aiter_like.ops.attention import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Argument checks with one message format: `op: argument must …, got …`. Used by each op's `check`, once per new metadata.
+"""Argument checks with one message format: `op: argument must …, got …`. Each op's `check` uses them.
 
 TypeError: wrong kind of object or dtype. ValueError: wrong shape, layout, device or value.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a tensor's device is to us: platform, architecture, compute units. The only file that knows whether it is simulated."""
+"""What a tensor's device is to us: platform, architecture, compute units. Only this knows what is simulated."""
 
 from __future__ import annotations
 

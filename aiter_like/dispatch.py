@@ -107,6 +107,11 @@ class Op:
         kernels = {backend.name: backend.fixed_kernels() for backend in self.backends}
         return table.load(self.name, self.tune_fields, kernels, self.round_field)
 
+    def stale_rows(self) -> list[str]:
+        """Tuned rows (file:line) that timed another revision of their kernel than the present one."""
+        revisions = {backend.name: backend.revision for backend in self.backends}
+        return [row.source for row in self.table.rows() if row.kernel_rev not in ("", revisions[row.backend])]
+
     def reset(self) -> None:
         """Forget plans, failures and tuned rows."""
         self._plans.clear()
@@ -114,6 +119,12 @@ class Op:
         self.failures.clear()
         self.bad_rows.clear()
         self.__dict__.pop("table", None)
+
+    def tell_once(self, what: Any, message: str, *values: Any) -> None:
+        """A warning that is given once about `what`."""
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning(message, *values)
 
     def forget_plans(self) -> None:
         """Let each call be decided again."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The environment variables: one typed registry, parsed in one place. Read by everything, `aiter-like doctor` prints it."""
+"""The environment variables: one typed registry, parsed in one place, printed by `aiter-like doctor`."""
 
 from __future__ import annotations
 

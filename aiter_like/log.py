@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The package's logger. A library leaves logging alone unless AITER_LIKE_LOG asks; the command line always sets it up."""
+"""The package's logger. Importing leaves logging alone; AITER_LIKE_LOG and the command line set it up."""
 
 from __future__ import annotations
 

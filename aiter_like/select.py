@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which backends serve a call, in which order, and why the others do not. Decides from metadata; builds and runs nothing.
+"""Which backends serve a call, in which order, and why the others do not. Builds and runs nothing.
 
 Read by dispatch.py, which binds the first candidate that builds, and by explain.py.
 """
@@ -74,7 +74,7 @@ class Backend:
 
     @functools.cached_property
     def revision(self) -> str:
-        """What a tuned row's kernel_rev is compared with: a hash of the kernel's source file; "" for plain functions."""
+        """What a tuned row's kernel_rev is compared with: a hash of the kernel's source file, or ""."""
         if self.is_jit:
             path = paths.csrc() / self.function.module
         elif isinstance(self.function, str):
@@ -205,17 +205,13 @@ def _refusal(op: Op, backend: Backend, request: Request, is_listed: bool) -> str
 
 
 def _tuned_row(op: Op, request: Request, key: Mapping[str, Any], accepted: Mapping[str, Backend]) -> Row | None:
-    table = op.table
-
     def usable(row: Row) -> bool:
         backend = accepted.get(row.backend)
         if backend is None or row.source in op.bad_rows:
             return False
         if row.kernel_rev and row.kernel_rev != backend.revision:
-            if row.source not in table.stale:
-                table.stale.add(row.source)
-                _log.warning("%s: tuned row ignored: it timed revision %s of %s, this is %s", row.source,
-                             row.kernel_rev, row.kernel, backend.revision or "unknown")
+            op.tell_once(row.source, "%s: tuned row ignored: it timed revision %s of %s, this is %s", row.source,
+                         row.kernel_rev, row.kernel, backend.revision or "unknown")
             return False
         try:
             known = backend.kernel_names(request.target, request.args, row.params)
@@ -224,7 +220,7 @@ def _tuned_row(op: Op, request: Request, key: Mapping[str, Any], accepted: Mappi
         return row.kernel in known or _drop(op, row, f"kernel must be one of {', '.join(known)} for this call, "
                                                      f"got {row.kernel!r}")
 
-    return table.find(request.target.arch, request.target.cu_num, key, usable)
+    return op.table.find(request.target.arch, request.target.cu_num, key, usable)
 
 
 def _drop(op: Op, row: Row, why: str) -> bool:

@@ -135,7 +135,8 @@ def _run(op: Op, backend: Backend, target: Target, args: tuple) -> dict[str, Any
     seconds = round(time.perf_counter() - start, 3)
     if applies(backend, target):
         key = (_module_key(candidate, target, args), device_name(target))
-        _save(key, {"failure": None if status == "passed" else _failure_text(error, tolerance), "kernel": candidate.kernel})
+        failure = None if status == "passed" else _failure_text(error, tolerance)
+        _save(key, {"failure": failure, "kernel": candidate.kernel})
     return outcome | {"status": status, "error": error, "tolerance": tolerance, "seconds": seconds}
 
 

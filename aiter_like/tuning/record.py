@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Records the shapes that a program uses, for the tuner: AITER_LIKE_RECORD names the directory. Called by dispatch.py.
 
-One file per operator and process, append-only: `<op>.<host>.<pid>.csv` with the columns arch, cu_num and the key fields.
+One file per operator and process, append-only: `<op>.<host>.<pid>.csv` with arch, cu_num and the key fields.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Reads the tuned tables of an operator and finds the row of a call. Used by select.py; `aiter-like doctor` lists problems.
+"""Reads the tuned tables of an operator and finds the row of a call. Used by select.py; doctor lists problems.
 
 One schema: arch, cu_num, the op's key fields, then backend, kernel, params, us, err, toolchain, kernel_rev, origin.
 """
@@ -74,7 +74,6 @@ class Table:
     Attributes:
         layers: highest priority first.
         problems: one TuningError per bad file or row; such rows are left out.
-        stale: rows (by source) that were left out because their kernel revision is not the present one.
     """
 
     op: str
@@ -82,7 +81,6 @@ class Table:
     round_field: str | None
     layers: list[Layer] = field(default_factory=list)
     problems: list[TuningError] = field(default_factory=list)
-    stale: set[str] = field(default_factory=set)
 
     def find(self, arch: str, cu_num: int, key: Mapping[str, Any], usable: Callable[[Row], bool]) -> Row | None:
         """The row for a call, or None.
@@ -97,8 +95,11 @@ class Table:
                         return row
         return None
 
-    def __len__(self) -> int:
-        return sum(len(rows) for layer in self.layers for rows in layer.rows.values())
+    def rows(self) -> Iterator[Row]:
+        """Every valid row."""
+        for layer in self.layers:
+            for rows in layer.rows.values():
+                yield from rows
 
     def _keys(self, key: Mapping[str, Any]) -> Iterator[tuple]:
         values = normalised(self.op, self.fields, key)
@@ -177,7 +178,8 @@ def _read(path: Path, title: str, table: Table, kernels: Mapping[str, frozenset[
             reader = csv.reader(file)
             header = next(reader, [])
             if tuple(header) != columns(table.fields):
-                raise TuningError(f"{path}:1: columns must be {','.join(columns(table.fields))}, got {','.join(header)}")
+                wanted = ",".join(columns(table.fields))
+                raise TuningError(f"{path}:1: columns must be {wanted}, got {','.join(header)}")
             for cells in reader:
                 line = reader.line_num
                 try:
@@ -213,7 +215,7 @@ def _row(cells: list[str], source: str, table: Table, kernels: Mapping[str, froz
     if known is not None and kernel not in known:
         raise TuningError(f"{source}: kernel of {backend} must be one of {', '.join(sorted(known))}, got {kernel!r}")
     if not cell["origin"].startswith(origins) or cell["origin"] in origins:
-        raise TuningError(f"{source}: origin must be {' or '.join(origins)}<name> in this layer, got {cell['origin']!r}")
+        raise TuningError(f"{source}: origin must start with {' or '.join(origins)} here, got {cell['origin']!r}")
     us, err = _number(cell, "us", source), _number(cell, "err", source)
     if us == 0:
         raise TuningError(f"{source}: us must be greater than 0, got {cell['us']!r}")
