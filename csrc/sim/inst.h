@@ -93,11 +93,13 @@ struct Op {
 
 // The rows of each isa/<encoding>.cpp; decode.cpp joins them. Names are unique over all tables (checked at load).
 std::span<const Op> sop_ops();
+std::span<const Op> sopp_ops();
 std::span<const Op> smem_ops();
 std::span<const Op> vop1_ops();
 std::span<const Op> vop2_ops();
 std::span<const Op> vopc_ops();
-std::span<const Op> vop3_ops();
+std::span<const Op> vop3_int_ops();
+std::span<const Op> vop3_float_ops();
 std::span<const Op> vop3p_ops();
 std::span<const Op> mfma_ops();
 std::span<const Op> ds_ops();

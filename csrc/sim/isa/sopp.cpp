@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+// Control: branches, the program counter, waits, barriers, the end of a wave; hardware registers.
+#include "salu.h"
+
+namespace sim {
+namespace {
+
+void nothing(Wave&, const Inst&) {}
+void end_program(Wave& w, const Inst&) { w.stop = Stop::ended; }
+void barrier(Wave& w, const Inst&) { w.stop = Stop::barrier; }
+void yield(Wave& w, const Inst&) { w.stop = Stop::yield; }
+
+void trap(Wave&, const Inst& i) {
+  throw Fault("s_trap " + std::to_string(i.imm) + ": the kernel stopped itself (abort, assert or unreachable code)");
+}
+void halt(Wave&, const Inst& i) {
+  if (i.imm & 1) throw Fault("s_sethalt stops the wave for a debugger");
+}
+
+template <class F>
+void branch_if(Wave& w, const Inst& i) {
+  if (F{}(w)) w.jump(i.target);
+}
+void set_pc(Wave& w, const Inst& i) { w.jump(static_cast<i64>(scalar_source(w, i.src[0]))); }
+u64 next_pc(const Inst& i) { return i.pc + i.size; }
+void get_pc(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], next_pc(i)); }
+void swap_pc(Wave& w, const Inst& i) {
+  const u64 target = scalar_source(w, i.src[0]);
+  write_scalar(w, i.dst[0], next_pc(i));
+  w.jump(static_cast<i64>(target));
+}
+void call(Wave& w, const Inst& i) {
+  write_scalar(w, i.dst[0], next_pc(i));
+  w.jump(i.target);
+}
+
+// ---- hardware registers: id in bits [5:0] of the immediate, offset [10:6], width - 1 [15:11]
+
+enum HwReg { kMode = 1, kHwId = 4, kXccId = 20 };
+
+// A plausible place: workgroups go to the 8 XCDs in turn (SIMULATOR.md section 6), waves to the 4 SIMDs of a CU in turn.
+u32 workgroup_number(const Wave& w) {
+  const Launch& launch = *w.group->launch;
+  return w.group->id[0] + launch.grid[0] * (w.group->id[1] + launch.grid[1] * w.group->id[2]);
+}
+u32 hardware_id(const Wave& w) {
+  const u32 wave = static_cast<u32>(w.id), cu = workgroup_number(w) / 8 % 38;
+  return (wave / 4 & 15) | (wave & 3) << 4 | (cu & 15) << 8 | (cu >> 4) << 13;
+}
+
+u32 read_hw_reg(const Wave& w, int id) {
+  switch (id) {
+    case kMode: return w.mode.bits;
+    case kHwId: return hardware_id(w);
+    case kXccId: return workgroup_number(w) % 8;
+    default: throw Fault("hardware register " + std::to_string(id) + " is not modelled");
+  }
+}
+
+u32 field_mask(u32 control) {
+  const u32 width = (control >> 11 & 31) + 1;
+  return width == 32 ? ~0u : (1u << width) - 1;
+}
+
+void get_register(Wave& w, const Inst& i) {
+  const u32 control = static_cast<u16>(i.imm);
+  write_scalar(w, i.dst[0], read_hw_reg(w, control & 63) >> (control >> 6 & 31) & field_mask(control));
+}
+
+void set_register(Wave& w, const Inst& i) {
+  const u32 control = static_cast<u16>(i.imm), offset = control >> 6 & 31, mask = field_mask(control) << offset;
+  if ((control & 63) != kMode) throw Fault("s_setreg on a hardware register other than MODE is not modelled");
+  const u32 value = static_cast<u32>(scalar_source(w, i.src[1])) << offset;
+  const u32 bits = (w.mode.bits & ~mask) | (value & mask);
+  if (bits & 0xf) throw Fault("MODE: only rounding to nearest even is modelled");
+  if ((bits & 0xf0) != 0xf0) throw Fault("MODE: flushing denormals is not modelled");
+  w.mode.bits = bits;
+}
+
+constexpr Spec control(Class cls, Handler handler, u32 flags = 0) {
+  Spec s;
+  s.cls = cls;
+  s.flags = flags;
+  s.plain = handler;
+  return s;
+}
+template <class F>
+constexpr Spec branch(F, u32 flags = 0) { return control(Class::branch, branch_if<F>, flags); }
+
+constexpr Spec jump(Handler handler, Type dst, Type src) {
+  Spec s = scalar_spec(handler, {dst}, {src}, 0);
+  s.cls = Class::branch;
+  return s;
+}
+
+const Op kOps[] = {
+    {"s_nop", control(Class::other, nothing)},
+    {"s_waitcnt", control(Class::wait, nothing)},
+    {"s_barrier", control(Class::barrier, barrier)},
+    {"s_endpgm", control(Class::end, end_program)},
+    {"s_sleep", control(Class::other, yield)},
+    {"s_setprio", control(Class::other, nothing)},
+    {"s_wakeup", control(Class::other, nothing)},
+    {"s_icache_inv", control(Class::other, nothing)},
+    {"s_ttracedata", control(Class::other, nothing)},
+    {"s_incperflevel", control(Class::other, nothing)},
+    {"s_decperflevel", control(Class::other, nothing)},
+    {"s_sethalt", control(Class::other, halt)},
+    {"s_trap", control(Class::other, trap)},
+
+    {"s_branch", branch([](const Wave&) { return true; })},
+    {"s_cbranch_scc0", branch([](const Wave& w) { return !w.scc; }, kReadsScc)},
+    {"s_cbranch_scc1", branch([](const Wave& w) { return w.scc; }, kReadsScc)},
+    {"s_cbranch_vccz", branch([](const Wave& w) { return w.vcc() == 0; }, kReadsVcc)},
+    {"s_cbranch_vccnz", branch([](const Wave& w) { return w.vcc() != 0; }, kReadsVcc)},
+    {"s_cbranch_execz", branch([](const Wave& w) { return w.exec() == 0; }, kReadsExec)},
+    {"s_cbranch_execnz", branch([](const Wave& w) { return w.exec() != 0; }, kReadsExec)},
+    {"s_getpc_b64", scalar_spec(get_pc, {Type::b64}, {}, 0)},
+    {"s_setpc_b64", jump(set_pc, Type::none, Type::b64)},
+    {"s_swappc_b64", jump(swap_pc, Type::b64, Type::b64)},
+    {"s_call_b64", jump(call, Type::b64, Type::b32)},
+
+    {"s_getreg_b32", scalar_spec(get_register, {Type::b32}, {Type::b32}, 0)},
+    {"s_setreg_b32", scalar_spec(set_register, {}, {Type::b32, Type::b32}, 0)},
+    {"s_setreg_imm32_b32", scalar_spec(set_register, {}, {Type::b32, Type::b32}, 0)},
+};
+
+}  // namespace
+
+std::span<const Op> sopp_ops() { return kOps; }
+
+}  // namespace sim

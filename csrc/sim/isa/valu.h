@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: MIT
+// From a lambda about one lane to the two handlers of a vector instruction. The lambda's parameter types say what the
+// sources hold, its result type what is written:
+//   {"v_add_f32", valu([](float a, float b) { return a + b; })}
+// u16/i16/f16 use the low half of a register, 8-byte types a pair, bool is a lane's bit of an SGPR pair.
+#pragma once
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "lanes.h"
+
+// Loops that call libm stay scalar; that is no mistake worth a warning.
+#pragma clang diagnostic ignored "-Wpass-failed"
+
+namespace sim {
+
+// A result and one bit per lane for the SGPR pair that is the second destination: carry out, v_div_scale's flag.
+template <class T>
+struct WithBit {
+  T value;
+  bool bit;
+};
+
+// One operand as the lane loops see it: rows of 32 bits (`hi` for 8-byte types) or the bits of a mask.
+struct Source {
+  const u32* lo = nullptr;
+  const u32* hi = nullptr;
+  u64 mask = 0;
+};
+struct Result {
+  u32* lo = nullptr;
+  u32* hi = nullptr;
+  u64 mask = 0;
+};
+using Body = void (*)(const Source* in, Result& out);
+
+enum class Lane : u8 { none, mask, b16, b32, b64, f16, f32, f64 };
+
+// What the lambda's last parameter is, when it is no printed operand.
+enum class Last : u8 { operand, old_dst, vcc };
+
+// All that the handler for modifiers (valu.cpp) needs to know; one constant per row.
+struct Form {
+  u8 num_src = 0;                      // parameters of the lambda
+  Last last = Last::operand;
+  bool keep_high = false;              // 16-bit result, the other half of the destination stays
+  bool writes_exec = false;            // v_cmpx
+  bool has_bit = false;                // second destination: SGPR pair
+  std::array<Lane, 4> src{};
+  Lane dst = Lane::none;
+  Body body = nullptr;
+  Body saturating = nullptr;           // with clamp, for integers
+};
+
+void run_full(Wave& w, const Inst& i, const Form& form);
+[[noreturn]] void refuse_fp16_ovfl();
+
+template <class T>
+constexpr Lane lane_type() {
+  if constexpr (std::is_same_v<T, bool>) return Lane::mask;
+  else if constexpr (std::is_same_v<T, f16>) return Lane::f16;
+  else if constexpr (std::is_same_v<T, float>) return Lane::f32;
+  else if constexpr (std::is_same_v<T, double>) return Lane::f64;
+  else return sizeof(T) == 8 ? Lane::b64 : sizeof(T) == 4 ? Lane::b32 : Lane::b16;
+}
+
+constexpr Type operand_type(Lane lane) {
+  switch (lane) {
+    case Lane::b16: return Type::b16;
+    case Lane::b32: return Type::b32;
+    case Lane::f16: return Type::f16;
+    case Lane::f32: return Type::f32;
+    case Lane::f64: return Type::f64;
+    case Lane::mask: case Lane::b64: return Type::b64;
+    default: return Type::none;
+  }
+}
+
+template <class T>
+struct Written {
+  using type = T;
+  static constexpr bool has_bit = false;
+};
+template <class T>
+struct Written<WithBit<T>> {
+  using type = T;
+  static constexpr bool has_bit = true;
+};
+
+// Bytes of 0 or 1 → bits. Each 8 bytes: the multiplication moves byte j's bit to bit 56 + j.
+inline u64 pack_bits(const Lanes<u8>& bytes) {
+  u64 mask = 0;
+  for (int group = 0; group < 8; ++group) {
+    u64 eight;
+    std::memcpy(&eight, bytes.at + 8 * group, 8);
+    mask |= (eight * 0x0102040810204080u >> 56) << 8 * group;
+  }
+  return mask;
+}
+
+template <class T>
+inline T lane_of(const Source& source, int lane) {
+  if constexpr (std::is_same_v<T, bool>) return source.mask >> lane & 1;
+  else if constexpr (sizeof(T) == 8) return std::bit_cast<T>(u64{source.hi[lane]} << 32 | source.lo[lane]);
+  else if constexpr (sizeof(T) == 4) return std::bit_cast<T>(source.lo[lane]);
+  else return std::bit_cast<T>(static_cast<u16>(source.lo[lane]));
+}
+
+// The loop over 64 lanes: F on parameters of types A, result R. Destination rows may be source rows: a lane is read
+// before it is written and no other lane is touched, which is what assume_safety states.
+template <class F, class R, class... A>
+struct LaneLoop {
+  static void run(const Source* in, Result& out) { run(in, out, std::index_sequence_for<A...>{}); }
+
+  template <size_t... I>
+  static void run(const Source* in, Result& out, std::index_sequence<I...>) {
+    using T = typename Written<R>::type;
+    const Source source[sizeof...(A)] = {in[I]...};
+    u32* const lo = out.lo;
+    [[maybe_unused]] u32* const hi = out.hi;
+    [[maybe_unused]] Lanes<u8> bits;
+#pragma clang loop vectorize(assume_safety)
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const R result = F{}(lane_of<A>(source[I], lane)...);
+      if constexpr (std::is_same_v<R, bool>) {
+        bits[lane] = result;
+      } else {
+        T value;
+        if constexpr (Written<R>::has_bit) { value = result.value; bits[lane] = result.bit; }
+        else value = result;
+        if constexpr (sizeof(T) == 8) {
+          const u64 both = std::bit_cast<u64>(value);
+          lo[lane] = static_cast<u32>(both);
+          hi[lane] = static_cast<u32>(both >> 32);
+        } else if constexpr (sizeof(T) == 4) {
+          lo[lane] = std::bit_cast<u32>(value);
+        } else {
+          lo[lane] = std::bit_cast<u16>(value);
+        }
+      }
+    }
+    if constexpr (std::is_same_v<R, bool> || Written<R>::has_bit) out.mask = pack_bits(bits);
+  }
+};
+
+// A source without modifiers; `lo` and `hi` hold a scalar's copies.
+template <class T>
+inline Source plain_source(const Wave& w, const Operand& o, Lanes<u32>& lo, Lanes<u32>& hi) {
+  if constexpr (std::is_same_v<T, bool>) return {nullptr, nullptr, scalar_source(w, o)};
+  if (o.kind == Kind::vgpr) return {w.v[o.reg], sizeof(T) == 8 ? w.v[o.reg + 1] : nullptr, 0};
+  const u64 x = scalar_source(w, o);
+  for (int lane = 0; lane < kLanes; ++lane) lo[lane] = static_cast<u32>(x);
+  if constexpr (sizeof(T) == 8) {
+    for (int lane = 0; lane < kLanes; ++lane) hi[lane] = static_cast<u32>(x >> 32);
+  }
+  return {lo.at, hi.at, 0};
+}
+
+// The handlers of one operation. F is the lambda, S its saturating form or void.
+template <class F, class S, Last kLast, bool kKeepHigh, bool kWritesExecToo, class R, class... A>
+struct Valu {
+  static constexpr size_t kParams = sizeof...(A);
+  using T = typename Written<R>::type;
+
+  static constexpr Form make_form() {
+    Form form;
+    form.num_src = kParams;
+    form.last = kLast;
+    form.keep_high = kKeepHigh;
+    form.writes_exec = kWritesExecToo;
+    form.has_bit = Written<R>::has_bit;
+    size_t at = 0;
+    ((form.src[at++] = lane_type<A>()), ...);
+    form.dst = lane_type<T>();
+    form.body = &LaneLoop<F, R, A...>::run;
+    if constexpr (!std::is_void_v<S>) form.saturating = &LaneLoop<S, R, A...>::run;
+    return form;
+  }
+  static constexpr Form kForm = make_form();
+
+  template <size_t I>
+  static Source fetch(const Wave& w, const Inst& i, Lanes<u32>& lo, Lanes<u32>& hi) {
+    using P = std::tuple_element_t<I, std::tuple<A...>>;
+    if constexpr (I + 1 == kParams && kLast == Last::vcc) return {nullptr, nullptr, w.vcc()};
+    else if constexpr (I + 1 == kParams && kLast == Last::old_dst) return plain_source<P>(w, i.dst[0], lo, hi);
+    else return plain_source<P>(w, i.src[I], lo, hi);
+  }
+
+  template <size_t... I>
+  static void compute(const Wave& w, const Inst& i, Result& out, std::index_sequence<I...>) {
+    Lanes<u32> lo[kParams], hi[kParams];
+    const Source in[kParams] = {fetch<I>(w, i, lo[I], hi[I])...};
+    LaneLoop<F, R, A...>::run(in, out);
+  }
+
+  static void plain(Wave& w, const Inst& i) {
+    const u64 exec = w.exec();
+    constexpr auto kEach = std::make_index_sequence<kParams>{};
+    if constexpr (std::is_same_v<R, bool>) {
+      Result out;
+      compute(w, i, out, kEach);
+      write_scalar(w, i.dst[0], out.mask & exec);
+      if constexpr (kWritesExecToo) w.set_pair(kExec, out.mask & exec);
+    } else {
+      if constexpr (std::is_same_v<T, f16>) {
+        if (w.mode.fp16_ovfl()) [[unlikely]] refuse_fp16_ovfl();
+      }
+      u32* const row = w.v[i.dst[0].reg];
+      if (exec == kAllLanes && !kKeepHigh) {
+        Result out{row, sizeof(T) == 8 ? w.v[i.dst[0].reg + 1] : nullptr, 0};
+        compute(w, i, out, kEach);
+        if constexpr (Written<R>::has_bit) write_scalar(w, i.dst[1], out.mask);
+      } else {
+        Lanes<u32> lo, hi;
+        Result out{lo.at, hi.at, 0};
+        compute(w, i, out, kEach);
+        if constexpr (kKeepHigh) {
+          for (int lane = 0; lane < kLanes; ++lane) lo[lane] |= row[lane] & 0xffff0000u;
+        }
+        write_row(row, lo.at, exec);
+        if constexpr (sizeof(T) == 8) write_row(w.v[i.dst[0].reg + 1], hi.at, exec);
+        if constexpr (Written<R>::has_bit) write_scalar(w, i.dst[1], out.mask & exec);
+      }
+    }
+  }
+
+  static void full(Wave& w, const Inst& i) { run_full(w, i, kForm); }
+
+  static constexpr Spec spec(Class cls) {
+    Spec s;
+    s.cls = cls;
+    s.num_dst = Written<R>::has_bit ? 2 : 1;
+    s.dst = {operand_type(kForm.dst), Written<R>::has_bit ? Type::b64 : Type::none};
+    const size_t printed = kParams - (kLast == Last::operand ? 0 : 1);
+    for (size_t at = 0; at < printed; ++at) s.src[at] = operand_type(kForm.src[at]);
+    if (kLast == Last::old_dst || kKeepHigh) s.flags |= kReadsDst;
+    if (kLast == Last::vcc) s.flags |= kReadsVcc;
+    if (kWritesExecToo) s.flags |= kWritesExec;
+    s.plain = plain;
+    s.full = full;
+    return s;
+  }
+};
+
+// Result and parameter types of a lambda.
+template <class F>
+struct Signature : Signature<decltype(&F::operator())> {};
+template <class C, class R, class... A>
+struct Signature<R (C::*)(A...) const> {
+  template <class F, Last kLast, bool kKeepHigh>
+  using Handlers = Valu<F, void, kLast, kKeepHigh, false, R, A...>;
+};
+
+template <class F, Last kLast = Last::operand, bool kKeepHigh = false>
+constexpr Spec make_valu(Class cls) {
+  return Signature<F>::template Handlers<F, kLast, kKeepHigh>::spec(cls);
+}
+
+template <class F>
+constexpr Spec valu(F) { return make_valu<F>(Class::valu); }
+
+// Quarter-rate operations.
+template <class F>
+constexpr Spec trans(F) { return make_valu<F>(Class::trans); }
+
+// The lambda's last parameter is the destination's old value.
+template <class F>
+constexpr Spec accumulate(F) { return make_valu<F, Last::old_dst>(Class::valu); }
+
+// The lambda's last parameter is the lane's bit of VCC, which the text does not name.
+template <class F>
+constexpr Spec with_vcc(F) { return make_valu<F, Last::vcc>(Class::valu); }
+
+// A 16-bit result that leaves the destination's other half alone.
+template <class F>
+constexpr Spec keep_high(F) { return make_valu<F, Last::operand, true>(Class::valu); }
+
+// The exact integer, cut to R; with clamp, brought into R's range.
+template <class F, class R>
+struct Wrapped {
+  R operator()(auto... x) const { return static_cast<R>(F{}(static_cast<i64>(x)...)); }
+};
+template <class F, class R>
+struct Saturated {
+  R operator()(auto... x) const {
+    constexpr i64 kLow = std::numeric_limits<R>::min(), kHigh = std::numeric_limits<R>::max();
+    return static_cast<R>(std::clamp(F{}(static_cast<i64>(x)...), kLow, kHigh));
+  }
+};
+
+// Integer operation that takes clamp. F computes the exact result from i64 copies of parameters of types A.
+template <class R, class... A, class F>
+constexpr Spec saturating(F) {
+  return Valu<Wrapped<F, R>, Saturated<F, R>, Last::operand, false, false, R, A...>::spec(Class::valu);
+}
+template <class R, class... A, class F>
+constexpr Spec saturating_keep_high(F) {
+  return Valu<Wrapped<F, R>, Saturated<F, R>, Last::operand, true, false, R, A...>::spec(Class::valu);
+}
+
+}  // namespace sim

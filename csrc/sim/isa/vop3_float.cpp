@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// VOP3 on floats: fused multiply-add, min/max/med of three, f64 arithmetic, the division helpers, packing conversions.
+#include "float8.h"
+#include "valu.h"
+
+namespace sim {
+namespace {
+
+f16 half(float x) { return static_cast<f16>(x); }
+float wide(f16 x) { return static_cast<float>(x); }
+
+f16 fma_half(f16 a, f16 b, f16 c) {
+  return round_to_half(static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(c));
+}
+f16 mad_half(f16 a, f16 b, f16 c) { return half(wide(half(wide(a) * wide(b))) + wide(c)); }
+
+u32 pack(u16 low, u16 high) { return low | u32{high} << 16; }
+
+// Zero times anything is zero.
+float multiply_legacy(float a, float b) { return a == 0 || b == 0 ? 0.0f : a * b; }
+
+// ---- division. v_div_scale brings numerator and denominator into a range where v_rcp and the FMA chain neither
+// overflow nor lose bits, v_div_fmas undoes it where the flag is set, v_div_fixup puts the special cases right.
+
+template <class T>
+struct Division {
+  static constexpr int kStep = 64, kSpread = 96, kTiny = 23, kUnderflow = 150;
+};
+template <>
+struct Division<double> {
+  static constexpr int kStep = 128, kSpread = 768, kTiny = 53, kUnderflow = 1075;
+};
+
+// x: the value to scale, one of denominator and numerator.
+template <class T>
+WithBit<T> div_scale(T x, T denominator, T numerator) {
+  constexpr int kStep = Division<T>::kStep;
+  if (numerator == 0 || denominator == 0) return {std::numeric_limits<T>::quiet_NaN(), false};
+  const bool for_denominator = word(x) == word(denominator);
+  if (exponent(numerator) - exponent(denominator) >= Division<T>::kSpread) {
+    return {for_denominator ? scale(x, kStep) : x, true};      // the quotient is near the largest number
+  }
+  if (is_denormal(denominator)) return {scale(x, kStep), false};
+  const bool small_reciprocal = is_denormal(T(1) / denominator), small_quotient = is_denormal(numerator / denominator);
+  if (small_reciprocal && small_quotient) return {for_denominator ? scale(x, -kStep) : x, true};
+  if (small_reciprocal) return {scale(x, -kStep), false};
+  if (small_quotient) return {word(x) == word(numerator) ? scale(x, kStep) : x, true};
+  if (exponent(numerator) <= Division<T>::kTiny) return {scale(x, kStep), false};
+  return {x, false};
+}
+
+// A scaled quotient above 1 comes from a scaled denominator, one below 1 from a scaled numerator.
+template <class T>
+T div_fmas(T a, T b, T c, bool scaled) {
+  const T r = __builtin_elementwise_fma(a, b, c);
+  if (!scaled) return r;
+  return scale(r, exponent(c) > FloatBits<T>::kBias ? Division<T>::kStep : -Division<T>::kStep);
+}
+
+template <class T>
+T div_fixup(T quotient, T denominator, T numerator) {
+  const bool negative = is_negative(denominator) != is_negative(numerator);
+  if (is_nan(numerator)) return quiet(numerator);
+  if (is_nan(denominator)) return quiet(denominator);
+  const bool zero_by_zero = denominator == 0 && numerator == 0;
+  if (zero_by_zero || (is_infinite(denominator) && is_infinite(numerator))) {
+    return with_sign(std::numeric_limits<T>::quiet_NaN(), true);
+  }
+  if (denominator == 0 || is_infinite(numerator)) return with_sign(infinity<T>(), negative);
+  if (is_infinite(denominator) || numerator == 0) return with_sign(T(0), negative);
+  if constexpr (sizeof(T) > 2) {
+    if (exponent(numerator) - exponent(denominator) < -Division<T>::kUnderflow) return with_sign(T(0), negative);
+  }
+  return with_sign(quotient, negative);
+}
+
+// ---- 8-bit floats: the half or byte of the destination that op_sel names is written, the rest stays
+
+float source_float(const Wave& w, const Operand& o, int lane) {
+  const u32 bits = o.kind == Kind::vgpr ? w.v[o.reg][lane] : static_cast<u32>(scalar_source(w, o));
+  const u32 positive = o.abs ? bits & 0x7fffffffu : bits;
+  return std::bit_cast<float>(o.neg ? positive ^ 0x80000000u : positive);
+}
+
+void refuse_other_modifiers(const Inst& i) {
+  if (i.mod.clamp || i.mod.omod || i.mod.op_sel & 3) {
+    throw Fault("clamp, omod and source op_sel on a conversion to 8-bit floats are not implemented");
+  }
+}
+
+template <class F8>
+void convert_pair(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  const bool saturate = w.mode.fp16_ovfl();
+  const int shift = i.mod.op_sel >> 2 & 1 ? 16 : 0;
+  refuse_other_modifiers(i);
+  u32* row = w.v[i.dst[0].reg];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!active(exec, lane)) continue;
+    const u32 low = F8::encode(source_float(w, i.src[0], lane), saturate);
+    const u32 high = F8::encode(source_float(w, i.src[1], lane), saturate);
+    row[lane] = (row[lane] & ~(0xffffu << shift)) | (low | high << 8) << shift;
+  }
+}
+
+// Stochastic rounding: the second source, as a fraction of the last kept bit, is added before truncation. Which of its
+// bits the hardware takes is an assumption: the highest.
+template <class F8>
+void convert_stochastic(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  const bool saturate = w.mode.fp16_ovfl();
+  const int shift = 8 * (i.mod.op_sel >> 2 & 3);
+  refuse_other_modifiers(i);
+  u32* row = w.v[i.dst[0].reg];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!active(exec, lane)) continue;
+    const Operand& random = i.src[1];
+    const u32 bits = random.kind == Kind::vgpr ? w.v[random.reg][lane] : static_cast<u32>(scalar_source(w, random));
+    const u32 code = F8::encode(source_float(w, i.src[0], lane), saturate, &bits);
+    row[lane] = (row[lane] & ~(0xffu << shift)) | code << shift;
+  }
+}
+
+constexpr Spec float8_spec(Handler handler, Type second) {
+  Spec s;
+  s.cls = Class::valu;
+  s.num_dst = 1;
+  s.dst = {Type::b32};
+  s.src = {Type::f32, second};
+  s.flags = kReadsDst;
+  s.plain = s.full = handler;
+  return s;
+}
+
+const Op kOps[] = {
+    {"v_fma_f32", valu([](float a, float b, float c) { return __builtin_elementwise_fma(a, b, c); })},
+    {"v_mul_legacy_f32", valu([](float a, float b) { return multiply_legacy(a, b); })},
+    {"v_min3_f32", valu([](float a, float b, float c) { return minimum(minimum(a, b), c); })},
+    {"v_max3_f32", valu([](float a, float b, float c) { return maximum(maximum(a, b), c); })},
+    {"v_med3_f32", valu([](float a, float b, float c) { return median(a, b, c); })},
+    {"v_ldexp_f32", valu([](float a, i32 e) { return scale(a, e); })},
+
+    {"v_fma_f64", valu([](double a, double b, double c) { return __builtin_elementwise_fma(a, b, c); })},
+    {"v_add_f64", valu([](double a, double b) { return a + b; })},
+    {"v_mul_f64", valu([](double a, double b) { return a * b; })},
+    {"v_min_f64", valu([](double a, double b) { return minimum(a, b); })},
+    {"v_max_f64", valu([](double a, double b) { return maximum(a, b); })},
+    {"v_ldexp_f64", valu([](double a, i32 e) { return scale(a, e); })},
+
+    {"v_fma_f16", keep_high([](f16 a, f16 b, f16 c) { return fma_half(a, b, c); })},
+    {"v_mad_f16", keep_high([](f16 a, f16 b, f16 c) { return mad_half(a, b, c); })},
+    {"v_fma_legacy_f16", valu([](f16 a, f16 b, f16 c) { return fma_half(a, b, c); })},
+    {"v_mad_legacy_f16", valu([](f16 a, f16 b, f16 c) { return mad_half(a, b, c); })},
+    {"v_min3_f16", valu([](f16 a, f16 b, f16 c) { return minimum(minimum(a, b), c); })},
+    {"v_max3_f16", valu([](f16 a, f16 b, f16 c) { return maximum(maximum(a, b), c); })},
+    {"v_med3_f16", valu([](f16 a, f16 b, f16 c) { return median(a, b, c); })},
+
+    {"v_div_scale_f32", valu([](float x, float d, float n) { return div_scale(x, d, n); })},
+    {"v_div_scale_f64", valu([](double x, double d, double n) { return div_scale(x, d, n); })},
+    {"v_div_fmas_f32", with_vcc([](float a, float b, float c, bool scaled) { return div_fmas(a, b, c, scaled); })},
+    {"v_div_fmas_f64", with_vcc([](double a, double b, double c, bool scaled) { return div_fmas(a, b, c, scaled); })},
+    {"v_div_fixup_f32", valu([](float q, float d, float n) { return div_fixup(q, d, n); })},
+    {"v_div_fixup_f64", valu([](double q, double d, double n) { return div_fixup(q, d, n); })},
+    {"v_div_fixup_f16", keep_high([](f16 q, f16 d, f16 n) { return div_fixup(q, d, n); })},
+    {"v_div_fixup_legacy_f16", valu([](f16 q, f16 d, f16 n) { return div_fixup(q, d, n); })},
+
+    {"v_cvt_pkrtz_f16_f32", valu([](float a, float b) {
+       return pack(word(half_toward_zero(a)), word(half_toward_zero(b)));
+     })},
+    {"v_cvt_pknorm_i16_f32", valu([](float a, float b) {
+       return pack(static_cast<u16>(to_snorm(a)), static_cast<u16>(to_snorm(b)));
+     })},
+    {"v_cvt_pknorm_u16_f32", valu([](float a, float b) { return pack(to_unorm(a), to_unorm(b)); })},
+    {"v_cvt_pknorm_i16_f16", valu([](f16 a, f16 b) {
+       return pack(static_cast<u16>(to_snorm(wide(a))), static_cast<u16>(to_snorm(wide(b))));
+     })},
+    {"v_cvt_pknorm_u16_f16", valu([](f16 a, f16 b) { return pack(to_unorm(wide(a)), to_unorm(wide(b))); })},
+    {"v_pack_b32_f16", valu([](f16 a, f16 b) { return pack(word(a), word(b)); })},
+
+    {"v_cvt_pk_fp8_f32", float8_spec(convert_pair<Fp8>, Type::f32)},
+    {"v_cvt_pk_bf8_f32", float8_spec(convert_pair<Bf8>, Type::f32)},
+    {"v_cvt_sr_fp8_f32", float8_spec(convert_stochastic<Fp8>, Type::b32)},
+    {"v_cvt_sr_bf8_f32", float8_spec(convert_stochastic<Bf8>, Type::b32)},
+};
+
+}  // namespace
+
+std::span<const Op> vop3_float_ops() { return kOps; }
+
+}  // namespace sim

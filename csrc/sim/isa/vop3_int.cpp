@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT
+// VOP3 on integers and bits, and the cross-lane operations of that encoding.
+#include "math.h"
+#include "valu.h"
+
+namespace sim {
+namespace {
+
+// |a - b| of each byte. With `masked`, bytes whose reference b is 0 do not count.
+u32 byte_differences(u32 a, u32 b, bool masked) {
+  u32 sum = 0;
+  for (int at = 0; at < 32; at += 8) {
+    const i32 x = a >> at & 0xff, y = b >> at & 0xff;
+    const u32 difference = static_cast<u32>(x > y ? x - y : y - x);
+    sum += masked && y == 0 ? 0 : difference;
+  }
+  return sum;
+}
+
+u32 word_differences(u32 a, u32 b) {
+  u32 sum = 0;
+  for (int at = 0; at < 32; at += 16) {
+    const i32 x = a >> at & 0xffff, y = b >> at & 0xffff;
+    sum += static_cast<u32>(x > y ? x - y : y - x);
+  }
+  return sum;
+}
+
+u32 lerp_bytes(u32 a, u32 b, u32 round) {
+  u32 r = 0;
+  for (int at = 0; at < 32; at += 8) {
+    r |= ((a >> at & 0xff) + (b >> at & 0xff) + (round >> at & 1)) >> 1 << at;
+  }
+  return r;
+}
+
+// Byte selectors: 0-7 a byte of {a, b} (b is the low half), 8-11 the sign of byte 1, 3, 5, 7, 12 zero, above 0xff.
+u32 permute_bytes(u32 a, u32 b, u32 selectors) {
+  const u64 data = u64{a} << 32 | b;
+  u32 r = 0;
+  for (int at = 0; at < 32; at += 8) {
+    const u32 sel = selectors >> at & 0xff;
+    const u32 byte = static_cast<u32>(data >> 8 * (sel & 7)) & 0xff;
+    const u32 sign = data >> (16 * (sel & 3) + 15) & 1 ? 0xff : 0;
+    r |= (sel < 8 ? byte : sel < 12 ? sign : sel == 12 ? 0 : 0xff) << at;
+  }
+  return r;
+}
+
+WithBit<u64> mad_unsigned(u32 a, u32 b, u64 c) {
+  const u64 product = u64{a} * b, sum = product + c;
+  return {sum, sum < product};
+}
+
+// The flag is bit 64 of the exact sum.
+WithBit<u64> mad_signed(i32 a, i32 b, i64 c) {
+  const __int128 sum = static_cast<__int128>(i64{a} * b) + c;
+  return {static_cast<u64>(sum), static_cast<bool>(static_cast<unsigned __int128>(sum) >> 64 & 1)};
+}
+
+// ---- across lanes; EXEC is ignored
+
+void read_lane(Wave& w, const Inst& i) {
+  const u32 lane = static_cast<u32>(scalar_source(w, i.src[1])) & 63;
+  const Operand& source = i.src[0];
+  const u32 x = source.kind == Kind::vgpr ? w.v[source.reg][lane] : static_cast<u32>(scalar_source(w, source));
+  write_scalar(w, i.dst[0], x);
+}
+
+void write_lane(Wave& w, const Inst& i) {
+  const u32 x = static_cast<u32>(scalar_source(w, i.src[0]));
+  w.v[i.dst[0].reg][static_cast<u32>(scalar_source(w, i.src[1])) & 63] = x;
+}
+
+constexpr Spec cross_lane(Handler plain, u32 flags) {
+  Spec s;
+  s.cls = Class::valu;
+  s.num_dst = 1;
+  s.dst = {Type::b32};
+  s.src = {Type::b32, Type::b32};
+  s.flags = kIgnoresExec | flags;
+  s.plain = plain;
+  return s;
+}
+
+// popcount of the mask's bits below this lane, plus the second source. The masks are rows, so that the loop vectorises.
+template <int kFirst>
+void count_below(const Source* in, Result& out) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int below = lane - kFirst;
+    const u32 mask = below <= 0 ? 0 : below >= 32 ? ~0u : (1u << below) - 1;
+    out.lo[lane] = static_cast<u32>(std::popcount(in[0].lo[lane] & mask)) + in[1].lo[lane];
+  }
+}
+
+template <int kFirst>
+constexpr Form kCountForm = [] {
+  Form form;
+  form.num_src = 2;
+  form.src = {Lane::b32, Lane::b32};
+  form.dst = Lane::b32;
+  form.body = count_below<kFirst>;
+  return form;
+}();
+
+template <int kFirst>
+void count_below_handler(Wave& w, const Inst& i) { run_full(w, i, kCountForm<kFirst>); }
+
+template <int kFirst>
+constexpr Spec count_below_spec() {
+  Spec s = cross_lane(count_below_handler<kFirst>, 0);
+  s.flags = 0;
+  s.full = count_below_handler<kFirst>;
+  return s;
+}
+
+const Op kOps[] = {
+    {"v_readlane_b32", cross_lane(read_lane, 0)},
+    {"v_writelane_b32", cross_lane(write_lane, kReadsDst)},
+    {"v_mbcnt_lo_u32_b32", count_below_spec<0>()},
+    {"v_mbcnt_hi_u32_b32", count_below_spec<32>()},
+
+    {"v_add_i32", saturating<i32, i32, i32>([](i64 a, i64 b) { return a + b; })},
+    {"v_sub_i32", saturating<i32, i32, i32>([](i64 a, i64 b) { return a - b; })},
+    {"v_add_i16", saturating<i16, i16, i16>([](i64 a, i64 b) { return a + b; })},
+    {"v_sub_i16", saturating<i16, i16, i16>([](i64 a, i64 b) { return a - b; })},
+    {"v_add3_u32", valu([](u32 a, u32 b, u32 c) { return a + b + c; })},
+    {"v_lshl_add_u32", valu([](u32 a, u32 n, u32 b) { return (a << (n & 31)) + b; })},
+    {"v_add_lshl_u32", valu([](u32 a, u32 b, u32 n) { return (a + b) << (n & 31); })},
+    {"v_lshl_or_b32", valu([](u32 a, u32 n, u32 b) { return (a << (n & 31)) | b; })},
+    {"v_and_or_b32", valu([](u32 a, u32 b, u32 c) { return (a & b) | c; })},
+    {"v_or3_b32", valu([](u32 a, u32 b, u32 c) { return a | b | c; })},
+    {"v_xad_u32", valu([](u32 a, u32 b, u32 c) { return (a ^ b) + c; })},
+    {"v_lshl_add_u64", valu([](u64 a, u32 n, u64 b) { return (a << (n & 7)) + b; })},
+
+    {"v_mul_lo_u32", valu([](u32 a, u32 b) { return a * b; })},
+    {"v_mul_hi_u32", valu([](u32 a, u32 b) { return static_cast<u32>(u64{a} * b >> 32); })},
+    {"v_mul_hi_i32", valu([](i32 a, i32 b) { return static_cast<u32>(i64{a} * b >> 32); })},
+    {"v_mad_i32_i24", saturating<i32, i32, i32, i32>([](i64 a, i64 b, i64 c) {
+       return low24_signed(a) * low24_signed(b) + c;
+     })},
+    {"v_mad_u32_u24", saturating<u32, u32, u32, u32>([](i64 a, i64 b, i64 c) { return low24(a) * low24(b) + c; })},
+    {"v_mad_u32_u16", saturating<u32, u16, u16, u32>([](i64 a, i64 b, i64 c) { return a * b + c; })},
+    {"v_mad_i32_i16", saturating<i32, i16, i16, i32>([](i64 a, i64 b, i64 c) { return a * b + c; })},
+    {"v_mad_u16", saturating_keep_high<u16, u16, u16, u16>([](i64 a, i64 b, i64 c) { return a * b + c; })},
+    {"v_mad_i16", saturating_keep_high<i16, i16, i16, i16>([](i64 a, i64 b, i64 c) { return a * b + c; })},
+    {"v_mad_legacy_u16", saturating<u16, u16, u16, u16>([](i64 a, i64 b, i64 c) { return a * b + c; })},
+    {"v_mad_legacy_i16", saturating<i16, i16, i16, i16>([](i64 a, i64 b, i64 c) { return a * b + c; })},
+    {"v_mad_u64_u32", valu([](u32 a, u32 b, u64 c) { return mad_unsigned(a, b, c); })},
+    {"v_mad_i64_i32", valu([](i32 a, i32 b, i64 c) { return mad_signed(a, b, c); })},
+
+    {"v_min3_i32", valu([](i32 a, i32 b, i32 c) { return std::min(std::min(a, b), c); })},
+    {"v_max3_i32", valu([](i32 a, i32 b, i32 c) { return std::max(std::max(a, b), c); })},
+    {"v_med3_i32", valu([](i32 a, i32 b, i32 c) { return integer_median(a, b, c); })},
+    {"v_min3_u32", valu([](u32 a, u32 b, u32 c) { return std::min(std::min(a, b), c); })},
+    {"v_max3_u32", valu([](u32 a, u32 b, u32 c) { return std::max(std::max(a, b), c); })},
+    {"v_med3_u32", valu([](u32 a, u32 b, u32 c) { return integer_median(a, b, c); })},
+    {"v_min3_i16", valu([](i16 a, i16 b, i16 c) { return std::min(std::min(a, b), c); })},
+    {"v_max3_i16", valu([](i16 a, i16 b, i16 c) { return std::max(std::max(a, b), c); })},
+    {"v_med3_i16", valu([](i16 a, i16 b, i16 c) { return integer_median(a, b, c); })},
+    {"v_min3_u16", valu([](u16 a, u16 b, u16 c) { return std::min(std::min(a, b), c); })},
+    {"v_max3_u16", valu([](u16 a, u16 b, u16 c) { return std::max(std::max(a, b), c); })},
+    {"v_med3_u16", valu([](u16 a, u16 b, u16 c) { return integer_median(a, b, c); })},
+
+    {"v_bfe_u32", valu([](u32 x, u32 offset, u32 width) { return bit_field(x, offset, width); })},
+    {"v_bfe_i32", valu([](u32 x, u32 offset, u32 width) { return signed_bit_field(x, offset, width); })},
+    {"v_bfi_b32", valu([](u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); })},
+    {"v_bfm_b32", valu([](u32 width, u32 offset) { return ((1u << (width & 31)) - 1) << (offset & 31); })},
+    {"v_alignbit_b32", valu([](u32 a, u32 b, u32 n) { return static_cast<u32>((u64{a} << 32 | b) >> (n & 31)); })},
+    {"v_alignbyte_b32", valu([](u32 a, u32 b, u32 n) { return static_cast<u32>((u64{a} << 32 | b) >> 8 * (n & 3)); })},
+    {"v_perm_b32", valu([](u32 a, u32 b, u32 selectors) { return permute_bytes(a, b, selectors); })},
+    {"v_bcnt_u32_b32", valu([](u32 a, u32 b) { return static_cast<u32>(std::popcount(a)) + b; })},
+    {"v_lshlrev_b64", valu([](u32 n, u64 x) { return x << (n & 63); })},
+    {"v_lshrrev_b64", valu([](u32 n, u64 x) { return x >> (n & 63); })},
+    {"v_ashrrev_i64", valu([](u32 n, i64 x) { return x >> (n & 63); })},
+
+    {"v_sad_u8", saturating<u32, u32, u32, u32>([](i64 a, i64 b, i64 c) {
+       return byte_differences(static_cast<u32>(a), static_cast<u32>(b), false) + c;
+     })},
+    {"v_msad_u8", saturating<u32, u32, u32, u32>([](i64 a, i64 b, i64 c) {
+       return byte_differences(static_cast<u32>(a), static_cast<u32>(b), true) + c;
+     })},
+    {"v_sad_hi_u8", saturating<u32, u32, u32, u32>([](i64 a, i64 b, i64 c) {
+       return (i64{byte_differences(static_cast<u32>(a), static_cast<u32>(b), false)} << 16) + c;
+     })},
+    {"v_sad_u16", saturating<u32, u32, u32, u32>([](i64 a, i64 b, i64 c) {
+       return word_differences(static_cast<u32>(a), static_cast<u32>(b)) + c;
+     })},
+    {"v_sad_u32", saturating<u32, u32, u32, u32>([](i64 a, i64 b, i64 c) { return (a > b ? a - b : b - a) + c; })},
+    {"v_lerp_u8", valu([](u32 a, u32 b, u32 round) { return lerp_bytes(a, b, round); })},
+
+    {"v_cvt_pk_u16_u32", valu([](u32 a, u32 b) { return std::min(a, 0xffffu) | std::min(b, 0xffffu) << 16; })},
+    {"v_cvt_pk_i16_i32", valu([](i32 a, i32 b) {
+       const u16 low = static_cast<u16>(std::clamp(a, -32768, 32767));
+       return low | static_cast<u32>(std::clamp(b, -32768, 32767)) << 16;
+     })},
+};
+
+}  // namespace
+
+std::span<const Op> vop3_int_ops() { return kOps; }
+
+}  // namespace sim
