@@ -125,8 +125,8 @@ def _vector_bytes(name: str, value: object, num_registers: int, lanes: int) -> n
     """`value` as u32 [n or nothing, lanes, num_registers]."""
     value = _typed(value, num_registers)
     elements = 4 * num_registers // value.itemsize
-    packed = elements > 1 and value.ndim > 0 and value.shape[-1] == elements and value.shape != (lanes,)
-    if not packed:
+    has_axis = value.ndim > 1 and value.shape[-2:] == (lanes, elements) or elements > 1 and value.shape == (elements,)
+    if not has_axis:
         if elements > 1:
             if value.itemsize > 2 or num_registers > 1:
                 raise ValueError(f"{name}: the last axis must hold {elements} elements of {value.dtype}")
@@ -149,7 +149,7 @@ def _typed(value: object, num_registers: int) -> np.ndarray:
         return np.array(value, f"f{bits // 8}")
     if isinstance(value, int):
         return np.array(int(value) & (1 << bits) - 1, f"u{bits // 8}")
-    value = np.ascontiguousarray(value)
+    value = np.asarray(value, order="C")              # ascontiguousarray would make a 0-d array 1-d
     return value.astype(np.uint32) if value.dtype == bool else value
 
 
@@ -297,7 +297,8 @@ def _metadata_text(cases: Sequence[Case]) -> str:
     .max_flat_workgroup_size: {LANES * case.waves}
     .args:
       - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
-      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}""" for index, case in enumerate(cases))
+      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}"""
+                      for index, case in enumerate(cases))
     return f"""
 .amdgpu_metadata
 ---
