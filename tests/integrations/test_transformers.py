@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from aiter_like.integrations import transformers as integration  # noqa: E402
 
-# Rounding q, k, v and P to bfloat16 gives 0.002 to 0.009 here, a softmax scale wrong by 5 % gives 0.03; 0 would mean that
-# the operator did not run.
+# Rounding q, k, v and P to bfloat16 gives 0.002 to 0.009 here, a softmax scale wrong by 5 % gives 0.03; 0 would mean
+# that the operator did not run.
 LIMIT = 0.012
 
 
