@@ -63,7 +63,7 @@ def _variant(dtype: torch.dtype, head_dim: int, how_v3_bf16_cvt: int) -> Instanc
                     {"ELEMENT": "bf16" if is_bf16 else "f16", "HEAD_DIM": head_dim, "ROUNDING": rounding})
 
 
-@compile_ops("attention/flash_attn_fwd.hip", gen_func=_instance, prebuild=[
+@compile_ops("attention/flash_attn_fwd.hip", gen_func=_instance, platforms=("hip",), prebuild=[
     _variant(dtype, head_dim, rounding) for head_dim in _HIP_HEAD_DIMS for dtype, rounding in _HIP_VARIANTS])
 def _flash_attn_fwd_hip(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, softmax_scale: float,
                         causal: bool, how_v3_bf16_cvt: int) -> None: ...

@@ -66,7 +66,8 @@ def _attend(acc, total, maximum, q, k_base, v_base, k_stride, v_stride, first_ke
     return acc, total, maximum
 
 
-@triton.jit
+# Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
+@triton.jit(do_not_specialize=["num_heads", "group_size", "seqlen_q", "seqlen_k"])
 def _flash_attn_kernel(out, lse, q, k, v, out_batch, out_row, out_head, q_batch, q_row, q_head, k_batch, k_row, k_head,
                        v_batch, v_row, v_head, num_heads, group_size, seqlen_q, seqlen_k, scale_log2,
                        HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

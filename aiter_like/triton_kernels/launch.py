@@ -66,7 +66,9 @@ def _launch_simulated(kernel: triton.JITFunction, grid: tuple[int, ...], args: t
                       constants: dict[str, Any], target: Target) -> None:
     from aiter_like import sim
 
-    signature = tuple(_specialise(arg) for arg in args)
+    run_time = [parameter for parameter in kernel.params if parameter.name not in constants]
+    signature = tuple(_specialise(arg, not parameter.do_not_specialize)
+                      for arg, parameter in zip(args, run_time, strict=True))
     key = (kernel, signature, tuple(options.items()), tuple(constants.items()))
     code = _compiled.get(key)
     if code is None:
@@ -96,7 +98,7 @@ def _compile(kernel: triton.JITFunction, signature: tuple, options: dict[str, in
     return code
 
 
-def _specialise(value: Any) -> tuple[str, Any]:
+def _specialise(value: Any, is_specialised: bool) -> tuple[str, Any]:
     """(type, attributes) of a run-time argument or ("constexpr", value), as Triton's own launcher specialises it."""
     if isinstance(value, torch.Tensor):
         attributes = []
@@ -108,10 +110,10 @@ def _specialise(value: Any) -> tuple[str, Any]:
     if isinstance(value, bool):
         return "i1", ()
     if isinstance(value, int):
-        if value == 1:
+        if value == 1 and is_specialised:
             return "constexpr", value
         kind = "i32" if -(2**31) <= value < 2**31 else "i64"
-        return kind, (("tt.divisibility", 16),) if value % 16 == 0 else ()
+        return kind, (("tt.divisibility", 16),) if value % 16 == 0 and is_specialised else ()
     if isinstance(value, float):
         return "fp32", ()
     if value is None:

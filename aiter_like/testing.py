@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: MIT
+"""What tests and benchmarks share: float64 references, the table of tolerances, comparison, shapes, timing.
+
+The references are written apart from the operators' own ones. Read by op_tests/, demo.py and verify reports.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LENGTHS = (1, 15, 16, 63, 65, 127, 257, 1000)
+"""Sequence lengths on both sides of every tile edge: 16 (MFMA), 64 (keys), 128 (rows)."""
+
+HIDDEN_SIZES = (1, 7, 8, 64, 100, 1000, 2048, 2056, 4096, 8192, 8200, 20000)
+"""Row lengths on both sides of every path of rms_norm: vector or scalar, wave or workgroup, kept or read twice."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Limits of one (dtype, rounding).
+
+    Attributes:
+        unit: unit roundoff of the result's rounding, half of or a whole unit in the last place.
+        relative_l2: limit of ‖out − out64‖ / ‖out64‖ for attention: about twice what an emulation of the algorithm with
+            this rounding shows (bf16 1.8–2.4e-3, towards zero 3.8–6.2e-3; fp16 2.2–2.9e-4).
+        smallest: half of the smallest subnormal: what rounding loses where the unit no longer scales.
+    """
+
+    unit: float
+    relative_l2: float
+    smallest: float = 0.0
+
+
+TOLERANCES: dict[tuple[torch.dtype, str], Tolerance] = {
+    (torch.bfloat16, "rtne"): Tolerance(2**-8, 4e-3),
+    (torch.bfloat16, "rtna"): Tolerance(2**-8, 4e-3),
+    (torch.bfloat16, "rtz"): Tolerance(2**-7, 9e-3),
+    (torch.float16, "rtne"): Tolerance(2**-11, 5e-4, smallest=2**-24),
+    (torch.float32, "rtne"): Tolerance(2**-24, 1e-6),
+}
+ROUNDINGS = ("rtne", "rtna", "rtz")
+
+
+def rms_norm_float64(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int = 0) -> Tensor:
+    """rms_norm of the exact inputs in float64, on the CPU. The T5 variant's inner rounding is part of the tolerance."""
+    x, w = input.detach().cpu().double(), weight.detach().cpu().double()
+    return x / (x.pow(2).sum(-1, keepdim=True) / x.shape[-1] + epsilon).sqrt() * w
+
+
+def check_rms_norm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
+                   use_model_sensitive_rmsnorm: int = 0) -> float:
+    """Compares with the float64 reference, element by element.
+
+    The limit is u·|y| for the rounding of the result, once more for the T5 variant's, and (8 + √hidden)·2⁻²⁴·|y| for
+    the fp32 sum and reciprocal square root.
+
+    Returns:
+        The largest error as a fraction of its limit.
+
+    Raises:
+        AssertionError: an element is beyond its limit; the message shows the worst one.
+    """
+    expected = rms_norm_float64(input, weight, epsilon, use_model_sensitive_rmsnorm)
+    tolerance = TOLERANCES[out.dtype, "rtne"]
+    accumulation = 2**-24 * (8 + math.sqrt(input.shape[-1]))
+    roundings = 2 if use_model_sensitive_rmsnorm else 1
+    magnitude = weight.detach().cpu().double().abs().clamp(min=1) * tolerance.smallest  # the inner rounding's part
+    limit = (roundings * tolerance.unit * (1 + tolerance.unit) + accumulation) * expected.abs() + 2 * magnitude
+    return assert_within("rms_norm", out, expected, limit)
+
+
+@dataclass(frozen=True)
+class AttentionReference:
+    """float64 attention.
+
+    Attributes:
+        out: [batch, seqlen_q, num_heads, head_dim].
+        lse: [batch, num_heads, seqlen_q].
+        weighted: Σ p·|v| / Σ p, shaped like `out`: what the rounding of P scales with.
+        largest_score: max |softmax_scale · q·k| over visible pairs.
+    """
+
+    out: Tensor
+    lse: Tensor
+    weighted: Tensor
+    largest_score: float
+
+
+def attention_float64(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None,
+                      causal: bool = False) -> AttentionReference:
+    """Attention of the exact inputs in float64, on the CPU, one head at a time."""
+    q64, k64, v64 = (tensor.detach().cpu().double() for tensor in (q, k, v))
+    batch, seqlen_q, num_heads, head_dim = q64.shape
+    seqlen_k, group_size = k64.shape[1], num_heads // max(k64.shape[2], 1)
+    scale = head_dim ** -0.5 if softmax_scale is None else softmax_scale
+    out, weighted = torch.zeros_like(q64), torch.zeros_like(q64)
+    lse = torch.full((batch, num_heads, seqlen_q), -math.inf, dtype=torch.float64)
+    largest = 0.0
+    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    if causal:
+        visible = torch.arange(seqlen_k)[None, :] <= torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q
+    for b in range(batch if visible.any() else 0):
+        for h in range(num_heads):
+            keys, values = k64[b, :, h // group_size], v64[b, :, h // group_size]
+            scores = torch.where(visible, q64[b, :, h] @ keys.T * scale, -math.inf)
+            maximum = scores.amax(1, keepdim=True)
+            p = torch.where(visible, torch.exp(scores - maximum), 0.0)  # rows that see nothing: NaN only where hidden
+            total = p.sum(1, keepdim=True)
+            sees = visible.any(1)
+            out[b, sees, h] = (p @ values / total)[sees]
+            weighted[b, sees, h] = (p @ values.abs() / total)[sees]
+            lse[b, h, sees] = (maximum + total.log())[sees, 0]
+            largest = max(largest, scores[visible].abs().max().item())
+    return AttentionReference(out, lse, weighted, largest)
+
+
+def check_attention(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+                    softmax_scale: float | None = None, causal: bool = False, rounding: str = "rtne") -> float:
+    """Compares with the float64 reference: every element of `out` and `lse`, and the relative L2 error of `out`.
+
+    |out − out64| ≤ (u + e32 + u²)·A + u·(1 + u)·|out64|, with A = Σ p·|v| / Σ p and the error of fp32 scores and
+    exponents e32 = 2⁻²⁴·(8·√seqlen_k + 8·√head_dim·max|s| + 8); |lse − lse64| ≤ e32 + 2⁻²¹·max(1, |lse64|).
+
+    Returns:
+        The largest error as a fraction of its limit.
+
+    Raises:
+        AssertionError: one of the three is beyond its limit.
+    """
+    reference = attention_float64(q, k, v, softmax_scale, causal)
+    tolerance = TOLERANCES[out.dtype, rounding]
+    unit = tolerance.unit
+    fp32 = 2**-24 * (8 * math.sqrt(k.shape[1]) + 8 * math.sqrt(q.shape[3]) * reference.largest_score + 8)
+    limit = (unit + fp32 + unit**2) * reference.weighted + unit * (1 + unit) * reference.out.abs() + tolerance.smallest
+    worst = assert_within("attention", out, reference.out, limit)
+    if lse is not None:
+        finite = reference.lse.masked_fill(reference.lse.isinf(), 0.0)
+        worst = max(worst, assert_within("lse", lse, reference.lse, fp32 + 2**-21 * finite.abs().clamp(min=1.0)))
+    error = relative_l2(out, reference.out)
+    if not error <= tolerance.relative_l2:
+        raise AssertionError(f"attention: relative L2 error {error:.3e}, limit {tolerance.relative_l2:.1e}")
+    return max(worst, error / tolerance.relative_l2)
+
+
+def relative_l2(out: Tensor, expected: Tensor) -> float:
+    """‖out − expected‖ / ‖expected‖; 0 for two empty or all-zero tensors."""
+    difference = (out.detach().cpu().double() - expected).norm().item()
+    return difference / expected.norm().item() if difference else 0.0
+
+
+def assert_within(name: str, out: Tensor, expected: Tensor, limit: Tensor) -> float:
+    """Every |out − expected| ≤ limit; an infinity must be the same infinity; NaN never passes.
+
+    Returns:
+        The largest error as a fraction of its limit.
+
+    Raises:
+        AssertionError: the message counts the elements and shows the worst one.
+    """
+    got = out.detach().cpu().double()
+    if got.shape != expected.shape:
+        raise AssertionError(f"{name}: shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+    same = got == expected
+    ratio = torch.where(same, 0.0, (got - expected).abs() / limit).nan_to_num(nan=math.inf)
+    worst = ratio.max().item() if ratio.numel() else 0.0
+    if worst > 1.0:
+        index = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
+        raise AssertionError(f"{name}: {int((ratio > 1).sum())} of {ratio.numel()} elements beyond the limit; worst at "
+                             f"{index}: {got[index].item()!r}, expected {expected[index].item()!r}, "
+                             f"limit ±{limit.expand_as(got)[index].item():.3e}")
+    return worst
+
+
+def strided_like(tensor: Tensor, paddings: Sequence[int], offset: int = 0) -> Tensor:
+    """A copy of `tensor` whose dimension d is followed by paddings[d] unused elements of NaN, starting at `offset`."""
+    sizes = [size + padding for size, padding in zip(tensor.shape, paddings, strict=True)]
+    storage = torch.full((math.prod(sizes) + offset,), math.nan, dtype=tensor.dtype, device=tensor.device)
+    view = storage[offset:].view(sizes)[tuple(slice(0, size) for size in tensor.shape)]
+    return view.copy_(tensor)
+
+
+def time_us(function: Callable[..., Any], argument_sets: Sequence[tuple], *, repeats: int = 5,
+            warmup: int = 3) -> float:
+    """Median time of one call on the GPU in µs.
+
+    Args:
+        function: called with each of `argument_sets` in turn; together they must be larger than the last-level cache.
+        repeats: timed rounds over all sets; the median round counts.
+        warmup: rounds before.
+    """
+    rounds = []
+    for index in range(warmup + repeats):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for args in argument_sets:
+            function(*args)
+        end.record()
+        end.synchronize()
+        if index >= warmup:
+            rounds.append(start.elapsed_time(end) * 1e3 / len(argument_sets))
+    return statistics.median(rounds)
+
+
+def host_time_us(function: Callable[[], Any], *, calls: int = 20_000, repeats: int = 7) -> float:
+    """Median host time of `function()` in µs over `repeats` loops of `calls`."""
+    loops = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        loops.append((time.perf_counter() - start) * 1e6 / calls)
+    return statistics.median(loops)

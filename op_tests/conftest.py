@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""`--device sim|gpu`: where the operators' tests run, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from aiter_like import device as devices
+from aiter_like import sim
+from aiter_like.dispatch import explain
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("sim", "gpu"), default="sim",
+                     help="sim: the simulated MI300X with its checkers on; gpu: the GPU of this machine (default: sim)")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """Where the tensors of the tests live."""
+    if request.config.getoption("--device") == "gpu":
+        assert torch.cuda.is_available(), "--device gpu: torch sees no GPU"
+        yield torch.device("cuda", torch.cuda.current_device())
+        return
+    devices.use_simulator(True)
+    yield torch.device("cpu")
+    devices.reset()
+
+
+@pytest.fixture(autouse=True)
+def checkers(device: torch.device) -> Iterator[None]:
+    """Every launch on the simulated device runs under all checkers; a report fails the test."""
+    if device.type != "cpu":
+        yield
+        return
+    with sim.enabled(checks=True, on_report="raise"):
+        yield
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """run(backend, function, *args, **kwargs): calls with that backend forced, and only after explain() says it serves.
+
+    Skips, with the reason, where this device has no such backend (an MFMA kernel on an NVIDIA GPU).
+    """
+
+    def call(backend: str, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        kwargs["backend"] = backend
+        explanation = explain(function, *args, **kwargs)
+        if explanation.target.platform == "cuda" and "MFMA" in explanation.rejected.get(backend, ""):
+            pytest.skip(f"{backend}: {explanation.rejected[backend]}")
+        assert explanation.backend == backend, str(explanation)
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: MIT
+"""rms_norm: every backend against float64, over dtypes, row lengths, strides; bad input; `--bench` prints a table."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import aiter_like
+from aiter_like.errors import UnsupportedError
+from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like, time_us
+
+BACKENDS = ("hip", "triton", "torch")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+EPSILON = 1e-6
+
+
+def make(device: torch.device, rows: int, hidden: int, dtype: torch.dtype, weight_dtype: torch.dtype | None = None,
+         seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, hidden, generator=generator) * 3
+    weight = torch.randn(hidden, generator=generator)
+    return x.to(device, dtype), weight.to(device, weight_dtype or dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", HIDDEN_SIZES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_float64(device, run, backend, hidden, dtype):
+    x, weight = make(device, 5, hidden, dtype, seed=hidden)
+    check_rms_norm(run(backend, aiter_like.rms_norm, x, weight, EPSILON), x, weight, EPSILON)
+
+
+@pytest.mark.parametrize("is_sensitive", (0, 1))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float32_weight(device, run, backend, dtype, is_sensitive):
+    for hidden in (100, 4096):
+        x, weight = make(device, 3, hidden, dtype, torch.float32)
+        out = run(backend, aiter_like.rms_norm, x, weight, EPSILON, is_sensitive)
+        assert out.dtype == dtype
+        check_rms_norm(out, x, weight, EPSILON, is_sensitive)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_model_sensitive_rounds_before_the_weight(device, run, backend):
+    x, _ = make(device, 4, 512, torch.bfloat16)
+    weight = torch.full((512,), 3.0, dtype=torch.bfloat16, device=device)
+    plain = run(backend, aiter_like.rms_norm, x, torch.ones_like(weight), EPSILON)
+    out = run(backend, aiter_like.rms_norm, x, weight, EPSILON, 1)
+    assert torch.equal(out, plain * 3)  # one rounding more than ...
+    assert not torch.equal(out, run(backend, aiter_like.rms_norm, x, weight, EPSILON))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides_and_shapes(device, run, backend):
+    x, weight = make(device, 6, 520, torch.bfloat16)
+    wide = strided_like(x, (0, 24))
+    odd = strided_like(x, (0, 3), offset=1)
+    for view in (wide, odd, x.view(2, 3, 520), x[::2], x[0], wide.view(2, 3, 520), x[:1].expand(4, 520)):
+        out = run(backend, aiter_like.rms_norm, view, weight, EPSILON)
+        assert out.is_contiguous()
+        check_rms_norm(out, view, weight, EPSILON)
+        target = strided_like(torch.zeros_like(view), (0,) * (view.ndim - 1) + (5,))
+        assert run(backend, aiter_like.rms_norm, view, weight, EPSILON, out=target) is target
+        assert torch.equal(target, out)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_place(device, run, backend):
+    for hidden in (64, 20000):
+        x, weight = make(device, 3, hidden, torch.bfloat16)
+        expected = run(backend, aiter_like.rms_norm, x, weight, EPSILON)
+        assert torch.equal(run(backend, aiter_like.rms_norm, x, weight, EPSILON, out=x), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_and_infinity_stay_in_their_row(device, run, backend):
+    x, weight = make(device, 4, 300, torch.bfloat16)
+    x[1, 7] = math.nan
+    x[2, 299] = math.inf
+    out = run(backend, aiter_like.rms_norm, x, weight, EPSILON)
+    assert out[1].isnan().all() and out[2, 299].isnan()
+    check_rms_norm(out[::3], x[::3], weight, EPSILON)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_zeros_and_extremes(device, run, backend):
+    weight = torch.ones(256, device=device)
+    for value in (0.0, 1e-30, 1e18):
+        x = torch.full((2, 256), value, device=device)
+        check_rms_norm(run(backend, aiter_like.rms_norm, x, weight, 1e-12), x, weight, 1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_repeats_bit_for_bit(device, run, backend):
+    x, weight = make(device, 7, 8192, torch.bfloat16)
+    first = run(backend, aiter_like.rms_norm, x, weight, EPSILON)
+    assert all(torch.equal(first, run(backend, aiter_like.rms_norm, x, weight, EPSILON)) for _ in range(3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty(device, run, backend):
+    weight = torch.ones(64, device=device)
+    assert aiter_like.rms_norm(torch.empty(0, 64, device=device), weight, EPSILON, backend=backend).shape == (0, 64)
+    assert aiter_like.rms_norm(torch.empty(3, 0, device=device), weight[:0], EPSILON, backend=backend).shape == (3, 0)
+
+
+def test_gradient_comes_from_the_reference_only(device):
+    x, weight = make(device, 3, 32, torch.float32)
+    x.requires_grad_()
+    aiter_like.rms_norm(x, weight, EPSILON).sum().backward()
+    expected = torch.autograd.grad(torch.nn.functional.rms_norm(x, (32,), weight, EPSILON).sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected)
+    for backend in ("hip", "triton"):
+        with pytest.raises(UnsupportedError, match="forward only"):
+            aiter_like.rms_norm(x, weight, EPSILON, backend=backend)
+
+
+def bad_calls(device: torch.device):
+    x, weight = make(device, 3, 64, torch.bfloat16)
+    yield "input must be a tensor", TypeError, ([1.0], weight, EPSILON), {}
+    yield "input must have dtype", TypeError, (x.int(), weight, EPSILON), {}
+    yield "weight must have dtype", TypeError, (x, weight.half(), EPSILON), {}
+    yield "weight must be a tensor", TypeError, (x, None, EPSILON), {}
+    yield r"weight must have shape \(64,\), got \(32,\)", ValueError, (x, weight[:32], EPSILON), {}
+    yield "weight must have shape", ValueError, (x, weight[None], EPSILON), {}
+    yield "input must be contiguous in its last dimension", ValueError, (x.t(), weight[:3], EPSILON), {}
+    yield "weight must be contiguous", ValueError, (x[:, :32], weight[::2], EPSILON), {}
+    yield "at least 1 dimension", ValueError, (x[0, 0], weight, EPSILON), {}
+    yield "epsilon must be finite", ValueError, (x, weight, math.nan), {}
+    yield "epsilon must be finite", ValueError, (x, weight, math.inf), {}
+    yield "epsilon must be at least", ValueError, (x, weight, -1.0), {}
+    yield "epsilon must be a number", TypeError, (x, weight, "1e-6"), {}
+    yield "use_model_sensitive_rmsnorm must be 0 or 1", ValueError, (x, weight, EPSILON, 2), {}
+    yield "out must have shape", ValueError, (x, weight, EPSILON), {"out": x[:2]}
+    yield "out must have dtype", TypeError, (x, weight, EPSILON), {"out": x.float()}
+    yield "backend must be one of", ValueError, (x, weight, EPSILON), {"backend": "cuda"}
+    yield "weight must be on", ValueError, (x, weight.to("meta"), EPSILON), {}
+
+
+def test_bad_input_is_named(device):
+    for message, kind, args, kwargs in bad_calls(device):
+        with pytest.raises(kind, match=message):
+            aiter_like.rms_norm(*args, **kwargs)
+
+
+def test_uneven_rows_are_refused_by_the_kernels(device, run):
+    x = torch.randn(3, 5, 2, 64, device=device)[:, :4]
+    weight = torch.ones(64, device=device)
+    for backend in ("hip", "triton"):
+        with pytest.raises(UnsupportedError, match="rows of input are not evenly spaced"):
+            aiter_like.rms_norm(x, weight, EPSILON, backend=backend)
+    check_rms_norm(aiter_like.rms_norm(x, weight, EPSILON), x, weight, EPSILON)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shape=st.lists(st.integers(0, 5), min_size=0, max_size=3), hidden=st.integers(0, 300),
+       dtype=st.sampled_from((*DTYPES, torch.float64, torch.int32)), weight_dtype=st.sampled_from((*DTYPES, None)),
+       padding=st.integers(0, 9), offset=st.integers(0, 9), wrong_weight=st.integers(0, 20),
+       epsilon=st.sampled_from((0.0, 1e-6, 1.0, math.nan, -1.0)), sensitive=st.sampled_from((0, 1, 2)),
+       backend=st.sampled_from(BACKENDS))
+def test_any_call_is_right_or_refused(device, shape, hidden, dtype, weight_dtype, padding, offset, wrong_weight,
+                                      epsilon, sensitive, backend):
+    x = torch.randn(*shape, hidden).to(dtype).to(device)
+    x = strided_like(x, (0,) * len(shape) + (padding,), offset) if dtype.is_floating_point else x
+    weight = torch.randn(hidden + (wrong_weight == 0), device=device).to(weight_dtype or dtype)
+    try:
+        out = aiter_like.rms_norm(x, weight, epsilon, sensitive, backend=backend)
+    except (ValueError, TypeError, UnsupportedError) as error:
+        assert "rms_norm" in str(error)
+        return
+    assert out.shape == x.shape
+    if epsilon:  # with 0 a row of zeros is NaN
+        check_rms_norm(out, x, weight, epsilon, sensitive)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_everything(device, run, backend):
+    sizes = sorted({*HIDDEN_SIZES, *range(1, 70), 127, 129, 511, 513, 4095, 4097, 16384, 32768, 65536})
+    for hidden, dtype, is_float_weight, sensitive, seed in itertools.product(sizes, DTYPES, (0, 1), (0, 1), range(3)):
+        x, weight = make(device, 1 + seed * 4, hidden, dtype, torch.float32 if is_float_weight else None, seed)
+        check_rms_norm(run(backend, aiter_like.rms_norm, x, weight, EPSILON, sensitive), x, weight, EPSILON, sensitive)
+
+
+def bench() -> None:
+    """Checks, then times each backend with inputs larger than the last-level cache; needs a GPU."""
+    device = torch.device("cuda")
+    print(f"rms_norm on {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
+    print(f"{'rows':>6} {'hidden':>7} {'backend':>8} {'us':>9} {'TB/s':>7} {'error/limit':>12}")
+    for rows, hidden in ((1, 4096), (16, 8192), (4096, 1024), (4096, 4096), (8192, 8192), (2048, 32768)):
+        size = 4 * rows * hidden
+        sets = [(*make(device, rows, hidden, torch.bfloat16, seed=seed), EPSILON)
+                for seed in range(min(max(2, (1 << 29) // size), 64))]
+        for backend in BACKENDS:
+            out = aiter_like.rms_norm(*sets[0], backend=backend)
+            error = check_rms_norm(out, *sets[0])
+            us = time_us(functools.partial(aiter_like.rms_norm, out=out, backend=backend), sets)
+            print(f"{rows:6} {hidden:7} {backend:>8} {us:9.1f} {size / us * 1e-6:7.2f} {error:12.2f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
+    parser.parse_args()
+    bench()
