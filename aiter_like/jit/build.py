@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One module from source to a published library: look it up, else lock, compile with ninja in a private folder, publish.
+"""One module from source to published library: look it up, else lock, compile with ninja in a private folder, publish.
 
 Read by compile_ops.py, sim.py and commands.py.
 """
@@ -91,6 +91,8 @@ def _prebuilt(spec: ModuleSpec) -> cache.Entry | None:
     directory = env.get("AITER_LIKE_PREBUILT_DIR")
     if not directory:
         return None
+    if not os.path.isdir(directory):
+        raise BuildError(f"AITER_LIKE_PREBUILT_DIR={directory!r} is no directory", module=spec.name)
     return cache.find(Path(directory), spec.folder, _request(spec.inputs()), None, spec.root)
 
 
@@ -151,8 +153,8 @@ def _compile(spec: ModuleSpec, steps: list[recipe.Step], scratch: Path, log_path
     log_path.parent.mkdir(exist_ok=True)
     log_path.write_text(output)
     command, message = _failure(output, steps)
-    raise BuildError(f"{spec.name}: the build for {spec.arch} failed", module=spec.name, command=command, output=message,
-                     log_path=log_path)
+    raise BuildError(f"{spec.name}: the build for {spec.arch} failed", module=spec.name, command=command,
+                     output=message, log_path=log_path)
 
 
 def _failure(output: str, steps: list[recipe.Step]) -> tuple[str, str]:

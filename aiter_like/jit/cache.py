@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Built modules on disk: `<root>/<module>/<key>/` with the library and a meta.json of all that it was built from.
 
-A key is two halves of a SHA-256 each: what is known before compiling (sources, macros, target, ABI), then the compiler, its
-command lines and every header. An entry is found by the first half and accepted when what meta.json records of the second
-is still true, so a lookup runs no compiler. Read by build.py, toolchain.py and commands.py.
+A key is two halves, of a SHA-256 each: what is known before compiling (sources, macros, target, ABI), then compiler,
+command lines and every header. An entry is found by the first half and accepted when what meta.json records of the
+second is still true, so a lookup runs no compiler. Read by build.py, toolchain.py and commands.py.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def record_files(paths: Iterable[str], root: Path) -> list[list]:
 
 
 def files_unchanged(records: list[list], root: Path, *, project_only: bool = False) -> bool:
-    """Whether the recorded files still have the recorded content. Ours are read; of others, size and time are trusted."""
+    """Whether the recorded files have the recorded content. Ours are read; of others, size and time are trusted."""
     for name, size, mtime_ns, digest in records:
         is_ours = not os.path.isabs(name)
         if project_only and not is_ours:
@@ -202,7 +202,8 @@ def publish(scratch: Path, module_dir: Path, key: str, meta: dict) -> Entry:
         if file.suffix in (".o", ".d") or file.name.startswith(".ninja"):
             file.unlink()
     write_json(scratch / META, meta)
-    scratch.chmod(0o755)  # a prebuilt directory is read by other users; the cache root itself is 0700
+    (scratch / META).chmod(0o644)  # a prebuilt directory is read by other users; the cache root itself is 0700
+    scratch.chmod(0o755)
     final = module_dir / key
     if final.exists():  # damaged, or built again on demand
         old = Path(tempfile.mkdtemp(dir=module_dir, prefix=f"{_SCRATCH}{key[:REQUEST_DIGITS]}-"))

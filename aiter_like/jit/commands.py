@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`aiter-like build` and `aiter-like cache`: prebuilding for containers, and looking after the cache. Read by cli.py."""
+"""`aiter-like build` and `aiter-like cache`: prebuilding for containers, care of the cache. Read by cli.py."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ _BAR_WIDTH = 24  # characters
 
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
-    """Adds `build` and `cache`; each parser sets `run`, a function of the parsed arguments that returns the exit status."""
+    """Adds `build` and `cache`; each parser sets `run`: of the parsed arguments, returns the exit status."""
     parser = subparsers.add_parser("build", help="build modules ahead of their first use; needs a compiler, no GPU")
     parser.add_argument("names", nargs="*", help="modules, e.g. norm/rms_norm, rms_norm or sim (default: all)")
     parser.add_argument("--all", action="store_true", help="every module, also when names are given")
-    parser.add_argument("--arch", default=env.get("AITER_LIKE_ARCH") or "gfx942", help="gfx942 or sm_90 (default: %(default)s)")
+    parser.add_argument("--arch", default=env.get("AITER_LIKE_ARCH") or "gfx942",
+                        help="gfx942 or sm_90 (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="directory for AITER_LIKE_PREBUILT_DIR, instead of the cache")
-    parser.add_argument("-j", "--jobs", type=int, default=0, help="parallel compiler runs (default: AITER_LIKE_JOBS or cores)")
+    parser.add_argument("-j", "--jobs", type=int, default=0,
+                        help="parallel compiler runs (default: AITER_LIKE_JOBS, else one per core)")
     parser.add_argument("--rebuild", action="store_true", help="build although an intact module is there")
     parser.add_argument("--lock-timeout", type=float, default=build.LOCK_TIMEOUT, metavar="SECONDS",
                         help="wait this long for another process that builds the same module (default: %(default)g)")
@@ -42,11 +44,14 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     prune.set_defaults(run=_prune)
 
 
-def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Iterable[tuple[ModuleSpec, float, BuildError | None]]:
-    """Builds modules in parallel; yields (spec, seconds, error or None) as each one ends."""
+_Outcome = tuple[ModuleSpec, float, BuildError | None]  # the seconds it took, and what failed
+
+
+def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Iterable[_Outcome]:
+    """Builds modules in parallel, with the options of build.ensure; yields an outcome as each one ends."""
     jobs = jobs or build.default_jobs()
 
-    def one(spec: ModuleSpec) -> tuple[ModuleSpec, float, BuildError | None]:
+    def one(spec: ModuleSpec) -> _Outcome:
         start = time.perf_counter()
         error = None
         try:
@@ -91,7 +96,7 @@ def _selected(names: list[str], arch: str) -> list[ModuleSpec]:
 
     platform = "hip" if arch.startswith("gfx") else "cuda"
     by_name: dict[str, list[ModuleSpec]] = {}
-    for function in registered():
+    for function in (function for function in registered() if platform in function.platforms):
         specs = [function.instance_spec(instance, platform, arch) for instance in function.instances()]
         for name in {function.module, function.module.rpartition(".")[0], function.function_name}:
             by_name.setdefault(name, []).extend(specs)

@@ -43,19 +43,21 @@ class Instance:
 
 
 def compile_ops(module: str, fc_name: str | None = None, gen_func: Callable[..., Instance] | None = None,
-                gen_fake: Callable | None = None, *, prebuild: Sequence[Instance] = ()) -> Callable[..., JitFunction]:
+                gen_fake: Callable | None = None, *, prebuild: Sequence[Instance] = (),
+                platforms: Sequence[str] = ("hip", "cuda")) -> Callable[..., JitFunction]:
     """Turns a typed stub into a `JitFunction`. Compiles and probes nothing.
 
     Args:
         module: the source below csrc/, "norm/rms_norm.hip".
-        fc_name: the exported function; default: the stub's name without a leading "_" and without "_hip", "_ck", "_asm".
+        fc_name: the exported function; default: the stub's name without a leading "_" and "_hip", "_ck" or "_asm".
         gen_func: of the call's arguments (and of a tuned row's parameters, by keyword): the Instance to build.
         gen_fake: of the call's arguments: the outputs' shapes, for torch.compile.
         prebuild: the instances that `aiter-like build` makes; default: the one without macros, if there is no gen_func.
+        platforms: what the source is for; one with gfx942 instructions says ("hip",).
     """
 
     def decorate(stub: Callable) -> JitFunction:
-        function = JitFunction(stub, module, fc_name, gen_func, gen_fake, tuple(prebuild))
+        function = JitFunction(stub, module, fc_name, gen_func, gen_fake, tuple(prebuild), tuple(platforms))
         other = _registry.setdefault(function.stem, function)
         if (other.module, other.__name__) != (function.module, function.__name__):
             raise ValueError(f"compile_ops: {function.stem} is declared twice, as {other.__name__} and {stub.__name__}")
@@ -77,15 +79,17 @@ class JitFunction:
         module: the source below csrc/.
         function_name: the exported function.
         gen_fake: the fake function for torch.compile, or None.
+        platforms: what the source is for, "hip" and "cuda" if it is portable.
     """
 
     def __init__(self, stub: Callable, module: str, fc_name: str | None, gen_func: Callable[..., Instance] | None,
-                 gen_fake: Callable | None, prebuild: tuple[Instance, ...]):
+                 gen_fake: Callable | None, prebuild: tuple[Instance, ...], platforms: tuple[str, ...]):
         self.__name__, self.__doc__, self.__module__ = stub.__name__, stub.__doc__, stub.__module__
         self.__wrapped__ = stub
         self.module = module
         self.function_name = fc_name or _SUFFIX.sub("", stub.__name__.removeprefix("_"))
         self.gen_fake = gen_fake
+        self.platforms = platforms
         self._gen_func = gen_func
         self._prebuild = prebuild
         self._bound: dict[tuple, Any] = {}  # (target, instance name, macros) → (tvm_ffi.Function, key) or BuildError
@@ -114,7 +118,7 @@ class JitFunction:
         """The loaded function for these arguments: the bare tvm_ffi.Function, called with positional arguments.
 
         Raises:
-            UnsupportedError: the target runs no compiled kernels.
+            UnsupportedError: the source is not for the target's platform.
             BuildError: no compiler, the source does not compile for the target, or the signatures differ.
         """
         return self._resolve(target, args, params)[0]
@@ -140,15 +144,16 @@ class JitFunction:
     def instance_spec(self, instance: Instance, platform: str, arch: str) -> ModuleSpec:
         """The module of one instance for a platform ("hip", "cuda") and architecture."""
         name = str(PurePosixPath(self.module).with_suffix(""))
-        return ModuleSpec(f"{name}-{instance.name}" if instance.name else name, (self.module,), kind=platform, arch=arch,
-                          defines=instance.defines, root=paths.csrc())
+        return ModuleSpec(f"{name}-{instance.name}" if instance.name else name, (self.module,), kind=platform,
+                          arch=arch, defines=instance.defines, root=paths.csrc())
 
     def _instance(self, args: Sequence[Any], params: Mapping[str, Any]) -> Instance:
         return self._gen_func(*args, **params) if self._gen_func else Instance()
 
     def _resolve(self, target: Target, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Callable, str]:
-        if target.platform not in ("hip", "cuda"):
-            raise UnsupportedError(f"{self.function_name}: compiled kernels need a GPU or the simulated MI300X, not "
+        if target.platform not in self.platforms:
+            accepted = " and ".join(self.platforms)
+            raise UnsupportedError(f"{self.function_name}: {self.module} is for {accepted} targets, not for "
                                    f"{target.platform}", self.function_name)
         instance = self._instance(args, params)
         key = (target.platform, target.arch, target.simulated, instance.name, *sorted(instance.defines.items()))
@@ -196,8 +201,8 @@ class JitFunction:
         built = ", ".join(_schema_type(parameter) for parameter in named["params"])
         built += f" -> {_schema_type(named['return'][0])}"
         if stub != built:
-            raise BuildError(f"{self.module}: {self.__name__} is declared as ({stub}), but the built {self.function_name} "
-                             f"is ({built})", module=spec.name)
+            raise BuildError(f"{self.module}: {self.__name__} is declared as ({stub}), but the built "
+                             f"{self.function_name} is ({built})", module=spec.name)
 
 
 _registry: dict[str, JitFunction] = {}
@@ -243,5 +248,5 @@ def _load_hip_runtime(simulated: bool) -> None:
         library = ctypes.CDLL(sorted(mapped)[0], mode=ctypes.RTLD_GLOBAL)
     own, seen = (ctypes.cast(scope.hipLaunchKernel, ctypes.c_void_p).value for scope in (library, ctypes.CDLL(None)))
     if own != seen:
-        raise BuildError("this process already has another HIP runtime: use either the simulated MI300X or the hardware "
-                         "in one process")
+        raise BuildError("this process already has another HIP runtime: use either the simulated MI300X or the "
+                         "hardware in one process")

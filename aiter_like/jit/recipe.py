@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import platform
 import shlex
 from collections.abc import Mapping
@@ -150,11 +151,11 @@ def host_arch() -> str:
 def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     """Device code, then the host half around it.
 
-    Two commands, because the depfile of a combined HIP compilation names the headers of the host pass only. No HIP header
-    and no device library is used: gpu.h declares what it needs, so ROCm, triton and bare clang give the same module.
-    -no-hip-rt: the library has no NEEDED runtime and takes the one of the process, simulated or real. For the same reason
-    the host half goes to the clang under hipcc: hipcc itself would link ROCm's runtime. -cuid, a name that by default is
-    a hash of path and options: both commands must have the same, and the module be the same wherever its source lies.
+    Two commands, because the depfile of a combined HIP compilation names the headers of the host pass only. No HIP
+    header and no device library is used (gpu.h declares what it needs), so neither ROCm nor triton has to be there.
+    -no-hip-rt: the library names no runtime and takes the one of the process, simulated or real. For the same reason
+    the host half goes to the clang under hipcc: hipcc itself would link ROCm's runtime.
+    -cuid: by default a hash of path and options; both commands must have the same, wherever the source lies.
     """
     source = str(spec.root / spec.sources[0])
     common = ["-x", "hip", "-std=c++17", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-nogpuinc", "-nogpulib",
@@ -174,21 +175,25 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
 def _cuda_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     """nvcc makes the module in one command; its depfile is the host pass's, so a second one lists the device pass's."""
     source = str(spec.root / spec.sources[0])
-    common = [toolchain.path, "-x", "cu", f"-arch={spec.arch}", "-std=c++17", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden",
-              *_include(spec), *_defines(spec), *spec.flags]
+    common = [toolchain.path, "-x", "cu", f"-arch={spec.arch}", "-std=c++17", "-O3",
+              "-Xcompiler=-fPIC,-fvisibility=hidden", *_include(spec), *_defines(spec), *spec.flags]
     number = spec.arch.removeprefix("sm_").rstrip("af")  # sm_90a → 90 → __CUDA_ARCH__ 900
     return [Step("device.d", (), (*common, f"-D__CUDA_ARCH__={number}0", "-M", "-MF", "device.d", source), "device.d"),
             Step(spec.output, (), (*common, "-MD", "-MF", "host.d", "-shared", "-o", spec.output, source), "host.d")]
 
 
 def _host_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
-    """One object per source, in parallel, and a link. -ffp-contract=off: results do not depend on the host's FMA use."""
+    """One object per source, in parallel, and a link. The sources' common folder is on the include path.
+
+    -ffp-contract=off: the same results with and without host FMA.
+    """
+    folder = spec.root / os.path.commonpath([os.path.dirname(source) for source in spec.sources])
     march = [f"-march={spec.arch}"] if spec.arch.startswith("x86-64") else []
     common = [toolchain.host_compiler, "-std=c++20", "-O3", "-ffp-contract=off", *march, "-Wall", "-fPIC", "-pthread",
-              f"-ffile-prefix-map={spec.root}=csrc", *_include(spec), *_defines(spec), *spec.flags]
+              f"-ffile-prefix-map={spec.root}=csrc", f"-I{folder}", *_include(spec), *_defines(spec), *spec.flags]
     objects = [f"{index}.o" for index in range(len(spec.sources))]
-    compiles = [Step(name, (), (*common, "-MD", "-MF", f"{name}.d", "-c", "-o", name, str(spec.root / source)), f"{name}.d")
-                for name, source in zip(objects, spec.sources, strict=True)]
+    compiles = [Step(name, (), (*common, "-MD", "-MF", f"{name}.d", "-c", "-o", name, f"{spec.root}/{source}"),
+                     f"{name}.d") for name, source in zip(objects, spec.sources, strict=True)]
     link = (toolchain.host_compiler, "-shared", "-pthread", "-o", spec.output, *objects, "-ldl", *spec.link_flags)
     return [*compiles, Step(spec.output, tuple(objects), link)]
 

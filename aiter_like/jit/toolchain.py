@@ -28,6 +28,9 @@ CLANG_MAX = 30  # newest versioned name looked for, as in clang++-30
 _PLATFORMS = {"hipcc": ("hip", "host"), "clang": ("hip", "host"), "nvcc": ("cuda",)}
 _MINIMUM = {"hipcc": ROCM_MIN, "clang": CLANG_MIN, "nvcc": (12,)}
 _ORDER = {"hip": ("hipcc", "clang"), "cuda": ("nvcc",), "host": ("clang", "hipcc")}
+# What `--version` prints. hipcc prints clang's line too, after its own.
+_VERSIONS = {"hipcc": r"HIP version: (\d+(?:\.\d+)*)", "nvcc": r"release (\d+\.\d+)",
+             "clang": r"clang version (\d+(?:\.\d+)*)"}
 _HINT = {
     "hip": "install clang-22 lld-22 llvm-22 clang-tools-22 (apt.llvm.org or the distribution), or ROCm >= 6",
     "cuda": "install the CUDA toolkit >= 12",
@@ -152,25 +155,24 @@ def _executables(name: str, path: str, rocm_path: str) -> list[str]:
 def _identify(executable: str) -> Candidate:
     """What kind of compiler an executable is, from its version text."""
     text = _version_text(executable)
-    for name, pattern in (("hipcc", r"HIP version: (\d+(?:\.\d+)*)"), ("nvcc", r"release (\d+\.\d+)"),
-                          ("clang", r"clang version (\d+(?:\.\d+)*)")):
-        match = re.search(pattern, text)
-        if match:
-            break
-    else:
+    matches = {name: match for name, pattern in _VERSIONS.items() if (match := re.search(pattern, text))}
+    if not matches:
         first = (text.strip().splitlines() or ["no output"])[0]
         return Candidate(Path(executable).name, None, f"{executable} --version does not look like a compiler: {first}")
+    name, match = next(iter(matches.items()))
     version = tuple(int(part) for part in match[1].split("."))
     if version < _MINIMUM[name]:
         needed = ".".join(map(str, _MINIMUM[name]))
         return Candidate(name, None, f"{executable} is version {match[1]}, needed is >= {needed}")
+    if name == "hipcc" and not _installed_dir(text):
+        return Candidate(name, None, f"{executable} --version does not say where its clang is (InstalledDir)")
     host_compiler = "" if name == "nvcc" else executable if name == "clang" else f"{_installed_dir(text)}/clang++"
     identity = "\n".join([*map(str, _stamp(executable, text)), text])
     return Candidate(name, Toolchain(name, executable, version, identity, host_compiler), "")
 
 
 def _version_text(executable: str) -> str:
-    """Output of `executable --version`, from the cache while the compiler's files are unchanged (a run costs 20-300 ms)."""
+    """Output of `executable --version`; from the cache while its files are unchanged (a run costs 20 to 300 ms)."""
     record_path = cache_root() / "compilers.json"
     records = read_json(record_path) or {}
     known = records.get(executable)

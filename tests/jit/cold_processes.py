@@ -28,7 +28,8 @@ from aiter_like.jit.build import load_or_build
 
 def race(folder: Path) -> dict:
     """Eight processes call one cold operator at the same moment."""
-    paths.csrc = lambda root=make_hip_project(folder / "csrc"): root
+    root = make_hip_project(folder / "csrc")
+    paths.csrc = lambda: root
     sys.modules[JitFunction.__module__]._load_hip_runtime = lambda simulated: None
     device.use_simulator(True)
 

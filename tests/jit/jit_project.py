@@ -100,11 +100,12 @@ class Project:
         return ModuleSpec(**fields)
 
 
-# The HIP runtime of a test module, in the module itself: every launch is accepted and nothing runs. A library of its own,
-# loaded for the whole process, would be in the way of the simulator.
+# The HIP runtime of a test module, in the module itself: every launch is accepted and nothing runs. A library of its
+# own, loaded for the whole process, would be in the way of the simulator.
 _VOID_RUNTIME = """
 #include "aiter_like/ffi.h"
 #if AITER_LIKE_HOST_PASS
+#pragma clang optimize off  // else the registration, which does nothing, is removed with all kernels
 extern "C" {
 int launches = 0;
 void** __hipRegisterFatBinary(const void*) { static void* handle; return &handle; }
@@ -116,6 +117,7 @@ int hipLaunchKernel(const void*, dim3, dim3, void**, size_t, hipStream_t) { ++la
 int hipGetLastError() { return launches > 100; }
 const char* hipGetErrorString(int) { return "tired"; }
 }
+#pragma clang optimize on
 #endif
 """
 
@@ -135,7 +137,8 @@ void launch_scale(float* x, float factor, aiter_like::Stream stream) {
 
 #if AITER_LIKE_HOST_PASS
 namespace ffi = aiter_like::ffi;
-void scale(ffi::Tensor x, ffi::Optional<ffi::Tensor> weight, double factor, int64_t times, bool is_on, ffi::String name) {
+void scale(ffi::Tensor x, ffi::Optional<ffi::Tensor> weight, double factor, int64_t times, bool is_on,
+           ffi::String name) {
   ffi::check_type(ffi::is_f32(x), "scale: x must be float32");
   ffi::check_value(x.ndim() == 1, "scale: x must have one dimension");
   float* data = static_cast<float*>(x.data_ptr());

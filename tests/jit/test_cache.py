@@ -175,6 +175,7 @@ def _no_home():
 def test_prebuilt_directory_needs_no_compiler(fake, project, tmp_path, monkeypatch):
     prebuilt = tmp_path / "prebuilt"
     built = _load(project.spec(), root=prebuilt)
+    assert all(path.stat().st_mode & 0o444 == 0o444 for path in built.parent.iterdir()), "for other users to read"
     for path in [*prebuilt.rglob("*"), prebuilt]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     before = sorted(prebuilt.rglob("*"))
@@ -197,6 +198,12 @@ def test_prebuilt_of_other_sources_is_not_used(fake, project, tmp_path, monkeypa
     assert _load(project.spec()) == prebuilt
     prebuilt.write_bytes(b"damaged")
     assert tmp_path / "cache" in _load(project.spec()).parents
+
+
+def test_prebuilt_directory_that_is_not_there(fake, project, tmp_path, monkeypatch):
+    monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(BuildError, match="AITER_LIKE_PREBUILT_DIR='.*nowhere' is no directory"):
+        _load(project.spec())
 
 
 # ---- failures and locks

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Many processes, one module: a cold call in eight at once, and builders killed at random points.
 
-The work is done by children that are forked from one fresh process (cold_processes.py): importing torch eight times would
-cost more than all the builds.
+The work is done by children that are forked from one fresh process (cold_processes.py): importing torch eight times
+would cost more than all the builds.
 """
 
 import json
@@ -58,8 +58,8 @@ def test_independent_modules_build_in_parallel(project, tmp_path, monkeypatch):
     """Two modules whose compilers wait for one another: built one after the other, neither would end."""
     compiler = fake_compiler(tmp_path / "bin")
     text = compiler.path.read_text()
-    rendezvous = f'touch "{tmp_path}/$$"; for i in $(seq 100); do [ $(ls {tmp_path}/[0-9]* | wc -l) -ge 2 ] && break; ' \
-                 'sleep 0.1; done; [ $i -lt 100 ] || exit 1\n'
+    rendezvous = (f'touch "{tmp_path}/$$"; for i in $(seq 100); do [ $(ls {tmp_path}/[0-9]* | wc -l) -ge 2 ] && '
+                  'break; sleep 0.1; done; [ $i -lt 100 ] || exit 1\n')
     compiler.path.write_text(text.replace("echo run >>", rendezvous + "echo run >>"))
     monkeypatch.setenv("AITER_LIKE_TOOLCHAIN", str(compiler.path))
     forget()

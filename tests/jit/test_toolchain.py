@@ -29,7 +29,8 @@ def _clang(folder: Path, version: str, name: str = "clang++") -> Compiler:
 
 
 def _nvcc(folder: Path) -> Compiler:
-    return _tool(folder / "nvcc", "nvcc: NVIDIA (R) Cuda compiler driver", "Cuda compilation tools, release 12.8, V12.8.93")
+    return _tool(folder / "nvcc", "nvcc: NVIDIA (R) Cuda compiler driver",
+                 "Cuda compilation tools, release 12.8, V12.8.93")
 
 
 @pytest.fixture
@@ -64,6 +65,12 @@ def test_old_hipcc_gives_way_to_clang(bin_dir):
     assert toolchain.find("hip").name == "clang"
     hipcc = toolchain.report()[0]
     assert hipcc.toolchain is None and hipcc.reason == f"{bin_dir}/hipcc is version 5.7.31921, needed is >= 6"
+
+
+def test_hipcc_that_hides_its_clang(bin_dir):
+    _tool(bin_dir / "hipcc", "HIP version: 6.2.0-1")
+    with pytest.raises(BuildError, match="hipcc --version does not say where its clang is"):
+        toolchain.find("hip")
 
 
 def test_newest_clang_by_name(bin_dir):
@@ -142,8 +149,8 @@ def test_stand_in_for_hipcc_is_parsed(tmp_path, monkeypatch):
 
 def test_import_probes_nothing(tmp_path):
     """Importing the JIT starts no process, opens no compiler and writes no file."""
-    code = ("import sys; ran = []; sys.addaudithook(lambda event, _: ran.append(event) if event.startswith(('subprocess', "
-            "'os.posix_spawn', 'os.exec', 'os.mkdir')) else None)\n"
+    code = ("import sys; ran = []; events = ('subprocess', 'os.posix_spawn', 'os.exec', 'os.mkdir')\n"
+            "sys.addaudithook(lambda event, _: ran.append(event) if event.startswith(events) else None)\n"
             "import torch; before = len(ran)\n"
             "import aiter_like.jit.commands; assert ran[before:] == [], ran[before:]\n"
             "assert not {'tvm_ffi', 'triton', 'filelock', 'aiter_like.sim'} & set(sys.modules)")
