@@ -98,7 +98,7 @@ class TestOrder:
         op = make_op(Backend("hip", FakeJit()))
         assert explain(public(op), torch.randn(2, 4)).rejected == {"hip": "needs a GPU or the simulated MI300X"}
 
-    def test_all_refuse(self, caplog):
+    def test_all_refuse(self):
         op = make_op(Backend("hip", FakeJit(), unsupported=lambda target, *args: "hip says no"))
         op.backends = op.backends[:1]
         with pytest.raises(UnsupportedError, match="hip says no") as caught:
@@ -110,7 +110,8 @@ class TestOrder:
         for rows in (2, 3, 4):
             run(op, torch.randn(rows, 4))
         told = [record for record in caplog.records if record.levelno == logging.WARNING]
-        assert [record.getMessage() for record in told] == [f"{op.name} runs as torch reference on gfx942: hip: too wide"]
+        assert [record.getMessage() for record in told] == [
+            f"{op.name} runs as torch reference on gfx942: hip: too wide"]
 
     def test_missing_triton_is_a_reason(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "triton", None)
@@ -182,7 +183,8 @@ class TestBuildFailure:
         for rows in (2, 3):
             run(op, torch.randn(rows, 4))
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        assert len(warnings) == 1 and "hip (scale) is out of use on gfx942: does not build: clang says no" in warnings[0]
+        assert len(warnings) == 1
+        assert "hip (scale) is out of use on gfx942: does not build: clang says no" in warnings[0]
         assert asm.calls == 2
         assert "clang says no" in explain(public(op), torch.randn(9, 4)).rejected["hip"]
 
@@ -368,7 +370,8 @@ class TestTunedRows:
 
     def test_row_whose_parameters_do_not_fit(self, monkeypatch, tmp_path):
         op = make_op(Backend("hip", FakeJit(instance=lambda *args: "x")))
-        path = self.rows(monkeypatch, tmp_path, op, "gfx942,304,2,4,float32,hip,scale[x],tile=8,1.5,0,clang,,measured:me")
+        path = self.rows(monkeypatch, tmp_path, op,
+                         "gfx942,304,2,4,float32,hip,scale[x],tile=8,1.5,0,clang,,measured:me")
         run(op)
         assert str(op.table.problems[0]).startswith(f"{path}:2: params do not fit scale[x]")
 

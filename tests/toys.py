@@ -44,7 +44,8 @@ class FakeJit:
 
     module = "norm/rms_norm.hip"
 
-    def __init__(self, function: Callable = scale_ref, error: Exception | None = None, instance: Callable | None = None):
+    def __init__(self, function: Callable = scale_ref, error: Exception | None = None,
+                 instance: Callable | None = None):
         self.function, self.error, self.instance = function, error, instance
         self.binds: list[dict] = []
         self.calls = 0

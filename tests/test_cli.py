@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""The command line: help, doctor, explain, errors. The other commands have their own tests."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from toys import SIMULATED, FakeJit, make_op
+
+import aiter_like
+from aiter_like import cli, device, dispatch, select
+from aiter_like.dispatch import Backend
+from aiter_like.errors import BuildError
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A CPU with the simulated device, without environment variables of ours and with the logger as it was."""
+    monkeypatch.setattr(device, "_targets", {torch.device("cpu"): SIMULATED})
+    for name in cli.env.VARIABLES:
+        if name != "AITER_LIKE_CACHE_DIR":
+            monkeypatch.delenv(name, raising=False)
+    logger = logging.getLogger("aiter_like")
+    monkeypatch.setattr(logger, "handlers", [])
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def run(capsys, *argv):
+    try:
+        status = cli.main(argv)
+    except SystemExit as end:
+        status = end.code
+    return status, *capsys.readouterr()
+
+
+class TestHelp:
+    def test_lists_every_command_without_importing_it(self, capsys, monkeypatch):
+        def refuse(name):
+            raise AssertionError(f"imported {name}")
+
+        monkeypatch.setattr(cli.importlib, "import_module", refuse)
+        status, out, _ = run(capsys, "--help")
+        assert status == 0
+        assert all(command in out for command in ("demo", "doctor", "build", "cache", "explain", "verify"))
+
+    @pytest.mark.parametrize("command", cli._COMMANDS)
+    def test_of_each_command(self, capsys, command):
+        status, out, _ = run(capsys, command, "--help")
+        assert status == 0 and f"aiter-like {command}" in out
+
+    def test_no_or_unknown_command(self, capsys):
+        assert run(capsys)[0] == 2
+        assert run(capsys, "fly")[0] == 2
+
+
+class TestExplain:
+    def test_tensor_and_scalar_arguments(self, capsys):
+        status, out, _ = run(capsys, "explain", "rms_norm", "input=bf16[32,4096]", "weight=bf16[4096]", "epsilon=1e-6",
+                             "backend=torch")
+        assert status == 0
+        assert "rows=32 hidden=4096 dtype=bf16" in out and "forced: backend='torch'" in out
+
+    @pytest.mark.parametrize(("arguments", "text"), [
+        (["rms_norm", "input"], "an argument must be name=value, got 'input'"),
+        (["no_such"], "no operator 'no_such'"),
+        (["__version__"], "no operator '__version__'"),
+        (["rms_norm", "input=bf16[a]"], "input must be dtype[sizes], got 'bf16[a]'"),
+        (["rms_norm", "input=bf16[4,8]", "weight=bf16[9]", "epsilon=1e-6"], "weight must have shape (8,), got (9,)"),
+    ])
+    def test_mistakes_are_one_line(self, capsys, arguments, text):
+        status, out, err = run(capsys, "explain", *arguments)
+        assert status == 1 and out == "" and err.startswith("aiter-like explain: ") and text in err
+        assert err.count("\n") == 1
+
+
+class TestDoctor:
+    @pytest.fixture(autouse=True)
+    def toolchains(self, monkeypatch):
+        from aiter_like.jit import toolchain
+
+        clang = toolchain.Candidate("clang", toolchain.Toolchain("clang", "/usr/bin/clang++", (22, 1), "id", ""), "")
+        monkeypatch.setattr(toolchain, "report", lambda: [clang, toolchain.Candidate("nvcc", None, "not found")])
+        monkeypatch.setattr(toolchain, "find", lambda platform: clang.toolchain)
+
+    def test_healthy(self, capsys):
+        status, out, _ = run(capsys, "doctor")
+        assert status == 0, out
+        for text in (*cli.env.VARIABLES, "clang 22.1", "nvcc         not found", "the simulated MI300X: gfx942 (hip)",
+                     "rms_norm", "no problems found", aiter_like.__version__):
+            assert text in out
+
+    def test_problems(self, capsys, monkeypatch, tmp_path):
+        bad = tmp_path / "rms_norm.csv"
+        bad.write_text("wrong\n")
+        monkeypatch.setenv("AITER_LIKE_TUNED", str(bad))
+        monkeypatch.setenv("AITER_LIKE_JOBS", "many")
+        monkeypatch.setenv("AITER_LIKE_BACKEND", "hip")
+        for op in dispatch.OPS.values():
+            op.reset()
+        status, out, _ = run(capsys, "doctor")
+        for op in dispatch.OPS.values():
+            op.reset()
+        assert status == 1
+        for text in (f"PROBLEM  {bad}:1: columns must be", "PROBLEM  AITER_LIKE_JOBS='many'",
+                     "PROBLEM  AITER_LIKE_BACKEND is not a variable", "3 problem(s)"):
+            assert text in out
+
+    def test_no_compiler(self, capsys, monkeypatch):
+        from aiter_like.jit import toolchain
+
+        def find(platform):
+            raise BuildError("no compiler")
+
+        monkeypatch.setattr(toolchain, "find", find)
+        status, out, _ = run(capsys, "doctor")
+        assert status == 1 and "kernels for hip cannot be built: no compiler" in out
+
+    def test_no_triton(self, capsys, monkeypatch):
+        monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+        assert "triton       absent (an extra)" in run(capsys, "doctor")[1]
+
+
+class TestVerify:
+    @pytest.fixture(autouse=True)
+    def toys(self, monkeypatch):
+        monkeypatch.setattr(dispatch, "OPS", {})
+        monkeypatch.setattr(select.paths, "tuned_csv", lambda: select.paths.data_root() / "absent")
+
+    def test_report(self, capsys, tmp_path):
+        def wrong(out, x, factor, flag):
+            out.copy_(x * factor + 1)
+
+        op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit(wrong)),
+                     Backend("ck", FakeJit(), unsupported=lambda target, *args: "odd"))
+        report = tmp_path / "report.json"
+        status, out, _ = run(capsys, "verify", "--device", "sim", "--output", str(report))
+        assert status == 1
+        results = json.loads(report.read_text())["results"]
+        assert [(record["backend"], record["status"]) for record in results] == [
+            ("hip", "passed"), ("asm", "failed"), ("ck", "refused")]
+        assert results[1]["error"] > results[1]["tolerance"] and results[2]["detail"] == "odd"
+        text = report.with_suffix(".txt").read_text()
+        assert f"PASSED | {op.name} | hip | scale | 3x4 3x4" in text and "1 passed, 1 failed, 1 refused" in text
+        assert "1 passed, 1 failed, 1 refused" in out
+
+    def test_unknown_operator(self, capsys):
+        op = make_op()
+        status, _, err = run(capsys, "verify", "no_such")
+        assert status == 1 and err == f"aiter-like verify: no operator no_such; known: {op.name}\n"

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Importing the package does nothing that can be observed, in a clean interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import logging, os, subprocess, sys
+import torch
+
+events = []
+watched = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.putenv", "os.unsetenv", "os.mkdir",
+           "os.rename", "os.remove", "socket.connect", "ctypes.dlopen")
+
+def audit(event, args):
+    if event in watched:
+        events.append((event, args))
+    elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        if not str(args[0]).endswith((".pyc", "/dev/null")) and ".pyc." not in str(args[0]):
+            events.append((event, args))
+
+sys.addaudithook(audit)
+before = dict(os.environ), sys.path[:], logging.root.handlers[:], logging.root.level, set(sys.modules)
+threads = torch.get_num_threads()
+import aiter_like
+
+assert dict(os.environ) == before[0], "the environment was changed"
+assert sys.path == before[1], "sys.path was changed"
+assert (logging.root.handlers, logging.root.level) == before[2:4], "the root logger was changed"
+logger = logging.getLogger("aiter_like")
+assert not logger.handlers and logger.level == logging.NOTSET and logger.propagate, "our logger was configured"
+assert not torch.cuda.is_initialized(), "a GPU was initialised"
+assert torch.get_num_threads() == threads
+heavy = {"triton", "pandas", "numpy.f2py", "transformers", "torch._dynamo", "torch._inductor", "aiter_like.sim",
+         "aiter_like.cli", "aiter_like.demo", "tvm_ffi"} & (set(sys.modules) - before[4])
+assert not heavy, f"imported: {sorted(heavy)}"
+assert not events, f"side effects: {events}"
+
+from aiter_like import device
+assert not device._targets, "a device was probed"
+for name in ("rms_norm", "flash_attn_func", "explain", "is_tuned", "use_backend"):
+    assert callable(getattr(aiter_like, name)), name
+"""
+
+
+def test_import_has_no_side_effects():
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert (run.stdout, run.stderr) == ("", "")
