@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT
+// Shadow state of the checkers, and what the files of this folder call in one another. Nothing outside includes it.
+#pragma once
+#include <map>
+#include <vector>
+
+#include "checks/checks.h"
+#include "loader.h"
+
+namespace sim {
+
+// ---- wait: operations in flight -------------------------------------------------------------------------------------
+
+// One memory instruction that its wave has not waited for yet.
+struct Pending {
+  const Inst* inst = nullptr;
+  u64 issued = 0;                              // w.checks->executed at issue
+  u32 first_record = 0, end_record = 0;        // its LDS records (lds_race)
+  u8 num_dsts = 0;                             // inst->writes() with data still to arrive
+  bool on_vm = false, on_lgkm = false;         // counters that must retire it
+};
+
+// A hardware counter: operations in issue order, as slots of WaitState::ops.
+struct Counter {
+  u8 slot[128];
+  u32 head = 0, tail = 0;
+  u32 size() const { return tail - head; }
+  void push(u8 s) { slot[tail++ % 128] = s; }
+  u8 pop() { return slot[head++ % 128]; }
+  u8 at(u32 index) const { return slot[(head + index) % 128]; }
+};
+
+struct WaitState {
+  Pending ops[128];
+  u32 next = 0;                                // ops used round-robin; at most 63 + 15 are in flight
+  Counter vm, lgkm;
+  u32 num_pending = 0;                         // operations with registers in flight
+  u64 vector[kNumRows / 64] = {}, scalar[kNumScalars / 64] = {};   // registers with data in flight
+  u8 vector_owner[kNumRows], scalar_owner[kNumScalars];            // slot of the last operation that will write it
+};
+
+// ---- lds_race: who touched each dword of LDS ------------------------------------------------------------------------
+
+struct LdsRecord {                             // one executed LDS access
+  const Inst* inst;
+  u64 lanes;
+  u8 wave;
+  bool atomic, dma, read;
+  bool retired = false;                        // its wave has waited for it
+  bool published = false;                      // … and a barrier has opened since: every wave may rely on it
+};
+
+// A shadow word: stamp of the last access, its wave, bytes of the dword it touched.
+inline constexpr u32 kMaskBits = 15, kMany = 1 << 4, kWaveShift = 5, kWaveBits = 15 << kWaveShift, kDma = 1 << 9;
+inline constexpr u32 kStampShift = 10, kMaxStamp = (1u << 22) - 2;
+
+struct LdsShadow {
+  std::vector<u32> writer, reader;             // per dword; 0 = never
+  std::vector<LdsRecord> records;              // of stamps base, base + 1, …
+  u32 base = 1;                                // stamps persist over workgroups so that the shadow need not be cleared
+  u32 safe = 1;                                // every write with a smaller stamp is published
+  u32 epoch = 1;                               // first stamp after the last barrier
+  u32 next() const { return base + static_cast<u32>(records.size()); }
+  LdsRecord& record(u32 stamp) { return records[stamp - base]; }
+  bool known(u32 stamp) const { return stamp >= base && stamp - base < records.size(); }
+};
+
+// ---- uninit: which bits were never written --------------------------------------------------------------------------
+
+struct Origin {                                // of an undefined value; inst null = a register never written
+  const Inst* inst = nullptr;
+  u64 address = 0;                             // of the undefined byte
+};
+
+struct Undefined {
+  u64 lanes[kNumRows];                         // lanes with an undefined bit
+  u64 partial[kNumRows];                       // … of those, lanes with some defined bits: see `bits`
+  u32 (*bits)[kLanes] = nullptr;
+  Origin origin[kNumRows];
+  u32 scalar[kNumScalars];
+  Origin scalar_origin[kNumScalars];
+  bool scc = false;
+  Origin scc_origin;
+};
+
+// ---- the three levels -----------------------------------------------------------------------------------------------
+
+struct WaveChecks {
+  u64 executed = 0;
+  u8 flat_spaces = 0;                          // the running FLAT instruction touched: 1 memory, 2 LDS
+  u32 first_record = 0;                        // LDS stamps before the running instruction
+  u32 range_cache[32] = {};                    // last hit per instruction (index mod 32)
+  WaitState wait;
+  Undefined undefined;
+  std::vector<u8> scratch;                     // per byte as WorkgroupChecks::lds
+};
+
+struct WorkgroupChecks {
+  std::vector<std::unique_ptr<WaveChecks>> waves;
+  LdsShadow lds_shadow;
+  std::vector<u8> lds;                         // per byte of LDS: 1 = written
+  std::vector<u32> bits;                       // Undefined::bits of all waves
+};
+
+struct LaunchChecks {
+  const Launch* launch = nullptr;
+  u32 checks = 0;
+  std::vector<Range> ranges;                   // sorted by base
+  std::vector<u64> reach;                      // largest end of ranges[0..i]: bounds the search backwards
+
+  ~LaunchChecks();
+  bool on(Check check) const { return checks & check; }
+  // True the first time for this check and instruction; later times are only counted.
+  bool first(const char* check, const Inst& i);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, u64>, u64> seen_;
+};
+
+inline LaunchChecks& launch_checks(const Wave& w) { return *w.group->launch->checks; }
+
+// ---- reports --------------------------------------------------------------------------------------------------------
+
+std::string place_of(const Wave& w, const Inst& i);              // "pc 0x1a20: ds_read_b128 v[4:7], v12 offset:512"
+std::string name_of(const RegRange& r, u32 index = 0);           // "v4", "a1", "s3", "vcc_lo"
+std::string hex(u64 x);
+int first_lane(u64 lanes);
+
+// ---- wait.cpp -------------------------------------------------------------------------------------------------------
+
+void wait_begin(WaveChecks& c);
+void wait_before(Wave& w, const Inst& i);
+void wait_after(Wave& w, const Inst& i);
+std::string wait_for_record(const Wave& w, u32 stamp);           // the fix that retires an LDS record of this wave
+
+// ---- lds_race.cpp ---------------------------------------------------------------------------------------------------
+
+void lds_begin(Workgroup& g);
+void lds_access(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch);
+void lds_barrier(Workgroup& g);
+
+// ---- uninit.cpp, uninit_rules.cpp -----------------------------------------------------------------------------------
+
+void uninit_begin(Wave& w);
+void uninit_before(Wave& w, const Inst& i);
+// Undefined bits of what a scalar or vector instruction writes, when a source has some.
+void uninit_propagate(Wave& w, const Inst& i, u64 exec, const Origin& origin);
+u32 undefined_bits(const Undefined& u, u16 row, int lane);
+void set_undefined(Undefined& u, u16 row, int lane, u32 bits, const Origin& origin);
+void uninit_report(Wave& w, const Inst& i, u64 lanes, const std::string& what, const Origin& origin);
+// Definedness of one access. written[lane]: the flags of the lane's bytes (1 = written), or null = all defined.
+// `escapes`: other workgroups or the host can see the bytes, so undefined ones must not be stored.
+struct Bytes { u8* written[kLanes]; };
+void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Bytes* bytes, bool escapes);
+
+// ---- bounds.cpp -----------------------------------------------------------------------------------------------------
+
+void bounds_begin(LaunchChecks& c);
+std::string describe(const LaunchChecks& c, u64 address);        // "`x` + 128", or "no known allocation"
+
+}  // namespace sim
