@@ -90,6 +90,7 @@ def _demonstrate(model: _Model, where: torch.device, result: dict) -> None:
     print(f"1. {model.NAME}: {result['model']['layers']} layers, {model.num_heads} heads of {model.head_dim}, "
           f"{result['model']['parameters'] / 1e6:.1f} M float32 weights as pinned; attention in {str(DTYPE)[6:]}\n")
     seqlen = model.tokens(SENTENCES[0])["input_ids"].shape[1]
+    result["simulator_build"] = _build_simulator(where)
     kernels.append(_measure_kernel(_random_qkv(1, seqlen, model.num_heads, model.head_dim, where), causal=False))
     result["sentences"], checked = model.compare()
     for row in result["sentences"]:
@@ -113,7 +114,6 @@ def _demonstrate(model: _Model, where: torch.device, result: dict) -> None:
     checks["large attention within the tolerance of the tests"] = large["fault"] is None
 
     result["kernels"] = kernels
-    result["simulator_build"] = _simulator_build()
     checks["checkers saw nothing in the kernels"] = not any(row["reports"] for row in kernels)
 
 
@@ -185,7 +185,7 @@ def _measure_kernel(qkv: list[torch.Tensor], causal: bool) -> dict:
     """First call (compiles where the cache has nothing), warm call, counted and checked call; prints a paragraph."""
     where = qkv[0].device
     before = len(build.built)
-    with _progress("compiling and calling flash_attn_func for the first time"):
+    with _progress(f"flash_attn_func {'x'.join(map(str, qkv[0].shape))}: compiling, first call"):
         first = _seconds(lambda: flash_attn_func(*qkv, causal=causal), where)
     modules = [built for built in build.built[before:] if built.spec.name != "sim"]
     warm = min(_seconds(lambda: flash_attn_func(*qkv, causal=causal), where) for _ in range(3))
@@ -197,11 +197,11 @@ def _measure_kernel(qkv: list[torch.Tensor], causal: bool) -> dict:
            "compile_seconds": sum(built.entry.meta["seconds"] for built in modules) if modules else None,
            "compiled_now": any(built.compiled for built in modules), "first_call_seconds": first,
            "warm_call_seconds": warm, **(checked or {"launches": None, "wave_instructions": None, "reports": []})}
-    compiled = "now" if row["compiled_now"] else "earlier, now from the cache"
-    print(f"   {row['kernel']}  backend {row['backend']} (by {row['source']})")
+    print(f"   {row['kernel']}: backend {row['backend']}, by {row['source']}")
     if modules:
-        print(f"     cold compile {row['compile_seconds']:.2f} s ({compiled}); ", end="")
-    print(f"first call {first:.2f} s, warm call {warm * 1e3:.2f} ms")
+        print(f"     compiled {_when(row['compiled_now'])} in {row['compile_seconds']:.2f} s")
+    print(f"     first call {first:.2f} s, warm call {warm * 1e3:.2f} ms"
+          f"{' of the simulator' if checked is not None else ''}")
     if checked is not None:
         print(f"     {checked['wave_instructions']:,} wave-instructions a call; checkers: "
               f"{_verdict(checked['reports'])}")
@@ -222,7 +222,7 @@ def _checked(call: Callable, where: torch.device) -> tuple[object, dict | None]:
 
 
 def _verdict(reports: list[dict]) -> str:
-    return "nothing to report" if not reports else f"{len(reports)} REPORTS, the first: {reports[0]}"
+    return "nothing to report" if not reports else f"{len(reports)} REPORTS, the first: {reports[0]['message']}"
 
 
 def _compare_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict:
@@ -258,10 +258,20 @@ def _describe(where: torch.device) -> dict:
     return {"name": name, "arch": target.arch, "cu_num": target.cu_num, "simulated": target.simulated}
 
 
-def _simulator_build() -> dict | None:
-    """How this process got the simulator; None where it did not need it."""
-    built = next((built for built in build.built if built.spec.name == "sim"), None)
-    return built and {"compile_seconds": built.entry.meta["seconds"], "compiled_now": built.compiled}
+def _build_simulator(where: torch.device) -> dict | None:
+    """Loads the simulator, which is built on a first run; None where there is no need of it."""
+    if not device.target_of(where).simulated:
+        return None
+    with _progress("building the simulator"):
+        sim.load()
+    built = next(built for built in build.built if built.spec.name == "sim")
+    seconds = built.entry.meta["seconds"]
+    print(f"   simulator: built {_when(built.compiled)} in {seconds:.1f} s\n")
+    return {"compile_seconds": seconds, "compiled_now": built.compiled}
+
+
+def _when(compiled: bool) -> str:
+    return "now" if compiled else "earlier"
 
 
 @contextlib.contextmanager
