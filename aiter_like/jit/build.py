@@ -98,39 +98,47 @@ def _prebuilt(spec: ModuleSpec) -> cache.Entry | None:
 
 def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
                      lock_timeout: float) -> tuple[cache.Entry, bool]:
+    """The entry, and whether this call compiled it."""
     compiler = toolchain.find(spec.kind)
     steps = recipe.steps(spec, compiler)
     build = {"compiler": compiler.identity, "commands": recipe.normalised(spec, steps)}
-    request = _request(spec.inputs())
 
-    def find() -> cache.Entry | None:
+    def find(request: str) -> cache.Entry | None:
         return None if rebuild else cache.find(root, spec.folder, request, build, spec.root)
 
-    if entry := find():
-        return entry, False
-    module_dir = root / spec.folder
-    with cache.locked(module_dir, request, lock_timeout):
-        if entry := find():  # another process built it while this one waited
+    for _ in range(_ATTEMPTS):
+        request = _request(spec.inputs())
+        if entry := find(request):
             return entry, False
-        _log.info("building %s for %s with %s", spec.name, spec.arch, compiler)
-        for _ in range(_ATTEMPTS):
-            started_ns = time.time_ns()
-            with cache.scratch_directory(module_dir, request) as scratch:
-                seconds = _compile(spec, steps, scratch, root / "logs" / f"{spec.folder}.log", jobs)
-                inputs = spec.inputs()
-                headers = cache.record_files(_files_read(steps, scratch, spec), spec.root)
-                if _request(inputs) != request or _saved_since(started_ns, headers):
-                    _log.warning("%s: a source changed during its build: building again", spec.name)
-                    continue
-                meta = {"module": spec.name, "inputs": inputs, "build": build, "headers": headers,
-                        "output": {"name": spec.output, "sha256": cache.sha256_of(scratch / spec.output)},
-                        "toolchain": str(compiler), "seconds": round(seconds, 3), "host": socket.gethostname(),
-                        "time": cache.timestamp()}
-                key = request + cache.sha256(cache.canonical([build, [[h[0], h[3]] for h in headers]]))
-                entry = cache.publish(scratch, module_dir, key[:2 * cache.REQUEST_DIGITS], meta)
-            _log.info("built %s in %.1f s", spec.name, seconds)
-            return entry, True
+        with cache.locked(root / spec.folder, request, lock_timeout):
+            if entry := find(request):  # another process built it while this one waited
+                return entry, False
+            _log.info("building %s for %s with %s", spec.name, spec.arch, compiler)
+            if entry := _build_once(spec, steps, build, root, request, str(compiler), jobs):
+                _log.info("built %s in %.1f s", spec.name, entry.meta["seconds"])
+                return entry, True
+        _log.warning("%s: a source changed during its build: building again", spec.name)
     raise BuildError(f"{spec.name}: its sources changed during each of {_ATTEMPTS} builds", module=spec.name)
+
+
+def _build_once(spec: ModuleSpec, steps: list[recipe.Step], build: dict, root: Path, request: str, compiler: str,
+                jobs: int) -> cache.Entry | None:
+    """Compiles and publishes; None when a file changed meanwhile, so that nobody knows what was compiled."""
+    module_dir = root / spec.folder
+    started_ns = time.time_ns()
+    with cache.scratch_directory(module_dir, request) as scratch:
+        seconds = _compile(spec, steps, scratch, root / "logs" / f"{spec.folder}.log", jobs)
+        headers = cache.record_files(_files_read(steps, scratch, spec), spec.root)
+        inputs = spec.inputs()
+        if _request(inputs) != request or _saved_since(started_ns, headers):
+            return None
+        meta = {"module": spec.name, "inputs": inputs, "build": build, "headers": headers,
+                "output": {"name": spec.output, "sha256": cache.sha256_of(scratch / spec.output)},
+                "toolchain": compiler, "seconds": round(seconds, 3), "host": socket.gethostname(),
+                "time": cache.timestamp()}
+        contents = [[name, digest] for name, _, _, digest in headers]
+        second_half = cache.sha256(cache.canonical([build, contents]))[:cache.REQUEST_DIGITS]
+        return cache.publish(scratch, module_dir, request + second_half, meta)
 
 
 def _compile(spec: ModuleSpec, steps: list[recipe.Step], scratch: Path, log_path: Path, jobs: int) -> float:

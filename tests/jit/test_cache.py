@@ -96,21 +96,38 @@ def test_damaged_entry_is_built_again(fake, project, caplog, damage):
     assert not list(path.parent.parent.glob(".tmp-*"))
 
 
-def test_source_saved_during_the_build(fake, project, caplog, monkeypatch):
-    """The compiler saw the header before it was saved: what it made must not be found under the new content."""
+@pytest.mark.parametrize("edited", ["source", "header"])
+def test_file_saved_during_the_build(fake, project, caplog, monkeypatch, edited):
+    """The compiler saw the file before it was saved: what it made must not be found under the new content."""
     compile_once = build._compile
+    file = project.source if edited == "source" else project.header
 
     def compile_while_editing(*args):
         seconds = compile_once(*args)
         if fake.runs() <= 2:
-            project.header.write_text("#define VALUE 2\n")
+            file.write_text(file.read_text() + "// saved\n")
         return seconds
 
     monkeypatch.setattr(build, "_compile", compile_while_editing)
     path = _load(project.spec())
     assert fake.runs() == 4 and "changed during its build" in caplog.text
-    recorded = {header[0]: header[3] for header in json.loads((path.parent / cache.META).read_text())["headers"]}
-    assert recorded["include/used.h"] == cache.sha256(b"#define VALUE 2\n")
+    meta = json.loads((path.parent / cache.META).read_text())
+    recorded = meta["inputs"]["sources"] | {header[0]: header[3] for header in meta["headers"]}
+    assert recorded[str(file.relative_to(project.root))] == cache.sha256_of(file)
+    assert edited == "header" or b"// saved" in path.read_bytes()
+
+
+def test_file_that_never_rests(fake, project, monkeypatch):
+    compile_once = build._compile
+
+    def compile_while_editing(*args):
+        seconds = compile_once(*args)
+        project.source.write_text(f"// {fake.runs()}\n")
+        return seconds
+
+    monkeypatch.setattr(build, "_compile", compile_while_editing)
+    with pytest.raises(BuildError, match="op/tiny: its sources changed during each of 3 builds"):
+        _load(project.spec())
 
 
 def test_meta_records_every_input(fake, project):
