@@ -219,7 +219,7 @@ class _Layout:
             data_in = memory.upload(self._pack(pointers))
             out = np.zeros((self.groups, self.out_dwords), np.uint32)
             data_out = memory.upload(out)
-            hip.launch(function, self.groups, self.lanes, case.lds_bytes, (data_in, data_out))
+            hip.launch(function, self.groups, self.lanes, 0, (data_in, data_out))
             memory.download(data_out, out)
             for pointer, data in zip(pointers, case.buffers.values(), strict=True):
                 memory.download(pointer, data)
@@ -278,6 +278,7 @@ def _kernel_text(name: str, body: str, case: Case) -> str:
   .amdhsa_next_free_vgpr 512
   .amdhsa_accum_offset 256
   .amdhsa_next_free_sgpr 102
+  .amdhsa_float_denorm_mode_32 3
 .end_amdhsa_kernel
 """
 

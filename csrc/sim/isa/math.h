@@ -100,9 +100,10 @@ inline f16 half_toward_zero(float x) {
   return std::bit_cast<f16>(static_cast<u16>(std::bit_cast<u16>(nearest) - (away ? 1 : 0)));
 }
 
-// [-1, 1] → [-32767, 32767], [0, 1] → [0, 65535], to nearest even.
-inline i16 to_snorm(float x) { return to_integer<i16>(std::rint(minimum(maximum(x, -1.0f), 1.0f) * 32767.0f)); }
-inline u16 to_unorm(float x) { return to_integer<u16>(std::rint(minimum(maximum(x, 0.0f), 1.0f) * 65535.0f)); }
+// [-1, 1] → [-32767, 32767], [0, 1] → [0, 65535], to nearest even; NaN gives 0 (to_integer).
+inline float bounded(float x, float low) { return x < low ? low : x > 1.0f ? 1.0f : x; }
+inline i16 to_snorm(float x) { return to_integer<i16>(std::rint(bounded(x, -1.0f) * 32767.0f)); }
+inline u16 to_unorm(float x) { return to_integer<u16>(std::rint(bounded(x, 0.0f) * 65535.0f)); }
 
 // ---- parts of a number
 

@@ -71,7 +71,8 @@ T div_fixup(T quotient, T denominator, T numerator) {
   if constexpr (sizeof(T) > 2) {
     if (exponent(numerator) - exponent(denominator) < -Division<T>::kUnderflow) return with_sign(T(0), negative);
   }
-  return with_sign(quotient, negative);
+  // A quotient that overflows on the way leaves infinity - infinity behind.
+  return with_sign(is_nan(quotient) ? infinity<T>() : quotient, negative);
 }
 
 // ---- 8-bit floats: the half or byte of the destination that op_sel names is written, the rest stays

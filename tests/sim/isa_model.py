@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: MIT
+"""Instruction rows against NumPy models: operands with edges, one kernel per row, exact comparison.
+
+A `Row` names a mnemonic, the types of its destination and sources, and the model; `check_rows` runs many rows in one
+code object. Types: u16 i16 f16 u32 i32 f32 u64 i64 f64, and "mask" = one bit per lane of an SGPR pair.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from asm import LANES, Case, run_many
+
+GROUPS = 6
+TABLES = Path(__file__).parents[2] / "csrc" / "sim" / "isa"
+DTYPES = {"u16": np.uint16, "i16": np.int16, "f16": np.float16, "u32": np.uint32, "i32": np.int32, "f32": np.float32,
+          "u64": np.uint64, "i64": np.int64, "f64": np.float64, "mask": np.bool_}
+_EDGES = {
+    "f16": np.array([0, 0x8000, 1, 0x83FF, 0x400, 0x3C00, 0xBC00, 0x3800, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00,
+                     0x7D01, 0xFD55, 0x3BFF], np.uint16),
+    "f32": np.array([0, 0x80000000, 1, 0x807FFFFF, 0x800000, 0x3F800000, 0xBF800000, 0x3F000000, 0x7F7FFFFF, 0xFF7FFFFF,
+                     0x7F800000, 0xFF800000, 0x7FC00000, 0x7FA00001, 0xFFA00001, 0x4F000000, 0xCF000000, 0x4F800000,
+                     0x4EFFFFFF, 0x3F7FFFFF], np.uint32),
+    "f64": np.array([0, 1 << 63, 1, (1 << 63) + 3, 1 << 52, 0x3FF << 52, 0xBFF << 52, 0x3FE << 52, (0x7FF << 52) - 1,
+                     0x7FF << 52, 0xFFF << 52, 0xFFF << 51, (0x7FF << 52) + 1, 0x41E << 52, 0xC1E << 52, 0x41F << 52],
+                    np.uint64),
+}
+_INTEGER_EDGES = (0, 1, 2, 15, 16, 31, 32, 63, 64, 0x7FFF, 0x8000, 0xFFFF, 0xFFFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF,
+                  0x7FFFFFFFFFFFFFFF, 1 << 63, (1 << 64) - 1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction.
+
+    Args:
+        name: mnemonic without encoding suffix.
+        dst: type of the result; "u32 mask" when there is a second destination of bits.
+        src: types of the printed sources.
+        model: arrays of the source types (masks as bool) → array of the result type, or a pair for two destinations.
+        ulp: largest distance in units of the last place; 0 means the same bits, where any NaN equals any NaN.
+        reads_dst: the model's last argument is the destination's old value.
+        keep_high: a 16-bit result that leaves the destination's high half alone.
+        suffix: modifiers after the operands.
+        ranges: per source, a function from random values to the wanted domain; None leaves them alone.
+    """
+
+    name: str
+    dst: str
+    src: str
+    model: Callable
+    ulp: int = 0
+    reads_dst: bool = False
+    keep_high: bool = False
+    suffix: str = ""
+    ranges: tuple = ()
+
+
+def values(kind: str, seed: int, shape: tuple[int, ...] = (GROUPS, LANES)) -> np.ndarray:
+    """Random values of a type, a third of them edges."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(DTYPES[kind])
+    if kind == "mask":
+        return rng.random(shape) < 0.5
+    raw = rng.integers(0, 1 << 64, shape, np.uint64, endpoint=False) if dtype.itemsize == 8 else rng.integers(
+        0, 1 << 8 * dtype.itemsize, shape)
+    raw = raw.astype(f"u{dtype.itemsize}")
+    if kind in _EDGES:
+        spread = {"f16": 3, "f32": 12, "f64": 60}[kind]
+        tame = (rng.standard_normal(shape) * 10.0 ** rng.uniform(-spread, spread, shape))
+        with np.errstate(over="ignore"):
+            tame = np.where(rng.random(shape) < 0.5, tame, rng.standard_normal(shape)).astype(dtype).view(raw.dtype)
+        raw = np.where(rng.random(shape) < 0.6, tame, raw)
+        edges = _EDGES[kind]
+    else:
+        small = rng.integers(-70, 70, shape).astype(raw.dtype)
+        raw = np.where(rng.random(shape) < 0.3, small, raw)
+        edges = np.array([edge & (1 << 8 * dtype.itemsize) - 1 for edge in _INTEGER_EDGES], raw.dtype)
+    raw = np.where(rng.random(shape) < 0.33, rng.choice(edges, shape), raw)
+    return raw.view(dtype)
+
+
+def pack_mask(bits: np.ndarray) -> np.ndarray:
+    """bool [..., 64] → u64 [...], lane 0 lowest."""
+    return np.packbits(bits, axis=-1, bitorder="little").view(np.uint64)[..., 0]
+
+
+def unpack_mask(words: np.ndarray) -> np.ndarray:
+    """u64 [...] → bool [..., 64]."""
+    return np.unpackbits(np.ascontiguousarray(words)[..., None].view(np.uint8), axis=-1, bitorder="little").astype(bool)
+
+
+def random_exec(seed: int) -> np.ndarray:
+    """EXEC of each workgroup: full for the first half, then random, one lane, none."""
+    masks = np.random.default_rng(seed).integers(0, 1 << 64, GROUPS, np.uint64, endpoint=False)
+    masks[: GROUPS // 2] = ~np.uint64(0)
+    masks[-2:] = 1 << 37, 0
+    return masks
+
+
+def canonical(x: np.ndarray) -> np.ndarray:
+    """Comparable bits: one pattern for every NaN."""
+    x = np.ascontiguousarray(x)
+    if x.dtype.kind != "f":
+        return x
+    return np.where(np.isnan(x), np.array(np.nan, x.dtype), x).view(f"u{x.itemsize}")
+
+
+def assert_close(name: str, got: np.ndarray, wanted: np.ndarray, ulp: int, sources: Sequence[np.ndarray]) -> None:
+    """Equal bits, or float results within `ulp`; shows the first operands that differ."""
+    good = canonical(got) == canonical(wanted)
+    if ulp:
+        with np.errstate(invalid="ignore", over="ignore"):
+            distance = np.abs(got.astype(np.longdouble) - wanted.astype(np.longdouble))
+            good |= distance <= ulp * np.spacing(np.abs(wanted)).astype(np.longdouble)
+    if good.all():
+        return
+    at = tuple(np.argwhere(~good)[0])
+    shown = [s[at] for s in sources if s.shape == good.shape]
+    raise AssertionError(f"{name}: {np.count_nonzero(~good)} of {good.size} differ, first at {at}: "
+                         f"sources {shown}, got {got[at]!r}, expected {wanted[at]!r}")
+
+
+def _register(kind: str, first: int) -> str:
+    if kind == "mask":
+        return f"s[{40 + first}:{41 + first}]"
+    return f"v[{first}:{first + 1}]" if np.dtype(DTYPES[kind]).itemsize == 8 else f"v{first}"
+
+
+class _Prepared:
+    """A row's operands and what its kernel should leave in the destination."""
+
+    def __init__(self, row: Row, seed: int):
+        self.row, self.exec = row, random_exec(seed + 1)
+        kinds = row.src.split()
+        self.dst_kind, *self.bit_kinds = row.dst.split()
+        sources = [values(kind, seed + 10 + k) for k, kind in enumerate(kinds)]
+        with np.errstate(all="ignore"):
+            for k, fit in enumerate(row.ranges):
+                sources[k] = sources[k] if fit is None else fit(sources[k]).astype(sources[k].dtype)
+        self.sources = sources
+        wide = np.dtype(DTYPES[self.dst_kind]).itemsize == 8
+        self.old = values("u64" if wide else "u32", seed + 2)
+        registers = [_register(kind, 2 + 2 * k) for k, kind in enumerate(kinds)]
+        dst = [_register(self.dst_kind, 20)] + [_register("mask", 22) for _ in self.bit_kinds]
+        self.registers = dst
+        mnemonic = row.name + ("_e64" if "mask" in kinds else "")
+        body = f"{mnemonic} {', '.join(dst + registers)}{row.suffix}"
+        inputs = {register: pack_mask(source) if source.dtype == bool else source
+                  for register, source in zip(registers, sources, strict=True)}
+        outputs = {register: np.uint64 if register[0] == "s" or wide else np.uint32 for register in dst}
+        if self.dst_kind != "mask":
+            inputs[dst[0]] = self.old
+        inputs["exec"] = self.exec
+        self.case = Case(body, inputs, outputs)
+
+    def check(self, result: dict[str, np.ndarray]) -> None:
+        row, active = self.row, unpack_mask(self.exec)
+        dtype = np.dtype(DTYPES[self.dst_kind])
+        arguments = list(self.sources)
+        if row.reads_dst:
+            arguments.append(self.old.astype(f"u{dtype.itemsize}").view(dtype))
+        with np.errstate(all="ignore"):
+            wanted = row.model(*arguments)
+        wanted, *bits = wanted if isinstance(wanted, tuple) else (wanted,)
+        if self.dst_kind == "mask":
+            bits, wanted = [wanted], None
+        for register, bit in zip(self.registers[-len(bits):] if bits else (), bits, strict=True):
+            assert_close(row.name, unpack_mask(result[register]), np.asarray(bit, bool) & active, 0, self.sources)
+        if wanted is None:
+            return
+        wanted, got = np.asarray(wanted).astype(dtype), result[self.registers[0]]
+        high = np.zeros_like(self.old)
+        if dtype.itemsize == 2:
+            high = self.old & np.uint32(0xFFFF0000) if row.keep_high else high
+            np.testing.assert_array_equal((got & np.uint32(0xFFFF0000))[active], high[active], f"{row.name}: high half")
+        np.testing.assert_array_equal(got[~active], self.old[~active], f"{row.name}: inactive lanes")
+        typed = got.astype(f"u{dtype.itemsize}").view(dtype)
+        assert_close(row.name, np.where(active, typed, wanted), wanted, row.ulp, self.sources)
+
+
+def check_rows(rows: Iterable[Row], seed: int = 1) -> None:
+    """Runs every row on random operands under random EXEC masks and compares with its model."""
+    prepared = [_Prepared(row, seed + 100 * index) for index, row in enumerate(rows)]
+    for item, result in zip(prepared, run_many([item.case for item in prepared]), strict=True):
+        item.check(result)
+
+
+def table_names(*files: str) -> set[str]:
+    """Mnemonics of the rows in csrc/sim/isa/<file>."""
+    return {name for file in files for name in re.findall(r'\{"([vs]_\w+)",', (TABLES / file).read_text())}
+
+
+# ---- pieces of models
+
+
+def round_exactly(x: Fraction, dtype: type) -> float:
+    """The nearest number of a float type, ties to even; x is exact."""
+    info = np.finfo(dtype)
+    if x == 0:
+        return 0.0
+    top = x.numerator.bit_length() - x.denominator.bit_length()
+    exponent = top if abs(x) >= Fraction(2) ** top else top - 1
+    unit = Fraction(2) ** (max(exponent, info.minexp) - info.nmant)
+    rounded = round(x / unit) * unit
+    if abs(rounded) > Fraction(float(info.max)):
+        return math.inf if x > 0 else -math.inf
+    return float(rounded) if rounded else math.copysign(0.0, -1 if x < 0 else 1)
+
+
+def exact_fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c with one rounding."""
+    dtype = a.dtype.type
+    out = (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(dtype)
+    for at in np.ndindex(a.shape):
+        x, y, z = float(a[at]), float(b[at]), float(c[at])
+        if math.isfinite(x) and math.isfinite(y) and math.isfinite(z):
+            exact = Fraction(x) * Fraction(y) + Fraction(z)
+            if exact:
+                out[at] = round_exactly(exact, dtype)
+            elif x * y == 0 and z == 0:
+                out[at] = math.copysign(0.0, x) * math.copysign(1.0, y) + z
+            else:
+                out[at] = 0.0
+        elif math.isinf(z) and math.isfinite(x) and math.isfinite(y):
+            out[at] = z
+    return out
+
+
+def is_signaling(x: np.ndarray) -> np.ndarray:
+    word = f"u{x.itemsize}"
+    quiet = np.array(1 << np.finfo(x.dtype).nmant - 1, word)
+    return np.isnan(x) & (np.ascontiguousarray(x).view(word) & quiet == 0)
+
+
+def _choose(a: np.ndarray, b: np.ndarray, first: np.ndarray) -> np.ndarray:
+    number = np.where(np.isnan(a), b, np.where(np.isnan(b), a, np.where(first, a, b)))
+    return np.where(is_signaling(a) | is_signaling(b), np.array(np.nan, a.dtype), number)
+
+
+def minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _choose(a, b, (a < b) | ((a == b) & np.signbit(a)))
+
+
+def maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _choose(a, b, (a > b) | ((a == b) & ~np.signbit(a)))
+
+
+def median(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    if a.dtype.kind != "f":
+        return np.sort(np.stack([a, b, c]), axis=0)[1]
+    nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
+    low, high = minimum(minimum(a, b), c), maximum(maximum(a, b), c)
+    middle = np.where(high == a, maximum(b, c), np.where(high == b, maximum(a, c), maximum(a, b)))
+    return np.where(nan, low, middle)
+
+
+def to_integer(x: np.ndarray, dtype: type) -> np.ndarray:
+    """Truncates and saturates; NaN → 0."""
+    info = np.iinfo(dtype)
+    exact = np.trunc(np.nan_to_num(x.astype(np.longdouble), nan=0, posinf=info.max, neginf=info.min))
+    return np.clip(exact, info.min, info.max).astype(dtype)
+
+
+def saturated(x: np.ndarray, dtype: type) -> np.ndarray:
+    info = np.iinfo(dtype)
+    return np.clip(x, info.min, info.max).astype(dtype)
+
+
+def field(x: np.ndarray, first: int, bits: int, signed: bool) -> np.ndarray:
+    """Bits [first, first + bits) of u32 as i64."""
+    value = (x.astype(np.int64) >> first) & ((1 << bits) - 1)
+    return np.where(value >> bits - 1 & 1 == 1, value - (1 << bits), value) if signed else value
