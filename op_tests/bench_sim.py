@@ -40,7 +40,7 @@ _INSTRUCTIONS = {
     "v_exp_f32": "v_exp_f32 v{d}, v1",
     "v_lshl_add_u32": "v_lshl_add_u32 v{d}, v1, 3, v2",
     "v_mul_lo_u32": "v_mul_lo_u32 v{d}, v1, v2",
-    "v_perm_b32": "v_perm_b32 v{d}, v1, v2, v3",
+    "v_perm_b32": "v_perm_b32 v{d}, v1, v2, 0x07060302",
     "v_cmp_lt_f32": "v_cmp_lt_f32 vcc, v1, v2",
     "v_cndmask_b32": "v_cndmask_b32 v{d}, v1, v2, vcc",
     "v_cvt_f16_f32": "v_cvt_f16_f32 v{d}, v1",

@@ -269,3 +269,20 @@ def test_median_of_nan_is_the_minimum():
     got = run("v_med3_f32 v3, v0, v1, v2", {f"v{at}": x[at] for at in range(3)}, {"v3": np.float32})["v3"][:3]
     np.testing.assert_array_equal(canonical(got), canonical(np.array([1, 1, 2], np.float32)))
     assert not is_signaling(got).any()
+
+
+@pytest.mark.parametrize("selectors", [0x07060302, 0x05040100, 0x00010203, 0x0C0C0706, 0x0DFF0401, 0x0908030B,
+                                       0x04040404])
+def test_byte_permutation_by_one_selector_for_all_lanes(selectors):
+    a, b, old = (values("u32", at) for at in range(3))
+    mask = 0xFF00F0F1
+    got = run(f"v_perm_b32 v3, v0, v1, s8\nv_perm_b32 v0, v0, -2, s8\ns_mov_b64 exec, {mask:#x}\n"
+              "v_perm_b32 v4, v1, v5, s8", {"v0": a, "v1": b, "v4": old, "v5": a, "s8": selectors}, ["v0", "v3", "v4"])
+
+    def wanted(x, y):
+        return np.array([perm(int(p), int(q), selectors) for p, q in zip(x.flat, y.flat, strict=True)],
+                        np.uint32).reshape(x.shape)
+
+    np.testing.assert_array_equal(got["v3"], wanted(a, b))
+    np.testing.assert_array_equal(got["v0"], wanted(a, np.full_like(a, 0xFFFFFFFE)))
+    np.testing.assert_array_equal(got["v4"], np.where(mask >> np.arange(LANES) & 1 == 1, wanted(b, a), old))
