@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import json
+import os
 import re
 import types
 import typing
@@ -24,6 +25,7 @@ from aiter_like import paths
 from aiter_like.device import Target, target_of
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit import build
+from aiter_like.jit.cache import META
 from aiter_like.jit.recipe import ModuleSpec
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")
@@ -243,9 +245,10 @@ def _load_hip_runtime(simulated: bool) -> None:
     else:
         with open("/proc/self/maps") as maps:
             mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libamdhip64.so" in line}
-        if not mapped:
+        real = sorted(path for path in mapped if not os.path.exists(f"{os.path.dirname(path)}/{META}"))  # not ours
+        if not real:
             raise BuildError("torch has loaded no HIP runtime (libamdhip64.so) in this process")
-        library = ctypes.CDLL(sorted(mapped)[0], mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(real[0], mode=ctypes.RTLD_GLOBAL)
     own, seen = (ctypes.cast(scope.hipLaunchKernel, ctypes.c_void_p).value for scope in (library, ctypes.CDLL(None)))
     if own != seen:
         raise BuildError("this process already has another HIP runtime: use either the simulated MI300X or the "
