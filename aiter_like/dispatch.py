@@ -199,18 +199,24 @@ class Op:
         raise UnsupportedError(message, self.name, selection.refused)
 
     def _watched(self, function: Callable, candidate: Candidate, target: Target) -> Callable:
-        """`function`; on the simulated device through its checkers whenever they are on."""
+        """`function`; on the simulated device with its errors, and through its checkers whenever they are on."""
         if not target.simulated or candidate.backend.name == "torch":
             return function
         from aiter_like import sim
 
-        name, writes, checking, checked_call = self.name, self.write_indices, sim.checking, sim.checked_call
+        name, writes, checking = self.name, self.write_indices, sim.checking
 
         def call(*args: Any) -> None:
             if checking():
-                checked_call(name, function, args, writes)
-            else:
+                sim.checked_call(name, function, args, writes)
+                return
+            try:
                 function(*args)
+            except RuntimeError as error:
+                failure = sim.as_simulator_error(name, error)
+                if failure is error:
+                    raise
+                raise failure from error
 
         return call
 

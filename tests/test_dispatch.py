@@ -13,7 +13,7 @@ from toys import FIELDS, HARDWARE, HOST, SIMULATED, FakeJit, make_op, scale_ref
 
 from aiter_like import device, dispatch, plans, verify
 from aiter_like.dispatch import Backend, explain, is_tuned, use_backend
-from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.errors import BuildError, SimulatorError, UnsupportedError
 from aiter_like.tuning import table
 
 
@@ -309,7 +309,7 @@ class TestPlans:
 
 
 class TestSimulated:
-    def test_checkers_see_every_kernel_call(self, monkeypatch):
+    def test_checkers_see_every_call_and_errors_are_the_simulators(self, monkeypatch):
         monkeypatch.setattr(device, "_targets", {torch.device("cpu"): SIMULATED})
         seen = []
 
@@ -322,6 +322,10 @@ class TestSimulated:
                 seen.append((name, writes))
                 function(*args)
 
+            @staticmethod
+            def as_simulator_error(name, error):
+                return SimulatorError(f"{name}: {error}") if "launch" in str(error) else error
+
         monkeypatch.setitem(sys.modules, "aiter_like.sim", Sim)
         monkeypatch.setattr("aiter_like.sim", Sim, raising=False)
         op = make_op(Backend("hip", hip := FakeJit()))
@@ -330,6 +334,17 @@ class TestSimulated:
         run(op)
         run(op, backend="torch")
         assert hip.calls == 2 and seen == [(op.name, (0,))]
+
+        def fail(message):
+            raise RuntimeError(message)
+
+        Sim.on = False
+        hip.function = lambda *args: fail("launch failed")
+        with pytest.raises(SimulatorError, match=f"{op.name}: launch failed"):
+            run(op)
+        hip.function = lambda *args: fail("something else")
+        with pytest.raises(RuntimeError, match="^something else$"):
+            run(op)
 
 
 class TestTunedRows:
