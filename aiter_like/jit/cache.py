@@ -71,7 +71,7 @@ def _usable_root(override: str, xdg: str, home: str | None) -> Path:
             raise PermissionError(f"{root} belongs to user {status.st_uid}")
         if status.st_mode & 0o077:
             root.chmod(0o700)
-        tempfile.TemporaryFile(dir=root).close()  # a read-only file system still lets the owner stat and chmod nothing
+        tempfile.TemporaryFile(dir=root).close()  # the file system may be read-only
     except (OSError, RuntimeError) as error:
         private = Path(tempfile.mkdtemp(prefix="aiter_like-"))
         atexit.register(shutil.rmtree, private, ignore_errors=True)

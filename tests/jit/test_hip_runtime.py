@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Which HIP runtime a module gets. Each case has a process of its own, since what is loaded into one stays; all are forked
-from one, since importing torch takes seconds."""
+"""Which HIP runtime a module gets. Each case has a process of its own, since what is loaded into one stays; all are
+forked from one, since importing torch takes seconds."""
 
 import json
 import subprocess
