@@ -40,7 +40,7 @@ def test_table_of_environment_variables_is_the_registry():
 
 def test_named_files_exist():
     named = set(re.findall(r"\b((?:aiter_like|csrc|hsa|configs|tests|op_tests)/[\w./]+)(?=[\s`),;])", README))
-    assert len(named) > 8
+    assert len(named) > 5
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
 
