@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The boundary to Python: torch tensors in, typed errors out, through tvm-ffi. Empty in the device pass, where none of it
-// is needed and parsing it would double the compile time. A module's entry stands under `#if AITER_LIKE_HOST_PASS`:
+// The boundary to Python: torch tensors in, typed errors out, through tvm-ffi. Empty in the device pass, where none of
+// it is needed and parsing it would double the compile time. A module's entry stands under `#if AITER_LIKE_HOST_PASS`:
 //   void rms_norm(ffi::Tensor out, ffi::Tensor x, double epsilon) { ... }
 //   AITER_LIKE_EXPORT(rms_norm, aiter_like::rms_norm);
 #pragma once
