@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""What an operator costs on the host: import, cold build, warm load, eager call over the bare tvm-ffi function.
+
+`python op_tests/bench_host.py`. Nothing is computed: the simulated device runs dry: a launch costs its host side only.
+The same calls through torch.library.custom_op, in the same run, are the yardstick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+
+import aiter_like
+from aiter_like import device, sim
+from aiter_like.jit import build
+from aiter_like.ops.attention import _flash_attn_fwd_hip
+from aiter_like.ops.norm import _rms_norm_hip
+from aiter_like.testing import host_time_us
+
+_IMPORT = "import time, torch; start = time.perf_counter(); import aiter_like; print(time.perf_counter() - start)"
+_LOAD = """
+import time, torch, tvm_ffi
+from aiter_like import device, sim
+from aiter_like.ops.norm import _rms_norm_hip
+sim.load()
+x = torch.ones(1, 64)
+target = device.target_of(x.device)
+start = time.perf_counter()
+_rms_norm_hip.bind(target, (x, x, x[0], 1e-6, 0))
+print(time.perf_counter() - start)
+"""
+
+
+def report(what: str, value: float, unit: str, limit: float | None = None, note: str = "") -> None:
+    verdict = "" if limit is None else f"limit {limit:g} {unit}: {'ok' if value <= limit else 'OVER'}"
+    print(f"{what:<52} {value:9.2f} {unit:<3} {verdict:<22} {note}".rstrip())
+
+
+def in_new_process(code: str, repeats: int = 5) -> float:
+    """Median of the seconds that `code` prints."""
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            for _ in range(repeats)]
+    return statistics.median(float(run.stdout) for run in runs)
+
+
+def builds(with_simulator: bool) -> None:
+    """Cold builds into an empty cache."""
+    rms_norm = _rms_norm_hip.instance_spec(_rms_norm_hip.instances()[0], "hip", "gfx942")
+    instances = {instance.name: instance for instance in _flash_attn_fwd_hip.instances()}
+    attention = _flash_attn_fwd_hip.instance_spec(instances["bf16_d128_rtna"], "hip", "gfx942")
+    specs = [(rms_norm, 5.0), (attention, 15.0)] + ([(sim.module_spec(), 90.0)] if with_simulator else [])
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, AITER_LIKE_CACHE_DIR=folder):
+        for spec, limit in specs:
+            start = time.perf_counter()
+            build.ensure(spec)
+            report(f"cold build of {spec.name}", time.perf_counter() - start, "s", limit)
+
+
+def as_custom_op(name: str, bare: Callable, signature: str) -> Callable:
+    """`bare` behind torch.library.custom_op."""
+    return torch.library.custom_op(f"bench_host::{name}", mutates_args=("out",), schema=signature)(
+        lambda *args: bare(*args))
+
+
+def calls() -> None:
+    """Eager calls with `out=` given, all argument checks in place."""
+    target = device.target_of(torch.device("cpu"))
+    x, weight = torch.randn(4, 4096, dtype=torch.bfloat16), torch.randn(4096, dtype=torch.bfloat16)
+    out = torch.empty_like(x)
+    args = (out, x, weight, 1e-6, 0)
+    bare = _rms_norm_hip.bind(target, args)
+    custom = as_custom_op("rms_norm", bare, "(Tensor(a!) out, Tensor x, Tensor weight, float epsilon, int flag) -> ()")
+    compare("rms_norm", lambda: bare(*args), lambda: aiter_like.rms_norm(x, weight, 1e-6, out=out), custom, args, 2.0)
+
+    q = torch.randn(1, 128, 8, 64, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1, 128, 2, 64, dtype=torch.bfloat16)
+    out_attention = torch.empty_like(q)
+    args_attention = (out_attention, None, q, k, v, 0.125, True, 1)
+    bare_attention = _flash_attn_fwd_hip.bind(target, args_attention)
+    schema = "(Tensor(a!) out, Tensor? lse, Tensor q, Tensor k, Tensor v, float scale, bool causal, int rounding) -> ()"
+    custom = as_custom_op("flash_attn_func", bare_attention, schema)
+    compare("flash_attn_func", lambda: bare_attention(*args_attention),
+            lambda: aiter_like.flash_attn_func(q, k, v, causal=True, out=out_attention), custom, args_attention, 3.5)
+
+
+def compare(name: str, bare: Callable, public: Callable, custom: Callable, args: tuple, limit: float) -> None:
+    public()  # decides backend and builds
+    bare_us, public_us = host_time_us(bare), host_time_us(public)
+    custom_us = host_time_us(lambda: custom(*args))
+    report(f"{name}: bare tvm-ffi call", bare_us, "us")
+    report(f"{name}: public call, beyond the bare one", public_us - bare_us, "us", limit)
+    report(f"{name}: torch.library.custom_op, beyond the bare one", custom_us - bare_us, "us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-simulator-build", action="store_true", help="leave out the simulator's cold build (90 s)")
+    options = parser.parse_args()
+    print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
+    report("import beyond torch", in_new_process(_IMPORT) * 1e3, "ms", 150)
+    builds(not options.no_simulator_build)
+    device.use_simulator(True)
+    sim.load()
+    with torch.no_grad(), sim.enabled(checks=False, dry=True):
+        calls()
+    report("warm load of norm/rms_norm", in_new_process(_LOAD) * 1e3, "ms", 10)
+
+
+if __name__ == "__main__":
+    main()
