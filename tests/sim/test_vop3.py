@@ -250,7 +250,7 @@ def test_op_sel(pattern):
     """Bits 0-2 take the high half of a source, bit 3 writes the destination's high half."""
     bits = [pattern >> at & 1 for at in range(4)]
     words = [values("u32", at) for at in range(4)]
-    a, b, c = (np.ascontiguousarray(x >> 16 * bit).astype(np.uint16) for x, bit in zip(words[:3], bits[:3], strict=True))
+    a, b, c = (np.ascontiguousarray(words[at] >> 16 * bits[at]).astype(np.uint16) for at in range(3))
     old = words[3]
     text = f"op_sel:[{','.join(map(str, bits))}]"
     got = run(f"v_mad_u16 v4, v0, v1, v2 {text}\nv_max3_i16 v5, v0, v1, v2 {text}",

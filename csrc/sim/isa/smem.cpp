@@ -62,10 +62,15 @@ void buffer_load(Wave& w, const Inst& i) {
 
 void nothing(Wave&, const Inst&) {}
 
-// Clocks count what the wave has executed, 4 cycles each, so that runs repeat; s_memrealtime ticks at 100 MHz while
-// the core runs at 2,100 MHz.
-void cycles(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], 4 * w.executed); }
-void ticks(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], 4 * w.executed / 21); }
+// Clocks count the instructions of the wave, 4 cycles each, so that runs repeat; s_memrealtime ticks at 100 MHz while
+// the core runs at 2,100 MHz. The count is brought up to date when a wave pauses, so a reading makes it pause: the next
+// one is larger by what this one left out.
+u64 cycles(Wave& w) {
+  w.stop = Stop::yield;
+  return 4 * w.executed;
+}
+void core_clock(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], cycles(w)); }
+void real_time_clock(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], cycles(w) / 21); }
 
 constexpr Spec smem(u8 num_dst, u32 flags, Handler plain, Handler checked) {
   Spec s;
@@ -99,8 +104,8 @@ const Op kOps[] = {
     {"s_store_dword", stores<1>()},
     {"s_store_dwordx2", stores<2>()},
     {"s_store_dwordx4", stores<4>()},
-    {"s_memtime", smem(1, kLoad, cycles, nullptr)},
-    {"s_memrealtime", smem(1, kLoad, ticks, nullptr)},
+    {"s_memtime", smem(1, kLoad, core_clock, nullptr)},
+    {"s_memrealtime", smem(1, kLoad, real_time_clock, nullptr)},
     {"s_dcache_inv", cache()},
     {"s_dcache_inv_vol", cache()},
     {"s_dcache_wb", cache()},

@@ -49,12 +49,25 @@ WithBit<T> div_scale(T x, T denominator, T numerator) {
   return {x, false};
 }
 
+// (a * b + c) * 2^e with one rounding, also where the result is denormal: the sum is kept as nearest + tail, and the tail
+// decides what looks like a tie to the nearest sum alone.
+template <class T>
+T fma_scaled(T a, T b, T c, int e) {
+  const T product = a * b, product_tail = __builtin_elementwise_fma(a, b, -product);
+  const T sum = product + c, part = sum - product;
+  const T tail = (product - (sum - part)) + (c - part) + product_tail;
+  const T r = scale(sum, e);
+  if (exponent(r) > 1 || !is_finite(tail)) return scale(__builtin_elementwise_fma(a, b, c), e);
+  const T lost = sum - scale(r, -e), half_unit = scale(std::numeric_limits<T>::denorm_min(), -e) / 2;
+  const bool tie_broken = std::fabs(lost) == half_unit && tail != 0 && is_negative(tail) == is_negative(lost);
+  return tie_broken ? r + with_sign(std::numeric_limits<T>::denorm_min(), is_negative(lost)) : r;
+}
+
 // A scaled quotient above 1 comes from a scaled denominator, one below 1 from a scaled numerator.
 template <class T>
 T div_fmas(T a, T b, T c, bool scaled) {
-  const T r = __builtin_elementwise_fma(a, b, c);
-  if (!scaled) return r;
-  return scale(r, exponent(c) > FloatBits<T>::kBias ? Division<T>::kStep : -Division<T>::kStep);
+  if (!scaled) return __builtin_elementwise_fma(a, b, c);
+  return fma_scaled(a, b, c, exponent(c) > FloatBits<T>::kBias ? Division<T>::kStep : -Division<T>::kStep);
 }
 
 template <class T>
@@ -64,7 +77,7 @@ T div_fixup(T quotient, T denominator, T numerator) {
   if (is_nan(denominator)) return quiet(denominator);
   const bool zero_by_zero = denominator == 0 && numerator == 0;
   if (zero_by_zero || (is_infinite(denominator) && is_infinite(numerator))) {
-    return with_sign(std::numeric_limits<T>::quiet_NaN(), true);
+    return with_sign(quiet(infinity<T>()), true);
   }
   if (denominator == 0 || is_infinite(numerator)) return with_sign(infinity<T>(), negative);
   if (is_infinite(denominator) || numerator == 0) return with_sign(T(0), negative);
