@@ -43,14 +43,20 @@ def metadata(args: tuple) -> tuple:
 
 
 class _Entry:
-    """One recent call: TensorGuards for its tensors, the rest of its arguments compared by type and value."""
+    """One recent call: TensorGuards for its tensors, the rest of its arguments compared by type and value.
 
-    __slots__ = ("check", "grad", "others", "plan", "selector", "tensors", "types", "values")
+    TensorGuards refuses a tensor that comes twice (`out` may be `input`), so each is checked at its first position;
+    `same` are the positions that must hold the tensor of an earlier one.
+    """
+
+    __slots__ = ("check", "grad", "others", "plan", "same", "selector", "tensors", "types", "values")
 
     def __init__(self, selector: Any, args: tuple, plan: Callable):
-        tensors = [index for index, arg in enumerate(args) if isinstance(arg, Tensor)]
-        others = [index for index in range(len(args)) if index not in tensors]
-        self.tensors, self.others = _getter(tensors), _getter(others)
+        first: dict[int, int] = {}  # id of a tensor → its first position
+        tensors = {index: first.setdefault(id(arg), index) for index, arg in enumerate(args) if isinstance(arg, Tensor)}
+        self.tensors = _getter(list(first.values()))
+        self.others = _getter([index for index in range(len(args)) if index not in tensors])
+        self.same = [(index, earlier) for index, earlier in tensors.items() if index != earlier]
         seen = self.tensors(args)
         self.check = TensorGuards(*seen, dynamic_dims_sizes=[list(t.shape) for t in seen],
                                   dynamic_dims_strides=[list(t.stride()) for t in seen]).check
@@ -60,8 +66,12 @@ class _Entry:
 
 
 def _getter(indices: list[int]) -> Callable[[tuple], tuple]:
-    if indices == list(range(indices[0], indices[-1] + 1)) if indices else True:
-        return itemgetter(slice(indices[0], indices[-1] + 1) if indices else slice(0))
+    """`args` → the tuple of its elements at these positions; a slice, which is faster, where they are neighbours."""
+    if not indices:
+        return itemgetter(slice(0))
+    neighbours = range(indices[0], indices[-1] + 1)
+    if indices == [*neighbours]:
+        return itemgetter(slice(neighbours.start, neighbours.stop))
     return itemgetter(*indices)
 
 
@@ -84,7 +94,8 @@ class PlanCache:
         for entry in self._recent:
             if entry.selector == selector and entry.check(*entry.tensors(args)) and entry.grad is _is_grad_enabled():
                 values = entry.others(args)
-                if values == entry.values and [*map(type, values)] == entry.types:
+                if (values == entry.values and [*map(type, values)] == entry.types
+                        and (not entry.same or all(args[index] is args[earlier] for index, earlier in entry.same))):
                     return entry.plan
         return None
 

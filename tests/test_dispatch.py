@@ -243,6 +243,19 @@ class TestPlans:
         with pytest.raises((TypeError, ValueError), match="scale: "):
             op(out, change(x), 2.0, 0)
 
+    def test_a_tensor_that_comes_twice(self, monkeypatch):
+        op = make_op(Backend("hip", FakeJit()))
+        x = torch.ones(2, 4)
+        finds = []
+        find = op._plans.find
+        monkeypatch.setattr(op._plans, "find", lambda *args: finds.append(1) or find(*args))
+        for _ in range(5):
+            op(x, x, 2.0, 0)
+        if plans.TensorGuards is not None:
+            assert len(finds) == 2  # the first call, and the one that made it a recent one
+        assert torch.equal(x, torch.full((2, 4), 32.0))
+        assert torch.equal(run(op, x), x * 3)
+
     def test_grad_mode_is_in_the_key(self, cache_kind):
         hip = FakeJit()
         op = make_op(Backend("hip", hip))
