@@ -163,19 +163,20 @@ def _print_devices() -> list[str]:
 
 def _print_tables() -> list[str]:
     from aiter_like.dispatch import OPS
+    from aiter_like.tuning import table
 
     print("\ntuned tables")
-    problems = []
+    problems = dict.fromkeys(str(problem) for problem in table.strays(OPS))
     for op in OPS.values():
         if op.tune_key is None:
             continue
         layers = "; ".join(f"{layer.title}: {sum(map(len, layer.rows.values()))} rows" for layer in op.table.layers)
         print(f"  {op.name:20} {layers or 'no file'}")
-        problems += map(str, op.table.problems)
+        problems |= dict.fromkeys(map(str, op.table.problems))
         stale = op.stale_rows()
         if stale:
             print(f"  {'':20} {len(stale)} rows of other kernel revisions are ignored, the first: {stale[0]}")
-    return problems
+    return list(problems)
 
 
 # ---- explain

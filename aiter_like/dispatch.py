@@ -287,7 +287,8 @@ def is_tuned(op: Op | str | Callable, *, arch: str = "gfx942", cu_num: int | Non
     found = _operator(op)
     if cu_num is None:
         cu_num = device.arch_facts(arch)["cu_num"]
-    return found.table.find(arch, cu_num, key, lambda row: row.source not in found.bad_rows) is not None
+    stale = found.stale_rows()
+    return found.table.find(arch, cu_num, key, lambda row: row.source not in (*found.bad_rows, *stale)) is not None
 
 
 def reset() -> None:

@@ -97,7 +97,8 @@ class TestDoctor:
     def test_problems(self, capsys, monkeypatch, tmp_path):
         bad = tmp_path / "rms_norm.csv"
         bad.write_text("wrong\n")
-        monkeypatch.setenv("AITER_LIKE_TUNED", str(bad))
+        (tmp_path / "rmsnorm.csv").write_text("")
+        monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path))
         monkeypatch.setenv("AITER_LIKE_JOBS", "many")
         monkeypatch.setenv("AITER_LIKE_BACKEND", "hip")
         for op in dispatch.OPS.values():
@@ -107,7 +108,8 @@ class TestDoctor:
             op.reset()
         assert status == 1
         for text in (f"PROBLEM  {bad}:1: columns must be", "PROBLEM  AITER_LIKE_JOBS='many'",
-                     "PROBLEM  AITER_LIKE_BACKEND is not a variable", "3 problem(s)"):
+                     "PROBLEM  AITER_LIKE_BACKEND is not a variable",
+                     f"PROBLEM  {tmp_path / 'rmsnorm.csv'}:0: no operator is named rmsnorm", "4 problem(s)"):
             assert text in out
 
     def test_no_compiler(self, capsys, monkeypatch):

@@ -411,6 +411,7 @@ class TestTunedRows:
                          f"gfx942,304,3,4,float32,asm,scale,,1.5,0,clang,{revision},measured:me")
         assert explain(public(op), torch.randn(2, 4)).backend == "hip"
         assert explain(public(op), torch.randn(3, 4)).backend == "asm"
+        assert is_tuned(op, rows=3, hidden=4, dtype="float32") and not is_tuned(op, rows=2, hidden=4, dtype="float32")
         assert op.stale_rows() == [f"{path}:2"] and "revision 0123456789ab" in caplog.text
 
     def test_several_kernels_of_one_backend(self, monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ _log = logging.getLogger("aiter_like")
 
 DEVICE_COLUMNS = ("arch", "cu_num")
 VALUE_COLUMNS = ("backend", "kernel", "params", "us", "err", "toolchain", "kernel_rev", "origin")
+_told: set[str] = set()
 _PARAM = re.compile(r"[A-Za-z_]\w*")
 _INTEGER = re.compile(r"-?\d+")
 
@@ -153,8 +154,10 @@ def load(op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | 
     for path, origin in ((packaged / f"{op}.csv", "measured:"), (packaged / "modelled" / f"{op}.csv", "modelled:")):
         if path.is_file():
             table.layers.append(_read(path, f"packaged, {origin[:-1]}", table, kernels, (origin,)))
-    for problem in table.problems:
-        _log.warning("tuned table: %s", problem)
+    for problem in map(str, table.problems):
+        if problem not in _told:  # a missing path is every operator's problem
+            _told.add(problem)
+            _log.warning("tuned table: %s", problem)
     return table
 
 
@@ -167,6 +170,14 @@ def _user_files(op: str, problems: list[TuningError]) -> Iterator[Path]:
             problems.append(TuningError(f"{entry}:0: no such file or directory (AITER_LIKE_TUNED)"))
         elif entry.name.split(".")[0] == op:
             yield entry
+
+
+def strays(ops: Collection[str]) -> list[TuningError]:
+    """Files of AITER_LIKE_TUNED that no operator reads, because their names are none of `ops`."""
+    files = [file for entry in map(Path, env.get("AITER_LIKE_TUNED"))
+             for file in (sorted(entry.glob("*.csv")) if entry.is_dir() else [entry])]
+    return [TuningError(f"{file}:0: no operator is named {file.name.split('.')[0]}") for file in files
+            if file.name.split(".")[0] not in ops]
 
 
 def _read(path: Path, title: str, table: Table, kernels: Mapping[str, frozenset[str] | None],
