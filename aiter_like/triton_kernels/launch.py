@@ -39,6 +39,7 @@ def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, option
         options: num_warps, num_stages and the AMD-only ones, which NVIDIA never sees.
         constants: the kernel's constexpr arguments.
     """
+    options = {"enable_fp_fusion": True, **options}  # Triton's default, which a later version reverses
     target = target_of(next(arg.device for arg in args if isinstance(arg, torch.Tensor)))
     if target.simulated:
         _launch_simulated(kernel, grid, args, options, constants, target)
