@@ -43,6 +43,8 @@ u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const To
 bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes);
 // Lanes exchanged by ds_bpermute and the like: from[lane] = the lane whose value arrives, -1 = a defined zero.
 void check_shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec);
+// Lanes of a buffer access that are out of its range: their results are zeros, which are defined.
+void check_zeros(Wave& w, const Touch& touch, u64 lanes);
 // Lanes of a buffer access for which the two published range rules disagree (isa/mubuf.cpp).
 void check_range_rules(Wave& w, const Inst& i, u64 lanes);
 

@@ -222,19 +222,27 @@ u64 undefined_address(const Wave& w, const u8* written, u32 bytes, u64 address) 
   return address + k;
 }
 
-void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& touch, const Bytes* bytes) {
-  Undefined& u = w.checks->undefined;
+// The access gives `lanes` of its result rows defined bits.
+void define_results(Undefined& u, const Touch& touch, u64 lanes) {
   for (u32 k = 0; k < rows_of(touch); ++k) {
     const u16 row = static_cast<u16>(touch.result + k);
     if (touch.half == Half::none) {
-      define(u, row, exec);
-    } else {
-      const u32 keep = touch.half == Half::low ? 0xffff0000u : 0xffffu;
-      for (u64 left = u.lanes[row] & exec; left; left &= left - 1) {
-        const int lane = first_lane(left);
-        set_undefined(u, row, lane, undefined_bits(u, row, lane) & keep, u.origin[row]);
-      }
+      define(u, row, lanes);
+      continue;
     }
+    const u32 keep = touch.half == Half::low ? 0xffff0000u : 0xffffu;
+    for (u64 left = u.lanes[row] & lanes; left; left &= left - 1) {
+      const int lane = first_lane(left);
+      set_undefined(u, row, lane, undefined_bits(u, row, lane) & keep, u.origin[row]);
+    }
+  }
+}
+
+void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& touch, const Bytes* bytes) {
+  Undefined& u = w.checks->undefined;
+  define_results(u, touch, exec);
+  for (u32 k = 0; undefined && k < rows_of(touch); ++k) {
+    const u16 row = static_cast<u16>(touch.result + k);
     for (u64 left = undefined; left; left &= left - 1) {
       const int lane = first_lane(left);
       const u8* written = bytes->written[lane];
@@ -345,6 +353,11 @@ void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& tou
     return;
   }
   if (touch.result != kNoRow) load_rows(w, i, exec, undefined, touch, bytes);
+}
+
+void check_zeros(Wave& w, const Touch& touch, u64 lanes) {
+  if (!launch_checks(w).on(kCheckUninit) || touch.result == kNoRow) return;
+  define_results(w.checks->undefined, touch, lanes);
 }
 
 void check_shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec) {

@@ -61,6 +61,7 @@ void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& touch, Bu
   }
   p.lanes = exec & whole;
   if constexpr (checked) {
+    if (exec & ~whole) check_zeros(w, touch, exec & ~whole);
     p.lanes = check_global(w, i, p.at, p.lanes, touch);
     for_lanes(p.partial, [&](int lane) {
       Touch part = touch;
