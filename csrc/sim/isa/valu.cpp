@@ -46,6 +46,8 @@ Source full_source(const Wave& w, const Inst& i, const Operand& o, Lane lane, si
   if (lane == Lane::mask) return {nullptr, nullptr, scalar_source(w, o)};
   const Source raw = is_wide(lane) ? plain_source<u64>(w, o, rows.lo, rows.hi)
                                    : plain_source<u32>(w, o, rows.lo, rows.hi);
+  const bool high_half = is_half(lane) && i.mod.op_sel >> k & 1;
+  if (!permutation && !i.mod.sdwa && !high_half && !o.neg && !o.abs) return raw;
   if (permutation) {
     permute(raw.lo, rows.lo.at, *permutation, w.exec());
     if (is_wide(lane)) permute(raw.hi, rows.hi.at, *permutation, w.exec());
@@ -55,7 +57,7 @@ Source full_source(const Wave& w, const Inst& i, const Operand& o, Lane lane, si
   }
   if (i.mod.sdwa) {
     for (int at = 0; at < kLanes; ++at) rows.lo[at] = select(rows.lo[at], o.sel, o.sext);
-  } else if (is_half(lane) && i.mod.op_sel >> k & 1) {
+  } else if (high_half) {
     for (int at = 0; at < kLanes; ++at) rows.lo[at] >>= 16;
   }
   if (o.neg || o.abs) apply_sign(o, lane, rows);
@@ -101,6 +103,7 @@ void place_rows(const Wave& w, const Inst& i, const Form& form, size_t num_print
   const u32* old = w.v[i.dst[0].reg];
   const bool high = i.mod.op_sel >> num_printed & 1;
   if (high && !is_half(form.dst)) throw Fault("op_sel selects the high half of a destination that is no 16-bit one");
+  if (!i.mod.sdwa && !high && !form.keep_high) return;
   for (int at = 0; at < kLanes; ++at) {
     if (i.mod.sdwa) rows.lo[at] = place(rows.lo[at], old[at], i.mod);
     else if (high) rows.lo[at] = rows.lo[at] << 16 | (old[at] & 0xffff);
