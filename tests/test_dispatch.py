@@ -233,7 +233,8 @@ class TestPlans:
 
     @pytest.mark.parametrize("change", [
         lambda x: x.double(), lambda x: x.t(), lambda x: x[:, :3], lambda x: x.to("meta"), lambda x: x[0],
-        lambda x: x.to_sparse(), lambda x: None, lambda x: [1.0]], ids=str)
+        lambda x: x.to_sparse(), lambda x: None, lambda x: [1.0]],
+        ids=["dtype", "transposed", "sliced", "device", "rank", "sparse", "none", "list"])
     def test_other_metadata_is_checked_again(self, cache_kind, change):
         op = make_op()
         x = torch.randn(2, 4)
