@@ -122,12 +122,13 @@ def checking() -> bool:
 
 @contextlib.contextmanager
 def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
-            dry: bool | None = None, on_report: str = "raise") -> Iterator[Session]:
+            dry: bool | None = None, instruction_limit: int | None = None,
+            on_report: str = "raise") -> Iterator[Session]:
     """Simulator settings for the duration of a with block.
 
     Args:
         checks: True = all of CHECKS, False = none, or the names of those to switch on.
-        fuzz, threads, dry: as in `Settings`; None = unchanged.
+        fuzz, threads, dry, instruction_limit: as in `Settings`; None = unchanged.
         on_report: "raise" = SimulatorError at the operator whose launch was reported; "collect" = only keep it.
     Yields:
         The session with `reports` and `counters`.
@@ -140,7 +141,7 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
     load()
     outer = _sessions[-1][0]
     names = tuple(CHECKS) if checks is True else tuple(checks or ())
-    changes = {"fuzz": fuzz, "threads": threads, "dry": dry}
+    changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit}
     settings = replace(outer, checks=names, **{name: value for name, value in changes.items() if value is not None})
     take_reports()  # of launches before the block
     session = Session(on_report, _before=counters())
@@ -299,6 +300,7 @@ def _json(address: int | None) -> Any:
 def _check(error: int) -> None:
     if error:
         message = load().hipGetErrorString(error).decode(errors="replace")
+        load().hipGetLastError()  # it is told here, and not to the next caller
         reports = take_reports() if error == _LAUNCH_FAILURE else []
         _keep(reports)
         raise SimulatorError(message, reports)

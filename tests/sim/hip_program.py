@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Compiles HIP programs for tests: to a library with host stubs, or to a bare code object. Read by tests/sim/test_*.py."""
+"""HIP programs of the tests: compiled to a library with host stubs, or to a bare code object."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from aiter_like import paths, sim
@@ -19,23 +21,26 @@ PRELUDE = '#include "aiter_like/gpu.h"\nusing namespace aiter_like;\n'
 def library(source: str) -> ctypes.CDLL:
     """`source`, host and device side, loaded beside the simulator."""
     sim.load()
-    return ctypes.CDLL(str(_compile(source, ("-fPIC", "-shared", "-no-hip-rt"), "program.so")))
+    with _compiled(source, ("-fPIC", "-shared", "-no-hip-rt")) as path:
+        return ctypes.CDLL(str(path))
 
 
 @functools.cache
 def code_object(source: str, *flags: str) -> bytes:
     """The device side of `source`: a bare ELF unless `flags` ask for something else."""
     flags = flags or ("--no-gpu-bundle-output",)
-    return _compile(source, ("--offload-device-only", "-c", *flags), "program.hsaco").read_bytes()
+    with _compiled(source, ("--offload-device-only", "-c", *flags)) as path:
+        return path.read_bytes()
 
 
-def _compile(source: str, flags: tuple[str, ...], output: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="aiter-like-test-"))
-    (folder / "program.hip").write_text(PRELUDE + source)
-    compiler = toolchain.find("hip").path
-    command = [compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O2", "-nogpuinc", "-nogpulib",
-               f"-I{paths.csrc() / 'include'}", *flags, "-o", str(folder / output), str(folder / "program.hip")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
-    return folder / output
+@contextlib.contextmanager
+def _compiled(source: str, flags: tuple[str, ...]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        program, output = Path(folder, "program.hip"), Path(folder, "program.out")
+        program.write_text(PRELUDE + source)
+        command = [toolchain.find("hip").path, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O2", "-nogpuinc",
+                   "-nogpulib", f"-I{paths.csrc() / 'include'}", *flags, "-o", str(output), str(program)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")
+        yield output

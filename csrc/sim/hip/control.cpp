@@ -14,6 +14,11 @@
 namespace sim::hip {
 namespace {
 
+std::unique_ptr<Code> load(const void* image, u64 bytes) {
+  if (bytes == 0) throw Fault("the code object is empty");
+  return load_code(image, bytes, "code object");
+}
+
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
@@ -131,12 +136,12 @@ HIP_API void aiter_like_sim_reset_counters() { reset_counters(); }
 // Every kernel of a code object → its resources; null with hipGetErrorString's text when it does not load.
 HIP_API char* aiter_like_sim_inspect(const void* image, u64 bytes) {
   try {
-    const std::unique_ptr<Code> code = load_code(image, bytes, "code object");
+    const std::unique_ptr<Code> code = load(image, bytes);
     Object all;
     for (const Kernel& k : code->kernels) all.raw(k.name, json(k));
     return give(all.str());
   } catch (const std::exception& error) {
-    set_error(kInvalidImage, error.what());
+    describe_error(kInvalidImage, error.what());
     return nullptr;
   }
 }
@@ -144,7 +149,7 @@ HIP_API char* aiter_like_sim_inspect(const void* image, u64 bytes) {
 // Every instruction of a code object: [pc, text, error] each; for tests of the decoder.
 HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
   try {
-    const std::unique_ptr<Code> code = load_code(image, bytes, "code object");
+    const std::unique_ptr<Code> code = load(image, bytes);
     std::string text = "[";
     for (const Inst& i : code->insts) {
       (text += text.size() > 1 ? ",[" : "[") += std::to_string(i.pc - code->text_begin);
@@ -152,7 +157,7 @@ HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
     }
     return give(text + "]");
   } catch (const std::exception& error) {
-    set_error(kInvalidImage, error.what());
+    describe_error(kInvalidImage, error.what());
     return nullptr;
   }
 }

@@ -43,10 +43,15 @@ const Name* find(int error) {
 
 }  // namespace
 
+void describe_error(Error error, std::string message) {
+  last.described = error;
+  last.message = std::move(message);
+}
+
 Error set_error(Error error, std::string message) {
   if (error == kSuccess) return error;
-  last.error = last.described = error;
-  last.message = std::move(message);
+  last.error = error;
+  describe_error(error, std::move(message));
   return error;
 }
 

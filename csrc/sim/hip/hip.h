@@ -45,6 +45,7 @@ struct Function {
 };
 
 Error set_error(Error error, std::string message = "");
+void describe_error(Error error, std::string message);    // text only: hipGetLastError does not see it
 const char* error_text(Error error);
 
 // Runs body(), which returns an Error that it has set; an exception becomes `otherwise` with its text.

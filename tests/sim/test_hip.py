@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""The HIP entry points, through compiled programs and through ctypes; how launches start, and how they fail."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from asm import assemble
+from hip_program import code_object, library
+from hip_runtime import HipError, runtime
+
+from aiter_like import sim
+
+PROGRAM = """
+__device__ float scale = 1.f;
+
+__global__ void add(const float* a, const float* b, float* out, int n) {
+  int i = workgroup_index().x * 256 + thread_index();
+  if (i < n) out[i] = (a[i] + b[i]) * scale;
+}
+
+__global__ void block_sums(const float* x, float* out) {            // one sum per workgroup, through LDS
+  __shared__ float part[256];
+  part[thread_index()] = x[workgroup_index().x * 256 + thread_index()];
+  for (int width = 128; width > 0; width /= 2) {
+    workgroup_barrier();
+    if (thread_index() < width) part[thread_index()] += part[thread_index() + width];
+  }
+  if (thread_index() == 0) out[workgroup_index().x] = part[0];
+}
+
+__global__ void ids(int* out) {                                       // where each work-item is
+  int x = __builtin_amdgcn_workitem_id_x(), y = __builtin_amdgcn_workitem_id_y(), z = __builtin_amdgcn_workitem_id_z();
+  int group = workgroup_index().x + 2 * (workgroup_index().y + 3 * workgroup_index().z);
+  out[group * 64 + x + 8 * (y + 4 * z)] = group * 1000 + x + 10 * y + 100 * z;
+}
+
+__global__ void dynamic(int* out) {
+  extern __shared__ int lds[];
+  lds[thread_index()] = thread_index();
+  workgroup_barrier();
+  out[thread_index()] = lds[63 - thread_index()];
+}
+
+extern "C" {
+int run_add(const float* a, const float* b, float* out, int n) {
+  add<<<(n + 255) / 256, 256, 0, nullptr>>>(a, b, out, n);
+  return hipGetLastError();
+}
+int run_block_sums(const float* x, float* out, int groups) {
+  block_sums<<<groups, 256, 0, nullptr>>>(x, out);
+  return hipGetLastError();
+}
+int run_ids(int* out) {
+  ids<<<dim3(2, 3, 2), dim3(8, 4, 2), 0, nullptr>>>(out);
+  return hipGetLastError();
+}
+int run_dynamic(int* out, int lds_bytes, int block) {
+  dynamic<<<1, block, lds_bytes, nullptr>>>(out);
+  return hipGetLastError();
+}
+int hipMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset, int kind);
+int set_scale(float x) { return hipMemcpyToSymbol(&scale, &x, 4, 0, 1); }
+}
+"""
+
+LOOP = """
+extern "C" __global__ void forever(int* out) {
+  while (true) __builtin_amdgcn_s_sleep(1);
+}
+extern "C" __global__ void store(int* out) { out[thread_index()] = 1; }
+"""
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def error_text() -> str:
+    hip = sim.load()
+    return hip.hipGetErrorString(hip.hipPeekAtLastError() or 719).decode()
+
+
+@pytest.fixture
+def program():
+    sim.take_reports()
+    yield library(PROGRAM)
+    sim.load().hipGetLastError()
+    sim.take_reports()
+
+
+def test_vector_add(program):
+    a, b = np.random.default_rng(0).standard_normal((2, 1000), np.float32)
+    out = np.zeros(1024, np.float32)
+    assert program.run_add(pointer(a), pointer(b), pointer(out), 1000) == 0
+    np.testing.assert_array_equal(out, np.append(a + b, np.zeros(24, np.float32)))
+
+
+def test_device_variables_are_reached_from_the_host(program):
+    a, out = np.ones(8, np.float32), np.zeros(8, np.float32)
+    assert program.set_scale(ctypes.c_float(3)) == 0
+    program.run_add(pointer(a), pointer(a), pointer(out), 8)
+    assert program.set_scale(ctypes.c_float(1)) == 0
+    np.testing.assert_array_equal(out, 6)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_reduction_is_the_same_for_any_thread_count_and_order(program, threads, seed):
+    x = np.random.default_rng(1).standard_normal((300, 256), np.float32)
+    expected, width = x.copy(), 128
+    while width:
+        expected[:, :width] += expected[:, width:2 * width]
+        width //= 2
+    out = np.zeros(300, np.float32)
+    with sim.enabled(checks=False, threads=threads, fuzz=seed):
+        assert program.run_block_sums(pointer(x), pointer(out), 300) == 0
+    np.testing.assert_array_equal(out, expected[:, 0])
+
+
+def test_three_dimensional_ids(program):
+    out = np.full(12 * 64, -1, np.int32)
+    assert program.run_ids(pointer(out)) == 0
+    group, z, y, x = np.indices((12, 2, 4, 8))
+    np.testing.assert_array_equal(out, (group * 1000 + x + 10 * y + 100 * z).ravel())
+
+
+def test_dynamic_lds_and_its_limit(program):
+    out = np.zeros(64, np.int32)
+    assert program.run_dynamic(pointer(out), 256, 64) == 0
+    np.testing.assert_array_equal(out, np.arange(63, -1, -1))
+    assert program.run_dynamic(pointer(out), 70000, 64) == 719
+    assert "70000 bytes of LDS" in error_text()
+    assert program.run_dynamic(pointer(out), 256, 1025) == 719
+    assert "1025x1x1" in error_text()
+
+
+@pytest.mark.parametrize("address", [0x1000, 0xDEAD_0000_0000_0000])
+def test_a_wild_pointer_is_an_error_and_not_a_crash(program, address):
+    good = np.zeros(256, np.float32)
+    assert program.run_add(ctypes.c_void_p(address), pointer(good), pointer(good), 256) == 719
+    assert "wild memory access" in error_text() and "pc 0x" in error_text() and "global_load_dword" in error_text()
+    assert program.run_add(pointer(good), pointer(good), pointer(good), 256) == 0, "the next launch works"
+    reports = sim.take_reports()
+    assert [report["check"] for report in reports] == ["launch"] and reports[0]["text"].startswith("global_load")
+
+
+def test_an_endless_kernel_stops_at_the_limit():
+    with runtime().module(code_object(LOOP)) as module, sim.enabled(checks=False, instruction_limit=100_000):
+        with pytest.raises(HipError, match="more than 100000 instructions: an endless loop"):
+            runtime().launch(module.function("forever"), 4, 128, 0, [0])
+        sim.take_reports()
+
+
+UNKNOWN = """
+.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+.text
+.p2align 8
+.globl probe
+.type probe,@function
+probe:
+  s_mov_b32 s0, 0
+  {instruction}
+  s_endpgm
+.size probe, .-probe
+.rodata
+.amdhsa_kernel probe
+  .amdhsa_next_free_vgpr 8
+  .amdhsa_next_free_sgpr 16
+  .amdhsa_accum_offset 8
+.end_amdhsa_kernel
+"""
+
+
+@pytest.mark.parametrize("instruction, message", [
+    ("s_cbranch_g_fork s[0:1], s[2:3]", "pc 0x4: s_cbranch_g_fork s[0:1], s[2:3]: instruction 's_cbranch_g_fork'"),
+    (".long 0xffffffff", "pc 0x4: <no instruction>: these bytes are no gfx942 instruction"),
+    ("s_branch 100", "pc 0x4: s_branch 100: jump to an address that holds no instruction"),
+])
+def test_what_is_not_modelled_fails_with_pc_and_disassembly(instruction, message):
+    with runtime().module(assemble(UNKNOWN.format(instruction=instruction))) as module:
+        with pytest.raises(HipError) as raised:
+            runtime().launch(module.function("probe"), 1, 64, 0, [])
+    assert message in str(raised.value)
+    sim.take_reports()
+
+
+def test_kernel_arguments_as_one_buffer():
+    hip, out = sim.load(), np.zeros(64, np.int32)
+    buffer = ctypes.create_string_buffer(pointer(out).value.to_bytes(8, "little") + bytes(100))
+    size = ctypes.c_size_t(108)
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
+    with runtime().module(code_object(LOOP)) as module:
+        assert hip.hipModuleLaunchKernel(module.function("store"), 1, 1, 1, 64, 1, 1, 0, None, None, extra) == 0
+        np.testing.assert_array_equal(out, 1)
+        small = ctypes.c_size_t(4)
+        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(small), 3)
+        assert hip.hipModuleLaunchKernel(module.function("store"), 1, 1, 1, 64, 1, 1, 0, None, None, extra) == 719
+        assert "4 bytes of arguments" in error_text()
+    sim.take_reports()
+
+
+@pytest.mark.parametrize("flags", [(), ("-mllvm", "-amdgpu-kernarg-preload-count=16")])
+def test_kernel_arguments_in_memory_and_preloaded(flags):
+    source = """
+    extern "C" __global__ void arguments(long* out, int a, float b, short c, long d) {
+      if (thread_index() == 0) { out[0] = a; out[1] = (long)b; out[2] = c; out[3] = d; }
+    }
+    """
+    out = np.zeros(4, np.int64)
+    values = (ctypes.c_uint64(out.ctypes.data), ctypes.c_int(-5), ctypes.c_float(7), ctypes.c_short(-3),
+              ctypes.c_int64(1 << 40))
+    params = (ctypes.c_void_p * 5)(*(ctypes.addressof(value) for value in values))
+    with runtime().module(code_object(source, "--no-gpu-bundle-output", *flags)) as module:
+        runtime().call("hipModuleLaunchKernel", module.function("arguments"), 1, 1, 1, 64, 1, 1, 0, None, params, None)
+    np.testing.assert_array_equal(out, [-5, 7, -3, 1 << 40])
+
+
+def test_allocations_copies_and_fills():
+    hip, data = sim.load(), np.arange(1000, dtype=np.int32)
+    first, second = ctypes.c_void_p(), ctypes.c_void_p()
+    for block in (first, second):
+        assert hip.hipMalloc(ctypes.byref(block), ctypes.c_size_t(4000)) == 0 and block.value % 256 == 0
+    back = np.zeros(1000, np.int32)
+    assert hip.hipMemcpy(first, pointer(data), ctypes.c_size_t(4000), 1) == 0
+    assert hip.hipMemcpy(second, first, ctypes.c_size_t(4000), 3) == 0
+    assert hip.hipMemsetD32(second, 9, ctypes.c_size_t(10)) == 0
+    assert hip.hipMemcpy(pointer(back), second, ctypes.c_size_t(4000), 2) == 0
+    np.testing.assert_array_equal(back, np.append(np.full(10, 9), data[10:]))
+    assert hip.hipFree(first) == 0 and hip.hipFree(second) == 0 and hip.hipFree(None) == 0
+    assert hip.hipFree(first) == 1 and "not the start of a live allocation" in error_text()
+    assert hip.hipMemcpy(ctypes.c_void_p(64), pointer(data), ctypes.c_size_t(4), 1) == 1
+    assert "wild memory access" in hip.hipGetErrorString(1).decode()
+    hip.hipGetLastError()
+
+
+def test_streams_and_events():
+    hip = sim.load()
+    stream, start, stop, ms = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_float(-1)
+    assert hip.hipStreamCreate(ctypes.byref(stream)) == 0 and stream.value
+    for event in (start, stop):
+        assert hip.hipEventCreate(ctypes.byref(event)) == 0
+        assert hip.hipEventRecord(event, stream) == 0
+    assert hip.hipStreamSynchronize(stream) == 0 and hip.hipEventSynchronize(stop) == 0
+    assert hip.hipEventElapsedTime(ctypes.byref(ms), start, stop) == 0 and ms.value >= 0
+    for call, handle in (("hipEventDestroy", start), ("hipEventDestroy", stop), ("hipStreamDestroy", stream)):
+        assert getattr(hip, call)(handle) == 0
+
+
+def test_device_properties():
+    hip, properties, value = sim.load(), ctypes.create_string_buffer(1472), ctypes.c_int()
+    assert hip.hipGetDevicePropertiesR0600(properties, 0) == 0
+    raw = properties.raw
+    assert raw[1160:1416].rstrip(b"\0") == b"gfx942:sramecc+:xnack-"
+    assert int.from_bytes(raw[388:392], "little") == 304 and int.from_bytes(raw[308:312], "little") == 64
+    assert hip.hipDeviceGetAttribute(ctypes.byref(value), 63, 0) == 0 and value.value == 304
+    assert hip.hipDeviceGetAttribute(ctypes.byref(value), 424242, 0) == 1
+    assert "attribute 424242 is not known" in hip.hipGetErrorString(1).decode()
+    address, status = ctypes.c_void_p(), ctypes.c_int()
+    for name in (b"hipGetDeviceProperties", b"hipModuleLaunchKernel"):
+        assert hip.hipGetProcAddress(name, ctypes.byref(address), 0, ctypes.c_uint64(0), ctypes.byref(status)) == 0
+        assert address.value and status.value == 0
+    assert hip.hipGetProcAddress(b"hipNoSuch", ctypes.byref(address), 0, ctypes.c_uint64(0), None) == 500
+    hip.hipGetLastError()
