@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 import aiter_like
-from aiter_like import sim
 from aiter_like import device as devices
+from aiter_like import sim
 from aiter_like.jit import toolchain
 from aiter_like.testing import check_attention, check_rms_norm
 

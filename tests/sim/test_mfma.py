@@ -268,6 +268,19 @@ def test_block_group_larger_than_the_instruction_is_refused():
         run("v_mfma_f32_32x32x4_2b_f16 a[0:31], v[0:1], v[2:3], a[0:31] cbsz:2")
 
 
+@pytest.mark.parametrize("shift", (-2, 1, 3))
+def test_four_accumulators_may_overlap_partly(shift):
+    """Legal for the assembler, and Triton's code has it: all of C is read before D is written."""
+    rng = np.random.default_rng(shift + 9)
+    a, b = (rng.standard_normal((64, 4)).astype(np.float16) for _ in range(2))
+    c = rng.standard_normal((64, 4)).astype(np.float32)
+    inputs = {"v[0:1]": a, "v[2:3]": b, "v[8:11]": c}
+    apart = run("v_mfma_f32_16x16x16_f16 v[16:19], v[0:1], v[2:3], v[8:11]", inputs, {"v[16:19]": np.float32})
+    d = f"v[{8 + shift}:{11 + shift}]"
+    overlapping = run(f"v_mfma_f32_16x16x16_f16 {d}, v[0:1], v[2:3], v[8:11]", inputs, {d: np.float32})
+    np.testing.assert_array_equal(overlapping[d], apart["v[16:19]"])
+
+
 def test_overlapping_accumulators_are_refused():
     # v_mfma_f32_32x32x8_f16 a[0:15], v[0:1], v[2:3], a[4:19], which the assembler rejects.
     with pytest.raises(HipError, match="do not overlap"):

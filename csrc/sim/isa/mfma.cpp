@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Matrix instructions: D = A·B + C over all 64 lanes, EXEC ignored. One template serves every shape, because in each the
-// elements of one row of A (k fixed, i running), of B and of D lie in neighbouring lanes of one register.
+// Matrix instructions: D = A·B + C over all 64 lanes, EXEC ignored. One template serves every shape, because in each
+// the elements of one row of A (k fixed, i running), of B and of D lie in neighbouring lanes of one register.
 // Layouts: AMD's matrix instruction calculator. Arithmetic: products and sums of f32 (f64, i32) by one FMA per k, in
 // order of k; hardware differs by a few ulp.
 #include <bit>
@@ -170,8 +170,14 @@ int blgp_source(int blgp, int lane) {
   }
 }
 
+bool partly_overlap(const Operand& d, const Operand& c) {
+  return c.kind == Kind::vgpr && c.reg != d.reg && c.reg < d.reg + d.dwords && d.reg < c.reg + c.dwords;
+}
+
+// Four accumulators are read before the first is written, and compilers use that; longer forms are illegal (the
+// assembler refuses them too).
 void refuse_overlap(const Operand& d, const Operand& c) {
-  if (c.kind == Kind::vgpr && c.reg != d.reg && c.reg < d.reg + d.dwords && d.reg < c.reg + c.dwords) {
+  if (d.dwords > 4 && partly_overlap(d, c)) {
     throw Fault("the accumulators of an MFMA must be one register range or two that do not overlap");
   }
 }
@@ -185,7 +191,12 @@ void product(Wave& w, const Inst& i, Rows a_rows, Rows b_rows, int cbsz, int abi
   const bool registers = i.src[2].kind == Kind::vgpr;
   const Vec<T, M> constant(registers ? T() : std::bit_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, u64, u32>>(
                                                  scalar_source(w, i.src[2]))));
-  const Rows c = w.v + (registers ? i.src[2].reg : 0);
+  Rows c = w.v + (registers ? i.src[2].reg : 0);
+  u32 held[4][kLanes];
+  if (partly_overlap(i.dst[0], i.src[2])) {
+    std::memcpy(held, c, sizeof held);
+    c = held;
+  }
   for (int r = 0; r < S::kAccumulators; ++r) {
 #pragma clang loop unroll(full)
     for (int group = 0; group < S::kGroups; ++group) {
