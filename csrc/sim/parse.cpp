@@ -436,7 +436,10 @@ void collect_registers(Inst& inst) {
   const u32 flags = inst.op->spec.flags;
   RegList reads{inst, inst.num_reads};
   for (const Operand& o : inst.src) reads.add(o);
-  if (flags & kReadsDst || inst.mod.dst_unused == 2) reads.add(inst.dst[0]);
+  const bool keeps_low_half = inst.mod.op_sel >> inst.num_src & 1;      // op_sel's bit for the destination
+  if (flags & kReadsDst || inst.mod.dst_unused == 2 || keeps_low_half) {
+    for (const Operand& o : inst.dst) reads.add(o);
+  }
   if (flags & kReadsVcc) reads.add(RegRange::scalar, kVcc, 2);
   if (flags & kReadsExec) reads.add(RegRange::scalar, kExec, 2);
   if (flags & kReadsM0 || inst.mod.lds) reads.add(RegRange::scalar, kM0, 1);

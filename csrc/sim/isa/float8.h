@@ -2,8 +2,6 @@
 // The 8-bit floats of gfx942 (FNUZ): e4m3 has bias 8 and largest value 240, e5m2 bias 16 and 57,344. 0x80 is the only
 // NaN; there is no infinity and no -0. Sources: CDNA3 ISA document; torch.float8_e4m3fnuz and float8_e5m2fnuz.
 #pragma once
-#include <cmath>
-
 #include "math.h"
 
 namespace sim {
@@ -11,28 +9,46 @@ namespace sim {
 template <int kExponentBits>
 struct Float8 {
   static constexpr int kMantissa = 7 - kExponentBits, kBias = 1 << (kExponentBits - 1);
+  static constexpr int kDropped = 23 - kMantissa;                  // mantissa bits of a float beyond the format's
   static constexpr u8 kNan = 0x80;
 
+  // The code's exponent and mantissa in a float's place are the number, but for the difference of the biases.
   static float decode(u8 code) {
-    if (code == kNan) return std::numeric_limits<float>::quiet_NaN();
-    const int e = code >> kMantissa & ((1 << kExponentBits) - 1), m = code & ((1 << kMantissa) - 1);
-    const int significand = e ? m | 1 << kMantissa : m;
-    const float x = std::ldexp(static_cast<float>(significand), (e ? e : 1) - kBias - kMantissa);
-    return code & 0x80 ? -x : x;
+    const float scaled = std::bit_cast<float>(u32{code & 0x7fu} << kDropped);
+    const float x = scaled * std::bit_cast<float>(static_cast<u32>(127 + 127 - kBias) << 23);
+    return code == kNan ? std::numeric_limits<float>::quiet_NaN() : with_sign(x, code & 0x80);
   }
 
-  // `below` is added under the last kept bit before truncation, in units of 2^-32 of that bit; nearest-even when null.
-  static u8 encode(float x, bool saturate, const u32* below = nullptr) {
-    if (!is_finite(x)) return kNan;
-    const double scaled = std::fabs(static_cast<double>(x));
-    int e = scaled == 0 ? 1 - kBias : std::ilogb(scaled);
-    e = e < 1 - kBias ? 1 - kBias : e;
-    const double units = std::ldexp(scaled, kMantissa - e);    // in [0, 2^(kMantissa + 1))
-    double kept = below ? std::floor(units + std::ldexp(static_cast<double>(*below), -32)) : std::rint(units);
-    // A carry into the next binade shows as 2^(kMantissa + 1) units, which is that binade's code as well.
-    const int code = kept == 0 ? 0 : static_cast<int>(kept) + ((e + kBias - 1) << kMantissa);
-    if (code > 0x7f) return saturate ? static_cast<u8>(is_negative(x) ? 0xff : 0x7f) : kNan;
-    return static_cast<u8>(code == 0 ? 0 : code | (is_negative(x) ? 0x80 : 0));
+  // To nearest even.
+  static u8 encode(float x, bool saturate) {
+    const u32 bits = magnitude(x);
+    const u32 normal = (bits + ((1u << (kDropped - 1)) - 1) + (bits >> kDropped & 1)) >> kDropped;
+    const float units = std::rint(std::bit_cast<float>(bits) * kUnitsPerOne);
+    return finish(x, normal, units, saturate);
+  }
+
+  // Stochastic: `random` as a fraction of the last kept bit is added before truncation.
+  static u8 encode(float x, bool saturate, u32 random) {
+    const u32 bits = magnitude(x);
+    const u32 normal = (bits + (random >> (32 - kDropped))) >> kDropped;
+    const double units = static_cast<double>(std::bit_cast<float>(bits) * kUnitsPerOne) + random * 0x1p-32;
+    return finish(x, normal, static_cast<float>(std::floor(units)), saturate);
+  }
+
+ private:
+  static constexpr float kUnitsPerOne = static_cast<float>(1u << (kBias - 1 + kMantissa));  // denormal steps
+  static constexpr u32 kSmallestNormal = static_cast<u32>(128 - kBias) << 23;
+
+  // `normal`: exponent and mantissa with a float's bias; `units`: the number in units of the smallest denormal. A carry
+  // into the next binade or into the first normal number gives the right code by itself.
+  static u8 finish(float x, u32 normal, float units, bool saturate) {
+    const bool denormal = magnitude(x) < kSmallestNormal;
+    const u32 small = static_cast<u32>(denormal ? units : 0.0f);
+    const u32 code = denormal ? small : normal - (static_cast<u32>(127 - kBias) << kMantissa);
+    const u32 sign = is_negative(x) ? 0x80 : 0;
+    const u32 large = saturate ? 0x7f | sign : kNan;
+    const u32 in_range = code == 0 ? 0 : code > 0x7f ? large : code | sign;
+    return static_cast<u8>(is_finite(x) ? in_range : kNan);
   }
 };
 

@@ -63,16 +63,26 @@ inline T maximum(T a, T b) {
 }
 
 template <class T>
-inline T median(T a, T b, T c) {
-  const T low = minimum(minimum(a, b), c);
-  const T middle = maximum(minimum(a, b), minimum(maximum(a, b), c));
-  return is_nan(a) || is_nan(b) || is_nan(c) ? low : middle;
-}
-
-template <class T>
 inline T integer_median(T a, T b, T c) {
   const T low = a < b ? a : b, high = a < b ? b : a, inner = high < c ? high : c;
   return low > inner ? low : inner;
+}
+
+// The bits as an integer of the same order, and back.
+template <class T>
+inline std::make_signed_t<WordOf<T>> ordered(WordOf<T> bits) {
+  using Signed = std::make_signed_t<WordOf<T>>;
+  const Signed x = static_cast<Signed>(bits);
+  return x < 0 ? static_cast<Signed>(x ^ std::numeric_limits<Signed>::max()) : x;
+}
+
+// With a NaN it is the minimum of the three.
+template <class T>
+inline T median(T a, T b, T c) {
+  const auto middle = integer_median(ordered<T>(word(a)), ordered<T>(word(b)), ordered<T>(word(c)));
+  const T number = std::bit_cast<T>(static_cast<WordOf<T>>(ordered<T>(static_cast<WordOf<T>>(middle))));
+  const T low = minimum(minimum(a, b), c);
+  return is_nan(a) || is_nan(b) || is_nan(c) ? low : number;
 }
 
 // ---- conversions
@@ -120,16 +130,18 @@ inline f16 fraction(f16 x) {
 }
 
 // x = mantissa * 2^exponent with mantissa in [0.5, 1); 0, infinity and NaN have exponent 0 and are their own mantissa.
+// f64 denormals are scaled into the normal range first; no f32 or f16 is denormal as a double.
+inline bool has_exponent(double x) { return magnitude(x) - 1 < kInfinity<double> - 1; }
 inline int frexp_exponent(double x) {
-  if (!is_finite(x) || x == 0) return 0;
-  int e;
-  std::frexp(x, &e);
-  return e;
+  const bool denormal = is_denormal(x);
+  const int e = exponent(denormal ? x * 0x1p54 : x) - 1022 - (denormal ? 54 : 0);
+  return has_exponent(x) ? e : 0;
 }
 inline double frexp_mantissa(double x) {
-  if (!is_finite(x) || x == 0) return is_signaling(x) ? quiet(x) : x;
-  int e;
-  return std::frexp(x, &e);
+  const u64 bits = word(is_denormal(x) ? x * 0x1p54 : x);
+  const double m = std::bit_cast<double>((bits & 0x800fffffffffffffu) | u64{1022} << 52);
+  const double special = is_nan(x) ? quiet(x) : x;
+  return has_exponent(x) ? m : special;
 }
 
 // x * 2^e, one rounding.
@@ -149,14 +161,21 @@ inline T square_root(T x) { return __builtin_elementwise_sqrt(x); }
 
 // ---- transcendental functions: in double, so that one rounding to float remains
 
+// c0 + c1 x + c2 x^2 + ...
+inline double polynomial(double, double last) { return last; }
+template <class... C>
+inline double polynomial(double x, double first, C... rest) {
+  return __builtin_elementwise_fma(x, polynomial(x, rest...), first);
+}
+
 // 2^x for float and f16 arguments.
 inline double exp2_double(double x) {
   const double bounded = x > -1000.0 ? (x < 1000.0 ? x : 1000.0) : -1000.0;
   constexpr double kRound = 0x1.8p52;                          // adding it leaves the nearest integer in the low bits
   const double shifted = bounded + kRound;
   const double f = (bounded - (shifted - kRound)) * 0x1.62e42fefa39efp-1;      // in [-ln2/2, ln2/2]
-  const double p = 1 + f * (1 + f * (1.0 / 2 + f * (1.0 / 6 + f * (1.0 / 24 + f * (1.0 / 120 + f * (1.0 / 720 +
-                   f * (1.0 / 5040 + f * (1.0 / 40320))))))));                 // error 0.35^9 / 9! = 2e-10
+  const double p = polynomial(f, 1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040,
+                              1.0 / 40320);                                    // error 0.35^9 / 9! = 2e-10
   const u64 power = (std::bit_cast<u64>(shifted) << 52) + (u64{1023} << 52);
   const double r = p * std::bit_cast<double>(power);
   return x != x ? x : r;
@@ -173,8 +192,7 @@ inline double log2_double(double x) {
   const double n = std::bit_cast<double>(kMagic + (e >> 52)) - std::bit_cast<double>(kMagic);
   const double exponent = n >= 2048 ? n - 4096 : n;
   const double s = (m - 1) / (m + 1), q = s * s;
-  const double series = 1 + q * (1.0 / 3 + q * (1.0 / 5 + q * (1.0 / 7 + q * (1.0 / 9 +
-                        q * (1.0 / 11 + q * (1.0 / 13))))));
+  const double series = polynomial(q, 1.0, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13);
   const double r = exponent + s * series * 0x1.71547652b82fep+1;               // 2 / ln 2
   const double special = x == 0 ? -std::numeric_limits<double>::infinity()
                          : x > 0 ? x                           // +infinity
@@ -194,18 +212,26 @@ inline double sin_turns(double x, int quarter_offset) {
   const double quarters = std::rint(turns * 4);
   const double angle = (turns - quarters / 4) * 6.283185307179586;             // in [-pi/4, pi/4]
   const int quadrant = (static_cast<int>(quarters) + quarter_offset) & 3;
-  const double value = quadrant & 1 ? std::cos(angle) : std::sin(angle);
+  const double q = angle * angle;                                              // Taylor: error 0.79^15 / 15! = 2e-14
+  const double sine = angle * polynomial(q, 1.0, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800,
+                                         1.0 / 6227020800);
+  const double cosine = polynomial(q, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800,
+                                   1.0 / 479001600, -1.0 / 87178291200);
+  const double value = quadrant & 1 ? cosine : sine;
   return quadrant & 2 ? -value : value;
 }
 // Beyond 256 turns the hardware gives sin = 0 and cos = 1; infinity gives NaN.
+inline double turns_or(double x, double beyond, int quarter_offset) {
+  const bool inside = std::fabs(x) <= 256;
+  const double outside = is_finite(x) ? beyond : std::numeric_limits<double>::quiet_NaN();
+  const double value = sin_turns(inside ? x : 0, quarter_offset);
+  return inside ? value : outside;
+}
 inline double hardware_sin(double x) {
-  if (!(std::fabs(x) <= 256)) return std::isfinite(x) ? 0.0 : std::numeric_limits<double>::quiet_NaN();
-  return x == 0 ? x : sin_turns(x, 0);
+  const double value = turns_or(x, 0, 0);
+  return x == 0 ? x : value;
 }
-inline double hardware_cos(double x) {
-  if (!(std::fabs(x) <= 256)) return std::isfinite(x) ? 1.0 : std::numeric_limits<double>::quiet_NaN();
-  return sin_turns(x, 1);
-}
+inline double hardware_cos(double x) { return turns_or(x, 1, 1); }
 
 // ---- integers
 

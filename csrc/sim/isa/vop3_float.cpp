@@ -49,7 +49,7 @@ WithBit<T> div_scale(T x, T denominator, T numerator) {
   return {x, false};
 }
 
-// (a * b + c) * 2^e with one rounding, also where the result is denormal: the sum is kept as nearest + tail, and the tail
+// (a * b + c) * 2^e with one rounding, also of a denormal result: the sum is kept as nearest + tail, and the tail
 // decides what looks like a tie to the nearest sum alone.
 template <class T>
 T fma_scaled(T a, T b, T c, int e) {
@@ -90,49 +90,54 @@ T div_fixup(T quotient, T denominator, T numerator) {
 
 // ---- 8-bit floats: the half or byte of the destination that op_sel names is written, the rest stays
 
-float source_float(const Wave& w, const Operand& o, int lane) {
-  const u32 bits = o.kind == Kind::vgpr ? w.v[o.reg][lane] : static_cast<u32>(scalar_source(w, o));
-  const u32 positive = o.abs ? bits & 0x7fffffffu : bits;
-  return std::bit_cast<float>(o.neg ? positive ^ 0x80000000u : positive);
-}
-
 void refuse_other_modifiers(const Inst& i) {
   if (i.mod.clamp || i.mod.omod || i.mod.op_sel & 3) {
     throw Fault("clamp, omod and source op_sel on a conversion to 8-bit floats are not implemented");
   }
 }
 
-template <class F8>
-void convert_pair(Wave& w, const Inst& i) {
-  const u64 exec = w.exec();
-  const bool saturate = w.mode.fp16_ovfl();
-  const int shift = i.mod.op_sel >> 2 & 1 ? 16 : 0;
-  refuse_other_modifiers(i);
-  u32* row = w.v[i.dst[0].reg];
+void read_floats(const Wave& w, const Operand& o, Lanes<float>& out) {
+  read_lanes(w, o, out);
   for (int lane = 0; lane < kLanes; ++lane) {
-    if (!active(exec, lane)) continue;
-    const u32 low = F8::encode(source_float(w, i.src[0], lane), saturate);
-    const u32 high = F8::encode(source_float(w, i.src[1], lane), saturate);
-    row[lane] = (row[lane] & ~(0xffffu << shift)) | (low | high << 8) << shift;
+    const float x = o.abs ? std::fabs(out[lane]) : out[lane];
+    out[lane] = o.neg ? -x : x;
   }
 }
 
-// Stochastic rounding: the second source, as a fraction of the last kept bit, is added before truncation. Which of its
-// bits the hardware takes is an assumption: the highest.
-template <class F8>
-void convert_stochastic(Wave& w, const Inst& i) {
-  const u64 exec = w.exec();
-  const bool saturate = w.mode.fp16_ovfl();
-  const int shift = 8 * (i.mod.op_sel >> 2 & 3);
-  refuse_other_modifiers(i);
+// Puts results as wide as `field` at `shift` of the destination's active lanes.
+void insert_field(Wave& w, const Inst& i, Lanes<u32>& values, u32 field, int shift) {
   u32* row = w.v[i.dst[0].reg];
   for (int lane = 0; lane < kLanes; ++lane) {
-    if (!active(exec, lane)) continue;
-    const Operand& random = i.src[1];
-    const u32 bits = random.kind == Kind::vgpr ? w.v[random.reg][lane] : static_cast<u32>(scalar_source(w, random));
-    const u32 code = F8::encode(source_float(w, i.src[0], lane), saturate, &bits);
-    row[lane] = (row[lane] & ~(0xffu << shift)) | code << shift;
+    values[lane] = (row[lane] & ~(field << shift)) | values[lane] << shift;
   }
+  write_row(row, values.at, w.exec());
+}
+
+template <class F8>
+void convert_pair(Wave& w, const Inst& i) {
+  refuse_other_modifiers(i);
+  const bool saturate = w.mode.fp16_ovfl();
+  Lanes<float> low, high;
+  Lanes<u32> values;
+  read_floats(w, i.src[0], low);
+  read_floats(w, i.src[1], high);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    values[lane] = F8::encode(low[lane], saturate) | u32{F8::encode(high[lane], saturate)} << 8;
+  }
+  insert_field(w, i, values, 0xffff, i.mod.op_sel >> 2 & 1 ? 16 : 0);
+}
+
+// Which bits of the second source the hardware adds is an assumption: the highest.
+template <class F8>
+void convert_stochastic(Wave& w, const Inst& i) {
+  refuse_other_modifiers(i);
+  const bool saturate = w.mode.fp16_ovfl();
+  Lanes<float> x;
+  Lanes<u32> random, values;
+  read_floats(w, i.src[0], x);
+  read_lanes(w, i.src[1], random);
+  for (int lane = 0; lane < kLanes; ++lane) values[lane] = F8::encode(x[lane], saturate, random[lane]);
+  insert_field(w, i, values, 0xff, 8 * (i.mod.op_sel >> 2 & 3));
 }
 
 constexpr Spec float8_spec(Handler handler, Type second) {

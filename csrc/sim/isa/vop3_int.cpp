@@ -94,10 +94,11 @@ WithBit<u64> mad_unsigned(u32 a, u32 b, u64 c) {
   return {sum, sum < product};
 }
 
-// The flag is bit 64 of the exact sum.
+// The flag is bit 64 of the exact sum: its sign.
 WithBit<u64> mad_signed(i32 a, i32 b, i64 c) {
-  const __int128 sum = static_cast<__int128>(i64{a} * b) + c;
-  return {static_cast<u64>(sum), static_cast<bool>(static_cast<unsigned __int128>(sum) >> 64 & 1)};
+  const u64 product = static_cast<u64>(i64{a} * b), addend = static_cast<u64>(c), sum = product + addend;
+  const u64 overflow = (product ^ sum) & (addend ^ sum);         // at bit 63
+  return {sum, ((sum ^ overflow) >> 63) != 0};
 }
 
 // ---- across lanes; EXEC is ignored
