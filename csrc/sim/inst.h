@@ -112,23 +112,24 @@ struct RegRange {
   u16 first;
 };
 
-struct Inst {
+// Fields are in the order of how often executing reads them: the first cache lines serve the run loop and handlers.
+struct alignas(64) Inst {
   Handler run = nullptr;                       // chosen at decode: plain, full or fail
   Handler run_checked = nullptr;
-  const Op* op = nullptr;
+  u32 index = 0;                               // position in the code's Inst array (for counters)
+  i32 imm = 0;                                 // s_waitcnt, s_nop, s_movk and the like: the 16-bit immediate, sign-extended
+  i64 target = 0;                              // branch: absolute pc
   std::array<Operand, 2> dst{};
   std::array<Operand, 5> src{};
+  Modifiers mod;
   u8 num_src = 0;
   u8 size = 4;                                 // bytes
   bool e64 = false;
-  Modifiers mod;
-  u64 pc = 0;                                  // address in the loaded image
-  u32 index = 0;                               // position in the code's Inst array (for counters)
-  i64 target = 0;                              // branch: absolute pc
-  i32 imm = 0;                                 // s_waitcnt, s_nop, s_movk and the like: the 16-bit immediate, sign-extended
   u8 vmcnt = 63, lgkmcnt = 15, expcnt = 7;     // s_waitcnt
-  std::array<RegRange, 10> regs{};             // reads first, then writes; implicit registers included
   u8 num_reads = 0, num_writes = 0;
+  std::array<RegRange, 10> regs{};             // reads first, then writes; implicit registers included
+  u64 pc = 0;                                  // address in the loaded image
+  const Op* op = nullptr;
   std::string text;                            // disassembly, for reports
   std::string error;                           // why this cannot execute ("" = it can)
 
