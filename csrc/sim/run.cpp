@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "checks/checks.h"
 #include "launch_state.h"
@@ -26,19 +27,21 @@ constexpr int kMaxWaves = 16;
 constexpr u64 kQuantum = 1 << 16;              // instructions of a wave before another gets its turn
 constexpr u32 kMxcsrDefault = 0x1f80;          // nearest-even, denormals kept, exceptions masked
 constexpr u64 kFileBytes = u64{kNumRows} * kLanes * sizeof(u32);
+constexpr u64 kFileStride = kFileBytes + 5 * 4096;     // no power of two: equal rows of the waves in different cache sets
+constexpr size_t kBlock = 16;                  // hit counters looked at together
 
 // One thread's memory for waves, kept between launches.
 class Arena {
  public:
   Arena() { lds_ = map(65536); }
   ~Arena() {
-    unmap(files_, kMaxWaves * kFileBytes);
+    unmap(files_, kMaxWaves * kFileStride);
     unmap(lds_, 65536);
     unmap(scratch_, scratch_bytes_);
   }
   u32 (*file(int wave))[kLanes] {
-    if (!files_) files_ = map(kMaxWaves * kFileBytes);
-    return reinterpret_cast<u32(*)[kLanes]>(files_ + wave * kFileBytes);
+    if (!files_) files_ = map(kMaxWaves * kFileStride);
+    return reinterpret_cast<u32(*)[kLanes]>(files_ + wave * kFileStride);
   }
   u8* lds() { return lds_; }
   u8* scratch(u64 bytes) {
@@ -117,7 +120,8 @@ class Grid {
     const u32 saved = _mm_getcsr();
     _mm_setcsr(kMxcsrDefault);
     Arena& memory = arena();
-    memory.hits.assign(launch_.code->insts.size(), 0);
+    // count() leaves every entry zero; whole blocks only, so that it needs no remainder loop.
+    memory.hits.resize((launch_.code->insts.size() + kBlock - 1) / kBlock * kBlock);
     u64 done = 0;
     while (done < most && !failed_) {
       const u64 index = next_.fetch_add(1);
@@ -253,11 +257,18 @@ class Grid {
     return w.ip > first ? w.ip - 1 : first;
   }
 
-  void count(const std::vector<u64>& hits, u64 groups) {
+  // Adds the hits to the counters and clears them. A library has many kernels: most blocks are zero and are passed over.
+  void count(std::vector<u64>& hits, u64 groups) {
     const std::lock_guard lock(mutex_);
     counted_.workgroups += groups;
-    const auto& classes = launch_.code->classes;
-    for (size_t i = 0; i < hits.size(); ++i) counted_.by_class[static_cast<int>(classes[i])] += hits[i];
+    for (size_t first = 0; first < hits.size(); first += kBlock) {
+      u64 any = 0;
+      for (size_t i = 0; i < kBlock; ++i) any |= hits[first + i];
+      if (!any) continue;
+      for (size_t i = first; i < std::min(first + kBlock, launch_.code->classes.size()); ++i) {
+        counted_.by_class[static_cast<int>(launch_.code->classes[i])] += std::exchange(hits[i], 0);
+      }
+    }
   }
 
   const Launch& launch_;
