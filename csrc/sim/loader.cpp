@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Offload bundle or ELF → Code: mapped image, relocations, kernels with their metadata, decoded functions. Input may be
+// ELF → Code: mapped image, relocations, kernels with their metadata, decoded functions. Input may be
 // damaged: every read is checked, and a bad one is a Fault that names the field.
 #include "loader.h"
 
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "container.h"
 #include "memory.h"
 #include "msgpack.h"
 
@@ -19,80 +20,7 @@ constexpr u16 kMachineAmdgpu = 224;
 constexpr u8 kOsAbiHsa = 64;
 constexpr u32 kMachGfx942 = 0x4c;
 constexpr u32 kNoteMetadata = 32, kRelocAbs64 = 3, kRelocRelative64 = 13;
-constexpr u64 kMaxImage = u64{1} << 32;
 constexpr u64 kPage = 4096;
-
-// A checked view of the input.
-struct Bytes {
-  const u8* data;
-  u64 size;
-
-  Bytes slice(u64 offset, u64 bytes, const char* what) const {
-    if (offset > size || bytes > size - offset) throw Fault(std::string("code object is truncated: ") + what);
-    return {data + offset, bytes};
-  }
-  template <class T>
-  T read(u64 offset, const char* what) const {
-    T x;
-    std::memcpy(&x, slice(offset, sizeof x, what).data, sizeof x);
-    return x;
-  }
-  std::string_view text() const { return {reinterpret_cast<const char*>(data), size}; }
-  std::string_view string_at(u64 offset, const char* what) const {
-    const std::string_view rest = slice(offset, size - std::min(offset, size), what).text();
-    const size_t end = rest.find('\0');
-    if (end == std::string_view::npos) throw Fault(std::string("code object is truncated: ") + what);
-    return rest.substr(0, end);
-  }
-};
-
-bool is_gfx942(std::string_view id) {
-  if (!id.starts_with("hip")) return false;      // hip- or hipv4-
-  const size_t at = id.find("gfx942");
-  return at != std::string_view::npos && (at + 6 == id.size() || id[at + 6] == ':');
-}
-
-// The gfx942 entry of a bundle. The bundle's own headers bound it when its size is unknown.
-Bytes unbundle(Bytes bundle) {
-  constexpr u64 kHeader = 24;
-  const bool unknown = bundle.size == 0;
-  if (unknown) bundle.size = kMaxImage;
-  const u64 count = bundle.read<u64>(kHeader, "bundle header");
-  if (count > 1024) throw Fault("offload bundle has an impossible number of entries");
-  std::string found;
-  u64 at = kHeader + 8;
-  for (u64 i = 0; i < count; ++i) {
-    const u64 offset = bundle.read<u64>(at, "bundle entry"), size = bundle.read<u64>(at + 8, "bundle entry");
-    const u64 id_size = bundle.read<u64>(at + 16, "bundle entry");
-    if (id_size > 4096) throw Fault("offload bundle has an impossible entry");
-    const std::string_view id = bundle.slice(at + 24, id_size, "bundle entry").text();
-    at += 24 + id_size;
-    if (is_gfx942(id) && size > 0) return bundle.slice(offset, size, "bundle entry's code object");
-    found += std::string(found.empty() ? "" : ", ") + std::string(id);
-  }
-  throw Fault("offload bundle has no code object for gfx942, only: " + (found.empty() ? "nothing" : found));
-}
-
-// A bare ELF of unknown size ends where its section headers do (linkers put them last).
-u64 elf_extent(const u8* data) {
-  Elf64_Ehdr header;
-  std::memcpy(&header, data, sizeof header);
-  u64 end = header.e_shoff + u64{header.e_shnum} * header.e_shentsize;
-  return std::min(end, kMaxImage);
-}
-
-Bytes find_elf(Bytes input) {
-  constexpr std::string_view kBundle = "__CLANG_OFFLOAD_BUNDLE__", kCompressed = "CCOB", kElf = "\x7f""ELF";
-  const u64 known = input.size ? input.size : kBundle.size();
-  const std::string_view head(reinterpret_cast<const char*>(input.data), std::min<u64>(known, kBundle.size()));
-  if (head.starts_with(kBundle)) return find_elf(unbundle(input));
-  if (head.starts_with(kCompressed)) {
-    throw Fault("the code object is compressed (CCOB); build it with --no-offload-compress");
-  }
-  if (!head.starts_with(kElf)) throw Fault("this is neither an ELF file nor an offload bundle");
-  if (input.size == 0) input.size = elf_extent(input.data);
-  return input;
-}
 
 struct Symbol {
   std::string name;
@@ -404,7 +332,8 @@ std::unique_ptr<Code> load_code(const void* image, u64 bytes, std::string name) 
   auto code = std::make_unique<Code>();
   code->name = std::move(name);
   try {
-    Loader(find_elf({static_cast<const u8*>(image), bytes}), *code).load();
+    std::vector<u8> unpacked;
+    Loader(find_elf({static_cast<const u8*>(image), bytes}, unpacked), *code).load();
   } catch (const Fault& fault) {
     throw Fault(code->name + ": " + fault.what());
   }

@@ -43,9 +43,14 @@ def test_bare_elf_and_bundle_are_the_same(flags):
     assert sim.inspect(code) == sim.inspect(code_object(SOURCE))
 
 
-def test_a_compressed_bundle_is_refused_with_the_way_out():
-    with pytest.raises(SimulatorError, match="compressed.*--no-offload-compress"):
-        sim.inspect(code_object(SOURCE, "--gpu-bundle-output", "--offload-compress"))
+def test_a_compressed_bundle_is_unpacked():
+    code = code_object(SOURCE, "--gpu-bundle-output", "--offload-compress")
+    assert code.startswith(b"CCOB")
+    assert sim.inspect(code) == sim.inspect(code_object(SOURCE))
+    with pytest.raises(SimulatorError, match="compressed code object is damaged"):
+        sim.inspect(code[:24] + bytes(16) + code[40:])
+    with pytest.raises(SimulatorError, match="unknown version 9"):
+        sim.inspect(b"CCOB" + struct.pack("<HH", 9, 1) + code[8:])
 
 
 def bundle(*entries: tuple[str, bytes]) -> bytes:
@@ -116,7 +121,9 @@ def test_truncated_files_do_not_crash(tmp_path):
     code = code_object(SOURCE)
     wrapped = bundle(("hipv4-amdgcn-amd-amdhsa--gfx942", code))
     sizes = random.Random(1).sample(range(1, len(code)), 60)
-    survives(tmp_path, [b"", *(code[:size] for size in sizes), *(wrapped[:size] for size in sizes[:20])])
+    packed = code_object(SOURCE, "--gpu-bundle-output", "--offload-compress")
+    survives(tmp_path, [b"", *(code[:size] for size in sizes), *(wrapped[:size] for size in sizes[:20]),
+                        *(packed[:size] for size in range(1, len(packed), 97))])
 
 
 def test_flipped_bits_do_not_crash(tmp_path):
