@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs assembly or HIP kernels under the simulator's checkers and gives their reports. Read by tests/sim/test_check_*.py."""
+"""Runs assembly or HIP kernels under the simulator's checkers and gives their reports. Read by test_check_*.py."""
 
 from __future__ import annotations
 
@@ -47,10 +47,20 @@ def hip_reports(source: str, arrays: Sequence[np.ndarray], block: int, groups: i
 
 def only(found: list[dict], check: str, offender: str, *phrases: str) -> dict:
     """The single report: of this check, at an instruction that matches `offender`, its message with all `phrases`."""
-    assert len(found) == 1, "\n".join(f"[{report['check']}] {report['text']}: {report['message']}" for report in found)
-    report = found[0]
-    assert report["check"] == check, report
-    assert re.fullmatch(offender, report["text"]), report
+    assert len(found) == 1, listing(found)
+    return among(found, check, offender, *phrases)
+
+
+def among(found: list[dict], check: str, offender: str, *phrases: str) -> dict:
+    """The first report of this check at such an instruction; every report must be of this check."""
+    assert {report["check"] for report in found} == {check}, listing(found)
+    matches = [report for report in found if re.fullmatch(offender, report["text"])]
+    assert matches, listing(found)
     for phrase in phrases:
-        assert phrase in report["message"], report
-    return report
+        assert phrase in matches[0]["message"], listing(found)
+    return matches[0]
+
+
+def listing(found: list[dict]) -> str:
+    """The reports, a line each."""
+    return "\n".join(f"[{r['check']}] wave {r['wave']} {r['text']}: {r['message']}" for r in found) or "no reports"

@@ -44,8 +44,8 @@ void against_write(const Visit& v, int lane, u32 dword, u32 bytes, u32 word) {
   const Wave& writer = v.w.group->waves[r.wave];
   if (mine || stamp < v.shadow.epoch) {        // no barrier is missing, a wait is
     if (!checks.on(kCheckWait)) return;
-    const std::string fix = r.retired ? "fix: s_waitcnt before the s_barrier, not after it"
-                                      : wait_for_record(writer, stamp) + (mine ? "" : " before the s_barrier");
+    const std::string late = std::string("fix: s_waitcnt ") + (r.dma ? "vmcnt(0)" : "lgkmcnt(0)");
+    const std::string fix = (r.retired ? late : wait_for_record(writer, stamp)) + (mine ? "" : " before the s_barrier");
     report(v, lane, dword, verb(v) + producer + " and has not waited for" + (mine ? "" : " before the barrier"),
            "wait", fix);
   } else if (checks.on(kCheckLdsRace)) {

@@ -105,9 +105,18 @@ Sources undefined_sources(const Undefined& u, const Inst& i) {
   return s;
 }
 
+// s_movrels and s_movreld: one register number comes from M0, so what the text names says nothing.
+void compute_indirect(Wave& w, const Inst& i) {
+  Undefined& u = w.checks->undefined;
+  use_scalar(w, i, kM0, 1, "indexes registers with");
+  const u32 first = i.dst[0].reg + (i.op->name.find("movreld") != std::string_view::npos ? w.s[kM0] : 0);
+  for (u32 reg = first; reg < first + i.dst[0].dwords && reg < kNumScalars; ++reg) u.scalar[reg] = 0;
+}
+
 void compute(Wave& w, const Inst& i) {
   Undefined& u = w.checks->undefined;
   const Spec& spec = i.op->spec;
+  if (spec.cls == Class::salu && spec.flags & kReadsM0) return compute_indirect(w, i);
   const bool ignores_exec = spec.flags & kIgnoresExec;
   const u64 exec = ignores_exec ? kAllLanes : w.exec();
   const Sources s = undefined_sources(u, i);
@@ -213,13 +222,11 @@ u64 undefined_lanes(const Bytes& bytes, u64 lanes, u32 size) {
   }
 }
 
-// Where a lane's first undefined byte is, in the words of a report's reader: LDS offsets, else host addresses.
-u64 undefined_address(const Wave& w, const u8* written, u32 bytes, u64 address) {
+// The LDS offset of the first byte that is not written; 0 outside LDS, where the load's address says enough.
+u64 undefined_address(const Wave& w, const u8* written, u32 bytes) {
   const u8* lds = w.group->checks->lds.data();
-  u32 k = 0;
-  while (k + 1 < bytes && written[k]) ++k;
-  if (written >= lds && written < lds + w.group->launch->lds_bytes) return static_cast<u64>(written - lds) + k;
-  return address + k;
+  if (written < lds || written >= lds + w.group->launch->lds_bytes) return 0;
+  return static_cast<u64>(std::find(written, written + bytes, 0) - lds);
 }
 
 // The access gives `lanes` of its result rows defined bits.
@@ -241,6 +248,8 @@ void define_results(Undefined& u, const Touch& touch, u64 lanes) {
 void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& touch, const Bytes* bytes) {
   Undefined& u = w.checks->undefined;
   define_results(u, touch, exec);
+  Origin origin{&i, 0};
+  if (undefined) origin.address = undefined_address(w, bytes->written[first_lane(undefined)], touch.bytes);
   for (u32 k = 0; undefined && k < rows_of(touch); ++k) {
     const u16 row = static_cast<u16>(touch.result + k);
     for (u64 left = undefined; left; left &= left - 1) {
@@ -251,7 +260,6 @@ void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& tou
         if (!written[4 * k + byte]) bits |= 0xffu << 8 * byte;
       }
       if (touch.half == Half::high) bits <<= 16;
-      const Origin origin{&i, undefined_address(w, written, touch.bytes, 0)};
       set_undefined(u, row, lane, undefined_bits(u, row, lane) | bits, origin);
     }
   }
@@ -283,8 +291,8 @@ void uninit_report(Wave& w, const Inst& i, u64 lanes, const std::string& what, c
   if (origin.inst) {
     const Class c = origin.inst->op->spec.cls;
     from = place_of(w, *origin.inst) + ", which read ";
-    if (c == Class::ds) from += "LDS byte " + std::to_string(origin.address) + " that nobody wrote";
-    else from += "memory that nobody wrote";
+    if (c == Class::ds) from += "LDS byte " + std::to_string(origin.address) + ", which has no defined value";
+    else from += c == Class::scratch ? "scratch without a defined value" : "memory that nobody wrote";
     fix = "fix: write it before the read, or mask the lanes";
   }
   add_report(w, i, "uninit", lanes, origin.address,
