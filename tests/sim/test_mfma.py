@@ -268,7 +268,7 @@ def test_block_group_larger_than_the_instruction_is_refused():
         run("v_mfma_f32_32x32x4_2b_f16 a[0:31], v[0:1], v[2:3], a[0:31] cbsz:2")
 
 
-@pytest.mark.parametrize("shift", (-2, 1, 3))
+@pytest.mark.parametrize("shift", (-2, 2))  # register tuples start at even numbers
 def test_four_accumulators_may_overlap_partly(shift):
     """Legal for the assembler, and Triton's code has it: all of C is read before D is written."""
     rng = np.random.default_rng(shift + 9)
