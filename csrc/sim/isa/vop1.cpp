@@ -63,10 +63,22 @@ u64 decode_pair(u32 x) {
   return high << 32 | low;
 }
 
+// A copy of known size; the lane loop would become a call of memmove.
+void move_row(Wave& w, const Inst& i) {
+  Lanes<u32> spare;
+  write_row(w.v[i.dst[0].reg], source_row(w, i.src[0], spare), w.exec());
+}
+
+constexpr Spec move_spec() {
+  Spec s = valu([](u32 a) { return a; });
+  s.plain = move_row;
+  return s;
+}
+
 const Op kOps[] = {
     {"v_nop", no_operation()},
     {"v_clrexcp", no_operation()},
-    {"v_mov_b32", valu([](u32 a) { return a; })},
+    {"v_mov_b32", move_spec()},
     {"v_mov_b64", valu([](u64 a) { return a; })},
     {"v_swap_b32", swap_spec()},
     {"v_readfirstlane_b32", read_first_lane_spec()},
