@@ -206,10 +206,11 @@ def flash_attn_func(
         _refuse(dropout_p=dropout_p, bias=bias, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
                 cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, sink_ptr=sink_ptr, num_splits=num_splits)
         causal = _with_window(window_size, causal)
-    if not isinstance(q, Tensor) or q.ndim != 4:
+    if not isinstance(q, Tensor) or q.dim() != 4:
         check.tensor(_OP, "q", q, rank=4)
     if softmax_scale is None:
-        softmax_scale = q.shape[3] ** -0.5 if q.shape[3] else 1.0
+        head_dim = q.shape[3]
+        softmax_scale = head_dim ** -0.5 if head_dim else 1.0
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if return_lse is False:
