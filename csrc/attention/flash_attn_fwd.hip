@@ -70,8 +70,8 @@ constexpr float kMaskedScore = -3e38f;
 
 using Chunk = __attribute__((ext_vector_type(4))) uint32_t;  // 16 bytes: 8 elements
 
-// In memory a chunk may start at any element: strides are arbitrary. gfx9 runs in unaligned access mode, so that this is
-// the same global_load_dwordx4 as for an aligned address; only the cache lines touched differ.
+// In memory a chunk may start at any element: strides are arbitrary. gfx9 runs in unaligned access mode: this is the
+// same global_load_dwordx4 as for an aligned address; only the cache lines touched differ.
 using UnalignedChunk = __attribute__((ext_vector_type(4), aligned(2))) uint32_t;
 
 // K in LDS: row r holds its 16-byte chunks at position chunk ^ (r mod 8), so that the 8 lanes served at once by
