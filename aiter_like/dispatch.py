@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import device, env, log, torch_ops, verify
+from aiter_like import device, env, log, sim, torch_ops, verify
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.explain import Explanation, Recorder, describe, explain, selector
@@ -173,6 +173,8 @@ class Op:
         for candidate in selection.candidates:
             name = candidate.backend.name
             try:
+                if request.target.simulated and name != "torch":
+                    sim.load()  # its settings decide whether this very call is checked
                 function = candidate.backend.bind(request.target, request.args, candidate)
             except UnsupportedError as error:
                 selection.refused[name] = str(error)
@@ -202,8 +204,6 @@ class Op:
         """`function`; on the simulated device with its errors, and through its checkers whenever they are on."""
         if not target.simulated or candidate.backend.name == "torch":
             return function
-        from aiter_like import sim
-
         name, writes, checking = self.name, self.write_indices, sim.checking
 
         def call(*args: Any) -> None:

@@ -239,7 +239,11 @@ def _library() -> ctypes.CDLL:
         raise BuildError(f"this process has loaded the HIP runtime {foreign}: the simulated MI300X needs a process "
                          "without it", module="sim")
     _sessions[0] = (parse_settings(env.get("AITER_LIKE_SIM")), _sessions[0][1])
-    library = ctypes.CDLL(str(load_or_build(module_spec())), mode=ctypes.RTLD_GLOBAL)
+    path = load_or_build(module_spec())
+    try:
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise BuildError(f"sim: cannot load {path}: {error}", module="sim") from error
     _declare(library)
     _apply(library)
     return library
