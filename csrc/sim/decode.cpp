@@ -113,7 +113,7 @@ void decode_range(const u8* bytes, u64 begin, u64 end, std::vector<Inst>& out) {
   Inst& guard = out.emplace_back();
   guard.pc = pc;
   guard.index = static_cast<u32>(out.size() - 1);
-  guard.text = "<end of function>";
+  guard.text = kGuardText;
   set_error(guard, "execution ran past the end of a function");
 }
 

@@ -112,6 +112,8 @@ struct RegRange {
   u16 first;
 };
 
+inline constexpr std::string_view kGuardText = "<end of function>";    // after the last instruction of each function
+
 // Fields are in the order of how often executing reads them: the first cache lines serve the run loop and handlers.
 struct alignas(64) Inst {
   Handler run = nullptr;                       // chosen at decode: plain, full or fail
@@ -133,6 +135,7 @@ struct alignas(64) Inst {
   std::string text;                            // disassembly, for reports
   std::string error;                           // why this cannot execute ("" = it can)
 
+  bool is_guard() const { return !op && text == kGuardText; }
   std::span<const RegRange> reads() const { return {regs.data(), num_reads}; }
   std::span<const RegRange> writes() const { return {regs.data() + num_reads, num_writes}; }
 };

@@ -143,10 +143,8 @@ void init_sgprs(Wave& w) {
 void init_vgprs(Wave& w) {
   const Launch& l = *w.group->launch;
   const Kernel& k = *l.kernel;
-  const u32 total = ((k.rsrc1 & 0x3f) + 1) * 8;
-  const u32 arch = std::min({total, k.accum_offset, u32{256}}), accum = std::min<u32>(total - arch, 256);
-  std::fill_n(&w.v[0][0], arch * kLanes, kPoison);
-  std::fill_n(&w.v[kFirstAgpr][0], accum * kLanes, kPoison);
+  std::fill_n(&w.v[0][0], k.arch_rows() * kLanes, kPoison);
+  std::fill_n(&w.v[kFirstAgpr][0], k.accum_rows() * kLanes, kPoison);
   // v0 holds the ids of the enabled components, 10 bits each.
   const u32 components = k.rsrc2 >> 11 & 3, size = l.block[0] * l.block[1] * l.block[2];
   u64 exec = 0;

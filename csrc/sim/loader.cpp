@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "container.h"
+#include "decode.h"
 #include "memory.h"
 #include "msgpack.h"
 
@@ -40,8 +41,9 @@ class Loader {
     read_notes();
     add_bare_descriptors();
     decode();
-    for (Kernel& kernel : code_.kernels) {
+    for (const Kernel& kernel : code_.kernels) {
       if (!code_.at(kernel.entry)) throw Fault("kernel " + kernel.name + " does not start at an instruction");
+      check_registers(kernel);
     }
     add_ranges();
   }
@@ -282,6 +284,25 @@ class Loader {
       // The last one is the guard, which is not at any address.
       for (size_t n = count; n + 1 < code_.insts.size(); ++n) {
         code_.inst_at[(code_.insts[n].pc - code_.text_begin) / 4] = static_cast<u32>(n);
+      }
+    }
+  }
+
+  // Assembly may name registers beyond those that its descriptor allocates: using one is an error.
+  void check_registers(const Kernel& kernel) {
+    const u32 arch = kernel.arch_rows(), accum = kernel.accum_rows();
+    for (size_t n = code_.inst_at[(kernel.entry - code_.text_begin) / 4]; n < code_.insts.size(); ++n) {
+      Inst& inst = code_.insts[n];
+      if (inst.is_guard()) return;
+      for (int i = 0; i < inst.num_reads + inst.num_writes; ++i) {
+        const RegRange& r = inst.regs[i];
+        if (r.file != RegRange::vector) continue;
+        const bool is_accum = r.first >= kFirstAgpr;
+        const u32 last = r.first - (is_accum ? kFirstAgpr : 0) + r.count - 1;
+        if (last >= (is_accum ? accum : arch)) {
+          set_error(inst, std::string(is_accum ? "a" : "v") + std::to_string(last) + " is beyond the registers that " +
+                              "kernel " + kernel.name + " allocates");
+        }
       }
     }
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A code object in memory: its image, its kernels, its decoded instructions. Made by loader.cpp, read by run.cpp and hip/.
 #pragma once
-#include <map>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +26,10 @@ struct Kernel {
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0;
   u16 preload_dwords = 0, preload_offset = 0;  // kernarg preload
+  // Rows of the wave's register file that the descriptor allocates: v0… and a0….
+  u32 arch_rows() const { return std::min({((rsrc1 & 0x3f) + 1) * 8, accum_offset, u32{256}}); }
+  u32 accum_rows() const { return std::min(((rsrc1 & 0x3f) + 1) * 8 - arch_rows(), u32{256}); }
+
   std::vector<Arg> args;
   std::vector<HiddenArg> hidden;
 };

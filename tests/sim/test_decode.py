@@ -23,7 +23,7 @@ probe:
 .size probe, .-probe
 .rodata
 .amdhsa_kernel probe
-  .amdhsa_next_free_vgpr 64
+  .amdhsa_next_free_vgpr 128
   .amdhsa_next_free_sgpr 64
   .amdhsa_accum_offset 64
 .end_amdhsa_kernel

@@ -177,6 +177,8 @@ probe:
 @pytest.mark.parametrize("instruction, message", [
     ("s_cbranch_g_fork s[0:1], s[2:3]", "pc 0x4: s_cbranch_g_fork s[0:1], s[2:3]: instruction 's_cbranch_g_fork'"),
     (".long 0xffffffff", "pc 0x4: <no instruction>: these bytes are no gfx942 instruction"),
+    ("v_mov_b32 v8, 0", "pc 0x4: v_mov_b32_e32 v8, 0: v8 is beyond the registers that kernel probe allocates"),
+    ("v_accvgpr_write_b32 a0, v0", "a0 is beyond the registers that kernel probe allocates"),
     ("s_branch 100", "pc 0x4: s_branch 100: jump to an address that holds no instruction"),
 ])
 def test_what_is_not_modelled_fails_with_pc_and_disassembly(instruction, message):
