@@ -37,8 +37,8 @@ struct Bytes {
   }
 };
 
-// The gfx942 ELF file in `input`. input.size 0 = unknown: the headers say where it ends. A compressed bundle is unpacked
-// into `unpacked`, which must outlive the result.
+// The gfx942 ELF file in `input`. input.size 0 = unknown: the headers say where it ends. A compressed bundle is
+// unpacked into `unpacked`, which must outlive the result.
 Bytes find_elf(Bytes input, std::vector<u8>& unpacked);
 
 }  // namespace sim

@@ -60,7 +60,9 @@ struct Modifiers {
   u8 cbsz = 0, abid = 0, blgp = 0;                         // MFMA; blgp carries neg:[..] on f64 forms
 };
 
-enum class Class : u8 { salu, branch, wait, barrier, end, smem, valu, trans, mfma, ds, global, flat, scratch, mubuf, other };
+enum class Class : u8 {
+  salu, branch, wait, barrier, end, smem, valu, trans, mfma, ds, global, flat, scratch, mubuf, other
+};
 inline constexpr int kNumClasses = 15;
 
 // Register facts beyond the printed operands.
@@ -119,7 +121,7 @@ struct alignas(64) Inst {
   Handler run = nullptr;                       // chosen at decode: plain, full or fail
   Handler run_checked = nullptr;
   u32 index = 0;                               // position in the code's Inst array (for counters)
-  i32 imm = 0;                                 // s_waitcnt, s_nop, s_movk and the like: the 16-bit immediate, sign-extended
+  i32 imm = 0;                                 // SOPP and SOPK: the 16-bit immediate, sign-extended
   i64 target = 0;                              // branch: absolute pc
   std::array<Operand, 2> dst{};
   std::array<Operand, 5> src{};

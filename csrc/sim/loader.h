@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A code object in memory: its image, its kernels, its decoded instructions. Made by loader.cpp, read by run.cpp and hip/.
+// A code object in memory: image, kernels, decoded instructions. Made by loader.cpp, read by run.cpp and hip/.
 #pragma once
 #include <algorithm>
 #include <memory>

@@ -27,7 +27,7 @@ constexpr int kMaxWaves = 16;
 constexpr u64 kQuantum = 1 << 16;              // instructions of a wave before another gets its turn
 constexpr u32 kMxcsrDefault = 0x1f80;          // nearest-even, denormals kept, exceptions masked
 constexpr u64 kFileBytes = u64{kNumRows} * kLanes * sizeof(u32);
-constexpr u64 kFileStride = kFileBytes + 5 * 4096;     // no power of two: equal rows of the waves in different cache sets
+constexpr u64 kFileStride = kFileBytes + 5 * 4096;     // no power of two: rows of the waves in different cache sets
 constexpr size_t kBlock = 16;                  // hit counters looked at together
 
 // One thread's memory for waves, kept between launches.
@@ -257,7 +257,7 @@ class Grid {
     return w.ip > first ? w.ip - 1 : first;
   }
 
-  // Adds the hits to the counters and clears them. A library has many kernels: most blocks are zero and are passed over.
+  // Adds the hits to the counters and clears them. A library has many kernels: most blocks are zero and passed over.
   void count(std::vector<u64>& hits, u64 groups) {
     const std::lock_guard lock(mutex_);
     counted_.workgroups += groups;

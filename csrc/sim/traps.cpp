@@ -57,7 +57,8 @@ std::string describe(const Trap& trap) {
   if (trap.signal == SIGFPE) return "the host raised an arithmetic exception";
   if (trap.address == 0) return "wild memory access to a null or non-canonical address";
   char text[64];
-  std::snprintf(text, sizeof text, "wild memory access at address 0x%llx", static_cast<unsigned long long>(trap.address));
+  const auto address = static_cast<unsigned long long>(trap.address);
+  std::snprintf(text, sizeof text, "wild memory access at address 0x%llx", address);
   return text;
 }
 

@@ -90,7 +90,8 @@ HIP_API int hipModuleGetFunction(void** f, void* module, const char* name) {
     const Kernel* kernel = m.code->find(name);
     if (!kernel) throw Fault(m.code->name + " has no kernel " + name);
     const std::lock_guard lock(m.mutex);
-    auto it = std::find_if(m.functions.begin(), m.functions.end(), [&](const Function& x) { return x.kernel == kernel; });
+    auto it = std::find_if(m.functions.begin(), m.functions.end(),
+                           [&](const Function& x) { return x.kernel == kernel; });
     if (it == m.functions.end()) it = m.functions.insert(m.functions.end(), {m.code.get(), kernel});
     *f = &*it;
     return kSuccess;

@@ -38,7 +38,7 @@ void call(Wave& w, const Inst& i) {
 
 enum HwReg { kMode = 1, kHwId = 4, kXccId = 20 };
 
-// A plausible place: workgroups go to the 8 XCDs in turn (SIMULATOR.md section 6), waves to the 4 SIMDs of a CU in turn.
+// A plausible place: workgroups go to the 8 XCDs in turn , waves to the 4 SIMDs of a CU in turn.
 u32 workgroup_number(const Wave& w) {
   const Launch& launch = *w.group->launch;
   return w.group->id[0] + launch.grid[0] * (w.group->id[1] + launch.grid[1] * w.group->id[2]);
