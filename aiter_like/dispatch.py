@@ -28,7 +28,7 @@ from aiter_like.tuning import record, table
 __all__ = ["OPS", "SKIP", "Backend", "Explanation", "Op", "explain", "is_tuned", "reset", "use_backend"]
 
 _log = logging.getLogger("aiter_like")
-_is_compiling = torch.compiler.is_compiling
+_is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
 SKIP = object()
@@ -91,7 +91,7 @@ class Op:
             UnsupportedError: no backend, or not the forced one, serves the call.
             BuildError: the forced backend does not build.
         """
-        if _is_compiling():
+        if _is_tracing():
             self._out_op(*args, backend=backend)
             return
         chosen = _selected()

@@ -9,14 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 
-def _flag(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("", "0", "false", "no", "off"):
-        return False
-    raise ValueError("expected 0 or 1")
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -44,7 +36,6 @@ class Variable:
 
 
 _REGISTRY = (
-    Variable("AITER_LIKE", _flag, False, "1 switches the engine integrations on", "by integrations.install()"),
     Variable("AITER_LIKE_DISABLE", _names, (), "comma list of operators that only the torch reference serves",
              "when an operator first sees a shape"),
     Variable("AITER_LIKE_BACKENDS", _names, (), "comma list: order of backends that replaces each operator's own",

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aiter_like
+from aiter_like import sim
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import build
 from aiter_like.ops.attention import _flash_attn_fwd_hip
@@ -105,24 +106,17 @@ def test_rounding_of_a_copy_shows_each_mode(device, run):
         assert out[0, 0, 0, :3].tolist() == list(expected[rounding]), (backend, rounding)
 
 
-def kernel_metadata(library: bytes, key: str) -> int:
-    """An unsigned number of the only kernel's MessagePack metadata."""
-    text = f".{key}".encode()
-    start = library.index(bytes([0xA0 | len(text)]) + text if len(text) < 32 else bytes([0xD9, len(text)]) + text)
-    at = start + len(text) + (1 if len(text) < 32 else 2)
-    size = {0xCC: 1, 0xCD: 2, 0xCE: 4}.get(library[at], 0)
-    return int.from_bytes(library[at + 1:at + 1 + size], "big") if size else library[at]
-
-
 @pytest.mark.parametrize("instance", _flash_attn_fwd_hip.instances(), ids=lambda instance: instance.name)
-def test_hip_instances_keep_their_registers(instance):
+def test_hip_instances_keep_their_registers(device, instance):
     """No spills, no scratch; 4, 3, 2 waves per SIMD of 512 registers."""
+    if device.type != "cpu":
+        pytest.skip("static: the code for gfx942 is the same wherever the tests run")
     library = build.ensure(_flash_attn_fwd_hip.instance_spec(instance, "hip", "gfx942")).path.read_bytes()
+    (kernel,) = sim.inspect(library[library.index(b"__CLANG_OFFLOAD_BUNDLE__"):]).values()
     head_dim = instance.defines["HEAD_DIM"]
-    assert kernel_metadata(library, "vgpr_count") <= {32: 128, 64: 168, 128: 256}[head_dim]
-    for nothing in ("agpr_count", "vgpr_spill_count", "sgpr_spill_count", "private_segment_fixed_size"):
-        assert kernel_metadata(library, nothing) == 0, nothing
-    assert kernel_metadata(library, "group_segment_fixed_size") == 256 * head_dim
+    assert kernel["vgprs"] <= {32: 128, 64: 168, 128: 256}[head_dim]
+    assert kernel["lds_bytes"] == 256 * head_dim
+    assert not any(kernel[nothing] for nothing in ("agprs", "vgpr_spills", "sgpr_spills", "private_bytes"))
 
 
 @pytest.mark.parametrize("scale", (1e-8, 1e-3, 0.2, 5.0))

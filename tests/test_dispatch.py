@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Choice of backends: order, reasons, forcing, failures, tuned rows, plans, explain."""
+"""Choice of backends: order, reasons, forcing, failures, plans."""
 
 from __future__ import annotations
 
@@ -9,23 +9,13 @@ import threading
 
 import pytest
 import torch
-from toys import FIELDS, HARDWARE, HOST, SIMULATED, FakeJit, make_op, scale_ref
+from toys import HOST, SIMULATED, FakeJit, make_op, public, run
 
-from aiter_like import device, dispatch, plans, verify
-from aiter_like.dispatch import Backend, explain, is_tuned, use_backend
+from aiter_like import device, dispatch, plans
+from aiter_like.dispatch import Backend, explain, use_backend
 from aiter_like.errors import BuildError, SimulatorError, UnsupportedError
-from aiter_like.tuning import table
 
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch, tmp_path):
-    """A hip target that runs plain Python functions; no packaged rows; operators of other tests are out of sight."""
-    monkeypatch.setattr(dispatch, "OPS", {})
-    monkeypatch.setattr(device, "_targets", {torch.device("cpu"): HARDWARE})
-    monkeypatch.setattr(verify, "applies", lambda backend, target: False)
-    monkeypatch.setattr(table.paths, "tuned_csv", lambda: tmp_path / "packaged")
-    for name in ("AITER_LIKE_DISABLE", "AITER_LIKE_BACKENDS", "AITER_LIKE_TUNED", "AITER_LIKE_RECORD"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 @pytest.fixture(params=["guards", "dictionary"])
@@ -33,28 +23,6 @@ def cache_kind(request, monkeypatch):
     """Both ways to find a plan: torch's guards, and the dictionary alone."""
     if request.param == "dictionary":
         monkeypatch.setattr(plans, "TensorGuards", None)
-
-
-def run(op, x=None, factor=3.0, flag=0, **options):
-    x = torch.randn(2, 4) if x is None else x
-    out = torch.empty_like(x)
-    op(out, x, factor, flag, **options)
-    return out
-
-
-def public(op):
-    """A public function around a toy operator."""
-
-    def scale(x, factor=3.0, flag=0, *, out=None, backend=None):
-        out = torch.empty_like(x) if out is None else out
-        op(out, x, factor, flag, backend=backend)
-        return out
-
-    return scale
-
-
-def write_rows(path, *rows):
-    path.write_text("\n".join([",".join(table.columns(FIELDS)), *rows]) + "\n")
 
 
 class TestOrder:
@@ -330,6 +298,7 @@ class TestSimulated:
         class Sim:
             on = False
             checking = staticmethod(lambda: Sim.on)
+            load = staticmethod(lambda: None)
 
             @staticmethod
             def checked_call(name, function, args, writes):
@@ -340,8 +309,7 @@ class TestSimulated:
             def as_simulator_error(name, error):
                 return SimulatorError(f"{name}: {error}") if "launch" in str(error) else error
 
-        monkeypatch.setitem(sys.modules, "aiter_like.sim", Sim)
-        monkeypatch.setattr("aiter_like.sim", Sim, raising=False)
+        monkeypatch.setattr(dispatch, "sim", Sim)
         op = make_op(Backend("hip", hip := FakeJit()))
         run(op)
         Sim.on = True
@@ -359,139 +327,3 @@ class TestSimulated:
         hip.function = lambda *args: fail("something else")
         with pytest.raises(RuntimeError, match="^something else$"):
             run(op)
-
-
-class TestTunedRows:
-    def rows(self, monkeypatch, tmp_path, op, *rows):
-        path = tmp_path / f"{op.name}.csv"
-        write_rows(path, *rows)
-        monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
-        return path
-
-    def test_row_steers_backend_and_parameters(self, monkeypatch, tmp_path):
-        hip, asm = FakeJit(), FakeJit(instance=lambda *args, tile=1: f"t{tile}")
-        op = make_op(Backend("hip", hip), Backend("asm", asm))
-        path = self.rows(monkeypatch, tmp_path, op,
-                         "gfx942,304,2,4,float32,asm,scale[t8],tile=8,1.5,0,clang,,measured:me")
-        run(op)
-        assert asm.binds == [{"tile": 8}]
-        found = explain(public(op), torch.randn(2, 4))
-        assert (found.backend, found.kernel, found.params) == ("asm", "scale[t8]", {"tile": 8})
-        assert found.source == f"tuned: {path}:2"
-        assert is_tuned(op, rows=2, hidden=4, dtype="float32") and is_tuned(op.name, rows=2, hidden=4, dtype="float32")
-        assert not is_tuned(op, rows=2, hidden=5, dtype="float32")
-        run(op, torch.randn(3, 4))
-        assert hip.calls == 1
-
-    def test_row_of_a_refusing_backend_is_passed_over(self, monkeypatch, tmp_path):
-        op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit(), unsupported=lambda target, *args: "no"))
-        self.rows(monkeypatch, tmp_path, op, "gfx942,304,2,4,float32,asm,scale,,1.5,0,clang,,measured:me")
-        assert explain(public(op), torch.randn(2, 4)).backend == "hip"
-
-    def test_row_of_unknown_kernel_is_reported_and_dropped(self, monkeypatch, tmp_path, caplog):
-        op = make_op(Backend("hip", FakeJit()))
-        path = self.rows(monkeypatch, tmp_path, op, "gfx942,304,2,4,float32,hip,scaly,,1.5,0,clang,,measured:me")
-        run(op)
-        run(op, torch.randn(2, 4))
-        assert [str(problem) for problem in op.table.problems] == [
-            f"{path}:2: kernel must be one of scale for this call, got 'scaly'"]
-        assert len(caplog.records) == 1
-
-    def test_row_whose_parameters_do_not_fit(self, monkeypatch, tmp_path):
-        op = make_op(Backend("hip", FakeJit(instance=lambda *args: "x")))
-        path = self.rows(monkeypatch, tmp_path, op,
-                         "gfx942,304,2,4,float32,hip,scale[x],tile=8,1.5,0,clang,,measured:me")
-        run(op)
-        assert str(op.table.problems[0]).startswith(f"{path}:2: params do not fit scale[x]")
-
-    def test_row_of_another_kernel_revision(self, monkeypatch, tmp_path, caplog):
-        op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit()))
-        revision = op.backends[1].revision
-        path = self.rows(monkeypatch, tmp_path, op,
-                         "gfx942,304,2,4,float32,asm,scale,,1.5,0,clang,0123456789ab,measured:me",
-                         f"gfx942,304,3,4,float32,asm,scale,,1.5,0,clang,{revision},measured:me")
-        assert explain(public(op), torch.randn(2, 4)).backend == "hip"
-        assert explain(public(op), torch.randn(3, 4)).backend == "asm"
-        assert is_tuned(op, rows=3, hidden=4, dtype="float32") and not is_tuned(op, rows=2, hidden=4, dtype="float32")
-        assert op.stale_rows() == [f"{path}:2"] and "revision 0123456789ab" in caplog.text
-
-    def test_several_kernels_of_one_backend(self, monkeypatch, tmp_path):
-        asm = FakeJit(instance=lambda *args, kernel: kernel)
-        op = make_op(Backend("asm", asm, kernels=lambda target, *args: ["wide", "narrow"]))
-        self.rows(monkeypatch, tmp_path, op, "gfx942,304,2,4,float32,asm,narrow,,1.5,0,clang,,measured:me")
-        run(op)
-        run(op, torch.randn(3, 4))
-        assert asm.binds == [{"kernel": "narrow"}, {"kernel": "wide"}]
-
-    def test_shapes_are_recorded_once(self, monkeypatch, tmp_path):
-        op = make_op(Backend("hip", FakeJit()))
-        monkeypatch.setenv("AITER_LIKE_RECORD", str(tmp_path / "shapes"))
-        for rows in (2, 3, 2):
-            run(op, torch.randn(rows, 4), float(rows))
-        (path,) = (tmp_path / "shapes").iterdir()
-        assert path.name.startswith(f"{op.name}.")
-        assert path.read_text() == "arch,cu_num,rows,hidden,dtype\ngfx942,304,2,4,float32\ngfx942,304,3,4,float32\n"
-
-
-class TestExplain:
-    def test_nothing_runs_and_everything_has_a_reason(self):
-        hip, asm = FakeJit(), FakeJit()
-        op = make_op(Backend("hip", hip, unsupported=lambda target, *args: "odd"), Backend("asm", asm))
-        found = explain(public(op), torch.randn(2, 4))
-        assert (found.backend, found.kernel) == ("asm", "scale")
-        assert found.source == "heuristic: first of hip, asm, torch to accept"
-        assert found.rejected == {"hip": "odd", "torch": "comes after asm"}
-        assert asm.binds == [] and asm.calls == 0
-        assert str(found).splitlines()[:2] == [f"{op.name} on gfx942 (hip, 304 CUs)",
-                                               "  key      rows=2 hidden=4 dtype=float32"]
-
-    def test_forced(self):
-        op = make_op(Backend("hip", FakeJit()))
-        with use_backend("torch"):
-            found = explain(public(op), torch.randn(2, 4))
-            assert (found.backend, found.source) == ("torch", "forced: use_backend('torch')")
-        found = explain(public(op), torch.randn(2, 4), backend="hip")
-        assert (found.backend, found.source) == ("hip", "forced: backend='hip'")
-
-    def test_bad_arguments_raise_as_the_call_does(self):
-        with pytest.raises(TypeError, match="x must have dtype"):
-            explain(public(make_op()), torch.randn(2, 4).double())
-
-    def test_several_operators(self):
-        first, second = make_op(), make_op()
-        found = explain(lambda x: public(second)(public(first)(x)), torch.randn(2, 4))
-        assert [one.op for one in found] == [first.name, second.name]
-
-    def test_no_operator(self):
-        with pytest.raises(ValueError, match="reached no operator"):
-            explain(torch.abs, torch.randn(2))
-
-    def test_no_compiler_is_a_reason(self, monkeypatch):
-        monkeypatch.setenv("AITER_LIKE_TOOLCHAIN", "/nonexistent/clang")
-        op = make_op(Backend("hip", FakeJit()))
-        found = explain(public(op), torch.randn(2, 4))
-        assert found.backend == "torch" and "/nonexistent/clang" in found.rejected["hip"]
-
-
-class TestDeclaration:
-    def test_duplicate_name(self):
-        op = make_op()
-        with pytest.raises(ValueError, match=f"operator {op.name} exists already"):
-            dispatch.Op(op.name, reference=scale_ref, backends=())
-
-    def test_fields_without_key(self):
-        with pytest.raises(ValueError, match="do not fit together"):
-            make_op(tune_key=None)
-
-    def test_key_with_other_fields(self):
-        op = make_op(tune_key=lambda *args: {"rows": 1})
-        with pytest.raises(ValueError, match="tune key must have the fields rows, hidden, dtype, got rows"):
-            run(op)
-
-    def test_is_tuned_of_a_stranger(self):
-        with pytest.raises(ValueError, match="abs is no operator"):
-            is_tuned(torch.abs, rows=1)
-
-    def test_unknown_backend_kind(self):
-        with pytest.raises(ValueError, match="backend must be one of"):
-            Backend("cuda", scale_ref)

@@ -78,3 +78,22 @@ def make_op(*backends: Backend, **options: object) -> Op:
     settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS, "self_check": self_check}
     torch_backend = Backend("torch", scale_ref, differentiable=True)
     return Op(f"toy_{next(_numbers)}", reference=scale_ref, backends=(*backends, torch_backend), **(settings | options))
+
+
+def run(op, x=None, factor=3.0, flag=0, **options):
+    """What an operator made by `make_op` writes for `x`."""
+    x = torch.randn(2, 4) if x is None else x
+    out = torch.empty_like(x)
+    op(out, x, factor, flag, **options)
+    return out
+
+
+def public(op):
+    """A public function around a toy operator."""
+
+    def scale(x, factor=3.0, flag=0, *, out=None, backend=None):
+        out = torch.empty_like(x) if out is None else out
+        op(out, x, factor, flag, backend=backend)
+        return out
+
+    return scale

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+"""Fixtures that several test files share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from toys import HARDWARE
+
+from aiter_like import device, dispatch, verify
+from aiter_like.tuning import table
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A hip target that runs plain Python functions; no packaged rows; operators of other tests are out of sight."""
+    monkeypatch.setattr(dispatch, "OPS", {})
+    monkeypatch.setattr(device, "_targets", {torch.device("cpu"): HARDWARE})
+    monkeypatch.setattr(verify, "applies", lambda backend, target: False)
+    monkeypatch.setattr(table.paths, "tuned_csv", lambda: tmp_path / "packaged")
+    for name in ("AITER_LIKE_DISABLE", "AITER_LIKE_BACKENDS", "AITER_LIKE_TUNED", "AITER_LIKE_RECORD"):
+        monkeypatch.delenv(name, raising=False)
