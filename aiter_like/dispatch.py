@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import device, env, log, sim, torch_ops, verify
+from aiter_like import device, env, log, torch_ops, verify
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.explain import Explanation, Recorder, describe, explain, selector
@@ -173,7 +173,9 @@ class Op:
         for candidate in selection.candidates:
             name = candidate.backend.name
             try:
-                if request.target.simulated and name != "torch":
+                if _runs_on_simulator(candidate, request.target):
+                    from aiter_like import sim
+
                     sim.load()  # its settings decide whether this very call is checked
                 function = candidate.backend.bind(request.target, request.args, candidate)
             except UnsupportedError as error:
@@ -202,8 +204,10 @@ class Op:
 
     def _watched(self, function: Callable, candidate: Candidate, target: Target) -> Callable:
         """`function`; on the simulated device with its errors, and through its checkers whenever they are on."""
-        if not target.simulated or candidate.backend.name == "torch":
+        if not _runs_on_simulator(candidate, target):
             return function
+        from aiter_like import sim
+
         name, writes, checking = self.name, self.write_indices, sim.checking
 
         def call(*args: Any) -> None:
@@ -310,6 +314,10 @@ def _operator(op: Op | str | Callable) -> Op:
         if op is candidate or candidate.name in (op, getattr(op, "__name__", None)) or op in candidate.public:
             return candidate
     raise ValueError(f"{getattr(op, '__name__', op)} is no operator of aiter_like; known: {', '.join(OPS)}")
+
+
+def _runs_on_simulator(candidate: Candidate, target: Target) -> bool:
+    return target.simulated and candidate.backend.name != "torch"
 
 
 def _read(op: Op, chosen: Any) -> tuple[str | None, str, Recorder | None]:

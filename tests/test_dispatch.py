@@ -11,7 +11,7 @@ import pytest
 import torch
 from toys import HOST, SIMULATED, FakeJit, make_op, public, run
 
-from aiter_like import device, dispatch, plans
+from aiter_like import device, plans
 from aiter_like.dispatch import Backend, explain, use_backend
 from aiter_like.errors import BuildError, SimulatorError, UnsupportedError
 
@@ -309,7 +309,8 @@ class TestSimulated:
             def as_simulator_error(name, error):
                 return SimulatorError(f"{name}: {error}") if "launch" in str(error) else error
 
-        monkeypatch.setattr(dispatch, "sim", Sim)
+        monkeypatch.setitem(sys.modules, "aiter_like.sim", Sim)
+        monkeypatch.setattr("aiter_like.sim", Sim, raising=False)
         op = make_op(Backend("hip", hip := FakeJit()))
         run(op)
         Sim.on = True

@@ -37,6 +37,7 @@ class Runtime:
         code = getattr(self._library, name)(*arguments)
         if code:
             text = self._library.hipGetErrorString(ctypes.c_int(code)) or b"no message"
+            self._library.hipGetLastError()  # told here: the next launch's check must not find it
             raise HipError(f"{name}: error {code}: {text.decode(errors='replace')}")
 
     @contextlib.contextmanager
