@@ -17,6 +17,10 @@ void halt(Wave&, const Inst& i) {
   if (i.imm & 1) throw Fault("s_sethalt stops the wave for a debugger");
 }
 
+void send_message(Wave&, const Inst&) {
+  throw Fault("messages to the host (interrupts, which hostcall and printf need, and graphics) are not modelled");
+}
+
 template <class F>
 void branch_if(Wave& w, const Inst& i) {
   if (F{}(w)) w.jump(i.target);
@@ -107,6 +111,8 @@ const Op kOps[] = {
     {"s_decperflevel", control(Class::other, nothing)},
     {"s_sethalt", control(Class::other, halt)},
     {"s_trap", control(Class::other, trap)},
+    {"s_sendmsg", scalar_spec(send_message, {}, {Type::b32}, kReadsM0)},
+    {"s_sendmsghalt", scalar_spec(send_message, {}, {Type::b32}, kReadsM0)},
 
     {"s_branch", branch([](const Wave&) { return true; })},
     {"s_cbranch_scc0", branch([](const Wave& w) { return !w.scc; }, kReadsScc)},
