@@ -433,7 +433,10 @@ struct RegList {
   }
 };
 
+}  // namespace
+
 void collect_registers(Inst& inst) {
+  inst.num_reads = inst.num_writes = 0;
   const u32 flags = inst.op->spec.flags;
   RegList reads{inst, inst.num_reads};
   for (const Operand& o : inst.src) reads.add(o);
@@ -449,6 +452,8 @@ void collect_registers(Inst& inst) {
   if (flags & kWritesVcc) writes.add(RegRange::scalar, kVcc, 2);
   if (flags & kWritesExec) writes.add(RegRange::scalar, kExec, 2);
 }
+
+namespace {
 
 void choose_handler(Inst& inst) {
   const Spec& spec = inst.op->spec;

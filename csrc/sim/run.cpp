@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "checks/checks.h"
+#include "isa/mode.h"
 #include "launch_state.h"
 #include "report.h"
 #include "settings.h"
@@ -185,7 +186,8 @@ class Grid {
         if (w.stop == Stop::ended || w.stop == Stop::barrier) continue;
         memory.current = &w;
         w.stop = Stop::running;
-        run_wave<Checked>(w, seed_ ? 1 + random.next() % 256 : kQuantum);
+        const u64 budget = seed_ ? 1 + random.next() % 256 : kQuantum;
+        w.mode.unusual() ? run_wave<Checked, true>(w, budget) : run_wave<Checked, false>(w, budget);
         running |= w.stop == Stop::running || w.stop == Stop::yield;
       }
       if (running) continue;
@@ -203,15 +205,16 @@ class Grid {
     for (int i = n - 1; i > 0; --i) std::swap(order[i], order[random.next() % (i + 1)]);
   }
 
-  template <bool Checked>
+  template <bool Checked, bool UnusualMode>
   void run_wave(Wave& w, u64 budget) const {
     u64* hits = w.group->hits;
     u64 n = 0;
     while (n < budget) {
-      const Inst& inst = *w.ip;
-      ++hits[inst.index];
+      const Inst& next = *w.ip;
+      ++hits[next.index];
       ++n;
-      w.ip = &inst + 1;
+      w.ip = &next + 1;
+      const Inst& inst = UnusualMode ? enter_mode(w, next) : next;
       if constexpr (Checked) {
         check_before(w, inst);
         inst.run_checked(w, inst);
@@ -219,6 +222,7 @@ class Grid {
       } else {
         inst.run(w, inst);
       }
+      if constexpr (UnusualMode) leave_mode(w, inst);
       if (w.stop != Stop::running) break;
     }
     w.executed += n;

@@ -30,7 +30,6 @@ MISSING = {
     "graphics": ["s_endpgm_ordered_ps_done", "s_setkill", "v_screen_partition_4se_b32"],
     "skips vector instructions by a mode bit; LLVM never emits it": ["s_setvskip"],
     "throws dirty cache lines away; the model has no cache": ["s_dcache_discard", "s_dcache_discard_x2"],
-    "VGPR indexing is not modelled": [f"s_set_gpr_idx_{name}" for name in ("on", "off", "mode", "idx")],
     "no public text defines it": ["ds_condxchg32_rtn_b64"],
 }
 
