@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <mutex>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "checks/checks.h"
@@ -99,15 +100,9 @@ class Grid {
     offset_ = random.next() % total_;
   }
 
-  void run(u32 threads) {
-    using Clock = std::chrono::steady_clock;
-    const auto start = Clock::now();
-    work(1);
-    const auto first = Clock::now() - start;
-    // Waking a thread costs some 20 us: worth it only when enough work is left.
-    const bool share = threads > 1 && first * static_cast<i64>(total_ - 1) > std::chrono::microseconds(100);
-    if (share && !failed_) run_on_workers(std::min<u64>(threads, total_ - 1), [this] { work(total_); });
-    else work(total_);
+  void run(u32 threads, bool cooperative) {
+    if (cooperative) run_together();
+    else run_in_turn(threads);
     if (failed_) {
       add_report(report_);
       throw Fault(report_.message);
@@ -117,6 +112,29 @@ class Grid {
   KernelCounters counted() const { return counted_; }
 
  private:
+  // A thread for each workgroup, so that those who wait for others do not keep them from running.
+  void run_together() {
+    std::vector<std::jthread> others;
+    try {
+      for (u64 i = 1; i < total_; ++i) others.emplace_back([this] { work(1); });
+    } catch (...) {
+      failed_ = true;                            // ends the workgroups that wait for those without a thread
+      throw;
+    }
+    work(1);
+  }
+
+  void run_in_turn(u32 threads) {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    work(1);
+    const auto first = Clock::now() - start;
+    // Waking a thread costs some 20 us: worth it only when enough work is left.
+    const bool share = threads > 1 && first * static_cast<i64>(total_ - 1) > std::chrono::microseconds(100);
+    if (share && !failed_) run_on_workers(std::min<u64>(threads, total_ - 1), [this] { work(total_); });
+    else work(total_);
+  }
+
   void work(u64 most) {
     const u32 saved = _mm_getcsr();
     _mm_setcsr(kMxcsrDefault);
@@ -337,7 +355,7 @@ void run_kernel(const LaunchRequest& request) {
   install_traps();
   Grid grid(state->launch, now.seed);
   try {
-    grid.run(num_threads());
+    grid.run(num_threads(), request.cooperative);
   } catch (...) {
     add_counters(state->launch, grid.counted());
     throw;
