@@ -107,7 +107,8 @@ struct QuadSad {
   u64 operator()(u64 a, u32 b, u64 c) const {
     u64 r = 0;
     for (int n = 0; n < 4; ++n) {
-      const u32 sum = byte_differences(static_cast<u32>(a >> 8 * n), b, kMasked) + static_cast<u32>(c >> 16 * n & 0xffff);
+      const u32 old = static_cast<u32>(c >> 16 * n & 0xffff);
+      const u32 sum = byte_differences(static_cast<u32>(a >> 8 * n), b, kMasked) + old;
       r |= u64{kSaturate ? std::min(sum, 0xffffu) : sum & 0xffff} << 16 * n;
     }
     return r;
