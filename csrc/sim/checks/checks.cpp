@@ -61,6 +61,11 @@ std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 check
   c->launch = &launch;
   c->checks = checks;
   bounds_begin(*c);
+  if (c->on(kCheckWaitState)) {
+    const Code& code = *launch.code;
+    std::call_once(code.facts_once, [&] { code.facts = issue_facts(code); });
+    c->facts = code.facts;
+  }
   return c;
 }
 
@@ -82,6 +87,7 @@ void begin_workgroup(Workgroup& group) {
     wave.executed = 0;
     wave.flat_spaces = 0;
     wait_begin(wave);
+    waitstate_begin(wave);
     if (!c.on(kCheckUninit)) continue;
     wave.undefined.bits = reinterpret_cast<u32(*)[kLanes]>(g.bits.data()) + k * kNumRows;
     uninit_begin(group.waves[k]);
@@ -102,6 +108,7 @@ void check_before(Wave& w, const Inst& i) {
     c.first_record = w.group->checks->lds_shadow.next();
     wait_before(w, i);
   }
+  if (launch.on(kCheckWaitState)) waitstate_before(w, i);
   if (launch.on(kCheckUninit)) uninit_before(w, i);
 }
 
