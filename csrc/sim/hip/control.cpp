@@ -97,7 +97,8 @@ HIP_API u64 aiter_like_sim_register(u64 count, u64* bases, const u64* bytes, con
                                     const u8* writable) {
   std::vector<Range> ranges;
   for (u64 i = 0; i < count; ++i) {
-    if (bytes[i] && !(writable[i] == 2 && known(bases[i], bytes[i]))) ranges.push_back({bases[i], bytes[i], names[i], writable[i] != 0, false, nullptr});
+    if (bytes[i] == 0 || (writable[i] == 2 && known(bases[i], bytes[i]))) continue;
+    ranges.push_back({bases[i], bytes[i], names[i], writable[i] != 0, false, nullptr});
   }
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.base < b.base; });
   u64 merged = 0;

@@ -30,7 +30,7 @@ Error potential(int* grid, int* block, const Kernel& k, u64 lds_bytes, int limit
 }
 
 Error groups_into(int* groups, const Kernel& k, int block, u64 lds_bytes) {
-  if (!groups || block <= 0) return set_error(kInvalidValue, "the block must be positive, the result's address not null");
+  if (!groups || block <= 0) return set_error(kInvalidValue, "no block, or no address for the result");
   *groups = max_groups_per_cu(k, static_cast<u64>(block), lds_bytes);
   return kSuccess;
 }
