@@ -35,7 +35,7 @@ class Settings:
 
     Attributes:
         checks: names of CHECKS that are on.
-        fuzz: seed of the order of workgroups and waves, 0 = program order.
+        fuzz: seed of schedules: order of workgroups and waves, late loads, poison; 0 = program order.
         threads: workers, 0 = one per core.
         dry: launches return without executing (benchmarks of host overhead).
         instruction_limit: instructions per wave beyond which a launch is stopped.

@@ -9,9 +9,9 @@
 namespace sim {
 namespace {
 
-// One workgroup's state per thread, kept: a new one would cost more than the workgroup.
-WorkgroupChecks& pooled() {
-  thread_local WorkgroupChecks instance;
+// Each thread keeps the state of a workgroup that has ended: a new one would cost more than the workgroup.
+std::unique_ptr<WorkgroupChecks>& kept() {
+  thread_local std::unique_ptr<WorkgroupChecks> instance;
   return instance;
 }
 
@@ -71,8 +71,8 @@ std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 check
 
 void begin_workgroup(Workgroup& group) {
   const LaunchChecks& c = *group.launch->checks;
-  WorkgroupChecks& g = pooled();
-  group.checks = &g;
+  group.checks = kept() ? kept().release() : new WorkgroupChecks;
+  WorkgroupChecks& g = *group.checks;
   const size_t num_waves = group.waves.size();
   while (g.waves.size() < num_waves) g.waves.push_back(std::make_unique<WaveChecks>());
   if (tracks_waits(c)) lds_begin(group);
@@ -96,6 +96,7 @@ void begin_workgroup(Workgroup& group) {
 
 void end_workgroup(Workgroup& group) {
   for (Wave& w : group.waves) w.checks = nullptr;
+  kept().reset(group.checks);
   group.checks = nullptr;
 }
 
