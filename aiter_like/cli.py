@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line, `aiter-like`: demo, doctor, build, cache, explain, verify. It configures logging."""
+"""The command line, `aiter-like`: demo, doctor, build, cache, sim, explain, verify. It configures logging."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _COMMANDS = {
     "doctor": ("aiter_like.cli", "environment, compilers, devices, cache and tuned tables; what is wrong with them"),
     "build": ("aiter_like.jit.commands", "build modules ahead of their first use"),
     "cache": ("aiter_like.jit.commands", "list, verify or prune built modules"),
+    "sim": ("aiter_like.sim_commands", "launch any gfx942 code object on the simulated MI300X"),
     "explain": ("aiter_like.cli", "which backend and kernel would serve a call, and why not the others"),
     "verify": ("aiter_like.cli", "run the self-check of every kernel on this device and write a report"),
 }

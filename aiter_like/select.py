@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like import env, paths
+from aiter_like import env
 from aiter_like.device import Target
 from aiter_like.errors import TuningError, UnsupportedError
 from aiter_like.tuning.table import Row
@@ -76,7 +76,7 @@ class Backend:
     def revision(self) -> str:
         """What a tuned row's kernel_rev is compared with: a hash of the kernel's source file, or ""."""
         if self.is_jit:
-            path = paths.csrc() / self.function.module
+            path = self.function.source
         elif isinstance(self.function, str):
             path = Path(__file__).parent / "triton_kernels" / f"{self.function.partition(':')[0]}.py"
         else:

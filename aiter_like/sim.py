@@ -23,8 +23,9 @@ from aiter_like.errors import BuildError, SimulatorError
 from aiter_like.jit.build import load_or_build
 from aiter_like.jit.recipe import ModuleSpec
 
-CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8}  # bits of settings.h
+CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16}  # bits of settings.h
 _LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
+_UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
 _INSTRUCTION_LIMIT = 2_000_000_000  # per wave; more is an endless loop
 
 
@@ -34,10 +35,11 @@ class Settings:
 
     Attributes:
         checks: names of CHECKS that are on.
-        fuzz: seed of the order of workgroups and waves, 0 = program order.
+        fuzz: seed of schedules: order of workgroups and waves, late loads, poison; 0 = program order.
         threads: workers, 0 = one per core.
         dry: launches return without executing (benchmarks of host overhead).
         instruction_limit: instructions per wave beyond which a launch is stopped.
+        devices: how many MI300X the process sees.
     """
 
     checks: tuple[str, ...] = ()
@@ -45,6 +47,7 @@ class Settings:
     threads: int = 0
     dry: bool = False
     instruction_limit: int = _INSTRUCTION_LIMIT
+    devices: int = 1
 
     def __post_init__(self):
         if unknown := [name for name in self.checks if name not in CHECKS]:
@@ -52,6 +55,8 @@ class Settings:
         for name in ("fuzz", "threads", "instruction_limit"):
             if not 0 <= getattr(self, name) < 2**(32 if name == "threads" else 64):
                 raise ValueError(f"simulator setting {name} must be a count, got {getattr(self, name)}")
+        if not 1 <= self.devices <= 64:
+            raise ValueError(f"simulator setting devices must be 1 to 64, got {self.devices}")
 
 
 @dataclass
@@ -77,7 +82,7 @@ class Session:
 
 
 def parse_settings(text: str) -> Settings:
-    """The settings of AITER_LIKE_SIM: a comma list of check, fuzz=SEED, threads=N, dry; "1" changes nothing.
+    """The settings of AITER_LIKE_SIM: a comma list of check, fuzz=SEED, threads=N, devices=N, dry; "1" = nothing.
 
     Raises:
         ValueError: an unknown setting or a bad value; the message names it.
@@ -87,13 +92,13 @@ def parse_settings(text: str) -> Settings:
         name, _, value = part.partition("=")
         if name == "check":
             values["checks"] = tuple(value.split("+")) if value else tuple(CHECKS)
-        elif name in ("fuzz", "threads") and value.isdecimal():
+        elif name in ("fuzz", "threads", "devices") and value.isdecimal():
             values[name] = int(value)
         elif part == "dry":
             values["dry"] = True
         elif part != "1":
             raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}>, fuzz=SEED, "
-                             "threads=N, dry")
+                             "threads=N, devices=N, dry")
     return Settings(**values)
 
 
@@ -122,13 +127,13 @@ def checking() -> bool:
 
 @contextlib.contextmanager
 def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
-            dry: bool | None = None, instruction_limit: int | None = None,
+            dry: bool | None = None, instruction_limit: int | None = None, devices: int | None = None,
             on_report: str = "raise") -> Iterator[Session]:
     """Simulator settings for the duration of a with block.
 
     Args:
         checks: True = all of CHECKS, False = none, or the names of those to switch on.
-        fuzz, threads, dry, instruction_limit: as in `Settings`; None = unchanged.
+        fuzz, threads, dry, instruction_limit, devices: as in `Settings`; None = unchanged.
         on_report: "raise" = SimulatorError at the operator whose launch was reported; "collect" = only keep it.
     Yields:
         The session with `reports` and `counters`.
@@ -141,7 +146,8 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
     load()
     outer = _sessions[-1][0]
     names = tuple(CHECKS) if checks is True else tuple(checks or ())
-    changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit}
+    changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit,
+               "devices": devices}
     settings = replace(outer, checks=names, **{name: value for name, value in changes.items() if value is not None})
     take_reports()  # of launches before the block
     session = Session(on_report, _before=counters())
@@ -156,14 +162,33 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
         _apply()
 
 
-def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int]) -> Any:
+def enable_triton() -> None:
+    """Triton compiles kernels for gfx942 and runs them on the simulator, on CPU tensors, until `disable_triton`.
+
+    Raises:
+        ImportError: Triton is not installed.
+        BuildError: the simulator cannot be built or loaded.
+    """
+    from aiter_like import sim_triton
+
+    sim_triton.enable()
+
+
+def disable_triton() -> None:
+    """Triton uses what it used before `enable_triton`."""
+    from aiter_like import sim_triton
+
+    sim_triton.disable()
+
+
+def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | None) -> Any:
     """`fn(*args)` with every tensor argument known to the bounds checker, and its reports turned into an exception.
 
     Args:
         name: the operator, for messages.
         fn: the call that launches.
         args: its arguments.
-        writes: positions of the arguments that the kernel may write.
+        writes: positions of the arguments that the kernel may write; None = unknown: those that no caller has declared.
     Raises:
         SimulatorError: a checker reported something, or the launch failed; `reports` has the records.
     """
@@ -262,6 +287,7 @@ def _declare(library: ctypes.CDLL) -> None:
     pointer, u32, u64, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char_p
     signatures = {
         "aiter_like_sim_configure": (None, u32, u32, u64, ctypes.c_int, u64),
+        "aiter_like_sim_set_devices": (None, u32),
         "aiter_like_sim_register": (u64, u64, pointer, pointer, pointer, pointer),
         "aiter_like_sim_unregister": (None, u64, pointer),
         "aiter_like_sim_take_reports": (pointer,),
@@ -286,8 +312,10 @@ def _apply(library: ctypes.CDLL | None = None) -> None:
     settings = _sessions[-1][0]
     _checking = bool(settings.checks)
     bits = sum(CHECKS[name] for name in settings.checks)
-    (library or load()).aiter_like_sim_configure(bits, settings.threads, settings.fuzz, settings.dry,
-                                                 settings.instruction_limit)
+    library = library or load()
+    library.aiter_like_sim_configure(bits, settings.threads, settings.fuzz, settings.dry,
+                                     settings.instruction_limit)
+    library.aiter_like_sim_set_devices(settings.devices)
 
 
 def _json(address: int | None) -> Any:
@@ -325,7 +353,7 @@ def _function(code_object: bytes, kernel: str) -> ctypes.c_void_p:
 
 
 @contextlib.contextmanager
-def _registered(name: str, args: tuple, writes: Sequence[int]) -> Iterator[None]:
+def _registered(name: str, args: tuple, writes: Sequence[int] | None) -> Iterator[None]:
     """The tensors among `args` as ranges of device memory."""
     tensors = [(index, arg) for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
     count = len(tensors)
@@ -333,7 +361,7 @@ def _registered(name: str, args: tuple, writes: Sequence[int]) -> Iterator[None]
     sizes = (ctypes.c_uint64 * count)(*[_extent(tensor) for _, tensor in tensors])
     labels = [f"{name} argument {index} {tuple(tensor.shape)}".encode() for index, tensor in tensors]
     names = (ctypes.c_char_p * count)(*labels)
-    writable = (ctypes.c_uint8 * count)(*[index in writes for index, _ in tensors])
+    writable = (ctypes.c_uint8 * count)(*[_UNKNOWN if writes is None else index in writes for index, _ in tensors])
     library = load()
     merged = library.aiter_like_sim_register(count, bases, sizes, names, writable)
     try:

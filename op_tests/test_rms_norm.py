@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import math
@@ -14,10 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import aiter_like
+from aiter_like import dispatch, sim
+from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like, time_us
+from aiter_like.jit import Launch, asm_kernel
+from aiter_like.ops import norm
+from aiter_like.testing import HIDDEN_SIZES, assert_within, check_rms_norm, strided_like, time_us
+from aiter_like.tuning import table
 
-BACKENDS = ("hip", "triton", "torch")
+BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below
+ASM_HIDDEN = (4096, 8192)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 EPSILON = 1e-6
 
@@ -182,6 +189,110 @@ def test_any_call_is_right_or_refused(device, shape, hidden, dtype, weight_dtype
         check_rms_norm(out, x, weight, epsilon, sensitive)
 
 
+# ---- assembly
+
+
+@pytest.fixture
+def amd(device) -> None:
+    """Skips on an NVIDIA GPU."""
+    if target_of(device).platform != "hip":
+        pytest.skip("assembly for gfx942")
+
+
+@pytest.mark.parametrize("hidden", ASM_HIDDEN)
+def test_assembly_against_float64(amd, device, run, hidden):
+    x, weight = make(device, 9, hidden, torch.bfloat16, seed=hidden)
+    out = run("asm", aiter_like.rms_norm, x, weight, EPSILON)
+    check_rms_norm(out, x, weight, EPSILON)
+    padded, other = strided_like(x, (0, 24)), strided_like(torch.zeros_like(x), (0, 8))
+    for view in (padded, x.view(3, 3, hidden), x[::2], x[0], x[:1].expand(4, hidden)):
+        check_rms_norm(run("asm", aiter_like.rms_norm, view, weight, EPSILON), view, weight, EPSILON)
+    assert torch.equal(run("asm", aiter_like.rms_norm, padded, weight, EPSILON, out=other), out)
+    assert torch.equal(run("asm", aiter_like.rms_norm, x, weight, EPSILON, out=x), out), "in place"
+
+
+@pytest.mark.parametrize("hidden", ASM_HIDDEN)
+def test_assembly_special_values(amd, device, run, hidden):
+    x, weight = make(device, 4, hidden, torch.bfloat16)
+    x[1, 7], x[2, hidden - 1] = math.nan, math.inf
+    out = run("asm", aiter_like.rms_norm, x, weight, EPSILON)
+    assert out[1].isnan().all() and out[2, hidden - 1].isnan() and (out[2, :-1] == 0).all()
+    check_rms_norm(out[::3], x[::3], weight, EPSILON)
+    for value, epsilon in ((0.0, 1e-12), (1e-30, 1e-12), (1e17, 1e-12), (2.0**-66, 0.0)):  # the last: a denormal mean
+        x = torch.full((2, hidden), value, dtype=torch.bfloat16, device=device)
+        check_rms_norm(run("asm", aiter_like.rms_norm, x, weight, epsilon), x, weight, epsilon)
+
+
+def test_assembly_names_its_limits(amd, device):
+    x, weight = make(device, 3, 4096, torch.bfloat16)
+    for reason, args in (
+            ("no assembly kernel for dtype=fp16 hidden=4096; there are: bf16 hidden=4096; bf16 hidden=8192",
+             (x.half(), weight.half(), EPSILON)),
+            ("no assembly kernel for dtype=bf16 hidden=2048", (x[:, :2048], weight[:2048], EPSILON)),
+            ("weight must have the dtype of input, got torch.float32", (x, weight.float(), EPSILON)),
+            ("use_model_sensitive_rmsnorm must be 0", (x, weight, EPSILON, 1)),
+            ("the rows of input must start at multiples of 16 bytes", (strided_like(x, (0, 4)), weight, EPSILON)),
+            ("the rows of weight must start at multiples", (x, strided_like(weight, (0,), offset=1), EPSILON))):
+        with pytest.raises(UnsupportedError, match=reason):
+            aiter_like.rms_norm(*args, backend="asm")
+
+
+def test_assembly_checks_the_addresses_of_every_call(amd, device, run):
+    x, weight = make(device, 3, 4096, torch.bfloat16)
+    run("asm", aiter_like.rms_norm, x, weight, EPSILON)
+    with pytest.raises(ValueError, match=r"rms_norm \(rms_norm_bf16_h4096\): input must start at a multiple of 16"):
+        aiter_like.rms_norm(strided_like(x, (0, 0), offset=1), weight, EPSILON, backend="asm")
+
+
+def test_assembly_chosen_by_a_user_row(amd, device, monkeypatch, tmp_path):
+    x, weight = make(device, 6, 8192, torch.bfloat16)
+    path, values = tmp_path / "rms_norm.csv", f"gfx942,{target_of(device).cu_num},6,8192,bf16,asm"
+    path.write_text(f"{','.join(table.columns(('rows', 'hidden', 'dtype')))}\n"
+                    f"{values},rms_norm_bf16_h8192,,1.5,0,clang,,measured:test\n")
+    assert aiter_like.explain(aiter_like.rms_norm, x, weight, EPSILON).backend == "hip"
+    monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
+    dispatch.reset()
+    try:
+        explanation = aiter_like.explain(aiter_like.rms_norm, x, weight, EPSILON)
+        assert (explanation.backend, explanation.kernel) == ("asm", "rms_norm_bf16_h8192"), str(explanation)
+        assert explanation.source == f"tuned: {path}:2"
+        with sim.enabled(checks=True) if device.type == "cpu" else contextlib.nullcontext() as session:
+            check_rms_norm(aiter_like.rms_norm(x, weight, EPSILON), x, weight, EPSILON)
+        assert session is None or session.counters["rms_norm_bf16_h8192"]["workgroups"] == 6
+    finally:
+        monkeypatch.undo()
+        dispatch.reset()
+
+
+@asm_kernel("gfx942/norm/rms_norm.s", op="rms_norm", arguments=norm._rms_norm_asm.arguments)
+def _add_rms_norm_asm(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, residual_in: torch.Tensor,
+                      residual_out: torch.Tensor, epsilon: float) -> Launch:
+    """The kernel's other form; no operator has it yet."""
+    rows, hidden = input.shape
+    return Launch({"dtype": "bf16", "hidden": hidden}, (rows, 1, 1), (256, 1, 1),
+                  {"out_stride": 2 * hidden, "input_stride": 2 * hidden})
+
+
+@pytest.mark.parametrize("is_in_place", (False, True), ids=("copy", "in_place"))
+@pytest.mark.parametrize("hidden", ASM_HIDDEN)
+def test_assembly_with_residual(amd, device, hidden, is_in_place):
+    x, weight = make(device, 5, hidden, torch.bfloat16)
+    residual = make(device, 5, hidden, torch.bfloat16, seed=1)[0]
+    total = x.cpu().double() + residual.cpu().double()
+    out, residual_out = (x, residual) if is_in_place else (torch.empty_like(x), torch.empty_like(x))
+    args = (out, x, weight, residual, residual_out, EPSILON)
+    launch = _add_rms_norm_asm.bind(target_of(device), args)
+    if device.type == "cpu":
+        sim.checked_call("rms_norm", launch, args, (0, 4))
+    else:
+        launch(*args)
+    check_rms_norm(out, total, weight, EPSILON)
+    assert_within("residual_out", residual_out, total, total.abs() * (2**-8 * (1 + 2**-8)))
+    assert torch.equal(residual_out.cpu(), total.float().bfloat16())
+    rounded = aiter_like.rms_norm(residual_out, weight, EPSILON)
+    assert not torch.equal(out, rounded), "the norm takes the sum before its rounding"
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend):
@@ -200,7 +311,7 @@ def bench() -> None:
         size = 4 * rows * hidden
         sets = [(*make(device, rows, hidden, torch.bfloat16, seed=seed), EPSILON)
                 for seed in range(min(max(2, (1 << 29) // size), 64))]
-        for backend in BACKENDS:
+        for backend in (*BACKENDS, "asm") if hidden in ASM_HIDDEN else BACKENDS:
             out = aiter_like.rms_norm(*sets[0], backend=backend)
             error = check_rms_norm(out, *sets[0])
             us = time_us(functools.partial(aiter_like.rms_norm, out=out, backend=backend), sets)

@@ -11,7 +11,7 @@ import torch
 from toys import SIMULATED, FakeJit, make_op
 
 import aiter_like
-from aiter_like import cli, device, dispatch, select
+from aiter_like import cli, device, dispatch, paths
 from aiter_like.dispatch import Backend
 from aiter_like.errors import BuildError
 
@@ -46,7 +46,7 @@ class TestHelp:
         monkeypatch.setattr(cli.importlib, "import_module", refuse)
         status, out, _ = run(capsys, "--help")
         assert status == 0
-        assert all(command in out for command in ("demo", "doctor", "build", "cache", "explain", "verify"))
+        assert all(command in out for command in ("demo", "doctor", "build", "cache", "sim", "explain", "verify"))
 
     @pytest.mark.parametrize("command", cli._COMMANDS)
     def test_of_each_command(self, capsys, command):
@@ -131,7 +131,7 @@ class TestVerify:
     @pytest.fixture(autouse=True)
     def toys(self, monkeypatch):
         monkeypatch.setattr(dispatch, "OPS", {})
-        monkeypatch.setattr(select.paths, "tuned_csv", lambda: select.paths.data_root() / "absent")
+        monkeypatch.setattr(paths, "tuned_csv", lambda: paths.data_root() / "absent")
 
     def test_report(self, capsys, tmp_path):
         def wrong(out, x, factor, flag):

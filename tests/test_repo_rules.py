@@ -27,11 +27,11 @@ CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
 LAYERS = {name: level for level, names in enumerate((
     "device dtypes env errors log paths",
     "check testing",
-    "jit sim triton_kernels tuning",
+    "jit sim sim_triton triton_kernels tuning",
     "dispatch explain plans select torch_ops verify",
     "ops",
     "__init__",
-    "__main__ cli demo integrations",
+    "__main__ cli demo integrations sim_commands",
 )) for name in names.split()}
 ENGINES = {"transformers", "vllm", "sglang"}
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, paths
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 
@@ -42,7 +42,7 @@ def scale_key(out: Tensor, x: Tensor, factor: float, flag: int = 0) -> dict[str,
 class FakeJit:
     """What `compile_ops` returns, as far as dispatch looks at it; runs `function`, or raises `error` in bind."""
 
-    module = "norm/rms_norm.hip"
+    source = paths.csrc() / "norm/rms_norm.hip"
 
     def __init__(self, function: Callable = scale_ref, error: Exception | None = None,
                  instance: Callable | None = None):

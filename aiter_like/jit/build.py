@@ -99,7 +99,7 @@ def _prebuilt(spec: ModuleSpec) -> cache.Entry | None:
 def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
                      lock_timeout: float) -> tuple[cache.Entry, bool]:
     """The entry, and whether this call compiled it."""
-    compiler = toolchain.find(spec.kind)
+    compiler = toolchain.find(spec.platform)
     steps = recipe.steps(spec, compiler)
     build = {"compiler": compiler.identity, "commands": recipe.normalised(spec, steps)}
 

@@ -96,7 +96,9 @@ def _selected(names: list[str], arch: str) -> list[ModuleSpec]:
 
     platform = "hip" if arch.startswith("gfx") else "cuda"
     by_name: dict[str, list[ModuleSpec]] = {}
-    for function in (function for function in registered() if platform in function.platforms):
+    for function in registered():
+        if platform not in function.platforms or getattr(function, "arch", arch) != arch:  # assembly is for one arch
+            continue
         specs = [function.instance_spec(instance, platform, arch) for instance in function.instances()]
         for name in {function.module, function.module.rpartition(".")[0], function.function_name}:
             by_name.setdefault(name, []).extend(specs)

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -59,17 +59,25 @@ def compile_ops(module: str, fc_name: str | None = None, gen_func: Callable[...,
     """
 
     def decorate(stub: Callable) -> JitFunction:
-        function = JitFunction(stub, module, fc_name, gen_func, gen_fake, tuple(prebuild), tuple(platforms))
-        other = _registry.setdefault(function.stem, function)
-        if (other.module, other.__name__) != (function.module, function.__name__):
-            raise ValueError(f"compile_ops: {function.stem} is declared twice, as {other.__name__} and {stub.__name__}")
-        _registry[function.stem] = function
-        return function
+        return register(JitFunction(stub, module, fc_name, gen_func, gen_fake, tuple(prebuild), tuple(platforms)))
 
     return decorate
 
 
-def registered() -> list[JitFunction]:
+def register(function: Any) -> Any:
+    """Declares a function of a module for `aiter-like build`: a JitFunction, or an AsmFunction of jit/asm.py.
+
+    Raises:
+        ValueError: another one has the same module and name.
+    """
+    other = _registry.setdefault(function.stem, function)
+    if (other.module, other.__name__) != (function.module, function.__name__):
+        raise ValueError(f"compile_ops: {function.stem} is declared twice, as {other.__name__} and {function.__name__}")
+    _registry[function.stem] = function
+    return function
+
+
+def registered() -> list[Any]:
     """Every declared function, by name; complete once `aiter_like` is imported."""
     return [_registry[name] for name in sorted(_registry)]
 
@@ -103,6 +111,11 @@ class JitFunction:
     def signature(self) -> inspect.Signature:
         """The stub's signature, annotations evaluated."""
         return inspect.signature(self.__wrapped__, eval_str=True)
+
+    @property
+    def source(self) -> Path:
+        """The file whose content is the kernel's revision."""
+        return paths.csrc() / self.module
 
     @property
     def stem(self) -> str:
@@ -175,7 +188,7 @@ class JitFunction:
 
         entry = build.ensure(spec)
         if target.platform == "hip":
-            _load_hip_runtime(target.simulated)
+            load_hip_runtime(target.simulated)
         try:
             module = tvm_ffi.load_module(str(entry.path))
             function = module.get_function(self.function_name)
@@ -207,7 +220,7 @@ class JitFunction:
                              f"{self.function_name} is ({built})", module=spec.name)
 
 
-_registry: dict[str, JitFunction] = {}
+_registry: dict[str, Any] = {}
 
 _ANNOTATIONS = {torch.Tensor: "Tensor", int: "int", float: "float", bool: "bool", str: "str", None: "None",
                 types.NoneType: "None", inspect.Signature.empty: "None"}
@@ -232,8 +245,8 @@ def _schema_type(schema: dict) -> str:
     return _SCHEMAS.get(schema["type"], schema["type"])
 
 
-def _load_hip_runtime(simulated: bool) -> None:
-    """Makes the HIP entry points visible to the module, which names no runtime itself.
+def load_hip_runtime(simulated: bool) -> ctypes.CDLL:
+    """Makes the HIP entry points visible to modules, which name no runtime themselves; the runtime's library.
 
     Raises:
         BuildError: the process has no HIP runtime, or already resolves to the other one of simulator and hardware.
@@ -253,3 +266,4 @@ def _load_hip_runtime(simulated: bool) -> None:
     if own != seen:
         raise BuildError("this process already has another HIP runtime: use either the simulated MI300X or the "
                          "hardware in one process")
+    return library

@@ -28,7 +28,7 @@ class ModuleSpec:
     Attributes:
         name: "norm/rms_norm"; an instance appends its own name: "attention/flash_attn_fwd-bf16_d64".
         sources: files relative to `root` (or absolute, below it). One for a device module.
-        kind: "hip", "cuda", or "host" for plain C++ that is loaded into this process.
+        kind: "hip", "cuda", "asm" for AMD assembly, or "host" for plain C++ that is loaded into this process.
         arch: "gfx942", "sm_90"; for "host" the x86-64 level of this machine unless given.
         defines: preprocessor macros, the generator's inputs: a mapping or pairs.
         output: file name of the library.
@@ -64,6 +64,11 @@ class ModuleSpec:
         """Name of the module's folder in the cache."""
         return self.name.replace("/", ".")
 
+    @property
+    def platform(self) -> str:
+        """Whose compiler builds it, as `toolchain.find` calls them: assembly is a matter of the HIP compiler."""
+        return "hip" if self.kind == "asm" else self.kind
+
     def inputs(self) -> dict[str, Any]:
         """All that the result depends on and that is known without a compiler.
 
@@ -98,7 +103,8 @@ class Step:
 
 def steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     """The commands that make `spec.output`, the last one making it."""
-    return {"hip": _hip_steps, "cuda": _cuda_steps, "host": _host_steps}[spec.kind](spec, toolchain)
+    makers = {"hip": _hip_steps, "asm": _asm_steps, "cuda": _cuda_steps, "host": _host_steps}
+    return makers[spec.kind](spec, toolchain)
 
 
 def normalised(spec: ModuleSpec, build: list[Step]) -> list[str]:
@@ -170,6 +176,18 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
             "-MD", "-MF", "host.d", "-shared", "-no-hip-rt", "-o", spec.output, source]
     return [Step("device.hipfb", (), tuple(device), "device.d"),
             Step(spec.output, ("device.hipfb",), tuple(host), "host.d")]
+
+
+def _asm_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
+    """Assembler and linker: clang runs its own llvm-mc and ld.lld, so both have the version that the key names.
+
+    Through the C preprocessor: names for registers, and a depfile of what is included (`.include` would be in none).
+    -g: lines for the simulator's reports and for debuggers.
+    """
+    command = [toolchain.host_compiler, "-x", "assembler-with-cpp", "--target=amdgcn-amd-amdhsa", f"-mcpu={spec.arch}",
+               "-nogpulib", "-g", f"-ffile-prefix-map={spec.root}=hsa", *_defines(spec), *spec.flags,
+               "-MD", "-MF", "module.d", "-o", spec.output, str(spec.root / spec.sources[0])]
+    return [Step(spec.output, (), tuple(command), "module.d")]
 
 
 def _cuda_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:

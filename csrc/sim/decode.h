@@ -14,6 +14,9 @@ const Op* find_op(std::string_view name);
 // becomes inst.error and a handler that throws it.
 void parse_inst(std::string_view text, const u8* bytes, Inst& inst);
 
+// Sets inst.regs from the operands and the row's flags.
+void collect_registers(Inst& inst);
+
 // Makes `inst` a Fault when executed.
 void set_error(Inst& inst, std::string why);
 

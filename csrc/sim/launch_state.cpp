@@ -128,10 +128,10 @@ u32 user_sgprs(Wave& w, const Launch& l) {
   return n;
 }
 
-void init_sgprs(Wave& w) {
+void init_sgprs(Wave& w, u32 poison) {
   const Launch& l = *w.group->launch;
   const Kernel& k = *l.kernel;
-  std::fill(std::begin(w.s), std::end(w.s), kPoison);
+  std::fill(std::begin(w.s), std::end(w.s), poison);
   // The count in rsrc2 covers the preloaded ones; the workgroup's ids follow it.
   u32 n = std::max(user_sgprs(w, l), k.rsrc2 >> 1 & 31);
   for (int i = 0; i < 3; ++i) {
@@ -140,11 +140,11 @@ void init_sgprs(Wave& w) {
   if (k.rsrc2 >> 10 & 1) w.s[n++] = 0;
 }
 
-void init_vgprs(Wave& w) {
+void init_vgprs(Wave& w, u32 poison) {
   const Launch& l = *w.group->launch;
   const Kernel& k = *l.kernel;
-  std::fill_n(&w.v[0][0], k.arch_rows() * kLanes, kPoison);
-  std::fill_n(&w.v[kFirstAgpr][0], k.accum_rows() * kLanes, kPoison);
+  std::fill_n(&w.v[0][0], k.arch_rows() * kLanes, poison);
+  std::fill_n(&w.v[kFirstAgpr][0], k.accum_rows() * kLanes, poison);
   // v0 holds the ids of the enabled components, 10 bits each.
   const u32 components = k.rsrc2 >> 11 & 3, size = l.block[0] * l.block[1] * l.block[2];
   u64 exec = 0;
@@ -162,10 +162,10 @@ void init_vgprs(Wave& w) {
 
 }  // namespace
 
-void init_wave(Wave& w) {
+void init_wave(Wave& w, u32 poison) {
   const Kernel& k = *w.group->launch->kernel;
-  init_sgprs(w);
-  init_vgprs(w);
+  init_sgprs(w, poison);
+  init_vgprs(w, poison);
   w.scc = true;
   w.stop = Stop::running;
   w.executed = 0;

@@ -20,7 +20,7 @@ struct LaunchState {
 
 inline constexpr u32 kPoison = 0xCDCDCDCD;
 
-// Registers at the kernel's first instruction. w.v, w.group and w.id are set; undefined registers get poison.
-void init_wave(Wave& w);
+// Registers at the kernel's first instruction. w.v, w.group and w.id are set; undefined registers get `poison`.
+void init_wave(Wave& w, u32 poison);
 
 }  // namespace sim

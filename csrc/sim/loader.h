@@ -3,9 +3,11 @@
 #pragma once
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "checks/waitstate.h"
 #include "wave.h"
 
 namespace sim {
@@ -44,6 +46,9 @@ struct Code {
   u64 text_begin = 0, text_end = 0;
   std::vector<u32> inst_at;                    // (pc - text_begin) / 4 → index into insts, ~0u = none
   std::vector<Class> classes;                  // of each instruction, for counters
+
+  mutable std::once_flag facts_once;           // facts: filled by the first launch whose wait states are checked
+  mutable std::vector<IssueFacts> facts;       // of each instruction
 
   Code() = default;
   Code(const Code&) = delete;

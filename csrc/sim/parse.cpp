@@ -411,8 +411,9 @@ void parse_operands(const Line& line, Inst& inst) {
     inst.src[i] = parse_operand(line.operands[num_dst + i], type, inst);
   }
   inst.num_src = static_cast<u8>(num_src);
-  // A buffer atomic that returns has its data register as destination too.
-  if (spec.cls == Class::mubuf && spec.flags & kAtomic && inst.mod.sc0) inst.dst[0] = inst.src[0];
+  // A buffer or scalar atomic that returns has its data register as destination too.
+  const bool in_place = spec.cls == Class::mubuf || spec.cls == Class::smem;
+  if (in_place && spec.flags & kAtomic && inst.mod.sc0) inst.dst[0] = inst.src[0];
 }
 
 // ---- register sets
@@ -432,7 +433,10 @@ struct RegList {
   }
 };
 
+}  // namespace
+
 void collect_registers(Inst& inst) {
+  inst.num_reads = inst.num_writes = 0;
   const u32 flags = inst.op->spec.flags;
   RegList reads{inst, inst.num_reads};
   for (const Operand& o : inst.src) reads.add(o);
@@ -448,6 +452,8 @@ void collect_registers(Inst& inst) {
   if (flags & kWritesVcc) writes.add(RegRange::scalar, kVcc, 2);
   if (flags & kWritesExec) writes.add(RegRange::scalar, kExec, 2);
 }
+
+namespace {
 
 void choose_handler(Inst& inst) {
   const Spec& spec = inst.op->spec;

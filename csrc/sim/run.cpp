@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Grid → workgroups → waves. Workgroups run to completion on the worker that took them; waves of a workgroup take turns
-// at barriers, at s_sleep and after a quantum.
+// Grid → workgroups on worker threads: who runs next, forward progress between workgroups, deadlocks, counters.
 #include "run.h"
 
-#include <sys/mman.h>
+#include <sched.h>
 #include <xmmintrin.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -18,77 +18,53 @@
 #include "report.h"
 #include "settings.h"
 #include "traps.h"
+#include "waves.h"
 #include "workers.h"
 
 namespace sim {
 namespace {
 
-constexpr int kMaxWaves = 16;
+using Clock = std::chrono::steady_clock;
+
 constexpr u64 kQuantum = 1 << 16;              // instructions of a wave before another gets its turn
+constexpr u64 kSpinQuantum = 1 << 11;          // … in launches whose workgroups wait for one another
+constexpr u64 kFuzzedResidents = 8;            // workgroups that fuzzing interleaves, unless they need more
+constexpr u64 kBusyResidents = 64;             // workgroups that give way though they do not wait, in memory at once
+constexpr int kStuckRounds = 3;
+constexpr auto kStuckTime = std::chrono::seconds(1);   // other threads of the process may still write memory
 constexpr u32 kMxcsrDefault = 0x1f80;          // nearest-even, denormals kept, exceptions masked
-constexpr u64 kFileBytes = u64{kNumRows} * kLanes * sizeof(u32);
-constexpr u64 kFileStride = kFileBytes + 5 * 4096;     // no power of two: rows of the waves in different cache sets
 constexpr size_t kBlock = 16;                  // hit counters looked at together
 
-// One thread's memory for waves, kept between launches.
-class Arena {
- public:
-  Arena() { lds_ = map(65536); }
-  ~Arena() {
-    unmap(files_, kMaxWaves * kFileStride);
-    unmap(lds_, 65536);
-    unmap(scratch_, scratch_bytes_);
-  }
-  u32 (*file(int wave))[kLanes] {
-    if (!files_) files_ = map(kMaxWaves * kFileStride);
-    return reinterpret_cast<u32(*)[kLanes]>(files_ + wave * kFileStride);
-  }
-  u8* lds() { return lds_; }
-  u8* scratch(u64 bytes) {
-    if (bytes > scratch_bytes_) {
-      unmap(scratch_, scratch_bytes_);
-      scratch_bytes_ = bytes;
-      scratch_ = map(bytes);
-    }
-    return scratch_;
-  }
-  Workgroup group;
-  Wave* current = nullptr;                     // not a local variable: those are lost when a trap jumps
+// One thread's part of a launch: the workgroups that it has started and not finished. The first slot outlives launches.
+struct Worker {
   std::vector<u64> hits;
+  std::vector<std::unique_ptr<Slot>> free;
+  std::deque<std::unique_ptr<Slot>> resident;  // the one that has waited longest first
+  u64 stuck_turns = 0, stuck_since = 0;        // turns in a row without progress; the launch's progress at the first
+  u64 voted = ~u64{0};                         // progress at which this worker found itself stuck
+  u64 turns = 0;                               // since it started or ended a workgroup
+  Turn last = Turn::ended;
 
- private:
-  static u8* map(u64 bytes) {
-    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) throw Fault("out of memory for the simulated registers");
-    return static_cast<u8*>(p);
+  std::unique_ptr<Slot> take_free() {
+    if (free.empty()) return std::make_unique<Slot>();
+    std::unique_ptr<Slot> slot = std::move(free.back());
+    free.pop_back();
+    return slot;
   }
-  static void unmap(u8* p, u64 bytes) {
-    if (p) munmap(p, bytes);
-  }
-  u8 *files_ = nullptr, *lds_ = nullptr, *scratch_ = nullptr;
-  u64 scratch_bytes_ = 0;
 };
 
-Arena& arena() {
-  thread_local Arena instance;
+Worker& worker() {
+  thread_local Worker instance;
   return instance;
 }
 
-struct Random {                                // splitmix64
-  u64 state;
-  u64 next() {
-    u64 x = state += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-  }
-};
-
-// One grid being executed by several workers.
+// One grid being executed by several workers. A workgroup runs to its end on the worker that took it; when it gives
+// way, the worker starts another or returns to one that gave way before.
 class Grid {
  public:
-  Grid(const Launch& launch, u64 seed)
-      : launch_(launch), seed_(seed), total_(u64{launch.grid[0]} * launch.grid[1] * launch.grid[2]) {
+  Grid(const Launch& launch, u64 seed, u64 resident_limit)
+      : launch_(launch), seed_(seed), total_(u64{launch.grid[0]} * launch.grid[1] * launch.grid[2]),
+        limit_(resident_limit) {
     // Under fuzzing the order of workgroups is i → a*i + b mod n, with a coprime to n.
     Random random{seed};
     if (seed == 0) return;
@@ -99,139 +75,150 @@ class Grid {
   }
 
   void run(u32 threads) {
-    using Clock = std::chrono::steady_clock;
     const auto start = Clock::now();
-    work(1);
+    work(true);
     const auto first = Clock::now() - start;
     // Waking a thread costs some 20 us: worth it only when enough work is left.
     const bool share = threads > 1 && first * static_cast<i64>(total_ - 1) > std::chrono::microseconds(100);
-    if (share && !failed_) run_on_workers(std::min<u64>(threads, total_ - 1), [this] { work(total_); });
-    else work(total_);
-    if (failed_) {
-      add_report(report_);
-      throw Fault(report_.message);
-    }
+    if (share && !failed_) run_on_workers(std::min<u64>(threads, total_), [this] { work(false); });
+    else work(false);
+    if (!failed_) return;
+    if (deadlock_) describe_deadlock();
+    add_report(report_);
+    throw Fault(report_.message);
   }
 
   KernelCounters counted() const { return counted_; }
 
  private:
-  void work(u64 most) {
+  // Turns until nothing is left for this worker, or only one.
+  void work(bool one_turn) {
     const u32 saved = _mm_getcsr();
     _mm_setcsr(kMxcsrDefault);
-    Arena& memory = arena();
+    Worker& me = worker();
     // count() leaves every entry zero; whole blocks only, so that it needs no remainder loop.
-    memory.hits.resize((launch_.code->insts.size() + kBlock - 1) / kBlock * kBlock);
-    u64 done = 0;
-    while (done < most && !failed_) {
-      const u64 index = next_.fetch_add(1);
-      if (index >= total_) break;
-      ++done;
-      run_group((index * stride_ + offset_) % total_, memory);
-    }
-    _mm_setcsr(saved);
-    count(memory.hits, done);
-  }
-
-  void run_group(u64 index, Arena& memory) {
-    Workgroup& g = memory.group;
-    g.launch = &launch_;
-    g.id[0] = static_cast<u32>(index % launch_.grid[0]);
-    g.id[1] = static_cast<u32>(index / launch_.grid[0] % launch_.grid[1]);
-    g.id[2] = static_cast<u32>(index / launch_.grid[0] / launch_.grid[1]);
-    g.hits = memory.hits.data();
-    memory.current = nullptr;
-    try {
-      begin(g, memory);
-      if (launch_.checks) begin_workgroup(g);
-      with_traps([&] { launch_.checks ? run_waves<true>(g, memory) : run_waves<false>(g, memory); });
-    } catch (const std::exception& error) {
-      fail(g, memory.current, error.what());
-    }
-    if (launch_.checks) end_workgroup(g);
-  }
-
-  void begin(Workgroup& g, Arena& memory) const {
-    const u32 size = launch_.block[0] * launch_.block[1] * launch_.block[2];
-    const u64 scratch_bytes = u64{launch_.kernel->private_bytes} * kLanes;
-    g.waves.resize((size + kLanes - 1) / kLanes);
-    g.lds = memory.lds();
-    std::memset(g.lds, static_cast<u8>(kPoison), launch_.lds_bytes);
-    u8* scratch = scratch_bytes ? memory.scratch(scratch_bytes * g.waves.size()) : nullptr;
-    for (size_t i = 0; i < g.waves.size(); ++i) {
-      Wave& w = g.waves[i];
-      w.v = memory.file(static_cast<int>(i));
-      w.group = &g;
-      w.id = static_cast<int>(i);
-      w.scratch = scratch ? scratch + i * scratch_bytes : nullptr;
-      if (scratch) std::memset(w.scratch, static_cast<u8>(kPoison), scratch_bytes);
-      w.checks = nullptr;
-      init_wave(w);
-    }
-  }
-
-  // Rounds over the waves until all have ended. A barrier opens when every wave that has not ended waits at it.
-  template <bool Checked>
-  void run_waves(Workgroup& g, Arena& memory) {
-    Random random{seed_ + 1 + g.id[0] + (u64{g.id[1]} << 20) + (u64{g.id[2]} << 40)};
-    int order[kMaxWaves];
-    const int n = static_cast<int>(g.waves.size());
-    std::iota(order, order + n, 0);
+    me.hits.resize((launch_.code->insts.size() + kBlock - 1) / kBlock * kBlock);
+    Random random{seed_ ^ 0x5eed};
+    u64 started = 0;
+    ++workers_;
     while (!failed_) {
-      if (seed_) shuffle(order, n, random);
-      bool running = false;
-      for (int i = 0; i < n; ++i) {
-        Wave& w = g.waves[order[i]];
-        if (w.stop == Stop::ended || w.stop == Stop::barrier) continue;
-        memory.current = &w;
-        w.stop = Stop::running;
-        run_wave<Checked>(w, seed_ ? 1 + random.next() % 256 : kQuantum);
-        running |= w.stop == Stop::running || w.stop == Stop::yield;
+      std::unique_ptr<Slot> slot = next(me, random, started);
+      if (!slot) break;
+      take_turn(me, std::move(slot));
+      if (one_turn) break;
+    }
+    --workers_;
+    if (!one_turn) clear(me);
+    _mm_setcsr(saved);
+    count(me.hits, started);
+  }
+
+  // The workgroup whose turn it is: a new one if the last gave way or none waits; null when there is nothing to do.
+  std::unique_ptr<Slot> next(Worker& me, Random& random, u64& started) {
+    // Those that fuzzing interleaves may need others to go on: after some turns without an end they get them.
+    const bool needs_more = me.turns > 2 * me.resident.size();
+    const u64 limit = seed_ && !needs_more ? std::min(limit_, kFuzzedResidents) : limit_;
+    if (me.resident.empty() || (resident_ < limit && wants_new(me, seed_ ? &random : nullptr))) {
+      const u64 index = next_.fetch_add(1);
+      if (index < total_) {
+        ++resident_;
+        ++started;
+        me.turns = 0;
+        std::unique_ptr<Slot> slot = me.take_free();
+        begin(*slot, (index * stride_ + offset_) % total_, me);
+        return slot;
       }
-      if (running) continue;
-      bool waiting = false;
-      for (Wave& w : g.waves) waiting |= w.stop == Stop::barrier;
-      if (!waiting) return;
-      if constexpr (Checked) check_barrier(g);
-      for (Wave& w : g.waves) {
-        if (w.stop == Stop::barrier) w.stop = Stop::running;
-      }
+    }
+    if (me.resident.empty()) return nullptr;
+    if (seed_ && me.stuck_turns == 0) std::swap(me.resident.front(), me.resident[random.next() % me.resident.size()]);
+    std::unique_ptr<Slot> slot = std::move(me.resident.front());
+    me.resident.pop_front();
+    return slot;
+  }
+
+  bool wants_new(const Worker& me, Random* random) const {
+    if (random) return random->next() % 2 == 0;
+    if (me.last != Turn::preempted) return me.last != Turn::ended;
+    return resident_ < kBusyResidents || me.turns > 4 * me.resident.size();
+  }
+
+  void begin(Slot& slot, u64 index, Worker& me) {
+    try {
+      slot.begin(launch_, index, seed_, me.hits.data());
+      if (launch_.checks) begin_workgroup(slot.group);
+    } catch (const std::exception& error) {
+      fail(slot, error.what());
     }
   }
 
-  static void shuffle(int* order, int n, Random& random) {
-    for (int i = n - 1; i > 0; --i) std::swap(order[i], order[random.next() % (i + 1)]);
+  void take_turn(Worker& me, std::unique_ptr<Slot> slot) {
+    Turn turn = Turn::preempted;
+    try {
+      with_traps([&] { turn = run_waves(*slot, quantum_, failed_); });
+    } catch (const std::exception& error) {
+      fail(*slot, error.what());
+    }
+    me.last = turn;
+    ++me.turns;
+    if (turn == Turn::ended) {
+      end(me, std::move(slot));
+    } else {
+      if (turn != Turn::preempted) quantum_ = kSpinQuantum;
+      me.resident.push_back(std::move(slot));
+    }
+    if (turn == Turn::stuck) return stuck(me);
+    ++progress_;
+    me.stuck_turns = 0;
   }
 
-  template <bool Checked>
-  void run_wave(Wave& w, u64 budget) const {
-    u64* hits = w.group->hits;
-    u64 n = 0;
-    while (n < budget) {
-      const Inst& inst = *w.ip;
-      ++hits[inst.index];
-      ++n;
-      w.ip = &inst + 1;
-      if constexpr (Checked) {
-        check_before(w, inst);
-        inst.run_checked(w, inst);
-        check_after(w, inst);
-      } else {
-        inst.run(w, inst);
+  void end(Worker& me, std::unique_ptr<Slot> slot) {
+    if (slot->group.checks) end_workgroup(slot->group);
+    me.turns = 0;
+    --resident_;
+    if (me.free.empty()) me.free.push_back(std::move(slot));
+  }
+
+  void clear(Worker& me) {
+    const std::lock_guard lock(mutex_);
+    for (std::unique_ptr<Slot>& slot : me.resident) {
+      if (deadlock_) list_waiting(slot->group);
+      end(me, std::move(slot));
+    }
+    me.resident.clear();
+    me.stuck_turns = 0;
+    me.voted = ~u64{0};
+  }
+
+  // A workgroup can go on only if somebody else writes memory. When that is so for all that this worker has, and it may
+  // start no more, it votes; when every worker has voted, nobody has made progress since, and it stays so for a while,
+  // the launch is deadlocked.
+  void stuck(Worker& me) {
+    if (me.stuck_turns++ == 0) me.stuck_since = progress_;
+    const bool can_start = next_ < total_ && resident_ < limit_;
+    if (can_start || me.stuck_turns < kStuckRounds * me.resident.size()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      const u64 progress = progress_;
+      const bool valid = me.stuck_since == progress;
+      me.stuck_turns = 0;
+      if (!valid) return;
+      if (vote_ != progress) {
+        vote_ = progress;
+        voters_ = 0;
+        first_vote_ = Clock::now();
       }
-      if (w.stop != Stop::running) break;
+      if (std::exchange(me.voted, progress) != progress) ++voters_;
+      if (voters_ >= workers_ && Clock::now() - first_vote_ > kStuckTime && !failed_.exchange(true)) deadlock_ = true;
     }
-    w.executed += n;
-    if (launch_.instruction_limit && w.executed > launch_.instruction_limit) {
-      throw Fault("a wave executed more than " + std::to_string(launch_.instruction_limit) +
-                  " instructions: an endless loop, or a wait for another workgroup that never comes");
-    }
+    sched_yield();
   }
 
   // The first failure stops the launch; `current` is the wave that was running.
-  void fail(const Workgroup& g, const Wave* current, const std::string& why) {
+  void fail(const Slot& slot, const std::string& why) {
     const std::lock_guard lock(mutex_);
     if (failed_.exchange(true)) return;
+    const Workgroup& g = slot.group;
+    const Wave* current = slot.current;
     Report& r = report_;
     r.check = "launch";
     r.kernel = launch_.kernel->name;
@@ -257,6 +244,38 @@ class Grid {
     return w.ip > first ? w.ip - 1 : first;
   }
 
+  // Notes where the waves of a deadlocked workgroup are.
+  void list_waiting(const Workgroup& g) {
+    for (const Wave& w : g.waves) {
+      if (w.stop == Stop::ended) continue;
+      const Inst* inst = running_inst(w);
+      char where[64];
+      std::snprintf(where, sizeof where, "wg(%u,%u,%u) wave %d", g.id[0], g.id[1], g.id[2], w.id);
+      waiting_[{inst->pc, w.stop == Stop::barrier}].push_back(where);
+    }
+  }
+
+  void describe_deadlock() {
+    constexpr size_t kNamed = 8;
+    Report& r = report_;
+    r.check = "launch";
+    r.kernel = launch_.kernel->name;
+    r.message = "kernel " + r.kernel + ": deadlock, or an endless loop: no wave can go on. Waiting:";
+    for (const auto& [place, waves] : waiting_) {
+      const Inst* inst = launch_.code->at(place.first);
+      if (r.text.empty()) {
+        r.pc = place.first - launch_.kernel->entry;
+        r.text = inst->text;
+      }
+      char pc[32];
+      std::snprintf(pc, sizeof pc, "0x%llx", static_cast<unsigned long long>(place.first - launch_.kernel->entry));
+      r.message += std::string("\n  ") + (place.second ? "at the barrier" : "in the loop") + " at pc " + pc + ": " +
+                   inst->text + ": ";
+      for (size_t i = 0; i < std::min(waves.size(), kNamed); ++i) r.message += (i ? ", " : "") + waves[i];
+      if (waves.size() > kNamed) r.message += " and " + std::to_string(waves.size() - kNamed) + " more";
+    }
+  }
+
   // Adds the hits to the counters and clears them. A library has many kernels: most blocks are zero and passed over.
   void count(std::vector<u64>& hits, u64 groups) {
     const std::lock_guard lock(mutex_);
@@ -272,11 +291,17 @@ class Grid {
   }
 
   const Launch& launch_;
-  const u64 seed_, total_;
+  const u64 seed_, total_, limit_;             // limit_: workgroups resident at once
   u64 stride_ = 1, offset_ = 0;
-  std::atomic<u64> next_{0};
+  std::atomic<u64> next_{0}, resident_{0}, progress_{0}, quantum_{kQuantum};
+  std::atomic<u32> workers_{0};
   std::atomic<bool> failed_{false};
   std::mutex mutex_;
+  u64 vote_ = ~u64{0};                         // the progress that workers vote about: it is the last
+  u32 voters_ = 0;
+  Clock::time_point first_vote_;
+  bool deadlock_ = false;
+  std::map<std::pair<u64, bool>, std::vector<std::string>> waiting_;   // pc, at a barrier → waves
   Report report_;
   KernelCounters counted_;
 };
@@ -330,8 +355,14 @@ void run_kernel(const LaunchRequest& request) {
   std::shared_ptr<LaunchChecks> checks;
   if (now.checks) checks = make_launch_checks(state->launch, now.checks);
   state->launch.checks = checks.get();
+  u64 limit = 0;
+  try {
+    limit = resident_limit(state->launch, request.cooperative);
+  } catch (const Fault& fault) {
+    refuse(*request.kernel, fault.what());
+  }
   install_traps();
-  Grid grid(state->launch, now.seed);
+  Grid grid(state->launch, now.seed, limit);
   try {
     grid.run(num_threads());
   } catch (...) {

@@ -16,6 +16,7 @@ struct LaunchRequest {
   u32 dynamic_lds_bytes = 0;
   const u8* kernarg = nullptr;                 // explicit arguments at their offsets; may be longer than needed
   u64 kernarg_bytes = 0;
+  bool cooperative = false;                    // every workgroup resident at once, or refused
 };
 
 // Executes the whole grid before it returns. Throws Fault, and leaves a report with it.

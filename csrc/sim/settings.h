@@ -5,7 +5,7 @@
 
 namespace sim {
 
-enum Check : u32 { kCheckWait = 1, kCheckLdsRace = 2, kCheckUninit = 4, kCheckBounds = 8 };
+enum Check : u32 { kCheckWait = 1, kCheckLdsRace = 2, kCheckUninit = 4, kCheckBounds = 8, kCheckWaitState = 16 };
 
 struct Settings {
   u32 checks = 0;                              // bits of Check

@@ -26,6 +26,10 @@ struct Mode {
   bool dx10_clamp() const { return bits >> 8 & 1; }
   bool ieee() const { return bits >> 9 & 1; }
   bool fp16_ovfl() const { return bits >> 23 & 1; }
+  static constexpr u32 kKeepOutputs32 = 1u << 5;         // f32 results keep denormals
+  static constexpr u32 kIndexing = 1u << 27;             // VGPR indexing
+  // Instructions need isa/mode.h: denormals are flushed or registers indexed.
+  bool unusual() const { return (bits & 0xff) != 0xf0 || bits & kIndexing; }
 };
 
 struct alignas(64) Wave {

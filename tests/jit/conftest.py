@@ -43,6 +43,6 @@ def hip_project(tmp_path, monkeypatch) -> Path:
     root = make_hip_project(tmp_path / "csrc")
     monkeypatch.setattr(paths, "csrc", lambda: root)
     module = sys.modules[JitFunction.__module__]  # jit.compile_ops names the decorator
-    monkeypatch.setattr(module, "_load_hip_runtime", lambda simulated: None)
+    monkeypatch.setattr(module, "load_hip_runtime", lambda simulated: None)
     monkeypatch.setattr(module, "_registry", {})
     return root

@@ -26,7 +26,7 @@ from aiter_like.errors import BuildError
 from aiter_like.jit import JitFunction
 
 real, simulated = sys.argv[1:3]
-load = sys.modules[JitFunction.__module__]._load_hip_runtime
+load = sys.modules[JitFunction.__module__].load_hip_runtime
 aiter_like.sim = sys.modules["aiter_like.sim"] = types.SimpleNamespace(
     load=lambda: ctypes.CDLL(simulated, mode=ctypes.RTLD_GLOBAL))
 

@@ -46,6 +46,7 @@ class Case:
         buffers: SGPR pair → array that the device sees at the address in that pair; it holds the device's
             contents after the launch.
         waves: waves per workgroup; lanes = 64 * waves.
+        directives: further `.amdhsa_` lines of the kernel descriptor, without that prefix.
     """
 
     body: str
@@ -55,6 +56,7 @@ class Case:
     waves: int = 1
     lds_bytes: int = 0
     scratch_bytes: int = 0
+    directives: Sequence[str] = ("float_denorm_mode_32 3",)
 
 
 def run(body: str, inputs: Mapping[str, object] | None = None, outputs: Mapping[str, object] | Sequence[str] = (),
@@ -258,6 +260,7 @@ def _advance(pair: str, bytes_per_group: int) -> list[str]:
 
 
 def _kernel_text(name: str, body: str, case: Case) -> str:
+    directives = "\n".join(f"  .amdhsa_{line}" for line in case.directives)
     return f"""
 .text
 .globl {name}
@@ -278,7 +281,7 @@ def _kernel_text(name: str, body: str, case: Case) -> str:
   .amdhsa_next_free_vgpr 512
   .amdhsa_accum_offset 256
   .amdhsa_next_free_sgpr 102
-  .amdhsa_float_denorm_mode_32 3
+{directives}
 .end_amdhsa_kernel
 """
 

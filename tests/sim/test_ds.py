@@ -283,3 +283,31 @@ def test_addtid_forms_use_m0():
     memory.view(np.uint32)[20:84] = LANE + 5
     np.testing.assert_array_equal(result["v2"], memory.view(np.uint32)[19:83])
     np.testing.assert_array_equal(_memory(result), memory)
+
+
+@pytest.mark.parametrize("name, stride, bits", [("wrxchg2", 4, 32), ("wrxchg2st64", 256, 32), ("wrxchg2", 8, 64),
+                                                ("wrxchg2st64", 512, 64)])
+def test_two_exchanges(name, stride, bits):
+    """Lane order within one exchange, and the second after the first; out of the allocation reads zero."""
+    count, size, mask = bits // 32, bits // 8, 0xF0F0_FFFF_0000_1234
+    address = RNG.integers(0, LDS_BYTES // 16, LANES).astype(np.uint32) * 8
+    address[7] = LDS_BYTES
+    data = RNG.integers(0, 1 << 32, (2, LANES, count), dtype=np.uint32)
+    first, second, result = (f"v{at}" if count == 1 and at < 8 else f"v[{at}:{at + n * count - 1}]"
+                             for at, n in ((4, 1), (6, 1), (8, 2)))
+    body = f"s_mov_b64 exec, s[12:13]\nds_{name}_rtn_b{bits} {result}, v0, {first}, {second} offset0:1 offset1:3"
+    old = RNG.integers(0, 1 << 32, (LANES, 2 * count), dtype=np.uint32)
+    case = _case(body, {"v0": address, first: data[0], second: data[1], result: old, "s[12:13]": mask},
+                 {result: np.uint32})
+    got = run_many([case])[0]
+    memory, wanted = FILL.copy(), old.copy()
+    for k, offset in enumerate((1, 3)):
+        for lane in np.flatnonzero(mask >> LANE.astype(np.uint64) & 1):
+            at = int(address[lane]) + offset * stride
+            inside = at + size <= LDS_BYTES
+            part = slice(k * count, k * count + count)
+            wanted[lane, part] = memory[at:at + size].view(np.uint32) if inside else 0
+            if inside:
+                memory[at:at + size] = data[k, lane].view(np.uint8)
+    np.testing.assert_array_equal(got[result], wanted)
+    np.testing.assert_array_equal(_memory(got), memory)

@@ -258,3 +258,34 @@ def test_load_to_lds_adds_the_offset_on_both_sides(name, kind):
     loaded = _bytes(memory, at + 16, np.dtype(kind).itemsize).view(kind)[:, 0].astype(np.int64).astype(np.uint32)
     active = np.array([mask >> lane & 1 for lane in range(LANES)], bool)
     np.testing.assert_array_equal(result["v4"], np.where(active, loaded, 99))
+
+
+@pytest.mark.parametrize("name, kind", [("ubyte", np.uint8), ("sbyte", np.int8), ("ushort", np.uint16),
+                                        ("sshort", np.int16), ("dword", np.uint32)])
+@pytest.mark.parametrize("address, start", [("v0, off offset:16", 16), ("off, s14 offset:8", 20), ("off, off", 0)])
+def test_scratch_to_lds(name, kind, address, start):
+    """Every lane reads its own scratch; LDS gets a dword per lane at M0, the offset counts on both sides."""
+    data = RNG.integers(0, 1 << 32, (LANES, 12), dtype=np.uint32)
+    stores = "\n".join(f"scratch_store_dwordx4 off, v[{20 + 4 * k}:{23 + 4 * k}], off offset:{16 * k}"
+                       for k in range(3))
+    at = RNG.integers(0, 8, LANES).astype(np.uint32) * 4 if address.startswith("v0") else np.zeros(LANES, np.uint32)
+    offset = int(address.split("offset:")[1]) if "offset" in address else 0
+    body = f"""{stores}
+      ds_write_b32 v2, v3
+      s_waitcnt vmcnt(0) lgkmcnt(0)
+      s_mov_b32 m0, 64
+      s_nop 0
+      s_mov_b64 exec, s[12:13]
+      scratch_load_lds_{name} {address}
+      s_waitcnt vmcnt(0)
+      s_mov_b64 exec, -1
+      ds_read_b32 v4, v2
+      s_waitcnt lgkmcnt(0)"""
+    mask = 0xffff_ffff_0000_00ff
+    result = run(body, {"v0": at, "v2": LANE * 4 + 64 + offset, "v3": np.full(LANES, 99, np.uint32), "v[20:31]": data,
+                        "s14": 12, "s[12:13]": mask}, ["v4"], lds_bytes=512, scratch_bytes=48)
+    rows = data.view(np.uint8).reshape(LANES, 48)
+    size = np.dtype(kind).itemsize
+    loaded = np.stack([rows[lane, at[lane] + start:][:size] for lane in range(LANES)]).view(kind)[:, 0]
+    active = np.array([mask >> lane & 1 for lane in range(LANES)], bool)
+    np.testing.assert_array_equal(result["v4"], np.where(active, loaded.astype(np.int64).astype(np.uint32), 99))

@@ -149,7 +149,7 @@ def test_a_wild_pointer_is_an_error_and_not_a_crash(program, address):
 
 def test_an_endless_kernel_stops_at_the_limit():
     with runtime().module(code_object(LOOP)) as module, sim.enabled(checks=False, instruction_limit=100_000):
-        with pytest.raises(HipError, match="more than 100000 instructions: an endless loop"):
+        with pytest.raises(HipError, match="an endless loop"):
             runtime().launch(module.function("forever"), 4, 128, 0, [0])
         sim.take_reports()
 

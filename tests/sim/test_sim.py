@@ -37,6 +37,7 @@ def launch(kernel: str, x: torch.Tensor, out: torch.Tensor, n: int) -> None:
     ("check", sim.Settings(checks=tuple(sim.CHECKS))),
     ("check=wait+bounds, threads=3", sim.Settings(checks=("wait", "bounds"), threads=3)),
     ("fuzz=12,dry", sim.Settings(fuzz=12, dry=True)),
+    ("devices=4", sim.Settings(devices=4)),
 ])
 def test_the_environment_variable(text, expected):
     assert sim.parse_settings(text) == expected
@@ -45,6 +46,7 @@ def test_the_environment_variable(text, expected):
 @pytest.mark.parametrize("text, named", [
     ("chekc", "'chekc' is not one of check"), ("fuzz", "'fuzz' is not"), ("threads=-1", "'threads=-1' is not"),
     ("check=waits", "unknown check 'waits'"), ("dry=1", "'dry=1' is not"), (f"threads={2**40}", "threads must be"),
+    ("devices=0", "devices must be 1 to 64"),
 ])
 def test_an_unknown_setting_is_named(text, named):
     with pytest.raises(ValueError, match=named):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Scalar instructions against Python integers: results, SCC, EXEC, branches, hardware registers, scalar memory."""
+"""Scalar instructions against Python integers: results, SCC, EXEC, branches, hardware registers."""
 
 from __future__ import annotations
 
@@ -304,6 +304,9 @@ def test_trap_stops_the_launch():
         run("s_trap 2", {}, ["s10"])
     with pytest.raises(HipError, match="s_sethalt"):
         run("s_sethalt 1", {}, ["s10"])
+    for name in ("s_sendmsg", "s_sendmsghalt"):
+        with pytest.raises(HipError, match="messages to the host"):
+            run(f"{name} sendmsg(MSG_INTERRUPT)", {}, ["s10"])
 
 
 def test_hardware_registers():
@@ -323,59 +326,6 @@ def test_every_control_row_is_tested():
     tested = {f"s_cbranch_{name}" for name in ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz")}
     tested |= {f"s_{name}" for name in (
         "branch call_b64 setpc_b64 getpc_b64 swappc_b64 nop sleep setprio barrier icache_inv ttracedata wakeup "
-        "incperflevel decperflevel sethalt waitcnt trap endpgm getreg_b32 setreg_b32 setreg_imm32_b32").split()}
+        "incperflevel decperflevel sethalt sendmsg sendmsghalt waitcnt trap endpgm getreg_b32 setreg_b32 "
+        "setreg_imm32_b32 set_gpr_idx_on set_gpr_idx_off set_gpr_idx_mode set_gpr_idx_idx").split()}      # test_mode.py
     assert tested == table_names("sopp.cpp")
-
-
-# ---- SMEM
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
-def test_loads(count):
-    data = np.arange(64, dtype=np.uint32) * 3 + 7
-    width = "" if count == 1 else f"x{count}"
-    last = f":{16 + count - 1}]"
-    dst, second = ("s16", "s32") if count == 1 else (f"s[16{last}", f"s[32:{32 + count - 1}]")
-    third = "s48" if count == 1 else f"s[48:{48 + count - 1}]"
-    outputs = [f"s{first + at}" for first in (16, 32, 48) for at in range(count)]
-    got = run(f"s_add_u32 s8, s10, 64\ns_addc_u32 s9, s11, 0\ns_load_dword{width} {dst}, s[8:9], -0x10\n"
-              f"s_load_dword{width} {second}, s[10:11], s12\ns_load_dword{width} {third}, s[10:11], s12 offset:0x8\n"
-              "s_waitcnt lgkmcnt(0)", {"s12": 9}, outputs, buffers={"s[10:11]": data})
-    for first, base in ((16, 12), (32, 2), (48, 4)):       # byte offsets 48; 9 and 17 without their low bits
-        assert [int(got[f"s{first + at}"]) for at in range(count)] == data[base:base + count].tolist()
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 8, 16])
-def test_buffer_loads_obey_num_records(count):
-    data = np.arange(64, dtype=np.uint32) + 1
-    dst = "s32" if count == 1 else f"s[32:{32 + count - 1}]"
-    other = "s48" if count == 1 else f"s[48:{48 + count - 1}]"
-    width = "" if count == 1 else f"x{count}"
-    outputs = [f"s{first + at}" for first in (32, 48) for at in range(count)]
-    got = run(f"s_mov_b32 s8, s20\ns_mov_b32 s9, s21\ns_mov_b32 s10, 40\ns_mov_b32 s11, 0x20000\n"
-              f"s_buffer_load_dword{width} {dst}, s[8:11], 0x10\ns_waitcnt lgkmcnt(0)\n"
-              f"s_or_b32 s9, s9, 0x1c0000\ns_mov_b32 s10, 0\ns_mov_b32 s12, 8\n"
-              f"s_buffer_load_dword{width} {other}, s[8:11], s12\ns_waitcnt lgkmcnt(0)",
-              {}, outputs, buffers={"s[20:21]": data})
-    wanted = [int(data[4 + at]) if 4 + at < 10 else 0 for at in range(count)]
-    assert [int(got[f"s{32 + at}"]) for at in range(count)] == wanted
-    assert not any(int(got[f"s{48 + at}"]) for at in range(count))         # zero records of 28 bytes
-
-
-def test_stores_clocks_and_caches():
-    data = np.zeros(16, np.uint32)
-    got = run("s_store_dword s12, s[10:11], 0x4\ns_store_dwordx2 s[12:13], s[10:11], 0x8\n"
-              "s_store_dwordx4 s[12:15], s[10:11], 0x10\ns_dcache_wb\ns_dcache_inv\ns_dcache_inv_vol\ns_dcache_wb_vol\n"
-              "s_memtime s[16:17]\ns_memrealtime s[20:21]\ns_nop 0\ns_memtime s[18:19]\ns_waitcnt lgkmcnt(0)",
-              {f"s{at}": at for at in range(12, 16)}, ["s[16:17]", "s[18:19]", "s[20:21]"], buffers={"s[10:11]": data})
-    assert data[:8].tolist() == [0, 12, 12, 13, 12, 13, 14, 15]
-    assert int(got["s[18:19]"]) > int(got["s[16:17]"])
-    assert int(got["s[16:17]"]) <= 21 * int(got["s[20:21]"]) + 20 and int(got["s[20:21]"]) < int(got["s[18:19]"])
-
-
-def test_every_smem_row_is_tested():
-    widths = ("", "x2", "x4", "x8", "x16")
-    tested = {f"s_{name}_dword{width}" for name in ("load", "buffer_load") for width in widths}
-    tested |= {f"s_store_dword{width}" for width in widths[:3]}
-    tested |= {"s_memtime", "s_memrealtime", "s_dcache_wb", "s_dcache_inv", "s_dcache_inv_vol", "s_dcache_wb_vol"}
-    assert tested == table_names("smem.cpp")

@@ -222,10 +222,13 @@ CLAMPED_ROWS = [
     Row("v_sad_u32", "u32", "u32 u32 u32", suffix=" clamp",
         model=wide(lambda a, b, c: saturated(np.abs(a - b) + c, np.uint32))),
 ]
+MEDIA_ROWS = {"v_qsad_pk_u16_u8", "v_mqsad_pk_u16_u8", "v_mqsad_u32_u8"}                          # test_vop3_media.py
 LANE_ROWS = {"v_readlane_b32", "v_writelane_b32", "v_mbcnt_lo_u32_b32", "v_mbcnt_hi_u32_b32"}      # test_dpp.py
 OTHER_ROWS = {f"v_div_{name}_{kind}" for name in ("scale", "fmas", "fixup") for kind in ("f32", "f64")}
 OTHER_ROWS |= {"v_div_fixup_f16", "v_div_fixup_legacy_f16", "v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32", "v_cvt_sr_fp8_f32",
                "v_cvt_sr_bf8_f32"}                                                                 # test_division.py
+OTHER_ROWS |= {"v_cubeid_f32", "v_cubesc_f32", "v_cubetc_f32", "v_cubema_f32", "v_trig_preop_f64", "v_cvt_pk_u8_f32",
+               "v_cvt_pkaccum_u8_f32"}                                                             # test_vop3_media.py
 
 
 def test_integer_rows():
@@ -241,7 +244,7 @@ def test_integer_clamp_saturates():
 
 
 def test_every_row_is_tested():
-    assert {row.name for row in INTEGER_ROWS} | LANE_ROWS == table_names("vop3_int.cpp")
+    assert {row.name for row in INTEGER_ROWS} | LANE_ROWS | MEDIA_ROWS == table_names("vop3_int.cpp")
     assert {row.name for row in FLOAT_ROWS} | OTHER_ROWS == table_names("vop3_float.cpp")
 
 

@@ -9,9 +9,9 @@
 namespace sim {
 namespace {
 
-// One workgroup's state per thread, kept: a new one would cost more than the workgroup.
-WorkgroupChecks& pooled() {
-  thread_local WorkgroupChecks instance;
+// Each thread keeps the state of a workgroup that has ended: a new one would cost more than the workgroup.
+std::unique_ptr<WorkgroupChecks>& kept() {
+  thread_local std::unique_ptr<WorkgroupChecks> instance;
   return instance;
 }
 
@@ -61,13 +61,18 @@ std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 check
   c->launch = &launch;
   c->checks = checks;
   bounds_begin(*c);
+  if (c->on(kCheckWaitState)) {
+    const Code& code = *launch.code;
+    std::call_once(code.facts_once, [&] { code.facts = issue_facts(code); });
+    c->facts = code.facts;
+  }
   return c;
 }
 
 void begin_workgroup(Workgroup& group) {
   const LaunchChecks& c = *group.launch->checks;
-  WorkgroupChecks& g = pooled();
-  group.checks = &g;
+  group.checks = kept() ? kept().release() : new WorkgroupChecks;
+  WorkgroupChecks& g = *group.checks;
   const size_t num_waves = group.waves.size();
   while (g.waves.size() < num_waves) g.waves.push_back(std::make_unique<WaveChecks>());
   if (tracks_waits(c)) lds_begin(group);
@@ -82,6 +87,7 @@ void begin_workgroup(Workgroup& group) {
     wave.executed = 0;
     wave.flat_spaces = 0;
     wait_begin(wave);
+    waitstate_begin(wave);
     if (!c.on(kCheckUninit)) continue;
     wave.undefined.bits = reinterpret_cast<u32(*)[kLanes]>(g.bits.data()) + k * kNumRows;
     uninit_begin(group.waves[k]);
@@ -90,6 +96,7 @@ void begin_workgroup(Workgroup& group) {
 
 void end_workgroup(Workgroup& group) {
   for (Wave& w : group.waves) w.checks = nullptr;
+  kept().reset(group.checks);
   group.checks = nullptr;
 }
 
@@ -102,6 +109,7 @@ void check_before(Wave& w, const Inst& i) {
     c.first_record = w.group->checks->lds_shadow.next();
     wait_before(w, i);
   }
+  if (launch.on(kCheckWaitState)) waitstate_before(w, i);
   if (launch.on(kCheckUninit)) uninit_before(w, i);
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "checks/checks.h"
+#include "checks/waitstate.h"
 #include "loader.h"
 
 namespace sim {
@@ -37,6 +38,24 @@ struct WaitState {
   u32 num_pending = 0;                         // operations with registers in flight
   u64 vector[kNumRows / 64] = {}, scalar[kNumScalars / 64] = {};   // registers with data in flight
   u8 vector_owner[kNumRows], scalar_owner[kNumScalars];            // slot of the last operation that will write it
+};
+
+// ---- waitstate: instructions issued lately --------------------------------------------------------------------------
+
+struct Issued {
+  const Inst* inst;
+  u64 clock;                                   // wait-state number at issue
+  u32 roles;
+  u8 passes;
+};
+
+inline constexpr u32 kNumIssued = 32;          // more than the largest distance
+
+struct WaitStates {
+  Issued recent[kNumIssued];
+  u32 next = 0;
+  u64 clock = 0;
+  u64 mfma_until = 0;                          // an MFMA issued before that matters
 };
 
 // ---- lds_race: who touched each dword of LDS ------------------------------------------------------------------------
@@ -91,6 +110,7 @@ struct WaveChecks {
   u32 first_record = 0;                        // LDS stamps before the running instruction
   u32 range_cache[32] = {};                    // last hit per instruction (index mod 32)
   WaitState wait;
+  WaitStates wait_states;
   Undefined undefined;
   std::vector<u8> scratch;                     // per byte as WorkgroupChecks::lds
 };
@@ -106,6 +126,7 @@ struct LaunchChecks {
   const Launch* launch = nullptr;
   u32 checks = 0;
   std::vector<Range> ranges;                   // sorted by base
+  std::span<const IssueFacts> facts;           // per Inst::index, when wait states are checked
   std::vector<u64> reach;                      // largest end of ranges[0..i]: bounds the search backwards
 
   ~LaunchChecks();
@@ -133,6 +154,11 @@ void wait_begin(WaveChecks& c);
 void wait_before(Wave& w, const Inst& i);
 void wait_after(Wave& w, const Inst& i);
 std::string wait_for_record(const Wave& w, u32 stamp);           // the fix that retires an LDS record of this wave
+
+// ---- waitstate.cpp --------------------------------------------------------------------------------------------------
+
+void waitstate_begin(WaveChecks& c);
+void waitstate_before(Wave& w, const Inst& i);
 
 // ---- lds_race.cpp ---------------------------------------------------------------------------------------------------
 

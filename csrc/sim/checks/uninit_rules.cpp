@@ -227,14 +227,16 @@ void set_result(const Step& s, int lane, u64 undefined) {
 
 u64 all_if(bool undefined) { return undefined ? ~u64{0} : 0; }
 
-// Any undefined bit that the lane uses makes its whole result undefined; scalar results are lane masks.
+// Any undefined bit that the lane uses makes its whole result undefined; scalar results are lane masks. A 64-bit
+// multiply-add keeps the result's bits below it: compilers take its low half with an upper half never written.
 void any_rule(const Step& s) {
   const Mask mask = lane_mask(s);
   const bool vector = s.i.dst[0].kind == Kind::vgpr;
   const bool accumulates = s.spec.flags & kReadsDst && (s.name.find("mac") != s.name.npos ||
                                                         s.name.find("dot") != s.name.npos);
   const u64 lanes = written_lanes(s);
-  u64 undefined = mask.undefined & lanes;
+  const bool low_bits_hold = s.name == "v_mad_u64_u32" || s.name == "v_mad_i64_i32";
+  u64 undefined = mask.undefined & lanes, result[kLanes] = {};
   for (u64 left = lanes; left; left &= left - 1) {
     const int lane = first_lane(left);
     u64 bits = 0;
@@ -243,11 +245,12 @@ void any_rule(const Step& s) {
     }
     if (accumulates) bits |= undefined_bits(s.u, s.i.dst[0].reg, lane);
     if (bits) undefined |= u64{1} << lane;
+    result[lane] = low_bits_hold && bits ? ~u64{0} << std::countr_zero(bits) : all_if(undefined >> lane & 1);
   }
   if (vector) {
     for (u64 left = lanes; left; left &= left - 1) {
       const int lane = first_lane(left);
-      set_result(s, lane, all_if(undefined >> lane & 1));
+      set_result(s, lane, result[lane]);
     }
   }
   for (const RegRange& r : s.i.writes()) {

@@ -48,6 +48,11 @@ class Object {
   std::string text_ = "{";
 };
 
+bool known(u64 base, u64 bytes) {
+  const std::optional<Range> range = memory().find(base);
+  return range && !range->freed && base + bytes <= range->base + range->bytes;
+}
+
 char* give(const std::string& text) {
   char* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy) std::memcpy(copy, text.c_str(), text.size() + 1);
@@ -85,13 +90,15 @@ HIP_API void aiter_like_sim_configure(u32 checks, u32 threads, u64 seed, int dry
   settings() = {checks, threads, seed, dry != 0, instruction_limit};
 }
 
-// The tensors of one launch. Ranges that overlap (views of one storage) become one, writable if any is.
+// The tensors of one launch. Ranges that overlap (views of one storage) become one, writable if any is. writable = 2:
+// it is unless the memory is known already, whose owner has said what may be written.
 // Returns how many `bases` were put back into the array, for aiter_like_sim_unregister.
 HIP_API u64 aiter_like_sim_register(u64 count, u64* bases, const u64* bytes, const char* const* names,
                                     const u8* writable) {
   std::vector<Range> ranges;
   for (u64 i = 0; i < count; ++i) {
-    if (bytes[i]) ranges.push_back({bases[i], bytes[i], names[i], writable[i] != 0, false, nullptr});
+    if (bytes[i] == 0 || (writable[i] == 2 && known(bases[i], bytes[i]))) continue;
+    ranges.push_back({bases[i], bytes[i], names[i], writable[i] != 0, false, nullptr});
   }
   std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.base < b.base; });
   u64 merged = 0;

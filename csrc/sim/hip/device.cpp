@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The one device: an MI300X, with the numbers of AMD's data sheet (configs/arch/gfx942.toml names the sources).
+// The devices: MI300X, all alike, with the numbers of AMD's data sheet (configs/arch/gfx942.toml names the sources).
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstring>
+#include <set>
 
-#include "hip/hip.h"
+#include "hip/stream.h"
 #include "memory.h"
 
 namespace sim::hip {
@@ -14,9 +16,22 @@ constexpr const char* kName = "AMD Instinct MI300X (simulated)";
 constexpr const char* kArch = "gfx942:sramecc+:xnack-";
 constexpr u64 kMemoryBytes = u64{192} << 30;
 constexpr int kVersion = 70100000;               // HIP 7.1, as hipRuntimeGetVersion encodes it
-constexpr int kNumCus = 304, kClockKhz = 2100000, kMemoryClockKhz = 1300000, kMemoryBusBits = 8192;
+constexpr int kClockKhz = 2100000, kMemoryClockKhz = 1300000, kMemoryBusBits = 8192;
 constexpr int kL2Bytes = 4 << 20, kLdsBytes = 65536, kRegisters = 65536, kMaxBlock = 1024, kThreadsPerCu = 2048;
 constexpr int kMaxGrid = 0x7fffffff;
+
+std::atomic<int> num_devices{1};
+thread_local int current = 0;
+
+struct Peers {
+  std::mutex mutex;
+  std::set<std::pair<int, int>> enabled;         // (who accesses, whose memory)
+};
+
+Peers& peers() {
+  static Peers* instance = new Peers;
+  return *instance;
+}
 
 template <class T>
 void put(u8* base, size_t offset, T value) {
@@ -53,6 +68,7 @@ void fill_properties(u8* p) {
   put<u64>(p, 640, kLdsBytes);                   // per CU
   put<int>(p, 648, kRegisters);
   put<int>(p, 652, 1);                           // managed memory
+  put<int>(p, 688, 1);                           // cooperative launch
   std::strcpy(reinterpret_cast<char*>(p + 1160), kArch);
   put<u64>(p, 1416, kLdsBytes);
 }
@@ -62,7 +78,7 @@ int attribute(int which) {
   switch (which) {
     case 5: return kClockKhz;
     case 8: return 1;                            // concurrent kernels
-    case 10: return 0;                           // cooperative launch
+    case 10: return 1;                           // cooperative launch
     case 16: return 0;                           // integrated
     case 19: return kL2Bytes;
     case 23: return 9;
@@ -84,26 +100,57 @@ int attribute(int which) {
   }
 }
 
+}  // namespace
+
+int current_device() { return current; }
+
 Error check_device(int device) {
-  return device == 0 ? kSuccess : set_error(kInvalidDevice, "there is one simulated device, number 0");
+  if (device >= 0 && device < num_devices) return kSuccess;
+  return set_error(kInvalidDevice, "device " + std::to_string(device) + " of " + std::to_string(num_devices));
 }
 
-}  // namespace
+// How many devices the process has; those in use stay in use.
+HIP_API void aiter_like_sim_set_devices(u32 count) { num_devices = static_cast<int>(count); }
 
 HIP_API int hipInit(u32) { return kSuccess; }
 
 HIP_API int hipGetDeviceCount(int* count) {
-  *count = 1;
+  *count = num_devices;
   return kSuccess;
 }
 
 HIP_API int hipGetDevice(int* device) {
-  *device = 0;
+  *device = current;
   return kSuccess;
 }
 
-HIP_API int hipSetDevice(int device) { return check_device(device); }
-HIP_API int hipDeviceSynchronize() { return kSuccess; }
+HIP_API int hipSetDevice(int device) {
+  if (const Error error = check_device(device)) return error;
+  current = device;
+  return kSuccess;
+}
+
+HIP_API int hipDeviceSynchronize() { return forbidden_in_capture("hipDeviceSynchronize"); }
+
+HIP_API int hipDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (const Error error = check_device(device)) return error;
+  if (const Error error = check_device(peer)) return error;
+  *can = device != peer;
+  return kSuccess;
+}
+
+HIP_API int hipDeviceEnablePeerAccess(int peer, u32) {
+  if (const Error error = check_device(peer)) return error;
+  if (peer == current) return set_error(kInvalidDevice, "a device is not its own peer");
+  const std::lock_guard lock(peers().mutex);
+  return peers().enabled.insert({current, peer}).second ? kSuccess : set_error(kPeerAccessEnabled);
+}
+
+HIP_API int hipDeviceDisablePeerAccess(int peer) {
+  if (const Error error = check_device(peer)) return error;
+  const std::lock_guard lock(peers().mutex);
+  return peers().enabled.erase({current, peer}) ? kSuccess : set_error(kPeerAccessNotEnabled);
+}
 
 HIP_API int hipDeviceGet(int* handle, int device) {
   *handle = device;

@@ -17,25 +17,28 @@ namespace sim::hip {
 enum Error : int {
   kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidConfiguration = 9, kInvalidSymbol = 13,
   kMissingConfiguration = 52, kInvalidDeviceFunction = 98, kInvalidDevice = 101, kInvalidImage = 200,
-  kFileNotFound = 301, kInvalidHandle = 400, kNotFound = 500, kNotReady = 600, kLaunchFailure = 719,
-  kNotSupported = 801,
+  kFileNotFound = 301, kInvalidHandle = 400, kIllegalState = 401, kNotFound = 500, kNotReady = 600,
+  kPeerAccessEnabled = 704, kPeerAccessNotEnabled = 705, kHostMemoryRegistered = 712, kHostMemoryNotRegistered = 713,
+  kLaunchFailure = 719, kCooperativeTooLarge = 720, kNotSupported = 801, kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
+  kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908,
 };
 
 struct Dim3 { u32 x, y, z; };
 
-// One loaded or registered code object. Registered ones are loaded when first used, as most kernels of a library never
-// are.
+// A registered code object. It is loaded when first used, as most kernels of a library never are; each device has its
+// own copy, with its own variables.
 class Module {
  public:
   Module(const void* image, u64 bytes, std::string name) : image_(image), bytes_(bytes), name_(std::move(name)) {}
-  const Code& code();
+  const Code& code(int device);
 
  private:
   const void* image_;
   u64 bytes_;
   std::string name_;
   std::mutex mutex_;
-  std::unique_ptr<Code> code_;
+  std::map<int, std::unique_ptr<Code>> code_;
   std::string failure_;                          // a module that does not load is not tried again
 };
 
@@ -60,13 +63,20 @@ Error guarded(Error otherwise, Body&& body) {
   }
 }
 
-// The kernel behind a host stub; throws Fault when none is registered there.
-Function registered_function(const void* stub);
-// A registered __device__ variable.
-Variable registered_variable(const void* host);
+// The calling thread's device.
+int current_device();
+Error check_device(int device);
 
-// kernelParams (one pointer per argument) → the argument segment.
-std::string pack_arguments(const Kernel& kernel, void* const* params);
-Error launch(const Function& f, Dim3 grid, Dim3 block, u64 dynamic_lds_bytes, const void* kernarg, u64 kernarg_bytes);
+// The kernel behind a host stub; throws Fault when none is registered there.
+Function registered_function(const void* stub, int device = current_device());
+// A registered __device__ variable of the current device.
+Variable registered_variable(const void* host);
+// The kernel behind a hipFunction_t.
+const Function& function_of(const void* handle);
+
+// Workgroups of one size that a compute unit holds at a time.
+int max_groups_per_cu(const Kernel& kernel, u64 block, u64 dynamic_lds_bytes);
+inline constexpr int kNumCus = 304;
+inline constexpr u32 kLdsPerCu = 65536;
 
 }  // namespace sim::hip

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Launches, by host stub (<<<>>>) or by module function. A launch has finished when the call returns.
+// Launches, by host stub (<<<>>>) or by module function. A launch has finished when the call returns, unless its stream
+// is capturing; the arguments are copied by then in both cases.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "hip/hip.h"
-#include "settings.h"
+#include "hip/stream.h"
 
 namespace sim::hip {
 namespace {
@@ -17,45 +17,19 @@ struct Configuration {
 };
 thread_local std::vector<Configuration> configurations;
 
+struct Launch {
+  Dim3 grid, block;
+  u64 lds_bytes;
+  void* stream;
+  bool cooperative = false;
+};
+
 // Markers of the `extra` argument list.
 const auto kParamBuffer = reinterpret_cast<void*>(1), kParamSize = reinterpret_cast<void*>(2),
            kParamEnd = reinterpret_cast<void*>(3);
 
-Error launch_with_params(const Function& f, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params,
-                         void* const* extra) {
-  if (params) {
-    const std::string kernarg = pack_arguments(*f.kernel, params);
-    return launch(f, grid, block, lds_bytes, kernarg.data(), kernarg.size());
-  }
-  const void* buffer = nullptr;
-  u64 bytes = 0;
-  for (; extra && *extra != kParamEnd; extra += 2) {
-    if (*extra == kParamBuffer) buffer = extra[1];
-    else if (*extra == kParamSize) bytes = *static_cast<const size_t*>(extra[1]);
-    else throw Fault("the list of extra launch parameters has an unknown marker");
-  }
-  return launch(f, grid, block, lds_bytes, buffer, bytes);
-}
-
-const Function& function(void* handle) {
-  if (!handle) throw Fault("the function handle is null");
-  return *static_cast<const Function*>(handle);
-}
-
-// Occupancy of one CU in workgroups: waves by registers, LDS, and the limits of 32 waves and 16 multi-wave workgroups.
-int max_groups_per_cu(const Kernel& k, int block, u64 dynamic_lds) {
-  const u32 waves = (static_cast<u32>(block) + kLanes - 1) / kLanes;
-  const u32 registers = ((k.rsrc1 & 0x3f) + 1) * 8;
-  const u32 waves_per_cu = 4 * std::min<u32>(8, 512 / registers);
-  u64 groups = std::min<u64>(waves_per_cu / std::max<u32>(waves, 1), waves > 1 ? 16 : 32);
-  const u64 lds = k.lds_bytes + dynamic_lds;
-  if (lds) groups = std::min<u64>(groups, 65536 / lds);
-  return static_cast<int>(groups);
-}
-
-}  // namespace
-
-std::string pack_arguments(const Kernel& kernel, void* const* params) {
+// kernelParams (one pointer per argument) → the argument segment.
+std::string pack(const Kernel& kernel, void* const* params) {
   std::string kernarg(kernel.kernarg_bytes, '\0');
   for (size_t i = 0; i < kernel.args.size(); ++i) {
     const Arg& arg = kernel.args[i];
@@ -65,19 +39,121 @@ std::string pack_arguments(const Kernel& kernel, void* const* params) {
   return kernarg;
 }
 
-Error launch(const Function& f, Dim3 grid, Dim3 block, u64 dynamic_lds_bytes, const void* kernarg, u64 kernarg_bytes) {
+// The argument segment as the caller built it. It may be longer than the kernel's: production launchers do that.
+std::string from_buffer(void* const* extra) {
+  const char* buffer = nullptr;
+  size_t bytes = 0;
+  for (; extra && *extra != kParamEnd; extra += 2) {
+    if (*extra == kParamBuffer) buffer = static_cast<const char*>(extra[1]);
+    else if (*extra == kParamSize) bytes = *static_cast<const size_t*>(extra[1]);
+    else throw Fault("the list of extra launch parameters has an unknown marker");
+  }
+  return buffer ? std::string(buffer, bytes) : std::string();
+}
+
+Error run(const Function& f, const Launch& l, const std::string& kernarg) {
   LaunchRequest r;
   r.code = f.code;
   r.kernel = f.kernel;
-  const u32 grids[] = {grid.x, grid.y, grid.z}, blocks[] = {block.x, block.y, block.z};
+  const u32 grids[] = {l.grid.x, l.grid.y, l.grid.z}, blocks[] = {l.block.x, l.block.y, l.block.z};
   std::copy_n(grids, 3, r.grid);
   std::copy_n(blocks, 3, r.block);
-  r.dynamic_lds_bytes = static_cast<u32>(std::min<u64>(dynamic_lds_bytes, ~0u));
-  r.kernarg = static_cast<const u8*>(kernarg);
-  r.kernarg_bytes = kernarg_bytes;
+  r.dynamic_lds_bytes = static_cast<u32>(std::min<u64>(l.lds_bytes, ~0u));
+  r.kernarg = reinterpret_cast<const u8*>(kernarg.data());
+  r.kernarg_bytes = kernarg.size();
+  r.cooperative = l.cooperative;
   run_kernel(r);
   return kSuccess;
 }
+
+// Every workgroup of a cooperative launch has its place from the start.
+bool fits(const Kernel& k, const Launch& l) {
+  const u64 groups = u64{l.grid.x} * l.grid.y * l.grid.z, block = u64{l.block.x} * l.block.y * l.block.z;
+  return groups <= static_cast<u64>(max_groups_per_cu(k, block, l.lds_bytes)) * kNumCus;
+}
+
+Error launch(const Function& f, const Launch& l, void* const* params, void* const* extra = nullptr) {
+  if (l.cooperative && !fits(*f.kernel, l)) {
+    return set_error(kCooperativeTooLarge, "the grid of kernel " + f.kernel->name + " does not fit the device at once");
+  }
+  std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
+  return submit(l.stream, NodeKind::kernel, [f, l, kernarg = std::move(kernarg)] {
+    return guarded(kLaunchFailure, [&] { return run(f, l, kernarg); });
+  });
+}
+
+Error launch_stub(const void* stub, const Launch& l, void* const* params) {
+  return guarded(kLaunchFailure, [&] {
+    if (!params) throw Fault("the kernel's arguments are null");
+    return launch(registered_function(stub, device_of(l.stream)), l, params);
+  });
+}
+
+Error launch_function(void* f, const Launch& l, void* const* params, void* const* extra = nullptr) {
+  return guarded(kLaunchFailure, [&] { return launch(function_of(f), l, params, extra); });
+}
+
+Error groups_of(Dim3 size, Dim3 block, Dim3& grid) {
+  if (!block.x || !block.y || !block.z || size.x % block.x || size.y % block.y || size.z % block.z) {
+    return set_error(kInvalidConfiguration, "the grid is not a multiple of the block");
+  }
+  grid = {size.x / block.x, size.y / block.y, size.z / block.z};
+  return kSuccess;
+}
+
+struct Attribute {                               // hipLaunchAttribute
+  int id, padding;
+  union {
+    int cooperative;
+    int cluster[3];
+    char bytes[64];
+  };
+};
+static_assert(sizeof(Attribute) == 72);
+
+// The attributes that mean something here; the others are hints for scheduling and memory.
+Error apply(const Attribute* attributes, u32 count, Launch& l) {
+  for (u32 i = 0; i < count; ++i) {
+    const Attribute& a = attributes[i];
+    if (a.id == 2) l.cooperative = a.cooperative != 0;
+    if (a.id == 4 && (a.cluster[0] > 1 || a.cluster[1] > 1 || a.cluster[2] > 1)) {
+      return set_error(kNotSupported, "gfx942 has no clusters of workgroups");
+    }
+  }
+  return kSuccess;
+}
+
+struct FunctionConfig {                          // HIP_LAUNCH_CONFIG
+  Dim3 grid, block;
+  u32 lds_bytes;
+  void* stream;
+  const Attribute* attributes;
+  u32 num_attributes;
+};
+
+struct StubConfig {                              // hipLaunchConfig_t
+  Dim3 grid, block;
+  size_t lds_bytes;
+  void* stream;
+  const Attribute* attributes;
+  u32 num_attributes;
+};
+
+template <class Config>
+Error launch_of(const Config& c, Launch& l) {
+  l = {c.grid, c.block, c.lds_bytes, c.stream};
+  return apply(c.attributes, c.num_attributes, l);
+}
+
+// A launch between two events, either of which may be null.
+template <class Body>
+Error between(void* start, void* stop, void* stream, Body&& body) {
+  if (const Error error = start ? record_event(start, stream) : kSuccess) return error;
+  if (const Error error = body()) return error;
+  return stop ? record_event(stop, stream) : kSuccess;
+}
+
+}  // namespace
 
 HIP_API int __hipPushCallConfiguration(Dim3 grid, Dim3 block, size_t lds_bytes, void* stream) {
   configurations.push_back({grid, block, lds_bytes, stream});
@@ -95,48 +171,53 @@ HIP_API int __hipPopCallConfiguration(Dim3* grid, Dim3* block, size_t* lds_bytes
   return kSuccess;
 }
 
-HIP_API int hipLaunchKernel(const void* stub, Dim3 grid, Dim3 block, void** params, size_t lds_bytes, void*) {
-  return guarded(kLaunchFailure, [&] {
-    const Function f = registered_function(stub);
-    const std::string kernarg = pack_arguments(*f.kernel, params);
-    return launch(f, grid, block, lds_bytes, kernarg.data(), kernarg.size());
-  });
+HIP_API int hipLaunchKernel(const void* stub, Dim3 grid, Dim3 block, void** params, size_t lds_bytes, void* stream) {
+  return launch_stub(stub, {grid, block, lds_bytes, stream}, params);
 }
 
+HIP_API int hipLaunchCooperativeKernel(const void* stub, Dim3 grid, Dim3 block, void** params, u32 lds_bytes,
+                                       void* stream) {
+  return launch_stub(stub, {grid, block, lds_bytes, stream, true}, params);
+}
+
+HIP_API int hipExtLaunchKernel(const void* stub, Dim3 grid, Dim3 block, void** params, size_t lds_bytes, void* stream,
+                               void* start, void* stop, int) {
+  return between(start, stop, stream, [&] { return launch_stub(stub, {grid, block, lds_bytes, stream}, params); });
+}
+
+HIP_API int hipLaunchKernelExC(const StubConfig* config, const void* stub, void** params) {
+  if (!config) return set_error(kInvalidValue, "the launch configuration is null");
+  Launch l;
+  if (const Error error = launch_of(*config, l)) return error;
+  return launch_stub(stub, l, params);
+}
 
 HIP_API int hipModuleLaunchKernel(void* f, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x, u32 block_y, u32 block_z,
-                                  u32 lds_bytes, void*, void** params, void** extra) {
-  return guarded(kLaunchFailure, [&] {
-    return launch_with_params(function(f), {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, lds_bytes, params,
-                              extra);
-  });
+                                  u32 lds_bytes, void* stream, void** params, void** extra) {
+  return launch_function(f, {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, lds_bytes, stream}, params, extra);
+}
+
+HIP_API int hipModuleLaunchCooperativeKernel(void* f, u32 grid_x, u32 grid_y, u32 grid_z, u32 block_x, u32 block_y,
+                                             u32 block_z, u32 lds_bytes, void* stream, void** params) {
+  return launch_function(f, {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, lds_bytes, stream, true}, params);
 }
 
 // The grid is in work-items here. Partial workgroups are refused: HIP code objects are compiled without them.
 HIP_API int hipExtModuleLaunchKernel(void* f, u32 size_x, u32 size_y, u32 size_z, u32 block_x, u32 block_y,
-                                     u32 block_z, size_t lds_bytes, void*, void** params, void** extra, void*, void*,
-                                     u32) {
-  return guarded(kLaunchFailure, [&] {
-    if (!block_x || !block_y || !block_z || size_x % block_x || size_y % block_y || size_z % block_z) {
-      throw Fault("the grid is not a multiple of the block");
-    }
-    return launch_with_params(function(f), {size_x / block_x, size_y / block_y, size_z / block_z},
-                              {block_x, block_y, block_z}, lds_bytes, params, extra);
-  });
+                                     u32 block_z, size_t lds_bytes, void* stream, void** params, void** extra,
+                                     void* start, void* stop, u32) {
+  const Dim3 block{block_x, block_y, block_z};
+  Dim3 grid;
+  if (const Error error = groups_of({size_x, size_y, size_z}, block, grid)) return error;
+  return between(start, stop, stream,
+                 [&] { return launch_function(f, {grid, block, lds_bytes, stream}, params, extra); });
 }
 
-HIP_API int hipOccupancyMaxActiveBlocksPerMultiprocessor(int* groups, const void* stub, int block, size_t lds_bytes) {
-  return guarded(kInvalidDeviceFunction, [&] {
-    *groups = max_groups_per_cu(*registered_function(stub).kernel, block, lds_bytes);
-    return kSuccess;
-  });
-}
-
-HIP_API int hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* groups, void* f, int block, size_t lds_bytes) {
-  return guarded(kInvalidHandle, [&] {
-    *groups = max_groups_per_cu(*function(f).kernel, block, lds_bytes);
-    return kSuccess;
-  });
+HIP_API int hipDrvLaunchKernelEx(const FunctionConfig* config, void* f, void** params, void** extra) {
+  if (!config) return set_error(kInvalidValue, "the launch configuration is null");
+  Launch l;
+  if (const Error error = launch_of(*config, l)) return error;
+  return launch_function(f, l, params, extra);
 }
 
 }  // namespace sim::hip

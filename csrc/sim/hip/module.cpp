@@ -23,11 +23,6 @@ Loaded& loaded(void* handle) {
   return *static_cast<Loaded*>(handle);
 }
 
-const Function& function(const void* handle) {
-  if (!handle) throw Fault("the function handle is null");
-  return *static_cast<const Function*>(handle);
-}
-
 struct FuncAttributes {                          // hipFuncAttributes
   int binary_version, cache_mode;
   size_t const_bytes, local_bytes;
@@ -44,13 +39,18 @@ int attribute(const Kernel& k, int which) {
     case 3: return static_cast<int>(k.private_bytes);
     case 4: return static_cast<int>(k.vgprs);
     case 5: case 6: return 94;                   // as HIP reports gfx94x
-    case 8: return static_cast<int>(65536 - k.lds_bytes);
+    case 8: return static_cast<int>(kLdsPerCu - std::min(kLdsPerCu, k.lds_bytes));
     case 9: return 0;
     default: throw Fault("function attribute " + std::to_string(which) + " is not known");
   }
 }
 
 }  // namespace
+
+const Function& function_of(const void* handle) {
+  if (!handle) throw Fault("the function handle is null");
+  return *static_cast<const Function*>(handle);
+}
 
 HIP_API int hipModuleLoadData(void** module, const void* image) {
   return guarded(kInvalidImage, [&] {
@@ -113,7 +113,7 @@ HIP_API int hipModuleGetGlobal(void** address, size_t* bytes, void* module, cons
 
 HIP_API int hipFuncGetAttribute(int* value, int which, void* f) {
   return guarded(kInvalidValue, [&] {
-    *value = attribute(*function(f).kernel, which);
+    *value = attribute(*function_of(f).kernel, which);
     return kSuccess;
   });
 }
@@ -125,6 +125,9 @@ HIP_API int hipFuncGetAttributes(FuncAttributes* out, const void* stub) {
     return kSuccess;
   });
 }
+
+// There is one division of LDS and cache.
+HIP_API int hipFuncSetCacheConfig(const void*, int) { return kSuccess; }
 
 // Both attributes that can be set (dynamic LDS limit, LDS carve-out) change nothing on this hardware.
 HIP_API int hipFuncSetAttribute(const void*, int which, int) {

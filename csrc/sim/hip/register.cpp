@@ -51,23 +51,24 @@ Entry find(const std::unordered_map<const void*, Entry>& table, const void* key,
 
 }  // namespace
 
-const Code& Module::code() {
+const Code& Module::code(int device) {
   const std::lock_guard lock(mutex_);
   if (!failure_.empty()) throw Fault(failure_);
-  if (!code_) {
+  std::unique_ptr<Code>& code = code_[device];
+  if (!code) {
     try {
-      code_ = load_code(image_, bytes_, name_);
+      code = load_code(image_, bytes_, name_);
     } catch (const Fault& fault) {
       failure_ = fault.what();
       throw;
     }
   }
-  return *code_;
+  return *code;
 }
 
-Function registered_function(const void* stub) {
+Function registered_function(const void* stub, int device) {
   const Entry entry = find(registry().functions, stub, "kernel");
-  const Code& code = entry.module->code();
+  const Code& code = entry.module->code(device);
   const Kernel* kernel = code.find(entry.name);
   if (!kernel) throw Fault(code.name + " has no kernel " + entry.name);
   return {&code, kernel};
@@ -75,7 +76,7 @@ Function registered_function(const void* stub) {
 
 Variable registered_variable(const void* host) {
   const Entry entry = find(registry().variables, host, "variable");
-  for (const Variable& v : entry.module->code().variables) {
+  for (const Variable& v : entry.module->code(current_device()).variables) {
     if (v.name == entry.name) return v;
   }
   throw Fault("the code object has no variable " + entry.name);

@@ -1,52 +1,154 @@
 // SPDX-License-Identifier: MIT
 // Streams and events. Work is done when it is submitted, so that waiting for it is immediate; events measure host time.
-#include <chrono>
+#include "hip/stream.h"
 
-#include "hip/hip.h"
+#include <chrono>
+#include <unordered_set>
 
 namespace sim::hip {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Time = std::chrono::steady_clock;
+constexpr u32 kNoTiming = 2;                     // hipEventDisableTiming
+// Handles that are numbers: the default stream by name, and the calling thread's own.
+const auto kLegacy = reinterpret_cast<void*>(1), kPerThread = reinterpret_cast<void*>(2);
 
-struct Stream { u32 flags; int priority; };
-struct Event { Clock::time_point time; bool recorded = false; };
+struct Event {
+  u32 flags;
+  bool recorded = false;
+  Time::time_point time;
+  CapturedPoint point;                           // when it was recorded last by a capturing stream
+};
 
-Error create_stream(void** stream, u32 flags, int priority) {
-  if (!stream) return set_error(kInvalidValue, "the stream's address is null");
-  *stream = new Stream{flags, priority};
+struct Handles {
+  std::unordered_set<void*> streams, events;
+};
+
+Handles& handles() {
+  static Handles* instance = new Handles;
+  return *instance;
+}
+
+Event& find_event(void* handle) {                // needs stream_mutex()
+  if (!handles().events.count(handle)) throw Fault("this is not a live event");
+  return *static_cast<Event*>(handle);
+}
+
+Error create_stream(void** out, u32 flags, int priority) {
+  if (!out) return set_error(kInvalidValue, "the stream's address is null");
+  auto* stream = new Stream{flags, priority, current_device(), nullptr, {}};
+  const std::lock_guard lock(stream_mutex());
+  handles().streams.insert(stream);
+  *out = stream;
   return kSuccess;
 }
 
+// Waiting for a stream or event that is part of a capture ends the capture.
+Error wait(void* handle, const char* call) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    const Stream* stream = find_stream(handle);
+    if (!stream || !stream->capture) return kSuccess;
+    stream->capture->broken = std::string(call) + " was called on a capturing stream";
+    return set_error(kCaptureUnsupported, stream->capture->broken);
+  });
+}
+
+Error wait_for_event(void* handle) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    const Event& event = find_event(handle);
+    if (!event.point.capture) return kSuccess;
+    return set_error(kCapturedEvent, "the event was recorded in a capture: it only happens inside the graph");
+  });
+}
+
 }  // namespace
+
+std::mutex& stream_mutex() {
+  static std::mutex* instance = new std::mutex;
+  return *instance;
+}
+
+Stream* find_stream(void* handle) {
+  if (!handle || handle == kLegacy) return nullptr;
+  if (handle == kPerThread) {
+    thread_local Stream own;
+    return &own;
+  }
+  if (!handles().streams.count(handle)) throw Fault("this is not a live stream");
+  return static_cast<Stream*>(handle);
+}
+
+int device_of(void* handle) {
+  if (!handle || handle == kLegacy || handle == kPerThread) return current_device();
+  const std::lock_guard lock(stream_mutex());
+  return find_stream(handle)->device;
+}
 
 HIP_API int hipStreamCreate(void** stream) { return create_stream(stream, 0, 0); }
 HIP_API int hipStreamCreateWithFlags(void** stream, u32 flags) { return create_stream(stream, flags, 0); }
 HIP_API int hipStreamCreateWithPriority(void** stream, u32 flags, int priority) {
   return create_stream(stream, flags, priority);
 }
+// The mask of compute units changes no result.
+HIP_API int hipExtStreamCreateWithCUMask(void** stream, u32, const u32*) { return create_stream(stream, 0, 0); }
 
-HIP_API int hipStreamDestroy(void* stream) {
-  if (!stream) return set_error(kInvalidHandle, "the default stream cannot be destroyed");
-  delete static_cast<Stream*>(stream);
-  return kSuccess;
+HIP_API int hipStreamDestroy(void* handle) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    Stream* stream = find_stream(handle);
+    if (!stream || handle == kPerThread) return set_error(kInvalidHandle, "the default stream cannot be destroyed");
+    if (stream->capture) return set_error(kCaptureUnsupported, "the stream is capturing");
+    handles().streams.erase(stream);
+    delete stream;
+    return kSuccess;
+  });
 }
 
-HIP_API int hipStreamSynchronize(void*) { return kSuccess; }
-HIP_API int hipStreamQuery(void*) { return kSuccess; }
+HIP_API int hipStreamSynchronize(void* stream) { return wait(stream, "hipStreamSynchronize"); }
+HIP_API int hipStreamQuery(void* stream) { return wait(stream, "hipStreamQuery"); }
 
-HIP_API int hipStreamWaitEvent(void*, void* event, u32) {
-  return event ? kSuccess : set_error(kInvalidHandle, "the event is null");
+HIP_API int hipStreamWaitEvent(void* handle, void* event, u32) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    Stream* stream = find_stream(handle);
+    const CapturedPoint& point = find_event(event).point;
+    if (!point.capture) {
+      if (!stream || !stream->capture) return kSuccess;
+      stream->capture->broken = "a capturing stream waits for an event from outside its capture";
+      return set_error(kCaptureIsolation, stream->capture->broken);
+    }
+    if (point.capture->ended) return set_error(kCapturedEvent, "the event was recorded in a capture that has ended");
+    if (stream) return wait_for(stream, point);
+    point.capture->broken = "the default stream waits for an event of a capture";
+    return set_error(kCaptureImplicit, point.capture->broken);
+  });
 }
 
-HIP_API int hipStreamGetFlags(void* stream, u32* flags) {
-  *flags = stream ? static_cast<Stream*>(stream)->flags : 0;
-  return kSuccess;
+HIP_API int hipStreamGetFlags(void* handle, u32* flags) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    const Stream* stream = find_stream(handle);
+    *flags = stream ? stream->flags : 0;
+    return kSuccess;
+  });
 }
 
-HIP_API int hipStreamGetPriority(void* stream, int* priority) {
-  *priority = stream ? static_cast<Stream*>(stream)->priority : 0;
-  return kSuccess;
+HIP_API int hipStreamGetPriority(void* handle, int* priority) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    const Stream* stream = find_stream(handle);
+    *priority = stream ? stream->priority : 0;
+    return kSuccess;
+  });
+}
+
+HIP_API int hipStreamGetDevice(void* handle, int* device) {
+  return guarded(kInvalidHandle, [&] {
+    *device = device_of(handle);
+    return kSuccess;
+  });
 }
 
 HIP_API int hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -55,38 +157,72 @@ HIP_API int hipDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return kSuccess;
 }
 
-// Graph capture is not simulated: no stream is ever capturing.
-HIP_API int hipStreamIsCapturing(void*, int* status) {
-  *status = 0;
+HIP_API int hipLaunchHostFunc(void* stream, void (*fn)(void*), void* data) {
+  if (!fn) return set_error(kInvalidValue, "the host function is null");
+  return guarded(kInvalidHandle, [&] {
+    return submit(stream, NodeKind::host, [fn, data] {
+      fn(data);
+      return kSuccess;
+    });
+  });
+}
+
+HIP_API int hipStreamAddCallback(void* stream, void (*fn)(void*, int, void*), void* data, u32) {
+  if (!fn) return set_error(kInvalidValue, "the callback is null");
+  if (const Error error = wait(stream, "hipStreamAddCallback")) return error;
+  fn(stream, kSuccess, data);
   return kSuccess;
 }
 
-HIP_API int hipEventCreateWithFlags(void** event, u32) {
-  *event = new Event;
+HIP_API int hipEventCreateWithFlags(void** out, u32 flags) {
+  if (!out) return set_error(kInvalidValue, "the event's address is null");
+  auto* event = new Event{flags, false, {}, {}};
+  const std::lock_guard lock(stream_mutex());
+  handles().events.insert(event);
+  *out = event;
   return kSuccess;
 }
 
 HIP_API int hipEventCreate(void** event) { return hipEventCreateWithFlags(event, 0); }
 
-HIP_API int hipEventDestroy(void* event) {
-  delete static_cast<Event*>(event);
-  return kSuccess;
+HIP_API int hipEventDestroy(void* handle) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    Event* event = &find_event(handle);
+    handles().events.erase(event);
+    delete event;
+    return kSuccess;
+  });
 }
 
-HIP_API int hipEventRecord(void* event, void*) {
-  if (!event) return set_error(kInvalidHandle, "the event is null");
-  *static_cast<Event*>(event) = {Clock::now(), true};
-  return kSuccess;
+Error record_event(void* handle, void* stream_handle) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    Event& event = find_event(handle);
+    const Stream* stream = find_stream(stream_handle);
+    event.point = {};
+    if (stream && stream->capture) event.point = {stream->capture, stream->clock};
+    event.time = Time::now();
+    event.recorded = true;
+    return kSuccess;
+  });
 }
 
-HIP_API int hipEventSynchronize(void*) { return kSuccess; }
-HIP_API int hipEventQuery(void*) { return kSuccess; }
+HIP_API int hipEventRecord(void* event, void* stream) { return record_event(event, stream); }
+HIP_API int hipEventRecordWithFlags(void* event, void* stream, u32) { return hipEventRecord(event, stream); }
+HIP_API int hipEventSynchronize(void* event) { return wait_for_event(event); }
+HIP_API int hipEventQuery(void* event) { return wait_for_event(event); }
 
 HIP_API int hipEventElapsedTime(float* ms, void* start, void* stop) {
-  const auto *a = static_cast<Event*>(start), *b = static_cast<Event*>(stop);
-  if (!a || !b || !a->recorded || !b->recorded) return set_error(kInvalidHandle, "an event was not recorded");
-  *ms = std::chrono::duration<float, std::milli>(b->time - a->time).count();
-  return kSuccess;
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    const Event &a = find_event(start), &b = find_event(stop);
+    if (!a.recorded || !b.recorded) return set_error(kInvalidHandle, "an event was not recorded");
+    if ((a.flags | b.flags) & kNoTiming) return set_error(kInvalidHandle, "an event was created without timing");
+    if (a.point.capture || b.point.capture) return set_error(kCapturedEvent, "an event was recorded in a capture");
+    *ms = std::chrono::duration<float, std::milli>(b.time - a.time).count();
+    return kSuccess;
+  });
 }
 
 }  // namespace sim::hip

@@ -89,6 +89,26 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool checked) {
                   exec, f, false);
 }
 
+// Two exchanges, each with its own offset; the old values are the halves of the destination.
+template <class T, u32 stride, bool checked>
+void exchange2(Wave& w, const Inst& i) {
+  const u64 exec = w.exec();
+  if (!exec) return;
+  constexpr int kRows = sizeof(T) / 4;
+  alignas(64) u32 old[2 * kRows][kLanes];
+  for (int k = 0; k < 2; ++k) {
+    Offsets at;
+    Places p;
+    ds_offsets(w, i.src[0], (k ? i.mod.offset1 : i.mod.offset) * stride, at);
+    const u16 data = i.src[1 + k].reg;
+    const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data,
+                      .result = static_cast<u16>(i.dst[0].reg + k * kRows)};
+    lds_places<checked>(w, i, at.at, exec, touch, p);
+    atomic_lanes<T>(p, {w.v + data, nullptr, old + k * kRows}, exec, combine::swap<T>, false);
+  }
+  for (int row = 0; row < 2 * kRows; ++row) write_row(w.v[i.dst[0].reg + row], old[row], exec);
+}
+
 // ds_append / ds_consume: the counter at M0 + offset moves by the number of active lanes; all get the old value.
 template <int sign, bool checked>
 void count_lanes(Wave& w, const Inst& i) {
@@ -181,6 +201,8 @@ Spec atomic_row(u8 num_dst) {
   return row(num_dst, kAtomic, [](Wave& w, const Inst& i) { atomic(w, i, f, false); },
              [](Wave& w, const Inst& i) { atomic(w, i, f, true); });
 }
+template <class T, u32 stride>
+Spec exchange_two() { return row(1, kAtomic, exchange2<T, stride, false>, exchange2<T, stride, true>); }
 template <auto f> Spec update() { return atomic_row<f>(0); }
 template <auto f> Spec exchange() { return atomic_row<f>(1); }
 
@@ -237,6 +259,8 @@ const Op kOps[] = {
     {"ds_mskor_b64", update<mskor<u64>>()}, {"ds_mskor_rtn_b64", exchange<mskor<u64>>()},
     {"ds_cmpst_b64", update<ds_cmpst<u64>>()}, {"ds_cmpst_rtn_b64", exchange<ds_cmpst<u64>>()},
     {"ds_wrxchg_rtn_b64", exchange<swap<u64>>()},
+    {"ds_wrxchg2_rtn_b32", exchange_two<u32, 4>()}, {"ds_wrxchg2st64_rtn_b32", exchange_two<u32, 256>()},
+    {"ds_wrxchg2_rtn_b64", exchange_two<u64, 8>()}, {"ds_wrxchg2st64_rtn_b64", exchange_two<u64, 512>()},
 
     {"ds_add_f32", update<fadd<float>>()}, {"ds_add_rtn_f32", exchange<fadd<float>>()},
     {"ds_min_f32", update<fmin<float>>()}, {"ds_min_rtn_f32", exchange<fmin<float>>()},

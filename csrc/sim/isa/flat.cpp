@@ -114,12 +114,12 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool checked) {
 }
 
 // Memory and LDS address both get the instruction's offset.
-template <Form form, bool checked>
+template <class Space, Form form, bool checked>
 void load_lds(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
   Places p;
-  Global::resolve<checked>(w, i, 1, exec, {.access = Access::load, .bytes = form.bytes}, p);
+  Space::template resolve<checked>(w, i, 1, exec, {.access = Access::load, .bytes = form.bytes}, p);
   load_to_lds<form, checked>(w, i, p, (w.s[kM0] & 0x3fffc) + i.mod.offset, exec);
 }
 
@@ -140,8 +140,8 @@ Spec update() {
   return row<Space>(1, kAtomic, [](Wave& w, const Inst& i) { atomic<Space>(w, i, f, compares, false); },
                     [](Wave& w, const Inst& i) { atomic<Space>(w, i, f, compares, true); });
 }
-template <Form form>
-Spec dma() { return row<Global>(0, kLoad | kReadsM0, load_lds<form, false>, load_lds<form, true>); }
+template <class Space, Form form>
+Spec dma() { return row<Space>(0, kLoad | kReadsM0, load_lds<Space, form, false>, load_lds<Space, form, true>); }
 
 using namespace combine;
 
@@ -157,9 +157,9 @@ const Op kOps[] = {
     {"global_store_short", write<Global, kU16>()}, {"global_store_short_d16_hi", write<Global, k16High>()},
     {"global_store_dword", write<Global, kB32>()}, {"global_store_dwordx2", write<Global, kB64>()},
     {"global_store_dwordx3", write<Global, kB96>()}, {"global_store_dwordx4", write<Global, kB128>()},
-    {"global_load_lds_ubyte", dma<kU8>()}, {"global_load_lds_sbyte", dma<kI8>()},
-    {"global_load_lds_ushort", dma<kU16>()}, {"global_load_lds_sshort", dma<kI16>()},
-    {"global_load_lds_dword", dma<kB32>()},
+    {"global_load_lds_ubyte", dma<Global, kU8>()}, {"global_load_lds_sbyte", dma<Global, kI8>()},
+    {"global_load_lds_ushort", dma<Global, kU16>()}, {"global_load_lds_sshort", dma<Global, kI16>()},
+    {"global_load_lds_dword", dma<Global, kB32>()},
 
     {"global_atomic_swap", update<Global, swap<u32>>()}, {"global_atomic_swap_x2", update<Global, swap<u64>>()},
     {"global_atomic_cmpswap", update<Global, cmpswap<u32>, true>()},
@@ -222,6 +222,9 @@ const Op kOps[] = {
     {"scratch_store_short", write<Scratch, kU16>()}, {"scratch_store_short_d16_hi", write<Scratch, k16High>()},
     {"scratch_store_dword", write<Scratch, kB32>()}, {"scratch_store_dwordx2", write<Scratch, kB64>()},
     {"scratch_store_dwordx3", write<Scratch, kB96>()}, {"scratch_store_dwordx4", write<Scratch, kB128>()},
+    {"scratch_load_lds_ubyte", dma<Scratch, kU8>()}, {"scratch_load_lds_sbyte", dma<Scratch, kI8>()},
+    {"scratch_load_lds_ushort", dma<Scratch, kU16>()}, {"scratch_load_lds_sshort", dma<Scratch, kI16>()},
+    {"scratch_load_lds_dword", dma<Scratch, kB32>()},
 };
 
 }  // namespace

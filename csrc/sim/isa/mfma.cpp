@@ -263,6 +263,69 @@ constexpr Spec mfma() {
   return spec;
 }
 
+// ---- sparse: of each four neighbouring k, A has two; D += A·B
+
+// A lane's registers hold neighbouring pairs of kept elements; src2 says per element which k of its four it is, in 2
+// bits. ABID chooses the set of bits among those that fit into 32, unless CBSZ is set: then it is the first.
+template <int M, int K, class T>
+struct Sparse {
+  static constexpr int kGroups = kLanes / M, kKept = K / 2 / kGroups, kKPerGroup = K / kGroups;
+  static constexpr int kSets = 32 / (2 * kKept);
+  static int k(u32 index, int group, int e) { return group * kKPerGroup + 4 * (e / 2) + (index >> 2 * e & 3); }
+};
+
+template <int M, int K, class ElementA, class ElementB, class T>
+void sparse_product(Wave& w, const Inst& i) {
+  using S = Shape<M, K, 1, T>;
+  using P = Sparse<M, K, T>;
+  for (const Operand& o : i.src) {
+    if (o.neg || o.abs) throw Fault("matrix operands take no neg or abs");
+  }
+  if (i.mod.blgp) throw Fault("sparse matrix operations take no blgp");
+  if (i.mod.abid >= P::kSets) throw Fault("abid names an index set that does not fit into 32 bits");
+  const int set = i.mod.cbsz ? 0 : i.mod.abid;
+  const Rows a_rows = w.v + i.src[0].reg, b_rows = w.v + i.src[1].reg;
+  Tile<M, K, 1, T> b;
+  load_tile<ElementB, M, K, 1, T>(b_rows, b);
+  alignas(64) T a[P::kGroups][P::kKept][M];
+  u8 at[P::kGroups][P::kKept][M];
+  for (int group = 0; group < P::kGroups; ++group) {
+    for (int e = 0; e < P::kKept; ++e) {
+      const Vec<T, M> row = ElementA::template get<M>(a_rows, e, group * M);
+      std::memcpy(a[group][e], &row, sizeof row);
+      for (int m = 0; m < M; ++m) {
+        const u32 index = w.v[i.src[2].reg][group * M + m] >> (2 * P::kKept * set);
+        at[group][e][m] = static_cast<u8>(P::k(index, group, e));
+      }
+    }
+  }
+  for (int r = 0; r < S::kAccumulators; ++r) {
+    for (int group = 0; group < S::kGroups; ++group) {
+      const int row = S::row(r, group);
+      Vec<T, M> sum = load_accumulator<T, M>(w.v + i.dst[0].reg, r, group * M);
+      for (int part = 0; part < P::kGroups; ++part) {
+        for (int e = 0; e < P::kKept; ++e) {
+          sum = fused_multiply_add<T, M>(a[part][e][row], b[0][at[part][e][row]], sum);
+        }
+      }
+      store_accumulator<T, M>(w.v + i.dst[0].reg, r, group * M, sum);
+    }
+  }
+}
+
+template <int M, int K, class ElementA, class ElementB, class T>
+constexpr Spec smfmac() {
+  constexpr Type type = std::is_same_v<T, float> ? Type::f32 : Type::b32;
+  Spec spec;
+  spec.cls = Class::mfma;
+  spec.num_dst = 1;
+  spec.dst = {type};
+  spec.src = {type, type, Type::b32};
+  spec.flags = kIgnoresExec | kReadsDst;
+  spec.plain = spec.full = sparse_product<M, K, ElementA, ElementB, T>;
+  return spec;
+}
+
 // v_accvgpr_read, _write, _mov: moves between the two halves of the register file, under EXEC.
 void accvgpr_move(Wave& w, const Inst& i) {
   Lanes<u32> spare;
@@ -312,6 +375,20 @@ const Op kOps[] = {
     {"v_mfma_f32_32x32x16_bf8_bf8", mfma<32, 16, 1, E5m2, E5m2, float>()},
     {"v_mfma_f64_16x16x4_f64", mfma<16, 4, 1, F64, F64, double>()},
     {"v_mfma_f64_4x4x4_4b_f64", mfma<4, 4, 4, F64, F64, double>()},
+    {"v_smfmac_f32_16x16x32_f16", smfmac<16, 32, F16, F16, float>()},
+    {"v_smfmac_f32_32x32x16_f16", smfmac<32, 16, F16, F16, float>()},
+    {"v_smfmac_f32_16x16x32_bf16", smfmac<16, 32, Bf16, Bf16, float>()},
+    {"v_smfmac_f32_32x32x16_bf16", smfmac<32, 16, Bf16, Bf16, float>()},
+    {"v_smfmac_i32_16x16x64_i8", smfmac<16, 64, I8, I8, i32>()},
+    {"v_smfmac_i32_32x32x32_i8", smfmac<32, 32, I8, I8, i32>()},
+    {"v_smfmac_f32_16x16x64_fp8_fp8", smfmac<16, 64, E4m3, E4m3, float>()},
+    {"v_smfmac_f32_16x16x64_fp8_bf8", smfmac<16, 64, E4m3, E5m2, float>()},
+    {"v_smfmac_f32_16x16x64_bf8_fp8", smfmac<16, 64, E5m2, E4m3, float>()},
+    {"v_smfmac_f32_16x16x64_bf8_bf8", smfmac<16, 64, E5m2, E5m2, float>()},
+    {"v_smfmac_f32_32x32x32_fp8_fp8", smfmac<32, 32, E4m3, E4m3, float>()},
+    {"v_smfmac_f32_32x32x32_fp8_bf8", smfmac<32, 32, E4m3, E5m2, float>()},
+    {"v_smfmac_f32_32x32x32_bf8_fp8", smfmac<32, 32, E5m2, E4m3, float>()},
+    {"v_smfmac_f32_32x32x32_bf8_bf8", smfmac<32, 32, E5m2, E5m2, float>()},
     {"v_accvgpr_read_b32", accvgpr()},
     {"v_accvgpr_write_b32", accvgpr()},
     {"v_accvgpr_mov_b32", accvgpr()},

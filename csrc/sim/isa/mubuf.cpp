@@ -171,7 +171,7 @@ const Op kOps[] = {
     {"buffer_atomic_dec", update<dec<u32>>()}, {"buffer_atomic_dec_x2", update<dec<u64>>()},
     {"buffer_atomic_add_f32", update<l2_fadd>()}, {"buffer_atomic_add_f64", update<fadd<double>>()},
     {"buffer_atomic_min_f64", update<fmin<double>>()}, {"buffer_atomic_max_f64", update<fmax<double>>()},
-    {"buffer_atomic_pk_add_f16", update<pk_add_f16>()}, {"buffer_atomic_pk_add_bf16", update<pk_add_bf16>()},
+    {"buffer_atomic_pk_add_f16", update<pk_add_f16>()},
 
     {"buffer_wbl2", row(0, 0, nothing, nothing)}, {"buffer_inv", row(0, 0, nothing, nothing)},
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Scalar memory: loads and stores of whole dwords, buffer loads under a descriptor's bounds, cache controls, clocks.
-#include "checks/checks.h"
-#include "lanes.h"
+// Scalar memory: loads, stores and atomics of whole dwords, by address or through a descriptor with its bounds; cache
+// controls, clocks.
+#include "isa/atomics.h"
 
 namespace sim {
 namespace {
@@ -30,34 +30,85 @@ void load(Wave& w, const Inst& i) {
   std::memcpy(&w.s[i.dst[0].reg], reinterpret_cast<const void*>(address), 4 * kDwords);
 }
 
-// Printed data first: s_store_dword s4, s[2:3], 0x10.
-template <bool kChecked, int kDwords>
-void store(Wave& w, const Inst& i) {
+// Stores and atomics print their data first: s_store_dword s4, s[2:3], 0x10.
+Inst without_data(const Inst& i) {
   Inst shifted;
   shifted.src = {i.src[1], i.src[2]};
   shifted.mod.offset = i.mod.offset;
-  const u64 address = address_of(w, shifted);
+  return shifted;
+}
+
+template <bool kChecked, int kDwords>
+void store(Wave& w, const Inst& i) {
+  const u64 address = address_of(w, without_data(i));
   if (kChecked && !check_scalar(w, i, address, 4 * kDwords)) return;
   std::memcpy(reinterpret_cast<void*>(address), &w.s[i.src[0].reg], 4 * kDwords);
 }
 
-// Dwords beyond num_records (bytes, or records of `stride` bytes) read 0.
+// Dwords at `offset` of what a descriptor names; its size is num_records in bytes, or in records of `stride` bytes.
+struct ScalarBuffer {
+  u64 base, bytes, offset;
+  ScalarBuffer(const Wave& w, const Inst& i) {           // i: the descriptor is src[0]
+    const u32* descriptor = &w.s[i.src[0].reg];
+    const u64 stride = descriptor[1] >> 16 & 0x3fff;
+    base = (u64{descriptor[1] & 0xffff} << 32 | descriptor[0]) & ~u64{3};
+    bytes = stride ? stride * descriptor[2] : descriptor[2];
+    offset = static_cast<u64>(offset_of(w, i)) & ~u64{3};
+  }
+  bool holds(u64 begin, u64 size) const { return begin + size <= bytes && begin + size >= size; }
+};
+
+// Dwords out of bounds read 0.
 template <bool kChecked, int kDwords>
 void buffer_load(Wave& w, const Inst& i) {
-  const u32* descriptor = &w.s[i.src[0].reg];
-  const u64 base = (u64{descriptor[1] & 0xffff} << 32 | descriptor[0]) & ~u64{3};
-  const u64 stride = descriptor[1] >> 16 & 0x3fff;
-  const u64 bytes = stride ? stride * descriptor[2] : descriptor[2];
-  const u64 offset = static_cast<u64>(offset_of(w, i)) & ~u64{3};
+  const ScalarBuffer buffer(w, i);
   u32 data[kDwords];
   for (int at = 0; at < kDwords; ++at) {
-    const u64 begin = offset + 4 * static_cast<u64>(at);
+    const u64 begin = buffer.offset + 4 * static_cast<u64>(at);
     data[at] = 0;
-    if (begin + 4 > bytes || begin + 4 < 4) continue;
-    if (kChecked && !check_scalar(w, i, base + begin, 4)) continue;
-    std::memcpy(&data[at], reinterpret_cast<const void*>(base + begin), 4);
+    if (!buffer.holds(begin, 4)) continue;
+    if (kChecked && !check_scalar(w, i, buffer.base + begin, 4)) continue;
+    std::memcpy(&data[at], reinterpret_cast<const void*>(buffer.base + begin), 4);
   }
   std::memcpy(&w.s[i.dst[0].reg], data, sizeof data);
+}
+
+// Dwords out of bounds are dropped.
+template <bool kChecked, int kDwords>
+void buffer_store(Wave& w, const Inst& i) {
+  const ScalarBuffer buffer(w, without_data(i));
+  for (int at = 0; at < kDwords; ++at) {
+    const u64 begin = buffer.offset + 4 * static_cast<u64>(at);
+    if (!buffer.holds(begin, 4)) continue;
+    if (kChecked && !check_scalar(w, i, buffer.base + begin, 4)) continue;
+    std::memcpy(reinterpret_cast<void*>(buffer.base + begin), &w.s[i.src[0].reg + at], 4);
+  }
+}
+
+// Data, then (cmpswap) the compare value; with glc the data registers get the old value. Out of bounds nothing is
+// changed and the old value is 0.
+template <class T>
+void atomic(Wave& w, const Inst& i, Combine<T> f, bool in_buffer, bool checked) {
+  u64 address = 0;
+  bool inside = true;
+  if (in_buffer) {
+    const ScalarBuffer buffer(w, without_data(i));
+    inside = buffer.holds(buffer.offset, sizeof(T));
+    address = buffer.base + buffer.offset;
+  } else {
+    address = address_of(w, without_data(i));
+  }
+  T data[2] = {}, old = 0;
+  const bool two = i.src[0].dwords > sizeof(T) / 4;
+  std::memcpy(data, &w.s[i.src[0].reg], two ? 2 * sizeof(T) : sizeof(T));
+  if (checked && inside) inside = check_scalar(w, i, address, sizeof(T));
+  if (inside) {
+    T* const at = reinterpret_cast<T*>(address);
+    old = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(at, &old, f(old, data[0], data[1]), true, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_RELAXED)) {}
+  }
+  if (i.mod.sc0) std::memcpy(&w.s[i.src[0].reg], &old, sizeof old);
 }
 
 void nothing(Wave&, const Inst&) {}
@@ -88,7 +139,18 @@ template <int kDwords>
 constexpr Spec stores() { return smem(0, kStore, store<false, kDwords>, store<true, kDwords>); }
 template <int kDwords>
 constexpr Spec buffer_loads() { return smem(1, kLoad, buffer_load<false, kDwords>, buffer_load<true, kDwords>); }
+template <int kDwords>
+constexpr Spec buffer_stores() { return smem(0, kStore, buffer_store<false, kDwords>, buffer_store<true, kDwords>); }
+template <auto f, bool kInBuffer>
+constexpr Spec atomic_row() {
+  return smem(0, kAtomic, [](Wave& w, const Inst& i) { atomic(w, i, f, kInBuffer, false); },
+              [](Wave& w, const Inst& i) { atomic(w, i, f, kInBuffer, true); });
+}
+template <auto f> constexpr Spec update() { return atomic_row<f, false>(); }
+template <auto f> constexpr Spec buffer_update() { return atomic_row<f, true>(); }
 constexpr Spec cache() { return smem(0, 0, nothing, nullptr); }
+
+using namespace combine;
 
 const Op kOps[] = {
     {"s_load_dword", loads<1>()},
@@ -104,12 +166,44 @@ const Op kOps[] = {
     {"s_store_dword", stores<1>()},
     {"s_store_dwordx2", stores<2>()},
     {"s_store_dwordx4", stores<4>()},
+    {"s_buffer_store_dword", buffer_stores<1>()},
+    {"s_buffer_store_dwordx2", buffer_stores<2>()},
+    {"s_buffer_store_dwordx4", buffer_stores<4>()},
+    {"s_atomic_swap", update<swap<u32>>()}, {"s_atomic_swap_x2", update<swap<u64>>()},
+    {"s_atomic_cmpswap", update<cmpswap<u32>>()}, {"s_atomic_cmpswap_x2", update<cmpswap<u64>>()},
+    {"s_atomic_add", update<add<u32>>()}, {"s_atomic_add_x2", update<add<u64>>()},
+    {"s_atomic_sub", update<sub<u32>>()}, {"s_atomic_sub_x2", update<sub<u64>>()},
+    {"s_atomic_smin", update<smin<u32>>()}, {"s_atomic_smin_x2", update<smin<u64>>()},
+    {"s_atomic_umin", update<umin<u32>>()}, {"s_atomic_umin_x2", update<umin<u64>>()},
+    {"s_atomic_smax", update<smax<u32>>()}, {"s_atomic_smax_x2", update<smax<u64>>()},
+    {"s_atomic_umax", update<umax<u32>>()}, {"s_atomic_umax_x2", update<umax<u64>>()},
+    {"s_atomic_and", update<bit_and<u32>>()}, {"s_atomic_and_x2", update<bit_and<u64>>()},
+    {"s_atomic_or", update<bit_or<u32>>()}, {"s_atomic_or_x2", update<bit_or<u64>>()},
+    {"s_atomic_xor", update<bit_xor<u32>>()}, {"s_atomic_xor_x2", update<bit_xor<u64>>()},
+    {"s_atomic_inc", update<inc<u32>>()}, {"s_atomic_inc_x2", update<inc<u64>>()},
+    {"s_atomic_dec", update<dec<u32>>()}, {"s_atomic_dec_x2", update<dec<u64>>()},
+    {"s_buffer_atomic_swap", buffer_update<swap<u32>>()}, {"s_buffer_atomic_swap_x2", buffer_update<swap<u64>>()},
+    {"s_buffer_atomic_cmpswap", buffer_update<cmpswap<u32>>()},
+    {"s_buffer_atomic_cmpswap_x2", buffer_update<cmpswap<u64>>()},
+    {"s_buffer_atomic_add", buffer_update<add<u32>>()}, {"s_buffer_atomic_add_x2", buffer_update<add<u64>>()},
+    {"s_buffer_atomic_sub", buffer_update<sub<u32>>()}, {"s_buffer_atomic_sub_x2", buffer_update<sub<u64>>()},
+    {"s_buffer_atomic_smin", buffer_update<smin<u32>>()}, {"s_buffer_atomic_smin_x2", buffer_update<smin<u64>>()},
+    {"s_buffer_atomic_umin", buffer_update<umin<u32>>()}, {"s_buffer_atomic_umin_x2", buffer_update<umin<u64>>()},
+    {"s_buffer_atomic_smax", buffer_update<smax<u32>>()}, {"s_buffer_atomic_smax_x2", buffer_update<smax<u64>>()},
+    {"s_buffer_atomic_umax", buffer_update<umax<u32>>()}, {"s_buffer_atomic_umax_x2", buffer_update<umax<u64>>()},
+    {"s_buffer_atomic_and", buffer_update<bit_and<u32>>()}, {"s_buffer_atomic_and_x2", buffer_update<bit_and<u64>>()},
+    {"s_buffer_atomic_or", buffer_update<bit_or<u32>>()}, {"s_buffer_atomic_or_x2", buffer_update<bit_or<u64>>()},
+    {"s_buffer_atomic_xor", buffer_update<bit_xor<u32>>()}, {"s_buffer_atomic_xor_x2", buffer_update<bit_xor<u64>>()},
+    {"s_buffer_atomic_inc", buffer_update<inc<u32>>()}, {"s_buffer_atomic_inc_x2", buffer_update<inc<u64>>()},
+    {"s_buffer_atomic_dec", buffer_update<dec<u32>>()}, {"s_buffer_atomic_dec_x2", buffer_update<dec<u64>>()},
     {"s_memtime", smem(1, kLoad, core_clock, nullptr)},
     {"s_memrealtime", smem(1, kLoad, real_time_clock, nullptr)},
     {"s_dcache_inv", cache()},
     {"s_dcache_inv_vol", cache()},
     {"s_dcache_wb", cache()},
     {"s_dcache_wb_vol", cache()},
+    {"s_atc_probe", cache()},
+    {"s_atc_probe_buffer", cache()},
 };
 
 }  // namespace

@@ -17,6 +17,10 @@ void halt(Wave&, const Inst& i) {
   if (i.imm & 1) throw Fault("s_sethalt stops the wave for a debugger");
 }
 
+void send_message(Wave&, const Inst&) {
+  throw Fault("messages to the host (interrupts, which hostcall and printf need, and graphics) are not modelled");
+}
+
 template <class F>
 void branch_if(Wave& w, const Inst& i) {
   if (F{}(w)) w.jump(i.target);
@@ -67,14 +71,35 @@ void get_register(Wave& w, const Inst& i) {
   write_scalar(w, i.dst[0], read_hw_reg(w, control & 63) >> (control >> 6 & 31) & field_mask(control));
 }
 
+// The run loop has a variant for an unusual mode, chosen anew when the wave pauses.
+void set_mode(Wave& w, u32 bits) {
+  const bool before = w.mode.unusual();
+  w.mode.bits = bits;
+  if (w.mode.unusual() != before) w.stop = Stop::yield;
+}
+
 void set_register(Wave& w, const Inst& i) {
   const u32 control = static_cast<u16>(i.imm), offset = control >> 6 & 31, mask = field_mask(control) << offset;
   if ((control & 63) != kMode) throw Fault("s_setreg on a hardware register other than MODE is not modelled");
   const u32 value = static_cast<u32>(scalar_source(w, i.src[1])) << offset;
   const u32 bits = (w.mode.bits & ~mask) | (value & mask);
   if (bits & 0xf) throw Fault("MODE: only rounding to nearest even is modelled");
-  if ((bits & 0xf0) != 0xf0) throw Fault("MODE: flushing denormals is not modelled");
-  w.mode.bits = bits;
+  set_mode(w, bits);
+}
+
+// ---- VGPR indexing (isa/mode.cpp): M0 holds the index in [7:0] and which operands it is for in [15:12]
+
+void set_index_bits(Wave& w, u32 mask, u32 value) { w.s[kM0] = (w.s[kM0] & ~mask) | (value & mask); }
+
+void indexing_on(Wave& w, const Inst& i) {               // the operands' field is where SOPC has its second source
+  const u32 index = static_cast<u32>(scalar_source(w, i.src[0])), operands = static_cast<u32>(i.imm) >> 8;
+  set_index_bits(w, 0xf0ff, operands << 12 | (index & 0xff));
+  set_mode(w, w.mode.bits | Mode::kIndexing);
+}
+void indexing_off(Wave& w, const Inst&) { set_mode(w, w.mode.bits & ~Mode::kIndexing); }
+void indexed_operands(Wave& w, const Inst& i) { set_index_bits(w, 0xf000, static_cast<u32>(i.imm) << 12); }
+void register_index(Wave& w, const Inst& i) {
+  set_index_bits(w, 0xff, static_cast<u32>(scalar_source(w, i.src[0])));
 }
 
 constexpr Spec control(Class cls, Handler handler, u32 flags = 0) {
@@ -107,6 +132,8 @@ const Op kOps[] = {
     {"s_decperflevel", control(Class::other, nothing)},
     {"s_sethalt", control(Class::other, halt)},
     {"s_trap", control(Class::other, trap)},
+    {"s_sendmsg", scalar_spec(send_message, {}, {Type::b32}, kReadsM0)},
+    {"s_sendmsghalt", scalar_spec(send_message, {}, {Type::b32}, kReadsM0)},
 
     {"s_branch", branch([](const Wave&) { return true; })},
     {"s_cbranch_scc0", branch([](const Wave& w) { return !w.scc; }, kReadsScc)},
@@ -120,6 +147,10 @@ const Op kOps[] = {
     {"s_swappc_b64", jump(swap_pc, Type::b64, Type::b64)},
     {"s_call_b64", jump(call, Type::b64, Type::b32)},
 
+    {"s_set_gpr_idx_on", scalar_spec(indexing_on, {}, {Type::b32, Type::b32}, 0)},
+    {"s_set_gpr_idx_off", scalar_spec(indexing_off, {}, {}, 0)},
+    {"s_set_gpr_idx_mode", scalar_spec(indexed_operands, {}, {Type::b32}, kReadsM0)},
+    {"s_set_gpr_idx_idx", scalar_spec(register_index, {}, {Type::b32}, kReadsM0)},
     {"s_getreg_b32", scalar_spec(get_register, {Type::b32}, {Type::b32}, 0)},
     {"s_setreg_b32", scalar_spec(set_register, {}, {Type::b32, Type::b32}, 0)},
     {"s_setreg_imm32_b32", scalar_spec(set_register, {}, {Type::b32, Type::b32}, 0)},

@@ -64,6 +64,17 @@ Source full_source(const Wave& w, const Inst& i, const Operand& o, Lane lane, si
   return {rows.lo.at, rows.hi.at, 0};
 }
 
+bool takes_omod(const Wave& w, const Form& form) {
+  return form.dst == Lane::f32 && !w.mode.ieee() && !(w.mode.bits & Mode::kKeepOutputs32);
+}
+
+void scale_rows(u8 omod, Rows& rows) {
+  const float factor = omod == 1 ? 2.0f : omod == 2 ? 4.0f : 0.5f;
+  for (int at = 0; at < kLanes; ++at) {
+    rows.lo[at] = std::bit_cast<u32>(std::bit_cast<float>(rows.lo[at]) * factor);
+  }
+}
+
 // To [0, 1]; NaN becomes 0 when MODE.DX10_CLAMP is set, else it stays.
 template <class T>
 T clamp_unit(T x, bool nan_to_zero) {
@@ -117,9 +128,10 @@ void refuse_fp16_ovfl() { throw Fault("MODE.FP16_OVFL is set: clamping of f16 re
 
 void run_full(Wave& w, const Inst& i, const Form& form) {
   const Modifiers& mod = i.mod;
-  if (mod.omod) {
+  const bool scaled = mod.omod && takes_omod(w, form);
+  if (mod.omod && !scaled) {
     throw Fault("output modifier (mul:2, mul:4, div:2): the hardware ignores it while MODE.IEEE is set or output "
-                "denormals are kept, which is all that the simulator runs");
+                "denormals are kept; on f16 and f64 it is not modelled");
   }
   if (form.dst == Lane::f16 && w.mode.fp16_ovfl()) refuse_fp16_ovfl();
   const DppRow* permutation = mod.dpp == DppCtrl::none ? nullptr : &dpp_row(mod.dpp, mod.dpp_arg);
@@ -147,6 +159,7 @@ void run_full(Wave& w, const Inst& i, const Form& form) {
     if (form.writes_exec) w.set_pair(kExec, out.mask & lanes);
     return;
   }
+  if (scaled) scale_rows(mod.omod, rows);
   if (mod.clamp && is_float(form.dst)) clamp_rows(form.dst, w.mode.dx10_clamp(), rows);
   if (!is_wide(form.dst)) place_rows(w, i, form, num_printed, rows);
   write_row(w.v[i.dst[0].reg], rows.lo.at, lanes);

@@ -88,6 +88,71 @@ T div_fixup(T quotient, T denominator, T numerator) {
   return with_sign(is_nan(quotient) ? infinity<T>() : quotient, negative);
 }
 
+// ---- cube maps: the face is named by the axis of largest magnitude, z before y before x, and its sign
+
+struct Face {
+  int axis;                                    // 0 x, 1 y, 2 z
+  bool negative;
+};
+Face cube_face(float x, float y, float z) {
+  const float ax = std::fabs(x), ay = std::fabs(y), az = std::fabs(z);
+  const int axis = az >= ax && az >= ay ? 2 : ay >= ax ? 1 : 0;
+  const float along = axis == 2 ? z : axis == 1 ? y : x;
+  return {axis, along < 0};
+}
+float cube_id(float x, float y, float z) {
+  const Face face = cube_face(x, y, z);
+  return static_cast<float>(2 * face.axis + face.negative);
+}
+float cube_s(float x, float y, float z) {
+  const Face face = cube_face(x, y, z);
+  const float s = face.axis == 0 ? -z : x;
+  return face.axis != 1 && face.negative ? -s : s;
+}
+float cube_t(float x, float y, float z) {
+  const Face face = cube_face(x, y, z);
+  const float t = face.axis == 1 ? z : -y;
+  return face.axis == 1 && face.negative ? -t : t;
+}
+float cube_major(float x, float y, float z) {
+  const Face face = cube_face(x, y, z);
+  return 2 * (face.axis == 2 ? z : face.axis == 1 ? y : x);
+}
+
+// ---- argument reduction of sin and cos
+
+// The first 1201 bits of 2/pi after the binary point, from the top.
+constexpr u32 kTwoOverPi[38] = {
+    0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab, 0xdebbc561,
+    0xb7246e3a, 0x424dd2e0, 0x06492eea, 0x09d1921c, 0xfe1deb1c, 0xb129a73e, 0xe88235f5, 0x2ebb4484,
+    0xe99c7026, 0xb45f7e41, 0x3991d639, 0x835339f4, 0x9c845f8b, 0xbdf9283b, 0x1ff897ff, 0xde05980f,
+    0xef2f118b, 0x5a0a6d1f, 0x6d367ecf, 0x27cb09b7, 0x4f463f66, 0x9e5fea2d, 0x7527bac7, 0xebe5f17b,
+    0x3d0739f7, 0x8a5292ea, 0x6bfb5fb1, 0x1f8d5d08, 0x56033046, 0xfc7b0000,
+};
+
+u64 two_over_pi_bits(u32 first) {              // 53 of them
+  u64 bits = 0;
+  for (u32 at = first; at < first + 53; ++at) {
+    const u32 bit = at < 1201 ? kTwoOverPi[at / 32] >> (31 - at % 32) & 1 : 0;
+    bits = bits << 1 | bit;
+  }
+  return bits;
+}
+
+// Segment `segment` of 53 bits of 2/pi for an argument as large as x; arguments from 2^945 on get it 2^128 larger.
+double trig_preop(double x, u32 segment) {
+  const int e = exponent(x);
+  const u32 shift = 53 * (segment & 31) + static_cast<u32>(e > 1077 ? e - 1077 : 0);
+  const int scale = -53 - static_cast<int>(shift) + (e >= 1968 ? 128 : 0);
+  return std::ldexp(static_cast<double>(two_over_pi_bits(shift)), scale);
+}
+
+// The byte nearest to x, to even; NaN gives 0.
+u32 insert_byte(float x, u32 at, u32 old) {
+  const u32 byte = to_integer<u32>(std::rint(x > 255.0f ? 255.0f : x)), shift = 8 * (at & 3);
+  return (old & ~(0xffu << shift)) | byte << shift;
+}
+
 // ---- 8-bit floats: the half or byte of the destination that op_sel names is written, the rest stays
 
 void refuse_other_modifiers(const Inst& i) {
@@ -183,6 +248,13 @@ const Op kOps[] = {
     {"v_div_fixup_f16", keep_high([](f16 q, f16 d, f16 n) { return div_fixup(q, d, n); })},
     {"v_div_fixup_legacy_f16", valu([](f16 q, f16 d, f16 n) { return div_fixup(q, d, n); })},
 
+    {"v_cubeid_f32", valu([](float x, float y, float z) { return cube_id(x, y, z); })},
+    {"v_cubesc_f32", valu([](float x, float y, float z) { return cube_s(x, y, z); })},
+    {"v_cubetc_f32", valu([](float x, float y, float z) { return cube_t(x, y, z); })},
+    {"v_cubema_f32", valu([](float x, float y, float z) { return cube_major(x, y, z); })},
+    {"v_trig_preop_f64", trans([](double x, u32 segment) { return trig_preop(x, segment); })},
+    {"v_cvt_pk_u8_f32", valu([](float x, u32 at, u32 old) { return insert_byte(x, at, old); })},
+    {"v_cvt_pkaccum_u8_f32", accumulate([](float x, u32 at, u32 old) { return insert_byte(x, at, old); })},
     {"v_cvt_pkrtz_f16_f32", valu([](float a, float b) {
        return pack(word(half_toward_zero(a)), word(half_toward_zero(b)));
      })},

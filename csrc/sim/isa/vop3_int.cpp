@@ -101,6 +101,51 @@ WithBit<u64> mad_signed(i32 a, i32 b, i64 c) {
   return {sum, ((sum ^ overflow) >> 63) != 0};
 }
 
+// Four sums of byte differences: four bytes of `a` from byte n on against the bytes of b, on top of word n of c.
+template <bool kMasked, bool kSaturate>
+struct QuadSad {
+  u64 operator()(u64 a, u32 b, u64 c) const {
+    u64 r = 0;
+    for (int n = 0; n < 4; ++n) {
+      const u32 old = static_cast<u32>(c >> 16 * n & 0xffff);
+      const u32 sum = byte_differences(static_cast<u32>(a >> 8 * n), b, kMasked) + old;
+      r |= u64{kSaturate ? std::min(sum, 0xffffu) : sum & 0xffff} << 16 * n;
+    }
+    return r;
+  }
+};
+template <bool kMasked>
+constexpr Spec quad_sad() {
+  return Valu<QuadSad<kMasked, false>, QuadSad<kMasked, true>, Last::operand, false, false, u64, u64, u32, u64>::spec(
+      Class::valu);
+}
+
+// The same with four 32-bit sums: 128-bit accumulator and result, which may be one register range.
+void quad_sad_32(Wave& w, const Inst& i) {
+  Lanes<u64> a;
+  Lanes<u32> b, sums[4];
+  read_lanes(w, i.src[0], a);
+  read_lanes(w, i.src[1], b);
+  for (int n = 0; n < 4; ++n) {
+    const u32* const c = w.v[i.src[2].reg + n];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const u64 sum = u64{byte_differences(static_cast<u32>(a[lane] >> 8 * n), b[lane], true)} + c[lane];
+      sums[n][lane] = i.mod.clamp && sum > 0xffffffffu ? 0xffffffffu : static_cast<u32>(sum);
+    }
+  }
+  for (int n = 0; n < 4; ++n) write_row(w.v[i.dst[0].reg + n], sums[n].at, w.exec());
+}
+
+constexpr Spec quad_sad_32_spec() {
+  Spec s;
+  s.cls = Class::valu;
+  s.num_dst = 1;
+  s.dst = {Type::b32};
+  s.src = {Type::b64, Type::b32, Type::b32};
+  s.plain = s.full = quad_sad_32;
+  return s;
+}
+
 // ---- across lanes; EXEC is ignored
 
 void read_lane(Wave& w, const Inst& i) {
@@ -230,6 +275,9 @@ const Op kOps[] = {
        return word_differences(static_cast<u32>(a), static_cast<u32>(b)) + c;
      })},
     {"v_sad_u32", saturating<u32, u32, u32, u32>([](i64 a, i64 b, i64 c) { return (a > b ? a - b : b - a) + c; })},
+    {"v_qsad_pk_u16_u8", quad_sad<false>()},
+    {"v_mqsad_pk_u16_u8", quad_sad<true>()},
+    {"v_mqsad_u32_u8", quad_sad_32_spec()},
     {"v_lerp_u8", valu([](u32 a, u32 b, u32 round) { return lerp_bytes(a, b, round); })},
 
     {"v_cvt_pk_u16_u32", valu([](u32 a, u32 b) { return std::min(a, 0xffffu) | std::min(b, 0xffffu) << 16; })},

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""Triton on the simulated MI300X: its own AMD driver and launcher, on CPU tensors, without torch.cuda.
+
+Behind `sim.enable_triton()` and triton_kernels/launch.py. Triton's interpreter is never used: its bf16 dot product is
+wrong, and it tests nothing that a GPU executes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.backends.amd.driver import HIPDriver, HIPLauncher
+from triton.runtime import driver as _drivers
+
+from aiter_like import sim
+from aiter_like.errors import SimulatorError
+
+
+class SimulatorDriver(HIPDriver):
+    """Triton's AMD driver on the simulator's libamdhip64.so."""
+
+    def __init__(self):
+        library = sim.load()
+        with knobs.amd.scope():  # the knob writes an environment variable, which the scope takes back
+            knobs.amd.libhip_path = library._name
+            super().__init__()
+        # The base class stores torch.cuda's functions in the instance.
+        self.get_current_device = functools.partial(_current_device, library)
+        self.set_current_device = functools.partial(_set_device, library)
+        self.get_current_stream = lambda device: 0
+        self.get_device_capability = lambda device=None: (9, 4)
+        self.launcher_cls, self.utils = SimulatorLauncher, _Utils(self.utils)
+
+    @staticmethod
+    def is_active() -> bool:
+        """Never chosen by Triton itself: `enable` sets it."""
+        return False
+
+    def get_active_torch_device(self) -> torch.device:
+        """Where kernels find their tensors."""
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> type[HostTime]:
+        """What `triton.testing.do_bench` asks for events."""
+        return HostTime
+
+    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
+        """Nothing to clear: there is no cache between a simulated kernel and its memory."""
+        return torch.empty(0, dtype=torch.int)
+
+    def allocate_default_profile_scratch(self, size: int, alignment: int, stream: int | None) -> torch.Tensor:
+        """Zeroed memory for a kernel's profile."""
+        return torch.zeros(size, dtype=torch.int8)
+
+
+class SimulatorLauncher(HIPLauncher):
+    """Triton's launcher, with the tensors known to the bounds checker and failures as SimulatorError."""
+
+    def __init__(self, src: Any, metadata: Any):
+        super().__init__(src, metadata)
+        self._name, self._num_params = metadata.name, len(src.fn.arg_names)
+
+    def __call__(self, *args: Any) -> None:
+        if sim.checking():
+            arguments = tuple(_flat(args[-self._num_params:])) if self._num_params else ()
+            sim.checked_call(self._name, lambda *_: self._call(args), arguments, None)
+        else:
+            self._call(args)
+
+    def _call(self, args: tuple) -> None:
+        try:
+            super().__call__(*args)
+        except (RuntimeError, SystemError) as error:
+            # Triton runs its exit hooks in spite of the failure, which makes a SystemError of it.
+            cause = error.__cause__ if isinstance(error, SystemError) else error
+            if not isinstance(cause, RuntimeError):
+                raise
+            raise _simulator_error(self._name, cause) from error
+
+
+class _Utils:
+    """Triton's C extension, except that modules stay loaded.
+
+    Triton unloads a module when its kernel object dies, by the driver that is active then: it may be another one.
+    """
+
+    def __init__(self, utils: Any):
+        self._utils = utils
+        self._loaded: dict[tuple[str, bytes, int], tuple] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._utils, name)
+
+    def load_binary(self, name: str, code_object: bytes, shared_bytes: int, device: int) -> tuple:
+        """(no module to unload, function, registers, spills, largest block)."""
+        key = (name, code_object, int(device))
+        if key not in self._loaded:
+            try:
+                _, *loaded = self._utils.load_binary(name, code_object, shared_bytes, device)
+            except RuntimeError as error:
+                raise _simulator_error(name, error) from error
+            self._loaded[key] = (None, *loaded)
+        return self._loaded[key]
+
+
+class HostTime:
+    """The part of torch.cuda that Triton's benchmarks use. Times are the host's: they say nothing about a GPU."""
+
+    class Event:
+        """A point in host time."""
+
+        def __init__(self, enable_timing: bool = True):
+            self._seconds = 0.0
+
+        def record(self) -> None:
+            """Now."""
+            self._seconds = time.perf_counter()
+
+        def elapsed_time(self, end: HostTime.Event) -> float:
+            """Milliseconds until `end`."""
+            return (end._seconds - self._seconds) * 1e3
+
+    @staticmethod
+    def synchronize() -> None:
+        """Launches have finished when they return."""
+
+    @staticmethod
+    def current_device() -> int:
+        """The simulated device in use."""
+        return simulator_driver().get_current_device()
+
+
+class _Device(int):
+    """A simulated device's number, distinct as a key: Triton caches kernels by device number, whatever the driver."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Device) and int(self) == int(other)
+
+    def __hash__(self) -> int:
+        return hash((_Device, int(self)))
+
+
+@functools.cache
+def simulator_driver() -> SimulatorDriver:
+    """The one driver of this process.
+
+    Raises:
+        BuildError: the simulator cannot be built or loaded.
+    """
+    return SimulatorDriver()
+
+
+@contextlib.contextmanager
+def active() -> Iterator[None]:
+    """Triton uses the simulator in the block, and what it used before afterwards."""
+    with _lock:  # one driver per process: launches of other threads wait, and so do their compilations
+        before = _drivers._active  # not `.active`, which fails where Triton finds no GPU
+        _drivers.set_active(simulator_driver())
+        try:
+            yield
+        finally:
+            _drivers.set_active(before)
+
+
+def enable() -> None:
+    """Behind `sim.enable_triton`."""
+    if isinstance(_drivers._active, SimulatorDriver):
+        return
+    _before.append(_drivers._active)
+    _drivers.set_active(simulator_driver())
+
+
+def disable() -> None:
+    """Behind `sim.disable_triton`."""
+    if _before:
+        _drivers.set_active(_before.pop())
+
+
+_lock = threading.RLock()
+_before: list[Any] = []  # the driver that `enable` replaced: None = Triton had not chosen one
+
+
+def _current_device(library: ctypes.CDLL) -> _Device:
+    number = ctypes.c_int()
+    library.hipGetDevice(ctypes.byref(number))
+    return _Device(number.value)
+
+
+def _set_device(library: ctypes.CDLL, device: int) -> None:
+    if library.hipSetDevice(int(device)):
+        library.hipGetLastError()
+        raise SimulatorError(f"there is no simulated device {int(device)}: see `devices` of aiter_like.sim.Settings")
+
+
+def _simulator_error(name: str, error: RuntimeError) -> RuntimeError:
+    """The error of a HIP call as SimulatorError; any other error as it is."""
+    if not str(error).startswith("Triton Error [HIP]"):
+        return error
+    sim.load().hipGetLastError()  # it is told here, and not to the next caller
+    told = sim.as_simulator_error(name, error)
+    return told if isinstance(told, SimulatorError) else SimulatorError(f"{name}: {error}")
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    """A kernel's arguments without tuples, and the tensors of tensor descriptors."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _flat(value)
+        else:
+            yield value.base if isinstance(getattr(value, "base", None), torch.Tensor) else value

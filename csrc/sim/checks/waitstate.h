@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: MIT
+// Which pairs of instructions need wait states between them, as data. waitstate.cpp applies the table at run time.
+#pragma once
+#include <span>
+#include <vector>
+
+#include "inst.h"
+
+namespace sim {
+
+struct Code;
+
+// What an instruction is, for the rows below. One instruction has several roles.
+enum Role : u32 {
+  kRoleXdl = 1 << 0,            // MFMA but for f32 and f64
+  kRoleMfma32 = 1 << 1,
+  kRoleMfma64Large = 1 << 2,    // f64 16x16x4
+  kRoleMfma64Small = 1 << 3,    // f64 4x4x4
+  kRoleTwoPass = 1 << 4,        // MFMA of two passes
+  kRoleValu = 1 << 5,           // vector arithmetic but for MFMA
+  kRoleTrans = 1 << 6,
+  kRolePlain = 1 << 7,          // kRoleValu but for kRoleTrans
+  kRolePartial = 1 << 8,        // writes a part of its destination: SDWA, op_sel
+  kRoleDot = 1 << 9,
+  kRoleNotDot = 1 << 10,        // kRoleValu but for kRoleDot
+  kRoleFma64 = 1 << 11,
+  kRoleWritesSgpr = 1 << 12,    // vector arithmetic that writes SGPRs, VCC or EXEC
+  kRoleReadsSgpr = 1 << 13,     // vector arithmetic that reads SGPRs or VCC
+  kRoleDivFmas = 1 << 14,
+  kRoleLaneSelect = 1 << 15,    // v_readlane, v_writelane with the lane in an SGPR
+  kRoleReadLane = 1 << 16,      // v_readlane, v_readfirstlane
+  kRoleWriteLane = 1 << 17,
+  kRoleDpp = 1 << 18,
+  kRoleVmem = 1 << 19,          // global, flat, scratch, buffer
+  kRoleDs = 1 << 20,
+  kRoleWideStore = 1 << 21,     // vector memory store of more than 64 bits per lane
+  kRoleWritesM0 = 1 << 22,      // scalar write of M0
+  kRoleUsesM0 = 1 << 23,        // LDS-DMA, ds_*_addtid, s_sendmsg, s_movrel
+  kRoleSetReg = 1 << 24,
+  kRoleGetReg = 1 << 25,        // s_getreg, s_setreg
+};
+
+// Registers of an instruction that a row compares.
+enum class Part : u8 {
+  none,                         // the two instructions alone matter
+  writes, reads, touches,       // vector registers
+  src_ab, src_c, same_c, other_c,     // MFMA sources; same_c: exactly the earlier result, other_c: overlaps otherwise
+  store_data,
+  scalar_writes, scalar_reads, lane, vcc, exec, m0, hwreg,
+  dot_ab, dot_other,            // of the same v_dot* / anything of another operation
+};
+
+struct WaitRow {
+  const char* name;
+  u32 from, to;                 // roles of the earlier and of the later instruction: any of these
+  Part earlier, later;          // what must meet
+  i8 states, per_pass;          // wait states needed between them: states + per_pass * passes of the earlier one
+};
+
+std::span<const WaitRow> wait_rows();
+
+// An instruction's roles, computed once per code object.
+struct IssueFacts {
+  u32 roles = 0;
+  u32 from = 0;                 // roles that an earlier instruction must have to matter to this one
+  u8 passes = 0;                // MFMA
+};
+
+std::vector<IssueFacts> issue_facts(const Code& code);
+
+// Whether the parts meet: the register, or an empty range.
+RegRange meeting(const WaitRow& row, const Inst& earlier, const Inst& later);
+
+}  // namespace sim

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT
+// Graphs by stream capture. A captured call keeps its arguments' values; a graph runs its nodes in submission order.
+#include <algorithm>
+#include <atomic>
+
+#include "hip/stream.h"
+
+namespace sim::hip {
+namespace {
+
+constexpr int kGlobal = 0, kThreadLocal = 1, kRelaxed = 2;       // hipStreamCaptureMode
+constexpr int kNone = 0, kActive = 1, kInvalidated = 2;          // hipStreamCaptureStatus
+constexpr u32 kNonBlocking = 1;
+thread_local int thread_mode = kGlobal;
+std::atomic<int> num_captures{0};                // so that work outside captures takes no lock
+
+int status_of(const Stream* stream) {
+  if (!stream || !stream->capture) return kNone;
+  return stream->capture->broken.empty() ? kActive : kInvalidated;
+}
+
+Error run(const Graph& graph) {
+  for (const Node& node : graph.nodes) {
+    if (const Error error = node.work()) return error;
+  }
+  return kSuccess;
+}
+
+// A graph made ready to run: it stays as it is when the graph that it was made from is destroyed.
+struct Executable {
+  std::shared_ptr<const Graph> graph;
+};
+
+Error instantiate(void** out, void* graph) {
+  if (!out || !graph) return set_error(kInvalidValue, "the graph or the result's address is null");
+  *out = new Executable{std::make_shared<const Graph>(*static_cast<Graph*>(graph))};
+  return kSuccess;
+}
+
+bool all_joined(const Capture& c) {
+  for (const Stream* s : c.streams) {
+    const auto own = s->clock.find(s), seen = c.origin->clock.find(s);
+    if (own != s->clock.end() && (seen == c.origin->clock.end() || seen->second < own->second)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Capture>>& captures() {
+  static auto* instance = new std::vector<std::shared_ptr<Capture>>;
+  return *instance;
+}
+
+Error submit(void* handle, NodeKind kind, Work work) {
+  if (handle || num_captures) {
+    const std::lock_guard lock(stream_mutex());
+    Stream* stream = find_stream(handle);
+    if (stream && stream->capture) {
+      Capture& c = *stream->capture;
+      if (!c.broken.empty()) return set_error(kCaptureInvalidated, c.broken);
+      c.graph->nodes.push_back({kind, std::move(work)});
+      ++stream->clock[stream];
+      return kSuccess;
+    }
+    for (const auto& c : captures()) {
+      if (stream || (c->origin->flags & kNonBlocking)) continue;
+      c->broken = "work on the default stream, which a capturing stream would have to wait for";
+      return set_error(kCaptureImplicit, c->broken);
+    }
+  }
+  return work();
+}
+
+Error forbidden_in_capture(const char* call) {
+  if (!num_captures || thread_mode == kRelaxed) return kSuccess;
+  const std::lock_guard lock(stream_mutex());
+  for (const auto& c : captures()) {
+    const bool concerned = c->thread == std::this_thread::get_id() ? c->mode != kRelaxed : c->mode == kGlobal;
+    if (!concerned || (thread_mode == kThreadLocal && c->thread != std::this_thread::get_id())) continue;
+    c->broken = std::string(call) + " was called while a stream was capturing";
+    return set_error(kCaptureUnsupported, c->broken);
+  }
+  return kSuccess;
+}
+
+Error wait_for(Stream* stream, const CapturedPoint& point) {
+  if (stream->capture && stream->capture != point.capture) {
+    point.capture->broken = stream->capture->broken = "an event of one capture was waited for in another";
+    return set_error(kCaptureMerge, point.capture->broken);
+  }
+  if (!stream->capture) {
+    stream->capture = point.capture;
+    point.capture->streams.push_back(stream);
+  }
+  for (const auto& [other, count] : point.clock) stream->clock[other] = std::max(stream->clock[other], count);
+  return kSuccess;
+}
+
+HIP_API int hipStreamBeginCapture(void* handle, int mode) {
+  return guarded(kInvalidHandle, [&] {
+    if (mode < kGlobal || mode > kRelaxed) return set_error(kInvalidValue, "this capture mode does not exist");
+    const std::lock_guard lock(stream_mutex());
+    Stream* stream = find_stream(handle);
+    if (!stream) return set_error(kCaptureUnsupported, "the default stream cannot be captured");
+    if (stream->capture) return set_error(kIllegalState, "the stream is capturing already");
+    static u64 serial = 0;
+    stream->capture = std::make_shared<Capture>();
+    Capture& c = *stream->capture;
+    c.origin = stream;
+    c.mode = mode;
+    c.thread = std::this_thread::get_id();
+    c.id = ++serial;
+    c.streams.push_back(stream);
+    stream->clock.clear();
+    captures().push_back(stream->capture);
+    ++num_captures;
+    return kSuccess;
+  });
+}
+
+HIP_API int hipStreamEndCapture(void* handle, void** graph) {
+  return guarded(kInvalidHandle, [&] {
+    if (!graph) return set_error(kInvalidValue, "the graph's address is null");
+    *graph = nullptr;
+    const std::lock_guard lock(stream_mutex());
+    Stream* stream = find_stream(handle);
+    if (!stream || !stream->capture) return set_error(kIllegalState, "the stream is not capturing");
+    const std::shared_ptr<Capture> c = stream->capture;
+    if (c->origin != stream) return set_error(kCaptureUnmatched, "another stream began this capture");
+    if (c->mode != kRelaxed && c->thread != std::this_thread::get_id()) {
+      return set_error(kCaptureWrongThread, "another thread began this capture");
+    }
+    const bool joined = all_joined(*c);
+    for (Stream* s : c->streams) {
+      s->capture.reset();
+      s->clock.clear();
+    }
+    std::erase(captures(), c);
+    c->ended = true;
+    --num_captures;
+    if (!c->broken.empty()) return set_error(kCaptureInvalidated, c->broken);
+    if (!joined) return set_error(kCaptureUnjoined, "the origin does not wait for the last work of a forked stream");
+    *graph = c->graph.release();
+    return kSuccess;
+  });
+}
+
+HIP_API int hipStreamIsCapturing(void* handle, int* status) {
+  return guarded(kInvalidHandle, [&] {
+    const std::lock_guard lock(stream_mutex());
+    *status = status_of(find_stream(handle));
+    return kSuccess;
+  });
+}
+
+HIP_API int hipStreamGetCaptureInfo_v2(void* handle, int* status, unsigned long long* id, void** graph,
+                                       const void*** dependencies, size_t* num_dependencies) {
+  return guarded(kInvalidHandle, [&] {
+    if (dependencies || num_dependencies) return set_error(kNotSupported, "dependencies of a capture are not modelled");
+    const std::lock_guard lock(stream_mutex());
+    const Stream* stream = find_stream(handle);
+    *status = status_of(stream);
+    if (*status != kActive) return kSuccess;
+    if (id) *id = stream->capture->id;
+    if (graph) *graph = stream->capture->graph.get();
+    return kSuccess;
+  });
+}
+
+HIP_API int hipStreamGetCaptureInfo(void* handle, int* status, unsigned long long* id) {
+  return hipStreamGetCaptureInfo_v2(handle, status, id, nullptr, nullptr, nullptr);
+}
+
+HIP_API int hipThreadExchangeStreamCaptureMode(int* mode) {
+  if (!mode || *mode < kGlobal || *mode > kRelaxed) return set_error(kInvalidValue, "this mode does not exist");
+  std::swap(*mode, thread_mode);
+  return kSuccess;
+}
+
+// Handles of nodes are addresses inside the graph.
+HIP_API int hipGraphGetNodes(void* graph, void** nodes, size_t* count) {
+  if (!graph || !count) return set_error(kInvalidValue, "the graph or the count's address is null");
+  auto& all = static_cast<Graph*>(graph)->nodes;
+  if (nodes) {
+    for (size_t i = 0; i < *count; ++i) nodes[i] = i < all.size() ? &all[i] : nullptr;
+  }
+  *count = nodes ? std::min(*count, all.size()) : all.size();
+  return kSuccess;
+}
+
+HIP_API int hipGraphNodeGetType(void* node, int* kind) {
+  if (!node || !kind) return set_error(kInvalidValue, "the node or the result's address is null");
+  *kind = static_cast<int>(static_cast<Node*>(node)->kind);
+  return kSuccess;
+}
+
+HIP_API int hipGraphInstantiate(void** out, void* graph, void*, char*, size_t) { return instantiate(out, graph); }
+HIP_API int hipGraphInstantiateWithFlags(void** out, void* graph, unsigned long long) {
+  return instantiate(out, graph);
+}
+
+HIP_API int hipGraphLaunch(void* executable, void* stream) {
+  if (!executable) return set_error(kInvalidValue, "the executable graph is null");
+  return guarded(kInvalidHandle, [&] {
+    const auto graph = static_cast<Executable*>(executable)->graph;
+    return submit(stream, NodeKind::graph, [graph] { return run(*graph); });
+  });
+}
+
+HIP_API int hipGraphUpload(void* executable, void*) {
+  return executable ? kSuccess : set_error(kInvalidValue, "the executable graph is null");
+}
+
+HIP_API int hipGraphDestroy(void* graph) {
+  delete static_cast<Graph*>(graph);
+  return kSuccess;
+}
+
+HIP_API int hipGraphExecDestroy(void* executable) {
+  delete static_cast<Executable*>(executable);
+  return kSuccess;
+}
+
+}  // namespace sim::hip

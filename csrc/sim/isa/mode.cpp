@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+// VGPR indexing and flushed denormals. Denormals are the host's business (MXCSR), set per instruction by the type in
+// its name, because f32 has its own field of MODE; f16 has no such mode on the host and is refused.
+#include "isa/mode.h"
+
+#include <xmmintrin.h>
+
+#include <algorithm>
+
+#include "decode.h"
+#include "isa/dpp.h"
+#include "isa/math.h"
+#include "loader.h"
+
+namespace sim {
+namespace {
+
+constexpr u32 kMxcsr = 0x1f80, kFlushInputs = 1 << 6, kFlushOutputs = 1 << 15;     // DAZ and FTZ on the default
+
+bool is_vector_alu(const Inst& i) {
+  const Class cls = i.op->spec.cls;
+  return cls == Class::valu || cls == Class::trans || cls == Class::mfma;
+}
+
+// ---- VGPR indexing: M0[7:0] is added to the registers that M0[15:12] names (src0, src1, src2, dst)
+
+void shift_register(const Wave& w, Operand& o) {
+  if (o.kind != Kind::vgpr) return;
+  const Kernel& k = *w.group->launch->kernel;
+  const bool accumulator = o.reg >= kFirstAgpr;
+  const u32 first = o.reg + (w.s[kM0] & 0xff), end = accumulator ? kFirstAgpr + k.accum_rows() : k.arch_rows();
+  if (first + o.dwords > end) throw Fault("VGPR indexing reaches past the kernel's registers");
+  o.reg = static_cast<u16>(first);
+}
+
+Inst& next_copy() {
+  constexpr size_t kCopies = 64;
+  thread_local std::array<Inst, kCopies> copies;
+  thread_local size_t next = 0;
+  return copies[next++ % kCopies];
+}
+
+const Inst& indexed(const Wave& w, const Inst& i) {
+  const u32 which = w.s[kM0] >> 12 & 15;
+  if (!(w.mode.bits & Mode::kIndexing) || !i.op || !which || !is_vector_alu(i)) return i;
+  const bool lane_access = i.op->spec.flags & kIgnoresExec || i.op->name == "v_readfirstlane_b32";
+  if (lane_access || i.mod.sdwa || i.mod.dpp != DppCtrl::none) {
+    throw Fault("VGPR indexing of this instruction (matrix, lane access, SDWA or DPP) is not modelled");
+  }
+  Inst& copy = next_copy();
+  copy = i;
+  for (int k = 0; k < 3; ++k) {
+    if (which >> k & 1) shift_register(w, copy.src[k]);
+  }
+  if (which >> 3 & 1) shift_register(w, copy.dst[0]);
+  collect_registers(copy);
+  return copy;
+}
+
+// ---- denormals
+
+bool names(const Inst& i, std::string_view part) { return i.op->name.find(part) != std::string_view::npos; }
+
+// MODE's two bits for a type in the name (keep those of inputs, of outputs); other types have none.
+u32 kept(const Wave& w, std::string_view type) {
+  return type == "f32" ? w.mode.bits >> 4 & 3 : type == "f64" || type == "f16" ? w.mode.bits >> 6 & 3 : 3;
+}
+
+u32 float_mode(const Wave& w, const Inst& i) {
+  const u32 keep32 = w.mode.bits >> 4 & 3, keep64 = w.mode.bits >> 6 & 3;
+  if (!i.op || (keep32 & keep64) == 3) return kMxcsr;
+  const bool vector = is_vector_alu(i) && i.op->spec.cls != Class::mfma;       // matrix operations ignore MODE
+  if (!vector && i.op->spec.cls != Class::ds) return kMxcsr;
+  if (names(i, "v_div_")) return kMxcsr;                 // they look at exponents and keep denormals
+  if (keep64 != 3 && names(i, "f16")) throw Fault("MODE: flushing f16 denormals is not modelled");
+  if (names(i, "_mix")) throw Fault("MODE: flushing denormals of mixed f16 and f32 is not modelled");
+  // v_cvt_f64_f32: the result's type comes first, the sources' last.
+  const std::string_view name = i.op->name, last = name.substr(name.size() - 3);
+  const size_t first = std::min({name.find("_f16"), name.find("_f32"), name.find("_f64")});
+  const u32 outputs = first == name.npos ? 3 : kept(w, name.substr(first + 1, 3)), inputs = kept(w, last);
+  return kMxcsr | (inputs & 1 ? 0 : kFlushInputs) | (outputs & 2 ? 0 : kFlushOutputs);
+}
+
+// Minimum, maximum and median give an operand as it is; the flush of operand or result is done here.
+void flush_selected(Wave& w, const Inst& i) {
+  const bool selects = names(i, "v_min") || names(i, "v_max") || names(i, "v_med3");
+  const bool wide = names(i, "f64");
+  if (!selects || !(wide || names(i, "f32"))) return;
+  const u64 lanes = i.mod.dpp == DppCtrl::none ? w.exec()
+                                               : dpp_lanes(i.mod, dpp_row(i.mod.dpp, i.mod.dpp_arg), w.exec());
+  u32* const low = w.v[i.dst[0].reg];
+  u32* const high = w.v[i.dst[0].reg + wide];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!(lanes >> lane & 1)) continue;
+    const bool denormal = wide ? is_denormal(std::bit_cast<double>(u64{high[lane]} << 32 | low[lane]))
+                               : is_denormal(std::bit_cast<float>(low[lane]));
+    if (!denormal) continue;
+    if (wide) low[lane] = 0;
+    high[lane] &= 0x80000000u;
+  }
+}
+
+}  // namespace
+
+const Inst& enter_mode(Wave& w, const Inst& i) {
+  const Inst& chosen = indexed(w, i);
+  const u32 wanted = float_mode(w, chosen);
+  if (wanted != kMxcsr) _mm_setcsr(wanted);
+  return chosen;
+}
+
+void leave_mode(Wave& w, const Inst& i) {
+  const u32 now = _mm_getcsr();
+  if (!(now & (kFlushInputs | kFlushOutputs))) return;
+  _mm_setcsr(kMxcsr);
+  if (i.op->spec.cls == Class::valu) flush_selected(w, i);
+}
+
+}  // namespace sim

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""Instructions of a compiled code object, and copies of it with one of them replaced. Read by test_schedule.py."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+
+from aiter_like import sim
+
+
+def instructions(elf: bytes) -> list[tuple[int, str]]:
+    """Offset in .text and disassembly of each instruction."""
+    library = sim.load()
+    address = library.aiter_like_sim_disassemble(elf, len(elf))
+    try:
+        return [(pc, text) for pc, text, _ in json.loads(ctypes.string_at(address))]
+    finally:
+        library.aiter_like_sim_free(address)
+
+
+def replaced(elf: bytes, pc: int, code: bytes) -> bytes:
+    """The code object with other bytes at `pc` of .text."""
+    at = _text_offset(elf) + pc
+    return elf[:at] + code + elf[at + len(code):]
+
+
+def _text_offset(elf: bytes) -> int:
+    """Where .text begins in the file: the PROGBITS section with executable code."""
+    table, size, count = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HH", elf, 58)
+    for index in range(count):
+        _, kind, flags, _, offset = struct.unpack_from("<IIQQQ", elf, table + index * size)
+        if kind == 1 and flags & 4:
+            return offset
+    raise AssertionError("no code in the code object")

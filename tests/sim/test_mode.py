@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: MIT
+"""MODE: flushed denormals, output modifiers, refused rounding modes; VGPR indexing. Against NumPy models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from asm import LANES, Case, run, run_many
+from hip_runtime import HipError
+from isa_model import GROUPS, canonical, exact_fma, maximum, minimum, random_exec, unpack_mask, values
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value")
+
+INDEXES = (0, 1, 3, 8)
+# Body with {d} {a} {b} {c}, and the model on register rows (u32): read(number) gives a row.
+INDEXED = {
+    "v_mov_b32 v{d}, v{a}": lambda read, a, b, c: [read(a)],
+    "v_sub_u32 v{d}, v{a}, v{b}": lambda read, a, b, c: [read(a) - read(b)],
+    "v_sub_u32_e64 v{d}, v{a}, v{b}": lambda read, a, b, c: [read(a) - read(b)],
+    "v_bfi_b32 v{d}, v{a}, v{b}, v{c}": lambda read, a, b, c: [read(a) & read(b) | ~read(a) & read(c)],
+    "v_mov_b64 v[{d}:{d1}], v[{a}:{a1}]": lambda read, a, b, c: [read(a), read(a + 1)],
+}
+
+
+def denormal(x: np.ndarray) -> np.ndarray:
+    return (x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)
+
+
+def flush(x: np.ndarray, active: bool = True) -> np.ndarray:
+    return np.where(denormal(x), np.copysign(x.dtype.type(0), x), x) if active else x
+
+
+def mode_text(offset: int, keep: int) -> str:
+    return f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, {offset}, 2), {keep}\n"
+
+
+FLUSHED = {
+    "v_add_f32 {}, {}, {}": lambda a, b: a + b,
+    "v_mul_f32 {}, {}, {}": lambda a, b: a * b,
+    "v_sub_f32_e64 {}, {}, |{}|": lambda a, b: a - np.abs(b),
+    "v_min_f32 {}, {}, {}": minimum,
+    "v_max_f32 {}, {}, {}": maximum,
+    "v_fma_f32 {}, {}, {}, 1.0": lambda a, b: exact_fma(a, b, np.ones_like(a)),
+    "v_fma_f32 {}, {}, {}, 0": lambda a, b: exact_fma(a, b, np.zeros_like(a)),
+}
+
+
+def small(kind: str, seed: int) -> np.ndarray:
+    """Numbers around the smallest normal one, among all others."""
+    x = values(kind, seed)
+    tiny = np.finfo(x.dtype).tiny
+    near = (np.random.default_rng(seed).uniform(-3, 3, x.shape) * tiny).astype(x.dtype)
+    near = np.where(np.arange(x.size).reshape(x.shape) % 3 == 1, np.sqrt(np.abs(near)), near)
+    return np.where(np.arange(x.size).reshape(x.shape) % 4 == 0, x, near)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["f32", "f64"])
+def test_denormals(kind, keep):
+    """Bit 0 keeps those of the sources, bit 1 those of the result; the other type's field does not matter."""
+    wide = kind == "f64"
+    registers = ("v[6:7]", "v[2:3]", "v[4:5]") if wide else ("v6", "v2", "v4")
+    bodies = {body.replace("f32", kind).replace("_e64", "_e64" if not wide else ""): model
+              for body, model in FLUSHED.items() if not (wide and "sub" in body)}
+    a, b, old, mask = small(kind, 1), small(kind, 2), values(kind, 3), random_exec(4)
+    dtype = np.dtype(a.dtype)
+    prefix = mode_text(6 if wide else 4, keep)
+    cases = [Case(prefix + body.format(*registers), {registers[1]: a, registers[2]: b, registers[0]: old, "exec": mask},
+                  {registers[0]: dtype}) for body in bodies]
+    x, y = flush(a, not keep & 1), flush(b, not keep & 1)
+    active = unpack_mask(mask)
+    for (body, model), result in zip(bodies.items(), run_many(cases), strict=True):
+        with np.errstate(all="ignore"):
+            wanted = np.where(active, flush(model(x, y).astype(dtype), not keep & 2), old)
+        np.testing.assert_array_equal(canonical(result[registers[0]]), canonical(wanted), f"{body} keep={keep}")
+
+
+def test_moves_comparisons_and_integers_under_flushing():
+    a, b = small("f32", 5), small("f32", 6)
+    body = (mode_text(4, 0) + "v_mov_b32 v6, v2\nv_add_u32 v7, v2, v4\nv_cmp_lt_f32_e64 s[20:21], v2, v4\n"
+            "v_cmp_class_f32_e64 s[22:23], v2, v5\nv_cndmask_b32 v8, v2, v4, s[20:21]\nv_cvt_f64_f32 v[10:11], v2\n"
+            "v_cvt_i32_f32 v9, v2\nv_exp_f32 v12, v4")
+    got = run(body, {"v2": a, "v4": b, "v5": np.full(LANES, 0x90, np.uint32)},
+              {"v6": np.float32, "v7": np.uint32, "v8": np.float32, "v[10:11]": np.float64, "s[20:21]": np.uint64,
+               "s[22:23]": np.uint64})
+    less = flush(a) < flush(b)
+    np.testing.assert_array_equal(canonical(got["v6"]), canonical(a))
+    np.testing.assert_array_equal(got["v7"], a.view(np.uint32) + b.view(np.uint32))
+    np.testing.assert_array_equal(unpack_mask(got["s[20:21]"]), less)
+    np.testing.assert_array_equal(unpack_mask(got["s[22:23]"]), denormal(a))       # a class is a matter of bits
+    np.testing.assert_array_equal(canonical(got["v8"]), canonical(np.where(less, b, a)))
+    np.testing.assert_array_equal(canonical(got["v[10:11]"]), canonical(flush(a).astype(np.float64)))
+
+
+def test_conversions_flush_by_the_type_of_each_side():
+    a, b = small("f64", 13), small("f32", 14).astype(np.float64) * 1.5
+    x = np.where(np.arange(LANES) % 2 == 0, a, b)
+    for offset, keep in ((4, 0), (6, 0), (4, 1), (4, 2)):
+        got = run(mode_text(offset, keep) + "v_cvt_f32_f64 v6, v[2:3]", {"v[2:3]": x}, {"v6": np.float32})["v6"]
+        source = flush(x, offset == 6)
+        wanted = flush(source.astype(np.float32), offset == 4 and not keep & 2)
+        np.testing.assert_array_equal(canonical(got), canonical(wanted), f"{offset} {keep}")
+
+
+def test_division_steps_keep_denormals():
+    a, b = small("f32", 15), small("f32", 16)
+    text = "v_div_scale_f32 v6, s[20:21], v2, v4, v2\nv_div_fixup_f32 v7, v2, v4, v2"
+    results = [run(prefix + text, {"v2": a, "v4": b}, ["v6", "v7", "s[20:21]"]) for prefix in ("", mode_text(4, 0))]
+    for name in results[0]:
+        np.testing.assert_array_equal(results[0][name], results[1][name])
+
+
+def test_the_descriptors_denormal_mode():
+    a, b = small("f32", 7), small("f32", 8)
+    got = run("v_add_f32 v6, v2, v4", {"v2": a, "v4": b}, {"v6": np.float32}, directives=("float_denorm_mode_32 0",))
+    np.testing.assert_array_equal(canonical(got["v6"]), canonical(flush(flush(a) + flush(b))))
+
+
+def test_flushing_ends_with_the_mode_and_stays_in_its_wave():
+    a = small("f32", 9)
+    half = np.full(LANES, 0.5, np.float32)
+    got = run(mode_text(4, 0) + "v_mul_f32 v6, v2, v4\n" + mode_text(4, 3) + "v_mul_f32 v7, v2, v4",
+              {"v2": a, "v4": half}, {"v6": np.float32, "v7": np.float32})
+    np.testing.assert_array_equal(canonical(got["v6"]), canonical(flush(flush(a) * np.float32(0.5))))
+    np.testing.assert_array_equal(canonical(got["v7"]), canonical(a * np.float32(0.5)))
+
+
+@pytest.mark.parametrize("omod, factor", [("mul:2", 2), ("mul:4", 4), ("div:2", 0.5)])
+@pytest.mark.parametrize("clamp", ["", " clamp"])
+def test_output_modifiers_with_ieee_off(omod, factor, clamp):
+    a, b = small("f32", 10), small("f32", 11)
+    off = mode_text(4, 0) + "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 9, 1), 0\n"
+    text = f"v_add_f32_e64 v6, v2, v4{clamp} {omod}"
+    got = run(off + text, {"v2": a, "v4": b}, {"v6": np.float32})["v6"]
+    wanted = flush(flush(flush(a) + flush(b)) * np.float32(factor))
+    wanted = np.nan_to_num(np.clip(wanted, np.float32(0), np.float32(1)), nan=0) if clamp else wanted
+    np.testing.assert_array_equal(canonical(got + np.float32(0)), canonical(wanted + np.float32(0)))
+    for prefix in ("", mode_text(4, 0), "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 9, 1), 0\n"):
+        with pytest.raises(HipError, match="output modifier"):
+            run(prefix + text, {"v2": a, "v4": b}, {"v6": np.float32})
+
+
+@pytest.mark.parametrize("mode", range(1, 16))
+def test_rounding_modes_are_refused(mode):
+    with pytest.raises(HipError, match="nearest"):
+        run(f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), {mode}", {}, ["s10"])
+
+
+def test_what_no_mode_gives_is_refused():
+    with pytest.raises(HipError, match="nearest"):
+        run("s_nop 0", {}, ["s10"], directives=("float_denorm_mode_32 3", "float_round_mode_32 3"))
+    with pytest.raises(HipError, match="f16 denormals"):
+        run(mode_text(6, 0) + "v_add_f16 v2, v0, v1", {"v0": values("u32", 1), "v1": values("u32", 2)}, ["v2"])
+
+
+# ---- VGPR indexing
+
+
+@pytest.mark.parametrize("body", INDEXED)
+def test_indexed_registers(body):
+    """Registers v20 and on; every choice of operands, several indexes, EXEC masks."""
+    rows, mask = [values("u32", 30 + at) for at in range(32)], random_exec(12)
+    places = dict(d=20, a=24, b=27, c=30)
+    text = body.format(**places, d1=21, a1=25)
+    names = [f"v{20 + at}" for at in range(32)]
+    inputs = {**dict(zip(names, rows, strict=True)), "exec": mask}
+    settings = [(which, index) for which in range(16) for index in INDEXES]
+    cases = [Case(f"s_set_gpr_idx_on s10, {which:#x}\n{text}\ns_set_gpr_idx_off\nv_mov_b32 v2, v20",
+                  {**inputs, "s10": index | 0xABCD00}, [*names, "v2"]) for which, index in settings]
+    active = unpack_mask(mask)
+    for (which, index), result in zip(settings, run_many(cases), strict=True):
+        at = {name: place + (index if which >> bit & 1 else 0)
+              for bit, (name, place) in enumerate(zip("abcd", (places[name] for name in "abcd"), strict=True))}
+        wanted = dict(zip(range(20, 52), rows, strict=True))
+        for k, value in enumerate(INDEXED[body](lambda n: rows[n - 20], at["a"], at["b"], at["c"])):
+            wanted[at["d"] + k] = np.where(active, value, rows[at["d"] + k - 20])
+        for number, value in wanted.items():
+            np.testing.assert_array_equal(result[f"v{number}"], value, f"{text} {which:#x} +{index}: v{number}")
+        np.testing.assert_array_equal(result["v2"][active], wanted[20][active])        # indexing is off again
+
+
+def test_indexing_is_controlled_through_m0():
+    rows = {f"v{at}": np.full(LANES, 1000 + at, np.uint32) for at in range(8, 16)}
+    body = """s_mov_b32 m0, 0xffff0fff
+      s_set_gpr_idx_on s10, gpr_idx(SRC0)
+      s_mov_b32 s20, m0
+      v_mov_b32 v2, v8
+      s_set_gpr_idx_idx s11
+      s_mov_b32 s21, m0
+      v_mov_b32 v3, v8
+      s_set_gpr_idx_mode gpr_idx(DST)
+      s_mov_b32 s22, m0
+      v_mov_b32 v4, v8
+      s_set_gpr_idx_mode gpr_idx()
+      v_mov_b32 v6, v8
+      s_mov_b32 m0, 0x1003
+      v_mov_b32 v7, v8
+      s_mov_b32 s12, s10
+      s_getreg_b32 s23, hwreg(HW_REG_MODE, 27, 1)
+      s_set_gpr_idx_off
+      s_getreg_b32 s24, hwreg(HW_REG_MODE, 27, 1)"""
+    got = run(body, {**rows, "s10": 0x105, "s11": 0xFF02}, ["v2", "v3", "v6", "v7", "s20", "s21", "s22", "s23", "s24"])
+    assert [int(got[name]) for name in ("s20", "s21", "s22")] == [0xFFFF1F05, 0xFFFF1F02, 0xFFFF8F02]
+    # With DST and index 2 the move to v4 went to v6, and the one after it, with no operand indexed, too.
+    assert [int(got[name][0]) for name in ("v2", "v3", "v6", "v7")] == [1013, 1010, 1008, 1011]
+    assert (int(got["s23"]), int(got["s24"])) == (1, 0)
+
+
+@pytest.mark.parametrize("body, reason", [
+    ("v_readlane_b32 s12, v0, 3", "is not modelled"),
+    ("v_readfirstlane_b32 s12, v0", "is not modelled"),
+    ("v_mov_b32_dpp v1, v0 row_shl:1", "is not modelled"),
+    ("v_add_u32_sdwa v1, v0, v0 dst_sel:BYTE_0 src0_sel:BYTE_1 src1_sel:BYTE_1", "is not modelled"),
+    ("v_mov_b32 v1, v250", "past the kernel's registers"),
+])
+def test_indexing_that_is_refused(body, reason):
+    with pytest.raises(HipError, match=reason):
+        run(f"s_set_gpr_idx_on s10, 0x1\n{body}", {"s10": 200, "v0": np.zeros((GROUPS, LANES), np.uint32)}, ["s12"])
+
+
+def test_memory_and_scalar_instructions_are_not_indexed():
+    data = np.arange(64, dtype=np.uint32)
+    got = run("s_set_gpr_idx_on s12, 0xf\nglobal_load_dword v4, v0, s[10:11]\ns_waitcnt vmcnt(0)\ns_set_gpr_idx_off",
+              {"v0": np.arange(LANES, dtype=np.uint32) * 4, "s12": 5}, ["v4"], buffers={"s[10:11]": data})
+    np.testing.assert_array_equal(got["v4"], data)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: MIT
+"""Triton's own launcher on the simulated MI300X: kernels on CPU tensors against torch, with every checker on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+from aiter_like import sim  # noqa: E402
+from aiter_like.errors import SimulatorError  # noqa: E402
+
+
+@triton.jit
+def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
+
+
+@triton.jit
+def unmasked_kernel(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at))
+
+
+@triton.jit
+def softmax_kernel(x, out, columns, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * columns
+    values = tl.load(x + row + at, at < columns, other=float("-inf"))
+    powers = tl.exp(values - tl.max(values, 0))
+    tl.store(out + row + at, powers / tl.sum(powers, 0), at < columns)
+
+
+@triton.jit
+def matmul_kernel(a, b, out, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        a_tile = tl.load(a + rows[:, None] * K + k[None, :], (rows[:, None] < M) & (k[None, :] < K), other=0.0)
+        b_tile = tl.load(b + k[:, None] * N + columns[None, :], (k[:, None] < K) & (columns[None, :] < N), other=0.0)
+        acc = tl.dot(a_tile, b_tile, acc, input_precision="ieee")
+    inside = (rows[:, None] < M) & (columns[None, :] < N)
+    tl.store(out + rows[:, None] * N + columns[None, :], acc.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def histogram_kernel(x, counts, largest, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(x + at, at < n, other=0)
+    tl.atomic_add(counts + values, 1, at < n)
+    tl.atomic_max(largest, tl.max(values, 0))
+
+
+@triton.jit
+def scale_pair_kernel(pair, factor, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(pair[1] + at, tl.load(pair[0] + at, at < n) * factor, at < n)
+
+
+@pytest.fixture(autouse=True)
+def simulated():
+    sim.enable_triton()
+    with sim.enabled(checks=True):
+        yield
+    sim.disable_triton()
+
+
+def run_add(n: int, block: int = 256, **options: int) -> None:
+    x, y, out = torch.randn(n), torch.randn(n), torch.full((n,), 7.0)
+    add_kernel[(triton.cdiv(n, block),)](x, y, out, n, BLOCK=block, **options)
+    torch.testing.assert_close(out, x + y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 1000, 4097])
+def test_vector_add(n):
+    run_add(n)
+
+
+@pytest.mark.parametrize("num_warps", [1, 2, 4, 8])
+def test_waves_per_workgroup(num_warps):
+    run_add(3001, block=1024, num_warps=num_warps)
+    x = torch.randn(3, 777)
+    out = torch.empty_like(x)
+    softmax_kernel[(3,)](x, out, 777, BLOCK=1024, num_warps=num_warps)
+    torch.testing.assert_close(out, x.softmax(-1))
+
+
+@pytest.mark.parametrize("columns", [1, 31, 64, 1000])
+def test_softmax(columns):
+    x = torch.randn(5, columns) * 4
+    out = torch.empty_like(x)
+    softmax_kernel[(5,)](x, out, columns, BLOCK=triton.next_power_of_2(columns))
+    torch.testing.assert_close(out, x.softmax(-1))
+
+
+@pytest.mark.parametrize("dtype, shape, num_warps", [
+    (torch.float16, (64, 64, 64), 4), (torch.bfloat16, (33, 70, 45), 4), (torch.bfloat16, (17, 129, 96), 8),
+    (torch.float32, (40, 40, 40), 2), (torch.float16, (5, 3, 1), 1),
+])
+def test_matmul(dtype, shape, num_warps):
+    m, n, k = shape
+    a, b = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+    out = torch.empty(m, n, dtype=dtype)
+    grid = (triton.cdiv(m, 32), triton.cdiv(n, 32))
+    matmul_kernel[grid](a, b, out, m, n, k, BLOCK_M=32, BLOCK_N=32, BLOCK_K=32, num_warps=num_warps)
+    expected = a.double() @ b.double()
+    rounding = torch.finfo(dtype).eps * expected.abs() + 1e-5 * k
+    assert ((out.double() - expected).abs() <= rounding).all()
+
+
+def test_atomics():
+    x = torch.randint(0, 17, (3000,), dtype=torch.int32)
+    counts, largest = torch.zeros(17, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    histogram_kernel[(triton.cdiv(3000, 512),)](x, counts, largest, 3000, BLOCK=512)
+    assert counts.tolist() == torch.bincount(x, minlength=17).tolist() and largest.item() == x.max().item()
+
+
+def test_tuples_of_tensors_and_null_arguments():
+    x, out = torch.randn(100), torch.zeros(100)
+    scale_pair_kernel[(1,)]((x, out), 1.5, 100, BLOCK=128)
+    torch.testing.assert_close(out, x * 1.5, rtol=0, atol=0)
+
+
+def test_an_empty_grid_runs_nothing():
+    out = torch.zeros(4)
+    unmasked_kernel[(0,)](out, out, BLOCK=4)
+    assert out.count_nonzero() == 0
+
+
+def test_an_access_beyond_a_tensor_names_kernel_and_argument():
+    x, out = torch.randn(256), torch.randn(200)
+    with pytest.raises(SimulatorError, match="unmasked_kernel") as raised:
+        unmasked_kernel[(1,)](x, out, BLOCK=256)
+    report = raised.value.reports[0]
+    assert report["check"] == "bounds" and report["kernel"] == "unmasked_kernel"
+    assert "unmasked_kernel argument 1 (200,)" in report["message"]
+
+
+def test_a_failed_launch_is_a_simulator_error_with_and_without_checks():
+    for checks in (True, False):
+        with sim.enabled(checks=checks), pytest.raises(SimulatorError, match="unmasked_kernel.*endless") as raised, \
+                sim.enabled(checks=checks, instruction_limit=3):
+            unmasked_kernel[(1,)](torch.randn(64), torch.empty(64), BLOCK=64)
+        assert raised.value.reports[0]["check"] == "launch"
+    run_add(100)
+
+
+def test_collected_reports_do_not_raise():
+    with sim.enabled(on_report="collect") as session:
+        unmasked_kernel[(1,)](torch.randn(256), torch.randn(200), BLOCK=256)
+    assert {report["check"] for report in session.reports} == {"bounds"}
+
+
+def test_counters_have_the_kernel():
+    with sim.enabled(checks=False) as session:
+        run_add(1000, block=256, num_warps=2)
+    assert session.counters["add_kernel"]["workgroups"] == 4 and session.counters["add_kernel"]["waves"] == 8
+
+
+def test_autotune_and_do_bench():
+    tuned = triton.autotune([triton.Config({"BLOCK": block}) for block in (64, 256)], key=["n"],
+                            do_bench=lambda call, quantiles: triton.testing.do_bench(call, 1, 1, quantiles=quantiles)
+                            )(add_kernel)
+    x, out = torch.randn(500), torch.zeros(500)
+    with sim.enabled(checks=False):
+        tuned[lambda meta: (triton.cdiv(500, meta["BLOCK"]),)](x, x, out, 500)
+    assert torch.equal(out, 2 * x) and tuned.best_config.kwargs["BLOCK"] in (64, 256)
+
+
+def test_enabling_is_idempotent_and_has_a_way_back():
+    active = triton.runtime.driver.active
+    sim.enable_triton()
+    assert triton.runtime.driver.active is active
+    assert active.get_current_target().arch == "gfx942" and active.get_active_torch_device().type == "cpu"
+    sim.disable_triton()
+    assert triton.runtime.driver._active is not active
+    sim.disable_triton()
+    sim.enable_triton()
+    assert triton.runtime.driver.active is active
+    run_add(10)
+
+
+def test_nothing_is_switched_on_by_import_and_no_environment_is_left():
+    program = """
+import os, torch, triton, aiter_like
+from aiter_like import sim, sim_triton
+before, environment = triton.runtime.driver._active, dict(os.environ)
+assert not isinstance(before, sim_triton.SimulatorDriver)
+sim.enable_triton()
+triton.runtime.driver.active.get_current_target()
+sim.disable_triton()
+assert dict(os.environ) == environment and triton.runtime.driver._active is before
+"""
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ}, capture_output=True, text=True,
+                          timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_operators_leave_no_driver_behind():
+    import aiter_like
+
+    sim.disable_triton()
+    x, weight = torch.randn(3, 128, dtype=torch.bfloat16), torch.ones(128, dtype=torch.bfloat16)
+    aiter_like.rms_norm(x, weight, 1e-6, backend="triton")
+    assert triton.runtime.driver._active is None
