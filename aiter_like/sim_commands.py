@@ -94,6 +94,7 @@ def _run(args: argparse.Namespace) -> int:
 
     sim.load()
     sim.reset_counters()
+    sim.take_reports()  # like the counts: of this run alone, whatever ran before in this process
     with sim.enabled(checks=True, on_report="collect") if args.check else contextlib.nullcontext() as session:
         sim.checked_call(kernel.name, launch, tensors, writable)
     reports = session.reports if session else []
