@@ -80,12 +80,14 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
   }
 }
 
-u32 groups_per_cu(const Kernel& kernel, u32 block, u64 lds_bytes) {
-  const u32 waves = std::max<u32>((block + kLanes - 1) / kLanes, 1);
+u32 groups_per_cu(const Kernel& kernel, u64 block, u64 lds_bytes) {
+  // CDNA3 ISA guide, 3.6 and 4: 512 VGPRs per lane and SIMD, allocated by 8; 8 waves per SIMD, 4 SIMDs per CU.
+  constexpr u32 kRegistersPerLane = 512, kWavesPerSimd = 8, kSimds = 4, kMaxGroups = 16, kMaxSingleWaveGroups = 32;
+  const u64 waves = std::max<u64>((block + kLanes - 1) / kLanes, 1);
   const u32 registers = ((kernel.rsrc1 & 0x3f) + 1) * 8;
-  const u32 waves_per_cu = 4 * std::min<u32>(8, 512 / registers);
-  u64 groups = std::min<u32>(waves_per_cu / waves, waves > 1 ? 16 : 32);
-  if (lds_bytes) groups = std::min<u64>(groups, 65536 / lds_bytes);
+  const u64 waves_per_cu = kSimds * std::min(kWavesPerSimd, kRegistersPerLane / registers);
+  u64 groups = std::min<u64>(waves_per_cu / waves, waves > 1 ? kMaxGroups : kMaxSingleWaveGroups);
+  if (lds_bytes) groups = std::min<u64>(groups, kLdsBytes / lds_bytes);
   return static_cast<u32>(groups);
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Instructions of a compiled code object, and copies of it with one of them replaced. Read by test_schedule.py."""
+"""Instructions of a compiled code object, and copies of it with one of them replaced."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Every wait and barrier of a compiled kernel, removed one at a time: each removal must be reported."""
 
-import ctypes
-import json
 import struct
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 from checking import listing
 from hip_program import code_object
 from hip_runtime import runtime
+from mutants import instructions, replaced
 
 from aiter_like import sim
 
@@ -40,25 +39,6 @@ extern "C" __global__ __launch_bounds__(256) void shuffled_sums(const float* in,
 """
 
 
-def _text_offset(elf: bytes) -> int:
-    """Where .text begins in the file: the PROGBITS section with executable code."""
-    table, size, count = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HH", elf, 58)
-    for index in range(count):
-        _, kind, flags, _, offset = struct.unpack_from("<IIQQQ", elf, table + index * size)
-        if kind == 1 and flags & 4:
-            return offset
-    raise AssertionError("no code in the code object")
-
-
-def _instructions(elf: bytes) -> list[tuple[int, str]]:
-    library = sim.load()
-    address = library.aiter_like_sim_disassemble(elf, len(elf))
-    try:
-        return [(pc, text) for pc, text, _ in json.loads(ctypes.string_at(address))]
-    finally:
-        library.aiter_like_sim_free(address)
-
-
 def _run(elf: bytes) -> tuple[list[dict], np.ndarray]:
     hip = runtime()
     data = np.arange(GROUPS * BLOCK * ROUNDS, dtype=np.float32) % 7
@@ -85,13 +65,10 @@ def test_clean_kernel_is_right_and_silent():
 @pytest.mark.parametrize("mnemonic, checks", [("s_waitcnt", {"wait"}), ("s_barrier", {"lds_race", "wait", "uninit"})])
 def test_every_removal_is_reported(mnemonic, checks):
     elf, survivors = code_object(SOURCE), []
-    places = [(pc, text) for pc, text in _instructions(elf) if text.startswith(mnemonic)]
+    places = [(pc, text) for pc, text in instructions(elf) if text.startswith(mnemonic)]
     assert len(places) >= 3
     for pc, text in places:
-        mutant = bytearray(elf)
-        at = _text_offset(elf) + pc
-        mutant[at:at + 4] = NOP
-        found, _ = _run(bytes(mutant))
+        found, _ = _run(replaced(elf, pc, NOP))
         if not {report["check"] for report in found} & checks:
             survivors.append(f"{pc:#x}: {text}")
     assert not survivors

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Occupancy: how many workgroups a compute unit holds, by registers, LDS, and the limits of waves and workgroups.
+// Occupancy queries: how many workgroups a compute unit holds (slot.h), and the block size that fills it best.
 #include <algorithm>
 
 #include "hip/hip.h"
+#include "slot.h"
 
 namespace sim::hip {
 namespace {
 
-// CDNA3 ISA guide, 3.6 and 4: 512 VGPRs per lane and SIMD, allocated by 8; 8 waves per SIMD, 4 SIMDs per CU.
-constexpr u32 kRegistersPerLane = 512, kWavesPerSimd = 8, kSimds = 4, kMaxGroups = 16, kMaxSingleWaveGroups = 32;
 constexpr u64 kMaxBlock = 1024;
-
-u64 waves_of(u64 block) { return (block + kLanes - 1) / kLanes; }
 
 Error potential(int* grid, int* block, const Kernel& k, u64 lds_bytes, int limit) {
   if (!grid || !block) return set_error(kInvalidValue, "a result's address is null");
@@ -38,13 +35,7 @@ Error groups_into(int* groups, const Kernel& k, int block, u64 lds_bytes) {
 }  // namespace
 
 int max_groups_per_cu(const Kernel& k, u64 block, u64 dynamic_lds_bytes) {
-  const u64 waves = std::max<u64>(waves_of(block), 1);
-  const u32 registers = ((k.rsrc1 & 0x3f) + 1) * 8;
-  const u64 waves_per_cu = kSimds * std::min(kWavesPerSimd, kRegistersPerLane / registers);
-  u64 groups = std::min<u64>(waves_per_cu / waves, waves > 1 ? kMaxGroups : kMaxSingleWaveGroups);
-  const u64 lds = k.lds_bytes + dynamic_lds_bytes;
-  if (lds) groups = std::min<u64>(groups, kLdsPerCu / lds);
-  return static_cast<int>(groups);
+  return static_cast<int>(groups_per_cu(k, block, k.lds_bytes + dynamic_lds_bytes));
 }
 
 HIP_API int hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* groups, const void* stub, int block,
