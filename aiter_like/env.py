@@ -55,8 +55,8 @@ _REGISTRY = (
     Variable("AITER_LIKE_LOG", str, "", "log level of the aiter_like logger: debug, info, warning, error",
              "when the package first logs"),
     Variable("AITER_LIKE_JOBS", _jobs, 0, "parallel build jobs, 0 = one per core", "at each build"),
-    Variable("AITER_LIKE_SIM", str, "", "simulator settings, comma list: check, threads=N, fuzz=SEED, devices=N, dry; "
-             "any value also selects the simulator for CPU tensors where a GPU is present",
+    Variable("AITER_LIKE_SIM", str, "", "simulator settings, comma list: check, threads=N, fuzz=SEED, devices=N, "
+             "limit=N, dry; any value also selects the simulator for CPU tensors where a GPU is present",
              "when the simulator is first used"),
 )
 

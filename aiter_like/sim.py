@@ -22,41 +22,10 @@ from aiter_like import env, paths
 from aiter_like.errors import BuildError, SimulatorError
 from aiter_like.jit.build import load_or_build
 from aiter_like.jit.recipe import ModuleSpec
+from aiter_like.sim_settings import CHECKS, Settings, parse_settings
 
-CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16}  # bits of settings.h
 _LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
 _UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
-_INSTRUCTION_LIMIT = 2_000_000_000  # per wave; more is an endless loop
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the simulator is told before launches.
-
-    Attributes:
-        checks: names of CHECKS that are on.
-        fuzz: seed of schedules: order of workgroups and waves, late loads, poison; 0 = program order.
-        threads: workers, 0 = one per core.
-        dry: launches return without executing (benchmarks of host overhead).
-        instruction_limit: instructions per wave beyond which a launch is stopped.
-        devices: how many MI300X the process sees.
-    """
-
-    checks: tuple[str, ...] = ()
-    fuzz: int = 0
-    threads: int = 0
-    dry: bool = False
-    instruction_limit: int = _INSTRUCTION_LIMIT
-    devices: int = 1
-
-    def __post_init__(self):
-        if unknown := [name for name in self.checks if name not in CHECKS]:
-            raise ValueError(f"unknown check {', '.join(map(repr, unknown))}; there are: {', '.join(CHECKS)}")
-        for name in ("fuzz", "threads", "instruction_limit"):
-            if not 0 <= getattr(self, name) < 2**(32 if name == "threads" else 64):
-                raise ValueError(f"simulator setting {name} must be a count, got {getattr(self, name)}")
-        if not 1 <= self.devices <= 64:
-            raise ValueError(f"simulator setting devices must be 1 to 64, got {self.devices}")
 
 
 @dataclass
@@ -79,27 +48,6 @@ class Session:
         after = counters() if self._after is None else self._after
         return {name: _minus(now, self._before.get(name, {})) for name, now in after.items()
                 if now != self._before.get(name)}
-
-
-def parse_settings(text: str) -> Settings:
-    """The settings of AITER_LIKE_SIM: a comma list of check, fuzz=SEED, threads=N, devices=N, dry; "1" = nothing.
-
-    Raises:
-        ValueError: an unknown setting or a bad value; the message names it.
-    """
-    values: dict[str, Any] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        name, _, value = part.partition("=")
-        if name == "check":
-            values["checks"] = tuple(value.split("+")) if value else tuple(CHECKS)
-        elif name in ("fuzz", "threads", "devices") and value.isdecimal():
-            values[name] = int(value)
-        elif part == "dry":
-            values["dry"] = True
-        elif part != "1":
-            raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}>, fuzz=SEED, "
-                             "threads=N, devices=N, dry")
-    return Settings(**values)
 
 
 def module_spec() -> ModuleSpec:
@@ -324,7 +272,8 @@ def _json(address: int | None) -> Any:
     if address is None:
         raise SimulatorError(library.hipGetErrorString(200).decode())  # hipErrorInvalidImage
     try:
-        return json.loads(ctypes.string_at(address))
+        # A damaged code object's kernel may be named by any bytes.
+        return json.loads(ctypes.string_at(address).decode(errors="replace"))
     finally:
         library.aiter_like_sim_free(address)
 

@@ -5,6 +5,9 @@
 #include <dlfcn.h>
 #include <elf.h>
 
+#include <cstdio>
+#include <fstream>
+
 namespace sim {
 namespace {
 
@@ -33,11 +36,25 @@ bool is_gfx942(std::string_view id) {
   return at != std::string_view::npos && (at + 6 == id.size() || id[at + 6] == ':');
 }
 
-// The gfx942 entry of a bundle. The bundle's own headers bound it when its size is unknown.
+// How many bytes from `data` on the process can read: what bounds an image of unknown size whose headers are damaged.
+u64 readable_bytes(const u8* data) {
+  const u64 begin = reinterpret_cast<u64>(data);
+  u64 end = begin;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long long low = 0, high = 0;
+    char readable = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx %c", &low, &high, &readable) != 3 || high <= end) continue;
+    if (low > end || readable != 'r') break;
+    end = high;
+  }
+  if (end == begin) throw Fault("the code object is at an address that cannot be read");
+  return std::min(end - begin, kMaxImage);
+}
+
+// The gfx942 entry of a bundle.
 Bytes unbundle(Bytes bundle) {
   constexpr u64 kHeader = 24;
-  const bool unknown = bundle.size == 0;
-  if (unknown) bundle.size = kMaxImage;
   const u64 count = bundle.read<u64>(kHeader, "bundle header");
   if (count > 1024) throw Fault("offload bundle has an impossible number of entries");
   std::string found;
@@ -54,24 +71,15 @@ Bytes unbundle(Bytes bundle) {
   throw Fault("offload bundle has no code object for gfx942, only: " + (found.empty() ? "nothing" : found));
 }
 
-// A bare ELF of unknown size ends where its section headers do (linkers put them last).
-u64 elf_extent(const u8* data) {
-  Elf64_Ehdr header;
-  std::memcpy(&header, data, sizeof header);
-  u64 end = header.e_shoff + u64{header.e_shnum} * header.e_shentsize;
-  return std::min(end, kMaxImage);
-}
-
 // Decompresses a CCOB: magic, u16 version, u16 method, then by version [file size,] unpacked size, u64 hash, payload.
-std::vector<u8> decompress(Bytes input) {
-  if (input.size == 0) input.size = kMaxImage;
+std::vector<u8> decompress(Bytes input, bool is_bounded) {
   const u16 version = input.read<u16>(4, "compressed bundle"), method = input.read<u16>(6, "compressed bundle");
   if (method != 1) throw Fault("the code object is compressed by other means than zstd");
   u64 file_size = input.size, unpacked_size = 0, header = 0;
   if (version == 1) {
     unpacked_size = input.read<u32>(8, "compressed bundle");
     header = 20;
-    if (input.size == kMaxImage) throw Fault("the compressed code object does not say how long it is");
+    if (!is_bounded) throw Fault("the compressed code object does not say how long it is");
   } else if (version == 2) {
     file_size = input.read<u32>(8, "compressed bundle");
     unpacked_size = input.read<u32>(12, "compressed bundle");
@@ -83,7 +91,10 @@ std::vector<u8> decompress(Bytes input) {
   } else {
     throw Fault("the code object is compressed in a format of unknown version " + std::to_string(version));
   }
-  if (file_size < header || unpacked_size > kMaxImage) throw Fault("the compressed code object has impossible sizes");
+  // zstd packs code objects to a tenth at best: a size far beyond that is damage, not a reason to allocate it.
+  if (file_size < header || unpacked_size > std::min(kMaxImage, file_size * 1024)) {
+    throw Fault("the compressed code object has impossible sizes");
+  }
   const Bytes payload = input.slice(header, file_size - header, "compressed bundle");
   const Zstd& library = zstd();
   std::vector<u8> out(unpacked_size);
@@ -96,16 +107,23 @@ std::vector<u8> decompress(Bytes input) {
 
 Bytes find_elf(Bytes input, std::vector<u8>& unpacked) {
   constexpr std::string_view kBundle = "__CLANG_OFFLOAD_BUNDLE__", kCompressed = "CCOB", kElf = "\x7f""ELF";
-  const u64 known = input.size ? input.size : kBundle.size();
-  const std::string_view head(reinterpret_cast<const char*>(input.data), std::min<u64>(known, kBundle.size()));
-  if (head.starts_with(kBundle)) return find_elf(unbundle(input), unpacked);
-  if (head.starts_with(kCompressed) && unpacked.empty()) {
-    unpacked = decompress(input);
-    return find_elf({unpacked.data(), unpacked.size()}, unpacked);
+  bool is_bounded = input.size != 0;
+  if (!is_bounded) input.size = readable_bytes(input.data);
+  bool in_bundle = false;                        // a damaged bundle may contain itself
+  while (true) {
+    const std::string_view head = input.text().substr(0, kBundle.size());
+    if (head.starts_with(kBundle) && !in_bundle) {
+      input = unbundle(input);
+      in_bundle = is_bounded = true;
+    } else if (head.starts_with(kCompressed) && unpacked.empty()) {
+      unpacked = decompress(input, is_bounded);
+      input = {unpacked.data(), unpacked.size()};
+    } else if (head.starts_with(kElf)) {
+      return input;
+    } else {
+      throw Fault("this is neither an ELF file nor an offload bundle");
+    }
   }
-  if (!head.starts_with(kElf)) throw Fault("this is neither an ELF file nor an offload bundle");
-  if (input.size == 0) input.size = elf_extent(input.data);
-  return input;
 }
 
 }  // namespace sim

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "loader.h"
+#include "traps.h"
 
 namespace sim {
 namespace {
@@ -54,12 +55,30 @@ const Llvm& llvm() {
 }
 
 // A context is not thread-safe, so each thread has its own.
-struct Disassembler {
-  void* context = llvm().create("amdgcn-amd-amdhsa", "gfx942", nullptr, 0, nullptr, nullptr);
-  Disassembler() {
-    if (!context) throw Fault("LLVM has no disassembler for gfx942");
+class Disassembler {
+ public:
+  Disassembler() { open(); }
+  ~Disassembler() { llvm().dispose(context_); }
+
+  // Bytes of the instruction, 0 for none. LLVM 22 follows a null pointer on some bytes that no compiler makes.
+  size_t operator()(u8* bytes, u64 size, u64 pc, char* text, size_t text_size) {
+    size_t used = 0;
+    try {
+      with_traps([&] { used = llvm().disassemble(context_, bytes, size, pc, text, text_size); });
+    } catch (const Fault&) {
+      open();                                    // the old one is left as it is: it may be in any state
+      used = 0;
+    }
+    return used;
   }
-  ~Disassembler() { llvm().dispose(context); }
+
+ private:
+  void open() {
+    context_ = llvm().create("amdgcn-amd-amdhsa", "gfx942", nullptr, 0, nullptr, nullptr);
+    if (!context_) throw Fault("LLVM has no disassembler for gfx942");
+  }
+
+  void* context_ = nullptr;
 };
 
 using Table = std::unordered_map<std::string_view, const Op*>;
@@ -92,6 +111,7 @@ void set_error(Inst& inst, std::string why) {
 
 void decode_range(const u8* bytes, u64 begin, u64 end, std::vector<Inst>& out) {
   thread_local Disassembler disassembler;
+  install_traps();
   char text[512];
   u64 pc = begin;
   while (pc + 4 <= end) {
@@ -99,7 +119,7 @@ void decode_range(const u8* bytes, u64 begin, u64 end, std::vector<Inst>& out) {
     inst.pc = pc;
     inst.index = static_cast<u32>(out.size() - 1);
     u8* at = const_cast<u8*>(bytes + (pc - begin));
-    const size_t size = llvm().disassemble(disassembler.context, at, end - pc, pc, text, sizeof text);
+    const size_t size = disassembler(at, end - pc, pc, text, sizeof text);
     if (size == 0 || size % 4 != 0) {
       inst.text = "<no instruction>";
       set_error(inst, "these bytes are no gfx942 instruction");

@@ -19,9 +19,11 @@ void put(u8* at, T value) {
 // The value of a hidden argument. HIP has no partial workgroups, so remainders are 0; services that the simulator does
 // not have (hostcall, heap, queues) are null, which is what code sees that does not use them.
 u64 hidden_value(const Launch& l, std::string_view kind, u32 dynamic_lds) {
-  const auto axis = [&] { return kind.back() - 'x'; };
-  if (kind.starts_with("hidden_block_count_")) return l.grid[axis()];
-  if (kind.starts_with("hidden_group_size_")) return l.block[axis()];
+  for (int axis = 0; axis < 3; ++axis) {
+    const char letter = static_cast<char>('x' + axis);
+    if (kind == std::string("hidden_block_count_") + letter) return l.grid[axis];
+    if (kind == std::string("hidden_group_size_") + letter) return l.block[axis];
+  }
   if (kind == "hidden_grid_dims") {
     return l.grid[2] * l.block[2] > 1 ? 3 : l.grid[1] * l.block[1] > 1 ? 2 : 1;
   }

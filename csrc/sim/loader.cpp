@@ -22,6 +22,7 @@ constexpr u8 kOsAbiHsa = 64;
 constexpr u32 kMachGfx942 = 0x4c;
 constexpr u32 kNoteMetadata = 32, kRelocAbs64 = 3, kRelocRelative64 = 13;
 constexpr u64 kPage = 4096;
+constexpr u64 kMaxText = u64{256} << 20;       // from the first to the last instruction: bounds the table of them
 
 struct Symbol {
   std::string name;
@@ -70,25 +71,29 @@ class Loader {
   }
 
   void map_segments() {
-    u64 end = 0;
+    u64 end = 0;                                 // segments are in the order of their addresses
     for (u32 i = 0; i < header_.e_phnum; ++i) {
       const Elf64_Phdr s = segment(i);
       if (s.p_type != PT_LOAD) continue;
       if (s.p_vaddr > kMaxImage || s.p_memsz > kMaxImage || s.p_filesz > s.p_memsz) {
         throw Fault("the ELF file has an impossible segment");
       }
-      end = std::max(end, s.p_vaddr + s.p_memsz);
+      if (s.p_vaddr < end) throw Fault("segments of the ELF file overlap or are out of order");
+      end = s.p_vaddr + s.p_memsz;
     }
     if (end == 0) throw Fault("the ELF file has nothing to load");
     const u64 bytes = (end + kPage - 1) / kPage * kPage;
-    void* image = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (image == MAP_FAILED) throw Fault("out of memory for the code object's image");
+    void* image = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (image == MAP_FAILED) {
+      throw Fault("out of memory for the code object's image of " + std::to_string(bytes) + " bytes");
+    }
     code_.image = static_cast<u8*>(image);
     code_.image_bytes = bytes;
     for (u32 i = 0; i < header_.e_phnum; ++i) {
       const Elf64_Phdr s = segment(i);
       if (s.p_type != PT_LOAD) continue;
       std::memcpy(code_.image + s.p_vaddr, file_.slice(s.p_offset, s.p_filesz, "segment").data, s.p_filesz);
+      if (s.p_flags & PF_X && s.p_vaddr % 4 != 0) throw Fault("the ELF file's code is not aligned to 4 bytes");
       if (s.p_flags & PF_X) text_.emplace_back(s.p_vaddr, s.p_vaddr + s.p_filesz);
     }
   }
@@ -117,6 +122,9 @@ class Loader {
     std::sort(symbols_.begin(), symbols_.end(),
               [](const Symbol& a, const Symbol& b) { return a.address < b.address; });
     for (const Symbol& s : symbols_) {
+      if (s.type == STT_OBJECT && s.size > code_.image_bytes - s.address) {
+        throw Fault("variable " + s.name + " exceeds the code object's image");
+      }
       if (s.type == STT_OBJECT && !s.name.ends_with(".kd") && !code_variable(s.name)) {
         code_.variables.push_back({s.name, base() + s.address, s.size});
       }
@@ -190,6 +198,7 @@ class Loader {
     Kernel k;
     k.name = entry.string(".name");
     k.symbol = entry.string(".symbol");
+    if (k.name.find('\0') != std::string::npos) throw Fault("the name of a kernel is damaged in the metadata");
     k.kernarg_bytes = static_cast<u32>(entry.integer(".kernarg_segment_size"));
     k.max_block = static_cast<u32>(entry.integer(".max_flat_workgroup_size", 1024));
     k.vgprs = static_cast<u32>(entry.integer(".vgpr_count"));
@@ -262,6 +271,7 @@ class Loader {
       code_.text_begin = std::min(code_.text_begin, base() + begin);
       code_.text_end = std::max(code_.text_end, base() + end);
     }
+    if (code_.text_end - code_.text_begin > kMaxText) throw Fault("the ELF file's code is spread over too much memory");
     code_.inst_at.assign((code_.text_end - code_.text_begin) / 4 + 1, ~0u);
     for (const auto& [begin, end] : text_) decode_segment(begin, end);
     code_.classes.reserve(code_.insts.size());
@@ -271,7 +281,7 @@ class Loader {
   void decode_segment(u64 begin, u64 end) {
     std::vector<std::pair<u64, u64>> starts;       // address, size
     for (const Symbol& s : symbols_) {
-      if (s.type != STT_FUNC || s.address < begin || s.address >= end) continue;
+      if (s.type != STT_FUNC || s.address < begin || s.address >= end || s.address % 4 != 0) continue;
       if (starts.empty() || starts.back().first != s.address) starts.emplace_back(s.address, s.size);
     }
     if (starts.empty()) starts.emplace_back(begin, 0);

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,7 +155,28 @@ def test_an_endless_kernel_stops_at_the_limit():
     with runtime().module(code_object(LOOP)) as module, sim.enabled(checks=False, instruction_limit=100_000):
         with pytest.raises(HipError, match="an endless loop"):
             runtime().launch(module.function("forever"), 4, 128, 0, [0])
-        sim.take_reports()
+        report, = sim.take_reports()
+    assert report["kernel"] == "forever" and report["wave"] in (0, 1) and report["pc"] < 64 and report["text"]
+    assert f"kernel forever wg({report['workgroup'][0]},0,0) wave {report['wave']} pc {report['pc']:#x}: " \
+        f"{report['text']}: a wave executed more than 100000 instructions" in report["message"]
+
+
+def test_the_instruction_limit_is_a_setting_of_the_environment():
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from hip_program import code_object
+from hip_runtime import HipError, runtime
+from test_hip import LOOP
+with runtime().module(code_object(LOOP)) as module:
+    try:
+        runtime().launch(module.function("forever"), 1, 64, 0, [0])
+    except HipError as error:
+        print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(Path(__file__).parent)], capture_output=True, text=True,
+                          env={**os.environ, "AITER_LIKE_SIM": "limit=12345"}, timeout=300, check=False)
+    assert "more than 12345 instructions: an endless loop" in done.stdout, done.stderr
 
 
 UNKNOWN = """

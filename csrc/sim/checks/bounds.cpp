@@ -11,7 +11,10 @@ namespace {
 
 constexpr u32 kNoRange = ~0u;
 
-bool covers(const Range& r, u64 begin, u64 end) { return begin >= r.base && end <= r.base + r.bytes; }
+// An access at the top of the address space wraps: its end is before its begin.
+bool covers(const Range& r, u64 begin, u64 end) {
+  return begin >= r.base && begin <= end && end <= r.base + r.bytes;
+}
 
 struct Span { u64 begin, end; };               // bytes of one access, or of all lanes of one
 

@@ -68,6 +68,7 @@ HIP_API int hipModuleLoadDataEx(void** module, const void* image, u32, void*, vo
 
 HIP_API int hipModuleLoad(void** module, const char* path) {
   return guarded(kInvalidImage, [&] {
+    if (!module || !path) return set_error(kInvalidValue, "the module or its path is null");
     std::ifstream stream(path, std::ios::binary);
     if (!stream) return set_error(kFileNotFound, std::string("cannot read ") + path);
     auto loaded = std::make_unique<Loaded>();
@@ -86,6 +87,7 @@ HIP_API int hipModuleUnload(void* module) {
 
 HIP_API int hipModuleGetFunction(void** f, void* module, const char* name) {
   return guarded(kNotFound, [&] {
+    if (!f || !name) return set_error(kInvalidValue, "the kernel's name or the result's address is null");
     Loaded& m = loaded(module);
     const Kernel* kernel = m.code->find(name);
     if (!kernel) throw Fault(m.code->name + " has no kernel " + name);
@@ -100,6 +102,7 @@ HIP_API int hipModuleGetFunction(void** f, void* module, const char* name) {
 
 HIP_API int hipModuleGetGlobal(void** address, size_t* bytes, void* module, const char* name) {
   return guarded(kNotFound, [&] {
+    if (!name) return set_error(kInvalidValue, "the variable's name is null");
     Loaded& m = loaded(module);
     for (const Variable& v : m.code->variables) {
       if (v.name != name) continue;
@@ -113,6 +116,7 @@ HIP_API int hipModuleGetGlobal(void** address, size_t* bytes, void* module, cons
 
 HIP_API int hipFuncGetAttribute(int* value, int which, void* f) {
   return guarded(kInvalidValue, [&] {
+    if (!value) return set_error(kInvalidValue, "the result's address is null");
     *value = attribute(*function_of(f).kernel, which);
     return kSuccess;
   });

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""What the simulator is told: its settings, and their text in AITER_LIKE_SIM. Read by sim.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16}  # bits of settings.h
+_INSTRUCTION_LIMIT = 2_000_000_000  # per wave; more is an endless loop
+_COUNTS = {"fuzz": "fuzz", "threads": "threads", "devices": "devices", "limit": "instruction_limit"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the simulator is told before launches.
+
+    Attributes:
+        checks: names of CHECKS that are on.
+        fuzz: seed of schedules: order of workgroups and waves, late loads, poison; 0 = program order.
+        threads: workers, 0 = one per core.
+        dry: launches return without executing (benchmarks of host overhead).
+        instruction_limit: instructions per wave beyond which a launch is stopped; 0 = none.
+        devices: how many MI300X the process sees.
+    """
+
+    checks: tuple[str, ...] = ()
+    fuzz: int = 0
+    threads: int = 0
+    dry: bool = False
+    instruction_limit: int = _INSTRUCTION_LIMIT
+    devices: int = 1
+
+    def __post_init__(self):
+        if unknown := [name for name in self.checks if name not in CHECKS]:
+            raise ValueError(f"unknown check {', '.join(map(repr, unknown))}; there are: {', '.join(CHECKS)}")
+        for name in ("fuzz", "threads", "instruction_limit"):
+            if not 0 <= getattr(self, name) < 2**(32 if name == "threads" else 64):
+                raise ValueError(f"simulator setting {name} must be a count, got {getattr(self, name)}")
+        if not 1 <= self.devices <= 64:
+            raise ValueError(f"simulator setting devices must be 1 to 64, got {self.devices}")
+
+
+def parse_settings(text: str) -> Settings:
+    """The settings of AITER_LIKE_SIM: a list of check, fuzz=SEED, threads=N, devices=N, limit=N, dry; "1" = nothing.
+
+    Raises:
+        ValueError: an unknown setting or a bad value; the message names it.
+    """
+    values: dict[str, Any] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, _, value = part.partition("=")
+        if name == "check":
+            values["checks"] = tuple(value.split("+")) if value else tuple(CHECKS)
+        elif name in _COUNTS and value.isdecimal():
+            values[_COUNTS[name]] = int(value)
+        elif part == "dry":
+            values["dry"] = True
+        elif part != "1":
+            raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}>, fuzz=SEED, "
+                             "threads=N, devices=N, limit=N, dry")
+    return Settings(**values)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Damaged code objects of several compilers: each is refused, fails with a clear error, or runs within its limits."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from damage import Sample, outcomes, places
+from hip_program import PRELUDE, code_object
+
+from aiter_like import device, paths, sim
+from aiter_like.jit.build import load_or_build
+from aiter_like.ops import norm
+
+_ROWS, _HIDDEN = 2, 256
+_NORM = ("<QQQqqqif??6x", "0", "1", "2", _HIDDEN, _HIDDEN, _ROWS, _HIDDEN, 1e-6, False, False)
+_STRIDES = (32 * 64, 64, 64)
+_ATTENTION = ("<QQQQQ12q5if?7x", "1", "2", "1", "0", 0, *4 * _STRIDES, 1, 1, 1, 32, 32, 0.125, True)
+_BARE, _BUNDLE = ("--no-gpu-bundle-output",), ("--gpu-bundle-output",)
+
+GATHER = """
+__device__ int table[4] = {1, 2, 3, 4};
+__device__ int* pointer_to_table = table + 1;      // a relocation
+extern "C" __global__ __launch_bounds__(64) void gather(int* out, const int* index, int n) {
+  __shared__ int part[64];
+  part[thread_index()] = index[thread_index()] & 3;
+  workgroup_barrier();
+  int sum = 0;
+  for (int i = 0; i < n; ++i) sum += table[(part[63 - thread_index()] + i) & 3] + pointer_to_table[0];
+  out[thread_index()] = sum;
+}
+"""
+
+
+def _triton_kernel() -> Sample:
+    triton = pytest.importorskip("triton")
+    from test_triton import softmax_kernel
+    from triton.backends.compiler import GPUTarget
+
+    source = triton.compiler.ASTSource(softmax_kernel, {"x": "*fp32", "out": "*fp32", "columns": "i32",
+                                                        "BLOCK": "constexpr"}, {"BLOCK": 256})
+    built = triton.compile(source, target=GPUTarget("hip", "gfx942", 64))
+    return Sample("Triton softmax", built.asm["hsaco"], 64 * built.metadata.num_warps, (1024, 1024),
+                  ("<QQi4xQQ", "1", "0", 256, 0, 0), built.metadata.shared)
+
+
+def _clang_19(folder: Path) -> bytes | None:
+    compiler = shutil.which("clang++-19")
+    if not compiler:
+        return None
+    (folder / "gather.hip").write_text(PRELUDE + GATHER)
+    subprocess.run([compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O2", "-nogpuinc", "-nogpulib",
+                    "--offload-device-only", "--no-gpu-bundle-output", "-c", f"-I{paths.csrc() / 'include'}",
+                    "gather.hip", "-o", "gather.co"], cwd=folder, check=True, capture_output=True)
+    return (folder / "gather.co").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    """The samples, in a file for the children."""
+    folder = tmp_path_factory.mktemp("damage")
+    rms_norm = (paths.csrc() / "norm/rms_norm.hip").read_text()
+    attention = (paths.csrc() / "attention/flash_attn_fwd.hip").read_text()
+    instance = ("-DHEAD_DIM=64", "-DELEMENT=bf16", "-DROUNDING=0")
+    sizes, gather = (2048, 2048, 2048), ("<QQi4x", "0", "1", 3)
+    samples = [Sample("HIP rms_norm", code_object(rms_norm, *_BARE), 256, sizes, _NORM),
+               Sample("HIP flash_attn", code_object(attention, *_BARE, *instance), 256, (4096,) * 3, _ATTENTION),
+               Sample("HIP gather", code_object(GATHER, *_BARE), 64, (256, 256), gather),
+               Sample("bundle", code_object(GATHER, *_BUNDLE), 64, (256, 256), gather),
+               Sample("compressed", code_object(GATHER, *_BUNDLE, "--offload-compress"), 64, (256, 256), gather),
+               _triton_kernel(),
+               Sample("assembly", load_or_build(norm._rms_norm_asm.spec(device.simulated_target())).read_bytes(), 256,
+                      (16384,) * 3, ("<QQQQQIIf", "0", "1", "2", 0, 0, 8192, 8192, 1e-6))]
+    if (old := _clang_19(folder)) is not None:
+        samples.append(Sample("clang 19", old, 64, (256, 256), gather))
+    path = folder / "corpus"
+    path.write_bytes(pickle.dumps(samples))
+    return path
+
+
+def test_undamaged_they_run(corpus):
+    count = len(pickle.loads(corpus.read_bytes()))
+    assert count >= 7
+    counts, deaths = outcomes(sim.load()._name, corpus, range(count), is_damaged=False)
+    assert not deaths and counts == {"ran": count}
+
+
+def test_every_structure_is_found(corpus):
+    """Else nothing would be damaged in it."""
+    samples = {sample.name: sample.image for sample in pickle.loads(corpus.read_bytes())}
+    gather = places(samples["HIP gather"])
+    assert {"header", "segments", "sections", "symbols", "relocations", "descriptors", "notes", "code"} <= set(gather)
+    assert "container" in places(samples["bundle"]) and "container" in places(samples["compressed"])
+
+
+def _check(corpus: Path, seeds: range) -> None:
+    counts, deaths = outcomes(sim.load()._name, corpus, seeds)
+    assert not deaths, "\n".join(deaths)
+    assert sum(counts.values()) == len(seeds)
+    assert set(counts) == {"refused", "failed", "reported", "ran"}, counts
+
+
+def test_damaged_code_objects(corpus):
+    _check(corpus, range(200))
+
+
+@pytest.mark.exhaustive
+def test_ten_thousand_damaged_code_objects(corpus):
+    _check(corpus, range(10_000))
