@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,12 +76,18 @@ def run(body: str, inputs: Mapping[str, object] | None = None, outputs: Mapping[
 
 def run_many(cases: Sequence[Case]) -> list[dict[str, np.ndarray]]:
     """Runs many cases as the kernels of one code object; see `run`."""
+    return [result() for result in launches(cases)]
+
+
+def launches(cases: Sequence[Case]) -> Iterator[Callable[[], dict[str, np.ndarray]]]:
+    """The cases of `run_many`, each as a function that launches it: one that is refused does not end the others."""
     layouts = [_Layout(case) for case in cases]
     kernels = "".join(layout.assembly(f"case{index}") for index, layout in enumerate(layouts))
     text = f'.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n{kernels}{_metadata_text(cases)}'
     hip = runtime()
     with hip.module(assemble(text)) as module:
-        return [layout.launch(hip, module.function(f"case{index}")) for index, layout in enumerate(layouts)]
+        for index, layout in enumerate(layouts):
+            yield functools.partial(layout.launch, hip, module.function(f"case{index}"))
 
 
 @functools.lru_cache(maxsize=64)

@@ -68,20 +68,13 @@ inline T integer_median(T a, T b, T c) {
   return low > inner ? low : inner;
 }
 
-// The bits as an integer of the same order, and back.
-template <class T>
-inline std::make_signed_t<WordOf<T>> ordered(WordOf<T> bits) {
-  using Signed = std::make_signed_t<WordOf<T>>;
-  const Signed x = static_cast<Signed>(bits);
-  return x < 0 ? static_cast<Signed>(x ^ std::numeric_limits<Signed>::max()) : x;
-}
-
-// With a NaN it is the minimum of the three.
+// The larger of the two that are not the maximum; 0 and -0 are equal when that is looked for. With a NaN it is the
+// minimum of the three.
 template <class T>
 inline T median(T a, T b, T c) {
-  const auto middle = integer_median(ordered<T>(word(a)), ordered<T>(word(b)), ordered<T>(word(c)));
-  const T number = std::bit_cast<T>(static_cast<WordOf<T>>(ordered<T>(static_cast<WordOf<T>>(middle))));
-  const T low = minimum(minimum(a, b), c);
+  const T high = maximum(maximum(a, b), c), low = minimum(minimum(a, b), c);
+  const T ab = maximum(a, b), ac = maximum(a, c), bc = maximum(b, c);
+  const T number = high == a ? bc : high == b ? ac : ab;
   return is_nan(a) || is_nan(b) || is_nan(c) ? low : number;
 }
 

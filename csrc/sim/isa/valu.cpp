@@ -31,7 +31,9 @@ u32 sign_bit(Lane lane, u8 sel) {
   return 0x80000000u;
 }
 
-void apply_sign(const Operand& o, Lane lane, Rows& rows) {
+// On packed halves (v_pk_fmac_f16, v_dot2c_f32_f16) the ISA does not say which signs change.
+void apply_sign(const Inst& i, const Operand& o, Lane lane, Rows& rows) {
+  if (!is_float(lane) && i.op->name != "v_cndmask_b32") throw Fault("neg and abs on packed operands are not defined");
   const u32 sign = sign_bit(lane, o.sel);
   Lanes<u32>& high = is_wide(lane) ? rows.hi : rows.lo;
   for (int at = 0; at < kLanes; ++at) {
@@ -46,7 +48,8 @@ Source full_source(const Wave& w, const Inst& i, const Operand& o, Lane lane, si
   if (lane == Lane::mask) return {nullptr, nullptr, scalar_source(w, o)};
   const Source raw = is_wide(lane) ? plain_source<u64>(w, o, rows.lo, rows.hi)
                                    : plain_source<u32>(w, o, rows.lo, rows.hi);
-  const bool high_half = is_half(lane) && i.mod.op_sel >> k & 1;
+  const bool high_half = i.mod.op_sel >> k & 1;
+  if (high_half && !is_half(lane)) throw Fault("op_sel selects the high half of a source that is no 16-bit one");
   if (!permutation && !i.mod.sdwa && !high_half && !o.neg && !o.abs) return raw;
   if (permutation) {
     permute(raw.lo, rows.lo.at, *permutation, w.exec());
@@ -60,7 +63,7 @@ Source full_source(const Wave& w, const Inst& i, const Operand& o, Lane lane, si
   } else if (high_half) {
     for (int at = 0; at < kLanes; ++at) rows.lo[at] >>= 16;
   }
-  if (o.neg || o.abs) apply_sign(o, lane, rows);
+  if (o.neg || o.abs) apply_sign(i, o, lane, rows);
   return {rows.lo.at, rows.hi.at, 0};
 }
 
