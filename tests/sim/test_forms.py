@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 
+import form_cases
 import forms
 import numpy as np
 import pytest
@@ -46,8 +47,9 @@ def differences(bits: int, masked: bool = False, shift: int = 0):
     return model
 
 
-forms.CLAMPS |= {row.name: row.model for row in (*test_vop2.CLAMPED, *test_vop3.CLAMPED_ROWS, *test_vop3_media.CLAMPED)}
-forms.CLAMPS |= {
+form_cases.CLAMPS |= {row.name: row.model
+                      for row in (*test_vop2.CLAMPED, *test_vop3.CLAMPED_ROWS, *test_vop3_media.CLAMPED)}
+form_cases.CLAMPS |= {
     "v_mul_lo_u16": limited(np.multiply, np.uint16), "v_sub_i32": limited(np.subtract, np.int32),
     "v_add_i16": limited(np.add, np.int16), "v_mad_i16": limited(lambda a, b, c: a * b + c, np.int16),
     "v_mad_legacy_u16": limited(lambda a, b, c: a * b + c, np.uint16),
@@ -98,7 +100,7 @@ def test_forms(name):
     rows = FILES[name]
     units = forms.accepted(rows)
     left_out = refused(rows, units)
-    tested = forms.check_forms(rows, units, left_out)
+    tested = form_cases.check_forms(rows, units, left_out)
     wanted = {(row.name, unit) for row in rows for unit in units[row.name]}
     assert wanted - left_out - tested == set()           # forms() left a unit out
 
@@ -109,7 +111,7 @@ def test_forms(name):
 def test_forms_on_more_operands(name, seed):
     rows = FILES[name]
     units = forms.accepted(rows)
-    forms.check_forms(rows, units, refused(rows, units), 100_000 * seed)
+    form_cases.check_forms(rows, units, refused(rows, units), 100_000 * seed)
 
 
 def test_what_is_not_defined_is_refused():
@@ -117,7 +119,7 @@ def test_what_is_not_defined_is_refused():
     left_out = refused(ALL, units)
     todo = [(row, form) for row in ALL for form in forms.candidates(row)
             for unit in [max(form.units(), key=len)] if (row.name, unit) in left_out]
-    cases = [forms.Prepared(row, [form], 1).case for row, form in todo]
+    cases = [form_cases.Prepared(row, [form], 1).case for row, form in todo]
     for (row, form), launch in zip(todo, launches(cases), strict=True):
         unit = re.sub(r"^\w+ |\d$", "", max(form.units(), key=len))
         with pytest.raises(HipError, match=REFUSALS[unit]):
