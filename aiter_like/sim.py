@@ -243,6 +243,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "aiter_like_sim_reset_counters": (None,),
         "aiter_like_sim_inspect": (pointer, text, u64),
         "aiter_like_sim_disassemble": (pointer, text, u64),
+        "aiter_like_sim_lines": (pointer, text, u64),
         "aiter_like_sim_free": (None, pointer),
         "hipGetErrorString": (text, ctypes.c_int),
         "hipModuleLoadData": (ctypes.c_int, pointer, text),
@@ -338,7 +339,7 @@ def _collect(session: Session, name: str) -> None:
     _keep(reports)
     if reports and session.on_report == "raise":
         lines = [f"{name}: {len(reports)} report(s) of the simulator's checkers"]
-        lines += [f"  [sim:{report['check']}] {report['message']}" for report in reports]
+        lines += [f"  {report['summary']}" for report in reports]
         raise SimulatorError("\n".join(lines), reports)
 
 

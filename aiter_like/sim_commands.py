@@ -99,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
         sim.checked_call(kernel.name, launch, tensors, writable)
     reports = session.reports if session else []
     for report in reports:
-        print(_line(report))
+        print(f"{report['summary']} ({report['count']} times)")
     for counts in sim.counters().values():
         print(f"{kernel.name}: {counts['workgroups']} workgroups, {counts['waves']} waves, "
               f"{counts['wave_instructions']} wave instructions")
@@ -107,12 +107,6 @@ def _run(args: argparse.Namespace) -> int:
         if buffer.is_output:
             _save(args.output / f"{name}.npy", buffer.data)
     return 1 if reports else 0
-
-
-def _line(report: Mapping[str, Any]) -> str:
-    group = ",".join(map(str, report["workgroup"]))
-    return (f"[sim:{report['check']}] {report['kernel']}+{report['pc']:#x} workgroup {group} wave {report['wave']} "
-            f"lanes {report['lanes']:#x}: {report['text']}\n    {report['message']} ({report['count']} times)")
 
 
 # ---- SPEC.json

@@ -162,14 +162,15 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     -no-hip-rt: the library names no runtime and takes the one of the process, simulated or real. For the same reason
     the host half goes to the clang under hipcc: hipcc itself would link ROCm's runtime.
     -cuid: by default a hash of path and options; both commands must have the same, wherever the source lies.
+    -gline-tables-only: lines for the simulator's reports and for profilers; the machine code is the same without.
     """
     source = str(spec.root / spec.sources[0])
     common = ["-x", "hip", "-std=c++17", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-nogpuinc", "-nogpulib",
-              f"-ffile-prefix-map={spec.root}=csrc", f"-cuid={cache.sha256(spec.name.encode())[:16]}",
+              *_mapped(spec, "csrc"), f"-cuid={cache.sha256(spec.name.encode())[:16]}",
               *_include(spec), *_defines(spec), *spec.flags]
     # The driver ignores -MF for a device-only compilation; its front end does not.
     depfile = ["-dependency-file", "device.d", "-sys-header-deps", "-MT", "device.hipfb"]
-    device = [toolchain.path, *common, f"--offload-arch={spec.arch}", "--offload-device-only",
+    device = [toolchain.path, *common, f"--offload-arch={spec.arch}", "--offload-device-only", "-gline-tables-only",
               *_through("-Xclang", depfile), "-c", "-o", "device.hipfb", source]
     host = [toolchain.host_compiler, *common, "--offload-host-only",
             *_through("-Xclang", ["-fcuda-include-gpubinary", "device.hipfb"]),
@@ -185,7 +186,7 @@ def _asm_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     -g: lines for the simulator's reports and for debuggers.
     """
     command = [toolchain.host_compiler, "-x", "assembler-with-cpp", "--target=amdgcn-amd-amdhsa", f"-mcpu={spec.arch}",
-               "-nogpulib", "-g", f"-ffile-prefix-map={spec.root}=hsa", *_defines(spec), *spec.flags,
+               "-nogpulib", "-g", *_mapped(spec, "hsa"), *_defines(spec), *spec.flags,
                "-MD", "-MF", "module.d", "-o", spec.output, str(spec.root / spec.sources[0])]
     return [Step(spec.output, (), tuple(command), "module.d")]
 
@@ -218,6 +219,11 @@ def _host_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
 
 def _include(spec: ModuleSpec) -> list[str]:
     return [f"-I{spec.root}/include", "-isystem", str(_tvm_ffi() / "include")]
+
+
+def _mapped(spec: ModuleSpec, name: str) -> list[str]:
+    """The same paths in macros and debug information wherever the sources and the build folder lie."""
+    return [f"-ffile-prefix-map={spec.root}={name}", "-fdebug-compilation-dir=."]
 
 
 def _defines(spec: ModuleSpec) -> list[str]:

@@ -42,6 +42,7 @@ class Loader {
     read_notes();
     add_bare_descriptors();
     decode();
+    keep_debug_lines();
     for (const Kernel& kernel : code_.kernels) {
       if (!code_.at(kernel.entry)) throw Fault("kernel " + kernel.name + " does not start at an instruction");
       check_registers(kernel);
@@ -317,6 +318,28 @@ class Loader {
     }
   }
 
+  // A convenience: what is wrong with these sections is no reason to refuse the code. Compressed ones are left alone.
+  void keep_debug_lines() {
+    try {
+      const Elf64_Shdr names = section(header_.e_shstrndx);
+      const Bytes strings = file_.slice(names.sh_offset, names.sh_size, "section names");
+      for (u32 i = 0; i < header_.e_shnum; ++i) {
+        const Elf64_Shdr s = section(i);
+        if (s.sh_type != SHT_PROGBITS || s.sh_flags & (SHF_ALLOC | SHF_COMPRESSED)) continue;
+        const std::string_view name = strings.string_at(s.sh_name, "section name");
+        std::vector<u8>* kept = name == ".debug_line"       ? &code_.debug.line
+                                : name == ".debug_line_str" ? &code_.debug.line_str
+                                : name == ".debug_str"      ? &code_.debug.str
+                                                            : nullptr;
+        if (!kept) continue;
+        const Bytes bytes = file_.slice(s.sh_offset, s.sh_size, "debug section");
+        kept->assign(bytes.data, bytes.data + bytes.size);
+      }
+    } catch (const Fault&) {
+      code_.debug = {};
+    }
+  }
+
   void add_ranges() const {
     for (u32 i = 0; i < header_.e_phnum; ++i) {
       const Elf64_Phdr s = segment(i);
@@ -351,6 +374,12 @@ const Inst* Code::at(u64 pc) const {
   if (pc < text_begin || pc >= text_end || (pc - text_begin) % 4 != 0) return nullptr;
   const u32 index = inst_at[(pc - text_begin) / 4];
   return index == ~0u ? nullptr : &insts[index];
+}
+
+std::string Code::source_of(u64 pc) const {
+  const u64 base = reinterpret_cast<u64>(image);
+  std::call_once(lines_once, [&] { lines = LineTable(std::move(debug), text_begin - base); });
+  return lines.at(pc - base);
 }
 
 void Wave::jump(i64 pc) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checks/waitstate.h"
+#include "debug_line.h"
 #include "wave.h"
 
 namespace sim {
@@ -50,12 +51,17 @@ struct Code {
   mutable std::once_flag facts_once;           // facts: filled by the first launch whose wait states are checked
   mutable std::vector<IssueFacts> facts;       // of each instruction
 
+  mutable DebugSections debug;                         // until the first source_of
+  mutable std::once_flag lines_once;
+  mutable LineTable lines;
+
   Code() = default;
   Code(const Code&) = delete;
   Code& operator=(const Code&) = delete;
   ~Code();
   const Kernel* find(std::string_view kernel) const;
   const Inst* at(u64 pc) const;                // null when pc is no instruction
+  std::string source_of(u64 pc) const;         // "file:line", "" when the file has no line for it
   u8* image = nullptr;                         // mapped PT_LOADs
   u64 image_bytes = 0;
 };

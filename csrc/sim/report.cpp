@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// The process's list of reports, and its settings.
+// The process's list of reports, and their text.
 #include "report.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <mutex>
 #include <utility>
 
 #include "loader.h"
-#include "settings.h"
 
 namespace sim {
 namespace {
@@ -26,11 +26,6 @@ Reports& reports() {
 
 }  // namespace
 
-Settings& settings() {
-  static Settings instance;
-  return instance;
-}
-
 void add_report(Report report) {
   Reports& all = reports();
   const std::lock_guard lock(all.mutex);
@@ -42,7 +37,8 @@ void add_report(Report report) {
   else if (all.list.size() < kMaxReports) all.list.push_back(std::move(report));
 }
 
-void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes, u64 address, std::string message) {
+void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes, u64 address, std::string message,
+                const Inst* other) {
   Report r;
   const Launch& launch = *wave.group->launch;
   r.check = std::move(check);
@@ -53,6 +49,8 @@ void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes
   r.lanes = lanes;
   r.pc = inst.pc - launch.kernel->entry;
   r.text = inst.text;
+  r.source = launch.code->source_of(inst.pc);
+  if (other) r.other = {other->pc - launch.kernel->entry, other->text, launch.code->source_of(other->pc)};
   r.address = address;
   add_report(std::move(r));
 }
@@ -61,6 +59,30 @@ std::vector<Report> take_reports() {
   Reports& all = reports();
   const std::lock_guard lock(all.mutex);
   return std::exchange(all.list, {});
+}
+
+u64 print_reports() {
+  const std::vector<Report> list = take_reports();
+  for (const Report& r : list) {
+    std::string text = summary(r);
+    if (r.count > 1) text += " (" + std::to_string(r.count) + " times)";
+    std::fprintf(stderr, "%s\n", text.c_str());
+  }
+  return list.size();
+}
+
+std::string place_text(u64 pc, const std::string& source, const std::string& text) {
+  char place[32];
+  std::snprintf(place, sizeof place, "pc 0x%llx", static_cast<unsigned long long>(pc));
+  return place + (source.empty() ? "" : " (" + source + ")") + ": " + text;
+}
+
+std::string summary(const Report& r) {
+  if (r.check == "launch") return "[sim:launch] " + r.message;     // it names its place itself
+  char where[96];
+  std::snprintf(where, sizeof where, " wg(%u,%u,%u) wave %d lanes 0x%llx ", r.workgroup[0], r.workgroup[1],
+                r.workgroup[2], r.wave, static_cast<unsigned long long>(r.lanes));
+  return "[sim:" + r.check + "] " + r.kernel + where + place_text(r.pc, r.source, r.text) + "\n    " + r.message;
 }
 
 }  // namespace sim

@@ -17,13 +17,23 @@ struct Report {
   u64 lanes = 0;
   u64 pc = 0;                                  // relative to the kernel's entry
   std::string text;                            // disassembly of the offender
+  std::string source;                          // "file:line", when the code object has line tables
   u64 address = 0;
   u64 count = 1;                               // same check, kernel and pc are counted, not repeated
+  struct {                                     // the producer or the other access; no text = there is none
+    u64 pc = 0;
+    std::string text, source;
+  } other;
 };
 
 // Fills kernel, workgroup, wave, pc and text from the wave and instruction, and records it. Thread-safe.
-void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes, u64 address, std::string message);
+void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes, u64 address, std::string message,
+                const Inst* other = nullptr);
 void add_report(Report report);
 std::vector<Report> take_reports();            // and forgets them
+u64 print_reports();                           // to stderr; forgets them, and says how many there were
+std::string summary(const Report& report);     // check, kernel, place, instruction; on the next line the message
+// "pc 0x1a4c (norm.hip:12): v_add_f32 v0, v1, v2"
+std::string place_text(u64 pc, const std::string& source, const std::string& text);
 
 }  // namespace sim

@@ -223,7 +223,7 @@ class Grid {
     r.check = "launch";
     r.kernel = launch_.kernel->name;
     std::copy(std::begin(g.id), std::end(g.id), r.workgroup);
-    char where[160];
+    char where[48];
     std::snprintf(where, sizeof where, " wg(%u,%u,%u)", g.id[0], g.id[1], g.id[2]);
     r.message = "kernel " + r.kernel + where;
     if (current) {
@@ -232,8 +232,8 @@ class Grid {
       r.lanes = current->exec();
       r.pc = inst->pc - launch_.kernel->entry;
       r.text = inst->text;
-      std::snprintf(where, sizeof where, " wave %d pc 0x%llx: ", r.wave, static_cast<unsigned long long>(r.pc));
-      r.message += where + r.text;
+      r.source = launch_.code->source_of(inst->pc);
+      r.message += " wave " + std::to_string(r.wave) + " " + place_text(r.pc, r.source, r.text);
     }
     r.message += ": " + why;
   }
@@ -263,14 +263,15 @@ class Grid {
     r.message = "kernel " + r.kernel + ": deadlock, or an endless loop: no wave can go on. Waiting:";
     for (const auto& [place, waves] : waiting_) {
       const Inst* inst = launch_.code->at(place.first);
+      const u64 pc = place.first - launch_.kernel->entry;
+      const std::string source = launch_.code->source_of(place.first);
       if (r.text.empty()) {
-        r.pc = place.first - launch_.kernel->entry;
+        r.pc = pc;
         r.text = inst->text;
+        r.source = source;
       }
-      char pc[32];
-      std::snprintf(pc, sizeof pc, "0x%llx", static_cast<unsigned long long>(place.first - launch_.kernel->entry));
-      r.message += std::string("\n  ") + (place.second ? "at the barrier" : "in the loop") + " at pc " + pc + ": " +
-                   inst->text + ": ";
+      r.message += std::string("\n  ") + (place.second ? "at the barrier" : "in the loop") + " at " +
+                   place_text(pc, source, inst->text) + ": ";
       for (size_t i = 0; i < std::min(waves.size(), kNamed); ++i) r.message += (i ? ", " : "") + waves[i];
       if (waves.size() > kNamed) r.message += " and " + std::to_string(waves.size() - kNamed) + " more";
     }
@@ -344,6 +345,7 @@ void add_counters(const Launch& launch, const KernelCounters& counted) {
 
 void run_kernel(const LaunchRequest& request) {
   const Settings now = settings();
+  if (!now.error.empty()) refuse(*request.kernel, now.error);
   std::unique_ptr<LaunchState> state;
   try {
     state = std::make_unique<LaunchState>(request);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Settings of the simulator, set by sim.py through hip/control.cpp before a launch.
+// Settings of the simulator: what AITER_LIKE_SIM says, until sim.py sets them through hip/control.cpp.
 #pragma once
+#include <string>
+
 #include "types.h"
 
 namespace sim {
@@ -13,8 +15,11 @@ struct Settings {
   u64 seed = 0;                                // order of waves; 0 = program order
   bool dry = false;                            // launches return without executing (host-overhead benchmarks)
   u64 instruction_limit = 2'000'000'000;       // per wave; a wave beyond it stops the launch with a report
+  bool prints_reports = true;                  // nobody else asks for them: to stderr, and the launch has failed
+  std::string error;                           // AITER_LIKE_SIM does not parse: every launch is refused with this
 };
 
 Settings& settings();
+u32 initial_devices();                         // what AITER_LIKE_SIM says
 
 }  // namespace sim

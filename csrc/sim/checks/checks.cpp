@@ -28,7 +28,8 @@ std::string hex(u64 x) {
 int first_lane(u64 lanes) { return std::countr_zero(lanes); }
 
 std::string place_of(const Wave& w, const Inst& i) {
-  return "pc " + hex(i.pc - w.group->launch->kernel->entry) + ": " + i.text;
+  const Launch& launch = *w.group->launch;
+  return place_text(i.pc - launch.kernel->entry, launch.code->source_of(i.pc), i.text);
 }
 
 std::string name_of(const RegRange& r, u32 index) {

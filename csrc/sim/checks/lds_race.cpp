@@ -21,11 +21,12 @@ struct Visit {
 
 u32 wave_of(u32 word) { return (word & kWaveBits) >> kWaveShift; }
 
-void report(const Visit& v, int lane, u32 dword, const std::string& what, const char* check, const std::string& fix) {
+void report(const Visit& v, const Inst* other, int lane, u32 dword, const std::string& what, const char* check,
+            const std::string& fix) {
   LaunchChecks& checks = launch_checks(v.w);
   if (!checks.first(check, v.inst)) return;
   add_report(v.w, v.inst, check, u64{1} << lane, 4 * u64{dword},
-             what + " (LDS byte " + std::to_string(4 * dword) + ", lane " + std::to_string(lane) + "); " + fix);
+             what + " (LDS byte " + std::to_string(4 * dword) + ", lane " + std::to_string(lane) + "); " + fix, other);
 }
 
 const char* verb(const Visit& v) { return v.touch.access == Access::load ? "reads" : "writes"; }
@@ -46,10 +47,10 @@ void against_write(const Visit& v, int lane, u32 dword, u32 bytes, u32 word) {
     if (!checks.on(kCheckWait)) return;
     const std::string late = std::string("fix: s_waitcnt ") + (r.dma ? "vmcnt(0)" : "lgkmcnt(0)");
     const std::string fix = (r.retired ? late : wait_for_record(writer, stamp)) + (mine ? "" : " before the s_barrier");
-    report(v, lane, dword, verb(v) + producer + " and has not waited for" + (mine ? "" : " before the barrier"),
+    report(v, r.inst, lane, dword, verb(v) + producer + " and has not waited for" + (mine ? "" : " before the barrier"),
            "wait", fix);
   } else if (checks.on(kCheckLdsRace)) {
-    report(v, lane, dword, verb(v) + producer + " with no barrier between", "lds_race",
+    report(v, r.inst, lane, dword, verb(v) + producer + " with no barrier between", "lds_race",
            "fix: s_waitcnt in wave " + std::to_string(r.wave) + ", then s_barrier in all waves");
   }
 }
@@ -63,7 +64,7 @@ void against_read(const Visit& v, int lane, u32 dword, u32 bytes, u32 word) {
   if (word & kMany && bytes != kMaskBits) return;   // the bytes of several readers are merged: not certain
   const LdsRecord& r = v.shadow.record(stamp);
   if (r.atomic && v.touch.access == Access::atomic) return;
-  report(v, lane, dword,
+  report(v, r.inst, lane, dword,
          (mine ? "writes what another wave also read besides " : "writes what wave " + std::to_string(r.wave) +
           " reads at ") + place_of(v.w, *r.inst) + " with no barrier between",
          "lds_race", "fix: s_barrier between the read and the write");

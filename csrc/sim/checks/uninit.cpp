@@ -297,7 +297,8 @@ void uninit_report(Wave& w, const Inst& i, u64 lanes, const std::string& what, c
   }
   add_report(w, i, "uninit", lanes, origin.address,
              what + ", undefined in lane " + std::to_string(first_lane(lanes)) + "; the value comes from " + from +
-                 "; " + fix);
+                 "; " + fix,
+             origin.inst);
 }
 
 void uninit_begin(Wave& w) {

@@ -61,7 +61,8 @@ void report(Wave& w, const Inst& i, const Hit& hit) {
   add_report(w, i, "waitstate", w.exec(), 0,
              std::string(hit.row->name) + (named ? " (" + name_of(hit.reg) + ")" : "") + ": " +
                  std::to_string(hit.between) + " wait states after " + place_of(w, *hit.earlier->inst) + ", " +
-                 std::to_string(hit.needed) + " are needed; fix: " + nops(hit.missing) + " before it");
+                 std::to_string(hit.needed) + " are needed; fix: " + nops(hit.missing) + " before it",
+             hit.earlier->inst);
 }
 
 }  // namespace

@@ -65,7 +65,10 @@ std::string json(const Report& r) {
   Object o;
   o.add("check", r.check).add("message", r.message).add("kernel", r.kernel).raw("workgroup", group + "]");
   o.add("wave", static_cast<u64>(r.wave)).add("lanes", r.lanes).add("pc", r.pc).add("text", r.text);
-  return o.add("address", r.address).add("count", r.count).str();
+  o.add("source", r.source).add("address", r.address).add("count", r.count).add("summary", summary(r));
+  Object other;
+  other.add("pc", r.other.pc).add("text", r.other.text).add("source", r.other.source);
+  return o.raw("other", r.other.text.empty() ? "null" : other.str()).str();
 }
 
 std::string json(const KernelCounters& k) {
@@ -87,7 +90,7 @@ std::string json(const Kernel& k) {
 }  // namespace
 
 HIP_API void aiter_like_sim_configure(u32 checks, u32 threads, u64 seed, int dry, u64 instruction_limit) {
-  settings() = {checks, threads, seed, dry != 0, instruction_limit};
+  settings() = {checks, threads, seed, dry != 0, instruction_limit, false, ""};
 }
 
 // The tensors of one launch. Ranges that overlap (views of one storage) become one, writable if any is. writable = 2:
@@ -161,6 +164,23 @@ HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
     for (const Inst& i : code->insts) {
       (text += text.size() > 1 ? ",[" : "[") += std::to_string(i.pc - code->text_begin);
       ((text += "," + quoted(i.text)) += "," + quoted(i.error)) += "]";
+    }
+    return give(text + "]");
+  } catch (const std::exception& error) {
+    describe_error(kInvalidImage, error.what());
+    return nullptr;
+  }
+}
+
+// The instructions of a code object that have a source line: [pc, "file:line"] each; for tests of the line tables.
+HIP_API char* aiter_like_sim_lines(const void* image, u64 bytes) {
+  try {
+    const std::unique_ptr<Code> code = load(image, bytes);
+    std::string text = "[";
+    for (const Inst& i : code->insts) {
+      const std::string source = i.is_guard() ? "" : code->source_of(i.pc);
+      if (source.empty()) continue;
+      (text += text.size() > 1 ? ",[" : "[") += std::to_string(i.pc - code->text_begin) + "," + quoted(source) + "]";
     }
     return give(text + "]");
   } catch (const std::exception& error) {

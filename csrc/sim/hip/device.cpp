@@ -8,6 +8,7 @@
 
 #include "hip/stream.h"
 #include "memory.h"
+#include "settings.h"
 
 namespace sim::hip {
 namespace {
@@ -20,7 +21,7 @@ constexpr int kClockKhz = 2100000, kMemoryClockKhz = 1300000, kMemoryBusBits = 8
 constexpr int kL2Bytes = 4 << 20, kLdsBytes = 65536, kRegisters = 65536, kMaxBlock = 1024, kThreadsPerCu = 2048;
 constexpr int kMaxGrid = 0x7fffffff;
 
-std::atomic<int> num_devices{1};
+std::atomic<int> num_devices{static_cast<int>(initial_devices())};
 thread_local int current = 0;
 
 struct Peers {

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "hip/stream.h"
+#include "report.h"
+#include "settings.h"
 
 namespace sim::hip {
 namespace {
@@ -62,7 +64,14 @@ Error run(const Function& f, const Launch& l, const std::string& kernarg) {
   r.kernarg = reinterpret_cast<const u8*>(kernarg.data());
   r.kernarg_bytes = kernarg.size();
   r.cooperative = l.cooperative;
-  run_kernel(r);
+  const auto told = [] { return settings().prints_reports && print_reports() > 0; };
+  try {
+    run_kernel(r);
+  } catch (...) {
+    if (settings().checks) told();
+    throw;
+  }
+  if (told()) throw Fault("kernel " + f.kernel->name + ": the checkers reported something (see stderr)");
   return kSuccess;
 }
 

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: MIT
+"""Source lines: the reader of line tables against LLVM's, reports that name file and line, damaged tables."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from asm import _tool
+from checking import only
+from hip_program import PRELUDE, code_object
+
+from aiter_like import sim
+from aiter_like.errors import SimulatorError
+from aiter_like.jit import recipe, toolchain
+from aiter_like.ops import attention, norm
+
+SOURCE = """
+__device__ float half_of(float x) {
+  return x * 0.5f;
+}
+extern "C" __global__ void store(const float* x, float* out, int n) {
+  const int i = workgroup_index().x * 64 + thread_index();
+  float y = 0;
+  for (int k = 0; k < n; ++k) y += half_of(x[k]);
+  out[i] = y;                                                  // planted: no `i < n`
+}
+extern "C" __global__ void early(const float* x, float* out, int n) {
+  float y;
+  asm volatile("global_load_dword %0, %1, off" : "=&v"(y) : "v"(x + thread_index()));
+  out[thread_index()] = half_of(y);                            // planted: no wait
+}
+"""
+ASSEMBLY = """\
+.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
+.globl early
+.p2align 8
+.type early,@function
+early:
+  s_load_dwordx2 s[2:3], s[0:1], 0
+  v_lshlrev_b32 v1, 2, v0
+  s_waitcnt lgkmcnt(0)
+  global_load_dword v2, v1, s[2:3]
+  v_add_u32 v2, v2, v2                                         // planted: no wait
+  s_endpgm
+.rodata
+.amdhsa_kernel early
+  .amdhsa_next_free_vgpr 3
+  .amdhsa_next_free_sgpr 4
+  .amdhsa_accum_offset 4
+  .amdhsa_kernarg_size 24
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+.end_amdhsa_kernel
+"""
+
+
+def compiled(*flags: str) -> bytes:
+    return code_object(SOURCE, "--no-gpu-bundle-output", *flags)
+
+
+def assembled(folder: Path) -> tuple[bytes, Path]:
+    source, output = folder / "early.s", folder / "early.co"
+    source.write_text(ASSEMBLY)
+    subprocess.run([toolchain.find("host").path, "-x", "assembler", "--target=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-g",
+                    "-nogpulib", str(source), "-o", str(output)], check=True)
+    return output.read_bytes(), source
+
+
+def line_of(text: str, phrase: str) -> int:
+    return next(number for number, line in enumerate(text.splitlines(), 1) if phrase in line)
+
+
+def lines(elf: bytes) -> dict[int, str]:
+    """Offset in the code → file:line, by the simulator."""
+    library = sim.load()
+    address = library.aiter_like_sim_lines(elf, len(elf))
+    assert address, library.hipGetErrorString(200)
+    try:
+        return dict(json.loads(ctypes.string_at(address)))
+    finally:
+        library.aiter_like_sim_free(address)
+
+
+def sections(elf: bytes) -> dict[str, tuple[int, int, int, int]]:
+    """Name → position of the section header, address, offset, size."""
+    table, size, count, names = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HHH", elf, 58)
+    headers = [(table + k * size, *struct.unpack_from("<IIQQQQ", elf, table + k * size)) for k in range(count)]
+    strings = headers[names][5]
+    return {elf[strings + name:elf.index(b"\0", strings + name)].decode(): (at, address, offset, length)
+            for at, name, _, _, address, offset, length in headers}
+
+
+def llvm_lines(elf: bytes, folder: Path) -> dict[int, str]:
+    """The same by llvm-symbolizer, for each dword of the code."""
+    _, base, _, size = sections(elf)[".text"]
+    file = folder / "code.co"
+    file.write_bytes(elf)
+    asked = "\n".join(hex(base + offset) for offset in range(0, size, 4))
+    done = subprocess.run([_tool("llvm-symbolizer"), f"--obj={file}", "--output-style=JSON"], input=asked,
+                          capture_output=True, text=True, check=True)
+    frames = [json.loads(line)["Symbol"][0] for line in done.stdout.splitlines()]
+    return {4 * k: f"{frame['FileName']}:{frame['Line']}" for k, frame in enumerate(frames) if frame["Line"]}
+
+
+def launch(elf: bytes, kernel: str, arguments: bytes) -> None:
+    sim.launch(elf, kernel, (1, 1, 1), (64, 1, 1), 0, arguments)
+
+
+def run(elf: bytes, kernel: str, n: int = 64) -> list[dict]:
+    x, out = torch.ones(64), torch.zeros(n)
+    arguments = struct.pack("<QQi", x.data_ptr(), out.data_ptr(), n)
+    with sim.enabled(on_report="collect") as session:
+        sim.checked_call(kernel, lambda *_: launch(elf, kernel, arguments), (x, out), writes=(1,))
+    return session.reports
+
+
+@pytest.mark.parametrize("flags", [("-gline-tables-only",), ("-g",), ("-gline-tables-only", "-gdwarf-4"),
+                                   ("-g", "-gdwarf-3"), ("-g", "-gdwarf64"), ("-gline-tables-only", "-O0")],
+                         ids="".join)
+def test_the_reader_agrees_with_llvm(flags, tmp_path):
+    elf = compiled(*flags)
+    ours, theirs = lines(elf), llvm_lines(elf, tmp_path)
+    assert len(ours) > 20 and ("-O0" not in flags or any("/gpu.h:" in source for source in ours.values()))
+    assert ours == {pc: theirs.get(pc) for pc in ours}
+    assert set(theirs) & set(every_pc(elf)) == set(ours)
+
+
+def every_pc(elf: bytes) -> list[int]:
+    from mutants import instructions
+
+    return [pc for pc, text in instructions(elf) if not text.startswith("<")]
+
+
+def test_the_reader_agrees_with_llvm_on_assembly(tmp_path):
+    elf, source = assembled(tmp_path)
+    ours = lines(elf)
+    assert ours == {4 * k: f"{source}:{line}" for k, line in zip((0, 2, 3, 4, 6, 7), range(6, 12), strict=True)}
+    theirs = llvm_lines(elf, tmp_path)
+    assert ours == {pc: theirs[pc] for pc in ours}
+
+
+def test_code_without_lines():
+    assert lines(compiled()) == {}
+    report, = run(compiled(), "store", 40)
+    assert report["source"] == "" and "()" not in report["summary"]
+
+
+def test_a_store_out_of_bounds_in_hip():
+    found = run(compiled("-gline-tables-only"), "store", 40)
+    report = only(found, "bounds", "global_store.*", "past the end")
+    assert report["source"].endswith(f"program.hip:{line_of(PRELUDE + SOURCE, 'out[i] = y')}")
+    first, second = report["summary"].split("\n")
+    assert first == (f"[sim:bounds] store wg(0,0,0) wave 0 lanes {report['lanes']:#x} pc {report['pc']:#x} "
+                     f"({report['source']}): {report['text']}")
+    assert second == "    " + report["message"]
+
+
+def test_a_missing_wait_in_hip():
+    report, = [report for report in run(compiled("-gline-tables-only"), "early") if report["check"] == "wait"]
+    load, use = (line_of(PRELUDE + SOURCE, phrase) for phrase in ("global_load_dword", "return x * 0.5f"))
+    assert report["source"].endswith(f"program.hip:{use}")
+    other = report["other"]
+    assert other["text"].startswith("global_load_dword") and other["source"].endswith(f"program.hip:{load}")
+    assert f"pc {other['pc']:#x} ({other['source']}): {other['text']}" in report["message"]
+
+
+def test_a_missing_wait_in_assembly(tmp_path):
+    elf, source = assembled(tmp_path)
+    report = only(run(elf, "early"), "wait", "v_add_u32.*")
+    assert report["source"] == f"{source}:{line_of(ASSEMBLY, 'v_add_u32')}"
+    assert report["other"]["source"] == f"{source}:{line_of(ASSEMBLY, 'global_load')}"
+
+
+def test_a_failed_launch_names_its_line():
+    place = rf"pc 0x\w+ \(.*program.hip:{line_of(PRELUDE + SOURCE, 'half_of(x[k])')}\): \w+_load_\w+ "
+    with pytest.raises(SimulatorError, match=place + ".*: wild memory access") as raised:
+        launch(compiled("-gline-tables-only"), "store", struct.pack("<QQi", 4096, 4096, 4))
+    assert "program.hip:" in raised.value.reports[0]["source"]
+
+
+def test_a_store_out_of_bounds_in_triton():
+    pytest.importorskip("triton")
+    from line_kernels import double
+
+    x, out = torch.ones(128), torch.zeros(100)
+    sim.enable_triton()
+    try:
+        with sim.enabled(on_report="collect") as session:
+            double[(1,)](x, out, BLOCK=128)
+    finally:
+        sim.disable_triton()
+    file = Path(__file__).with_name("line_kernels.py")
+    assert {report["source"] for report in session.reports} == {f"{file}:{line_of(file.read_text(), 'tl.store')}"}
+
+
+def test_damaged_tables_give_no_lines_and_no_crash(tmp_path):
+    """In a child: what this must not do is crash."""
+    (tmp_path / "code.co").write_bytes(compiled("-g"))
+    done = subprocess.run([sys.executable, __file__, str(tmp_path / "code.co")], capture_output=True, text=True,
+                          timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    whole, fewer, total = map(int, done.stdout.split())
+    assert total >= 400 and whole > 0 and fewer > total // 4        # the damage is seen, and often harmless
+
+
+def damaged(elf: bytes) -> list[bytes]:
+    """Copies with bits flipped in each section of line tables, sections cut short, and headers that lie."""
+    copies, found = [], sections(elf)
+    for name in (".debug_line", ".debug_line_str", ".debug_str"):
+        at, _, offset, size = found[name]
+        header = range(offset, offset + min(size, 160))       # densely: most fields are here
+        for place in itertools.chain(header, range(offset, offset + size, max(1, size // 40))):
+            copy = bytearray(elf)
+            copy[place] ^= 1 << place % 8
+            copies.append(bytes(copy))
+        for new_offset, new_size in [(offset, size * k // 24) for k in range(24)] + [
+                (offset, 2**63), (2**64 - 8, 16), (len(elf) - 4, size), (offset + 1, size)]:
+            copy = bytearray(elf)
+            struct.pack_into("<QQ", copy, at + 24, new_offset, new_size)
+            copies.append(bytes(copy))
+    at, _, offset, size = found[".debug_line"]
+    for value in (0, 0x7f, 0x80, 0xff):                       # endless numbers, empty and huge operations
+        copies += [elf[:offset + start] + bytes([value]) * (size - start) + elf[offset + size:]
+                   for start in (0, 4, 20, 60, size // 2)]
+    return copies
+
+
+def count_damaged(path: str) -> None:
+    elf = Path(path).read_bytes()
+    whole = lines(elf)
+    results = [lines(copy) for copy in damaged(elf)]
+    print(len(whole), sum(len(result) < len(whole) for result in results), len(results))
+
+
+def text_section(bundle: bytes) -> bytes:
+    elf = bundle[bundle.index(b"\x7fELF"):]
+    _, _, offset, size = sections(elf)[".text"]
+    return elf[offset:offset + size]
+
+
+@pytest.mark.parametrize("function", [norm._rms_norm_hip, attention._flash_attn_fwd_hip], ids=lambda f: f.function_name)
+def test_lines_do_not_change_the_machine_code(function, tmp_path):
+    """What lets the JIT always compile with -gline-tables-only."""
+    spec = function.instance_spec(function.instances()[0], "hip", "gfx942")
+    command = recipe.steps(spec, toolchain.find("hip"))[0].command
+    assert "-gline-tables-only" in command
+    found = []
+    for name, words in (("with", command), ("without", [word for word in command if word != "-gline-tables-only"])):
+        (tmp_path / name).mkdir()
+        subprocess.run(words, cwd=tmp_path / name, check=True)
+        found.append((tmp_path / name / "device.hipfb").read_bytes())
+    assert text_section(found[0]) == text_section(found[1])
+    assert b".debug_line" in found[0] and b".debug_line" not in found[1]
+    assert str(spec.root).encode() not in found[0] and str(tmp_path).encode() not in found[0]
+
+
+if __name__ == "__main__":
+    count_damaged(sys.argv[1])
