@@ -126,7 +126,7 @@ def test_reports_make_it_fail(run):
     assert run(spec, grid="1")[0] == 0
     status, out, _ = run(spec, "--check", grid="5")
     assert status == 1
-    assert f"[sim:bounds] {KERNEL}+0x" in out and "workgroup 4,0,0" in out and "global_load_dwordx4" in out
+    assert f"[sim:bounds] {KERNEL} wg(4,0,0)" in out and "rms_norm.s:" in out and "global_load_dwordx4" in out
     assert "past the end of `rms_norm_bf16_h4096 argument 1 (4, 4096)`" in out and "out.npy" in out
     status, out, _ = run(spec | {"buffers": BUFFERS | {"out": BUFFERS["out"] | {"output": False}}}, "--check")
     assert status == 1 and "[sim:bounds]" in out and "global_store_dwordx4" in out, "neither an output nor scratch"
