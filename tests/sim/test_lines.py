@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import struct
@@ -82,10 +81,7 @@ def lines(elf: bytes) -> dict[int, str]:
     library = sim.load()
     address = library.aiter_like_sim_lines(elf, len(elf))
     assert address, library.hipGetErrorString(200)
-    try:
-        return dict(json.loads(ctypes.string_at(address)))
-    finally:
-        library.aiter_like_sim_free(address)
+    return dict(sim._json(address))
 
 
 def sections(elf: bytes) -> dict[str, tuple[int, int, int, int]]:
