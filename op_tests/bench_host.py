@@ -34,7 +34,7 @@ sim.load()
 x = torch.ones(1, 64)
 target = device.target_of(x.device)
 start = time.perf_counter()
-_rms_norm_hip.bind(target, (x, x, x[0], 1e-6, 0))
+_rms_norm_hip.bind(target, (x, x, x[0], 1e-6, 0, None, None, False))
 print(time.perf_counter() - start)
 """
 
@@ -75,9 +75,10 @@ def calls() -> None:
     target = device.target_of(torch.device("cpu"))
     x, weight = torch.randn(4, 4096, dtype=torch.bfloat16), torch.randn(4096, dtype=torch.bfloat16)
     out = torch.empty_like(x)
-    args = (out, x, weight, 1e-6, 0)
+    args = (out, x, weight, 1e-6, 0, None, None, False)
     bare = _rms_norm_hip.bind(target, args)
-    custom = as_custom_op("rms_norm", bare, "(Tensor(a!) out, Tensor x, Tensor weight, float epsilon, int flag) -> ()")
+    schema = "(Tensor(a!) out, Tensor x, Tensor weight, float epsilon, int flag, Tensor? a, Tensor? b, bool c) -> ()"
+    custom = as_custom_op("rms_norm", bare, schema)
     compare("rms_norm", lambda: bare(*args), lambda: aiter_like.rms_norm(x, weight, 1e-6, out=out), custom, args, 2.0)
 
     q = torch.randn(1, 128, 8, 64, dtype=torch.bfloat16)

@@ -18,9 +18,7 @@ import aiter_like
 from aiter_like import dispatch, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.jit import Launch, asm_kernel
-from aiter_like.ops import norm
-from aiter_like.testing import HIDDEN_SIZES, assert_within, check_rms_norm, strided_like, time_us
+from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like, time_us
 from aiter_like.tuning import table
 
 BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below
@@ -169,7 +167,8 @@ def test_uneven_rows_are_refused_by_the_kernels(device, run):
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(shape=st.lists(st.integers(0, 5), min_size=0, max_size=3), hidden=st.integers(0, 300),
+@given(shape=st.lists(st.integers(0, 5), min_size=0, max_size=3),
+       hidden=st.sampled_from((0, 1, 7, 8, 40, 64, 100, 300)),
        dtype=st.sampled_from((*DTYPES, torch.float64, torch.int32)), weight_dtype=st.sampled_from((*DTYPES, None)),
        padding=st.integers(0, 9), offset=st.integers(0, 9), wrong_weight=st.integers(0, 20),
        epsilon=st.sampled_from((0.0, 1e-6, 1.0, math.nan, -1.0)), sensitive=st.sampled_from((0, 1, 2)),
@@ -246,8 +245,8 @@ def test_assembly_checks_the_addresses_of_every_call(amd, device, run):
 
 def test_assembly_chosen_by_a_user_row(amd, device, monkeypatch, tmp_path):
     x, weight = make(device, 6, 8192, torch.bfloat16)
-    path, values = tmp_path / "rms_norm.csv", f"gfx942,{target_of(device).cu_num},6,8192,bf16,asm"
-    path.write_text(f"{','.join(table.columns(('rows', 'hidden', 'dtype')))}\n"
+    path, values = tmp_path / "rms_norm.csv", f"gfx942,{target_of(device).cu_num},6,8192,bf16,0,asm"
+    path.write_text(f"{','.join(table.columns(('rows', 'hidden', 'dtype', 'has_residual')))}\n"
                     f"{values},rms_norm_bf16_h8192,,1.5,0,clang,,measured:test\n")
     assert aiter_like.explain(aiter_like.rms_norm, x, weight, EPSILON).backend == "hip"
     monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
@@ -264,33 +263,32 @@ def test_assembly_chosen_by_a_user_row(amd, device, monkeypatch, tmp_path):
         dispatch.reset()
 
 
-@asm_kernel("gfx942/norm/rms_norm.s", op="rms_norm", arguments=norm._rms_norm_asm.arguments)
-def _add_rms_norm_asm(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, residual_in: torch.Tensor,
-                      residual_out: torch.Tensor, epsilon: float) -> Launch:
-    """The kernel's other form; no operator has it yet."""
-    rows, hidden = input.shape
-    return Launch({"dtype": "bf16", "hidden": hidden}, (rows, 1, 1), (256, 1, 1),
-                  {"out_stride": 2 * hidden, "input_stride": 2 * hidden})
-
-
 @pytest.mark.parametrize("is_in_place", (False, True), ids=("copy", "in_place"))
-@pytest.mark.parametrize("hidden", ASM_HIDDEN)
-def test_assembly_with_residual(amd, device, hidden, is_in_place):
+@pytest.mark.parametrize("backend, hidden", ((*((backend, hidden) for backend in BACKENDS for hidden in (72, 4096)),
+                                              *(("asm", hidden) for hidden in ASM_HIDDEN))))
+def test_with_residual(device, run, backend, hidden, is_in_place):
+    if backend == "asm" and target_of(device).platform != "hip":
+        pytest.skip("assembly for gfx942")
     x, weight = make(device, 5, hidden, torch.bfloat16)
     residual = make(device, 5, hidden, torch.bfloat16, seed=1)[0]
     total = x.cpu().double() + residual.cpu().double()
     out, residual_out = (x, residual) if is_in_place else (torch.empty_like(x), torch.empty_like(x))
-    args = (out, x, weight, residual, residual_out, EPSILON)
-    launch = _add_rms_norm_asm.bind(target_of(device), args)
-    if device.type == "cpu":
-        sim.checked_call("rms_norm", launch, args, (0, 4))
-    else:
-        launch(*args)
+    run(backend, aiter_like.rmsnorm2d_fwd_with_add, out, x, residual, residual_out, weight, EPSILON)
     check_rms_norm(out, total, weight, EPSILON)
-    assert_within("residual_out", residual_out, total, total.abs() * (2**-8 * (1 + 2**-8)))
     assert torch.equal(residual_out.cpu(), total.float().bfloat16())
     rounded = aiter_like.rms_norm(residual_out, weight, EPSILON)
     assert not torch.equal(out, rounded), "the norm takes the sum before its rounding"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gemma_multiplies_with_weight_plus_one(device, run, backend):
+    x, weight = make(device, 5, 256, torch.bfloat16)
+    residual = torch.zeros_like(x)
+    for flag in (True, 1):
+        out, copy = torch.empty_like(x), torch.empty_like(x)
+        run(backend, aiter_like.rmsnorm2d_fwd_with_add, out, x, residual, copy, weight, EPSILON, flag)
+        check_rms_norm(out, x, weight.float() + 1, EPSILON)
+        assert torch.equal(copy, x)
 
 
 @pytest.mark.exhaustive

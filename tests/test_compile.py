@@ -73,7 +73,8 @@ def test_opcheck(backend):
     torch.library.opcheck(torch.ops.aiter_like.flash_attn_func_out, (out, lse, q, k, v, 0.2, True, 1), keyword)
     torch.library.opcheck(torch.ops.aiter_like.flash_attn_func_out, (out, None, q, k, v, 0.2, False, 0), keyword)
     x, weight = _norm_inputs()
-    torch.library.opcheck(torch.ops.aiter_like.rms_norm_out, (torch.empty_like(x), x, weight, 1e-6, 0), keyword)
+    torch.library.opcheck(torch.ops.aiter_like.rms_norm_out,
+                            (torch.empty_like(x), x, weight, 1e-6, 0, None, None, False), keyword)
     torch.library.opcheck(torch.ops.aiter_like.rms_norm, (x, weight, 1e-6), keyword)
 
 

@@ -28,7 +28,7 @@ LAYERS = {name: level for level, names in enumerate((
     "device dtypes env errors log paths",
     "check sim_settings testing",
     "jit sim sim_triton triton_kernels tuning",
-    "dispatch explain plans select torch_ops verify",
+    "dispatch explain plans rows select torch_ops verify",
     "ops",
     "__init__",
     "__main__ cli demo integrations sim_commands",

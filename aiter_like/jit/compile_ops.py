@@ -45,7 +45,8 @@ class Instance:
 
 
 def compile_ops(module: str, fc_name: str | None = None, gen_func: Callable[..., Instance] | None = None,
-                gen_fake: Callable | None = None, *, prebuild: Sequence[Instance] = (),
+                gen_fake: Callable | None = None, *,
+                prebuild: Sequence[Instance] | Callable[[], Sequence[Instance]] = (),
                 platforms: Sequence[str] = ("hip", "cuda")) -> Callable[..., JitFunction]:
     """Turns a typed stub into a `JitFunction`. Compiles and probes nothing.
 
@@ -54,12 +55,13 @@ def compile_ops(module: str, fc_name: str | None = None, gen_func: Callable[...,
         fc_name: the exported function; default: the stub's name without a leading "_" and "_hip", "_ck" or "_asm".
         gen_func: of the call's arguments (and of a tuned row's parameters, by keyword): the Instance to build.
         gen_fake: of the call's arguments: the outputs' shapes, for torch.compile.
-        prebuild: the instances that `aiter-like build` makes; default: the one without macros, if there is no gen_func.
+        prebuild: the instances that `aiter-like build` makes, or a function that names them; default: the one without
+            macros, if there is no gen_func.
         platforms: what the source is for; one with gfx942 instructions says ("hip",).
     """
 
     def decorate(stub: Callable) -> JitFunction:
-        return register(JitFunction(stub, module, fc_name, gen_func, gen_fake, tuple(prebuild), tuple(platforms)))
+        return register(JitFunction(stub, module, fc_name, gen_func, gen_fake, prebuild, tuple(platforms)))
 
     return decorate
 
@@ -93,7 +95,8 @@ class JitFunction:
     """
 
     def __init__(self, stub: Callable, module: str, fc_name: str | None, gen_func: Callable[..., Instance] | None,
-                 gen_fake: Callable | None, prebuild: tuple[Instance, ...], platforms: tuple[str, ...]):
+                 gen_fake: Callable | None, prebuild: Sequence[Instance] | Callable[[], Sequence[Instance]],
+                 platforms: tuple[str, ...]):
         self.__name__, self.__doc__, self.__module__ = stub.__name__, stub.__doc__, stub.__module__
         self.__wrapped__ = stub
         self.module = module
@@ -149,7 +152,8 @@ class JitFunction:
 
     def instances(self) -> tuple[Instance, ...]:
         """What `aiter-like build` makes."""
-        return self._prebuild or (() if self._gen_func else (Instance(),))
+        named = tuple(self._prebuild() if callable(self._prebuild) else self._prebuild)
+        return named or (() if self._gen_func else (Instance(),))
 
     def spec(self, target: Target, args: Sequence[Any] | None = None, **params: Any) -> ModuleSpec:
         """The module for these arguments; without them that of the macro-free instance."""

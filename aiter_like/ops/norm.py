@@ -1,51 +1,86 @@
 # SPDX-License-Identifier: MIT
-"""Normalisation: rms_norm. Kernels: csrc/norm/, hsa/gfx942/norm/, triton_kernels/norm.py."""
+"""Normalisation: rms_norm and its residual form. Kernels: csrc/norm/, hsa/gfx942/norm/, triton_kernels/norm.py."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, torch_ops
-from aiter_like.device import Target
+from aiter_like import check, dtypes, rows, torch_ops
+from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.jit import Launch, asm_kernel, compile_ops
+from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 
-__all__ = ["rms_norm"]
+__all__ = ["rms_norm", "rmsnorm2d_fwd_with_add"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _ASM_ARGUMENTS = {"out": "pointer", "input": "pointer", "weight": "pointer", "residual_in": "pointer",
                   "residual_out": "pointer", "out_stride": "u32", "input_stride": "u32", "epsilon": "fp32"}
-_MAX_ROWS = 2**24 - 1  # a launch has fewer than 2^32 work-items, and a long row takes 256
 
 
-def rms_norm_ref(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int) -> None:
-    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`."""
+def rms_norm_ref(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
+                 residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> None:
+    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out` and `residual_out`."""
     wide = torch.promote_types(input.dtype, torch.float32)
     x = input.to(wide)
+    if residual_in is not None:
+        x = x + residual_in.to(wide)
+        residual_out.copy_(x)
     scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
     if use_model_sensitive_rmsnorm:
         scaled = scaled.to(input.dtype).to(wide)
-    out.copy_(scaled * weight.to(wide))
+    out.copy_(scaled * (weight.to(wide) + gemma_norm))
 
 
-@compile_ops("norm/rms_norm.hip")
-def _rms_norm_hip(out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
-                  use_model_sensitive_rmsnorm: int) -> None: ...
+def _instance(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
+              residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool, *,
+              lanes: int | None = None) -> Instance:
+    return _variant(target_of(input.device), out, input, weight, use_model_sensitive_rmsnorm, residual_in, residual_out,
+                    gemma_norm, lanes)
+
+
+def _variant(target: Target, out: Tensor, input: Tensor, weight: Tensor, use_model_sensitive_rmsnorm: int,
+             residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool, lanes: int | None) -> Instance:
+    has_residual, is_sensitive = residual_in is not None, bool(use_model_sensitive_rmsnorm)
+    tensors = [tensor for tensor in (out, input, residual_in, residual_out) if tensor is not None]
+    parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
+             *(name for name, is_on in (("add", has_residual), ("gemma", gemma_norm), ("t5", is_sensitive)) if is_on)]
+    return rows.layout(target, *tensors, lanes=lanes).instance("_".join(parts), {
+        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "HAS_RESIDUAL": int(has_residual),
+        "IS_GEMMA": int(gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive)})
+
+
+def _prebuilt() -> list[Instance]:
+    """For decode and prefill of models with the usual hidden sizes in bf16."""
+    found = {}
+    for hidden, count, has_residual in itertools.product((4096, 5120, 7168, 8192), (1, 4096), (False, True)):
+        x = torch.empty(count, hidden, dtype=torch.bfloat16, device="meta")
+        residual = x if has_residual else None
+        instance = _variant(simulated_target(), x, x, x[0], 0, residual, residual, False, None)
+        found[instance.name] = instance
+    return list(found.values())
+
+
+@compile_ops("norm/rms_norm.hip", gen_func=_instance, prebuild=_prebuilt)
+def _rms_norm_hip(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
+                  residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> None: ...
 
 
 @asm_kernel("gfx942/norm/rms_norm.s", op="rms_norm", arguments=_ASM_ARGUMENTS)
-def _rms_norm_asm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
-                  use_model_sensitive_rmsnorm: int) -> Launch:
-    """One workgroup of four waves per row; without residual."""
+def _rms_norm_asm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
+                  residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> Launch:
+    """One workgroup of four waves per row; residual rows are `hidden` apart."""
     hidden = input.shape[-1]
-    values = {"residual_in": None, "residual_out": None, "out_stride": 2 * _row_stride(out),
-              "input_stride": 2 * _row_stride(input)}
-    return Launch(_asm_facts(input), (input.numel() // hidden, 1, 1), (256, 1, 1), values)
+    strides = {"out_stride": 2 * rows.stride(out), "input_stride": 2 * rows.stride(input)}
+    return Launch(_asm_facts(input), (input.numel() // hidden, 1, 1), (256, 1, 1), strides)
 
 
-def _check(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int) -> object:
+def _check(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
+           residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> object:
     check.tensor("rms_norm", "input", input, dtypes=_DTYPES)
     if input.ndim == 0:
         raise ValueError("rms_norm: input must have at least 1 dimension, got a scalar")
@@ -55,37 +90,43 @@ def _check(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model
     check.tensor("rms_norm", "out", out, dtypes=(input.dtype,), shape=input.shape, device=input.device)
     check.real("rms_norm", "epsilon", epsilon, low=0.0)
     check.choice("rms_norm", "use_model_sensitive_rmsnorm", use_model_sensitive_rmsnorm, (0, 1))
+    check.flag("rms_norm", "gemma_norm", gemma_norm)
+    if (residual_in is None) != (residual_out is None):
+        raise ValueError("rms_norm: residual_in and residual_out must come together, got one of them")
+    for name, tensor in (("residual_in", residual_in), ("residual_out", residual_out)):
+        if tensor is not None:
+            check.tensor("rms_norm", name, tensor, dtypes=(input.dtype,), shape=input.shape, device=input.device)
     return SKIP if input.numel() == 0 else None
 
 
 def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
-                        use_model_sensitive_rmsnorm: int) -> str | None:
+                        use_model_sensitive_rmsnorm: int, residual_in: Tensor | None, residual_out: Tensor | None,
+                        gemma_norm: bool) -> str | None:
     """What every kernel refuses."""
-    for name, tensor in (("input", input), ("out", out)):
-        if not _has_even_rows(tensor):
-            return f"the rows of {name} are not evenly spaced (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
-    if input.numel() // input.shape[-1] > _MAX_ROWS:
-        return f"at most {_MAX_ROWS} rows fit one launch, got {input.numel() // input.shape[-1]}"
-    if input.shape[-1] > check.INT32_MAX:
-        return f"rows of at most {check.INT32_MAX} elements, got {input.shape[-1]}"
-    return None
+    return rows.refusal(input=input, out=out, residual_in=residual_in, residual_out=residual_out)
 
 
 def _asm_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
-                     use_model_sensitive_rmsnorm: int) -> str | None:
-    """Beyond what all kernels refuse: bf16 throughout, the manifest's row lengths, aligned rows, not the T5 variant."""
-    reason = (_kernel_unsupported(target, out, input, weight, epsilon, use_model_sensitive_rmsnorm)
+                     use_model_sensitive_rmsnorm: int, residual_in: Tensor | None, residual_out: Tensor | None,
+                     gemma_norm: bool) -> str | None:
+    """Beyond what all kernels refuse: bf16 throughout, the manifest's row lengths, aligned rows, no variants."""
+    reason = (rows.refusal(input=input, out=out, residual_in=residual_in, residual_out=residual_out)
               or _rms_norm_asm.refusal(target, _asm_facts(input)))
     if reason:
         return reason
     if weight.dtype != input.dtype:
         return f"weight must have the dtype of input, got {weight.dtype}"
-    if use_model_sensitive_rmsnorm:
-        return "use_model_sensitive_rmsnorm must be 0"
-    for name, tensor in (("out", out), ("input", input), ("weight", weight)):
-        stride = _row_stride(tensor)
-        if tensor.data_ptr() % ALIGNMENT or 2 * stride % ALIGNMENT or not 0 <= 2 * stride < 2**32:
+    if use_model_sensitive_rmsnorm or gemma_norm:
+        return "use_model_sensitive_rmsnorm must be 0, gemma_norm False"
+    for name, tensor in (("out", out), ("input", input), ("weight", weight), ("residual_in", residual_in),
+                         ("residual_out", residual_out)):
+        if tensor is None:
+            continue
+        step = rows.stride(tensor)
+        if tensor.data_ptr() % ALIGNMENT or 2 * step % ALIGNMENT or not 0 <= 2 * step < 2**32:
             return f"the rows of {name} must start at multiples of {ALIGNMENT} bytes and be less than 4 GiB apart"
+        if name.startswith("residual") and not tensor.is_contiguous():
+            return f"{name} must be contiguous"
     return None
 
 
@@ -93,21 +134,11 @@ def _asm_facts(input: Tensor) -> dict[str, int | str]:
     return {"dtype": dtypes.name(input.dtype), "hidden": input.shape[-1]}
 
 
-def _row_stride(tensor: Tensor) -> int:
-    """Elements from row to row of a tensor with evenly spaced rows; 0 where there is one row."""
-    return next((stride for size, stride in zip(tensor.shape[-2::-1], tensor.stride()[-2::-1]) if size > 1), 0)
-
-
-def _has_even_rows(tensor: Tensor) -> bool:
-    """The dimensions before the last collapse into one, so that one stride leads from row to row."""
-    outer = [(size, stride) for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
-    return all(outer[i][1] == outer[i + 1][0] * outer[i + 1][1] for i in range(len(outer) - 1))
-
-
-def _tune_key(out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
-              use_model_sensitive_rmsnorm: int) -> dict[str, int | str]:
+def _tune_key(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
+              residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> dict[str, int | str]:
     hidden = input.shape[-1]
-    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype)}
+    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
+            "has_residual": residual_in is not None}
 
 
 def _self_check(device: torch.device) -> list[tuple]:
@@ -116,13 +147,13 @@ def _self_check(device: torch.device) -> list[tuple]:
     cases = []
     for hidden in (4096, 8192):
         x, weight = (torch.randn(rows, hidden, generator=generator).to(device, torch.bfloat16) for rows in (5, 1))
-        cases.append((torch.empty_like(x), x, weight[0], 1e-6, 0))
+        cases.append((torch.empty_like(x), x, weight[0], 1e-6, 0, None, None, False))
     return cases
 
 
 _rms_norm = Op(
-    "rms_norm", reference=rms_norm_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "hidden", "dtype"),
-    writes=("out",), self_check=_self_check,
+    "rms_norm", reference=rms_norm_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "hidden", "dtype", "has_residual"), writes=("out", "residual_out"), self_check=_self_check,
     backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported),
               Backend("asm", _rms_norm_asm, unsupported=_asm_unsupported),
               Backend("triton", "norm:rms_norm", unsupported=_kernel_unsupported),
@@ -162,8 +193,45 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
         if not isinstance(input, Tensor):
             raise TypeError(f"rms_norm: input must be a tensor, got {type(input).__name__}")
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend)
+    _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm, None, None, False, backend=backend)
     return out
+
+
+def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, weight: Tensor,
+                           epsilon: float, gemma_norm: bool = False, use_model_sensitive_rmsnorm: int = 0, *,
+                           backend: str | None = None) -> None:
+    """Residual add and root-mean-square normalisation of the sum.
+
+    `residual_out = input + residual_in`, `out = rms_norm(input + residual_in, weight)`; the norm takes the sum before
+    its rounding. With `gemma_norm` the factor is `weight + 1`.
+
+    Args:
+        out: [..., hidden], written; dtype of `input`. It may be `input`.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual_in: [..., hidden], dtype of `input`.
+        residual_out: [..., hidden], written; dtype of `input`. It may be `residual_in`.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
+        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
+        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `residual_out` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or epsilon do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Accumulated in fp32, each output rounded to nearest even once; deterministic; can be captured in a graph.
+
+    Source: AITER's `rmsnorm2d_fwd_with_add`.
+    """
+    gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm  # engines pass 0 by position
+    _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm, residual_in, residual_out, gemma_norm,
+              backend=backend)
 
 
 torch_ops.register(_rms_norm, rms_norm)

@@ -13,47 +13,57 @@ _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per l
 
 
 @triton.jit
-def _rms_norm_kernel(out, x, weight, out_stride, x_stride, hidden, epsilon, BLOCK: tl.constexpr,
-                     IS_SINGLE_BLOCK: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr):
-    """out = x / sqrt(mean(x²) + epsilon) · weight for one row per program; bound: memory."""
+def _rms_norm_kernel(out, x, weight, residual_in, residual_out, out_stride, x_stride, residual_in_stride,
+                     residual_out_stride, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
+                     IS_MODEL_SENSITIVE: tl.constexpr, IS_GEMMA: tl.constexpr):
+    """out = x / sqrt(mean(x²) + epsilon) · weight for one row per program, x plus the residual; bound: memory."""
     row = tl.program_id(0).to(tl.int64)
-    x_row = x + row * x_stride
-    out_row = out + row * out_stride
+    out += row * out_stride
+    x += row * x_stride
+    if residual_in is not None:
+        residual_in += row * residual_in_stride
+        residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
-    if IS_SINGLE_BLOCK:
-        values = tl.load(x_row + columns, mask=columns < hidden, other=0.0).to(tl.float32)
-        total = tl.sum(values * values, 0)
-    else:
-        squares = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, hidden, BLOCK):
-            inside = start + columns < hidden
-            part = tl.load(x_row + start + columns, mask=inside, other=0.0).to(tl.float32)
-            squares += part * part
-        total = tl.sum(squares, 0)
-    inverse_rms = tl.rsqrt(total / hidden + epsilon)
-    if IS_SINGLE_BLOCK:
+    squares = tl.zeros([BLOCK], tl.float32)
+    values = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        values = _load_sum(x, residual_in, start + columns, hidden)
+        squares += values * values
+    inverse_rms = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        column = start + columns
+        if not IS_WHOLE:
+            values = _load_sum(x, residual_in, column, hidden)
+        if residual_in is not None:
+            tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
         scaled = values * inverse_rms
         if IS_MODEL_SENSITIVE:
             scaled = scaled.to(x.dtype.element_ty).to(tl.float32)
-        w = tl.load(weight + columns, mask=columns < hidden, other=0.0).to(tl.float32)
-        tl.store(out_row + columns, (scaled * w).to(out.dtype.element_ty), mask=columns < hidden)
-    else:
-        for start in range(0, hidden, BLOCK):
-            inside = start + columns < hidden
-            scaled = tl.load(x_row + start + columns, mask=inside, other=0.0).to(tl.float32) * inverse_rms
-            if IS_MODEL_SENSITIVE:
-                scaled = scaled.to(x.dtype.element_ty).to(tl.float32)
-            w = tl.load(weight + start + columns, mask=inside, other=0.0).to(tl.float32)
-            tl.store(out_row + start + columns, (scaled * w).to(out.dtype.element_ty), mask=inside)
+        w = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+        if IS_GEMMA:
+            w += 1.0
+        tl.store(out + column, (scaled * w).to(out.dtype.element_ty), mask=column < hidden)
+
+
+@triton.jit
+def _load_sum(x, residual, columns, hidden):
+    """x, plus the residual where there is one, in fp32; zeros beyond the row."""
+    values = tl.load(x + columns, mask=columns < hidden, other=0.0).to(tl.float32)
+    if residual is not None:
+        values += tl.load(residual + columns, mask=columns < hidden, other=0.0).to(tl.float32)
+    return values
 
 
 def rms_norm(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, epsilon: float,
-             use_model_sensitive_rmsnorm: int) -> None:
-    """Same arguments as the operator's other backends; writes `out`."""
+             use_model_sensitive_rmsnorm: int, residual_in: torch.Tensor | None, residual_out: torch.Tensor | None,
+             gemma_norm: bool, num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `residual_out`."""
     hidden = input.shape[-1]
     block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
-    num_warps = min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
-    x_rows, out_rows = input.view(-1, hidden), out.view(-1, hidden)
-    launch(_rms_norm_kernel, (x_rows.shape[0],), out_rows, x_rows, weight, out_rows.stride(0), x_rows.stride(0), hidden,
-           float(epsilon), BLOCK=block, IS_SINGLE_BLOCK=hidden <= block,
-           IS_MODEL_SENSITIVE=bool(use_model_sensitive_rmsnorm), options={"num_warps": num_warps})
+    num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
+    matrices = [None if tensor is None else tensor.view(-1, hidden)
+                for tensor in (out, input, residual_in, residual_out)]
+    strides = [0 if matrix is None else matrix.stride(0) for matrix in matrices]
+    launch(_rms_norm_kernel, (matrices[0].shape[0],), matrices[0], matrices[1], weight, *matrices[2:], *strides, hidden,
+           float(epsilon), BLOCK=block, IS_WHOLE=hidden <= block, IS_MODEL_SENSITIVE=bool(use_model_sensitive_rmsnorm),
+           IS_GEMMA=gemma_norm, options={"num_warps": num_warps})

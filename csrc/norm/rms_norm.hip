@@ -1,198 +1,143 @@
 // SPDX-License-Identifier: MIT
-// RMSNorm: out = x / sqrt(mean(x²) + epsilon) · weight, row by row, accumulated in fp32. HIP (gfx9) and CUDA.
+// RMSNorm: out = x / sqrt(mean(x²) + epsilon) · weight, row by row, in fp32; x = input, or input + residual_in, whose
+// rounded sum becomes residual_out. HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
-//   1. each lane sums the squares of its 16-byte vectors of the row, and keeps the first kCachedVectors of them
-//   2. the sum over the wave, or over the workgroup through LDS
-//   3. scale, multiply with the weight, round, store; vectors beyond the kept ones are read again (from cache)
+//   1. each lane loads its 16-byte vectors of the row (and of the residual's) into registers
+//   2. the sum of squares over the row's lanes: within a wave, or through LDS
+//   3. scale, multiply with the weight, round, store
+// A row longer than the registers' capacity (IS_WHOLE 0) is taken in pieces that are read twice, the second time mostly
+// from cache.
 //
-// Tile: 256 work-items take one row; one wave takes one row when the row fits the kept registers (4 rows per
-// workgroup on gfx9: hidden ≤ 2048 in 16 bit). LDS: 4 bytes per wave.
-// Bound: memory. A row moves 2 · hidden · sizeof(T) bytes plus the weight, which stays in cache, for 4 flop per
-// element: 1 flop/byte at 16 bit, far left of the ridge. 4096 × 4096 bf16 = 67 MB, 12.7 us at 5.3 TB/s.
-#include "aiter_like/dtype.h"
+// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
+// Bound: memory. A row moves 2 · hidden · sizeof(ELEMENT) bytes, 4 · with a residual, plus the weight, which stays in
+// cache, for 4 flop per element: 1 flop/byte at 16 bit, far left of the ridge. 4096 × 4096 bf16 = 67 MB, 12.7 us at
+// 5.3 TB/s.
 #include "aiter_like/ffi.h"
-#include "aiter_like/gpu.h"
-#include "aiter_like/reduce.h"
+#include "aiter_like/rows.h"
+
+#if !defined(ELEMENT) || !defined(WEIGHT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || \
+    !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(IS_GEMMA) || !defined(IS_MODEL_SENSITIVE)
+#error "rms_norm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DLANES -DVECTORS -DVEC and four flags 0|1"
+#endif
 
 namespace aiter_like {
 
-enum class Type { kBf16, kF16, kF32 };
-
 struct RmsNormArgs {
   void* out;                // [rows, hidden]
-  const void* input;        // [rows, hidden]
+  void* residual_out;       // [rows, hidden], as all but weight
+  const void* input;
+  const void* residual_in;
   const void* weight;       // [hidden]
-  int64_t out_stride;       // elements from row to row
-  int64_t input_stride;     // elements from row to row
+  int64_t out_stride, residual_out_stride, input_stride, residual_in_stride;  // elements from row to row
   int64_t rows;
   int hidden;
   float epsilon;
-  bool is_wave_per_row;
-  bool is_model_sensitive;  // T5: round x / rms to the input's type before the weight is applied
 };
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kCachedVectors = 4;  // 16 VGPRs; a workgroup keeps 8192 16-bit elements, a gfx9 wave 2048
-
-template <class T, int kVec>
-__device__ float sum_of_squares(const Vec<T, kVec>& x) {
-  float sum = 0.f;
-#pragma unroll
-  for (int e = 0; e < kVec; ++e) sum += to_float(x[e]) * to_float(x[e]);
-  return sum;
-}
-
-template <class T, class W>
-__device__ T normalise(T x, float inverse_rms, W weight, bool is_model_sensitive) {
-  float y = to_float(x) * inverse_rms;
-  if (is_model_sensitive) y = to_float(from_float<T>(y));
-  return from_float<T>(y * to_float(weight));
-}
-
-template <class T, class W, int kVec>
-__device__ void write_vec(T* out, const Vec<T, kVec>& x, const W* weight, float inverse_rms, bool is_model_sensitive) {
-  const Vec<W, kVec> w = load_vec<kVec>(weight);
-  Vec<T, kVec> y;
-#pragma unroll
-  for (int e = 0; e < kVec; ++e) y[e] = normalise(x[e], inverse_rms, w[e], is_model_sensitive);
-  store_vec<kVec>(out, y);
+/// The row's piece from column `start`: the input, plus the residual.
+template <class Layout>
+__device__ RowTile<Layout> load_sum(const RmsNormArgs& args, int64_t row, int start, int columns) {
+  RowTile<Layout> x, residual;
+  x.load(static_cast<const ELEMENT*>(args.input) + row * args.input_stride + start, columns);
+  if constexpr (HAS_RESIDUAL) {
+    residual.load(static_cast<const ELEMENT*>(args.residual_in) + row * args.residual_in_stride + start, columns);
+    x.each(residual, [](float& a, float b) { a += b; });
+  }
+  return x;
 }
 
 }  // namespace
 
-// kVec elements per access: 16 bytes, or 1 element when a row is not 16-byte aligned.
-template <class T, class W, int kVec>
-__global__ __launch_bounds__(kThreads) void rms_norm_kernel(RmsNormArgs args) {
-  __shared__ float partial[kThreads / kWaveSize];
-  const int lanes = args.is_wave_per_row ? kWaveSize : kThreads;
-  const int lane = args.is_wave_per_row ? lane_index() : thread_index();
-  int64_t row = workgroup_index().x;
-  if (args.is_wave_per_row) row = row * (kThreads / kWaveSize) + wave_index();
-  if (row >= args.rows) return;  // only where a wave has its own row: nobody waits for it
+// kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
+template <int kVec>
+__global__ __launch_bounds__((RowLayout<LANES, VECTORS * VEC / kVec, kVec>::kThreads)) void
+rms_norm_kernel(RmsNormArgs args) {
+  using Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>;
+  __shared__ RowScratch<Layout> scratch;
+  // Lanes of a row that is not there take part in the reduction with zeros.
+  const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
+  const int hidden = Layout::row() < args.rows ? args.hidden : 0;
 
-  const T* x = static_cast<const T*>(args.input) + row * args.input_stride;
-  T* out = static_cast<T*>(args.out) + row * args.out_stride;
-  const W* weight = static_cast<const W*>(args.weight);
-  const int vectors = args.hidden / kVec;
-
-  Vec<T, kVec> cached[kCachedVectors] = {};
-  float sum = 0.f;
-#pragma unroll
-  for (int c = 0; c < kCachedVectors; ++c) {
-    const int i = lane + c * lanes;
-    if (i < vectors) cached[c] = load_vec<kVec>(x + i * kVec);
-    sum += sum_of_squares(cached[c]);
+  RowTile<Layout> x;
+  float squares = 0.f;
+  for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+    x = load_sum<Layout>(args, row, start, hidden - start);
+    x.each([&](float element) { squares += element * element; });
+    if constexpr (IS_WHOLE) break;
   }
-  for (int i = lane + kCachedVectors * lanes; i < vectors; i += lanes)
-    sum += sum_of_squares(load_vec<kVec>(x + i * kVec));
-  for (int i = vectors * kVec + lane; i < args.hidden; i += lanes) sum += to_float(x[i]) * to_float(x[i]);
+  RowTile<Layout> weight;
+  if constexpr (IS_WHOLE) weight.load(static_cast<const WEIGHT*>(args.weight), hidden);  // in flight over the reduction
+  const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
+  const float inverse_rms = 1.f / square_root(mean + args.epsilon);
 
-  const float total = args.is_wave_per_row ? wave_sum(sum) : workgroup_sum<kThreads>(sum, partial);
-  const float inverse_rms = 1.f / square_root(total / static_cast<float>(args.hidden) + args.epsilon);
-
-#pragma unroll
-  for (int c = 0; c < kCachedVectors; ++c) {
-    const int i = lane + c * lanes;
-    if (i < vectors) write_vec(out + i * kVec, cached[c], weight + i * kVec, inverse_rms, args.is_model_sensitive);
+  for (int start = 0; start < hidden; start += Layout::kCapacity) {
+    if constexpr (!IS_WHOLE) x = load_sum<Layout>(args, row, start, hidden - start);
+    if constexpr (HAS_RESIDUAL)
+      x.store(static_cast<ELEMENT*>(args.residual_out) + row * args.residual_out_stride + start, hidden - start);
+    if constexpr (!IS_WHOLE) weight.load(static_cast<const WEIGHT*>(args.weight) + start, hidden - start);
+    x.each(weight, [=](float& element, float w) {
+      element *= inverse_rms;
+      if constexpr (IS_MODEL_SENSITIVE) element = to_float(from_float<ELEMENT>(element));
+      element *= IS_GEMMA ? w + 1.f : w;
+    });
+    x.store(static_cast<ELEMENT*>(args.out) + row * args.out_stride + start, hidden - start);
+    if constexpr (IS_WHOLE) break;
   }
-  for (int i = lane + kCachedVectors * lanes; i < vectors; i += lanes)
-    write_vec(out + i * kVec, load_vec<kVec>(x + i * kVec), weight + i * kVec, inverse_rms, args.is_model_sensitive);
-  for (int i = vectors * kVec + lane; i < args.hidden; i += lanes)
-    out[i] = normalise(x[i], inverse_rms, weight[i], args.is_model_sensitive);
 }
 
-namespace {
-
-bool is_aligned(const void* pointer, int64_t stride_bytes) {
-  return (reinterpret_cast<uintptr_t>(pointer) | static_cast<uintptr_t>(stride_bytes)) % 16 == 0;
-}
-
-template <class T, class W>
-void launch_typed(RmsNormArgs args, Stream stream) {
-  constexpr int kVec = 16 / sizeof(T);
-  const int64_t size = sizeof(T);
-  const bool is_vectorised = is_aligned(args.out, args.out_stride * size) &&
-                             is_aligned(args.input, args.input_stride * size) && is_aligned(args.weight, 0);
-  const int vec = is_vectorised ? kVec : 1;
-  args.is_wave_per_row = args.hidden <= kWaveSize * kCachedVectors * vec;
-  const int64_t rows_per_workgroup = args.is_wave_per_row ? kThreads / kWaveSize : 1;
-  const dim3 grid(static_cast<uint32_t>((args.rows + rows_per_workgroup - 1) / rows_per_workgroup));
-  if (is_vectorised)
-    rms_norm_kernel<T, W, kVec><<<grid, kThreads, 0, stream>>>(args);
+void launch_rms_norm(const RmsNormArgs& args, bool is_aligned, Stream stream) {
+  using Layout = RowLayout<LANES, VECTORS, VEC>;
+  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+  if (is_aligned)
+    rms_norm_kernel<VEC><<<grid, Layout::kThreads, 0, stream>>>(args);
   else
-    rms_norm_kernel<T, W, 1><<<grid, kThreads, 0, stream>>>(args);
+    rms_norm_kernel<1><<<grid, Layout::kThreads, 0, stream>>>(args);
   check_launch("rms_norm_kernel");
-}
-
-}  // namespace
-
-void launch_rms_norm(const RmsNormArgs& args, Type input, Type weight, Stream stream) {
-  const bool is_weight_f32 = weight == Type::kF32;
-  if (input == Type::kF32) return launch_typed<float, float>(args, stream);
-  if (input == Type::kBf16)
-    return is_weight_f32 ? launch_typed<bf16, float>(args, stream) : launch_typed<bf16, bf16>(args, stream);
-  return is_weight_f32 ? launch_typed<f16, float>(args, stream) : launch_typed<f16, f16>(args, stream);
 }
 
 #if AITER_LIKE_HOST_PASS
 
-namespace {
-
-Type type_of(const ffi::Tensor& tensor, const char* message) {
-  ffi::check_type(ffi::is_bf16(tensor) || ffi::is_f16(tensor) || ffi::is_f32(tensor), message);
-  return ffi::is_bf16(tensor) ? Type::kBf16 : ffi::is_f16(tensor) ? Type::kF16 : Type::kF32;
-}
-
-/// Elements from row to row, where the dimensions before the last count as one; 0 for a single row.
-int64_t row_stride(const ffi::Tensor& tensor, const char* message) {
-  const int last = tensor.ndim() - 1;
-  ffi::check_value(tensor.size(last) <= 1 || tensor.stride(last) == 1, message);
-  int64_t stride = 0, expected = -1;  // expected: stride of the next dimension outwards; -1 before the first
-  for (int d = last - 1; d >= 0; --d) {
-    if (tensor.size(d) == 1) continue;
-    if (expected < 0)
-      stride = expected = tensor.stride(d);
-    else
-      ffi::check_value(tensor.stride(d) == expected, message);
-    expected *= tensor.size(d);
-  }
-  return stride;
-}
-
-}  // namespace
-
 void rms_norm(ffi::Tensor out, ffi::Tensor input, ffi::Tensor weight, double epsilon,
-              int64_t use_model_sensitive_rmsnorm) {
-  ffi::check_value(input.ndim() > 0 && out.ndim() == input.ndim(),
-                   "rms_norm: out and input must have the same rank, at least 1");
-  for (int d = 0; d < input.ndim(); ++d)
-    ffi::check_value(out.size(d) == input.size(d), "rms_norm: out must have the shape of input");
-  const int64_t hidden = input.size(input.ndim() - 1);
-  ffi::check_value(weight.ndim() == 1 && weight.size(0) == hidden && (hidden == 1 || weight.stride(0) == 1),
-                   "rms_norm: weight must be contiguous, of shape (hidden,)");
-  const Type type = type_of(input, "rms_norm: input must be bfloat16, float16 or float32");
-  const Type weight_type = type_of(weight, "rms_norm: weight must be bfloat16, float16 or float32");
-  constexpr const char* kOutMessage = "rms_norm: out must have the dtype of input";
-  ffi::check_type(type_of(out, kOutMessage) == type, kOutMessage);
-  ffi::check_type(weight_type == type || weight_type == Type::kF32,
-                  "rms_norm: weight must have the dtype of input, or float32");
-  if (input.numel() == 0) return;
+              int64_t use_model_sensitive_rmsnorm, ffi::Optional<ffi::Tensor> residual_in,
+              ffi::Optional<ffi::Tensor> residual_out, bool gemma_norm) {
+  const ffi::Rows x = ffi::rows<ELEMENT>(input, "rms_norm: input"), y = ffi::rows<ELEMENT>(out, "rms_norm: out");
+  const ffi::Rows w = ffi::rows<WEIGHT>(weight, "rms_norm: weight");
+  ffi::check_value(w.count <= 1 && w.size == x.size, "rms_norm: weight must have shape (hidden,)");
+  ffi::check_value(y.count == x.count && y.size == x.size, "rms_norm: out must have the shape of input");
+  ffi::check_value(gemma_norm == IS_GEMMA && (use_model_sensitive_rmsnorm != 0) == IS_MODEL_SENSITIVE &&
+                       residual_in.has_value() == HAS_RESIDUAL && residual_out.has_value() == HAS_RESIDUAL,
+                   "rms_norm: this module was built for other flags");
+  if (x.count == 0) return;
+  ffi::check_value(x.count < (int64_t{1} << 24) && (!IS_WHOLE || x.size <= LANES * VECTORS * VEC) &&
+                       x.size < (int64_t{1} << 31) && x.size % VEC == 0,
+                   "rms_norm: this module was built for other row lengths, or there are more than 2^24 - 1 rows");
 
   RmsNormArgs args{};
-  args.out = out.data_ptr();
-  args.input = input.data_ptr();
-  args.weight = weight.data_ptr();
-  args.out_stride = row_stride(out, "rms_norm: the rows of out must be evenly spaced, each contiguous");
-  args.input_stride = row_stride(input, "rms_norm: the rows of input must be evenly spaced, each contiguous");
-  args.rows = input.numel() / hidden;
-  ffi::check_value(hidden < (int64_t{1} << 31) && args.rows < (int64_t{1} << 24),
-                   "rms_norm: at most 2^24 - 1 rows of 2^31 - 1 elements fit one launch");
-  args.hidden = static_cast<int>(hidden);
+  constexpr int64_t kBytes = VEC * sizeof(ELEMENT), kSize = sizeof(ELEMENT);
+  bool is_aligned = x.is_aligned(kBytes, kSize) && y.is_aligned(kBytes, kSize) &&
+                    w.is_aligned(VEC * sizeof(WEIGHT) < 16 ? VEC * sizeof(WEIGHT) : 16, sizeof(WEIGHT));
+  if constexpr (HAS_RESIDUAL) {
+    const ffi::Rows from = ffi::rows<ELEMENT>(residual_in.value(), "rms_norm: residual_in");
+    const ffi::Rows to = ffi::rows<ELEMENT>(residual_out.value(), "rms_norm: residual_out");
+    ffi::check_value(from.count == x.count && from.size == x.size && to.count == x.count && to.size == x.size,
+                     "rms_norm: residual_in and residual_out must have the shape of input");
+    is_aligned = is_aligned && from.is_aligned(kBytes, kSize) && to.is_aligned(kBytes, kSize);
+    args.residual_in = from.data;
+    args.residual_in_stride = from.stride;
+    args.residual_out = to.data;
+    args.residual_out_stride = to.stride;
+  }
+  args.out = y.data;
+  args.input = x.data;
+  args.weight = w.data;
+  args.out_stride = y.stride;
+  args.input_stride = x.stride;
+  args.rows = x.count;
+  args.hidden = static_cast<int>(x.size);
   args.epsilon = static_cast<float>(epsilon);
-  args.is_model_sensitive = use_model_sensitive_rmsnorm != 0;
-  launch_rms_norm(args, type, weight_type, ffi::stream_of(input));
+  launch_rms_norm(args, is_aligned, ffi::stream_of(input));
 }
 
 #endif

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Element types and their conversions. bf16 and f16 are plain 16-bit structs: no vendor header, the same bits
-// everywhere.
+// Element types and their conversions. bf16, f16 and fp8 are plain structs of bits: no vendor header, the same bits
+// everywhere. fp8 is the target's e4m3: FNUZ on gfx942 (bias 8, largest value 240, NaN 0x80), OCP on NVIDIA (bias 7,
+// largest value 448, NaN 0x7F): a tensor of the other kind is refused at the boundary (ffi.h).
 #pragma once
 
 #include "aiter_like/gpu.h"
@@ -13,6 +14,22 @@ struct bf16 {
 struct f16 {
   uint16_t bits;
 };
+struct fp8 {
+  uint8_t bits;
+};
+
+/// Largest finite value of a type that quantisers write.
+template <class T>
+constexpr float kLargest = 0.f;
+template <>
+constexpr float kLargest<int8_t> = 127.f;  // symmetric: -128 is not used
+#if defined(__HIP__)
+template <>
+constexpr float kLargest<fp8> = 240.f;
+#else
+template <>
+constexpr float kLargest<fp8> = 448.f;
+#endif
 
 /// How a float becomes 16 bits: to nearest, ties to even | ties away from zero, or towards zero. The numbers are the
 /// values of AITER's how_v3_bf16_cvt.
@@ -30,6 +47,17 @@ __device__ inline float to_float(f16 x) {
   float result;
   asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
   return result;
+#endif
+}
+
+__device__ inline float to_float(int8_t x) { return static_cast<float>(x); }
+__device__ inline float to_float(fp8 x) {
+#if defined(__HIP__)
+  return __builtin_amdgcn_cvt_f32_fp8(x.bits, 0);
+#else
+  uint32_t halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(x.bits)));
+  return to_float(f16{static_cast<uint16_t>(halves)});
 #endif
 }
 
@@ -54,6 +82,13 @@ struct FromFloat<float, kMode> {
 template <Rounding kMode>
 struct FromFloat<bf16, kMode> {
   __device__ static bf16 convert(float x) {
+#if !defined(__HIP__)
+    if constexpr (kMode == Rounding::kNearestEven) {
+      bf16 result;
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+      return result;
+    }
+#endif
     const uint32_t rounded = x != x ? 0x7FFF0000u : round_to_upper_half<kMode>(x);  // any NaN becomes 0x7FFF
     return {static_cast<uint16_t>(rounded >> 16)};
   }
@@ -72,9 +107,59 @@ struct FromFloat<f16, Rounding::kNearestEven> {
   }
 };
 
+/// Two fp8 values, the first in the low byte; beyond the largest value they saturate, NaN stays NaN.
+__device__ inline uint16_t to_fp8_pair(float low, float high) {
+#if defined(__HIP__)
+  const auto clamped = [](float x) {  // comparisons, since the hardware's own clamp would make a number of a NaN
+    return x > kLargest<fp8> ? kLargest<fp8> : x < -kLargest<fp8> ? -kLargest<fp8> : x;
+  };
+  return static_cast<uint16_t>(__builtin_amdgcn_cvt_pk_fp8_f32(clamped(low), clamped(high), 0, false));
+#else
+  uint16_t result;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));
+  return result;
+#endif
+}
+
+template <>
+struct FromFloat<fp8, Rounding::kNearestEven> {
+  __device__ static fp8 convert(float x) { return {static_cast<uint8_t>(to_fp8_pair(x, 0.f))}; }
+};
+
+/// To nearest even, saturated to ±127; NaN becomes 0.
+template <>
+struct FromFloat<int8_t, Rounding::kNearestEven> {
+  __device__ static int8_t convert(float x) {
+    const float limit = kLargest<int8_t>;
+    const float clamped = x > limit ? limit : x < -limit ? -limit : x == x ? x : 0.f;
+#if defined(__HIP__)
+    return static_cast<int8_t>(__builtin_rintf(clamped));
+#else
+    return static_cast<int8_t>(__float2int_rn(clamped));
+#endif
+  }
+};
+
 template <class T, Rounding kMode = Rounding::kNearestEven>
 __device__ inline T from_float(float x) {
   return FromFloat<T, kMode>::convert(x);
+}
+
+template <class T, int kCount>
+__device__ inline Vec<T, kCount> vec_from_float(const float (&x)[kCount]) {
+  Vec<T, kCount> result;
+  if constexpr (sizeof(T) == 1 && kCount % 2 == 0 && __is_same(T, fp8)) {
+#pragma unroll
+    for (int e = 0; e < kCount; e += 2) {
+      const uint16_t pair = to_fp8_pair(x[e], x[e + 1]);
+      result[e].bits = static_cast<uint8_t>(pair);
+      result[e + 1].bits = static_cast<uint8_t>(pair >> 8);
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) result[e] = from_float<T>(x[e]);
+  }
+  return result;
 }
 
 }  // namespace aiter_like

@@ -19,7 +19,7 @@
 #include <tvm/ffi/optional.h>
 #include <tvm/ffi/string.h>
 
-#include "aiter_like/gpu.h"
+#include "aiter_like/dtype.h"
 
 namespace aiter_like::ffi {
 
@@ -42,6 +42,36 @@ inline bool is_bf16(const Tensor& tensor) { return has_type(tensor, kDLBfloat, 1
 inline bool is_f16(const Tensor& tensor) { return has_type(tensor, kDLFloat, 16); }
 inline bool is_f32(const Tensor& tensor) { return has_type(tensor, kDLFloat, 32); }
 
+/// The element type of a tensor as DLPack names it.
+template <class T>
+constexpr DLDataType kElement = {};
+template <>
+constexpr DLDataType kElement<bf16> = {kDLBfloat, 16, 1};
+template <>
+constexpr DLDataType kElement<f16> = {kDLFloat, 16, 1};
+template <>
+constexpr DLDataType kElement<float> = {kDLFloat, 32, 1};
+template <>
+constexpr DLDataType kElement<int8_t> = {kDLInt, 8, 1};
+template <>
+constexpr DLDataType kElement<int32_t> = {kDLInt, 32, 1};
+template <>
+constexpr DLDataType kElement<int64_t> = {kDLInt, 64, 1};
+#if defined(__HIP__)
+template <>
+constexpr DLDataType kElement<fp8> = {kDLFloat8_e4m3fnuz, 8, 1};
+#else
+template <>
+constexpr DLDataType kElement<fp8> = {kDLFloat8_e4m3fn, 8, 1};
+#endif
+
+/// Whether a tensor's elements are T, one of dtype.h.
+template <class T>
+inline bool has_element(const Tensor& tensor) {
+  const DLDataType dtype = tensor.dtype();
+  return dtype.code == kElement<T>.code && dtype.bits == kElement<T>.bits && dtype.lanes == 1;
+}
+
 /// ValueError in Python when `condition` does not hold. The message names op, argument and what is accepted.
 inline void check_value(bool condition, const char* message) {
   if (!condition) TVM_FFI_THROW(ValueError) << message;
@@ -50,6 +80,40 @@ inline void check_value(bool condition, const char* message) {
 /// TypeError in Python when `condition` does not hold.
 inline void check_type(bool condition, const char* message) {
   if (!condition) TVM_FFI_THROW(TypeError) << message;
+}
+
+/// A matrix of rows: the last dimension contiguous, the dimensions before it collapsed into one.
+struct Rows {
+  void* data;
+  int64_t count;   // rows
+  int64_t size;    // elements of a row
+  int64_t stride;  // elements from row to row; 0 for a single row
+
+  /// Whether each row begins at a multiple of `bytes`, a power of two.
+  bool is_aligned(int64_t bytes, int64_t element_bytes) const {
+    return (reinterpret_cast<uintptr_t>(data) | static_cast<uintptr_t>(stride * element_bytes)) % bytes == 0;
+  }
+};
+
+/// `tensor` as rows of T.
+/// Throws TypeError for another element type, ValueError unless the rows are contiguous and evenly spaced; `name` (as
+/// in "rms_norm: input") begins the message.
+template <class T>
+Rows rows(const Tensor& tensor, const char* name) {
+  if (!has_element<T>(tensor)) TVM_FFI_THROW(TypeError) << name << " has another dtype than this module was built for";
+  const int last = tensor.ndim() - 1;
+  if (last < 0) TVM_FFI_THROW(ValueError) << name << " must have at least 1 dimension, got a scalar";
+  const int64_t size = tensor.size(last);
+  bool is_even = size <= 1 || tensor.stride(last) == 1;
+  int64_t stride = 0, expected = -1;  // expected: stride of the next dimension outwards; -1 before the first
+  for (int d = last - 1; d >= 0; --d) {
+    if (tensor.size(d) == 1) continue;
+    if (expected < 0) stride = expected = tensor.stride(d);
+    is_even = is_even && tensor.stride(d) == expected;
+    expected *= tensor.size(d);
+  }
+  if (!is_even) TVM_FFI_THROW(ValueError) << name << " must have contiguous, evenly spaced rows";
+  return {tensor.data_ptr(), size == 0 ? 0 : tensor.numel() / size, size, stride};
 }
 
 }  // namespace aiter_like::ffi

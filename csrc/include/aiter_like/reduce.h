@@ -1,16 +1,31 @@
 // SPDX-License-Identifier: MIT
-// Sums over a wave and over a workgroup. The order of additions depends on the shape only: results repeat bit for bit.
+// Sums and maxima over a wave and over a workgroup. The order of additions depends on the shape only: results repeat
+// bit for bit.
 #pragma once
 
 #include "aiter_like/gpu.h"
 
 namespace aiter_like {
 
-/// Sum over the wave, in every lane. All lanes must be active.
+/// Sum over the aligned group of 2 · kMask lanes that holds the lane, in every lane. All lanes must be active.
 template <int kMask = kWaveSize / 2>
 __device__ inline float wave_sum(float x) {
   x += lane_xor<kMask>(x);
   if constexpr (kMask > 1) return wave_sum<kMask / 2>(x);
+  return x;
+}
+
+/// The larger of two values ≥ 0, or NaN if one is NaN: their bits are ordered like the values, NaNs above infinity.
+__device__ inline float larger(float a, float b) {
+  const auto x = __builtin_bit_cast(uint32_t, a), y = __builtin_bit_cast(uint32_t, b);
+  return __builtin_bit_cast(float, x > y ? x : y);
+}
+
+/// Maximum of values ≥ 0 over the aligned group of 2 · kMask lanes, in every lane; NaN if one is NaN.
+template <int kMask = kWaveSize / 2>
+__device__ inline float wave_max(float x) {
+  x = larger(x, lane_xor<kMask>(x));
+  if constexpr (kMask > 1) return wave_max<kMask / 2>(x);
   return x;
 }
 
@@ -24,6 +39,18 @@ __device__ inline float workgroup_sum(float x, float (&scratch)[kThreads / kWave
 #pragma unroll
   for (int wave = 0; wave < kThreads / kWaveSize; ++wave) total += scratch[wave];
   return total;
+}
+
+/// Maximum of values ≥ 0 over a workgroup of kThreads, in every work-item; NaN if one is NaN. `scratch` as above.
+template <int kThreads>
+__device__ inline float workgroup_max(float x, float (&scratch)[kThreads / kWaveSize]) {
+  x = wave_max(x);
+  if (lane_index() == 0) scratch[wave_index()] = x;
+  workgroup_barrier();
+  float largest = 0.f;
+#pragma unroll
+  for (int wave = 0; wave < kThreads / kWaveSize; ++wave) largest = larger(largest, scratch[wave]);
+  return largest;
 }
 
 }  // namespace aiter_like

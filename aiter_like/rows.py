@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Rows of a matrix as csrc/include/aiter_like/rows.h takes them. Read by the families that work row by row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from aiter_like.device import Target
+from aiter_like.jit import Instance
+
+_MIN_LANES, _MAX_LANES = 8, 1024  # fewer would only make more builds; work-items of a workgroup
+_MAX_ELEMENTS = 32  # that a lane keeps, in fp32 registers
+MAX_ROWS = 2**24 - 1  # a launch has fewer than 2^32 work-items, and a long row takes up to 256 of them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How lanes share a row: the macros LANES, VECTORS, VEC and IS_WHOLE.
+
+    Attributes:
+        lanes: of a row, a power of two.
+        vectors: accesses of a lane.
+        vec: elements of an access: 16 bytes of the widest type, or 1 where rows are not aligned to that.
+        is_whole: lanes · vectors · vec elements cover the row; otherwise it is taken in pieces.
+    """
+
+    lanes: int
+    vectors: int
+    vec: int
+    is_whole: bool
+
+    @property
+    def name(self) -> str:
+        """Its part of an instance's name."""
+        return f"l{self.lanes}_v{self.vectors}x{self.vec}" + ("" if self.is_whole else "_pieces")
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The macros."""
+        return {"LANES": self.lanes, "VECTORS": self.vectors, "VEC": self.vec, "IS_WHOLE": int(self.is_whole)}
+
+    def instance(self, name: str, defines: dict[str, str | int]) -> Instance:
+        """An instance of a kernel with this layout."""
+        return Instance(f"{name}_{self.name}", {**defines, **self.defines})
+
+
+def layout(target: Target, *tensors: Tensor, lanes: int | None = None) -> Layout:
+    """How `tensors`, of one shape and even rows, are shared out.
+
+    Two accesses per lane keep a wide row's loads in flight with registers to spare; where there are fewer rows than
+    CUs can hold, one access on twice the lanes is faster.
+
+    Args:
+        lanes: of a row, from a tuned row; default: by the rule above.
+
+    Raises:
+        ValueError: `lanes` is no power of two up to 1024.
+    """
+    size = tensors[0].shape[-1]
+    vec = 16 // max(tensor.element_size() for tensor in tensors)
+    if math.gcd(size, *map(stride, tensors)) % vec:
+        vec = 1
+    vectors = -(-size // vec)
+    if lanes is None:
+        is_short = tensors[0].numel() < 2 * target.cu_num * size or vectors <= target.wave_size
+        lanes = max(_MIN_LANES, min(_power_of_two(-(-vectors // (1 if is_short else 2))), _MAX_LANES))
+    elif lanes & (lanes - 1) or not 0 < lanes <= _MAX_LANES:
+        raise ValueError(f"lanes must be a power of two up to {_MAX_LANES}, got {lanes}")
+    kept = min(_power_of_two(-(-vectors // lanes)), _MAX_ELEMENTS // vec)
+    return Layout(lanes, kept, vec, lanes * kept >= vectors)
+
+
+def refusal(**tensors: Tensor | None) -> str | None:
+    """Why the kernels cannot take one of these tensors: uneven rows, or too many."""
+    for name, tensor in tensors.items():
+        if tensor is None or tensor.numel() == 0:
+            continue
+        if not is_even(tensor):
+            return f"the rows of {name} are not evenly spaced (shape {tuple(tensor.shape)}, strides {tensor.stride()})"
+        if tensor.numel() // tensor.shape[-1] > MAX_ROWS:
+            return f"at most {MAX_ROWS} rows fit one launch, got {tensor.numel() // tensor.shape[-1]}"
+        if tensor.shape[-1] >= 2**31:
+            return f"rows of at most {2**31 - 1} elements, got {tensor.shape[-1]}"
+    return None
+
+
+def stride(tensor: Tensor) -> int:
+    """Elements from row to row of a tensor with even rows; 0 where there is one row."""
+    return next((step for size, step in zip(tensor.shape[-2::-1], tensor.stride()[-2::-1]) if size > 1), 0)
+
+
+def is_even(tensor: Tensor) -> bool:
+    """The dimensions before the last collapse into one, so that one stride leads from row to row."""
+    outer = [(size, step) for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
+    return all(outer[i][1] == outer[i + 1][0] * outer[i + 1][1] for i in range(len(outer) - 1))
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(number - 1, 0).bit_length()
