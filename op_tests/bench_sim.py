@@ -99,6 +99,7 @@ loop:
   .amdhsa_next_free_vgpr 128
   .amdhsa_accum_offset 64
   .amdhsa_next_free_sgpr 32
+  .amdhsa_float_denorm_mode_32 3
 .end_amdhsa_kernel
 .amdgpu_metadata
 ---

@@ -48,8 +48,8 @@ struct Code {
   std::vector<u32> inst_at;                    // (pc - text_begin) / 4 → index into insts, ~0u = none
   std::vector<Class> classes;                  // of each instruction, for counters
 
-  mutable std::once_flag facts_once;           // facts: filled by the first launch whose wait states are checked
-  mutable std::vector<IssueFacts> facts;       // of each instruction
+  mutable std::once_flag issue_once;           // issue: filled by the first launch whose wait states are checked
+  mutable IssueTable issue;
 
   mutable DebugSections debug;                         // until the first source_of
   mutable std::once_flag lines_once;

@@ -64,8 +64,8 @@ std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 check
   bounds_begin(*c);
   if (c->on(kCheckWaitState)) {
     const Code& code = *launch.code;
-    std::call_once(code.facts_once, [&] { code.facts = issue_facts(code); });
-    c->facts = code.facts;
+    std::call_once(code.issue_once, [&] { fill(code.issue, code); });
+    c->issue = &code.issue;
   }
   return c;
 }

@@ -44,18 +44,14 @@ struct WaitState {
 
 struct Issued {
   const Inst* inst;
-  u64 clock;                                   // wait-state number at issue
-  u32 roles;
-  u8 passes;
+  u64 term;                                    // its part of the hash
 };
 
-inline constexpr u32 kNumIssued = 32;          // more than the largest distance
-
 struct WaitStates {
-  Issued recent[kNumIssued];
-  u32 next = 0;
-  u64 clock = 0;
-  u64 mfma_until = 0;                          // an MFMA issued before that matters
+  Issued recent[32] = {};                      // more than the largest distance
+  u64 next = 0;
+  u64 hash = 0;                                // of the instructions that a row can compare with one another
+  u64 hash_from = 0;                           // the hash says all when `next` is not below
 };
 
 // ---- lds_race: who touched each dword of LDS ------------------------------------------------------------------------
@@ -126,7 +122,7 @@ struct LaunchChecks {
   const Launch* launch = nullptr;
   u32 checks = 0;
   std::vector<Range> ranges;                   // sorted by base
-  std::span<const IssueFacts> facts;           // per Inst::index, when wait states are checked
+  const IssueTable* issue = nullptr;           // when wait states are checked
   std::vector<u64> reach;                      // largest end of ranges[0..i]: bounds the search backwards
 
   ~LaunchChecks();

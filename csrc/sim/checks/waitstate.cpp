@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Wait states: two instructions of a wave that are too close together. Every instruction counts one wait state, s_nop N
-// counts N + 1. The recent producers of a wave are kept with the wait-state number at which they issued.
+// counts N + 1. A wave's latest instructions are hashed, and looked at only when the hash is new for the last of them.
 #include "checks/waitstate.h"
+
+#include <bit>
 
 #include "checks/state.h"
 
@@ -9,9 +11,15 @@ namespace sim {
 namespace {
 
 constexpr u32 kAnyMfma = kRoleXdl | kRoleMfma32 | kRoleMfma64Large | kRoleMfma64Small;
-constexpr u64 kLongest = 19, kLongestOther = 5;        // the largest distances of the table, after MFMA and else
+constexpr u64 kLongest = 19;                   // the largest distance of the table
+constexpr u64 kHashed = kLongest + 1;          // instructions: those of that distance, and the one that issues
 
-u64 states_of(const Inst& i) { return i.op->name == "s_nop" ? static_cast<u64>(i.imm & 15) + 1 : 1; }
+// The hash is a polynomial in kBase, odd so that no bit is lost, of the hashed instructions' terms.
+constexpr u64 kBase = 0x9e3779b97f4a7c15, kTerm = 0xd6e8feb86659fd93;
+constexpr u64 power(u64 base, u64 n) { return n ? base * power(base, n - 1) : 1; }
+constexpr u64 kOldest = power(kBase, kHashed);
+
+constexpr u64 kSlots = std::size(decltype(WaitStates::recent){});
 
 std::string nops(u64 states) {
   std::string text;
@@ -21,38 +29,53 @@ std::string nops(u64 states) {
   return text;
 }
 
-// A later MFMA that writes the register has taken the place of `record`'s result.
-bool replaced(const WaitStates& s, const Issued* record, const RegRange& reg) {
-  for (u32 k = s.next; k-- > 0 && s.next - k <= kNumIssued;) {
-    const Issued& r = s.recent[k % kNumIssued];
-    if (&r == record) return false;
-    if (!(r.roles & kAnyMfma)) continue;
-    const Operand& d = r.inst->dst[0];
-    if (d.reg < reg.first + reg.count && reg.first < d.reg + d.dwords) return true;
+// The hashed instructions before the one that issues now, the latest first, while `f` returns true.
+template <class F>
+void for_earlier(const WaitStates& s, F f) {
+  for (u64 k = 2; k <= kHashed && k <= s.next; ++k) {
+    if (!f(*s.recent[(s.next - k) % kSlots].inst)) return;
   }
-  return false;
+}
+
+// An MFMA after `earlier` writes the register and has taken the place of its result.
+bool replaced(const IssueTable& table, const WaitStates& s, const Inst& earlier, const RegRange& reg) {
+  bool found = false;
+  for_earlier(s, [&](const Inst& i) {
+    if (&i == &earlier) return false;
+    const Operand& d = i.dst[0];
+    found = table.facts[i.index].roles & kAnyMfma && d.reg < reg.first + reg.count && reg.first < d.reg + d.dwords;
+    return !found;
+  });
+  return found;
 }
 
 struct Hit {
   const WaitRow* row = nullptr;
-  const Issued* earlier = nullptr;
+  const Inst* earlier = nullptr;
   RegRange reg{};
-  u64 missing = 0, between = 0, needed = 0;
+  i64 missing = 0, between = 0, needed = 0;
 };
 
-void visit(const WaitStates& s, const Issued& e, const Inst& i, const IssueFacts& f, Hit& worst) {
-  const u64 between = s.clock - e.clock - 1;
-  for (const WaitRow& row : wait_rows()) {
-    if (!(e.roles & row.from) || !(f.roles & row.to)) continue;
-    const i64 needed = row.states + row.per_pass * static_cast<i64>(e.passes);
-    const i64 missing = needed - static_cast<i64>(between);
-    if (missing <= static_cast<i64>(worst.missing)) continue;
-    const RegRange reg = meeting(row, *e.inst, i);
-    if (!reg.count) continue;
-    const bool result = (e.roles & kAnyMfma) && row.earlier == Part::writes;
-    if (result && replaced(s, &e, reg)) continue;
-    worst = {&row, &e, reg, static_cast<u64>(missing), between, static_cast<u64>(needed)};
-  }
+// The row that `i` misses by most.
+Hit find_worst(const IssueTable& table, const WaitStates& s, const Inst& i) {
+  const IssueFacts& f = table.facts[i.index];
+  i64 between = 0;
+  Hit worst;
+  for_earlier(s, [&](const Inst& earlier) {
+    const IssueFacts& e = table.facts[earlier.index];
+    for (u64 rows = e.earlier & f.later; rows; rows &= rows - 1) {
+      const WaitRow& row = wait_rows()[std::countr_zero(rows)];
+      const i64 needed = row.states + row.per_pass * static_cast<i64>(e.passes), missing = needed - between;
+      if (missing <= worst.missing) continue;
+      const RegRange reg = meeting(row, earlier, i);
+      const bool result = e.roles & kAnyMfma && row.earlier == Part::writes;
+      if (!reg.count || (result && replaced(table, s, earlier, reg))) continue;
+      worst = {&row, &earlier, reg, missing, between, needed};
+    }
+    between += e.states;
+    return between < static_cast<i64>(kLongest);
+  });
+  return worst;
 }
 
 void report(Wave& w, const Inst& i, const Hit& hit) {
@@ -60,9 +83,9 @@ void report(Wave& w, const Inst& i, const Hit& hit) {
   const bool named = hit.row->earlier != Part::none && hit.reg.count != 0xff;
   add_report(w, i, "waitstate", w.exec(), 0,
              std::string(hit.row->name) + (named ? " (" + name_of(hit.reg) + ")" : "") + ": " +
-                 std::to_string(hit.between) + " wait states after " + place_of(w, *hit.earlier->inst) + ", " +
+                 std::to_string(hit.between) + " wait states after " + place_of(w, *hit.earlier) + ", " +
                  std::to_string(hit.needed) + " are needed; fix: " + nops(hit.missing) + " before it",
-             hit.earlier->inst);
+             hit.earlier);
 }
 
 }  // namespace
@@ -71,22 +94,18 @@ void waitstate_begin(WaveChecks& c) { c.wait_states = WaitStates{}; }
 
 void waitstate_before(Wave& w, const Inst& i) {
   WaitStates& s = w.checks->wait_states;
-  const IssueFacts& f = launch_checks(w).facts[i.index];
-  if (f.from) {
-    const u64 window = s.clock < s.mfma_until ? kLongest : kLongestOther;
-    Hit worst;
-    for (u32 k = s.next; k-- > 0 && s.next - k <= kNumIssued;) {
-      const Issued& e = s.recent[k % kNumIssued];
-      if (s.clock - e.clock > window) break;
-      if (e.roles & f.from) visit(s, e, i, f, worst);
-    }
-    if (worst.row) report(w, i, worst);
-  }
-  if (f.roles) {
-    s.recent[s.next++ % kNumIssued] = {&i, s.clock, f.roles, f.passes};
-    if (f.roles & kAnyMfma) s.mfma_until = s.clock + kLongest + 1;
-  }
-  s.clock += states_of(i);
+  const u64 term = (u64{i.index} + 1) * kTerm;
+  s.hash = s.hash * kBase + term - s.recent[(s.next - kHashed) % kSlots].term * kOldest;
+  s.recent[s.next++ % kSlots] = {&i, term};
+  // VGPR indexing changes registers, which the hash knows nothing of.
+  if (w.mode.bits & Mode::kIndexing) s.hash_from = s.next + kHashed;
+  const bool hashed = s.next >= s.hash_from;
+  const IssueTable& table = *launch_checks(w).issue;
+  std::atomic<u64>& clean = table.clean[i.index][s.hash >> 62];
+  if (hashed && clean.load(std::memory_order_relaxed) == s.hash) return;
+  const Hit worst = find_worst(table, s, i);
+  if (worst.row) report(w, i, worst);
+  else if (hashed) clean.store(s.hash, std::memory_order_relaxed);
 }
 
 }  // namespace sim

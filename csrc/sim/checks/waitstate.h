@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Which pairs of instructions need wait states between them, as data. waitstate.cpp applies the table at run time.
 #pragma once
+#include <array>
+#include <atomic>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -59,14 +62,23 @@ struct WaitRow {
 
 std::span<const WaitRow> wait_rows();
 
-// An instruction's roles, computed once per code object.
+// What the rows have to do with an instruction.
 struct IssueFacts {
   u32 roles = 0;
-  u32 from = 0;                 // roles that an earlier instruction must have to matter to this one
   u8 passes = 0;                // MFMA
+  u8 states = 1;                // wait states that it counts
+  u64 earlier = 0, later = 0;   // rows (bit = index in wait_rows()) that take it as the earlier, as the later one
 };
 
-std::vector<IssueFacts> issue_facts(const Code& code);
+// Facts of a code object's instructions, by Inst::index. Whether an instruction comes too early depends only on those
+// issued just before it, so `clean` keeps, per instruction, hashes of histories in which it does not.
+struct IssueTable {
+  static constexpr int kHistories = 4;         // an instruction after a join is reached in several ways
+  std::vector<IssueFacts> facts;
+  std::unique_ptr<std::array<std::atomic<u64>, kHistories>[]> clean;
+};
+
+void fill(IssueTable& table, const Code& code);
 
 // Whether the parts meet: the register, or an empty range.
 RegRange meeting(const WaitRow& row, const Inst& earlier, const Inst& later);

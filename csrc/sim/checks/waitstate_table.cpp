@@ -119,6 +119,7 @@ u32 scalar_roles(const Inst& i) {
 IssueFacts facts_of(const Inst& i) {
   IssueFacts f;
   if (!i.op) return f;
+  if (i.op->name == "s_nop") f.states = static_cast<u8>((i.imm & 15) + 1);
   switch (i.op->spec.cls) {
     case Class::mfma:
       f.passes = passes_of(i.op->name);
@@ -137,8 +138,10 @@ IssueFacts facts_of(const Inst& i) {
     if (has_scalar(i.writes())) f.roles |= kRoleWritesSgpr;
     if (has_scalar(i.reads())) f.roles |= kRoleReadsSgpr;
   }
-  for (const WaitRow& row : kRows) {
-    if (f.roles & row.to) f.from |= row.from;
+  static_assert(std::size(kRows) <= 64);
+  for (size_t k = 0; k < std::size(kRows); ++k) {
+    f.earlier |= u64{(f.roles & kRows[k].from) != 0} << k;
+    f.later |= u64{(f.roles & kRows[k].to) != 0} << k;
   }
   return f;
 }
@@ -219,11 +222,10 @@ bool writes_scalar(const Inst& i, u16 reg) {
 
 std::span<const WaitRow> wait_rows() { return kRows; }
 
-std::vector<IssueFacts> issue_facts(const Code& code) {
-  std::vector<IssueFacts> facts;
-  facts.reserve(code.insts.size());
-  for (const Inst& i : code.insts) facts.push_back(facts_of(i));
-  return facts;
+void fill(IssueTable& table, const Code& code) {
+  table.facts.reserve(code.insts.size());
+  for (const Inst& i : code.insts) table.facts.push_back(facts_of(i));
+  table.clean = std::make_unique<std::array<std::atomic<u64>, IssueTable::kHistories>[]>(code.insts.size());
 }
 
 RegRange meeting(const WaitRow& row, const Inst& earlier, const Inst& later) {

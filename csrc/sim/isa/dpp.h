@@ -9,6 +9,7 @@ namespace sim {
 struct DppRow {
   u8 source[kLanes];
   u64 valid;
+  bool within_rows;                            // no lane reads another row
 };
 
 // The pattern of a control and its argument; computed once for each pair.

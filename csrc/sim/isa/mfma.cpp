@@ -3,6 +3,7 @@
 // the elements of one row of A (k fixed, i running), of B and of D lie in neighbouring lanes of one register.
 // Layouts: AMD's matrix instruction calculator. Arithmetic: products and sums of f32 (f64, i32) by one FMA per k, in
 // order of k; hardware differs by a few ulp.
+#include <algorithm>
 #include <bit>
 
 #include "../lanes.h"
@@ -74,19 +75,21 @@ struct I8 {
   }
 };
 
+// As Float8::decode, without denormals of the host, which can be slow: a denormal is made with a leading one, which is
+// then subtracted.
 template <class Format>
 struct Float8Element {
-  static std::array<float, 256> make_table() {
-    std::array<float, 256> table;
-    for (int code = 0; code < 256; ++code) table[code] = Format::decode(static_cast<u8>(code));
-    return table;
-  }
-  static inline const std::array<float, 256> kTable = make_table();
+  static constexpr u32 kBias = static_cast<u32>(127 - Format::kBias) << 23, kLeading = kBias + (1u << 23);
   template <int N>
   static Vec<float, N> get(Rows rows, int e, int lane) {
-    Vec<float, N> x;
-    for (int n = 0; n < N; ++n) x[n] = kTable[rows[e / 4][lane + n] >> (8 * (e % 4)) & 0xff];
-    return x;
+    using Words = Vec<u32, N>;
+    using Floats = Vec<float, N>;
+    const Words code = load_lanes<u32, N>(rows[e / 4] + lane) >> (8 * (e % 4));
+    const Words bits = (code & 0x7f) << Format::kDropped;
+    const Floats denormal = std::bit_cast<Floats>(bits + kLeading) - std::bit_cast<float>(kLeading);
+    const Words value = bits < 1u << 23 ? std::bit_cast<Words>(denormal) : bits + kBias;
+    const Words sign = (code & 0x80) << 24;
+    return std::bit_cast<Floats>((code & 0xff) == Format::kNan ? Words(0x7fc00000) : value | sign);
   }
 };
 using E4m3 = Float8Element<Fp8>;
@@ -197,24 +200,30 @@ void product(Wave& w, const Inst& i, Rows a_rows, Rows b_rows, int cbsz, int abi
     std::memcpy(held, c, sizeof held);
     c = held;
   }
-  for (int r = 0; r < S::kAccumulators; ++r) {
+  constexpr int kSteps = std::min(K, 16);        // of k at a time: what of B the host's registers hold
 #pragma clang loop unroll(full)
-    for (int group = 0; group < S::kGroups; ++group) {
-      const int block = S::block(r, group), row = S::row(r, group);
-      const int a_block = (block >> cbsz << cbsz) + abid;      // cbsz: 2^cbsz neighbouring blocks share block abid of A
-      Vec<T, M> sum = registers ? load_accumulator<T, M>(c, r, group * M) : constant;
-      if constexpr (std::is_same_v<T, double>) {
-        if (negate & 4) sum = -sum;
-      }
+  for (int first = 0; first < K; first += kSteps) {
+    for (int r = 0; r < S::kAccumulators; ++r) {
 #pragma clang loop unroll(full)
-      for (int k = 0; k < K; ++k) {
-        T x = reinterpret_cast<const T*>(&a[a_block][k])[row];
+      for (int group = 0; group < S::kGroups; ++group) {
+        const int block = S::block(r, group), row = S::row(r, group);
+        const int a_block = (block >> cbsz << cbsz) + abid;    // cbsz: 2^cbsz neighbouring blocks share block abid of A
+        Vec<T, M> sum = first       ? load_accumulator<T, M>(w.v + i.dst[0].reg, r, group * M)
+                        : registers ? load_accumulator<T, M>(c, r, group * M)
+                                    : constant;
         if constexpr (std::is_same_v<T, double>) {
-          if ((negate & 3) == 1 || (negate & 3) == 2) x = -x;
+          if (negate & 4) sum = -sum;
         }
-        sum = fused_multiply_add<T, M>(x, b[block][k], sum);
+#pragma clang loop unroll(full)
+        for (int k = first; k < first + kSteps; ++k) {
+          T x = reinterpret_cast<const T*>(&a[a_block][k])[row];
+          if constexpr (std::is_same_v<T, double>) {
+            if ((negate & 3) == 1 || (negate & 3) == 2) x = -x;
+          }
+          sum = fused_multiply_add<T, M>(x, b[block][k], sum);
+        }
+        store_accumulator<T, M>(w.v + i.dst[0].reg, r, group * M, sum);
       }
-      store_accumulator<T, M>(w.v + i.dst[0].reg, r, group * M, sum);
     }
   }
 }
