@@ -194,7 +194,7 @@ def check_rows(rows: Iterable[Row], seed: int = 1) -> None:
 
 def table_names(*files: str) -> set[str]:
     """Mnemonics of the rows in csrc/sim/isa/<file>."""
-    return {name for file in files for name in re.findall(r'\{"([vs]_\w+)",', (TABLES / file).read_text())}
+    return {name for file in files for name in re.findall(r'\{"(\w+)",', (TABLES / file).read_text())}
 
 
 # ---- pieces of models

@@ -275,6 +275,7 @@ def test_append_and_consume_count_active_lanes():
 def test_addtid_forms_use_m0():
     body = """s_mov_b32 m0, 64
       ds_write_addtid_b32 v1 offset:16
+      ds_nop
       ds_read_addtid_b32 v2 offset:12
       s_waitcnt lgkmcnt(0)"""
     case = _case(body, {"v1": LANE + 5}, {"v2": np.uint32})

@@ -160,22 +160,26 @@ def test_compare_and_swap_and_f32_add():
     np.testing.assert_array_equal(floats, start + start)
 
 
+@pytest.mark.parametrize("name, kind", [("dword", np.uint32), ("ubyte", np.uint8), ("sbyte", np.int8),
+                                        ("ushort", np.uint16), ("sshort", np.int16)])
 @pytest.mark.parametrize("mask", [2**64 - 1, 0x0fff_ffff_ffff_ff01])
-def test_load_to_lds(mask):
+def test_load_to_lds(mask, name, kind):
     memory, at = _memory(), RNG.permutation(LANES).astype(np.uint32) * 16
     body = f"""{DESCRIPTOR}ds_write_b32 v2, v3
       ds_write_b32 v2, v3 offset:256
       s_waitcnt lgkmcnt(0)
       s_mov_b32 m0, 32
       s_mov_b64 exec, s[16:17]
-      buffer_load_dword v1, s[4:7], 0 offen offset:8 lds
+      buffer_load_{name} v1, s[4:7], 0 offen offset:8 lds
       s_waitcnt vmcnt(0)
       s_mov_b64 exec, -1
       ds_read_b32 v4, v2 offset:40
       s_waitcnt lgkmcnt(0)"""
     inputs = {"v1": at, "v2": LANE * 4, "v3": np.full(LANES, 99, np.uint32), "s[16:17]": mask, **_scalars(records=700)}
     result = run(body, inputs, ["v4"], buffers={"s[10:11]": memory}, lds_bytes=512)
-    loaded = _load(memory, at + 8, 1, lambda lane, _: at[lane] + 12 <= 700)[:, 0]
+    size = np.dtype(kind).itemsize
+    items = np.stack([memory[place:place + size] for place in at + 8]).view(kind)[:, 0].astype(np.int64)
+    loaded = np.where(at + 8 + size <= 700, items.astype(np.uint32), 0)
     active = np.array([mask >> lane & 1 for lane in range(LANES)], bool)
     np.testing.assert_array_equal(result["v4"], np.where(active, loaded, 99))
 

@@ -250,7 +250,7 @@ def mix_operand(x: np.ndarray, is_half: bool, is_high: bool, negate: bool, absol
 def test_fma_mix(name):
     rng = np.random.default_rng(RNG_SEED)
     old = halves(20)
-    for _ in range(12):
+    for _ in range(16):
         is_half, is_high, negate, absolute = (rng.integers(0, 2, 3).astype(bool) for _ in range(4))
         sources = [np.ascontiguousarray(halves(30 + at)) if is_half[at] else
                    rng.standard_normal((GROUPS, 64, 1)).astype(np.float32).view(np.uint16) for at in range(3)]
@@ -258,11 +258,17 @@ def test_fma_mix(name):
                  for at in range(3)]
         lists = modifier_text(op_sel=tuple(is_high & is_half), op_sel_hi=tuple(is_half))
         given = {f"v{4 + at}": x for at, x in enumerate(sources)} | {"v0": old}
-        got = run(f"{name} v0, {', '.join(texts)} {lists}", given, {"v0": np.uint16})["v0"]
+        clamp = bool(rng.integers(0, 2))
+        got = run(f"{name} v0, {', '.join(texts)} {lists}{' clamp' * clamp}", given, {"v0": np.uint16})["v0"]
         wanted = f32_fma(*(mix_operand(x, is_half[at], is_high[at], negate[at], absolute[at])
                            for at, x in enumerate(sources)))
+        if clamp:                                    # DX10_CLAMP: a NaN becomes 0
+            wanted = np.where(np.isnan(wanted) | (wanted <= 0), np.float32(0), np.minimum(wanted, np.float32(1)))
+            got = np.where(got == 0x8000, 0, got).astype(np.uint16) if name != "v_fma_mix_f32" else got
+            old = np.where(old == 0x8000, 0, old).astype(np.uint16)
         if name == "v_fma_mix_f32":
-            assert_same(np.ascontiguousarray(got).view(np.float32)[..., 0], wanted)
+            single = np.ascontiguousarray(got).view(np.float32)[..., 0]
+            assert_same(np.where(clamp & (single == 0), np.float32(0), single), wanted)
         else:
             written = int(name == "v_fma_mixhi_f16")
             assert_same(got[..., 1 - written], old[..., 1 - written])
@@ -297,12 +303,14 @@ def test_dot2_f32_f16():
     rng = np.random.default_rng(RNG_SEED)
     a, b = (rng.standard_normal((GROUPS, 64, 2)).astype(np.float16) for _ in range(2))
     c = rng.standard_normal((GROUPS, 64)).astype(np.float32)
-    for lists in ({}, {"neg_lo": (1, 0, 0), "neg_hi": (0, 1, 0)}):
-        got = run(f"v_dot2_f32_f16 v0, v4, v5, v6 {modifier_text(**lists)}", {"v4": a, "v5": b, "v6": c},
-                  {"v0": np.float32})["v0"]
-        signs = [np.array([-1 if lists and lists[name][at] else 1 for name in ("neg_lo", "neg_hi")]) for at in (0, 1)]
-        products = a.astype(np.float64) * signs[0] * b.astype(np.float64) * signs[1]
-        np.testing.assert_allclose(got, products.sum(-1) + c, rtol=0, atol=3e-6)
+    for lists in ({}, {"neg_lo": (1, 0, 0), "neg_hi": (0, 1, 0)}, {"neg_lo": (1, 1, 0), "neg_hi": (0, 1, 0)}):
+        x, y = (selected(source.view(np.uint16), at, **lists).view(np.float16).astype(np.float64)
+                for at, source in enumerate((a, b)))
+        for clamp in ("", " clamp"):
+            got = run(f"v_dot2_f32_f16 v0, v4, v5, v6 {modifier_text(**lists)}{clamp}", {"v4": a, "v5": b, "v6": c},
+                      {"v0": np.float32})["v0"]
+            wanted = (x * y).sum(-1) + c
+            np.testing.assert_allclose(got, np.clip(wanted, 0, 1) if clamp else wanted, rtol=0, atol=3e-6)
 
 
 @pytest.mark.parametrize(("body", "message"), [
