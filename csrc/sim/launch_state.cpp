@@ -173,7 +173,6 @@ void init_wave(Wave& w, u32 poison) {
   w.executed = 0;
   const u32 r = k.rsrc1;                         // rounding and denormals, DX10_CLAMP, IEEE, FP16_OVFL
   w.mode.bits = (r >> 12 & 0xff) | (r >> 21 & 1) << 8 | (r >> 23 & 1) << 9 | (r >> 26 & 1) << 23;
-  if (w.mode.bits & 15) throw Fault("the kernel asks for a rounding mode other than nearest-even");
   // With preloaded arguments the first 256 bytes are a prologue for hardware that cannot preload.
   w.jump(static_cast<i64>(k.entry + (k.preload_dwords ? 256 : 0)));
 }

@@ -28,7 +28,8 @@ struct Mode {
   bool fp16_ovfl() const { return bits >> 23 & 1; }
   static constexpr u32 kKeepOutputs32 = 1u << 5;         // f32 results keep denormals
   static constexpr u32 kIndexing = 1u << 27;             // VGPR indexing
-  // Instructions need isa/mode.h: denormals are flushed or registers indexed.
+  static constexpr u32 kKeepOutputs64 = 1u << 7;         // f64 and f16 results keep denormals
+  // Instructions need isa/mode.h: another rounding, flushed denormals, indexed registers.
   bool unusual() const { return (bits & 0xff) != 0xf0 || bits & kIndexing; }
 };
 

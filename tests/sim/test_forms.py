@@ -79,7 +79,7 @@ PACKED = ("v_pk_fmac_f16", "v_dot2c_f32_f16")
 HIGH_HALF_OF_32_BITS = {"v_alignbit_b32": (0, 1, 2, 3), "v_alignbyte_b32": (0, 1, 2, 3), "v_mad_u32_u16": (2, 3),
                         "v_mad_i32_i16": (2, 3), "v_cvt_pknorm_i16_f16": (2,), "v_cvt_pknorm_u16_f16": (2,),
                         "v_pack_b32_f16": (2,)}
-REFUSALS = {"clamp": "clamp on this operation is not implemented", "omod": "output modifier|f16 denormals",
+REFUSALS = {"clamp": "clamp on this operation is not implemented", "omod": "output modifier",
             "neg": "packed operands", "abs": "packed operands", "op_sel": "selects the high half"}
 
 
@@ -88,7 +88,7 @@ def is_refused(row: Row, unit: str) -> bool:
     if kind == "clamp":
         return row.name in NO_CLAMP or row.name.startswith("v_cmp")
     if kind == "omod":
-        return row.dst != "f32"
+        return row.dst[0] != "f"
     if kind in ("neg", "abs"):
         return row.name in PACKED
     return kind == "op_sel" and int(unit[-1]) in HIGH_HALF_OF_32_BITS.get(row.name, ())

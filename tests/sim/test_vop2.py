@@ -225,8 +225,6 @@ def test_destination_may_be_a_source():
 @pytest.mark.parametrize("text, message", [
     ("v_mul_f32_e64 v2, v0, v1 mul:2", "output modifier"),
     ("v_add_co_u32_e64 v2, s[8:9], v0, v1 clamp", "clamp"),
-    ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 5", "rounding"),
-    ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 0\nv_add_f16 v2, v0, v1", "denormals"),
     ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\nv_add_f16 v2, v0, v1", "FP16_OVFL"),
 ])
 def test_what_is_not_modelled_stops_the_launch(text, message):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// VGPR indexing and flushed denormals. Denormals are the host's business (MXCSR), set per instruction by the type in
-// its name, because f32 has its own field of MODE; f16 has no such mode on the host and is refused.
+// VGPR indexing, rounding and flushed denormals. Rounding and denormals are the host's business (MXCSR), set per
+// instruction by the types in its name, because f32 has fields of its own in MODE. The host's conversions to f16 obey
+// its rounding but not its denormal mode: f16 operands and results are flushed here (half_flush.cpp).
 #include "isa/mode.h"
 
 #include <xmmintrin.h>
@@ -9,6 +10,7 @@
 
 #include "decode.h"
 #include "isa/dpp.h"
+#include "isa/half_flush.h"
 #include "isa/math.h"
 #include "loader.h"
 
@@ -16,6 +18,7 @@ namespace sim {
 namespace {
 
 constexpr u32 kMxcsr = 0x1f80, kFlushInputs = 1 << 6, kFlushOutputs = 1 << 15;     // DAZ and FTZ on the default
+constexpr u32 kRounding = 3 << 13, kControl = kFlushInputs | kFlushOutputs | kRounding;
 
 bool is_vector_alu(const Inst& i) {
   const Class cls = i.op->spec.cls;
@@ -61,24 +64,56 @@ const Inst& indexed(const Wave& w, const Inst& i) {
 
 bool names(const Inst& i, std::string_view part) { return i.op->name.find(part) != std::string_view::npos; }
 
-// MODE's two bits for a type in the name (keep those of inputs, of outputs); other types have none.
+bool contains(const Inst& i, std::initializer_list<std::string_view> parts) {
+  return std::any_of(parts.begin(), parts.end(), [&](std::string_view part) { return names(i, part); });
+}
+
+// The first type in the name is the result's, the last the sources' (v_cvt_f64_f32).
+std::string_view result_type(const Inst& i) {
+  const std::string_view name = i.op->name;
+  const size_t first = std::min({name.find("_f16"), name.find("_f32"), name.find("_f64")});
+  return first == name.npos ? std::string_view() : name.substr(first + 1, 3);
+}
+std::string_view source_type(const Inst& i) { return i.op->name.substr(i.op->name.size() - 3); }
+
+// MODE's two bits for a type (keep those of inputs, of outputs); other types have none.
 u32 kept(const Wave& w, std::string_view type) {
   return type == "f32" ? w.mode.bits >> 4 & 3 : type == "f64" || type == "f16" ? w.mode.bits >> 6 & 3 : 3;
 }
 
-u32 float_mode(const Wave& w, const Inst& i) {
+u32 denormals(const Wave& w, const Inst& i) {
   const u32 keep32 = w.mode.bits >> 4 & 3, keep64 = w.mode.bits >> 6 & 3;
-  if (!i.op || (keep32 & keep64) == 3) return kMxcsr;
+  if ((keep32 & keep64) == 3) return 0;
+  if (names(i, "v_div_")) return 0;                      // they look at exponents and keep denormals
+  if (names(i, "_mix")) throw Fault("MODE: flushing denormals of mixed f16 and f32 is not modelled");
+  const u32 outputs = kept(w, result_type(i)), inputs = kept(w, source_type(i));
+  return (inputs & 1 ? 0 : kFlushInputs) | (outputs & 2 ? 0 : kFlushOutputs);
+}
+
+// Integer results truncate or name their rounding; transcendental functions are approximations to an ulp or so in any
+// mode. The field for f64 is that of f16 too, and of v_cvt_f32_f64 (LLVM's lowering of llvm.fptrunc.round).
+u32 rounding(const Wave& w, const Inst& i) {
+  if (!(w.mode.bits & 15) || i.op->spec.cls != Class::valu) return 0;
+  const std::string_view type = i.op->name == "v_cvt_f32_f64" ? "f64" : result_type(i);
+  const u32 mode = type.empty() ? 0 : type == "f32" ? w.mode.bits & 3 : w.mode.bits >> 2 & 3;
+  if (contains(i, {"v_cvt_i", "v_cvt_u", "v_cvt_rpi", "v_cvt_flr", "v_div_scale", "v_div_fixup"})) return 0;
+  if (mode && contains(i, {"v_div_fmas", "_dot2", "_mixlo", "_mixhi", "norm", "_pk_u8", "pkaccum", "fp8", "bf8"})) {
+    throw Fault("MODE: what a rounding other than to nearest even does to this instruction is not known");
+  }
+  constexpr u32 kHost[] = {0, 2, 1, 3};                  // nearest, up, down, to zero
+  return kHost[mode] << 13;
+}
+
+bool flushes_half(const Wave& w, const Inst& i) {
+  return kept(w, "f16") != 3 && i.op && (i.op->spec.cls == Class::valu || i.op->spec.cls == Class::trans) &&
+         names(i, "f16");
+}
+
+u32 float_mode(const Wave& w, const Inst& i) {
+  if (!i.op || !(w.mode.bits & 0xf || (w.mode.bits & 0xf0) != 0xf0)) return kMxcsr;
   const bool vector = is_vector_alu(i) && i.op->spec.cls != Class::mfma;       // matrix operations ignore MODE
   if (!vector && i.op->spec.cls != Class::ds) return kMxcsr;
-  if (names(i, "v_div_")) return kMxcsr;                 // they look at exponents and keep denormals
-  if (keep64 != 3 && names(i, "f16")) throw Fault("MODE: flushing f16 denormals is not modelled");
-  if (names(i, "_mix")) throw Fault("MODE: flushing denormals of mixed f16 and f32 is not modelled");
-  // v_cvt_f64_f32: the result's type comes first, the sources' last.
-  const std::string_view name = i.op->name, last = name.substr(name.size() - 3);
-  const size_t first = std::min({name.find("_f16"), name.find("_f32"), name.find("_f64")});
-  const u32 outputs = first == name.npos ? 3 : kept(w, name.substr(first + 1, 3)), inputs = kept(w, last);
-  return kMxcsr | (inputs & 1 ? 0 : kFlushInputs) | (outputs & 2 ? 0 : kFlushOutputs);
+  return kMxcsr | denormals(w, i) | rounding(w, i);
 }
 
 // Minimum, maximum and median give an operand as it is; the flush of operand or result is done here.
@@ -105,15 +140,16 @@ void flush_selected(Wave& w, const Inst& i) {
 const Inst& enter_mode(Wave& w, const Inst& i) {
   const Inst& chosen = indexed(w, i);
   const u32 wanted = float_mode(w, chosen);
+  const Inst& run = flushes_half(w, chosen) ? flush_half_sources(w, chosen, next_copy()) : chosen;
   if (wanted != kMxcsr) _mm_setcsr(wanted);
-  return chosen;
+  return run;
 }
 
 void leave_mode(Wave& w, const Inst& i) {
   const u32 now = _mm_getcsr();
-  if (!(now & (kFlushInputs | kFlushOutputs))) return;
-  _mm_setcsr(kMxcsr);
-  if (i.op->spec.cls == Class::valu) flush_selected(w, i);
+  if (now & kControl) _mm_setcsr(kMxcsr);
+  if (now & (kFlushInputs | kFlushOutputs) && i.op->spec.cls == Class::valu) flush_selected(w, i);
+  if (flushes_half(w, i)) flush_half_result(w, i);
 }
 
 }  // namespace sim

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// How instructions run while MODE is not as compiled code leaves it: VGPR indexing, flushed denormals. Only the run
-// loop's slow variant calls this.
+// How instructions run while MODE is not as compiled code leaves it: VGPR indexing, flushed denormals, rounding other
+// than to nearest even. Only the run loop's slow variant calls this.
 #pragma once
 #include "wave.h"
 

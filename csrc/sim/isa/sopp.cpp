@@ -83,7 +83,6 @@ void set_register(Wave& w, const Inst& i) {
   if ((control & 63) != kMode) throw Fault("s_setreg on a hardware register other than MODE is not modelled");
   const u32 value = static_cast<u32>(scalar_source(w, i.src[1])) << offset;
   const u32 bits = (w.mode.bits & ~mask) | (value & mask);
-  if (bits & 0xf) throw Fault("MODE: only rounding to nearest even is modelled");
   set_mode(w, bits);
 }
 

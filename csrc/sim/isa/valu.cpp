@@ -68,13 +68,24 @@ Source full_source(const Wave& w, const Inst& i, const Operand& o, Lane lane, si
 }
 
 bool takes_omod(const Wave& w, const Form& form) {
-  return form.dst == Lane::f32 && !w.mode.ieee() && !(w.mode.bits & Mode::kKeepOutputs32);
+  const u32 kept = form.dst == Lane::f32 ? Mode::kKeepOutputs32 : Mode::kKeepOutputs64;
+  return is_float(form.dst) && !w.mode.ieee() && !(w.mode.bits & kept);
 }
 
-void scale_rows(u8 omod, Rows& rows) {
+void scale_rows(u8 omod, Lane lane, Rows& rows) {
   const float factor = omod == 1 ? 2.0f : omod == 2 ? 4.0f : 0.5f;
   for (int at = 0; at < kLanes; ++at) {
-    rows.lo[at] = std::bit_cast<u32>(std::bit_cast<float>(rows.lo[at]) * factor);
+    if (lane == Lane::f32) {
+      rows.lo[at] = std::bit_cast<u32>(std::bit_cast<float>(rows.lo[at]) * factor);
+    } else if (lane == Lane::f16) {
+      const float x = static_cast<float>(std::bit_cast<f16>(static_cast<u16>(rows.lo[at])));
+      rows.lo[at] = std::bit_cast<u16>(static_cast<f16>(x * factor));
+    } else {
+      const double x = std::bit_cast<double>(u64{rows.hi[at]} << 32 | rows.lo[at]) * static_cast<double>(factor);
+      const u64 bits = std::bit_cast<u64>(x);
+      rows.lo[at] = static_cast<u32>(bits);
+      rows.hi[at] = static_cast<u32>(bits >> 32);
+    }
   }
 }
 
@@ -134,7 +145,7 @@ void run_full(Wave& w, const Inst& i, const Form& form) {
   const bool scaled = mod.omod && takes_omod(w, form);
   if (mod.omod && !scaled) {
     throw Fault("output modifier (mul:2, mul:4, div:2): the hardware ignores it while MODE.IEEE is set or output "
-                "denormals are kept; on f16 and f64 it is not modelled");
+                "denormals are kept; on other types than f16, f32 and f64 it is not defined");
   }
   if (form.dst == Lane::f16 && w.mode.fp16_ovfl()) refuse_fp16_ovfl();
   const DppRow* permutation = mod.dpp == DppCtrl::none ? nullptr : &dpp_row(mod.dpp, mod.dpp_arg);
@@ -162,7 +173,7 @@ void run_full(Wave& w, const Inst& i, const Form& form) {
     if (form.writes_exec) w.set_pair(kExec, out.mask & lanes);
     return;
   }
-  if (scaled) scale_rows(mod.omod, rows);
+  if (scaled) scale_rows(mod.omod, form.dst, rows);
   if (mod.clamp && is_float(form.dst)) clamp_rows(form.dst, w.mode.dx10_clamp(), rows);
   if (!is_wide(form.dst)) place_rows(w, i, form, num_printed, rows);
   write_row(w.v[i.dst[0].reg], rows.lo.at, lanes);
