@@ -24,7 +24,7 @@ _COMMANDS = {
     "doctor": ("aiter_like.cli", "environment, compilers, devices, cache and tuned tables; what is wrong with them"),
     "build": ("aiter_like.jit.commands", "build modules ahead of their first use"),
     "cache": ("aiter_like.jit.commands", "list, verify or prune built modules"),
-    "sim": ("aiter_like.sim_commands", "launch any gfx942 code object on the simulated MI300X"),
+    "sim": ("aiter_like.sim_commands", "the simulated MI300X: launch any gfx942 code object, check a script's kernels"),
     "explain": ("aiter_like.cli", "which backend and kernel would serve a call, and why not the others"),
     "verify": ("aiter_like.cli", "run the self-check of every kernel on this device and write a report"),
 }

@@ -6,10 +6,12 @@ Read by dispatch.py (checked calls), jit/compile_ops.py (before a module is load
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,7 +99,7 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
     changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit,
                "devices": devices}
     settings = replace(outer, checks=names, **{name: value for name, value in changes.items() if value is not None})
-    take_reports()  # of launches before the block
+    _set_aside()
     session = Session(on_report, _before=counters())
     _sessions.append((settings, session))
     _apply()
@@ -105,6 +107,7 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
         yield session
         _collect(session, "a kernel launch")
     finally:
+        _keep(take_reports())  # the block may have failed
         session._after = counters()
         _sessions.pop()
         _apply()
@@ -219,6 +222,8 @@ def _library() -> ctypes.CDLL:
         raise BuildError(f"sim: cannot load {path}: {error}", module="sim") from error
     _declare(library)
     _apply(library)
+    if _checking:
+        atexit.register(_list_rest)
     return library
 
 
@@ -331,6 +336,20 @@ def _extent(tensor: torch.Tensor) -> int:
 def _keep(reports: list[dict]) -> None:
     for _, session in _sessions[1:]:
         session.reports.extend(reports)
+
+
+def _set_aside() -> None:
+    """Reports of launches before a block: of the sessions around it, or listed when the process ends."""
+    reports = take_reports()
+    _keep(reports)
+    if len(_sessions) == 1:
+        _sessions[0][1].reports.extend(reports)
+
+
+def _list_rest() -> None:
+    """When AITER_LIKE_SIM has switched checks on: what was said about launches that went past every operator."""
+    for report in [*_sessions[0][1].reports, *take_reports()]:
+        sys.stderr.write(report["summary"] + "\n")
 
 
 def _collect(session: Session, name: str) -> None:

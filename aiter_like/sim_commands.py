@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`aiter-like sim`: `run` launches a kernel of any gfx942 code object on the simulated MI300X. Read by cli.py.
+"""`aiter-like sim`: `run` launches a kernel of any gfx942 code object on the simulated MI300X; `check`: sim_check.py.
 
 SPEC.json says what the kernel gets, argument by argument; every mistake in it is named by its place:
 
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import dtypes, sim
+from aiter_like import dtypes, sim, sim_check
 from aiter_like.jit import code_object
 
 _ARCH = "gfx942"
@@ -75,6 +75,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     run.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where outputs go (default: here)")
     run.add_argument("--check", action="store_true", help="with all checkers; exit status 1 if one reports something")
     run.set_defaults(run=_run)
+    sim_check.add_check(actions)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -99,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
         sim.checked_call(kernel.name, launch, tensors, writable)
     reports = session.reports if session else []
     for report in reports:
-        print(f"{report['summary']} ({report['count']} times)")
+        print(sim_check.text_of(report))
     for counts in sim.counters().values():
         print(f"{kernel.name}: {counts['workgroups']} workgroups, {counts['waves']} waves, "
               f"{counts['wave_instructions']} wave instructions")

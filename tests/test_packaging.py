@@ -43,6 +43,7 @@ def metadata(wheel):
 def test_wheel_carries_the_package_and_its_data_and_nothing_else(wheel):
     listed = run("git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
     expected = {name for name in listed if name.startswith("aiter_like/") and (ROOT / name).is_file()}
+    expected.add("pytest_aiter_like.py")
     expected |= {f"aiter_like/_data/{name}" for name in listed
                  if name.split("/")[0] in DATA_FOLDERS and (ROOT / name).is_file()}
     with zipfile.ZipFile(wheel) as archive:

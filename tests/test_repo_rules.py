@@ -15,8 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-TOP_LEVEL = {"pyproject.toml", "constraints.txt", "Makefile", "LICENSE", "README.md", "aiter_like", "csrc", "hsa",
-             "configs", "tuned_csv", "tests", "op_tests"}
+TOP_LEVEL = {"pyproject.toml", "constraints.txt", "Makefile", "LICENSE", "README.md", "aiter_like",
+             "pytest_aiter_like.py", "csrc", "hsa", "configs", "tuned_csv", "tests", "op_tests"}
 PYTHON_FILE_LINES, FUNCTION_LINES, CPP_FILE_LINES, LINE_COLUMNS = 400, 60, 600, 120
 PARAMETERS = 12
 ENGINE_SIGNATURES = {"flash_attn_func"}  # callers outside fix these; longer than PARAMETERS
@@ -31,7 +31,7 @@ LAYERS = {name: level for level, names in enumerate((
     "dispatch explain plans rows select torch_ops verify",
     "ops",
     "__init__",
-    "__main__ cli demo integrations sim_commands",
+    "__main__ cli demo integrations sim_check sim_commands",
 )) for name in names.split()}
 ENGINES = {"transformers", "vllm", "sglang"}
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The settings of the process. sim.py reads AITER_LIKE_SIM too, for Python's own messages: the grammar is the same.
+// The settings of the process. sim_settings.py reads AITER_LIKE_SIM too, for Python's own messages: one grammar.
 #include "settings.h"
 
 #include <algorithm>
@@ -63,6 +63,7 @@ bool set(std::string_view part, Initial& to) {
   }
   if (name == "fuzz") return number(value, to.settings.seed);
   if (name == "threads") return number(value, to.settings.threads);
+  if (name == "limit") return number(value, to.settings.instruction_limit);
   if (name == "devices") return number(value, to.devices) && to.devices >= 1 && to.devices <= 64;
   if (part == "dry") to.settings.dry = true;
   return part == "dry" || part == "1";
@@ -78,7 +79,7 @@ const Initial& initial() {
       for (const Name& check : kChecks) {
         result.settings.error += (&check == kChecks ? "" : "+") + std::string(check.text);
       }
-      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), dry";
+      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry";
       return false;
     });
     return result;

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""pytest plugin: `--sim-check` runs tests under the checkers of the simulated MI300X; a report fails its test.
+
+It lies beside the package because pytest imports its plugins in every run, and importing the package imports torch.
+Without the options and the mark `sim_check` it does nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--sim-check[=CHECKS]` and `--sim-fuzz SEED`."""
+    group = parser.getgroup("aiter_like", "the simulated MI300X")
+    group.addoption("--sim-check", nargs="?", const="all", metavar="CHECKS",
+                    help="run tests with the simulator's checkers on; a report fails its test. CHECKS: all, or a comma "
+                         "list, after an equals sign")
+    group.addoption("--sim-fuzz", type=int, metavar="SEED",
+                    help="draw the simulator's schedules, late loads and undefined values by this seed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
+    """A bare `--sim-check` takes no value: not the path that follows it."""
+    if "--sim-check" in args:
+        args[:] = ["--sim-check=all" if word == "--sim-check" else word for word in args]
+        early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(early_config.option))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declares the mark; a mistake in the options is one before any test runs."""
+    config.addinivalue_line("markers", "sim_check: run with the checkers of the simulated MI300X, as --sim-check does")
+    text = config.getoption("--sim-check")
+    if text and text != "all":
+        from aiter_like.sim import CHECKS
+
+        if unknown := [name for name in text.split(",") if name not in CHECKS]:
+            raise pytest.UsageError(f"--sim-check: {unknown[0]!r} is none of all, {', '.join(CHECKS)}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fixtures launch kernels too."""
+    return (yield from _checked(item, "setup"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """The test itself."""
+    return (yield from _checked(item, "call"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """… and so does what tidies up."""
+    return (yield from _checked(item, "teardown"))
+
+
+def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
+    text, seed = item.config.getoption("--sim-check"), item.config.getoption("--sim-fuzz")
+    if text is None and item.get_closest_marker("sim_check"):
+        text = "all"
+    if text is None and seed is None:
+        return (yield)
+    sim, shown = _simulator()
+    checks = text == "all" or (text.split(",") if text else ())
+    with sim.enabled(checks=checks, fuzz=seed, on_report="collect") as session:
+        try:
+            result = yield
+        except BaseException:
+            item.add_report_section(phase, "simulator", shown(session.reports + sim.take_reports()))
+            raise
+    if session.reports:
+        pytest.fail(shown(session.reports), pytrace=False)
+    return result
+
+
+@functools.cache
+def _simulator() -> tuple[Any, Callable[[list[dict]], str]]:
+    """aiter_like.sim, and what gives the text of reports. CPU tensors run on the simulator from now on."""
+    from aiter_like import device, sim, sim_check
+
+    device.use_simulator(True)
+    return sim, lambda reports: "\n".join(map(sim_check.text_of, sim_check.merged(reports)))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""The pytest plugin: options, mark, what a report does to a test; without them it does nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["pytester"]
+FOLDER = Path(__file__).resolve().parent
+
+TESTS = """
+import sys
+sys.path.insert(0, {folder!r})
+import pytest, torch
+from aiter_like import sim
+from line_kernels import double
+
+@pytest.fixture(autouse=True)
+def triton():
+    sim.enable_triton()
+    yield
+    sim.disable_triton()
+
+def launch(size):
+    out = torch.zeros(256)[:size]              # the memory is there: unchecked, nothing breaks
+    double[(1,)](torch.ones(128), out, BLOCK=128)
+    return out
+
+def test_clean():
+    assert torch.equal(launch(128), torch.full((128,), 2.0))
+
+def test_bad():
+    launch(128)
+    launch(100)
+
+def test_bad_and_failing():
+    launch(100)
+    assert False, "its own failure"
+
+@pytest.fixture
+def early():
+    launch(100)
+
+def test_bad_fixture(early):
+    pass
+"""
+
+
+@pytest.fixture
+def run(pytester):
+    """run(*arguments): pytest in a process of its own on TESTS, with the plugin and none of this project's options."""
+    pytest.importorskip("triton")
+    pytester.makepyfile(test_kernels=TESTS.format(folder=str(FOLDER)))
+    return lambda *arguments: pytester.runpytest_subprocess("-p", "pytest_aiter_like", "-p", "no:cacheprovider",
+                                                            *arguments)
+
+
+def test_reports_fail_their_test(run):
+    result = run("--sim-check", "test_kernels.py")
+    result.assert_outcomes(passed=1, failed=2, errors=1)
+    text = result.stdout.str()
+    clean, bad, both = (text.find(name) for name in ("_ test_clean _", "_ test_bad _", "_ test_bad_and_failing _"))
+    assert clean == -1 and 0 < bad < both
+    assert "[sim:bounds] double wg(0,0,0)" in text[bad:both] and "line_kernels.py:" in text[bad:both]
+    assert "its own failure" in text[both:] and "Captured simulator call" in text[both:] and "[sim:bounds]" in text[both:]
+
+
+def test_without_the_options_nothing_happens(run):
+    result = run()
+    result.assert_outcomes(passed=3, failed=1)
+    assert "[sim:" not in result.stdout.str()
+
+
+def test_some_checks_and_a_seed(run):
+    run("--sim-check=wait,lds_race", "--sim-fuzz", "3").assert_outcomes(passed=3, failed=1)
+    run("--sim-check=bounds", "-k", "clean").assert_outcomes(passed=1, deselected=3)
+    result = run("--sim-check=waits")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--sim-check: 'waits' is none of all, wait, *"])
+
+
+def test_the_settings_of_a_run(pytester):
+    pytester.makepyfile("""
+        import pytest
+        from aiter_like import sim
+        def test_on(): assert sim._sessions[-1][0].fuzz == 3 and not sim.checking()
+        @pytest.mark.sim_check
+        def test_marked(): assert sim._sessions[-1][0].checks == tuple(sim.CHECKS)
+    """)
+    run = pytester.runpytest_subprocess("-p", "pytest_aiter_like", "--strict-markers", "--sim-fuzz=3")
+    run.assert_outcomes(passed=2)
+
+
+def test_importing_it_is_cheap():
+    code = "import sys, pytest; before = set(sys.modules); import pytest_aiter_like; print(set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent.parent, capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.strip() == "{'pytest_aiter_like'}"
