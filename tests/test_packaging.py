@@ -92,7 +92,7 @@ def test_install_beside_a_vendor_triton_changes_no_distribution(wheel, tmp_path)
         env=environment | {"PIP_CONFIG_FILE": os.devnull})
     after = contents(site)
     assert {name: after.get(name) for name in before} == before
-    assert all(name.startswith("aiter_like") for name in after.keys() - before.keys())
+    assert all(name.startswith(("aiter_like", "pytest_aiter_like")) for name in after.keys() - before.keys())
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,13 @@ def test_command_line_runs_from_the_wheel(installed, wheel, tmp_path):
         assert command in printed
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "aiter-like = aiter_like.cli:main" in archive.read(name).decode()
+        declared = archive.read(name).decode()
+    assert "aiter-like = aiter_like.cli:main" in declared and "pytest_aiter_like = pytest_aiter_like" in declared
+
+
+def test_pytest_finds_the_plugin_of_the_wheel(installed, tmp_path):
+    printed = run(sys.executable, "-m", "pytest", "--help", env=installed, cwd=tmp_path)
+    assert "--sim-check" in printed and "--sim-fuzz" in printed
 
 
 def test_editable_install_points_at_the_checkout(tmp_path):

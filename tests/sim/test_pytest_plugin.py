@@ -95,6 +95,13 @@ def test_the_settings_of_a_run(pytester):
     run.assert_outcomes(passed=2)
 
 
+@pytest.mark.parametrize("device, marked", [("sim", True), ("gpu", False)])
+def test_the_operators_tests_run_under_it(device, marked):
+    done = subprocess.run([sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "sim_check", "op_tests",
+                           "--device", device], cwd=FOLDER.parent.parent, capture_output=True, text=True, check=False)
+    assert ("op_tests/test_rms_norm.py::" in done.stdout) == marked, done.stdout + done.stderr
+
+
 def test_importing_it_is_cheap():
     code = "import sys, pytest; before = set(sys.modules); import pytest_aiter_like; print(set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent.parent, capture_output=True, text=True,
