@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16}  # bits of settings.h
+CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16, "sanity": 32,
+          "global_race": 64}  # bits of settings.h
+DEFAULT_CHECKS = tuple(CHECKS)[:-1]  # global_race is slow, needs one thread, and must be asked for by name
 _INSTRUCTION_LIMIT = 2_000_000_000  # per wave; more is an endless loop
 _COUNTS = {"fuzz": "fuzz", "threads": "threads", "devices": "devices", "limit": "instruction_limit"}
 
@@ -51,7 +53,7 @@ def parse_settings(text: str) -> Settings:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
         if name == "check":
-            values["checks"] = tuple(value.split("+")) if value else tuple(CHECKS)
+            values["checks"] = tuple(value.split("+")) if value else DEFAULT_CHECKS
         elif name in _COUNTS and value.isdecimal():
             values[_COUNTS[name]] = int(value)
         elif part == "dry":

@@ -366,7 +366,8 @@ void run_kernel(const LaunchRequest& request) {
   install_traps();
   Grid grid(state->launch, now.seed, limit);
   try {
-    grid.run(num_threads());
+    // Global races are judged in the order of execution, which is known only on one thread.
+    grid.run(now.checks & kCheckGlobalRace ? 1 : num_threads());
   } catch (...) {
     add_counters(state->launch, grid.counted());
     throw;

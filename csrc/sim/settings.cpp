@@ -15,7 +15,8 @@ struct Name {
   u32 bit;
 };
 constexpr Name kChecks[] = {{"wait", kCheckWait}, {"lds_race", kCheckLdsRace}, {"uninit", kCheckUninit},
-                            {"bounds", kCheckBounds}, {"waitstate", kCheckWaitState}};
+                            {"bounds", kCheckBounds}, {"waitstate", kCheckWaitState},
+                            {"sanity", kCheckSanity}, {"global_race", kCheckGlobalRace}};
 
 struct Initial {
   Settings settings;
@@ -56,9 +57,7 @@ bool set(std::string_view part, Initial& to) {
   const std::string_view name = part.substr(0, equals);
   const std::string_view value = equals == part.npos ? std::string_view() : part.substr(equals + 1);
   if (name == "check") {
-    if (value.empty()) {
-      for (const Name& check : kChecks) to.settings.checks |= check.bit;
-    }
+    if (value.empty()) to.settings.checks |= kDefaultChecks;
     return each_part(value, '+', [&](std::string_view check) { return add_check(check, to.settings.checks); });
   }
   if (name == "fuzz") return number(value, to.settings.seed);

@@ -7,7 +7,11 @@
 
 namespace sim {
 
-enum Check : u32 { kCheckWait = 1, kCheckLdsRace = 2, kCheckUninit = 4, kCheckBounds = 8, kCheckWaitState = 16 };
+enum Check : u32 {
+  kCheckWait = 1, kCheckLdsRace = 2, kCheckUninit = 4, kCheckBounds = 8, kCheckWaitState = 16, kCheckSanity = 32,
+  kCheckGlobalRace = 64
+};
+inline constexpr u32 kDefaultChecks = kCheckGlobalRace - 1;      // global races only when named: slow, one thread
 
 struct Settings {
   u32 checks = 0;                              // bits of Check
