@@ -24,6 +24,8 @@ class Settings:
         dry: launches return without executing (benchmarks of host overhead).
         instruction_limit: instructions per wave beyond which a launch is stopped; 0 = none.
         devices: how many MI300X the process sees.
+        defer: streams execute at synchronisation points, in an order between streams that `fuzz` draws: a HIP program
+            that does not synchronise sees old data. Not for operators on CPU tensors, whose readers never synchronise.
     """
 
     checks: tuple[str, ...] = ()
@@ -32,6 +34,7 @@ class Settings:
     dry: bool = False
     instruction_limit: int = _INSTRUCTION_LIMIT
     devices: int = 1
+    defer: bool = False
 
     def __post_init__(self):
         if unknown := [name for name in self.checks if name not in CHECKS]:
@@ -44,7 +47,7 @@ class Settings:
 
 
 def parse_settings(text: str) -> Settings:
-    """The settings of AITER_LIKE_SIM: a list of check, fuzz=SEED, threads=N, devices=N, limit=N, dry; "1" = nothing.
+    """The settings of AITER_LIKE_SIM: a list of check, fuzz=SEED, threads=N, devices=N, limit=N, dry, defer; "1": none.
 
     Raises:
         ValueError: an unknown setting or a bad value; the message names it.
@@ -56,9 +59,9 @@ def parse_settings(text: str) -> Settings:
             values["checks"] = tuple(value.split("+")) if value else DEFAULT_CHECKS
         elif name in _COUNTS and value.isdecimal():
             values[_COUNTS[name]] = int(value)
-        elif part == "dry":
-            values["dry"] = True
+        elif part in ("dry", "defer"):
+            values[part] = True
         elif part != "1":
             raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}>, fuzz=SEED, "
-                             "threads=N, devices=N, limit=N, dry")
+                             "threads=N, devices=N, limit=N, dry, defer")
     return Settings(**values)

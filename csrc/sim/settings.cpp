@@ -62,10 +62,11 @@ bool set(std::string_view part, Initial& to) {
   }
   if (name == "fuzz") return number(value, to.settings.seed);
   if (name == "threads") return number(value, to.settings.threads);
-  if (name == "limit") return number(value, to.settings.instruction_limit);
   if (name == "devices") return number(value, to.devices) && to.devices >= 1 && to.devices <= 64;
+  if (name == "limit") return number(value, to.settings.instruction_limit);
   if (part == "dry") to.settings.dry = true;
-  return part == "dry" || part == "1";
+  if (part == "defer") to.settings.defer = true;
+  return part == "dry" || part == "defer" || part == "1";
 }
 
 const Initial& initial() {
@@ -78,7 +79,7 @@ const Initial& initial() {
       for (const Name& check : kChecks) {
         result.settings.error += (&check == kChecks ? "" : "+") + std::string(check.text);
       }
-      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry";
+      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry, defer";
       return false;
     });
     return result;

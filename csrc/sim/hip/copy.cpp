@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
 #include "memory.h"
 #include "traps.h"
 
@@ -40,10 +40,16 @@ Error fill_now(void* to, T value, size_t pitch, size_t count, size_t height) {
   });
 }
 
-// In order with the stream's other work.
+bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(pointer)).has_value(); }
+
+// In order with the stream's other work. Host memory that is not pinned is copied through a buffer of the runtime, which
+// waits for it.
 Error copy_on(void* stream, void* to, const void* from, Plane p) {
-  return guarded(kInvalidHandle,
-                 [&] { return submit(stream, NodeKind::copy, [=] { return copy_now(to, from, p); }); });
+  return guarded(kInvalidHandle, [&] {
+    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, p); });
+    if (error || !deferring() || (is_known(to) && is_known(from)) || is_capturing(stream)) return error;
+    return finish_stream(stream);
+  });
 }
 
 Error copy_on(void* stream, void* to, const void* from, size_t bytes) {
@@ -60,7 +66,8 @@ Error fill_on(void* stream, void* to, T value, size_t count, size_t pitch = 0, s
 // The host waits for these, which no capture allows.
 Error copy(void* to, const void* from, size_t bytes) {
   if (const Error error = forbidden_in_capture("a copy that waits")) return error;
-  return copy_on(nullptr, to, from, bytes);
+  if (const Error error = copy_on(nullptr, to, from, bytes)) return error;
+  return finish_stream(nullptr);
 }
 
 template <class T>
@@ -89,7 +96,8 @@ HIP_API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int, void* 
 }
 HIP_API int hipMemcpyWithStream(void* to, const void* from, size_t bytes, int, void* stream) {
   if (const Error error = forbidden_in_capture("hipMemcpyWithStream")) return error;
-  return copy_on(stream, to, from, bytes);
+  if (const Error error = copy_on(stream, to, from, bytes)) return error;
+  return finish_stream(stream);
 }
 HIP_API int hipMemcpyDtoD(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
 HIP_API int hipMemcpyHtoD(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
@@ -118,7 +126,8 @@ HIP_API int hipMemcpyPeerAsync(void* to, int to_device, const void* from, int fr
 HIP_API int hipMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                         int) {
   if (const Error error = forbidden_in_capture("hipMemcpy2D")) return error;
-  return copy_on(nullptr, to, from, Plane{to_pitch, from_pitch, width, height});
+  if (const Error error = copy_on(nullptr, to, from, Plane{to_pitch, from_pitch, width, height})) return error;
+  return finish_stream(nullptr);
 }
 
 HIP_API int hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,

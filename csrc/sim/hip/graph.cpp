@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
 
 namespace sim::hip {
 namespace {
@@ -53,9 +53,10 @@ std::vector<std::shared_ptr<Capture>>& captures() {
 }
 
 Error submit(void* handle, NodeKind kind, Work work) {
+  Stream* stream = nullptr;
   if (handle || num_captures) {
     const std::lock_guard lock(stream_mutex());
-    Stream* stream = find_stream(handle);
+    stream = find_stream(handle);
     if (stream && stream->capture) {
       Capture& c = *stream->capture;
       if (!c.broken.empty()) return set_error(kCaptureInvalidated, c.broken);
@@ -69,7 +70,15 @@ Error submit(void* handle, NodeKind kind, Work work) {
       return set_error(kCaptureImplicit, c->broken);
     }
   }
-  return work();
+  if (!deferring()) return work();
+  defer(stream, std::move(work));
+  return kSuccess;
+}
+
+bool is_capturing(void* handle) {
+  const std::lock_guard lock(stream_mutex());
+  const Stream* stream = find_stream(handle);
+  return stream && stream->capture;
 }
 
 Error forbidden_in_capture(const char* call) {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
 #include "report.h"
 #include "settings.h"
 
@@ -53,7 +53,7 @@ std::string from_buffer(void* const* extra) {
   return buffer ? std::string(buffer, bytes) : std::string();
 }
 
-Error run(const Function& f, const Launch& l, const std::string& kernarg) {
+LaunchRequest request_of(const Function& f, const Launch& l, const std::string& kernarg) {
   LaunchRequest r;
   r.code = f.code;
   r.kernel = f.kernel;
@@ -64,9 +64,13 @@ Error run(const Function& f, const Launch& l, const std::string& kernarg) {
   r.kernarg = reinterpret_cast<const u8*>(kernarg.data());
   r.kernarg_bytes = kernarg.size();
   r.cooperative = l.cooperative;
+  return r;
+}
+
+Error run(const Function& f, const Launch& l, const std::string& kernarg) {
   const auto told = [] { return settings().prints_reports && print_reports() > 0; };
   try {
-    run_kernel(r);
+    run_kernel(request_of(f, l, kernarg));
   } catch (...) {
     if (settings().checks) told();
     throw;
@@ -86,6 +90,7 @@ Error launch(const Function& f, const Launch& l, void* const* params, void* cons
     return set_error(kCooperativeTooLarge, "the grid of kernel " + f.kernel->name + " does not fit the device at once");
   }
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
+  if (deferring()) check_launch(request_of(f, l, kernarg));
   return submit(l.stream, NodeKind::kernel, [f, l, kernarg = std::move(kernarg)] {
     return guarded(kLaunchFailure, [&] { return run(f, l, kernarg); });
   });

@@ -49,6 +49,7 @@ struct Stream {
 
 // Runs `work`, or adds it to the graph that the stream is capturing.
 Error submit(void* stream, NodeKind kind, Work work);
+bool is_capturing(void* stream);
 // For calls that wait or allocate: kSuccess, or the error and the end of the captures that forbid them.
 Error forbidden_in_capture(const char* call);
 // The device whose queue it is: the current one's for the default stream.
