@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "hip/defer.h"
+#include "hip/graph.h"
 #include "memory.h"
 #include "traps.h"
 
@@ -89,6 +90,19 @@ u8* inside(const void* symbol, size_t bytes, size_t offset) {
 }
 
 }  // namespace
+
+Work copy_work(void* to, const void* from, size_t bytes) {
+  return [=] { return copy_now(to, from, Plane{0, 0, bytes, 1}); };
+}
+
+Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height) {
+  switch (element_bytes) {
+    case 1: return [=] { return fill_now(to, static_cast<u8>(value), pitch, count, height); };
+    case 2: return [=] { return fill_now(to, static_cast<u16>(value), pitch, count, height); };
+    case 4: return [=] { return fill_now(to, value, pitch, count, height); };
+    default: throw Fault("elements of " + std::to_string(element_bytes) + " bytes cannot be filled, only 1, 2 and 4");
+  }
+}
 
 HIP_API int hipMemcpy(void* to, const void* from, size_t bytes, int) { return copy(to, from, bytes); }
 HIP_API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int, void* stream) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hip/defer.h"
+#include "hip/graph.h"
 #include "report.h"
 #include "settings.h"
 
@@ -85,15 +86,19 @@ bool fits(const Kernel& k, const Launch& l) {
   return groups <= static_cast<u64>(max_groups_per_cu(k, block, l.lds_bytes)) * kNumCus;
 }
 
+Work work_of(const Function& f, const Launch& l, std::string kernarg) {
+  return [f, l, kernarg = std::move(kernarg)] {
+    return guarded(kLaunchFailure, [&] { return run(f, l, kernarg); });
+  };
+}
+
 Error launch(const Function& f, const Launch& l, void* const* params, void* const* extra = nullptr) {
   if (l.cooperative && !fits(*f.kernel, l)) {
     return set_error(kCooperativeTooLarge, "the grid of kernel " + f.kernel->name + " does not fit the device at once");
   }
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   if (deferring()) check_launch(request_of(f, l, kernarg));
-  return submit(l.stream, NodeKind::kernel, [f, l, kernarg = std::move(kernarg)] {
-    return guarded(kLaunchFailure, [&] { return run(f, l, kernarg); });
-  });
+  return submit(l.stream, NodeKind::kernel, work_of(f, l, std::move(kernarg)));
 }
 
 Error launch_stub(const void* stub, const Launch& l, void* const* params) {
@@ -168,6 +173,14 @@ Error between(void* start, void* stop, void* stream, Body&& body) {
 }
 
 }  // namespace
+
+Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra) {
+  const Function f = registered_function(stub);
+  std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
+  const Launch l{grid, block, lds_bytes, nullptr};
+  check_launch(request_of(f, l, kernarg));
+  return work_of(f, l, std::move(kernarg));
+}
 
 HIP_API int __hipPushCallConfiguration(Dim3 grid, Dim3 block, size_t lds_bytes, void* stream) {
   configurations.push_back({grid, block, lds_bytes, stream});

@@ -102,6 +102,11 @@ HIP_API int hipHostMalloc(void** out, size_t bytes, u32 flags) {
   return allocate(out, bytes, "hipHostMalloc", kHost, flags);
 }
 
+HIP_API int hipMallocHost(void** out, size_t bytes) { return allocate(out, bytes, "hipMallocHost", kHost); }
+HIP_API int hipHostAlloc(void** out, size_t bytes, u32 flags) {
+  return allocate(out, bytes, "hipHostAlloc", kHost, flags);
+}
+
 HIP_API int hipMallocPitch(void** out, size_t* pitch, size_t width, size_t height) {
   if (!pitch) return set_error(kInvalidValue, "the pitch's address is null");
   *pitch = (width + 255) / 256 * 256;
@@ -116,6 +121,7 @@ HIP_API int hipFreeAsync(void* pointer, void* stream) {
                  [&] { return submit(stream, NodeKind::host, [pointer] { return release_now(pointer, false); }); });
 }
 HIP_API int hipHostFree(void* pointer) { return release(pointer, "hipHostFree", true); }
+HIP_API int hipFreeHost(void* pointer) { return release(pointer, "hipFreeHost", true); }
 
 HIP_API int hipHostRegister(void* pointer, size_t bytes, u32 flags) {
   if (!pointer || bytes == 0) return set_error(kInvalidValue, "there is no memory to register");
@@ -149,6 +155,14 @@ HIP_API int hipHostGetFlags(u32* flags, void* host) {
   const auto place = find(host);
   if (!flags || !place || place->allocation.kind != kHost) return set_error(kInvalidValue, "this is no host memory");
   *flags = place->allocation.flags;
+  return kSuccess;
+}
+
+HIP_API int hipMemGetAddressRange(void** base, size_t* bytes, void* pointer) {
+  const auto place = find(pointer);
+  if (!place) return set_error(kNotFound, "the pointer is in no known allocation");
+  if (base) *base = reinterpret_cast<void*>(place->range.base);
+  if (bytes) *bytes = place->range.bytes;
   return kSuccess;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Streams, and the one door through which work on a stream passes: it runs at once, or a graph being captured keeps it.
 #pragma once
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,17 +13,18 @@
 
 namespace sim::hip {
 
-enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4 };     // hipGraphNodeType
+enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4, empty = 5 };  // hipGraphNodeType
 using Work = std::function<Error()>;
 
 struct Node {
   NodeKind kind;
   Work work;
+  std::vector<const Node*> after;                // what it depends on
 };
 
-// Nodes in the order of their submission, which is one of the orders that their dependencies allow.
+// A captured graph depends as it was submitted, each node on the one before: one of the orders that hardware may take.
 struct Graph {
-  std::vector<Node> nodes;
+  std::deque<Node> nodes;                        // their addresses are handles
 };
 
 struct Stream;
