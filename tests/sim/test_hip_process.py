@@ -47,8 +47,8 @@ def test_a_program_without_python(tmp_path):
 
 
 def run_pipeline(program: Path, settings: str) -> subprocess.CompletedProcess:
-    return subprocess.run([str(program)], env={**os.environ, "AITER_LIKE_SIM": settings}, capture_output=True, text=True,
-                          timeout=120, check=False)
+    return subprocess.run([str(program)], env={**os.environ, "AITER_LIKE_SIM": settings}, capture_output=True,
+                          text=True, timeout=120, check=False)
 
 
 def test_a_pipeline_of_streams_a_graph_by_hand_and_pools(tmp_path):

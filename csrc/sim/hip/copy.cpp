@@ -43,8 +43,8 @@ Error fill_now(void* to, T value, size_t pitch, size_t count, size_t height) {
 
 bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(pointer)).has_value(); }
 
-// In order with the stream's other work. Host memory that is not pinned is copied through a buffer of the runtime, which
-// waits for it.
+// In order with the stream's other work. Host memory that is not pinned is copied through a buffer of the runtime,
+// which waits for it.
 Error copy_on(void* stream, void* to, const void* from, Plane p) {
   return guarded(kInvalidHandle, [&] {
     const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, p); });

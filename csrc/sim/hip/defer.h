@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The setting `defer`: what is submitted to a stream runs at a synchronisation point, and in between other streams' work
-// may run or not, by seed. A program that does not synchronise sees old data, as it may on hardware.
+// The setting `defer`: what is submitted to a stream runs at a synchronisation point, and other streams' work in
+// between or not, by seed. A program that does not synchronise sees old data, as it may on hardware.
 #pragma once
 #include <chrono>
 
