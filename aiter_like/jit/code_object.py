@@ -53,14 +53,19 @@ def kernels(data: bytes, arch: str = "gfx942") -> dict[str, Kernel]:
         ValueError: it is neither, is damaged, or has no metadata.
     """
     try:
-        metadata = _metadata(_unbundled(data, arch))
+        metadata = _metadata(unbundled(data, arch))
         found = [_kernel(entry) for entry in metadata["amdhsa.kernels"]]
     except (struct.error, IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"damaged code object: {type(error).__name__}: {error}") from error
     return {kernel.name: kernel for kernel in found}
 
 
-def _unbundled(data: bytes, arch: str) -> bytes:
+def unbundled(data: bytes, arch: str) -> bytes:
+    """The entry for `arch` of an uncompressed offload bundle; any other data as it is.
+
+    Raises:
+        ValueError: a compressed bundle, or one without code for `arch`.
+    """
     if data.startswith(_COMPRESSED):
         raise ValueError("a compressed offload bundle: take the code object out with clang-offload-bundler --unbundle")
     if not data.startswith(_BUNDLE):

@@ -56,7 +56,6 @@ class Case:
     waves: int = 1
     lds_bytes: int = 0
     scratch_bytes: int = 0
-    sgprs: int = 102
     directives: Sequence[str] = ("float_denorm_mode_32 3",)
 
 
@@ -82,13 +81,16 @@ def run_many(cases: Sequence[Case]) -> list[dict[str, np.ndarray]]:
 
 def launches(cases: Sequence[Case]) -> Iterator[Callable[[], dict[str, np.ndarray]]]:
     """The cases of `run_many`, each as a function that launches it: one that is refused does not end the others."""
-    layouts = [_Layout(case) for case in cases]
-    kernels = "".join(layout.assembly(f"case{index}") for index, layout in enumerate(layouts))
-    text = f'.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n{kernels}{_metadata_text(cases)}'
     hip = runtime()
-    with hip.module(assemble(text)) as module:
-        for index, layout in enumerate(layouts):
-            yield functools.partial(layout.launch, hip, module.function(f"case{index}"))
+    with hip.module(code_object(cases)) as module:
+        for index, case in enumerate(cases):
+            yield functools.partial(_Layout(case).launch, hip, module.function(f"case{index}"))
+
+
+def code_object(cases: Sequence[Case]) -> bytes:
+    """The cases as kernels case0, case1, …"""
+    kernels = "".join(_Layout(case).assembly(f"case{index}") for index, case in enumerate(cases))
+    return assemble(f'.amdgcn_target "amdgcn-amd-amdhsa--gfx942"\n{kernels}{_metadata_text(cases)}')
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,8 +100,8 @@ def assemble(text: str) -> bytes:
         source, obj, linked = (Path(folder, name) for name in ("case.s", "case.o", "case.co"))
         source.write_text(text)
         for command in (
-            [_tool("llvm-mc"), "-triple=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-filetype=obj", source, "-o", obj],
-            [_tool("ld.lld"), "-shared", obj, "-o", linked],
+            [tool("llvm-mc"), "-triple=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-filetype=obj", source, "-o", obj],
+            [tool("ld.lld"), "-shared", obj, "-o", linked],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -108,7 +110,8 @@ def assemble(text: str) -> bytes:
 
 
 @functools.lru_cache(maxsize=8)
-def _tool(name: str) -> str:
+def tool(name: str) -> str:
+    """Path of an LLVM tool, of version 22 where that is installed."""
     for candidate in (f"{name}-22", name, f"/opt/rocm/llvm/bin/{name}"):
         if path := shutil.which(candidate):
             return path
@@ -287,7 +290,7 @@ def _kernel_text(name: str, body: str, case: Case) -> str:
   .amdhsa_system_sgpr_workgroup_id_x 1
   .amdhsa_next_free_vgpr 512
   .amdhsa_accum_offset 256
-  .amdhsa_next_free_sgpr {case.sgprs}
+  .amdhsa_next_free_sgpr 102
 {directives}
 .end_amdhsa_kernel
 """

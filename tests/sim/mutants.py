@@ -22,11 +22,11 @@ def instructions(elf: bytes) -> list[tuple[int, str]]:
 
 def replaced(elf: bytes, pc: int, code: bytes) -> bytes:
     """The code object with other bytes at `pc` of .text."""
-    at = _text_offset(elf) + pc
+    at = text_section(elf) + pc
     return elf[:at] + code + elf[at + len(code):]
 
 
-def _text_offset(elf: bytes) -> int:
+def text_section(elf: bytes) -> int:
     """Where .text begins in the file: the PROGBITS section with executable code."""
     table, size, count = struct.unpack_from("<Q", elf, 40)[0], *struct.unpack_from("<HH", elf, 58)
     for index in range(count):

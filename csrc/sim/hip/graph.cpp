@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Graphs by stream capture, and how graphs run. A captured call keeps its arguments' values.
+// Graphs by stream capture. A captured call keeps its arguments' values; a graph runs its nodes in submission order.
 #include <algorithm>
 #include <atomic>
 
-#include "hip/defer.h"
-#include "hip/graph.h"
+#include "hip/stream.h"
 
 namespace sim::hip {
 namespace {
@@ -20,37 +19,22 @@ int status_of(const Stream* stream) {
   return stream->capture->broken.empty() ? kActive : kInvalidated;
 }
 
-using Works = std::vector<Work>;
-
-Error run(const Works& works) {
-  for (const Work& work : works) {
-    if (const Error error = work()) return error;
+Error run(const Graph& graph) {
+  for (const Node& node : graph.nodes) {
+    if (const Error error = node.work()) return error;
   }
   return kSuccess;
 }
 
-Works works_of(const Graph& graph) {
-  Works works;
-  for (const Node* node : run_order(graph)) works.push_back(node->work);
-  return works;
-}
-
 // A graph made ready to run: it stays as it is when the graph that it was made from is destroyed.
 struct Executable {
-  std::shared_ptr<const Works> works;            // in the order of running
-  std::map<const Node*, size_t> places;          // node of the graph → its work
+  std::shared_ptr<const Graph> graph;
 };
 
 Error instantiate(void** out, void* graph) {
   if (!out || !graph) return set_error(kInvalidValue, "the graph or the result's address is null");
-  return guarded(kInvalidValue, [&] {
-    const Graph& from = *static_cast<Graph*>(graph);
-    auto made = std::make_unique<Executable>();
-    made->works = std::make_shared<const Works>(works_of(from));
-    for (const Node* node : run_order(from)) made->places.emplace(node, made->places.size());
-    *out = made.release();
-    return kSuccess;
-  });
+  *out = new Executable{std::make_shared<const Graph>(*static_cast<Graph*>(graph))};
+  return kSuccess;
 }
 
 bool all_joined(const Capture& c) {
@@ -63,37 +47,19 @@ bool all_joined(const Capture& c) {
 
 }  // namespace
 
-Work graph_work(const Graph& graph) {
-  return [works = works_of(graph)] { return run(works); };
-}
-
-// Launches that have not run yet keep the old work.
-void replace_work(void* executable, const Node* node, Work work) {
-  auto& e = *static_cast<Executable*>(executable);
-  const auto place = e.places.find(node);
-  if (place == e.places.end()) throw Fault("the executable graph has no such node");
-  auto works = std::make_shared<Works>(*e.works);
-  (*works)[place->second] = std::move(work);
-  e.works = std::move(works);
-}
-
 std::vector<std::shared_ptr<Capture>>& captures() {
   static auto* instance = new std::vector<std::shared_ptr<Capture>>;
   return *instance;
 }
 
 Error submit(void* handle, NodeKind kind, Work work) {
-  Stream* stream = nullptr;
   if (handle || num_captures) {
     const std::lock_guard lock(stream_mutex());
-    stream = find_stream(handle);
+    Stream* stream = find_stream(handle);
     if (stream && stream->capture) {
       Capture& c = *stream->capture;
       if (!c.broken.empty()) return set_error(kCaptureInvalidated, c.broken);
-      auto& nodes = c.graph->nodes;
-      std::vector<const Node*> after;
-      if (!nodes.empty()) after.push_back(&nodes.back());
-      nodes.push_back({kind, std::move(work), std::move(after)});
+      c.graph->nodes.push_back({kind, std::move(work)});
       ++stream->clock[stream];
       return kSuccess;
     }
@@ -103,15 +69,7 @@ Error submit(void* handle, NodeKind kind, Work work) {
       return set_error(kCaptureImplicit, c->broken);
     }
   }
-  if (!deferring()) return work();
-  defer(stream, std::move(work));
-  return kSuccess;
-}
-
-bool is_capturing(void* handle) {
-  const std::lock_guard lock(stream_mutex());
-  const Stream* stream = find_stream(handle);
-  return stream && stream->capture;
+  return work();
 }
 
 Error forbidden_in_capture(const char* call) {
@@ -245,8 +203,8 @@ HIP_API int hipGraphInstantiateWithFlags(void** out, void* graph, unsigned long 
 HIP_API int hipGraphLaunch(void* executable, void* stream) {
   if (!executable) return set_error(kInvalidValue, "the executable graph is null");
   return guarded(kInvalidHandle, [&] {
-    const auto works = static_cast<Executable*>(executable)->works;
-    return submit(stream, NodeKind::graph, [works] { return run(*works); });
+    const auto graph = static_cast<Executable*>(executable)->graph;
+    return submit(stream, NodeKind::graph, [graph] { return run(*graph); });
   });
 }
 

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+"""The kernels of the campaign: code objects as the package builds them, and small launches that take every path."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import torch
+
+from aiter_like import sim
+from aiter_like.jit import Instance, JitFunction, build, code_object
+from aiter_like.ops import attention, norm
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+_NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Device memory of a launch: what is in it before, and whether the kernel may write it."""
+
+    name: str
+    data: bytes
+    is_output: bool
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch; `pointers`: offsets in the argument segment where the buffers' addresses go."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: int
+    shared: int
+    arguments: bytes
+    buffers: tuple[Buffer, ...]
+    pointers: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and its launches."""
+
+    name: str
+    elf: bytes = field(repr=False)
+    symbol: str
+    launches: tuple[Launch, ...] = field(repr=False)
+
+
+def launch(name: str, grid: Sequence[int], block: int, kinds: str, values: Sequence[object], outputs: Sequence[int],
+           shared: int = 0) -> Launch:
+    """A launch with these arguments: `kinds` are struct formats, "Q" with a tensor for a pointer (None: null).
+
+    The segment ends as a C structure does, at a multiple of its alignment.
+    """
+    buffers, pointers, packed = [], [], []
+    for index, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            pointers.append((struct.calcsize("@" + kinds[:index + 1]) - 8, len(buffers)))
+            data = value.contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b""
+            buffers.append(Buffer(f"argument {index}", data, index in outputs))
+        packed.append(0 if value is None or isinstance(value, torch.Tensor) else value)
+    grid = (*grid, 1, 1)[:3]
+    return Launch(name, grid, block, shared, struct.pack("@" + kinds + "0Q", *packed), tuple(buffers), tuple(pointers))
+
+
+def random(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """The same numbers every time."""
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed + math.prod(shape))).to(dtype)
+
+
+def unwritten(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Output before the launch: values that no kernel computes."""
+    return torch.full(tuple(shape), -77.0, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class NormBuild:
+    """Macros of csrc/norm/rms_norm.hip, and the launches' row lengths in vectors."""
+
+    dtype: torch.dtype
+    weight: torch.dtype
+    lanes: int
+    vectors: int
+    vec: int
+    lengths: tuple[int, ...]
+    is_whole: bool = True
+    has_residual: bool = False
+    is_gemma: bool = False
+    is_model_sensitive: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short, for tables."""
+        flags = {"pieces": not self.is_whole, "add": self.has_residual, "gemma": self.is_gemma,
+                 "t5": self.is_model_sensitive}
+        return "_".join([_NAMES[self.dtype], _NAMES[self.weight], f"l{self.lanes}_v{self.vectors}x{self.vec}",
+                         *(name for name, is_on in flags.items() if is_on)])
+
+
+# A wave per row, a workgroup per row, 16 lanes per row, pieces of a row; lengths that end within each of the accesses.
+_NORM_BUILDS = (
+    NormBuild(BF16, BF16, 64, 2, 8, tuple(range(4, 128, 8)), has_residual=True),
+    NormBuild(F16, F32, 256, 2, 8, (1150, 700, 5), is_whole=False, is_model_sensitive=True),
+    NormBuild(F32, F32, 256, 2, 4, (400, 200, 1), is_gemma=True),
+    NormBuild(BF16, F32, 16, 1, 4, (13, 1)),
+)
+
+
+def _norm_hip(how: NormBuild, access: int) -> list[Kernel]:
+    """csrc/norm/rms_norm.hip, one build; `access`: elements per access, 1 for addresses that are not aligned."""
+    elements = {BF16: "bf16", F16: "f16", F32: "float"}
+    elf = _hip_code(norm._rms_norm_hip, Instance(f"mutation_{how.name}", {
+        "ELEMENT": elements[how.dtype], "WEIGHT": elements[how.weight], "LANES": how.lanes, "VECTORS": how.vectors,
+        "VEC": how.vec, "IS_WHOLE": int(how.is_whole), "HAS_RESIDUAL": int(how.has_residual),
+        "IS_GEMMA": int(how.is_gemma), "IS_MODEL_SENSITIVE": int(how.is_model_sensitive)}))
+    symbol = next(symbol for symbol in sim.inspect(elf) if f"ILi{access}E" in symbol)
+    block, per_group = max(how.lanes, 256), max(256 // how.lanes, 1)
+    launches = []
+    for vectors in how.lengths:
+        rows, hidden = per_group + 2 if per_group > 1 else 2, vectors * how.vec
+        stride = -(-hidden // 8) * 8
+        x, residual = random((rows, stride), how.dtype), random((rows, stride), how.dtype, 1)
+        out, residual_out = unwritten((rows, stride), how.dtype), unwritten((rows, stride), how.dtype)
+        between = (residual_out, x, residual) if how.has_residual else (None, x, None)
+        values = (out, *between, random((hidden,), how.weight), *[stride] * 4, rows, hidden, EPSILON)
+        launches.append(launch(f"{rows}x{hidden}", (-(-rows // per_group),), block, "QQQQQqqqqqif", values, (0, 1)))
+    return [Kernel("", elf, symbol, tuple(launches))]
+
+
+# batch, q rows, k rows, query heads, KV heads, causal, lse
+_ATTENTION_SHAPES = (
+    (1, 70, 180, 1, 1, False, True), (1, 133, 70, 2, 1, True, True), (1, 100, 200, 1, 1, True, False),
+    (1, 128, 128, 1, 1, False, False), (2, 5, 1, 1, 1, False, True), (1, 3, 0, 1, 1, False, True),
+)
+
+
+def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
+    """csrc/attention/flash_attn_fwd.hip, one build; bf16 with the rounding that is the default."""
+    instance = attention._variant(dtype, head_dim, 1 if dtype == BF16 else 0)
+    elf = _hip_code(attention._flash_attn_fwd_hip, instance)
+    symbol = next(iter(sim.inspect(elf)))
+    launches = []
+    for batch, rows, keys, heads, kv_heads, is_causal, has_lse in _ATTENTION_SHAPES:
+        q, k, v, out, lse = _attention_tensors(batch, rows, keys, heads, kv_heads, head_dim, dtype)
+        strides = [stride for t in (q, k, v, out) for stride in t.stride()[:3]]
+        values = (q, k, v, out, lse if has_lse else None, *strides, batch, heads, heads // kv_heads, rows, keys,
+                  math.log2(math.e) / math.sqrt(head_dim), is_causal)
+        name = f"q{rows} k{keys}{' causal' * is_causal}{' lse' * has_lse}"
+        launches.append(launch(name, (-(-rows // 128), heads, batch), 256, "QQQQQ" + "q" * 12 + "iiiiif?", values,
+                               (3, 4)))
+    return [Kernel("", elf, symbol, tuple(launches))]
+
+
+def _norm_asm(hidden: int) -> list[Kernel]:
+    """hsa/gfx942/norm/rms_norm.s, with and without residual."""
+    elf = build.ensure(norm._rms_norm_asm.instance_spec(None, "hip", "gfx942")).path.read_bytes()
+    launches = []
+    for has_residual in (True, False):
+        x, weight = random((2, hidden), BF16), random((hidden,), BF16)
+        residual, residual_out = random((2, hidden), BF16, 1), unwritten((2, hidden), BF16)
+        values = (unwritten((2, hidden), BF16), x, weight, residual if has_residual else None,
+                  residual_out if has_residual else None, 2 * hidden, 2 * hidden, EPSILON)
+        launches.append(launch(f"2x{hidden}{' residual' * has_residual}", (2,), 256, "QQQQQiif", values, (0, 4)))
+    return [Kernel("", elf, f"rms_norm_bf16_h{hidden}", tuple(launches))]
+
+
+def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -> list[Kernel]:
+    """triton_kernels/norm.py, as its launcher compiles it for rows of these sizes."""
+    from aiter_like.triton_kernels import norm as kernels
+
+    with _captured(kernels) as calls:
+        for hidden in sizes:
+            out, x = unwritten((3, hidden), dtype), random((3, hidden), dtype)
+            residuals = (random((3, hidden), dtype, 1), unwritten((3, hidden), dtype)) if has_residual else (None, None)
+            kernels.rms_norm(out, x, random((hidden,), dtype), EPSILON, int(not has_residual), *residuals, False)
+    return _triton_kernels(calls, (0, 4))
+
+
+def _attention_triton(dtype: torch.dtype, head_dim: int, is_causal: bool, has_lse: bool) -> list[Kernel]:
+    """triton_kernels/attention.py, as its launcher compiles it."""
+    from aiter_like.triton_kernels import attention as kernels
+
+    with _captured(kernels) as calls:
+        for rows, keys in ((70, 180), (133, 70), (128, 128), (129, 192), (70, 40)):
+            q, k, v, out, lse = _attention_tensors(1, rows, keys, 2, 1, head_dim, dtype)
+            kernels.flash_attn_func(out, lse if has_lse else None, q, k, v, head_dim**-0.5, is_causal,
+                                    1 if dtype == BF16 else 0)
+    return _triton_kernels(calls, (0, 1))
+
+
+def _attention_tensors(batch: int, rows: int, keys: int, heads: int, kv_heads: int, head_dim: int,
+                       dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """q, k, v, out, lse."""
+    q = random((batch, rows, heads, head_dim), dtype)
+    k, v = (random((batch, keys, kv_heads, head_dim), dtype, seed) for seed in (1, 2))
+    return q, k, v, unwritten(q.shape, dtype), unwritten((batch, heads, rows), F32)
+
+
+@contextlib.contextmanager
+def _captured(module: object) -> Iterator[list[tuple]]:
+    """The launches that a Triton launcher makes, instead of running them."""
+    calls = []
+
+    def keep(kernel, grid, *args, options, **constants):
+        calls.append((kernel, grid, args, options, constants))
+
+    with mock.patch.object(module, "launch", keep):
+        yield calls
+
+
+def _triton_kernels(calls: list[tuple], outputs: Sequence[int]) -> list[Kernel]:
+    """A kernel per code object: sizes may change what Triton compiles."""
+    from aiter_like import sim_triton
+
+    formats = {"i1": "i", "i32": "i", "i64": "q", "fp32": "f"}
+    found: dict[bytes, Kernel] = {}
+    for kernel, grid, args, options, constants in calls:
+        with sim_triton.active():
+            compiled = kernel.warmup(*args, grid=grid, **constants, **{"enable_fp_fusion": True, **options})
+        kinds = list(compiled.src.signature.values())
+        live = [(arg, kind) for arg, kind in zip(args, kinds) if kind != "constexpr"]
+        where = [index for index, arg in enumerate(arg for arg, _ in live) if any(arg is args[k] for k in outputs)]
+        form = "".join("Q" if kind.startswith("*") else formats[kind] for _, kind in live) + "QQ"  # two scratch buffers
+        elf, shape = compiled.asm["hsaco"], "x".join(map(str, args[0].shape))
+        shot = launch(shape, grid, compiled.metadata.num_warps * 64, form, [*[arg for arg, _ in live], None, None],
+                      where, compiled.metadata.shared)
+        before = found.get(elf)
+        found[elf] = Kernel("", elf, compiled.metadata.name, (*(before.launches if before else ()), shot))
+    return list(found.values())
+
+
+def _hip_code(function: JitFunction, instance: Instance) -> bytes:
+    """The code object in the module that the JIT builds."""
+    library = build.load_or_build(function.instance_spec(instance, "hip", "gfx942")).read_bytes()
+    return code_object.unbundled(library[library.index(b"__CLANG_OFFLOAD_BUNDLE__"):], "gfx942")
+
+
+def _factories() -> dict[str, Callable[[], list[Kernel]]]:
+    """Name → kernels, not made yet: Triton may compile several for one."""
+    made: dict[str, Callable[[], list[Kernel]]] = {}
+    for how, access in [(how, how.vec) for how in _NORM_BUILDS] + [(_NORM_BUILDS[0], 1)]:
+        made[f"rms_norm.hip {how.name} vec{access}"] = functools.partial(_norm_hip, how, access)
+    for dtype, head_dim in itertools.product((BF16, F16), (32, 64, 128)):
+        made[f"flash_attn_fwd.hip {_NAMES[dtype]} d{head_dim}"] = functools.partial(_attention_hip, dtype, head_dim)
+    for hidden in (4096, 8192):
+        made[f"rms_norm.s {hidden}"] = functools.partial(_norm_asm, hidden)
+    # 513 and 1023: the smallest and the largest odd rows that one block of 1024 takes.
+    for dtype, sizes, has_residual in ((BF16, (1023, 513), False), (F32, (1023, 513), True), (F16, (8203,), False)):
+        name = f"triton rms_norm {_NAMES[dtype]} {sizes[0]}{' residual' if has_residual else ' t5'}"
+        made[name] = functools.partial(_norm_triton, dtype, sizes, has_residual)
+    for dtype, head_dim, is_causal, has_lse in ((BF16, 64, True, True), (F16, 32, False, False),
+                                                (F16, 128, True, False), (BF16, 128, False, True)):
+        name = f"triton flash_attn {_NAMES[dtype]} d{head_dim}{' causal' * is_causal}{' lse' * has_lse}"
+        made[name] = functools.partial(_attention_triton, dtype, head_dim, is_causal, has_lse)
+    return made
+
+
+def kernels(*texts: str) -> list[Kernel]:
+    """The kernels whose name contains one of the texts; without texts all of the campaign."""
+    found = []
+    for name, make in _factories().items():
+        if not texts or any(text in name for text in texts):
+            made = make()
+            found += [replace(kernel, name=f"{name} #{index}" if len(made) > 1 else name)
+                      for index, kernel in enumerate(made)]
+    return found
