@@ -56,7 +56,7 @@ _REGISTRY = (
              "when the package first logs"),
     Variable("AITER_LIKE_JOBS", _jobs, 0, "parallel build jobs, 0 = one per core", "at each build"),
     Variable("AITER_LIKE_SIM", str, "", "simulator settings, comma list: check, threads=N, fuzz=SEED, devices=N, "
-             "limit=N, dry; any value also selects the simulator for CPU tensors where a GPU is present",
+             "limit=N, dry, defer; any value also selects the simulator for CPU tensors where a GPU is present",
              "when the simulator is first used"),
 )
 

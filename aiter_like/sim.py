@@ -24,7 +24,7 @@ from aiter_like import env, paths
 from aiter_like.errors import BuildError, SimulatorError
 from aiter_like.jit.build import load_or_build
 from aiter_like.jit.recipe import ModuleSpec
-from aiter_like.sim_settings import CHECKS, Settings, parse_settings
+from aiter_like.sim_settings import CHECKS, DEFAULT_CHECKS, Settings, parse_settings
 
 _LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
 _UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
@@ -78,12 +78,16 @@ def checking() -> bool:
 @contextlib.contextmanager
 def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
             dry: bool | None = None, instruction_limit: int | None = None, devices: int | None = None,
-            on_report: str = "raise") -> Iterator[Session]:
+            defer: bool | None = None, on_report: str = "raise") -> Iterator[Session]:
     """Simulator settings for the duration of a with block.
 
     Args:
-        checks: True = all of CHECKS, False = none, or the names of those to switch on.
-        fuzz, threads, dry, instruction_limit, devices: as in `Settings`; None = unchanged.
+        checks: True = DEFAULT_CHECKS, False = none, or the names of those of CHECKS to switch on: "wait" (registers
+            and LDS used before a wait), "lds_race", "uninit" (undefined values that matter), "bounds", "waitstate"
+            (instructions too close together), "sanity" (misaligned atomics, barriers that some waves miss, lanes that
+            store different values to one place, MFMA with inactive lanes), and, only when named, "global_race"
+            (workgroups that conflict in global memory; runs on one thread).
+        fuzz, threads, dry, instruction_limit, devices, defer: as in `Settings`; None = unchanged.
         on_report: "raise" = SimulatorError at the operator whose launch was reported; "collect" = only keep it.
     Yields:
         The session with `reports` and `counters`.
@@ -95,9 +99,9 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
         raise ValueError(f"on_report must be 'raise' or 'collect', got {on_report!r}")
     load()
     outer = _sessions[-1][0]
-    names = tuple(CHECKS) if checks is True else tuple(checks or ())
+    names = DEFAULT_CHECKS if checks is True else tuple(checks or ())
     changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit,
-               "devices": devices}
+               "devices": devices, "defer": defer}
     settings = replace(outer, checks=names, **{name: value for name, value in changes.items() if value is not None})
     _set_aside()
     session = Session(on_report, _before=counters())
@@ -241,6 +245,7 @@ def _declare(library: ctypes.CDLL) -> None:
     signatures = {
         "aiter_like_sim_configure": (None, u32, u32, u64, ctypes.c_int, u64),
         "aiter_like_sim_set_devices": (None, u32),
+        "aiter_like_sim_set_defer": (None, ctypes.c_int),
         "aiter_like_sim_register": (u64, u64, pointer, pointer, pointer, pointer),
         "aiter_like_sim_unregister": (None, u64, pointer),
         "aiter_like_sim_take_reports": (pointer,),
@@ -270,6 +275,7 @@ def _apply(library: ctypes.CDLL | None = None) -> None:
     library.aiter_like_sim_configure(bits, settings.threads, settings.fuzz, settings.dry,
                                      settings.instruction_limit)
     library.aiter_like_sim_set_devices(settings.devices)
+    library.aiter_like_sim_set_defer(settings.defer)
 
 
 def _json(address: int | None) -> Any:

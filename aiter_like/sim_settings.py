@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16}  # bits of settings.h
+CHECKS = {"wait": 1, "lds_race": 2, "uninit": 4, "bounds": 8, "waitstate": 16, "sanity": 32,
+          "global_race": 64}  # bits of settings.h
+DEFAULT_CHECKS = tuple(CHECKS)[:-1]  # global_race is slow, needs one thread, and must be asked for by name
 _INSTRUCTION_LIMIT = 2_000_000_000  # per wave; more is an endless loop
 _COUNTS = {"fuzz": "fuzz", "threads": "threads", "devices": "devices", "limit": "instruction_limit"}
 
@@ -22,6 +24,8 @@ class Settings:
         dry: launches return without executing (benchmarks of host overhead).
         instruction_limit: instructions per wave beyond which a launch is stopped; 0 = none.
         devices: how many MI300X the process sees.
+        defer: streams execute at synchronisation points, in an order between streams that `fuzz` draws: a HIP program
+            that does not synchronise sees old data. Not for operators on CPU tensors, whose readers never synchronise.
     """
 
     checks: tuple[str, ...] = ()
@@ -30,6 +34,7 @@ class Settings:
     dry: bool = False
     instruction_limit: int = _INSTRUCTION_LIMIT
     devices: int = 1
+    defer: bool = False
 
     def __post_init__(self):
         if unknown := [name for name in self.checks if name not in CHECKS]:
@@ -42,7 +47,7 @@ class Settings:
 
 
 def parse_settings(text: str) -> Settings:
-    """The settings of AITER_LIKE_SIM: a list of check, fuzz=SEED, threads=N, devices=N, limit=N, dry; "1" = nothing.
+    """The settings of AITER_LIKE_SIM: a list of check, fuzz=SEED, threads=N, devices=N, limit=N, dry, defer; "1": none.
 
     Raises:
         ValueError: an unknown setting or a bad value; the message names it.
@@ -51,12 +56,12 @@ def parse_settings(text: str) -> Settings:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
         if name == "check":
-            values["checks"] = tuple(value.split("+")) if value else tuple(CHECKS)
+            values["checks"] = tuple(value.split("+")) if value else DEFAULT_CHECKS
         elif name in _COUNTS and value.isdecimal():
             values[_COUNTS[name]] = int(value)
-        elif part == "dry":
-            values["dry"] = True
+        elif part in ("dry", "defer"):
+            values[part] = True
         elif part != "1":
             raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}>, fuzz=SEED, "
-                             "threads=N, devices=N, limit=N, dry")
+                             "threads=N, devices=N, limit=N, dry, defer")
     return Settings(**values)

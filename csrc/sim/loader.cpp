@@ -307,7 +307,14 @@ class Loader {
       if (inst.is_guard()) return;
       for (int i = 0; i < inst.num_reads + inst.num_writes; ++i) {
         const RegRange& r = inst.regs[i];
-        if (r.file != RegRange::vector) continue;
+        if (r.file == RegRange::scalar) {
+          const u32 end = r.first + r.count;
+          if (end > kernel.scalars() && r.first < kVcc - 4) {
+            set_error(inst, "s" + std::to_string(end - 1) + " is beyond the registers that kernel " + kernel.name +
+                                " allocates");
+          }
+          continue;
+        }
         const bool is_accum = r.first >= kFirstAgpr;
         const u32 last = r.first - (is_accum ? kFirstAgpr : 0) + r.count - 1;
         if (last >= (is_accum ? accum : arch)) {

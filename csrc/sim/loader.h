@@ -33,6 +33,9 @@ struct Kernel {
   u32 arch_rows() const { return std::min({((rsrc1 & 0x3f) + 1) * 8, accum_offset, u32{256}}); }
   u32 accum_rows() const { return std::min(((rsrc1 & 0x3f) + 1) * 8 - arch_rows(), u32{256}); }
 
+  // SGPRs that the descriptor allocates, in sixteens; VCC and what follows it is there in any case.
+  u32 scalars() const { return ((rsrc1 >> 6 & 15) / 2 + 1) * 16; }
+
   std::vector<Arg> args;
   std::vector<HiddenArg> hidden;
 };

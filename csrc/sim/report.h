@@ -9,7 +9,7 @@
 namespace sim {
 
 struct Report {
-  std::string check;                           // "wait", "lds_race", "uninit", "bounds", "launch"
+  std::string check;                           // a name of CHECKS in sim.py, or "launch"
   std::string message;                         // one sentence: what, where, which producer, which fix
   std::string kernel;
   u32 workgroup[3] = {0, 0, 0};

@@ -341,17 +341,22 @@ void add_counters(const Launch& launch, const KernelCounters& counted) {
   throw Fault(r.message);
 }
 
+std::unique_ptr<LaunchState> make_state(const LaunchRequest& request) {
+  try {
+    return std::make_unique<LaunchState>(request);
+  } catch (const Fault& fault) {
+    refuse(*request.kernel, fault.what());
+  }
+}
+
 }  // namespace
+
+void check_launch(const LaunchRequest& request) { make_state(request); }
 
 void run_kernel(const LaunchRequest& request) {
   const Settings now = settings();
   if (!now.error.empty()) refuse(*request.kernel, now.error);
-  std::unique_ptr<LaunchState> state;
-  try {
-    state = std::make_unique<LaunchState>(request);
-  } catch (const Fault& fault) {
-    refuse(*request.kernel, fault.what());
-  }
+  const std::unique_ptr<LaunchState> state = make_state(request);
   if (now.dry) return;
   state->launch.instruction_limit = now.instruction_limit;
   std::shared_ptr<LaunchChecks> checks;
@@ -366,7 +371,8 @@ void run_kernel(const LaunchRequest& request) {
   install_traps();
   Grid grid(state->launch, now.seed, limit);
   try {
-    grid.run(num_threads());
+    // Global races are judged in the order of execution, which is known only on one thread.
+    grid.run(now.checks & kCheckGlobalRace ? 1 : num_threads());
   } catch (...) {
     add_counters(state->launch, grid.counted());
     throw;

@@ -21,6 +21,8 @@ struct LaunchRequest {
 
 // Executes the whole grid before it returns. Throws Fault, and leaves a report with it.
 void run_kernel(const LaunchRequest& request);
+// Throws what run_kernel does for a launch that cannot start: for those that start later.
+void check_launch(const LaunchRequest& request);
 
 struct KernelCounters {
   u64 launches = 0, workgroups = 0, waves = 0, wave_instructions = 0;

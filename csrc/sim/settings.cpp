@@ -15,7 +15,8 @@ struct Name {
   u32 bit;
 };
 constexpr Name kChecks[] = {{"wait", kCheckWait}, {"lds_race", kCheckLdsRace}, {"uninit", kCheckUninit},
-                            {"bounds", kCheckBounds}, {"waitstate", kCheckWaitState}};
+                            {"bounds", kCheckBounds}, {"waitstate", kCheckWaitState},
+                            {"sanity", kCheckSanity}, {"global_race", kCheckGlobalRace}};
 
 struct Initial {
   Settings settings;
@@ -56,17 +57,16 @@ bool set(std::string_view part, Initial& to) {
   const std::string_view name = part.substr(0, equals);
   const std::string_view value = equals == part.npos ? std::string_view() : part.substr(equals + 1);
   if (name == "check") {
-    if (value.empty()) {
-      for (const Name& check : kChecks) to.settings.checks |= check.bit;
-    }
+    if (value.empty()) to.settings.checks |= kDefaultChecks;
     return each_part(value, '+', [&](std::string_view check) { return add_check(check, to.settings.checks); });
   }
   if (name == "fuzz") return number(value, to.settings.seed);
   if (name == "threads") return number(value, to.settings.threads);
-  if (name == "limit") return number(value, to.settings.instruction_limit);
   if (name == "devices") return number(value, to.devices) && to.devices >= 1 && to.devices <= 64;
+  if (name == "limit") return number(value, to.settings.instruction_limit);
   if (part == "dry") to.settings.dry = true;
-  return part == "dry" || part == "1";
+  if (part == "defer") to.settings.defer = true;
+  return part == "dry" || part == "defer" || part == "1";
 }
 
 const Initial& initial() {
@@ -79,7 +79,7 @@ const Initial& initial() {
       for (const Name& check : kChecks) {
         result.settings.error += (&check == kChecks ? "" : "+") + std::string(check.text);
       }
-      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry";
+      result.settings.error += ", fuzz=SEED, threads=N, devices=N (1 to 64), limit=N, dry, defer";
       return false;
     });
     return result;

@@ -7,13 +7,18 @@
 
 namespace sim {
 
-enum Check : u32 { kCheckWait = 1, kCheckLdsRace = 2, kCheckUninit = 4, kCheckBounds = 8, kCheckWaitState = 16 };
+enum Check : u32 {
+  kCheckWait = 1, kCheckLdsRace = 2, kCheckUninit = 4, kCheckBounds = 8, kCheckWaitState = 16, kCheckSanity = 32,
+  kCheckGlobalRace = 64
+};
+inline constexpr u32 kDefaultChecks = kCheckGlobalRace - 1;      // global races only when named: slow, one thread
 
 struct Settings {
   u32 checks = 0;                              // bits of Check
   u32 threads = 0;                             // 0 = one per core
   u64 seed = 0;                                // order of waves; 0 = program order
   bool dry = false;                            // launches return without executing (host-overhead benchmarks)
+  bool defer = false;                          // streams execute at synchronisation points (hip/defer.h)
   u64 instruction_limit = 2'000'000'000;       // per wave; a wave beyond it stops the launch with a report
   bool prints_reports = true;                  // nobody else asks for them: to stderr, and the launch has failed
   std::string error;                           // AITER_LIKE_SIM does not parse: every launch is refused with this

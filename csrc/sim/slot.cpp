@@ -96,8 +96,12 @@ u64 resident_limit(const Launch& launch, bool cooperative) {
   const u64 per_wave = (k.arch_rows() + k.accum_rows()) * kLanes * sizeof(u32) + u64{k.private_bytes} * kLanes;
   const u64 shadow = launch.checks ? 2 : 1;              // the checkers' state of a workgroup is about as large
   const u64 bytes = (num_waves(launch) * per_wave + launch.lds_bytes) * shadow + kLdsBytes;
-  const u64 device = std::max<u64>(groups_per_cu(k, launch.block[0] * launch.block[1] * launch.block[2],
-                                                 launch.lds_bytes), 1) * kNumCus;
+  const u64 block = launch.block[0] * launch.block[1] * launch.block[2];
+  const u64 device = groups_per_cu(k, block, launch.lds_bytes) * kNumCus;
+  if (!device) {
+    throw Fault("no CU holds a workgroup of " + std::to_string(block) + " work-items with " +
+                std::to_string(((k.rsrc1 & 0x3f) + 1) * 8) + " registers each: it has 512 per lane on each of 4 SIMDs");
+  }
   if (!cooperative) return std::clamp<u64>(kResidentBytes / bytes, 1, device);
   const u64 total = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
   if (total > device) {

@@ -56,6 +56,7 @@ class Case:
     waves: int = 1
     lds_bytes: int = 0
     scratch_bytes: int = 0
+    sgprs: int = 102
     directives: Sequence[str] = ("float_denorm_mode_32 3",)
 
 
@@ -290,7 +291,7 @@ def _kernel_text(name: str, body: str, case: Case) -> str:
   .amdhsa_system_sgpr_workgroup_id_x 1
   .amdhsa_next_free_vgpr 512
   .amdhsa_accum_offset 256
-  .amdhsa_next_free_sgpr 102
+  .amdhsa_next_free_sgpr {case.sgprs}
 {directives}
 .end_amdhsa_kernel
 """

@@ -13,10 +13,8 @@ from hip_program import library
 
 from aiter_like import sim
 
-CHECKS = tuple(sim.CHECKS)
 
-
-def reports(body: str, inputs: dict | None = None, checks: Sequence[str] = CHECKS, **options) -> list[dict]:
+def reports(body: str, inputs: dict | None = None, checks: Sequence[str] = sim.DEFAULT_CHECKS, **options) -> list[dict]:
     """What the checkers say about an assembly body; arguments as of `asm.run`."""
     with sim.enabled(checks=checks, on_report="collect") as session:
         run(body, inputs or {}, options.pop("outputs", {}), **options)
@@ -24,7 +22,7 @@ def reports(body: str, inputs: dict | None = None, checks: Sequence[str] = CHECK
 
 
 def hip_reports(source: str, arrays: Sequence[np.ndarray], block: int, groups: int = 1,
-                read_only: Sequence[int] = ()) -> list[dict]:
+                read_only: Sequence[int] = (), checks: Sequence[str] = sim.DEFAULT_CHECKS) -> list[dict]:
     """What the checkers say about `extern "C" void launch(int groups, int block, T*... arrays)` of a HIP source.
 
     The arrays are registered as device memory in place, as the package registers tensors.
@@ -35,7 +33,7 @@ def hip_reports(source: str, arrays: Sequence[np.ndarray], block: int, groups: i
     sizes = (ctypes.c_uint64 * count)(*[array.nbytes for array in arrays])
     names = (ctypes.c_char_p * count)(*[f"array{index}".encode() for index in range(count)])
     writable = (ctypes.c_uint8 * count)(*[index not in read_only for index in range(count)])
-    with sim.enabled(on_report="collect") as session:
+    with sim.enabled(checks=checks, on_report="collect") as session:
         merged = runtime.aiter_like_sim_register(count, bases, sizes, names, writable)
         try:
             program.launch(groups, block, *[ctypes.c_void_p(array.ctypes.data) for array in arrays])

@@ -25,7 +25,7 @@ INSTRUCTION_LIMIT = 20_000
 MEMORY_LIMIT = 6 << 30  # bytes of address space of a child: an absurd size must be refused, not allocated
 CPU_SECONDS, WALL_SECONDS = 30, 240  # of one seed; a seed takes milliseconds
 CANARY = bytes(range(251)) * 64
-CHECKS = (8, 31)  # bounds alone, and all: bits of settings.h
+CHECKS = (8, 127)  # bounds alone, and all: bits of settings.h
 
 
 @dataclass(frozen=True)

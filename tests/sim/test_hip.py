@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from asm import assemble
+from damage import places
 from hip_program import code_object, library
 from hip_runtime import HipError, runtime
 
@@ -229,19 +230,33 @@ def test_kernel_arguments_as_one_buffer():
     sim.take_reports()
 
 
-@pytest.mark.parametrize("flags", [(), ("-mllvm", "-amdgpu-kernarg-preload-count=16")])
-def test_kernel_arguments_in_memory_and_preloaded(flags):
-    source = """
-    extern "C" __global__ void arguments(long* out, int a, float b, short c, long d) {
-      if (thread_index() == 0) { out[0] = a; out[1] = (long)b; out[2] = c; out[3] = d; }
-    }
-    """
+ARGUMENTS = """
+extern "C" __global__ void arguments(long* out, int a, float b, short c, long d) {
+  if (thread_index() == 0) { out[0] = a; out[1] = (long)b; out[2] = c; out[3] = d; }
+}
+"""
+PRELOAD = ("-mllvm", "-amdgpu-kernarg-preload-count=16")
+
+
+def without_preload(elf: bytes) -> bytes:
+    """The code object for hardware that cannot preload: its kernel starts at the prologue that loads the arguments."""
+    descriptor, _ = places(elf)["descriptors"][0]
+    assert elf[descriptor + 58] & 0x7f, "the compiler preloads"
+    return elf[:descriptor + 58] + bytes(2) + elf[descriptor + 60:]
+
+
+@pytest.mark.parametrize("flags, edit, has_loads", [((), bytes, True), (PRELOAD, bytes, False),
+                                                    (PRELOAD, without_preload, True)])
+def test_kernel_arguments_in_memory_preloaded_and_by_the_prologue(flags, edit, has_loads):
     out = np.zeros(4, np.int64)
     values = (ctypes.c_uint64(out.ctypes.data), ctypes.c_int(-5), ctypes.c_float(7), ctypes.c_short(-3),
               ctypes.c_int64(1 << 40))
     params = (ctypes.c_void_p * 5)(*(ctypes.addressof(value) for value in values))
-    with runtime().module(code_object(source, "--no-gpu-bundle-output", *flags)) as module:
+    elf = edit(code_object(ARGUMENTS, "--no-gpu-bundle-output", *flags))
+    with runtime().module(elf) as module, sim.enabled(checks=("wait", "uninit")) as session:
+        sim.reset_counters()
         runtime().call("hipModuleLaunchKernel", module.function("arguments"), 1, 1, 1, 64, 1, 1, 0, None, params, None)
+        assert ("smem" in session.counters["arguments"]["by_class"]) == has_loads
     np.testing.assert_array_equal(out, [-5, 7, -3, 1 << 40])
 
 

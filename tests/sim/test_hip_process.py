@@ -14,32 +14,54 @@ import pytest
 from aiter_like import sim
 from aiter_like.jit import toolchain
 
-SOURCE = Path(__file__).parent / "hip_process.hip"
+FOLDER = Path(__file__).parent
 
 
-def compile_program(output: Path, *flags: str) -> None:
-    """hip_process.hip with the public HIP headers that Triton brings along."""
+def compile_program(name: str, output: Path, *flags: str) -> None:
+    """A source of this folder with the public HIP headers that Triton brings along."""
     headers = Path(pytest.importorskip("triton").__file__).parent / "backends/amd/include"
     command = [toolchain.find("hip").path, "-x", "hip", "--offload-arch=gfx942", "-std=c++20", "-O1", "-nogpuinc",
                "-nogpulib", "-D__HIP_PLATFORM_AMD__", "-Wno-unused-command-line-argument",
-               f"-I{headers}", *flags, str(SOURCE), "-o", str(output)]
+               f"-I{headers}", *flags, str(FOLDER / name), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_program_without_python(tmp_path):
+def link_program(name: str, output: Path, *flags: str) -> None:
+    """An executable of the source whose only HIP library is the simulator."""
     library = Path(sim.load()._name)
-    compile_program(tmp_path / "module.co", "--offload-device-only", "--no-gpu-bundle-output", "-c")
-    compile_program(tmp_path / "object.o", "-c")
-    link = ["c++", str(tmp_path / "object.o"), "-o", str(tmp_path / "program"), str(library),
-            f"-Wl,-rpath,{library.parent}"]
+    compile_program(name, output.with_suffix(".o"), "-c", *flags)
+    link = ["c++", str(output.with_suffix(".o")), "-o", str(output), str(library), f"-Wl,-rpath,{library.parent}"]
     done = subprocess.run(link, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_program_without_python(tmp_path):
+    compile_program("hip_process.hip", tmp_path / "module.co", "--offload-device-only", "--no-gpu-bundle-output", "-c")
+    link_program("hip_process.hip", tmp_path / "program")
     done = subprocess.run([str(tmp_path / "program"), str(tmp_path / "module.co")], capture_output=True, text=True,
                           timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, "all of it works\n"), done.stdout + done.stderr
     linked = subprocess.run(["ldd", str(tmp_path / "program")], capture_output=True, text=True, check=True).stdout
     assert [line for line in linked.splitlines() if "hip" in line or "hsa" in line][0].split()[0] == "libamdhip64.so"
+
+
+def run_pipeline(program: Path, settings: str) -> subprocess.CompletedProcess:
+    return subprocess.run([str(program)], env={**os.environ, "AITER_LIKE_SIM": settings}, capture_output=True,
+                          text=True, timeout=120, check=False)
+
+
+def test_a_pipeline_of_streams_a_graph_by_hand_and_pools(tmp_path):
+    link_program("hip_pipeline.hip", tmp_path / "pipeline")
+    for settings in ("1", "check", "fuzz=3,threads=2", "defer", *(f"defer,fuzz={seed}" for seed in range(1, 5))):
+        done = run_pipeline(tmp_path / "pipeline", settings)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "all of it works\n", ""), (settings, done)
+
+
+def test_a_forgotten_wait_shows_when_streams_are_deferred(tmp_path):
+    link_program("hip_pipeline.hip", tmp_path / "pipeline", "-DFORGETS_TO_WAIT")
+    assert run_pipeline(tmp_path / "pipeline", "1").returncode == 0, "program order hides it"
+    assert all(run_pipeline(tmp_path / "pipeline", settings).returncode == 2 for settings in ("defer", "defer,fuzz=1"))
 
 
 def test_several_devices():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -190,28 +191,39 @@ def operators() -> dict:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(torch.bfloat16)
 
-    x, weight = normal(6, 1024), normal(1024)
-    q, k, v = (normal(1, 80, 2, 64) for _ in range(3))
-    return {"rms_norm": lambda: aiter_like.rms_norm(x, weight, 1e-6, backend="hip"),
-            "flash_attn": lambda: aiter_like.flash_attn_func(q, k, v, causal=True, backend="hip")}
+    x, weight = normal(24, 4096), normal(4096)
+    q, k, v = (normal(1, 160, 2, 64) for _ in range(3))
+
+    def rms_norm(backend: str) -> list[torch.Tensor]:
+        return [aiter_like.rms_norm(x, weight, 1e-6, backend=backend)]
+
+    def flash_attn(backend: str, **options) -> list[torch.Tensor]:
+        return list(aiter_like.flash_attn_func(q, k, v, return_lse=True, backend=backend, **options))
+
+    return {"rms_norm hip": lambda: rms_norm("hip"), "rms_norm asm": lambda: rms_norm("asm"),
+            "rms_norm triton": lambda: rms_norm("triton"),
+            "rms_norm hip, odd": lambda: [aiter_like.rms_norm(x[:, :1000], weight[:1000], 1e-6, backend="hip")],
+            "flash_attn hip": lambda: flash_attn("hip", causal=True),
+            "flash_attn triton": lambda: flash_attn("triton", causal=True)}
 
 
-def compare_seeds(seeds: range) -> None:
+def compare_seeds(seeds: range, threads: Sequence[int]) -> None:
     for name, call in operators().items():
         with sim.enabled(checks=False, fuzz=0, threads=1):
             expected = call()
         for seed in seeds:
-            with sim.enabled(checks=False, fuzz=seed, threads=1 + seed % 2):
-                assert torch.equal(call(), expected), (name, seed)
+            for count in threads:
+                with sim.enabled(checks=False, fuzz=seed, threads=count):
+                    assert all(map(torch.equal, call(), expected)), f"{name}, seed {seed}, {count} threads"
 
 
-def test_the_projects_kernels_do_not_depend_on_the_seed():
-    compare_seeds(range(1, 5))
+def test_the_projects_kernels_do_not_depend_on_seed_and_threads():
+    compare_seeds(range(5), (1, 2))
 
 
 @pytest.mark.exhaustive
 def test_the_projects_kernels_do_not_depend_on_a_hundred_seeds():
-    compare_seeds(range(1, 101))
+    compare_seeds(range(1, 101), (1, 2, 5))
 
 
 WAITING = """

@@ -34,10 +34,11 @@ def launch(kernel: str, x: torch.Tensor, out: torch.Tensor, n: int) -> None:
 @pytest.mark.parametrize("text, expected", [
     ("", sim.Settings()),
     ("1", sim.Settings()),
-    ("check", sim.Settings(checks=tuple(sim.CHECKS))),
+    ("check", sim.Settings(checks=sim.DEFAULT_CHECKS)),
     ("check=wait+bounds, threads=3", sim.Settings(checks=("wait", "bounds"), threads=3)),
     ("fuzz=12,dry", sim.Settings(fuzz=12, dry=True)),
     ("devices=4", sim.Settings(devices=4)),
+    ("defer,fuzz=3", sim.Settings(defer=True, fuzz=3)),
     ("limit=1000", sim.Settings(instruction_limit=1000)),
 ])
 def test_the_environment_variable(text, expected):

@@ -125,37 +125,8 @@ void report_offset(Wave& w, const Inst& i, u64 bad, const u32* offset, const Tou
                                   std::to_string(first_lane(bad)) + " at " + where + ": byte " + std::to_string(at));
 }
 
-}  // namespace
-
-void bounds_begin(LaunchChecks& c) {
-  const Launch& l = *c.launch;
-  c.ranges = memory().snapshot();
-  const auto add = [&](const void* base, u64 bytes, const char* name, bool writable) {
-    if (base && bytes) c.ranges.push_back({reinterpret_cast<u64>(base), bytes, name, writable});
-  };
-  // Scalar loads may fetch a few dwords beyond the last argument.
-  add(l.kernarg, (u64{l.kernel->kernarg_bytes} + 63) / 64 * 64, "kernel arguments", false);
-  add(l.packet, 64, "dispatch packet", false);
-  add(l.code->image, l.code->image_bytes, "code object", true);
-  std::sort(c.ranges.begin(), c.ranges.end(), [](const Range& a, const Range& b) {
-    return a.base != b.base ? a.base < b.base : a.bytes > b.bytes;
-  });
-  u64 reach = 0;
-  for (const Range& r : c.ranges) c.reach.push_back(reach = std::max(reach, r.base + r.bytes));
-}
-
-std::string describe(const LaunchChecks& c, u64 address) {
-  std::string text = "no known allocation";
-  for_ranges_at(c, address, [&](u32 k) {
-    text = "`" + c.ranges[k].name + "` + " + std::to_string(address - c.ranges[k].base);
-    return !c.ranges[k].freed;
-  });
-  return text;
-}
-
-u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
+u64 check_ranges(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
   const LaunchChecks& c = launch_checks(w);
-  w.checks->flat_spaces |= 1;
   if (!lanes || !(c.on(kCheckBounds) || c.on(kCheckUninit))) return lanes;
   const bool store = touch.access != Access::load;
   const Span all = span_of(address, lanes, touch.bytes);
@@ -188,6 +159,59 @@ u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const To
   return allowed;
 }
 
+bool check_scalar_range(Wave& w, const Inst& i, u64 address, u32 bytes) {
+  const LaunchChecks& c = launch_checks(w);
+  if (!c.on(kCheckBounds)) return true;
+  u32& cached = w.checks->range_cache[i.index % 32];
+  if (cached < c.ranges.size() && covers(c.ranges[cached], address, address + bytes) && !c.ranges[cached].freed)
+    return true;
+  // Compilers widen a scalar load when its start is aligned: what follows the end is then never used.
+  const u32 found = find_range(c, {address, address + (address % 16 == 0 ? 4 : bytes)}, false);
+  if (found != kNoRange) {
+    cached = found;
+    return true;
+  }
+  report_lanes(w, i, 1, address, "loads " + bytes_text(bytes) + ": " + reason(c, {address, address + bytes}));
+  return false;
+}
+
+}  // namespace
+
+void bounds_begin(LaunchChecks& c) {
+  const Launch& l = *c.launch;
+  c.ranges = memory().snapshot();
+  const auto add = [&](const void* base, u64 bytes, const char* name, bool writable) {
+    if (base && bytes) c.ranges.push_back({reinterpret_cast<u64>(base), bytes, name, writable});
+  };
+  // Scalar loads may fetch a few dwords beyond the last argument.
+  add(l.kernarg, (u64{l.kernel->kernarg_bytes} + 63) / 64 * 64, "kernel arguments", false);
+  add(l.packet, 64, "dispatch packet", false);
+  add(l.code->image, l.code->image_bytes, "code object", true);
+  std::sort(c.ranges.begin(), c.ranges.end(), [](const Range& a, const Range& b) {
+    return a.base != b.base ? a.base < b.base : a.bytes > b.bytes;
+  });
+  u64 reach = 0;
+  for (const Range& r : c.ranges) c.reach.push_back(reach = std::max(reach, r.base + r.bytes));
+}
+
+std::string describe(const LaunchChecks& c, u64 address) {
+  std::string text = "no known allocation";
+  for_ranges_at(c, address, [&](u32 k) {
+    text = "`" + c.ranges[k].name + "` + " + std::to_string(address - c.ranges[k].base);
+    return !c.ranges[k].freed;
+  });
+  return text;
+}
+
+u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
+  const LaunchChecks& c = launch_checks(w);
+  w.checks->flat_spaces |= 1;
+  if (c.on(kCheckSanity)) lanes = sanity_memory(w, i, address, lanes, touch);
+  lanes = check_ranges(w, i, address, lanes, touch);
+  if (c.on(kCheckGlobalRace)) race_access(w, i, address, lanes, touch);
+  return lanes;
+}
+
 u64 check_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
   const LaunchChecks& c = launch_checks(w);
   WorkgroupChecks& g = *w.group->checks;
@@ -198,6 +222,7 @@ u64 check_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch&
     report_offset(w, i, lanes & ~inside, offset, touch,
                   "LDS beyond the workgroup's " + bytes_text(size) + " (reads give 0, writes are lost)");
   }
+  if (inside && c.on(kCheckSanity)) sanity_lds(w, i, offset, inside, touch);
   if (inside && (c.on(kCheckWait) || c.on(kCheckLdsRace))) lds_access(w, i, offset, inside, touch);
   if (c.on(kCheckUninit)) {
     Bytes bytes;
@@ -225,19 +250,13 @@ u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const To
 }
 
 bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
-  const LaunchChecks& c = launch_checks(w);
-  if (!c.on(kCheckBounds)) return true;
-  u32& cached = w.checks->range_cache[i.index % 32];
-  if (cached < c.ranges.size() && covers(c.ranges[cached], address, address + bytes) && !c.ranges[cached].freed)
-    return true;
-  // Compilers widen a scalar load when its start is aligned: what follows the end is then never used.
-  const u32 found = find_range(c, {address, address + (address % 16 == 0 ? 4 : bytes)}, false);
-  if (found != kNoRange) {
-    cached = found;
-    return true;
+  if (!check_scalar_range(w, i, address, bytes)) return false;
+  if (launch_checks(w).on(kCheckGlobalRace)) {
+    const u32 flags = i.op->spec.flags;
+    const Access access = flags & kAtomic ? Access::atomic : flags & kStore ? Access::store : Access::load;
+    race_access(w, i, &address, 1, {.access = access, .bytes = static_cast<u8>(bytes)});
   }
-  report_lanes(w, i, 1, address, "loads " + bytes_text(bytes) + ": " + reason(c, {address, address + bytes}));
-  return false;
+  return true;
 }
 
 void check_range_rules(Wave& w, const Inst& i, u64 lanes) {

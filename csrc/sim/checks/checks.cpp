@@ -62,6 +62,7 @@ std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 check
   c->launch = &launch;
   c->checks = checks;
   bounds_begin(*c);
+  if (c->on(kCheckGlobalRace)) race_begin(*c);
   if (c->on(kCheckWaitState)) {
     const Code& code = *launch.code;
     std::call_once(code.issue_once, [&] { fill(code.issue, code); });
@@ -77,6 +78,7 @@ void begin_workgroup(Workgroup& group) {
   const size_t num_waves = group.waves.size();
   while (g.waves.size() < num_waves) g.waves.push_back(std::make_unique<WaveChecks>());
   if (tracks_waits(c)) lds_begin(group);
+  if (c.on(kCheckGlobalRace)) race_begin(group);
   if (c.on(kCheckUninit)) {
     g.lds.assign(group.launch->lds_bytes, 0);
     const size_t words = num_waves * kNumRows * kLanes;
@@ -93,9 +95,11 @@ void begin_workgroup(Workgroup& group) {
     wave.undefined.bits = reinterpret_cast<u32(*)[kLanes]>(g.bits.data()) + k * kNumRows;
     uninit_begin(group.waves[k]);
   }
+  if (c.on(kCheckSanity)) sanity_begin(group);
 }
 
 void end_workgroup(Workgroup& group) {
+  if (group.launch->checks->on(kCheckSanity)) sanity_end(group);
   for (Wave& w : group.waves) w.checks = nullptr;
   kept().reset(group.checks);
   group.checks = nullptr;
@@ -111,6 +115,8 @@ void check_before(Wave& w, const Inst& i) {
     wait_before(w, i);
   }
   if (launch.on(kCheckWaitState)) waitstate_before(w, i);
+  if (launch.on(kCheckSanity)) sanity_before(w, i);
+  if (launch.on(kCheckGlobalRace)) race_before(w, i);
   if (launch.on(kCheckUninit)) uninit_before(w, i);
 }
 
@@ -119,7 +125,10 @@ void check_after(Wave& w, const Inst& i) {
 }
 
 void check_barrier(Workgroup& group) {
-  if (tracks_waits(*group.launch->checks)) lds_barrier(group);
+  const LaunchChecks& c = *group.launch->checks;
+  if (tracks_waits(c)) lds_barrier(group);
+  if (c.on(kCheckSanity)) sanity_barrier(group);
+  if (c.on(kCheckGlobalRace)) race_barrier(group);
 }
 
 }  // namespace sim

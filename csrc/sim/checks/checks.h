@@ -33,7 +33,7 @@ void end_workgroup(Workgroup& group);
 
 void check_before(Wave& w, const Inst& i);     // registers read and written: wait counters, definedness
 void check_after(Wave& w, const Inst& i);      // enqueues what the instruction left in flight
-void check_barrier(Workgroup& group);          // every wave has arrived: a new LDS epoch
+void check_barrier(Workgroup& group);          // every wave that has not ended waits: a new LDS epoch
 
 // Per-lane accesses at address[lane] (global) or at byte offsets of the workgroup's LDS or the lane's scratch.
 u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch);
@@ -41,6 +41,8 @@ u64 check_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch&
 u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch);
 // One scalar access (s_load); false = reported, load zeros.
 bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes);
+// The byte address of a scalar access before the hardware drops its two low bits.
+void check_dropped_bits(Wave& w, const Inst& i, u64 address);
 // Lanes exchanged by ds_bpermute and the like: from[lane] = the lane whose value arrives, -1 = a defined zero.
 void check_shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec);
 // Lanes of a buffer access that are out of its range: their results are zeros, which are defined.

@@ -73,10 +73,8 @@ void against_read(const Visit& v, int lane, u32 dword, u32 bytes, u32 word) {
 // The dword that the lane is about to store there is already in memory: two waves may write the same value.
 bool stores_same(const Visit& v, int lane, u32 offset) {
   if (v.touch.access != Access::store || v.touch.data == kNoRow) return false;
-  u32 value[4];
-  for (int k = 0; k < (v.touch.bytes + 3) / 4; ++k) value[k] = v.w.v[v.touch.data + k][lane];
-  if (v.touch.half == Half::high) value[0] >>= 16;
-  return std::memcmp(v.w.group->lds + offset, value, v.touch.bytes) == 0;
+  const Stored value = stored_by(v.w, v.touch, lane);
+  return std::memcmp(v.w.group->lds + offset, &value, v.touch.bytes) == 0;
 }
 
 u32 merged_reader(const LdsShadow& s, u32 own, u32 bytes, u32 old) {

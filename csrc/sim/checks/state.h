@@ -98,24 +98,40 @@ struct Undefined {
   Origin scc_origin;
 };
 
+// ---- sanity: barriers -----------------------------------------------------------------------------------------------
+
+struct BarrierSplit {                          // the first barrier that not all waves came to, if there is one
+  const Inst *inst = nullptr, *other = nullptr;      // a second one, at which others wait
+  int wave = 0;                                // one that waits at `inst`
+  std::string text;                            // who waits where
+};
+
 // ---- the three levels -----------------------------------------------------------------------------------------------
 
 struct WaveChecks {
   u64 executed = 0;
   u8 flat_spaces = 0;                          // the running FLAT instruction touched: 1 memory, 2 LDS
+  bool used_lds = false;
+  u32 barriers = 0;                            // that have opened for it
   u32 first_record = 0;                        // LDS stamps before the running instruction
   u32 range_cache[32] = {};                    // last hit per instruction (index mod 32)
   WaitState wait;
   WaitStates wait_states;
   Undefined undefined;
+  u8 dma_undefined[kLanes] = {};                // of the running LDS-DMA: undefined bytes of each lane's dword
   std::vector<u8> scratch;                     // per byte as WorkgroupChecks::lds
 };
+
+struct RaceGroup;                              // global_race.cpp
+struct RaceShadow;
 
 struct WorkgroupChecks {
   std::vector<std::unique_ptr<WaveChecks>> waves;
   LdsShadow lds_shadow;
   std::vector<u8> lds;                         // per byte of LDS: 1 = written
   std::vector<u32> bits;                       // Undefined::bits of all waves
+  BarrierSplit split;
+  std::shared_ptr<RaceGroup> race;             // when global races are checked
 };
 
 struct LaunchChecks {
@@ -124,6 +140,7 @@ struct LaunchChecks {
   std::vector<Range> ranges;                   // sorted by base
   const IssueTable* issue = nullptr;           // when wait states are checked
   std::vector<u64> reach;                      // largest end of ranges[0..i]: bounds the search backwards
+  std::shared_ptr<RaceShadow> race;            // when global races are checked
 
   ~LaunchChecks();
   bool on(Check check) const { return checks & check; }
@@ -143,6 +160,22 @@ std::string place_of(const Wave& w, const Inst& i);              // "pc 0x1a20: 
 std::string name_of(const RegRange& r, u32 index = 0);           // "v4", "a1", "s3", "vcc_lo"
 std::string hex(u64 x);
 int first_lane(u64 lanes);
+std::string lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& touch, u64& both);   // sanity.cpp
+
+// Loads memory to LDS, at M0.
+inline bool is_lds_dma(const Inst& i) {
+  const Spec& s = i.op->spec;
+  return i.mod.lds || (s.flags & kReadsM0 && (s.cls == Class::global || s.cls == Class::scratch));
+}
+
+// The bytes that a lane of a store writes, as dwords.
+struct Stored { u32 dword[4]; };
+inline Stored stored_by(const Wave& w, const Touch& touch, int lane) {
+  Stored s{};
+  for (int k = 0; k < (touch.bytes + 3) / 4; ++k) s.dword[k] = w.v[touch.data + k][lane];
+  if (touch.half == Half::high) s.dword[0] >>= 16;
+  return s;
+}
 
 // ---- wait.cpp -------------------------------------------------------------------------------------------------------
 
@@ -161,6 +194,23 @@ void waitstate_before(Wave& w, const Inst& i);
 void lds_begin(Workgroup& g);
 void lds_access(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch);
 void lds_barrier(Workgroup& g);
+
+// ---- sanity.cpp -----------------------------------------------------------------------------------------------------
+
+void sanity_begin(Workgroup& g);
+void sanity_before(Wave& w, const Inst& i);
+void sanity_barrier(Workgroup& g);
+void sanity_end(Workgroup& g);
+u64 sanity_memory(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch);
+void sanity_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch);
+
+// ---- global_race.cpp ------------------------------------------------------------------------------------------------
+
+void race_begin(LaunchChecks& c);
+void race_begin(Workgroup& g);
+void race_before(Wave& w, const Inst& i);                        // write-backs and invalidates of caches
+void race_barrier(Workgroup& g);
+void race_access(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch);
 
 // ---- uninit.cpp, uninit_rules.cpp -----------------------------------------------------------------------------------
 

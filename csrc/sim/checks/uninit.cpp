@@ -164,7 +164,13 @@ void store_bytes(Wave& w, const Inst& i, u64 lanes, const Touch& touch, const By
   const u64 undefined = undefined_data(u, touch, lanes);
   if (bytes) {
     for (u64 left = lanes; left; left &= left - 1) {
-      if (u8* written = bytes->written[first_lane(left)]) std::memset(written, 1, touch.bytes);
+      const int lane = first_lane(left);
+      u8* written = bytes->written[lane];
+      if (!written) continue;
+      std::memset(written, 1, touch.bytes);
+      for (u32 missing = touch.dma ? w.checks->dma_undefined[lane] : 0; missing; missing &= missing - 1) {
+        written[std::countr_zero(missing)] = 0;
+      }
     }
   }
   if (!undefined) return;
@@ -265,6 +271,19 @@ void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& tou
   }
 }
 
+// The memory side of an LDS-DMA: what is undefined in the dword that each lane will write to LDS.
+void load_dma(Wave& w, const Inst& i, u64 undefined, const Touch& touch, const Bytes* bytes) {
+  const bool extends = i.op->name.find("_sbyte") != std::string_view::npos ||
+                       i.op->name.find("_sshort") != std::string_view::npos;
+  for (u64 left = undefined; left; left &= left - 1) {
+    const int lane = first_lane(left);
+    u32 missing = 0;
+    for (u32 byte = 0; byte < touch.bytes; ++byte) missing |= u32{!bytes->written[lane][byte]} << byte;
+    if (extends && missing >> (touch.bytes - 1)) missing |= 15u << touch.bytes & 15;
+    w.checks->dma_undefined[lane] = static_cast<u8>(missing);
+  }
+}
+
 }  // namespace
 
 u32 undefined_bits(const Undefined& u, u16 row, int lane) {
@@ -331,6 +350,7 @@ void uninit_before(Wave& w, const Inst& i) {
     for (int k = 0; k < i.num_src; ++k) use_address(w, i, i.src[k]);
     for (const RegRange& r : i.writes()) std::fill_n(&u.scalar[r.first], r.count, 0);
   } else if (is_memory(c)) {
+    if (is_lds_dma(i)) std::fill_n(w.checks->dma_undefined, kLanes, 0);
     check_address(w, i);
   } else {
     compute(w, i);
@@ -362,6 +382,7 @@ void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& tou
     return;
   }
   if (touch.result != kNoRow) load_rows(w, i, exec, undefined, touch, bytes);
+  else if (is_lds_dma(i)) load_dma(w, i, undefined, touch, bytes);
 }
 
 void check_zeros(Wave& w, const Touch& touch, u64 lanes) {

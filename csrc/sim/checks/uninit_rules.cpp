@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <bit>
 #include <unordered_map>
+#include <utility>
 
 #include "checks/state.h"
 #include "isa/dpp.h"
+#include "isa/mfma.h"
 #include "lanes.h"
 
 namespace sim {
@@ -301,7 +303,8 @@ void packed_rule(const Step& s) {
   }
 }
 
-// Row i of A makes row i of D undefined, column j of B column j; C its own element. Layouts: ISA document, section 9.
+// Row i of A makes row i of D undefined, column j of B column j; C its own element. A sparse operation adds to D, and
+// its src2 says which elements A's row has; all elements of B's column count as used. Layouts: as in isa/mfma.cpp.
 void matrix_rule(const Step& s) {
   const size_t x = s.name.find('x');
   const size_t start = s.name.rfind('_', x) + 1;
@@ -310,30 +313,36 @@ void matrix_rule(const Step& s) {
   int blocks = 1;
   if (mark != s.name.npos && s.name[mark - 1] != 'i' && std::isdigit(s.name[mark - 1]))
     blocks = std::atoi(std::string(s.name.substr(s.name.rfind('_', mark) + 1)).c_str());
-  const bool wide = s.name.starts_with("v_mfma_f64");
-  const bool permuted = s.i.mod.cbsz || s.i.mod.blgp || (wide && blocks > 1);
-  u64 bad[2] = {};                             // lanes of A and of B with an undefined bit
-  for (int k = 0; k < 2 && !permuted; ++k) {
-    for (u32 d = 0; d < s.i.src[k].dwords; ++d) {
-      if (s.i.src[k].kind == Kind::vgpr) bad[k] |= s.u.lanes[s.i.src[k].reg + d];
-    }
+  const bool wide = s.name.starts_with("v_mfma_f64"), sparse = s.name.starts_with("v_smfmac");
+  const Modifiers& m = s.i.mod;                // on f64 blgp negates, on sparse forms cbsz and abid choose index bits
+  const auto lanes_of = [&](const Operand& o) {
+    u64 lanes = 0;
+    for (u32 d = 0; d < o.dwords && o.kind == Kind::vgpr; ++d) lanes |= s.u.lanes[o.reg + d];
+    return lanes;
+  };
+  u64 bad[2] = {lanes_of(s.i.src[0]), lanes_of(s.i.src[1])};       // lanes of A and of B with an undefined bit
+  if (sparse) bad[0] |= lanes_of(s.i.src[2]);
+  if (m.blgp && !wide) {
+    const u64 before = std::exchange(bad[1], 0);
+    for (int lane = 0; lane < kLanes; ++lane) bad[1] |= (before >> blgp_source(m.blgp, lane) & 1) << lane;
   }
   const auto any_k = [&](u64 lanes, int index, int block) {
     for (int lane = index; lane < kLanes; lane += size) {
-      if (lanes >> lane & 1 && (blocks == 1 || lane / size == block)) return true;
+      if (lanes >> lane & 1 && lane / size % blocks == block) return true;
     }
     return false;
   };
-  const Operand &d = s.i.dst[0], &c = s.i.src[2];
+  const Operand &d = s.i.dst[0], &c = sparse ? d : s.i.src[2];
   const int per_block = std::max(d.dwords / (size == 4 ? 1 : blocks), 1);
   for (int r = 0; r < d.dwords; ++r) {
     const int e = r % per_block;
     for (int lane = 0; lane < kLanes; ++lane) {
-      const int block = size == 4 ? lane / 4 : r / per_block;
-      const int row = size == 4 ? e : wide ? 4 * (e / 2) + lane / 16
+      const int block = size == 4 ? lane / 4 % blocks : r / per_block;
+      const int a_block = sparse ? 0 : block_of_a(block, m.cbsz, m.abid);
+      const int row = size == 4 && wide ? lane / 16 : size == 4 ? e : wide ? 4 * (e / 2) + lane / 16
                     : size == 16 ? 4 * (lane / 16) + e : 8 * (e / 4) + 4 * (lane / 32) + e % 4;
       bool undefined = c.kind == Kind::vgpr && s.u.lanes[c.reg + r] >> lane & 1;
-      undefined |= (bad[0] && any_k(bad[0], row, block)) || (bad[1] && any_k(bad[1], lane % size, block));
+      undefined |= (bad[0] && any_k(bad[0], row, a_block)) || (bad[1] && any_k(bad[1], lane % size, block));
       set_undefined(s.u, static_cast<u16>(d.reg + r), lane, undefined ? ~0u : 0, s.origin);
     }
   }
@@ -349,7 +358,7 @@ void vector_rule(const Step& s) {
   } else if (s.name == "v_writelane_b32") {
     const Value value = source(s, 0, 0), select = source(s, 1, 0);
     set_undefined(s.u, s.i.dst[0].reg, select.bits % kLanes, static_cast<u32>(value.undefined), s.origin);
-  } else if (s.spec.cls == Class::mfma && s.name.starts_with("v_mfma")) {
+  } else if (s.spec.cls == Class::mfma && s.spec.flags & kIgnoresExec) {
     matrix_rule(s);
   } else if (s.name.starts_with("v_cndmask")) {
     select_rule(s);

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "hip/hip.h"
+#include "hip/defer.h"
 #include "memory.h"
 #include "report.h"
 #include "settings.h"
@@ -90,7 +90,20 @@ std::string json(const Kernel& k) {
 }  // namespace
 
 HIP_API void aiter_like_sim_configure(u32 checks, u32 threads, u64 seed, int dry, u64 instruction_limit) {
-  settings() = {checks, threads, seed, dry != 0, instruction_limit, false, ""};
+  Settings& s = settings();
+  s.checks = checks;
+  s.threads = threads;
+  s.seed = seed;
+  s.dry = dry != 0;
+  s.instruction_limit = instruction_limit;
+  s.prints_reports = false;
+  s.error.clear();
+}
+
+// Switching it off executes what has been deferred.
+HIP_API void aiter_like_sim_set_defer(int defer) {
+  if (!defer && deferring()) finish_all();
+  settings().defer = defer != 0;
 }
 
 // The tensors of one launch. Ranges that overlap (views of one storage) become one, writable if any is. writable = 2:
@@ -124,6 +137,7 @@ HIP_API u64 aiter_like_sim_register(u64 count, u64* bases, const u64* bytes, con
 }
 
 HIP_API void aiter_like_sim_unregister(u64 count, const u64* bases) {
+  if (deferring()) finish_all();               // the launch that the ranges are for
   for (u64 i = 0; i < count; ++i) memory().remove(bases[i]);
 }
 

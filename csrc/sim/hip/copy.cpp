@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
+#include "hip/graph.h"
 #include "memory.h"
 #include "traps.h"
 
@@ -40,10 +41,16 @@ Error fill_now(void* to, T value, size_t pitch, size_t count, size_t height) {
   });
 }
 
-// In order with the stream's other work.
+bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(pointer)).has_value(); }
+
+// In order with the stream's other work. Host memory that is not pinned is copied through a buffer of the runtime,
+// which waits for it.
 Error copy_on(void* stream, void* to, const void* from, Plane p) {
-  return guarded(kInvalidHandle,
-                 [&] { return submit(stream, NodeKind::copy, [=] { return copy_now(to, from, p); }); });
+  return guarded(kInvalidHandle, [&] {
+    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, p); });
+    if (error || !deferring() || (is_known(to) && is_known(from)) || is_capturing(stream)) return error;
+    return finish_stream(stream);
+  });
 }
 
 Error copy_on(void* stream, void* to, const void* from, size_t bytes) {
@@ -60,7 +67,8 @@ Error fill_on(void* stream, void* to, T value, size_t count, size_t pitch = 0, s
 // The host waits for these, which no capture allows.
 Error copy(void* to, const void* from, size_t bytes) {
   if (const Error error = forbidden_in_capture("a copy that waits")) return error;
-  return copy_on(nullptr, to, from, bytes);
+  if (const Error error = copy_on(nullptr, to, from, bytes)) return error;
+  return finish_stream(nullptr);
 }
 
 template <class T>
@@ -83,13 +91,27 @@ u8* inside(const void* symbol, size_t bytes, size_t offset) {
 
 }  // namespace
 
+Work copy_work(void* to, const void* from, size_t bytes) {
+  return [=] { return copy_now(to, from, Plane{0, 0, bytes, 1}); };
+}
+
+Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height) {
+  switch (element_bytes) {
+    case 1: return [=] { return fill_now(to, static_cast<u8>(value), pitch, count, height); };
+    case 2: return [=] { return fill_now(to, static_cast<u16>(value), pitch, count, height); };
+    case 4: return [=] { return fill_now(to, value, pitch, count, height); };
+    default: throw Fault("elements of " + std::to_string(element_bytes) + " bytes cannot be filled, only 1, 2 and 4");
+  }
+}
+
 HIP_API int hipMemcpy(void* to, const void* from, size_t bytes, int) { return copy(to, from, bytes); }
 HIP_API int hipMemcpyAsync(void* to, const void* from, size_t bytes, int, void* stream) {
   return copy_on(stream, to, from, bytes);
 }
 HIP_API int hipMemcpyWithStream(void* to, const void* from, size_t bytes, int, void* stream) {
   if (const Error error = forbidden_in_capture("hipMemcpyWithStream")) return error;
-  return copy_on(stream, to, from, bytes);
+  if (const Error error = copy_on(stream, to, from, bytes)) return error;
+  return finish_stream(stream);
 }
 HIP_API int hipMemcpyDtoD(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
 HIP_API int hipMemcpyHtoD(void* to, const void* from, size_t bytes) { return copy(to, from, bytes); }
@@ -118,7 +140,8 @@ HIP_API int hipMemcpyPeerAsync(void* to, int to_device, const void* from, int fr
 HIP_API int hipMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                         int) {
   if (const Error error = forbidden_in_capture("hipMemcpy2D")) return error;
-  return copy_on(nullptr, to, from, Plane{to_pitch, from_pitch, width, height});
+  if (const Error error = copy_on(nullptr, to, from, Plane{to_pitch, from_pitch, width, height})) return error;
+  return finish_stream(nullptr);
 }
 
 HIP_API int hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <set>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
 #include "memory.h"
 #include "settings.h"
 
@@ -131,7 +131,10 @@ HIP_API int hipSetDevice(int device) {
   return kSuccess;
 }
 
-HIP_API int hipDeviceSynchronize() { return forbidden_in_capture("hipDeviceSynchronize"); }
+HIP_API int hipDeviceSynchronize() {
+  if (const Error error = forbidden_in_capture("hipDeviceSynchronize")) return error;
+  return deferring() ? finish_all() : kSuccess;
+}
 
 HIP_API int hipDeviceCanAccessPeer(int* can, int device, int peer) {
   if (const Error error = check_device(device)) return error;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Graphs by stream capture. A captured call keeps its arguments' values; a graph runs its nodes in submission order.
+// Graphs by stream capture, and how graphs run. A captured call keeps its arguments' values.
 #include <algorithm>
 #include <atomic>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
+#include "hip/graph.h"
 
 namespace sim::hip {
 namespace {
@@ -19,22 +20,37 @@ int status_of(const Stream* stream) {
   return stream->capture->broken.empty() ? kActive : kInvalidated;
 }
 
-Error run(const Graph& graph) {
-  for (const Node& node : graph.nodes) {
-    if (const Error error = node.work()) return error;
+using Works = std::vector<Work>;
+
+Error run(const Works& works) {
+  for (const Work& work : works) {
+    if (const Error error = work()) return error;
   }
   return kSuccess;
 }
 
+Works works_of(const Graph& graph) {
+  Works works;
+  for (const Node* node : run_order(graph)) works.push_back(node->work);
+  return works;
+}
+
 // A graph made ready to run: it stays as it is when the graph that it was made from is destroyed.
 struct Executable {
-  std::shared_ptr<const Graph> graph;
+  std::shared_ptr<const Works> works;            // in the order of running
+  std::map<const Node*, size_t> places;          // node of the graph → its work
 };
 
 Error instantiate(void** out, void* graph) {
   if (!out || !graph) return set_error(kInvalidValue, "the graph or the result's address is null");
-  *out = new Executable{std::make_shared<const Graph>(*static_cast<Graph*>(graph))};
-  return kSuccess;
+  return guarded(kInvalidValue, [&] {
+    const Graph& from = *static_cast<Graph*>(graph);
+    auto made = std::make_unique<Executable>();
+    made->works = std::make_shared<const Works>(works_of(from));
+    for (const Node* node : run_order(from)) made->places.emplace(node, made->places.size());
+    *out = made.release();
+    return kSuccess;
+  });
 }
 
 bool all_joined(const Capture& c) {
@@ -47,19 +63,37 @@ bool all_joined(const Capture& c) {
 
 }  // namespace
 
+Work graph_work(const Graph& graph) {
+  return [works = works_of(graph)] { return run(works); };
+}
+
+// Launches that have not run yet keep the old work.
+void replace_work(void* executable, const Node* node, Work work) {
+  auto& e = *static_cast<Executable*>(executable);
+  const auto place = e.places.find(node);
+  if (place == e.places.end()) throw Fault("the executable graph has no such node");
+  auto works = std::make_shared<Works>(*e.works);
+  (*works)[place->second] = std::move(work);
+  e.works = std::move(works);
+}
+
 std::vector<std::shared_ptr<Capture>>& captures() {
   static auto* instance = new std::vector<std::shared_ptr<Capture>>;
   return *instance;
 }
 
 Error submit(void* handle, NodeKind kind, Work work) {
+  Stream* stream = nullptr;
   if (handle || num_captures) {
     const std::lock_guard lock(stream_mutex());
-    Stream* stream = find_stream(handle);
+    stream = find_stream(handle);
     if (stream && stream->capture) {
       Capture& c = *stream->capture;
       if (!c.broken.empty()) return set_error(kCaptureInvalidated, c.broken);
-      c.graph->nodes.push_back({kind, std::move(work)});
+      auto& nodes = c.graph->nodes;
+      std::vector<const Node*> after;
+      if (!nodes.empty()) after.push_back(&nodes.back());
+      nodes.push_back({kind, std::move(work), std::move(after)});
       ++stream->clock[stream];
       return kSuccess;
     }
@@ -69,7 +103,15 @@ Error submit(void* handle, NodeKind kind, Work work) {
       return set_error(kCaptureImplicit, c->broken);
     }
   }
-  return work();
+  if (!deferring()) return work();
+  defer(stream, std::move(work));
+  return kSuccess;
+}
+
+bool is_capturing(void* handle) {
+  const std::lock_guard lock(stream_mutex());
+  const Stream* stream = find_stream(handle);
+  return stream && stream->capture;
 }
 
 Error forbidden_in_capture(const char* call) {
@@ -203,8 +245,8 @@ HIP_API int hipGraphInstantiateWithFlags(void** out, void* graph, unsigned long 
 HIP_API int hipGraphLaunch(void* executable, void* stream) {
   if (!executable) return set_error(kInvalidValue, "the executable graph is null");
   return guarded(kInvalidHandle, [&] {
-    const auto graph = static_cast<Executable*>(executable)->graph;
-    return submit(stream, NodeKind::graph, [graph] { return run(*graph); });
+    const auto works = static_cast<Executable*>(executable)->works;
+    return submit(stream, NodeKind::graph, [works] { return run(*works); });
   });
 }
 

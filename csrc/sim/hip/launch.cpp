@@ -5,7 +5,8 @@
 #include <cstring>
 #include <vector>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
+#include "hip/graph.h"
 #include "report.h"
 #include "settings.h"
 
@@ -53,7 +54,7 @@ std::string from_buffer(void* const* extra) {
   return buffer ? std::string(buffer, bytes) : std::string();
 }
 
-Error run(const Function& f, const Launch& l, const std::string& kernarg) {
+LaunchRequest request_of(const Function& f, const Launch& l, const std::string& kernarg) {
   LaunchRequest r;
   r.code = f.code;
   r.kernel = f.kernel;
@@ -64,9 +65,13 @@ Error run(const Function& f, const Launch& l, const std::string& kernarg) {
   r.kernarg = reinterpret_cast<const u8*>(kernarg.data());
   r.kernarg_bytes = kernarg.size();
   r.cooperative = l.cooperative;
+  return r;
+}
+
+Error run(const Function& f, const Launch& l, const std::string& kernarg) {
   const auto told = [] { return settings().prints_reports && print_reports() > 0; };
   try {
-    run_kernel(r);
+    run_kernel(request_of(f, l, kernarg));
   } catch (...) {
     if (settings().checks) told();
     throw;
@@ -81,14 +86,19 @@ bool fits(const Kernel& k, const Launch& l) {
   return groups <= static_cast<u64>(max_groups_per_cu(k, block, l.lds_bytes)) * kNumCus;
 }
 
+Work work_of(const Function& f, const Launch& l, std::string kernarg) {
+  return [f, l, kernarg = std::move(kernarg)] {
+    return guarded(kLaunchFailure, [&] { return run(f, l, kernarg); });
+  };
+}
+
 Error launch(const Function& f, const Launch& l, void* const* params, void* const* extra = nullptr) {
   if (l.cooperative && !fits(*f.kernel, l)) {
     return set_error(kCooperativeTooLarge, "the grid of kernel " + f.kernel->name + " does not fit the device at once");
   }
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
-  return submit(l.stream, NodeKind::kernel, [f, l, kernarg = std::move(kernarg)] {
-    return guarded(kLaunchFailure, [&] { return run(f, l, kernarg); });
-  });
+  if (deferring()) check_launch(request_of(f, l, kernarg));
+  return submit(l.stream, NodeKind::kernel, work_of(f, l, std::move(kernarg)));
 }
 
 Error launch_stub(const void* stub, const Launch& l, void* const* params) {
@@ -163,6 +173,14 @@ Error between(void* start, void* stop, void* stream, Body&& body) {
 }
 
 }  // namespace
+
+Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra) {
+  const Function f = registered_function(stub);
+  std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
+  const Launch l{grid, block, lds_bytes, nullptr};
+  check_launch(request_of(f, l, kernarg));
+  return work_of(f, l, std::move(kernarg));
+}
 
 HIP_API int __hipPushCallConfiguration(Dim3 grid, Dim3 block, size_t lds_bytes, void* stream) {
   configurations.push_back({grid, block, lds_bytes, stream});

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "hip/stream.h"
+#include "hip/defer.h"
 
 namespace sim::hip {
 namespace {
@@ -47,9 +47,7 @@ Error allocate(void** out, size_t bytes, const char* call, Kind kind = kDevice, 
   return kSuccess;
 }
 
-Error release(void* pointer, const char* call, bool host_only = false) {
-  if (!pointer) return kSuccess;
-  if (const Error error = forbidden_in_capture(call)) return error;
+Error release_now(void* pointer, bool host_only) {
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_base.find(address_of(pointer));
@@ -59,6 +57,13 @@ Error release(void* pointer, const char* call, bool host_only = false) {
   const bool right = !host_only || found->second.kind == kHost;
   all.by_base.erase(found);
   return right ? kSuccess : set_error(kInvalidValue, "this is device memory, freed as host memory");
+}
+
+Error release(void* pointer, const char* call, bool host_only = false) {
+  if (!pointer) return kSuccess;
+  if (const Error error = forbidden_in_capture(call)) return error;
+  if (const Error error = deferring() ? finish_all() : kSuccess) return error;     // freeing waits for the device
+  return release_now(pointer, host_only);
 }
 
 struct Place {
@@ -97,6 +102,11 @@ HIP_API int hipHostMalloc(void** out, size_t bytes, u32 flags) {
   return allocate(out, bytes, "hipHostMalloc", kHost, flags);
 }
 
+HIP_API int hipMallocHost(void** out, size_t bytes) { return allocate(out, bytes, "hipMallocHost", kHost); }
+HIP_API int hipHostAlloc(void** out, size_t bytes, u32 flags) {
+  return allocate(out, bytes, "hipHostAlloc", kHost, flags);
+}
+
 HIP_API int hipMallocPitch(void** out, size_t* pitch, size_t width, size_t height) {
   if (!pitch) return set_error(kInvalidValue, "the pitch's address is null");
   *pitch = (width + 255) / 256 * 256;
@@ -104,8 +114,14 @@ HIP_API int hipMallocPitch(void** out, size_t* pitch, size_t width, size_t heigh
 }
 
 HIP_API int hipFree(void* pointer) { return release(pointer, "hipFree"); }
-HIP_API int hipFreeAsync(void* pointer, void*) { return release(pointer, "hipFreeAsync"); }
+HIP_API int hipFreeAsync(void* pointer, void* stream) {
+  if (!pointer) return kSuccess;
+  if (!deferring()) return release(pointer, "hipFreeAsync");
+  return guarded(kInvalidHandle,
+                 [&] { return submit(stream, NodeKind::host, [pointer] { return release_now(pointer, false); }); });
+}
 HIP_API int hipHostFree(void* pointer) { return release(pointer, "hipHostFree", true); }
+HIP_API int hipFreeHost(void* pointer) { return release(pointer, "hipFreeHost", true); }
 
 HIP_API int hipHostRegister(void* pointer, size_t bytes, u32 flags) {
   if (!pointer || bytes == 0) return set_error(kInvalidValue, "there is no memory to register");
@@ -119,6 +135,7 @@ HIP_API int hipHostRegister(void* pointer, size_t bytes, u32 flags) {
 }
 
 HIP_API int hipHostUnregister(void* pointer) {
+  if (const Error error = deferring() ? finish_all() : kSuccess) return error;
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
   const auto found = all.by_base.find(address_of(pointer));
@@ -138,6 +155,14 @@ HIP_API int hipHostGetFlags(u32* flags, void* host) {
   const auto place = find(host);
   if (!flags || !place || place->allocation.kind != kHost) return set_error(kInvalidValue, "this is no host memory");
   *flags = place->allocation.flags;
+  return kSuccess;
+}
+
+HIP_API int hipMemGetAddressRange(void** base, size_t* bytes, void* pointer) {
+  const auto place = find(pointer);
+  if (!place) return set_error(kNotFound, "the pointer is in no known allocation");
+  if (base) *base = reinterpret_cast<void*>(place->range.base);
+  if (bytes) *bytes = place->range.bytes;
   return kSuccess;
 }
 

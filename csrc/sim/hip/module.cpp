@@ -5,7 +5,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "hip/hip.h"
+#include "hip/defer.h"
 
 namespace sim::hip {
 namespace {
@@ -81,8 +81,9 @@ HIP_API int hipModuleLoad(void** module, const char* path) {
 }
 
 HIP_API int hipModuleUnload(void* module) {
+  const Error error = deferring() ? finish_all() : kSuccess;
   delete static_cast<Loaded*>(module);
-  return kSuccess;
+  return error;
 }
 
 HIP_API int hipModuleGetFunction(void** f, void* module, const char* name) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Streams and events. Work is done when it is submitted, so that waiting for it is immediate; events measure host time.
-#include "hip/stream.h"
-
 #include <chrono>
 #include <unordered_set>
+
+#include "hip/defer.h"
 
 namespace sim::hip {
 namespace {
@@ -18,6 +18,7 @@ struct Event {
   bool recorded = false;
   Time::time_point time;
   CapturedPoint point;                           // when it was recorded last by a capturing stream
+  DeferredPtr deferred;                          // … by one whose work is deferred
 };
 
 struct Handles {
@@ -43,23 +44,37 @@ Error create_stream(void** out, u32 flags, int priority) {
   return kSuccess;
 }
 
+enum class Wait { to_the_end, ask };
+
 // Waiting for a stream or event that is part of a capture ends the capture.
-Error wait(void* handle, const char* call) {
+Error wait(void* handle, const char* call, Wait how = Wait::to_the_end) {
   return guarded(kInvalidHandle, [&] {
-    const std::lock_guard lock(stream_mutex());
-    const Stream* stream = find_stream(handle);
-    if (!stream || !stream->capture) return kSuccess;
-    stream->capture->broken = std::string(call) + " was called on a capturing stream";
-    return set_error(kCaptureUnsupported, stream->capture->broken);
+    const Stream* stream = nullptr;
+    {
+      const std::lock_guard lock(stream_mutex());
+      stream = find_stream(handle);
+      if (stream && stream->capture) {
+        stream->capture->broken = std::string(call) + " was called on a capturing stream";
+        return set_error(kCaptureUnsupported, stream->capture->broken);
+      }
+    }
+    if (!deferring()) return kSuccess;
+    return how == Wait::ask ? advance(stream) : finish(stream);
   });
 }
 
-Error wait_for_event(void* handle) {
+Error wait_for_event(void* handle, Wait how = Wait::to_the_end) {
   return guarded(kInvalidHandle, [&] {
-    const std::lock_guard lock(stream_mutex());
-    const Event& event = find_event(handle);
-    if (!event.point.capture) return kSuccess;
-    return set_error(kCapturedEvent, "the event was recorded in a capture: it only happens inside the graph");
+    DeferredPtr deferred;
+    {
+      const std::lock_guard lock(stream_mutex());
+      const Event& event = find_event(handle);
+      if (event.point.capture) {
+        return set_error(kCapturedEvent, "the event was recorded in a capture: it only happens inside the graph");
+      }
+      deferred = event.deferred;
+    }
+    return how == Wait::ask ? advance(deferred) : finish(deferred);
   });
 }
 
@@ -96,6 +111,7 @@ HIP_API int hipExtStreamCreateWithCUMask(void** stream, u32, const u32*) { retur
 
 HIP_API int hipStreamDestroy(void* handle) {
   return guarded(kInvalidHandle, [&] {
+    if (const Error error = finish_stream(handle)) return error;
     const std::lock_guard lock(stream_mutex());
     Stream* stream = find_stream(handle);
     if (!stream || handle == kPerThread) return set_error(kInvalidHandle, "the default stream cannot be destroyed");
@@ -107,15 +123,19 @@ HIP_API int hipStreamDestroy(void* handle) {
 }
 
 HIP_API int hipStreamSynchronize(void* stream) { return wait(stream, "hipStreamSynchronize"); }
-HIP_API int hipStreamQuery(void* stream) { return wait(stream, "hipStreamQuery"); }
+HIP_API int hipStreamQuery(void* stream) { return wait(stream, "hipStreamQuery", Wait::ask); }
 
 HIP_API int hipStreamWaitEvent(void* handle, void* event, u32) {
   return guarded(kInvalidHandle, [&] {
     const std::lock_guard lock(stream_mutex());
     Stream* stream = find_stream(handle);
-    const CapturedPoint& point = find_event(event).point;
+    const Event& waited = find_event(event);
+    const CapturedPoint& point = waited.point;
     if (!point.capture) {
-      if (!stream || !stream->capture) return kSuccess;
+      if (!stream || !stream->capture) {
+        follow(stream, waited.deferred);
+        return kSuccess;
+      }
       stream->capture->broken = "a capturing stream waits for an event from outside its capture";
       return set_error(kCaptureIsolation, stream->capture->broken);
     }
@@ -176,7 +196,7 @@ HIP_API int hipStreamAddCallback(void* stream, void (*fn)(void*, int, void*), vo
 
 HIP_API int hipEventCreateWithFlags(void** out, u32 flags) {
   if (!out) return set_error(kInvalidValue, "the event's address is null");
-  auto* event = new Event{flags, false, {}, {}};
+  auto* event = new Event{flags, false, {}, {}, {}};
   const std::lock_guard lock(stream_mutex());
   handles().events.insert(event);
   *out = event;
@@ -201,7 +221,9 @@ Error record_event(void* handle, void* stream_handle) {
     Event& event = find_event(handle);
     const Stream* stream = find_stream(stream_handle);
     event.point = {};
+    event.deferred = nullptr;
     if (stream && stream->capture) event.point = {stream->capture, stream->clock};
+    else if (deferring()) event.deferred = defer(stream, [] { return kSuccess; });
     event.time = Time::now();
     event.recorded = true;
     return kSuccess;
@@ -211,7 +233,7 @@ Error record_event(void* handle, void* stream_handle) {
 HIP_API int hipEventRecord(void* event, void* stream) { return record_event(event, stream); }
 HIP_API int hipEventRecordWithFlags(void* event, void* stream, u32) { return hipEventRecord(event, stream); }
 HIP_API int hipEventSynchronize(void* event) { return wait_for_event(event); }
-HIP_API int hipEventQuery(void* event) { return wait_for_event(event); }
+HIP_API int hipEventQuery(void* event) { return wait_for_event(event, Wait::ask); }
 
 HIP_API int hipEventElapsedTime(float* ms, void* start, void* stop) {
   return guarded(kInvalidHandle, [&] {
@@ -220,7 +242,10 @@ HIP_API int hipEventElapsedTime(float* ms, void* start, void* stop) {
     if (!a.recorded || !b.recorded) return set_error(kInvalidHandle, "an event was not recorded");
     if ((a.flags | b.flags) & kNoTiming) return set_error(kInvalidHandle, "an event was created without timing");
     if (a.point.capture || b.point.capture) return set_error(kCapturedEvent, "an event was recorded in a capture");
-    *ms = std::chrono::duration<float, std::milli>(b.time - a.time).count();
+    if (!is_done(a.deferred) || !is_done(b.deferred)) return kNotReady;
+    const Time::time_point from = a.deferred ? done_at(a.deferred) : a.time;
+    const Time::time_point to = b.deferred ? done_at(b.deferred) : b.time;
+    *ms = std::chrono::duration<float, std::milli>(to - from).count();
     return kSuccess;
   });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Streams, and the one door through which work on a stream passes: it runs at once, or a graph being captured keeps it.
 #pragma once
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,17 +13,18 @@
 
 namespace sim::hip {
 
-enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4 };     // hipGraphNodeType
+enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4, empty = 5 };  // hipGraphNodeType
 using Work = std::function<Error()>;
 
 struct Node {
   NodeKind kind;
   Work work;
+  std::vector<const Node*> after;                // what it depends on
 };
 
-// Nodes in the order of their submission, which is one of the orders that their dependencies allow.
+// A captured graph depends as it was submitted, each node on the one before: one of the orders that hardware may take.
 struct Graph {
-  std::vector<Node> nodes;
+  std::deque<Node> nodes;                        // their addresses are handles
 };
 
 struct Stream;
@@ -49,6 +51,7 @@ struct Stream {
 
 // Runs `work`, or adds it to the graph that the stream is capturing.
 Error submit(void* stream, NodeKind kind, Work work);
+bool is_capturing(void* stream);
 // For calls that wait or allocate: kSuccess, or the error and the end of the captures that forbid them.
 Error forbidden_in_capture(const char* call);
 // The device whose queue it is: the current one's for the default stream.

@@ -8,6 +8,7 @@
 
 #include "../lanes.h"
 #include "float8.h"
+#include "mfma.h"
 
 // Vectors wider than the host's registers only pass between functions of this file.
 #pragma clang diagnostic ignored "-Wpsabi"
@@ -162,17 +163,6 @@ void load_tile(Rows rows, Tile<M, K, BLOCKS, T>& tile) {
   }
 }
 
-// B lane groups (BLGP): which lane's registers each lane uses.
-int blgp_source(int blgp, int lane) {
-  switch (blgp) {
-    case 1: return lane % 32;
-    case 2: return lane % 32 + 32;
-    case 3: return (lane + 16) % kLanes;
-    case 4: case 5: case 6: case 7: return lane % 16 + 16 * (blgp - 4);
-    default: return lane;
-  }
-}
-
 bool partly_overlap(const Operand& d, const Operand& c) {
   return c.kind == Kind::vgpr && c.reg != d.reg && c.reg < d.reg + d.dwords && d.reg < c.reg + c.dwords;
 }
@@ -207,7 +197,7 @@ void product(Wave& w, const Inst& i, Rows a_rows, Rows b_rows, int cbsz, int abi
 #pragma clang loop unroll(full)
       for (int group = 0; group < S::kGroups; ++group) {
         const int block = S::block(r, group), row = S::row(r, group);
-        const int a_block = (block >> cbsz << cbsz) + abid;    // cbsz: 2^cbsz neighbouring blocks share block abid of A
+        const int a_block = block_of_a(block, cbsz, abid);
         Vec<T, M> sum = first       ? load_accumulator<T, M>(w.v + i.dst[0].reg, r, group * M)
                         : registers ? load_accumulator<T, M>(c, r, group * M)
                                     : constant;

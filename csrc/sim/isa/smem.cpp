@@ -16,13 +16,16 @@ i64 offset_of(const Wave& w, const Inst& i) {
 }
 
 // The hardware ignores the two low bits of the sum.
-u64 address_of(const Wave& w, const Inst& i) {
-  return (scalar_source(w, i.src[0]) + static_cast<u64>(offset_of(w, i))) & ~u64{3};
+template <bool kChecked>
+u64 address_of(Wave& w, const Inst& i) {
+  const u64 sum = scalar_source(w, i.src[0]) + static_cast<u64>(offset_of(w, i));
+  if (kChecked) check_dropped_bits(w, i, sum);
+  return sum & ~u64{3};
 }
 
 template <bool kChecked, int kDwords>
 void load(Wave& w, const Inst& i) {
-  const u64 address = address_of(w, i);
+  const u64 address = address_of<kChecked>(w, i);
   if (kChecked && !check_scalar(w, i, address, 4 * kDwords)) {
     std::memset(&w.s[i.dst[0].reg], 0, 4 * kDwords);
     return;
@@ -35,12 +38,14 @@ Inst without_data(const Inst& i) {
   Inst shifted;
   shifted.src = {i.src[1], i.src[2]};
   shifted.mod.offset = i.mod.offset;
+  shifted.pc = i.pc;                           // for reports
+  shifted.text = i.text;
   return shifted;
 }
 
 template <bool kChecked, int kDwords>
 void store(Wave& w, const Inst& i) {
-  const u64 address = address_of(w, without_data(i));
+  const u64 address = address_of<kChecked>(w, without_data(i));
   if (kChecked && !check_scalar(w, i, address, 4 * kDwords)) return;
   std::memcpy(reinterpret_cast<void*>(address), &w.s[i.src[0].reg], 4 * kDwords);
 }
@@ -48,12 +53,15 @@ void store(Wave& w, const Inst& i) {
 // Dwords at `offset` of what a descriptor names; its size is num_records in bytes, or in records of `stride` bytes.
 struct ScalarBuffer {
   u64 base, bytes, offset;
-  ScalarBuffer(const Wave& w, const Inst& i) {           // i: the descriptor is src[0]
+  ScalarBuffer(Wave& w, const Inst& i, bool checked) {   // i: the descriptor is src[0]
     const u32* descriptor = &w.s[i.src[0].reg];
     const u64 stride = descriptor[1] >> 16 & 0x3fff;
-    base = (u64{descriptor[1] & 0xffff} << 32 | descriptor[0]) & ~u64{3};
+    base = u64{descriptor[1] & 0xffff} << 32 | descriptor[0];
     bytes = stride ? stride * descriptor[2] : descriptor[2];
-    offset = static_cast<u64>(offset_of(w, i)) & ~u64{3};
+    offset = static_cast<u64>(offset_of(w, i));
+    if (checked) check_dropped_bits(w, i, (base & ~u64{3}) + offset), check_dropped_bits(w, i, base);
+    base &= ~u64{3};
+    offset &= ~u64{3};
   }
   bool holds(u64 begin, u64 size) const { return begin + size <= bytes && begin + size >= size; }
 };
@@ -61,7 +69,7 @@ struct ScalarBuffer {
 // Dwords out of bounds read 0.
 template <bool kChecked, int kDwords>
 void buffer_load(Wave& w, const Inst& i) {
-  const ScalarBuffer buffer(w, i);
+  const ScalarBuffer buffer(w, i, kChecked);
   u32 data[kDwords];
   for (int at = 0; at < kDwords; ++at) {
     const u64 begin = buffer.offset + 4 * static_cast<u64>(at);
@@ -76,7 +84,7 @@ void buffer_load(Wave& w, const Inst& i) {
 // Dwords out of bounds are dropped.
 template <bool kChecked, int kDwords>
 void buffer_store(Wave& w, const Inst& i) {
-  const ScalarBuffer buffer(w, without_data(i));
+  const ScalarBuffer buffer(w, without_data(i), kChecked);
   for (int at = 0; at < kDwords; ++at) {
     const u64 begin = buffer.offset + 4 * static_cast<u64>(at);
     if (!buffer.holds(begin, 4)) continue;
@@ -92,11 +100,12 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool in_buffer, bool checked) 
   u64 address = 0;
   bool inside = true;
   if (in_buffer) {
-    const ScalarBuffer buffer(w, without_data(i));
+    const ScalarBuffer buffer(w, without_data(i), checked);
     inside = buffer.holds(buffer.offset, sizeof(T));
     address = buffer.base + buffer.offset;
   } else {
-    address = address_of(w, without_data(i));
+    const Inst plain = without_data(i);
+    address = checked ? address_of<true>(w, plain) : address_of<false>(w, plain);
   }
   T data[2] = {}, old = 0;
   const bool two = i.src[0].dwords > sizeof(T) / 4;

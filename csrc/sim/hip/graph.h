@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: MIT
+// What graph.cpp and graph_nodes.cpp share, and the pieces of work that a node may be.
+#pragma once
+#include "hip/stream.h"
+
+namespace sim::hip {
+
+// Every node in an order that the dependencies allow; throws Fault when there is none.
+std::vector<const Node*> run_order(const Graph& graph);
+// All nodes of the graph as it is now, as one piece of work.
+Work graph_work(const Graph& graph);
+// Throws Fault when the executable graph has no such node.
+void replace_work(void* executable, const Node* node, Work work);
+
+// launch.cpp, copy.cpp. Arguments are copied now.
+Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra);
+Work copy_work(void* to, const void* from, size_t bytes);
+Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height);
+
+}  // namespace sim::hip
