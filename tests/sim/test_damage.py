@@ -17,7 +17,9 @@ from aiter_like.jit.build import load_or_build
 from aiter_like.ops import norm
 
 _ROWS, _HIDDEN = 2, 256
-_NORM = ("<QQQqqqif??6x", "0", "1", "2", _HIDDEN, _HIDDEN, _ROWS, _HIDDEN, 1e-6, False, False)
+_NORM = ("<QQQQQqqqqqif", "0", 0, "1", 0, "2", *4 * (_HIDDEN,), _ROWS, _HIDDEN, 1e-6)
+_NORM_INSTANCE = ("-DELEMENT=float", "-DWEIGHT=float", "-DLANES=256", "-DVECTORS=1", "-DVEC=4", "-DIS_WHOLE=1",
+                  "-DHAS_RESIDUAL=0", "-DIS_GEMMA=0", "-DIS_MODEL_SENSITIVE=0")
 _STRIDES = (32 * 64, 64, 64)
 _ATTENTION = ("<QQQQQ12q5if?7x", "1", "2", "1", "0", 0, *4 * _STRIDES, 1, 1, 1, 32, 32, 0.125, True)
 _BARE, _BUNDLE = ("--no-gpu-bundle-output",), ("--gpu-bundle-output",)
@@ -67,7 +69,7 @@ def corpus(tmp_path_factory) -> Path:
     attention = (paths.csrc() / "attention/flash_attn_fwd.hip").read_text()
     instance = ("-DHEAD_DIM=64", "-DELEMENT=bf16", "-DROUNDING=0")
     sizes, gather = (2048, 2048, 2048), ("<QQi4x", "0", "1", 3)
-    samples = [Sample("HIP rms_norm", code_object(rms_norm, *_BARE), 256, sizes, _NORM),
+    samples = [Sample("HIP rms_norm", code_object(rms_norm, *_BARE, *_NORM_INSTANCE), 256, sizes, _NORM),
                Sample("HIP flash_attn", code_object(attention, *_BARE, *instance), 256, (4096,) * 3, _ATTENTION),
                Sample("HIP gather", code_object(GATHER, *_BARE), 64, (256, 256), gather),
                Sample("bundle", code_object(GATHER, *_BUNDLE), 64, (256, 256), gather),
