@@ -86,7 +86,7 @@ using Table = std::unordered_map<std::string_view, const Op*>;
 Table join_tables() {
   Table table;
   for (auto ops : {sop_ops(), sopp_ops(), smem_ops(), vop1_ops(), vop2_ops(), vopc_ops(), vop3_int_ops(),
-                   vop3_float_ops(), vop3p_ops(), mfma_ops(), ds_ops(), flat_ops(), mubuf_ops()}) {
+                   vop3_float_ops(), vop3p_ops(), mfma_ops(), ds_ops(), flat_ops(), mubuf_ops(), mtbuf_ops()}) {
     for (const Op& op : ops) {
       if (!table.emplace(op.name, &op).second) throw Fault("two rows define " + std::string(op.name));
     }

@@ -57,6 +57,7 @@ struct Modifiers {
   u32 offset1 = 0;                                         // ds read2/write2: offset1
   bool sc0 = false, sc1 = false, nt = false, lds = false, gds = false;
   bool idxen = false, offen = false;
+  u8 format = 1;                                           // MTBUF: data format in [3:0], number format in [6:4]
   u8 cbsz = 0, abid = 0, blgp = 0;                         // MFMA; blgp carries neg:[..] on f64 forms
 };
 
@@ -107,6 +108,7 @@ std::span<const Op> mfma_ops();
 std::span<const Op> ds_ops();
 std::span<const Op> flat_ops();
 std::span<const Op> mubuf_ops();
+std::span<const Op> mtbuf_ops();
 
 struct RegRange {
   enum File : u8 { vector, scalar } file;

@@ -298,6 +298,7 @@ void parse_modifier(Text word, const u8* bytes, Inst& inst) {
   else if (key == "neg_lo") m.neg_lo = bit_list(value);
   else if (key == "neg_hi") m.neg_hi = bit_list(value);
   else if (key == "neg") m.blgp = bit_list(value);
+  else if (key == "format") m.format = static_cast<u8>(bytes[2] >> 3 | (bytes[3] & 3) << 5);
   else if (key == "cbsz") m.cbsz = static_cast<u8>(small(value, 7));
   else if (key == "abid") m.abid = static_cast<u8>(small(value, 15));
   else if (key == "blgp") m.blgp = static_cast<u8>(small(value, 7));

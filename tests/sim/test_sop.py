@@ -278,13 +278,16 @@ def test_literals_and_special_sources():
 # ---- SOPP: control
 
 
+DEBUGGER = ("cdbgsys", "cdbguser", "cdbgsys_or_user", "cdbgsys_and_user")       # there is none
+
+
 def test_conditional_branches():
     """Each branch skips one s_bitset1; the bits tell which were taken."""
-    conditions = ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz")
+    conditions = ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz", *DEBUGGER)
     body = "".join(f"s_cbranch_{name} 1f\ns_bitset1_b32 s10, {at}\n1:\n" for at, name in enumerate(conditions))
     for scc, vcc, mask in ((0, 0, 0), (1, 5, 7), (1, 0, 1)):
         got = int(run(body, {"s10": 0, "scc": scc, "vcc": vcc, "exec": mask}, ["s10"])["s10"])
-        taken = [not scc, bool(scc), vcc == 0, vcc != 0, mask == 0, mask != 0]
+        taken = [not scc, bool(scc), vcc == 0, vcc != 0, mask == 0, mask != 0, *[False for _ in DEBUGGER]]
         assert got == sum(1 << at for at, jumped in enumerate(taken) if not jumped)
 
 
@@ -323,7 +326,7 @@ def test_hardware_registers():
 
 
 def test_every_control_row_is_tested():
-    tested = {f"s_cbranch_{name}" for name in ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz")}
+    tested = {f"s_cbranch_{name}" for name in ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz", *DEBUGGER)}
     tested |= {f"s_{name}" for name in (
         "branch call_b64 setpc_b64 getpc_b64 swappc_b64 nop sleep setprio barrier icache_inv ttracedata wakeup "
         "incperflevel decperflevel sethalt sendmsg sendmsghalt waitcnt trap endpgm getreg_b32 setreg_b32 "

@@ -141,6 +141,11 @@ const Op kOps[] = {
     {"s_cbranch_vccnz", branch([](const Wave& w) { return w.vcc() != 0; }, kReadsVcc)},
     {"s_cbranch_execz", branch([](const Wave& w) { return w.exec() == 0; }, kReadsExec)},
     {"s_cbranch_execnz", branch([](const Wave& w) { return w.exec() != 0; }, kReadsExec)},
+    // Their conditions are set by a debugger's trap handler only.
+    {"s_cbranch_cdbgsys", branch([](const Wave&) { return false; })},
+    {"s_cbranch_cdbguser", branch([](const Wave&) { return false; })},
+    {"s_cbranch_cdbgsys_or_user", branch([](const Wave&) { return false; })},
+    {"s_cbranch_cdbgsys_and_user", branch([](const Wave&) { return false; })},
     {"s_getpc_b64", scalar_spec(get_pc, {Type::b64}, {}, 0)},
     {"s_setpc_b64", jump(set_pc, Type::none, Type::b64)},
     {"s_swappc_b64", jump(swap_pc, Type::b64, Type::b64)},
