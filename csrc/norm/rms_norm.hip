@@ -34,55 +34,47 @@ struct RmsNormArgs {
   float epsilon;
 };
 
-namespace {
-
-/// The row's piece from column `start`: the input, plus the residual.
-template <class Layout>
-__device__ RowTile<Layout> load_sum(const RmsNormArgs& args, int64_t row, int start, int columns) {
-  RowTile<Layout> x, residual;
-  x.load(static_cast<const ELEMENT*>(args.input) + row * args.input_stride + start, columns);
-  if constexpr (HAS_RESIDUAL) {
-    residual.load(static_cast<const ELEMENT*>(args.residual_in) + row * args.residual_in_stride + start, columns);
-    x.each(residual, [](float& a, float b) { a += b; });
-  }
-  return x;
-}
-
-}  // namespace
-
 // kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
-template <int kVec>
-__global__ __launch_bounds__((RowLayout<LANES, VECTORS * VEC / kVec, kVec>::kThreads)) void
-rms_norm_kernel(RmsNormArgs args) {
-  using Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>;
+template <int kVec, class Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>>
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + HAS_RESIDUAL)) void rms_norm_kernel(RmsNormArgs args) {
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
+  const ELEMENT* input = static_cast<const ELEMENT*>(args.input) + row * args.input_stride;
+  const ELEMENT* residual_in = static_cast<const ELEMENT*>(args.residual_in) + row * args.residual_in_stride;
 
-  RowTile<Layout> x;
+  RowTile<Layout, ELEMENT> x, residual;
+  const auto load = [&](int start) {
+    x.load(input + start, hidden - start);
+    if constexpr (HAS_RESIDUAL) residual.load(residual_in + start, hidden - start);
+  };
+  const auto sum = [&](int v, int e) { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); };
+
   float squares = 0.f;
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-    x = load_sum<Layout>(args, row, start, hidden - start);
-    x.each([&](float element) { squares += element * element; });
+    load(start);
+    each_element<Layout>([&](int v, int e) { squares += sum(v, e) * sum(v, e); });
     if constexpr (IS_WHOLE) break;
   }
-  RowTile<Layout> weight;
-  if constexpr (IS_WHOLE) weight.load(static_cast<const WEIGHT*>(args.weight), hidden);  // in flight over the reduction
+  RowTile<Layout, WEIGHT> weight;
   const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
+  x.drop_floats();
+  residual.drop_floats();
   const float inverse_rms = 1.f / square_root(mean + args.epsilon);
 
   for (int start = 0; start < hidden; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) x = load_sum<Layout>(args, row, start, hidden - start);
+    if constexpr (!IS_WHOLE) load(start);
+    weight.load(static_cast<const WEIGHT*>(args.weight) + start, hidden - start);
     if constexpr (HAS_RESIDUAL)
-      x.store(static_cast<ELEMENT*>(args.residual_out) + row * args.residual_out_stride + start, hidden - start);
-    if constexpr (!IS_WHOLE) weight.load(static_cast<const WEIGHT*>(args.weight) + start, hidden - start);
-    x.each(weight, [=](float& element, float w) {
-      element *= inverse_rms;
-      if constexpr (IS_MODEL_SENSITIVE) element = to_float(from_float<ELEMENT>(element));
-      element *= IS_GEMMA ? w + 1.f : w;
-    });
-    x.store(static_cast<ELEMENT*>(args.out) + row * args.out_stride + start, hidden - start);
+      store_row<Layout>(static_cast<ELEMENT*>(args.residual_out) + row * args.residual_out_stride + start,
+                        hidden - start, sum);
+    store_row<Layout>(static_cast<ELEMENT*>(args.out) + row * args.out_stride + start, hidden - start,
+                      [&](int v, int e) {
+                        float y = sum(v, e) * inverse_rms;
+                        if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));
+                        return y * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
+                      });
     if constexpr (IS_WHOLE) break;
   }
 }

@@ -17,9 +17,10 @@
 #define __global__ __attribute__((global))
 #define __shared__ __attribute__((shared))
 #endif
-// clang ignores CUDA's launch bounds for AMD targets: without this attribute it assumes 1024 work-items, 128 VGPRs.
+// clang ignores CUDA's launch bounds for AMD targets: without this attribute it assumes 1024 work-items, 128 VGPRs. The
+// second bound, workgroups per multiprocessor, is for CUDA's register allocation alone.
 #undef __launch_bounds__
-#define __launch_bounds__(threads) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
+#define __launch_bounds__(threads, ...) __attribute__((amdgpu_flat_work_group_size(threads, threads)))
 
 #if !defined(HIP_INCLUDE_HIP_HIP_RUNTIME_API_H)
 struct ihipStream_t;
@@ -157,6 +158,16 @@ __device__ inline Vec<T, kCount> load_vec(const T* address) {
 template <int kCount, class T>
 __device__ inline void store_vec(T* address, const Vec<T, kCount>& value) {
   *reinterpret_cast<Vec<T, kCount>*>(address) = value;
+}
+
+/// `word`, of which the compiler does not know that it is the same as before.
+__device__ inline uint32_t opaque(uint32_t word) {
+#if defined(__HIP__)
+  asm volatile("" : "+v"(word));
+#else
+  asm volatile("" : "+r"(word));
+#endif
+  return word;
 }
 
 }  // namespace aiter_like

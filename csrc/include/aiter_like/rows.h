@@ -8,6 +8,21 @@
 
 namespace aiter_like {
 
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct WordOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
+
 /// kLanes lanes (a power of two) hold a row, or one piece of kCapacity elements of it after the other: vector v of a
 /// lane begins at column (v · kLanes + lane) · kVec. Up to a wave's lanes per row, several rows share a workgroup.
 template <int kLanes_, int kVectors_, int kVec_>
@@ -16,6 +31,14 @@ struct RowLayout {
   static constexpr int kThreads = kLanes > kWaveSize ? kLanes : 256;
   static constexpr int kRows = kThreads / kLanes;  // rows of a workgroup
   static constexpr int kCapacity = kLanes * kVectors * kVec;
+
+  /// Workgroups that a CUDA multiprocessor shall hold, for a kernel that keeps `tiles` tiles of 16-bit elements: as many
+  /// as their registers allow, since a barrier idles a workgroup and others must keep the memory busy meanwhile.
+  static constexpr int min_groups(int tiles) {
+    const int elements = tiles * kVectors * kVec;
+    const int threads = elements <= 16 ? 2048 : elements <= 32 ? 1536 : 1024;  // 32, 42 and 64 registers
+    return threads < kThreads ? 1 : threads / kThreads;
+  }
 
   static_assert((kLanes & (kLanes - 1)) == 0 && kLanes <= 1024, "a power of two that fits a workgroup");
 
@@ -48,48 +71,62 @@ __device__ inline float row_max(float x, RowScratch<Layout>& scratch) {
   else return workgroup_max<Layout::kThreads>(x, scratch.partial);
 }
 
-/// The elements that a lane holds, in fp32; zeros beyond the end of the row.
-template <class Layout>
+/// The elements of a row that a lane holds, as they are in memory: 16-bit ones take half the registers of floats, and
+/// what a kernel of this kind can have in flight is bounded by its registers.
+template <class Layout, class T>
 struct RowTile {
-  float x[Layout::kVectors][Layout::kVec];
+  static constexpr int kBytes = Layout::kVec * sizeof(T);
+  using Word = typename WordOf<kBytes % 4 == 0 ? 4 : kBytes>::type;
+  static constexpr int kPerWord = sizeof(Word) / sizeof(T), kWords = Layout::kVec / kPerWord;
 
-  /// Reads `columns` elements, of which a multiple of kVec is there.
-  template <class T>
+  Vec<Word, kWords> data[Layout::kVectors];
+
+  /// Reads the first `columns` elements of a row, a multiple of kVec; zeros beyond.
   __device__ void load(const T* row, int columns) {
-    Vec<T, Layout::kVec> raw[Layout::kVectors] = {};
 #pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v)
-      if (Layout::column(v) < columns) raw[v] = load_vec<Layout::kVec>(row + Layout::column(v));
-#pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v)
-#pragma unroll
-      for (int e = 0; e < Layout::kVec; ++e) x[v][e] = to_float(raw[v][e]);
+    for (int v = 0; v < Layout::kVectors; ++v) {
+      data[v] = {};
+      if (Layout::column(v) < columns)
+        data[v] = load_vec<kWords>(reinterpret_cast<const Word*>(row + Layout::column(v)));
+    }
   }
 
-  template <class T>
-  __device__ void store(T* row, int columns) const {
-#pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v)
-      if (Layout::column(v) < columns) store_vec<Layout::kVec>(row + Layout::column(v), vec_from_float<T>(x[v]));
+  __device__ float at(int vector, int element) const {
+    const Word word = data[vector][element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
+    return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));
   }
 
-  /// f(element&) for each element of the lane.
-  template <class F>
-  __device__ void each(F f) {
+  /// Makes the compiler convert again what is used from here on, instead of keeping the floats of earlier uses.
+  __device__ void drop_floats() {
+    if constexpr (sizeof(T) < 4 && sizeof(Word) == 4) {
 #pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v)
+      for (int v = 0; v < Layout::kVectors; ++v)
 #pragma unroll
-      for (int e = 0; e < Layout::kVec; ++e) f(x[v][e]);
-  }
-
-  /// f(element&, other's element) for each element of the lane.
-  template <class F>
-  __device__ void each(const RowTile& other, F f) {
-#pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v)
-#pragma unroll
-      for (int e = 0; e < Layout::kVec; ++e) f(x[v][e], other.x[v][e]);
+        for (int w = 0; w < kWords; ++w) data[v][w] = opaque(data[v][w]);
+    }
   }
 };
+
+/// f(vector, element) for each element of the lane.
+template <class Layout, class F>
+__device__ inline void each_element(F f) {
+#pragma unroll
+  for (int v = 0; v < Layout::kVectors; ++v)
+#pragma unroll
+    for (int e = 0; e < Layout::kVec; ++e) f(v, e);
+}
+
+/// Writes f(vector, element), rounded to T, to the first `columns` elements of a row.
+template <class Layout, class T, class F>
+__device__ inline void store_row(T* row, int columns, F f) {
+#pragma unroll
+  for (int v = 0; v < Layout::kVectors; ++v) {
+    if (Layout::column(v) >= columns) continue;
+    float y[Layout::kVec];
+#pragma unroll
+    for (int e = 0; e < Layout::kVec; ++e) y[e] = f(v, e);
+    store_vec<Layout::kVec>(row + Layout::column(v), vec_from_float<T>(y));
+  }
+}
 
 }  // namespace aiter_like
