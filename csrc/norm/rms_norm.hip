@@ -36,7 +36,8 @@ struct RmsNormArgs {
 
 // kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
 template <int kVec, class Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + HAS_RESIDUAL)) void rms_norm_kernel(RmsNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + HAS_RESIDUAL)) void
+rms_norm_kernel(RmsNormArgs args) {
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
