@@ -32,8 +32,8 @@ struct RowLayout {
   static constexpr int kRows = kThreads / kLanes;  // rows of a workgroup
   static constexpr int kCapacity = kLanes * kVectors * kVec;
 
-  /// Workgroups that a CUDA multiprocessor shall hold, for a kernel that keeps `tiles` tiles of 16-bit elements: as many
-  /// as their registers allow, since a barrier idles a workgroup and others must keep the memory busy meanwhile.
+  /// Workgroups that a CUDA multiprocessor shall hold, for a kernel that keeps `tiles` tiles of 16-bit elements: as
+  /// many as their registers allow, since a barrier idles a workgroup and others must keep the memory busy meanwhile.
   static constexpr int min_groups(int tiles) {
     const int elements = tiles * kVectors * kVec;
     const int threads = elements <= 16 ? 2048 : elements <= 32 ? 1536 : 1024;  // 32, 42 and 64 registers
