@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: MIT
+"""Dynamic quantisation to fp8 and int8 in torch: the rule of csrc/include/aiter_like/quant.h. Read by the operators'
+references and checks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target
+
+GROUPS = (32, 64, 128)
+"""Group sizes, in columns, that the kernels take."""
+
+_SMALLEST_AMAX = 2.0**-110  # keeps 1 / scale finite
+_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+DTYPES = (*_FP8, torch.int8)
+"""What a quantiser may write, by any architecture; see `refusal`."""
+
+
+def largest(dtype: torch.dtype) -> float:
+    """The largest magnitude that a quantiser writes: 240 (e4m3 FNUZ), 448 (e4m3 OCP), 127 (int8: symmetric)."""
+    return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+
+
+def of(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> Tensor:
+    """Scales of `x` [..., columns]: one per row ([..., 1]), or per group of columns ([..., columns / group_size])."""
+    grouped = x.unflatten(-1, (-1, group_size)) if group_size else x.unsqueeze(-2)
+    return grouped.abs().amax(-1).clamp(min=_SMALLEST_AMAX) / largest(dtype)
+
+
+def quantised(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` divided by `scale` (shaped as `of` gives it), rounded to nearest even and saturated; int8 NaNs become 0."""
+    groups = x.unflatten(-1, (scale.shape[-1], -1)) * (1 / scale).unsqueeze(-1)
+    limited = groups.flatten(-2).clamp(-largest(dtype), largest(dtype))
+    return limited.round().nan_to_num(0.0).to(dtype) if dtype == torch.int8 else limited.to(dtype)
+
+
+def refusal(target: Target, dtype: torch.dtype) -> str | None:
+    """Why no kernel writes this dtype: it is the fp8 of other hardware."""
+    if dtype in _FP8 and dtype != dtypes.fp8(target.arch):
+        return f"fp8 on {target.arch} is {dtypes.fp8(target.arch)}, got {dtype}"
+    return None
+
+
+def check_group(op: str, columns: int, group_size: int) -> None:
+    """`group_size` is 0 (a scale per row), or one of GROUPS that divides the row.
+
+    Raises:
+        ValueError: it is not.
+    """
+    check.choice(op, "group_size", group_size, (0, *GROUPS))
+    if group_size and columns % group_size:
+        raise ValueError(f"{op}: group_size must divide the row, got {group_size} for rows of {columns} elements")

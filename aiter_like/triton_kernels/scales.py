@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Dynamic quantisation to fp8 and int8 inside Triton kernels: the rule of csrc/include/aiter_like/quant.h."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_SMALLEST_AMAX = tl.constexpr(2.0**-110)
+_ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: a sum with it has no fraction bits: it is rounded to nearest even
+
+
+@triton.jit
+def amax(x, axis: tl.constexpr):
+    """Largest magnitude along `axis`, NaN if there is one: the bits of floats without sign are ordered like them."""
+    return tl.max(tl.abs(x).to(tl.int32, bitcast=True), axis).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def scale_of(amax, LARGEST: tl.constexpr):
+    """Scale for the largest magnitude `amax`, which may be NaN."""
+    return tl.div_rn(tl.where(amax < _SMALLEST_AMAX, _SMALLEST_AMAX, amax), tl.full(amax.shape, LARGEST, tl.float32))
+
+
+@triton.jit
+def inverse_of(scale):
+    """1 / scale, correctly rounded."""
+    return tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+
+
+@triton.jit
+def quantised(x, dtype: tl.constexpr, LARGEST: tl.constexpr):
+    """fp32 `x` rounded to nearest even in `dtype`, saturated at ±LARGEST; fp8 keeps NaN, int8 makes it 0."""
+    limited = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
+    if dtype == tl.int8:
+        limited = tl.where(x == x, (limited + _ROUND) - _ROUND, 0.0)
+    return limited.to(dtype)

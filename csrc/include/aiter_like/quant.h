@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// Dynamic quantisation of rows held as tiles (rows.h), to fp8 or int8: a scale per row (token), or per group of
+// consecutive columns. The rule, the same in scales.py and in triton_kernels/scales.py:
+//   scale = max(amax, 2^-110) / largest, q = round(x · (1 / scale)), saturated; value = q · scale
+// A row of zeros gives zeros and a finite scale above 0; a NaN makes the scale NaN, and with it every fp8 element NaN,
+// every int8 element 0; an infinity makes the scale infinite: its fp8 element NaN, all else 0.
+#pragma once
+
+#include "aiter_like/rows.h"
+
+namespace aiter_like {
+
+constexpr float kSmallestAmax = 0x1p-110f;  // keeps 1 / scale finite
+
+struct QuantScale {
+  float scale, inverse;
+};
+
+/// Scale of elements of type Q for the largest magnitude `amax`, which may be NaN.
+template <class Q>
+__device__ inline QuantScale quant_scale(float amax) {
+  const float scale = (amax < kSmallestAmax ? kSmallestAmax : amax) / kLargest<Q>;
+  return {scale, 1.f / scale};
+}
+
+/// Largest magnitude of f(vector, element) over the lane's elements of one vector; NaN if one is NaN.
+template <class Layout, class F>
+__device__ inline float vector_amax(int vector, F f) {
+  float amax = 0.f;
+#pragma unroll
+  for (int e = 0; e < Layout::kVec; ++e) amax = larger(amax, __builtin_fabsf(f(vector, e)));
+  return amax;
+}
+
+/// Largest magnitude of f(vector, element) over the lane's elements; row_max makes the row's of it.
+template <class Layout, class F>
+__device__ inline float lane_amax(F f) {
+  float amax = 0.f;
+#pragma unroll
+  for (int v = 0; v < Layout::kVectors; ++v) amax = larger(amax, vector_amax<Layout>(v, f));
+  return amax;
+}
+
+/// Writes f(vector, element) · inverse, rounded to Q and saturated, to the first `columns` elements of a row.
+template <class Layout, class Q, class F>
+__device__ inline void store_quantised(Q* row, int columns, float inverse, F f) {
+  store_row<Layout>(row, columns, [&](int v, int e) { return f(v, e) * inverse; });
+}
+
+/// Whether a group of kGroup columns lies within the lanes that one vector access of a row takes.
+template <class Layout, int kGroup>
+constexpr bool kHasGroups = kGroup % Layout::kVec == 0 && Layout::kLanes >= kGroup / Layout::kVec &&
+                            kGroup / Layout::kVec <= kWaveSize;
+
+/// As store_quantised, with a scale for each kGroup columns: group g's goes to scales[g · scale_stride]. Every lane of
+/// the wave takes part; `columns` is a multiple of kGroup.
+template <class Layout, int kGroup, class Q, class F>
+__device__ inline void store_groups(Q* row, float* scales, int64_t scale_stride, int columns, F f) {
+  static_assert(kHasGroups<Layout, kGroup>, "a group's lanes must be neighbours in a wave");
+  constexpr int kGroupLanes = kGroup / Layout::kVec;
+#pragma unroll
+  for (int v = 0; v < Layout::kVectors; ++v) {
+    float amax = vector_amax<Layout>(v, f);
+    if constexpr (kGroupLanes > 1) amax = wave_max<kGroupLanes / 2>(amax);
+    if (Layout::column(v) >= columns) continue;
+    const QuantScale scale = quant_scale<Q>(amax);
+    float y[Layout::kVec];
+#pragma unroll
+    for (int e = 0; e < Layout::kVec; ++e) y[e] = f(v, e) * scale.inverse;
+    store_vec<Layout::kVec>(row + Layout::column(v), vec_from_float<Q>(y));
+    if (Layout::lane() % kGroupLanes == 0) scales[Layout::column(v) / kGroup * scale_stride] = scale.scale;
+  }
+}
+
+}  // namespace aiter_like
