@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from asm import LANES, _tool
+from asm import LANES, tool
 from isa_model import DTYPES, Row
 
 SELECTS = {"BYTE_0": (0, 8), "BYTE_1": (8, 8), "BYTE_2": (16, 8), "BYTE_3": (24, 8), "WORD_0": (0, 16),
@@ -154,7 +154,7 @@ def candidates(row: Row) -> Iterator[Form]:
 @functools.cache
 def _rejected(lines: tuple[str, ...]) -> frozenset[int]:
     """Indexes of the lines that LLVM's assembler refuses."""
-    done = subprocess.run([_tool("llvm-mc"), "-triple=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-filetype=null", "-"],
+    done = subprocess.run([tool("llvm-mc"), "-triple=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-filetype=null", "-"],
                           input="\n".join(lines), capture_output=True, text=True, check=False)
     return frozenset(int(line) - 1 for line in re.findall(r"^<stdin>:(\d+):\d+: error", done.stderr, re.MULTILINE))
 
