@@ -151,8 +151,9 @@ struct Shape {
 template <int M, int K, int BLOCKS, class T>
 using Tile = Vec<T, M>[BLOCKS][K];               // [block][k][i or j]
 
+// Inline, or the compiler reads B from memory for each product.
 template <class Element, int M, int K, int BLOCKS, class T>
-void load_tile(Rows rows, Tile<M, K, BLOCKS, T>& tile) {
+[[gnu::always_inline]] inline void load_tile(Rows rows, Tile<M, K, BLOCKS, T>& tile) {
   using S = Shape<M, K, BLOCKS, T>;
 #pragma clang loop unroll(full)
   for (int group = 0; group < S::kGroups; ++group) {
