@@ -176,7 +176,7 @@ def _print_tables() -> list[str]:
         problems |= dict.fromkeys(map(str, op.table.problems))
         stale = op.stale_rows()
         if stale:
-            print(f"  {'':20} {len(stale)} rows of other kernel revisions are ignored, the first: {stale[0]}")
+            print(f"  {'':20} {len(stale)} stale rows (kernel revision, toolchain) are ignored, the first: {stale[0]}")
     return list(problems)
 
 

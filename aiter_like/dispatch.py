@@ -24,6 +24,7 @@ from aiter_like.explain import Explanation, Recorder, describe, explain, selecto
 from aiter_like.plans import PlanCache
 from aiter_like.select import KINDS, Backend, Candidate, Request, Selection, select
 from aiter_like.tuning import record, table
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["OPS", "SKIP", "Backend", "Explanation", "Op", "explain", "is_tuned", "reset", "use_backend"]
 
@@ -51,6 +52,7 @@ class Op:
         writes: names of the arguments that are written.
         self_check: of (device): the arguments of one small case, or a list of cases (one per instance of a module);
             what a kernel must pass on hardware before its first automatic use (verify.py).
+        tuning: what the tuner needs to know of it (tuning/hooks.py); None: it cannot be tuned.
         public: the public functions made of it (torch_ops.register).
         failures: (backend, kernel, target) → why it is out of use in this process.
         bad_rows: tuned rows that turned out not to fit (file:line).
@@ -59,7 +61,7 @@ class Op:
     def __init__(self, name: str, *, reference: Callable, backends: Sequence[Backend],
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
-                 self_check: Callable[[torch.device], Any] | None = None):
+                 self_check: Callable[[torch.device], Any] | None = None, tuning: Tuning | None = None):
         if name in OPS:
             raise ValueError(f"operator {name} exists already")
         if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
@@ -70,6 +72,7 @@ class Op:
         self.name, self.reference, self.backends = name, reference, tuple(backends)
         self.check, self.tune_key, self.tune_fields = check, tune_key, tuple(tune_fields)
         self.round_field, self.writes, self.self_check = round_field, tuple(writes), self_check
+        self.tuning = tuning
         self.write_indices = tuple(parameters.index(written) for written in writes)
         self.public: list[Callable] = []
         self.failures: dict[tuple[str, str, Target], str] = {}
@@ -108,9 +111,9 @@ class Op:
         return table.load(self.name, self.tune_fields, kernels, self.round_field)
 
     def stale_rows(self) -> list[str]:
-        """Tuned rows (file:line) that timed another revision of their kernel than the present one."""
-        revisions = {backend.name: backend.revision for backend in self.backends}
-        return [row.source for row in self.table.rows() if row.kernel_rev not in ("", revisions[row.backend])]
+        """Tuned rows (file:line) that timed another revision of their kernel, or what another compiler made of it."""
+        backends = {backend.name: backend for backend in self.backends}
+        return [row.source for row in self.table.rows() if backends[row.backend].staleness(row) is not None]
 
     def reset(self) -> None:
         """Forget plans, failures and tuned rows."""

@@ -73,6 +73,19 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None) -> Layout
     return Layout(lanes, kept, vec, lanes * kept >= vectors)
 
 
+def lane_space(target: Target, *tensors: Tensor) -> list[dict[str, int]]:
+    """The values of `lanes` that a tuner should try: those that keep the whole row, or the widest two where none can.
+
+    More lanes than the row has accesses would only idle.
+    """
+    default = layout(target, *tensors)
+    vectors = -(-tensors[0].shape[-1] // default.vec)
+    most = max(_MIN_LANES, min(_power_of_two(vectors), _MAX_LANES))
+    least = max(_MIN_LANES, _power_of_two(-(-vectors // (_MAX_ELEMENTS // default.vec))))
+    least = min(least, most // 2 if least > _MAX_LANES else most)
+    return [{"lanes": 1 << exponent} for exponent in range(least.bit_length() - 1, most.bit_length())]
+
+
 def refusal(**tensors: Tensor | None) -> str | None:
     """Why the kernels cannot take one of these tensors: uneven rows, or too many."""
     for name, tensor in tensors.items():

@@ -11,14 +11,14 @@ import hashlib
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import env
 from aiter_like.device import Target
-from aiter_like.errors import TuningError, UnsupportedError
+from aiter_like.errors import BuildError, TuningError, UnsupportedError
 from aiter_like.tuning.table import Row
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class Backend:
         kernels: of (target, *args): names of its kernels, best first, where it has several; the chosen one arrives by
             keyword as `kernel`.
         differentiable: autograd passes through it.
+        space: of (target, *args): the parameters that the tuner tries beyond the default, a dict for each trial, such
+            as {"num_warps": 8}; all of them values that a tuned row can hold (int, float, bool, text).
+        cost: of (target, *args, **params): what a trial is expected to cost, in a unit of its own, infinite where it
+            cannot run; the tuner leaves out what is far from this backend's cheapest.
     """
 
     name: str
@@ -48,6 +52,8 @@ class Backend:
     unsupported: Callable[..., str | None] | None = None
     kernels: Callable[..., list[str]] | None = None
     differentiable: bool = False
+    space: Callable[..., Iterable[Mapping[str, Any]]] | None = None
+    cost: Callable[..., float] | None = None
 
     def __post_init__(self):
         if self.name not in KINDS:
@@ -82,6 +88,29 @@ class Backend:
         else:
             return ""
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+    def toolchain(self, platform: str) -> str:
+        """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; "" where that cannot be known."""
+        if not self.is_jit:
+            package = "triton" if isinstance(self.function, str) else "torch"
+            return f"{package} {'.'.join(importlib.import_module(package).__version__.split('.')[:2])}"
+        from aiter_like.jit import toolchain
+
+        try:
+            found = toolchain.find(platform)
+        except BuildError:
+            return ""
+        return f"{found.name} {'.'.join(map(str, found.version[:2]))}"
+
+    def staleness(self, row: Row) -> str | None:
+        """Why a tuned row no longer speaks of this backend's kernel, or None. An empty cell makes no claim."""
+        if row.kernel_rev and row.kernel_rev != self.revision:
+            return f"it timed revision {row.kernel_rev} of {row.kernel}, this is {self.revision or 'unknown'}"
+        name, _, version = row.toolchain.partition(" ")
+        here = self.toolchain("hip" if row.key[0].startswith("gfx") else "cuda") if version else ""
+        if here and f"{here}.".startswith(f"{name} {version}."):
+            return None
+        return f"it timed what {row.toolchain} made, here is {here}" if here else None
 
     def bind(self, target: Target, args: tuple, candidate: Candidate) -> Callable:
         """The function to call with the operator's arguments.
@@ -209,9 +238,9 @@ def _tuned_row(op: Op, request: Request, key: Mapping[str, Any], accepted: Mappi
         backend = accepted.get(row.backend)
         if backend is None or row.source in op.bad_rows:
             return False
-        if row.kernel_rev and row.kernel_rev != backend.revision:
-            op.tell_once(row.source, "%s: tuned row ignored: it timed revision %s of %s, this is %s", row.source,
-                         row.kernel_rev, row.kernel, backend.revision or "unknown")
+        reason = backend.staleness(row)
+        if reason is not None:
+            op.tell_once(row.source, "%s: tuned row ignored: %s", row.source, reason)
             return False
         try:
             known = backend.kernel_names(request.target, request.args, row.params)

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, arch_facts
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["flash_attn_func"]
 
@@ -141,12 +144,69 @@ def _self_check(device: torch.device) -> list[tuple]:
     return cases
 
 
+def _local_memory(arch: str) -> int:
+    try:
+        return arch_facts(arch)["lds_bytes"]
+    except ValueError:  # an architecture of which nothing is noted: what the smallest has
+        return 65536
+
+
+def _triton_space(target: Target, out: Tensor, lse: Tensor | None, q: Tensor, *_: object) -> Iterator[dict[str, int]]:
+    for block_m, block_n, num_warps, num_stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
+        yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
+
+
+def _triton_cost(target: Target, out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, *_: object,
+                 BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4, num_stages: int = 1) -> float:
+    """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
+
+    The fp32 accumulator and a tile of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane, and the K and V
+    tiles of all stages local memory.
+    """
+    batch, seqlen_q, num_heads, head_dim = q.shape
+    lanes = num_warps * target.wave_size
+    registers = BLOCK_M * (head_dim + BLOCK_N) / lanes
+    local_bytes = 2 * head_dim * (BLOCK_M + 2 * BLOCK_N * num_stages)
+    if registers > (400 if target.platform == "hip" else 224) or local_bytes > _local_memory(target.arch):
+        return math.inf
+    workgroups = -(-seqlen_q // BLOCK_M) * num_heads * batch
+    return -(-workgroups // target.cu_num) * BLOCK_M * -(-k.shape[1] // BLOCK_N) * BLOCK_N
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def random(length: str, heads: str) -> Tensor:
+        return torch.randn(key["batch"], key[length], key[heads], key["head_dim"], generator=generator, device=device,
+                           dtype=dtypes.DTYPES[key["dtype"]])
+
+    q, k, v = random("seqlen_q", "num_heads"), *(random("seqlen_k", "num_kv_heads") for _ in range(2))
+    return torch.empty_like(q), None, q, k, v, key["head_dim"] ** -0.5, bool(key["causal"]), 1
+
+
+def _traffic(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool,
+             how_v3_bf16_cvt: int) -> tuple[int, int]:
+    """Each tensor once; two products per pair of query and key, about half of the pairs where causal."""
+    batch, seqlen_q, num_heads, head_dim = q.shape
+    flops = 4 * batch * num_heads * seqlen_q * k.shape[1] * head_dim
+    return sum(tensor.numel() * tensor.element_size() for tensor in (out, q, k, v)), flops // 2 if causal else flops
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """Prefill of one sequence; a latent-attention model (kv_lora_rank) attends elsewhere."""
+    if not model.kv_lora_rank and tokens >= 128:
+        yield {"batch": 1, "seqlen_q": tokens, "seqlen_k": tokens, "num_heads": model.num_heads // tp,
+               "num_kv_heads": max(model.num_kv_heads // tp, 1), "head_dim": model.head_dim, "causal": 1,
+               "dtype": model.dtype}
+
+
 _flash_attn = Op(
     _OP, reference=flash_attn_ref, check=_check, tune_key=_tune_key,
     tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
-    writes=("out", "lse"), self_check=_self_check,
+    writes=("out", "lse"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=_hip_unsupported),
-              Backend("triton", "attention:flash_attn_func", unsupported=_triton_unsupported),
+              Backend("triton", "attention:flash_attn_func", unsupported=_triton_unsupported, space=_triton_space,
+                      cost=_triton_cost),
               Backend("torch", flash_attn_ref, differentiable=True)))
 
 

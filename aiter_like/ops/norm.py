@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["rms_norm", "rmsnorm2d_fwd_with_add"]
 
@@ -151,12 +154,44 @@ def _self_check(device: torch.device) -> list[tuple]:
     return cases
 
 
+def _hip_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
+    return rows.lane_space(target, out, input)
+
+
+def _triton_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
+    """Waves that leave each lane 4 to 64 elements of a block, or of the row where that is shorter."""
+    lanes = min(input.shape[-1], 8192) / target.wave_size
+    return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=dtypes.DTYPES[key["dtype"]])
+
+    x, weight = random(key["rows"], key["hidden"]), random(key["hidden"])
+    residual = random(key["rows"], key["hidden"]) if key["has_residual"] else None
+    return (torch.empty_like(x), x, weight, 1e-6, 0, residual, None if residual is None else torch.empty_like(x), False)
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """A layer's norms, which every GPU does whole; those of q and k heads, which it does for its own heads."""
+    sizes = [(tokens, model.hidden_size, 0), (tokens, model.hidden_size, 1)]
+    if model.qk_norm:
+        sizes += [(tokens * max(heads // tp, 1), model.head_dim, 0) for heads in (model.num_heads, model.num_kv_heads)]
+    sizes += [(tokens, rank, 0) for rank in (model.q_lora_rank, model.kv_lora_rank) if rank]
+    for count, hidden, has_residual in sizes:
+        yield {"rows": count, "hidden": hidden, "dtype": model.dtype, "has_residual": has_residual}
+
+
 _rms_norm = Op(
     "rms_norm", reference=rms_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "has_residual"), writes=("out", "residual_out"), self_check=_self_check,
-    backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported),
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
               Backend("asm", _rms_norm_asm, unsupported=_asm_unsupported),
-              Backend("triton", "norm:rms_norm", unsupported=_kernel_unsupported),
+              Backend("triton", "norm:rms_norm", unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", rms_norm_ref, differentiable=True)))
 
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""What operators declare for the tuner: cases that have their key, spaces that their kernels take; stale rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from toys import FakeJit, make_op, run
+
+import aiter_like  # noqa: F401  (declares the operators)
+from aiter_like import rows
+from aiter_like.device import Target
+from aiter_like.dispatch import OPS, Backend
+from aiter_like.jit import toolchain
+from aiter_like.tuning.table import columns
+
+GPUS = (Target("hip", "gfx942", 304, 64), Target("cuda", "sm_90", 132, 32), Target("cuda", "sm_80", 108, 32))
+KEYS = {
+    "rms_norm": [{"rows": count, "hidden": hidden, "dtype": dtype, "has_residual": residual}
+                 for count, hidden, dtype, residual in ((1, 4096, "bf16", 0), (3, 100, "fp16", 1), (9, 8192, "fp32", 0),
+                                                        (2, 32768, "bf16", 1), (1, 1, "fp32", 0))],
+    "flash_attn_func": [{"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
+                         "causal": causal, "dtype": "bf16"} for causal in (0, 1)],
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_case_has_its_key_and_is_new_for_each_seed(name):
+    op = OPS[name]
+    for key in KEYS[name]:
+        first, second, again = (op.tuning.case(key, torch.device("cpu"), seed) for seed in (0, 1, 0))
+        assert {field: int(value) if isinstance(value, bool) else value
+                for field, value in op.tune_key(*first).items()} == key
+        op.check(*first)
+        inputs = [index for index, arg in enumerate(first)
+                  if isinstance(arg, torch.Tensor) and index not in op.write_indices]
+        assert all(torch.equal(first[index], again[index]) for index in inputs)
+        assert not any(torch.equal(first[index], second[index]) for index in inputs)
+        assert op.tuning.needs(first)[0] > 0
+
+
+@pytest.mark.parametrize("target", GPUS, ids=lambda target: target.arch)
+@pytest.mark.parametrize("name", KEYS)
+def test_each_trial_is_one_that_its_backend_takes(name, target):
+    op = OPS[name]
+    for key in KEYS[name]:
+        args = op.tuning.case(key, torch.device("cpu"), 0)
+        for backend in op.backends:
+            trials = list(backend.space(target, *args)) if backend.space else []
+            assert len({tuple(trial.items()) for trial in trials}) == len(trials)
+            for trial in trials:
+                assert backend.kernel_names(target, args, trial)
+                assert backend.cost is None or backend.cost(target, *args, **trial) > 0
+        assert any(backend.space and list(backend.space(target, *args)) for backend in op.backends)
+
+
+@pytest.mark.parametrize(("hidden", "lanes"), [
+    (4096, [128, 256, 512]), (8192, [256, 512, 1024]), (1024, [32, 64, 128]), (7, [8]), (64, [8]),
+    (65536, [512, 1024])])
+def test_lanes_that_are_tried(hidden, lanes):
+    x = torch.empty(2, hidden, dtype=torch.bfloat16, device="meta")
+    assert [trial["lanes"] for trial in rows.lane_space(GPUS[0], x)] == lanes
+    assert all(rows.layout(GPUS[0], x, lanes=count).is_whole for count in lanes) == (hidden <= 32768)
+
+
+def test_tiles_that_do_not_fit_cost_infinitely():
+    backend = OPS["flash_attn_func"].backends[1]
+    args = tuple(torch.empty(2, 4096, heads, 128, dtype=torch.bfloat16, device="meta") if heads else None
+                 for heads in (4, 0, 4, 2, 2))
+    costs = {(trial["BLOCK_N"], trial["num_stages"]): backend.cost(GPUS[0], *args, 1.0, True, 1, **trial)
+             for trial in backend.space(GPUS[0], *args) if trial["BLOCK_M"] == 128 and trial["num_warps"] == 8}
+    assert math.isinf(costs[128, 3]) and math.isfinite(costs[64, 1])
+
+
+class TestStaleness:
+    def row(self, monkeypatch, tmp_path, op, toolchain_text):
+        path = tmp_path / f"{op.name}.csv"
+        path.write_text(f"{','.join(columns(op.tune_fields))}\n"
+                        f"gfx942,304,2,4,float32,asm,scale,,1.5,0,{toolchain_text},,measured:me\n")
+        monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
+        return path
+
+    @pytest.mark.parametrize(("text", "is_stale"), [("clang 22.1", False), ("clang 22", False), ("clang", False),
+                                                    ("", False), ("clang 21.1", True), ("clang 2", True),
+                                                    ("hipcc 6.4", True)])
+    def test_another_toolchain(self, machine, monkeypatch, tmp_path, caplog, text, is_stale):
+        found = toolchain.Toolchain("clang", "clang++", (22, 1, 8), "id", "")
+        monkeypatch.setattr(toolchain, "find", lambda platform: found)
+        hip, asm = FakeJit(), FakeJit()
+        op = make_op(Backend("hip", hip), Backend("asm", asm))
+        path = self.row(monkeypatch, tmp_path, op, text)
+        for factor in (2.0, 3.0):
+            run(op, torch.ones(2, 4), factor)
+        assert (hip.calls, asm.calls) == ((2, 0) if is_stale else (0, 2))
+        assert op.stale_rows() == ([f"{path}:2"] if is_stale else [])
+        lines = [record for record in caplog.records if "tuned row ignored" in record.message]
+        assert len(lines) == is_stale
+        assert not is_stale or f"it timed what {text} made, here is clang 22.1" in caplog.text
