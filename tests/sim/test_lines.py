@@ -142,6 +142,20 @@ def test_the_reader_agrees_with_llvm_on_assembly(tmp_path):
     assert ours == {pc: theirs[pc] for pc in ours}
 
 
+def test_the_reader_agrees_with_llvm_on_triton(tmp_path):
+    pytest.importorskip("triton")
+    from line_kernels import double
+
+    sim.enable_triton()
+    try:
+        elf = double[(1,)](torch.ones(128), torch.zeros(128), BLOCK=128).asm["hsaco"]
+    finally:
+        sim.disable_triton()
+    ours, theirs = lines(elf), llvm_lines(elf, tmp_path)
+    assert len({source.rpartition(":")[2] for source in ours.values()}) > 2
+    assert ours == {pc: theirs.get(pc) for pc in ours} and set(theirs) & set(every_pc(elf)) == set(ours)
+
+
 def test_code_without_lines():
     assert lines(compiled()) == {}
     report, = run(compiled(), "store", 40)
