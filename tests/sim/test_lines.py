@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from asm import _tool
+from asm import tool
 from checking import only
 from hip_program import PRELUDE, code_object
 
@@ -99,7 +99,7 @@ def llvm_lines(elf: bytes, folder: Path) -> dict[int, str]:
     file = folder / "code.co"
     file.write_bytes(elf)
     asked = "\n".join(hex(base + offset) for offset in range(0, size, 4))
-    done = subprocess.run([_tool("llvm-symbolizer"), f"--obj={file}", "--output-style=JSON"], input=asked,
+    done = subprocess.run([tool("llvm-symbolizer"), f"--obj={file}", "--output-style=JSON"], input=asked,
                           capture_output=True, text=True, check=True)
     frames = [json.loads(line)["Symbol"][0] for line in done.stdout.splitlines()]
     return {4 * k: f"{frame['FileName']}:{frame['Line']}" for k, frame in enumerate(frames) if frame["Line"]}
