@@ -220,7 +220,16 @@ class _Child:
 
 def _serve(pipe: connection.Connection, kernels: Sequence[Kernel]) -> None:
     machines: dict[int, Machine] = {}
-    while (task := pipe.recv()) is not None:
+    while (task := _received(pipe)) is not None:
         if task.kernel not in machines:
             machines[task.kernel] = Machine(kernels[task.kernel])
         pipe.send(machines[task.kernel].verdict(task.elf, task.seeds, task.is_checked))
+
+
+def _received(pipe: connection.Connection) -> Task | None:
+    """The next task; None at the end, or when the parent is gone, which the pipe does not tell."""
+    parent = multiprocessing.parent_process()
+    while not pipe.poll(1):
+        if not parent.is_alive():
+            return None
+    return pipe.recv()
