@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line, `aiter-like`: demo, doctor, build, cache, sim, explain, verify. It configures logging."""
+"""The command line, `aiter-like`: demo, doctor, build, cache, sim, tune, explain, verify. It configures logging."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ _COMMANDS = {
     "build": ("aiter_like.jit.commands", "build modules ahead of their first use"),
     "cache": ("aiter_like.jit.commands", "list, verify or prune built modules"),
     "sim": ("aiter_like.sim_commands", "the simulated MI300X: launch any gfx942 code object, check a script's kernels"),
+    "tune": ("aiter_like.tune_commands", "measure the candidates of an operator and write its tuned rows"),
     "explain": ("aiter_like.cli", "which backend and kernel would serve a call, and why not the others"),
     "verify": ("aiter_like.cli", "run the self-check of every kernel on this device and write a report"),
 }

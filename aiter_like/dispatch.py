@@ -291,7 +291,7 @@ def is_tuned(op: Op | str | Callable, *, arch: str = "gfx942", cu_num: int | Non
     Raises:
         ValueError: not an operator of this package, or the key has other fields than the operator's.
     """
-    found = _operator(op)
+    found = find_op(op)
     if cu_num is None:
         cu_num = device.arch_facts(arch)["cu_num"]
     stale = found.stale_rows()
@@ -312,7 +312,12 @@ def _forget_plans() -> None:
 device.on_change.append(_forget_plans)
 
 
-def _operator(op: Op | str | Callable) -> Op:
+def find_op(op: Op | str | Callable) -> Op:
+    """The operator of a name, of a public function, or itself.
+
+    Raises:
+        ValueError: there is none.
+    """
     for candidate in OPS.values():
         if op is candidate or candidate.name in (op, getattr(op, "__name__", None)) or op in candidate.public:
             return candidate

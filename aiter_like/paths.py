@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -28,6 +29,11 @@ def hsa() -> Path:
 def configs() -> Path:
     """Numbers chosen by hand, each with its source."""
     return data_root() / "configs"
+
+
+def user_tuned() -> Path:
+    """The user's own tuned tables, which a tuner writes where the package is installed and not a checkout."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "aiter_like" / "tuned"
 
 
 def tuned_csv() -> Path:

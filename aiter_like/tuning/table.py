@@ -140,7 +140,7 @@ def rounded(size: int) -> Iterator[int]:
 
 def load(op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | None],
          round_field: str | None = None) -> Table:
-    """Reads all layers of an operator: AITER_LIKE_TUNED, then the packaged measured, then the modelled rows.
+    """Reads all layers of an operator: AITER_LIKE_TUNED, the user's directory, packaged measured, modelled rows.
 
     Bad rows go to `problems` and to the log, once; nothing is raised for them.
 
@@ -150,6 +150,9 @@ def load(op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | 
     table = Table(op, tuple(fields), round_field)
     for path in _user_files(op, table.problems):
         table.layers.append(_read(path, f"AITER_LIKE_TUNED {path}", table, kernels, ("measured:", "modelled:")))
+    own = paths.user_tuned() / f"{op}.csv"
+    if own.is_file():
+        table.layers.append(_read(own, f"user's {own}", table, kernels, ("measured:",)))
     packaged = paths.tuned_csv()
     for path, origin in ((packaged / f"{op}.csv", "measured:"), (packaged / "modelled" / f"{op}.csv", "modelled:")):
         if path.is_file():
@@ -178,6 +181,13 @@ def strays(ops: Collection[str]) -> list[TuningError]:
              for file in (sorted(entry.glob("*.csv")) if entry.is_dir() else [entry])]
     return [TuningError(f"{file}:0: no operator is named {file.name.split('.')[0]}") for file in files
             if file.name.split(".")[0] not in ops]
+
+
+def read_file(path: Path, op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | None]
+              ) -> tuple[dict[tuple, list[Row]], list[TuningError]]:
+    """Key → the rows of one file, fastest first, and what is wrong with it. For its writer: dispatch reads layers."""
+    table = Table(op, tuple(fields), None)
+    return _read(path, str(path), table, kernels, ("measured:", "modelled:")).rows, table.problems
 
 
 def _read(path: Path, title: str, table: Table, kernels: Mapping[str, frozenset[str] | None],
@@ -249,6 +259,11 @@ def parse_params(text: str, source: str) -> dict[str, Any]:
             raise TuningError(f"{source}: params must name {name} once, got {text!r}")
         params[name] = _value(value)
     return dict(sorted(params.items()))
+
+
+def text_of(value: Any) -> str:
+    """A parameter's value as `parse_params` reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _value(text: str) -> Any:

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like tune`: measures the candidates of an operator on this machine and writes its tuned rows."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiter_like import env
+
+if TYPE_CHECKING:
+    from aiter_like.dispatch import Op
+    from aiter_like.tuning.tuner import Outcome
+
+_EPILOG = """shapes, any number of these sources:
+  --shapes FILE.csv       a header with the operator's key fields and a row per shape; tuned tables will do
+  --shape rows=1,hidden=4096,dtype=bf16,has_residual=0
+  --recorded [DIR]        what programs recorded under AITER_LIKE_RECORD=DIR
+
+Every candidate is checked against the reference, in float64 where it can, before it may win, and runs in a process of
+its own device, so that a crash or a hang costs that candidate. A run that was cut short goes on where it ended.
+--device sim checks and counts on the simulated MI300X; it writes no rows, since counts are no time."""
+
+
+def add_commands(subparsers: argparse._SubParsersAction) -> None:
+    """Adds tune; the parser sets `run`, a function of the parsed arguments."""
+    tune = subparsers.add_parser("tune", description="Measure the candidates of an operator and write tuned rows.",
+                                 formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG)
+    tune.add_argument("op", help="an operator or public function, e.g. rms_norm")
+    _add_sources(tune)
+    tune.add_argument("--device", choices=("gpu", "sim"), default="gpu")
+    tune.add_argument("--gpus", type=_numbers, metavar="0,1,…", help="which GPUs (default: all)")
+    tune.add_argument("--output", type=Path, metavar="DIR",
+                      help="directory of the table (default: tuned_csv/ of a checkout, else the user's own)")
+    tune.add_argument("--journal", type=Path, metavar="FILE", help="what to go on from (default: in the cache)")
+    tune.add_argument("--report", type=Path, metavar="DIR", help="where to write OP.ARCH.md and .html (default: cache)")
+    tune.add_argument("--budget", type=float, metavar="SECONDS", help="start no candidate after that time")
+    tune.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="of one candidate (%(default)s)")
+    tune.add_argument("--min-improvement", type=float, default=3.0, metavar="PCT",
+                      help="what replaces the present choice must be so much faster (default: %(default)s)")
+    tune.add_argument("--retune", action="store_true", help="also shapes that have a row")
+    tune.add_argument("--compare", action="store_true",
+                      help="time the present rows against the operator's own choice, and write nothing")
+    tune.add_argument("--quiet", action="store_true", help="no progress line")
+    tune.set_defaults(run=_tune)
+
+
+def _add_sources(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shapes", type=Path, action="append", default=[], metavar="FILE.csv")
+    parser.add_argument("--shape", action="append", default=[], metavar="KEY=VALUE,…")
+    parser.add_argument("--recorded", nargs="?", type=Path, const=Path(), metavar="DIR")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))  # argparse turns the ValueError into its message
+
+
+def _keys(args: argparse.Namespace, op: Op) -> list[dict[str, Any]]:
+    """The shapes of all sources.
+
+    Raises:
+        ValueError: there is no source.
+    """
+    from aiter_like.tuning import shapes
+
+    keys = [shapes.parse(text, op.name, op.tune_fields) for text in args.shape]
+    for path in args.shapes:
+        keys += shapes.read(path, op.name, op.tune_fields)
+    if args.recorded is not None:
+        folder = args.recorded if args.recorded != Path() else Path(env.get("AITER_LIKE_RECORD") or os.curdir)
+        keys += shapes.recorded(folder, op.name, op.tune_fields)
+    if not keys:
+        raise ValueError(f"no shapes: --shapes, --shape or --recorded; the key of {op.name} is "
+                         f"{', '.join(op.tune_fields)}")
+    return keys
+
+
+def _tune(args: argparse.Namespace) -> int:
+    import aiter_like  # noqa: F401  (declares the operators)
+    from aiter_like.dispatch import find_op
+    from aiter_like.tuning.tuner import Options, tune
+
+    op = find_op(args.op)
+    keys = _keys(args, op)
+    options = Options(device=args.device, gpus=args.gpus or _all_gpus(args.device), output=args.output,
+                      journal=args.journal, budget=args.budget, min_improvement=args.min_improvement,
+                      timeout=args.timeout, retune=args.retune, compare=args.compare, progress=not args.quiet)
+    outcome = tune(op, keys, options)
+    _print(outcome)
+    return 0 if outcome.is_complete and all(result.best is not None for result in outcome.results) else 1
+
+
+def _all_gpus(device: str) -> tuple[int, ...]:
+    import torch
+
+    if device == "sim":
+        return (0,)
+    if not torch.cuda.is_available():
+        raise ValueError("torch sees no GPU; --device sim checks the candidates on the simulated MI300X")
+    return tuple(range(torch.cuda.device_count()))
+
+
+def _print(outcome: Outcome) -> None:
+    """A line per shape: key, choice, time, against what it was, and what failed."""
+    device = outcome.device
+    print(f"{outcome.op} on {device['name']} ({device['arch']}, {device['cu_num']} CUs), {device['unit']}")
+    for result in outcome.results:
+        key = " ".join(f"{name}={value}" for name, value in result.key.items())
+        if result.best is None:
+            print(f"  {key}: no choice: {result.note}")
+        else:
+            gain = (result.before / result.value - 1) * 100
+            print(f"  {key}: {result.plan.trials[result.best].title}: {result.value:.2f}, was {result.before:.2f} "
+                  f"({gain:+.1f} %)" + (f"; {result.note}" if result.note else ""))
+        for trial, found in zip(result.plan.trials if result.plan else (), result.results):
+            if found["status"] in ("wrong", "failed", "crashed", "hung"):
+                print(f"    {found['status'].upper()} {trial.title}: {found['detail']}")
+    if outcome.skipped:
+        print(f"  {len(outcome.skipped)} shapes have a row already (--retune measures them again)")
+    if not outcome.is_complete:
+        print("  the budget is spent: the same command goes on where this run ended")
+    if outcome.table is not None:
+        print(f"rows: {outcome.table}")
+    elif not device["is_time"]:
+        print("no rows: what the simulated device gives are counts, and no time")

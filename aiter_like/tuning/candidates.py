@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""The candidates of a call: every backend that accepts it × kernel × parameters, less what a cost model rules out.
+
+Runs in a worker, which has the arguments; what comes of it is plain data for the tuner, its journal and its rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiter_like.device import Target
+from aiter_like.select import Backend, Candidate, Request, select
+
+if TYPE_CHECKING:
+    from aiter_like.dispatch import Op
+
+FAR = 4.0
+"""A trial whose expected cost is this many times its backend's cheapest is left out."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate as plain data.
+
+    Attributes:
+        revision, toolchain: of what is timed, as a tuned row has them.
+        module: the fields of the ModuleSpec that has to be built for it; None where nothing is.
+    """
+
+    backend: str
+    kernel: str
+    params: Mapping[str, Any]
+    revision: str
+    toolchain: str
+    module: Mapping[str, Any] | None = field(default=None, compare=False)
+
+    @property
+    def title(self) -> str:
+        """For people: backend, kernel, parameters."""
+        params = " ".join(f"{name}={value}" for name, value in self.params.items())
+        return " ".join(filter(None, (self.backend, self.kernel, params)))
+
+    def candidate(self, op: Op) -> Candidate:
+        """What `Backend.bind` takes.
+
+        Raises:
+            StopIteration: the operator has no such backend.
+        """
+        backend = next(backend for backend in op.backends if backend.name == self.backend)
+        return Candidate(backend, self.kernel, self.params, "tuner")
+
+
+@dataclass
+class Plan:
+    """What there is to try for one call.
+
+    Attributes:
+        trials: all candidates, the operator's present choice (`incumbent`) first.
+        default: index of what it would choose without tuned rows.
+        left_out: what is not tried → why.
+        bytes, flops: that the call needs (hooks.Tuning.needs).
+    """
+
+    trials: list[Trial]
+    default: int
+    left_out: dict[str, str]
+    bytes: int
+    flops: int
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Plan:
+        """The inverse of `plain`."""
+        return cls(**{**plain, "trials": [Trial(**trial) for trial in plain["trials"]]})
+
+
+def plan(op: Op, target: Target, args: tuple) -> Plan:
+    """The candidates for a call on `target`.
+
+    Raises:
+        UnsupportedError: no backend accepts it.
+    """
+    selection = select(op, Request(target, args))
+    left_out = dict(selection.refused)
+    found: dict[tuple, Trial] = {}
+    for backend in op.backends:
+        if backend.name not in left_out:
+            for params in _affordable(backend, target, args, left_out):
+                for trial in _trials(backend, target, args, params):
+                    found[_identity(backend, trial)] = trial  # explicit parameters go before a default of that effect
+    chosen = selection.candidates[:1] or [_nothing_serves(op, selection.refused)]
+    own = next((candidate for candidate in selection.candidates if not candidate.source.startswith("tuned")), chosen[0])
+    first, second = (_find(found, target, args, candidate) for candidate in (chosen[0], own))
+    others = [trial for trial in found.values() if trial is not first]
+    trials = [first, *others]
+    needs = op.tuning.needs(args)
+    return Plan(trials, next(index for index, trial in enumerate(trials) if trial is second), left_out, *needs)
+
+
+def _nothing_serves(op: Op, refused: Mapping[str, str]) -> Any:
+    from aiter_like.errors import UnsupportedError
+
+    raise UnsupportedError(f"{op.name}: no backend serves the call", op.name, dict(refused))
+
+
+def _affordable(backend: Backend, target: Target, args: tuple, left_out: dict[str, str]) -> Iterator[Mapping[str, Any]]:
+    """The default, then the backend's space without what its cost model rules out."""
+    yield {}
+    space = list(backend.space(target, *args)) if backend.space is not None else []
+    if backend.cost is None:
+        yield from space
+        return
+    costs = [backend.cost(target, *args, **params) for params in space]
+    limit = FAR * min(costs, default=math.inf)
+    for params, cost in zip(space, costs):
+        if cost <= limit and math.isfinite(cost):
+            yield params
+        else:
+            name = f"{backend.name} {' '.join(f'{name}={value}' for name, value in params.items())}"
+            left_out[name] = f"expected to cost {cost:.3g}, more than {limit:.3g}"
+
+
+def _trials(backend: Backend, target: Target, args: tuple, params: Mapping[str, Any]) -> Iterator[Trial]:
+    for kernel in backend.kernel_names(target, args, params):
+        yield _trial(Candidate(backend, kernel, params, "tuner"), target, args)
+
+
+def _trial(candidate: Candidate, target: Target, args: tuple) -> Trial:
+    backend, module = candidate.backend, None
+    if backend.is_jit and hasattr(backend.function, "spec"):
+        extra = {"kernel": candidate.kernel} if backend.kernels is not None else {}
+        spec = backend.function.spec(target, args, **candidate.params, **extra)
+        module = {"name": spec.name, "sources": list(spec.sources), "kind": spec.kind, "arch": spec.arch,
+                  "defines": dict(spec.defines), "flags": list(spec.flags), "root": str(spec.root)}
+    return Trial(backend.name, candidate.kernel, dict(sorted(candidate.params.items())), backend.revision,
+                 backend.toolchain(target.platform), module)
+
+
+def _identity(backend: Backend, trial: Trial) -> tuple:
+    """A module's kernel name says which instance it is; elsewhere parameters reach the kernel at run time."""
+    if backend.is_jit and backend.kernels is None:
+        return trial.backend, trial.kernel
+    return trial.backend, trial.kernel, tuple(trial.params.items())
+
+
+def _find(found: dict[tuple, Trial], target: Target, args: tuple, candidate: Candidate) -> Trial:
+    """The trial of a candidate that select names; a row's own parameters may lie outside the backend's space."""
+    trial = _trial(candidate, target, args)
+    return found.setdefault(_identity(candidate.backend, trial), trial)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""Times contenders against each other: cold caches, medians of interleaved rounds. Used by worker.py and bench.py.
+
+A contender is a list of calls, one for each set of arguments. On a GPU they become one graph, so that the host is not
+timed; each round first overwrites the caches. The simulated device has no time: there a round counts instructions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from aiter_like import device
+from aiter_like.device import Target
+
+_log = logging.getLogger("aiter_like")
+
+Contender = Sequence[Callable[[], Any]]
+_MIN_SETS, _MAX_SETS = 4, 64
+_WARM_SECONDS = 0.02
+_HOPELESS = 1.5  # a contender that is so much slower than the first after two rounds gets no further ones
+
+
+class Clock(Protocol):
+    """What measures.
+
+    Attributes:
+        unit: of what `rounds` returns: "us", or what else it counts.
+        is_time: whether that is time, which alone may enter a tuned row.
+    """
+
+    unit: str
+    is_time: bool
+
+    def sets(self, size: int) -> int:
+        """How many sets of arguments of `size` bytes to rotate over."""
+
+    def rounds(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
+        """For each contender, its value per call in each round. The first is the one that the others are against."""
+
+
+def interleaved(once: Sequence[Callable[[], float]], count: int) -> list[list[float]]:
+    """`count` rounds in the orders A B, B A, A B, …; ends after two where all others are hopeless against the first."""
+    times: list[list[float]] = [[] for _ in once]
+    for index in range(count):
+        order = range(len(once)) if index % 2 == 0 else reversed(range(len(once)))
+        for which in order:
+            times[which].append(once[which]())
+        if index == 1 and len(once) > 1 and min(map(min, times[1:])) > _HOPELESS * min(times[0]):
+            break
+    return times
+
+
+class GpuClock:
+    """µs on a GPU."""
+
+    unit, is_time = "us", True
+
+    def __init__(self, target: Target):
+        self.target = target
+        properties = torch.cuda.get_device_properties(target.index)
+        try:
+            known = device.arch_facts(target.arch).get("cache_bytes", 0)
+        except ValueError:
+            known = 0
+        self.cache_bytes = max(getattr(properties, "L2_cache_size", 0), known, 1 << 25)
+        self._flush: torch.Tensor | None = None
+
+    def sets(self, size: int) -> int:
+        """Enough to exceed the last-level cache twice, within bounds."""
+        return min(max(math.ceil(2 * self.cache_bytes / max(size, 1)), _MIN_SETS), _MAX_SETS)
+
+    def rounds(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
+        """See Clock."""
+        replays = [self._replay(calls) for calls in contenders]
+        self._warm(replays)
+        return interleaved([lambda replay=replay, calls=calls: self._once(replay) / len(calls)
+                            for replay, calls in zip(replays, contenders)], count)
+
+    def _replay(self, calls: Contender) -> Callable[[], Any]:
+        """All calls as one graph; where they cannot be captured, a loop, which the host may limit."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for call in calls[:2]:
+                call()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                for call in calls:
+                    call()
+        except RuntimeError as error:
+            _log.warning("timed without a graph: %s", str(error).partition("\n")[0])
+
+            def loop() -> None:
+                for call in calls:
+                    call()
+
+            return loop
+        return graph.replay
+
+    def _warm(self, replays: Sequence[Callable[[], Any]]) -> None:
+        end = time.monotonic() + _WARM_SECONDS
+        while time.monotonic() < end:
+            for replay in replays:
+                replay()
+            torch.cuda.synchronize()
+
+    def _once(self, replay: Callable[[], Any]) -> float:
+        if self._flush is None:
+            self._flush = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device=f"cuda:{self.target.index}")
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._flush.zero_()
+        start.record()
+        replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+
+class SimClock:
+    """Wave instructions on the simulated device: a count, no time."""
+
+    unit, is_time = "wave instructions (a count)", False
+
+    def sets(self, size: int) -> int:
+        """One: nothing is timed."""
+        return 1
+
+    def rounds(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
+        """See Clock; a contender that launches nothing on the device counts as infinite."""
+        from aiter_like import sim
+
+        counts = []
+        for calls in contenders:
+            with sim.enabled(checks=False) as session:
+                calls[0]()
+            total = sum(counters["wave_instructions"] for counters in session.counters.values())
+            counts.append([float(total) if total else math.inf])
+        return counts
+
+
+def ceilings(target: Target) -> tuple[float, float]:
+    """(bytes per second of a device copy, flop/s of a bf16 matrix product), measured now on this GPU."""
+    clock, place = GpuClock(target), f"cuda:{target.index}"
+    source, copy = (torch.empty(1 << 29, dtype=torch.uint8, device=place) for _ in range(2))
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=place)
+    product = torch.empty_like(a)
+    calls = ([lambda: copy.copy_(source)] * 4, [lambda: torch.mm(a, a, out=product)] * 2)
+    seconds = [min(clock.rounds([contender], 5)[0]) * 1e-6 for contender in calls]
+    return 2 * source.numel() / seconds[0], 2 * 8192**3 / seconds[1]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""Where trials run: the device, its clock, and how a bound function is called. One per worker process."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aiter_like import device, verify
+from aiter_like.device import Target
+from aiter_like.tuning import clock
+from aiter_like.tuning.clock import Clock
+
+
+@dataclass(frozen=True)
+class Harness:
+    """A place for trials.
+
+    Attributes:
+        guarded: of (op, function): the function to call in the operator's place while it is checked.
+        ceilings: measures (bytes/s, flop/s) of the device; None where there is no time.
+    """
+
+    device: torch.device
+    target: Target
+    clock: Clock
+    name: str
+    guarded: Callable[[Any, Callable], Callable] = lambda op, function: function
+    ceilings: Callable[[Target], tuple[float, float]] | None = None
+
+    def is_healthy(self) -> bool:
+        """Whether the device still answers; a fault in a kernel leaves its process without one."""
+        if self.device.type != "cuda":
+            return True
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.synchronize(self.device)
+            return True
+        return False
+
+    def wait(self) -> None:
+        """Until everything launched has run."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def gpu(index: int) -> Harness:
+    """GPU `index` of this machine.
+
+    Raises:
+        ValueError: torch sees no such GPU.
+    """
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"torch sees {torch.cuda.device_count()} GPUs, none with number {index}; --device sim checks "
+                         "the candidates on the simulated MI300X")
+    torch.cuda.set_device(index)
+    place = torch.device("cuda", index)
+    target = device.target_of(place)
+    return Harness(place, target, clock.GpuClock(target), verify.device_name(target), ceilings=clock.ceilings)
+
+
+def sim(index: int) -> Harness:
+    """The simulated MI300X, with its checkers on while a candidate is judged."""
+    from aiter_like import sim as simulator
+
+    device.use_simulator(True)
+    simulator.load()
+    place = torch.device("cpu")
+    target = device.target_of(place)
+
+    def guarded(op: Any, function: Callable) -> Callable:
+        def call(*args: Any) -> None:
+            with simulator.enabled(checks=True):
+                simulator.checked_call(op.name, function, args, op.write_indices)
+
+        return call
+
+    return Harness(place, target, clock.SimClock(), verify.device_name(target), guarded)

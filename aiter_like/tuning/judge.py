@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: MIT
+"""Judges a candidate: does it write what the reference says? In float64 where the reference can; outputs poisoned.
+
+Read by worker.py and bench.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from aiter_like.dispatch import Op
+
+_WIDENED = (torch.bfloat16, torch.float16, torch.float32)
+_OWN = 4.0  # times the reference's own error in the call's dtypes: room for another order and rounding of the sums
+_FEW = 0.01  # part of 8-bit integers that may differ: they round to the other side of a tie
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one output must be.
+
+    Attributes:
+        is_kept: the operator also reads it, or leaves parts of it as they are: it cannot be poisoned.
+        own: error of the reference itself in the call's dtypes.
+    """
+
+    index: int
+    expected: Tensor
+    is_kept: bool
+    own: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call and what it must write.
+
+    Attributes:
+        is_exact: the reference ran in float64.
+    """
+
+    args: tuple
+    outputs: tuple[Output, ...]
+    is_exact: bool
+
+    def fresh(self) -> tuple:
+        """The arguments with outputs of their own: poisoned, or copies where the operator reads them."""
+        args = list(self.args)
+        for output in self.outputs:
+            source = self.args[output.index]
+            args[output.index] = source.clone() if output.is_kept else poisoned(source)
+        return tuple(args)
+
+    def fault(self, args: tuple) -> tuple[float, str | None]:
+        """(largest error, why `args`, after the call, are not what the reference says, or None)."""
+        errors, reason = [0.0], None
+        for output in self.outputs:
+            error, fault = _difference(args[output.index], output.expected, output.own)
+            errors.append(error)
+            reason = reason or fault
+        return max(errors), reason
+
+
+def poisoned(tensor: Tensor) -> Tensor:
+    """A tensor like it, full of NaN (integers: all bits set), so that what is not written shows."""
+    fresh = torch.empty_like(tensor)
+    if tensor.element_size() == 1 and tensor.is_floating_point():
+        fresh.view(torch.uint8).fill_(0x80 if "fnuz" in str(tensor.dtype) else 0xFF)
+    else:
+        fresh.fill_(math.nan if tensor.is_floating_point() else True if tensor.dtype == torch.bool else -1)
+    return fresh
+
+
+def case(op: Op, key: Mapping[str, Any], device: torch.device, seed: int = 0) -> Case:
+    """A call with this tune key, judged by the reference.
+
+    Raises:
+        ValueError: the operator's `tuning.case` makes a call with another key.
+        RuntimeError: the reference does not run, for want of memory for instance.
+    """
+    args = op.tuning.case(key, device, seed)
+    got = {name: int(value) if isinstance(value, bool) else value for name, value in op.tune_key(*args).items()}
+    if got != dict(key):
+        raise ValueError(f"{op.name}: the tuning case for {dict(key)} has the key {got}")
+    indices = [index for index in op.write_indices if args[index] is not None]
+    plain, is_exact = _run(op, args, indices, poison=False)
+    marked, _ = _run(op, args, indices, poison=True)
+    native = _native(op, args, indices)
+    outputs = []
+    for index in indices:
+        is_kept = not torch.equal(plain[index].double().isnan(), marked[index].double().isnan())
+        if not is_kept and not plain[index].is_floating_point():
+            is_kept = not torch.equal(plain[index], marked[index])
+        outputs.append(Output(index, plain[index], is_kept, _relative(native[index], plain[index])))
+    return Case(args, tuple(outputs), is_exact)
+
+
+def check(made: Case, function: Callable[..., Any]) -> tuple[float, str | None]:
+    """Calls `function` on fresh outputs; as `Case.fault`."""
+    args = made.fresh()
+    with torch.no_grad():
+        function(*args)
+    return made.fault(args)
+
+
+def _run(op: Op, args: tuple, indices: list[int], poison: bool) -> tuple[dict[int, Tensor], bool]:
+    """What the reference writes, in float64 where it takes that; and whether it did."""
+    for widen in (True, False):
+        fresh = [poisoned(arg) if poison and index in indices else arg for index, arg in enumerate(args)]
+        fresh = [arg.double() if widen and isinstance(arg, Tensor) and arg.dtype in _WIDENED
+                 else arg.clone() if index in indices else arg for index, arg in enumerate(fresh)]
+        try:
+            with torch.no_grad():
+                op.reference(*fresh)
+        except (RuntimeError, TypeError, ValueError):  # no float64 in it, or no memory for that
+            if not widen:
+                raise
+            continue
+        return {index: fresh[index] for index in indices}, widen
+    raise AssertionError("unreachable")
+
+
+def _native(op: Op, args: tuple, indices: list[int]) -> dict[int, Tensor]:
+    fresh = [arg.clone() if index in indices else arg for index, arg in enumerate(args)]
+    with torch.no_grad():
+        op.reference(*fresh)
+    return {index: fresh[index] for index in indices}
+
+
+def _difference(got: Tensor, expected: Tensor, own: float) -> tuple[float, str | None]:
+    """(error, what is wrong): the error relative to the expected values as a whole, the part that differs of 8-bit
+    integers; other integers must be equal.
+    """
+    if not got.is_floating_point():
+        part = (got != expected).double().mean().item() if got.numel() else 0.0
+        limit = _FEW if got.element_size() == 1 and got.dtype != torch.bool else 0.0
+        return part, None if part <= limit else f"{part:.3%} of the integers differ"
+    error = _relative(got, expected)
+    unit = torch.finfo(got.dtype).eps
+    if not error <= _OWN * own + unit:
+        return error, f"error {error:.3g}, limit {_OWN * own + unit:.3g}" if error < math.inf else "NaN or Inf differ"
+    finite = expected.double().isfinite()
+    largest = expected.double()[finite].abs().max().item() if bool(finite.any()) else 0.0
+    worst = (got.double()[finite] - expected.double()[finite]).abs().max().item() if largest else 0.0
+    limit = (_OWN * own + 2 * unit) * largest
+    return error, None if worst <= limit else f"an element differs by {worst:.3g}, limit {limit:.3g}"
+
+
+def _relative(got: Tensor, expected: Tensor) -> float:
+    """‖got − expected‖ / ‖expected‖ over finite elements; infinite where NaN or infinities differ."""
+    got, expected = got.double(), expected.double()
+    finite = expected.isfinite()
+    same = (got == expected) | (got.isnan() & expected.isnan())
+    if not bool((same | finite).all()) or not bool(got[finite].isfinite().all()):
+        return math.inf
+    difference = (got[finite] - expected[finite]).norm().item()
+    return difference / max(expected[finite].norm().item(), torch.finfo(torch.float32).tiny) if difference else 0.0

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""The tuner's end of a worker process: starts it, watches it, replaces it. Used by tuner.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aiter_like.errors import TuningError
+
+_START_SECONDS = 600.0  # the simulator may have to be built first
+
+
+class Lost(Exception):
+    """The worker crashed or hung; the text says which."""
+
+
+class Worker:
+    """One worker process for one device; started on the first request, and again after it was lost.
+
+    Attributes:
+        hello: what it says about its device; empty before the start.
+    """
+
+    def __init__(self, harness: str, index: int):
+        self.harness, self.index = harness, index
+        self.hello: dict[str, Any] = {}
+        self._process: subprocess.Popen | None = None
+        self._buffer = b""
+
+    def start(self) -> dict[str, Any]:
+        """Starts it unless it runs; `hello`.
+
+        Raises:
+            TuningError: it does not come up; with its last words.
+        """
+        if self._process is not None:
+            return self.hello
+        child_read, self._write = os.pipe()
+        self._read, child_write = os.pipe()
+        self._words = tempfile.TemporaryFile()
+        command = [sys.executable, "-m", "aiter_like.tuning.worker", self.harness, str(self.index), str(child_read),
+                   str(child_write)]
+        self._process = subprocess.Popen(command, pass_fds=(child_read, child_write), stdin=subprocess.DEVNULL,
+                                         stdout=self._words, stderr=self._words, start_new_session=True)
+        os.close(child_read)
+        os.close(child_write)
+        self._buffer = b""
+        try:
+            self.hello = self._receive(_START_SECONDS)
+        except Lost as error:
+            raise TuningError(f"the worker for device {self.index} does not start: {error}") from error
+        return self.hello
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """One request.
+
+        Raises:
+            Lost: no answer within `timeout` seconds, or the process ended; the next request starts another.
+            TuningError: it does not start.
+        """
+        self.start()
+        try:
+            os.write(self._write, json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            self._lose()
+        reply = self._receive(timeout)
+        if reply.get("is_broken"):
+            self.close()
+        return reply
+
+    def close(self) -> None:
+        """Ends the process, whatever it does."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # also a compiler that it started
+        self._process.wait()
+        self._process = None
+        os.close(self._read)
+        os.close(self._write)
+        self._words.close()
+
+    def _receive(self, timeout: float) -> dict[str, Any]:
+        end = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self._read], [], [], max(end - time.monotonic(), 0.0))
+            if not ready:
+                self.close()
+                raise Lost(f"hung: no answer within {timeout:g} s")
+            part = os.read(self._read, 1 << 16)
+            if not part:
+                self._lose()
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def _lose(self) -> None:
+        status = self._process.wait()
+        self._words.seek(0)
+        words = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]
+        self.close()
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        raise Lost(f"crashed: {how}" + (f": {words[-1][:300]}" if words else ""))

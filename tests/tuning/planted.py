@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""A toy operator with planted candidates and a clock that they set: what workers run in test_tuner.py."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+
+import torch
+from torch import Tensor
+
+from aiter_like import device, dispatch
+from aiter_like.device import Target
+from aiter_like.dispatch import Backend, Op
+from aiter_like.tuning.clock import interleaved
+from aiter_like.tuning.harness import Harness
+from aiter_like.tuning.hooks import Tuning
+
+NAME = "planted"
+FIELDS = ("rows", "plant", "dtype")
+HARNESS = "planted:harness"
+TARGET = Target("hip", "gfx942", 304, 64)
+
+# `mode` and time of the candidates beside the default one, which is right and takes 10 µs.
+PLANTS = {
+    0: [("good", 5.0), ("good", 50.0)],
+    1: [("wrong", 1.0), ("unwritten", 1.0), ("raise", 1.0), ("crash", 1.0), ("hang", 1.0), ("good", 4.0)],
+    2: [("good", 9.9)],
+    3: [("nan", 1.0), ("rots", 1.0), ("exit", 1.0)],
+    4: [("sleep", 9.0), ("sleep", 8.0), ("sleep", 7.0), ("sleep", 6.0)],
+    5: [("quit", 1.0), ("good", 4.0)],
+}
+DEFAULT_US = 10.0
+_elapsed = 0.0
+_calls = 0
+
+
+def scale_ref(out: Tensor, x: Tensor, plant: int) -> None:
+    """out = 2 · x."""
+    out.copy_(x * 2.0)
+
+
+def kernel(out: Tensor, x: Tensor, plant: int, mode: str = "good", us: float = DEFAULT_US) -> None:
+    """scale_ref, or what `mode` plants."""
+    global _elapsed, _calls
+    _elapsed += us
+    _calls += 1
+    if mode == "raise":
+        raise RuntimeError("launch failed")
+    if mode == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if mode == "exit":
+        os._exit(7)
+    if mode == "quit":  # the machine goes down
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+    if mode == "hang":
+        time.sleep(1000)
+    if mode == "sleep":
+        time.sleep(0.02)
+    if mode == "unwritten":
+        return
+    out.copy_(x * (2.1 if mode == "wrong" or (mode == "rots" and _calls > 20) else 2.0))
+    if mode == "nan":
+        out[0, 0] = float("nan")
+
+
+def _space(target: Target, out: Tensor, x: Tensor, plant: int) -> list[dict]:
+    return [{"mode": mode, "us": us} for mode, us in PLANTS[plant]]
+
+
+def _case(key: dict, place: torch.device, seed: int) -> tuple:
+    x = torch.randn(key["rows"], 8, generator=torch.Generator(place).manual_seed(seed))
+    return torch.empty_like(x), x, key["plant"]
+
+
+def _key(out: Tensor, x: Tensor, plant: int) -> dict:
+    return {"rows": x.shape[0], "plant": plant, "dtype": "fp32"}
+
+
+@functools.cache
+def op() -> Op:
+    """The operator; torch keeps the name, so one per process."""
+    return Op(NAME, reference=scale_ref, tune_key=_key, tune_fields=FIELDS, tuning=Tuning(_case),
+              backends=(Backend("hip", kernel, space=_space), Backend("asm", kernel, unsupported=lambda *_: "never"),
+                        Backend("torch", _slow)))
+
+
+def _slow(out: Tensor, x: Tensor, plant: int) -> None:
+    kernel(out, x, plant, us=30.0)
+
+
+class PlantedClock:
+    """Reads what the candidates say that they took."""
+
+    unit, is_time = "us", True
+
+    def sets(self, size: int) -> int:
+        return 2
+
+    def rounds(self, contenders, count):
+        def once(calls):
+            before = _elapsed
+            for call in calls:
+                call()
+            return (_elapsed - before) / len(calls)
+
+        return interleaved([functools.partial(once, calls) for calls in contenders], count)
+
+
+class Counter(PlantedClock):
+    """The same as counts."""
+
+    unit, is_time = "counts", False
+
+
+def harness(index: int) -> Harness:
+    dispatch.OPS[NAME] = op()
+    device._targets[torch.device("cpu")] = TARGET
+    return Harness(torch.device("cpu"), TARGET, PlantedClock(), f"Toy {index}", ceilings=lambda target: (1e9, 1e12))
+
+
+def counting(index: int) -> Harness:
+    return Harness(torch.device("cpu"), TARGET, Counter(), "counting") if harness(index) else None
+
+
+def broken(index: int) -> Harness:
+    raise ValueError("no such device")

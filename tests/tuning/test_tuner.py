@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: MIT
+"""The tuner with planted candidates in real worker processes: choice, faults, kill and resume, tables, budget."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import planted
+import pytest
+
+from aiter_like import dispatch, paths
+from aiter_like.errors import TuningError
+from aiter_like.tuning import table, tuner, writer
+from aiter_like.tuning.tuner import Options, tune
+
+HERE = Path(__file__).parent
+HEADER = ",".join(table.columns(planted.FIELDS))
+
+
+@pytest.fixture(autouse=True)
+def toy(machine, monkeypatch, tmp_path):
+    """The planted operator, here and in workers; a cache of its own."""
+    monkeypatch.setitem(dispatch.OPS, planted.NAME, planted.op())
+    monkeypatch.setattr(paths, "user_tuned", lambda: tmp_path / "user")
+    monkeypatch.setenv("AITER_LIKE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent.parent)]))
+    planted.op().reset()
+    yield
+    planted.op().reset()
+
+
+def options(tmp_path, **more):
+    settings = {"harness": planted.HARNESS, "output": tmp_path / "out", "progress": False, "timeout": 20.0}
+    return Options(**{**settings, **more})
+
+
+def key(plant, rows=4):
+    return {"rows": rows, "plant": plant, "dtype": "fp32"}
+
+
+def statuses(result):
+    return {trial.params.get("mode", trial.backend): found["status"]
+            for trial, found in zip(result.plan.trials, result.results)}
+
+
+def rows_of(tmp_path):
+    return (tmp_path / "out" / "planted.csv").read_text().splitlines()
+
+
+def test_planted_faults_never_win_and_never_stop_the_run(tmp_path):
+    outcome = tune("planted", [key(1), key(3)], options(tmp_path, timeout=3.0))
+    first, second = outcome.results
+    assert statuses(first) == {"hip": "ok", "torch": "ok", "good": "ok", "wrong": "wrong", "unwritten": "wrong",
+                               "raise": "failed", "crash": "crashed", "hang": "hung"}
+    detail = {trial.params.get("mode"): found.get("detail") for trial, found in
+              zip(first.plan.trials, first.results)}
+    assert detail["crash"] == "signal SIGSEGV" and detail["raise"] == "launch failed"
+    assert detail["hang"] == "no answer within 3 s" and detail["unwritten"] == "NaN or Inf differ"
+    assert first.plan.trials[first.best].params == {"mode": "good", "us": 4.0}
+    assert statuses(second) == {"hip": "ok", "torch": "ok", "nan": "wrong", "rots": "wrong", "exit": "crashed"}
+    assert second.best == 0 and second.value == planted.DEFAULT_US
+    assert outcome.is_complete and not list((tmp_path / "cache" / "tuning").iterdir()), "a journal is left"
+    lines = rows_of(tmp_path)
+    torch = planted.op().backends[0].toolchain("hip")
+    assert lines == [HEADER, f"gfx942,304,4,1,fp32,hip,hip,mode=good;us=4.0,4.00,0,{torch},,measured:Toy 0",
+                     f"gfx942,304,4,3,fp32,hip,hip,,10.00,0,{torch},,measured:Toy 0"]
+
+
+def test_the_best_row_is_found_used_and_kept(tmp_path, monkeypatch):
+    tune("planted", [key(0), key(2), key(0, rows=3)], options(tmp_path))
+    lines = rows_of(tmp_path)
+    assert [line.split(",")[2:4] for line in lines[1:]] == [["3", "0"], ["4", "0"], ["4", "2"]], "sorted"
+    assert "mode=good;us=5.0" in lines[2] and lines[3].split(",")[7] == "", "9.9 µs is no 3 % better than 10"
+    monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path / "out"))
+    planted.op().reset()
+    selection = planted.op().select(planted.op().tuning.case(key(0), planted.torch.device("cpu"), 0))
+    assert selection.candidates[0].params == {"mode": "good", "us": 5.0}
+    again = tune(planted.op(), [key(0), key(2)], options(tmp_path))
+    assert not again.results and len(again.skipped) == 2 and rows_of(tmp_path) == lines
+    retuned = tune(planted.op(), [key(2)], options(tmp_path, retune=True, min_improvement=0.5))
+    assert retuned.results[0].plan.trials[retuned.results[0].best].params == {"mode": "good", "us": 9.9}
+    assert rows_of(tmp_path)[:3] == lines[:3], "other rows stay byte for byte"
+    changed = rows_of(tmp_path)
+    outcome = tune("planted", [key(0)], options(tmp_path, compare=True))
+    result = outcome.results[0]
+    assert result.plan.trials[0].params["us"] == 5.0 and not result.plan.trials[result.plan.default].params
+    assert (result.before, result.best) == (5.0, 0) and result.results[result.plan.default]["value"] == 10.0
+    assert outcome.table is None and rows_of(tmp_path) == changed, "--compare writes nothing"
+
+
+def test_counts_are_no_time_and_write_nothing(tmp_path):
+    outcome = tune("planted", [key(0)], options(tmp_path, harness="planted:counting"))
+    assert outcome.results[0].best is not None and outcome.table is None and outcome.results[0].row is None
+    assert not (tmp_path / "out").exists()
+
+
+def run_elsewhere(tmp_path, plants, **more):
+    """A tuner in a process of its own."""
+    code = (f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+            "from pathlib import Path\nimport planted\nfrom aiter_like import dispatch, paths\n"
+            "from aiter_like.tuning import Options, tune\nplanted.harness(0)\n"
+            f"paths.tuned_csv = lambda: Path({str(tmp_path / 'packaged')!r})\n"
+            f"tune('planted', [dict(rows=rows, plant=plant, dtype='fp32') for rows, plant in {plants!r}],\n"
+            f"     Options(harness=planted.HARNESS, output=Path({str(tmp_path / 'out')!r}), **{more!r}))\n")
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+
+
+def test_kill_and_resume_loses_at_most_one_candidate(tmp_path):
+    run = run_elsewhere(tmp_path, [(4, 4)])
+    folder = tmp_path / "cache" / "tuning"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        journals = list(folder.glob("*.jsonl")) if folder.is_dir() else []
+        if journals and journals[0].read_text().count('"result"') >= 2:
+            break
+        time.sleep(0.01)
+    run.send_signal(signal.SIGKILL)
+    run.communicate(timeout=30)
+    (path,) = folder.glob("*.jsonl")
+    lines = path.read_text()
+    done, started = lines.count('"result"'), lines.count('"start"')
+    assert 2 <= done < 6 and started - done <= 1
+    path.write_text(lines + '{"id": "half a li')
+    asked = []
+    original = tuner._Run._ask
+
+    def counting(self, worker, what, result, trials=(), **more):
+        asked.append(what)
+        return original(self, worker, what, result, trials, **more)
+
+    tuner._Run._ask = counting
+    try:
+        outcome = tune("planted", [key(4)], options(tmp_path))
+    finally:
+        tuner._Run._ask = original
+    assert asked.count("try") == 6 - done
+    assert outcome.results[0].value == 6.0 and "us=6.0" in rows_of(tmp_path)[1]
+    assert not list(folder.iterdir())
+
+
+def test_a_candidate_that_takes_the_tuner_down_is_left_out_the_third_time(tmp_path):
+    run = run_elsewhere(tmp_path, [(4, 5)])
+    run.communicate(timeout=60)
+    assert run.returncode == -signal.SIGKILL
+    (path,) = (tmp_path / "cache" / "tuning").iterdir()
+    with path.open("a") as file:
+        file.write(path.read_text().splitlines()[-1] + "\n")  # what the second run leaves, without waiting for it
+    outcome = tune("planted", [key(5)], options(tmp_path))
+    assert statuses(outcome.results[0])["quit"] == "crashed" and "us=4.0" in rows_of(tmp_path)[1]
+
+
+def test_two_tuners_at_once(tmp_path):
+    """Here with two devices, in another process with one."""
+    run = run_elsewhere(tmp_path, [(rows, 0) for rows in (1, 3, 5, 7)])
+    outcome = tune("planted", [key(0, rows) for rows in (2, 4, 6, 8)], options(tmp_path, gpus=(0, 1)))
+    _, errors = run.communicate(timeout=120)
+    assert run.returncode == 0 and outcome.is_complete, errors
+    assert [int(line.split(",")[2]) for line in rows_of(tmp_path)[1:]] == list(range(1, 9))
+
+
+def test_many_writers_lose_no_row(tmp_path):
+    op, path = planted.op(), tmp_path / "planted.csv"
+
+    def write(start):
+        for rows in range(start, start + 10):
+            writer.update(path, op, [table.Row(("gfx942", 304, rows, 0, "fp32"), "hip", "hip", {}, 1.0, 0.0, "", "",
+                                               "measured:x", "")])
+
+    threads = [threading.Thread(target=write, args=(10 * index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [int(line.split(",")[2]) for line in path.read_text().splitlines()[1:]] == list(range(40))
+    assert list(tmp_path.glob(".tuned-*")) == []
+
+
+def test_budget_leaves_the_rest_for_the_next_run(tmp_path):
+    outcome = tune("planted", [key(0)], options(tmp_path, budget=0.0))
+    assert not outcome.is_complete and outcome.results[0].note == "no time left"
+    assert list((tmp_path / "cache" / "tuning").iterdir()) and not (tmp_path / "out" / "planted.csv").exists()
+
+
+class TestRefusals:
+    def test_read_only_target(self, tmp_path, monkeypatch):
+        folder = tmp_path / "out"
+        folder.mkdir()
+        folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        if os.access(folder, os.W_OK):  # root writes everywhere: what open() says elsewhere
+            def refuse(*args, **kwargs):
+                raise PermissionError(13, "Permission denied")
+
+            monkeypatch.setattr(writer.tempfile, "TemporaryFile", refuse)
+        with pytest.raises(TuningError, match="out:0: tuned rows cannot be written there: Permission denied; --output"):
+            writer.prepare(folder)
+        folder.chmod(0o755)
+
+    def test_table_with_a_bad_row_is_not_rewritten(self, tmp_path):
+        path = tmp_path / "planted.csv"
+        path.write_text(f"{HEADER}\nby hand\n")
+        with pytest.raises(TuningError, match=r"planted.csv:2: must have 13 cells, got 1"):
+            writer.update(path, planted.op(), [])
+        assert path.read_text() == f"{HEADER}\nby hand\n"
+
+    def test_worker_that_does_not_start(self, tmp_path):
+        with pytest.raises(TuningError, match="worker for device 0 does not start: crashed: exit status 1: ValueError: "
+                                              "no such device"):
+            tune("planted", [key(0)], Options(harness="planted:broken", output=tmp_path, progress=False))
+
+    def test_operator_without_a_case(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(planted.op(), "tuning", None)
+        with pytest.raises(TuningError, match="planted declares nothing to be tuned by"):
+            tune("planted", [key(0)], options(tmp_path))
+
+    def test_other_fields(self, tmp_path):
+        with pytest.raises(ValueError, match="tune key must have the fields rows, plant, dtype, got rows"):
+            tune("planted", [{"rows": 1}], options(tmp_path))
