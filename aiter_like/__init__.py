@@ -4,8 +4,8 @@
 from aiter_like.dispatch import explain as explain
 from aiter_like.dispatch import is_tuned as is_tuned
 from aiter_like.dispatch import use_backend as use_backend
+from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
-from aiter_like.ops.kv_cache import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
 
 __version__ = "0.1.0"

@@ -34,7 +34,12 @@ def of(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> Tensor:
 def quantised(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` divided by `scale` (shaped as `of` gives it), rounded to nearest even and saturated; int8 NaNs become 0."""
     groups = x.unflatten(-1, (scale.shape[-1], -1)) * (1 / scale).unsqueeze(-1)
-    limited = groups.flatten(-2).clamp(-largest(dtype), largest(dtype))
+    return rounded(groups.flatten(-2), dtype)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` rounded to nearest even and saturated; int8 NaNs become 0."""
+    limited = x.clamp(-largest(dtype), largest(dtype))
     return limited.round().nan_to_num(0.0).to(dtype) if dtype == torch.int8 else limited.to(dtype)
 
 

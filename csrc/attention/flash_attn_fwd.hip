@@ -19,6 +19,7 @@
 #include "aiter_like/dtype.h"
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
+#include "aiter_like/math.h"
 #include "aiter_like/mfma.h"
 
 #if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(ROUNDING)

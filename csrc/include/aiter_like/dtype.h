@@ -162,4 +162,46 @@ __device__ inline Vec<T, kCount> vec_from_float(const float (&x)[kCount]) {
   return result;
 }
 
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct WordOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using type = uint32_t;
+};
+
+/// kCount consecutive elements as they are in memory: 16-bit ones take half the registers of floats, and what a kernel
+/// bound by memory can have in flight is bounded by its registers.
+template <class T, int kCount>
+struct Packed {
+  static constexpr int kBytes = kCount * sizeof(T);
+  using Word = typename WordOf<kBytes % 4 == 0 ? 4 : kBytes>::type;
+  static constexpr int kPerWord = sizeof(Word) / sizeof(T), kWords = kCount / kPerWord;
+
+  Vec<Word, kWords> words;
+
+  /// From an address aligned to min(16, kBytes).
+  __device__ void load(const T* address) { words = load_vec<kWords>(reinterpret_cast<const Word*>(address)); }
+
+  __device__ float at(int element) const {
+    const Word word = words[element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
+    return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));
+  }
+
+  /// Makes the compiler convert again what is used from here on, instead of keeping the floats of earlier uses.
+  __device__ void drop_floats() {
+    if constexpr (sizeof(T) < 4 && sizeof(Word) == 4) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) words[w] = opaque(words[w]);
+    }
+  }
+};
+
 }  // namespace aiter_like

@@ -64,8 +64,4 @@ struct Pack<f16, Rounding::kNearestEven> {
   }
 };
 
-/// exp2 and log2 by one instruction each: 1 ulp, denormal results and arguments become zero.
-__device__ inline float fast_exp2(float x) { return __builtin_amdgcn_exp2f(x); }
-__device__ inline float fast_log2(float x) { return __builtin_amdgcn_logf(x); }
-
 }  // namespace aiter_like

@@ -8,21 +8,6 @@
 
 namespace aiter_like {
 
-template <int kBytes>
-struct WordOf;
-template <>
-struct WordOf<1> {
-  using type = uint8_t;
-};
-template <>
-struct WordOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct WordOf<4> {
-  using type = uint32_t;
-};
-
 /// kLanes lanes (a power of two) hold a row, or one piece of kCapacity elements of it after the other: vector v of a
 /// lane begins at column (v · kLanes + lane) · kVec. Up to a wave's lanes per row, several rows share a workgroup.
 template <int kLanes_, int kVectors_, int kVec_>
@@ -71,39 +56,26 @@ __device__ inline float row_max(float x, RowScratch<Layout>& scratch) {
   else return workgroup_max<Layout::kThreads>(x, scratch.partial);
 }
 
-/// The elements of a row that a lane holds, as they are in memory: 16-bit ones take half the registers of floats, and
-/// what a kernel of this kind can have in flight is bounded by its registers.
+/// The elements of a row that a lane holds.
 template <class Layout, class T>
 struct RowTile {
-  static constexpr int kBytes = Layout::kVec * sizeof(T);
-  using Word = typename WordOf<kBytes % 4 == 0 ? 4 : kBytes>::type;
-  static constexpr int kPerWord = sizeof(Word) / sizeof(T), kWords = Layout::kVec / kPerWord;
-
-  Vec<Word, kWords> data[Layout::kVectors];
+  Packed<T, Layout::kVec> data[Layout::kVectors];
 
   /// Reads the first `columns` elements of a row, a multiple of kVec; zeros beyond.
   __device__ void load(const T* row, int columns) {
 #pragma unroll
     for (int v = 0; v < Layout::kVectors; ++v) {
       data[v] = {};
-      if (Layout::column(v) < columns)
-        data[v] = load_vec<kWords>(reinterpret_cast<const Word*>(row + Layout::column(v)));
+      if (Layout::column(v) < columns) data[v].load(row + Layout::column(v));
     }
   }
 
-  __device__ float at(int vector, int element) const {
-    const Word word = data[vector][element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
-    return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));
-  }
+  __device__ float at(int vector, int element) const { return data[vector].at(element); }
 
   /// Makes the compiler convert again what is used from here on, instead of keeping the floats of earlier uses.
   __device__ void drop_floats() {
-    if constexpr (sizeof(T) < 4 && sizeof(Word) == 4) {
 #pragma unroll
-      for (int v = 0; v < Layout::kVectors; ++v)
-#pragma unroll
-        for (int w = 0; w < kWords; ++w) data[v][w] = opaque(data[v][w]);
-    }
+    for (int v = 0; v < Layout::kVectors; ++v) data[v].drop_floats();
   }
 };
 

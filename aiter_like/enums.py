@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""AITER's enums, by its names and numbers."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class _Named(IntEnum):
+    """Prints as "QuantType.per_Token": an IntEnum would print its number, and tables hold the name."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class ActivationType(_Named):
+    """Activation of an expert layer."""
+
+    No = -1
+    Silu = 0
+    Gelu = 1
+    Swiglu = 2
+    Situv2 = 3
+
+
+class QuantType(_Named):
+    """What shares a scale: the tensor, a token (row), or a block of rows × columns."""
+
+    No = 0
+    per_Tensor = 1
+    per_Token = 2
+    per_1x32 = 3
+    per_1x128 = 4
+    per_128x128 = 5
+    per_256x128 = 6
+    per_1024x128 = 7

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""Gated activations in Triton: bodies and launchers, named by the operators of ops/activation.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like import scales
+from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.scales import inverse_of, quantised
+
+_TILE = 2048  # elements of out of one program: 16 per lane at 4 waves of 32
+
+
+@triton.jit
+def activated(x, ACTIVATION: tl.constexpr):
+    """act(x) in fp32; swiglu: x · sigmoid(1.702 x); gelu_tanh: 0.5 x (1 + tanh u) = x · sigmoid(2 u)."""
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "swiglu":
+        return x / (1.0 + tl.exp(-1.702 * x))
+    elif ACTIVATION == "gelu":
+        return x * 0.5 * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    else:
+        return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+
+
+@triton.jit
+def gated(gate, up, limit, ACTIVATION: tl.constexpr):
+    """act(gate) · up, or · (up + 1) for swiglu; limit > 0 bounds gate from above, up on both sides; NaN stays."""
+    bound = tl.where(limit > 0.0, limit, float("inf"))
+    gate = tl.where(gate > bound, bound, gate)
+    up = tl.where(up > bound, bound, tl.where(up < -bound, -bound, up))
+    if ACTIVATION == "swiglu":
+        up += 1.0
+    return activated(gate, ACTIVATION) * up
+
+
+@triton.jit
+def _act_and_mul_kernel(out, x, scale, expert_ids, bias, out_stride, x_stride, bias_stride, rows, columns, num_experts,
+                        limit, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, LARGEST: tl.constexpr,
+                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """out = act(gate) · up for a tile of BLOCK_M rows × BLOCK_N columns; bound: memory."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    mask = (row < rows) & (column < columns)
+    gate = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if IS_GATED:
+        up = tl.load(x + row * x_stride + column + columns, mask=mask, other=0.0).to(tl.float32)
+        if bias is not None:
+            expert = tl.load(expert_ids + row, mask=row < rows, other=-1)
+            has_bias = mask & (expert >= 0) & (expert < num_experts)
+            place = bias + expert.to(tl.int64) * bias_stride + column
+            gate += tl.load(place, mask=has_bias, other=0.0).to(tl.float32)
+            up += tl.load(place + columns, mask=has_bias, other=0.0).to(tl.float32)
+        y = gated(gate, up, limit, ACTIVATION)
+    else:
+        y = activated(gate, ACTIVATION)
+    if scale is not None:
+        y *= inverse_of(tl.load(scale))
+    if LARGEST > 0:
+        y = quantised(y, out.dtype.element_ty, LARGEST)
+    tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
+
+
+def act_and_mul(out: torch.Tensor, input: torch.Tensor, activation: str, is_gated: bool, limit: float,
+                scale: torch.Tensor | None, expert_ids: torch.Tensor | None, bias: torch.Tensor | None,
+                num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out`."""
+    columns = out.shape[-1]
+    y, x = out.view(-1, columns), input.view(-1, input.shape[-1])
+    block_n = min(triton.next_power_of_2(columns), _TILE)
+    block_m = max(1, min(_TILE // block_n, triton.next_power_of_2(y.shape[0])))
+    grid = (triton.cdiv(y.shape[0], block_m), triton.cdiv(columns, block_n))
+    largest = scales.largest(out.dtype) if out.dtype in scales.DTYPES else 0.0
+    launch(_act_and_mul_kernel, grid, y, x, scale, expert_ids, bias, y.stride(0), x.stride(0),
+           0 if bias is None else bias.stride(0), y.shape[0], columns, 0 if bias is None else bias.shape[0],
+           float(limit), ACTIVATION=activation, IS_GATED=is_gated, LARGEST=largest, BLOCK_M=block_m, BLOCK_N=block_n,
+           options={"num_warps": num_warps or 4})
