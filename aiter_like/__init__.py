@@ -7,5 +7,6 @@ from aiter_like.dispatch import use_backend as use_backend
 from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
+from aiter_like.ops.norm_quant import *  # noqa: F403
 
 __version__ = "0.1.0"

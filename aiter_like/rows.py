@@ -47,7 +47,7 @@ class Layout:
         return Instance(f"{name}_{self.name}", {**defines, **self.defines})
 
 
-def layout(target: Target, *tensors: Tensor, lanes: int | None = None) -> Layout:
+def layout(target: Target, *tensors: Tensor, lanes: int | None = None, takes_unaligned: bool = False) -> Layout:
     """How `tensors`, of one shape and even rows, are shared out.
 
     Two accesses per lane keep a wide row's loads in flight with registers to spare; where there are fewer rows than
@@ -55,13 +55,14 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None) -> Layout
 
     Args:
         lanes: of a row, from a tuned row; default: by the rule above.
+        takes_unaligned: the kernel has a form for unaligned rows with the same columns per lane.
 
     Raises:
         ValueError: `lanes` is no power of two up to 1024.
     """
     size = tensors[0].shape[-1]
     vec = 16 // max(tensor.element_size() for tensor in tensors)
-    if math.gcd(size, *map(stride, tensors)) % vec:
+    if not takes_unaligned and math.gcd(size, *map(stride, tensors)) % vec:
         vec = 1
     vectors = -(-size // vec)
     if lanes is None:

@@ -291,6 +291,20 @@ def test_gemma_multiplies_with_weight_plus_one(device, run, backend):
         assert torch.equal(copy, x)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_names_with_outputs_first(device, run, backend):
+    x, weight = make(device, 5, 256, torch.bfloat16)
+    residual, out = make(device, 5, 256, torch.bfloat16, seed=1)[0], torch.empty_like(x)
+    run(backend, aiter_like.rmsnorm, out, x, weight, EPSILON)
+    assert torch.equal(out, aiter_like.rms_norm(x, weight, EPSILON, backend=backend))
+    run(backend, aiter_like.rmsnorm, out, x, weight, EPSILON, 1)
+    check_rms_norm(out, x, weight.float() + 1, EPSILON)
+    expected, total = torch.empty_like(x), torch.empty_like(x)
+    aiter_like.add_rmsnorm(expected, x, residual, total, weight, EPSILON, backend=backend)
+    run(backend, aiter_like.fused_add_rms_norm_cu, x, residual, weight, EPSILON)
+    assert torch.equal(x, expected) and torch.equal(residual, total)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend):

@@ -17,7 +17,8 @@ from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 from aiter_like.tuning.hooks import Tuning
 
-__all__ = ["rms_norm", "rmsnorm2d_fwd_with_add"]
+__all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
+           "rmsnorm2d_fwd_with_add"]
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
@@ -268,5 +269,64 @@ def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, resi
     _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm, residual_in, residual_out, gemma_norm,
               backend=backend)
 
+
+def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False, *,
+            backend: str | None = None) -> None:
+    """Root-mean-square normalisation into `out`; the gemma form too.
+
+    `out = rms_norm(input, weight)`, or `rms_norm(input, weight + 1)` with `gemma_norm`.
+
+    Args:
+        out: [..., hidden], written; dtype of `input`. It may be `input`.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
+        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` is written.
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as `rms_norm`.
+
+    Notes:
+        As `rms_norm`.
+
+    Source: AITER's `rmsnorm`, `rms_norm_cu`.
+    """
+    gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm
+    _rms_norm(out, input, weight, epsilon, 0, None, None, gemma_norm, backend=backend)
+
+
+def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, epsilon: float, *,
+                          backend: str | None = None) -> None:
+    """Residual add and root-mean-square normalisation of the sum, both in place.
+
+    `residual_in = input + residual_in`, `input = rms_norm(input + residual_in, weight)` of the sum before its rounding.
+
+    Args:
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced; written.
+        residual_in: [..., hidden], dtype of `input`; written.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `input` and `residual_in` are written.
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as `rms_norm`.
+
+    Notes:
+        As `rmsnorm2d_fwd_with_add`.
+
+    Source: AITER's `fused_add_rms_norm_cu`.
+    """
+    _rms_norm(input, input, weight, epsilon, 0, residual_in, residual_in, False, backend=backend)
+
+
+# AITER's other names of the same calls, with the same order of arguments.
+rmsnorm2d_fwd, rms_norm_cu, add_rmsnorm = rms_norm, rmsnorm, rmsnorm2d_fwd_with_add
 
 torch_ops.register(_rms_norm, rms_norm)

@@ -27,13 +27,13 @@ def _rms_norm_kernel(out, x, weight, residual_in, residual_out, out_stride, x_st
     squares = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
-        values = _load_sum(x, residual_in, start + columns, hidden)
+        values = load_sum(x, residual_in, start + columns, hidden)
         squares += values * values
     inverse_rms = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         column = start + columns
         if not IS_WHOLE:
-            values = _load_sum(x, residual_in, column, hidden)
+            values = load_sum(x, residual_in, column, hidden)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
         scaled = values * inverse_rms
@@ -46,7 +46,7 @@ def _rms_norm_kernel(out, x, weight, residual_in, residual_out, out_stride, x_st
 
 
 @triton.jit
-def _load_sum(x, residual, columns, hidden):
+def load_sum(x, residual, columns, hidden):
     """x, plus the residual where there is one, in fp32; zeros beyond the row."""
     values = tl.load(x + columns, mask=columns < hidden, other=0.0).to(tl.float32)
     if residual is not None:

@@ -35,3 +35,20 @@ def quantised(x, dtype: tl.constexpr, LARGEST: tl.constexpr):
     if dtype == tl.int8:
         limited = tl.where(x == x, (limited + _ROUND) - _ROUND, 0.0)
     return limited.to(dtype)
+
+
+@triton.jit
+def larger(a, b):
+    """The larger of two values without sign, NaN if one is NaN."""
+    bits = tl.maximum(a.to(tl.int32, bitcast=True), b.to(tl.int32, bitcast=True))
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def grouped(x, scale, stride, count, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr):
+    """fp32 `x` [BLOCK] over its groups' scales, for `quantised`; the first `count` scales go to scale[g · stride]."""
+    groups = tl.reshape(x, [BLOCK // GROUP, GROUP])
+    own = scale_of(amax(groups, 1), LARGEST)
+    index = tl.arange(0, BLOCK // GROUP)
+    tl.store(scale + index * stride, own, mask=index < count)
+    return tl.reshape(groups * inverse_of(own)[:, None], [BLOCK])

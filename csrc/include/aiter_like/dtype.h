@@ -190,6 +190,12 @@ struct Packed {
   /// From an address aligned to min(16, kBytes).
   __device__ void load(const T* address) { words = load_vec<kWords>(reinterpret_cast<const Word*>(address)); }
 
+  /// Puts in an element that was zero.
+  __device__ void insert(int element, T x) {
+    const Word bits = __builtin_bit_cast(typename WordOf<sizeof(T)>::type, x);
+    words[element / kPerWord] |= bits << (8 * sizeof(T) * (element % kPerWord));
+  }
+
   __device__ float at(int element) const {
     const Word word = words[element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
     return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));

@@ -67,7 +67,7 @@ __device__ inline void store_groups(Q* row, float* scales, int64_t scale_stride,
     float y[Layout::kVec];
 #pragma unroll
     for (int e = 0; e < Layout::kVec; ++e) y[e] = f(v, e) * scale.inverse;
-    store_vec<Layout::kVec>(row + Layout::column(v), vec_from_float<Q>(y));
+    store_vector<Layout>(row, columns, v, y);
     if (Layout::lane() % kGroupLanes == 0) scales[Layout::column(v) / kGroup * scale_stride] = scale.scale;
   }
 }

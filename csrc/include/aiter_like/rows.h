@@ -10,9 +10,12 @@ namespace aiter_like {
 
 /// kLanes lanes (a power of two) hold a row, or one piece of kCapacity elements of it after the other: vector v of a
 /// lane begins at column (v · kLanes + lane) · kVec. Up to a wave's lanes per row, several rows share a workgroup.
-template <int kLanes_, int kVectors_, int kVec_>
+/// kIsAligned: each address is a multiple of the access's size, and so is the row's length; otherwise a lane takes the
+/// same columns, one by one.
+template <int kLanes_, int kVectors_, int kVec_, bool kIsAligned_ = true>
 struct RowLayout {
   static constexpr int kLanes = kLanes_, kVectors = kVectors_, kVec = kVec_;
+  static constexpr bool kIsAligned = kIsAligned_;
   static constexpr int kThreads = kLanes > kWaveSize ? kLanes : 256;
   static constexpr int kRows = kThreads / kLanes;  // rows of a workgroup
   static constexpr int kCapacity = kLanes * kVectors * kVec;
@@ -61,12 +64,19 @@ template <class Layout, class T>
 struct RowTile {
   Packed<T, Layout::kVec> data[Layout::kVectors];
 
-  /// Reads the first `columns` elements of a row, a multiple of kVec; zeros beyond.
+  /// Reads the first `columns` elements of a row, a multiple of kVec if aligned; zeros beyond.
   __device__ void load(const T* row, int columns) {
 #pragma unroll
     for (int v = 0; v < Layout::kVectors; ++v) {
+      const int column = Layout::column(v);
       data[v] = {};
-      if (Layout::column(v) < columns) data[v].load(row + Layout::column(v));
+      if constexpr (Layout::kIsAligned) {
+        if (column < columns) data[v].load(row + column);
+      } else {
+#pragma unroll
+        for (int e = 0; e < Layout::kVec; ++e)
+          if (column + e < columns) data[v].insert(e, row[column + e]);
+      }
     }
   }
 
@@ -88,17 +98,38 @@ __device__ inline void each_element(F f) {
     for (int e = 0; e < Layout::kVec; ++e) f(v, e);
 }
 
+/// Writes the values of a lane's vector, rounded to T, to a row of `columns` elements.
+template <class Layout, class T>
+__device__ inline void store_vector(T* row, int columns, int vector, const float (&values)[Layout::kVec]) {
+  const int column = Layout::column(vector);
+  if constexpr (Layout::kIsAligned) {
+    if (column < columns) store_vec<Layout::kVec>(row + column, vec_from_float<T>(values));
+  } else {
+#pragma unroll
+    for (int e = 0; e < Layout::kVec; ++e)
+      if (column + e < columns) row[column + e] = from_float<T>(values[e]);
+  }
+}
+
 /// Writes f(vector, element), rounded to T, to the first `columns` elements of a row.
 template <class Layout, class T, class F>
 __device__ inline void store_row(T* row, int columns, F f) {
 #pragma unroll
   for (int v = 0; v < Layout::kVectors; ++v) {
-    if (Layout::column(v) >= columns) continue;
     float y[Layout::kVec];
+    if (Layout::column(v) >= columns) continue;
 #pragma unroll
     for (int e = 0; e < Layout::kVec; ++e) y[e] = f(v, e);
-    store_vec<Layout::kVec>(row + Layout::column(v), vec_from_float<T>(y));
+    store_vector<Layout>(row, columns, v, y);
   }
 }
+
+/// Evenly spaced rows, as a kernel's argument.
+template <class T>
+struct Matrix {
+  T* data;
+  int64_t stride;  // elements from row to row
+  __device__ T* row(int64_t index) const { return data + index * stride; }
+};
 
 }  // namespace aiter_like

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: MIT
+"""RMSNorm quantised to fp8 or int8. Kernels: csrc/norm/rms_norm_quant.hip, triton_kernels/norm_quant.py."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows, scales
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+
+__all__ = ["add_rmsnorm_quant", "rmsnorm2d_fwd_with_add_dynamicquant", "rmsnorm2d_fwd_with_add_smoothquant",
+           "rmsnorm2d_fwd_with_dynamicquant", "rmsnorm2d_fwd_with_smoothquant", "rmsnorm_quant"]
+
+_OP = "rms_norm_quant"
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
+             torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
+
+
+def rms_norm_quant_ref(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
+                       weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None,
+                       group_size: int, use_model_sensitive_rmsnorm: int, gemma_norm: bool) -> None:
+    """The formula in torch, in fp32; writes the first four."""
+    x = input.float()
+    if residual_in is not None:
+        x = x + residual_in.float()
+        residual_out.copy_(x)
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+    if use_model_sensitive_rmsnorm:
+        y = y.to(input.dtype).float()
+    y = y * (weight.float() + gemma_norm)
+    if plain_out is not None:
+        plain_out.copy_(y)
+    store_quantised(out, scale, y if x_scale is None else y * x_scale, group_size)
+
+
+def store_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int) -> None:
+    """Writes `y` quantised, and its scales."""
+    own = scales.of(y, out.dtype, group_size)
+    out.copy_(scales.quantised(y, own, out.dtype))
+    scale.copy_(own.view(scale.shape))
+
+
+def check_scale(op: str, name: str, scale: Tensor, input: Tensor, group_size: int) -> None:
+    """`scale` has an element per row, or per row and group: dense in memory, or a matrix of any strides.
+
+    Raises:
+        TypeError: it is no tensor of fp32.
+        ValueError: its shape or layout does not fit.
+    """
+    check.tensor(op, name, scale, dtypes=(torch.float32,), device=input.device, last_contiguous=False)
+    outer, groups = tuple(input.shape[:-1]), input.shape[-1] // group_size if group_size else 1
+    shapes = [(*outer, groups), (math.prod(outer), groups), *([outer, (math.prod(outer),)] if groups == 1 else [])]
+    if tuple(scale.shape) not in shapes:
+        raise ValueError(f"{op}: {name} must have shape {shapes[0]}, got {tuple(scale.shape)}")
+    if not scale.is_contiguous() and (scale.ndim, scale.shape[-1]) != (2, groups):
+        raise ValueError(f"{op}: {name} must be dense in memory, got strides {scale.stride()}")
+
+
+def group_major(scale: Tensor, shuffle_scale: bool) -> Tensor:
+    """`scale`; with `shuffle_scale` the matrix whose memory is that of `scale` with groups outermost.
+
+    Raises:
+        TypeError: `shuffle_scale` is no bool.
+    """
+    check.flag(_OP, "shuffle_scale", shuffle_scale)
+    if not shuffle_scale or scale.ndim == 0 or not scale.is_contiguous():  # (1, rows) strides say it themselves
+        return scale
+    return scale.view(scale.shape[-1], -1).t()
+
+
+def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
+              weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
+              use_model_sensitive_rmsnorm: int, gemma_norm: bool, *, lanes: int | None = None) -> Instance:
+    flags = {"HAS_RESIDUAL": residual_in is not None, "HAS_SMOOTH": x_scale is not None,
+             "HAS_PLAIN": plain_out is not None, "IS_GEMMA": gemma_norm,
+             "IS_MODEL_SENSITIVE": bool(use_model_sensitive_rmsnorm)}
+    names = ("add", "smooth", "plain", "gemma", "t5")
+    parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
+             _ELEMENTS[out.dtype].removesuffix("_t"), *([f"g{group_size}"] if group_size else []),
+             *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
+    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
+        "GROUP": group_size, **{name: int(is_on) for name, is_on in flags.items()}})
+
+
+@compile_ops("norm/rms_norm_quant.hip", gen_func=_instance, prebuild=list)
+def _rms_norm_quant_hip(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None,
+                        input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None,
+                        x_scale: Tensor | None, group_size: int, use_model_sensitive_rmsnorm: int,
+                        gemma_norm: bool) -> None: ...
+
+
+def _check(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
+           weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
+           use_model_sensitive_rmsnorm: int, gemma_norm: bool) -> object:
+    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    if input.ndim == 0:
+        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
+    hidden, device = input.shape[-1], input.device
+    weight_dtypes = tuple(dict.fromkeys((input.dtype, torch.float32)))
+    check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=(hidden,), device=device)
+    check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=input.shape, device=device)
+    check.real(_OP, "epsilon", epsilon, low=0.0)
+    scales.check_group(_OP, hidden, group_size)
+    check.choice(_OP, "use_model_sensitive_rmsnorm", use_model_sensitive_rmsnorm, (0, 1))
+    check.flag(_OP, "gemma_norm", gemma_norm)
+    check_scale(_OP, "scale", scale, input, group_size)
+    if (residual_in is None) != (residual_out is None):
+        raise ValueError(f"{_OP}: residual_in and residual_out must come together, got one of them")
+    for name, tensor in (("residual_in", residual_in), ("residual_out", residual_out), ("out_before_quant", plain_out)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=device)
+    if x_scale is not None:
+        check.tensor(_OP, "xscale", x_scale, dtypes=(torch.float32,), shape=(hidden,), device=device)
+    return SKIP if input.numel() == 0 else None
+
+
+def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor | None,
+                        plain_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float,
+                        residual_in: Tensor | None, *_: object) -> str | None:
+    """What every kernel refuses."""
+    return scales.refusal(target, out.dtype) or rows.refusal(
+        input=input, out=out, residual_in=residual_in, residual_out=residual_out, out_before_quant=plain_out)
+
+
+def _tune_key(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
+              weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
+              *_: object) -> dict[str, int | str]:
+    hidden = input.shape[-1]
+    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
+            "out_dtype": dtypes.name(out.dtype), "group_size": group_size, "has_residual": residual_in is not None}
+
+
+def _hip_space(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None,
+               input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None,
+               group_size: int, *_: object) -> list[dict[str, int]]:
+    least = group_size * input.element_size() // 16  # a group's lanes belong to one row
+    return [params for params in rows.lane_space(target, input) if params["lanes"] >= least]
+
+
+_rms_norm_quant = Op(
+    _OP, reference=rms_norm_quant_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"),
+    writes=("out", "scale", "residual_out", "plain_out"),
+    backends=(Backend("hip", _rms_norm_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
+              Backend("triton", "norm_quant:rms_norm_quant", unsupported=_kernel_unsupported),
+              Backend("torch", rms_norm_quant_ref)))
+
+
+def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor, epsilon: float,
+                                    use_model_sensitive_rmsnorm: int = 0, group_size: int = 0,
+                                    shuffle_scale: bool = False, *, backend: str | None = None) -> None:
+    """Root-mean-square normalisation with a quantised result.
+
+    `y = rms_norm(input, weight)`; `out · yscale ≈ y`, the scale being the largest magnitude of the row or
+    group over the largest value of `out`'s dtype.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        yscale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
+        group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
+        shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `yscale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `rmsnorm2d_fwd_with_dynamicquant`.
+    """
+    _rms_norm_quant(out, group_major(yscale, shuffle_scale), None, None, input, weight, epsilon, None, None, group_size,
+                    use_model_sensitive_rmsnorm, False, backend=backend)
+
+
+def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
+                                        yscale: Tensor, weight: Tensor, epsilon: float,
+                                        use_model_sensitive_rmsnorm: int = 0, group_size: int = 0,
+                                        shuffle_scale: bool = False, *, backend: str | None = None) -> None:
+    """Residual add and root-mean-square normalisation of the sum, with a quantised result.
+
+    `residual_out = input + residual_in`, `y = rms_norm(input + residual_in, weight)` of the sum before its rounding;
+    `out · yscale ≈ y`.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual_in: [..., hidden], dtype of `input`; added to it in fp32.
+        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
+        yscale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
+        group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
+        shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out`, `residual_out` and `yscale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `rmsnorm2d_fwd_with_add_dynamicquant`.
+    """
+    _rms_norm_quant(out, group_major(yscale, shuffle_scale), residual_out, None, input, weight, epsilon, residual_in,
+                    None, group_size, use_model_sensitive_rmsnorm, False, backend=backend)
+
+
+def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor,
+                                   epsilon: float, use_model_sensitive_rmsnorm: int = 0, *,
+                                   backend: str | None = None) -> None:
+    """Root-mean-square normalisation, smoothing by column, and quantisation by row.
+
+    `y = rms_norm(input, weight) · xscale`; `out · yscale ≈ y`.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
+        yscale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `yscale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `rmsnorm2d_fwd_with_smoothquant`.
+    """
+    _rms_norm_quant(out, yscale, None, None, input, weight, epsilon, None, xscale, 0, use_model_sensitive_rmsnorm,
+                    False, backend=backend)
+
+
+def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
+                                       xscale: Tensor, yscale: Tensor, weight: Tensor, epsilon: float,
+                                       out_before_quant: Tensor | None = None, use_model_sensitive_rmsnorm: int = 0, *,
+                                       backend: str | None = None) -> None:
+    """Residual add, root-mean-square normalisation of the sum, smoothing by column, and quantisation by row.
+
+    `residual_out = input + residual_in`, `y = rms_norm(input + residual_in, weight) · xscale` of the sum before its
+    rounding; `out · yscale ≈ y`.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual_in: [..., hidden], dtype of `input`; added to it in fp32.
+        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
+        xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
+        yscale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        out_before_quant: [..., hidden], dtype of `input`, written: the normalised rows, rounded; None: not wanted.
+        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out`, `residual_out`, `yscale` and `out_before_quant` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `rmsnorm2d_fwd_with_add_smoothquant`.
+    """
+    _rms_norm_quant(out, yscale, residual_out, out_before_quant, input, weight, epsilon, residual_in, xscale, 0,
+                    use_model_sensitive_rmsnorm, False, backend=backend)
+
+
+def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, epsilon: float, group_size: int = 0,
+                  shuffle_scale: bool = False, gemma_norm: bool = False, *, backend: str | None = None) -> None:
+    """Root-mean-square normalisation with a quantised result; the gemma form too.
+
+    `out · scale ≈ rms_norm(input, weight)`, or `rms_norm(input, weight + 1)` with `gemma_norm`.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · scale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
+        shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
+        gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `scale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `rmsnorm_quant`.
+    """
+    _rms_norm_quant(out, group_major(scale, shuffle_scale), None, None, input, weight, epsilon, None, None, group_size,
+                    0, _flag(gemma_norm), backend=backend)
+
+
+def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, scale: Tensor,
+                      weight: Tensor, epsilon: float, group_size: int = 0, shuffle_scale: bool = False,
+                      gemma_norm: bool = False, *, backend: str | None = None) -> None:
+    """Residual add and root-mean-square normalisation of the sum, with a quantised result; the gemma form too.
+
+    `residual_out = input + residual_in`, `out · scale ≈ rms_norm(input + residual_in, weight)` of the sum before its
+    rounding, or with `weight + 1` for `gemma_norm`.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual_in: [..., hidden], dtype of `input`; added to it in fp32.
+        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
+        scale: [..., 1] or [..., hidden / group_size] fp32, dense, written; `out · scale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        group_size: 0: one scale per row; 32, 64 or 128: one per so many columns.
+        shuffle_scale: the scales' memory is group-major: that of (row, group) at `group · rows + row`.
+        gemma_norm: multiply with `weight + 1`; 0 and 1 are taken too.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out`, `residual_out` and `scale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `add_rmsnorm_quant`.
+    """
+    _rms_norm_quant(out, group_major(scale, shuffle_scale), residual_out, None, input, weight, epsilon, residual_in,
+                    None, group_size, 0, _flag(gemma_norm), backend=backend)
+
+
+def _flag(value: bool) -> bool:
+    """Engines pass 0 and 1 too."""
+    return bool(value) if value in (0, 1) else value

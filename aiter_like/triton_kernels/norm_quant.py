@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""Normalisation with a quantised result in Triton, named by the operators of ops/norm_quant.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.scales import largest
+from aiter_like.triton_kernels import scales
+from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.norm import load_sum
+
+_MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
+
+
+@triton.jit
+def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, residual_in, x_scale, out_stride,
+                           residual_out_stride, plain_out_stride, x_stride, residual_in_stride, scale_stride,
+                           group_stride, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
+                           GROUP: tl.constexpr, LARGEST: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
+                           IS_GEMMA: tl.constexpr):
+    """y = x / sqrt(mean(x²) + epsilon) · weight, quantised by row or by group, one row per program; bound: memory."""
+    row = tl.program_id(0).to(tl.int64)
+    out += row * out_stride
+    x += row * x_stride
+    scale += row * scale_stride
+    if residual_in is not None:
+        residual_in += row * residual_in_stride
+        residual_out += row * residual_out_stride
+    columns = tl.arange(0, BLOCK)
+    squares = tl.zeros([BLOCK], tl.float32)
+    values = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        values = load_sum(x, residual_in, start + columns, hidden)
+        squares += values * values
+    inverse_rms = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
+    inverse = 0.0
+    if GROUP == 0:
+        largest = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+            if not IS_WHOLE:
+                values = load_sum(x, residual_in, start + columns, hidden)
+            y = _normed(values, inverse_rms, weight, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE,
+                        IS_GEMMA)
+            largest = scales.larger(largest, tl.abs(_smooth(y, x_scale, start + columns, hidden)))
+        row_scale = scales.scale_of(scales.amax(largest, 0), LARGEST)
+        inverse = scales.inverse_of(row_scale)
+        tl.store(scale, row_scale)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        column = start + columns
+        if not IS_WHOLE:
+            values = load_sum(x, residual_in, column, hidden)
+        if residual_in is not None:
+            tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
+        y = _normed(values, inverse_rms, weight, column, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
+        if plain_out is not None:
+            tl.store(plain_out + row * plain_out_stride + column, y.to(plain_out.dtype.element_ty),
+                     mask=column < hidden)
+        y = _smooth(y, x_scale, column, hidden)
+        if GROUP == 0:
+            y = y * inverse
+        else:
+            y = scales.grouped(y, scale + start // GROUP * group_stride, group_stride, (hidden - start) // GROUP, BLOCK,
+                               GROUP, LARGEST)
+        tl.store(out + column, scales.quantised(y, out.dtype.element_ty, LARGEST), mask=column < hidden)
+
+
+@triton.jit
+def _normed(values, inverse_rms, weight, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
+            IS_GEMMA: tl.constexpr):
+    """The normalised row in fp32; zeros beyond it."""
+    scaled = values * inverse_rms
+    if IS_MODEL_SENSITIVE:
+        scaled = scaled.to(dtype).to(tl.float32)
+    w = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+    if IS_GEMMA:
+        w += 1.0
+    return tl.where(column < hidden, scaled * w, 0.0)  # a NaN row has its scale from its own elements alone
+
+
+@triton.jit
+def _smooth(y, x_scale, column, hidden):
+    """y · x_scale, where there is one."""
+    if x_scale is not None:
+        y *= tl.load(x_scale + column, mask=column < hidden, other=0.0)
+    return y
+
+
+def rms_norm_quant(out: torch.Tensor, scale: torch.Tensor, residual_out: torch.Tensor | None,
+                   plain_out: torch.Tensor | None, input: torch.Tensor, weight: torch.Tensor, epsilon: float,
+                   residual_in: torch.Tensor | None, x_scale: torch.Tensor | None, group_size: int,
+                   use_model_sensitive_rmsnorm: int, gemma_norm: bool, **options: int) -> None:
+    """Same arguments as the operator's other backends, and Triton's options; writes the first four."""
+    hidden = input.shape[-1]
+    block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
+    options.setdefault("num_warps", min(max(block // 512, 1), 8))  # at least 8 elements per lane on a wave of 64
+    matrices = [None if tensor is None else tensor.view(-1, hidden)
+                for tensor in (out, residual_out, plain_out, input, residual_in)]
+    groups = hidden // group_size if group_size else 1
+    strides = scale.stride() if scale.ndim == 2 and scale.shape[1] == groups else (groups, 1)
+    launch(_rms_norm_quant_kernel, (input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2],
+           matrices[3], weight, matrices[4], x_scale,
+           *(0 if matrix is None else matrix.stride(0) for matrix in matrices), *strides, hidden, float(epsilon),
+           BLOCK=block, IS_WHOLE=hidden <= block, GROUP=group_size, LARGEST=largest(out.dtype),
+           IS_MODEL_SENSITIVE=bool(use_model_sensitive_rmsnorm), IS_GEMMA=gemma_norm, options=options)

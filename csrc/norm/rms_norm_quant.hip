@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT
+// RMSNorm with its result quantised to fp8 or int8: y = x / sqrt(mean(x²) + epsilon) · weight, row by row, in fp32; x =
+// input, or input + residual_in, whose rounded sum becomes residual_out. HIP (gfx9) and CUDA. One build per combination
+// of the macros below. GROUP 0: one scale per row, of y · x_scale where HAS_SMOOTH; otherwise one per GROUP columns.
+//
+//   1. load the row (and the residual's) into registers
+//   2. the sum of squares over the row's lanes
+//   3. scale per row: largest magnitude of y over the row's lanes
+//   4. residual, y as it is (HAS_PLAIN), and y quantised are stored; scale per group: found among the group's lanes
+// A row longer than the registers' capacity (IS_WHOLE 0) is read again for step 3 and for step 4, mostly from cache.
+//
+// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave.
+// Bound: memory. A row moves hidden · (sizeof(ELEMENT) + 1) bytes, 3 · sizeof(ELEMENT) + 1 with a residual: 4096 × 4096
+// bf16 = 50 MB, 9.5 us at 5.3 TB/s; about 7 flop per element.
+#include "aiter_like/quant.h"
+#include "aiter_like/row_operands.h"
+
+#if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
+    !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(HAS_RESIDUAL) || !defined(HAS_SMOOTH) || \
+    !defined(HAS_PLAIN) || !defined(IS_GEMMA) || !defined(IS_MODEL_SENSITIVE)
+#error "rms_norm_quant.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DOUT=fp8|int8_t, sizes and flags"
+#endif
+
+namespace aiter_like {
+
+struct RmsNormQuantArgs {
+  Matrix<OUT> out;
+  Matrix<ELEMENT> residual_out, plain_out;
+  Matrix<const ELEMENT> input, residual_in;
+  const WEIGHT* weight;  // [hidden], as x_scale
+  const float* x_scale;
+  float* scale;
+  int64_t scale_stride, group_stride;  // scales from row to row, from group to group
+  int64_t rows;
+  int hidden;
+  float epsilon;
+};
+
+constexpr int kTiles = HAS_RESIDUAL && (GROUP > 0 || HAS_SMOOTH || HAS_PLAIN) ? 3 : 2;  // what registers must hold
+
+template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kTiles)) void rms_norm_quant_kernel(
+    RmsNormQuantArgs args) {
+  __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
+  // Lanes of a row that is not there take part in the reductions with zeros.
+  const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
+  const int hidden = Layout::row() < args.rows ? args.hidden : 0;
+
+  RowTile<Layout, ELEMENT> x, residual;
+  RowTile<Layout, WEIGHT> weight;
+  RowTile<Layout, float> x_scale;
+  const auto load = [&](int start) {
+    x.load(args.input.row(row) + start, hidden - start);
+    if constexpr (HAS_RESIDUAL) residual.load(args.residual_in.row(row) + start, hidden - start);
+  };
+  const auto load_factors = [&](int start) {
+    weight.load(args.weight + start, hidden - start);
+    if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start);
+  };
+  const auto sum = [&](int v, int e) { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); };
+
+  float squares = 0.f;
+  for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+    load(start);
+    each_element<Layout>([&](int v, int e) { squares += sum(v, e) * sum(v, e); });
+    if constexpr (IS_WHOLE) break;
+  }
+  const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(args.hidden);
+  x.drop_floats();
+  residual.drop_floats();
+  const float inverse_rms = 1.f / square_root(mean + args.epsilon);
+  const auto normed = [&](int v, int e) {
+    float y = sum(v, e) * inverse_rms;
+    if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));
+    return y * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
+  };
+  const auto smooth = [&](int v, int e) { return HAS_SMOOTH ? normed(v, e) * x_scale.at(v, e) : normed(v, e); };
+
+  QuantScale scale{};
+  if constexpr (IS_WHOLE) load_factors(0);
+  if constexpr (GROUP == 0) {
+    float amax = 0.f;
+    for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+      if constexpr (!IS_WHOLE) load(start), load_factors(start);
+      amax = larger(amax, lane_amax<Layout>(smooth));
+      if constexpr (IS_WHOLE) break;
+    }
+    scale = quant_scale<OUT>(row_max<Layout>(amax, amax_scratch));
+    if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
+    x.drop_floats();
+    residual.drop_floats();
+    weight.drop_floats();
+  }
+  for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+    const int columns = hidden - start;
+    if constexpr (!IS_WHOLE) load(start), load_factors(start);
+    if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(row) + start, columns, sum);
+    if constexpr (HAS_PLAIN) store_row<Layout>(args.plain_out.row(row) + start, columns, normed);
+    if constexpr (GROUP == 0)
+      store_quantised<Layout>(args.out.row(row) + start, columns, scale.inverse, smooth);
+    else
+      store_groups<Layout, GROUP>(args.out.row(row) + start,
+                                  args.scale + row * args.scale_stride + start / GROUP * args.group_stride,
+                                  args.group_stride, columns, smooth);
+    if constexpr (IS_WHOLE) break;
+  }
+}
+
+void launch_rms_norm_quant(const RmsNormQuantArgs& args, bool is_aligned, Stream stream) {
+  using Layout = RowLayout<LANES, VECTORS, VEC>;
+  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+  if (is_aligned)
+    rms_norm_quant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+  else
+    rms_norm_quant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+  check_launch("rms_norm_quant_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+
+void rms_norm_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Optional<ffi::Tensor> residual_out,
+                    ffi::Optional<ffi::Tensor> plain_out, ffi::Tensor input, ffi::Tensor weight, double epsilon,
+                    ffi::Optional<ffi::Tensor> residual_in, ffi::Optional<ffi::Tensor> x_scale, int64_t group_size,
+                    int64_t use_model_sensitive_rmsnorm, bool gemma_norm) {
+  ffi::check_value(gemma_norm == IS_GEMMA && (use_model_sensitive_rmsnorm != 0) == IS_MODEL_SENSITIVE &&
+                       residual_in.has_value() == HAS_RESIDUAL && residual_out.has_value() == HAS_RESIDUAL &&
+                       plain_out.has_value() == HAS_PLAIN && x_scale.has_value() == HAS_SMOOTH && group_size == GROUP,
+                   "rms_norm_quant: this module was built for other flags");
+  ffi::RowOperands<VEC> operands("rms_norm_quant", input);
+  RmsNormQuantArgs args{};
+  args.input = operands.matrix<const ELEMENT>(input, "input");
+  args.out = operands.matrix<OUT>(out, "out");
+  args.residual_in = operands.matrix<const ELEMENT>(residual_in, "residual_in");
+  args.residual_out = operands.matrix<ELEMENT>(residual_out, "residual_out");
+  args.plain_out = operands.matrix<ELEMENT>(plain_out, "out_before_quant");
+  args.weight = operands.vector<const WEIGHT>(weight, "weight");
+  args.x_scale = operands.vector<const float>(x_scale, "x_scale");
+  args.rows = operands.rows();
+  args.hidden = static_cast<int>(operands.size());
+  args.epsilon = static_cast<float>(epsilon);
+  if (args.rows == 0) return;
+  ffi::check_value(!IS_WHOLE || args.hidden <= LANES * VECTORS * VEC,
+                   "rms_norm_quant: this module was built for other row lengths");
+  ffi::check_value(GROUP == 0 || args.hidden % GROUP == 0, "rms_norm_quant: group_size must divide the row");
+  const Matrix<float> scales = operands.scales(scale, GROUP == 0 ? 1 : args.hidden / GROUP, args.group_stride);
+  args.scale = scales.data;
+  args.scale_stride = scales.stride;
+  launch_rms_norm_quant(args, operands.is_aligned(), ffi::stream_of(input));
+}
+
+#endif
+
+}  // namespace aiter_like
+
+#if AITER_LIKE_HOST_PASS
+AITER_LIKE_EXPORT(rms_norm_quant, aiter_like::rms_norm_quant);
+#endif
