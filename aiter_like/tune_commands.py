@@ -18,6 +18,7 @@ _EPILOG = """shapes, any number of these sources:
   --shapes FILE.csv       a header with the operator's key fields and a row per shape; tuned tables will do
   --shape rows=1,hidden=4096,dtype=bf16,has_residual=0
   --recorded [DIR]        what programs recorded under AITER_LIKE_RECORD=DIR
+  --model NAME --tp N     a model of configs/models/ on one of N GPUs, for the --tokens of a forward pass
 
 Every candidate is checked against the reference, in float64 where it can, before it may win, and runs in a process of
 its own device, so that a crash or a hang costs that candidate. A run that was cut short goes on where it ended.
@@ -51,6 +52,9 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", type=Path, action="append", default=[], metavar="FILE.csv")
     parser.add_argument("--shape", action="append", default=[], metavar="KEY=VALUE,…")
     parser.add_argument("--recorded", nargs="?", type=Path, const=Path(), metavar="DIR")
+    parser.add_argument("--model", action="append", default=[], metavar="NAME", help="an unknown name lists them")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="GPUs that share a layer (default: 1)")
+    parser.add_argument("--tokens", type=_numbers, metavar="1,64,…", help="default: powers of two up to 16384")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -63,7 +67,7 @@ def _keys(args: argparse.Namespace, op: Op) -> list[dict[str, Any]]:
     Raises:
         ValueError: there is no source.
     """
-    from aiter_like.tuning import shapes
+    from aiter_like.tuning import models, shapes
 
     keys = [shapes.parse(text, op.name, op.tune_fields) for text in args.shape]
     for path in args.shapes:
@@ -71,8 +75,10 @@ def _keys(args: argparse.Namespace, op: Op) -> list[dict[str, Any]]:
     if args.recorded is not None:
         folder = args.recorded if args.recorded != Path() else Path(env.get("AITER_LIKE_RECORD") or os.curdir)
         keys += shapes.recorded(folder, op.name, op.tune_fields)
+    for name in args.model:
+        keys += models.keys(op, models.load(name), args.tp, args.tokens or models.TOKENS)
     if not keys:
-        raise ValueError(f"no shapes: --shapes, --shape or --recorded; the key of {op.name} is "
+        raise ValueError(f"no shapes: --shapes, --shape, --recorded or --model; the key of {op.name} is "
                          f"{', '.join(op.tune_fields)}")
     return keys
 
@@ -80,6 +86,8 @@ def _keys(args: argparse.Namespace, op: Op) -> list[dict[str, Any]]:
 def _tune(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.dispatch import find_op
+    from aiter_like.jit.cache import cache_root
+    from aiter_like.tuning import report
     from aiter_like.tuning.tuner import Options, tune
 
     op = find_op(args.op)
@@ -89,6 +97,8 @@ def _tune(args: argparse.Namespace) -> int:
                       timeout=args.timeout, retune=args.retune, compare=args.compare, progress=not args.quiet)
     outcome = tune(op, keys, options)
     _print(outcome)
+    for path in report.write(outcome, args.report or cache_root() / "tuning"):
+        print(f"report: {path}")
     return 0 if outcome.is_complete and all(result.best is not None for result in outcome.results) else 1
 
 

@@ -83,27 +83,31 @@ class GpuClock:
                             for replay, calls in zip(replays, contenders)], count)
 
     def _replay(self, calls: Contender) -> Callable[[], Any]:
-        """All calls as one graph; where they cannot be captured, a loop, which the host may limit."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        """All calls as one graph; where they cannot be captured, a loop, which the host may limit.
+
+        The bare capture calls: torch.cuda.graph also collects garbage and empties the allocator's cache, each time.
+        """
+        torch.cuda.synchronize()
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             for call in calls[:2]:
                 call()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                for call in calls:
-                    call()
-        except RuntimeError as error:
-            _log.warning("timed without a graph: %s", str(error).partition("\n")[0])
+            stream.synchronize()
+            try:
+                graph.capture_begin()
+                try:
+                    for call in calls:
+                        call()
+                finally:
+                    graph.capture_end()
+            except RuntimeError as error:
+                _log.warning("timed without a graph: %s", str(error).partition("\n")[0])
 
-            def loop() -> None:
-                for call in calls:
-                    call()
+                def loop() -> None:
+                    for call in calls:
+                        call()
 
-            return loop
+                return loop
         return graph.replay
 
     def _warm(self, replays: Sequence[Callable[[], Any]]) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 import planted
 import pytest
 
-from aiter_like import dispatch, paths
 from aiter_like.errors import TuningError
 from aiter_like.tuning import table, tuner, writer
 from aiter_like.tuning.tuner import Options, tune
@@ -24,16 +23,7 @@ HERE = Path(__file__).parent
 HEADER = ",".join(table.columns(planted.FIELDS))
 
 
-@pytest.fixture(autouse=True)
-def toy(machine, monkeypatch, tmp_path):
-    """The planted operator, here and in workers; a cache of its own."""
-    monkeypatch.setitem(dispatch.OPS, planted.NAME, planted.op())
-    monkeypatch.setattr(paths, "user_tuned", lambda: tmp_path / "user")
-    monkeypatch.setenv("AITER_LIKE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(HERE.parent.parent)]))
-    planted.op().reset()
-    yield
-    planted.op().reset()
+pytestmark = pytest.mark.usefixtures("toy")
 
 
 def options(tmp_path, **more):

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like tune`: sources of shapes, what is printed and written, mistakes in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiter_like import cli, tune_commands
+from aiter_like.tuning import tuner
+
+pytestmark = pytest.mark.usefixtures("toy")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """The planted device as the machine's GPU."""
+    monkeypatch.setitem(tuner.HARNESSES, "gpu", "planted:harness")
+    monkeypatch.setattr(tune_commands, "_all_gpus", lambda device: (0,))
+
+
+def run(capsys, *argv):
+    return cli.main(["tune", *argv]), *capsys.readouterr()
+
+
+def test_rows_and_report(gpu, capsys, tmp_path):
+    shapes = tmp_path / "shapes.csv"
+    shapes.write_text("rows,plant,dtype\n4,3,fp32\n")
+    status, out, err = run(capsys, "planted", "--shape", "rows=4,plant=0,dtype=fp32", "--shapes", str(shapes),
+                           "--output", str(tmp_path / "out"), "--report", str(tmp_path / "report"))
+    assert status == 0, out
+    assert "rows=4 plant=0 dtype=fp32: hip hip mode=good us=5.0: 5.00, was 10.00 (+100.0 %)" in out
+    assert "WRONG hip hip mode=nan" in out and "CRASHED hip hip mode=exit us=1.0: exit status 7" in out
+    assert f"rows: {tmp_path / 'out' / 'planted.csv'}" in out and "9/9 trials, 2/2 shapes, 00:00 left" in err
+    assert (tmp_path / "report" / "planted.gfx942.md").is_file()
+    assert "<svg" in (tmp_path / "report" / "planted.gfx942.html").read_text()
+
+
+@pytest.mark.parametrize(("argv", "text"), [
+    (["planted"], "no shapes: --shapes, --shape, --recorded or --model; the key of planted is rows, plant, dtype"),
+    (["planted", "--shape", "rows=1"], "--shape: shapes of planted must have the columns rows, plant, dtype; missing"),
+    (["planted", "--model", "llama-3-8b"], "planted declares no shapes of models"),
+    (["no_such", "--shape", "a=1"], "no_such is no operator"),
+    (["planted", "--model", "llama"], "no model 'llama'; there are: deepseek-v3"),
+    (["planted", "--shape", "rows=1,plant=0,dtype=fp32"], "torch sees no GPU; --device sim"),
+])
+def test_mistakes_are_one_line(capsys, argv, text):
+    status, out, err = run(capsys, *argv)
+    assert status == 1 and not out and err.startswith("aiter-like tune: ") and text in err and err.count("\n") == 1
