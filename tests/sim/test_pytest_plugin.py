@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("triton")  # here: pytester forgets what a test imports, and Triton cannot be loaded twice
 pytest_plugins = ["pytester"]
 FOLDER = Path(__file__).resolve().parent
 
@@ -53,7 +54,6 @@ def test_bad_fixture(early):
 @pytest.fixture
 def run(pytester):
     """run(*arguments): pytest in a process of its own on TESTS, with the plugin and none of this project's options."""
-    pytest.importorskip("triton")
     pytester.makepyfile(test_kernels=TESTS.format(folder=str(FOLDER)))
     return lambda *arguments: pytester.runpytest_subprocess("-p", "pytest_aiter_like", "-p", "no:cacheprovider",
                                                             *arguments)
@@ -90,7 +90,7 @@ def test_the_settings_of_a_run(pytester):
         from aiter_like import sim
         def test_on(): assert sim._sessions[-1][0].fuzz == 3 and not sim.checking()
         @pytest.mark.sim_check
-        def test_marked(): assert sim._sessions[-1][0].checks == tuple(sim.CHECKS)
+        def test_marked(): assert sim._sessions[-1][0].checks == tuple(sim.DEFAULT_CHECKS)
     """)
     run = pytester.runpytest_subprocess("-p", "pytest_aiter_like", "--strict-markers", "--sim-fuzz=3")
     run.assert_outcomes(passed=2)
