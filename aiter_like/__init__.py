@@ -8,5 +8,7 @@ from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
 from aiter_like.ops.norm_quant import *  # noqa: F403
+from aiter_like.ops.rope import *  # noqa: F403
+from aiter_like.ops.rope_2d import *  # noqa: F403
 
 __version__ = "0.1.0"

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+// Rotary position embedding of heads: which elements form a pair, where a pair's angle stands, the rotation itself. The
+// kernels of csrc/rope/ are written with it.
+#pragma once
+
+#include "aiter_like/rows.h"
+#include "aiter_like/sincos.h"
+
+namespace aiter_like {
+
+/// kVec neighbouring elements as they are in memory.
+template <class T, int kVec>
+struct Pack {
+  using Word = typename WordOf<kVec * sizeof(T) % 4 == 0 ? 4 : kVec * sizeof(T)>::type;
+  static constexpr int kPerWord = sizeof(Word) / sizeof(T), kWords = kVec / kPerWord;
+
+  Vec<Word, kWords> words;
+
+  __device__ void load(const T* address) { words = load_vec<kWords>(reinterpret_cast<const Word*>(address)); }
+  __device__ void store(T* address) const { store_vec(reinterpret_cast<Word*>(address), words); }
+  __device__ float at(int element) const {
+    const Word word = words[element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
+    return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));
+  }
+};
+
+/// kVec pairs of a head: two packs of kVec elements. NeoX: pair e is (low[e], high[e]), half the rotated part apart.
+/// GPT-J: the packs are neighbours and pair e is elements 2e and 2e + 1 of both.
+template <class T, int kVec, bool kIsGptj>
+struct Pairs {
+  Pack<T, kVec> low, high;
+
+  __device__ float flat(int element) const { return element < kVec ? low.at(element) : high.at(element - kVec); }
+  __device__ float first(int pair) const { return kIsGptj ? flat(2 * pair) : low.at(pair); }
+  __device__ float second(int pair) const { return kIsGptj ? flat(2 * pair + 1) : high.at(pair); }
+};
+
+/// Writes pairs (first(e), second(e)) to the places of a Pairs.
+template <bool kIsGptj, int kVec, class T, class First, class Second>
+__device__ inline void store_pairs(T* low, T* high, First first, Second second) {
+  float x[kVec], y[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) {
+    x[e] = !kIsGptj ? first(e) : e % 2 == 0 ? first(e / 2) : second(e / 2);
+    const int f = e + kVec;
+    y[e] = !kIsGptj ? second(e) : f % 2 == 0 ? first(f / 2) : second(f / 2);
+  }
+  store_vec<kVec>(low, vec_from_float<T>(x));
+  store_vec<kVec>(high, vec_from_float<T>(y));
+}
+
+/// The angles of kVec pairs: from a table of cosines and one of sines, or from one of angles (kIsAngle). A table row
+/// has a value per pair (kIsShared), or one per element: its first and second need not have the same angle then.
+template <class Table, int kVec, bool kIsGptj, bool kIsShared, bool kIsAngle>
+struct Turn {
+  static constexpr int kCount = kIsShared ? kVec : 2 * kVec;
+
+  Pairs<Table, kVec, kIsGptj> cosines, sines;
+  float computed[kIsAngle ? 2 * kCount : 1];  // cosines, then sines; unused where both come from tables
+
+  /// `pair`: the first one's index; `second`: elements from a row's value for low to that for high.
+  __device__ void load(const Table* cosine_row, const Table* sine_row, int pair, int second) {
+    const int start = kIsGptj && !kIsShared ? 2 * pair : pair;
+    cosines.low.load(cosine_row + start);
+    if constexpr (!kIsShared) cosines.high.load(cosine_row + start + second);
+    if constexpr (kIsAngle) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        sine_cosine(kIsShared ? cosines.low.at(e) : cosines.first(e), computed[kCount + e], computed[e]);
+        if constexpr (!kIsShared)
+          sine_cosine(cosines.second(e), computed[kCount + kVec + e], computed[kVec + e]);
+      }
+    } else {
+      sines.low.load(sine_row + start);
+      if constexpr (!kIsShared) sines.high.load(sine_row + start + second);
+    }
+  }
+
+  __device__ float cosine(int pair, bool is_second) const {
+    if constexpr (kIsAngle) return computed[kIsShared || !is_second ? pair : kVec + pair];
+    else return pick(cosines, pair, is_second);
+  }
+  __device__ float sine(int pair, bool is_second) const {
+    if constexpr (kIsAngle) return computed[kCount + (kIsShared || !is_second ? pair : kVec + pair)];
+    else return pick(sines, pair, is_second);
+  }
+
+ private:
+  __device__ static float pick(const Pairs<Table, kVec, kIsGptj>& from, int pair, bool is_second) {
+    if constexpr (kIsShared) return from.low.at(pair);
+    else return is_second ? from.second(pair) : from.first(pair);
+  }
+};
+
+/// Rotates x by its angles and writes it: first·cos - second·sin, second·cos + first·sin; with `is_backward` by the
+/// transposed matrix, which takes each sine from the other element of the pair, negative.
+template <int kVec, bool kIsGptj, class T, class Turn>
+__device__ inline void rotate_pairs(T* low, T* high, const Pairs<T, kVec, kIsGptj>& x, const Turn& turn,
+                                    bool is_backward) {
+  const auto sine = [&](int e, bool is_second) {
+    const float forward = turn.sine(e, is_second), backward = turn.sine(e, !is_second);
+    return is_backward ? -backward : forward;
+  };
+  store_pairs<kIsGptj, kVec>(
+      low, high, [&](int e) { return x.first(e) * turn.cosine(e, false) - x.second(e) * sine(e, false); },
+      [&](int e) { return x.second(e) * turn.cosine(e, true) + x.first(e) * sine(e, true); });
+}
+
+}  // namespace aiter_like

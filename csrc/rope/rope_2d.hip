@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Rotary position embedding of image patches: the first half of a head turns by its patch's row, the second half by its
+// column, each as a head of its own. HIP (gfx9) and CUDA. See rope_kernel.h.
+#include "rope_kernel.h"
+
+#include <utility>
+
+#if AITER_LIKE_HOST_PASS
+
+namespace aiter_like {
+
+void rope_2d(ffi::Tensor out, ffi::Tensor input, ffi::Tensor cos_h, ffi::Tensor sin_h, ffi::Tensor cos_w,
+             ffi::Tensor sin_w, int64_t img_height, int64_t img_width, int64_t rotate_style,
+             bool reuse_freqs_front_part, bool nope_first, bool is_backward) {
+  RopeCall call;
+  RopeArgs& args = call.args;
+  RopeHeads heads = call.heads(input, out);  // [b, img_height · img_width, heads, head_dim]
+  ffi::check_value(input.ndim() == 4 && input.size(1) == img_height * img_width && input.size(3) % 2 == 0,
+                   "rope_2d: input must be [b, img_height * img_width, heads, head_dim], head_dim even");
+  args.batch = static_cast<int>(input.size(0));
+  args.tokens = input.size(0) * input.size(1);
+  if (args.tokens == 0 || input.size(3) == 0) return;
+  ffi::check_value(args.tokens < int64_t{1} << 31 && heads.heads < 1 << 30, "rope_2d: at most 2^31 - 1 tokens");
+  std::swap(heads.input_strides.s, heads.input_strides.b);  // a token's first index is the patch
+  std::swap(heads.out_strides.s, heads.out_strides.b);
+  heads.heads *= 2;  // halves
+  args.first = heads;
+  args.image_width = static_cast<int>(img_width);
+
+  int64_t width = 0, column_width = 0;
+  args.table = call.table(cos_h, sin_h, width);
+  args.column_table = call.table(cos_w, sin_w, column_width);
+  ffi::check_value(width == column_width, "rope_2d: the rows of cos_h and cos_w must have one length");
+  args.half_dim = static_cast<int>(input.size(3) / 2);
+  call.parts(width, args.half_dim, reuse_freqs_front_part, nope_first);
+  args.is_backward = is_backward;
+  if (args.rotary_dim == 0 && args.copied == 0) return;
+  launch_rope(args, rotate_style != 0, reuse_freqs_front_part, call.is_aligned, ffi::stream_of(input));
+}
+
+}  // namespace aiter_like
+
+AITER_LIKE_EXPORT(rope_2d, aiter_like::rope_2d);
+#endif
