@@ -49,7 +49,8 @@ struct RopePlace {
 
   __device__ T* head(int index, int first_heads) const {
     const bool is_first = index < first_heads;
-    return (is_first ? first : second) + (is_first ? index : index - first_heads) * (is_first ? first_step : second_step);
+    const int64_t step = is_first ? first_step : second_step;
+    return (is_first ? first : second) + (is_first ? index : index - first_heads) * step;
   }
 };
 
@@ -123,8 +124,9 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
     else row = rope_row(args, s, b);
     const TABLE* cosines = is_column ? args.column_table.cosines : args.table.cosines;
     const TABLE* sines = is_column ? args.column_table.sines : args.table.sines;
-    turn.load(cosines + row * (is_column ? args.column_table.cosine_stride : args.table.cosine_stride),
-              sines + row * (is_column ? args.column_table.sine_stride : args.table.sine_stride), lane * kVec, distance);
+    const int64_t cosine_stride = is_column ? args.column_table.cosine_stride : args.table.cosine_stride;
+    const int64_t sine_stride = is_column ? args.column_table.sine_stride : args.table.sine_stride;
+    turn.load(cosines + row * cosine_stride, sines + row * sine_stride, lane * kVec, distance);
   }
 
   const RopePlace<const ELEMENT> input{args.first.input, args.second.input, args.first.input_strides,
