@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import itertools
 import math
 
@@ -18,7 +17,8 @@ import aiter_like
 from aiter_like import dispatch, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like, time_us
+from aiter_like.ops.norm import _rms_norm, _rms_norm_hip
+from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like
 from aiter_like.tuning import table
 
 BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below
@@ -314,20 +314,63 @@ def test_everything(device, run, backend):
         check_rms_norm(run(backend, aiter_like.rms_norm, x, weight, EPSILON, sensitive), x, weight, EPSILON, sensitive)
 
 
+@pytest.mark.parametrize("has_residual", (False, True))
+def test_walking_workgroups_change_nothing(device, run, has_residual):
+    """More rows than workgroups; the last round is not full; several rows per workgroup (hidden 64) and one."""
+    target = target_of(device)
+    for hidden, count in ((64, 8 * target.cu_num + 5), (1024, 2 * target.cu_num + 3)):
+        x, weight = make(device, count, hidden, torch.bfloat16)
+        residual = make(device, count, hidden, torch.bfloat16, seed=1)[0] if has_residual else None
+        total = torch.empty_like(x) if has_residual else None
+        out = torch.empty_like(x)
+        args = (out, x, weight, EPSILON, 0, residual, total, False)
+        bound = _rms_norm_hip.bind(target, args, walkers=1)
+        sim.checked_call("rms_norm", bound, args, (0, 6)) if target.simulated else bound(*args)
+        if has_residual:
+            expected, expected_total = torch.empty_like(x), torch.empty_like(x)
+            run("hip", aiter_like.add_rmsnorm, expected, x, residual, expected_total, weight, EPSILON)
+            assert torch.equal(out, expected) and torch.equal(total, expected_total)
+        else:
+            assert torch.equal(out, run("hip", aiter_like.rms_norm, x, weight, EPSILON))
+
+
 def bench() -> None:
-    """Checks, then times each backend with inputs larger than the last-level cache; needs a GPU."""
+    """rms_norm and its residual form, in each layout that may be the fastest."""
+    import benching
+
     device = torch.device("cuda")
-    print(f"rms_norm on {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
-    print(f"{'rows':>6} {'hidden':>7} {'backend':>8} {'us':>9} {'TB/s':>7} {'error/limit':>12}")
-    for rows, hidden in ((1, 4096), (16, 8192), (4096, 1024), (4096, 4096), (8192, 8192), (2048, 32768)):
-        size = 4 * rows * hidden
-        sets = [(*make(device, rows, hidden, torch.bfloat16, seed=seed), EPSILON)
-                for seed in range(min(max(2, (1 << 29) // size), 64))]
-        for backend in (*BACKENDS, "asm") if hidden in ASM_HIDDEN else BACKENDS:
-            out = aiter_like.rms_norm(*sets[0], backend=backend)
-            error = check_rms_norm(out, *sets[0])
-            us = time_us(functools.partial(aiter_like.rms_norm, out=out, backend=backend), sets)
-            print(f"{rows:6} {hidden:7} {backend:>8} {us:9.1f} {size / us * 1e-6:7.2f} {error:12.2f}")
+    target = target_of(device)
+
+    def stock(x, weight, residual):
+        total = x.float() if residual is None else x.float() + residual.float()
+        y = torch.nn.functional.rms_norm(total, x.shape[-1:], weight.float(), EPSILON).to(x.dtype)
+        return y if residual is None else (y, total.to(x.dtype))
+
+    def cases():
+        shapes = ((1, 4096), (64, 8192), (4096, 4096), (8192, 8192), (2048, 32768))
+        for (rows, hidden), has_residual in itertools.product(shapes, (False, True)):
+            x, weight = make(device, rows, hidden, torch.bfloat16)
+            residual, total = (torch.randn_like(x), torch.empty_like(x)) if has_residual else (None, None)
+            out = torch.empty_like(x)
+            args = (out, x, weight, EPSILON, 0, residual, total, False)
+            calls = {name: lambda name=name, args=args: _rms_norm(*args, backend=name) for name in ("hip", "triton")}
+            for trial in next(b for b in _rms_norm.backends if b.name == "hip").space(target, *args):
+                if "walkers" in trial:
+                    bound = _rms_norm_hip.bind(target, args, **trial)
+                    calls[f"{trial['lanes']}x{trial['walkers']}"] = lambda bound=bound, args=args: bound(*args)
+            compiled = benching.compiled(stock)
+            calls["torch.compile"] = lambda f=compiled, args=args: f(args[1], args[2], args[5])
+
+            def check(result, args=args):
+                got = args[0] if result is None else result[0] if args[5] is not None else result
+                few = slice(0, 256)
+                exact = args[1][few].cpu().double() + (0 if args[5] is None else args[5][few].cpu().double())
+                return check_rms_norm(got[few], exact, args[2], EPSILON)
+
+            yield benching.Case(f"{rows}×{hidden}{' add' if has_residual else ''}",
+                                (4 if has_residual else 2) * 2 * x.numel(), calls, check)
+
+    benching.table("rms_norm", cases())
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 //   2. the sum of squares over the row's lanes: within a wave, or through LDS
 //   3. scale, multiply with the weight, round, store
 // A row longer than the registers' capacity (IS_WHOLE 0) is taken in pieces that are read twice, the second time mostly
-// from cache.
+// from cache. WORKGROUPS > 0: that many workgroups, of which WORKGROUPS_PER_CU fit
+// a CU, walk through the rows, instead of one workgroup per row.
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
 // Bound: memory. A row moves 2 · hidden · sizeof(ELEMENT) bytes, 4 · with a residual, plus the weight, which stays in
@@ -16,8 +17,9 @@
 #include "aiter_like/rows.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || \
-    !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(IS_GEMMA) || !defined(IS_MODEL_SENSITIVE)
-#error "rms_norm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DLANES -DVECTORS -DVEC and four flags 0|1"
+    !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(IS_GEMMA) || !defined(IS_MODEL_SENSITIVE) || \
+    !defined(WORKGROUPS) || !defined(WORKGROUPS_PER_CU)
+#error "rms_norm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DLANES -DVECTORS -DVEC -DWORKGROUPS and flags"
 #endif
 
 namespace aiter_like {
@@ -29,65 +31,122 @@ struct RmsNormArgs {
   const void* residual_in;
   const void* weight;       // [hidden]
   int64_t out_stride, residual_out_stride, input_stride, residual_in_stride;  // elements from row to row
-  int64_t rows;
+  int64_t rows, step;  // step: rows from one of a walking workgroup to its next
   int hidden;
   float epsilon;
 };
 
-// kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
+// A row's elements, and those of its residual.
+template <class Layout>
+struct Row {
+  RowTile<Layout, ELEMENT> x, residual;
+
+  // `columns` elements of row `index`, from column `start` on.
+  __device__ void load(const RmsNormArgs& args, int64_t index, int start, int columns) {
+    x.load(static_cast<const ELEMENT*>(args.input) + index * args.input_stride + start, columns);
+    if constexpr (HAS_RESIDUAL)
+      residual.load(static_cast<const ELEMENT*>(args.residual_in) + index * args.residual_in_stride + start, columns);
+  }
+  __device__ float at(int v, int e) const { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); }
+  __device__ float squares() const {
+    float total = 0.f;
+    each_element<Layout>([&](int v, int e) { total += at(v, e) * at(v, e); });
+    return total;
+  }
+  __device__ void drop_floats() {
+    x.drop_floats();
+    residual.drop_floats();
+  }
+  __device__ void store(const RmsNormArgs& args, const RowTile<Layout, WEIGHT>& weight, float inverse_rms,
+                        int64_t index, int start, int columns) const {
+    if constexpr (HAS_RESIDUAL)
+      store_row<Layout>(static_cast<ELEMENT*>(args.residual_out) + index * args.residual_out_stride + start, columns,
+                        [&](int v, int e) { return at(v, e); });
+    store_row<Layout>(static_cast<ELEMENT*>(args.out) + index * args.out_stride + start, columns, [&](int v, int e) {
+      float y = at(v, e) * inverse_rms;
+      if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));
+      return y * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
+    });
+  }
+};
+
+template <class Layout>
+__device__ float inverse_rms(const RmsNormArgs& args, float squares, RowScratch<Layout>& scratch) {
+  const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
+  return 1.f / square_root(mean + args.epsilon);
+}
+
+// A row per group of lanes. kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
 template <int kVec, class Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + HAS_RESIDUAL)) void
-rms_norm_kernel(RmsNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + HAS_RESIDUAL)) void rms_norm_kernel(
+    RmsNormArgs args) {
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.
-  const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
+  const int64_t index = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
-  const ELEMENT* input = static_cast<const ELEMENT*>(args.input) + row * args.input_stride;
-  const ELEMENT* residual_in = static_cast<const ELEMENT*>(args.residual_in) + row * args.residual_in_stride;
 
-  RowTile<Layout, ELEMENT> x, residual;
-  const auto load = [&](int start) {
-    x.load(input + start, hidden - start);
-    if constexpr (HAS_RESIDUAL) residual.load(residual_in + start, hidden - start);
-  };
-  const auto sum = [&](int v, int e) { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); };
-
+  Row<Layout> row;
   float squares = 0.f;
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-    load(start);
-    each_element<Layout>([&](int v, int e) { squares += sum(v, e) * sum(v, e); });
+    row.load(args, index, start, hidden - start);
+    squares += row.squares();
     if constexpr (IS_WHOLE) break;
   }
+  const float scale = inverse_rms<Layout>(args, squares, scratch);
+  row.drop_floats();
   RowTile<Layout, WEIGHT> weight;
-  const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
-  x.drop_floats();
-  residual.drop_floats();
-  const float inverse_rms = 1.f / square_root(mean + args.epsilon);
-
   for (int start = 0; start < hidden; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) load(start);
+    if constexpr (!IS_WHOLE) row.load(args, index, start, hidden - start);
     weight.load(static_cast<const WEIGHT*>(args.weight) + start, hidden - start);
-    if constexpr (HAS_RESIDUAL)
-      store_row<Layout>(static_cast<ELEMENT*>(args.residual_out) + row * args.residual_out_stride + start,
-                        hidden - start, sum);
-    store_row<Layout>(static_cast<ELEMENT*>(args.out) + row * args.out_stride + start, hidden - start,
-                      [&](int v, int e) {
-                        float y = sum(v, e) * inverse_rms;
-                        if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));
-                        return y * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
-                      });
+    row.store(args, weight, scale, index, start, hidden - start);
     if constexpr (IS_WHOLE) break;
   }
 }
 
+// WORKGROUPS of them walk through all rows: the next row is on its way while the sum over this one is made, and the
+// weight stays in registers where these suffice.
+template <int kVec, class Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>>
+__global__ __launch_bounds__(Layout::kThreads, WORKGROUPS_PER_CU > 0 ? WORKGROUPS_PER_CU : 1) void rms_norm_walk_kernel(
+    RmsNormArgs args) {
+  __shared__ RowScratch<Layout> scratch[2];  // in turn: a wave may still read one when others are at the next row
+  const auto columns = [&](int64_t index) { return index < args.rows ? args.hidden : 0; };
+  constexpr bool kKeepsWeight = VECTORS * VEC * (2 + 2 * HAS_RESIDUAL) <= 48;  // 64 registers leave it that room
+  RowTile<Layout, WEIGHT> weight;
+  if constexpr (kKeepsWeight) weight.load(static_cast<const WEIGHT*>(args.weight), args.hidden);
+  Row<Layout> row, next;
+  int64_t index = Layout::row();
+  next.load(args, index, 0, columns(index));
+  int turn = 0;
+  for (int64_t first = int64_t{workgroup_index().x} * Layout::kRows; first < args.rows; first += args.step) {
+    row = next;
+    next.load(args, index + args.step, 0, columns(index + args.step));
+    const float scale = inverse_rms<Layout>(args, row.squares(), scratch[turn]);
+    row.drop_floats();
+    if constexpr (!kKeepsWeight) weight.load(static_cast<const WEIGHT*>(args.weight), args.hidden);
+    row.store(args, weight, scale, index, 0, columns(index));
+    index += args.step;
+    turn = 1 - turn;
+  }
+}
+
+template <int kVec>
+void launch(const RmsNormArgs& args, uint32_t groups, Stream stream) {
+  using Layout = RowLayout<LANES, VECTORS, VEC>;
+  if constexpr (WORKGROUPS > 0 && IS_WHOLE) {
+    RmsNormArgs walk = args;
+    const dim3 grid(groups < WORKGROUPS ? groups : WORKGROUPS);
+    walk.step = int64_t{grid.x} * Layout::kRows;
+    rms_norm_walk_kernel<kVec><<<grid, Layout::kThreads, 0, stream>>>(walk);
+  } else {
+    rms_norm_kernel<kVec><<<dim3(groups), Layout::kThreads, 0, stream>>>(args);
+  }
+  check_launch("rms_norm_kernel");
+}
+
 void launch_rms_norm(const RmsNormArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
-  if (is_aligned)
-    rms_norm_kernel<VEC><<<grid, Layout::kThreads, 0, stream>>>(args);
-  else
-    rms_norm_kernel<1><<<grid, Layout::kThreads, 0, stream>>>(args);
-  check_launch("rms_norm_kernel");
+  const uint32_t groups = static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows);
+  is_aligned ? launch<VEC>(args, groups, stream) : launch<1>(args, groups, stream);
 }
 
 #if AITER_LIKE_HOST_PASS
