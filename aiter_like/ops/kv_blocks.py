@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""Copying whole blocks of paged caches: copy_blocks, swap_blocks. Kernel: csrc/kv_cache/copy_blocks.hip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import compile_ops
+
+__all__ = ["copy_blocks", "swap_blocks"]
+
+_MAX_RANK = 5  # a block's dimensions are at most four, and contiguous elements
+_GROUP_BYTES = 256 * 4  # of a workgroup with the narrowest words; a launch has fewer than 2^24 workgroups
+
+
+def copy_blocks_ref(to: Tensor, source: Tensor | None, block_mapping: Tensor) -> None:
+    """In torch; the bytes of the elements, whatever their dtype."""
+    source = to if source is None else source
+    if to.element_size() == 1:  # fp8, which torch cannot index
+        to, source = to.view(torch.uint8), source.view(torch.uint8)
+    pairs = block_mapping.long()
+    limit = torch.tensor([source.shape[0], to.shape[0]], device=to.device)
+    pairs = pairs[((pairs >= 0) & (pairs < limit)).all(1)]
+    to[pairs[:, 1]] = source[pairs[:, 0]]
+
+
+@compile_ops("kv_cache/copy_blocks.hip")
+def _copy_blocks_hip(to: Tensor, source: Tensor | None, block_mapping: Tensor) -> None: ...
+
+
+def _check(to: Tensor, source: Tensor | None, block_mapping: Tensor) -> object:
+    check.tensor("copy_blocks", "dst", to, last_contiguous=False)
+    if to.ndim == 0:
+        raise ValueError("copy_blocks: dst must have at least 1 dimension, got a scalar")
+    if source is not None:
+        check.tensor("copy_blocks", "src", source, dtypes=(to.dtype,), shape=(None, *to.shape[1:]), device=to.device,
+                     last_contiguous=False)
+    check.tensor("copy_blocks", "block_mapping", block_mapping, dtypes=(torch.int64, torch.int32), shape=(None, 2),
+                 device=to.device)
+    return SKIP if 0 in (to.numel(), block_mapping.numel()) or (source is not None and not source.numel()) else None
+
+
+def _hip_unsupported(target: Target, to: Tensor, source: Tensor | None, block_mapping: Tensor) -> str | None:
+    if to.ndim > _MAX_RANK:
+        return f"caches of at most {_MAX_RANK} dimensions, got {to.ndim}"
+    if not block_mapping.is_contiguous():
+        return "block_mapping must be contiguous"
+    for name, tensor in (("dst", to), ("src", source)):
+        if tensor is not None and any(step <= 0 for size, step in zip(tensor.shape, tensor.stride()) if size > 1):
+            return f"{name} must not be expanded, got strides {tensor.stride()}"
+        if tensor is not None and all(step != 1 for size, step in zip(tensor.shape[1:], tensor.stride()[1:])
+                                      if size > 1) and tensor[0].numel() > 1:
+            return f"{name} must have contiguous elements, got strides {tensor.stride()}"
+    size = to[0].numel() * to.element_size()
+    if size >= 2**31 or -(-size // _GROUP_BYTES) * block_mapping.shape[0] >= 2**24:
+        return f"{block_mapping.shape[0]} blocks of {size} bytes do not fit one launch"
+    return None
+
+
+def _self_check(device: torch.device) -> tuple:
+    source = torch.randn(4, 16, 2, 24, generator=torch.Generator().manual_seed(0)).to(device)
+    return torch.zeros_like(source), source, torch.tensor([[0, 3], [2, 0], [1, 2], [3, 1]], device=device)
+
+
+_copy_blocks = Op(
+    "copy_blocks", reference=copy_blocks_ref, check=_check, writes=("to",), self_check=_self_check,
+    backends=(Backend("hip", _copy_blocks_hip, unsupported=_hip_unsupported), Backend("torch", copy_blocks_ref)))
+
+
+def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], block_mapping: Tensor, *,
+                backend: str | None = None) -> None:
+    """Copies blocks within every layer's caches: `cache[block_mapping[i, 1]] = cache[block_mapping[i, 0]]`.
+
+    Args:
+        key_caches: a layer's keys each, [num_blocks, …] of any dtype and layout.
+        value_caches: as many layers' values.
+        block_mapping: [pairs, 2] int64|int32, contiguous, on the caches' device: from and to.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: the caches are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or the number of layers do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        A pair with a block outside the cache is skipped. A block that one pair writes and another reads or writes has
+        undefined content. One launch per cache; can be captured in a graph.
+
+    Source: AITER's `copy_blocks`.
+    """
+    for name, caches in (("key_caches", key_caches), ("value_caches", value_caches)):
+        if not isinstance(caches, (list, tuple)):
+            raise TypeError(f"copy_blocks: {name} must be a list of tensors, got {type(caches).__name__}")
+    if len(key_caches) != len(value_caches):
+        raise ValueError(f"copy_blocks: value_caches must have {len(key_caches)} layers like key_caches, got "
+                         f"{len(value_caches)}")
+    for cache in (*key_caches, *value_caches):
+        _copy_blocks(cache, None, block_mapping, backend=backend)
+
+
+def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str | None = None) -> None:
+    """Copies blocks from one cache to another, also between a GPU and the host.
+
+    `dst[block_mapping[i, 1]] = src[block_mapping[i, 0]]`.
+
+    Args:
+        src: [num_blocks, …] of any dtype and layout.
+        dst: [num_blocks, …], dtype and block shape of `src`; not `src` itself.
+        block_mapping: [pairs, 2] int64|int32: from and to. On the device of both caches: one kernel; on the host: a
+            copy for each pair.
+        backend: "hip" or "torch" instead of the automatic choice, for the kernel.
+
+    Returns:
+        Nothing: `dst` is written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit; with a mapping on the host also a block outside its cache.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        The kernel skips a pair with a block outside its cache. Copies to and from pinned host memory are asynchronous
+        on the current stream.
+
+    Source: AITER's `swap_blocks`.
+    """
+    for name, tensor in (("src", src), ("dst", dst), ("block_mapping", block_mapping)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"swap_blocks: {name} must be a tensor, got {type(tensor).__name__}")
+    if src.device == dst.device == block_mapping.device:
+        _copy_blocks(dst, src, block_mapping, backend=backend)
+    else:
+        _copy_each(src, dst, block_mapping)
+
+
+def _copy_each(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
+    """One copy per pair, by torch."""
+    check.tensor("swap_blocks", "block_mapping", block_mapping, dtypes=(torch.int64, torch.int32), shape=(None, 2),
+                 device=torch.device("cpu"))
+    check.tensor("swap_blocks", "dst", dst, last_contiguous=False)
+    if dst.ndim == 0:
+        raise ValueError("swap_blocks: dst must have at least 1 dimension, got a scalar")
+    check.tensor("swap_blocks", "src", src, dtypes=(dst.dtype,), shape=(None, *dst.shape[1:]), last_contiguous=False)
+    pairs = block_mapping.tolist()
+    for source, target in pairs:
+        if not (0 <= source < src.shape[0] and 0 <= target < dst.shape[0]):
+            raise ValueError(f"swap_blocks: block_mapping must name blocks below {src.shape[0]} and {dst.shape[0]}, "
+                             f"got {source} → {target}")
+    for source, target in pairs:
+        dst[target].copy_(src[source], non_blocking=True)

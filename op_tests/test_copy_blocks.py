@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""copy_blocks and swap_blocks: every byte of the storage against a plain model, over layouts, dtypes and word sizes."""
+
+from __future__ import annotations
+
+import argparse
+
+import benching
+import pytest
+import torch
+from kv_cache_cases import LAYOUTS, make
+
+import aiter_like
+from aiter_like import sim
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops import kv_blocks
+
+BACKENDS = ("hip", "torch")
+PAIRS = ((0, 3), (5, 1), (-1, 4), (4, -1), (6, 4), (4, 6), (2**40, 2), (2, -(2**40)))
+DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fnuz, torch.int8)
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+
+def apply(source: torch.Tensor, target: torch.Tensor, pairs) -> None:
+    source, target = as_bytes(source), as_bytes(target)
+    for here, there in pairs:
+        if 0 <= here < source.shape[0] and 0 <= there < target.shape[0]:
+            target[there] = source[here]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_copy_against_model(device, backend, layout):
+    """Blocks outside the cache are skipped; nothing but the target blocks changes."""
+    for dtype in DTYPES:
+        caches = [make(device, layout, 6, 16, 3, (32, 48), dtype) for _ in range(2)]
+        caches[1].storage.add_(1)
+        expected = [layer.storage.clone() for layer in caches]
+        for layer, storage in zip(caches, expected, strict=True):
+            for cache in layer.views(storage):
+                apply(cache.clone(), cache, PAIRS)
+        aiter_like.copy_blocks([layer.key for layer in caches], [layer.value for layer in caches],
+                               torch.tensor(PAIRS, device=device), backend=backend)
+        assert all(torch.equal(layer.storage, storage) for layer, storage in zip(caches, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_odd_sizes_and_int32_pairs(device, backend):
+    """One byte, an odd number of bytes, more than a workgroup's part; rank 1 to 5; blocks that start anywhere."""
+    for shape in ((6,), (6, 1), (6, 7), (6, 5000, 3), (6, 2, 3, 5, 7)):
+        for dtype in (torch.uint8, torch.bfloat16, torch.float32):
+            storage = torch.randint(0, 256, (torch.Size(shape).numel() * 4 + 16,), dtype=torch.uint8).to(device)
+            start = dtype.itemsize
+            cache = storage[start:start + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+            expected, pairs = storage.clone(), torch.tensor(PAIRS[:6], dtype=torch.int32, device=device)
+            apply(cache.clone(), expected[start:start + cache.nbytes].view(dtype).view(shape), PAIRS[:6])
+            kv_blocks._copy_blocks(cache, None, pairs, backend=backend)
+            assert torch.equal(storage, expected), (shape, dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_swap_between_layouts(device, run, backend):
+    """Blocks of [bs, H, D] into caches with other strides and another number of blocks, and back."""
+    for source_layout, target_layout in (("nhd", "packed"), ("padded", "hnd"), ("hnd", "hnd")):
+        source, target = (make(device, layout, blocks, 16, 3, (32, 32), torch.bfloat16)
+                          for layout, blocks in ((source_layout, 6), (target_layout, 9)))
+        pairs = ((5, 8), (0, 0), (3, 2), (6, 1), (1, 9))
+        expected = target.storage.clone()
+        apply(source.key, target.views(expected)[0], pairs)
+        run(backend, aiter_like.swap_blocks, source.key, target.key, torch.tensor(pairs, device=device))
+        assert torch.equal(target.storage, expected)
+
+
+def test_swap_with_the_host(device):
+    """Between devices, or with the pairs on the host: a copy for each pair; the same result."""
+    source, target = (make(device, "nhd", blocks, 4, 2, (16, 16), torch.bfloat16) for blocks in (5, 7))
+    expected, pairs = target.key.cpu().clone(), torch.tensor([[0, 6], [4, 1]])
+    apply(source.key.cpu(), expected, pairs.tolist())
+    host = target.key.cpu().clone()
+    kv_blocks._copy_each(source.key, host, pairs)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        aiter_like.swap_blocks(source.key, target.key, pairs)
+        assert torch.equal(target.key.cpu().view(torch.int16), expected.view(torch.int16))
+    assert torch.equal(host.view(torch.int16), expected.view(torch.int16))
+    for bad in ([[5, 0]], [[0, 7]], [[-1, 0]]):
+        with pytest.raises(ValueError, match="swap_blocks: block_mapping must name blocks below 5 and 7"):
+            kv_blocks._copy_each(source.key, host, torch.tensor(bad))
+    with pytest.raises(TypeError, match="swap_blocks: src must have dtype"):
+        kv_blocks._copy_each(source.key.float(), host, pairs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty(device, backend):
+    cache, pairs = torch.zeros(3, 8, device=device), torch.zeros(0, 2, dtype=torch.int64, device=device)
+    aiter_like.copy_blocks([], [], pairs, backend=backend)
+    aiter_like.copy_blocks([cache], [cache[:0]], pairs, backend=backend)
+    aiter_like.swap_blocks(cache[:0], cache, pairs, backend=backend)
+    aiter_like.swap_blocks(cache[:0], cache, torch.zeros(1, 2, dtype=torch.int64, device=device), backend=backend)
+    assert not cache.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_offsets_of_more_than_32_bits(device, run, backend):
+    stride = 2**31 + 64
+    if device.type == "cuda" and torch.cuda.mem_get_info()[0] < 6 * stride:
+        pytest.skip("not enough memory")
+    storage = torch.empty(2 * stride + 4096, dtype=torch.bfloat16, device=device)
+    cache = storage.as_strided((3, 8, 32), (stride, 32, 1))
+    for block in range(3):
+        cache[block] = block
+    run(backend, aiter_like.swap_blocks, cache[:2], cache[2:], torch.tensor([[1, 0]], device=device))
+    assert (cache[2] == 1).all() and (cache[1] == 1).all() and (cache[0] == 0).all()
+
+
+def test_bad_input_is_named(device):
+    cache, pairs = torch.zeros(3, 8, 4, device=device), torch.zeros(1, 2, dtype=torch.int64, device=device)
+    for message, kind, args in (
+            ("key_caches must be a list of tensors, got Tensor", TypeError, (cache, [cache], pairs)),
+            ("value_caches must have 1 layers like key_caches, got 0", ValueError, ([cache], [], pairs)),
+            ("dst must be a tensor", TypeError, ([None], [cache], pairs)),
+            ("block_mapping must have dtype", TypeError, ([cache], [cache], pairs.float())),
+            (r"block_mapping must have shape \(\*, 2\)", ValueError, ([cache], [cache], pairs[:, :1]))):
+        with pytest.raises(kind, match=f"copy_blocks: {message}"):
+            aiter_like.copy_blocks(*args)
+    for message, kind, args in (("src must be a tensor", TypeError, (None, cache, pairs)),
+                                ("src must have dtype", TypeError, (cache.half(), cache, pairs)),
+                                (r"src must have shape \(\*, 8, 4\)", ValueError, (cache[:, :4], cache, pairs)),
+                                ("dst must have at least 1 dimension", ValueError, (cache, cache[0, 0, 0], pairs))):
+        with pytest.raises(kind, match=message):
+            aiter_like.swap_blocks(*args)
+    for message, target in (("at most 5 dimensions", cache[:, None, None, None]),
+                            ("must not be expanded", cache[:1].expand(3, 8, 4)),
+                            ("must have contiguous elements", cache[:, :, ::2])):
+        with pytest.raises(UnsupportedError, match=message):
+            aiter_like.copy_blocks([target], [target], pairs, backend="hip")
+
+
+def test_moves_each_byte_once_in_wide_accesses(device):
+    if device.type != "cpu":
+        pytest.skip("counts of the simulator")
+    cache = torch.zeros(4, 16, 8, 128, dtype=torch.bfloat16)
+    with sim.enabled(checks=False) as session:
+        aiter_like.copy_blocks([cache], [cache], torch.tensor([[0, 2], [3, 1]]), backend="hip")
+    counts = next(iter(session.counters.values()))
+    words = 2 * 2 * cache[0].nbytes // 16
+    assert counts["by_class"]["global"] == 2 * words // 64, counts
+
+
+def test_opcheck(device):
+    cache, pairs = torch.randn(3, 8, 4, device=device), torch.tensor([[0, 1]], device=device)
+    for source in (None, cache.clone()):
+        torch.library.opcheck(torch.ops.aiter_like.copy_blocks_out, (cache, source, pairs), {"backend": "hip"})
+
+
+def bench() -> None:
+    """Checks, then times copies of Llama-3 8B's blocks of 16 tokens within one cache; needs a GPU."""
+    device = torch.device("cuda")
+    cases = []
+    for count in (1, 64, 4096, 16384):
+        cache = torch.randn(2 * count, 16 * 8 * 128, device=device).bfloat16().view(2 * count, 16, 8, 128)
+        order = torch.randperm(2 * count, generator=torch.Generator().manual_seed(0)).to(device)
+        pairs = order.view(count, 2).contiguous()
+
+        def check(_result, cache=cache, pairs=pairs) -> float:
+            assert torch.equal(cache[pairs[:, 1]], cache[pairs[:, 0]])
+            return 0.0
+
+        calls = {name: lambda cache=cache, pairs=pairs, name=name: kv_blocks._copy_blocks(cache, None, pairs,
+                                                                                          backend=name)
+                 for name in BACKENDS}
+        cases.append(benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes, calls, check))
+    benching.table("copy_blocks of 32 KiB", cases)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
+    parser.parse_args()
+    bench()
