@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: MIT
+"""Writing paged KV caches. Kernels: csrc/kv_cache/; the layouts: csrc/include/aiter_like/kv_cache.h."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, scales
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+
+__all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
+_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
+_SLOTS = (torch.int64, torch.int32)
+_MAX_ACCESSES = 2**31 - 1  # of one launch
+_TOKEN_GROUP = 16  # reshape_and_cache.hip rounds tokens up to it
+
+
+class Names(NamedTuple):
+    """What messages call the arguments: those of the public function."""
+
+    op: str
+    key: str = "key"
+    value: str = "value"
+    key_cache: str = "key_cache"
+    value_cache: str = "value_cache"
+    k_scale: str = "k_scale"
+    v_scale: str = "v_scale"
+
+
+_RANKS = {"rows": (4, 4), "mla": (4, 4), "columns": (5, 4), "shuffled": (5, 5)}  # of K and V
+_NAMES = {"rows": Names("reshape_and_cache_flash"), "columns": Names("reshape_and_cache"),
+          "shuffled": Names("reshape_and_cache"),
+          "mla": Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
+                       "kv_cache[..., kv_lora_rank:]", "scale", "scale")}
+
+
+def _place(slot_mapping: Tensor, page_size: int, num_blocks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens that have a place, and their block and offset; slots outside the cache have none."""
+    slots = slot_mapping.long()
+    tokens = ((slots >= 0) & (slots < num_blocks * page_size)).nonzero().squeeze(-1)
+    return tokens, slots[tokens] // page_size, slots[tokens] % page_size
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """fp8 as bytes, which torch can index; everything else as it is."""
+    return tensor.view(torch.uint8) if tensor.dtype in _FP8 else tensor
+
+
+def _put(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
+    """Writes rows that have the cache's dtype (or its bytes) to their slots, in any layout."""
+    num_blocks, page_size = key_cache.shape[0], _page_size(key_cache)
+    tokens, block, offset = _place(slot_mapping, page_size, num_blocks)
+    key_cache, value_cache, key, value = _bytes(key_cache), _bytes(value_cache), _bytes(key), _bytes(value)
+    if key_cache.ndim == 4:
+        key_cache[block, offset] = key[tokens]
+        value_cache[block, offset] = value[tokens]
+        return
+    pack = key_cache.shape[4]
+    key_cache[block, :, :, offset] = key[tokens].unflatten(-1, (-1, pack))
+    if value_cache.ndim == 4:
+        value_cache[block, :, :, offset] = value[tokens]
+    else:
+        pack = value_cache.shape[4]
+        value_cache[block, :, offset // pack, :, offset % pack] = value[tokens]
+
+
+def _page_size(key_cache: Tensor) -> int:
+    return key_cache.shape[1 if key_cache.ndim == 4 else 3]
+
+
+def reshape_and_cache_ref(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
+                          kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
+                          layout: str) -> None:
+    """In torch, with the kernel's rounding: x · (1 / scale) in fp32, saturated, to nearest even."""
+    if kv_cache_dtype != "auto":
+        kind = dtypes.fp8(target_of(key.device).arch)
+        one = torch.ones(1, device=key.device)
+        key, value = (scales.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(key_cache.dtype)
+                      for x, scale in ((key, k_scale), (value, v_scale)))
+    _put(key_cache, value_cache, key, value, slot_mapping)
+
+
+def _instance(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
+              kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
+              layout: str) -> Instance:
+    return _variant(key.dtype, kv_cache_dtype)
+
+
+def _variant(dtype: torch.dtype, kv_cache_dtype: str) -> Instance:
+    if kv_cache_dtype == "auto":
+        bits = 8 * dtype.itemsize
+        return Instance(f"copy{bits}", {"SOURCE": f"uint{bits}_t", "CACHE": f"uint{bits}_t"})
+    return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": _ELEMENTS[dtype], "CACHE": "fp8"})
+
+
+def _prebuilt() -> list[Instance]:
+    return [_variant(torch.bfloat16, "auto"), _variant(torch.bfloat16, "fp8")]
+
+
+@compile_ops("kv_cache/reshape_and_cache.hip", gen_func=_instance, prebuild=_prebuilt)
+def _reshape_and_cache_hip(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
+                           kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
+                           layout: str) -> None: ...
+
+
+def _check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tensor, key: Tensor,
+                  value: Tensor) -> None:
+    """`key` and `value` [num_tokens, num_heads, …] fit the caches of `layout`."""
+    op = names.op
+    check.tensor(op, names.key, key, rank=3)
+    check.tensor(op, names.value, value, dtypes=(key.dtype,), shape=(*key.shape[:2], None), device=key.device)
+    for name, tensor, rank in zip((names.key_cache, names.value_cache), (key_cache, value_cache), _RANKS[layout]):
+        check.tensor(op, name, tensor, rank=rank, device=key.device, last_contiguous=False)
+    heads, key_dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
+    blocks, page_size = key_cache.shape[0], _page_size(key_cache)
+    if page_size == 0:
+        raise ValueError(f"{op}: {names.key_cache} must have pages of at least 1 token, got shape "
+                         f"{tuple(key_cache.shape)}")
+    if key_cache.ndim == 4:
+        shapes = (blocks, page_size, heads, key_dim), (blocks, page_size, heads, value_dim)
+    else:
+        pack = _pack(op, names.key_cache, key_cache, "head_dim", key_dim)
+        shapes = (blocks, heads, key_dim // pack, page_size, pack), (blocks, heads, value_dim, page_size)
+        if value_cache.ndim == 5:
+            pack = _pack(op, names.value_cache, value_cache, "page size", page_size)
+            shapes = shapes[0], (blocks, heads, page_size // pack, value_dim, pack)
+    check.tensor(op, names.key_cache, key_cache, shape=shapes[0], last_contiguous=False)
+    check.tensor(op, names.value_cache, value_cache, shape=shapes[1], last_contiguous=False)
+
+
+def _pack(op: str, name: str, cache: Tensor, what: str, size: int) -> int:
+    """The innermost dimension of a packed cache."""
+    pack = cache.shape[4]
+    if pack < 1 or pack & (pack - 1) or size % pack:
+        raise ValueError(f"{op}: the last dimension of {name} must be a power of two that divides the {what} {size}, "
+                         f"got shape {tuple(cache.shape)}")
+    return pack
+
+
+def _check_dtypes(op: str, name: str, cache: Tensor, source_name: str, source: Tensor, kv_cache_dtype: str) -> None:
+    """What a cache of `kv_cache_dtype` holds: the source's dtype, or fp8, also as bytes."""
+    check.choice(op, "kv_cache_dtype", kv_cache_dtype, _CACHE_DTYPES)
+    if kv_cache_dtype == "auto":
+        check.tensor(op, source_name, source, dtypes=(*_FLOATS, *_FP8), last_contiguous=False)
+        check.tensor(op, name, cache, dtypes=(source.dtype,), last_contiguous=False)
+        return
+    check.tensor(op, source_name, source, dtypes=_FLOATS, last_contiguous=False)
+    target = target_of(source.device)
+    refusal = scales.refusal(target, cache.dtype)
+    if refusal:
+        raise TypeError(f"{op}: {name}: {refusal}")
+    check.tensor(op, name, cache, dtypes=(dtypes.fp8(target.arch), torch.uint8), last_contiguous=False)
+
+
+def _check_slots(op: str, slot_mapping: Tensor, num_tokens: int, device: torch.device) -> None:
+    check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=_SLOTS, device=device)
+    if slot_mapping.shape[0] > num_tokens:
+        raise ValueError(f"{op}: slot_mapping must have at most {num_tokens} elements, one for each token, got "
+                         f"{slot_mapping.shape[0]}")
+
+
+def _check_scale(op: str, name: str, scale: Tensor | None, device: torch.device) -> None:
+    if scale is None:
+        return
+    check.tensor(op, name, scale, dtypes=(torch.float32,), device=device)
+    if scale.numel() != 1:
+        raise ValueError(f"{op}: {name} must have 1 element, got shape {tuple(scale.shape)}")
+
+
+def _check(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
+           kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
+           layout: str) -> object:
+    check.choice("reshape_and_cache", "layout", layout, tuple(_NAMES))
+    names = _NAMES[layout]
+    _check_caches(names, layout, key_cache, value_cache, key, value)
+    _check_dtypes(names.op, names.key_cache, key_cache, names.key, key, kv_cache_dtype)
+    check.tensor(names.op, names.value_cache, value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
+    _check_slots(names.op, slot_mapping, key.shape[0], key.device)
+    _check_scale(names.op, names.k_scale, k_scale, key.device)
+    _check_scale(names.op, names.v_scale, v_scale, key.device)
+    is_empty = 0 in (slot_mapping.numel(), key_cache.numel() + value_cache.numel(), key.numel() + value.numel())
+    return SKIP if is_empty else None
+
+
+def _hip_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
+                     slot_mapping: Tensor, kv_cache_dtype: str, k_scale: Tensor | None,
+                     v_scale: Tensor | None, layout: str) -> str | None:
+    accesses = (slot_mapping.shape[0] + _TOKEN_GROUP) * key.shape[1] * max(key.shape[2], value.shape[2])
+    if accesses > _MAX_ACCESSES:
+        return f"at most {_MAX_ACCESSES} elements of key or value fit one launch, got {accesses}"
+    return _too_many_slots(key_cache)
+
+
+def _too_many_slots(key_cache: Tensor) -> str | None:
+    slots = key_cache.shape[0] * _page_size(key_cache)
+    return f"a cache has at most {2**31 - 1} slots, got {slots}" if slots >= 2**31 else None
+
+
+def _self_check(device: torch.device) -> list[tuple]:
+    """Every element of small caches: each layout, copied and as fp8."""
+    generator = torch.Generator().manual_seed(0)
+    slots = torch.randperm(32, generator=generator).to(device)
+    scale = torch.tensor([0.5], device=device)
+    cases = []
+    for dtype in _FLOATS:
+        key, value = (torch.randn(32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
+        for kind, cache_dtype in (("auto", dtype), ("fp8", dtypes.fp8(target_of(device).arch))):
+            x = 16 // cache_dtype.itemsize
+            packed = (2, 2, 32 // x, 16, x)
+            for layout, shapes in (("rows", ((2, 16, 2, 32),) * 2), ("columns", (packed, (2, 2, 32, 16))),
+                                   ("shuffled", (packed, (2, 2, 16 // x, 32, x)))):
+                caches = [torch.zeros(shape, dtype=cache_dtype, device=device) for shape in shapes]
+                cases.append((*caches, key, value, slots, kind, scale, scale, layout))
+    return cases
+
+
+_reshape_and_cache = Op(
+    "reshape_and_cache", reference=reshape_and_cache_ref, check=_check, writes=("key_cache", "value_cache"),
+    self_check=_self_check, backends=(Backend("hip", _reshape_and_cache_hip, unsupported=_hip_unsupported),
+                                      Backend("torch", reshape_and_cache_ref)))
+
+
+def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
+                      kv_cache_dtype: str, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+                      asm_layout: bool = False, *, backend: str | None = None) -> None:
+    """Writes the keys and values of tokens into their slots of a paged cache with packed keys.
+
+    `cache[slot // page_size][…, slot % page_size, …] = x`, or `round(x · (1 / scale))` in an fp8 cache.
+
+    Args:
+        key: [num_tokens, num_heads, head_dim] bf16|fp16|fp32 ("auto": also fp8), last dimension contiguous.
+        value: [num_tokens, num_heads, value_dim], dtype of `key`, last dimension contiguous.
+        key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], any strides; x is a power of two, 16 bytes.
+        value_cache: [num_blocks, num_heads, value_dim, page_size], any strides; with `asm_layout`
+            [num_blocks, num_heads, page_size / x, value_dim, x].
+        slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
+        kv_cache_dtype: "auto": the caches have the dtype of `key`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
+            its bytes.
+        k_scale: 1 fp32 element, the keys' dequantisation scale; None: 1. Not read with "auto".
+        v_scale: the same for the values.
+        asm_layout: the shuffled value cache.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `key_cache` and `value_cache` are written, and in them only the slots that are named.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        A slot below 0, and one beyond the cache, is skipped: nothing is written for its token, nor outside the cache.
+        Two tokens with one slot: which of them stays is undefined. fp8 saturates, NaN stays NaN; with scale 0 zeros
+        become NaN and all else ±largest. 64-bit addresses; can be captured in a graph.
+
+    Source: AITER's `reshape_and_cache`.
+    """
+    check.flag("reshape_and_cache", "asm_layout", asm_layout)
+    _reshape_and_cache(key_cache, value_cache, key, value, slot_mapping, kv_cache_dtype, k_scale, v_scale,
+                       "shuffled" if asm_layout else "columns", backend=backend)
+
+
+def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
+                            kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None, *,
+                            backend: str | None = None) -> None:
+    """Writes the keys and values of tokens into their slots of a paged cache with whole rows.
+
+    `cache[slot // page_size, slot % page_size] = x`, or `round(x · (1 / scale))` in an fp8 cache.
+
+    Args:
+        key: [num_tokens, num_heads, head_dim] bf16|fp16|fp32 ("auto": also fp8), last dimension contiguous.
+        value: [num_tokens, num_heads, value_dim], dtype of `key`, last dimension contiguous.
+        key_cache: [num_blocks, page_size, num_heads, head_dim], any strides: also [B, H, bs, D] transposed, and half of
+            [B, H, bs, 2 · D] that holds keys and values.
+        value_cache: [num_blocks, page_size, num_heads, value_dim], any strides, its own.
+        slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
+        kv_cache_dtype: "auto": the caches have the dtype of `key`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
+            its bytes.
+        k_scale: 1 fp32 element, the keys' dequantisation scale; None: 1. Not read with "auto".
+        v_scale: the same for the values.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `key_cache` and `value_cache` are written, and in them only the slots that are named.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Skipped slots, doubled slots, fp8 and addresses as in `reshape_and_cache`.
+
+    Source: AITER's `reshape_and_cache_flash`.
+    """
+    _reshape_and_cache(key_cache, value_cache, key, value, slot_mapping, kv_cache_dtype, k_scale, v_scale, "rows",
+                       backend=backend)
+
+
+def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
+                         scale: Tensor | None, *, backend: str | None = None) -> None:
+    """Writes latent and rotated key of tokens, one after the other, into their slots of an MLA cache.
+
+    `kv_cache[slot // page_size, slot % page_size] = kv_c ‖ k_pe`, in an fp8 cache `round(x · (1 / scale))`.
+
+    Args:
+        kv_c: [num_tokens, kv_lora_rank] bf16|fp16|fp32 ("auto": also fp8), last dimension contiguous.
+        k_pe: [num_tokens, rope_dim], dtype of `kv_c`, last dimension contiguous; [num_tokens, 1, rope_dim] too.
+        kv_cache: [num_blocks, page_size, kv_lora_rank + rope_dim], any strides; [num_blocks, page_size, 1, …] too.
+        slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
+        kv_cache_dtype: "auto": the cache has the dtype of `kv_c`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
+            its bytes.
+        scale: 1 fp32 element, the dequantisation scale; None: 1. Not read with "auto".
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `kv_cache` is written, and in it only the slots that are named.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        The kernel of `reshape_and_cache_flash` with one head, whose keys are the latent and whose values are the
+        rotated part; skipped slots, doubled slots, fp8 and addresses as there.
+
+    Source: AITER's `concat_and_cache_mla`.
+    """
+    for name, tensor, ranks in (("kv_c", kv_c, (2,)), ("k_pe", k_pe, (2, 3)), ("kv_cache", kv_cache, (3, 4))):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"concat_and_cache_mla: {name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.ndim not in ranks:
+            raise ValueError(f"concat_and_cache_mla: {name} must have {' or '.join(map(str, ranks))} dimensions, got "
+                             f"shape {tuple(tensor.shape)}")
+    rank = kv_c.shape[1]
+    k_pe = k_pe.unsqueeze(1) if k_pe.ndim == 2 else k_pe
+    cache = kv_cache.unsqueeze(2) if kv_cache.ndim == 3 else kv_cache
+    _reshape_and_cache(cache[..., :rank], cache[..., rank:], kv_c.unsqueeze(1), k_pe, slot_mapping, kv_cache_dtype,
+                       scale, scale, "mla", backend=backend)
