@@ -32,7 +32,8 @@ __device__ inline int64_t block_number(const CopyBlocksArgs& args, int64_t index
 template <class Word>
 __global__ __launch_bounds__(kThreads) void copy_blocks_kernel(CopyBlocksArgs args) {
   const uint32_t pair = workgroup_index().x / args.parts, part = workgroup_index().x - pair * args.parts;
-  const int64_t from_block = block_number(args, 2 * int64_t{pair}), to_block = block_number(args, 2 * int64_t{pair} + 1);
+  const int64_t from_block = block_number(args, 2 * int64_t{pair});
+  const int64_t to_block = block_number(args, 2 * int64_t{pair} + 1);
   if (from_block < 0 || from_block >= args.from_blocks || to_block < 0 || to_block >= args.to_blocks) return;
   const Word* from = static_cast<const Word*>(args.from) + from_block * args.from_block;
   Word* to = static_cast<Word*>(args.to) + to_block * args.to_block;
@@ -79,8 +80,8 @@ struct BlockDim {
   int64_t size, to, from;
 };
 
-/// Dimensions 1… of both tensors, the bytes of an element as the last, in descending order of the target's strides, with
-/// neighbours merged where both sides allow. Returns how many; `dims` has place for 8.
+/// Dimensions 1… of both tensors, the bytes of an element as the last, in descending order of the target's strides,
+/// with neighbours merged where both sides allow. Returns how many; `dims` has place for 8.
 int merged_dims(const ffi::Tensor& to, const ffi::Tensor& from, BlockDim* dims) {
   const int64_t bytes = to.dtype().bits / 8;
   int count = 0;
