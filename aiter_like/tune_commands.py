@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import env
+from aiter_like.errors import TuningError
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
@@ -29,7 +30,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds tune; the parser sets `run`, a function of the parsed arguments."""
     tune = subparsers.add_parser("tune", description="Measure the candidates of an operator and write tuned rows.",
                                  formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG)
-    tune.add_argument("op", help="an operator or public function, e.g. rms_norm")
+    tune.add_argument("op", nargs="?", help="an operator or public function, e.g. rms_norm")
     _add_sources(tune)
     tune.add_argument("--device", choices=("gpu", "sim"), default="gpu")
     tune.add_argument("--gpus", type=_numbers, metavar="0,1,…", help="which GPUs (default: all)")
@@ -44,6 +45,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     tune.add_argument("--retune", action="store_true", help="also shapes that have a row")
     tune.add_argument("--compare", action="store_true",
                       help="time the present rows against the operator's own choice, and write nothing")
+    tune.add_argument("--import-aiter", type=Path, nargs="+", metavar="FILE",
+                      help="AITER's tuned tables: write what maps as OP.shapes.csv to --output (default: here)")
     tune.add_argument("--quiet", action="store_true", help="no progress line")
     tune.set_defaults(run=_tune)
 
@@ -61,8 +64,8 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))  # argparse turns the ValueError into its message
 
 
-def _keys(args: argparse.Namespace, op: Op) -> list[dict[str, Any]]:
-    """The shapes of all sources.
+def _keys(args: argparse.Namespace, op: Op) -> tuple[list[dict[str, Any]], dict[tuple, dict[str, str]]]:
+    """The shapes of all sources, and the hints that shape files give.
 
     Raises:
         ValueError: there is no source.
@@ -70,8 +73,8 @@ def _keys(args: argparse.Namespace, op: Op) -> list[dict[str, Any]]:
     from aiter_like.tuning import models, shapes
 
     keys = [shapes.parse(text, op.name, op.tune_fields) for text in args.shape]
-    for path in args.shapes:
-        keys += shapes.read(path, op.name, op.tune_fields)
+    hinted = [pair for path in args.shapes for pair in shapes.read_hinted(path, op.name, op.tune_fields)]
+    keys += [key for key, _ in hinted]
     if args.recorded is not None:
         folder = args.recorded if args.recorded != Path() else Path(env.get("AITER_LIKE_RECORD") or os.curdir)
         keys += shapes.recorded(folder, op.name, op.tune_fields)
@@ -80,7 +83,26 @@ def _keys(args: argparse.Namespace, op: Op) -> list[dict[str, Any]]:
     if not keys:
         raise ValueError(f"no shapes: --shapes, --shape, --recorded or --model; the key of {op.name} is "
                          f"{', '.join(op.tune_fields)}")
-    return keys
+    return keys, {tuple(key.values()): hint for key, hint in hinted if hint}
+
+
+def _import(files: list[Path], folder: Path) -> int:
+    """Writes the shape files, prints the coverage; 1 when nothing was kept or a row is bad."""
+    from aiter_like.dispatch import OPS
+    from aiter_like.tuning import aiter_tables
+
+    imported = [aiter_tables.read(path, OPS) for path in files]
+    print("\n".join(aiter_tables.coverage(imported)))
+    texts = aiter_tables.shape_files(imported, OPS)
+    for name, text in texts.items():
+        path = folder / f"{name}.shapes.csv"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise TuningError(f"{path}:0: cannot be written: {error.strerror}") from error
+        print(f"shapes: {path}; measure them with: aiter-like tune {name} --shapes {path}")
+    return 0 if texts and not any(found.problems for found in imported) else 1
 
 
 def _tune(args: argparse.Namespace) -> int:
@@ -90,11 +112,16 @@ def _tune(args: argparse.Namespace) -> int:
     from aiter_like.tuning import report
     from aiter_like.tuning.tuner import Options, tune
 
+    if args.import_aiter:
+        return _import(args.import_aiter, args.output or Path())
+    if args.op is None:
+        raise ValueError("which operator? for example: aiter-like tune rms_norm --model llama-3-8b")
     op = find_op(args.op)
-    keys = _keys(args, op)
+    keys, hints = _keys(args, op)
     options = Options(device=args.device, gpus=args.gpus or _all_gpus(args.device), output=args.output,
                       journal=args.journal, budget=args.budget, min_improvement=args.min_improvement,
-                      timeout=args.timeout, retune=args.retune, compare=args.compare, progress=not args.quiet)
+                      timeout=args.timeout, retune=args.retune, compare=args.compare, hints=hints,
+                      progress=not args.quiet)
     outcome = tune(op, keys, options)
     _print(outcome)
     for path in report.write(outcome, args.report or cache_root() / "tuning"):

@@ -71,6 +71,18 @@ class Plan:
     bytes: int
     flops: int
 
+    def hinted(self, hint: Mapping[str, str]) -> Plan:
+        """The same, with the trials that a hint names (backend, and parameters by name) right after the first."""
+        def hits(trial: Trial) -> int:
+            params = {_plain_name(name): str(value) for name, value in trial.params.items()}
+            return (trial.backend == hint.get("backend")) + sum(
+                params.get(_plain_name(name)) == text for name, text in hint.items())
+
+        default = self.trials[self.default]
+        trials = [self.trials[0], *sorted(self.trials[1:], key=hits, reverse=True)]  # stable: else as it was
+        place = next(index for index, trial in enumerate(trials) if trial is default)
+        return dataclasses.replace(self, trials=trials, default=place)
+
     def plain(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return dataclasses.asdict(self)
@@ -79,6 +91,11 @@ class Plan:
     def of(cls, plain: Mapping[str, Any]) -> Plan:
         """The inverse of `plain`."""
         return cls(**{**plain, "trials": [Trial(**trial) for trial in plain["trials"]]})
+
+
+def _plain_name(name: str) -> str:
+    """split_k, splitK and SPLIT_K are one parameter."""
+    return name.replace("_", "").lower()
 
 
 def plan(op: Op, target: Target, args: tuple) -> Plan:

@@ -13,12 +13,23 @@ from aiter_like.tuning import table
 
 _IGNORED = (*table.DEVICE_COLUMNS, *table.VALUE_COLUMNS)  # so that recorded shapes and tuned tables are shape files too
 
+_HINT = "hint_"
+
 
 def read(path: Path, op: str, fields: Sequence[str]) -> list[dict[str, Any]]:
     """The keys of a file: a header with the operator's key fields, in any order, and a row per shape.
 
     Raises:
         TuningError: with file:line, the first thing that is wrong.
+    """
+    return [key for key, _ in read_hinted(path, op, fields)]
+
+
+def read_hinted(path: Path, op: str, fields: Sequence[str]) -> list[tuple[dict[str, Any], dict[str, str]]]:
+    """As `read`, each key with its hints: the columns hint_backend, hint_<parameter> (aiter_tables.py).
+
+    Raises:
+        TuningError: as `read`.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -28,8 +39,10 @@ def read(path: Path, op: str, fields: Sequence[str]) -> list[dict[str, Any]]:
             keys = []
             for cells in rows:
                 if cells:
-                    keys.append(_key(dict(zip(header, cells)), len(cells) - len(header), fields,
-                                     f"{path}:{rows.line_num}"))
+                    named = dict(zip(header, cells))
+                    key = _key(named, len(cells) - len(header), fields, f"{path}:{rows.line_num}")
+                    keys.append((key, {name.removeprefix(_HINT): text for name, text in named.items()
+                                       if name.startswith(_HINT) and text}))
     except (OSError, UnicodeDecodeError) as error:
         raise TuningError(f"{path}:0: cannot be read: {error}") from error
     except csv.Error as error:
@@ -65,7 +78,8 @@ def parse(text: str, op: str, fields: Sequence[str]) -> dict[str, Any]:
 
 def _check_header(header: Sequence[str], fields: Sequence[str], place: str, op: str) -> None:
     missing = [name for name in fields if name not in header]
-    unknown = [name for name in header if name not in fields and name not in _IGNORED]
+    unknown = [name for name in header if name not in fields and name not in _IGNORED
+               and not name.startswith(_HINT)]
     twice = [name for name in fields if header.count(name) > 1]
     if missing or unknown or twice:
         wrong = "; ".join(f"{what}: {', '.join(names)}" for what, names in (

@@ -49,6 +49,7 @@ class Options:
         rounds: of timing in the first comparison; the final has twice as many.
         retune: also shapes that have a row already.
         compare: time the present rows against the operator's own choice, and write nothing.
+        hints: key → what to try first (candidates.Plan.hinted); it decides only what a budget leaves out.
         harness: "module:function" of (index) → Harness instead of the device's (tests plant candidates and a clock).
         progress: show a line with the time left.
     """
@@ -63,6 +64,7 @@ class Options:
     rounds: int = 7
     retune: bool = False
     compare: bool = False
+    hints: Mapping[tuple, Mapping[str, str]] = field(default_factory=dict)
     harness: str = ""
     progress: bool = True
 
@@ -229,7 +231,7 @@ class _Run:
         if "error" in reply:
             result.note = reply["error"]
         else:
-            result.plan = Plan.of(reply)
+            result.plan = Plan.of(reply).hinted(self.options.hints.get(tuple(key.values()), {}))
         return result
 
     def _build(self, results: Sequence[Result]) -> None:
