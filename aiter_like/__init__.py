@@ -10,6 +10,8 @@ from aiter_like.ops.kv_blocks import *  # noqa: F403
 from aiter_like.ops.kv_cache import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
 from aiter_like.ops.norm_quant import *  # noqa: F403
+from aiter_like.ops.quant import *  # noqa: F403
+from aiter_like.ops.quant_tensor import *  # noqa: F403
 from aiter_like.ops.rope import *  # noqa: F403
 from aiter_like.ops.rope_2d import *  # noqa: F403
 

@@ -14,7 +14,7 @@ from aiter_like.device import Target
 GROUPS = (32, 64, 128)
 """Group sizes, in columns, that the kernels take."""
 
-_SMALLEST_AMAX = 2.0**-110  # keeps 1 / scale finite
+SMALLEST_AMAX = 2.0**-110  # keeps 1 / scale finite
 _FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 DTYPES = (*_FP8, torch.int8)
 """What a quantiser may write, by any architecture; see `refusal`."""
@@ -28,7 +28,7 @@ def largest(dtype: torch.dtype) -> float:
 def of(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> Tensor:
     """Scales of `x` [..., columns]: one per row ([..., 1]), or per group of columns ([..., columns / group_size])."""
     grouped = x.unflatten(-1, (-1, group_size)) if group_size else x.unsqueeze(-2)
-    return grouped.abs().amax(-1).clamp(min=_SMALLEST_AMAX) / largest(dtype)
+    return grouped.abs().amax(-1).clamp(min=SMALLEST_AMAX) / largest(dtype)
 
 
 def quantised(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

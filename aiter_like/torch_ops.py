@@ -124,6 +124,8 @@ def _text(annotation: Any) -> str:
 def _default(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
     return str(list(value)) if isinstance(value, (tuple, list)) else str(value)
 
 

@@ -139,11 +139,7 @@ void act_and_mul(ffi::Tensor out, ffi::Tensor input, ffi::String activation, boo
   };
   bool is_aligned = y.size % VEC == 0 && is_aligned_as(x, sizeof(ELEMENT)) && is_aligned_as(y, sizeof(OUT));
   ActAndMulArgs args{};
-  if constexpr (HAS_SCALE) {
-    const ffi::Rows number = ffi::rows<float>(scale.value(), "act_and_mul: scale");
-    ffi::check_value(number.count == 1 && number.size == 1, "act_and_mul: scale must have one element");
-    args.scale = static_cast<const float*>(number.data);
-  }
+  args.scale = ffi::scalar<float>(scale, "act_and_mul: scale");
   if constexpr (HAS_BIAS) {
     const ffi::Rows b = ffi::rows<BIAS>(bias.value(), "act_and_mul: bias");
     const ffi::Rows ids = ffi::rows<int32_t>(expert_ids.value(), "act_and_mul: expert_ids");

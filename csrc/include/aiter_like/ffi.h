@@ -82,6 +82,17 @@ inline void check_type(bool condition, const char* message) {
   if (!condition) TVM_FFI_THROW(TypeError) << message;
 }
 
+/// Where the one element of `tensor` is; null for no tensor.
+/// Throws TypeError for another element type, ValueError for another number of elements.
+template <class T>
+const T* scalar(const Optional<Tensor>& tensor, const char* name) {
+  if (!tensor.has_value()) return nullptr;
+  const Tensor value = tensor.value();
+  if (!has_element<T>(value)) TVM_FFI_THROW(TypeError) << name << " has another dtype than this module was built for";
+  if (value.numel() != 1) TVM_FFI_THROW(ValueError) << name << " must have one element, got " << value.numel();
+  return static_cast<const T*>(value.data_ptr());
+}
+
 /// A matrix of rows: the last dimension contiguous, the dimensions before it collapsed into one.
 struct Rows {
   void* data;

@@ -134,6 +134,15 @@ __device__ inline bool wave_any(bool condition) {
 #endif
 }
 
+/// Makes *address, in global memory, the maximum of itself and `value`, at once for all workgroups of the launch.
+__device__ inline void atomic_max(uint32_t* address, uint32_t value) {
+#if defined(__HIP__)
+  __hip_atomic_fetch_max(address, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#else
+  atomicMax(address, value);
+#endif
+}
+
 __device__ inline float square_root(float x) {
 #if defined(__HIP__)
   return __builtin_sqrtf(x);

@@ -21,6 +21,11 @@ __device__ inline float larger(float a, float b) {
   return __builtin_bit_cast(float, x > y ? x : y);
 }
 
+/// Makes *address the larger of itself and `x`, both ≥ 0 or NaN, at once for all workgroups.
+__device__ inline void atomic_larger(float* address, float x) {
+  atomic_max(reinterpret_cast<uint32_t*>(address), __builtin_bit_cast(uint32_t, x));
+}
+
 /// Maximum of values ≥ 0 over the aligned group of 2 · kMask lanes, in every lane; NaN if one is NaN.
 template <int kMask = kWaveSize / 2>
 __device__ inline float wave_max(float x) {

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: MIT
+"""Quantisers to fp8 and int8 with one scale. Kernels: csrc/quant/tensor_quant.hip, triton_kernels/quant.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, scales, torch_ops
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.activation import ELEMENTS
+from aiter_like.ops.quant import check_matrices, check_number, kernel_unsupported, outputs, used_rows, write_rows
+
+__all__ = ["dynamic_per_tensor_quant", "per_tensor_quant_hip", "static_per_tensor_quant"]
+
+_MOST_ELEMENTS = 2**31 - 2**16  # that tensor_quant.hip numbers
+
+
+def tensor_quant_ref(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
+                     num_rows_factor: int) -> None:
+    """The rule of scales.py in torch."""
+    x, is_used = input.float(), used_rows(input, num_rows, num_rows_factor)
+    if is_dynamic:
+        used = x if is_used is None else torch.where(is_used, x, 0.0)
+        scale.copy_(scales.of(used.reshape(1, -1), out.dtype).view(scale.shape))
+    write_rows(out, scales.rounded(x * (1 / scale.reshape(())), out.dtype), is_used)
+
+
+def _tensor_instance(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
+                     num_rows_factor: int, *, vectors: int = 4) -> Instance:
+    name = f"{dtypes.name(input.dtype)}_{ELEMENTS[out.dtype].removesuffix('_t')}_v{vectors}"
+    return Instance(name, {"ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "VECTORS": vectors,
+                           "VEC": 16 // input.element_size()})
+
+
+@compile_ops("quant/tensor_quant.hip", gen_func=_tensor_instance, prebuild=list)
+def _tensor_quant_hip(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
+                      num_rows_factor: int) -> None: ...
+
+
+def _tensor_check(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
+                  num_rows_factor: int) -> object:
+    op = "tensor_quant"
+    check_matrices(op, out, input)
+    check.tensor(op, "scale", scale, dtypes=(torch.float32,), device=input.device)
+    check_number(op, "scale", scale, torch.float32, input.device)
+    check_number(op, "num_rows", num_rows, torch.int32, input.device)
+    check.integer(op, "num_rows_factor", num_rows_factor, low=1)
+    return SKIP if input.numel() == 0 else None
+
+
+def _hip_unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
+    if input.numel() > _MOST_ELEMENTS:
+        return f"at most {_MOST_ELEMENTS} elements, got {input.numel()}"
+    return kernel_unsupported(target, out, scale, input)
+
+
+def _tensor_self_check(device: torch.device) -> tuple:
+    x = torch.randn(5, 4096, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+    return torch.empty_like(x, dtype=torch.int8), torch.empty(1, device=device), x, True, None, 1
+
+
+_tensor_quant = Op(
+    "tensor_quant", reference=tensor_quant_ref, check=_tensor_check, writes=("out", "scale"),
+    self_check=_tensor_self_check,
+    backends=(Backend("hip", _tensor_quant_hip, unsupported=_hip_unsupported),
+              Backend("triton", "quant:tensor_quant", unsupported=kernel_unsupported),
+              Backend("torch", tensor_quant_ref)))
+
+
+def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.dtype = torch.int8,
+                         num_rows: Tensor | None = None, num_rows_factor: int = 1, *,
+                         backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """Quantises a tensor with one scale, given or found.
+
+    Args:
+        x: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale: one fp32 number on the device, or None: found among the elements.
+        quant_dtype: torch.int8 or the hardware's fp8.
+        num_rows: one int32 on the device, or None: only the first num_rows · num_rows_factor rows are quantised.
+        num_rows_factor: ≥ 1.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        q [..., K] and the scale [1] fp32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `quant_dtype` is the fp8 of other hardware.
+
+    Notes:
+        scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
+        saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic; can be captured in a graph.
+
+    Source: AITER's `per_tensor_quant_hip`.
+    """
+    out, found = outputs("per_tensor_quant_hip", x, quant_dtype, None)
+    used = found if scale is None else scale
+    _tensor_quant(out, used, x, scale is None, num_rows, num_rows_factor, backend=backend)
+    return out, used.view(1)
+
+
+def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
+    """Quantises a tensor with a scale that is known before.
+
+    `out = round(input · (1 / scale))`, saturated.
+
+    Args:
+        out: [..., K], written; the hardware's fp8, or int8.
+        input: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale: one fp32 number on the device.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` is written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `out` is the fp8 of other hardware.
+
+    Notes:
+        To nearest even; NaN stays NaN in fp8, becomes 0 in int8; can be captured in a graph.
+
+    Source: AITER's `static_per_tensor_quant`.
+    """
+    _tensor_quant(out, scale, input, False, None, 1, backend=backend)
+
+
+def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
+    """Quantises a tensor with one scale, which is found and written without a word to the host.
+
+    Args:
+        out: [..., K], written; the hardware's fp8, or int8.
+        input: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale: one fp32 number on the device, written.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `scale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `out` is the fp8 of other hardware.
+
+    Notes:
+        scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
+        saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic; can be captured in a graph.
+
+    Source: AITER's `dynamic_per_tensor_quant`.
+    """
+    _tensor_quant(out, scale, input, True, None, 1, backend=backend)
+
+
+torch_ops.register(_tensor_quant, per_tensor_quant_hip)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""Quantisers with one scale: every backend against float64 and, bit by bit, the reference; `--bench`: a table."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+
+import benching
+import pytest
+import torch
+from norm_cases import check_quantised, double, quantised_dtypes
+from quant_cases import BACKENDS, matrix, same_numbers
+from torch import Tensor
+
+import aiter_like
+from aiter_like import scales
+from aiter_like.errors import UnsupportedError
+from aiter_like.testing import strided_like
+
+INT8 = torch.int8
+QUANT, STATIC, DYNAMIC = (aiter_like.per_tensor_quant_hip, aiter_like.static_per_tensor_quant,
+                          aiter_like.dynamic_per_tensor_quant)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_float64(device, run, backend):
+    for rows, columns, input_dtype in ((1, 1, torch.bfloat16), (5, 7, torch.bfloat16), (3, 4104, torch.bfloat16),
+                                       (70, 64, torch.float16)):
+        x = matrix(device, rows, columns, dtype=input_dtype, seed=columns)
+        for dtype in quantised_dtypes(device) if columns == 4104 else (INT8,):
+            q, scale = run(backend, QUANT, x, quant_dtype=dtype)
+            assert (q.dtype, scale.shape) == (dtype, (1,))
+            check_quantised(q.view(1, -1), scale, double(x).view(1, -1))
+            expected = QUANT(x, quant_dtype=dtype, backend="torch")
+            assert same_numbers(q, expected[0]) and torch.equal(scale, expected[1])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_dtype(device, run, backend, dtype):
+    for rows, columns in ((1, 8192), (600, 4096), (4096, 1000), (3, 200001)):
+        x = matrix(device, rows, columns, dtype=dtype)
+        for out_dtype in quantised_dtypes(device):
+            q, scale = QUANT(x, quant_dtype=out_dtype, backend=backend)
+            check_quantised(q.view(1, -1), scale, double(x).view(1, -1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_large_element_anywhere(device, run, backend):
+    """The maximum of all workgroups and lanes, wherever it comes from."""
+    x = torch.zeros(9, 2048, dtype=torch.bfloat16, device=device)
+    for row, column in ((0, 0), (8, 2047), (4, 1021), (7, 3)):
+        x.zero_()[row, column] = -96.0
+        q, scale = run(backend, QUANT, x)
+        assert scale.item() == torch.tensor(96.0).div(127).item() and q[row, column] == -127
+        assert q.count_nonzero() == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_static_scale(device, run, backend):
+    x = matrix(device, 6, 264)
+    for value in (0.5, 1e-3, 1e4):
+        scale = torch.tensor([value], device=device)
+        for dtype in quantised_dtypes(device):
+            out, top = torch.empty_like(x, dtype=dtype), scales.largest(dtype)
+            run(backend, STATIC, out, x, scale)
+            expected = scales.rounded(x.float() * (1 / scale), dtype)
+            assert same_numbers(out, expected) and scale.item() == torch.tensor(value).item()
+            assert out.float().abs().max() == top or value > 1
+    q, same = run(backend, QUANT, x, scale)
+    assert same.data_ptr() == scale.data_ptr() and torch.equal(q, scales.rounded(x.float() * (1 / scale), INT8))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_values(device, run, backend):
+    for value in (0.0, math.nan, math.inf, -math.inf, 2.0**-130, 3e38):
+        x = torch.ones(3, 72, dtype=torch.bfloat16, device=device) if value else torch.zeros(
+            3, 72, dtype=torch.bfloat16, device=device)
+        x[1, 33] = value
+        for dtype in quantised_dtypes(device):
+            q, scale = run(backend, QUANT, x, quant_dtype=dtype)
+            expected = QUANT(x, quant_dtype=dtype, backend="torch")
+            assert same_numbers(q, expected[0]) and same_numbers(scale, expected[1])
+            assert scale.isnan().item() == math.isnan(value) and scale.isinf().item() == math.isinf(value)
+            assert value or (scale.item() > 0 and (q.float() == 0).all())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides_and_shapes(device, run, backend):
+    x = matrix(device, 6, 264)
+    for view in (strided_like(x, (0, 24)), strided_like(x, (0, 3), offset=1), x.view(2, 3, 264), x[::2], x[0],
+                 x[:1].expand(4, 264)):
+        q, scale = run(backend, QUANT, view)
+        expected = QUANT(view.contiguous(), backend="torch")
+        assert torch.equal(q, expected[0]) and torch.equal(scale, expected[1])
+        target = strided_like(torch.zeros(view.shape, device=device), (0,) * (view.ndim - 1) + (5,)).to(INT8)
+        own = torch.empty(1, device=device)
+        run(backend, DYNAMIC, target, view, own)
+        assert torch.equal(target, q) and torch.equal(own, scale)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_the_first_rows(device, run, backend):
+    x = matrix(device, 6, 264)
+    x[4:] *= 1000
+    for count, factor in ((2, 2), (0, 1), (9, 1), (-1, 3)):
+        number = torch.tensor([count], dtype=torch.int32, device=device)
+        q, scale = run(backend, QUANT, x, num_rows=number, num_rows_factor=factor)
+        used = min(max(count * factor, 0), 6)
+        expected = QUANT(x[:used].contiguous(), backend="torch")
+        assert torch.equal(q[:used], expected[0]) and torch.equal(scale, expected[1])
+
+
+def test_empty(device):
+    q, scale = QUANT(torch.empty(0, 128, device=device))
+    assert q.shape == (0, 128) and scale.item() > 0
+
+
+def bad_calls(device: torch.device):
+    x, one = matrix(device, 3, 64), torch.ones(1, device=device)
+    out = torch.empty_like(x, dtype=INT8)
+    yield "x must be a tensor", TypeError, QUANT, ([1.0],)
+    yield "quant_dtype must be", ValueError, QUANT, (x, None, torch.uint8)
+    yield "input must have dtype", TypeError, STATIC, (out, x.int(), one)
+    yield "out must have dtype", TypeError, STATIC, (x, x, one)
+    yield "out must have shape", ValueError, STATIC, (out[:2], x, one)
+    yield "scale must have one element", ValueError, STATIC, (out, x, torch.ones(2, device=device))
+    yield "scale must have dtype torch.float32", TypeError, DYNAMIC, (out, x, one.half())
+    yield "scale must be a tensor", TypeError, DYNAMIC, (out, x, 1.0)
+    yield "num_rows must have dtype torch.int32", TypeError, QUANT, (x, None, INT8, one)
+    yield "fp8 on .* is", UnsupportedError, functools.partial(QUANT, backend="hip"), (x, None, wrong_fp8(device))
+
+
+def wrong_fp8(device: torch.device) -> torch.dtype:
+    own = quantised_dtypes(device)[0]
+    return next(dtype for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz) if dtype != own)
+
+
+def test_bad_input_is_named(device):
+    for message, kind, function, args in bad_calls(device):
+        with pytest.raises(kind, match=message):
+            function(*args)
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_opcheck(device, backend):
+    x = matrix(device, 3, 264)
+    args = torch.empty_like(x, dtype=INT8), torch.empty(1, device=device), x, True, None, 1
+    torch.library.opcheck(torch.ops.aiter_like.tensor_quant_out, args, {"backend": backend})
+    torch.library.opcheck(torch.ops.aiter_like.tensor_quant, (x,), {"backend": backend})
+
+
+def bench() -> None:
+    device = torch.device("cuda")
+    dtype = quantised_dtypes(device)[0]
+    top = torch.finfo(dtype).max
+
+    def peer(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = x.abs().amax().float().clamp(min=2.0**-110) / top
+        return (x.float() / scale).clamp(-top, top).to(dtype), scale
+
+    def check_static(out: Tensor, x: Tensor) -> float:
+        assert same_numbers(out, scales.rounded(x.float(), dtype))
+        return 0.0
+
+    def cases():
+        for rows, columns in ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)):
+            x = matrix(device, rows, columns)
+            calls = benching.by_backend(QUANT, x, quant_dtype=dtype)
+            calls["torch.compile"] = functools.partial(benching.compiled(peer), x)
+
+            def check(result, x=x, rows=rows):
+                amax = x.abs().amax().float().cpu()
+                torch.testing.assert_close(result[1].cpu().view(()), amax / top)
+                picked = slice(0, rows, max(rows // 16, 1))
+                error = (result[0][picked].float() * result[1].view(()) - x[picked].float()).abs().cpu()
+                limit = (x[picked].float().abs().cpu() / 16).clamp(min=float(amax / top) * 2.0**-10) * (1 + 1e-5)
+                assert (error <= limit).all()
+                return (error / limit).max().item()
+
+            yield benching.Case(f"{rows}×{columns} dynamic", 5 * rows * columns, calls, check)
+            scale, out = torch.ones(1, device=device), torch.empty_like(x, dtype=dtype)
+
+            def static(backend, out=out, x=x, scale=scale):
+                STATIC(out, x, scale, backend=backend)
+                return out, scale
+
+            yield benching.Case(f"{rows}×{columns} static", 3 * rows * columns,
+                                {name: functools.partial(static, name) for name in ("hip", "triton")},
+                                lambda result, x=x: check_static(result[0], x))
+
+    benching.table("tensor_quant bf16 → fp8", cases())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
+    parser.parse_args()
+    bench()
