@@ -8,6 +8,7 @@ from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
 from aiter_like.ops.kv_blocks import *  # noqa: F403
 from aiter_like.ops.kv_cache import *  # noqa: F403
+from aiter_like.ops.layer_norm import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
 from aiter_like.ops.norm_quant import *  # noqa: F403
 from aiter_like.ops.quant import *  # noqa: F403

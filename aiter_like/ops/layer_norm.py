@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: MIT
+"""LayerNorm, with residual and quantised. Kernels: csrc/norm/layer_norm.hip, triton_kernels/layer_norm.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.norm_quant import check_scale, store_quantised
+
+__all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
+           "layernorm2d_fwd_with_add_smoothquant", "layernorm2d_fwd_with_dynamicquant",
+           "layernorm2d_fwd_with_smoothquant"]
+
+_OP = "layer_norm"
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
+             torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
+
+
+def layer_norm_ref(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
+                   weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
+                   residual_in: Tensor | None, x_scale: Tensor | None) -> None:
+    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes the first three."""
+    wide = torch.promote_types(input.dtype, torch.float32)
+    x = input.to(wide)
+    if x_bias is not None:
+        x = x + x_bias.to(wide)
+    if residual_in is not None:
+        x = x + residual_in.to(wide)
+        residual_out.copy_(x)
+    deviation = x - x.mean(-1, keepdim=True)
+    y = deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + epsilon)
+    if weight is not None:
+        y = y * weight.to(wide)
+    if bias is not None:
+        y = y + bias.to(wide)
+    if x_scale is not None:
+        y = y * x_scale
+    if scale is None:
+        out.copy_(y)
+    else:
+        store_quantised(out, scale, y, 0)
+
+
+def _instance(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor, weight: Tensor | None,
+              bias: Tensor | None, epsilon: float, x_bias: Tensor | None, residual_in: Tensor | None,
+              x_scale: Tensor | None, *, lanes: int | None = None) -> Instance:
+    factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
+    flags = {"HAS_RESIDUAL": residual_in, "HAS_X_BIAS": x_bias, "HAS_WEIGHT": weight, "HAS_BIAS": bias,
+             "IS_QUANT": scale, "HAS_SMOOTH": x_scale}
+    names = ("add", "xbias", "w", "b", _ELEMENTS[out.dtype].removesuffix("_t"), "smooth")
+    parts = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
+             *(name for name, tensor in zip(names, flags.values(), strict=True) if tensor is not None)]
+    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[factors], "OUT": _ELEMENTS[out.dtype],
+        **{name: int(tensor is not None) for name, tensor in flags.items()}})
+
+
+@compile_ops("norm/layer_norm.hip", gen_func=_instance, prebuild=list)
+def _layer_norm_hip(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
+                    weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
+                    residual_in: Tensor | None, x_scale: Tensor | None) -> None: ...
+
+
+def _check(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor, weight: Tensor | None,
+           bias: Tensor | None, epsilon: float, x_bias: Tensor | None, residual_in: Tensor | None,
+           x_scale: Tensor | None) -> object:
+    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    if input.ndim == 0:
+        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
+    hidden, device = input.shape[-1], input.device
+    factors = weight.dtype if isinstance(weight, Tensor) else None
+    either = tuple(dict.fromkeys((input.dtype, torch.float32)))
+    as_weight = (factors,) if factors in either else either
+    for name, tensor, accepted in (("weight", weight, either), ("bias", bias, as_weight),
+                                   ("x_bias", x_bias, (input.dtype,)), ("xscale", x_scale, (torch.float32,))):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=accepted, shape=(hidden,), device=device)
+    out_dtypes = (input.dtype,) if scale is None else scales.DTYPES
+    check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=input.shape, device=device)
+    check.real(_OP, "epsilon", epsilon, low=0.0)
+    if scale is not None:
+        check_scale(_OP, "yscale", scale, input, 0)
+    if (residual_in is None) != (residual_out is None):
+        raise ValueError(f"{_OP}: residual_in and residual_out must come together, got one of them")
+    for name, tensor in (("residual_in", residual_in), ("residual_out", residual_out)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=device)
+    return SKIP if input.numel() == 0 else None
+
+
+def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
+                        weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
+                        residual_in: Tensor | None, x_scale: Tensor | None) -> str | None:
+    """What every kernel refuses."""
+    return scales.refusal(target, out.dtype) or rows.refusal(
+        input=input, out=out, residual_in=residual_in, residual_out=residual_out)
+
+
+def _tune_key(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor, *_: object) -> dict:
+    hidden = input.shape[-1]
+    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
+            "out_dtype": dtypes.name(out.dtype), "has_residual": residual_out is not None}
+
+
+def _hip_space(target: Target, out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
+               *_: object) -> list[dict[str, int]]:
+    return rows.lane_space(target, input)
+
+
+_layer_norm = Op(
+    _OP, reference=layer_norm_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
+    backends=(Backend("hip", _layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+              Backend("triton", "layer_norm:layer_norm", unsupported=_kernel_unsupported),
+              Backend("torch", layer_norm_ref, differentiable=True)))
+
+
+def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, epsilon: float = 1e-5,
+               x_bias: Tensor | None = None, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """Layer normalisation of the last dimension.
+
+    `x = input + x_bias`, `out = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias`.
+
+    Args:
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
+        bias: [hidden], dtype of `weight`, contiguous; None: 0.
+        epsilon: added to the variance; finite, ≥ 0.
+        x_bias: [hidden], dtype of `input`, contiguous; None: 0.
+        out: tensor to write, shape and dtype of `input`; default: a new contiguous one. It may be `input` itself.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`. An empty input gives an empty result.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or epsilon do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        In fp32, the variance from the deviations themselves, rounded to nearest even once; deterministic; can be
+        captured in a graph. Only "torch" has a derivative: an input that requires grad selects it.
+
+    Source: Ba, Kiros and Hinton, Layer Normalization (2016); AITER's `layer_norm`, `layernorm2d_fwd`.
+    """
+    if out is None:
+        if not isinstance(input, Tensor):
+            raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+        out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    _layer_norm(out, None, None, input, weight, bias, epsilon, x_bias, None, None, backend=backend)
+    return out
+
+
+layernorm2d_fwd = layer_norm  # AITER's other name
+
+
+def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
+                             weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None,
+                             *, backend: str | None = None) -> None:
+    """Residual add and layer normalisation of the sum.
+
+    `x = input + x_bias + residual_in`, `residual_out = x`, `out = layer_norm(x, weight, bias)` of x before it is
+    rounded.
+
+    Args:
+        out: [..., hidden], written; dtype of `input`. It may be `input`.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual_in: [..., hidden], dtype of `input`; added in fp32.
+        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
+        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
+        bias: [hidden], dtype of `weight`, contiguous; None: 0.
+        epsilon: added to the variance; finite, ≥ 0.
+        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `residual_out` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call.
+
+    Notes:
+        In fp32, each output rounded once; deterministic; can be captured in a graph.
+
+    Source: AITER's `layernorm2d_fwd_with_add`.
+    """
+    _layer_norm(out, None, residual_out, input, weight, bias, epsilon, x_bias, residual_in, None, backend=backend)
+
+def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor | None,
+                                      bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None, *,
+                                      backend: str | None = None) -> None:
+    """Layer normalisation with a quantised result.
+
+    `out · yscale ≈ layer_norm(input, weight, bias)`, the scale being the largest magnitude of the row over the
+    largest value of `out`'s dtype.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        yscale: [..., 1] fp32, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
+        bias: [hidden], dtype of `weight`, contiguous; None: 0.
+        epsilon: added to the variance; finite, ≥ 0.
+        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `yscale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `layernorm2d_fwd_with_dynamicquant`.
+    """
+    _layer_norm(out, yscale, None, input, weight, bias, epsilon, x_bias, None, None, backend=backend)
+
+
+def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
+                                          yscale: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float,
+                                          x_bias: Tensor | None = None, *, backend: str | None = None) -> None:
+    """Residual add and layer normalisation of the sum, with a quantised result.
+
+    `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias)` of x before its
+    rounding.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual_in: [..., hidden], dtype of `input`; added in fp32.
+        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
+        yscale: [..., 1] fp32, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
+        bias: [hidden], dtype of `weight`, contiguous; None: 0.
+        epsilon: added to the variance; finite, ≥ 0.
+        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out`, `residual_out` and `yscale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `layernorm2d_fwd_with_add_dynamicquant`.
+    """
+    _layer_norm(out, yscale, residual_out, input, weight, bias, epsilon, x_bias, residual_in, None, backend=backend)
+
+
+def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor | None,
+                                     bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None, *,
+                                     backend: str | None = None) -> None:
+    """Layer normalisation, smoothing by column, and quantisation by row.
+
+    `out · yscale ≈ layer_norm(input, weight, bias) · xscale`.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
+        yscale: [..., 1] fp32, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
+        bias: [hidden], dtype of `weight`, contiguous; None: 0.
+        epsilon: added to the variance; finite, ≥ 0.
+        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `yscale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `layernorm2d_fwd_with_smoothquant`.
+    """
+    _layer_norm(out, yscale, None, input, weight, bias, epsilon, x_bias, None, xscale, backend=backend)
+
+
+def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
+                                         xscale: Tensor, yscale: Tensor, weight: Tensor | None, bias: Tensor | None,
+                                         epsilon: float, x_bias: Tensor | None = None, *,
+                                         backend: str | None = None) -> None:
+    """Residual add, layer normalisation of the sum, smoothing by column, and quantisation by row.
+
+    `x = input + x_bias + residual_in`, `residual_out = x`, `out · yscale ≈ layer_norm(x, weight, bias) · xscale` of x
+    before its rounding.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual_in: [..., hidden], dtype of `input`; added in fp32.
+        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
+        xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
+        yscale: [..., 1] fp32, written; `out · yscale` is the value.
+        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
+        bias: [hidden], dtype of `weight`, contiguous; None: 0.
+        epsilon: added to the variance; finite, ≥ 0.
+        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out`, `residual_out` and `yscale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `layernorm2d_fwd_with_add_smoothquant`.
+    """
+    _layer_norm(out, yscale, residual_out, input, weight, bias, epsilon, x_bias, residual_in, xscale, backend=backend)
+
+
+torch_ops.register(_layer_norm, layer_norm)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Layer normalisation in Triton, named by the operators of ops/layer_norm.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.scales import largest
+from aiter_like.triton_kernels import scales
+from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.norm import load_sum
+
+_MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
+
+
+@triton.jit
+def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residual_in, x_scale, out_stride,
+                       residual_out_stride, x_stride, residual_in_stride, scale_stride, hidden, epsilon,
+                       BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr):
+    """y = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias for one row per program; bound: memory."""
+    row = tl.program_id(0).to(tl.int64)
+    out += row * out_stride
+    x += row * x_stride
+    if residual_in is not None:
+        residual_in += row * residual_in_stride
+        residual_out += row * residual_out_stride
+    columns = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    values = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        values = _load(x, residual_in, x_bias, start + columns, hidden)
+        total += values
+    mean = tl.sum(total, 0) / hidden
+    squares = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        if not IS_WHOLE:
+            values = _load(x, residual_in, x_bias, start + columns, hidden)
+        deviation = tl.where(start + columns < hidden, values - mean, 0.0)
+        squares += deviation * deviation
+    inverse_deviation = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
+    inverse = 1.0
+    if scale is not None:
+        most = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+            if not IS_WHOLE:
+                values = _load(x, residual_in, x_bias, start + columns, hidden)
+            y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, start + columns, hidden)
+            most = scales.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
+        row_scale = scales.scale_of(scales.amax(most, 0), LARGEST)
+        inverse = scales.inverse_of(row_scale)
+        tl.store(scale + row * scale_stride, row_scale)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        column = start + columns
+        if not IS_WHOLE:
+            values = _load(x, residual_in, x_bias, column, hidden)
+        if residual_in is not None:
+            tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
+        y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, column, hidden)
+        if scale is not None:
+            tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
+        else:
+            tl.store(out + column, y.to(out.dtype.element_ty), mask=column < hidden)
+
+
+@triton.jit
+def _load(x, residual, x_bias, column, hidden):
+    """x, plus what is to be added to it, in fp32; zeros beyond the row."""
+    values = load_sum(x, x_bias, column, hidden)
+    if residual is not None:
+        values += tl.load(residual + column, mask=column < hidden, other=0.0).to(tl.float32)
+    return values
+
+
+@triton.jit
+def _normed(scaled, weight, bias, x_scale, column, hidden):
+    """The normalised row times weight plus bias, times x_scale, whichever there are."""
+    if weight is not None:
+        scaled *= tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+    if bias is not None:
+        scaled += tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)
+    if x_scale is not None:
+        scaled *= tl.load(x_scale + column, mask=column < hidden, other=0.0)
+    return scaled
+
+
+def layer_norm(out: torch.Tensor, scale: torch.Tensor | None, residual_out: torch.Tensor | None, input: torch.Tensor,
+               weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float, x_bias: torch.Tensor | None,
+               residual_in: torch.Tensor | None, x_scale: torch.Tensor | None, num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first three."""
+    hidden = input.shape[-1]
+    block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
+    num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
+    matrices = [None if tensor is None else tensor.view(-1, hidden)
+                for tensor in (out, residual_out, input, residual_in)]
+    is_column = scale is not None and scale.ndim == 2 and scale.shape[1] == 1
+    launch(_layer_norm_kernel, (input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2], weight, bias,
+           x_bias, matrices[3], x_scale, *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
+           scale.stride(0) if is_column else 1, hidden, float(epsilon), BLOCK=block, IS_WHOLE=hidden <= block,
+           LARGEST=0.0 if scale is None else largest(out.dtype), options={"num_warps": num_warps})
