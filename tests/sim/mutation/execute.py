@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 
-from hip_runtime import HipError, runtime
+from hip_runtime import HipError, Module, runtime
 
 from aiter_like import sim
 from mutation.kernels import Kernel, Launch
@@ -51,16 +51,15 @@ class Machine:
         self._memory = [_Memory(launch) for launch in kernel.launches]
         self._expected: dict[int, bytes] = {}
 
-    def run(self, elf: bytes, index: int, seed: int, is_checked: bool = True) -> Outcome:
-        """One launch of a code object of this kernel."""
+    def run(self, module: Module, index: int, seed: int, is_checked: bool = True) -> Outcome:
+        """One launch of this kernel in a loaded code object."""
         launch, memory = self._kernel.launches[index], self._memory[index]
         self._library.aiter_like_sim_configure(_ALL_CHECKS if is_checked else 0, 1, seed, 0, INSTRUCTION_LIMIT)
         memory.reset()
         fault = ""
         merged = memory.register(self._library)
         try:
-            with self._hip.module(elf) as module:
-                self._launch(module.function(self._kernel.symbol), launch, memory.arguments)
+            self._launch(module.function(self._kernel.symbol), launch, memory.arguments)
         except HipError as error:
             fault = str(error)
         finally:
@@ -71,7 +70,8 @@ class Machine:
     def expected(self, index: int) -> bytes:
         """What the kernel itself writes."""
         if index not in self._expected:
-            outcome = self.run(self._kernel.elf, index, 0)
+            with self._hip.module(self._kernel.elf) as module:
+                outcome = self.run(module, index, 0)
             if outcome.checks or outcome.fault:
                 raise AssertionError(f"{self._kernel.name} {self._kernel.launches[index].name}: {outcome}"[:500])
             self._expected[index] = outcome.output
@@ -79,9 +79,16 @@ class Machine:
 
     def verdict(self, elf: bytes, seeds: Iterable[int], is_checked: bool = True) -> Verdict:
         """The first thing that gives the code object away, over all launches for each seed."""
+        try:
+            with self._hip.module(elf) as module:
+                return self._verdict(module, seeds, is_checked)
+        except HipError as error:
+            return Verdict("fault", str(error))  # it does not load
+
+    def _verdict(self, module: Module, seeds: Iterable[int], is_checked: bool) -> Verdict:
         for seed in seeds:
             for index, launch in enumerate(self._kernel.launches):
-                expected, outcome = self.expected(index), self.run(elf, index, seed, is_checked)
+                expected, outcome = self.expected(index), self.run(module, index, seed, is_checked)
                 if outcome.checks:
                     return Verdict("checker", "+".join(sorted(outcome.checks)), launch.name, seed)
                 if outcome.fault:
@@ -213,7 +220,16 @@ class _Child:
 
 def _serve(pipe: connection.Connection, kernels: Sequence[Kernel]) -> None:
     machines: dict[int, Machine] = {}
-    while (task := pipe.recv()) is not None:
+    while (task := _received(pipe)) is not None:
         if task.kernel not in machines:
             machines[task.kernel] = Machine(kernels[task.kernel])
         pipe.send(machines[task.kernel].verdict(task.elf, task.seeds, task.is_checked))
+
+
+def _received(pipe: connection.Connection) -> Task | None:
+    """The next task; None at the end, or when the parent is gone, which the pipe does not tell."""
+    parent = multiprocessing.parent_process()
+    while not pipe.poll(1):
+        if not parent.is_alive():
+            return None
+    return pipe.recv()
