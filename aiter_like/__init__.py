@@ -15,5 +15,6 @@ from aiter_like.ops.quant import *  # noqa: F403
 from aiter_like.ops.quant_tensor import *  # noqa: F403
 from aiter_like.ops.rope import *  # noqa: F403
 from aiter_like.ops.rope_2d import *  # noqa: F403
+from aiter_like.ops.rotary import *  # noqa: F403
 
 __version__ = "0.1.0"
