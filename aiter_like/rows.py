@@ -64,14 +64,14 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, takes_una
     vec = 16 // max(tensor.element_size() for tensor in tensors)
     if not takes_unaligned and math.gcd(size, *map(stride, tensors)) % vec:
         vec = 1
-    vectors = -(-size // vec)
+    total = -(-size // vec)  # accesses that cover the row
     if lanes is None:
-        is_short = tensors[0].numel() < 2 * target.cu_num * size or vectors <= target.wave_size
-        lanes = max(_MIN_LANES, min(_power_of_two(-(-vectors // (1 if is_short else 2))), _MAX_LANES))
+        is_short = tensors[0].numel() < 2 * target.cu_num * size or total <= target.wave_size
+        lanes = max(_MIN_LANES, min(_power_of_two(-(-total // (1 if is_short else 2))), _MAX_LANES))
     elif lanes & (lanes - 1) or not 0 < lanes <= _MAX_LANES:
         raise ValueError(f"lanes must be a power of two up to {_MAX_LANES}, got {lanes}")
-    kept = min(_power_of_two(-(-vectors // lanes)), _MAX_ELEMENTS // vec)
-    return Layout(lanes, kept, vec, lanes * kept >= vectors)
+    kept = min(_power_of_two(-(-total // lanes)), _MAX_ELEMENTS // vec)
+    return Layout(lanes, kept, vec, lanes * kept >= total)
 
 
 def lane_space(target: Target, *tensors: Tensor) -> list[dict[str, int]]:

@@ -42,27 +42,21 @@ def rms_norm_ref(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use
 
 def _instance(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
               residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool, *,
-              lanes: int | None = None, walkers: int | None = None) -> Instance:
-    """`walkers` workgroups per CU walk through the rows; default: a workgroup per row, or per few short ones."""
+              lanes: int | None = None) -> Instance:
     return _variant(target_of(input.device), out, input, weight, use_model_sensitive_rmsnorm, residual_in, residual_out,
-                    gemma_norm, lanes, walkers or 0)
+                    gemma_norm, lanes)
 
 
 def _variant(target: Target, out: Tensor, input: Tensor, weight: Tensor, use_model_sensitive_rmsnorm: int,
-             residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool, lanes: int | None = None,
-             walkers: int = 0) -> Instance:
+             residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool,
+             lanes: int | None = None) -> Instance:
     has_residual, is_sensitive = residual_in is not None, bool(use_model_sensitive_rmsnorm)
     tensors = [tensor for tensor in (out, input, residual_in, residual_out) if tensor is not None]
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
              *(name for name, is_on in (("add", has_residual), ("gemma", gemma_norm), ("t5", is_sensitive)) if is_on)]
-    layout = rows.layout(target, *tensors, lanes=lanes)
-    if walkers < 0 or walkers and not layout.is_whole:
-        raise ValueError(f"rms_norm: walkers must be at least 0, and 0 where lanes cannot keep a row, got {walkers}")
-    parts += [f"walk{walkers}x{target.cu_num}"] if walkers else []
-    return layout.instance("_".join(parts), {
+    return rows.layout(target, *tensors, lanes=lanes).instance("_".join(parts), {
         "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "HAS_RESIDUAL": int(has_residual),
-        "IS_GEMMA": int(gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive), "WORKGROUPS_PER_CU": walkers,
-        "WORKGROUPS": walkers * target.cu_num})
+        "IS_GEMMA": int(gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive)})
 
 
 def _prebuilt() -> list[Instance]:
@@ -163,11 +157,7 @@ def _self_check(device: torch.device) -> list[tuple]:
 
 
 def _hip_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
-    trials, count = rows.lane_space(target, out, input), input.numel() // input.shape[-1]
-    if count < 4 * target.cu_num or not rows.layout(target, out, input, **trials[-1]).is_whole:
-        return trials
-    return trials + [{**trial, "walkers": walkers} for trial in trials
-                     for walkers in (1024 // max(trial["lanes"], 256), 2048 // max(trial["lanes"], 256))]
+    return rows.lane_space(target, out, input)
 
 
 def _triton_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:

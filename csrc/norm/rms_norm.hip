@@ -6,8 +6,7 @@
 //   2. the sum of squares over the row's lanes: within a wave, or through LDS
 //   3. scale, multiply with the weight, round, store
 // A row longer than the registers' capacity (IS_WHOLE 0) is taken in pieces that are read twice, the second time mostly
-// from cache. WORKGROUPS > 0: that many workgroups, of which WORKGROUPS_PER_CU fit
-// a CU, walk through the rows, instead of one workgroup per row.
+// from cache.
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
 // Bound: memory. A row moves 2 · hidden · sizeof(ELEMENT) bytes, 4 · with a residual, plus the weight, which stays in
@@ -17,9 +16,8 @@
 #include "aiter_like/rows.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || \
-    !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(IS_GEMMA) || !defined(IS_MODEL_SENSITIVE) || \
-    !defined(WORKGROUPS) || !defined(WORKGROUPS_PER_CU)
-#error "rms_norm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DLANES -DVECTORS -DVEC -DWORKGROUPS and flags"
+    !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(IS_GEMMA) || !defined(IS_MODEL_SENSITIVE)
+#error "rms_norm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DLANES -DVECTORS -DVEC and four flags 0|1"
 #endif
 
 namespace aiter_like {
@@ -31,7 +29,7 @@ struct RmsNormArgs {
   const void* residual_in;
   const void* weight;       // [hidden]
   int64_t out_stride, residual_out_stride, input_stride, residual_in_stride;  // elements from row to row
-  int64_t rows, step;  // step: rows from one of a walking workgroup to its next
+  int64_t rows;
   int hidden;
   float epsilon;
 };
@@ -73,7 +71,7 @@ struct Row {
 template <class Layout>
 __device__ float inverse_rms(const RmsNormArgs& args, float squares, RowScratch<Layout>& scratch) {
   const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
-  return 1.f / square_root(mean + args.epsilon);
+  return reciprocal_square_root(mean + args.epsilon);
 }
 
 // A row per group of lanes. kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
@@ -103,50 +101,14 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + HAS_RESIDU
   }
 }
 
-// WORKGROUPS of them walk through all rows: the next row is on its way while the sum over this one is made, and the
-// weight stays in registers where these suffice.
-template <int kVec, class Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>>
-__global__ __launch_bounds__(Layout::kThreads, WORKGROUPS_PER_CU > 0 ? WORKGROUPS_PER_CU : 1) void rms_norm_walk_kernel(
-    RmsNormArgs args) {
-  __shared__ RowScratch<Layout> scratch[2];  // in turn: a wave may still read one when others are at the next row
-  const auto columns = [&](int64_t index) { return index < args.rows ? args.hidden : 0; };
-  constexpr bool kKeepsWeight = VECTORS * VEC * (2 + 2 * HAS_RESIDUAL) <= 48;  // 64 registers leave it that room
-  RowTile<Layout, WEIGHT> weight;
-  if constexpr (kKeepsWeight) weight.load(static_cast<const WEIGHT*>(args.weight), args.hidden);
-  Row<Layout> row, next;
-  int64_t index = Layout::row();
-  next.load(args, index, 0, columns(index));
-  int turn = 0;
-  for (int64_t first = int64_t{workgroup_index().x} * Layout::kRows; first < args.rows; first += args.step) {
-    row = next;
-    next.load(args, index + args.step, 0, columns(index + args.step));
-    const float scale = inverse_rms<Layout>(args, row.squares(), scratch[turn]);
-    row.drop_floats();
-    if constexpr (!kKeepsWeight) weight.load(static_cast<const WEIGHT*>(args.weight), args.hidden);
-    row.store(args, weight, scale, index, 0, columns(index));
-    index += args.step;
-    turn = 1 - turn;
-  }
-}
-
-template <int kVec>
-void launch(const RmsNormArgs& args, uint32_t groups, Stream stream) {
-  using Layout = RowLayout<LANES, VECTORS, VEC>;
-  if constexpr (WORKGROUPS > 0 && IS_WHOLE) {
-    RmsNormArgs walk = args;
-    const dim3 grid(groups < WORKGROUPS ? groups : WORKGROUPS);
-    walk.step = int64_t{grid.x} * Layout::kRows;
-    rms_norm_walk_kernel<kVec><<<grid, Layout::kThreads, 0, stream>>>(walk);
-  } else {
-    rms_norm_kernel<kVec><<<dim3(groups), Layout::kThreads, 0, stream>>>(args);
-  }
-  check_launch("rms_norm_kernel");
-}
-
 void launch_rms_norm(const RmsNormArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const uint32_t groups = static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows);
-  is_aligned ? launch<VEC>(args, groups, stream) : launch<1>(args, groups, stream);
+  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+  if (is_aligned)
+    rms_norm_kernel<VEC><<<grid, Layout::kThreads, 0, stream>>>(args);
+  else
+    rms_norm_kernel<1><<<grid, Layout::kThreads, 0, stream>>>(args);
+  check_launch("rms_norm_kernel");
 }
 
 #if AITER_LIKE_HOST_PASS

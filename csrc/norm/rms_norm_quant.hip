@@ -68,7 +68,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kTiles)) void 
   const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(args.hidden);
   x.drop_floats();
   residual.drop_floats();
-  const float inverse_rms = 1.f / square_root(mean + args.epsilon);
+  const float inverse_rms = reciprocal_square_root(mean + args.epsilon);
   const auto normed = [&](int v, int e) {
     float y = sum(v, e) * inverse_rms;
     if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));

@@ -145,10 +145,30 @@ __device__ inline T from_float(float x) {
   return FromFloat<T, kMode>::convert(x);
 }
 
+/// Two 16-bit elements, the first in the low half.
+template <class T>
+__device__ inline uint32_t to_pair(float low, float high) {
+#if defined(__HIP__)
+  return from_float<T>(low).bits | static_cast<uint32_t>(from_float<T>(high).bits) << 16;
+#else
+  uint32_t result;
+  if constexpr (__is_same(T, bf16))
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+  return result;
+#endif
+}
+
 template <class T, int kCount>
 __device__ inline Vec<T, kCount> vec_from_float(const float (&x)[kCount]) {
   Vec<T, kCount> result;
-  if constexpr (sizeof(T) == 1 && kCount % 2 == 0 && __is_same(T, fp8)) {
+  if constexpr (sizeof(T) == 2 && kCount % 2 == 0) {
+    Vec<uint32_t, kCount / 2> words;
+#pragma unroll
+    for (int w = 0; w < kCount / 2; ++w) words[w] = to_pair<T>(x[2 * w], x[2 * w + 1]);
+    result = __builtin_bit_cast(Vec<T, kCount>, words);
+  } else if constexpr (sizeof(T) == 1 && kCount % 2 == 0 && __is_same(T, fp8)) {
 #pragma unroll
     for (int e = 0; e < kCount; e += 2) {
       const uint16_t pair = to_fp8_pair(x[e], x[e + 1]);

@@ -151,6 +151,15 @@ __device__ inline float square_root(float x) {
 #endif
 }
 
+/// 1 / sqrt(x) within 2 units in the last place.
+__device__ inline float reciprocal_square_root(float x) {
+#if defined(__HIP__)
+  return 1.f / __builtin_sqrtf(x);
+#else
+  return rsqrtf(x);
+#endif
+}
+
 /// kCount consecutive elements, moved by accesses of at most 16 bytes; the address is aligned to min(16, size) bytes.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vec {
