@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line, `aiter-like`: demo, doctor, build, cache, sim, tune, explain, verify. It configures logging."""
+"""The command line, `aiter-like`, and its commands doctor, explain and verify. It configures logging."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _COMMANDS = {
     "cache": ("aiter_like.jit.commands", "list, verify or prune built modules"),
     "sim": ("aiter_like.sim_commands", "the simulated MI300X: launch any gfx942 code object, check a script's kernels"),
     "tune": ("aiter_like.tune_commands", "measure the candidates of an operator and write its tuned rows"),
+    "bench": ("aiter_like.tune_commands", "time every backend of an operator on a shape, checked first"),
     "explain": ("aiter_like.cli", "which backend and kernel would serve a call, and why not the others"),
     "verify": ("aiter_like.cli", "run the self-check of every kernel on this device and write a report"),
 }

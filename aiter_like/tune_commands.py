@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`aiter-like tune`: measures the candidates of an operator on this machine and writes its tuned rows."""
+"""`aiter-like tune`: measures the candidates of an operator and writes its tuned rows; `bench`: a table of backends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ its own device, so that a crash or a hang costs that candidate. A run that was c
 
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
-    """Adds tune; the parser sets `run`, a function of the parsed arguments."""
+    """Adds tune and bench; each parser sets `run`, a function of the parsed arguments."""
     tune = subparsers.add_parser("tune", description="Measure the candidates of an operator and write tuned rows.",
                                  formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG)
     tune.add_argument("op", nargs="?", help="an operator or public function, e.g. rms_norm")
@@ -49,6 +49,15 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
                       help="AITER's tuned tables: write what maps as OP.shapes.csv to --output (default: here)")
     tune.add_argument("--quiet", action="store_true", help="no progress line")
     tune.set_defaults(run=_tune)
+
+    bench = subparsers.add_parser("bench", description="Every backend of an operator on a shape: checked, then timed "
+                                                       "against each other with cold caches; counts on the simulator.")
+    bench.add_argument("op", help="an operator or public function, e.g. rms_norm")
+    _add_sources(bench)
+    bench.add_argument("--device", choices=("gpu", "sim"), default="gpu")
+    bench.add_argument("--gpu", type=int, default=0, metavar="N", help="which GPU (default: 0)")
+    bench.add_argument("--peers", action="store_true", help="also the reference under torch.compile")
+    bench.set_defaults(run=_bench)
 
 
 def _add_sources(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +148,33 @@ def _all_gpus(device: str) -> tuple[int, ...]:
     return tuple(range(torch.cuda.device_count()))
 
 
+def _bench(args: argparse.Namespace) -> int:
+    """Prints the table; 1 when a backend gave a wrong result."""
+    import aiter_like  # noqa: F401  (declares the operators)
+    from aiter_like.dispatch import find_op
+    from aiter_like.tuning import bench, harness
+
+    op = find_op(args.op)
+    if op.tuning is None:
+        raise ValueError(f"{op.name} declares nothing to be timed by (tuning/hooks.py)")
+    if not (args.shape or args.shapes or args.model or args.recorded is not None):
+        args.model, args.tokens = ["llama-3-8b"], args.tokens or ((1, 128) if args.device == "sim" else (1, 64, 4096))
+    keys, _ = _keys(args, op)
+    _all_gpus(args.device)
+    if args.peers and args.device == "sim":
+        raise ValueError("--peers needs a GPU: the simulated device has no time")
+    place = getattr(harness, args.device)(args.gpu)
+    ceilings = place.ceilings(place.target) if place.ceilings else None
+    print(f"{op.name} on {place.name}; {place.clock.unit}"
+          + (f"; copy {ceilings[0] / 1e12:.2f} TB/s" if ceilings else ", counted: no time"))
+    is_right = True
+    for key in keys:
+        found = bench.lines(op, key, place, args.peers)
+        print("\n".join(bench.text(found, place.clock.unit, ceilings[0] if ceilings else None)), flush=True)
+        is_right &= not any(line.is_wrong for line in found)
+    return 0 if is_right else 1
+
+
 def _print(outcome: Outcome) -> None:
     """A line per shape: key, choice, time, against what it was, and what failed."""
     device = outcome.device
@@ -161,4 +197,4 @@ def _print(outcome: Outcome) -> None:
     if outcome.table is not None:
         print(f"rows: {outcome.table}")
     elif not device["is_time"]:
-        print("no rows: what the simulated device gives are counts, and no time")
+        print(f"no rows: {device['unit']} are counts, and no time")

@@ -132,7 +132,7 @@ class GpuClock:
 class SimClock:
     """Wave instructions on the simulated device: a count, no time."""
 
-    unit, is_time = "wave instructions (a count)", False
+    unit, is_time = "wave instructions", False
 
     def sets(self, size: int) -> int:
         """One: nothing is timed."""
