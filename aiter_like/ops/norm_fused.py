@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""RMSNorm fused with what stands beside it. Kernels: csrc/norm/, triton_kernels/norm_fused.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.norm import rmsnorm, rmsnorm2d_fwd_with_add
+
+__all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
+
+_QK = "fused_qk_rmsnorm"
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
+_LONGEST = 32768  # 1024 lanes of 32 elements
+
+
+def fused_qk_rmsnorm_ref(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
+                         k_weight: Tensor, k_eps: float) -> None:
+    """The formula in torch, in fp32, differentiable; writes `q_out` and `k_out`."""
+    for out, x, weight, epsilon in ((q_out, q, q_weight, q_eps), (k_out, k, k_weight, k_eps)):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = torch.rsqrt(x.to(wide).square().mean(-1, keepdim=True) + epsilon)
+        out.copy_(x.to(wide) * scale * weight.to(wide))
+
+
+def _qk_instance(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
+                 k_eps: float, *, lanes: int | None = None) -> Instance:
+    longer = q if q.shape[-1] >= k.shape[-1] else k
+    layout = rows.layout(target_of(q.device), longer, lanes=lanes, takes_unaligned=True)
+    if not layout.is_whole:
+        raise ValueError(f"{_QK}: {layout.lanes} lanes cannot keep a row of {longer.shape[-1]} elements")
+    name = f"{dtypes.name(q.dtype)}{'_wfp32' if q_weight.dtype != q.dtype else ''}"
+    return layout.instance(name, {"ELEMENT": _ELEMENTS[q.dtype], "WEIGHT": _ELEMENTS[q_weight.dtype]})
+
+
+@compile_ops("norm/fused_qk_rmsnorm.hip", gen_func=_qk_instance, prebuild=list)
+def _fused_qk_rmsnorm_hip(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
+                          k_weight: Tensor, k_eps: float) -> None: ...
+
+
+def _qk_check(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
+              k_eps: float) -> object:
+    check.tensor(_QK, "q", q, dtypes=_DTYPES)
+    check.tensor(_QK, "k", k, dtypes=(q.dtype,), device=q.device)
+    check.tensor(_QK, "q_weight", q_weight, dtypes=tuple(dict.fromkeys((q.dtype, torch.float32))))
+    for name, out, x, weight, epsilon in (("q", q_out, q, q_weight, q_eps), ("k", k_out, k, k_weight, k_eps)):
+        if x.ndim == 0:
+            raise ValueError(f"{_QK}: {name} must have at least 1 dimension, got a scalar")
+        check.tensor(_QK, f"{name}_weight", weight, dtypes=(q_weight.dtype,), shape=x.shape[-1:], device=q.device)
+        check.tensor(_QK, f"{name}_out", out, dtypes=(q.dtype,), shape=x.shape, device=q.device)
+        check.real(_QK, f"{name}_eps", epsilon, low=0.0)
+    return SKIP if q.numel() + k.numel() == 0 else None
+
+
+def _qk_unsupported(target: Target, q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
+                    k_weight: Tensor, k_eps: float) -> str | None:
+    """What every kernel refuses."""
+    if q.numel() == 0 or k.numel() == 0:
+        return "q and k must both have elements"
+    if max(q.shape[-1], k.shape[-1]) > _LONGEST // (q.element_size() // 2):
+        return f"rows of at most {_LONGEST // (q.element_size() // 2)} elements of {q.dtype}"
+    if (q.numel() // q.shape[-1]) + (k.numel() // k.shape[-1]) > rows.MAX_ROWS:
+        return f"at most {rows.MAX_ROWS} rows of q and k together"
+    return rows.refusal(q=q, k=k, q_out=q_out, k_out=k_out)
+
+
+def _qk_tune_key(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
+                 k_eps: float) -> dict[str, int | str]:
+    return {"q_rows": q.numel() // max(q.shape[-1], 1), "q_hidden": q.shape[-1],
+            "k_rows": k.numel() // max(k.shape[-1], 1), "k_hidden": k.shape[-1], "dtype": dtypes.name(q.dtype)}
+
+
+_fused_qk_rmsnorm = Op(
+    _QK, reference=fused_qk_rmsnorm_ref, check=_qk_check, tune_key=_qk_tune_key,
+    tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"),
+    backends=(Backend("hip", _fused_qk_rmsnorm_hip, unsupported=_qk_unsupported),
+              Backend("triton", "norm_fused:fused_qk_rmsnorm", unsupported=_qk_unsupported),
+              Backend("torch", fused_qk_rmsnorm_ref, differentiable=True)))
+
+
+def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: float, k_out: Tensor | None, k: Tensor,
+                     k_weight: Tensor, k_eps: float, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """Root-mean-square normalisation of queries and keys, each of its last dimension, in one launch.
+
+    `q_out = rms_norm(q, q_weight, q_eps)`, `k_out = rms_norm(k, k_weight, k_eps)`.
+
+    Args:
+        q_out: [..., q_hidden], written; dtype of `q`; None: a new contiguous one. It may be `q`.
+        q: [..., q_hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        q_weight: [q_hidden], dtype of `q` or fp32, contiguous.
+        q_eps: added to the mean; finite, ≥ 0.
+        k_out: [..., k_hidden], written; dtype of `q`; None: a new contiguous one. It may be `k`.
+        k: [..., k_hidden], dtype of `q`; its rows may be another number than those of `q`.
+        k_weight: [k_hidden], dtype of `q_weight`.
+        k_eps: added to the mean; finite, ≥ 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `q_out` and `k_out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Accumulated in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+
+    Source: AITER's `_fused_qk_rmsnorm`.
+    """
+    for name, x in (("q", q), ("k", k)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{_QK}: {name} must be a tensor, got {type(x).__name__}")
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
+    _fused_qk_rmsnorm(q_out, k_out, q, q_weight, q_eps, k, k_weight, k_eps, backend=backend)
+    return q_out, k_out
+
+
+def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor | None = None,
+                          x_pad_to_multiple: int = 0, *,
+                          backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """Root-mean-square normalisation into rows padded with zeros, after a residual add where `res` is given.
+
+    `out[..., :hidden] = rms_norm(x + res, weight)`, zeros from there to the next multiple.
+
+    Args:
+        x: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        weight: [hidden], dtype of `x` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        res: [..., hidden], dtype of `x`; None: nothing is added.
+        x_pad_to_multiple: the length of the result's rows is the next multiple of it; 0: hidden.
+        backend: "hip", "asm", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        The new padded rows; with `res` also the new rounded sum `x + res`, which is not padded.
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: as `rms_norm`; ValueError also for a negative multiple.
+
+    Notes:
+        As `rms_norm`; the padding is written by a launch of its own.
+
+    Source: AITER's `fused_add_rmsnorm_pad`.
+    """
+    check.tensor("fused_add_rmsnorm_pad", "x", x, dtypes=_DTYPES)
+    check.integer("fused_add_rmsnorm_pad", "x_pad_to_multiple", x_pad_to_multiple, low=0)
+    if x.ndim == 0:
+        raise ValueError("fused_add_rmsnorm_pad: x must have at least 1 dimension, got a scalar")
+    hidden = x.shape[-1]
+    size = -(-hidden // x_pad_to_multiple) * x_pad_to_multiple if x_pad_to_multiple else hidden
+    padded = torch.empty(*x.shape[:-1], size, dtype=x.dtype, device=x.device)
+    padded[..., hidden:].zero_()
+    if res is None:
+        rmsnorm(padded[..., :hidden], x, weight, epsilon, backend=backend)
+        return padded
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rmsnorm2d_fwd_with_add(padded[..., :hidden], x, res, total, weight, epsilon, backend=backend)
+    return padded, total
