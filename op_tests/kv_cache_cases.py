@@ -116,6 +116,13 @@ def to_fp8(x: Tensor, scale: float) -> Tensor:
     return (x.float() * inverse).clamp(-largest, largest).to(kind)
 
 
+def indexer_key_at(offset: int, dim: int, head_dim: int, preshuffle: bool) -> int:
+    """Byte of a block of the indexer's cache that holds an element of the token at `offset`."""
+    if not preshuffle:
+        return offset * head_dim + dim
+    return (offset // 16 * head_dim // 16 + dim // 16) * 256 + offset % 16 * 16 + dim % 16
+
+
 def slots_of(device: torch.device, tokens: int, num_slots: int, seed: int = 0, skip: tuple[int, ...] = ()) -> Tensor:
     """Distinct random slots; the first tokens get those of `skip`."""
     generator = torch.Generator().manual_seed(seed)

@@ -28,7 +28,7 @@ LAYERS = {name: level for level, names in enumerate((
     "device dtypes env errors log paths",
     "check rope_scaling scales sim_settings testing",
     "jit sim sim_triton triton_kernels tuning/__init__ tuning/hooks tuning/record tuning/table",
-    "dispatch explain plans rows select torch_ops verify",
+    "dispatch explain kv_layout plans rows select torch_ops verify",
     "ops tuning",
     "__init__",
     "__main__ cli demo integrations sim_check sim_commands tune_commands",

@@ -3,78 +3,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, scales
+from aiter_like import check, dtypes, kv_layout, scales
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 
 __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
 
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
-_SLOTS = (torch.int64, torch.int32)
 _MAX_ACCESSES = 2**31 - 1  # of one launch
 _TOKEN_GROUP = 16  # reshape_and_cache.hip rounds tokens up to it
-
-
-class Names(NamedTuple):
-    """What messages call the arguments: those of the public function."""
-
-    op: str
-    key: str = "key"
-    value: str = "value"
-    key_cache: str = "key_cache"
-    value_cache: str = "value_cache"
-    k_scale: str = "k_scale"
-    v_scale: str = "v_scale"
-
-
-_RANKS = {"rows": (4, 4), "mla": (4, 4), "columns": (5, 4), "shuffled": (5, 5)}  # of K and V
-_NAMES = {"rows": Names("reshape_and_cache_flash"), "columns": Names("reshape_and_cache"),
-          "shuffled": Names("reshape_and_cache"),
-          "mla": Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
-                       "kv_cache[..., kv_lora_rank:]", "scale", "scale")}
-
-
-def _place(slot_mapping: Tensor, page_size: int, num_blocks: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens that have a place, and their block and offset; slots outside the cache have none."""
-    slots = slot_mapping.long()
-    tokens = ((slots >= 0) & (slots < num_blocks * page_size)).nonzero().squeeze(-1)
-    return tokens, slots[tokens] // page_size, slots[tokens] % page_size
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """fp8 as bytes, which torch can index; everything else as it is."""
-    return tensor.view(torch.uint8) if tensor.dtype in _FP8 else tensor
-
-
-def _put(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:
-    """Writes rows that have the cache's dtype (or its bytes) to their slots, in any layout."""
-    num_blocks, page_size = key_cache.shape[0], _page_size(key_cache)
-    tokens, block, offset = _place(slot_mapping, page_size, num_blocks)
-    key_cache, value_cache, key, value = _bytes(key_cache), _bytes(value_cache), _bytes(key), _bytes(value)
-    if key_cache.ndim == 4:
-        key_cache[block, offset] = key[tokens]
-        value_cache[block, offset] = value[tokens]
-        return
-    pack = key_cache.shape[4]
-    key_cache[block, :, :, offset] = key[tokens].unflatten(-1, (-1, pack))
-    if value_cache.ndim == 4:
-        value_cache[block, :, :, offset] = value[tokens]
-    else:
-        pack = value_cache.shape[4]
-        value_cache[block, :, offset // pack, :, offset % pack] = value[tokens]
-
-
-def _page_size(key_cache: Tensor) -> int:
-    return key_cache.shape[1 if key_cache.ndim == 4 else 3]
+_NAMES = {"rows": kv_layout.Names("reshape_and_cache_flash"), "columns": kv_layout.Names("reshape_and_cache"),
+          "shuffled": kv_layout.Names("reshape_and_cache"),
+          "mla": kv_layout.Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
+                                 "kv_cache[..., kv_lora_rank:]", "scale", "scale")}
 
 
 def reshape_and_cache_ref(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
@@ -86,7 +32,7 @@ def reshape_and_cache_ref(key_cache: Tensor, value_cache: Tensor, key: Tensor, v
         one = torch.ones(1, device=key.device)
         key, value = (scales.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(key_cache.dtype)
                       for x, scale in ((key, k_scale), (value, v_scale)))
-    _put(key_cache, value_cache, key, value, slot_mapping)
+    kv_layout.put(key_cache, value_cache, key, value, slot_mapping)
 
 
 def _instance(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
@@ -99,7 +45,7 @@ def _variant(dtype: torch.dtype, kv_cache_dtype: str) -> Instance:
     if kv_cache_dtype == "auto":
         bits = 8 * dtype.itemsize
         return Instance(f"copy{bits}", {"SOURCE": f"uint{bits}_t", "CACHE": f"uint{bits}_t"})
-    return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": _ELEMENTS[dtype], "CACHE": "fp8"})
+    return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": kv_layout.ELEMENTS[dtype], "CACHE": "fp8"})
 
 
 def _prebuilt() -> list[Instance]:
@@ -112,60 +58,15 @@ def _reshape_and_cache_hip(key_cache: Tensor, value_cache: Tensor, key: Tensor, 
                            layout: str) -> None: ...
 
 
-def _check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tensor, key: Tensor,
-                  value: Tensor) -> None:
-    """`key` and `value` [num_tokens, num_heads, …] fit the caches of `layout`."""
-    op = names.op
-    check.tensor(op, names.key, key, rank=3)
-    check.tensor(op, names.value, value, dtypes=(key.dtype,), shape=(*key.shape[:2], None), device=key.device)
-    for name, tensor, rank in zip((names.key_cache, names.value_cache), (key_cache, value_cache), _RANKS[layout]):
-        check.tensor(op, name, tensor, rank=rank, device=key.device, last_contiguous=False)
-    heads, key_dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
-    blocks, page_size = key_cache.shape[0], _page_size(key_cache)
-    if page_size == 0:
-        raise ValueError(f"{op}: {names.key_cache} must have pages of at least 1 token, got shape "
-                         f"{tuple(key_cache.shape)}")
-    if key_cache.ndim == 4:
-        shapes = (blocks, page_size, heads, key_dim), (blocks, page_size, heads, value_dim)
-    else:
-        pack = _pack(op, names.key_cache, key_cache, "head_dim", key_dim)
-        shapes = (blocks, heads, key_dim // pack, page_size, pack), (blocks, heads, value_dim, page_size)
-        if value_cache.ndim == 5:
-            pack = _pack(op, names.value_cache, value_cache, "page size", page_size)
-            shapes = shapes[0], (blocks, heads, page_size // pack, value_dim, pack)
-    check.tensor(op, names.key_cache, key_cache, shape=shapes[0], last_contiguous=False)
-    check.tensor(op, names.value_cache, value_cache, shape=shapes[1], last_contiguous=False)
-
-
-def _pack(op: str, name: str, cache: Tensor, what: str, size: int) -> int:
-    """The innermost dimension of a packed cache."""
-    pack = cache.shape[4]
-    if pack < 1 or pack & (pack - 1) or size % pack:
-        raise ValueError(f"{op}: the last dimension of {name} must be a power of two that divides the {what} {size}, "
-                         f"got shape {tuple(cache.shape)}")
-    return pack
-
-
 def _check_dtypes(op: str, name: str, cache: Tensor, source_name: str, source: Tensor, kv_cache_dtype: str) -> None:
     """What a cache of `kv_cache_dtype` holds: the source's dtype, or fp8, also as bytes."""
     check.choice(op, "kv_cache_dtype", kv_cache_dtype, _CACHE_DTYPES)
     if kv_cache_dtype == "auto":
-        check.tensor(op, source_name, source, dtypes=(*_FLOATS, *_FP8), last_contiguous=False)
+        check.tensor(op, source_name, source, dtypes=(*kv_layout.FLOATS, *_FP8), last_contiguous=False)
         check.tensor(op, name, cache, dtypes=(source.dtype,), last_contiguous=False)
         return
-    check.tensor(op, source_name, source, dtypes=_FLOATS, last_contiguous=False)
-    target = target_of(source.device)
-    refusal = scales.refusal(target, cache.dtype)
-    if refusal:
-        raise TypeError(f"{op}: {name}: {refusal}")
-    check.tensor(op, name, cache, dtypes=(dtypes.fp8(target.arch), torch.uint8), last_contiguous=False)
-
-
-def _check_slots(op: str, slot_mapping: Tensor, num_tokens: int, device: torch.device) -> None:
-    check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=_SLOTS, device=device)
-    if slot_mapping.shape[0] > num_tokens:
-        raise ValueError(f"{op}: slot_mapping must have at most {num_tokens} elements, one for each token, got "
-                         f"{slot_mapping.shape[0]}")
+    check.tensor(op, source_name, source, dtypes=kv_layout.FLOATS, last_contiguous=False)
+    kv_layout.check_fp8(op, name, cache, (torch.uint8,))
 
 
 def _check_scale(op: str, name: str, scale: Tensor | None, device: torch.device) -> None:
@@ -181,10 +82,10 @@ def _check(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, s
            layout: str) -> object:
     check.choice("reshape_and_cache", "layout", layout, tuple(_NAMES))
     names = _NAMES[layout]
-    _check_caches(names, layout, key_cache, value_cache, key, value)
+    kv_layout.check_caches(names, layout, key_cache, value_cache, key, value)
     _check_dtypes(names.op, names.key_cache, key_cache, names.key, key, kv_cache_dtype)
     check.tensor(names.op, names.value_cache, value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
-    _check_slots(names.op, slot_mapping, key.shape[0], key.device)
+    kv_layout.check_slots(names.op, slot_mapping, key.shape[0], key.device)
     _check_scale(names.op, names.k_scale, k_scale, key.device)
     _check_scale(names.op, names.v_scale, v_scale, key.device)
     is_empty = 0 in (slot_mapping.numel(), key_cache.numel() + value_cache.numel(), key.numel() + value.numel())
@@ -197,12 +98,7 @@ def _hip_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, key
     accesses = (slot_mapping.shape[0] + _TOKEN_GROUP) * key.shape[1] * max(key.shape[2], value.shape[2])
     if accesses > _MAX_ACCESSES:
         return f"at most {_MAX_ACCESSES} elements of key or value fit one launch, got {accesses}"
-    return _too_many_slots(key_cache)
-
-
-def _too_many_slots(key_cache: Tensor) -> str | None:
-    slots = key_cache.shape[0] * _page_size(key_cache)
-    return f"a cache has at most {2**31 - 1} slots, got {slots}" if slots >= 2**31 else None
+    return kv_layout.too_many_slots(key_cache.shape[0], kv_layout.page_size_of(key_cache))
 
 
 def _self_check(device: torch.device) -> list[tuple]:
@@ -211,7 +107,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     slots = torch.randperm(32, generator=generator).to(device)
     scale = torch.tensor([0.5], device=device)
     cases = []
-    for dtype in _FLOATS:
+    for dtype in kv_layout.FLOATS:
         key, value = (torch.randn(32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
         for kind, cache_dtype in (("auto", dtype), ("fp8", dtypes.fp8(target_of(device).arch))):
             x = 16 // cache_dtype.itemsize

@@ -13,10 +13,11 @@ namespace aiter_like {
 
 enum class KvLayout : int { kRows, kColumns, kShuffled };
 
-/// What is stored in groups of `pack_size`: nothing, a head's elements (K of the packed layouts), or tokens.
-enum class Pack : int { kNone, kDims, kTokens };
+/// What is stored in groups of 2^pack_log2: nothing, a head's elements (K of the packed layouts), tokens, or both, in
+/// tiles (the indexer's keys).
+enum class Pack : int { kNone, kDims, kTokens, kTiles };
 
-/// The K or the V of a cache. Strides in elements; `pack` leads from group to group.
+/// The K or the V of a cache. Strides in elements; `pack` leads from group to group, of tokens where both are grouped.
 struct CachePlane {
   void* data;
   int64_t block, token, head, dim, pack;
@@ -52,6 +53,9 @@ __device__ inline int64_t plane_offset(const CachePlane& plane, CachePlace place
   if constexpr (kPack == Pack::kDims)
     return start + int64_t{place.offset} * plane.token + int64_t{dim >> plane.pack_log2} * plane.pack +
            int64_t{dim & mask} * plane.dim;
+  if constexpr (kPack == Pack::kTiles)  // the tiles of 2^pack_log2 tokens follow one another
+    return start + int64_t{place.offset >> plane.pack_log2} * plane.pack +
+           int64_t{(place.offset & mask) + (dim & ~mask)} * plane.token + int64_t{dim & mask} * plane.dim;
   if constexpr (kPack == Pack::kTokens)
     return start + int64_t{place.offset >> plane.pack_log2} * plane.pack +
            int64_t{place.offset & mask} * plane.token + int64_t{dim} * plane.dim;
