@@ -97,7 +97,8 @@ void reshape_and_cache_with_pertoken_quant(ffi::Tensor key_cache, ffi::Tensor va
   const int64_t tokens = slot_mapping.size(0), rows = tokens * shape.heads;
   if (rows == 0) return;
   constexpr int kRows = RowLayout<LANES, 1, 1>::kRows;
-  ffi::check_value(rows * LANES < (int64_t{1} << 30), "reshape_and_cache_with_pertoken_quant: too many rows for one launch");
+  ffi::check_value(rows * LANES < (int64_t{1} << 30),
+                   "reshape_and_cache_with_pertoken_quant: too many rows for one launch");
   const bool is_wide = ffi::takes_vectors(key, kVector, sizeof(SOURCE)) &&
                        ffi::takes_vectors(value, kVector, sizeof(SOURCE)) &&
                        ffi::takes_vectors(key_cache, kVector, sizeof(CACHE));

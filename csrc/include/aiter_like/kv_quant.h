@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Rows of tokens, one per head or group, quantised on their way into a paged cache (kv_cache.h), a scale each (quant.h).
+// Rows of tokens, per head or group, quantised on their way into a paged cache (kv_cache.h): a scale each (quant.h).
 #pragma once
 
 #include "aiter_like/kv_cache.h"
@@ -21,8 +21,8 @@ __device__ inline float power_of_two_above(float scale) {
   return bits >= 0x7F800000u ? scale : bits_float((bits + 0x007FFFFFu) & 0x7F800000u);
 }
 
-/// Quantises the rows of workgroup `group`, which follow one another by token, then by head: Layout::kLanes lanes hold a
-/// row. Every work-item takes part. With kContiguous a lane's elements are stored in vectors.
+/// Quantises the rows of workgroup `group`, which follow one another by token, then by head: Layout::kLanes lanes hold
+/// a row. Every work-item takes part. With kContiguous a lane's elements are stored in vectors.
 template <class Layout, class S, class Q, Pack kPack, bool kContiguous>
 __device__ inline void write_quantised(const QuantPlane& plane, const SlotMapping& slots, uint32_t tokens,
                                        uint32_t heads, uint32_t group, bool is_power_of_two,
