@@ -5,6 +5,7 @@ from aiter_like.dispatch import explain as explain
 from aiter_like.dispatch import is_tuned as is_tuned
 from aiter_like.dispatch import use_backend as use_backend
 from aiter_like.ops.activation import *  # noqa: F403
+from aiter_like.ops.activation_quant import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
 from aiter_like.ops.indexer_cache import *  # noqa: F403
 from aiter_like.ops.kv_blocks import *  # noqa: F403

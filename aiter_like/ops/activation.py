@@ -18,7 +18,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu")
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
             torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
-_SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702  # GPT-OSS
+SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702  # GPT-OSS
 
 
 def activated(x: Tensor, activation: str) -> Tensor:
@@ -258,7 +258,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) ->
 
     Source: AITER's `swiglu_and_mul`.
     """
-    _act_and_mul(out, input, "swiglu", True, _SWIGLU_LIMIT, None, None, None, backend=backend)
+    _act_and_mul(out, input, "swiglu", True, SWIGLU_LIMIT, None, None, None, backend=backend)
 
 
 def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
@@ -316,7 +316,7 @@ def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Te
 
     Source: AITER's `swiglu_and_mul_bias`.
     """
-    _act_and_mul(out, input, "swiglu", True, _SWIGLU_LIMIT, None, expert_ids, bias, backend=backend)
+    _act_and_mul(out, input, "swiglu", True, SWIGLU_LIMIT, None, expert_ids, bias, backend=backend)
 
 
 def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,

@@ -7,10 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like import scales
+from aiter_like.scales import DTYPES, largest
+from aiter_like.triton_kernels import scales
 from aiter_like.triton_kernels.launch import launch
-from aiter_like.triton_kernels.scales import inverse_of, quantised
 
+_MAX_BLOCK = 4096  # elements of a row that one program keeps in registers, gate and up
 _TILE = 2048  # elements of out of one program: 16 per lane at 4 waves of 32
 
 
@@ -59,9 +60,9 @@ def _act_and_mul_kernel(out, x, scale, expert_ids, bias, out_stride, x_stride, b
     else:
         y = activated(gate, ACTIVATION)
     if scale is not None:
-        y *= inverse_of(tl.load(scale))
+        y *= scales.inverse_of(tl.load(scale))
     if LARGEST > 0:
-        y = quantised(y, out.dtype.element_ty, LARGEST)
+        y = scales.quantised(y, out.dtype.element_ty, LARGEST)
     tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
 
 
@@ -74,8 +75,62 @@ def act_and_mul(out: torch.Tensor, input: torch.Tensor, activation: str, is_gate
     block_n = min(triton.next_power_of_2(columns), _TILE)
     block_m = max(1, min(_TILE // block_n, triton.next_power_of_2(y.shape[0])))
     grid = (triton.cdiv(y.shape[0], block_m), triton.cdiv(columns, block_n))
-    largest = scales.largest(out.dtype) if out.dtype in scales.DTYPES else 0.0
+    top = largest(out.dtype) if out.dtype in DTYPES else 0.0
     launch(_act_and_mul_kernel, grid, y, x, scale, expert_ids, bias, y.stride(0), x.stride(0),
            0 if bias is None else bias.stride(0), y.shape[0], columns, 0 if bias is None else bias.shape[0],
-           float(limit), ACTIVATION=activation, IS_GATED=is_gated, LARGEST=largest, BLOCK_M=block_m, BLOCK_N=block_n,
+           float(limit), ACTIVATION=activation, IS_GATED=is_gated, LARGEST=top, BLOCK_M=block_m, BLOCK_N=block_n,
            options={"num_warps": num_warps or 4})
+
+
+@triton.jit
+def _act_and_mul_quant_kernel(out, scale, x, out_stride, x_stride, scale_stride, group_stride, columns, limit,
+                              ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
+                              GROUP: tl.constexpr, LARGEST: tl.constexpr):
+    """act(gate) · up quantised by row or by group, one row per program; bound: memory."""
+    row = tl.program_id(0).to(tl.int64)
+    out += row * out_stride
+    x += row * x_stride
+    scale += row * scale_stride
+    lanes = tl.arange(0, BLOCK)
+    y = tl.zeros([BLOCK], tl.float32)
+    inverse = 0.0
+    if GROUP == 0:
+        magnitude = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
+            y = _load_gated(x, start + lanes, columns, limit, ACTIVATION)
+            magnitude = scales.larger(magnitude, tl.abs(y))
+        row_scale = scales.scale_of(scales.amax(magnitude, 0), LARGEST)
+        inverse = scales.inverse_of(row_scale)
+        tl.store(scale, row_scale)
+    for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
+        column = start + lanes
+        if GROUP > 0 or not IS_WHOLE:
+            y = _load_gated(x, column, columns, limit, ACTIVATION)
+        if GROUP == 0:
+            q = y * inverse
+        else:
+            q = scales.grouped(y, scale + start // GROUP * group_stride, group_stride, (columns - start) // GROUP,
+                               BLOCK, GROUP, LARGEST)
+        tl.store(out + column, scales.quantised(q, out.dtype.element_ty, LARGEST), mask=column < columns)
+
+
+@triton.jit
+def _load_gated(x, column, columns, limit, ACTIVATION: tl.constexpr):
+    """act(gate) · up in fp32; zeros beyond the row."""
+    gate = tl.load(x + column, mask=column < columns, other=0.0).to(tl.float32)
+    up = tl.load(x + columns + column, mask=column < columns, other=0.0).to(tl.float32)
+    return gated(gate, up, limit, ACTIVATION)
+
+
+def act_and_mul_quant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor, activation: str, limit: float,
+                      group_size: int, num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `scale`."""
+    columns = out.shape[-1]
+    y, x = out.view(-1, columns), input.view(-1, 2 * columns)
+    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
+    num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
+    groups = columns // group_size if group_size else 1
+    strides = scale.stride() if scale.ndim == 2 and scale.shape[1] == groups else (groups, 1)
+    launch(_act_and_mul_quant_kernel, (y.shape[0],), y, scale, x, y.stride(0), x.stride(0), *strides, columns,
+           float(limit), ACTIVATION=activation, BLOCK=block, IS_WHOLE=columns <= block, GROUP=group_size,
+           LARGEST=largest(out.dtype), options={"num_warps": num_warps})

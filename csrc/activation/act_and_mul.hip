@@ -118,9 +118,6 @@ void launch_act_and_mul(const ActAndMulArgs& args, bool is_aligned, Stream strea
 
 #if AITER_LIKE_HOST_PASS
 
-#define AITER_LIKE_TEXT_OF(name) #name
-#define AITER_LIKE_TEXT(name) AITER_LIKE_TEXT_OF(name)
-
 void act_and_mul(ffi::Tensor out, ffi::Tensor input, ffi::String activation, bool is_gated, double limit,
                  ffi::Optional<ffi::Tensor> scale, ffi::Optional<ffi::Tensor> expert_ids,
                  ffi::Optional<ffi::Tensor> bias) {

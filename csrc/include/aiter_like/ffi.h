@@ -129,6 +129,10 @@ Rows rows(const Tensor& tensor, const char* name) {
 
 }  // namespace aiter_like::ffi
 
+/// The text of a macro's value, for a module that is built for one name.
+#define AITER_LIKE_TEXT(name) AITER_LIKE_TEXT_OF(name)
+#define AITER_LIKE_TEXT_OF(name) #name
+
 /// Exports `function`, of a plain C++ signature, to Python as `name`. Not inside a namespace.
 #define AITER_LIKE_EXPORT(name, function) TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, function)
 

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""Gated activations with a quantised result. Kernels: csrc/activation/, triton_kernels/activation.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like.device import Target, simulated_target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated
+from aiter_like.ops.norm_quant import check_scale, group_major
+
+__all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
+
+_OP = "act_and_mul_quant"
+
+
+def act_and_mul_quant_ref(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
+                          group_size: int) -> None:
+    """The formula in torch, in fp32."""
+    y = gated(input.float(), activation, limit)
+    own = scales.of(y, out.dtype, group_size)
+    out.copy_(scales.quantised(y, own, out.dtype))
+    scale.copy_(own.view(scale.shape))
+
+
+def _instance(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float, group_size: int, *,
+              lanes: int | None = None) -> Instance:
+    return _variant(target_of(input.device), out, input, activation, group_size, lanes)
+
+
+def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_size: int,
+             lanes: int | None) -> Instance:
+    gate = input[..., :input.shape[-1] // 2]
+    name = "_".join([activation, dtypes.name(input.dtype), ELEMENTS[out.dtype].removesuffix("_t"),
+                     *([f"g{group_size}"] if group_size else [])])
+    return rows.layout(target, gate, lanes=lanes, takes_unaligned=True).instance(name, {
+        "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "ACTIVATION": activation, "GROUP": group_size})
+
+
+def _prebuilt() -> list[Instance]:
+    """silu to fp8 by 128 columns, in bf16, for the intermediate sizes of experts."""
+    found = {}
+    for columns in (2048, 4096, 7168):
+        for count in (1, 4096):
+            x = torch.empty(count, 2 * columns, dtype=torch.bfloat16, device="meta")
+            out = torch.empty(count, columns, dtype=torch.float8_e4m3fnuz, device="meta")
+            instance = _variant(simulated_target(), out, x, "silu", 128, None)
+            found[instance.name] = instance
+    return list(found.values())
+
+
+@compile_ops("activation/act_and_mul_quant.hip", gen_func=_instance, prebuild=_prebuilt)
+def _act_and_mul_quant_hip(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
+                           group_size: int) -> None: ...
+
+
+def _check(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float, group_size: int) -> object:
+    check.tensor(_OP, "input", input, dtypes=INPUT_DTYPES)
+    if input.ndim == 0 or input.shape[-1] % 2:
+        raise ValueError(f"{_OP}: input must have an even last dimension, gate and up, got shape {tuple(input.shape)}")
+    shape = (*input.shape[:-1], input.shape[-1] // 2)
+    check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=shape, device=input.device)
+    check.choice(_OP, "activation", activation, ACTIVATIONS)
+    check.real(_OP, "limit", limit, low=0.0)
+    scales.check_group(_OP, shape[-1], group_size)
+    check_scale(_OP, "scale", scale, out, group_size)
+    return SKIP if out.numel() == 0 else None
+
+
+def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
+    return scales.refusal(target, out.dtype) or rows.refusal(input=input, out=out)
+
+
+def _tune_key(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
+              group_size: int) -> dict[str, int | str]:
+    columns = out.shape[-1]
+    return {"rows": out.numel() // columns, "columns": columns, "group_size": group_size,
+            "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
+
+
+def _self_check(device: torch.device) -> tuple:
+    x = torch.randn(5, 2048, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+    out = torch.empty(5, 1024, dtype=torch.int8, device=device)
+    return out, torch.empty(5, 8, device=device), x, "silu", 0.0, 128
+
+
+_act_and_mul_quant = Op(
+    _OP, reference=act_and_mul_quant_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
+    self_check=_self_check,
+    backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported),
+              Backend("triton", "activation:act_and_mul_quant", unsupported=_kernel_unsupported),
+              Backend("torch", act_and_mul_quant_ref)))
+
+
+def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: int, limit: float = 0.0,
+                       shuffle_scale: bool = False, *, backend: str | None = None) -> None:
+    """SiLU of the first half of each row times the second, quantised by group of columns, or by row.
+
+    `y = gate · sigmoid(gate) · up` in fp32; `out · scale` is y up to the rounding of `out`.
+
+    Args:
+        out: [..., d], written; the hardware's fp8, or int8.
+        input: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
+        scale: [..., d / group_size] fp32, written; [..., 1] for a scale per row.
+        group_size: 32, 64 or 128, which divides d; 0: one scale per row.
+        limit: above 0: gate is at most `limit` and up within ±`limit` first; finite, ≥ 0.
+        shuffle_scale: the scales lie in memory with groups outermost: that of row m, group g at g · M + m.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `scale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or limit do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `out` is the fp8 of other hardware.
+
+    Notes:
+        scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127); y is not rounded in between. A NaN makes its
+        scale and fp8 elements NaN, int8 0. Deterministic; can be captured in a graph.
+
+    Source: AITER's `silu_and_mul_quant`.
+    """
+    _act_and_mul_quant(out, group_major(scale, shuffle_scale), input, "silu", limit, group_size, backend=backend)
+
+
+def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
+                                backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """An activation of the first half of each row times the second, quantised by group of columns, or by row.
+
+    `y = act(gate) · up` in fp32; `q · scale` is y up to the rounding of q.
+
+    Args:
+        x: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
+        activation: "silu", "gelu", "gelu_tanh" or "swiglu" (GPT-OSS's, with its limit of 7).
+        group_size: 32, 64 or 128, which divides d; 0: one scale per row.
+        dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        q [..., d] and the scales [..., d / group_size] fp32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shape, layout, activation or group do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `dtype_quant` is the fp8 of other hardware.
+
+    Notes:
+        As `silu_and_mul_quant`.
+
+    Source: AITER's `act_mul_and_fp8_group_quant`.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{_OP}: x must be a tensor, got {type(x).__name__}")
+    if x.ndim == 0 or x.shape[-1] % 2:
+        raise ValueError(f"{_OP}: x must have an even last dimension, gate and up, got shape {tuple(x.shape)}")
+    scales.check_group(_OP, x.shape[-1] // 2, group_size)
+    columns, dtype = x.shape[-1] // 2, dtypes.fp8(target_of(x.device).arch) if dtype_quant is None else dtype_quant
+    out = torch.empty((*x.shape[:-1], columns), dtype=dtype, device=x.device)
+    groups = columns // group_size if group_size else 1
+    scale = torch.empty((*x.shape[:-1], groups), dtype=torch.float32, device=x.device)
+    limit = SWIGLU_LIMIT if activation == "swiglu" else 0.0
+    _act_and_mul_quant(out, scale, x, activation, limit, group_size, backend=backend)
+    return out, scale
+
+
+torch_ops.register(_act_and_mul_quant, act_mul_and_fp8_group_quant)

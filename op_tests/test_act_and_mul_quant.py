@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""Gated activations quantised by group and row: every backend against float64; bad input; `--bench`: a table."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+
+import benching
+import pytest
+import torch
+from activation_cases import GATED, gated_float64
+from norm_cases import check_quantised, quantised_dtypes
+from quant_cases import BACKENDS
+from torch import Tensor
+
+import aiter_like
+from aiter_like.device import target_of
+from aiter_like.errors import UnsupportedError
+from aiter_like.testing import strided_like
+
+INT8, BF16 = torch.int8, torch.bfloat16
+QUANT, SILU = aiter_like.act_mul_and_fp8_group_quant, aiter_like.silu_and_mul_quant
+ERROR = 3e-5  # of y in fp32: (16 + 3 · 30) · 2^-24, and the tail of 1 + erf where it is within a group's scale
+
+
+def make(device: torch.device, *shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
+    """Halves of 4 · normal numbers, none of them below -4, where gelu is all tail."""
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 4).clamp(-4).to(device, dtype)
+
+
+@pytest.mark.parametrize("group_size", (0, 32, 128))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_float64(device, run, backend, group_size):
+    for columns in (384,) if group_size else (7, 384, 20000):
+        x = make(device, 3, 2 * columns, seed=columns)
+        q, scale = run(backend, QUANT, x, "silu", group_size)
+        assert q.dtype == quantised_dtypes(device)[0] and q.shape == (3, columns)
+        check_quantised(q, scale, gated_float64(x, "silu"), group_size, error=ERROR)
+
+
+@pytest.mark.parametrize("activation", GATED[1:])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_other_activations(device, run, backend, activation):
+    x = make(device, 3, 512, dtype=torch.float16 if activation == "gelu_tanh" else BF16)
+    q, scale = run(backend, QUANT, x, activation, 64, INT8)
+    check_quantised(q, scale, gated_float64(x, activation), 64, error=ERROR)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", (BF16, torch.float16, torch.float32), ids=str)
+@pytest.mark.parametrize("activation", GATED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_dtype_and_width(device, run, backend, activation, dtype):
+    for columns in (128, 768, 4096, 14336):
+        for rows in (1, 33, 600):
+            for group_size in (0, 32, 64, 128):
+                for out_dtype in quantised_dtypes(device):
+                    x = make(device, rows, 2 * columns, dtype=dtype, seed=rows)
+                    q, scale = QUANT(x, activation, group_size, out_dtype, backend=backend)
+                    check_quantised(q, scale, gated_float64(x, activation), group_size, error=ERROR)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_aiter_form(device, run, backend):
+    x = make(device, 4, 768)
+    q, own = QUANT(x, "silu", 128, INT8, backend=backend)
+    for view in (x, x.view(2, 2, 768), strided_like(x, (0, 3), offset=1), strided_like(x, (0, 24))):
+        outer = view.shape[:-1]
+        out, scale = torch.empty(*outer, 384, dtype=INT8, device=device), torch.empty(*outer, 3, device=device)
+        run(backend, SILU, out, view, scale, 128)
+        assert torch.equal(out.view(4, 384), q) and torch.equal(scale.view(4, 3), own)
+    run(backend, SILU, out, x, scale, 128, shuffle_scale=True)
+    assert torch.equal(out, q) and torch.equal(scale.view(3, 4), own.t())
+    run(backend, SILU, out, x, scale, 128, 2.0)
+    check_quantised(out, scale, gated_float64(x, "silu", 2.0), 128, error=ERROR)
+
+
+@pytest.mark.parametrize("group_size", (0, 128))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_rows(device, run, backend, group_size):
+    x = make(device, 4, 768)
+    x[0], x[1, 5], x[2, 384 + 200] = 0.0, math.nan, math.inf
+    for dtype in quantised_dtypes(device)[:1 if group_size == 0 else 2]:
+        q, scale = run(backend, QUANT, x, "silu", group_size, dtype)
+        assert (q[0].float() == 0).all() and (scale[0] > 0).all()
+        place = 1 if group_size else 0
+        assert scale[1, 0].isnan() and scale[2, place].isinf() and scale[3].isfinite().all()
+        nan = 0.0 if dtype == INT8 else math.nan
+        expected = torch.full((128,), nan)
+        assert torch.equal(q[1, :128].float().cpu().nan_to_num(9.0), expected.nan_to_num(9.0))
+        check_quantised(q[3:], scale[3:], gated_float64(x[3:], "silu"), group_size, error=ERROR)
+
+
+def test_empty(device):
+    q, scale = QUANT(torch.empty(0, 256, device=device), "silu", 128)
+    assert q.shape == (0, 128) and scale.shape == (0, 1)
+
+
+def bad_calls(device: torch.device):
+    x = make(device, 3, 256)
+    out, scale = torch.empty(3, 128, dtype=INT8, device=device), torch.empty(3, 1, device=device)
+    other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
+    yield "x must be a tensor", TypeError, QUANT, ([1.0], "silu", 128)
+    yield "x must have an even last dimension", ValueError, QUANT, (x[:, :255], "silu", 128)
+    yield "activation must be 'silu'", ValueError, QUANT, (x, "relu", 128)
+    yield "group_size must be 0, 32, 64 or 128", ValueError, QUANT, (x, "silu", 16)
+    yield "group_size must divide the row", ValueError, QUANT, (x[:, :200], "silu", 64)
+    yield "input must have dtype", TypeError, QUANT, (x.int(), "silu", 128)
+    yield "out must have shape", ValueError, SILU, (out[:2], x, scale, 128)
+    yield "out must have dtype", TypeError, SILU, (x[:, :128], x, scale, 128)
+    yield "scale must have shape", ValueError, SILU, (out, x, scale[:2], 128)
+    yield "limit must be at least 0.0", ValueError, SILU, (out, x, scale, 128, -1.0)
+    yield "shuffle_scale must be True or False", TypeError, SILU, (out, x, scale, 128, 0.0, 1)
+    yield "fp8 on .* is", UnsupportedError, functools.partial(QUANT, backend="hip"), (x, "silu", 128, other)
+
+
+def test_bad_input_is_named(device):
+    for message, kind, function, args in bad_calls(device):
+        with pytest.raises(kind, match=message):
+            function(*args)
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_opcheck(device, backend):
+    x = make(device, 3, 768)
+    args = (torch.empty(3, 384, dtype=INT8, device=device), torch.empty(3, 3, device=device), x, "silu", 0.0, 128)
+    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant_out, args, {"backend": backend})
+    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant, (x, "silu", 128, INT8), {"backend": backend})
+
+
+def bench() -> None:
+    device = torch.device("cuda")
+    dtype = quantised_dtypes(device)[0]
+    top = torch.finfo(dtype).max
+
+    def peer_of(group_size: int):
+        def peer(x: Tensor) -> tuple[Tensor, Tensor]:
+            gate, up = x.float().chunk(2, -1)
+            y = torch.nn.functional.silu(gate) * up
+            groups = y.unflatten(-1, (-1, group_size or y.shape[-1]))
+            scale = groups.abs().amax(-1).clamp(min=2.0**-110) / top
+            return (groups / scale.unsqueeze(-1)).clamp(-top, top).to(dtype).flatten(-2), scale
+
+        return benching.compiled(peer)
+
+    def cases():
+        for group_size in (128, 0):
+            for rows, columns in ((8192, 8192), (8192, 4096), (4096, 14336), (64, 8192), (1, 4096)):
+                x = make(device, rows, 2 * columns)
+                calls = benching.by_backend(QUANT, x, "silu", group_size)
+                calls["torch.compile"] = functools.partial(peer_of(group_size), x)
+                sample = slice(0, rows, max(rows // 16, 1))
+                scales = rows * (columns // group_size if group_size else 1)
+                yield benching.Case(
+                    f"{rows}×2·{columns} {'group 128' if group_size else 'token'}", 5 * rows * columns + 4 * scales,
+                    calls, lambda result, x=x, group_size=group_size, sample=sample: check_quantised(
+                        result[0][sample], result[1][sample], gated_float64(x[sample], "silu"), group_size,
+                        error=ERROR))
+
+    benching.table("silu_and_mul_quant bf16 → fp8", cases())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
+    parser.parse_args()
+    bench()
