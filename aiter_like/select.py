@@ -105,7 +105,7 @@ class Backend:
     def staleness(self, row: Row) -> str | None:
         """Why a tuned row no longer speaks of this backend's kernel, or None. An empty cell makes no claim."""
         if row.kernel_rev and row.kernel_rev != self.revision:
-            return f"it timed revision {row.kernel_rev} of {row.kernel}, this is {self.revision or 'unknown'}"
+            return f"it timed revision {row.kernel_rev} of the kernel, this is {self.revision or 'unknown'}"
         name, _, version = row.toolchain.partition(" ")
         here = self.toolchain("hip" if row.key[0].startswith("gfx") else "cuda") if version else ""
         if here and f"{here}.".startswith(f"{name} {version}."):
@@ -240,7 +240,8 @@ def _tuned_row(op: Op, request: Request, key: Mapping[str, Any], accepted: Mappi
             return False
         reason = backend.staleness(row)
         if reason is not None:
-            op.tell_once(row.source, "%s: tuned row ignored: %s", row.source, reason)
+            op.tell_once((backend.name, reason), "%s: tuned row ignored, as all of %s %s like it: %s", row.source,
+                         op.name, backend.name, reason)
             return False
         try:
             known = backend.kernel_names(request.target, request.args, row.params)

@@ -189,7 +189,8 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 _rms_norm = Op(
     "rms_norm", reference=rms_norm_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype", "has_residual"), writes=("out", "residual_out"), self_check=_self_check,
+    tune_fields=("rows", "hidden", "dtype", "has_residual"), round_field="rows", writes=("out", "residual_out"),
+    self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
               Backend("asm", _rms_norm_asm, unsupported=_asm_unsupported),

@@ -135,7 +135,10 @@ def _take(found: Imported, op: Op | None, cells: dict[str, str], surplus: int, p
         return
     try:
         key = tuple(_value(name, cells[column]) for name, column in columns.items())
-    except (ValueError, TypeError, AttributeError) as error:
+    except TypeError as error:  # a dtype that nothing here takes
+        found.dropped[str(error).partition(";")[0]] += 1
+        return
+    except (ValueError, AttributeError) as error:
         found.problems.append(f"{place}: {error}")
         return
     hint = {"backend": _BACKENDS.get(cells.get("libtype", ""), ""), "split_k": cells.get("splitk", ""),

@@ -94,6 +94,15 @@ def test_what_does_not_map_is_counted(tmp_path):
         aiter_tables.read(tmp_path / "absent.csv", OPS)
 
 
+def test_a_dtype_that_nothing_takes_is_no_mistake_of_the_file(tmp_path):
+    header, row = CASES["a8w8_tuned_gemm"][:2]
+    path = write(tmp_path, "a8w8_tuned_gemm", header, row.replace("torch.int8", "torch.complex64"),
+                 row.replace("torch.int8", "torch.int88"))
+    found = aiter_tables.read(path, OPS)
+    assert dict(found.dropped) == {"no operator takes dtype torch.complex64": 1}
+    assert found.problems == [f"{path}:3: module 'torch' has no attribute 'int88'"]
+
+
 def test_shape_file_and_its_hints_reach_the_tuner(tmp_path):
     header, row, _, _ = CASES["a8w8_bpreshuffle_tuned_gemm_x"]
     imported = aiter_tables.read(write(tmp_path, "a8w8_bpreshuffle_tuned_gemm", header, row), OPS)

@@ -56,6 +56,22 @@ def test_each_trial_is_one_that_its_backend_takes(name, target):
         assert any(backend.space and list(backend.space(target, *args)) for backend in op.backends)
 
 
+def test_a_row_serves_the_counts_that_round_up_to_it(monkeypatch, tmp_path):
+    path = tmp_path / "rms_norm.csv"
+    path.write_text(f"{','.join(columns(OPS['rms_norm'].tune_fields))}\n"
+                    "gfx942,304,64,4096,bf16,0,triton,rms_norm,num_warps=2,1.5,0,,,measured:x\n")
+    monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
+    OPS["rms_norm"].reset()
+    try:
+        table = OPS["rms_norm"].table
+        found = {count: table.find("gfx942", 304, {"rows": count, "hidden": 4096, "dtype": "bf16", "has_residual": 0},
+                                   lambda row: True) for count in (32, 37, 49, 64, 65)}
+    finally:
+        monkeypatch.undo()
+        OPS["rms_norm"].reset()
+    assert [count for count, row in found.items() if row is not None] == [37, 49, 64]
+
+
 @pytest.mark.parametrize(("hidden", "lanes"), [
     (4096, [128, 256, 512]), (8192, [256, 512, 1024]), (1024, [32, 64, 128]), (7, [8]), (64, [8]),
     (65536, [512, 1024])])
