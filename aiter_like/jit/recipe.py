@@ -195,6 +195,7 @@ def _cuda_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     """nvcc makes the module in one command; its depfile is the host pass's, so a second one lists the device pass's."""
     source = str(spec.root / spec.sources[0])
     common = [toolchain.path, "-x", "cu", f"-arch={spec.arch}", "-std=c++17", "-O3",
+              "--expt-relaxed-constexpr",  # constexpr functions are for both sides, as in clang
               "-Xcompiler=-fPIC,-fvisibility=hidden", *_include(spec), *_defines(spec), *spec.flags]
     number = spec.arch.removeprefix("sm_").rstrip("af")  # sm_90a → 90 → __CUDA_ARCH__ 900
     return [Step("device.d", (), (*common, f"-D__CUDA_ARCH__={number}0", "-M", "-MF", "device.d", source), "device.d"),
