@@ -13,6 +13,7 @@ from aiter_like.ops.kv_cache import *  # noqa: F403
 from aiter_like.ops.kv_cache_quant import *  # noqa: F403
 from aiter_like.ops.layer_norm import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
+from aiter_like.ops.norm_backward import *  # noqa: F403
 from aiter_like.ops.norm_fused import *  # noqa: F403
 from aiter_like.ops.norm_quant import *  # noqa: F403
 from aiter_like.ops.quant import *  # noqa: F403

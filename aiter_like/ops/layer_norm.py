@@ -10,6 +10,7 @@ from aiter_like import check, dtypes, rows, scales, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops import norm_backward
 from aiter_like.ops.norm_quant import check_scale, store_quantised
 
 __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
@@ -146,13 +147,18 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
 
     Notes:
         In fp32, the variance from the deviations themselves, rounded to nearest even once; deterministic; can be
-        captured in a graph. Only "torch" has a derivative: an input that requires grad selects it.
+        captured in a graph. Where an argument requires grad, the derivative is `layer_norm_backward`'s; with `out`,
+        `x_bias` or "torch", torch's own.
 
     Source: Ba, Kiros and Hinton, Layer Normalization (2016); AITER's `layer_norm`, `layernorm2d_fwd`.
     """
     if out is None:
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+        if backend != "torch" and x_bias is None and norm_backward.needs_grad(input, weight, bias):
+            return norm_backward.Norm.apply(
+                lambda input, weight, bias: layer_norm(input, weight, bias, epsilon, backend=backend), True, epsilon,
+                input, weight, bias)
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
     _layer_norm(out, None, None, input, weight, bias, epsilon, x_bias, None, None, backend=backend)
     return out

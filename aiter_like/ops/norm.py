@@ -15,6 +15,7 @@ from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
+from aiter_like.ops import norm_backward
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
@@ -222,14 +223,18 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        Accumulated in fp32, rounded to nearest even once; deterministic; can be captured in a graph. Only "torch" has a
-        derivative: an input that requires grad selects it.
+        Accumulated in fp32, rounded to nearest even once; deterministic; can be captured in a graph. Where an
+        argument requires grad, the derivative is `rms_norm_backward`'s; with `out` or "torch", torch's own.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019); AITER's `rms_norm`.
     """
     if out is None:
         if not isinstance(input, Tensor):
             raise TypeError(f"rms_norm: input must be a tensor, got {type(input).__name__}")
+        if backend != "torch" and norm_backward.needs_grad(input, weight):
+            return norm_backward.Norm.apply(
+                lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
+                False, epsilon, input, weight, None)
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
     _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm, None, None, False, backend=backend)
     return out
