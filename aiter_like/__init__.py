@@ -4,6 +4,8 @@
 from aiter_like.dispatch import explain as explain
 from aiter_like.dispatch import is_tuned as is_tuned
 from aiter_like.dispatch import use_backend as use_backend
+from aiter_like.enums import ActivationType as ActivationType
+from aiter_like.enums import QuantType as QuantType
 from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.activation_quant import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
@@ -12,12 +14,14 @@ from aiter_like.ops.kv_blocks import *  # noqa: F403
 from aiter_like.ops.kv_cache import *  # noqa: F403
 from aiter_like.ops.kv_cache_quant import *  # noqa: F403
 from aiter_like.ops.layer_norm import *  # noqa: F403
+from aiter_like.ops.layout import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
 from aiter_like.ops.norm_backward import *  # noqa: F403
 from aiter_like.ops.norm_fused import *  # noqa: F403
 from aiter_like.ops.norm_quant import *  # noqa: F403
 from aiter_like.ops.quant import *  # noqa: F403
 from aiter_like.ops.quant_tensor import *  # noqa: F403
+from aiter_like.ops.quant_types import *  # noqa: F403
 from aiter_like.ops.rope import *  # noqa: F403
 from aiter_like.ops.rope_2d import *  # noqa: F403
 from aiter_like.ops.rotary import *  # noqa: F403

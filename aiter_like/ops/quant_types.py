@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""The quantiser of a QuantType, and the ones that are made of torch operations, for weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, scales
+from aiter_like.enums import QuantType
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.quant import per_group_quant_hip, per_token_quant_hip
+from aiter_like.ops.quant_tensor import per_tensor_quant_hip
+
+__all__ = ["get_hip_quant", "get_torch_quant", "get_triton_quant", "per_block_quant_wrapper", "per_tensor_quant",
+           "pertoken_quant"]
+
+
+def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | None = None,
+                   scale_dtype: torch.dtype = torch.float32, quant_dtype: torch.dtype = torch.int8,
+                   dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
+    """Quantises each row with its own scale, in torch.
+
+    `q = round(x · x_scale · (1 / scale))`, saturated.
+
+    Args:
+        x: [..., K] floating point.
+        scale: [..., 1], or None: found, as max(amax, 2^-110) / dtypeMax.
+        x_scale: factors that broadcast to `x` (smooth-quant), or None.
+        scale_dtype: of the returned scales.
+        quant_dtype: torch.int8 or an fp8; not only the hardware's.
+        dtypeMax: the largest magnitude of q; None: 127 (int8), 240 or 448 (fp8).
+
+    Returns:
+        q [..., K] and the scales [..., 1].
+
+    Raises:
+        TypeError: `x` is no floating-point tensor.
+        ValueError: the dtype or dtypeMax do not fit.
+
+    Notes:
+        To nearest even, in fp32. A NaN makes its scale and fp8 elements NaN, int8 0.
+
+    Source: AITER's `pertoken_quant`.
+    """
+    top = _largest("pertoken_quant", x, quant_dtype, dtypeMax)
+    wide = x.float() if x_scale is None else x.float() * x_scale
+    own = wide.abs().amax(-1, keepdim=True).clamp(min=scales.SMALLEST_AMAX) / top if scale is None else scale.float()
+    return scales.rounded((wide * (1 / own)).clamp(-top, top), quant_dtype), own.to(scale_dtype)
+
+
+def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.dtype = torch.float32,
+                     quant_dtype: torch.dtype = torch.int8, dtypeMax: float | None = None) -> tuple[Tensor, Tensor]:
+    """Quantises a tensor with one scale, in torch.
+
+    `q = round(x · (1 / scale))`, saturated.
+
+    Args:
+        x: floating point, any shape but empty.
+        scale: one number, or None: found, as max(amax, 2^-110) / dtypeMax.
+        scale_dtype: of the returned scale.
+        quant_dtype: torch.int8 or an fp8; not only the hardware's.
+        dtypeMax: the largest magnitude of q; None: 127 (int8), 240 or 448 (fp8).
+
+    Returns:
+        q like `x`, and the scale [1].
+
+    Raises:
+        TypeError: `x` is no floating-point tensor.
+        ValueError: the dtype, dtypeMax or number of scales do not fit.
+
+    Notes:
+        To nearest even, in fp32.
+
+    Source: AITER's `per_tensor_quant`.
+    """
+    if isinstance(scale, Tensor) and scale.numel() != 1:
+        raise ValueError(f"per_tensor_quant: scale must have one element, got shape {tuple(scale.shape)}")
+    _largest("per_tensor_quant", x, quant_dtype, dtypeMax)
+    given = None if scale is None else scale.reshape(1, 1)
+    q, own = pertoken_quant(x.reshape(1, -1), given, None, scale_dtype, quant_dtype, dtypeMax)
+    return q.view(x.shape), own.view(1)
+
+
+def per_block_quant_wrapper(block_shape: tuple[int, int] = (1, 128)) -> Callable[[Callable], Callable]:
+    """Makes a quantiser of blocks of a quantiser of rows.
+
+    `per_block_quant_wrapper((128, 128))(per_token_quant_hip)(weight, quant_dtype=…)` gives q and a scale per block.
+
+    Args:
+        block_shape: rows and columns of a block.
+
+    Returns:
+        A decorator. The function it makes takes x [N, K] and keyword arguments that go to the quantiser of rows, and
+        returns q [N, K] and the scales [ceil(N / rows), ceil(K / columns)] fp32.
+
+    Raises:
+        TypeError: a side is no integer.
+        ValueError: a side is below 1; from the function made: x is no matrix.
+
+    Notes:
+        Blocks are copied into rows and back; those at the edges are filled up with zeros. For weights, once.
+
+    Source: AITER's `per_block_quant_wrapper`, which takes one-row blocks.
+    """
+    block_rows, block_columns = block_shape
+    for side in block_shape:
+        check.integer("per_block_quant_wrapper", "block_shape", side, low=1)
+
+    def decorate(quantise: Callable) -> Callable:
+        @functools.wraps(quantise)
+        def wrapper(x: Tensor, scale: Tensor | None = None, **options: object) -> tuple[Tensor, Tensor]:
+            check.tensor("per_block_quant", "x", x, rank=2, last_contiguous=False)
+            (n, k), rows, columns = x.shape, -(-x.shape[0] // block_rows), -(-x.shape[1] // block_columns)
+            if (n % block_rows, k % block_columns) != (0, 0):
+                x = torch.nn.functional.pad(x, (0, columns * block_columns - k, 0, rows * block_rows - n))
+            blocks = x.reshape(rows, block_rows, columns, block_columns).transpose(1, 2)
+            given = None if scale is None else scale.reshape(-1, 1)
+            q, own = quantise(blocks.reshape(rows * columns, -1), given, **options)
+            q = q.view(rows, columns, block_rows, block_columns).transpose(1, 2)
+            return q.reshape(rows * block_rows, -1)[:n, :k].contiguous(), own.view(rows, columns)
+
+        return wrapper
+
+    return decorate
+
+
+def get_hip_quant(qType: QuantType) -> Callable:
+    """The quantiser of a QuantType, on the best backend there is.
+
+    No: returns (x, None). per_Tensor: `per_tensor_quant_hip`; per_Token: `per_token_quant_hip`; per_1x128:
+    `per_group_quant_hip`; per_128x128: a scale per block.
+
+    Args:
+        qType: a QuantType or its number.
+
+    Returns:
+        A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales. For a type that has no quantiser
+        here (per_1x32 is MXFP4, of gfx950) one that raises UnsupportedError.
+
+    Raises:
+        ValueError: `qType` is no QuantType.
+
+    Notes:
+        Starts nothing by itself.
+
+    Source: AITER's `get_hip_quant`.
+    """
+    return _quantiser(qType, None)
+
+
+def get_triton_quant(qType: QuantType) -> Callable:
+    """As `get_hip_quant`, with the Triton kernels.
+
+    The functions are the same, with backend="triton".
+
+    Args:
+        qType: a QuantType or its number.
+
+    Returns:
+        A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales.
+
+    Raises:
+        ValueError: `qType` is no QuantType.
+
+    Notes:
+        Starts nothing by itself.
+
+    Source: AITER's `get_triton_quant`.
+    """
+    return _quantiser(qType, "triton")
+
+
+def get_torch_quant(qType: QuantType) -> Callable:
+    """As `get_hip_quant`, in torch operations, for any device and fp8.
+
+    per_Tensor: `per_tensor_quant`; per_Token: `pertoken_quant`; per_1x128 and per_128x128: blocks of the latter.
+
+    Args:
+        qType: a QuantType or its number.
+
+    Returns:
+        A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales.
+
+    Raises:
+        ValueError: `qType` is no QuantType.
+
+    Notes:
+        Starts nothing by itself.
+
+    Source: AITER's `get_torch_quant`.
+    """
+    return {QuantType.No: _unchanged, QuantType.per_Tensor: per_tensor_quant, QuantType.per_Token: pertoken_quant,
+            QuantType.per_1x128: per_block_quant_wrapper((1, 128))(pertoken_quant),
+            QuantType.per_128x128: per_block_quant_wrapper((128, 128))(pertoken_quant),
+            }.get(QuantType(qType)) or _refusing(qType)
+
+
+def _quantiser(kind: QuantType, backend: str | None) -> Callable:
+    token = functools.partial(per_token_quant_hip, backend=backend)
+    functools.update_wrapper(token, per_token_quant_hip)
+    return {QuantType.No: _unchanged, QuantType.per_Tensor: functools.partial(per_tensor_quant_hip, backend=backend),
+            QuantType.per_Token: token,
+            QuantType.per_1x128: functools.partial(per_group_quant_hip, group_size=128, backend=backend),
+            QuantType.per_128x128: per_block_quant_wrapper((128, 128))(token),
+            }.get(QuantType(kind)) or _refusing(kind)
+
+
+def _unchanged(x: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
+    return x, None
+
+
+def _refusing(kind: QuantType) -> Callable:
+    def refuse(*_: object, **__: object) -> None:
+        raise UnsupportedError(f"{QuantType(kind)}: no quantiser; there are: No, per_Tensor, per_Token, per_1x128, "
+                               "per_128x128", "row_quant")
+
+    return refuse
+
+
+def _largest(op: str, x: Tensor, dtype: torch.dtype, top: float | None) -> float:
+    check.tensor(op, "x", x, last_contiguous=False)
+    if not x.is_floating_point():
+        raise TypeError(f"{op}: x must be floating point, got {x.dtype}")
+    check.choice(op, "quant_dtype", dtype, scales.DTYPES)
+    if top is None:
+        return scales.largest(dtype)
+    check.real(op, "dtypeMax", top, above=0.0)
+    if top > scales.largest(dtype):
+        raise ValueError(f"{op}: dtypeMax must be at most {scales.largest(dtype)} for {dtype}, got {top}")
+    return float(top)
