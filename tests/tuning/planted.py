@@ -59,7 +59,7 @@ def kernel(out: Tensor, x: Tensor, plant: int, mode: str = "good", us: float = D
     if mode == "hang":
         time.sleep(1000)
     if mode == "sleep":
-        time.sleep(0.02)
+        time.sleep(0.04)
     if mode == "unwritten":
         return
     out.copy_(x * (2.1 if mode == "wrong" or (mode == "rots" and _calls > 20) else 2.0))
