@@ -75,19 +75,19 @@ def page_size_of(key_cache: Tensor) -> int:
     return key_cache.shape[1 if key_cache.ndim == 4 else 3]
 
 
-def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tensor, key: Tensor,
-                 value: Tensor) -> None:
-    """`key` and `value` [num_tokens, num_heads, …] fit the caches of `layout`.
+def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
+                 rank: int = 3) -> None:
+    """`key` and `value` [num_tokens, num_heads, …], or with another first dimension, fit the caches of `layout`.
 
     Raises:
         TypeError, ValueError: they do not; the message names the argument.
     """
     op = names.op
-    check.tensor(op, names.key, key, rank=3)
-    check.tensor(op, names.value, value, dtypes=(key.dtype,), shape=(*key.shape[:2], None), device=key.device)
-    for name, tensor, rank in zip((names.key_cache, names.value_cache), (key_cache, value_cache), RANKS[layout]):
-        check.tensor(op, name, tensor, rank=rank, device=key.device, last_contiguous=False)
-    heads, key_dim, value_dim = key.shape[1], key.shape[2], value.shape[2]
+    check.tensor(op, names.key, key, rank=rank)
+    check.tensor(op, names.value, value, dtypes=(key.dtype,), shape=(*key.shape[:-1], None), device=key.device)
+    for name, tensor, dims in zip((names.key_cache, names.value_cache), (key_cache, value_cache), RANKS[layout]):
+        check.tensor(op, name, tensor, rank=dims, device=key.device, last_contiguous=False)
+    (heads, key_dim), value_dim = key.shape[-2:], value.shape[-1]
     blocks, page_size = key_cache.shape[0], page_size_of(key_cache)
     if page_size == 0:
         raise ValueError(f"{op}: {names.key_cache} must have pages of at least 1 token, got shape "
