@@ -33,8 +33,8 @@ __all__ = ["rope_fwd", "rope_fwd_inplace", "rope_bwd", "rope_bwd_inplace", "rope
            "rope_thd_bwd_inplace"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
-_INTEGERS = (torch.int64, torch.int32)
+ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
+INTEGERS = (torch.int64, torch.int32)
 _MAX_HEAD_DIM = 512
 _HEADS = (1, 2, 4)  # that a lane of the HIP kernel has in flight
 
@@ -84,7 +84,7 @@ def variant(dtype: torch.dtype, table_dtype: torch.dtype, is_angle: bool, heads:
     if heads not in _HEADS:
         raise ValueError(f"heads must be one of {_HEADS}, got {heads}")
     name = f"{dtypes.name(dtype)}_{'freqs' if is_angle else 'table'}_{dtypes.name(table_dtype)}_h{heads}"
-    return Instance(name, {"ELEMENT": _ELEMENTS[dtype], "TABLE": _ELEMENTS[table_dtype], "IS_ANGLE": int(is_angle),
+    return Instance(name, {"ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "IS_ANGLE": int(is_angle),
                            "HEADS": heads})
 
 
@@ -121,12 +121,12 @@ def _check(out: Tensor, out_y: Tensor | None, input: Tensor, input_y: Tensor | N
     if sin is not None:
         check.tensor("rope", "sin", sin, dtypes=(cos.dtype,), shape=cos.shape, device=input.device)
     if positions is not None and isinstance(positions, Tensor) and positions.ndim == 1:
-        check.tensor("rope", "cu_seqlens", positions, dtypes=_INTEGERS, device=input.device)
+        check.tensor("rope", "cu_seqlens", positions, dtypes=INTEGERS, device=input.device)
         if positions.shape[0] < 2:
             raise ValueError("rope: cu_seqlens must have at least 2 elements, got 1 sequence start or none")
     for name, tensor in (("positions", positions), ("offsets", offsets)):
         if tensor is not None and (name == "offsets" or tensor.ndim != 1):
-            check.tensor("rope", name, tensor, dtypes=_INTEGERS, shape=input.shape[:2], device=input.device,
+            check.tensor("rope", name, tensor, dtypes=INTEGERS, shape=input.shape[:2], device=input.device,
                          last_contiguous=False)
     return SKIP if input.numel() == 0 and (input_y is None or input_y.numel() == 0) else None
 

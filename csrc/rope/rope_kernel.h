@@ -54,18 +54,6 @@ struct RopePlace {
   }
 };
 
-/// Integers of 32 or 64 bits, [s, b].
-struct RopeIndices {
-  const void* data;
-  int64_t stride_s, stride_b;
-  bool is_long;
-
-  __device__ int64_t at(int64_t offset) const {
-    return is_long ? static_cast<const int64_t*>(data)[offset] : static_cast<const int32_t*>(data)[offset];
-  }
-  __device__ int64_t at(int64_t s, int64_t b) const { return at(s * stride_s + b * stride_b); }
-};
-
 /// Cosines and sines, or angles; rows in elements.
 struct RopeTable {
   const TABLE *cosines, *sines;

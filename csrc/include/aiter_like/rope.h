@@ -3,14 +3,27 @@
 // kernels of csrc/rope/ are written with it.
 #pragma once
 
+#include "aiter_like/ffi.h"
 #include "aiter_like/rows.h"
 #include "aiter_like/sincos.h"
 
 namespace aiter_like {
 
+/// Integers of 32 or 64 bits, [s, b].
+struct RopeIndices {
+  const void* data;
+  int64_t stride_s, stride_b;
+  bool is_long;
+
+  __device__ int64_t at(int64_t offset) const {
+    return is_long ? static_cast<const int64_t*>(data)[offset] : static_cast<const int32_t*>(data)[offset];
+  }
+  __device__ int64_t at(int64_t s, int64_t b) const { return at(s * stride_s + b * stride_b); }
+};
+
 /// kVec neighbouring elements as they are in memory.
 template <class T, int kVec>
-struct Pack {
+struct RopePack {
   using Word = typename WordOf<kVec * sizeof(T) % 4 == 0 ? 4 : kVec * sizeof(T)>::type;
   static constexpr int kPerWord = sizeof(Word) / sizeof(T), kWords = kVec / kPerWord;
 
@@ -28,7 +41,7 @@ struct Pack {
 /// GPT-J: the packs are neighbours and pair e is elements 2e and 2e + 1 of both.
 template <class T, int kVec, bool kIsGptj>
 struct Pairs {
-  Pack<T, kVec> low, high;
+  RopePack<T, kVec> low, high;
 
   __device__ float flat(int element) const { return element < kVec ? low.at(element) : high.at(element - kVec); }
   __device__ float first(int pair) const { return kIsGptj ? flat(2 * pair) : low.at(pair); }
@@ -105,5 +118,20 @@ __device__ inline void rotate_pairs(T* low, T* high, const Pairs<T, kVec, kIsGpt
       low, high, [&](int e) { return x.first(e) * turn.cosine(e, false) - x.second(e) * sine(e, false); },
       [&](int e) { return x.second(e) * turn.cosine(e, true) + x.first(e) * sine(e, true); });
 }
+
+#if AITER_LIKE_HOST_PASS
+namespace ffi {
+
+/// `tensor` as indices [s, b]; none where it is absent.
+inline RopeIndices rope_indices(const Optional<Tensor>& optional) {
+  if (!optional.has_value()) return {};
+  const Tensor tensor = optional.value();
+  const bool is_long = has_element<int64_t>(tensor);
+  check_type(is_long || has_element<int32_t>(tensor), "rope: positions and offsets must be int32 or int64");
+  return {tensor.data_ptr(), tensor.stride(0), tensor.ndim() > 1 ? tensor.stride(1) : 0, is_long};
+}
+
+}  // namespace ffi
+#endif
 
 }  // namespace aiter_like

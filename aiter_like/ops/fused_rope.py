@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: MIT
+"""RMSNorm of q and k, rotary position embedding and the KV cache's write in one kernel: csrc/rope/."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, kv_layout, scales
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.rope import DTYPES, ELEMENTS, INTEGERS, check_flags, check_table, rotated
+
+__all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle", "fused_qk_rope_reshape_and_cache"]
+
+_OP = "fused_qk_rope_cache"
+_NAMES = kv_layout.Names(_OP, "k", "v")
+_LAYOUTS = {(4, 4): "rows", (5, 4): "columns", (5, 5): "shuffled"}  # by the ranks of K and V
+
+
+def _fused_ref(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor,
+               q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor,
+               sin: Tensor, positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
+               v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
+               layout: str) -> None:
+    """In torch, in fp32: the cache is written from the values before they are rounded for `k_out`."""
+    rows = positions if offsets is None else positions + offsets
+    angles = [table.flatten(0, -2)[rows, None].float() for table in (cos, sin)]  # [tokens, 1, width]
+    found = []
+    for x, weight in ((q, q_weight), (k, k_weight)):
+        x = x.float()
+        if weight is not None:
+            x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight.float()
+        found.append(rotated(x, *angles, rotate_style, reuse_freqs_front_part, False, False))
+    for out, x in zip((q_out, k_out, v_out), (*found, v)):
+        if out is not None:
+            out.copy_(x)
+    kept = [x if scale is None else x * (1 / scale) for x, scale in ((found[1], k_scale), (v.float(), v_scale))]
+    is_fp8 = key_cache.dtype.itemsize == 1
+    kept = [scales.rounded(x, key_cache.dtype) if is_fp8 else x.to(key_cache.dtype) for x in kept]
+    kv_layout.put(key_cache, value_cache, *kept, slot_mapping)
+
+
+def _variant(dtype: torch.dtype, table_dtype: torch.dtype, is_fp8: bool, head_dim: int, has_norm: bool,
+             is_shared: bool) -> Instance:
+    parts = (dtypes.name(dtype), f"table_{dtypes.name(table_dtype)}", *(["fp8"] if is_fp8 else []), f"d{head_dim}",
+             *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]))
+    return Instance("_".join(parts), {
+        "ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "CACHE": "fp8" if is_fp8 else ELEMENTS[dtype],
+        "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm), "IS_SHARED": int(is_shared)})
+
+
+def _instance(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor,
+              q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor,
+              sin: Tensor, positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
+              v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
+              layout: str) -> Instance:
+    return _variant(q.dtype, cos.dtype, key_cache.dtype != q.dtype, q.shape[-1], q_weight is not None,
+                    reuse_freqs_front_part)
+
+
+@compile_ops("rope/fused_qk_rope_cache.hip", gen_func=_instance, prebuild=[
+    _variant(torch.bfloat16, torch.bfloat16, is_fp8, 128, has_norm, True) for is_fp8 in (False, True)
+    for has_norm in (False, True)])
+def _fused_qk_rope_cache_hip(
+        q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor, q: Tensor,
+        k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor,
+        positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
+        v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
+        layout: str) -> None: ...
+
+
+def _check(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor,
+           q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor, sin: Tensor,
+           positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
+           v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
+           layout: str) -> object:
+    check.tensor(_OP, "q", q, rank=3, dtypes=DTYPES)
+    tokens, _, head_dim = q.shape
+    check.tensor(_OP, "k", k, dtypes=(q.dtype,), shape=(tokens, None, head_dim), device=q.device)
+    check.tensor(_OP, "v", v, dtypes=(q.dtype,), shape=k.shape, device=q.device)
+    for name, tensor, like in (("q_out", q_out, q), ("k_out", k_out, k), ("v_out", v_out, v)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=(q.dtype,), shape=like.shape, device=q.device)
+    for name, tensor in (("q_weight", q_weight), ("k_weight", k_weight)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=(q.dtype,), shape=(head_dim,), device=q.device)
+    check_flags(_OP, rotate_style, reuse_freqs_front_part, False)
+    check_table(_OP, "cos", cos, q, head_dim, min(tokens, 1), reuse_freqs_front_part)
+    check.tensor(_OP, "sin", sin, dtypes=(cos.dtype,), shape=cos.shape, device=q.device)
+    for name, tensor in (("positions", positions), ("offsets", offsets)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=INTEGERS, shape=(tokens,), device=q.device, last_contiguous=False)
+    kv_layout.check_caches(_NAMES, layout, key_cache, value_cache, k, v)
+    kv_layout.check_slots(_OP, slot_mapping, tokens, q.device)
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is not None:
+            check.tensor(_OP, name, scale, dtypes=(torch.float32,), device=q.device)
+            if scale.numel() != 1:
+                raise ValueError(f"{_OP}: {name} must have 1 element, got shape {tuple(scale.shape)}")
+    check.real(_OP, "epsilon", epsilon, low=0.0)
+    target = target_of(q.device)
+    refusal = scales.refusal(target, key_cache.dtype)
+    if refusal:
+        raise TypeError(f"{_OP}: key_cache: {refusal}")
+    for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check.tensor(_OP, name, tensor, dtypes=(q.dtype, dtypes.fp8(target.arch)), last_contiguous=False)
+    check.tensor(_OP, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
+    return SKIP if tokens == 0 or head_dim == 0 else None
+
+
+def _hip_unsupported(target: Target, q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor,
+                     value_cache: Tensor, q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None,
+                     k_weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor | None,
+                     slot_mapping: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, epsilon: float,
+                     rotate_style: int, reuse_freqs_front_part: bool, layout: str) -> str | None:
+    """Heads of 16-byte accesses, a power of two of them up to 64."""
+    head_dim, vec = q.shape[-1], 16 // q.element_size()
+    if head_dim & (head_dim - 1) or not 2 * vec <= head_dim <= 64 * vec:
+        return f"head dimension must be a power of two from {2 * vec} to {64 * vec}, got {head_dim}"
+    rotary_dim = cos.shape[-1] * (2 if reuse_freqs_front_part else 1)
+    if rotary_dim % (2 * vec):
+        return f"the rotated part of a head must be a multiple of {2 * vec}, got {rotary_dim}"
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("q_out", q_out), ("k_out", k_out), ("v_out", v_out)):
+        if tensor is not None and any(step % vec for size, step in zip(tensor.shape[:2], tensor.stride()) if size > 1):
+            return f"heads of {name} must start at multiples of 16 bytes, got strides {tensor.stride()}"
+    if q.shape[0] * (q.shape[1] + 2 * k.shape[1]) * head_dim // (2 * vec) >= 2**31:
+        return f"too many heads for one launch: {q.shape[0]} tokens of {q.shape[1]} + 2 · {k.shape[1]}"
+    return kv_layout.too_many_slots(key_cache.shape[0], kv_layout.page_size_of(key_cache))
+
+
+def _self_check(device: torch.device) -> list[tuple]:
+    """With and without norm, whole rows and packed ones, as they are and as fp8."""
+    generator = torch.Generator().manual_seed(0)
+    one = torch.ones(1, device=device)
+    cases = []
+    for has_norm, is_fp8, layout in ((True, True, "shuffled"), (False, False, "rows"), (True, False, "columns")):
+        qkv = torch.randn(9, 6, 64, generator=generator).to(device, torch.bfloat16)
+        q, k, v = qkv.split((4, 1, 1), 1)
+        dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else qkv.dtype
+        x = 16 // dtype.itemsize
+        shapes = {"rows": ((2, 16, 1, 64),) * 2, "columns": ((2, 1, 64 // x, 16, x), (2, 1, 64, 16)),
+                  "shuffled": ((2, 1, 64 // x, 16, x), (2, 1, 16 // x, 64, x))}[layout]
+        caches = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+        weights = [torch.rand(64, generator=generator).to(device, torch.bfloat16) if has_norm else None for _ in "qk"]
+        cos, sin = torch.rand(2, 20, 32, generator=generator).to(device, torch.bfloat16)
+        index = torch.arange(9, device=device)
+        cases.append((torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), *caches, q, k, v, *weights, cos,
+                      sin, index + 3, None, index * 3, one, one, 1e-6, 0, True, layout))
+    return cases
+
+
+_fused_qk_rope_cache = Op(
+    _OP, reference=_fused_ref, check=_check, self_check=_self_check,
+    writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"),
+    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported), Backend("torch", _fused_ref)))
+
+
+def fused_qk_rope_reshape_and_cache(
+        q: Tensor, k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, pos: Tensor,
+        cos: Tensor, sin: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, is_neox: bool, flash_layout: bool,
+        apply_scale: bool = True, offs: Tensor | None = None, q_out: Tensor | None = None,
+        k_out: Tensor | None = None, output_zeros: bool = True, zeros_out: Tensor | None = None,
+        upcast_operand: bool = False, *, backend: str | None = None) -> tuple[Tensor, ...]:
+    """Rotary position embedding of q and k, and the write of k and v into a paged cache.
+
+    `q_out = rope(q)`, `k_out = rope(k)`, `key_cache[slot] = round(rope(k) · (1 / k_scale))`, `value_cache[slot] =
+    round(v · (1 / v_scale))`.
+
+    Args:
+        q: [num_tokens, num_heads, head_dim] bf16|fp16|fp32, last dimension contiguous.
+        k: [num_tokens, num_kv_heads, head_dim], dtype of `q`.
+        v: like `k`.
+        key_cache: dtype of `q` or the device's fp8: [num_blocks, page_size, num_kv_heads, head_dim] with
+            `flash_layout`, else [num_blocks, num_kv_heads, head_dim / x, page_size, x]; any strides; written.
+        value_cache: as `key_cache` with `flash_layout`, else [num_blocks, num_kv_heads, head_dim, page_size] or
+            [num_blocks, num_kv_heads, page_size / x, head_dim, x]; written.
+        slot_mapping: int32|int64, a slot per token; those beyond num_tokens are not read.
+        pos: [num_tokens] int32|int64: rows of `cos` and `sin`.
+        cos: [max_position, head_dim / 2] or [max_position, head_dim], or with two dimensions of 1 between.
+        sin: like `cos`.
+        k_scale: 1 fp32 element or None.
+        v_scale: 1 fp32 element or None.
+        is_neox: True: pairs (i, i + head_dim / 2); False: pairs (2i, 2i + 1).
+        flash_layout: which layout the caches have.
+        apply_scale: False: the scales are not read.
+        offs: [num_tokens] int32|int64 added to `pos`, or None.
+        q_out: like `q`, written; default: a new tensor. It may be `q`.
+        k_out: like `k`, written; default: a new tensor. It may be `k`.
+        output_zeros: True: a tensor of zeros like `q` is returned too.
+        zeros_out: the tensor for them; it also asks for them.
+        upcast_operand: without effect: the rotation is always in fp32.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        q_out, k_out, key_cache, value_cache, and zeros_out where asked for.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        fp32 throughout, each result rounded to nearest even once, the cache's from the fp32 value; fp8 saturates. A
+        slot outside the cache is skipped. Deterministic; can be captured in a graph.
+
+    Source: AITER's Triton function of this name.
+    """
+    name = "fused_qk_rope_reshape_and_cache"
+    for argument, tensor in (("q", q), ("key_cache", key_cache), ("cos", cos), ("slot_mapping", slot_mapping)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: {argument} must be a tensor, got {type(tensor).__name__}")
+    layout = _layout(name, key_cache, value_cache)
+    if (layout == "rows") != flash_layout:
+        raise ValueError(f"{name}: flash_layout is {flash_layout}, but key_cache has shape {tuple(key_cache.shape)}")
+    q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
+    k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
+    found = (k_scale, v_scale) if apply_scale else (None, None)
+    _fused_qk_rope_cache(q_out, k_out, None, key_cache, value_cache, q, k, v, None, None, cos, sin, pos, offs,
+                         slot_mapping[:q.shape[0]], *found, 0.0, 0 if is_neox else 1,
+                         2 * cos.shape[-1] == q.shape[-1], layout, backend=backend)
+    if zeros_out is None and not output_zeros:
+        return q_out, k_out, key_cache, value_cache
+    return q_out, k_out, key_cache, value_cache, torch.zeros_like(q_out) if zeros_out is None else zeros_out.zero_()
+
+
+def fused_qk_norm_rope_cache_pts_quant_shuffle(
+        qkv: Tensor, qw: Tensor, kw: Tensor, cos_sin: Tensor, positions: Tensor, num_tokens: int, num_heads_q: int,
+        num_heads_k: int, num_heads_v: int, head_size: int, is_neox_style: bool, eps: float, q_out: Tensor,
+        k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, per_tensor_k_scale: Tensor,
+        per_tensor_v_scale: Tensor, k_out: Tensor | None, v_out: Tensor | None, return_kv: bool,
+        use_shuffle_layout: bool, block_size: int, x: int, rotary_dim: int = 0, *,
+        backend: str | None = None) -> None:
+    """RMSNorm of q and k heads, rotary position embedding, and the write of k and v into a paged cache.
+
+    `q_out = rope(norm(q) · qw)`; `k = rope(norm(k) · kw)` and `v` into the cache, in fp8 `round(x · (1 / scale))`.
+
+    Args:
+        qkv: [num_tokens, (num_heads_q + num_heads_k + num_heads_v) · head_size] bf16|fp16|fp32, contiguous rows.
+        qw: [head_size], dtype of `qkv`.
+        kw: like `qw`.
+        cos_sin: [max_position, rotary_dim]: cosines, then sines, of a position's pairs; or flat.
+        positions: [num_tokens] int32|int64: rows of `cos_sin`.
+        num_tokens: tokens.
+        num_heads_q: heads of q.
+        num_heads_k: heads of k.
+        num_heads_v: heads of v; as many.
+        head_size: elements of a head.
+        is_neox_style: True: pairs (i, i + rotary_dim / 2); False: pairs (2i, 2i + 1).
+        eps: added to the mean of squares; finite, ≥ 0.
+        q_out: [num_tokens, num_heads_q, head_size], or flat heads; dtype of `qkv`; written.
+        k_cache: dtype of `qkv` or the device's fp8; written: [slots, num_heads_k, head_size], or
+            [num_blocks, block_size, num_heads_k, head_size] of any strides; with `use_shuffle_layout`
+            [num_blocks, num_heads_k, head_size / x, block_size, x], or a view of those bytes as the former.
+        v_cache: likewise; with `use_shuffle_layout` [num_blocks, num_heads_k, block_size / x, head_size, x].
+        slot_mapping: [≤ num_tokens] int32|int64.
+        per_tensor_k_scale: 1 fp32 element on the device; read where the cache is fp8.
+        per_tensor_v_scale: the same for v.
+        k_out: with `return_kv`: k as it is before quantisation, like `q_out`; written. Or None.
+        v_out: the same for v.
+        return_kv: whether `k_out` and `v_out` are written.
+        use_shuffle_layout: the packed caches.
+        block_size: tokens of a block of the packed caches.
+        x: elements in 16 bytes of the packed caches.
+        rotary_dim: rotated elements of a head, its first; 0: all.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `q_out`, the caches, and with `return_kv` `k_out` and `v_out` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        fp32 throughout, each result rounded to nearest even once, the cache's from the fp32 value; fp8 saturates. The
+        scales stay on the device: no synchronisation. A slot outside the cache is skipped. Deterministic; can be
+        captured in a graph.
+
+    Source: AITER's function of this name.
+    """
+    name = "fused_qk_norm_rope_cache_pts_quant_shuffle"
+    if num_heads_v != num_heads_k:
+        raise ValueError(f"{name}: num_heads_v must be num_heads_k, {num_heads_k}, got {num_heads_v}")
+    counts = (num_heads_q, num_heads_k, num_heads_v)
+    rotary_dim = rotary_dim or head_size
+    keys, values = k_cache, v_cache
+    if use_shuffle_layout:
+        heads = (num_heads_k, head_size // x, block_size, x), (num_heads_k, block_size // x, head_size, x)
+        keys, values = (_viewed(name, argument, tensor, (tensor.shape[0], *shape)) for argument, tensor, shape in (
+            ("k_cache", k_cache, heads[0]), ("v_cache", v_cache, heads[1])))
+    elif k_cache.ndim == 3:
+        keys, values = k_cache.unsqueeze(1), v_cache.unsqueeze(1)
+    split = _viewed(name, "qkv", qkv, (num_tokens, sum(counts), head_size)).split(counts, 1)
+    outs = [None if out is None else _viewed(name, argument, out, (num_tokens, count, head_size))
+            for argument, out, count in zip(("q_out", "k_out", "v_out"), (
+                q_out, k_out if return_kv else None, v_out if return_kv else None), counts)]
+    cos, sin = _viewed(name, "cos_sin", cos_sin, (-1, rotary_dim)).chunk(2, -1)
+    found = (None, None) if keys.dtype == qkv.dtype else (per_tensor_k_scale, per_tensor_v_scale)
+    _fused_qk_rope_cache(*outs, keys, values, *split, qw, kw, cos, sin, positions, None, slot_mapping, *found, eps,
+                         0 if is_neox_style else 1, True, _layout(name, keys, values), backend=backend)
+
+
+def _layout(name: str, key_cache: Tensor, value_cache: Tensor) -> str:
+    ranks = key_cache.ndim, value_cache.ndim
+    if ranks not in _LAYOUTS:
+        raise ValueError(f"{name}: the caches must have 4 and 4, 5 and 4, or 5 and 5 dimensions, got shapes "
+                         f"{tuple(key_cache.shape)} and {tuple(value_cache.shape)}")
+    return _LAYOUTS[ranks]
+
+
+def _viewed(name: str, argument: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: {argument} must be a tensor, got {type(tensor).__name__}")
+    try:
+        return tensor.view(shape)
+    except RuntimeError:  # another number of elements, or strides that no view can express
+        raise ValueError(f"{name}: {argument} must be a view of {shape}, got shape {tuple(tensor.shape)}, strides "
+                         f"{tensor.stride()}") from None
