@@ -155,13 +155,41 @@ def test_two_tuners_at_once(tmp_path):
     assert [int(line.split(",")[2]) for line in rows_of(tmp_path)[1:]] == list(range(1, 9))
 
 
+def row(rows, backend="hip", us=1.0, **params):
+    return table.Row(("gfx942", 304, rows, 0, "fp32"), backend, backend, params, us, 0.0, "", "", "measured:x", "")
+
+
+def test_rows_of_an_installed_package_go_to_the_user_and_are_read_there(tmp_path, monkeypatch):
+    checkout = writer.default_folder()
+    assert checkout == table.paths.tuned_csv() != tmp_path / "user"
+    monkeypatch.setattr(table.paths, "tuned_csv", lambda: Path(writer.__file__).parent.parent / "_data" / "tuned_csv")
+    folder = writer.default_folder()
+    assert folder == tmp_path / "user"
+    writer.prepare(folder)
+    writer.update(folder / "planted.csv", planted.op(), [row(4, us=2.5)])
+    planted.op().reset()
+    (found,) = planted.op().table.rows()
+    assert (found.us, found.source) == (2.5, f"{folder / 'planted.csv'}:2") and not planted.op().table.problems
+
+
+def test_one_row_changes_one_line(tmp_path):
+    path = tmp_path / "planted.csv"
+    writer.update(path, planted.op(), [row(rows, us=1.234, flag=True, b=0.5, a="x") for rows in (100, 9, 20)])
+    lines = path.read_text().splitlines()
+    assert lines[1] == "gfx942,304,9,0,fp32,hip,hip,a=x;b=0.5;flag=true,1.23,0,,,measured:x", "numbers in their order"
+    by_hand = lines[2].replace("1.23", "9.99").replace("a=x", "a=y")  # a second choice for a key, as tables may have
+    path.write_text("\n".join([*lines[:3], by_hand, lines[3]]) + "\n")
+    writer.update(path, planted.op(), [row(9, "torch", us=0.001)])
+    changed = path.read_text().splitlines()
+    assert changed[2:] == [lines[2], by_hand, lines[3]] and "torch,torch,,0.01," in changed[1]
+
+
 def test_many_writers_lose_no_row(tmp_path):
     op, path = planted.op(), tmp_path / "planted.csv"
 
     def write(start):
         for rows in range(start, start + 10):
-            writer.update(path, op, [table.Row(("gfx942", 304, rows, 0, "fp32"), "hip", "hip", {}, 1.0, 0.0, "", "",
-                                               "measured:x", "")])
+            writer.update(path, op, [row(rows)])
 
     threads = [threading.Thread(target=write, args=(10 * index,)) for index in range(4)]
     for thread in threads:
