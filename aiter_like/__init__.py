@@ -19,6 +19,7 @@ from aiter_like.ops.layout import *  # noqa: F403
 from aiter_like.ops.norm import *  # noqa: F403
 from aiter_like.ops.norm_backward import *  # noqa: F403
 from aiter_like.ops.norm_fused import *  # noqa: F403
+from aiter_like.ops.norm_gated import *  # noqa: F403
 from aiter_like.ops.norm_quant import *  # noqa: F403
 from aiter_like.ops.quant import *  # noqa: F403
 from aiter_like.ops.quant_tensor import *  # noqa: F403

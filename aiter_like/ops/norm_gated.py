@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""RMSNorm times a gate. Kernels: csrc/norm/gated_rms_norm.hip, triton_kernels/norm_fused.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.norm_quant import check_scale, store_quantised
+
+__all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
+
+_OP = "gated_rms_norm"
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
+             torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
+
+
+def gated_rms_norm_ref(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
+                       epsilon: float) -> None:
+    """The formula in torch, in fp32, differentiable without scale; writes `out` and `scale`."""
+    x = input.float()
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight.float()
+    y = y * torch.nn.functional.silu(gate.float())
+    if scale is None:
+        out.copy_(y)
+    else:
+        store_quantised(out, scale, y, 0)
+
+
+def _instance(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, *,
+              lanes: int | None = None) -> Instance:
+    parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
+             *([] if scale is None else [_ELEMENTS[out.dtype].removesuffix("_t")])]
+    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
+        "IS_QUANT": int(scale is not None)})
+
+
+@compile_ops("norm/gated_rms_norm.hip", gen_func=_instance, prebuild=list)
+def _gated_rms_norm_hip(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
+                        epsilon: float) -> None: ...
+
+
+def _check(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> object:
+    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    if input.ndim == 0:
+        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
+    device, weight_dtypes = input.device, tuple(dict.fromkeys((input.dtype, torch.float32)))
+    check.tensor(_OP, "gate", gate, dtypes=(input.dtype,), shape=input.shape, device=device)
+    check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=input.shape[-1:], device=device)
+    out_dtypes = (input.dtype,) if scale is None else scales.DTYPES
+    check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=input.shape, device=device)
+    check.real(_OP, "epsilon", epsilon, low=0.0)
+    if scale is not None:
+        check_scale(_OP, "scale", scale, input, 0)
+    return SKIP if input.numel() == 0 else None
+
+
+def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
+                        epsilon: float) -> str | None:
+    """What every kernel refuses."""
+    return scales.refusal(target, out.dtype) or rows.refusal(input=input, gate=gate, out=out)
+
+
+def _tune_key(out: Tensor, scale: Tensor | None, input: Tensor, *_: object) -> dict[str, int | str]:
+    hidden = input.shape[-1]
+    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
+            "out_dtype": dtypes.name(out.dtype)}
+
+
+def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, *_: object) -> list[dict[str, int]]:
+    return rows.lane_space(target, input)
+
+
+_gated_rms_norm = Op(
+    _OP, reference=gated_rms_norm_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"),
+    backends=(Backend("hip", _gated_rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+              Backend("triton", "norm_fused:gated_rms_norm", unsupported=_kernel_unsupported),
+              Backend("torch", gated_rms_norm_ref, differentiable=True)))
+
+
+def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, *, out: Tensor | None = None,
+                   backend: str | None = None) -> Tensor:
+    """Root-mean-square normalisation of the last dimension, times a gate.
+
+    `out = rms_norm(input, weight) · silu(gate)`.
+
+    Args:
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        gate: [..., hidden], dtype of `input`.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        out: tensor to write, shape and dtype of `input`; default: a new contiguous one. It may be `input` or `gate`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`. An empty input gives an empty result.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or epsilon do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        In fp32, rounded to nearest even once; deterministic; can be captured in a graph. Only "torch" has a derivative.
+
+    Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
+    """
+    if out is None:
+        if not isinstance(input, Tensor):
+            raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+        out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    _gated_rms_norm(out, None, input, gate, weight, epsilon, backend=backend)
+    return out
+
+
+def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor, weight: Tensor, epsilon: float, *,
+                         backend: str | None = None) -> None:
+    """Root-mean-square normalisation of the last dimension, times a gate, with a quantised result.
+
+    `out · scale ≈ rms_norm(input, weight) · silu(gate)`. Rows of 128 elements have what a group-quantised GEMM takes.
+
+    Args:
+        out: [..., hidden] fp8 (the device's e4m3) or int8, written.
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        gate: [..., hidden], dtype of `input`.
+        scale: [..., 1] fp32, written: a scale per row.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        epsilon: added to the mean; finite, ≥ 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `scale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or epsilon do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
+    """
+    _gated_rms_norm(out, scale, input, gate, weight, epsilon, backend=backend)
+
+
+torch_ops.register(_gated_rms_norm, gated_rms_norm)
