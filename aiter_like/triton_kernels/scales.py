@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import libdevice
 
 _SMALLEST_AMAX = tl.constexpr(2.0**-110)
-_ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: a sum with it has no fraction bits: it is rounded to nearest even
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def quantised(x, dtype: tl.constexpr, LARGEST: tl.constexpr):
     """fp32 `x` rounded to nearest even in `dtype`, saturated at ±LARGEST; fp8 keeps NaN, int8 makes it 0."""
     limited = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
     if dtype == tl.int8:
-        limited = tl.where(x == x, (limited + _ROUND) - _ROUND, 0.0)
+        limited = tl.where(x == x, libdevice.nearbyint(limited), 0.0)
     return limited.to(dtype)
 
 
