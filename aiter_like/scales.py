@@ -28,7 +28,12 @@ def largest(dtype: torch.dtype) -> float:
 def of(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> Tensor:
     """Scales of `x` [..., columns]: one per row ([..., 1]), or per group of columns ([..., columns / group_size])."""
     grouped = x.unflatten(-1, (-1, group_size)) if group_size else x.unsqueeze(-2)
-    return grouped.abs().amax(-1).clamp(min=SMALLEST_AMAX) / largest(dtype)
+    return divided(grouped.abs().amax(-1).clamp(min=SMALLEST_AMAX), largest(dtype))
+
+
+def divided(amax: Tensor, top: float) -> Tensor:
+    """The correctly rounded quotient: by a Python number, torch on a GPU multiplies with the rounded reciprocal."""
+    return amax / torch.full_like(amax, top)
 
 
 def quantised(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:

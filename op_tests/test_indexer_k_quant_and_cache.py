@@ -44,7 +44,7 @@ def put(cache: torch.Tensor, k: torch.Tensor, slots: torch.Tensor, size: int, sc
         flat = cache[block].view(-1)
         for group in range(groups):
             x = k[token, group * size:(group + 1) * size].float()
-            scale = x.abs().amax().clamp(min=2.0**-110) / largest
+            scale = x.abs().amax().clamp(min=2.0**-110) / x.new_tensor(largest)
             if scale_fmt == "ue8m0" and math.isfinite(scale.item()):
                 mantissa, exponent = math.frexp(scale.item())
                 scale = torch.tensor(2.0**(exponent - (mantissa == 0.5)), device=k.device)

@@ -32,7 +32,7 @@ def quantise(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     largest = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     x = x.float()
     amax = x.abs().amax(-1)
-    scale = torch.where(amax < 2.0**-110, 2.0**-110, amax) / largest
+    scale = torch.where(amax < 2.0**-110, 2.0**-110, amax) / amax.new_tensor(largest)
     y = x * (1 / scale)[..., None]
     if dtype == torch.int8:
         return torch.where(y.isnan(), 0.0, y.clamp(-127, 127).round()).to(dtype), scale

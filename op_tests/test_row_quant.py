@@ -120,7 +120,7 @@ def test_scaled_quant_by_row_with_a_bound(device, run, backend):
     run(backend, SCALED, out, x, scale, bound)
     q, free = TOKEN(x, quant_dtype=dtype, backend="torch")
     top = torch.finfo(dtype).max
-    assert torch.equal(scale, free.minimum(bound / top)) and (scale < free).sum() == 3
+    assert torch.equal(scale, free.minimum(bound / bound.new_tensor(top))) and (scale < free).sum() == 3
     is_free = (scale == free).squeeze(1)
     assert same_numbers(out[is_free], q[is_free])
     cut = x.float() / scale
@@ -178,7 +178,7 @@ def bad_calls(device: torch.device):
     yield "scale must have dtype torch.float32", TypeError, SCALED, (out, x, scale.half())
     yield "scale must have shape", ValueError, SCALED, (out, x, scale[:2])
     yield "scale_ub must have one element", ValueError, SCALED, (out, x, scale, scale)
-    yield "scale_ub must be None where scales are per group", ValueError, SCALED, (out, x, torch.ones(3, 2), one)
+    yield "scale_ub must be None where scales are per group", ValueError, SCALED, (out, x, scale.new_ones(3, 2), one)
     yield r"smooth_scale must have shape \(256,\)", ValueError, SMOOTH, (out, x, one, scale)
     yield "fp8 on .* is", UnsupportedError, functools.partial(TOKEN, backend="hip"), (x, None, other)
     yield "fp8 on .* is", UnsupportedError, functools.partial(TOKEN, backend="triton"), (x, None, other)

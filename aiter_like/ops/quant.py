@@ -22,7 +22,7 @@ def row_quant_ref(out: Tensor, scale: Tensor, input: Tensor, group_size: int, sm
     x = input.float() if smooth_scale is None else input.float() * smooth_scale
     own = scales.of(x, out.dtype, group_size)
     if scale_ub is not None:
-        bound = scale_ub.reshape(()).clamp(min=scales.SMALLEST_AMAX) / scales.largest(out.dtype)
+        bound = scales.divided(scale_ub.reshape(()).clamp(min=scales.SMALLEST_AMAX), scales.largest(out.dtype))
         own = own.minimum(bound)
     is_used = used_rows(input, num_rows, num_rows_factor)
     write_rows(out, scales.quantised(x, own, out.dtype), is_used)

@@ -48,7 +48,8 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
     """
     top = _largest("pertoken_quant", x, quant_dtype, dtypeMax)
     wide = x.float() if x_scale is None else x.float() * x_scale
-    own = wide.abs().amax(-1, keepdim=True).clamp(min=scales.SMALLEST_AMAX) / top if scale is None else scale.float()
+    amax = wide.abs().amax(-1, keepdim=True).clamp(min=scales.SMALLEST_AMAX)
+    own = scales.divided(amax, top) if scale is None else scale.float()
     return scales.rounded((wide * (1 / own)).clamp(-top, top), quant_dtype), own.to(scale_dtype)
 
 

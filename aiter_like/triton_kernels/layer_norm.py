@@ -17,9 +17,12 @@ _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per l
 
 @triton.jit
 def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residual_in, x_scale, out_stride,
-                       residual_out_stride, x_stride, residual_in_stride, scale_stride, hidden, epsilon,
+                       residual_out_stride, x_stride, residual_in_stride, scale_stride, hidden, count, epsilon,
                        BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr):
-    """y = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias for one row per program; bound: memory."""
+    """y = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias for one row per program; bound: memory.
+
+    `count` is `hidden` in fp32: the mean is rounded correctly, so that a row of equal elements has no deviation.
+    """
     row = tl.program_id(0).to(tl.int64)
     out += row * out_stride
     x += row * x_stride
@@ -32,14 +35,14 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         values = _load(x, residual_in, x_bias, start + columns, hidden)
         total += values
-    mean = tl.sum(total, 0) / hidden
+    mean = tl.div_rn(tl.sum(total, 0), count)
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         if not IS_WHOLE:
             values = _load(x, residual_in, x_bias, start + columns, hidden)
         deviation = tl.where(start + columns < hidden, values - mean, 0.0)
         squares += deviation * deviation
-    inverse_deviation = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
+    inverse_deviation = tl.rsqrt(tl.sum(squares, 0) / count + epsilon)
     inverse = 1.0
     if scale is not None:
         most = tl.zeros([BLOCK], tl.float32)
@@ -97,5 +100,6 @@ def layer_norm(out: torch.Tensor, scale: torch.Tensor | None, residual_out: torc
     is_column = scale is not None and scale.ndim == 2 and scale.shape[1] == 1
     launch(_layer_norm_kernel, (input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2], weight, bias,
            x_bias, matrices[3], x_scale, *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
-           scale.stride(0) if is_column else 1, hidden, float(epsilon), BLOCK=block, IS_WHOLE=hidden <= block,
-           LARGEST=0.0 if scale is None else largest(out.dtype), options={"num_warps": num_warps})
+           scale.stride(0) if is_column else 1, hidden, float(hidden), float(epsilon), BLOCK=block,
+           IS_WHOLE=hidden <= block, LARGEST=0.0 if scale is None else largest(out.dtype),
+           options={"num_warps": num_warps})
