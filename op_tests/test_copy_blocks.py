@@ -17,7 +17,7 @@ from aiter_like.ops import kv_blocks
 
 BACKENDS = ("hip", "torch")
 PAIRS = ((0, 3), (5, 1), (-1, 4), (4, -1), (6, 4), (4, 6), (2**40, 2), (2, -(2**40)))
-DTYPES = (torch.bfloat16, torch.float32, torch.float8_e4m3fnuz, torch.int8)
+DTYPES = (torch.bfloat16, torch.float8_e4m3fnuz)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:

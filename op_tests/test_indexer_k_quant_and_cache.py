@@ -72,13 +72,13 @@ def check_write(device, run, backend, k, size, scale_fmt="ue8m0", preshuffle=Fal
 def test_against_model(device, run, backend, scale_fmt, preshuffle):
     check_write(device, run, backend, keys(device, 7, 128), 128, scale_fmt, preshuffle)
     check_write(device, run, backend, keys(device, 7, 256), 128, scale_fmt, preshuffle, page_size=64, extra=12)
-    check_write(device, run, backend, keys(device, 7, 128), 32, scale_fmt, preshuffle)
-    check_write(device, run, backend, strided_like(keys(device, 7, 96), (0, 5), offset=1), 48, scale_fmt, preshuffle)
+    check_write(device, run, backend, keys(device, 7, 192), 96, scale_fmt, preshuffle)
+    check_write(device, run, backend, strided_like(keys(device, 7, 112), (0, 5), offset=1), 112, scale_fmt, preshuffle)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_odd_sizes(device, run, backend):
-    for head_dim, size, page_size in ((10, 5, 2), (12, 12, 1), (36, 9, 3)):
+    for head_dim, size, page_size in ((146, 73, 2), (100, 100, 1), (252, 84, 3)):
         check_write(device, run, backend, keys(device, 3, head_dim), size, "", page_size=page_size)
 
 

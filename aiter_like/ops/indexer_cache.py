@@ -169,9 +169,9 @@ def _write_case(device: torch.device) -> list[tuple]:
     """Each group size and layout; every byte of the cache is written."""
     cases, generator = [], torch.Generator().manual_seed(0)
     for dtype in kv_layout.FLOATS:
-        for size in (32, 64, 128):
-            k = torch.randn(32, 128, generator=generator).to(device, dtype)
-            cache = torch.zeros(2, 16, 128 + 512 // size, dtype=dtypes.fp8(target_of(device).arch), device=device)
+        for size in (64, 128, 256, 512):  # an instance each
+            k = torch.randn(32, 512, generator=generator).to(device, dtype)
+            cache = torch.zeros(2, 16, 512 + 2048 // size, dtype=dtypes.fp8(target_of(device).arch), device=device)
             slots = torch.randperm(32, generator=generator).to(device)
             cases += [(cache, k, slots, size, "ue8m0", preshuffle) for preshuffle in (False, True)]
     return cases

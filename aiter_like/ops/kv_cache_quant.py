@@ -96,7 +96,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     slots = torch.randperm(32, generator=generator).to(device)
     cases = []
     for dtype in kv_layout.FLOATS:
-        for dim in (32, 64, 128, 256):
+        for dim in (64, 128, 256, 512, 1024):  # an instance each
             key, value = (torch.randn(32, 2, dim, generator=generator).to(device, dtype) for _ in range(2))
             for cache_dtype in (dtypes.fp8(target_of(device).arch), torch.int8):
                 packed = (2, 2, dim // 16, 16, 16)
