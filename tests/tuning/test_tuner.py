@@ -63,7 +63,7 @@ def test_planted_faults_never_win_and_never_stop_the_run(tmp_path):
                      f"gfx942,304,4,3,fp32,hip,hip,,10.00,0,{torch},,measured:Toy 0"]
 
 
-def test_the_best_row_is_found_used_and_kept(tmp_path, monkeypatch):
+def test_the_best_row_is_found_used_and_kept_and_a_budget_ends_the_run(tmp_path, monkeypatch):
     tune("planted", [key(0), key(2), key(0, rows=3)], options(tmp_path))
     lines = rows_of(tmp_path)
     assert [line.split(",")[2:4] for line in lines[1:]] == [["3", "0"], ["4", "0"], ["4", "2"]], "sorted"
@@ -72,8 +72,10 @@ def test_the_best_row_is_found_used_and_kept(tmp_path, monkeypatch):
     planted.op().reset()
     selection = planted.op().select(planted.op().tuning.case(key(0), planted.torch.device("cpu"), 0))
     assert selection.candidates[0].params == {"mode": "good", "us": 5.0}
-    again = tune(planted.op(), [key(0), key(2)], options(tmp_path))
-    assert not again.results and len(again.skipped) == 2 and rows_of(tmp_path) == lines
+    again = tune(planted.op(), [key(0), key(2), key(4)], options(tmp_path, budget=0.0))
+    assert again.skipped == [key(0), key(2)] and rows_of(tmp_path) == lines
+    assert not again.is_complete and again.results[0].note == "no time left"
+    assert list((tmp_path / "cache" / "tuning").iterdir()), "the journal waits for the next run"
     retuned = tune(planted.op(), [key(2)], options(tmp_path, retune=True, min_improvement=0.5))
     assert retuned.results[0].plan.trials[retuned.results[0].best].params == {"mode": "good", "us": 9.9}
     assert rows_of(tmp_path)[:3] == lines[:3], "other rows stay byte for byte"
@@ -198,12 +200,6 @@ def test_many_writers_lose_no_row(tmp_path):
         thread.join()
     assert [int(line.split(",")[2]) for line in path.read_text().splitlines()[1:]] == list(range(40))
     assert list(tmp_path.glob(".tuned-*")) == []
-
-
-def test_budget_leaves_the_rest_for_the_next_run(tmp_path):
-    outcome = tune("planted", [key(0)], options(tmp_path, budget=0.0))
-    assert not outcome.is_complete and outcome.results[0].note == "no time left"
-    assert list((tmp_path / "cache" / "tuning").iterdir()) and not (tmp_path / "out" / "planted.csv").exists()
 
 
 class TestRefusals:
