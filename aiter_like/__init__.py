@@ -9,6 +9,7 @@ from aiter_like.enums import QuantType as QuantType
 from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.activation_quant import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
+from aiter_like.ops.dropout_norm import *  # noqa: F403
 from aiter_like.ops.fused_rope import *  # noqa: F403
 from aiter_like.ops.indexer_cache import *  # noqa: F403
 from aiter_like.ops.kv_blocks import *  # noqa: F403

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Dropout, residual add and LayerNorm. Kernels: csrc/norm/, triton_kernels/dropout_layer_norm.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+
+__all__ = ["dropout_layer_norm"]
+
+_OP = "dropout_layer_norm"
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
+_LONGEST = 32768  # 1024 lanes of 32 elements of 16 bit
+_MASK = 0xFFFFFFFF
+
+
+def dropout_layer_norm_ref(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor,
+                           bias: Tensor, p: float, seed: int, offset: int, epsilon: float) -> None:
+    """The formula in torch, in fp32, differentiable; writes `out` and `residual_out`."""
+    kept = _random_words(input, seed, offset) >> 8 >= int(p * (1 << 24))
+    x = torch.where(kept, input.float() * (1.0 / (1.0 - p)), 0.0) + residual_in.float()
+    residual_out.copy_(x)
+    deviation = x - x.mean(-1, keepdim=True)
+    scaled = deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + epsilon)
+    out.copy_(scaled * weight.float() + bias.float())
+
+
+def _random_words(like: Tensor, seed: int, offset: int) -> Tensor:
+    """Philox4x32-10, the rule of csrc/include/aiter_like/philox.h: a word per element, a counter per four columns."""
+    hidden = like.shape[-1]
+    per_row = (hidden + 3) // 4
+    counter = offset + torch.arange(like.numel() // hidden * per_row, device=like.device)
+    c0, c1, c2, c3 = counter & _MASK, counter >> 32, torch.zeros_like(counter), torch.zeros_like(counter)
+    k0, k1 = seed & _MASK, seed >> 32
+    for _ in range(10):
+        high_a, low_a = _product(c0, 0xD2511F53)
+        high_b, low_b = _product(c2, 0xCD9E8D57)
+        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
+    return torch.stack((c0, c1, c2, c3), -1).view(-1, per_row * 4)[:, :hidden].reshape(like.shape)
+
+
+def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+    """Upper and lower half of the 64-bit product of 32-bit values, of which int64 holds no sign."""
+    return a * (b >> 16) + (a * (b & 0xFFFF) >> 16) >> 16, a * b & _MASK
+
+
+def _instance(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor, bias: Tensor,
+              p: float, seed: int, offset: int, epsilon: float, *, lanes: int | None = None) -> Instance:
+    layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
+    if not layout.is_whole:
+        raise ValueError(f"{_OP}: {layout.lanes} lanes cannot keep a row of {input.shape[-1]} elements")
+    name = f"{dtypes.name(input.dtype)}{'_wfp32' if weight.dtype != input.dtype else ''}"
+    return layout.instance(name, {"ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype]})
+
+
+@compile_ops("norm/dropout_layer_norm.hip", gen_func=_instance, prebuild=list)
+def _dropout_layer_norm_hip(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor,
+                            bias: Tensor, p: float, seed: int, offset: int, epsilon: float) -> None: ...
+
+
+def _check(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor, bias: Tensor,
+           p: float, seed: int, offset: int, epsilon: float) -> object:
+    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    if input.ndim == 0:
+        raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
+    for name, tensor in (("residual", residual_in), ("out", out), ("residual_out", residual_out)):
+        check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=input.device)
+    weight_dtypes = tuple(dict.fromkeys((input.dtype, torch.float32)))
+    check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=input.shape[-1:], device=input.device)
+    check.tensor(_OP, "bias", bias, dtypes=(weight.dtype,), shape=input.shape[-1:], device=input.device)
+    check.real(_OP, "p", p, low=0.0)
+    if p >= 1:
+        raise ValueError(f"{_OP}: p must be less than 1, got {p}")
+    check.integer(_OP, "seed", seed, low=0, high=2**63 - 1)
+    check.integer(_OP, "offset", offset, low=0, high=2**62)
+    check.real(_OP, "epsilon", epsilon, low=0.0)
+    return SKIP if input.numel() == 0 else None
+
+
+def _kernel_unsupported(target: Target, out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor,
+                        *_: object) -> str | None:
+    """What every kernel refuses."""
+    longest = _LONGEST * 2 // max(input.element_size(), 2)
+    if input.shape[-1] > longest:
+        return f"rows of at most {longest} elements of {input.dtype}, got {input.shape[-1]}"
+    return rows.refusal(input=input, residual=residual_in, out=out, residual_out=residual_out)
+
+
+_dropout_layer_norm = Op(
+    _OP, reference=dropout_layer_norm_ref, check=_check, writes=("out", "residual_out"),
+    backends=(Backend("hip", _dropout_layer_norm_hip, unsupported=_kernel_unsupported),
+              Backend("triton", "dropout_layer_norm:dropout_layer_norm", unsupported=_kernel_unsupported),
+              Backend("torch", dropout_layer_norm_ref, differentiable=True)))
+
+
+def dropout_layer_norm(input: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, p: float, seed: int,
+                       offset: int = 0, epsilon: float = 1e-5, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """Dropout, residual add and layer normalisation of the sum.
+
+    `x = dropout(input, p) / (1 - p) + residual`, `residual_out = x`, `out = layer_norm(x, weight, bias)` of x before
+    its rounding.
+
+    Args:
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        residual: [..., hidden], dtype of `input`.
+        weight: [hidden], dtype of `input` or fp32, contiguous.
+        bias: [hidden], dtype of `weight`.
+        p: share of `input` that is dropped, in units of 2^-24; 0 ≤ p < 1.
+        seed: of the mask; 0 ≤ seed < 2^63.
+        offset: the first counter: a call uses rows · ceil(hidden / 4) of them; 0 ≤ offset ≤ 2^62.
+        epsilon: added to the variance; finite, ≥ 0.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out` and `residual_out`, new tensors.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        The mask is a function of seed, offset and position alone (Philox4x32-10): the same on every backend and device.
+        In fp32, each output rounded once; a captured graph repeats its mask. Only "torch" has a derivative.
+
+    Source: HipKittens' fused dropout, residual and layer norm; Salmon et al., Parallel Random Numbers (2011).
+    """
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+    out, residual_out = (torch.empty(input.shape, dtype=input.dtype, device=input.device) for _ in range(2))
+    _dropout_layer_norm(out, residual_out, input, residual, weight, bias, p, seed, offset, epsilon, backend=backend)
+    return out, residual_out
