@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,7 @@ from aiter_like import check, dtypes, rows, scales
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["gelu_and_mul", "gelu_and_mul_bias", "gelu_fast", "gelu_tanh_and_mul", "scaled_silu_and_mul", "silu_and_mul",
            "silu_and_mul_bias", "swiglu_and_mul", "swiglu_and_mul_bias"]
@@ -122,11 +126,32 @@ def _self_check(device: torch.device) -> tuple:
     return torch.empty_like(x[:, :1024]), x, "silu", True, 0.0, None, None, None
 
 
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    dtype, out_dtype = dtypes.DTYPES[key["dtype"]], dtypes.DTYPES[key["out_dtype"]]
+    x = torch.randn(key["rows"], 2 * key["columns"], generator=torch.Generator(device).manual_seed(seed), device=device,
+                    dtype=dtype)
+    out = torch.empty(key["rows"], key["columns"], dtype=out_dtype, device=device)
+    return out, x, "silu", True, 0.0, None if out_dtype == dtype else torch.ones(1, device=device), None, None
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """Between the two products of an MLP, of an expert where there are such."""
+    sizes = {model.intermediate_size: tokens}
+    if model.num_experts:
+        sizes[model.moe_intermediate_size] = tokens * model.experts_per_token
+    for size, count in sizes.items():
+        if size // tp:
+            yield {"rows": count, "columns": size // tp, "dtype": model.dtype, "out_dtype": model.dtype}
+
+
 _act_and_mul = Op(
     "act_and_mul", reference=act_and_mul_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "out_dtype"), self_check=_self_check,
-    backends=(Backend("hip", _act_and_mul_hip, unsupported=_kernel_unsupported),
-              Backend("triton", "activation:act_and_mul", unsupported=_kernel_unsupported),
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _act_and_mul_hip, unsupported=_kernel_unsupported,
+                      space=lambda *_: [{"vectors": count} for count in (1, 2, 3)]),
+              Backend("triton", "activation:act_and_mul", unsupported=_kernel_unsupported,
+                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", act_and_mul_ref)))
 
 
@@ -263,9 +288,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) ->
 
 def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`silu_and_mul` of the input plus its expert's bias.
-
-    `out = silu_and_mul(input + bias[expert_ids])`.
+    """`out = silu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
 
     Args:
         out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
@@ -292,9 +315,7 @@ def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
 def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                         backend: str | None = None) -> None:
-    """`swiglu_and_mul` of the input plus its expert's bias.
-
-    `out = swiglu_and_mul(input + bias[expert_ids])`.
+    """`out = swiglu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
 
     Args:
         out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.
@@ -321,9 +342,7 @@ def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Te
 
 def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
                       backend: str | None = None) -> None:
-    """`gelu_and_mul` of the input plus its expert's bias.
-
-    `out = gelu_and_mul(input + bias[expert_ids])`.
+    """`out = gelu_and_mul(input + bias[expert_ids])`: with the bias of each row's expert.
 
     Args:
         out: [..., d], written; dtype of `input`, last dimension contiguous, rows evenly spaced.

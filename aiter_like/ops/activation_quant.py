@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,8 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated
 from aiter_like.ops.norm_quant import check_scale, group_major
+from aiter_like.ops.quant import lane_space, triton_space
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
 
@@ -88,12 +93,26 @@ def _self_check(device: torch.device) -> tuple:
     return out, torch.empty(5, 8, device=device), x, "silu", 0.0, 128
 
 
+def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
+               group_size: int) -> list[dict[str, int]]:
+    return lane_space(target, input[..., :out.shape[-1]], group_size)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    x = torch.randn(key["rows"], 2 * key["columns"], generator=torch.Generator(device).manual_seed(seed), device=device,
+                    dtype=dtypes.DTYPES[key["dtype"]])
+    groups = key["columns"] // key["group_size"] if key["group_size"] else 1
+    scale = torch.empty(key["rows"], groups, device=device)
+    out = torch.empty(key["rows"], key["columns"], dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
+    return out, scale, x, "silu", 0.0, key["group_size"]
+
+
 _act_and_mul_quant = Op(
     _OP, reference=act_and_mul_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
-    self_check=_self_check,
-    backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported),
-              Backend("triton", "activation:act_and_mul_quant", unsupported=_kernel_unsupported),
+    self_check=_self_check, tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
+              Backend("triton", "activation:act_and_mul_quant", unsupported=_kernel_unsupported, space=triton_space),
               Backend("torch", act_and_mul_quant_ref)))
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
 from aiter_like.ops.norm_quant import check_scale, group_major
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dynamic_per_token_scaled_quant", "per_group_quant_hip", "per_token_quant_hip", "smoothquant_fwd"]
 
@@ -138,12 +142,39 @@ def _self_check(device: torch.device) -> tuple:
     return torch.empty_like(x, dtype=torch.int8), torch.empty(5, 1, device=device), x, 0, None, None, None, 1
 
 
+def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int,
+               *_: object) -> list[dict[str, int]]:
+    return lane_space(target, input, group_size)
+
+
+def lane_space(target: Target, matrix: Tensor, group_size: int) -> list[dict[str, int]]:
+    """As rows.lane_space, where a group's lanes are part of a row's."""
+    least = group_size * matrix.element_size() // 16
+    return [params for params in rows.lane_space(target, matrix) if params["lanes"] >= least]
+
+
+def triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
+    """Waves that leave each lane 4 to 64 elements of a block, or of the row where that is shorter."""
+    lanes = min(out.shape[-1], 8192) / target.wave_size
+    return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    x = torch.randn(key["rows"], key["columns"], generator=torch.Generator(device).manual_seed(seed), device=device,
+                    dtype=dtypes.DTYPES[key["dtype"]])
+    groups = key["columns"] // key["group_size"] if key["group_size"] else 1
+    scale = torch.empty(key["rows"], groups, device=device)
+    out = torch.empty(x.shape, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
+    return out, scale, x, key["group_size"], None, None, None, 1
+
+
 _row_quant = Op(
     "row_quant", reference=row_quant_ref, check=_row_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
-    self_check=_self_check,
-    backends=(Backend("hip", _row_quant_hip, unsupported=kernel_unsupported),
-              Backend("triton", "quant:row_quant", unsupported=kernel_unsupported), Backend("torch", row_quant_ref)))
+    self_check=_self_check, tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _row_quant_hip, unsupported=kernel_unsupported, space=_hip_space),
+              Backend("triton", "quant:row_quant", unsupported=kernel_unsupported, space=triton_space),
+              Backend("torch", row_quant_ref)))
 
 
 

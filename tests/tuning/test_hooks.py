@@ -24,6 +24,10 @@ KEYS = {
                                                         (2, 32768, "bf16", 1), (1, 1, "fp32", 0))],
     "flash_attn_func": [{"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
                          "causal": causal, "dtype": "bf16"} for causal in (0, 1)],
+    **{name: [{"rows": count, "columns": columns, "group_size": group_size, "dtype": dtype, "out_dtype": "i8"}
+              for count, columns, group_size, dtype in ((1, 4096, 0, "bf16"), (3, 100, 0, "fp16"),
+                                                        (5, 256, 128, "fp32"), (2, 16384, 32, "bf16"))]
+       for name in ("row_quant", "act_and_mul_quant")},
 }
 
 
