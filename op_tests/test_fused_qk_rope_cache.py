@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import itertools
 import math
 
 import pytest
@@ -20,7 +21,7 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import TOLERANCES, assert_within, strided_like
 
-BACKENDS = ("hip", "torch")
+BACKENDS = ("hip", "triton", "torch")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EPSILON = 1e-6
 HEADS, KV_HEADS, TOKENS, BLOCKS, PAGE = 4, 2, 7, 3, 16
@@ -85,9 +86,9 @@ def check_caches(caches: Caches, before, slots, key, value, scales=(1.0, 1.0)) -
     caches.check(before, rows, slots[tokens.to(slots.device)])
 
 
-@pytest.mark.parametrize("is_fp8", (False, True))
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend, layout, is_fp8", (
+    *itertools.product(("hip", "torch"), LAYOUTS, (False, True)), ("triton", "padded", False),
+    ("triton", "columns", False), ("triton", "shuffled", True)))  # a Triton build per case is most of the time
 def test_rope_and_cache(device, run, backend, layout, is_fp8):
     cache_dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
     (cos, sin), exact = tables(torch.rand(40, 32, generator=torch.Generator().manual_seed(2)) * 50, BF16, device)
@@ -109,8 +110,9 @@ def test_rope_and_cache(device, run, backend, layout, is_fp8):
         assert len(outs) == 5 and outs[4].shape == q.shape and not outs[4].any()
 
 
-@pytest.mark.parametrize("is_fp8, layout", ((False, "nhd"), (False, "shuffled"), (True, "shuffled"), (True, "packed")))
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend, is_fp8, layout", (
+    *((backend, is_fp8, layout) for backend in ("hip", "torch") for is_fp8 in (False, True)
+      for layout in ("packed", "shuffled")), ("triton", False, "nhd"), ("triton", True, "shuffled")))
 def test_norm_rope_and_cache(device, run, backend, is_fp8, layout):
     """All of a head or half of it rotated, both styles; k and v returned or not; caches given by rows of blocks."""
     cache_dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
@@ -262,6 +264,10 @@ def bench() -> None:
                 function(*args, backend="hip")
                 return q_out
 
+            def other(function=function, args=args, q_out=q_out):
+                function(*args, backend="triton")
+                return q_out
+
             useful = tokens * 128 * (2 * (48 + 32) + 16 * caches[0].element_size())
             first = slice(0, 64)
             rows = [table.cpu()[first, 0, 0].double() for table in (cos, sin)]
@@ -271,8 +277,8 @@ def bench() -> None:
                 limit = 2**-6 * wanted[0].abs() + 2**-7 * wanted[1]  # the parts round three times
                 return assert_within("q", out[first], wanted[0], limit)
 
-            yield benching.Case(f"{tokens}x32+8+8x128{' fp8' * is_fp8}", useful, {"hip": whole, "three ops": parts},
-                                checked)
+            yield benching.Case(f"{tokens}x32+8+8x128{' fp8' * is_fp8}", useful,
+                                {"hip": whole, "triton": other, "three ops": parts}, checked)
 
     benching.table("q/k norm, rope, cache write, bf16", cases())
 

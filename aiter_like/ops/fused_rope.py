@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm of q and k, rotary position embedding and the KV cache's write in one kernel: csrc/rope/."""
+"""RMSNorm of q and k, rotary position embedding and the KV cache's write in one kernel.
+
+Kernels: csrc/rope/fused_qk_rope_cache.hip, triton_kernels/fused_rope.py.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +133,10 @@ def _hip_unsupported(target: Target, q_out: Tensor, k_out: Tensor | None, v_out:
     return kv_layout.too_many_slots(key_cache.shape[0], kv_layout.page_size_of(key_cache))
 
 
+def _triton_unsupported(target: Target, q_out: Tensor, *_: object) -> str | None:
+    return f"head dimension at most 512, got {q_out.shape[-1]}" if q_out.shape[-1] > 512 else None
+
+
 def _self_check(device: torch.device) -> list[tuple]:
     """With and without norm, whole rows and packed ones, as they are and as fp8."""
     generator = torch.Generator().manual_seed(0)
@@ -154,7 +161,9 @@ def _self_check(device: torch.device) -> list[tuple]:
 _fused_qk_rope_cache = Op(
     _OP, reference=_fused_ref, check=_check, self_check=_self_check,
     writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"),
-    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported), Backend("torch", _fused_ref)))
+    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported),
+              Backend("triton", "fused_rope:fused_qk_rope_cache", unsupported=_triton_unsupported),
+              Backend("torch", _fused_ref)))
 
 
 def fused_qk_rope_reshape_and_cache(
@@ -191,7 +200,7 @@ def fused_qk_rope_reshape_and_cache(
         output_zeros: True: a tensor of zeros like `q` is returned too.
         zeros_out: the tensor for them; it also asks for them.
         upcast_operand: without effect: the rotation is always in fp32.
-        backend: "hip" or "torch" instead of the automatic choice.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         q_out, k_out, key_cache, value_cache, and zeros_out where asked for.
@@ -264,7 +273,7 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
         block_size: tokens of a block of the packed caches.
         x: elements in 16 bytes of the packed caches.
         rotary_dim: rotated elements of a head, its first; 0: all.
-        backend: "hip" or "torch" instead of the automatic choice.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
         Nothing: `q_out`, the caches, and with `return_kv` `k_out` and `v_out` are written.

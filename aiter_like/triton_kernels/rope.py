@@ -156,9 +156,9 @@ def rope(out: torch.Tensor, out_y: torch.Tensor | None, input: torch.Tensor, inp
                for stride in ((0, 0) if tensor is None or tensor.ndim == 1 else tensor.stride())]
     if input.shape[0] * batch and x_blocks + y_blocks:
         launch(_rope_kernel, (input.shape[0] * batch, x_blocks + y_blocks), out, out_y, input, input_y, cos, sin,
-               positions, offsets, *strides, heads, y_heads, _row(cos), 0 if sin is None else _row(sin), *indices,
-               batch, x_blocks, *parts, sequences, BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0,
-               **blocks, options={"num_warps": _num_warps(blocks)})
+               positions, offsets, *strides, heads, y_heads, row_step(cos), 0 if sin is None else row_step(sin),
+               *indices, batch, x_blocks, *parts, sequences, **blocks,
+               BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0, options={"num_warps": _num_warps(blocks)})
 
 
 def rope_2d(out: torch.Tensor, input: torch.Tensor, cos_h: torch.Tensor, sin_h: torch.Tensor, cos_w: torch.Tensor,
@@ -168,7 +168,7 @@ def rope_2d(out: torch.Tensor, input: torch.Tensor, cos_h: torch.Tensor, sin_h: 
     parts, blocks = _constants(half_dim, cos_h.shape[-1], flags, [(out, input)])
     batch, patches, heads, _ = input.shape
     launch(_rope_2d_kernel, (batch * patches, triton.cdiv(heads, blocks["BLOCK_H"])), out, input, cos_h, sin_h, cos_w,
-           sin_w, *out.stride()[:3], *input.stride()[:3], heads, *map(_row, (cos_h, sin_h, cos_w, sin_w)), patches,
+           sin_w, *out.stride()[:3], *input.stride()[:3], heads, *map(row_step, (cos_h, sin_h, cos_w, sin_w)), patches,
            img_width, half_dim, *parts, **blocks, options={"num_warps": _num_warps(blocks)})
 
 
@@ -199,6 +199,6 @@ def _strides(tensor: torch.Tensor | None) -> tuple[int, int, int]:
     return (*tensor.stride()[:2], tensor.stride(-2)) if tensor.ndim == 4 else (tensor.stride(0), 0, tensor.stride(1))
 
 
-def _row(table: torch.Tensor) -> int:
+def row_step(table: torch.Tensor) -> int:
     """Elements from row to row."""
     return next((step for size, step in zip(table.shape[:-1], table.stride(), strict=False) if size > 1), 0)

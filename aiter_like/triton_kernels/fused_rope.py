@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""q/k norm, rotary embedding and the KV cache's write in Triton, named by the operator of ops/fused_rope.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like import scales
+from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.rope import row_step
+from aiter_like.triton_kernels.scales import quantised
+
+_ELEMENTS = 2048  # of the heads that one program takes
+
+
+@triton.jit
+def _load(x, heads, is_head, columns, is_column):
+    """[BLOCK_H, columns] in fp32; zeros elsewhere."""
+    return tl.load(x + heads + columns[None, :], mask=is_head & is_column[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _weighted(x, inverse_rms, weight, columns, is_column):
+    """The norm's second half."""
+    w = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
+    return x * (inverse_rms[:, None] * w[None, :])
+
+
+@triton.jit
+def _put(cache, start, heads, is_head, columns, is_column, values, pack_step, dim_step, PACK: tl.constexpr,
+         LARGEST: tl.constexpr):
+    """Columns of a head into a cache whose dims are in packs of PACK."""
+    place = (columns // PACK).to(tl.int64) * pack_step + (columns % PACK).to(tl.int64) * dim_step
+    if LARGEST > 0:
+        rounded = quantised(values, cache.dtype.element_ty, LARGEST)
+    else:
+        rounded = values.to(cache.dtype.element_ty)
+    tl.store(cache + start + heads + place[None, :], rounded, mask=is_head & is_column[None, :])
+
+
+@triton.jit
+def _heads(x, out, weight, token, x_token, x_head, out_token, out_head, cache, start, cache_head, pack_step, dim_step,
+           is_cached, inverse, cos, sin, first_head, count, head_dim, epsilon, rotary_half, BLOCK_H: tl.constexpr,
+           BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, PACK: tl.constexpr, LARGEST: tl.constexpr,
+           IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr):
+    """BLOCK_H heads of q or k: norm, rotation, result, and the cache where there is one."""
+    head = first_head + tl.arange(0, BLOCK_H)
+    is_head = (head < count)[:, None]
+    heads = token * x_token + head.to(tl.int64)[:, None] * x_head
+    pairs = tl.arange(0, BLOCK_P)
+    is_pair = pairs < rotary_half
+    low = 2 * pairs if IS_GPTJ else pairs
+    high = 2 * pairs + 1 if IS_GPTJ else pairs + rotary_half
+    first = _load(x, heads, is_head, low, is_pair)
+    second = _load(x, heads, is_head, high, is_pair)
+    rest = 2 * rotary_half + tl.arange(0, BLOCK_C)
+    is_rest = rest < head_dim
+    kept = _load(x, heads, is_head, rest, is_rest)
+    if weight is not None:
+        squares = tl.sum(first * first + second * second, 1) + tl.sum(kept * kept, 1)
+        inverse_rms = tl.rsqrt(squares / head_dim + epsilon)
+        first = _weighted(first, inverse_rms, weight, low, is_pair)
+        second = _weighted(second, inverse_rms, weight, high, is_pair)
+        kept = _weighted(kept, inverse_rms, weight, rest, is_rest)
+    angle_1 = pairs if IS_SHARED else low
+    angle_2 = pairs if IS_SHARED else high
+    cos_1 = tl.load(cos + angle_1, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    sin_1 = tl.load(sin + angle_1, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    cos_2 = tl.load(cos + angle_2, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    sin_2 = tl.load(sin + angle_2, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+    turned_1 = first * cos_1 - second * sin_1
+    turned_2 = second * cos_2 + first * sin_2
+    tl.debug_barrier()  # `out` may be `x`: a wave may load what another one, with the same elements, stores
+    if out is not None:
+        to = token * out_token + head.to(tl.int64)[:, None] * out_head
+        kind = out.dtype.element_ty
+        tl.store(out + to + low[None, :], turned_1.to(kind), mask=is_head & is_pair[None, :])
+        tl.store(out + to + high[None, :], turned_2.to(kind), mask=is_head & is_pair[None, :])
+        tl.store(out + to + rest[None, :], kept.to(kind), mask=is_head & is_rest[None, :])
+    if cache is not None:
+        is_head = is_head & is_cached
+        slots = head.to(tl.int64)[:, None] * cache_head
+        _put(cache, start, slots, is_head, low, is_pair, turned_1 * inverse, pack_step, dim_step, PACK, LARGEST)
+        _put(cache, start, slots, is_head, high, is_pair, turned_2 * inverse, pack_step, dim_step, PACK, LARGEST)
+        _put(cache, start, slots, is_head, rest, is_rest, kept * inverse, pack_step, dim_step, PACK, LARGEST)
+
+
+@triton.jit
+def _fused_qk_rope_cache_kernel(
+        q_out, k_out, v_out, key_cache, value_cache, q, k, v, q_weight, k_weight, cos, sin, positions, offsets, slots,
+        k_scale, v_scale, q_token, q_head, k_token, k_head, v_token, v_head, q_out_token, q_out_head, k_out_token,
+        k_out_head, v_out_token, v_out_head, key_block, key_token, key_head, key_pack, key_dim, value_block, value_pack,
+        value_token, value_head, value_dim, cos_row, sin_row, positions_step, offsets_step, num_heads, num_kv_heads,
+        head_dim, epsilon, rotary_half, page_size, num_slots, slot_count, q_blocks, BLOCK_H: tl.constexpr,
+        BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, KEY_PACK: tl.constexpr,
+        VALUE_PACK: tl.constexpr, LARGEST: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr):
+    """One token's BLOCK_H heads of q, or of k and v from block `q_blocks` on; bound: memory."""
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.load(positions + token * positions_step).to(tl.int64)
+    if offsets is not None:
+        row += tl.load(offsets + token * offsets_step).to(tl.int64)
+    cos += row * cos_row
+    sin += row * sin_row
+    block = tl.program_id(1)
+    if block < q_blocks:
+        _heads(q, q_out, q_weight, token, q_token, q_head, q_out_token, q_out_head, None, 0, 0, 0, 0, False, 1.0, cos,
+               sin, block * BLOCK_H, num_heads, head_dim, epsilon, rotary_half, BLOCK_H, BLOCK_P, BLOCK_C, 1, LARGEST,
+               IS_GPTJ, IS_SHARED)
+    else:
+        slot = tl.load(slots + token, mask=token < slot_count, other=-1).to(tl.int64)
+        is_cached = (slot >= 0) & (slot < num_slots)
+        page, offset = slot // page_size, slot % page_size
+        inverse = 1.0
+        if k_scale is not None:
+            inverse = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(k_scale))
+        _heads(k, k_out, k_weight, token, k_token, k_head, k_out_token, k_out_head, key_cache,
+               page * key_block + offset * key_token, key_head, key_pack, key_dim, is_cached, inverse, cos, sin,
+               (block - q_blocks) * BLOCK_H, num_kv_heads, head_dim, epsilon, rotary_half, BLOCK_H, BLOCK_P, BLOCK_C,
+               KEY_PACK, LARGEST, IS_GPTJ, IS_SHARED)
+        inverse = 1.0
+        if v_scale is not None:
+            inverse = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(v_scale))
+        head = (block - q_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
+        is_head = (head < num_kv_heads)[:, None]
+        head = head.to(tl.int64)[:, None]
+        columns = tl.arange(0, BLOCK_D)
+        is_column = columns < head_dim
+        values = _load(v, token * v_token + head * v_head, is_head, columns, is_column)
+        if v_out is not None:
+            tl.store(v_out + token * v_out_token + head * v_out_head + columns[None, :],
+                     values.to(v_out.dtype.element_ty), mask=is_head & is_column[None, :])
+        start = page * value_block + offset // VALUE_PACK * value_pack + offset % VALUE_PACK * value_token
+        _put(value_cache, start, head * value_head, is_head & is_cached, columns, is_column, values * inverse,
+             value_dim, 0, 1, LARGEST)
+
+
+def fused_qk_rope_cache(*args: torch.Tensor | float | str | None) -> None:
+    """Same arguments as the operator's other backends; writes the results and the caches."""
+    (q_out, k_out, v_out, key_cache, value_cache, q, k, v, _, _, cos, sin, positions, offsets, slots, *_, epsilon,
+     rotate_style, is_shared, layout) = args
+    tokens, num_heads, head_dim = q.shape
+    num_kv_heads, rotary_half = k.shape[1], cos.shape[-1] if is_shared else cos.shape[-1] // 2
+    block_d = triton.next_power_of_2(head_dim)
+    block_h = min(triton.next_power_of_2(max(num_heads, num_kv_heads)), max(_ELEMENTS // block_d, 1))
+    q_blocks, kv_blocks = triton.cdiv(num_heads, block_h), triton.cdiv(num_kv_heads, block_h)
+    steps = [step for x in (q, k, v, q_out, k_out, v_out) for step in ((0, 0) if x is None else x.stride()[:2])]
+    key, value = key_cache.stride(), value_cache.stride()
+    if layout == "rows":
+        caches = [key[0], key[1], key[2], key[3], 0, value[0], value[1], 0, value[2], value[3]]
+    elif layout == "columns":
+        caches = [key[0], key[3], key[1], key[2], key[4], value[0], value[3], 0, value[1], value[2]]
+    else:
+        caches = [key[0], key[3], key[1], key[2], key[4], value[0], value[2], value[4], value[1], value[3]]
+    page_size = key_cache.shape[1 if layout == "rows" else 3]
+    is_fp8 = key_cache.dtype.itemsize == 1
+    if num_heads + num_kv_heads:
+        launch(_fused_qk_rope_cache_kernel, (tokens, q_blocks + kv_blocks), *args[:17], *steps, *caches, row_step(cos),
+               row_step(sin), positions.stride(0), 0 if offsets is None else offsets.stride(0), num_heads, num_kv_heads,
+               head_dim, float(epsilon), rotary_half, page_size, page_size * key_cache.shape[0], slots.shape[0],
+               q_blocks, BLOCK_H=block_h, BLOCK_P=triton.next_power_of_2(max(rotary_half, 1)),
+               BLOCK_C=triton.next_power_of_2(max(head_dim - 2 * rotary_half, 1)), BLOCK_D=block_d,
+               KEY_PACK=1 if layout == "rows" else key_cache.shape[4],
+               VALUE_PACK=value_cache.shape[4] if layout == "shuffled" else 1,
+               LARGEST=scales.largest(key_cache.dtype) if is_fp8 else 0.0, IS_GPTJ=rotate_style == 1,
+               IS_SHARED=is_shared, options={"num_warps": 4 if block_h * block_d >= 2048 else 1})
