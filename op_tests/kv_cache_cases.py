@@ -80,9 +80,9 @@ def make(device: torch.device, layout: str, num_blocks: int, page_size: int, hea
     count = key_size + value_size
     if layout == "padded":
         count = 2 * num_blocks * (page_size + 1) * (heads + 1) * (max(dims) + x)
-    generator = torch.Generator().manual_seed(count)
-    storage = torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8, generator=generator)
-    return Caches(storage.to(device), views)
+    generator = torch.Generator(device).manual_seed(count)
+    return Caches(torch.randint(0, 256, (count * dtype.itemsize,), dtype=torch.uint8, generator=generator,
+                                device=device), views)
 
 
 def put(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor) -> None:
@@ -134,5 +134,5 @@ def slots_of(device: torch.device, tokens: int, num_slots: int, seed: int = 0, s
 def tokens_of(device: torch.device, tokens: int, heads: int, dims: tuple[int, int], dtype: torch.dtype,
               seed: int = 0) -> tuple[Tensor, Tensor]:
     """Key and value."""
-    generator = torch.Generator().manual_seed(seed)
-    return tuple((torch.randn(tokens, heads, dim, generator=generator) * 3).to(device, dtype) for dim in dims)
+    generator = torch.Generator(device).manual_seed(seed)
+    return tuple((torch.randn(tokens, heads, dim, generator=generator, device=device) * 3).to(dtype) for dim in dims)

@@ -13,7 +13,7 @@ import torch
 from kv_cache_cases import make, tokens_of
 
 import aiter_like
-from aiter_like import dtypes, sim
+from aiter_like import dtypes, scales, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 
@@ -35,8 +35,8 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 class Model:
     """The cache as numbers [block, head, offset, dim] and scales [block, head], for keys or for values."""
 
-    def __init__(self, rows: torch.Tensor, scales: torch.Tensor):
-        self.rows, self.scales = rows.clone(), scales.clone()
+    def __init__(self, rows: torch.Tensor, initial: torch.Tensor):
+        self.rows, self.scales = rows.clone(), initial.clone()
 
     def write(self, x: torch.Tensor, slots: list[int]) -> None:
         """One sequence [tokens, heads, dims]."""
@@ -49,7 +49,8 @@ class Model:
             run, start = range(start, start + count), start + count
             for head in range(heads if block >= 0 else 0):
                 new, first = x[run.start:run.stop, head].float(), slots[run.start] % page_size
-                scale, old = new.abs().amax().clamp(min=2.0**-110) / largest, self.scales[block, head].clone()
+                scale = scales.divided(new.abs().amax().clamp(min=2.0**-110), largest)
+                old = self.scales[block, head].clone()
                 if first and not scale > old and not scale.isnan():
                     scale = old
                 elif first:
@@ -77,8 +78,8 @@ def check_calls(device, run, backend, layout, kind, calls, heads=2, dims=(32, 48
     caches.storage.copy_(torch.where((caches.storage == 0x80) | ((caches.storage & 0x7F) == 0x7F), 1, caches.storage))
     made = [torch.ones((num_blocks, heads) if is_asm else (heads, num_blocks), device=device) for _ in range(2)]
     views = caches.views(caches.storage)
-    models = [Model(rows_of(view, not i), scales if is_asm else scales.T)
-              for i, (view, scales) in enumerate(zip(views, made, strict=True))]
+    models = [Model(rows_of(view, not i), initial if is_asm else initial.T)
+              for i, (view, initial) in enumerate(zip(views, made, strict=True))]
     for seed, sequences in enumerate(calls):
         length = max(map(len, sequences))
         slots = [slot for sequence in sequences for slot in sequence + [-1] * (length - len(sequence))]
@@ -90,8 +91,8 @@ def check_calls(device, run, backend, layout, kind, calls, heads=2, dims=(32, 48
         for x, model in zip((key, value), models, strict=True):
             for i in range(len(sequences)):
                 model.write(x[i], slots[i * length:(i + 1) * length])
-        for i, (view, scales, model) in enumerate(zip(views, made, models, strict=True)):
-            torch.testing.assert_close(scales if is_asm else scales.T, model.scales, rtol=0, atol=0, equal_nan=True)
+        for i, (view, stored, model) in enumerate(zip(views, made, models, strict=True)):
+            torch.testing.assert_close(stored if is_asm else stored.T, model.scales, rtol=0, atol=0, equal_nan=True)
             got, wanted = (rows.contiguous().view(torch.uint8) for rows in (rows_of(view, not i), model.rows))
             assert torch.equal(got, wanted), [(*at, got[*at], wanted[*at]) for at in (got != wanted).nonzero()[:5]]
 
@@ -222,15 +223,15 @@ def _bench_case(device: torch.device, layout: str, cache_dtype: torch.dtype, bat
     key, value = (x.unflatten(0, (batch, length)) for x in tokens_of(device, batch * length, 8, (128, 128), BF16))
     slots = (torch.arange(batch)[:, None] * 16 * pages + torch.arange(length)).flatten().to(device)
     made = torch.zeros(2, batch * pages, 8, device=device)
-    scales = made if layout == "shuffled" else made.transpose(1, 2)
+    stored = made if layout == "shuffled" else made.transpose(1, 2)
 
     def check(_result) -> float:
         rows = key.float().unflatten(1, (pages, -1)).abs().amax((2, 4)).flatten(0, 1)  # [block, head]
         largest = 127.0 if cache_dtype == torch.int8 else torch.finfo(cache_dtype).max
-        assert torch.equal(made[0], rows / largest)
+        assert torch.equal(made[0], scales.divided(rows, largest))
         return 0.0
 
-    args = (key, value, *caches.views(caches.storage), scales[0], scales[1], slots, layout == "shuffled")
+    args = (key, value, *caches.views(caches.storage), stored[0], stored[1], slots, layout == "shuffled")
     calls = benching.by_backend(function, *args, backends=("hip",))
     return benching.Case(f"{batch}×{length} tokens", batch * length * 8 * 256 * 3, calls, check)
 
