@@ -13,9 +13,12 @@ import torch
 from rope_cases import check_rope, tables
 
 import aiter_like
+from aiter_like import dispatch, sim
+from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops import rope as family
 from aiter_like.testing import assert_within, strided_like
+from aiter_like.tuning import table
 
 BACKENDS = ("hip", "triton", "torch")
 PAIRS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (torch.float32, torch.float32))
@@ -279,28 +282,52 @@ def test_opcheck_and_keywords(device):
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+def test_bytes_moved_are_the_least(device, run):
+    """Each element is read once and written once in accesses of 16 bytes; a wave loads its tables' rows once."""
+    if device.type != "cpu":
+        pytest.skip("counters of the simulator")
+    x, y = (randn(64, 1, heads, 128, dtype=torch.bfloat16, device=device) for heads in (32, 8))
+    (cos, sin), _ = tables(angles(64, 64), torch.bfloat16, device)
+    with sim.enabled(checks=False) as session:
+        run("hip", aiter_like.rope_cached_positions_2c_fwd, x, y, cos, sin, torch.arange(64)[:, None], 0, True, False)
+    counts, = session.counters.values()
+    accesses = 2 * 2 * (x.numel() + y.numel()) // (16 * 64)
+    assert counts["by_class"]["global"] == accesses + 3 * counts["waves"]  # and position, cosines, sines
+    assert not {"scratch", "flat", "ds"} & set(counts["by_class"])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("heads", (1, 4))
-def test_heads_in_flight(device, heads):
-    """The parameter that a tuned row may set."""
-    for tokens, count in ((1, 1), (3, 40), (300, 9)):
-        x = randn(tokens, 1, count, 128, dtype=torch.bfloat16, device=device)
-        (cos, sin), exact = tables(angles(tokens, 64), torch.bfloat16, device)
-        args = (torch.empty_like(x), None, x, None, cos, sin, None, None, 0, True, False, False)
-        target = aiter_like.device.target_of(device)
-        family._rope_hip.bind(target, args, heads=heads)(*args)
-        check_rope(args[0], x, *(table[:, None] for table in exact))
+def test_heads_in_flight_from_a_user_row(device, monkeypatch, tmp_path, heads):
+    """The parameter that a tuned row may set; one token, a few, and enough that a lane takes several heads."""
+    sizes, target, name = ((1, 1), (3, 40), (4096, 9)), target_of(device), f"bf16_table_bf16_h{heads}"
+    lines = [",".join(table.columns(family._rope.tune_fields))]
+    lines += [f"{target.arch},{target.cu_num},{tokens},{count},128,128,bf16,bf16,0,hip,rope[{name}],heads={heads},1,0,"
+              "compiler,,measured:test" for tokens, count in sizes]
+    (tmp_path / "rope.csv").write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path / "rope.csv"))
+    dispatch.reset()
+    try:
+        for tokens, count in sizes:
+            x = randn(tokens, 1, count, 128, dtype=torch.bfloat16, device=device)
+            (cos, sin), exact = tables(angles(tokens, 64), torch.bfloat16, device)
+            args = (x, cos, sin, 0, True, False)
+            assert aiter_like.explain(aiter_like.rope_cached_fwd, *args).kernel == f"rope[{name}]"
+            check_rope(aiter_like.rope_cached_fwd(*args), x, *(each[:, None] for each in exact))
+    finally:
+        monkeypatch.undo()
+        dispatch.reset()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend):
-    for head_dim, part, flags, dtype, table, seed in itertools.product(
+    for head_dim, part, flags, dtype, table_dtype, seed in itertools.product(
             (2, 16, 24, 64, 80, 128, 192, 256), (1, 2), FLAGS, (torch.bfloat16, torch.float16, torch.float32),
             (torch.bfloat16, torch.float16, torch.float32), range(2)):
         rotary = head_dim // part // 2 * 2
         x = randn(1 + 6 * seed, 2, 5, head_dim, dtype=dtype, device=device, seed=seed)
-        (cos, sin), exact = tables(angles(x.shape[0], rotary // 2 if flags[1] else rotary), table, device)
+        (cos, sin), exact = tables(angles(x.shape[0], rotary // 2 if flags[1] else rotary), table_dtype, device)
         out = run(backend, aiter_like.rope_cached_fwd, x, cos, sin, *flags)
         check_rope(out, x, *(each[:, None] for each in exact), *flags)
 
@@ -346,7 +373,7 @@ def bench() -> None:
         """The HIP kernel with `heads` in flight, outputs made before."""
         x, y, cos, sin, positions, *flags = args
         full = (torch.empty_like(x), torch.empty_like(y), x, y, cos, sin, positions, None, *flags, False)
-        function = family._rope_hip.bind(aiter_like.device.target_of(device), full, heads=count)
+        function = family._rope_hip.bind(target_of(device), full, heads=count)
 
         def call():
             function(*full)
