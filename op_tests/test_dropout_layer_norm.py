@@ -39,7 +39,7 @@ def test_words_of_philox():
     assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
-@pytest.mark.parametrize("hidden, dtype", ((1, BF16), (100, BF16), (4096, BF16), (1002, torch.float32)), ids=str)
+@pytest.mark.parametrize("hidden, dtype", ((100, BF16), (4096, BF16), (1002, torch.float32)), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, hidden, dtype):
     x, residual = rows_like(device, 5, hidden, dtype, count=2, seed=hidden)

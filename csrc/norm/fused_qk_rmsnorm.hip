@@ -35,7 +35,7 @@ template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAlig
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void fused_qk_rmsnorm_kernel(QkRmsNormArgs args) {
   __shared__ RowScratch<Layout> scratch;
   const bool is_q = int64_t{workgroup_index().x} * Layout::kRows < args.q_rows;
-  const Side& side = is_q ? args.q : args.k;
+  const Side side = is_q ? args.q : args.k;
   const int64_t index = Layout::row() - (is_q ? 0 : args.q_rows);
   // Lanes of a row that is not there take part in the reduction with zeros.
   const int64_t row = index < side.rows ? index : side.rows - 1;
