@@ -30,18 +30,18 @@ def make(device: torch.device, *shape: int, dtype: torch.dtype = BF16, seed: int
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 4).clamp(-4).to(device, dtype)
 
 
-@pytest.mark.parametrize("group_size", (0, 32, 128))
+@pytest.mark.parametrize("group_size", (0, 128))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, group_size):
-    for columns in (384,) if group_size else (7, 384, 20000):
+    for columns in (384,) if group_size else (379, 20000):
         x = make(device, 3, 2 * columns, seed=columns)
         q, scale = run(backend, QUANT, x, "silu", group_size)
         assert q.dtype == quantised_dtypes(device)[0] and q.shape == (3, columns)
         check_quantised(q, scale, gated_float64(x, "silu"), group_size, error=ERROR)
 
 
-@pytest.mark.parametrize("activation", GATED[1:])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend, activation", (("hip", "gelu"), *((backend, activation) for backend in BACKENDS[1:]
+                                                                    for activation in GATED[1:])))
 def test_other_activations(device, run, backend, activation):
     x = make(device, 3, 512, dtype=torch.float16 if activation == "gelu_tanh" else BF16)
     q, scale = run(backend, QUANT, x, activation, 64, INT8)
