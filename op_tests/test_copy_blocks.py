@@ -148,6 +148,7 @@ def test_moves_each_byte_once_in_wide_accesses(device):
     counts = next(iter(session.counters.values()))
     words = 2 * 2 * cache[0].nbytes // 16
     assert counts["by_class"]["global"] == 2 * words // 64, counts
+    assert not counts["by_class"].get("scratch"), counts
 
 
 def test_opcheck(device):

@@ -39,21 +39,16 @@ __global__ __launch_bounds__(kThreads) void copy_blocks_kernel(CopyBlocksArgs ar
   Word* to = static_cast<Word*>(args.to) + to_block * args.to_block;
 
   const auto place = [&](uint32_t word, const int64_t(&stride)[kDims - 1]) {
-    int64_t offset = 0;
-#pragma unroll
-    for (int d = kDims - 1; d > 0; --d) {
-      if (args.size[d] == args.words) return int64_t{word};  // one dimension: no division
-      const uint32_t outer = word / args.size[d], inner = word - outer * args.size[d];
-      offset += d == kDims - 1 ? int64_t{inner} : inner * stride[d];
-      word = outer;
-    }
-    return offset + word * stride[0];
+    if (args.size[3] == args.words) return int64_t{word};  // one dimension: no division
+    const uint32_t row = word / args.size[3], plane = row / args.size[2], cube = plane / args.size[1];
+    return (word - row * args.size[3]) + (row - plane * args.size[2]) * stride[2] +
+           (plane - cube * args.size[1]) * stride[1] + cube * stride[0];
   };
   Word held[kWords];
 #pragma unroll
   for (uint32_t i = 0; i < kWords; ++i) {
     const uint32_t word = (part * kWords + i) * kThreads + thread_index();
-    if (word < args.words) held[i] = from[place(word, args.from_stride)];
+    held[i] = from[place(word < args.words ? word : args.words - 1, args.from_stride)];
   }
 #pragma unroll
   for (uint32_t i = 0; i < kWords; ++i) {
@@ -64,8 +59,8 @@ __global__ __launch_bounds__(kThreads) void copy_blocks_kernel(CopyBlocksArgs ar
 
 void launch_copy_blocks(const CopyBlocksArgs& args, uint32_t pairs, int word_bytes, Stream stream) {
   const dim3 grid(pairs * args.parts);
-  if (word_bytes == 16)
-    copy_blocks_kernel<Vec<uint32_t, 4>><<<grid, kThreads, 0, stream>>>(args);
+  if (word_bytes == 16)  // an integer: of structs, the compiler keeps the words in scratch memory
+    copy_blocks_kernel<unsigned __int128><<<grid, kThreads, 0, stream>>>(args);
   else if (word_bytes == 2)
     copy_blocks_kernel<uint16_t><<<grid, kThreads, 0, stream>>>(args);
   else
