@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,8 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops import norm_backward
 from aiter_like.ops.norm_quant import check_scale, store_quantised
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
            "layernorm2d_fwd_with_add_smoothquant", "layernorm2d_fwd_with_dynamicquant",
@@ -114,11 +119,32 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor | None, residual_out: 
     return rows.lane_space(target, input)
 
 
+def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
+    return norms.wave_space(target, out.shape[-1])
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    """With weight and bias, as models have them."""
+    random = norms.normal(device, seed, key["dtype"])
+    x, residual = (random(key["rows"], key["hidden"]) for _ in range(2))
+    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
+    scale = None if key["out_dtype"] == key["dtype"] else torch.empty(key["rows"], 1, device=device)
+    residual, residual_out = (residual, torch.empty_like(x)) if key["has_residual"] else (None, None)
+    weight, bias = random(key["hidden"]), random(key["hidden"])
+    return out, scale, residual_out, x, weight, bias, 1e-5, None, residual, None
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """As if the model's norms were LayerNorms: the models of configs/models/ give the sizes."""
+    return norms.layer_keys(model, tokens, model.dtype)
+
+
 _layer_norm = Op(
     _OP, reference=layer_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
+    round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "layer_norm:layer_norm", unsupported=_kernel_unsupported),
+              Backend("triton", "layer_norm:layer_norm", unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", layer_norm_ref, differentiable=True)))
 
 

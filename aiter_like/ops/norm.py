@@ -16,6 +16,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 from aiter_like.ops import norm_backward
+from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
@@ -162,17 +163,11 @@ def _hip_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[d
 
 
 def _triton_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
-    """Waves that leave each lane 4 to 64 elements of a block, or of the row where that is shorter."""
-    lanes = min(input.shape[-1], 8192) / target.wave_size
-    return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
+    return norms.wave_space(target, input.shape[-1])
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtypes.DTYPES[key["dtype"]])
-
+    random = norms.normal(device, seed, key["dtype"])
     x, weight = random(key["rows"], key["hidden"]), random(key["hidden"])
     residual = random(key["rows"], key["hidden"]) if key["has_residual"] else None
     return (torch.empty_like(x), x, weight, 1e-6, 0, residual, None if residual is None else torch.empty_like(x), False)

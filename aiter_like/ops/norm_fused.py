@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,8 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.norm import rmsnorm, rmsnorm2d_fwd_with_add
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
 
@@ -76,11 +81,37 @@ def _qk_tune_key(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_ep
             "k_rows": k.numel() // max(k.shape[-1], 1), "k_hidden": k.shape[-1], "dtype": dtypes.name(q.dtype)}
 
 
+def _hip_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list[dict[str, int]]:
+    return rows.lane_space(target, max(q_out, k_out, key=lambda out: out.shape[-1]))
+
+
+def _triton_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list[dict[str, int]]:
+    return norms.wave_space(target, max(q_out.shape[-1], k_out.shape[-1]), _LONGEST)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    random = norms.normal(device, seed, key["dtype"])
+    (q, q_weight), (k, k_weight) = ((random(key[f"{side}_rows"], key[f"{side}_hidden"]), random(key[f"{side}_hidden"]))
+                                    for side in "qk")
+    return torch.empty_like(q), torch.empty_like(k), q, q_weight, 1e-6, k, k_weight, 1e-6
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """A GPU's own heads, as if every model normed them; in latent attention the ranks, which every GPU does whole."""
+    if model.q_lora_rank:
+        sizes = (tokens, model.q_lora_rank, tokens, model.kv_lora_rank)
+    else:
+        sizes = (tokens * model.num_heads // tp, model.head_dim, tokens * max(model.num_kv_heads // tp, 1),
+                 model.head_dim)
+    yield {**dict(zip(("q_rows", "q_hidden", "k_rows", "k_hidden"), sizes)), "dtype": model.dtype}
+
+
 _fused_qk_rmsnorm = Op(
     _QK, reference=fused_qk_rmsnorm_ref, check=_qk_check, tune_key=_qk_tune_key,
     tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"),
-    backends=(Backend("hip", _fused_qk_rmsnorm_hip, unsupported=_qk_unsupported),
-              Backend("triton", "norm_fused:fused_qk_rmsnorm", unsupported=_qk_unsupported),
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _fused_qk_rmsnorm_hip, unsupported=_qk_unsupported, space=_hip_space),
+              Backend("triton", "norm_fused:fused_qk_rmsnorm", unsupported=_qk_unsupported, space=_triton_space),
               Backend("torch", fused_qk_rmsnorm_ref, differentiable=True)))
 
 

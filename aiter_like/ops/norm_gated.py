@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,6 +14,8 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.norm_quant import check_scale, store_quantised
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
 
@@ -77,11 +82,30 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor,
     return rows.lane_space(target, input)
 
 
+def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
+    return norms.wave_space(target, out.shape[-1])
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    random = norms.normal(device, seed, key["dtype"])
+    x, gate, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
+    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
+    scale = None if key["out_dtype"] == key["dtype"] else torch.empty(key["rows"], 1, device=device)
+    return out, scale, x, gate, weight, 1e-6
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """As linear attention has it, over each of a GPU's heads: the models of configs/models/ give the sizes."""
+    yield {"rows": tokens * model.num_heads // tp, "hidden": model.head_dim, "dtype": model.dtype,
+           "out_dtype": model.dtype}
+
+
 _gated_rms_norm = Op(
     _OP, reference=gated_rms_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"),
+    round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _gated_rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "norm_fused:gated_rms_norm", unsupported=_kernel_unsupported),
+              Backend("triton", "norm_fused:gated_rms_norm", unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from aiter_like import check, dtypes, rows, scales
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm_quant", "rmsnorm2d_fwd_with_add_dynamicquant", "rmsnorm2d_fwd_with_add_smoothquant",
            "rmsnorm2d_fwd_with_dynamicquant", "rmsnorm2d_fwd_with_smoothquant", "rmsnorm_quant"]
@@ -144,12 +148,30 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor 
     return [params for params in rows.lane_space(target, input) if params["lanes"] >= least]
 
 
+def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
+    return norms.wave_space(target, out.shape[-1])
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    random, group_size = norms.normal(device, seed, key["dtype"]), key["group_size"]
+    x, residual, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
+    scale = torch.empty(key["rows"], key["hidden"] // group_size if group_size else 1, device=device)
+    residual, residual_out = (residual, torch.empty_like(x)) if key["has_residual"] else (None, None)
+    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
+    return out, scale, residual_out, None, x, weight, 1e-6, residual, None, group_size, 0, False
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    for key in norms.layer_keys(model, tokens, norms.fp8_name()):
+        yield from ({**key, "group_size": group_size} for group_size in (0, 128))
+
+
 _rms_norm_quant = Op(
     _OP, reference=rms_norm_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"),
-    writes=("out", "scale", "residual_out", "plain_out"),
+    tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
+    writes=("out", "scale", "residual_out", "plain_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "norm_quant:rms_norm_quant", unsupported=_kernel_unsupported),
+              Backend("triton", "norm_quant:rms_norm_quant", unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", rms_norm_quant_ref)))
 
 

@@ -50,6 +50,17 @@ def test_shapes_of_a_layer():
     assert sizes("qwen3-8b", 2) == {(5, 4096, 0), (5, 4096, 1), (80, 128, 0), (20, 128, 0)}
     assert sizes("qwen3-30b-a3b", 8) >= {(20, 128, 0), (5, 128, 0)}, "a KV head per GPU at least"
     assert sizes("deepseek-v3", 8) == {(5, 7168, 0), (5, 7168, 1), (5, 1536, 0), (5, 512, 0)}
+    llama = models.load("llama-3-8b")
+    assert [tuple(key.values()) for key in models.keys(OPS["layer_norm"], llama, 4, (3,))] == [
+        (3, 4096, "bf16", "bf16", residual) for residual in (0, 1)]
+    assert {(key["rows"], key["hidden"], key["group_size"], key["has_residual"])
+            for key in models.keys(OPS["rms_norm_quant"], llama, 4, (3,))} == {
+        (3, 4096, group_size, residual) for group_size in (0, 128) for residual in (0, 1)}
+    assert [tuple(key.values()) for key in models.keys(OPS["gated_rms_norm"], llama, 4, (3,))] == [
+        (24, 128, "bf16", "bf16")]
+    for name, sizes in (("llama-3-8b", (24, 128, 6, 128)), ("deepseek-v3", (3, 1536, 3, 512))):
+        assert [tuple(key.values()) for key in models.keys(OPS["fused_qk_rmsnorm"], models.load(name), 4, (3,))] == [
+            (*sizes, "bf16")]
     attention = models.keys(OPS["flash_attn_func"], models.load("llama-3-70b"), 8, (1, 128, 4096))
     assert [(key["seqlen_q"], key["num_heads"], key["num_kv_heads"], key["head_dim"]) for key in attention] == [
         (128, 8, 1, 128), (4096, 8, 1, 128)]
