@@ -294,6 +294,29 @@ def test_names_with_outputs_first(device, run, backend):
     assert torch.equal(x, expected) and torch.equal(residual, total)
 
 
+@pytest.mark.parametrize("backend, name, hidden, matrices, vectors", (
+    *((backend, *form) for backend in ("hip", "triton") for form in (
+        ("rms_norm", 4096, 2, 1), ("rmsnorm2d_fwd_with_add", 4096, 4, 1), ("layer_norm", 1024, 2, 2))),
+    ("hip", "rmsnorm_quant", 1024, 2, 1)))
+def test_moves_each_byte_once(device, run, backend, name, hidden, matrices, vectors):
+    """The simulator's counters: a lane's access is 8 elements, 16 bytes of bf16; matrices once, each row's vectors too
+    (but for the first row's from the cache); no scratch."""
+    if device.type != "cpu":
+        pytest.skip("counters of the simulator")
+    x, weight = make(device, 16, hidden, torch.bfloat16)
+    out, residual, total = torch.empty_like(x), x.clone(), torch.empty_like(x)
+    q, scale = torch.empty_like(x, dtype=torch.float8_e4m3fnuz), torch.empty(16, 1, device=device)
+    args = {"rms_norm": (x, weight, EPSILON), "rmsnorm2d_fwd_with_add": (out, x, residual, total, weight, EPSILON),
+            "layer_norm": (x, weight, weight, EPSILON), "rmsnorm_quant": (q, x, scale, weight, EPSILON)}[name]
+    with sim.enabled(checks=False) as session:
+        run(backend, getattr(aiter_like, name), *args)
+    (counts,) = session.counters.values()
+    accesses = sum(counts["by_class"].get(kind, 0) for kind in ("global", "mubuf"))
+    scales = 16 if name == "rmsnorm_quant" else 0
+    assert 0 < accesses <= 1.05 * (matrices + vectors) * x.numel() // (8 * 64) + scales
+    assert not {"scratch", "flat"} & set(counts["by_class"])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend):
