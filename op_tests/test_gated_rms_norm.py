@@ -30,7 +30,8 @@ def check(out, x, gate, weight):
 
 
 @pytest.mark.parametrize("hidden, dtype, weight_dtype", (
-    (128, BF16, BF16), (1000, torch.float16, torch.float32), (20000, BF16, BF16)), ids=str)
+    (128, BF16, BF16), (1000, torch.float16, torch.float32),
+    pytest.param(20000, BF16, BF16, marks=pytest.mark.exhaustive)), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, hidden, dtype, weight_dtype):
     x, gate = rows_like(device, 5, hidden, dtype, count=2, seed=hidden)

@@ -33,7 +33,8 @@ def quant(run, backend, x, weight, dtype, group_size=0, shuffle=False, residual=
     return out, scale.view(groups, -1).t() if shuffle else scale, total
 
 
-@pytest.mark.parametrize("hidden, index", ((1, 0), (1000, 0), (1024, 0), (20000, 0), (1000, 1)))
+@pytest.mark.parametrize("hidden, index", (
+    (1, 0), (1000, 0), (1024, 0), (1000, 1), pytest.param(20000, 0, marks=pytest.mark.exhaustive)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_scale_per_row(device, run, backend, hidden, index):
     (x,), weight = rows_like(device, 5, hidden, BF16, seed=hidden), vector_like(device, hidden, BF16)
@@ -101,7 +102,7 @@ def test_smoothing_without_residual(device, run, backend):
     check_quantised(out, scale, rms_norm64(x, weight) * double(xscale))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", (pytest.param("hip", marks=pytest.mark.exhaustive), "triton", "torch"))
 def test_dynamicquant_is_the_same_operator(device, run, backend):
     x, residual = rows_like(device, 4, 256, BF16, count=2)
     weight = vector_like(device, 256, BF16)
