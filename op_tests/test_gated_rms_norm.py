@@ -78,7 +78,8 @@ def test_empty_and_bad_input(device):
         with pytest.raises(kind, match=f"gated_rms_norm: {message}"):
             aiter_like.gated_rms_norm(*args)
     with pytest.raises(ValueError, match=r"scale must have shape \(3, 1\), got \(3, 2\)"):
-        aiter_like.gated_rms_norm_quant(torch.empty_like(x, dtype=torch.int8), x, x, torch.empty(3, 2), weight, EPSILON)
+        scale = torch.empty(3, 2, device=device)
+        aiter_like.gated_rms_norm_quant(torch.empty_like(x, dtype=torch.int8), x, x, scale, weight, EPSILON)
 
 
 @pytest.mark.parametrize("backend", ("hip", "triton"))
