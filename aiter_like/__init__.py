@@ -11,6 +11,7 @@ from aiter_like.ops.activation_quant import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
 from aiter_like.ops.dropout_norm import *  # noqa: F403
 from aiter_like.ops.fused_rope import *  # noqa: F403
+from aiter_like.ops.group_norm import *  # noqa: F403
 from aiter_like.ops.indexer_cache import *  # noqa: F403
 from aiter_like.ops.kv_blocks import *  # noqa: F403
 from aiter_like.ops.kv_cache import *  # noqa: F403

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Group normalisation. Kernels: csrc/norm/group_norm.hip, triton_kernels/group_norm.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows, torch_ops
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+
+__all__ = ["group_norm"]
+
+_OP = "group_norm"
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_MAX_SIZE = 2**30 - 1  # elements of a group
+
+
+def group_norm_ref(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
+                   epsilon: float, silu: bool) -> None:
+    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`."""
+    x = input.to(torch.promote_types(input.dtype, torch.float32))
+    grouped = x.reshape(x.shape[0], num_groups, -1)
+    deviation = grouped - grouped.mean(-1, keepdim=True)
+    y = (deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + epsilon)).view(x.shape)
+    per_channel = (-1, *[1] * (x.ndim - 2))
+    if weight is not None:
+        y = y * weight.to(x.dtype).view(per_channel)
+    if bias is not None:
+        y = y + bias.to(x.dtype).view(per_channel)
+    out.copy_(torch.nn.functional.silu(y) if silu else y)
+
+
+def _instance(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, epsilon: float,
+              silu: bool, *, lanes: int | None = None) -> Instance:
+    count = input.shape[0] * num_groups
+    factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
+    is_last = not input.is_contiguous()
+    flags = {"w": weight is not None, "b": bias is not None, "nhwc": is_last}
+    parts = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
+             *(name for name, is_on in flags.items() if is_on)]
+    matrix = torch.empty(count, input.numel() // count, dtype=input.dtype, device="meta")
+    return rows.layout(target_of(input.device), matrix, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[factors], "HAS_WEIGHT": int(weight is not None),
+        "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(is_last)})
+
+
+@compile_ops("norm/group_norm.hip", gen_func=_instance, prebuild=list)
+def _group_norm_hip(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
+                    epsilon: float, silu: bool) -> None: ...
+
+
+def _check(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, epsilon: float,
+           silu: bool) -> object:
+    check.tensor(_OP, "input", input, dtypes=_DTYPES, last_contiguous=False)
+    if input.ndim < 2:
+        raise ValueError(f"{_OP}: input must have at least 2 dimensions, got {input.ndim}")
+    channels = input.shape[1]
+    check.integer(_OP, "num_groups", num_groups, low=1)
+    if channels % num_groups:
+        raise ValueError(f"{_OP}: num_groups must divide the {channels} channels, got {num_groups}")
+    factors = weight.dtype if isinstance(weight, Tensor) else None
+    either = tuple(dict.fromkeys((input.dtype, torch.float32)))
+    for name, tensor, accepted in (("weight", weight, either),
+                                   ("bias", bias, (factors,) if factors in either else either)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=accepted, shape=(channels,), device=input.device)
+    check.tensor(_OP, "out", out, dtypes=(input.dtype,), shape=input.shape, device=input.device, last_contiguous=False)
+    check.real(_OP, "eps", epsilon, low=0.0)
+    check.flag(_OP, "silu", silu)
+    return SKIP if input.numel() == 0 else None
+
+
+def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                        num_groups: int, *_: object) -> str | None:
+    """What every kernel refuses."""
+    layout = torch.contiguous_format if input.is_contiguous() else _LAST.get(input.ndim)
+    for name, tensor in (("input", input), ("out", out)):
+        if layout is None or not tensor.is_contiguous(memory_format=layout):
+            return f"input and out must both be contiguous, or channels-last; {name} has strides {tensor.stride()}"
+    count = input.shape[0] * num_groups
+    if count > rows.MAX_ROWS or input.numel() // count > _MAX_SIZE:
+        return f"at most {rows.MAX_ROWS} groups of {_MAX_SIZE} elements"
+    return None
+
+
+_group_norm = Op(
+    _OP, reference=group_norm_ref, check=_check,
+    backends=(Backend("hip", _group_norm_hip, unsupported=_kernel_unsupported),
+              Backend("triton", "group_norm:group_norm", unsupported=_kernel_unsupported),
+              Backend("torch", group_norm_ref, differentiable=True)))
+
+
+def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+               eps: float = 1e-5, *, silu: bool = False, out: Tensor | None = None,
+               backend: str | None = None) -> Tensor:
+    """Normalisation over groups of channels of each sample, with SiLU if asked for.
+
+    `out = (x - mean) / sqrt(var + eps) · weight + bias`, of a sample's `channels / num_groups` neighbouring channels
+    at all positions; with `silu` that value y becomes `y / (1 + exp(-y))`.
+
+    Args:
+        input: [samples, channels, ...] bf16|fp16|fp32, contiguous or channels-last.
+        num_groups: divides the channels.
+        weight: [channels], dtype of `input` or fp32, contiguous; None: 1.
+        bias: [channels], dtype of `weight`, contiguous; None: 0.
+        eps: added to the variance; finite, ≥ 0.
+        silu: the result goes through SiLU before it is rounded.
+        out: tensor to write, shape, dtype and layout of `input`; default: a new one. It may be `input` itself.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`, in the layout of `input`. An empty input gives an empty result.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        In fp32, the variance from the deviations themselves, rounded to nearest even once; deterministic; can be
+        captured in a graph. At most one workgroup takes a group, so few groups leave CUs idle. Only "torch" has a
+        derivative.
+
+    Source: Wu and He, Group Normalization (2018); torch.nn.functional.group_norm.
+    """
+    if out is None:
+        if not isinstance(input, Tensor):
+            raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
+        out = torch.empty_like(input)
+    _group_norm(out, input, weight, bias, num_groups, eps, silu, backend=backend)
+    return out
+
+
+torch_ops.register(_group_norm, group_norm)
