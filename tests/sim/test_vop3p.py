@@ -246,6 +246,15 @@ def mix_operand(x: np.ndarray, is_half: bool, is_high: bool, negate: bool, absol
 
 
 @pytest.mark.filterwarnings("ignore:overflow|invalid value")
+@pytest.mark.parametrize("text, bits", [
+    ("1.0", 0x3C00), ("-4.0", 0xC400), ("0.5", 0x3800), ("0.15915494", 0x3118), ("0", 0), ("7", 7), ("-1", 0xFFFF)])
+def test_fma_mix_takes_constants_as_halves(text, bits):
+    x = np.random.default_rng(1).standard_normal(64).astype(np.float32)
+    got = run(f"v_fma_mix_f32 v1, v0, {text}, v0 op_sel_hi:[0,1,0]", {"v0": x}, {"v1": np.float32})["v1"]
+    factor = np.float64(np.uint16(bits).view(np.float16))
+    np.testing.assert_array_equal(got, (x.astype(np.float64) * factor + x).astype(np.float32))
+
+
 @pytest.mark.parametrize("name", ["v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"])
 def test_fma_mix(name):
     rng = np.random.default_rng(RNG_SEED)

@@ -362,15 +362,24 @@ void pk_mov(Wave& w, const Inst& i) {
 
 enum class Mix : u8 { f32, lo, hi };
 
+// An inline constant as an f16 source has its f16 value in the low half (LLVM's pull request 183487 says so of the
+// hardware); decoded as an f32 source, it is a small integer or a float.
+u32 half_constant(u32 value) {
+  const bool is_integer = value <= 64 || value >= 0xfffffff0;
+  return is_integer ? value & 0xffff : std::bit_cast<u16>(static_cast<f16>(std::bit_cast<float>(value)));
+}
+
 void mix_source(const Wave& w, const Inst& i, int at, Lanes<float>& out) {
   const Operand& o = i.src[at];
   Lanes<u32> spare;
   const u32* row = source_row(w, o, spare);
   if (bit_of(i.mod.op_sel_hi, at)) {
-    if (o.kind == Kind::literal && o.value != 0) throw Fault("a constant cannot be an f16 source of fma_mix");
+    const bool is_constant = o.kind == Kind::literal;
     const int shift = bit_of(i.mod.op_sel, at) ? 16 : 0;
+    if (is_constant && shift && o.value != 0) throw Fault("the high half of a constant as a source of fma_mix");
     for (int lane = 0; lane < kLanes; ++lane) {
-      out[lane] = static_cast<float>(std::bit_cast<f16>(static_cast<u16>(row[lane] >> shift)));
+      const u32 bits = is_constant ? half_constant(row[lane]) : row[lane] >> shift;
+      out[lane] = static_cast<float>(std::bit_cast<f16>(static_cast<u16>(bits)));
     }
   } else {
     std::memcpy(out.at, row, sizeof out.at);
