@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from aiter_like.jit import cache
+
 pytest.importorskip("triton")  # here: pytester forgets what a test imports, and Triton cannot be loaded twice
 pytest_plugins = ["pytester"]
 FOLDER = Path(__file__).resolve().parent
+CACHES = {"AITER_LIKE_CACHE_DIR": str(cache.cache_root()), "TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
 
 TESTS = """
 import sys
@@ -52,8 +56,10 @@ def test_bad_fixture(early):
 
 
 @pytest.fixture
-def run(pytester):
+def run(pytester, monkeypatch):
     """run(*arguments): pytest in a process of its own on TESTS, with the plugin and none of this project's options."""
+    for name, folder in CACHES.items():  # pytester moves HOME: the simulator would be built again for each test
+        monkeypatch.setenv(name, os.environ.get(name, folder))
     pytester.makepyfile(test_kernels=TESTS.format(folder=str(FOLDER)))
     return lambda *arguments: pytester.runpytest_subprocess("-p", "pytest_aiter_like", "-p", "no:cacheprovider",
                                                             *arguments)
