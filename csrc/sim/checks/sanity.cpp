@@ -10,6 +10,8 @@
 // at different ones are no fault as long as each passes as many (the two halves of a workgroup may run shifted by one);
 // nor is a wave that ends without having used LDS or a barrier. Reported are waves of which some pass fewer.
 #include <algorithm>
+#include <array>
+#include <bitset>
 #include <map>
 
 #include "checks/state.h"
@@ -130,6 +132,45 @@ void sanity_before(Wave& w, const Inst& i) {
   if (is_lds_dma(i)) check_dma(w, i);
 }
 
+namespace {
+
+constexpr u32 kLdsBytes = 65536;
+
+// Offsets of an LDS store relative to its first lane's, known to be disjoint: a loop's stores repeat their pattern.
+struct Pattern {
+  u64 lanes = 0;
+  u32 bytes = 0;
+  alignas(64) u32 delta[kLanes] = {};
+
+  bool operator==(const Pattern&) const = default;
+};
+
+bool disjoint(const u32* offset, u64 lanes, u32 bytes) {
+  std::bitset<kLdsBytes> taken;
+  for (u64 left = lanes; left; left &= left - 1) {
+    const u32 first = offset[first_lane(left)];
+    for (u32 at = first; at < first + bytes; ++at) {
+      if (at >= kLdsBytes || taken[at]) return false;
+      taken[at] = true;
+    }
+  }
+  return true;
+}
+
+bool known_disjoint(const Inst& i, const u32* offset, u64 lanes, u32 bytes) {
+  thread_local std::array<Pattern, 64> known;
+  Pattern now{lanes, bytes, {}};
+  const u32 base = lanes ? offset[first_lane(lanes)] : 0;
+  for (int lane = 0; lane < kLanes; ++lane) now.delta[lane] = lanes >> lane & 1 ? offset[lane] - base : 0;
+  Pattern& slot = known[reinterpret_cast<uintptr_t>(&i) / sizeof(Inst) % known.size()];
+  if (slot == now) return true;
+  if (!disjoint(offset, lanes, bytes)) return false;
+  slot = now;
+  return true;
+}
+
+}  // namespace
+
 u64 sanity_memory(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
   if (touch.access != Access::atomic) return lanes;
   const u64 bad = misaligned(address, lanes, touch.bytes);
@@ -143,6 +184,7 @@ void sanity_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touc
     const u64 bad = misaligned(offset, lanes, touch.bytes);
     if (bad) report_misaligned(w, i, bad, offset[first_lane(bad)], touch.bytes, "LDS byte ");
   } else if (touch.access == Access::store && touch.data != kNoRow) {
+    if (known_disjoint(i, offset, lanes, touch.bytes)) return;
     u64 address[kLanes], both = 0;
     std::copy_n(offset, kLanes, address);
     const std::string clash = lanes_clash(w, address, lanes, touch, both);
