@@ -141,8 +141,6 @@ struct Pattern {
   u64 lanes = 0;
   u32 bytes = 0;
   alignas(64) u32 delta[kLanes] = {};
-
-  bool operator==(const Pattern&) const = default;
 };
 
 bool disjoint(const u32* offset, u64 lanes, u32 bytes) {
@@ -158,14 +156,22 @@ bool disjoint(const u32* offset, u64 lanes, u32 bytes) {
 }
 
 bool known_disjoint(const Inst& i, const u32* offset, u64 lanes, u32 bytes) {
-  thread_local std::array<Pattern, 64> known;
-  Pattern now{lanes, bytes, {}};
-  const u32 base = lanes ? offset[first_lane(lanes)] : 0;
-  for (int lane = 0; lane < kLanes; ++lane) now.delta[lane] = lanes >> lane & 1 ? offset[lane] - base : 0;
+  thread_local std::array<Pattern, 256> known;
   Pattern& slot = known[reinterpret_cast<uintptr_t>(&i) / sizeof(Inst) % known.size()];
-  if (slot == now) return true;
+  const u32 base = lanes ? offset[first_lane(lanes)] : 0;
+  u32 differs = slot.lanes != lanes || slot.bytes != bytes;
+  if (lanes == kAllLanes) {  // the usual case, a loop without branches
+    for (int lane = 0; lane < kLanes; ++lane) differs |= slot.delta[lane] ^ (offset[lane] - base);
+  } else {
+    for (u64 left = lanes; left; left &= left - 1) {
+      differs |= slot.delta[first_lane(left)] ^ (offset[first_lane(left)] - base);
+    }
+  }
+  if (!differs) return true;
   if (!disjoint(offset, lanes, bytes)) return false;
-  slot = now;
+  slot.lanes = lanes;
+  slot.bytes = bytes;
+  for (u64 left = lanes; left; left &= left - 1) slot.delta[first_lane(left)] = offset[first_lane(left)] - base;
   return true;
 }
 
