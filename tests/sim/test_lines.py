@@ -60,6 +60,12 @@ early:
 """
 
 
+@pytest.fixture(autouse=True)
+def own_triton_cache(monkeypatch, tmp_path_factory):
+    """A build that another checkout left in the shared cache would name that checkout's files."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
+
+
 def compiled(*flags: str) -> bytes:
     return code_object(SOURCE, "--no-gpu-bundle-output", *flags)
 
