@@ -15,7 +15,8 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated
 from aiter_like.ops.norm_quant import check_scale, group_major
-from aiter_like.ops.quant import lane_space, triton_space
+from aiter_like.ops.quant import lane_space
+from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
@@ -112,7 +113,7 @@ _act_and_mul_quant = Op(
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case),
     backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "activation:act_and_mul_quant", unsupported=_kernel_unsupported, space=triton_space),
+              Backend("triton", "activation:act_and_mul_quant", unsupported=_kernel_unsupported, space=norms.row_space),
               Backend("torch", act_and_mul_quant_ref)))
 
 

@@ -119,10 +119,6 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor | None, residual_out: 
     return rows.lane_space(target, input)
 
 
-def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, out.shape[-1])
-
-
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """With weight and bias, as models have them."""
     random = norms.normal(device, seed, key["dtype"])
@@ -144,7 +140,7 @@ _layer_norm = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "layer_norm:layer_norm", unsupported=_kernel_unsupported, space=_triton_space),
+              Backend("triton", "layer_norm:layer_norm", unsupported=_kernel_unsupported, space=norms.row_space),
               Backend("torch", layer_norm_ref, differentiable=True)))
 
 

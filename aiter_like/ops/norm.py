@@ -162,10 +162,6 @@ def _hip_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[d
     return rows.lane_space(target, out, input)
 
 
-def _triton_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, input.shape[-1])
-
-
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     random = norms.normal(device, seed, key["dtype"])
     x, weight = random(key["rows"], key["hidden"]), random(key["hidden"])
@@ -190,7 +186,7 @@ _rms_norm = Op(
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
               Backend("asm", _rms_norm_asm, unsupported=_asm_unsupported),
-              Backend("triton", "norm:rms_norm", unsupported=_kernel_unsupported, space=_triton_space),
+              Backend("triton", "norm:rms_norm", unsupported=_kernel_unsupported, space=norms.row_space),
               Backend("torch", rms_norm_ref, differentiable=True)))
 
 

@@ -82,10 +82,6 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor,
     return rows.lane_space(target, input)
 
 
-def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, out.shape[-1])
-
-
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     random = norms.normal(device, seed, key["dtype"])
     x, gate, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
@@ -105,7 +101,7 @@ _gated_rms_norm = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _gated_rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "norm_fused:gated_rms_norm", unsupported=_kernel_unsupported, space=_triton_space),
+              Backend("triton", "norm_fused:gated_rms_norm", unsupported=_kernel_unsupported, space=norms.row_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))
 
 

@@ -148,10 +148,6 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor 
     return [params for params in rows.lane_space(target, input) if params["lanes"] >= least]
 
 
-def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, out.shape[-1])
-
-
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     random, group_size = norms.normal(device, seed, key["dtype"]), key["group_size"]
     x, residual, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
@@ -171,7 +167,7 @@ _rms_norm_quant = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
     writes=("out", "scale", "residual_out", "plain_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "norm_quant:rms_norm_quant", unsupported=_kernel_unsupported, space=_triton_space),
+              Backend("triton", "norm_quant:rms_norm_quant", unsupported=_kernel_unsupported, space=norms.row_space),
               Backend("torch", rms_norm_quant_ref)))
 
 

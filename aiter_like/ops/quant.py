@@ -15,6 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
 from aiter_like.ops.norm_quant import check_scale, group_major
+from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dynamic_per_token_scaled_quant", "per_group_quant_hip", "per_token_quant_hip", "smoothquant_fwd"]
@@ -153,12 +154,6 @@ def lane_space(target: Target, matrix: Tensor, group_size: int) -> list[dict[str
     return [params for params in rows.lane_space(target, matrix) if params["lanes"] >= least]
 
 
-def triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
-    """Waves that leave each lane 4 to 64 elements of a block, or of the row where that is shorter."""
-    lanes = min(out.shape[-1], 8192) / target.wave_size
-    return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
-
-
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     x = torch.randn(key["rows"], key["columns"], generator=torch.Generator(device).manual_seed(seed), device=device,
                     dtype=dtypes.DTYPES[key["dtype"]])
@@ -173,7 +168,7 @@ _row_quant = Op(
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case),
     backends=(Backend("hip", _row_quant_hip, unsupported=kernel_unsupported, space=_hip_space),
-              Backend("triton", "quant:row_quant", unsupported=kernel_unsupported, space=triton_space),
+              Backend("triton", "quant:row_quant", unsupported=kernel_unsupported, space=norms.row_space),
               Backend("torch", row_quant_ref)))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the norms declare for the tuner alike (tuning/hooks.py): random operands, waves of Triton, a layer's sizes."""
+"""What operators on rows declare for the tuner alike (tuning/hooks.py): random operands, waves, a layer's sizes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def wave_space(target: Target, hidden: int, block: int = _MAX_BLOCK) -> list[dic
     """Waves that leave each lane 4 to 64 elements of a block, or of the row where that is shorter."""
     lanes = min(hidden, block) / target.wave_size
     return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
+
+
+def row_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
+    """A Triton backend's `space` where a program takes a row of `out`, the operator's first argument."""
+    return wave_space(target, out.shape[-1])
 
 
 def layer_keys(model: Any, tokens: int, out_dtype: str) -> Iterator[dict[str, Any]]:

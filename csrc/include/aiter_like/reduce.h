@@ -34,28 +34,27 @@ __device__ inline float wave_max(float x) {
   return x;
 }
 
-/// Sum over a workgroup of kThreads, in every work-item. `scratch` is LDS for one float per wave, used once per launch.
-template <int kThreads>
-__device__ inline float workgroup_sum(float x, float (&scratch)[kThreads / kWaveSize]) {
-  x = wave_sum(x);
-  if (lane_index() == 0) scratch[wave_index()] = x;
+/// Combines the waves' results, from 0 on and in their order, in every work-item: f(f(f(0, first), second), …).
+template <int kWaves, class F>
+__device__ inline float across_waves(float of_wave, float (&scratch)[kWaves], F f) {
+  if (lane_index() == 0) scratch[wave_index()] = of_wave;
   workgroup_barrier();
   float total = 0.f;
 #pragma unroll
-  for (int wave = 0; wave < kThreads / kWaveSize; ++wave) total += scratch[wave];
+  for (int wave = 0; wave < kWaves; ++wave) total = f(total, scratch[wave]);
   return total;
+}
+
+/// Sum over a workgroup of kThreads, in every work-item. `scratch` is LDS for one float per wave, used once per launch.
+template <int kThreads>
+__device__ inline float workgroup_sum(float x, float (&scratch)[kThreads / kWaveSize]) {
+  return across_waves(wave_sum(x), scratch, [](float a, float b) { return a + b; });
 }
 
 /// Maximum of values ≥ 0 over a workgroup of kThreads, in every work-item; NaN if one is NaN. `scratch` as above.
 template <int kThreads>
 __device__ inline float workgroup_max(float x, float (&scratch)[kThreads / kWaveSize]) {
-  x = wave_max(x);
-  if (lane_index() == 0) scratch[wave_index()] = x;
-  workgroup_barrier();
-  float largest = 0.f;
-#pragma unroll
-  for (int wave = 0; wave < kThreads / kWaveSize; ++wave) largest = larger(largest, scratch[wave]);
-  return largest;
+  return across_waves(wave_max(x), scratch, [](float a, float b) { return larger(a, b); });
 }
 
 }  // namespace aiter_like
