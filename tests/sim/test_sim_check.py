@@ -36,17 +36,21 @@ if "words" in sys.argv:
 
 
 @pytest.fixture
-def check(tmp_path):
-    """check(*arguments): runs the command on SCRIPT in a process; arguments of the script come after "--"."""
+def check(tmp_path, tmp_path_factory):
+    """check(*arguments): runs the command on SCRIPT in a process; arguments of the script come after "--".
+
+    Triton keys its cache by a kernel's text: another checkout's entry would name that checkout's file.
+    """
     (tmp_path / "script.py").write_text(SCRIPT)
+    triton = str(tmp_path_factory.getbasetemp() / "triton")
 
     def call(*arguments: str) -> subprocess.CompletedProcess:
         at = arguments.index("--") if "--" in arguments else len(arguments)
         command = [sys.executable, "-m", "aiter_like", "sim", "check", *arguments[:at], str(tmp_path / "script.py"),
                    *arguments[at + 1:]]
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-        return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-                              timeout=300, check=False)
+        return subprocess.run(command, env={**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": triton},
+                              capture_output=True, text=True, timeout=300, check=False)
 
     return call
 
