@@ -27,7 +27,7 @@ CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
 # A module imports, at its top, only from its own layer or a lower one.
 LAYERS = {name: level for level, names in enumerate((
     "device dtypes enums env errors log paths",
-    "check rope_scaling scales sim_settings testing",
+    "check philox rope_scaling scales sim_settings testing",
     "jit sim sim_triton triton_kernels tuning/__init__ tuning/hooks tuning/record tuning/table",
     "dispatch explain kv_layout plans rows select torch_ops verify",
     "ops tuning",

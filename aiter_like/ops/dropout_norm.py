@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows
+from aiter_like import check, dtypes, philox, rows
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
@@ -23,7 +23,7 @@ _MASK = 0xFFFFFFFF
 def dropout_layer_norm_ref(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor,
                            bias: Tensor, p: float, seed: int, offset: int, epsilon: float) -> None:
     """The formula in torch, in fp32, differentiable; writes `out` and `residual_out`."""
-    kept = _random_words(input, seed, offset) >> 8 >= int(p * (1 << 24))
+    kept = _random_words(input, seed, offset) >> 8 >= philox.threshold(p)
     x = torch.where(kept, input.float() * (1.0 / (1.0 - p)), 0.0) + residual_in.float()
     residual_out.copy_(x)
     deviation = x - x.mean(-1, keepdim=True)
@@ -36,19 +36,9 @@ def _random_words(like: Tensor, seed: int, offset: int) -> Tensor:
     hidden = like.shape[-1]
     per_row = (hidden + 3) // 4
     counter = offset + torch.arange(like.numel() // hidden * per_row, device=like.device)
-    c0, c1, c2, c3 = counter & _MASK, counter >> 32, torch.zeros_like(counter), torch.zeros_like(counter)
-    k0, k1 = seed & _MASK, seed >> 32
-    for _ in range(10):
-        high_a, low_a = _product(c0, 0xD2511F53)
-        high_b, low_b = _product(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high_b ^ c1 ^ k0, low_b, high_a ^ c3 ^ k1, low_a
-        k0, k1 = (k0 + 0x9E3779B9) & _MASK, (k1 + 0xBB67AE85) & _MASK
-    return torch.stack((c0, c1, c2, c3), -1).view(-1, per_row * 4)[:, :hidden].reshape(like.shape)
-
-
-def _product(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
-    """Upper and lower half of the 64-bit product of 32-bit values, of which int64 holds no sign."""
-    return a * (b >> 16) + (a * (b & 0xFFFF) >> 16) >> 16, a * b & _MASK
+    zero = torch.zeros_like(counter)
+    words = philox.words(seed, counter & _MASK, counter >> 32, zero, zero)
+    return words.view(-1, per_row * 4)[:, :hidden].reshape(like.shape)
 
 
 def _instance(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor, bias: Tensor,
