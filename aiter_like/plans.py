@@ -49,7 +49,7 @@ class _Entry:
     `same` are the positions that must hold the tensor of an earlier one.
     """
 
-    __slots__ = ("check", "grad", "others", "plan", "same", "selector", "tensors", "types", "values")
+    __slots__ = ("check", "grad", "others", "plan", "same", "selector", "tensors", "typed", "types", "values")
 
     def __init__(self, selector: Any, args: tuple, plan: Callable):
         first: dict[int, int] = {}  # id of a tensor → its first position
@@ -61,7 +61,10 @@ class _Entry:
         self.check = TensorGuards(*seen, dynamic_dims_sizes=[list(t.shape) for t in seen],
                                   dynamic_dims_strides=[list(t.stride()) for t in seen]).check
         self.values = self.others(args)
-        self.types = [*map(type, self.values)]
+        # None is equal to nothing of another type; most options of a long signature are None.
+        typed = [index for index, arg in enumerate(args) if index not in tensors and arg is not None]
+        self.typed = _getter(typed) if len(self.values) - len(typed) > 4 else None
+        self.types = [*map(type, self.values if self.typed is None else self.typed(args))]
         self.grad, self.selector, self.plan = _is_grad_enabled(), selector, plan
 
 
@@ -94,7 +97,8 @@ class PlanCache:
         for entry in self._recent:
             if entry.selector == selector and entry.check(*entry.tensors(args)) and entry.grad is _is_grad_enabled():
                 values = entry.others(args)
-                if (values == entry.values and [*map(type, values)] == entry.types
+                typed = values if entry.typed is None else entry.typed(args)
+                if (values == entry.values and [*map(type, typed)] == entry.types
                         and (not entry.same or all(args[index] is args[earlier] for index, earlier in entry.same))):
                     return entry.plan
         return None

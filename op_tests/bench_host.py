@@ -19,16 +19,16 @@ from unittest import mock
 import torch
 
 import aiter_like
-from aiter_like import device, sim
+from aiter_like import device, sim, torch_ops
 from aiter_like.jit import build
-from aiter_like.ops.attention import _flash_attn_fwd_hip
+from aiter_like.ops.attention_fwd import _dense, _flash_attn_fwd_hip, flash_attn_fwd
 from aiter_like.ops.norm import _rms_norm_hip
 from aiter_like.testing import host_time_us
 
 _IMPORT = "import time, torch; start = time.perf_counter(); import aiter_like; print(time.perf_counter() - start)"
 _LOAD = """
 import time, torch, tvm_ffi
-from aiter_like import device, sim
+from aiter_like import device, sim, torch_ops
 from aiter_like.ops.norm import _rms_norm_hip
 sim.load()
 x = torch.ones(1, 64)
@@ -84,10 +84,10 @@ def calls() -> None:
     q = torch.randn(1, 128, 8, 64, dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 128, 2, 64, dtype=torch.bfloat16)
     out_attention = torch.empty_like(q)
-    args_attention = (out_attention, None, q, k, v, 0.125, True, 1)
+    args_attention = _dense(out_attention, None, q, k, v, True, 1)
     bare_attention = _flash_attn_fwd_hip.bind(target, args_attention)
-    schema = "(Tensor(a!) out, Tensor? lse, Tensor q, Tensor k, Tensor v, float scale, bool causal, int rounding) -> ()"
-    custom = as_custom_op("flash_attn_func", bare_attention, schema)
+    parameters = torch_ops.parameters(flash_attn_fwd.reference, writes=("out",)).removesuffix(", *, str? backend=None")
+    custom = as_custom_op("flash_attn_func", bare_attention, f"({parameters}) -> ()")
     compare("flash_attn_func", lambda: bare_attention(*args_attention),
             lambda: aiter_like.flash_attn_func(q, k, v, causal=True, out=out_attention), custom, args_attention, 3.5)
 

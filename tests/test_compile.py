@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aiter_like
+from aiter_like.ops import attention_fwd
 
 
 def _attention_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -62,7 +63,7 @@ def test_compiled_graph_names_our_operators():
     with torch.no_grad():
         torch.compile(model, fullgraph=True, backend=keep)(*_attention_inputs(), *_norm_inputs())
     assert {name.split(".")[1] for name in targets if name.startswith("aiter_like.")} == {
-        "flash_attn_func_out", "rms_norm_out"}
+        "flash_attn_fwd_out", "rms_norm_out"}
 
 
 @pytest.mark.parametrize("backend", ["hip", "triton"])
@@ -70,8 +71,8 @@ def test_opcheck(backend):
     q, k, v = _attention_inputs()
     out, lse = torch.empty_like(q), torch.empty(1, 4, 17)
     keyword = {"backend": backend}
-    torch.library.opcheck(torch.ops.aiter_like.flash_attn_func_out, (out, lse, q, k, v, 0.2, True, 1), keyword)
-    torch.library.opcheck(torch.ops.aiter_like.flash_attn_func_out, (out, None, q, k, v, 0.2, False, 0), keyword)
+    for args in ((out, lse, q, k, v, True, 1), (out, None, q, k, v, False, 0)):
+        torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, attention_fwd._dense(*args), keyword)
     x, weight = _norm_inputs()
     torch.library.opcheck(torch.ops.aiter_like.rms_norm_out,
                             (torch.empty_like(x), x, weight, 1e-6, 0, None, None, False), keyword)

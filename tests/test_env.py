@@ -37,7 +37,7 @@ def test_every_variable_is_read_through_the_registry():
 
 
 @pytest.mark.parametrize(("name", "text", "value"), [
-    ("AITER_LIKE_DISABLE", "rms_norm, flash_attn_func,", ("rms_norm", "flash_attn_func")),
+    ("AITER_LIKE_DISABLE", "rms_norm, flash_attn_fwd,", ("rms_norm", "flash_attn_fwd")),
     ("AITER_LIKE_TUNED", f"/a{os.pathsep}/b", ("/a", "/b")), ("AITER_LIKE_JOBS", "3", 3)])
 def test_parsed(monkeypatch, name, text, value):
     monkeypatch.setenv(name, text)

@@ -118,20 +118,25 @@ def _flash_attn_kernel(out, lse, q, k, v, out_batch, out_row, out_head, q_batch,
         tl.store(lse + (batch * num_heads + head) * seqlen_q + rows, value, mask=rows < seqlen_q)
 
 
-def flash_attn_func(out: torch.Tensor, lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                    softmax_scale: float, causal: bool, how_v3_bf16_cvt: int, **params: int) -> None:
+def flash_attn_fwd(out: torch.Tensor, lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                   cu_seqlens_q: None, cu_seqlens_k: None, seqlens_k: None, bias: None, alibi_slopes: None, sink: None,
+                   q_descale: None, k_descale: None, v_descale: None, rng_state: None, workspace: torch.Tensor | None,
+                   max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, window_left: int, window_right: int,
+                   sink_size: int, softcap: float, dropout_p: float, num_splits: int, how_v3_bf16_cvt: int,
+                   **params: int) -> None:
     """Same arguments as the operator's other backends; writes `out` and `lse`.
 
-    params: a tuned row's values instead of those of configs/triton/flash_attn_func.toml.
+    params: a tuned row's values instead of those of configs/triton/flash_attn_fwd.toml.
     """
     batch, seqlen_q, num_heads, head_dim = q.shape
     seqlen_k, num_kv_heads = k.shape[1], k.shape[2]
     block_d = max(triton.next_power_of_2(head_dim), 16)  # tl.dot needs at least 16
-    settings = {**config("flash_attn_func", target_of(q.device).arch, f"d{max(block_d, 32)}"), **params}
+    settings = {**config("flash_attn_fwd", target_of(q.device).arch, f"d{max(block_d, 32)}"), **params}
     block_m = min(settings["BLOCK_M"], max(64, triton.next_power_of_2(seqlen_q)))
     options = {name: value for name, value in settings.items() if not name.startswith("BLOCK")}
     rounding = how_v3_bf16_cvt if q.dtype == torch.bfloat16 else 0
     launch(_flash_attn_kernel, (triton.cdiv(seqlen_q, block_m), num_heads, batch), out, lse, q, k, v,
            *out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_heads, num_heads // num_kv_heads,
            seqlen_q, seqlen_k, softmax_scale * math.log2(math.e), HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_m,
-           BLOCK_N=settings["BLOCK_N"], IS_CAUSAL=causal, HAS_LSE=lse is not None, ROUNDING=rounding, options=options)
+           BLOCK_N=settings["BLOCK_N"], IS_CAUSAL=window_right == 0, HAS_LSE=lse is not None, ROUNDING=rounding,
+           options=options)

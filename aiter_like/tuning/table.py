@@ -32,8 +32,8 @@ def columns(fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_text(name: str) -> bool:
-    """Whether a key field holds text (dtypes, layouts); every other field is an integer, a flag 0 or 1."""
-    return name.endswith(("dtype", "layout"))
+    """Whether a key field holds text (dtypes, layouts, masks, features); any other is an integer, a flag 0 or 1."""
+    return name.endswith(("dtype", "layout", "mask", "features"))
 
 
 @dataclass(frozen=True)

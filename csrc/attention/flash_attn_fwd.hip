@@ -355,7 +355,7 @@ void launch_flash_attn_fwd(const FlashAttnArgs& args, Stream stream) {
 namespace {
 
 FlashAttnArgs::Strides strides_of(const ffi::Tensor& tensor) {
-  ffi::check_value(tensor.stride(3) == 1, "flash_attn_func: q, k, v, out must be contiguous in their last dimension");
+  ffi::check_value(tensor.stride(3) == 1, "flash_attn_fwd: q, k, v, out must be contiguous in their last dimension");
   const auto stride = [&](int d) { return tensor.size(d) > 1 ? tensor.stride(d) : 0; };
   return {stride(0), stride(1), stride(2)};
 }
@@ -363,18 +363,30 @@ FlashAttnArgs::Strides strides_of(const ffi::Tensor& tensor) {
 void check_tensor(const ffi::Tensor& tensor, int64_t batch, int64_t rows, int64_t heads) {
   constexpr bool kIsBf16 = std::is_same_v<Element, bf16>;
   ffi::check_type(kIsBf16 ? ffi::is_bf16(tensor) : ffi::is_f16(tensor),
-                  "flash_attn_func: q, k, v, out must have the dtype that this module was built for");
+                  "flash_attn_fwd: q, k, v, out must have the dtype that this module was built for");
   ffi::check_value(tensor.ndim() == 4 && tensor.size(0) == batch && tensor.size(1) == rows && tensor.size(2) == heads &&
                        tensor.size(3) == kHeadDim,
-                   "flash_attn_func: q and out must be [batch, seqlen_q, num_heads, head_dim], k and v [batch, "
+                   "flash_attn_fwd: q and out must be [batch, seqlen_q, num_heads, head_dim], k and v [batch, "
                    "seqlen_k, num_kv_heads, head_dim], with the head_dim that this module was built for");
 }
 
 }  // namespace
 
 void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
-                    double softmax_scale, bool causal, int64_t how_v3_bf16_cvt) {
-  ffi::check_value(q.ndim() == 4 && k.ndim() == 4, "flash_attn_func: q and k must have 4 dimensions");
+                    ffi::Optional<ffi::Tensor> cu_seqlens_q, ffi::Optional<ffi::Tensor> cu_seqlens_k,
+                    ffi::Optional<ffi::Tensor> seqlens_k, ffi::Optional<ffi::Tensor> bias,
+                    ffi::Optional<ffi::Tensor> alibi_slopes, ffi::Optional<ffi::Tensor> sink,
+                    ffi::Optional<ffi::Tensor> q_descale, ffi::Optional<ffi::Tensor> k_descale,
+                    ffi::Optional<ffi::Tensor> v_descale, ffi::Optional<ffi::Tensor> /*rng_state*/,
+                    ffi::Optional<ffi::Tensor> /*workspace*/, int64_t /*max_seqlen_q*/, int64_t /*max_seqlen_k*/,
+                    double softmax_scale, int64_t window_left, int64_t window_right, int64_t /*sink_size*/,
+                    double softcap, double dropout_p, int64_t /*num_splits*/, int64_t how_v3_bf16_cvt) {
+  for (const auto* absent : {&cu_seqlens_q, &cu_seqlens_k, &seqlens_k, &bias, &alibi_slopes, &sink, &q_descale,
+                             &k_descale, &v_descale})
+    ffi::check_value(!absent->has_value(), "flash_attn_fwd: this kernel takes no lengths, bias, slopes, sink, scales");
+  ffi::check_value(window_left == -1 && (window_right == -1 || window_right == 0) && softcap == 0 && dropout_p == 0,
+                   "flash_attn_fwd: this kernel takes no window other than the causal one, no softcap, no dropout");
+  ffi::check_value(q.ndim() == 4 && k.ndim() == 4, "flash_attn_fwd: q and k must have 4 dimensions");
   const int64_t batch = q.size(0), seqlen_q = q.size(1), num_heads = q.size(2);
   const int64_t seqlen_k = k.size(1), num_kv_heads = k.size(2);
   check_tensor(q, batch, seqlen_q, num_heads);
@@ -382,15 +394,15 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   check_tensor(k, batch, seqlen_k, num_kv_heads);
   check_tensor(v, batch, seqlen_k, num_kv_heads);
   ffi::check_value(num_kv_heads > 0 && num_heads % num_kv_heads == 0,
-                   "flash_attn_func: num_heads must be a multiple of num_kv_heads");
+                   "flash_attn_fwd: num_heads must be a multiple of num_kv_heads");
   ffi::check_value(softmax_scale >= 1e-8 && softmax_scale < 1e30,
-                   "flash_attn_func: softmax_scale must be finite and at least 1e-8");
+                   "flash_attn_fwd: softmax_scale must be finite and at least 1e-8");
   ffi::check_value(std::is_same_v<Element, f16> || how_v3_bf16_cvt == ROUNDING,
-                   "flash_attn_func: this module was built for another how_v3_bf16_cvt");
+                   "flash_attn_fwd: this module was built for another how_v3_bf16_cvt");
   if (batch * seqlen_q * num_heads == 0) return;
   constexpr int64_t kMaxRows = int64_t{1} << 30, kMaxGrid = 65535, kMaxRowStride = int64_t{1} << 24;
   ffi::check_value(seqlen_q < kMaxRows && seqlen_k < kMaxRows && batch <= kMaxGrid && num_heads <= kMaxGrid,
-                   "flash_attn_func: at most 2^30 - 1 rows, 65535 sequences and 65535 heads fit one launch");
+                   "flash_attn_fwd: at most 2^30 - 1 rows, 65535 sequences and 65535 heads fit one launch");
 
   FlashAttnArgs args{};
   args.q = q.data_ptr();
@@ -399,10 +411,10 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   args.out = out.data_ptr();
   if (lse.has_value()) {
     const ffi::Tensor& t = lse.value();
-    ffi::check_type(ffi::is_f32(t), "flash_attn_func: lse must be float32");
+    ffi::check_type(ffi::is_f32(t), "flash_attn_fwd: lse must be float32");
     ffi::check_value(t.ndim() == 3 && t.size(0) == batch && t.size(1) == num_heads && t.size(2) == seqlen_q &&
                          t.IsContiguous(),
-                     "flash_attn_func: lse must be contiguous, [batch, num_heads, seqlen_q]");
+                     "flash_attn_fwd: lse must be contiguous, [batch, num_heads, seqlen_q]");
     args.lse = static_cast<float*>(t.data_ptr());
   }
   args.q_strides = strides_of(q);
@@ -411,14 +423,14 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   args.out_strides = strides_of(out);
   const auto is_in_range = [](int64_t stride) { return 0 <= stride && stride < kMaxRowStride; };
   ffi::check_value(is_in_range(args.k_strides.row) && is_in_range(args.v_strides.row),
-                   "flash_attn_func: the row strides of k and v must be below 2^24 elements");
+                   "flash_attn_fwd: the row strides of k and v must be below 2^24 elements");
   args.batch = static_cast<int>(batch);
   args.num_heads = static_cast<int>(num_heads);
   args.group_size = static_cast<int>(num_heads / num_kv_heads);
   args.seqlen_q = static_cast<int>(seqlen_q);
   args.seqlen_k = static_cast<int>(seqlen_k);
   args.scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
-  args.is_causal = causal;
+  args.is_causal = window_right == 0;
   launch_flash_attn_fwd(args, ffi::stream_of(q));
 }
 

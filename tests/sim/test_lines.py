@@ -19,7 +19,7 @@ from hip_program import PRELUDE, code_object
 from aiter_like import sim
 from aiter_like.errors import SimulatorError
 from aiter_like.jit import recipe, toolchain
-from aiter_like.ops import attention, norm
+from aiter_like.ops import attention_fwd, norm
 
 SOURCE = """
 __device__ float half_of(float x) {
@@ -261,7 +261,8 @@ def text_section(bundle: bytes) -> bytes:
     return elf[offset:offset + size]
 
 
-@pytest.mark.parametrize("function", [norm._rms_norm_hip, attention._flash_attn_fwd_hip], ids=lambda f: f.function_name)
+@pytest.mark.parametrize("function", [norm._rms_norm_hip, attention_fwd._flash_attn_fwd_hip],
+                         ids=lambda f: f.function_name)
 def test_lines_do_not_change_the_machine_code(function, tmp_path):
     """What lets the JIT always compile with -gline-tables-only."""
     spec = function.instance_spec(function.instances()[0], "hip", "gfx942")

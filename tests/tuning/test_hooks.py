@@ -14,6 +14,7 @@ from aiter_like import rows
 from aiter_like.device import Target
 from aiter_like.dispatch import OPS, Backend
 from aiter_like.jit import toolchain
+from aiter_like.ops import attention_fwd
 from aiter_like.tuning import models
 from aiter_like.tuning.table import columns
 
@@ -22,8 +23,9 @@ KEYS = {
     "rms_norm": [{"rows": count, "hidden": hidden, "dtype": dtype, "has_residual": residual}
                  for count, hidden, dtype, residual in ((1, 4096, "bf16", 0), (3, 100, "fp16", 1), (9, 8192, "fp32", 0),
                                                         (2, 32768, "bf16", 1), (1, 1, "fp32", 0))],
-    "flash_attn_func": [{"batch": 2, "seqlen_q": 3, "seqlen_k": 5, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
-                         "causal": causal, "dtype": "bf16"} for causal in (0, 1)],
+    "flash_attn_fwd": [{"mask": mask, "layout": "dense", "batch": 2, "seqlen_q": 3, "seqlen_k": 5, "num_heads": 4,
+                        "num_kv_heads": 2, "head_dim": 64, "head_dim_v": 64, "features": "none", "dtype": "bf16"}
+                       for mask in ("none", "causal")],
     **{name: [{"rows": count, "columns": columns, "group_size": group_size, "dtype": dtype, "out_dtype": "i8"}
               for count, columns, group_size, dtype in ((1, 4096, 0, "bf16"), (3, 100, 0, "fp16"),
                                                         (5, 256, 128, "fp32"), (2, 16384, 32, "bf16"))]
@@ -86,7 +88,7 @@ def test_a_row_serves_the_counts_that_round_up_to_it(monkeypatch, tmp_path):
 
 
 def test_the_models_of_the_docstring_have_a_space():
-    for name, backend in (("rms_norm", "hip"), ("rms_norm", "triton"), ("flash_attn_func", "triton")):
+    for name, backend in (("rms_norm", "hip"), ("rms_norm", "triton"), ("flash_attn_fwd", "triton")):
         args = OPS[name].tuning.case(KEYS[name][0], torch.device("cpu"), 0)
         (found,) = (one for one in OPS[name].backends if one.name == backend)
         assert len(list(found.space(GPUS[0], *args))) > 2
@@ -102,10 +104,10 @@ def test_lanes_that_are_tried(hidden, lanes):
 
 
 def test_tiles_that_do_not_fit_cost_infinitely():
-    backend = OPS["flash_attn_func"].backends[1]
-    args = tuple(torch.empty(2, 4096, heads, 128, dtype=torch.bfloat16, device="meta") if heads else None
-                 for heads in (4, 0, 4, 2, 2))
-    costs = {(trial["BLOCK_N"], trial["num_stages"]): backend.cost(GPUS[0], *args, 1.0, True, 1, **trial)
+    backend = OPS["flash_attn_fwd"].backends[1]
+    q, k = (torch.empty(2, 4096, heads, 128, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
+    args = attention_fwd._dense(q, None, q, k, k, True, 1)
+    costs = {(trial["BLOCK_N"], trial["num_stages"]): backend.cost(GPUS[0], *args, **trial)
              for trial in backend.space(GPUS[0], *args) if trial["BLOCK_M"] == 128 and trial["num_warps"] == 8}
     assert math.isinf(costs[128, 3]) and math.isfinite(costs[64, 1])
 

@@ -61,7 +61,7 @@ def test_shapes_of_a_layer():
     for name, sizes in (("llama-3-8b", (24, 128, 6, 128)), ("deepseek-v3", (3, 1536, 3, 512))):
         assert [tuple(key.values()) for key in models.keys(OPS["fused_qk_rmsnorm"], models.load(name), 4, (3,))] == [
             (*sizes, "bf16")]
-    attention = models.keys(OPS["flash_attn_func"], models.load("llama-3-70b"), 8, (1, 128, 4096))
+    attention = models.keys(OPS["flash_attn_fwd"], models.load("llama-3-70b"), 8, (1, 128, 4096))
     assert [(key["seqlen_q"], key["num_heads"], key["num_kv_heads"], key["head_dim"]) for key in attention] == [
         (128, 8, 1, 128), (4096, 8, 1, 128)]
 
@@ -72,8 +72,8 @@ def test_mistakes(monkeypatch, tmp_path):
     llama = models.load("llama-3-8b")
     with pytest.raises(TuningError, match="tp must divide its 32 heads, got 3"):
         models.keys(OPS["rms_norm"], llama, 3)
-    with pytest.raises(TuningError, match="flash_attn_func does not occur in deepseek-v3"):
-        models.keys(OPS["flash_attn_func"], models.load("deepseek-v3"), 8)
+    with pytest.raises(TuningError, match="flash_attn_fwd does not occur in deepseek-v3"):
+        models.keys(OPS["flash_attn_fwd"], models.load("deepseek-v3"), 8)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "toy.toml").write_text("hidden_size = 1\nhiden = 2\n")
     monkeypatch.setattr(models.paths, "configs", lambda: tmp_path)

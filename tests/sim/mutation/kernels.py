@@ -16,7 +16,7 @@ import torch
 
 from aiter_like import sim
 from aiter_like.jit import Instance, JitFunction, build, code_object
-from aiter_like.ops import attention, norm
+from aiter_like.ops import attention_fwd, norm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 _NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
@@ -145,8 +145,8 @@ _ATTENTION_SHAPES = (
 
 def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
     """csrc/attention/flash_attn_fwd.hip, one build; bf16 with the rounding that is the default."""
-    instance = attention._variant(dtype, head_dim, 1 if dtype == BF16 else 0)
-    elf = _hip_code(attention._flash_attn_fwd_hip, instance)
+    instance = attention_fwd._variant(dtype, head_dim, 1 if dtype == BF16 else 0)
+    elf = _hip_code(attention_fwd._flash_attn_fwd_hip, instance)
     symbol = next(iter(sim.inspect(elf)))
     launches = []
     for batch, rows, keys, heads, kv_heads, is_causal, has_lse in _ATTENTION_SHAPES:
@@ -192,8 +192,8 @@ def _attention_triton(dtype: torch.dtype, head_dim: int, is_causal: bool, has_ls
     with _captured(kernels) as calls:
         for rows, keys in ((70, 180), (133, 70), (128, 128), (129, 192), (70, 40)):
             q, k, v, out, lse = _attention_tensors(1, rows, keys, 2, 1, head_dim, dtype)
-            kernels.flash_attn_func(out, lse if has_lse else None, q, k, v, head_dim**-0.5, is_causal,
-                                    1 if dtype == BF16 else 0)
+            kernels.flash_attn_fwd(*attention_fwd._dense(out, lse if has_lse else None, q, k, v, is_causal,
+                                                         1 if dtype == BF16 else 0))
     return _triton_kernels(calls, (0, 1))
 
 
