@@ -265,18 +265,55 @@ def test_too_much_for_a_launch_is_refused(device):
         aiter_like.reshape_and_cache_flash(key[:1], key[:1], large, large, slots, "auto", None, None, backend="hip")
 
 
-@pytest.mark.parametrize("kind, loads", (("auto", 1), ("fp8", 2)))
-def test_moves_each_byte_once_in_wide_accesses(device, run, kind, loads):
-    """64 tokens of 8 heads of 128: a store of 16 bytes per lane, what it takes to load that, and the token's slot."""
+@pytest.mark.parametrize("layout, kind, page_size", (("columns", "auto", 16), ("columns", "fp8", 64), ("columns", "auto", 12),
+                                                     ("shuffled", "auto", 16), ("shuffled", "fp8", 16)))
+def test_runs_of_neighbouring_slots(device, run, layout, kind, page_size):
+    """Sequences that begin in the middle of a pack, a tile or a page, a skipped token, descending and random slots."""
+    slots = torch.cat((torch.arange(5, 42), torch.arange(64, 144), torch.arange(160, 176).flip(0),
+                       176 + slots_of(torch.device("cpu"), 24, 24), torch.tensor([-1]), torch.arange(200, 233)))
+    heads, dims = 3, (32, 48)
+    caches = make(device, layout, 20, page_size, heads, dims,
+                  BF16 if kind == "auto" else dtypes.fp8(target_of(device).arch))
+    before, rows = caches.storage.clone(), tokens_of(device, len(slots), heads, dims, BF16)
+    write(run, "hip", caches, *rows, slots.to(device), kind)
+    caches.check(before, rows if kind == "auto" else [to_fp8(x, 1.0) for x in rows], slots)
+
+
+@pytest.mark.parametrize("layout", ("columns", "shuffled"))
+def test_of_tokens_with_one_slot_one_stays(device, run, layout):
+    """Within what would leave in 16 bytes, and beside it."""
+    slots = torch.tensor([*range(16), 3, 3, *range(16, 24)])
+    caches = make(device, layout, 2, 16, 2, (32, 32), BF16)
+    before, rows = caches.storage.clone(), tokens_of(device, len(slots), 2, (32, 32), BF16)
+    write(run, "hip", caches, *rows, slots.to(device))
+    possible = [torch.zeros_like(before) for _ in range(3)]
+    for token, expected in zip((3, 16, 17), possible):
+        expected.copy_(before)
+        put(*caches.views(expected), *rows, slots)
+        put(*caches.views(expected), *(x[token:token + 1] for x in rows), slots[3:4])
+    assert torch.stack([caches.storage == expected for expected in possible]).any(0).all()
+
+
+@pytest.mark.parametrize("kind, loads, pack", (("auto", 1, 8), ("fp8", 2, 16)))
+@pytest.mark.parametrize("layout", ("packed", "columns", "shuffled"))
+def test_moves_each_byte_once_in_wide_accesses(device, run, layout, kind, loads, pack):
+    """64 tokens of 8 heads of 128: a store of 16 bytes per lane, what it takes to load that, and the token's slot; for V
+    in tiles, once per tile, the slots, and those of each token's pack.
+    """
     if device.type != "cpu":
         pytest.skip("counts of the simulator")
-    caches = make(device, "packed", 5, 16, 8, (128, 128), BF16 if kind == "auto" else torch.uint8)
-    rows = tokens_of(device, 64, 8, (128, 128), BF16)
+    caches = make(device, layout, 5, 16, 8, (128, 128), BF16 if kind == "auto" else torch.uint8)
+    rows, slots = tokens_of(device, 64, 8, (128, 128), BF16), slots_of(device, 64, 80)
+    if layout != "packed":
+        slots = torch.arange(16, 80)
     with sim.enabled(checks=False) as session:
-        write(run, "hip", caches, *rows, slots_of(device, 64, 80), kind)
+        write(run, "hip", caches, *rows, slots, kind)
     counts = next(iter(session.counters.values()))
-    waves = 2 * 64 * 8 * 128 * caches.key.element_size() // (16 * 64)
-    assert (counts["waves"], counts["by_class"]["global"]) == (waves, (loads + 2) * waves), counts
+    waves = 64 * 8 * 128 * caches.key.element_size() // (16 * 64)
+    expected = 2 * (loads + 2) * waves
+    if layout != "packed":
+        expected += -waves + (1 + pack) * 8 * 128 // (8 * pack)
+    assert counts["by_class"]["global"] == expected, counts
 
 
 @pytest.mark.parametrize("kind", ("auto", "fp8"))

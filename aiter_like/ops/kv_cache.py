@@ -16,7 +16,7 @@ __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash
 _FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _MAX_ACCESSES = 2**31 - 1  # of one launch
-_TOKEN_GROUP = 16  # reshape_and_cache.hip rounds tokens up to it
+_TOKEN_GROUP = 64  # reshape_and_cache.hip rounds tokens up to it
 _NAMES = {"rows": kv_layout.Names("reshape_and_cache_flash"), "columns": kv_layout.Names("reshape_and_cache"),
           "shuffled": kv_layout.Names("reshape_and_cache"),
           "mla": kv_layout.Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",

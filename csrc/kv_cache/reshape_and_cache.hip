@@ -4,13 +4,16 @@
 //
 //   1. a lane takes VEC neighbouring elements of one head of one token: one slot, one load (two for 16 bit → fp8)
 //   2. converts them, and stores them: 16 bytes at once where the layout keeps them together
-// In the layouts whose V keeps tokens together, neighbouring lanes take neighbouring tokens, so that the lanes' single
-// elements share cache lines when the tokens' slots are neighbours (prefill).
+// In the packed layouts neighbouring lanes take neighbouring tokens, whose stores then share cache lines. V, which keeps
+// tokens together there, goes through LDS in tiles of 64 tokens by 8 vectors:
+//   1. as above, two vectors a lane; meanwhile a wave looks which tokens have consecutive slots (kv_tile.h)
+//   2. the vectors go to LDS; single tokens are stored element by element
+//   3. a lane takes one element of each token of a pack, and stores them: 16 bytes at once
 //
-// The first workgroups write K, the others V. Slots outside the cache are skipped. No LDS.
+// The first workgroups write K, the others V. Slots outside the cache are skipped. LDS: 8.4 KiB in the packed layouts.
 // Bound: memory. A token moves 2 · heads · (head_dim + value_dim) elements and does at most a multiplication each.
 #include "aiter_like/dtype.h"
-#include "aiter_like/kv_cache.h"
+#include "aiter_like/kv_tile.h"
 
 #if !defined(SOURCE) || !defined(CACHE)
 #error "reshape_and_cache.hip: -DSOURCE=bf16|f16|float -DCACHE=fp8, or both uint8_t|uint16_t|uint32_t for a copy"
@@ -22,69 +25,131 @@ constexpr bool kIsCopy = __is_same(SOURCE, CACHE);
 constexpr int kVector = 16 / sizeof(CACHE);
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kTokenGroup = 16;  // tokens of neighbouring lanes: with 16-bit elements a 32-byte sector
+constexpr uint32_t kTileTokens = 64, kTileVectors = 8;  // a token's part of a tile is a cache line of 128 bytes
 
 struct PlaneArgs {
   CachePlane cache;
   const void* source;           // [tokens, heads, dims]
   int64_t source_token, source_head;  // elements
   const float* scale;           // one, or null for 1
-  uint32_t dims, groups;        // workgroups that write this plane
+  uint32_t groups;              // workgroups that write this plane
+  Divider vectors, per_token;   // of a head, of a token
+  Divider strips;               // of a tile of tokens
+  bool has_packs;               // tokens of a pack (kv_tile.h) are 16 aligned bytes of the cache
 };
 
 struct ReshapeArgs {
   PlaneArgs planes[2];  // K, V
   SlotMapping slots;
-  uint32_t tokens, heads;
+  uint32_t tokens;
 };
+
+__device__ inline float inverse_scale(const PlaneArgs& plane) { return plane.scale ? 1.f / *plane.scale : 1.f; }
+
+template <int kVec>
+__device__ inline Vec<CACHE, kVec> converted(const Vec<SOURCE, kVec>& in, [[maybe_unused]] float inverse) {
+  if constexpr (kIsCopy) {
+    return in;
+  } else {
+    float y[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) y[e] = to_float(in[e]) * inverse;
+    return vec_from_float<CACHE>(y);
+  }
+}
 
 template <int kVec, Pack kPack, bool kTokensFirst>
 __device__ inline void write_plane(const PlaneArgs& plane, const ReshapeArgs& args, uint32_t index) {
-  const uint32_t vectors = plane.dims / kVec, per_token = args.heads * vectors;
-  uint32_t token, rest;
-  if constexpr (kTokensFirst) {
-    const uint32_t column = index / kTokenGroup, group = column / per_token;
-    token = group * kTokenGroup + index % kTokenGroup;
-    rest = column - group * per_token;
-  } else {
-    token = index / per_token;
-    rest = index - token * per_token;
-  }
+  const uint32_t column = kTokensFirst ? index / kTokenGroup : index, group = plane.per_token.divide(column);
+  const uint32_t token = kTokensFirst ? group * kTokenGroup + index % kTokenGroup : group;
   if (token >= args.tokens) return;
-  const uint32_t head = rest / vectors, dim = (rest - head * vectors) * kVec;
+  const uint32_t rest = column - group * plane.per_token.divisor, head = plane.vectors.divide(rest);
+  const uint32_t dim = (rest - head * plane.vectors.divisor) * kVec;
   const auto in = load_vec<kVec>(static_cast<const SOURCE*>(plane.source) + token * plane.source_token +
                                  head * plane.source_head + dim);
   CachePlace place;
   if (!args.slots.find(token, place)) return;
-
-  Vec<CACHE, kVec> out;
-  if constexpr (kIsCopy) {
-    out = in;
-  } else {
-    const float inverse = plane.scale ? 1.f / *plane.scale : 1.f;
-    float y[kVec];
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) y[e] = to_float(in[e]) * inverse;
-    out = vec_from_float<CACHE>(y);
-  }
   CACHE* to = static_cast<CACHE*>(plane.cache.data) + plane_offset<kPack>(plane.cache, place, head, dim);
-  if constexpr (!kTokensFirst) {
-    store_vec<kVec>(to, out);
-  } else {
+  const Vec<CACHE, kVec> out = converted<kVec>(in, inverse_scale(plane));
+  if constexpr (kVec == kVector) store_whole(to, out);
+  else store_vec<kVec>(to, out);
+}
+
+struct Tile {
+  TilePacks<kTileTokens, kVector> packs;
+  TileRows<CACHE, kTileTokens, kTileVectors * kVector> rows;
+};
+
+/// One strip of kTileVectors vectors of kTileTokens tokens' values.
+template <Pack kPack>
+__device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& args, uint32_t index, Tile& tile) {
+  constexpr uint32_t kPerLane = kTileTokens * kTileVectors / kThreads;
+  const uint32_t vectors = plane.vectors.divisor, per_token = plane.per_token.divisor;
+  const uint32_t row_of_tiles = plane.strips.divide(index), first = row_of_tiles * kTileTokens;
+  const uint32_t strip = (index - row_of_tiles * plane.strips.divisor) * kTileVectors;
+  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+
+  const uint32_t lane_row = thread_index() / kTileVectors, lane_vector = thread_index() % kTileVectors;
+  const uint32_t lane_head = plane.vectors.divide(strip + lane_vector);
+  const uint32_t lane_dim = (strip + lane_vector - lane_head * vectors) * kVector;
+  Vec<SOURCE, kVector> in[kPerLane];
 #pragma unroll
-    for (int e = 0; e < kVec; ++e) to[e * plane.cache.dim] = out[e];
+  for (uint32_t i = 0; i < kPerLane; ++i) {
+    const uint32_t token = first + lane_row + i * (kThreads / kTileVectors);
+    if (token < args.tokens && strip + lane_vector < per_token)
+      in[i] = load_vec<kVector>(static_cast<const SOURCE*>(plane.source) + token * plane.source_token +
+                                lane_head * plane.source_head + lane_dim);
+  }
+  tile.packs.sort(args.slots, first, args.tokens, plane.has_packs);
+  workgroup_barrier();
+
+  const float inverse = inverse_scale(plane);
+#pragma unroll
+  for (uint32_t i = 0; i < kPerLane; ++i) {
+    const uint32_t row = lane_row + i * (kThreads / kTileVectors), slot = tile.packs.single[row];
+    if (first + row >= args.tokens || strip + lane_vector >= per_token) continue;
+    const Vec<CACHE, kVector> out = converted<kVector>(in[i], inverse);
+    if (slot == SlotMapping::kNowhere) {
+      tile.rows.data[row][lane_vector] = out;
+    } else {
+      CACHE* to = cache + plane_offset<kPack>(plane.cache, args.slots.place(slot), lane_head, lane_dim);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) to[e * plane.cache.dim] = out[e];
+    }
+  }
+  workgroup_barrier();
+
+#pragma unroll
+  for (uint32_t i = 0; i < kPerLane; ++i) {
+    const uint32_t item = i * kThreads + thread_index();
+    // Lanes that store together: neighbouring elements where packs of one element lie apart, else two packs of 16
+    // elements, which fill sectors of 32 bytes.
+    constexpr uint32_t kRun = kPack == Pack::kTokens ? kTileVectors * kVector : 16;
+    constexpr uint32_t kPair = kPack == Pack::kTokens ? 1 : 2;
+    const uint32_t run = item / (kRun * kPair), runs = kTileVectors * kVector / kRun;
+    const uint32_t pack = run / runs * kPair + item / kRun % kPair, element = run % runs * kRun + item % kRun;
+    const uint32_t column = strip + element / kVector, slot = tile.packs.pack_slot[pack];
+    if (slot == SlotMapping::kNowhere || column >= per_token) continue;
+    const uint32_t head = plane.vectors.divide(column), dim = (column - head * vectors) * kVector + element % kVector;
+    store_whole(cache + plane_offset<kPack>(plane.cache, args.slots.place(slot), head, dim),
+                tile.rows.column(tile.packs.pack_row[pack], element));
   }
 }
 
 template <int kVec, KvLayout kLayout>
-__global__ __launch_bounds__(kThreads) void reshape_and_cache_kernel(ReshapeArgs args) {
+__global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(ReshapeArgs args) {
   const bool is_value = workgroup_index().x >= args.planes[0].groups;
   const uint32_t group = workgroup_index().x - (is_value ? args.planes[0].groups : 0);
-  if constexpr (kLayout == KvLayout::kRows)  // one code for both: two of them, merged by the compiler, store in pieces
+  if constexpr (kLayout == KvLayout::kRows) {  // one code for both: two, merged by the compiler, store in pieces
     write_plane<kVec, Pack::kNone, false>(args.planes[is_value], args, group * kThreads + thread_index());
-  else if (is_value)
+  } else if (!is_value) {
+    write_plane<kVec, kKeyPack<kLayout>, true>(args.planes[0], args, group * kThreads + thread_index());
+  } else if constexpr (kVec == 1) {
     write_plane<kVec, kValuePack<kLayout>, true>(args.planes[1], args, group * kThreads + thread_index());
-  else
-    write_plane<kVec, kKeyPack<kLayout>, false>(args.planes[0], args, group * kThreads + thread_index());
+  } else {
+    __shared__ Tile tile;
+    write_tile<kValuePack<kLayout>>(args.planes[1], args, group, tile);
+  }
 }
 
 template <int kVec>
@@ -111,7 +176,7 @@ void launch_reshape_and_cache(const ReshapeArgs& args, KvLayout layout, bool is_
 bool has_bits(const ffi::Tensor& tensor, size_t bytes) { return tensor.dtype().bits == 8 * bytes; }
 
 PlaneArgs plane_args(const CachePlane& cache, const ffi::Tensor& source, const ffi::CacheShape& shape, int64_t tokens,
-                     const ffi::Optional<ffi::Tensor>& scale, bool is_tokens_first, int vec) {
+                     const ffi::Optional<ffi::Tensor>& scale, uint32_t token_group, int vec) {
   ffi::check_type(has_bits(source, sizeof(SOURCE)), "reshape_and_cache: this module was built for other dtypes");
   ffi::check_value(source.ndim() == 3 && source.size(0) >= tokens && source.size(1) == shape.heads &&
                        (source.size(2) < 2 || source.stride(2) == 1),
@@ -121,9 +186,10 @@ PlaneArgs plane_args(const CachePlane& cache, const ffi::Tensor& source, const f
                      "reshape_and_cache: scales must be 1 fp32 element");
   PlaneArgs args{cache, source.data_ptr(), source.stride(0), source.stride(1), nullptr};
   if (scale.has_value()) args.scale = static_cast<const float*>(scale.value().data_ptr());
-  args.dims = static_cast<uint32_t>(source.size(2));
-  if (is_tokens_first) tokens = (tokens + kTokenGroup - 1) / kTokenGroup * kTokenGroup;
-  const int64_t items = tokens * shape.heads * (source.size(2) / vec);
+  const int64_t vectors = source.size(2) / vec, per_token = shape.heads * vectors;
+  args.vectors = Divider(static_cast<uint32_t>(vectors > 0 ? vectors : 1));
+  args.per_token = Divider(static_cast<uint32_t>(per_token > 0 ? per_token : 1));
+  const int64_t items = (tokens + token_group - 1) / token_group * token_group * per_token;
   ffi::check_value(items < (int64_t{1} << 31), "reshape_and_cache: less than 2^31 accesses fit one launch");
   args.groups = static_cast<uint32_t>((items + kThreads - 1) / kThreads);
   return args;
@@ -148,12 +214,17 @@ void reshape_and_cache(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tens
                        (!is_rows || ffi::takes_vectors(value_cache, kVector, sizeof(CACHE)));
   const int vec = is_wide ? kVector : 1;
   ReshapeArgs args{};
-  args.planes[0] = plane_args(ffi::key_plane(key_cache), key, shape, tokens, k_scale, false, vec);
-  args.planes[1] =
-      plane_args(ffi::value_plane(value_cache, layout), value, shape, tokens, v_scale, !is_rows, vec);
+  const uint32_t token_group = is_rows ? 1 : kTokenGroup;
+  args.planes[0] = plane_args(ffi::key_plane(key_cache), key, shape, tokens, k_scale, token_group, vec);
+  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, shape, tokens, v_scale, token_group, vec);
+  PlaneArgs& values = args.planes[1];
+  if (!is_rows && is_wide && values.groups > 0) {
+    values.strips = Divider((values.per_token.divisor + kTileVectors - 1) / kTileVectors);
+    values.groups = static_cast<uint32_t>((tokens + kTileTokens - 1) / kTileTokens) * values.strips.divisor;
+    values.has_packs = ffi::takes_vectors(value_cache, kVector, sizeof(CACHE));
+  }
   args.slots = ffi::slot_mapping(slot_mapping, shape);
   args.tokens = static_cast<uint32_t>(tokens);
-  args.heads = static_cast<uint32_t>(shape.heads);
   if (args.planes[0].groups + args.planes[1].groups == 0) return;
   launch_reshape_and_cache(args, layout, is_wide, ffi::stream_of(key));
 }

@@ -49,7 +49,7 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
 
   uint32_t limit = args.seq_len - position;
   if (limit > args.tokens - token) limit = args.tokens - token;
-  if (limit > args.slots.page_size) limit = args.slots.page_size;
+  if (limit > args.slots.page_size.divisor) limit = args.slots.page_size.divisor;
   float beyond = 0.f;  // tokens from the first of another block on; below 2^24, so that floats count exactly
   for (uint32_t i = thread_index(); i < limit; i += kThreads)
     if (!args.slots.find(token + i, place) || place.block != first.block)

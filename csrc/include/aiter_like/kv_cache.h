@@ -8,6 +8,7 @@
 
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
+#include "aiter_like/math.h"
 
 namespace aiter_like {
 
@@ -32,15 +33,25 @@ struct CachePlace {
 struct SlotMapping {
   const void* slots;  // int64_t or int32_t
   bool is_wide;
-  uint32_t page_size, num_slots;
+  Divider page_size;
+  uint32_t num_slots;
 
-  __device__ bool find(uint32_t token, CachePlace& place) const {
+  static constexpr uint32_t kNowhere = ~0u;
+
+  /// The token's slot, or kNowhere.
+  __device__ uint32_t number(uint32_t token) const {
     const int64_t slot =
         is_wide ? static_cast<const int64_t*>(slots)[token] : int64_t{static_cast<const int32_t*>(slots)[token]};
-    if (slot < 0 || slot >= int64_t{num_slots}) return false;
-    const uint32_t narrow = static_cast<uint32_t>(slot);
-    place.block = narrow / page_size;
-    place.offset = narrow - place.block * page_size;
+    return slot < 0 || slot >= int64_t{num_slots} ? kNowhere : static_cast<uint32_t>(slot);
+  }
+  __device__ CachePlace place(uint32_t slot) const {
+    const uint32_t block = page_size.divide(slot);
+    return {block, slot - block * page_size.divisor};
+  }
+  __device__ bool find(uint32_t token, CachePlace& place) const {
+    const uint32_t slot = number(token);
+    if (slot == kNowhere) return false;
+    place = this->place(slot);
     return true;
   }
 };
@@ -144,7 +155,7 @@ inline bool takes_vectors(const Tensor& tensor, int64_t count, int64_t element_b
 inline SlotMapping slot_mapping(const Tensor& slots, const CacheShape& shape) {
   check_type(has_element<int64_t>(slots) || has_element<int32_t>(slots), "slot_mapping must be int64 or int32");
   check_value(slots.ndim() == 1 && (slots.size(0) < 2 || slots.stride(0) == 1), "slot_mapping must be contiguous");
-  return {slots.data_ptr(), has_element<int64_t>(slots), static_cast<uint32_t>(shape.page_size),
+  return {slots.data_ptr(), has_element<int64_t>(slots), Divider(static_cast<uint32_t>(shape.page_size)),
           static_cast<uint32_t>(shape.blocks * shape.page_size)};
 }
 
