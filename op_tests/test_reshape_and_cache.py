@@ -265,8 +265,9 @@ def test_too_much_for_a_launch_is_refused(device):
         aiter_like.reshape_and_cache_flash(key[:1], key[:1], large, large, slots, "auto", None, None, backend="hip")
 
 
-@pytest.mark.parametrize("layout, kind, page_size", (("columns", "auto", 16), ("columns", "fp8", 64), ("columns", "auto", 12),
-                                                     ("shuffled", "auto", 16), ("shuffled", "fp8", 16)))
+@pytest.mark.parametrize("layout, kind, page_size", (
+    ("columns", "auto", 16), ("columns", "fp8", 64), ("columns", "auto", 12), ("shuffled", "auto", 16),
+    ("shuffled", "fp8", 16)))
 def test_runs_of_neighbouring_slots(device, run, layout, kind, page_size):
     """Sequences that begin in the middle of a pack, a tile or a page, a skipped token, descending and random slots."""
     slots = torch.cat((torch.arange(5, 42), torch.arange(64, 144), torch.arange(160, 176).flip(0),
@@ -297,8 +298,8 @@ def test_of_tokens_with_one_slot_one_stays(device, run, layout):
 @pytest.mark.parametrize("kind, loads, pack", (("auto", 1, 8), ("fp8", 2, 16)))
 @pytest.mark.parametrize("layout", ("packed", "columns", "shuffled"))
 def test_moves_each_byte_once_in_wide_accesses(device, run, layout, kind, loads, pack):
-    """64 tokens of 8 heads of 128: a store of 16 bytes per lane, what it takes to load that, and the token's slot; for V
-    in tiles, once per tile, the slots, and those of each token's pack.
+    """64 tokens of 8 heads of 128: a store of 16 bytes per lane, what it takes to load that, and the token's slot; V in
+    tiles: the slots once per tile, and those of each token's pack.
     """
     if device.type != "cpu":
         pytest.skip("counts of the simulator")
