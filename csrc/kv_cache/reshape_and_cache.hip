@@ -4,8 +4,8 @@
 //
 //   1. a lane takes VEC neighbouring elements of one head of one token: one slot, one load (two for 16 bit → fp8)
 //   2. converts them, and stores them: 16 bytes at once where the layout keeps them together
-// In the packed layouts neighbouring lanes take neighbouring tokens, whose stores then share cache lines. V, which keeps
-// tokens together there, goes through LDS in tiles of 64 tokens by 8 vectors:
+// In the packed layouts neighbouring lanes take neighbouring tokens, whose stores then share cache lines. V, which
+// keeps tokens together there, goes through LDS in tiles of 64 tokens by 8 vectors:
 //   1. as above, two vectors a lane; meanwhile a wave looks which tokens have consecutive slots (kv_tile.h)
 //   2. the vectors go to LDS; single tokens are stored element by element
 //   3. a lane takes one element of each token of a pack, and stores them: 16 bytes at once
