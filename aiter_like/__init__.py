@@ -13,6 +13,7 @@ from aiter_like.ops.dropout_norm import *  # noqa: F403
 from aiter_like.ops.fused_rope import *  # noqa: F403
 from aiter_like.ops.group_norm import *  # noqa: F403
 from aiter_like.ops.indexer_cache import *  # noqa: F403
+from aiter_like.ops.int4 import *  # noqa: F403
 from aiter_like.ops.kv_blocks import *  # noqa: F403
 from aiter_like.ops.kv_cache import *  # noqa: F403
 from aiter_like.ops.kv_cache_quant import *  # noqa: F403
@@ -24,6 +25,8 @@ from aiter_like.ops.norm_fused import *  # noqa: F403
 from aiter_like.ops.norm_gated import *  # noqa: F403
 from aiter_like.ops.norm_quant import *  # noqa: F403
 from aiter_like.ops.quant import *  # noqa: F403
+from aiter_like.ops.quant_block import *  # noqa: F403
+from aiter_like.ops.quant_moe import *  # noqa: F403
 from aiter_like.ops.quant_tensor import *  # noqa: F403
 from aiter_like.ops.quant_types import *  # noqa: F403
 from aiter_like.ops.rope import *  # noqa: F403

@@ -180,9 +180,12 @@ def assert_within(name: str, out: Tensor, expected: Tensor, limit: Tensor) -> fl
 
 
 def strided_like(tensor: Tensor, paddings: Sequence[int], offset: int = 0) -> Tensor:
-    """A copy of `tensor` whose dimension d is followed by paddings[d] unused elements of NaN, starting at `offset`."""
+    """A copy of `tensor` whose dimension d is followed by paddings[d] unused elements, starting at `offset`: NaN, or -1
+    of integers.
+    """
     sizes = [size + padding for size, padding in zip(tensor.shape, paddings, strict=True)]
-    storage = torch.full((math.prod(sizes) + offset,), math.nan, dtype=tensor.dtype, device=tensor.device)
+    unused = math.nan if tensor.is_floating_point() else -1
+    storage = torch.full((math.prod(sizes) + offset,), unused, dtype=tensor.dtype, device=tensor.device)
     view = storage[offset:].view(sizes)[tuple(slice(0, size) for size in tensor.shape)]
     return view.copy_(tensor)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Shuffled weights and scales against the formula of each element's place; inverses; packing; bad input."""
+"""Shuffled weights and scales against the formula of each element's place; inverses; bad input."""
 
 from __future__ import annotations
 
@@ -88,15 +88,6 @@ def test_scales_in_tiles():
     assert aiter_like.shuffle_scale(block) is block and aiter_like.shuffle_scale(None) is None
 
 
-def test_int4_packs_the_low_half_first():
-    x = torch.tensor([[-8, 7, 0, -1], [3, -4, 1, 2]], dtype=torch.int8)
-    packed = aiter_like.pack_int4(x)
-    assert packed.view(torch.uint8).tolist() == [[0x78, 0xF0], [0xC3, 0x21]]
-    assert torch.equal(aiter_like.unpack_int4(packed), x)
-    every = torch.cartesian_prod(*[torch.arange(-8, 8, dtype=torch.int8)] * 2)
-    assert torch.equal(aiter_like.unpack_int4(aiter_like.pack_int4(every)), every)
-
-
 def test_bad_input_is_named():
     x = numbered(32, 64, dtype=torch.int8)
     shuffle, packed = aiter_like.shuffle_weight, torch.zeros(3, dtype=torch.int8)
@@ -115,9 +106,6 @@ def test_bad_input_is_named():
             ("pad_k_to must be between 0", ValueError, shuffle, (x, (16, 16), False, False, False, -1)),
             ("src must have 2 dimensions", ValueError, aiter_like.shuffle_scale, (packed,)),
             ("src must have 1 byte", TypeError, aiter_like.shuffle_scale, (x.half(),)),
-            ("the interleaved form belongs", ValueError, aiter_like.shuffle_scale, (x, 4)),
-            ("x must have an even last dimension", ValueError, aiter_like.pack_int4, (packed,)),
-            ("x must have dtype torch.int8", TypeError, aiter_like.pack_int4, (x.int(),)),
-            ("x must have at least 1 dimension", ValueError, aiter_like.unpack_int4, (packed[0],))):
+            ("the interleaved form belongs", ValueError, aiter_like.shuffle_scale, (x, 4))):
         with pytest.raises(kind, match=message):
             function(*args)

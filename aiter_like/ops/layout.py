@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aiter_like import check
 
-__all__ = ["pack_int4", "shuffle_scale", "shuffle_weight", "unpack_int4", "unshuffle_weight"]
+__all__ = ["shuffle_scale", "shuffle_weight", "unshuffle_weight"]
 
 _WAVE = 64  # lanes that share a tile of the interleaved form
 
@@ -127,58 +127,6 @@ def shuffle_scale(src: Tensor | None, experts_cnt: int | None = None, is_guinter
     filled[:src.shape[0], :src.shape[1]] = src.view(torch.uint8)
     tiles = filled.view(rows // 32, 2, 16, groups // 8, 2, 4).permute(0, 3, 5, 2, 4, 1).contiguous()
     return tiles.view(rows, groups).view(src.dtype)
-
-
-def pack_int4(x: Tensor) -> Tensor:
-    """Two 4-bit numbers to a byte, the first in the low half.
-
-    `byte = (x[2i] & 15) | (x[2i + 1] & 15) << 4`.
-
-    Args:
-        x: [..., K] int8 with values from -8 to 7 (two's complement), K even. Values outside lose their upper bits.
-
-    Returns:
-        [..., K / 2] int8.
-
-    Raises:
-        TypeError: `x` is no int8 tensor.
-        ValueError: K is odd.
-
-    Notes:
-        `unpack_int4` undoes it.
-
-    Source: the byte order of AITER's i4x2.
-    """
-    check.tensor("pack_int4", "x", x, dtypes=(torch.int8,), last_contiguous=False)
-    if x.ndim == 0 or x.shape[-1] % 2:
-        raise ValueError(f"pack_int4: x must have an even last dimension, got shape {tuple(x.shape)}")
-    return (x[..., ::2] & 15) | (x[..., 1::2] << 4)
-
-
-def unpack_int4(x: Tensor) -> Tensor:
-    """The 4-bit numbers of each byte, the low half first.
-
-    `unpack_int4(pack_int4(x))` equals x.
-
-    Args:
-        x: [..., K] int8, as `pack_int4` returned it.
-
-    Returns:
-        [..., 2 · K] int8 with values from -8 to 7.
-
-    Raises:
-        TypeError: `x` is no int8 tensor.
-        ValueError: it has no dimension.
-
-    Notes:
-        Exact.
-
-    Source: the byte order of AITER's i4x2.
-    """
-    check.tensor("unpack_int4", "x", x, dtypes=(torch.int8,), last_contiguous=False)
-    if x.ndim == 0:
-        raise ValueError("unpack_int4: x must have at least 1 dimension, got a scalar")
-    return torch.stack(((x << 4) >> 4, x >> 4), -1).flatten(-2)
 
 
 def _check(op: str, x: Tensor, layout: tuple[int, int], use_int4: bool, is_guinterleave: bool, gate_up: bool) -> None:

@@ -290,7 +290,7 @@ def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor
     Args:
         out: [..., K], written; the hardware's fp8, or int8.
         input: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        x_scale: [K] fp32: a factor per column.
+        x_scale: [K] or [1, K] fp32: a factor per column.
         y_scale: [..., 1] fp32, written: the rows' scales.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
@@ -308,6 +308,8 @@ def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor
 
     Source: AITER's `smoothquant_fwd`.
     """
+    if isinstance(x_scale, Tensor) and x_scale.ndim == 2 and x_scale.shape[0] == 1:
+        x_scale = x_scale[0]
     _row_quant(out, y_scale, input, 0, x_scale, None, None, 1, backend=backend)
 
 

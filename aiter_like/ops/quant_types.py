@@ -13,10 +13,13 @@ from aiter_like import check, scales
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.quant import per_group_quant_hip, per_token_quant_hip
+from aiter_like.ops.quant_block import check_shape, per_block_quant
 from aiter_like.ops.quant_tensor import per_tensor_quant_hip
 
 __all__ = ["get_hip_quant", "get_torch_quant", "get_triton_quant", "per_block_quant_wrapper", "per_tensor_quant",
            "pertoken_quant"]
+
+_BLOCKS = {QuantType.per_128x128: (128, 128), QuantType.per_256x128: (256, 128), QuantType.per_1024x128: (1024, 128)}
 
 
 def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | None = None,
@@ -103,13 +106,12 @@ def per_block_quant_wrapper(block_shape: tuple[int, int] = (1, 128)) -> Callable
         ValueError: a side is below 1; from the function made: x is no matrix.
 
     Notes:
-        Blocks are copied into rows and back; those at the edges are filled up with zeros. For weights, once.
+        Blocks are copied into rows and back; those at the edges are filled up with zeros. `per_block_quant` is a kernel
+        that copies nothing.
 
     Source: AITER's `per_block_quant_wrapper`, which takes one-row blocks.
     """
-    block_rows, block_columns = block_shape
-    for side in block_shape:
-        check.integer("per_block_quant_wrapper", "block_shape", side, low=1)
+    block_rows, block_columns = check_shape("per_block_quant_wrapper", block_shape)
 
     def decorate(quantise: Callable) -> Callable:
         @functools.wraps(quantise)
@@ -133,14 +135,14 @@ def get_hip_quant(qType: QuantType) -> Callable:
     """The quantiser of a QuantType, on the best backend there is.
 
     No: returns (x, None). per_Tensor: `per_tensor_quant_hip`; per_Token: `per_token_quant_hip`; per_1x128:
-    `per_group_quant_hip`; per_128x128: a scale per block.
+    `per_group_quant_hip`; per_128x128, per_256x128 and per_1024x128: `per_block_quant`.
 
     Args:
         qType: a QuantType or its number.
 
     Returns:
         A function of (x, scale=None, quant_dtype=…, …) that returns q and the scales. For a type that has no quantiser
-        here (per_1x32 is MXFP4, of gfx950) one that raises UnsupportedError.
+        here (per_1x32 is MXFP4 and MXFP8, of gfx950) one that raises UnsupportedError.
 
     Raises:
         ValueError: `qType` is no QuantType.
@@ -178,7 +180,7 @@ def get_triton_quant(qType: QuantType) -> Callable:
 def get_torch_quant(qType: QuantType) -> Callable:
     """As `get_hip_quant`, in torch operations, for any device and fp8.
 
-    per_Tensor: `per_tensor_quant`; per_Token: `pertoken_quant`; per_1x128 and per_128x128: blocks of the latter.
+    per_Tensor: `per_tensor_quant`; per_Token: `pertoken_quant`; per_1x128 and larger blocks: blocks of the latter.
 
     Args:
         qType: a QuantType or its number.
@@ -196,17 +198,16 @@ def get_torch_quant(qType: QuantType) -> Callable:
     """
     return {QuantType.No: _unchanged, QuantType.per_Tensor: per_tensor_quant, QuantType.per_Token: pertoken_quant,
             QuantType.per_1x128: per_block_quant_wrapper((1, 128))(pertoken_quant),
-            QuantType.per_128x128: per_block_quant_wrapper((128, 128))(pertoken_quant),
+            **{kind: per_block_quant_wrapper(shape)(pertoken_quant) for kind, shape in _BLOCKS.items()},
             }.get(QuantType(qType)) or _refusing(qType)
 
 
 def _quantiser(kind: QuantType, backend: str | None) -> Callable:
-    token = functools.partial(per_token_quant_hip, backend=backend)
-    functools.update_wrapper(token, per_token_quant_hip)
     return {QuantType.No: _unchanged, QuantType.per_Tensor: functools.partial(per_tensor_quant_hip, backend=backend),
-            QuantType.per_Token: token,
+            QuantType.per_Token: functools.partial(per_token_quant_hip, backend=backend),
             QuantType.per_1x128: functools.partial(per_group_quant_hip, group_size=128, backend=backend),
-            QuantType.per_128x128: per_block_quant_wrapper((128, 128))(token),
+            **{kind: functools.partial(per_block_quant, block_shape=shape, backend=backend)
+               for kind, shape in _BLOCKS.items()},
             }.get(QuantType(kind)) or _refusing(kind)
 
 
@@ -216,8 +217,8 @@ def _unchanged(x: Tensor, *_: object, **__: object) -> tuple[Tensor, None]:
 
 def _refusing(kind: QuantType) -> Callable:
     def refuse(*_: object, **__: object) -> None:
-        raise UnsupportedError(f"{QuantType(kind)}: no quantiser; there are: No, per_Tensor, per_Token, per_1x128, "
-                               "per_128x128", "row_quant")
+        raise UnsupportedError(f"{QuantType(kind)}: MXFP4 and MXFP8 are of gfx950; there are No, per_Tensor, "
+                               "per_Token, per_1x128, per_128x128, per_256x128 and per_1024x128", "quant")
 
     return refuse
 

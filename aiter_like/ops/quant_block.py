@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Quantisation to fp8 and int8 by blocks of rows and columns. Kernels: csrc/quant/block_quant.hip,
+triton_kernels/quant_block.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, scales, torch_ops
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.activation import ELEMENTS
+from aiter_like.ops.quant import check_matrices, kernel_unsupported
+from aiter_like.tuning.hooks import Tuning
+
+__all__ = ["per_block_quant"]
+
+_OP = "block_quant"
+_MOST_ROWS, _MOST_BLOCKS = 2**16, 2**24 - 1  # of a block; of a launch of fewer than 2^32 work-items
+
+
+def block_quant_ref(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> None:
+    """The rule of scales.py in torch."""
+    rows, columns = input.shape[-2:]
+    padded = torch.nn.functional.pad(input.float(), (0, -columns % block_columns, 0, -rows % block_rows))
+    blocks = padded.unflatten(-1, (-1, block_columns)).unflatten(-3, (-1, block_rows))  # [..., R, rows, C, columns]
+    amax = blocks.abs().amax((-3, -1)).clamp(min=scales.SMALLEST_AMAX)
+    own = scales.divided(amax, scales.largest(out.dtype))
+    scale.copy_(own)
+    q = scales.rounded(blocks * (1 / own)[..., :, None, :, None], out.dtype)
+    out.copy_(q.flatten(-2).flatten(-3, -2)[..., :rows, :columns])
+
+
+def _instance(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> Instance:
+    return _variant(out.dtype, input.dtype, block_rows, block_columns)
+
+
+def _variant(out_dtype: torch.dtype, dtype: torch.dtype, block_rows: int, block_columns: int) -> Instance:
+    name = f"{dtypes.name(dtype)}_{ELEMENTS[out_dtype].removesuffix('_t')}_{block_rows}x{block_columns}"
+    return Instance(name, {"ELEMENT": ELEMENTS[dtype], "OUT": ELEMENTS[out_dtype], "BLOCK_ROWS": block_rows,
+                           "BLOCK_COLUMNS": block_columns, "VEC": 16 // dtype.itemsize})
+
+
+@compile_ops("quant/block_quant.hip", gen_func=_instance,
+             prebuild=[_variant(torch.float8_e4m3fnuz, torch.bfloat16, 128, 128)])
+def _block_quant_hip(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> None: ...
+
+
+def _check(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> object:
+    check_matrices(_OP, out, input)
+    check.integer(_OP, "block_rows", block_rows, low=1, high=_MOST_ROWS)
+    check.choice(_OP, "block_columns", block_columns, scales.GROUPS)
+    if input.ndim < 2:
+        raise ValueError(f"{_OP}: input must have at least 2 dimensions, got shape {tuple(input.shape)}")
+    shape = scale_shape(input.shape, block_rows, block_columns)
+    check.tensor(_OP, "scale", scale, dtypes=(torch.float32,), shape=shape, device=input.device)
+    if not scale.is_contiguous():
+        raise ValueError(f"{_OP}: scale must be dense in memory, got strides {scale.stride()}")
+    return SKIP if input.numel() == 0 else None
+
+
+def scale_shape(shape: torch.Size, block_rows: int, block_columns: int) -> tuple[int, ...]:
+    """Of the scales of [..., rows, columns]."""
+    return (*shape[:-2], -(-shape[-2] // block_rows), -(-shape[-1] // block_columns))
+
+
+def _unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
+    if scale.numel() > _MOST_BLOCKS:
+        return f"at most {_MOST_BLOCKS} blocks, got {scale.numel()}"
+    return kernel_unsupported(target, out, scale, input)
+
+
+def _tune_key(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> dict[str, int | str]:
+    return {"matrices": input.shape[:-2].numel(), "rows": input.shape[-2], "columns": input.shape[-1],
+            "block_rows": block_rows, "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    shape = torch.Size((key["matrices"], key["rows"], key["columns"]))
+    x = torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device,
+                    dtype=dtypes.DTYPES[key["dtype"]])
+    scale = torch.empty(scale_shape(shape, key["block_rows"], 128), device=device)
+    return torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), scale, x, key["block_rows"], 128
+
+
+def _triton_space(*_: object) -> Iterator[dict[str, int]]:
+    return ({"num_warps": count} for count in (4, 8, 16))
+
+
+def _self_check(device: torch.device) -> tuple:
+    x = torch.randn(2, 130, 300, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+    return torch.empty_like(x, dtype=torch.int8), torch.empty(2, 2, 3, device=device), x, 128, 128
+
+
+_block_quant = Op(
+    _OP, reference=block_quant_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("matrices", "rows", "columns", "block_rows", "dtype", "out_dtype"), writes=("out", "scale"),
+    self_check=_self_check, tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _block_quant_hip, unsupported=_unsupported),
+              Backend("triton", "quant_block:block_quant", unsupported=_unsupported, space=_triton_space),
+              Backend("torch", block_quant_ref)))
+
+
+def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.dtype = torch.int8,
+                    block_shape: tuple[int, int] = (128, 128), *,
+                    backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """Quantises each block of rows × columns with its own scale, as weights for block-scaled products are.
+
+    `q · scale` is x up to the rounding of q.
+
+    Args:
+        x: [..., N, K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale: None; the scales are found.
+        quant_dtype: torch.int8 or the hardware's fp8.
+        block_shape: (rows, columns) of a block; columns 32, 64 or 128. Blocks at the edges of [N, K] end there.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        q [..., N, K] and the scales [..., ceil(N / rows), ceil(K / columns)] fp32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `quant_dtype` is the fp8 of other hardware.
+
+    Notes:
+        scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
+        saturated. A NaN makes its block's scale and fp8 elements NaN, int8 0. Deterministic; can be captured.
+
+    Source: the 128 × 128 weight scales of DeepSeek-V3 (2024); AITER's `QuantType.per_128x128`.
+    """
+    if scale is not None:
+        raise ValueError(f"per_block_quant: scale must be None, the scales are found; got {type(scale).__name__}")
+    check_matrix("per_block_quant", x, quant_dtype)
+    rows, columns = check_shape("per_block_quant", block_shape)
+    check.choice("per_block_quant", "block_shape[1]", columns, scales.GROUPS)
+    out = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
+    own = torch.empty(scale_shape(x.shape, rows, columns), dtype=torch.float32, device=x.device)
+    _block_quant(out, own, x, rows, columns, backend=backend)
+    return out, own
+
+
+def check_matrix(op: str, x: Tensor, dtype: torch.dtype) -> None:
+    """`x` is a matrix or several, `dtype` what a quantiser writes.
+
+    Raises:
+        TypeError: `x` is no tensor.
+        ValueError: it is no matrix, or the dtype is another.
+    """
+    check.tensor(op, "x", x, last_contiguous=False)
+    if x.ndim < 2:
+        raise ValueError(f"{op}: x must have at least 2 dimensions, got shape {tuple(x.shape)}")
+    check.choice(op, "quant_dtype", dtype, scales.DTYPES)
+
+
+def check_shape(op: str, block_shape: tuple[int, int]) -> tuple[int, int]:
+    """The rows and columns of a block.
+
+    Raises:
+        TypeError: a side is no integer.
+        ValueError: there are not two sides, or one is below 1.
+    """
+    if not isinstance(block_shape, (tuple, list)) or len(block_shape) != 2:
+        raise ValueError(f"{op}: block_shape must be (rows, columns), got {block_shape!r}")
+    for side in block_shape:
+        check.integer(op, "block_shape", side, low=1)
+    return tuple(block_shape)
+
+
+torch_ops.register(_block_quant, per_block_quant)

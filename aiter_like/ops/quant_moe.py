@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""Smooth-quantisation per expert. Kernels: csrc/quant/moe_smoothquant.hip, triton_kernels/quant_block.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, rows, scales
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
+
+__all__ = ["moe_smoothquant_fwd"]
+
+_OP = "moe_smoothquant"
+
+
+def moe_smoothquant_ref(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor) -> None:
+    """The formula and the rule of scales.py in torch."""
+    ids = topk_ids.t().flatten().long()  # [topk · tokens]
+    is_expert = ((ids >= 0) & (ids < x_scale.shape[0])).unsqueeze(-1)
+    smoothed = input.float().repeat(topk_ids.shape[1], 1) * x_scale[ids.clamp(0, x_scale.shape[0] - 1)]
+    y = torch.where(is_expert, smoothed, 0.0)
+    own = scales.of(y, out.dtype)
+    scale.copy_(own.view(scale.shape))
+    out.copy_(scales.quantised(y, own, out.dtype))
+
+
+def _instance(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, *,
+              lanes: int | None = None) -> Instance:
+    name = f"{dtypes.name(input.dtype)}_{ELEMENTS[out.dtype].removesuffix('_t')}"
+    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance(
+        name, {"ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype]})
+
+
+@compile_ops("quant/moe_smoothquant.hip", gen_func=_instance, prebuild=list)
+def _moe_smoothquant_hip(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor) -> None: ...
+
+
+def _check(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor) -> object:
+    check.tensor(_OP, "input", input, rank=2, dtypes=INPUT_DTYPES)
+    (tokens, columns), device = input.shape, input.device
+    check.tensor(_OP, "topk_ids", topk_ids, dtypes=(torch.int32,), shape=(tokens, None), device=device)
+    check.tensor(_OP, "x_scale", x_scale, dtypes=(torch.float32,), shape=(None, columns), device=device)
+    count = tokens * topk_ids.shape[1]
+    check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=(count, columns), device=device)
+    check.tensor(_OP, "y_scale", scale, dtypes=(torch.float32,), device=device, last_contiguous=False)
+    if tuple(scale.shape) not in ((count, 1), (count,)):
+        raise ValueError(f"{_OP}: y_scale must have shape ({count}, 1), got {tuple(scale.shape)}")
+    for name, tensor in (("topk_ids", topk_ids), ("y_scale", scale)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"{_OP}: {name} must be dense in memory, got strides {tensor.stride()}")
+    if x_scale.shape[0] == 0:
+        raise ValueError(f"{_OP}: x_scale must have at least one expert, got shape {tuple(x_scale.shape)}")
+    return SKIP if out.numel() == 0 else None
+
+
+def _unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor,
+                 topk_ids: Tensor) -> str | None:
+    if topk_ids.shape[1] >= 2**16:
+        return f"at most {2**16 - 1} experts per token, got {topk_ids.shape[1]}"
+    return scales.refusal(target, out.dtype) or rows.refusal(input=input, out=out, x_scale=x_scale)
+
+
+def _tune_key(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor) -> dict[str, int | str]:
+    return {"tokens": input.shape[0], "columns": input.shape[1], "topk": topk_ids.shape[1],
+            "num_experts": x_scale.shape[0], "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    tokens, columns, topk = key["tokens"], key["columns"], key["topk"]
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(tokens, columns, generator=generator, device=device, dtype=dtypes.DTYPES[key["dtype"]])
+    factors = torch.rand(key["num_experts"], columns, generator=generator, device=device)
+    ids = torch.randint(0, key["num_experts"], (tokens, topk), generator=generator, device=device, dtype=torch.int32)
+    out = torch.empty(topk * tokens, columns, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
+    return out, torch.empty(topk * tokens, 1, device=device), x, factors, ids
+
+
+def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
+    return rows.lane_space(target, input)
+
+
+def _self_check(device: torch.device) -> tuple:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 1024, generator=generator).to(device, torch.bfloat16)
+    ids = torch.tensor([[0, 3], [1, -1], [2, 2], [3, 1], [0, 2]], dtype=torch.int32, device=device)
+    factors = torch.rand(4, 1024, generator=generator).to(device)
+    return (torch.empty(10, 1024, dtype=torch.int8, device=device), torch.empty(10, 1, device=device), x, factors, ids)
+
+
+_moe_smoothquant = Op(
+    _OP, reference=moe_smoothquant_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("tokens", "columns", "topk", "num_experts", "dtype", "out_dtype"), round_field="tokens",
+    writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _moe_smoothquant_hip, unsupported=_unsupported, space=_hip_space),
+              Backend("triton", "quant_block:moe_smoothquant", unsupported=_unsupported, space=norms.row_space),
+              Backend("torch", moe_smoothquant_ref)))
+
+
+def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, y_scale: Tensor, *,
+                        backend: str | None = None) -> None:
+    """Quantises each token once per expert that it goes to, smoothed with that expert's factors.
+
+    Row `slot · tokens + token` of `out · y_scale` is `input[token] · x_scale[topk_ids[token, slot]]`.
+
+    Args:
+        out: [topk · tokens, K], written; the hardware's fp8, or int8; evenly spaced rows.
+        input: [tokens, K] bf16|fp16|fp32, last dimension contiguous.
+        x_scale: [num_experts, K] fp32: each expert's factor per column.
+        topk_ids: [tokens, topk] int32, contiguous. An id that is no expert (-1: not on this GPU) makes a row of zeros.
+        y_scale: [topk · tokens, 1] fp32, contiguous, written: the rows' scales.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `out` and `y_scale` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `out` is the fp8 of other hardware.
+
+    Notes:
+        scale = max(amax, 2^-110) / largest (fp8 240 or 448, int8 127), q = round(x · (1 / scale)) to nearest even,
+        saturated. A NaN makes its scale and fp8 elements NaN, int8 0. Deterministic; can be captured in a graph.
+
+    Source: Xiao et al., SmoothQuant (2023); AITER's `moe_smoothquant_fwd`.
+    """
+    _moe_smoothquant(out, y_scale, input, x_scale, topk_ids, backend=backend)

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// Smoothing and dynamic quantisation of each token once per expert that it goes to: row slot · tokens + token of `out`
+// is input[token] · x_scale[topk_ids[token, slot]], quantised to fp8 or int8 with a scale of its own by the rule of
+// quant.h. HIP (gfx9) and CUDA. One build per combination of the macros below.
+//
+//   1. each lane loads its vectors of the token's row into registers, once for all its experts
+//   2. per slot: the expert's factors, largest magnitude over the row's lanes, through LDS beyond a wave
+//   3. multiply with 1 / scale, round, store; one lane stores the scale
+// A slot whose id is no expert becomes a row of zeros. A row longer than the registers' capacity (IS_WHOLE 0) is taken
+// in pieces and read twice per slot. Where there are too few tokens to fill the device, their slots are spread over it.
+//
+// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave.
+// Bound: memory. columns · (sizeof(ELEMENT) + topk) bytes per token, the factors mostly from cache: 4096 × 4096 bf16 to
+// 8 experts = 168 MB, 32 us at 5.3 TB/s.
+#include "aiter_like/quant.h"
+#include "aiter_like/row_operands.h"
+
+#if !defined(ELEMENT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || !defined(IS_WHOLE)
+#error "moe_smoothquant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t and sizes"
+#endif
+
+namespace aiter_like {
+
+struct MoeSmoothquantArgs {
+  Matrix<OUT> out;               // [topk · tokens, columns]
+  Matrix<const ELEMENT> input;   // [tokens, columns]
+  Matrix<const float> x_scale;   // [experts, columns]
+  const int32_t* topk_ids;       // [tokens, topk]
+  float* scale;                  // [topk · tokens]
+  int64_t tokens;
+  int columns, topk;
+  uint32_t experts;
+};
+
+template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(3)) void moe_smoothquant_kernel(
+    MoeSmoothquantArgs args, int slot_step) {
+  // Two in turn: a wave is at most one barrier ahead of another that still reads.
+  __shared__ RowScratch<Layout> scratches[2];
+  // Lanes of a token that is not there take part in the reductions with zeros.
+  const bool is_there = Layout::row() < args.tokens;
+  const int64_t token = is_there ? Layout::row() : 0;
+  const int columns = is_there ? args.columns : 0;
+
+  RowTile<Layout, ELEMENT> x;
+  RowTile<Layout, float> factor;
+  if constexpr (IS_WHOLE) x.load(args.input.row(token), columns);
+  int turn = 0;
+  for (int slot = static_cast<int>(workgroup_index().y); slot < args.topk; slot += slot_step, turn ^= 1) {
+    const auto expert = static_cast<uint32_t>(args.topk_ids[token * args.topk + slot]);  // -1 is above `experts`
+    const bool is_expert = expert < args.experts;
+    const int64_t row = slot * args.tokens + token;
+    const auto load = [&](int start) {
+      if constexpr (!IS_WHOLE) x.load(args.input.row(token) + start, columns - start);
+      factor.load(args.x_scale.row(is_expert ? expert : 0) + start, is_expert ? columns - start : 0);
+    };
+    const auto value = [&](int v, int e) { return is_expert ? x.at(v, e) * factor.at(v, e) : 0.f; };
+
+    float amax = 0.f;
+    for (int start = 0; start == 0 || start < args.columns; start += Layout::kCapacity) {
+      load(start);
+      amax = larger(amax, lane_amax<Layout>(value));
+      if constexpr (IS_WHOLE) break;
+    }
+    const QuantScale scale = quant_scale<OUT>(row_max<Layout>(amax, scratches[turn]));
+    if (Layout::lane() == 0 && is_there) args.scale[row] = scale.scale;
+    x.drop_floats();
+    for (int start = 0; start == 0 || start < args.columns; start += Layout::kCapacity) {
+      if constexpr (!IS_WHOLE) load(start);
+      store_quantised<Layout>(args.out.row(row) + start, columns - start, scale.inverse, value);
+      if constexpr (IS_WHOLE) break;
+    }
+  }
+}
+
+void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, Stream stream) {
+  using Layout = RowLayout<LANES, VECTORS, VEC>;
+  const int64_t groups = (args.tokens + Layout::kRows - 1) / Layout::kRows;
+  const int step = groups * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
+  const dim3 grid(static_cast<uint32_t>(groups), static_cast<uint32_t>(step));
+  if (is_aligned)
+    moe_smoothquant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args, step);
+  else
+    moe_smoothquant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args, step);
+  check_launch("moe_smoothquant_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+
+void moe_smoothquant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, ffi::Tensor x_scale,
+                     ffi::Tensor topk_ids) {
+  ffi::RowOperands<VEC> tokens("moe_smoothquant", input), rows("moe_smoothquant", out);
+  const ffi::Rows factors = ffi::rows<float>(x_scale, "moe_smoothquant: x_scale");
+  MoeSmoothquantArgs args{};
+  args.input = tokens.matrix<const ELEMENT>(input, "input");
+  args.out = rows.matrix<OUT>(out, "out");
+  args.x_scale = {static_cast<const float*>(factors.data), factors.stride};
+  args.experts = static_cast<uint32_t>(factors.count);
+  args.tokens = tokens.rows();
+  args.columns = static_cast<int>(tokens.size());
+  ffi::check_type(ffi::has_element<int32_t>(topk_ids) && ffi::has_element<float>(scale),
+                  "moe_smoothquant: topk_ids must be int32, y_scale float32");
+  ffi::check_value(topk_ids.ndim() == 2 && topk_ids.size(0) == args.tokens && topk_ids.IsContiguous() &&
+                       topk_ids.size(1) < 1 << 16,
+                   "moe_smoothquant: topk_ids must be a dense [tokens, topk]");
+  args.topk = static_cast<int>(topk_ids.size(1));
+  args.topk_ids = static_cast<const int32_t*>(topk_ids.data_ptr());
+  args.scale = static_cast<float*>(scale.data_ptr());
+  if (args.tokens == 0 || args.topk == 0) return;
+  ffi::check_value(rows.size() == tokens.size() && rows.rows() == args.tokens * args.topk &&
+                       factors.size == tokens.size() && scale.numel() == rows.rows() && scale.IsContiguous(),
+                   "moe_smoothquant: out and y_scale must have a row per token and expert, x_scale the length of rows");
+  ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
+                   "moe_smoothquant: this module was built for other row lengths");
+  launch_moe_smoothquant(args, tokens.is_aligned() && rows.is_aligned() && factors.is_aligned(16, sizeof(float)),
+                         ffi::stream_of(input));
+}
+
+#endif
+
+}  // namespace aiter_like
+
+#if AITER_LIKE_HOST_PASS
+AITER_LIKE_EXPORT(moe_smoothquant, aiter_like::moe_smoothquant);
+#endif
