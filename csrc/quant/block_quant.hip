@@ -9,7 +9,8 @@
 // end there: what they lack takes part with zeros.
 //
 // Tile: 256 lanes hold 8 accesses of 16 bytes each: 128 × 128 16-bit elements. LDS: 4 bytes per wave.
-// Bound: memory. sizeof(ELEMENT) + 1 bytes per element for 5 instructions: 8192 × 8192 bf16 = 201 MB, 38 us at 5.3 TB/s.
+// Bound: memory. sizeof(ELEMENT) + 1 bytes per element for 5 instructions: 8192 × 8192 bf16 = 201 MB, 38 us at
+// 5.3 TB/s.
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
 #include "aiter_like/row_operands.h"

@@ -4,7 +4,8 @@
 //
 // A lane takes VECTORS vectors of kBytes packed bytes of the flattened matrix, and the 2 · kBytes numbers beside them,
 // four to a register. LDS: none.
-// Bound: memory. 3 bytes per packed byte for less than 4 instructions: 16384 × 8192 numbers = 201 MB, 38 us at 5.3 TB/s.
+// Bound: memory. 3 bytes per packed byte for less than 4 instructions: 16384 × 8192 numbers = 201 MB, 38 us at
+// 5.3 TB/s.
 #include "aiter_like/ffi.h"
 #include "aiter_like/math.h"
 
@@ -52,7 +53,8 @@ struct Int4Vector {
   __device__ void store(uint8_t* address) const {
     Vec<Word, kIsUnpacking ? kMany : kFew> to;
     if constexpr (kBytes == 1) {
-      const uint32_t word = kIsUnpacking ? unpacked_word(from[0]) : packed_word(from[0] | uint32_t{from[1 % kMany]} << 8);
+      const uint32_t pair = from[0] | uint32_t{from[kIsUnpacking ? 0 : 1]} << 8;
+      const uint32_t word = kIsUnpacking ? unpacked_word(from[0]) : packed_word(pair);
 #pragma unroll
       for (int w = 0; w < (kIsUnpacking ? kMany : kFew); ++w) to[w] = static_cast<Word>(word >> 8 * w);
     } else if constexpr (kIsUnpacking) {
