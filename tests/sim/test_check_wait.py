@@ -35,6 +35,10 @@ CASES = {
     "own LDS-DMA": ("s_mov_b32 m0, 0\ns_nop 0\nglobal_load_lds_dword v0, s[10:11]\n{wait}\n"
                     "ds_read_b32 v2, v0\ns_waitcnt lgkmcnt(0)", "s_waitcnt vmcnt(0)", "ds_read_b32 v2, v0",
                     "global_load_lds_dword v0", "s_waitcnt vmcnt(0)"),
+    "a load that outlasts many LDS accesses": (
+        "global_load_dword v1, v0, s[10:11]\n" + 150 * "ds_bpermute_b32 v2, v0, v5\ns_waitcnt lgkmcnt(0)\n" +
+        "{wait}\nv_mov_b32_e32 v3, v1", "s_waitcnt vmcnt(0)", "v_mov_b32_e32 v3, v1", "global_load_dword v1",
+        "s_waitcnt vmcnt(0)"),
     "MFMA operand": ("global_load_dwordx2 v[2:3], v0, s[10:11]\nv_mov_b32_e32 v4, v0\nv_mov_b32_e32 v5, v0\ns_nop 1\n"
                      "{wait}\nv_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], 0\ns_nop 7\ns_nop 7",
                      "s_waitcnt vmcnt(0)", "v_mfma_f32_16x16x16_f16 .*", "global_load_dwordx2 v[2:3]",

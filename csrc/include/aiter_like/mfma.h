@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Matrix instructions of gfx942 on bf16 and f16 fragments, and the packing of floats into them. No other target.
+// Matrix instructions of gfx942 on bf16, f16 and fp8 fragments, and the packing of floats into them. No other target.
 //
-// v_mfma_f32_16x16x16: D = C + A · B, each 16 × 16, by one wave. With lane = 16 · quad + col:
-//   A: element e of a lane is A[col][4 quad + e]      B: element e is B[4 quad + e][col]      (e = 0…3, 8 bytes)
-//   C, D: element r of a lane is D[4 quad + r][col]                                           (r = 0…3, 16 bytes)
+// D = C + A · B by one wave, WIDTH × WIDTH, WIDTH 16 or 32. With lane = WIDTH · group + col and n elements in 8 bytes
+// (4 of 16 bits, 8 of fp8):
+//   A: element e of a lane is A[col][n group + e]     B: element e is B[n group + e][col]
+//   C, D: element r of a lane is D[4 groups · (r / 4) + 4 group + r % 4][col]   (r < WIDTH² / 64; groups = 64 / WIDTH)
 // (CDNA3 ISA, section 7; AMD's matrix instruction calculator prints the same maps.)
 #pragma once
 
@@ -16,24 +17,69 @@
 namespace aiter_like {
 
 using Accumulator = __attribute__((ext_vector_type(4))) float;
-/// Four 16-bit elements of one lane, low half first.
+using WideAccumulator = __attribute__((ext_vector_type(16))) float;
+/// 8 bytes of one lane: four 16-bit or eight fp8 elements, the first in the lowest bits.
 using Fragment = __attribute__((ext_vector_type(2))) uint32_t;
 
+template <class T, int WIDTH>
+struct Mfma;
+
+template <>
+struct Mfma<bf16, 16> {
+  __device__ static Accumulator multiply(Fragment a, Fragment b, Accumulator c) {
+    using Operand = __attribute__((ext_vector_type(4))) short;
+    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c,
+                                                     0, 0, 0);
+  }
+};
+
+template <>
+struct Mfma<bf16, 32> {
+  __device__ static WideAccumulator multiply(Fragment a, Fragment b, WideAccumulator c) {
+    using Operand = __attribute__((ext_vector_type(4))) short;
+    return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c,
+                                                    0, 0, 0);
+  }
+};
+
+template <>
+struct Mfma<f16, 16> {
+  __device__ static Accumulator multiply(Fragment a, Fragment b, Accumulator c) {
+    using Operand = __attribute__((ext_vector_type(4))) _Float16;
+    return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c,
+                                                 0, 0, 0);
+  }
+};
+
+template <>
+struct Mfma<f16, 32> {
+  __device__ static WideAccumulator multiply(Fragment a, Fragment b, WideAccumulator c) {
+    using Operand = __attribute__((ext_vector_type(4))) _Float16;
+    return __builtin_amdgcn_mfma_f32_32x32x8f16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c,
+                                                0, 0, 0);
+  }
+};
+
+template <>
+struct Mfma<fp8, 16> {
+  __device__ static Accumulator multiply(Fragment a, Fragment b, Accumulator c) {
+    return __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(__builtin_bit_cast(long, a), __builtin_bit_cast(long, b), c,
+                                                      0, 0, 0);
+  }
+};
+
+template <>
+struct Mfma<fp8, 32> {
+  __device__ static WideAccumulator multiply(Fragment a, Fragment b, WideAccumulator c) {
+    return __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(__builtin_bit_cast(long, a), __builtin_bit_cast(long, b), c,
+                                                      0, 0, 0);
+  }
+};
+
 template <class T>
-__device__ inline Accumulator mfma_16x16x16(Fragment a, Fragment b, Accumulator c);
-
-template <>
-__device__ inline Accumulator mfma_16x16x16<bf16>(Fragment a, Fragment b, Accumulator c) {
-  using Operand = __attribute__((ext_vector_type(4))) short;
-  return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c,
-                                                   0, 0, 0);
-}
-
-template <>
-__device__ inline Accumulator mfma_16x16x16<f16>(Fragment a, Fragment b, Accumulator c) {
-  using Operand = __attribute__((ext_vector_type(4))) _Float16;
-  return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(Operand, a), __builtin_bit_cast(Operand, b), c,
-                                               0, 0, 0);
+__device__ inline Accumulator mfma_16x16x16(Fragment a, Fragment b, Accumulator c) {
+  static_assert(sizeof(T) == 2, "16 deep is the instruction for 16-bit elements");
+  return Mfma<T, 16>::multiply(a, b, c);
 }
 
 /// Lower halves of two dwords: low's in bits 0-15, high's in bits 16-31.
@@ -63,5 +109,18 @@ struct Pack<f16, Rounding::kNearestEven> {
     return pack_lower(from_float<f16>(low).bits, from_float<f16>(high).bits);
   }
 };
+
+template <>
+struct Pack<f16, Rounding::kTowardZero> {
+  __device__ static uint32_t pack(float low, float high) {
+    return __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(low, high));
+  }
+};
+
+/// Four floats of magnitude at most 240 as fp8, the first in the lowest byte; NaN stays NaN.
+__device__ inline uint32_t pack_fp8(float x0, float x1, float x2, float x3) {
+  const int low = __builtin_amdgcn_cvt_pk_fp8_f32(x0, x1, 0, false);
+  return static_cast<uint32_t>(__builtin_amdgcn_cvt_pk_fp8_f32(x2, x3, low, true));
+}
 
 }  // namespace aiter_like

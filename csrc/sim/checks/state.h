@@ -33,7 +33,7 @@ struct Counter {
 
 struct WaitState {
   Pending ops[128];
-  u32 next = 0;                                // ops used round-robin; at most 63 + 15 are in flight
+  u32 next = 0;                                // where the search for a free one starts; under 128 are in flight
   Counter vm, lgkm;
   u32 num_pending = 0;                         // operations with registers in flight
   u64 vector[kNumRows / 64] = {}, scalar[kNumScalars / 64] = {};   // registers with data in flight

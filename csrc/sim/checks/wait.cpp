@@ -171,6 +171,7 @@ void wait_after(Wave& w, const Inst& i) {
   c.flat_spaces = 0;
   if (!vm && !lgkm) return;
   WaitState& s = c.wait;
+  while (s.ops[s.next % 128].on_vm || s.ops[s.next % 128].on_lgkm) ++s.next;  // a load can outlast many LDS accesses
   const u8 slot = s.next++ % 128;
   Pending& op = s.ops[slot];
   const LdsShadow& lds = w.group->checks->lds_shadow;

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+// Tiles of floats rounded to 16 or 8 bits, element by element: the layout stays, so a product becomes an operand.
+#pragma once
+
+#include "aiter_like/tile/reg_tile.h"
+
+namespace aiter_like::tile {
+
+/// As T: bf16 by any Rounding, f16 to nearest even or towards zero, fp8 (of magnitude at most 240) to nearest even.
+/// NaNs as in round_to_upper_half: those of arithmetic are kept.
+template <class T, Rounding kMode, class TILE>
+__device__ inline auto convert(const TILE& tile) {
+  RegTile<T, TILE::kRows, TILE::kColumns, typename TILE::Layout> result;
+  constexpr int kPerWord = 4 / sizeof(T);
+#pragma unroll
+  for (int s = 0; s < TILE::kStrips; ++s) {
+#pragma unroll
+    for (int w = 0; w < TILE::kPerStrip / kPerWord; ++w) {
+      const int e = kPerWord * w;
+      uint32_t word;
+      if constexpr (sizeof(T) == 2)
+        word = Pack<T, kMode>::pack(tile.get(s, e), tile.get(s, e + 1));
+      else
+        word = pack_fp8(tile.get(s, e), tile.get(s, e + 1), tile.get(s, e + 2), tile.get(s, e + 3));
+      result.pieces[s][w / 2][w % 2] = word;
+    }
+  }
+  return result;
+}
+
+}  // namespace aiter_like::tile

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT
+// Tensors and tiles in global memory. A view has run-time sizes and strides; a window is a tile of a matrix view that
+// may stand over its edges: what lies outside reads as zero and is not written.
+//
+// Reads go through a buffer descriptor, whose bounds check costs nothing: its base is the window's first row, so
+// offsets in a window are 32 bits while the tensor may be of any size.
+#pragma once
+
+#include "aiter_like/tile/lds_tile.h"
+
+namespace aiter_like::tile {
+
+/// RANK dimensions; the last one is contiguous.
+template <class T, int RANK>
+struct GlobalView {
+  T* data;
+  int64_t sizes[RANK];
+  int64_t strides[RANK];  // elements
+
+  /// The view of dimension DIMENSION's entry `index`.
+  template <int DIMENSION>
+  __host__ __device__ GlobalView<T, RANK - 1> select(int64_t index) const {
+    static_assert(0 <= DIMENSION && DIMENSION < RANK - 1, "the last dimension stays");
+    GlobalView<T, RANK - 1> rest{data + index * strides[DIMENSION], {}, {}};
+#pragma unroll
+    for (int d = 0; d < RANK - 1; ++d) {
+      rest.sizes[d] = sizes[d < DIMENSION ? d : d + 1];
+      rest.strides[d] = strides[d < DIMENSION ? d : d + 1];
+    }
+    return rest;
+  }
+
+  /// The view of `count` entries of the first dimension, from `first` on.
+  __host__ __device__ GlobalView slice(int64_t first, int64_t count) const {
+    GlobalView part = *this;
+    part.data += first * strides[0];
+    part.sizes[0] = count;
+    return part;
+  }
+};
+
+template <class T>
+using MatrixView = GlobalView<T, 2>;
+
+using BufferDescriptor = __amdgpu_buffer_rsrc_t;
+
+/// Raw buffer of `bytes` < 2^31 bytes: reads at byte offsets from there on give zero. `base` is the same in all lanes.
+__device__ inline BufferDescriptor make_buffer(const void* base, uint32_t bytes) {
+  constexpr int kRawDwords = 0x00020000;  // DATA_FORMAT 32, no stride, no swizzle (CDNA3 ISA, buffer resource)
+  return __builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, static_cast<int>(bytes), kRawDwords);
+}
+
+constexpr uint32_t kOutOfRange = 0x80000000u;  // an offset beyond every buffer
+
+/// ROWS × COLUMNS elements from row `first_row` on, all columns of the view from the first on. The view's rows are
+/// less than 2^23 elements apart and do not overlap, and it has whole 16-byte chunks of columns, at most COLUMNS.
+template <class T, int ROWS, int COLUMNS>
+struct TileWindow {
+  static constexpr int kRows = ROWS, kColumns = COLUMNS;
+  T* data;                  // of the first row
+  int rows, columns;        // inside the view; rows may be negative
+  uint32_t row_bytes;       // from row to row
+
+  __device__ TileWindow(const MatrixView<T>& view, int64_t first_row)
+      : data(view.data + first_row * view.strides[0]),
+        rows(static_cast<int>(view.sizes[0] - first_row < ROWS ? view.sizes[0] - first_row : ROWS)),
+        columns(static_cast<int>(view.sizes[1])),
+        row_bytes(static_cast<uint32_t>(view.strides[0] * sizeof(T))) {}
+
+  __device__ BufferDescriptor descriptor() const {
+    return make_buffer(data, rows <= 0 ? 0 : (rows - 1) * row_bytes + static_cast<uint32_t>(columns * sizeof(T)));
+  }
+  /// Byte offset for descriptor(); where the row lies past the end it is beyond the buffer by itself.
+  __device__ uint32_t offset(int row, int column) const {
+    return column < columns ? row * row_bytes + static_cast<uint32_t>(column * sizeof(T)) : kOutOfRange;
+  }
+};
+
+__device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset) {
+  return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0);
+}
+
+/// The operand by row at column `first_column` of the window: one 16-byte read per run.
+template <class TILE, class WINDOW>
+__device__ inline TILE load_global(const WINDOW& window, int first_column) {
+  using Layout = typename TILE::Layout;
+  static_assert(TILE::kOwnsRows && TILE::kRows == WINDOW::kRows, "an operand by row, of the window's rows");
+  static_assert(Layout::kRun * sizeof(typename TILE::Element) == 16, "runs of 16 bytes");
+  const BufferDescriptor buffer = window.descriptor();
+  TILE tile;
+#pragma unroll
+  for (int s = 0; s < TILE::kStrips; ++s) {
+#pragma unroll
+    for (int r = 0; r < TILE::kPieces / 2; ++r) {
+      const int column = first_column + Layout::depth(r * Layout::kRun);
+      const Chunk chunk = load_chunk(buffer, window.offset(Layout::owned(s), column));
+      tile.pieces[s][2 * r] = chunk.lo;
+      tile.pieces[s][2 * r + 1] = chunk.hi;
+    }
+  }
+  return tile;
+}
+
+/// Writes the transpose of a product: its column is the window's row, its rows from `first_column` on are columns. One
+/// write per span, of 16 bytes where the product's left operand was read transposed from 16-bit elements. Rounds by
+/// kMode; NaN becomes NaN.
+template <Rounding kMode, class TILE, class WINDOW>
+__device__ inline void store_transposed(const WINDOW& window, const TILE& tile, int first_column) {
+  using Layout = typename TILE::Layout;
+  using T = std::remove_pointer_t<decltype(window.data)>;
+  static_assert(!TILE::kOwnsRows && TILE::kColumns == WINDOW::kRows, "a product, of the window's rows as columns");
+  constexpr int kSpan = Layout::kSpan, kCount = kSpan * sizeof(T) > 16 ? 16 / sizeof(T) : kSpan;
+#pragma unroll
+  for (int s = 0; s < TILE::kStrips; ++s) {
+    const int row = Layout::owned(s);
+    if (row >= window.rows) continue;
+    auto* const destination = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(window.data) +
+                                                   static_cast<uint64_t>(row) * window.row_bytes);
+#pragma unroll
+    for (int e = 0; e < TILE::kPerStrip; e += kCount) {
+      const int span = e / kSpan, place = e % kSpan;
+      const int column = first_column + Layout::depth(kSpan * span) + place;
+      if (column >= window.columns) continue;
+      Vec<T, kCount> values;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        values[i] = from_float<T, kMode>(tile.get(s, Layout::element_at(span, place + i)));
+      store_vec(destination + column, values);
+    }
+  }
+}
+
+}  // namespace aiter_like::tile

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// Softmax over the rows of score tiles [keys, queries] that come one after the other, in base 2: a running maximum and
+// sum per column, kept in registers.
+//
+// A masked score is kMasked: it never raises the maximum, which starts above it, and its exponential is exactly 0. So a
+// column of masked scores needs no special case; its sum is 0. A NaN score does not raise the maximum either; it makes
+// the sum NaN.
+#pragma once
+
+#include "aiter_like/math.h"
+#include "aiter_like/tile/map.h"
+#include "aiter_like/tile/reduce.h"
+
+namespace aiter_like::tile {
+
+constexpr float kLowest = -1e30f;   // start of the maximum, after scaling
+constexpr float kMasked = -3e38f;   // before scaling; with a scale of at least 1e-8 still far below kLowest
+
+template <class SCORES>
+struct OnlineSoftmax {
+  using Layout = typename SCORES::Layout;
+  typename SCORES::PerColumn maximum;  // of scale · score; the same in all groups
+  typename SCORES::PerColumn sum;      // of what this lane has exponentiated
+  static_assert(!SCORES::kOwnsRows, "each lane has columns: queries");
+
+  __device__ OnlineSoftmax() {
+#pragma unroll
+    for (int s = 0; s < SCORES::kStrips; ++s) maximum[s] = kLowest, sum[s] = 0.f;
+  }
+
+  /// Raises the maximum to that of `scores` and calls rescale(strip, factor) where it rose: what was accumulated so far
+  /// is to be multiplied. Most tiles raise nothing; one vote of the wave then is all that this costs.
+  template <class F>
+  __device__ void raise(const SCORES& scores, float scale, F rescale) {
+#pragma unroll
+    for (int s = 0; s < SCORES::kStrips; ++s) {
+      float highest = reduce_strip(scores, s, Maximum{}) * scale;
+      if (!wave_any(highest > maximum[s])) continue;
+      highest = __builtin_fmaxf(maximum[s], across_groups<Layout>(highest, Maximum{}));
+      const float factor = fast_exp2(maximum[s] - highest);
+      maximum[s] = highest;
+      sum[s] *= factor;
+      rescale(s, factor);
+    }
+  }
+
+  /// scores = 2^(scale · score − maximum + bits), and adds them to the sum, unrounded.
+  __device__ void exponentiate(SCORES& scores, float scale, float bits = 0.f) {
+#pragma unroll
+    for (int s = 0; s < SCORES::kStrips; ++s) {
+      const float origin = maximum[s] - bits;
+#pragma unroll
+      for (int e = 0; e < SCORES::kPerStrip; ++e) {
+        const float p = fast_exp2(__builtin_fmaf(scores.get(s, e), scale, -origin));
+        sum[s] += p;
+        scores.set(s, e, p);
+      }
+    }
+  }
+
+  /// Sum over all lanes of the column.
+  __device__ float total(int strip) const { return across_groups<Layout>(sum[strip], Sum{}); }
+};
+
+}  // namespace aiter_like::tile

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: MIT
+"""Tests of the tile library repeat exactly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""tile/global.h: views select and slice, windows over an edge read zeros and write nothing outside."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tile_program import Program
+
+from aiter_like.testing import strided_like
+
+program = Program("global.h", """
+extern "C" __global__ void select_and_slice(const bf16* data, int* offsets) {
+  const GlobalView<const bf16, 4> view{data, {3, 5, 7, 64}, {4096, 640, 64, 1}};
+  const MatrixView<const bf16> matrix = view.select<0>(2).select<1>(4).slice(1, 3);
+  offsets[0] = static_cast<int>(matrix.data - data);
+  offsets[1] = static_cast<int>(matrix.sizes[0]), offsets[2] = static_cast<int>(matrix.sizes[1]);
+  offsets[3] = static_cast<int>(matrix.strides[0]), offsets[4] = static_cast<int>(matrix.strides[1]);
+}
+template <class T>
+__device__ void read_window(const T* data, int64_t rows, int64_t columns, int64_t stride, int64_t first_row, T* out) {
+  constexpr int kRun = 16 / sizeof(T), kSlice = 4 * kRun;
+  const TileWindow<const T, 32, 2 * kSlice> window({data, {rows, columns}, {stride, 1}}, first_row);
+  to_memory(out, load_global<RegTile<T, 32, kSlice, OperandByRow<kRun>>>(window, 0));
+  to_memory(out + 32 * kSlice, load_global<RegTile<T, 32, kSlice, OperandByRow<kRun>>>(window, kSlice));
+}
+extern "C" __global__ void read_bf16(const bf16* data, int64_t rows, int64_t columns, int64_t stride, int64_t first,
+                                     bf16* out) { read_window(data, rows, columns, stride, first, out); }
+extern "C" __global__ void read_fp8(const fp8* data, int64_t rows, int64_t columns, int64_t stride, int64_t first,
+                                    fp8* out) { read_window(data, rows, columns, stride, first, out); }
+template <class T, class PRODUCT>
+__device__ void write_window(const float* matrix, int64_t rows, int64_t columns, int64_t stride, int64_t first_row,
+                             T* out) {
+  const TileWindow<T, 32, 64> window({out, {rows, columns}, {stride, 1}}, first_row);
+  store_transposed<Rounding::kNearestEven>(window, from_memory<RegTile<float, 64, 32, PRODUCT>>(matrix), 0);
+}
+""" + "".join(f"""
+extern "C" __global__ void write_{t}_{step}(const float* matrix, int64_t rows, int64_t columns, int64_t stride,
+                                            int64_t first, {t}* out) {{
+  write_window<{t}, Product<{step}>>(matrix, rows, columns, stride, first, out);
+}}""" for t in ("bf16", "float") for step in (1, 2, 4)))
+
+
+def test_select_and_slice():
+    offsets = torch.zeros(5, dtype=torch.int32)
+    program("select_and_slice", torch.zeros(1, dtype=torch.bfloat16), offsets)
+    assert offsets.tolist() == [2 * 4096 + 4 * 64 + 640, 3, 64, 640, 1]
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float8_e4m3fnuz), ids=str)
+@pytest.mark.parametrize("rows, columns, first", ((40, 64, 0), (40, 64, 32), (40, 48, 20), (8, 16, 0), (40, 64, 64)))
+def test_a_window_over_the_edge_reads_zeros(dtype, rows, columns, first):
+    """What lies between the rows is NaN; the bounds checker knows where the tensor ends."""
+    columns = columns * 2 // dtype.itemsize
+    width = 128 // dtype.itemsize
+    x = torch.randint(-15, 16, (rows, columns)).float()  # exact in fp8
+    padded = torch.full((rows, columns + 16), math.nan).to(dtype)
+    padded[:, :columns] = x.to(dtype)
+    inside = padded.as_strided((rows, columns), (columns + 16, 1))
+    out = torch.zeros(2, 32, width // 2).to(dtype)
+    program(f"read_{'bf16' if dtype.itemsize == 2 else 'fp8'}", inside, rows, columns, columns + 16, first, out)
+    expected = torch.zeros(32, width)
+    part = x[first:first + 32]
+    expected[:len(part), :columns] = part
+    assert torch.equal(torch.cat(tuple(out.float()), 1), expected)
+
+
+@pytest.mark.parametrize("step", (1, 2, 4))
+@pytest.mark.parametrize("t, dtype", (("bf16", torch.bfloat16), ("float", torch.float32)))
+def test_a_window_over_the_edge_writes_nothing_outside(t, dtype, step):
+    for rows, columns, first in ((40, 64, 0), (40, 64, 32), (40, 48, 20)):
+        matrix = torch.randint(-20, 20, (64, 32)).float()
+        out = strided_like(torch.full((rows, columns), 99.0, dtype=dtype), (0, 16))
+        program(f"write_{t}_{step}", matrix, rows, columns, columns + 16, first, out)
+        expected = torch.full((rows, columns), 99.0, dtype=dtype)
+        part = expected[first:first + 32]
+        part.copy_(matrix.T[:len(part), :columns])
+        assert torch.equal(out, expected)
+        assert out.as_strided((rows - 1, 16), (columns + 16, 1), columns).isnan().all()
