@@ -1,142 +1,349 @@
 # SPDX-License-Identifier: MIT
-"""Attention in Triton: bodies and launchers, named by the operators of ops/attention.py."""
+"""Attention forward in Triton, dense, varlen and paged: the kernel, and the launcher of ops/attention_fwd.py's operator.
+
+attention_paged.py has the launcher for paged keys.
+"""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
+from aiter_like import philox
+from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
+from aiter_like.triton_kernels.attention_parts import (
+    LOG2_E,
+    MASKED,
+    MINIMUM,
+    adjusted,
+    adjustment,
+    clamped,
+    combine_kernel,
+    finish_rows,
+    is_visible,
+    key_pointers,
+    key_ranges,
+    load_rows,
+    load_tile,
+    round_to,
+    row_pointers,
+    sequence,
+    store_part,
+    tile_of_program,
+)
 from aiter_like.triton_kernels.launch import config, launch
+from aiter_like.triton_kernels.philox import attention_kept
 
-# Start of the running maximum, and the score of a masked key: a masked score never raises the maximum and its exp2 is 0
-# exactly, so that a fully masked row needs no special case.
-_MINIMUM = tl.constexpr(-1.0e30)
-_MASKED = tl.constexpr(-3.0e38)
+_WIDEST_ROW = 2**22  # elements between rows of which a tile of 256 spans less than 2^30
+_WIDEST = 2**30  # elements that the heads of a tile span
+_MOST_SPLITS = 64
+_KEYS_PER_SPLIT = 256  # below, adding the parts costs more than another program gains
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What the kernel is compiled for: its one constexpr argument. Optional tensors show as None.
+
+    Attributes:
+        M, N: rows and keys of a tile of scores.
+        HEAD_DIM, HEAD_DIM_V: columns of q and k, of v and out.
+        D, D_TAIL: columns of the first and the second product of q and k, padded; D_TAIL 0: there is no second.
+        DV: columns of the product with v, padded.
+        PACK: rows of a tile that are heads of one group at the same position; 1: a tile has one head.
+        XCDS: chiplets to which the hardware deals workgroups in turn; each gets a contiguous chunk of the work.
+        PAGE: keys of a page.
+        IS_WIDE: offsets inside a tile need 64 bits.
+        IS_SPLIT: a program sees a part of the keys only.
+        IS_QQ_BIAS: the bias is one matrix for all sequences, between the queries and the keys of the same tokens.
+        ROUNDING: of P and out, see round_to.
+    """
+
+    M: int
+    N: int
+    HEAD_DIM: int
+    HEAD_DIM_V: int
+    D: int
+    D_TAIL: int
+    DV: int
+    PACK: int = 1
+    XCDS: int = 1
+    PAGE: int = 0
+    IS_WIDE: bool = False
+    IS_SPLIT: bool = False
+    IS_QQ_BIAS: bool = False
+    HAS_LEFT: bool = False
+    HAS_RIGHT: bool = False
+    HAS_SINK_TOKENS: bool = False
+    HAS_SOFTCAP: bool = False
+    ROUNDING: int = 0
 
 
 @triton.jit
-def _round(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
-    """float32 → `dtype`: 0 to nearest even, 1 to nearest with ties away, 2 towards zero (1 and 2: bfloat16 only)."""
-    if ROUNDING == 0:
-        return x.to(dtype)
-    bits = x.to(tl.int32, bitcast=True)
-    if ROUNDING == 1:
-        bits += 0x8000
-    truncated = (bits & -0x10000).to(tl.float32, bitcast=True)
-    return tl.where(x == x, truncated, x).to(dtype)  # NaN stays NaN
+def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.constexpr, IS_MASKED: tl.constexpr):
+    """One online-softmax pass over the keys [first, last) in tiles from `first` on. state: acc, Σ p, maximum.
 
-
-@triton.jit
-def _attend(acc, total, maximum, q, k_base, v_base, k_stride, v_stride, first_key, last_key, seqlen_k, rows_limit,
-            scale_log2, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr,
-            ROUNDING: tl.constexpr):
-    """One online-softmax pass over the keys [first_key, last_key). rows_limit: last key that each row sees."""
-    dims = tl.arange(0, BLOCK_D)
-    for start in range(first_key, last_key, BLOCK_N):
-        keys = start + tl.arange(0, BLOCK_N)
-        offsets = keys.to(tl.int64)
-        k_pointers = k_base + offsets[None, :] * k_stride + dims[:, None]  # [BLOCK_D, BLOCK_N]
-        v_pointers = v_base + offsets[:, None] * v_stride + dims[None, :]  # [BLOCK_N, BLOCK_D]
+    visibility: first and last key of each row, sink tokens. extras: scale, positions of the rows on the keys' axis,
+    what adjusted takes, what dropout takes.
+    """
+    acc, total, maximum = state
+    q_tile, q_tail = q_tiles
+    k_base, v_base, k_strides, v_strides, pages, seqlen_k = source
+    low, high, sink_size = visibility
+    scale, positions, adjust, dropout = extras
+    dims, dims_v, lanes = tl.arange(0, SHAPE.D), tl.arange(0, SHAPE.DV), tl.arange(0, SHAPE.N)
+    tail = SHAPE.D + tl.arange(0, SHAPE.D_TAIL if SHAPE.D_TAIL > 0 else 16)
+    P: tl.constexpr = tl.float16 if q_tile.dtype.is_fp8() else q_tile.dtype  # e4m3 is exact in fp16
+    for start in range(first, last, SHAPE.N):
+        keys = start + lanes
+        inside = keys < seqlen_k
+        k_rows, k_at = key_pointers(k_base, k_strides, pages, start, seqlen_k, SHAPE)
+        k_tile = load_tile(k_rows + (k_at[None, :] + dims[:, None]), inside[None, :], dims[:, None], SHAPE.HEAD_DIM,
+                            SHAPE.D, IS_MASKED)  # [D, N]
+        scores = tl.dot(q_tile, k_tile.to(q_tile.dtype))
+        if SHAPE.D_TAIL > 0:
+            k_tail = load_tile(k_rows + (k_at[None, :] + tail[:, None]), inside[None, :], tail[:, None],
+                                SHAPE.HEAD_DIM, SHAPE.D + SHAPE.D_TAIL, IS_MASKED)
+            scores = tl.dot(q_tail, k_tail.to(q_tile.dtype), scores)
+        factor = scale
+        if adjust is not None:
+            scores = adjusted(scores * scale, keys, positions, adjust, SHAPE)
+            factor = 1.0
         if IS_MASKED:
-            k = tl.load(k_pointers, mask=(keys < seqlen_k)[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
-        elif HEAD_DIM != BLOCK_D:
-            k = tl.load(k_pointers, mask=(dims < HEAD_DIM)[:, None], other=0.0)
-        else:
-            k = tl.load(k_pointers)
-        scores = tl.dot(q, k) * scale_log2
-        if IS_MASKED:
-            scores = tl.where(keys[None, :] <= rows_limit[:, None], scores, _MASKED)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        p = tl.exp2(scores - new_maximum[:, None])
+            visible = is_visible(keys, low, high, sink_size, SHAPE.HAS_LEFT, SHAPE.HAS_SINK_TOKENS)
+            scores = tl.where(visible, scores, MASKED)
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * factor)
+        p = tl.exp2(scores * factor - new_maximum[:, None])
         rescale = tl.exp2(maximum - new_maximum)
         total = total * rescale + tl.sum(p, 1)
         acc = acc * rescale[:, None]
-        if IS_MASKED:
-            v = tl.load(v_pointers, mask=(keys < seqlen_k)[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-        elif HEAD_DIM != BLOCK_D:
-            v = tl.load(v_pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-        else:
-            v = tl.load(v_pointers)
-        acc = tl.dot(_round(p, v.dtype, ROUNDING), v, acc)
         maximum = new_maximum
+        if dropout is not None:
+            seed, offset, threshold, head, queries = dropout
+            p = tl.where(attention_kept(seed, offset, head, queries, start, threshold, SHAPE.N), p, 0.0)
+        v_rows, v_at = key_pointers(v_base, v_strides, pages, start, seqlen_k, SHAPE)
+        v_tile = load_tile(v_rows + (v_at[:, None] + dims_v[None, :]), inside[:, None], dims_v[None, :],
+                            SHAPE.HEAD_DIM_V, SHAPE.DV, IS_MASKED)  # [N, DV]
+        acc = tl.dot(round_to(p, P, SHAPE.ROUNDING), v_tile.to(P), acc)
     return acc, total, maximum
 
 
-# Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
-@triton.jit(do_not_specialize=["num_heads", "group_size", "seqlen_q", "seqlen_k"])
-def _flash_attn_kernel(out, lse, q, k, v, out_batch, out_row, out_head, q_batch, q_row, q_head, k_batch, k_row, k_head,
-                       v_batch, v_row, v_head, num_heads, group_size, seqlen_q, seqlen_k, scale_log2,
-                       HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                       IS_CAUSAL: tl.constexpr, HAS_LSE: tl.constexpr, ROUNDING: tl.constexpr):
-    """out = softmax(q kᵀ · scale + mask) v for BLOCK_M rows of one head per program; bound: matrix unit.
+@triton.jit
+def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, extras, SHAPE: tl.constexpr):
+    """The passes of a tile of rows: sink tokens and left edge masked, interior, right edge masked.
 
-    Key blocks that every row sees run without a mask; those that touch the diagonal or the end follow with one.
+    first, last: positions of the tile's rows. A split sees its share of the tiles of keys; split 0 the sink tokens.
     """
-    block = tl.num_programs(0) - 1 - tl.program_id(0)  # causal: the longest first
-    head = tl.program_id(1)
-    batch = tl.program_id(2).to(tl.int64)
-    kv_head = (head // group_size).to(tl.int64)
-    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, BLOCK_D)
-    row_mask = (rows < seqlen_q)[:, None] & (dims < HEAD_DIM)[None, :]
+    left, right, sink_size = window
+    seqlen_k, positions = source[5], extras[1]
+    sinks_end, begin, interior, interior_end, end = key_ranges(first, last, seqlen_k, left, right, sink_size,
+                                                               SHAPE.HAS_LEFT, SHAPE.HAS_RIGHT, SHAPE.N)
+    if SHAPE.IS_SPLIT:
+        share = tl.cdiv(tl.cdiv(end - begin, SHAPE.N), num_splits) * SHAPE.N
+        lower = begin + split * share
+        begin, end = lower, tl.minimum(end, lower + share)
+        interior, interior_end = clamped(interior, lower, lower + share), clamped(interior_end, lower, lower + share)
+        sinks_end = tl.where(split == 0, sinks_end, 0)
+    high = tl.zeros([SHAPE.M], tl.int32) + (seqlen_k - 1)
+    if SHAPE.HAS_RIGHT:
+        high = tl.minimum(positions + right, high)
+    visibility = (positions - left, high, sink_size)
+    if SHAPE.HAS_LEFT:
+        if SHAPE.HAS_SINK_TOKENS:
+            state = _attend(state, q_tiles, source, 0, sinks_end, visibility, extras, SHAPE, True)
+        state = _attend(state, q_tiles, source, begin, tl.minimum(interior, end), visibility, extras, SHAPE, True)
+    state = _attend(state, q_tiles, source, interior, interior_end, visibility, extras, SHAPE, False)
+    return _attend(state, q_tiles, source, interior_end, end, visibility, extras, SHAPE, True)
 
-    q_base = q + batch * q_batch + head.to(tl.int64) * q_head
-    q_tile = tl.load(q_base + rows.to(tl.int64)[:, None] * q_row + dims[None, :], mask=row_mask, other=0.0)
-    k_base = k + batch * k_batch + kv_head * k_head
-    v_base = v + batch * v_batch + kv_head * v_head
 
-    if IS_CAUSAL:
-        diagonal = seqlen_k - seqlen_q
-        last_row = tl.minimum((block + 1) * BLOCK_M, seqlen_q) - 1
-        end = tl.maximum(tl.minimum(last_row + diagonal + 1, seqlen_k), 0)
-        seen_by_all = tl.maximum(tl.minimum(block * BLOCK_M + diagonal + 1, seqlen_k), 0)
-        rows_limit = tl.minimum(rows + diagonal, seqlen_k - 1)
+# Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
+@triton.jit(do_not_specialize=["num_blocks", "num_heads", "group_size", "num_splits", "num_pages", "seqlen_q", "seqlen_k",
+                               "window_left", "window_right", "sink_size", "num_biases", "threshold"])
+def attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, block_table, bias, slopes, sink,
+                     q_descale, k_descale, v_descale, rng_state, out_scale, out_strides, lse_strides, q_strides,
+                     k_strides, v_strides, bias_strides, small_strides, split_strides, num_blocks, num_heads,
+                     group_size, num_splits, num_pages, seqlen_q, seqlen_k, window_left, window_right, sink_size,
+                     num_biases, threshold, scale, softcap, value_scale, SHAPE: tl.constexpr):
+    """out = softmax(q kᵀ · scale + mask) v for a tile of rows per program; bound: matrix unit.
+
+    Key blocks that every row sees run without a mask; those at an edge of the window or at the end run with one.
+    seqlen_q, seqlen_k: of the tensors' axes, where varlen in total. scale, softcap: in units of log 2. IS_SPLIT: out
+    and lse are what combine_kernel reads. small_strides: of a batch of slopes and of the block table; of batch and head
+    of k_descale and v_descale.
+    """
+    block, split, head, batch = tile_of_program(num_blocks, num_splits, num_heads // SHAPE.PACK, SHAPE.XCDS)
+    start_q, q_batch, start_k, k_batch = batch * 0, batch, batch * 0, batch
+    if cu_seqlens_q is not None:
+        start_q, seqlen_q = sequence(cu_seqlens_q, batch, seqlen_q)
+        q_batch = batch * 0
+    if cu_seqlens_k is not None:
+        start_k, seqlen_k = sequence(cu_seqlens_k, batch, seqlen_k)
+        k_batch = batch * 0
+    if seqlens_k is not None:
+        seqlen_k = clamped(tl.load(seqlens_k + batch), 0, seqlen_k)
+    first_query, first_head = block * SHAPE.M // SHAPE.PACK, head * SHAPE.PACK
+    if first_query >= seqlen_q:
+        return
+    packed = block * SHAPE.M + tl.arange(0, SHAPE.M)
+    queries, heads = packed // SHAPE.PACK, packed % SHAPE.PACK
+    is_row, delta = queries < seqlen_q, seqlen_k - seqlen_q
+    tile = (start_q + first_query, first_head, queries - first_query, heads)
+
+    q_rows = row_pointers(q, q_strides, q_batch, tile, SHAPE)
+    q_tiles = load_rows(q_rows, is_row, SHAPE)
+    kv_head = (first_head // group_size).to(tl.int64)
+    k_base, v_base, pages = k + kv_head * k_strides[2], v + kv_head * v_strides[2], None
+    if block_table is not None:
+        pages = (block_table + batch * small_strides[1], num_pages)
     else:
-        end = seqlen_k
-        seen_by_all = seqlen_k
-        rows_limit = tl.zeros([BLOCK_M], tl.int32) + (seqlen_k - 1)
-    interior = seen_by_all // BLOCK_N * BLOCK_N
+        k_base += k_batch * k_strides[0] + start_k.to(tl.int64) * k_strides[1]
+        v_base += k_batch * v_strides[0] + start_k.to(tl.int64) * v_strides[1]
+    if q_descale is not None:
+        scale *= tl.load(q_descale)
+    if k_descale is not None:
+        scale *= tl.load(k_descale + batch * small_strides[2] + kv_head * small_strides[3])
+    adjust, dropout = None, None
+    if SHAPE.HAS_SOFTCAP or bias is not None or slopes is not None:
+        adjust = adjustment(bias, slopes, softcap, bias_strides, small_strides[0], batch, q_batch, tile, queries,
+                            is_row, delta, num_biases, SHAPE)
+    if rng_state is not None:
+        dropout = (tl.load(rng_state), tl.load(rng_state + 1), threshold, batch * num_heads + first_head, queries)
+    state = (tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), tl.zeros([SHAPE.M], tl.float32),
+             tl.zeros([SHAPE.M], tl.float32) + MINIMUM)
+    last_query = tl.minimum((block * SHAPE.M + SHAPE.M - 1) // SHAPE.PACK, seqlen_q - 1)
+    acc, total, maximum = _attend_all(state, q_tiles, (k_base, v_base, k_strides, v_strides, pages, seqlen_k),
+                                      first_query + delta, last_query + delta, (window_left, window_right, sink_size),
+                                      split, num_splits, (scale, queries + delta, adjust, dropout), SHAPE)
 
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    maximum = tl.zeros([BLOCK_M], tl.float32) + _MINIMUM
-    acc, total, maximum = _attend(acc, total, maximum, q_tile, k_base, v_base, k_row, v_row, 0, interior, seqlen_k,
-                                  rows_limit, scale_log2, HEAD_DIM, BLOCK_D, BLOCK_N, False, ROUNDING)
-    acc, total, maximum = _attend(acc, total, maximum, q_tile, k_base, v_base, k_row, v_row, interior, end, seqlen_k,
-                                  rows_limit, scale_log2, HEAD_DIM, BLOCK_D, BLOCK_N, True, ROUNDING)
+    out_rows, lse_rows, sinks = row_pointers(out, out_strides, q_batch, tile, SHAPE), None, None
+    if lse is not None:
+        lse_rows = row_pointers(lse, lse_strides, q_batch, tile, SHAPE)
+    if SHAPE.IS_SPLIT:
+        store_part(out_rows, lse_rows, split_strides, split, is_row, acc, total, maximum, SHAPE.HEAD_DIM_V, SHAPE.DV)
+        return
+    if sink is not None:
+        sinks = tl.load(sink + first_head + heads).to(tl.float32) * LOG2_E
+    if v_descale is not None:
+        value_scale *= tl.load(v_descale + batch * small_strides[4] + kv_head * small_strides[5])
+    if out_scale is not None:
+        value_scale /= tl.load(out_scale)
+    finish_rows(out_rows, lse_rows, is_row, acc, total, maximum, sinks, value_scale, SHAPE.HEAD_DIM_V, SHAPE.DV,
+                SHAPE.ROUNDING)
 
-    result = acc * tl.where(total == 0.0, 0.0, 1.0 / total)[:, None]  # 0: no visible key
-    out_base = out + batch * out_batch + head.to(tl.int64) * out_head
-    out_pointers = out_base + rows.to(tl.int64)[:, None] * out_row + dims[None, :]
-    tl.store(out_pointers, _round(result, out.dtype.element_ty, ROUNDING), mask=row_mask)
-    if HAS_LSE:
-        value = tl.where(total == 0.0, float("-inf"), (maximum + tl.log2(total)) * 0.6931471805599453)
-        tl.store(lse + (batch * num_heads + head) * seqlen_q + rows, value, mask=rows < seqlen_q)
 
-
-def flash_attn_fwd(out: torch.Tensor, lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-                   cu_seqlens_q: None, cu_seqlens_k: None, seqlens_k: None, bias: None, alibi_slopes: None, sink: None,
-                   q_descale: None, k_descale: None, v_descale: None, rng_state: None, workspace: torch.Tensor | None,
-                   max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float, window_left: int, window_right: int,
-                   sink_size: int, softcap: float, dropout_p: float, num_splits: int, how_v3_bf16_cvt: int,
-                   **params: int) -> None:
+def flash_attn_fwd(*args: torch.Tensor | float | None, **params: int) -> None:
     """Same arguments as the operator's other backends; writes `out` and `lse`.
 
     params: a tuned row's values instead of those of configs/triton/flash_attn_fwd.toml.
     """
-    batch, seqlen_q, num_heads, head_dim = q.shape
-    seqlen_k, num_kv_heads = k.shape[1], k.shape[2]
-    block_d = max(triton.next_power_of_2(head_dim), 16)  # tl.dot needs at least 16
-    settings = {**config("flash_attn_fwd", target_of(q.device).arch, f"d{max(block_d, 32)}"), **params}
-    block_m = min(settings["BLOCK_M"], max(64, triton.next_power_of_2(seqlen_q)))
-    options = {name: value for name, value in settings.items() if not name.startswith("BLOCK")}
-    rounding = how_v3_bf16_cvt if q.dtype == torch.bfloat16 else 0
-    launch(_flash_attn_kernel, (triton.cdiv(seqlen_q, block_m), num_heads, batch), out, lse, q, k, v,
-           *out.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], num_heads, num_heads // num_kv_heads,
-           seqlen_q, seqlen_k, softmax_scale * math.log2(math.e), HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=block_m,
-           BLOCK_N=settings["BLOCK_N"], IS_CAUSAL=window_right == 0, HAS_LSE=lse is not None, ROUNDING=rounding,
-           options=options)
+    call = AttentionCall(*args)
+    width = max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)
+    attend(call, {**config("flash_attn_fwd", target_of(call.q.device).arch, f"d{width}"), **params})
+
+
+def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None = None,
+           out_scale: torch.Tensor | None = None) -> None:
+    """Launches a call, and the sum of its parts where the keys are split.
+
+    settings: BLOCK_M, BLOCK_N, XCDS and launch options. With a block table, k and v are pages [num_pages, page_size,
+    num_kv_heads, head_dim], and the bias is one of queries and their own keys, [seqlen, seqlen].
+    """
+    shape = _instance(call, settings, block_table)
+    options = {name: value for name, value in settings.items() if not name.isupper()}
+    if shape.M <= 32:
+        options["num_warps"] = min(options["num_warps"], 4)
+    num_blocks = triton.cdiv(call.max_seqlen_q * shape.PACK, shape.M)
+    programs = num_blocks * (call.num_heads // shape.PACK) * call.batch
+    num_splits = _num_splits(call, num_blocks, programs, shape.N)
+    if call.k.element_size() > 1:  # engines pass descales whatever the cache holds
+        call = call._replace(q_descale=None, k_descale=None, v_descale=None)
+    out, lse, split_strides = call.out, call.lse, (0, 0, 0)
+    out_strides, lse_strides = _row_strides(out), _lse_strides(lse)
+    if num_splits > 1:
+        shape = replace(shape, IS_SPLIT=True)
+        out = torch.empty(num_splits, *call.out.shape, dtype=torch.float32, device=call.q.device)
+        lse = torch.empty(num_splits, 2, *call.out.shape[:-1], dtype=torch.float32, device=call.q.device)
+        split_strides = (out.stride(0), lse.stride(0), lse.stride(1))
+        out_strides, lse_strides = _row_strides(out[0]), _row_strides(lse[0, 0, ..., None])
+    is_varlen_k = call.cu_seqlens_k is not None
+    seqlen_q, seqlen_k = call.q.shape[0 if call.is_varlen else 1], call.k.shape[0 if is_varlen_k else 1]
+    if block_table is not None:
+        seqlen_k = block_table.shape[1] * shape.PAGE
+    slopes, v_strides = call.alibi_slopes, _batch_head_strides(call.v_descale)
+    small = (slopes.stride(0) if slopes is not None and slopes.ndim == 2 else 0,
+             block_table.stride(0) if block_table is not None else 0, *_batch_head_strides(call.k_descale), *v_strides)
+    value_scale = 1.0 / (1.0 - call.dropout_p)
+    launch(attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
+           call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, slopes, call.sink, call.q_descale, call.k_descale,
+           call.v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, out_strides, lse_strides,
+           _row_strides(call.q), _row_strides(call.k), _row_strides(call.v), _bias_strides(call.bias), small,
+           split_strides, num_blocks, call.num_heads, call.num_heads // call.num_kv_heads, num_splits,
+           call.k.shape[0], seqlen_q, seqlen_k, max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
+           call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
+           call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, value_scale, SHAPE=shape, options=options)
+    if num_splits > 1:
+        launch(combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch,), call.out, call.lse, out, lse,
+               call.cu_seqlens_q, call.sink, call.v_descale, out_scale, _row_strides(call.out), _lse_strides(call.lse),
+               out_strides, lse_strides, split_strides, v_strides, seqlen_q, call.max_seqlen_q, call.num_heads,
+               call.num_heads // call.num_kv_heads, num_splits, value_scale,
+               SPLITS=triton.next_power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
+               ROUNDING=shape.ROUNDING, options={"num_warps": 4})
+
+
+def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Instance:
+    group, block_m = call.num_heads // call.num_kv_heads, settings["BLOCK_M"]
+    pack = group if call.max_seqlen_q < block_m and call.dropout_p == 0 else 1  # dropout counts by head
+    padded = triton.next_power_of_2(call.head_dim)
+    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
+    d, tail = (padded // 2, rest) if 16 <= rest < padded // 2 else (max(padded, 16), 0)
+    row_strides = [_row_strides(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)]
+    head_strides = [_row_strides(tensor)[2] for tensor in (call.q, call.out)]
+    bias_strides = _bias_strides(call.bias)
+    return Instance(
+        M=min(block_m, max(16, triton.next_power_of_2(call.max_seqlen_q * pack))), N=settings["BLOCK_N"],
+        HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail,
+        DV=max(triton.next_power_of_2(call.head_dim_v), 16), PACK=pack, XCDS=settings.get("XCDS", 1),
+        PAGE=0 if block_table is None else call.k.shape[1],
+        IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > _WIDEST,
+        IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
+        HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q, HAS_SINK_TOKENS=call.sink_size > 0,
+        HAS_SOFTCAP=call.softcap > 0,
+        ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 else 0)
+
+
+def _num_splits(call: AttentionCall, num_blocks: int, programs: int, block_n: int) -> int:
+    """Parts of the keys: as asked for, else enough for two programs on each CU where a head has one block of rows."""
+    target = target_of(call.q.device)
+    wanted = call.num_splits
+    if not wanted:
+        wanted = min(2 * target.cu_num // max(programs, 1), call.max_seqlen_k // _KEYS_PER_SPLIT) if num_blocks == 1 else 1
+    return max(min(wanted, triton.cdiv(call.max_seqlen_k, block_n), _MOST_SPLITS), 1)
+
+
+def _row_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Of batch (or page), row and head of [batch, rows, heads, dim], or [rows, heads, dim]."""
+    return tensor.stride()[:3] if tensor.ndim == 4 else (0, *tensor.stride()[:2])
+
+
+def _lse_strides(lse: torch.Tensor | None) -> tuple[int, int, int]:
+    """The same of [batch, heads, rows], or [heads, rows]."""
+    if lse is None:
+        return 0, 0, 0
+    return (lse.stride(0) if lse.ndim == 3 else 0), lse.stride(-1), lse.stride(-2)
+
+
+def _bias_strides(bias: torch.Tensor | None) -> tuple[int, int, int, int]:
+    """Of batch, row, head and key of [batch, heads, rows, keys] or [rows, keys]; 0 along what is broadcast."""
+    if bias is None:
+        return 0, 0, 0, 0
+    strides = [stride if size > 1 else 0 for stride, size in zip(bias.stride(), bias.shape, strict=True)]
+    batch, head, row, key = [0, 0, *strides][-4:]
+    return batch, row, head, key
+
+
+def _batch_head_strides(descale: torch.Tensor | None) -> tuple[int, int]:
+    """Of [batch, num_kv_heads]; zeros for one number."""
+    return (0, 0) if descale is None or descale.numel() == 1 else (descale.stride(0), descale.stride(1))

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: MIT
+"""What the attention kernels share: rounding, which keys a tile of rows sees, loads of tiles, scores, ends of rows.
+
+SHAPE is an Instance of attention.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+# Start of the running maximum, and the score of a masked key: a masked score never raises the maximum and its exp2 is 0
+# exactly, so that a fully masked row needs no special case.
+MINIMUM = tl.constexpr(-1.0e30)
+MASKED = tl.constexpr(-3.0e38)
+
+
+@triton.jit
+def round_to(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
+    """float32 → `dtype`: 0 to nearest even, 1 to nearest with ties away, 2 towards zero (others: always 0)."""
+    if ROUNDING == 0 or dtype != tl.bfloat16:
+        return x.to(dtype)
+    bits = x.to(tl.int32, bitcast=True)
+    if ROUNDING == 1:
+        bits += 0x8000
+    truncated = (bits & -0x10000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, truncated, x).to(dtype)  # NaN stays NaN
+
+
+@triton.jit
+def tanh(x):
+    """Within a few units in the last place: a series (its next term: 62/2835 x⁹) where the quotient would cancel."""
+    square = x * x
+    series = x * (1.0 + square * (-1.0 / 3.0 + square * (2.0 / 15.0 + square * (-17.0 / 315.0))))
+    power = tl.exp2(-2.8853900817779268 * tl.abs(x))  # e^(-2 |x|)
+    quotient = (1.0 - power) / (1.0 + power)
+    return tl.where(square < 0.03, series, tl.where(x < 0, -quotient, quotient))
+
+
+@triton.jit
+def clamped(x, low, high):
+    """Integer x within [low, high]; low where high is below it."""
+    return tl.maximum(tl.minimum(x, high), low)
+
+
+@triton.jit
+def sequence(cu_seqlens, batch, total):
+    """(first row, length) of a sequence, inside the tensor whatever cu_seqlens holds."""
+    start = clamped(tl.load(cu_seqlens + batch), 0, total)
+    return start, clamped(tl.load(cu_seqlens + batch + 1), start, total) - start
+
+
+@triton.jit
+def is_visible(keys, low, high, sink_size, HAS_LEFT: tl.constexpr, HAS_SINK_TOKENS: tl.constexpr):
+    """bool [rows, keys]: low ≤ key ≤ high of the row, or key ≤ high and one of the sink tokens."""
+    visible = keys[None, :] <= high[:, None]
+    if HAS_SINK_TOKENS:
+        return visible & ((keys[None, :] >= low[:, None]) | (keys < sink_size)[None, :])
+    if HAS_LEFT:
+        return visible & (keys[None, :] >= low[:, None])
+    return visible
+
+
+@triton.jit
+def key_ranges(first, last, seqlen_k, window_left, window_right, sink_size, HAS_LEFT: tl.constexpr,
+               HAS_RIGHT: tl.constexpr, N: tl.constexpr):
+    """(end of the sink tokens, begin, begin of the interior, its end, end) of the keys that a tile of rows visits.
+
+    first, last: of the rows, on the keys' axis (query + delta). Every row sees every key of the interior. All results
+    but the last are multiples of N, and they never decrease, but for an end before the end of the interior.
+    """
+    end, seen_by_all = seqlen_k, seqlen_k
+    if HAS_RIGHT:
+        end = clamped(last + window_right + 1, 0, seqlen_k)
+        seen_by_all = clamped(first + window_right + 1, 0, seqlen_k)
+    interior_end = seen_by_all // N * N
+    sinks_end, begin, interior = end * 0, end * 0, end * 0
+    if HAS_LEFT:
+        begin = clamped(first - window_left, 0, end) // N * N
+        interior = tl.minimum(tl.cdiv(tl.maximum(last - window_left, 0), N), tl.cdiv(end, N)) * N
+        interior_end = tl.maximum(interior, interior_end)
+        sinks_end = tl.minimum(tl.cdiv(sink_size, N) * N, begin)
+    return sinks_end, begin, interior, interior_end, end
+
+
+@triton.jit
+def tile_of_program(num_blocks, num_splits, num_heads, XCDS: tl.constexpr):
+    """(block, split, head, batch): blocks fastest, the last first, because under a causal mask it is the longest."""
+    index = tl.program_id(0)
+    if XCDS > 1:
+        total = tl.num_programs(0)
+        xcd = index % XCDS
+        index = xcd * (total // XCDS) + tl.minimum(xcd, total % XCDS) + index // XCDS
+    tile = index // num_blocks
+    rest = tile // num_splits
+    return num_blocks - 1 - index % num_blocks, tile % num_splits, rest % num_heads, (rest // num_heads).to(tl.int64)
+
+
+@triton.jit
+def row_pointers(tensor, strides, batch, tile, SHAPE: tl.constexpr):
+    """Pointers [M] to the rows of a tile. strides: of batch, row and head. tile: first row and head, and [M] from there."""
+    first_row, first_head, rows, heads = tile
+    base = tensor + batch * strides[0] + first_row.to(tl.int64) * strides[1] + first_head.to(tl.int64) * strides[2]
+    if SHAPE.IS_WIDE:
+        rows, heads = rows.to(tl.int64), heads.to(tl.int64)
+    if SHAPE.PACK == 1:
+        return base + rows * strides[1]
+    return base + (rows * strides[1] + heads * strides[2])
+
+
+@triton.jit
+def key_pointers(base, strides, pages, start, seqlen_k, SHAPE: tl.constexpr):
+    """(pointer, offsets [N]) of the rows of k or v from key `start` on. strides: of batch or page, and row.
+
+    pages: (this sequence's row of the block table, number of pages in the cache), or None. Without pages, and where a
+    tile lies in one page, the offsets are the same in every step.
+    """
+    lanes = tl.arange(0, SHAPE.N)
+    keys = start + lanes
+    if SHAPE.IS_WIDE:
+        lanes = lanes.to(tl.int64)
+    if pages is None:
+        return base + start.to(tl.int64) * strides[1], lanes * strides[1]
+    else:
+        table, num_pages = pages
+        if SHAPE.PAGE % SHAPE.N == 0:
+            page = clamped(tl.load(table + start // SHAPE.PAGE), 0, num_pages - 1).to(tl.int64)
+            return base + page * strides[0] + (start % SHAPE.PAGE).to(tl.int64) * strides[1], lanes * strides[1]
+        else:
+            page = tl.load(table + keys // SHAPE.PAGE, mask=keys < seqlen_k, other=0)
+            page = clamped(page, 0, num_pages - 1).to(tl.int64)
+            return base, page * strides[0] + (keys % SHAPE.PAGE).to(tl.int64) * strides[1]
+
+
+@triton.jit
+def load_tile(pointers, inside, dims, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, IS_MASKED: tl.constexpr):
+    """Zeros where a row is not `inside` and in the columns of padding; no mask where none is needed."""
+    if IS_MASKED:
+        return tl.load(pointers, mask=inside & (dims < HEAD_DIM), other=0.0)
+    if PADDED > HEAD_DIM:
+        return tl.load(pointers, mask=dims < HEAD_DIM, other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def load_rows(rows, is_row, SHAPE: tl.constexpr):
+    """(first D, next D_TAIL) columns of q, padded with zeros; the second is None where one product does."""
+    dims, tail, tail_tile = tl.arange(0, SHAPE.D), None, None
+    tile = tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < SHAPE.HEAD_DIM)[None, :], other=0.0)
+    if SHAPE.D_TAIL > 0:
+        tail = SHAPE.D + tl.arange(0, SHAPE.D_TAIL)
+        tail_tile = tl.load(rows[:, None] + tail[None, :],
+                            mask=is_row[:, None] & (tail < SHAPE.HEAD_DIM)[None, :], other=0.0)
+    return tile, tail_tile
+
+
+@triton.jit
+def adjustment(bias, slopes, softcap, bias_strides, slopes_batch, batch, q_batch, tile, queries, is_row, delta,
+               num_biases, SHAPE: tl.constexpr):
+    """What `adjusted` takes for a tile of rows."""
+    first_row, first_head, rows, heads = tile
+    row_slopes, row_biases = None, None
+    if slopes is not None:
+        row_slopes = tl.load(slopes + batch * slopes_batch + first_head + heads).to(tl.float32) * LOG2_E
+    if bias is not None:
+        if SHAPE.IS_QQ_BIAS:  # the queries are the last ones of the keys
+            row_biases = (bias + queries.to(tl.int64) * bias_strides[1], is_row & (queries < num_biases),
+                          bias_strides[3], delta, num_biases)
+        else:
+            row_biases = (row_pointers(bias, bias_strides, q_batch, tile, SHAPE), is_row, bias_strides[3], 0, num_biases)
+    return softcap, row_slopes, row_biases
+
+
+@triton.jit
+def adjusted(scores, keys, positions, adjust, SHAPE: tl.constexpr):
+    """Scores in units of log 2 with softcap, bias and ALiBi. adjust: softcap, slopes [M] or None, bias or None.
+
+    bias: pointers [M] of its rows, which of them there are, the stride of keys, the first key, how many there are.
+    """
+    softcap, slopes, bias = adjust
+    if SHAPE.HAS_SOFTCAP:
+        scores = tanh(scores / softcap) * softcap
+    if bias is not None:
+        rows, is_row, key_stride, first_key, num_keys = bias
+        columns = keys - first_key
+        inside = is_row[:, None] & ((columns >= 0) & (columns < num_keys))[None, :]
+        values = tl.load(rows[:, None] + columns.to(tl.int64)[None, :] * key_stride, mask=inside, other=0.0)
+        scores += values.to(tl.float32) * LOG2_E
+    if slopes is not None:
+        scores -= slopes[:, None] * tl.abs(positions[:, None] - keys[None, :]).to(tl.float32)
+    return scores
+
+
+@triton.jit
+def finish_rows(out_rows, lse_rows, is_row, acc, total, maximum, sinks, value_scale, HEAD_DIM_V: tl.constexpr,
+                DV: tl.constexpr, ROUNDING: tl.constexpr):
+    """Stores value_scale · Σ p·v / Σ p and the log-sum-exp of rows: pointers [rows]. maximum: in units of log 2; total: Σ p.
+
+    sinks: one more score for each row, in the denominator only, or None. An fp8 out saturates.
+    """
+    if sinks is not None:
+        new_maximum = tl.maximum(maximum, sinks)
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.exp2(sinks - new_maximum)
+        acc = acc * rescale[:, None]
+        maximum = new_maximum
+    result = acc * tl.where(total == 0.0, 0.0, value_scale / total)[:, None]  # 0: no visible key
+    dims = tl.arange(0, DV)
+    dtype: tl.constexpr = out_rows.dtype.element_ty
+    if dtype.is_fp8():
+        limit: tl.constexpr = 448.0 if dtype == tl.float8e4nv else 240.0
+        result = tl.where(result == result, tl.minimum(tl.maximum(result, -limit), limit), result)
+    tl.store(out_rows[:, None] + dims[None, :], round_to(result, dtype, ROUNDING),
+             mask=is_row[:, None] & (dims < HEAD_DIM_V)[None, :])
+    if lse_rows is not None:
+        tl.store(lse_rows, tl.where(total == 0.0, float("-inf"), (maximum + tl.log2(total)) * LN_2), mask=is_row)
+
+
+@triton.jit
+def store_part(out_rows, lse_rows, strides, split, is_row, acc, total, maximum, HEAD_DIM_V: tl.constexpr,
+               DV: tl.constexpr):
+    """What a split knows of its rows, for combine_kernel. strides: of split in out, of split and of Σ p → maximum in lse."""
+    dims = tl.arange(0, DV)
+    at = out_rows + split.to(tl.int64) * strides[0]
+    tl.store(at[:, None] + dims[None, :], acc, mask=is_row[:, None] & (dims < HEAD_DIM_V)[None, :])
+    at = lse_rows + split.to(tl.int64) * strides[1]
+    tl.store(at, total, mask=is_row)
+    tl.store(at + strides[2], maximum, mask=is_row)
+
+
+@triton.jit(do_not_specialize=["seqlen_q", "num_heads", "num_splits", "max_seqlen_q", "group_size"])
+def combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_scale, out_strides, lse_strides,
+                   part_strides, sum_strides, split_strides, descale_strides, seqlen_q, max_seqlen_q, num_heads,
+                   group_size, num_splits, value_scale, SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr,
+                   DV: tl.constexpr, ROUNDING: tl.constexpr):
+    """Adds the parts of one row of one head, always in the same order; bound: memory."""
+    index = tl.program_id(0)
+    query, head, batch = index % max_seqlen_q, index // max_seqlen_q % num_heads, index // max_seqlen_q // num_heads
+    batch, head, start, row_batch = batch.to(tl.int64), head.to(tl.int64), batch.to(tl.int64) * 0, batch.to(tl.int64)
+    if cu_seqlens_q is not None:
+        start, seqlen_q = sequence(cu_seqlens_q, batch, seqlen_q)
+        row_batch = batch * 0
+    if query >= seqlen_q:
+        return
+    row = (start + query).to(tl.int64)
+    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DV)
+    is_split = splits < num_splits
+    at = sums + row_batch * sum_strides[0] + row * sum_strides[1] + head * sum_strides[2] + splits * split_strides[1]
+    maxima = tl.load(at + split_strides[2], mask=is_split, other=-1.0e30)
+    maximum = tl.max(maxima, 0)
+    weights = tl.exp2(maxima - maximum)
+    total = tl.sum(tl.load(at, mask=is_split, other=0.0) * weights, 0)
+    at = parts + row_batch * part_strides[0] + row * part_strides[1] + head * part_strides[2]
+    acc = tl.load(at + splits.to(tl.int64)[:, None] * split_strides[0] + dims[None, :],
+                  mask=is_split[:, None] & (dims < HEAD_DIM_V)[None, :], other=0.0)
+    acc = tl.sum(acc * weights[:, None], 0)[None, :]
+    one = tl.zeros([1], tl.int32)
+    out_rows = out + row_batch * out_strides[0] + row * out_strides[1] + head * out_strides[2] + one
+    lse_rows, sinks = None, None
+    if lse is not None:
+        lse_rows = lse + row_batch * lse_strides[0] + row * lse_strides[1] + head * lse_strides[2] + one
+    if sink is not None:
+        sinks = tl.load(sink + head + one).to(tl.float32) * LOG2_E
+    if v_descale is not None:
+        value_scale *= tl.load(v_descale + batch * descale_strides[0] + head // group_size * descale_strides[1])
+    if out_scale is not None:
+        value_scale /= tl.load(out_scale)
+    finish_rows(out_rows, lse_rows, one == 0, acc, total + one, maximum + one, sinks, value_scale, HEAD_DIM_V, DV,
+                ROUNDING)
