@@ -146,9 +146,9 @@ def _hip_unsupported(target: Target, *args: Any) -> str | None:
 
 def _triton_unsupported(target: Target, *args: Any) -> str | None:
     call = AttentionCall(*args)
-    if call.head_dim > 256:
-        return f"head dimension at most 256, got {call.head_dim}"
-    return _plain_unsupported(call)
+    if max(call.head_dim, call.head_dim_v) > 256:
+        return f"head dimensions at most 256, got {call.head_dim} and {call.head_dim_v}"
+    return _kernel_unsupported(call)
 
 
 def _tune_key(*args: Any) -> dict[str, int | str]:

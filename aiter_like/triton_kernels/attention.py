@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention forward in Triton, dense, varlen and paged: the kernel, and the launcher of ops/attention_fwd.py's operator.
-
-attention_paged.py has the launcher for paged keys.
-"""
+"""Attention forward in Triton, dense, varlen and paged: the kernel, and the launchers named by operators of ops/."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ from aiter_like.triton_kernels.attention_parts import (
     LOG2_E,
     MASKED,
     MINIMUM,
+    _combine_kernel,
     adjusted,
     adjustment,
     clamped,
-    combine_kernel,
     finish_rows,
     is_visible,
     key_pointers,
@@ -39,8 +36,9 @@ from aiter_like.triton_kernels.launch import config, launch
 from aiter_like.triton_kernels.philox import attention_kept
 
 _WIDEST_ROW = 2**22  # elements between rows of which a tile of 256 spans less than 2^30
-_WIDEST = 2**30  # elements that the heads of a tile span
 _MOST_SPLITS = 64
+# A product fused into a sum across lanes differs between lanes that hold the same element.
+_COMBINE = {"num_warps": 4, "enable_fp_fusion": False}
 _KEYS_PER_SPLIT = 256  # below, adding the parts costs more than another program gains
 
 
@@ -160,9 +158,9 @@ def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, 
 
 
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
-@triton.jit(do_not_specialize=["num_blocks", "num_heads", "group_size", "num_splits", "num_pages", "seqlen_q", "seqlen_k",
-                               "window_left", "window_right", "sink_size", "num_biases", "threshold"])
-def attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, block_table, bias, slopes, sink,
+@triton.jit(do_not_specialize=["num_blocks", "num_heads", "group_size", "num_splits", "num_pages", "seqlen_q",
+                               "seqlen_k", "window_left", "window_right", "sink_size", "num_biases", "threshold"])
+def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, block_table, bias, slopes, sink,
                      q_descale, k_descale, v_descale, rng_state, out_scale, out_strides, lse_strides, q_strides,
                      k_strides, v_strides, bias_strides, small_strides, split_strides, num_blocks, num_heads,
                      group_size, num_splits, num_pages, seqlen_q, seqlen_k, window_left, window_right, sink_size,
@@ -171,8 +169,8 @@ def attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, b
 
     Key blocks that every row sees run without a mask; those at an edge of the window or at the end run with one.
     seqlen_q, seqlen_k: of the tensors' axes, where varlen in total. scale, softcap: in units of log 2. IS_SPLIT: out
-    and lse are what combine_kernel reads. small_strides: of a batch of slopes and of the block table; of batch and head
-    of k_descale and v_descale.
+    and lse are what _combine_kernel reads. small_strides: of a batch of slopes, of the block table, and of batch and
+    head of k_descale and of v_descale.
     """
     block, split, head, batch = tile_of_program(num_blocks, num_splits, num_heads // SHAPE.PACK, SHAPE.XCDS)
     start_q, q_batch, start_k, k_batch = batch * 0, batch, batch * 0, batch
@@ -207,8 +205,8 @@ def attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, b
         scale *= tl.load(k_descale + batch * small_strides[2] + kv_head * small_strides[3])
     adjust, dropout = None, None
     if SHAPE.HAS_SOFTCAP or bias is not None or slopes is not None:
-        adjust = adjustment(bias, slopes, softcap, bias_strides, small_strides[0], batch, q_batch, tile, queries,
-                            is_row, delta, num_biases, SHAPE)
+        adjust = adjustment(bias, slopes, softcap, (bias_strides, small_strides[0]), batch, q_batch, tile,
+                            queries, is_row, delta, num_biases, SHAPE)
     if rng_state is not None:
         dropout = (tl.load(rng_state), tl.load(rng_state + 1), threshold, batch * num_heads + first_head, queries)
     state = (tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), tl.zeros([SHAPE.M], tl.float32),
@@ -276,7 +274,7 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
     small = (slopes.stride(0) if slopes is not None and slopes.ndim == 2 else 0,
              block_table.stride(0) if block_table is not None else 0, *_batch_head_strides(call.k_descale), *v_strides)
     value_scale = 1.0 / (1.0 - call.dropout_p)
-    launch(attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
+    launch(_attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
            call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, slopes, call.sink, call.q_descale, call.k_descale,
            call.v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, out_strides, lse_strides,
            _row_strides(call.q), _row_strides(call.k), _row_strides(call.v), _bias_strides(call.bias), small,
@@ -285,12 +283,12 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
            call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
            call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, value_scale, SHAPE=shape, options=options)
     if num_splits > 1:
-        launch(combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch,), call.out, call.lse, out, lse,
+        launch(_combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch,), call.out, call.lse, out, lse,
                call.cu_seqlens_q, call.sink, call.v_descale, out_scale, _row_strides(call.out), _lse_strides(call.lse),
                out_strides, lse_strides, split_strides, v_strides, seqlen_q, call.max_seqlen_q, call.num_heads,
                call.num_heads // call.num_kv_heads, num_splits, value_scale,
                SPLITS=triton.next_power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
-               ROUNDING=shape.ROUNDING, options={"num_warps": 4})
+               ROUNDING=shape.ROUNDING, options=_COMBINE)
 
 
 def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Instance:
@@ -307,7 +305,7 @@ def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.
         HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail,
         DV=max(triton.next_power_of_2(call.head_dim_v), 16), PACK=pack, XCDS=settings.get("XCDS", 1),
         PAGE=0 if block_table is None else call.k.shape[1],
-        IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > _WIDEST,
+        IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > 2**30,
         IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
         HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q, HAS_SINK_TOKENS=call.sink_size > 0,
         HAS_SOFTCAP=call.softcap > 0,
@@ -319,7 +317,7 @@ def _num_splits(call: AttentionCall, num_blocks: int, programs: int, block_n: in
     target = target_of(call.q.device)
     wanted = call.num_splits
     if not wanted:
-        wanted = min(2 * target.cu_num // max(programs, 1), call.max_seqlen_k // _KEYS_PER_SPLIT) if num_blocks == 1 else 1
+        wanted = min(2 * target.cu_num // programs, call.max_seqlen_k // _KEYS_PER_SPLIT) if num_blocks == 1 else 1
     return max(min(wanted, triton.cdiv(call.max_seqlen_k, block_n), _MOST_SPLITS), 1)
 
 

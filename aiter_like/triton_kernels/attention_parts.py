@@ -101,7 +101,7 @@ def tile_of_program(num_blocks, num_splits, num_heads, XCDS: tl.constexpr):
 
 @triton.jit
 def row_pointers(tensor, strides, batch, tile, SHAPE: tl.constexpr):
-    """Pointers [M] to the rows of a tile. strides: of batch, row and head. tile: first row and head, and [M] from there."""
+    """Pointers [M] to the rows of a tile: its first row and head, and [M] from there. strides: of batch, row, head."""
     first_row, first_head, rows, heads = tile
     base = tensor + batch * strides[0] + first_row.to(tl.int64) * strides[1] + first_head.to(tl.int64) * strides[2]
     if SHAPE.IS_WIDE:
@@ -158,9 +158,10 @@ def load_rows(rows, is_row, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def adjustment(bias, slopes, softcap, bias_strides, slopes_batch, batch, q_batch, tile, queries, is_row, delta,
-               num_biases, SHAPE: tl.constexpr):
-    """What `adjusted` takes for a tile of rows."""
+def adjustment(bias, slopes, softcap, strides, batch, q_batch, tile, queries, is_row, delta, num_biases,
+               SHAPE: tl.constexpr):
+    """What `adjusted` takes for a tile of rows. strides: those of bias, and of a batch of slopes."""
+    bias_strides, slopes_batch = strides
     first_row, first_head, rows, heads = tile
     row_slopes, row_biases = None, None
     if slopes is not None:
@@ -170,7 +171,8 @@ def adjustment(bias, slopes, softcap, bias_strides, slopes_batch, batch, q_batch
             row_biases = (bias + queries.to(tl.int64) * bias_strides[1], is_row & (queries < num_biases),
                           bias_strides[3], delta, num_biases)
         else:
-            row_biases = (row_pointers(bias, bias_strides, q_batch, tile, SHAPE), is_row, bias_strides[3], 0, num_biases)
+            rows = row_pointers(bias, bias_strides, q_batch, tile, SHAPE)
+            row_biases = (rows, is_row, bias_strides[3], 0, num_biases)
     return softcap, row_slopes, row_biases
 
 
@@ -197,9 +199,9 @@ def adjusted(scores, keys, positions, adjust, SHAPE: tl.constexpr):
 @triton.jit
 def finish_rows(out_rows, lse_rows, is_row, acc, total, maximum, sinks, value_scale, HEAD_DIM_V: tl.constexpr,
                 DV: tl.constexpr, ROUNDING: tl.constexpr):
-    """Stores value_scale · Σ p·v / Σ p and the log-sum-exp of rows: pointers [rows]. maximum: in units of log 2; total: Σ p.
+    """Stores value_scale · Σ p·v / Σ p and the log-sum-exp of rows: pointers [rows]. total: Σ p.
 
-    sinks: one more score for each row, in the denominator only, or None. An fp8 out saturates.
+    maximum: in units of log 2. sinks: one more score for each row, in the denominator only, or None. fp8 saturates.
     """
     if sinks is not None:
         new_maximum = tl.maximum(maximum, sinks)
@@ -222,7 +224,7 @@ def finish_rows(out_rows, lse_rows, is_row, acc, total, maximum, sinks, value_sc
 @triton.jit
 def store_part(out_rows, lse_rows, strides, split, is_row, acc, total, maximum, HEAD_DIM_V: tl.constexpr,
                DV: tl.constexpr):
-    """What a split knows of its rows, for combine_kernel. strides: of split in out, of split and of Σ p → maximum in lse."""
+    """What a split knows of its rows, for _combine_kernel. strides: of split in out and lse, from Σ p to maximum."""
     dims = tl.arange(0, DV)
     at = out_rows + split.to(tl.int64) * strides[0]
     tl.store(at[:, None] + dims[None, :], acc, mask=is_row[:, None] & (dims < HEAD_DIM_V)[None, :])
@@ -232,7 +234,7 @@ def store_part(out_rows, lse_rows, strides, split, is_row, acc, total, maximum, 
 
 
 @triton.jit(do_not_specialize=["seqlen_q", "num_heads", "num_splits", "max_seqlen_q", "group_size"])
-def combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_scale, out_strides, lse_strides,
+def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_scale, out_strides, lse_strides,
                    part_strides, sum_strides, split_strides, descale_strides, seqlen_q, max_seqlen_q, num_heads,
                    group_size, num_splits, value_scale, SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr,
                    DV: tl.constexpr, ROUNDING: tl.constexpr):
