@@ -1,23 +1,36 @@
 # SPDX-License-Identifier: MIT
 """What `--bench` of the op_tests prints: µs, TB/s of useful bytes, share of the device's own copy speed, error/limit.
 
-A case is checked before it is timed. Needs a GPU; read by the op_tests' `bench` functions.
+A case is checked before it is timed. Needs a GPU; read by the op_tests' `bench` functions and by bench_all.py.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import math
+import statistics
+import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import bench_peers
 import torch
 import triton
 import triton.testing
 
+from aiter_like.device import target_of
 from aiter_like.errors import AiterLikeError
+from aiter_like.tuning.clock import GpuClock
 
 _COPY_BYTES = 2 << 30  # read and write together: far beyond any cache
 _WARMUP_MS, _REPEAT_MS = 20, 80  # per timed call; a table of 8 shapes × 4 columns then takes about 10 s
+_ROUNDS = 11
+_CACHES = 3  # inputs and outputs that are this many times the last-level cache find nothing of themselves in it
+_MAX_SETS = 32
+OURS = ("hip", "triton", "torch")
 
 
 @dataclass(frozen=True)
@@ -29,12 +42,49 @@ class Case:
         useful_bytes: what the algorithm must read and write, each byte once.
         calls: column name → the call to time; what it returns goes to `check`.
         check: raises when a result is wrong; returns its largest error as a fraction of the limit.
+        others: the same calls on other tensors; see `rotating`.
     """
 
     name: str
     useful_bytes: int
     calls: dict[str, Callable[[], Any]]
     check: Callable[[Any], float]
+    others: tuple[dict[str, Callable[[], Any]], ...] = ()
+
+
+@dataclass
+class _Options:
+    """Of this process: what `main` was called with, and whether all went well."""
+
+    is_warming: bool = False
+    rows: Path | None = None
+    wrong: list[str] = field(default_factory=list)
+
+
+_options = _Options()
+
+
+def main(bench: Callable[[], None], doc: str | None) -> None:
+    """The command line of an op_test: runs `bench`; exits with 1 when a call of ours was wrong."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
+    parser.add_argument("--peers", action="store_true", help="also what other libraries have, where they import")
+    parser.add_argument("--warm", action="store_true", help="only build and check; do not time")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="append each line of the table as JSON")
+    args = parser.parse_args()
+    _options.is_warming, _options.rows = args.warm, args.rows
+    bench_peers.is_asked_for = args.peers
+    bench()
+    if _options.wrong:
+        sys.exit("WRONG: " + "; ".join(_options.wrong))
+
+
+def rotating(make: Callable[[int], Case]) -> Case:
+    """The case that `make(0)` returns, with those of other seeds to rotate over until they exceed the caches."""
+    first = make(0)
+    count = min(math.ceil(_CACHES * _clock().cache_bytes / first.useful_bytes), _MAX_SETS)
+    others = tuple(make(seed).calls for seed in range(1, count if not _options.is_warming else 1))
+    return Case(first.name, first.useful_bytes, first.calls, first.check, others)
 
 
 def time_us(call: Callable[[], Any]) -> float:
@@ -43,28 +93,37 @@ def time_us(call: Callable[[], Any]) -> float:
 
 
 def copy_tbps() -> float:
-    """TB/s, read and written, of the device's own copy of 1 GiB."""
+    """TB/s, read and written, of the device's own copy of 1 GiB, timed like the cases."""
     source = torch.empty(_COPY_BYTES // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return _COPY_BYTES / time_us(lambda: target.copy_(source)) * 1e-6
+    times = _clock().rounds([[lambda: target.copy_(source)] * 2], _ROUNDS)[0]
+    return _COPY_BYTES / statistics.median(times) * 1e-6
 
 
 def table(title: str, cases: Iterable[Case]) -> None:
-    """Checks and times every case; prints a line per case and call. A backend that refuses says why."""
-    copy = copy_tbps()
+    """Checks and times every case; prints a line per case and call. What refuses, fails or is wrong says so instead.
+
+    Calls rotate over the sets of a case, as one graph, in rounds of all contenders, where sets exceed the caches three
+    times; a case of smaller ones is timed call by call, the cache flushed before each, which is marked "flushed".
+    """
+    copy = math.nan if _options.is_warming else copy_tbps()
     print(f"{title}: {torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
           f"copy {copy:.2f} TB/s")
     print(f"{'shape':>24} {'by':>14} {'us':>9} {'TB/s':>6} {'of copy':>8} {'error/limit':>12}")
     for case in cases:
-        for name, call in case.calls.items():
-            try:
-                error = case.check(call())
-            except AiterLikeError as refused:
-                print(f"{case.name:>24} {name:>14} {str(refused).partition(chr(10))[0]}")
-                continue
-            us = time_us(call)
+        errors, reasons = _checked(title, case)
+        for name, reason in reasons.items():
+            print(f"{case.name:>24} {name:>14} {reason}", flush=True)
+            _record(title, case.name, name, reason=reason)
+        if _options.is_warming:
+            continue
+        flushed = _is_small(case)
+        for name, us in _times(case, list(errors)).items():
             tbps = case.useful_bytes / us * 1e-6
-            print(f"{case.name:>24} {name:>14} {us:9.2f} {tbps:6.2f} {tbps / copy:8.1%} {error:12.2f}", flush=True)
+            how = " flushed" if flushed or name == "torch" else ""
+            print(f"{case.name:>24} {name:>14} {us:9.2f} {tbps:6.2f} {tbps / copy:8.1%} {errors[name]:12.2f}{how}",
+                  flush=True)
+            _record(title, case.name, name, us=us, tbps=tbps, share=tbps / copy, error=errors[name], how=how.strip())
 
 
 def by_backend(function: Callable, *args: Any, backends: Iterable[str] = ("hip", "triton"),
@@ -76,3 +135,49 @@ def by_backend(function: Callable, *args: Any, backends: Iterable[str] = ("hip",
 def compiled(function: Callable) -> Callable:
     """torch.compile's best for fixed shapes, without its CUDA graphs: those would hide the launch that others pay."""
     return torch.compile(function, dynamic=False, options={"max_autotune": True, "coordinate_descent_tuning": True})
+
+
+def _clock() -> GpuClock:
+    return GpuClock(target_of(torch.device("cuda", torch.cuda.current_device())))
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(OURS) and name != "torch.compile"
+
+
+def _checked(title: str, case: Case) -> tuple[dict[str, float], dict[str, str]]:
+    """Name → error/limit of what is right; name → reason of what is not to be timed. Warming up runs only ours."""
+    errors, reasons = {}, {}
+    for name, call in case.calls.items():
+        if _options.is_warming and not _is_ours(name):
+            continue
+        try:
+            errors[name] = case.check(call())
+        except AiterLikeError as refused:
+            reasons[name] = str(refused).partition("\n")[0]
+        except Exception as error:  # noqa: BLE001  a peer fails in its own way; a wrong kernel hides no other's time
+            reasons[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            if _is_ours(name):
+                _options.wrong.append(f"{title}, {case.name}, {name}")
+    return errors, reasons
+
+
+def _is_small(case: Case) -> bool:
+    return (1 + len(case.others)) * case.useful_bytes < _CACHES * _clock().cache_bytes
+
+
+def _times(case: Case, names: list[str]) -> dict[str, float]:
+    """Median µs of a call; the torch reference may synchronise, which no graph can hold."""
+    graphed = [] if _is_small(case) else [name for name in names if name != "torch"]
+    sets = (case.calls, *case.others)
+    repeats = max(-(-4 // len(sets)), 1)  # a graph of at least 4 calls
+    with torch.no_grad():
+        found = _clock().rounds([[calls[name] for calls in sets] * repeats for name in graphed], _ROUNDS)
+        times = dict(zip(graphed, map(statistics.median, found)))
+        return {name: times[name] if name in times else time_us(case.calls[name]) for name in names}
+
+
+def _record(title: str, shape: str, name: str, **values: Any) -> None:
+    if _options.rows is not None:
+        with _options.rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"title": title, "shape": shape, "by": name, **values}, ensure_ascii=False) + "\n")

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 
+import bench_peers
 import benching
 import pytest
 import torch
@@ -256,6 +256,7 @@ def bench() -> None:
                                          x[:, x.shape[1] // 2:])
                 calls = {backend: functools.partial(ours, backend) for backend in ("hip", "triton")}
                 calls["torch.compile"] = functools.partial(peer, x)
+                calls |= bench_peers.calls(f"{name}_and_mul", x)
                 sample = slice(0, rows, max(rows // 16, 1))
                 check = functools.partial(lambda result, x, name, sample: check_activation(
                     result[sample], x[sample], name), x=x, name=name, sample=sample)
@@ -265,7 +266,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import argparse
+import functools
 
 import benching
 import pytest
@@ -158,27 +158,25 @@ def test_opcheck(device):
 
 
 def bench() -> None:
-    """Checks, then times copies of Llama-3 8B's blocks of 16 tokens within one cache; needs a GPU."""
+    """Copies of Llama-3 8B's blocks of 16 tokens within one cache; needs a GPU."""
+    benching.table("copy_blocks of 32 KiB",
+                   (benching.rotating(functools.partial(_bench_case, count)) for count in (1, 64, 4096, 16384)))
+
+
+def _bench_case(count: int, seed: int) -> benching.Case:
     device = torch.device("cuda")
-    cases = []
-    for count in (1, 64, 4096, 16384):
-        cache = torch.randn(2 * count, 16 * 8 * 128, device=device).bfloat16().view(2 * count, 16, 8, 128)
-        order = torch.randperm(2 * count, generator=torch.Generator().manual_seed(0)).to(device)
-        pairs = order.view(count, 2).contiguous()
+    cache = torch.randn(2 * count, 16 * 8 * 128, device=device).bfloat16().view(2 * count, 16, 8, 128)
+    order = torch.randperm(2 * count, generator=torch.Generator().manual_seed(seed)).to(device)
+    pairs = order.view(count, 2).contiguous()
 
-        def check(_result, cache=cache, pairs=pairs) -> float:
-            assert torch.equal(cache[pairs[:, 1]], cache[pairs[:, 0]])
-            return 0.0
+    def check(_result) -> float:
+        assert torch.equal(cache[pairs[:, 1]], cache[pairs[:, 0]])
+        cache[pairs[:, 1]] = 0.0  # the next contender has to copy again
+        return 0.0
 
-        calls = {name: lambda cache=cache, pairs=pairs, name=name: kv_blocks._copy_blocks(cache, None, pairs,
-                                                                                          backend=name)
-                 for name in BACKENDS}
-        cases.append(benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes, calls, check))
-    benching.table("copy_blocks of 32 KiB", cases)
+    return benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes,
+                         benching.by_backend(kv_blocks._copy_blocks, cache, None, pairs, backends=BACKENDS), check)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

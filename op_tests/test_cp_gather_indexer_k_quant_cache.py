@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
-
 import benching
 import pytest
 import torch
@@ -159,7 +157,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

@@ -5,7 +5,6 @@ slots; both public functions; bad input; `--bench` prints a table.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import itertools
 import math
@@ -284,7 +283,6 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    import benching
+
+    benching.main(bench, __doc__)

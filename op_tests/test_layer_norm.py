@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 
@@ -180,6 +179,7 @@ def test_everything(device, run, backend):
 
 def bench() -> None:
     """LayerNorm beside torch and torch.compile."""
+    import bench_peers
     import benching
 
     device = torch.device("cuda")
@@ -194,6 +194,7 @@ def bench() -> None:
             calls = benching.by_backend(aiter_like.layer_norm, *args, EPSILON, out=out)
             for name, other in (("torch.compile", benching.compiled(stock)), ("torch", stock)):
                 calls[name] = lambda other=other, args=args: other(*args)
+            calls |= bench_peers.calls("layer_norm", *args, EPSILON)
             yield benching.Case(f"{rows}×{hidden}", 4 * x.numel(), calls,
                                 lambda y, args=args: check_layer_norm(y[:256], args[0][:256], *args[1:]))
 
@@ -201,7 +202,6 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    import benching
+
+    benching.main(bench, __doc__)

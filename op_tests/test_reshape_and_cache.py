@@ -5,17 +5,18 @@ over layouts, strides, dtypes, page sizes, skipped slots; bad input; `--bench` p
 
 from __future__ import annotations
 
-import argparse
+import functools
 import itertools
 import math
 
+import bench_peers
 import benching
 import pytest
 import torch
 from kv_cache_cases import LAYOUTS, Caches, make, put, slots_of, to_fp8, tokens_of
 
 import aiter_like
-from aiter_like import dtypes, sim
+from aiter_like import dtypes, kv_layout, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
@@ -298,9 +299,7 @@ def test_of_tokens_with_one_slot_one_stays(device, run, layout):
 @pytest.mark.parametrize("kind, loads, pack", (("auto", 1, 8), ("fp8", 2, 16)))
 @pytest.mark.parametrize("layout", ("packed", "columns", "shuffled"))
 def test_moves_each_byte_once_in_wide_accesses(device, run, layout, kind, loads, pack):
-    """64 tokens of 8 heads of 128: a store of 16 bytes per lane, what it takes to load that, and the token's slot; V in
-    tiles: the slots once per tile, and those of each token's pack.
-    """
+    """A store of 16 bytes per lane, what it takes to load that, the token's slot; in V's tiles slots, and of packs."""
     if device.type != "cpu":
         pytest.skip("counts of the simulator")
     caches = make(device, layout, 5, 16, 8, (128, 128), BF16 if kind == "auto" else torch.uint8)
@@ -359,38 +358,43 @@ def test_copies_fp8_as_it_is(device, run, layout):
 
 
 def bench() -> None:
-    """Checks, then times writes of Llama-3 8B's (8 heads of 128) and DeepSeek's (576) caches; needs a GPU."""
-    device = torch.device("cuda")
-    kind8 = dtypes.fp8(target_of(device).arch)
-    for layout, kind in itertools.product(("nhd", "packed", "columns", "shuffled"), ("auto", "fp8")):
-        cases = [_bench_case(device, layout, kind, kind8, tokens) for tokens in (1, 64, 8192, 32768)]
-        benching.table(f"reshape_and_cache {layout} bf16 → {kind}, 8 heads of 128, pages of 16", cases)
+    """Writes of Llama-3 8B's (8 heads of 128) and DeepSeek's (512 + 64) caches; needs a GPU."""
+    for layout, kind in itertools.product(("nhd", "packed", "columns", "shuffled", "mla"), ("auto", "fp8")):
+        make_case = functools.partial(_bench_case, layout, kind)
+        benching.table(f"reshape_and_cache {layout} bf16 → {kind}, pages of 16",
+                       (benching.rotating(functools.partial(make_case, tokens)) for tokens in (1, 64, 8192, 32768)))
 
 
-def _bench_case(device: torch.device, layout: str, kind: str, kind8: torch.dtype, tokens: int) -> benching.Case:
-    num_blocks, cache_dtype = 2 * tokens // 16 + 4, BF16 if kind == "auto" else kind8
-    caches = make(device, layout, num_blocks, 16, 8, (128, 128), cache_dtype)
-    before = caches.storage.clone()
-    key, value = tokens_of(device, tokens, 8, (128, 128), BF16)
-    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(0))[:-(-tokens // 16)]
+def _bench_case(layout: str, kind: str, tokens: int, seed: int) -> benching.Case:
+    device, num_blocks = torch.device("cuda"), 2 * tokens // 16 + 4
+    cache_dtype = BF16 if kind == "auto" else dtypes.fp8(target_of(device).arch)
+    heads, dims = (1, (512, 64)) if layout == "mla" else (8, (128, 128))
+    caches = make(device, layout.replace("mla", "packed"), num_blocks, 16, heads, dims, cache_dtype)
+    before, (key, value) = caches.storage.clone(), tokens_of(device, tokens, heads, dims, BF16, seed)
+    blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed))[:-(-tokens // 16)]
     slots = (blocks[:, None] * 16 + torch.arange(16)).flatten()[:tokens].to(device)  # whole pages: prefill
-    scale = torch.ones(1, device=device)
-    rows = [key, value] if kind == "auto" else [to_fp8(key, 1.0), to_fp8(value, 1.0)]
-    function, last = ((aiter_like.reshape_and_cache_flash, ()) if layout in ("nhd", "packed") else
-                      (aiter_like.reshape_and_cache, (layout == "shuffled",)))
+    scale, rows = torch.ones(1, device=device), [x if kind == "auto" else to_fp8(x, 1.0) for x in (key, value)]
+    args, peer = (key, value, caches.key, caches.value, slots), "reshape_and_cache_flash"
+    function, last = aiter_like.reshape_and_cache_flash, (scale, scale)
+    if layout == "mla":
+        function, peer, last = aiter_like.concat_and_cache_mla, "concat_and_cache_mla", (scale,)
+        args = (key[:, 0], value[:, 0], caches.storage.view(cache_dtype).view(num_blocks, 16, -1), slots)
+    elif layout in ("columns", "shuffled"):
+        function, peer, last = aiter_like.reshape_and_cache, "reshape_and_cache", (scale, scale, layout == "shuffled")
 
     def check(_result) -> float:
-        if tokens <= 64:
-            caches.check(before, rows, slots)
+        expected = before.clone()
+        kv_layout.put(*caches.views(expected), *rows, slots)
+        assert torch.equal(caches.storage, expected)
+        caches.storage.copy_(before)  # the next contender has to write it again
         return 0.0
 
-    args = (key, value, caches.key, caches.value, slots, kind, scale, scale, *last)
-    useful = tokens * 8 * 256 * (2 + cache_dtype.itemsize) + 8 * tokens
-    return benching.Case(f"{tokens} tokens", useful, benching.by_backend(function, *args, backends=BACKENDS), check)
+    calls = benching.by_backend(function, *args, kind, *last, backends=BACKENDS if layout != "packed" else ("hip",))
+    if kind == "auto" and layout in ("nhd", "columns", "mla"):
+        calls |= bench_peers.calls(peer, *args)
+    return benching.Case(f"{tokens} tokens", tokens * heads * sum(dims) * (2 + cache_dtype.itemsize) + 8 * tokens,
+                         calls, check)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

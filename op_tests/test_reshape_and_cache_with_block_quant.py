@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 
@@ -237,7 +236,4 @@ def _bench_case(device: torch.device, layout: str, cache_dtype: torch.dtype, bat
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import math
@@ -328,6 +327,7 @@ def test_everything(device, run, backend):
 
 def bench() -> None:
     """rms_norm and its residual form."""
+    import bench_peers
     import benching
 
     device = torch.device("cuda")
@@ -348,6 +348,8 @@ def bench() -> None:
             torch._dynamo.reset()  # each shape is compiled afresh: its limit of recompilations never comes into play
             compiled = benching.compiled(stock)
             calls["torch.compile"] = lambda f=compiled, args=args: f(args[1], args[2], args[5])
+            calls |= (bench_peers.calls("rms_norm", x, weight, EPSILON) if residual is None else
+                      bench_peers.calls("add_rms_norm", x, weight, EPSILON, residual))
 
             def check(result, args=args):
                 got = args[0] if result is None else result[0] if args[5] is not None else result
@@ -362,7 +364,6 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    import benching
+
+    benching.main(bench, __doc__)

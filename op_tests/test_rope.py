@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import argparse
+import functools
 import inspect
 import itertools
 import math
@@ -333,7 +333,8 @@ def test_everything(device, run, backend):
 
 
 def bench() -> None:
-    """q and k of a layer at positions, in place and not; decode and prefill."""
+    """q and k of a layer at positions; decode and prefill."""
+    import bench_peers
     import benching
 
     device = torch.device("cuda")
@@ -349,25 +350,24 @@ def bench() -> None:
 
     compiled = benching.compiled(plain)
 
-    def cases():
-        for tokens, heads, kv_heads, head_dim, style in ((1, 32, 8, 128, 0), (64, 32, 8, 128, 0), (4096, 32, 8, 128, 0),
-                                                         (16384, 32, 8, 128, 0), (16384, 32, 8, 128, 1),
-                                                         (16384, 64, 8, 128, 0), (32768, 16, 2, 64, 0)):
-            x, y = (torch.randn(tokens, 1, count, head_dim, device=device, dtype=torch.bfloat16)
-                    for count in (heads, kv_heads))
-            (cos, sin), exact = tables(angles(tokens, head_dim // 2), torch.bfloat16, device)
-            positions = torch.arange(tokens, device=device)[:, None]
-            args = (x, y, cos, sin, positions, style, True, False)
-            calls = benching.by_backend(aiter_like.rope_cached_positions_2c_fwd, *args)
-            for count in (1, 4):
-                calls[f"hip, heads={count}"] = fixed(count, args)
-            if style == 0:
-                calls["torch.compile"] = lambda args=args: compiled(*args[:5])
-            rows = [table[:64, None] for table in exact]
-            yield benching.Case(
-                f"{tokens}x{heads}+{kv_heads}x{head_dim}{' GPT-J' * style}", 4 * (x.numel() + y.numel()), calls,
-                lambda outs, x=x, y=y, rows=rows, style=style: max(
-                    check_rope(out[:64], given[:64], *rows, style) for out, given in zip(outs, (x, y), strict=True)))
+    def case(tokens, heads, kv_heads, head_dim, style, seed):
+        generator = torch.Generator(device).manual_seed(seed)
+        x, y = (torch.randn(tokens, 1, count, head_dim, device=device, dtype=torch.bfloat16, generator=generator)
+                for count in (heads, kv_heads))
+        (cos, sin), exact = tables(angles(tokens, head_dim // 2), torch.bfloat16, device)
+        positions = torch.arange(tokens, device=device)[:, None]
+        args = (x, y, cos, sin, positions, style, True, False)
+        calls = benching.by_backend(aiter_like.rope_cached_positions_2c_fwd, *args)
+        for count in (1, 4):
+            calls[f"hip, heads={count}"] = fixed(count, args)
+        if style == 0:
+            calls["torch.compile"] = lambda: compiled(*args[:5])
+        calls |= bench_peers.calls("rope", x[:, 0], y[:, 0], cos[:, 0, 0], sin[:, 0, 0], positions[:, 0], style == 0)
+        rows = [table[:64, None] for table in exact]
+        return benching.Case(
+            f"{tokens}x{heads}+{kv_heads}x{head_dim}{' GPT-J' * style}", 4 * (x.numel() + y.numel()), calls,
+            lambda outs: max(check_rope(out.view(given.shape)[:64], given[:64], *rows, style)
+                             for out, given in zip(outs, (x, y), strict=True)))
 
     def fixed(count, args):
         """The HIP kernel with `heads` in flight, outputs made before."""
@@ -381,11 +381,13 @@ def bench() -> None:
 
         return call
 
-    benching.table("rope, q and k at positions, bf16", cases())
+    shapes = ((1, 32, 8, 128, 0), (64, 32, 8, 128, 0), (4096, 32, 8, 128, 0), (16384, 32, 8, 128, 0),
+              (16384, 32, 8, 128, 1), (16384, 64, 8, 128, 0), (32768, 16, 2, 64, 0))
+    benching.table("rope, q and k at positions, bf16",
+                   (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    import benching
+
+    benching.main(bench, __doc__)

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 
+import bench_peers
 import benching
 import pytest
 import torch
@@ -235,6 +235,7 @@ def bench() -> None:
                 function = functools.partial(GROUP, group_size=group_size) if group_size else TOKEN
                 calls = benching.by_backend(function, x, quant_dtype=dtype)
                 calls["torch.compile"] = functools.partial(peer_of(group_size), x)
+                calls |= bench_peers.calls("group_quant", x, group_size, dtype) if group_size else {}
                 sample = slice(0, rows, max(rows // 16, 1))
                 scales = rows * (columns // group_size if group_size else 1)
                 yield benching.Case(
@@ -246,7 +247,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 
@@ -196,7 +195,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

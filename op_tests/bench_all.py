@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""Every operator's `--bench`, one after the other, into one markdown file: `python op_tests/bench_all.py --peers`.
+
+First all of them run at once with `--warm`, which builds and checks the kernels; then each alone, timed. A run that was
+cut short goes on where it ended: what an operator printed is kept beside the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+_COLUMNS = "| shape | by | µs | TB/s | of copy | error/limit | |\n|---|---|---|---|---|---|---|"
+
+
+def main() -> None:
+    args = _parser().parse_args()
+    scripts = [path for path in sorted(_HERE.glob("test_*.py")) if "\ndef bench(" in path.read_text(encoding="utf-8")
+               and (not args.only or any(part in path.stem for part in args.only))]
+    folder = args.output.with_suffix(".rows")
+    folder.mkdir(parents=True, exist_ok=True)
+    if args.again:
+        for script in scripts:
+            (folder / f"{script.stem}.done").unlink(missing_ok=True)
+    todo = [script for script in scripts if not (folder / f"{script.stem}.done").exists()]
+    deadline = time.monotonic() + args.budget if args.budget else float("inf")
+    warmable = [script for script in todo if "benching.main(" in script.read_text(encoding="utf-8")]
+    with ThreadPoolExecutor(max_workers=args.jobs) as pool:
+        for script, (seconds, failure) in zip(warmable, pool.map(
+                lambda script: _run(script, ["--warm"], folder / f"{script.stem}.warm", args.limit), warmable)):
+            print(f"warm {script.stem}: {seconds:.0f} s{failure}", flush=True)
+    left = []
+    for script in todo:
+        if time.monotonic() > deadline:
+            left.append(script.stem)
+            continue
+        seconds, failure = _timed(script, folder, args.limit, args.peers)
+        print(f"{script.stem}: {seconds:.0f} s{failure}", flush=True)
+        args.output.write_text(_markdown(scripts, folder), encoding="utf-8")
+    args.output.write_text(_markdown(scripts, folder), encoding="utf-8")
+    print(f"{args.output}" + (f"; the same command goes on with {', '.join(left)}" if left else ""))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("bench.md"), metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="scripts whose name holds one of these")
+    parser.add_argument("--limit", type=float, default=120.0, metavar="SECONDS", help="of one script (%(default)s)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="start no script after that time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="that warm up at once")
+    parser.add_argument("--peers", action="store_true", help="also what other libraries have, where they import")
+    parser.add_argument("--again", action="store_true", help="forget what an earlier run measured")
+    return parser
+
+
+def _timed(script: Path, folder: Path, limit: float, has_peers: bool) -> tuple[float, str]:
+    """Runs one script alone; its rows and its output stay in `folder`."""
+    rows = folder / f"{script.stem}.jsonl"
+    rows.unlink(missing_ok=True)
+    is_table = "benching.main(" in script.read_text(encoding="utf-8")
+    options = [*(("--peers",) if has_peers else ()), "--rows", str(rows.absolute())] if is_table else []
+    seconds, failure = _run(script, options, folder / f"{script.stem}.txt", limit)
+    (folder / f"{script.stem}.done").write_text(failure, encoding="utf-8")
+    return seconds, failure
+
+
+def _run(script: Path, options: list[str], output: Path, limit: float) -> tuple[float, str]:
+    """(seconds, what went wrong or nothing) of `script --bench`; what it prints goes to `output`."""
+    start = time.monotonic()
+    path = os.pathsep.join(filter(None, [str(_HERE.parent), os.environ.get("PYTHONPATH")]))
+    with output.open("w", encoding="utf-8") as file:
+        try:
+            code = subprocess.run([sys.executable, str(script), "--bench", *options], stdout=file, check=False,
+                                  stderr=subprocess.STDOUT, timeout=limit, env={**os.environ, "PYTHONPATH": path}
+                                  ).returncode
+        except subprocess.TimeoutExpired:
+            return time.monotonic() - start, f", stopped after the limit of {limit:.0f} s"
+    last = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+    return time.monotonic() - start, f", exit code {code}: {last}" if code else ""
+
+
+def _markdown(scripts: list[Path], folder: Path) -> str:
+    """A section per script that ran: its tables, or what it printed where it has none of benching.py's."""
+    parts = ["# Benchmarks", "", "Medians; checked before timed. Calls rotate over tensors that exceed the caches; "
+             "\"flushed\": smaller ones, the cache is flushed before each call.", ""]
+    for script in scripts:
+        done, rows = folder / f"{script.stem}.done", folder / f"{script.stem}.jsonl"
+        if not done.exists():
+            continue
+        parts.append(f"## {script.stem.removeprefix('test_')}{done.read_text(encoding='utf-8')}")
+        printed = (folder / f"{script.stem}.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        if not rows.exists():
+            parts += ["```", *printed, "```", ""]
+            continue
+        parts += [f"{line}  " for line in printed if line.startswith(("beside ", "without ")) or " copy " in line]
+        title = None
+        for row in map(json.loads, rows.read_text(encoding="utf-8").splitlines()):
+            if row["title"] != title:
+                title = row["title"]
+                parts += ["", f"### {title}", _COLUMNS]
+            numbers = (f"{row['us']:.2f} | {row['tbps']:.2f} | {row['share']:.1%} | {row['error']:.2f} | {row['how']}"
+                       if "us" in row else f"| | | | {row['reason'].replace('|', '/')}")
+            parts.append(f"| {row['shape']} | {row['by']} | {numbers} |")
+        parts.append("")
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: MIT
+"""What other libraries have for our operators: timed by `--bench --peers` of the op_tests, where they can be imported.
+
+An entry takes the module and what the op_test gives, and returns a call that returns what ours returns. Nothing here is
+needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+is_asked_for = False
+"""Set by benching.main."""
+
+FLASHINFER, FLAG_GEMS, LIGER = "flashinfer", "flag_gems", "liger_kernel.transformers.functional"
+
+
+def _flashinfer_add_rms_norm(module: Any, x: Tensor, weight: Tensor, epsilon: float, residual: Tensor) -> Callable:
+    """In place, on copies: a repeated call goes on with the sum, which takes the same time."""
+    x, residual = x.clone(), residual.clone()
+
+    def call() -> tuple[Tensor, Tensor]:
+        module.fused_add_rmsnorm(x, residual, weight, epsilon)
+        return x, residual
+
+    return call
+
+
+def _flashinfer_rope(module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, is_neox: bool
+                     ) -> Callable:
+    """In place, on copies: a repeated call turns on, which takes the same time."""
+    q, k, table = q.clone(), k.clone(), torch.cat((cos, sin), -1).float()
+
+    def call() -> tuple[Tensor, Tensor]:
+        module.apply_rope_with_cos_sin_cache_inplace(positions, q.flatten(1), k.flatten(1), q.shape[-1], table, is_neox)
+        return q, k
+
+    return call
+
+
+def _liger_rope(module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, is_neox: bool
+                ) -> Callable:
+    """In place as well; one sequence, whose positions are 0, 1, …"""
+    if not is_neox:
+        return functools.partial(_refuse, "NeoX pairs only")
+    q, k = (x.clone().transpose(0, 1)[None] for x in (q, k))
+    tables = [torch.cat((table, table), -1)[None] for table in (cos, sin)]
+    return lambda: tuple(x[0].transpose(0, 1) for x in module.liger_rope(q, k, *tables)[:2])
+
+
+def _refuse(reason: str) -> None:
+    raise ValueError(reason)
+
+
+def _flashinfer_cache(module: Any, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
+                      ) -> Callable:
+    """Pages of whole rows: the tokens are one sequence over the pages that the slots are in."""
+    integers = functools.partial(torch.tensor, dtype=torch.int32, device=slots.device)
+    page_size = key_cache.shape[1]
+    pages = (slots[::page_size] // page_size).int()
+    positions = torch.arange(len(slots), dtype=torch.int32, device=slots.device)
+    return functools.partial(module.append_paged_kv_cache, key, value, torch.zeros_like(positions), positions,
+                             (key_cache, value_cache), pages, integers([0, len(pages)]),
+                             integers([(len(slots) - 1) % page_size + 1]))
+
+
+PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
+    "rms_norm": {
+        FLASHINFER: lambda m, x, weight, epsilon: partial(m.rmsnorm, x, weight, epsilon),
+        FLAG_GEMS: lambda m, x, weight, epsilon: partial(m.rms_norm, x, x.shape[-1:], weight, epsilon),
+        LIGER: lambda m, x, weight, epsilon: partial(m.liger_rms_norm, x, weight, epsilon, in_place=False)},
+    "add_rms_norm": {
+        FLASHINFER: _flashinfer_add_rms_norm,
+        LIGER: lambda m, x, weight, epsilon, residual: partial(m.liger_fused_add_rms_norm, x, residual, weight, epsilon,
+                                                               in_place=False)},
+    "layer_norm": {
+        FLAG_GEMS: lambda m, x, weight, bias, epsilon: lambda: m.layer_norm(x, x.shape[-1:], weight, bias, epsilon)[0],
+        LIGER: lambda m, x, weight, bias, epsilon: partial(m.liger_layer_norm, x, weight, bias, epsilon)},
+    "silu_and_mul": {
+        FLASHINFER: lambda m, x: partial(m.silu_and_mul, x),
+        FLAG_GEMS: lambda m, x: partial(m.silu_and_mul, *x.chunk(2, -1)),
+        LIGER: lambda m, x: partial(m.liger_swiglu, *(half.contiguous() for half in x.chunk(2, -1)))},
+    "gelu_and_mul": {
+        FLASHINFER: lambda m, x: partial(m.gelu_and_mul, x),
+        FLAG_GEMS: lambda m, x: partial(m.gelu_and_mul, *x.chunk(2, -1))},
+    "group_quant": {
+        FLAG_GEMS: lambda m, x, group_size, dtype: partial(m.per_token_group_quant_fp8, x, group_size, dtype=dtype)},
+    "rope": {
+        FLASHINFER: _flashinfer_rope,
+        FLAG_GEMS: lambda m, q, k, cos, sin, positions, is_neox: partial(
+            m.apply_rotary_pos_emb, q, k, cos, sin, positions, rotary_interleaved=not is_neox),
+        LIGER: _liger_rope},
+    "reshape_and_cache": {
+        FLAG_GEMS: lambda m, *args: partial(m.reshape_and_cache, *args, "auto", None, None)},
+    "reshape_and_cache_flash": {
+        FLASHINFER: _flashinfer_cache,
+        FLAG_GEMS: lambda m, *args: partial(m.reshape_and_cache_flash, *args, "auto", None, None)},
+    "concat_and_cache_mla": {
+        FLAG_GEMS: lambda m, *args: partial(m.concat_and_cache_mla, *args, "auto", args[0].new_ones(1).float())},
+}
+"""Operator → module → what prepares the call: layouts that are a user's once are made there, outside the time."""
+
+
+@functools.cache
+def _module(name: str) -> Any:
+    """The module, or None, which is said once: a library that is missing or broken is left out."""
+    root = name.partition(".")[0]
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001  libraries fail in many ways where their own needs are not met
+        print(f"without {root}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return None
+    version = getattr(importlib.import_module(root), "__version__", "of unknown version")
+    print(f"beside {root} {version}")
+    return module
+
+
+def calls(op: str, *args: Any) -> dict[str, Callable[[], Any]]:
+    """Peer → call, for `Case.calls`; none unless they are asked for."""
+    found = {}
+    for name, prepare in PEERS[op].items() if is_asked_for else ():
+        module = _module(name)
+        if module is not None:
+            try:
+                found[name.partition(".")[0].removesuffix("_kernel")] = prepare(module, *args)
+            except AttributeError as error:  # another version of the library
+                print(f"without {name} for {op}: {error}")
+    return found
