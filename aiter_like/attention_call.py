@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of flash_attn_fwd, in order, and what they say about the call. Read by ops/attention*.py."""
+"""The arguments of flash_attn_fwd and flash_attn_bwd, in order, and what they say about the call.
+
+Read by ops/attention*.py and the Triton launchers.
+"""
 
 from __future__ import annotations
 
@@ -97,3 +100,49 @@ class AttentionCall(NamedTuple):
         found = {"alibi": self.alibi_slopes is not None, "bias": self.bias is not None, "dropout": self.dropout_p > 0,
                  "seqlens": self.seqlens_k is not None, "sink": self.sink is not None, "softcap": self.softcap > 0}
         return tuple(name for name, is_on in found.items() if is_on)
+
+
+class AttentionBackwardCall(NamedTuple):
+    """One call of flash_attn_bwd: `AttentionBackwardCall(*args)`. The forward's arguments are as there.
+
+    Attributes:
+        dq, dk, dv: written; shape and dtype of q, k and v.
+        dsink: fp32 [num_heads], written; None: not wanted.
+        dout: shape and dtype of out.
+        dlse: fp32, shape of lse, contiguous; None: the LSE was not used.
+        out, lse: the forward's results, lse contiguous.
+    """
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dsink: Tensor | None
+    dout: Tensor
+    dlse: Tensor | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    bias: Tensor | None
+    alibi_slopes: Tensor | None
+    sink: Tensor | None
+    rng_state: Tensor | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+    softmax_scale: float
+    window_left: int
+    window_right: int
+    sink_size: int
+    softcap: float
+    dropout_p: float
+
+    @property
+    def forward(self) -> AttentionCall:
+        """The call of flash_attn_fwd that this is the derivative of."""
+        return AttentionCall(
+            self.out, self.lse, self.q, self.k, self.v, self.cu_seqlens_q, self.cu_seqlens_k, None, self.bias,
+            self.alibi_slopes, self.sink, None, None, None, self.rng_state, None, self.max_seqlen_q, self.max_seqlen_k,
+            self.softmax_scale, self.window_left, self.window_right, self.sink_size, self.softcap, self.dropout_p, 0, 0)

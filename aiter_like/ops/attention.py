@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops import attention_bwd  # noqa: F401 (declares its operator)
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 
 __all__ = ["flash_attn_func"]

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: MIT
+"""flash_attn_bwd, the derivative of flash_attn_fwd, and `Attention`, which binds the two for autograd.
+
+Kernels: triton_kernels/attention_bwd.py. Read by ops/attention.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, philox
+from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
+from aiter_like.device import Target, arch_facts
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.tuning.hooks import Tuning
+
+_OP = "flash_attn_bwd"
+_DTYPES = (torch.bfloat16, torch.float16)
+_MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
+_MAX_SEQLEN = 2**30 - 1
+
+
+def flash_attn_bwd_ref(dq: Tensor, dk: Tensor, dv: Tensor, dsink: Tensor | None, dout: Tensor, dlse: Tensor | None,
+                       q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor | None,
+                       cu_seqlens_k: Tensor | None, bias: Tensor | None, alibi_slopes: Tensor | None,
+                       sink: Tensor | None, rng_state: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
+                       softmax_scale: float, window_left: int, window_right: int, sink_size: int, softcap: float,
+                       dropout_p: float) -> None:
+    """The formulas in torch, in fp32 (fp64 for fp64 input), one sequence at a time; writes the first four."""
+    call = AttentionBackwardCall(
+        dq, dk, dv, dsink, dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, bias, alibi_slopes, sink,
+        rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, sink_size, softcap, dropout_p)
+    for gradient in (dq, dk, dv, dsink):
+        if gradient is not None:
+            gradient.zero_()
+    wide = torch.promote_types(q.dtype, torch.float32)
+    for batch in range(call.forward.batch):
+        rows, keys = _rows_of(call, cu_seqlens_q, batch, q), _rows_of(call, cu_seqlens_k, batch, k)
+        if not call.forward.is_varlen:
+            lse_rows, dlse_rows = lse[batch], None if dlse is None else dlse[batch]
+        else:
+            lse_rows, dlse_rows = lse[:, rows[0]], None if dlse is None else dlse[:, rows[0]]
+        tensors = [tensor[index].transpose(0, 1).to(wide) for tensor, index in (
+            (q, rows), (k, keys), (v, keys), (dout, rows), (out, rows))]  # each [heads, rows, dim]
+        parts = _one_sequence(call, batch, rows, *tensors, lse_rows.to(wide), dlse_rows)
+        for gradient, index, part in zip((dq, dk, dv), (rows, keys, keys), parts[:3], strict=True):
+            gradient[index] = part.transpose(0, 1).to(gradient.dtype)
+        if dsink is not None:
+            dsink += parts[3]
+
+
+def _rows_of(call: AttentionBackwardCall, cu_seqlens: Tensor | None, batch: int, tensor: Tensor) -> tuple:
+    """Index of a sequence: its place in the batch, or its rows, inside the tensor whatever cu_seqlens holds."""
+    if cu_seqlens is None:
+        return (batch,)
+    total = tensor.shape[0]
+    start = min(max(int(cu_seqlens[batch]), 0), total)
+    longest = call.max_seqlen_q if tensor is call.q else call.max_seqlen_k
+    return (slice(start, max(min(int(cu_seqlens[batch + 1]), total, start + longest), start)),)
+
+
+def _one_sequence(call: AttentionBackwardCall, batch: int, rows: tuple, q: Tensor, k: Tensor, v: Tensor, dout: Tensor,
+                  out: Tensor, lse: Tensor, dlse: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+    """dq, dk, dv and dsink of one sequence, all [heads, rows, dim]."""
+    group_size = q.shape[0] // max(k.shape[0], 1)
+    k, v = (tensor.repeat_interleave(group_size, 0) for tensor in (k, v))
+    seqlen_q, seqlen_k = q.shape[1], k.shape[1]
+    row = torch.arange(seqlen_q, device=q.device)
+    position, key = row[:, None] + (seqlen_k - seqlen_q), torch.arange(seqlen_k, device=q.device)
+    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
+    if call.window_right >= 0:
+        visible &= key <= position + call.window_right
+    if call.window_left >= 0:
+        visible &= (key >= position - call.window_left) | (key < call.sink_size)
+    scores, slope = q @ k.transpose(1, 2) * call.softmax_scale, 1.0
+    if call.softcap:
+        tanh = torch.tanh(scores / call.softcap)
+        scores, slope = call.softcap * tanh, 1 - tanh * tanh
+    if call.bias is not None:
+        bias = call.bias[rows] if call.forward.is_varlen else call.bias[batch if len(call.bias) > 1 else 0]
+        scores = scores + bias[..., :seqlen_k].to(q.dtype)
+    if call.alibi_slopes is not None:
+        slopes = call.alibi_slopes if call.alibi_slopes.dim() == 1 else call.alibi_slopes[batch]
+        scores = scores - slopes[:, None, None].to(q.dtype) * (position - key).abs()
+    sees = (lse > -math.inf) | lse.isnan()
+    p = torch.where(visible & sees[..., None], torch.exp(scores - lse[..., None]), 0.0)
+    delta = torch.where(sees, (dout * out).sum(-1) - (0.0 if dlse is None else dlse.to(q.dtype)), 0.0)
+    dp, survivors = dout @ v.transpose(1, 2), p
+    if call.dropout_p:
+        heads = batch * q.shape[0] + torch.arange(q.shape[0], device=q.device)
+        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads[:, None], row, seqlen_k)
+        dp, survivors = (torch.where(kept, tensor / (1 - call.dropout_p), 0.0) for tensor in (dp, p))
+    ds = torch.where(visible, p * (dp - delta[..., None]) * slope, 0.0) * call.softmax_scale
+    dk, dv = (part.unflatten(0, (-1, group_size)).sum(1) if part.shape[0] else part[:0]
+              for part in (ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout))
+    dsink = 0.0
+    if call.dsink is not None:
+        weights = torch.where(sees, torch.exp(call.sink[:, None].to(q.dtype) - lse), 0.0)
+        dsink = -torch.where(sees, weights * delta, 0.0).sum(1)
+    return ds @ k, dk, dv, dsink
+
+
+def _check(*args: Any) -> object:
+    call = AttentionBackwardCall(*args)
+    q, forward = call.q, call.forward
+    rank = 3 if forward.is_varlen else 4
+    check.tensor(_OP, "q", q, rank=rank, dtypes=_DTYPES)
+    for name in ("k", "v"):
+        check.tensor(_OP, name, getattr(call, name), rank=rank, dtypes=(q.dtype,), device=q.device)
+    if forward.num_kv_heads == 0 and forward.num_heads or forward.num_kv_heads and (
+            forward.num_heads % forward.num_kv_heads):
+        raise ValueError(f"{_OP}: the heads of q must be a multiple of the heads of k and v, got {forward.num_heads} "
+                         f"and {forward.num_kv_heads}")
+    check.tensor(_OP, "k", call.k, shape=(*([] if rank == 3 else [q.shape[0]]), None, None, q.shape[-1]))
+    check.tensor(_OP, "v", call.v, shape=(*call.k.shape[:-1], None))
+    rows = (*q.shape[:-1], call.v.shape[-1])
+    for name, shape in (("dq", q.shape), ("dk", call.k.shape), ("dv", call.v.shape), ("dout", rows), ("out", rows)):
+        check.tensor(_OP, name, getattr(call, name), dtypes=(q.dtype,), shape=shape, device=q.device)
+    lse_shape = (q.shape[1], q.shape[0]) if rank == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    for name in ("lse", "dlse"):
+        if (tensor := getattr(call, name)) is not None:
+            check.tensor(_OP, name, tensor, dtypes=(torch.float32,), shape=lse_shape, device=q.device)
+            if not tensor.is_contiguous():
+                raise ValueError(f"{_OP}: {name} must be contiguous, got strides {tensor.stride()}")
+    _check_options(call)
+    return SKIP if q.numel() == 0 and call.k.numel() == 0 and call.dsink is None else None
+
+
+def _check_options(call: AttentionBackwardCall) -> None:
+    q, forward = call.q, call.forward
+    batch, num_heads = forward.batch, forward.num_heads
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        if (tensor := getattr(call, name)) is not None:
+            check.tensor(_OP, name, tensor, dtypes=(torch.int32,), shape=(batch + 1,), device=q.device)
+        elif forward.is_varlen:
+            raise ValueError(f"{_OP}: {name} must be given with cu_seqlens_q")
+    if call.bias is not None:
+        shape = (q.shape[0], call.max_seqlen_k) if forward.is_varlen else (None, None, q.shape[1], call.k.shape[1])
+        check.tensor(_OP, "bias", call.bias, shape=shape, device=q.device)
+        if not forward.is_varlen and (call.bias.shape[0] not in (1, batch) or call.bias.shape[1] not in (1, num_heads)):
+            raise ValueError(f"{_OP}: bias must have 1 or {batch} and 1 or {num_heads} as its first sizes, got "
+                             f"{tuple(call.bias.shape)}")
+    if call.alibi_slopes is not None:
+        shape = (num_heads,) if call.alibi_slopes.dim() == 1 else (batch, num_heads)
+        check.tensor(_OP, "alibi_slopes", call.alibi_slopes, dtypes=(torch.float32,), shape=shape, device=q.device)
+        if not call.alibi_slopes.is_contiguous():
+            raise ValueError(f"{_OP}: alibi_slopes must be contiguous, got strides {call.alibi_slopes.stride()}")
+    for name, tensor in (("sink", call.sink), ("dsink", call.dsink)):
+        if tensor is not None:
+            check.tensor(_OP, name, tensor, dtypes=(torch.float32,), shape=(num_heads,), device=q.device)
+    if call.dsink is not None and call.sink is None:
+        raise ValueError(f"{_OP}: dsink must be None where there is no sink")
+    check.real(_OP, "softmax_scale", call.softmax_scale)
+    check.real(_OP, "softcap", call.softcap, low=0.0)
+    check.real(_OP, "dropout_p", call.dropout_p, low=0.0)
+    if call.dropout_p:
+        check.tensor(_OP, "rng_state", call.rng_state, dtypes=(torch.int64,), shape=(2,), device=q.device)
+        if call.dropout_p >= 1:
+            raise ValueError(f"{_OP}: dropout_p must be below 1, got {call.dropout_p}")
+
+
+def _triton_unsupported(target: Target, *args: Any) -> str | None:
+    forward = AttentionBackwardCall(*args).forward
+    if max(forward.head_dim, forward.head_dim_v) > 256:
+        return f"head dimension at most 256, got {max(forward.head_dim, forward.head_dim_v)}"
+    for name, size, limit in (("batch", forward.batch, _MAX_GRID), ("number of heads", forward.num_heads, _MAX_GRID),
+                              ("length of q", forward.max_seqlen_q, _MAX_SEQLEN),
+                              ("length of k", forward.max_seqlen_k, _MAX_SEQLEN)):
+        if size > limit:
+            return f"{name} at most {limit}, got {size}"
+    return None
+
+
+def _tune_key(*args: Any) -> dict[str, int | str]:
+    return flash_attn_fwd.tune_key(*AttentionBackwardCall(*args).forward)
+
+
+def _arguments(forward: AttentionCall, dout: Tensor) -> tuple:
+    """The arguments of the derivative of a forward call; runs the forward."""
+    lse = torch.empty(forward.q.shape[0], forward.num_heads, forward.max_seqlen_q, dtype=torch.float32,
+                      device=forward.q.device)
+    forward = forward._replace(lse=lse)
+    flash_attn_fwd(*forward)
+    return AttentionBackwardCall(
+        *(torch.empty_like(tensor) for tensor in (forward.q, forward.k, forward.v)), None, dout, None, forward.q,
+        forward.k, forward.v, forward.out, lse, *[None] * 6, *forward[16:24])
+
+
+def _self_check(device: torch.device) -> list[tuple]:
+    generator = torch.Generator().manual_seed(0)
+    cases = []
+    for head_dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
+        q, out, dout = torch.randn(3, 1, 130, 4, head_dim, generator=generator).to(device, dtype)
+        k, v = torch.randn(2, 1, 200, 2, head_dim, generator=generator).to(device, dtype)
+        forward = AttentionCall(out, None, q, k, v, *[None] * 11, 130, 200, head_dim ** -0.5, -1, 0, 0, 0.0, 0.0, 0, 0)
+        cases.append(_arguments(forward, dout))
+    return cases
+
+
+def _local_memory(arch: str) -> int:
+    try:
+        return arch_facts(arch)["lds_bytes"]
+    except ValueError:  # an architecture of which nothing is noted: what the smallest has
+        return 65536
+
+
+def _triton_space(target: Target, *_: Any) -> Iterator[dict[str, int]]:
+    """Tiles of both kernels; the rows of one and the keys of the other are what its loop walks along."""
+    tiles = ((64, 64, 4, 1), (64, 64, 4, 2), (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 4, 2))
+    for (m, n, warps, stages), (n_dq, m_dq, warps_dq, stages_dq) in itertools.product(tiles, tiles):
+        yield {"dkdv_BLOCK_M": m, "dkdv_BLOCK_N": n, "dkdv_num_warps": warps, "dkdv_num_stages": stages,
+               "dq_BLOCK_M": m_dq, "dq_BLOCK_N": n_dq, "dq_num_warps": warps_dq, "dq_num_stages": stages_dq}
+
+
+def _triton_cost(target: Target, *args: Any, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_N: int = 64, dkdv_num_warps: int = 4,
+                 dkdv_num_stages: int = 1, dq_BLOCK_M: int = 64, dq_BLOCK_N: int = 64, dq_num_warps: int = 4,
+                 dq_num_stages: int = 1) -> float:
+    """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
+
+    The fp32 sums (two for dK and dV) and two tiles of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane,
+    and the tiles of all stages local memory.
+    """
+    forward = AttentionBackwardCall(*args).forward
+    total = 0.0
+    for own, walked, warps, stages, sums, products, length, other, heads in (
+            (dkdv_BLOCK_N, dkdv_BLOCK_M, dkdv_num_warps, dkdv_num_stages, forward.head_dim + forward.head_dim_v, 4,
+             forward.max_seqlen_k, forward.max_seqlen_q * forward.num_heads // max(forward.num_kv_heads, 1),
+             forward.num_kv_heads),
+            (dq_BLOCK_M, dq_BLOCK_N, dq_num_warps, dq_num_stages, forward.head_dim, 3, forward.max_seqlen_q,
+             forward.max_seqlen_k, forward.num_heads)):
+        registers = own * (sums + 2 * walked) / (warps * target.wave_size)
+        local_bytes = 2 * (forward.head_dim + forward.head_dim_v) * (own + walked * stages)
+        if registers > (400 if target.platform == "hip" else 224) or local_bytes > _local_memory(target.arch):
+            return math.inf
+        workgroups = -(-length // own) * heads * forward.batch
+        total += products * (-(-workgroups // target.cu_num) * own * -(-other // walked) * walked)
+    return total
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    forward = AttentionCall(*flash_attn_fwd.tuning.case(key, device, seed))
+    dout = torch.randn(forward.out.shape, generator=torch.Generator(device).manual_seed(seed + 1), device=device,
+                       dtype=forward.out.dtype)
+    return _arguments(forward, dout)
+
+
+def _traffic(*args: Any) -> tuple[int, int]:
+    """Each tensor once; five products per pair of query and key, about half of the pairs where causal."""
+    call = AttentionBackwardCall(*args)
+    forward = call.forward
+    pairs = forward.batch * forward.num_heads * forward.max_seqlen_q * forward.max_seqlen_k
+    flops = 2 * pairs * (3 * forward.head_dim + 2 * forward.head_dim_v)
+    tensors = (call.dq, call.dk, call.dv, call.dout, call.q, call.k, call.v, call.out, call.lse)
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return moved, flops // 2 if forward.mask == "causal" else flops
+
+
+flash_attn_bwd = Op(
+    _OP, reference=flash_attn_bwd_ref, check=_check, tune_key=_tune_key, tune_fields=flash_attn_fwd.tune_fields,
+    writes=("dq", "dk", "dv", "dsink"), self_check=_self_check,
+    tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
+    backends=(Backend("triton", "attention_bwd:flash_attn_bwd", unsupported=_triton_unsupported, space=_triton_space,
+                      cost=_triton_cost),
+              Backend("torch", flash_attn_bwd_ref)))
+
+
+class Attention(torch.autograd.Function):
+    """`flash_attn_fwd` with its derivative; `attend` calls it. The derivative has none of its own."""
+
+    @staticmethod
+    def forward(run: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None,
+                bias: Tensor | None, alibi_slopes: Tensor | None, cu_seqlens_q: Tensor | None,
+                cu_seqlens_k: Tensor | None, rng_state: Tensor | None,
+                *options: float) -> tuple[Tensor, Tensor]:
+        return run(q, k, v, sink)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        _, q, k, v, sink, *others = inputs
+        ctx.options = others[5:]
+        ctx.save_for_backward(q, k, v, sink, *output, *others[:5])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
+            raise UnsupportedError("the derivative of attention has no derivative: take backend='torch'", _OP)
+        q, k, v, sink, out, lse, bias, alibi_slopes, cu_seqlens_q, cu_seqlens_k, rng_state = ctx.saved_tensors
+        if dout is None:
+            dout = torch.zeros_like(out)
+        elif dout.shape[-1] > 1 and dout.stride(-1) != 1:  # as the derivative of a sum, expanded
+            dout = dout.contiguous()
+        dq, dk, dv = (torch.empty(tensor.shape, dtype=q.dtype, device=q.device) for tensor in (q, k, v))
+        dsink = None
+        if ctx.needs_input_grad[4]:
+            dsink = torch.empty(sink.shape, dtype=torch.float32, device=q.device)
+        flash_attn_bwd(dq, dk, dv, dsink, dout, None if dlse is None else dlse.contiguous(), q, k, v, out, lse,
+                       cu_seqlens_q, cu_seqlens_k, bias, alibi_slopes, sink, rng_state, *ctx.options)
+        return None, dq, dk, dv, dsink, *[None] * (5 + len(ctx.options))
+
+
+def attend(call: AttentionCall, backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """Runs `flash_attn_fwd(*call)` so that q, k, v and sink get their derivatives, by any backend.
+
+    Args:
+        call: its `out` and `lse` count for nothing.
+        backend: of the forward, instead of the automatic choice.
+
+    Returns:
+        New tensors out and lse; both have a derivative.
+
+    Raises:
+        UnsupportedError: an input requires grad for which there is no derivative.
+    """
+    for name in ("bias", "alibi_slopes"):
+        tensor = getattr(call, name)
+        if tensor is not None and tensor.requires_grad:
+            raise UnsupportedError(f"no derivative with respect to {name}: detach it, or take backend='torch'", _OP)
+    if call.seqlens_k is not None or call.q_descale is not None:
+        raise UnsupportedError("no derivative with a KV cache (seqlens_k) or of fp8 tensors: take backend='torch'", _OP)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
+        shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+        lse = torch.empty(shape, dtype=torch.float32, device=q.device)
+        flash_attn_fwd(out, lse, q, k, v, *call[5:10], sink, *call[11:], backend=backend)
+        return out, lse
+
+    return Attention.apply(run, call.q, call.k, call.v, call.sink, call.bias, call.alibi_slopes, call.cu_seqlens_q,
+                           call.cu_seqlens_k, call.rng_state, *call[16:24])

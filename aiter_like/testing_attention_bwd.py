@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: MIT
+"""The float64 reference of attention's derivative, its limits, and the comparison. Read by op_tests/.
+
+Expected values come from autograd through the plain formula; nothing is shared with ops/attention_bwd.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aiter_like import philox
+from aiter_like.attention_call import AttentionBackwardCall
+from aiter_like.testing import TOLERANCES, assert_within, relative_l2
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One derivative in float64, and by how much each element may differ."""
+
+    expected: Tensor
+    limit: Tensor
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """One sequence in float64, every tensor [heads, rows, dim], k and v repeated for the heads of their group.
+
+    Attributes:
+        kept: what dropout multiplies each probability by: 0, or 1 / (1 − p).
+        raw: softmax_scale · q·k. score: with softcap, bias, ALiBi and mask. visible: [rows, keys].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    dlse: Tensor
+    sink: Tensor | None
+    raw: Tensor
+    score: Tensor
+    visible: Tensor
+    kept: Tensor
+    lse: Tensor
+    p: Tensor
+    out: Tensor
+
+
+def check_attention_gradients(call: AttentionBackwardCall, rounding: str = "rtne") -> float:
+    """Compares dq, dk, dv and dsink of a finished call with float64.
+
+    Args:
+        call: the arguments of flash_attn_bwd, after the call.
+        rounding: of P in the forward that gave `out` ("rtne", "rtna", "rtz").
+
+    Returns:
+        The largest error as a fraction of its limit.
+
+    Raises:
+        AssertionError: an element, or the relative L2 error of dq, dk or dv, is beyond its limit.
+    """
+    worst = 0.0
+    largest = TOLERANCES[call.q.dtype, "rtne"].relative_l2  # the simulated MI300X shows 2.3–2.7e-3, fp16 2.9–3.2e-4
+    for name, gradient in attention_gradients_float64(call, rounding).items():
+        got = getattr(call, name)
+        worst = max(worst, assert_within(name, got, gradient.expected, gradient.limit))
+        error = relative_l2(got, gradient.expected)
+        if name != "dsink" and error > largest:
+            raise AssertionError(f"{name}: relative L2 error {error:.3e}, limit {largest:.1e}")
+    return worst
+
+
+def fill_forward(call: AttentionBackwardCall) -> AttentionBackwardCall:
+    """Writes `out` and `lse` of a call: the exact ones, rounded."""
+    call.out.zero_()
+    call.lse.fill_(-math.inf)
+    for batch, rows, keys in _places(call):
+        sequence = _sequence(call, batch, rows, keys)
+        call.out[rows] = sequence.out.transpose(0, 1).to(call.out)
+        call.lse[_lse_place(call, batch, rows)] = sequence.lse.to(call.lse)
+    return call
+
+
+def attention_gradients_float64(call: AttentionBackwardCall, rounding: str = "rtne") -> dict[str, Gradient]:
+    """The derivatives of Σ out · dout + Σ lse · dlse of the exact inputs, and their limits.
+
+    With u the unit roundoff, e32 the error of an fp32 score or exponent as for the forward, G = |dO| |V|ᵀ, A the
+    forward's Σ p·|v| / Σ p, slope the softcap's derivative, all of them exact:
+
+    * δ = Σ dO·O − dlse:  Eδ = Σ |dO|·((u + e32)·A + u·|O|) + e32·Σ |dO·O|      (O is rounded, and P within it)
+    * dS = P·(dP − δ)·slope:  ES = P·((e32 + u)·|dP − δ|·slope + e32·G·kept + Eδ + eslope·|dP − δ|)
+    * dQ: softmax_scale·(ES |K| + e32·|dS| |K|) + u·|dQ|;  dK: the same with |Q|, summed over the group
+    * dV: ((e32 + u)·P·kept)ᵀ |dO| + u·|dV|;  dsink: Σ exp(sink − lse)·(e32·|δ| + Eδ)
+
+    each 1 % wider for what is of second order, and in fp16 wider by the smallest subnormal times the other factor.
+    """
+    found = {name: Gradient(*(torch.zeros(tensor.shape, dtype=torch.float64) for _ in range(2)))
+             for name, tensor in zip(("dq", "dk", "dv", "dsink"), call[:4], strict=True) if tensor is not None}
+    for batch, rows, keys in _places(call):
+        sequence = _sequence(call, batch, rows, keys)
+        gradients, limits = _exact(call, sequence), _limits(call, sequence, rounding)
+        for name, gradient, limit in zip(("dq", "dk", "dv"), gradients, limits):
+            place = rows if name == "dq" else keys
+            for target, part in ((found[name].expected, gradient), (found[name].limit, limit)):
+                if name != "dq":
+                    part = part.unflatten(0, (call.k.shape[-2], -1)).sum(1)
+                target[place] = part.transpose(0, 1)
+        if "dsink" in found:
+            found["dsink"].expected.add_(gradients[3])
+            found["dsink"].limit.add_(limits[3])
+    unit = TOLERANCES[call.q.dtype, "rtne"].unit
+    for name, gradient in found.items():
+        gradient.limit.mul_(1.01).add_(gradient.expected.abs(), alpha=2**-23 if name == "dsink" else unit)
+        gradient.limit.add_(TOLERANCES[call.q.dtype, "rtne"].smallest)
+    return found
+
+
+def _places(call: AttentionBackwardCall) -> Iterator[tuple]:
+    """(batch, index of its rows, index of its keys) of each sequence that has rows and keys."""
+    for batch in range(call.forward.batch):
+        rows, keys = (
+            (batch if starts is None else slice(int(starts[batch]), int(starts[batch + 1])))
+            for starts in (call.cu_seqlens_q, call.cu_seqlens_k))
+        if len(call.q[rows]) and len(call.k[keys]) and call.forward.num_heads:
+            yield batch, rows, keys
+
+
+def _lse_place(call: AttentionBackwardCall, batch: int, rows: int | slice) -> tuple:
+    return (batch,) if call.cu_seqlens_q is None else (slice(None), rows)
+
+
+def _sequence(call: AttentionBackwardCall, batch: int, rows: int | slice, keys: int | slice) -> _Sequence:
+    group_size = call.q.shape[-2] // call.k.shape[-2]
+    q, dout = (tensor[rows].detach().cpu().double().transpose(0, 1) for tensor in (call.q, call.dout))
+    k, v = (tensor[keys].detach().cpu().double().transpose(0, 1).repeat_interleave(group_size, 0)
+            for tensor in (call.k, call.v))
+    num_heads, seqlen_q, seqlen_k = q.shape[0], q.shape[1], k.shape[1]
+    dlse = torch.zeros(num_heads, seqlen_q) if call.dlse is None else call.dlse[_lse_place(call, batch, rows)].cpu()
+    offset = torch.arange(seqlen_k) - torch.arange(seqlen_q)[:, None] - (seqlen_k - seqlen_q)  # 0 on the diagonal
+    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    if call.window_right >= 0:
+        visible = visible & (offset <= call.window_right)
+    if call.window_left >= 0:
+        visible = visible & ((offset >= -call.window_left) | (torch.arange(seqlen_k) < call.sink_size))
+    raw = q @ k.transpose(1, 2) * call.softmax_scale
+    score = call.softcap * torch.tanh(raw / call.softcap) if call.softcap else raw
+    if call.bias is not None:
+        bias = call.bias.detach().cpu().double()
+        score = score + (bias[rows, :seqlen_k] if call.cu_seqlens_q is not None else
+                         bias.expand(call.forward.batch, num_heads, -1, -1)[batch])
+    if call.alibi_slopes is not None:
+        slopes = call.alibi_slopes.cpu().double().expand(call.forward.batch, -1)[batch]
+        score = score - slopes[:, None, None] * offset.abs()
+    score = torch.where(visible, score, -math.inf)
+    kept = torch.ones(num_heads, seqlen_q, seqlen_k, dtype=torch.float64)
+    if call.dropout_p:
+        heads = batch * num_heads + torch.arange(num_heads)
+        kept = philox.attention_kept(call.rng_state.cpu(), call.dropout_p, heads[:, None], torch.arange(seqlen_q),
+                                     seqlen_k).double() / (1 - call.dropout_p)
+    sink = None if call.sink is None else call.sink.detach().cpu().double()
+    p, lse = _softmax(score, sink)
+    return _Sequence(q, k, v, dout, dlse.double(), sink, raw, score, visible, kept, lse, p, (p * kept) @ v)
+
+
+def _softmax(score: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """P and the LSE; 0 and −∞ where nothing is visible."""
+    every = score if sink is None else torch.cat((score, sink[:, None, None].expand(-1, score.shape[1], 1)), -1)
+    blind = (every == -math.inf).all(-1)
+    lse = torch.where(blind, -math.inf, every.masked_fill(blind[..., None], 0.0).logsumexp(-1))
+    return torch.where(blind[..., None], 0.0, torch.exp(score - lse.masked_fill(blind, 0.0)[..., None])), lse
+
+
+def _exact(call: AttentionBackwardCall, sequence: _Sequence) -> tuple[Tensor, ...]:
+    """dq, dk, dv, all of them by query head, and dsink, by autograd."""
+    inputs = [tensor.clone().requires_grad_() for tensor in (sequence.q, sequence.k, sequence.v)]
+    if sequence.sink is not None:
+        inputs.append(sequence.sink.clone().requires_grad_())
+    with torch.enable_grad():
+        raw = inputs[0] @ inputs[1].transpose(1, 2) * call.softmax_scale
+        score = call.softcap * torch.tanh(raw / call.softcap) if call.softcap else raw
+        addend = sequence.score - (call.softcap * torch.tanh(sequence.raw / call.softcap) if call.softcap else
+                                   sequence.raw)  # bias, ALiBi and mask
+        p, lse = _softmax(score + addend, inputs[3] if len(inputs) > 3 else None)
+        out = (p * sequence.kept) @ inputs[2]
+        loss = (out * sequence.dout).sum() + torch.where(lse > -math.inf, lse * sequence.dlse, 0.0).sum()
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return *gradients, *([torch.zeros(sequence.q.shape[0], dtype=torch.float64)] if len(inputs) < 4 else [])
+
+
+def _limits(call: AttentionBackwardCall, sequence: _Sequence, rounding: str) -> tuple[Tensor, ...]:
+    """The limits of dq, dk, dv and dsink without the rounding of the results."""
+    tolerance = TOLERANCES[call.q.dtype, "rtne"]
+    unit, unit_p, tiny = tolerance.unit, TOLERANCES[call.q.dtype, rounding].unit, tolerance.smallest
+    visible = sequence.visible.expand_as(sequence.raw)
+    finite = sequence.score[visible & sequence.score.isfinite()]
+    largest = max([*finite.abs().amax(0, keepdim=True).tolist(), sequence.raw[visible].abs().amax(0).item()]
+                  if finite.numel() else [0.0])
+    lengths = math.sqrt(max(sequence.q.shape[1], sequence.k.shape[1]))
+    dims = math.sqrt(max(sequence.q.shape[2], sequence.v.shape[2]))
+    lse = sequence.lse.masked_fill(sequence.lse.isinf(), 0.0).abs().clamp(min=1.0)
+    e32 = 2**-24 * (8 * lengths + 8 * dims * (1 + largest) + 8) + 2**-21 * lse[..., None]
+    p, dout = sequence.p * sequence.kept, sequence.dout.abs()
+    weighted = p @ sequence.v.abs()
+    delta = (sequence.dout * sequence.out).sum(-1, keepdim=True) - sequence.dlse[..., None]
+    e_delta = (dout * ((unit_p + e32) * weighted + unit_p * sequence.out.abs() + tiny)).sum(-1, keepdim=True)
+    e_delta = e_delta + e32 * (dout * sequence.out.abs()).sum(-1, keepdim=True) + 2**-23 * delta.abs()
+    factor = ((sequence.dout @ sequence.v.transpose(1, 2)) * sequence.kept - delta).abs()
+    slope, e_slope = torch.ones_like(factor), 0.0
+    if call.softcap:
+        slope = 1 - torch.tanh(sequence.raw / call.softcap) ** 2
+        e_slope = 2**-20 + 2 * e32 * (1 + 1 / call.softcap)
+    product = dout @ sequence.v.abs().transpose(1, 2) * sequence.kept
+    ds = sequence.p * factor * slope
+    e_ds = (e32 + unit) * ds + sequence.p * (slope * (e32 * product + e_delta) + e_slope * factor) + tiny * visible
+    total = (e_ds + e32 * ds) * abs(call.softmax_scale)
+    e_p = (2 * e32 + unit) * p + tiny * (visible & (sequence.kept > 0))
+    weights = 0.0 if sequence.sink is None else torch.exp(sequence.sink[:, None] - sequence.lse)[..., None]
+    dsink = (weights * (2 * e32 * delta.abs() + e_delta)).sum((1, 2)) if sequence.sink is not None else None
+    return total @ sequence.k.abs(), total.transpose(1, 2) @ sequence.q.abs(), e_p.transpose(1, 2) @ dout, dsink

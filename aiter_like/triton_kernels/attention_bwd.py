@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: MIT
+"""Derivatives of attention in Triton, named by the operator of ops/attention_bwd.py.
+
+Three kernels and no atomics: one number for each row, then dK and dV by blocks of keys, dQ by blocks of rows. P is
+computed again from the forward's LSE; sums over rows, heads and keys have one order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from aiter_like import philox
+from aiter_like.attention_call import AttentionBackwardCall
+from aiter_like.device import target_of
+from aiter_like.triton_kernels.attention_bwd_parts import (
+    LOG2_E,
+    Dropout,
+    Rule,
+    View,
+    address,
+    alibi_slope,
+    bias_address,
+    is_visible,
+    load_rows,
+    probability,
+    random_word,
+    rows_index,
+    seen_by,
+    seen_from,
+    sequence,
+    store_rows,
+)
+from aiter_like.triton_kernels.launch import config, launch
+from aiter_like.triton_kernels.philox import attention_kept
+
+_UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
+                  "sink_size", "threshold", "slopes_batch")
+
+
+# Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
+@triton.jit(do_not_specialize=("num_heads", "total_q", "max_seqlen_q"))
+def _delta_kernel(delta, lse2, dsink, out: View, dout: View, lse, dlse, sink, cu_seqlens_q, num_heads, total_q,
+                  max_seqlen_q, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+    """delta = Σ dout · out − dlse, and the LSE to base 2, +∞ for a row that sees nothing: its p becomes 0.
+
+    dsink [num_heads, batch · blocks]: this block's part of −Σ exp(sink − lse) · delta. Bound: memory.
+    """
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
+    start, seqlen_q = sequence(cu_seqlens_q, batch, total_q, max_seqlen_q)
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = rows < seqlen_q
+    index = rows_index(cu_seqlens_q, batch, start, head, num_heads, total_q, max_seqlen_q) + rows
+    result = load_rows(address(out, batch, start, head), rows, out.row, seqlen_q, DIM, BLOCK_D, True).to(tl.float32)
+    slope = load_rows(address(dout, batch, start, head), rows, dout.row, seqlen_q, DIM, BLOCK_D, True).to(tl.float32)
+    difference = tl.sum(result * slope, 1)
+    if dlse is not None:
+        difference -= tl.load(dlse + index, mask=is_row, other=0.0)
+    value = tl.load(lse + index, mask=is_row, other=float("-inf"))
+    sees = value != float("-inf")
+    difference = tl.where(sees, difference, 0.0)
+    tl.store(delta + index, difference, mask=is_row)
+    tl.store(lse2 + index, tl.where(sees, value * LOG2_E, float("inf")), mask=is_row)
+    if sink is not None:
+        weight = tl.exp2((tl.load(sink + head) - value) * LOG2_E)
+        part = -tl.sum(tl.where(sees, weight * difference, 0.0), 0)
+        blocks = tl.num_programs(0)
+        tl.store(dsink + (head * tl.num_programs(2) + batch).to(tl.int64) * blocks + tl.program_id(0), part)
+
+
+@triton.jit
+def _dkdv_rows(dk, dv, k, v, first_key, rule, dropout, rows_of, first, end, gap_first, gap, DIM: tl.constexpr,
+               BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
+               BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr):
+    """Adds what row blocks contribute: `first` … `end` − 1, from gap_first on `gap` blocks further.
+
+    rows_of: q and its row stride, dout and its row stride, delta, lse2, from row 0 of the head on.
+    """
+    q, q_row, dout, dout_row, delta, lse2 = rows_of
+    keys = first_key + tl.arange(0, BLOCK_N)
+    for index in range(first, end):
+        block = index
+        if IS_MASKED:
+            block += tl.where(index >= gap_first, gap, 0)
+        rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+        q_tile = load_rows(q, rows, q_row, rule.seqlen_q, DIM, BLOCK_D, IS_MASKED)
+        dout_tile = load_rows(dout, rows, dout_row, rule.seqlen_q, DIM_V, BLOCK_DV, IS_MASKED)
+        if IS_MASKED:
+            is_row = rows < rule.seqlen_q
+            lse2_rows = tl.load(lse2 + rows, mask=is_row, other=0.0)
+            delta_rows = tl.load(delta + rows, mask=is_row, other=0.0)
+        else:
+            lse2_rows = tl.load(lse2 + rows)
+            delta_rows = tl.load(delta + rows)
+        visible = is_visible(rule, rows[None, :], keys[:, None])
+        products = tl.dot(k, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
+        p, slope = probability(rule, products, rows[None, :], keys[:, None], lse2_rows[None, :], visible, IS_MASKED)
+        dp = tl.dot(v, tl.trans(dout_tile))
+        survivors = p
+        if dropout.rng_state is not None:
+            kept = attention_kept(dropout.seed, dropout.offset, dropout.head, rows, first_key, dropout.threshold,
+                                  BLOCK_N, True)
+            dp = tl.where(kept, dp * dropout.scale, 0.0)
+            survivors = tl.where(kept, p * dropout.scale, 0.0)
+        dv = tl.dot(survivors.to(dout_tile.dtype), dout_tile, dv)
+        ds = p * (dp - delta_rows[None, :]) * slope
+        if IS_MASKED:
+            ds = tl.where(visible, ds, 0.0)  # also where dp is NaN
+        dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
+def _dkdv_kernel(dk: View, dv: View, dout: View, q: View, k: View, v: View, bias: View, slopes, delta, lse2,
+                 cu_seqlens_q, cu_seqlens_k, rng_state, slopes_batch, num_heads, group_size, total_q, total_k,
+                 max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale_log2, cap_log2,
+                 keep_scale, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """dV = Pᵀ dO and dK = softmax_scale · dSᵀ Q of BLOCK_N keys of one KV head, dS = P · (dO Vᵀ − delta).
+
+    Every query head of the group adds its part in turn. Row blocks that see all the keys run without a mask; those on
+    an edge follow with one. Bound: matrix unit.
+    """
+    first_key = tl.program_id(0) * BLOCK_N
+    kv_head = tl.program_id(1)
+    batch = tl.program_id(2)
+    q_start, seqlen_q = sequence(cu_seqlens_q, batch, total_q, max_seqlen_q)
+    k_start, seqlen_k = sequence(cu_seqlens_k, batch, total_k, max_seqlen_k)
+    if first_key >= seqlen_k:
+        return
+    keys = first_key + tl.arange(0, BLOCK_N)
+    k_tile = load_rows(address(k, batch, k_start, kv_head), keys, k.row, seqlen_k, DIM, BLOCK_D, True)
+    v_tile = load_rows(address(v, batch, k_start, kv_head), keys, v.row, seqlen_k, DIM_V, BLOCK_DV, True)
+    dk_tile = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv_tile = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    last_key = tl.minimum(first_key + BLOCK_N, seqlen_k) - 1
+    first, end, inner, inner_end = seen_by(first_key, last_key, seqlen_q, seqlen_k, left, right, sink_size, BLOCK_M,
+                                            BLOCK_N)
+    gap = inner_end - inner
+    for index in range(group_size):
+        head = kv_head * group_size + index
+        rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale_log2, cap_log2, slopes,
+                    alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head))
+        dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
+                          threshold, keep_scale)
+        rows_at = rows_index(cu_seqlens_q, batch, q_start, head, num_heads, total_q, max_seqlen_q)
+        rows_of = (address(q, batch, q_start, head), q.row, address(dout, batch, q_start, head), dout.row,
+                   delta + rows_at, lse2 + rows_at)
+        dk_tile, dv_tile = _dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, inner,
+                                      inner_end, 0, 0, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, False)
+        dk_tile, dv_tile = _dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, first,
+                                      end - gap, inner, gap, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, True)
+    store_rows(dk, batch, k_start, kv_head, keys, seqlen_k, dk_tile * softmax_scale, DIM, BLOCK_D)
+    store_rows(dv, batch, k_start, kv_head, keys, seqlen_k, dv_tile, DIM_V, BLOCK_DV)
+
+
+@triton.jit
+def _dq_keys(dq, q, dout, rows, delta, lse2, rule, dropout, keys_of, first, end, sinks, low, gap_first, gap,
+             DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+             BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr):
+    """Adds what key blocks contribute: `first` … `end` − 1; masked: `sinks` blocks from 0 on, then those from `low` on,
+    of which from gap_first on `gap` blocks further.
+
+    keys_of: k and its row stride, v and its row stride, from key 0 of the head on.
+    """
+    k, k_row, v, v_row = keys_of
+    for index in range(first, end):
+        block = index
+        if IS_MASKED:
+            block = tl.where(index < sinks, index, index - sinks + low)
+            block += tl.where(block >= gap_first, gap, 0)
+        keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
+        k_tile = load_rows(k, keys, k_row, rule.seqlen_k, DIM, BLOCK_D, IS_MASKED)
+        v_tile = load_rows(v, keys, v_row, rule.seqlen_k, DIM_V, BLOCK_DV, IS_MASKED)
+        visible = is_visible(rule, rows[:, None], keys[None, :])
+        products = tl.dot(q, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+        p, slope = probability(rule, products, rows[:, None], keys[None, :], lse2[:, None], visible, IS_MASKED)
+        dp = tl.dot(dout, tl.trans(v_tile))
+        if dropout.rng_state is not None:
+            kept = attention_kept(dropout.seed, dropout.offset, dropout.head, rows, block * BLOCK_N,
+                                  dropout.threshold, BLOCK_N)
+            dp = tl.where(kept, dp * dropout.scale, 0.0)
+        ds = p * (dp - delta[:, None]) * slope
+        if IS_MASKED:
+            ds = tl.where(visible, ds, 0.0)  # also where dp is NaN
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq)
+    return dq
+
+
+@triton.jit(do_not_specialize=_UNSPECIALIZED)
+def _dq_kernel(dq: View, dout: View, q: View, k: View, v: View, bias: View, slopes, delta, lse2, cu_seqlens_q,
+               cu_seqlens_k, rng_state, slopes_batch, num_heads, group_size, total_q, total_k, max_seqlen_q,
+               max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale_log2, cap_log2, keep_scale,
+               DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+               BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """dQ = softmax_scale · dS K of BLOCK_M rows of one head, dS = P · (dO Vᵀ − delta).
+
+    Key blocks that every row sees run without a mask; those on an edge follow with one. Bound: matrix unit.
+    """
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # causal: the longest first
+    head = tl.program_id(1)
+    batch = tl.program_id(2)
+    q_start, seqlen_q = sequence(cu_seqlens_q, batch, total_q, max_seqlen_q)
+    k_start, seqlen_k = sequence(cu_seqlens_k, batch, total_k, max_seqlen_k)
+    if first_row >= seqlen_q:
+        return
+    rows = first_row + tl.arange(0, BLOCK_M)
+    rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale_log2, cap_log2, slopes,
+                alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head))
+    dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
+                      threshold, keep_scale)
+    rows_at = rows_index(cu_seqlens_q, batch, q_start, head, num_heads, total_q, max_seqlen_q)
+    q_tile = load_rows(address(q, batch, q_start, head), rows, q.row, seqlen_q, DIM, BLOCK_D, True)
+    dout_tile = load_rows(address(dout, batch, q_start, head), rows, dout.row, seqlen_q, DIM_V, BLOCK_DV, True)
+    delta_rows = tl.load(delta + rows_at + rows, mask=rows < seqlen_q, other=0.0)
+    lse2_rows = tl.load(lse2 + rows_at + rows, mask=rows < seqlen_q, other=0.0)
+    kv_head = head // group_size
+    keys_of = address(k, batch, k_start, kv_head), k.row, address(v, batch, k_start, kv_head), v.row
+    last_row = tl.minimum(first_row + BLOCK_M, seqlen_q) - 1
+    first, end, inner, inner_end, sinks = seen_from(first_row, last_row, seqlen_q, seqlen_k, left, right, sink_size,
+                                                     BLOCK_N)
+    gap = inner_end - inner
+    dq_tile = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    dq_tile = _dq_keys(dq_tile, q_tile, dout_tile, rows, delta_rows, lse2_rows, rule, dropout, keys_of, inner,
+                       inner_end, 0, 0, 0, 0, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_N, False)
+    dq_tile = _dq_keys(dq_tile, q_tile, dout_tile, rows, delta_rows, lse2_rows, rule, dropout, keys_of, 0,
+                       sinks + end - first - gap, sinks, first, inner, gap, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_N,
+                       True)
+    store_rows(dq, batch, q_start, head, rows, seqlen_q, dq_tile * softmax_scale, DIM, BLOCK_D)
+
+
+def _limit(size: int, longest: int) -> int | None:
+    """A window's size, None where it limits nothing among `longest` positions."""
+    return None if size < 0 or size >= longest - 1 else size
+
+
+def _delta(call: AttentionBackwardCall) -> Tensor:
+    """delta and the LSE to base 2, [2, shape of the LSE]; writes dsink."""
+    forward = call.forward
+    rows = torch.empty((2, *call.lse.shape), dtype=torch.float32, device=call.lse.device)
+    dim = call.out.shape[-1]
+    block_d = max(triton.next_power_of_2(dim), 16)
+    block_m = 8192 // block_d  # 64 elements of dout and of out for each lane of 128
+    blocks = triton.cdiv(call.max_seqlen_q, block_m)
+    parts = None
+    if call.dsink is not None:
+        parts = torch.empty(forward.num_heads, forward.batch * blocks, dtype=torch.float32, device=call.lse.device)
+    launch(_delta_kernel, (blocks, forward.num_heads, forward.batch), rows[0], rows[1], parts, _view(call.out),
+           _view(call.dout), call.lse, call.dlse, call.sink if parts is not None else None, call.cu_seqlens_q,
+           forward.num_heads, call.q.shape[0], call.max_seqlen_q, DIM=dim, BLOCK_D=block_d, BLOCK_M=block_m,
+           options={"num_warps": 4})
+    if parts is not None:
+        torch.sum(parts, 1, out=call.dsink)
+    return rows
+
+
+def flash_attn_bwd(*args: Any, **params: int) -> None:
+    """Same arguments as the operator's other backends; writes dq, dk, dv and dsink.
+
+    params: a tuned row's values instead of those of configs/triton/flash_attn_bwd.toml.
+    """
+    call = AttentionBackwardCall(*args)
+    forward = call.forward
+    if forward.is_varlen:  # rows of no sequence
+        for gradient in (call.dq, call.dk, call.dv):
+            gradient.zero_()
+    if call.dsink is not None:
+        call.dsink.zero_()
+    if not forward.batch or not forward.num_heads or not call.max_seqlen_q:
+        for gradient in (call.dk, call.dv):
+            gradient.zero_()
+        return
+    block_d, block_dv = (max(triton.next_power_of_2(dim), 16) for dim in (forward.head_dim, forward.head_dim_v))
+    arch = target_of(call.q.device).arch
+    settings = {**config("flash_attn_bwd", arch, f"d{max(block_d, block_dv, 32)}"), **params}
+    delta, lse2 = _delta(call)
+    group_size = forward.num_heads // max(forward.num_kv_heads, 1)
+    slopes_batch = forward.num_heads if call.alibi_slopes is not None and call.alibi_slopes.dim() == 2 else 0
+    scale, cap = call.softmax_scale * LOG2_E.value, None
+    if call.softcap:
+        scale, cap = 2 * scale / call.softcap, call.softcap * LOG2_E.value
+    shared = (_view(call.dout), _view(call.q), _view(call.k), _view(call.v), _bias_view(call), call.alibi_slopes, delta,
+              lse2, call.cu_seqlens_q, call.cu_seqlens_k, call.rng_state if call.dropout_p else None, slopes_batch,
+              forward.num_heads, group_size, call.q.shape[0], call.k.shape[0], call.max_seqlen_q, call.max_seqlen_k,
+              _limit(call.window_left, call.max_seqlen_k), _limit(call.window_right, call.max_seqlen_q), call.sink_size,
+              philox.threshold(call.dropout_p), call.softmax_scale, scale, cap, 1 / (1 - call.dropout_p))
+    dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
+    if call.max_seqlen_k:
+        blocks, options = _tiles(settings, "dkdv_")
+        launch(_dkdv_kernel, (triton.cdiv(call.max_seqlen_k, blocks["BLOCK_N"]), forward.num_kv_heads, forward.batch),
+               _view(call.dk), _view(call.dv), *shared, **dims, **blocks, options=options)
+    blocks, options = _tiles(settings, "dq_")
+    launch(_dq_kernel, (triton.cdiv(call.max_seqlen_q, blocks["BLOCK_M"]), forward.num_heads, forward.batch),
+           _view(call.dq), *shared, **dims, **blocks, options=options)
+
+
+def _tiles(settings: dict[str, int], kernel: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Tile sizes and launch options of one kernel: its own settings have its prefix, those of both have none."""
+    own = {name.removeprefix(kernel): value for name, value in settings.items()
+           if name.startswith(kernel) or not name.startswith(("dkdv_", "dq_"))}
+    return ({name: value for name, value in own.items() if name.startswith("BLOCK")},
+            {name: value for name, value in own.items() if not name.startswith("BLOCK")})
+
+
+def _view(tensor: Tensor) -> View:
+    """Of [batch, rows, heads, dim], or packed [rows, heads, dim]."""
+    batch, row, head = tensor.stride()[:3] if tensor.dim() == 4 else (0, *tensor.stride()[:2])
+    return View(tensor, batch, row, head)
+
+
+def _bias_view(call: AttentionBackwardCall) -> View | None:
+    """Of [batch or 1, heads or 1, rows, keys], or packed [rows, keys]; strides of what is shared are 0."""
+    if call.bias is None:
+        return None
+    if call.forward.is_varlen:
+        return View(call.bias, 0, call.bias.stride(0), 0)
+    batch, head, row, _ = call.bias.expand(call.forward.batch, call.forward.num_heads, -1, -1).stride()
+    return View(call.bias, batch, row, head)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""Parts of attention_bwd.py: a call's tensors and rules, addresses, which pairs are visible, P from the LSE."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class View(NamedTuple):
+    """A tensor's first element and its strides in elements."""
+
+    data: Any
+    batch: Any
+    row: Any
+    head: Any
+
+
+class Dropout(NamedTuple):
+    """Which probabilities of one head survive, and what those are multiplied by; rng_state None: all, by 1."""
+
+    rng_state: Any
+    seed: Any
+    offset: Any
+    head: Any  # batch · num_heads + head
+    threshold: Any
+    scale: Any
+
+
+class Rule(NamedTuple):
+    """How q·k of one head becomes a score, and which keys a row sees; None: the call has no such thing."""
+
+    seqlen_q: Any
+    seqlen_k: Any
+    left: Any
+    right: Any
+    sink_size: Any
+    scale_log2: Any  # softmax_scale · log2 e; with a softcap 2 · softmax_scale · log2 e / softcap
+    cap_log2: Any  # softcap · log2 e
+    slopes: Any
+    slope_log2: Any  # of this head, times log2 e
+    bias: Any
+    bias_at: Any  # row 0 of this head
+
+
+@triton.jit
+def sequence(cu_seqlens, batch, total, max_seqlen):
+    """First row and length of a sequence: inside the tensor, whatever cu_seqlens holds."""
+    if cu_seqlens is None:
+        return batch * 0, max_seqlen
+    else:
+        start = tl.minimum(tl.maximum(tl.load(cu_seqlens + batch), 0), total)
+        end = tl.minimum(tl.maximum(tl.load(cu_seqlens + batch + 1), start), total)
+        return start, tl.minimum(end - start, max_seqlen)
+
+
+@triton.jit
+def address(view, batch, start, head):
+    """Address of row `start` of a head."""
+    return view.data + batch.to(tl.int64) * view.batch + start.to(tl.int64) * view.row + head.to(tl.int64) * view.head
+
+
+@triton.jit
+def rows_index(cu_seqlens, batch, start, head, num_heads, total, seqlen):
+    """Index of row `start` of a head in [batch, heads, seqlen] or, packed, [heads, total]."""
+    if cu_seqlens is None:
+        return (batch * num_heads + head).to(tl.int64) * seqlen
+    else:
+        return head.to(tl.int64) * total + start
+
+
+@triton.jit
+def load_rows(base, rows, row_stride, num_rows, DIM: tl.constexpr, BLOCK: tl.constexpr, IS_MASKED: tl.constexpr):
+    """Rows of a matrix, zeros where there are none: [len(rows), BLOCK]."""
+    dims = tl.arange(0, BLOCK)
+    pointers = base + rows.to(tl.int64)[:, None] * row_stride + dims[None, :]
+    if IS_MASKED:
+        return tl.load(pointers, mask=(rows < num_rows)[:, None] & (dims < DIM)[None, :], other=0.0)
+    elif DIM != BLOCK:
+        return tl.load(pointers, mask=(dims < DIM)[None, :], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def store_rows(view, batch, start, head, rows, num_rows, tile, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the rows that exist."""
+    dims = tl.arange(0, BLOCK)
+    pointers = address(view, batch, start, head) + rows.to(tl.int64)[:, None] * view.row + dims[None, :]
+    tl.store(pointers, tile.to(view.data.dtype.element_ty), mask=(rows < num_rows)[:, None] & (dims < DIM)[None, :])
+
+
+@triton.jit
+def is_visible(rule, row, key):
+    """Whether the row sees the key, and both exist; a tile of rows and keys that broadcast."""
+    visible = (row < rule.seqlen_q) & (key < rule.seqlen_k)
+    position = row + (rule.seqlen_k - rule.seqlen_q)
+    if rule.right is not None:
+        visible &= key <= position + rule.right
+    if rule.left is not None:
+        visible &= (key >= position - rule.left) | (key < rule.sink_size)
+    return visible
+
+
+@triton.jit
+def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr):
+    """p = exp2(score − lse2), 0 where not visible, and the derivative of the score by softmax_scale · q·k."""
+    slope = 1.0
+    if rule.cap_log2 is not None:
+        tanh = 1.0 - 2.0 / (1.0 + tl.exp2(products * rule.scale_log2))
+        slope = 1.0 - tanh * tanh
+        score = tanh * rule.cap_log2
+    else:
+        score = products * rule.scale_log2
+    if rule.bias is not None:
+        bias_row = tl.minimum(row, rule.seqlen_q - 1).to(tl.int64)  # a block of rows may end past the sequence
+        pointers = rule.bias_at + bias_row * rule.bias.row + key
+        if IS_MASKED:
+            score += tl.load(pointers, mask=visible, other=0.0).to(tl.float32) * LOG2_E
+        else:
+            score += tl.load(pointers).to(tl.float32) * LOG2_E
+    if rule.slopes is not None:
+        distance = tl.abs(row + (rule.seqlen_k - rule.seqlen_q) - key)
+        score -= rule.slope_log2 * distance.to(tl.float32)
+    p = tl.exp2(score - lse2)
+    if IS_MASKED:
+        p = tl.where(visible, p, 0.0)
+    return p, slope
+
+
+@triton.jit
+def alibi_slope(slopes, batch, slopes_batch, head):
+    """ALiBi's slope of a head, times log2 e."""
+    if slopes is None:
+        return 0.0
+    else:
+        return tl.load(slopes + batch * slopes_batch + head) * LOG2_E
+
+
+@triton.jit
+def bias_address(bias, batch, start, head):
+    """Address of the bias of a sequence's first row."""
+    if bias is None:
+        return 0
+    else:
+        return address(bias, batch, start, head)
+
+
+@triton.jit
+def random_word(rng_state, index: tl.constexpr):
+    """Seed or offset."""
+    if rng_state is None:
+        return 0
+    else:
+        return tl.load(rng_state + index)
+
+
+@triton.jit
+def seen_by(first_key, last_key, seqlen_q, seqlen_k, left, right, sink_size, BLOCK_M: tl.constexpr,
+            BLOCK_N: tl.constexpr):
+    """Row blocks that see any of the keys: [first, end), and of them [inner, inner_end), whose rows see every key."""
+    diagonal = seqlen_k - seqlen_q
+    low, high, all_low, all_high = 0, seqlen_q, 0, seqlen_q
+    if right is not None:
+        low = tl.maximum(first_key - diagonal - right, 0)
+        all_low = tl.maximum(last_key - diagonal - right, 0)
+    if left is not None:
+        high = tl.where(first_key < sink_size, high, tl.minimum(last_key - diagonal + left + 1, high))
+        all_high = tl.where(last_key < sink_size, high, tl.minimum(first_key - diagonal + left + 1, high))
+    first = low // BLOCK_M
+    end = tl.maximum(tl.cdiv(high, BLOCK_M), first)
+    inner = tl.minimum(tl.maximum(tl.cdiv(all_low, BLOCK_M), first), end)
+    inner_end = tl.maximum(all_high // BLOCK_M, inner)
+    inner_end = tl.where(last_key - first_key + 1 < BLOCK_N, inner, inner_end)  # keys past the end
+    return first, end, inner, inner_end
+
+
+@triton.jit
+def seen_from(first_row, last_row, seqlen_q, seqlen_k, left, right, sink_size, BLOCK_N: tl.constexpr):
+    """Key blocks of which a row sees any key: [first, end), and of them [inner, inner_end), which every row sees whole;
+    and how many blocks of sink tokens lie before `first`.
+    """
+    diagonal = seqlen_k - seqlen_q
+    low, high, all_low, all_high = 0, seqlen_k, 0, seqlen_k
+    if right is not None:
+        high = tl.minimum(tl.maximum(last_row + diagonal + right + 1, 0), high)
+        all_high = tl.minimum(tl.maximum(first_row + diagonal + right + 1, 0), all_high)
+    if left is not None:
+        low = tl.maximum(first_row + diagonal - left, 0)
+        all_low = tl.maximum(last_row + diagonal - left, 0)
+    first = low // BLOCK_N
+    end = tl.maximum(tl.cdiv(high, BLOCK_N), first)
+    inner = tl.minimum(tl.maximum(tl.cdiv(all_low, BLOCK_N), first), end)
+    inner_end = tl.maximum(all_high // BLOCK_N, inner)
+    sinks = 0
+    if left is not None:
+        sinks = tl.minimum(tl.minimum(tl.cdiv(sink_size, BLOCK_N), first), tl.cdiv(high, BLOCK_N))
+    return first, end, inner, inner_end, sinks

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: MIT
+"""flash_attn_bwd and autograd through attention: against float64, features, strides, determinism, bad input; `--bench`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from attention_bwd_cases import BF16, FEATURES, make
+
+from aiter_like import philox, sim
+from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_bwd import attend, flash_attn_bwd, flash_attn_bwd_ref
+from aiter_like.testing import strided_like
+from aiter_like.testing_attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
+
+BACKENDS = ("triton", "torch")
+LENGTHS = (1, 15, 63, 65, 127, 200)
+
+
+def check(run, backend, call):
+    run(backend, flash_attn_bwd, *call)
+    check_attention_gradients(call)
+    return call
+
+
+def again(call):
+    """The same call with outputs of its own."""
+    return call._replace(**{name: None if tensor is None else torch.full_like(tensor, math.nan)
+                            for name, tensor in zip(call._fields[:4], call[:4])})
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_float64(device, run, backend, features):
+    check(run, backend, make(device, **FEATURES[features]))
+
+
+@pytest.mark.parametrize("window", ((-1, 0), (40, 0)), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_pair_of_lengths(device, run, backend, window):
+    """As the sequences of one packed call."""
+    packed = list(zip(*itertools.product(LENGTHS, LENGTHS)))
+    check(run, backend, make(device, packed=packed, heads=(2, 1), head_dims=(32, 32), window=window, sink_size=3))
+
+
+@pytest.mark.parametrize("head_dims", ((8, 8), (80, 80), (192, 128), (256, 256)), ids=str)
+def test_head_dims(device, run, head_dims):
+    check(run, "triton", make(device, lengths=(33, 70), heads=(2, 1), head_dims=head_dims, window=(-1, 0)))
+
+
+def test_reference_is_exact(device):
+    """In float64 what is left is float64's own rounding."""
+    for features in FEATURES.values():
+        call = make(device, **features)
+        wide = AttentionBackwardCall(*(
+            arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in call))
+        flash_attn_bwd_ref(*fill_forward(wide))
+        for name, gradient in attention_gradients_float64(call).items():
+            assert torch.allclose(getattr(wide, name).cpu(), gradient.expected, rtol=1e-9, atol=1e-11), (features, name)
+
+
+def strided(call, paddings, offset=0):
+    """The call with every tensor of rows in strided storage."""
+    names = ("dq", "dk", "dv", "dout", "q", "k", "v", "out")
+    return call._replace(**{name: strided_like(getattr(call, name), paddings, offset) for name in names})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides(device, run, backend):
+    call = check(run, backend, make(device, lengths=(37, 70), heads=(4, 2), batch=2, window=(-1, 0)))
+    for view in (strided(call, (1, 2, 1, 8)), strided(call, (0, 1, 1, 3), offset=1),
+                 call._replace(**{name: getattr(call, name).transpose(1, 2).contiguous().transpose(1, 2)
+                                  for name in ("dq", "dk", "dv", "q", "k", "v")})):
+        for gradient in view[:3]:
+            gradient.fill_(math.nan)
+        run(backend, flash_attn_bwd, *view)
+        assert all(torch.equal(got, expected) for got, expected in zip(view[:3], call[:3]))
+    shared = make(device, lengths=(37, 70), heads=(4, 2), batch=2)
+    shared = shared._replace(k=shared.k[:1].expand(2, -1, -1, -1), v=shared.v[:, :, :1].expand(-1, -1, 2, -1))
+    check(run, backend, fill_forward(shared))
+
+
+def test_heads_more_than_2_31_elements_apart(device, run):
+    """Addresses need 64 bits; only the pages in use are ever touched."""
+    far = 2**31 + 64
+    for names in (("q", "dout", "dq"), ("k", "v", "dk")):
+        call = make(device, lengths=(3, 5), heads=(2, 2), head_dims=(32, 32))
+        for name in names:
+            tensor = getattr(call, name)
+            storage = torch.empty(far + tensor.shape[1] * 32, dtype=BF16, device=device)
+            call = call._replace(**{name: storage.as_strided(tensor.shape, (1, 32, far, 1)).copy_(tensor)})
+        check(run, "triton", call)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_that_see_nothing(device, run, backend):
+    """Their derivative is zero, whatever dout holds."""
+    call = check(run, backend, make(device, lengths=(150, 20), heads=(2, 1), window=(-1, 0)))
+    assert not call.dq[:, :130].any() and call.dq[:, 130:].any()
+    call.dout[:, :130] = math.nan
+    run(backend, flash_attn_bwd, *call)
+    assert not call.dq[:, :130].any() and call.dq[:, 130:].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_to_do(device, run, backend):
+    for lengths, batch, heads in (((5, 0), 2, 2), ((0, 5), 2, 2), ((5, 7), 0, 2), ((5, 7), 1, 0)):
+        call = make(device, lengths=lengths, batch=batch, heads=(heads, heads), sink=True)
+        flash_attn_bwd(*call, backend=backend)
+        assert not any(gradient.any() for gradient in call[:4])
+    call = make(device, packed=((5, 0), (0, 9)), sink=True)
+    run(backend, flash_attn_bwd, *call)
+    assert not any(gradient.any() for gradient in call[:4])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_no_sequence_get_zeros(device, run, backend):
+    call = make(device, packed=((9, 20), (11, 30)), heads=(2, 1))
+    starts = (torch.tensor([9, 25], dtype=torch.int32, device=device),
+              torch.tensor([11, 31], dtype=torch.int32, device=device))
+    run(backend, flash_attn_bwd, *fill_forward(call._replace(cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])))
+    for gradient, (start, end) in zip(call[:3], ((9, 25), (11, 31), (11, 31))):
+        assert not gradient[:start].any() and not gradient[end:].any() and gradient[start:end].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_reaches_what_depends_on_it(device, run, backend):
+    """A row with NaN: its dq, and dk and dv of the keys that it sees. A key with NaN: all rows that see it."""
+    call = make(device, lengths=(70, 70), window=(-1, 0))
+    call.q[0, 40, 1, 3] = math.nan
+    run(backend, flash_attn_bwd, *fill_forward(call))
+    assert call.dq[0, 40, 1].isnan().all() and not call.dq[0, :, 0].isnan().any()
+    assert not call.dq[0, :40, 1].isnan().any() and not call.dq[0, 41:, 1].isnan().any()
+    assert call.dv[0, :41, 1].isnan().all() and call.dk[0, :41, 1].isnan().all()
+    assert not call.dv[0, :, 0].isnan().any() and not call.dk[0, :, 0].isnan().any()
+    call = make(device, lengths=(70, 70), window=(-1, 0))
+    call.k[0, 30, 0, 5] = math.nan
+    run(backend, flash_attn_bwd, *fill_forward(call))
+    assert call.dq[0, 30:, 0].isnan().all() and not call.dq[0, :, 1].isnan().any()
+    assert call.dk[0, :, 0].isnan().all() and not call.dk[0, :, 1].isnan().any()
+
+
+@pytest.mark.parametrize("features", ("learned sink", "packed"))
+def test_repeats_bit_for_bit(device, run, features):
+    """Also when waves and workgroups take turns in another order."""
+    first = make(device, **FEATURES[features])
+    run("triton", flash_attn_bwd, *first)
+    for seed in (0, 1, 2):
+        repeat = again(first)
+        if device.type == "cpu":
+            with sim.enabled(fuzz=seed):
+                run("triton", flash_attn_bwd, *repeat)
+        else:
+            run("triton", flash_attn_bwd, *repeat)
+        assert all(torch.equal(got, expected) for got, expected in zip(repeat[:4], first[:4]))
+
+
+def test_dropout_mask_is_that_of_the_reference(device, run):
+    """With dout = 1 on the diagonal dv is (P · mask)ᵀ: its zeros are what dropout took."""
+    call = make(device, lengths=(64, 64), heads=(4, 2), batch=2, dropout_p=0.4)
+    call = call._replace(k=torch.zeros_like(call.k), dout=torch.eye(64, device=device, dtype=BF16)[:, None].expand(
+        2, 64, 4, 64).clone())
+    heads, rows = torch.arange(8).view(2, 4, 1), torch.arange(64)
+    kept = philox.attention_kept(call.rng_state.cpu(), 0.4, heads, rows, 64)  # [batch, heads, rows, keys]
+    for head in range(4):  # one head at a time: a KV head's dv is the sum of its group
+        dout = torch.zeros_like(call.dout)
+        dout[:, :, head] = call.dout[:, :, head]
+        one = fill_forward(again(call)._replace(dout=dout))
+        run("triton", flash_attn_bwd, *one)
+        assert torch.equal(one.dv[:, :, head // 2].cpu() != 0, kept[:, head].transpose(1, 2))
+    assert 0.55 < kept.float().mean() < 0.65
+
+
+@pytest.mark.parametrize("starts", ((0, 2000, 40), (-5, 20, 40), (0, 30, 10), (2**31 - 1, -2**31, 7), (39, 40, 41)))
+def test_any_cu_seqlens_stay_inside(device, run, starts):
+    """The bounds checker reports what lies outside; results are finite."""
+    call = make(device, packed=((20, 20), (20, 20)), window=(-1, 0), bias="shared")
+    broken = torch.tensor(starts, dtype=torch.int64).to(device, torch.int32)
+    for q_starts, k_starts in ((broken, call.cu_seqlens_k), (call.cu_seqlens_q, broken), (broken, broken)):
+        for gradient in call[:3]:
+            gradient.fill_(math.nan)
+        run("triton", flash_attn_bwd, *call._replace(cu_seqlens_q=q_starts, cu_seqlens_k=k_starts))
+        assert all(gradient.isfinite().all() for gradient in call[:3])
+
+
+def bad_calls(device):
+    call = make(device, lengths=(5, 7), heads=(4, 2), sink=True, bias="heads", alibi=1, dropout_p=0.1)
+    packed = make(device, packed=((5,), (7,)))
+    for change, kind, message in (
+            ({"q": None}, TypeError, "q must be a tensor"), ({"q": call.q.float()}, TypeError, "q must have dtype"),
+            ({"k": call.k.half()}, TypeError, "k must have dtype"), ({"q": call.q[0]}, ValueError, "q must have 4"),
+            ({"k": call.k[..., :32]}, ValueError, "k must have shape"), ({"v": call.v[:, :6]}, ValueError, "v must"),
+            ({"q": call.q[:, :, :3]}, ValueError, "must be a multiple of the heads"),
+            ({"dq": call.dq[:, :4]}, ValueError, "dq must have"), ({"dout": call.dout[:, :4]}, ValueError, "dout m"),
+            ({"lse": call.lse.half()}, TypeError, "lse must have dtype"),
+            ({"lse": call.lse.transpose(1, 2).contiguous().transpose(1, 2)}, ValueError, "lse must be contiguous"),
+            ({"bias": call.bias[:, :3]}, ValueError, "bias must have 1 or 1 and 1 or 4"),
+            ({"bias": call.bias[..., :6]}, ValueError, "bias must have shape"),
+            ({"alibi_slopes": call.alibi_slopes[:3]}, ValueError, "alibi_slopes must have shape"),
+            ({"sink": None}, ValueError, "dsink must be None"), ({"sink": call.sink[:3]}, ValueError, "sink must have"),
+            ({"rng_state": None}, TypeError, "rng_state must be a tensor"),
+            ({"dropout_p": 1.0}, ValueError, "dropout_p must be below 1"),
+            ({"softcap": -1.0}, ValueError, "softcap must be at least 0"),
+            ({"softmax_scale": math.nan}, ValueError, "softmax_scale must be finite")):
+        yield call._replace(**change), kind, message
+    yield packed._replace(cu_seqlens_k=None), ValueError, "cu_seqlens_k must be given"
+    yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k.long()), TypeError, "cu_seqlens_k must have dtype"
+    yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k[:1]), ValueError, "cu_seqlens_k must have shape"
+
+
+def test_bad_input_is_named(device):
+    for call, kind, message in bad_calls(device):
+        with pytest.raises(kind, match=f"flash_attn_bwd: .*{message}"):
+            flash_attn_bwd(*call)
+
+
+def test_what_triton_refuses(device):
+    call = make(device, lengths=(5, 7), head_dims=(264, 264))
+    with pytest.raises(UnsupportedError, match="head dimension at most 256, got 264"):
+        flash_attn_bwd(*call, backend="triton")
+
+
+def forward_call(call, **changes):
+    """The forward of a call, its inputs requiring grad."""
+    inputs = {name: getattr(call, name).clone().requires_grad_() for name in ("q", "k", "v", "sink")
+              if getattr(call, name) is not None}
+    return call.forward._replace(**{**inputs, **changes})
+
+
+@pytest.mark.parametrize("forward", ("hip", "triton", "torch"))
+def test_autograd_after_every_forward(device, run, forward):
+    call = make(device, lengths=(65, 127), heads=(4, 2), window=(-1, 0), dlse=True)
+    inputs = forward_call(call)
+    out, lse = run(forward, attend, inputs)
+    torch.autograd.backward((out, lse), (call.dout, call.dlse))
+    assert inputs.q.grad.dtype == BF16
+    check_attention_gradients(call._replace(dq=inputs.q.grad, dk=inputs.k.grad, dv=inputs.v.grad))
+
+
+def test_autograd_of_one_result_or_one_input(device):
+    call = make(device, lengths=(33, 40), heads=(2, 1))
+    inputs = forward_call(call)
+    out, lse = attend(inputs)
+    gradients = torch.autograd.grad(out.sum(), (inputs.q, inputs.k, inputs.v), retain_graph=True)
+    ones = call._replace(dout=torch.ones_like(call.dout))
+    check_attention_gradients(ones._replace(dq=gradients[0], dk=gradients[1], dv=gradients[2]))
+    (dq,) = torch.autograd.grad(lse.sum(), inputs.q)
+    expected = attention_gradients_float64(call._replace(dout=torch.zeros_like(call.dout),
+                                                         dlse=torch.ones_like(call.lse)))
+    assert torch.allclose(dq.cpu().double(), expected["dq"].expected, atol=1e-3, rtol=1e-2)
+    only = forward_call(call, k=call.k, v=call.v)
+    out, _ = attend(only)
+    out.backward(call.dout)
+    assert (only.q.grad.cpu().double() - attention_gradients_float64(call)["dq"].expected).abs().max() < 1e-2
+    with torch.no_grad():
+        assert not attend(inputs)[0].requires_grad
+
+
+def test_what_has_no_derivative_says_so(device):
+    call = make(device, lengths=(9, 12), bias="heads", alibi=1)
+    inputs = forward_call(call, bias=None, alibi_slopes=None)
+    with pytest.raises(UnsupportedError, match="no derivative: take backend='torch'"):
+        torch.autograd.grad(attend(inputs)[0].sum(), inputs.q, create_graph=True)
+    for name in ("bias", "alibi_slopes"):
+        changed = inputs._replace(**{name: getattr(call, name).clone().requires_grad_()})
+        with pytest.raises(UnsupportedError, match=f"no derivative with respect to {name}"):
+            attend(changed)
+    with pytest.raises(UnsupportedError, match="KV cache"):
+        attend(inputs._replace(seqlens_k=torch.tensor([12], dtype=torch.int32, device=device)))
+
+
+def test_compiled_training_step(device):
+    """No graph break, and the same bits."""
+    call = make(device, lengths=(33, 40), heads=(2, 1), window=(-1, 0))
+    inputs = forward_call(call)
+    tensors = (inputs.q, inputs.k, inputs.v)
+
+    def step(q, k, v):
+        out, lse = attend(AttentionCall(None, None, q * 2, k, v, *inputs[5:]))
+        return out, lse
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for results, used in ((lambda pair: pair[:1], (call.dout,)), (lambda pair: pair, (call.dout, call.lse))):
+        got = torch.autograd.grad(results(compiled(*tensors)), tensors, used)
+        expected = torch.autograd.grad(results(step(*tensors)), tensors, used)
+        assert all(torch.equal(one, other) for one, other in zip(got, expected))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_opcheck(device, backend):
+    call = make(device, lengths=(9, 20), sink=True, dlse=True)
+    torch.library.opcheck(torch.ops.aiter_like.flash_attn_bwd_out, tuple(call), {"backend": backend})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_everything(device, run, backend, features):
+    """Each feature with every pair of lengths and mask; head dimensions, groups, dtypes and strides take turns."""
+    base = {name: value for name, value in FEATURES[features].items() if name not in ("lengths", "packed", "window")}
+    grid = itertools.product(LENGTHS, LENGTHS, ((-1, -1), (-1, 0), (30, 4), (0, 0)))
+    for index, (seqlen_q, seqlen_k, window) in enumerate(grid):
+        varied = {"heads": ((2, 2), (4, 1), (6, 2))[index % 3], "dtype": (BF16, torch.float16)[index // 3 % 2],
+                  "head_dims": ((64, 64), (128, 128), (32, 96), (64, 128))[index // 6 % 4]}
+        call = make(device, **{**base, **varied}, lengths=(seqlen_q, seqlen_k), window=window, seed=index)
+        check(run, backend, strided(call, (0, index % 2, index // 2 % 2, 8 * (index // 4 % 2))))
