@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of flash_attn_fwd and flash_attn_bwd, in order, and what they say about the call.
+"""The arguments of flash_attn_fwd and flash_attn_bwd, in order: what they say about the call, and their checks.
 
 Read by ops/attention*.py and the Triton launchers.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import target_of
+
+OP = "flash_attn_fwd"
+MIN_SCALE = 1e-8
+"""Of the scores: below it a masked score is no longer below every real one in the kernels' fp32."""
+
+_WIDE = (torch.bfloat16, torch.float16)
+_FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
 
 
 class AttentionCall(NamedTuple):
@@ -84,6 +95,10 @@ class AttentionCall(NamedTuple):
         return self.v.shape[-1]
 
     @property
+    def is_fp8(self) -> bool:
+        return self.q.dtype in _FP8
+
+    @property
     def layout(self) -> str:
         return "varlen" if self.is_varlen else "dense"
 
@@ -100,6 +115,12 @@ class AttentionCall(NamedTuple):
         found = {"alibi": self.alibi_slopes is not None, "bias": self.bias is not None, "dropout": self.dropout_p > 0,
                  "seqlens": self.seqlens_k is not None, "sink": self.sink is not None, "softcap": self.softcap > 0}
         return tuple(name for name, is_on in found.items() if is_on)
+
+    @property
+    def bias_strides(self) -> tuple[int, int, int, int]:
+        """Elements from sequence to sequence (dense), head to head, row to row, key to key; 0 where it is shared."""
+        strides = [stride if size > 1 else 0 for size, stride in zip(self.bias.shape, self.bias.stride())]
+        return (0, 0, *strides) if len(strides) == 2 else tuple(strides)
 
 
 class AttentionBackwardCall(NamedTuple):
@@ -146,3 +167,108 @@ class AttentionBackwardCall(NamedTuple):
             self.out, self.lse, self.q, self.k, self.v, self.cu_seqlens_q, self.cu_seqlens_k, None, self.bias,
             self.alibi_slopes, self.sink, None, None, None, self.rng_state, None, self.max_seqlen_q, self.max_seqlen_k,
             self.softmax_scale, self.window_left, self.window_right, self.sink_size, self.softcap, self.dropout_p, 0, 0)
+
+
+def check_call(call: AttentionCall) -> None:
+    """What metadata can tell. Lengths may be on a GPU: kernels keep within the tensors whatever they are.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layouts or values do not fit.
+    """
+    _check_tensors(call)
+    if call.is_varlen:
+        _check_varlen(call)
+    else:
+        _check_dense(call)
+    _check_options(call)
+    for name, value in (("max_seqlen_q", call.max_seqlen_q), ("max_seqlen_k", call.max_seqlen_k),
+                        ("sink_size", call.sink_size), ("num_splits", call.num_splits)):
+        check.integer(OP, name, value, low=0)
+    for name, value in (("window_left", call.window_left), ("window_right", call.window_right)):
+        check.integer(OP, name, value, low=-1)
+    check.real(OP, "softmax_scale", call.softmax_scale, low=MIN_SCALE)
+    check.real(OP, "softcap", call.softcap, low=0.0)
+    check.choice(OP, "how_v3_bf16_cvt", call.how_v3_bf16_cvt, (0, 1, 2))
+
+
+def _check_tensors(call: AttentionCall) -> None:
+    """q, k, v, out and lse, and the scales of fp8."""
+    q, k, v = call.q, call.k, call.v
+    rank = 3 if call.is_varlen else 4
+    check.tensor(OP, "q", q, rank=rank, dtypes=(*_WIDE, *_FP8))
+    if call.is_fp8 and q.dtype != dtypes.fp8(target_of(q.device).arch):
+        raise TypeError(f"{OP}: q must have dtype {dtypes.fp8(target_of(q.device).arch)}, which this device computes "
+                        f"with, got {q.dtype}")
+    num_heads, head_dim = q.shape[-2:]
+    batch = () if call.is_varlen else (q.shape[0],)
+    check.tensor(OP, "k", k, dtypes=(q.dtype,), shape=(*batch, None, None, head_dim), device=q.device)
+    check.tensor(OP, "v", v, dtypes=(q.dtype,), shape=(*k.shape[:-1], None), device=q.device)
+    if not head_dim or not v.shape[-1]:
+        raise ValueError(f"{OP}: q and v must have a head dimension of at least 1, got shapes {tuple(q.shape)} and "
+                         f"{tuple(v.shape)}")
+    if (num_heads % k.shape[-2] if k.shape[-2] else num_heads) != 0:
+        raise ValueError(f"{OP}: the heads of q must be a multiple of the heads of k and v, got {num_heads} and "
+                         f"{k.shape[-2]}")
+    check.tensor(OP, "out", call.out, dtypes=_WIDE if call.is_fp8 else (q.dtype,), shape=(*q.shape[:-1], v.shape[-1]),
+                 device=q.device)
+    if call.lse is not None:
+        shape = (num_heads, q.shape[0]) if call.is_varlen else (q.shape[0], num_heads, q.shape[1])
+        check.tensor(OP, "lse", call.lse, dtypes=(torch.float32,), shape=shape, device=q.device)
+    for name, scale in (("q_descale", call.q_descale), ("k_descale", call.k_descale), ("v_descale", call.v_descale)):
+        if scale is not None:
+            _check_vector(call, name, scale, torch.float32, 1)
+            if not call.is_fp8:
+                raise ValueError(f"{OP}: {name} is for fp8 tensors, got it with {q.dtype}")
+
+
+def _check_dense(call: AttentionCall) -> None:
+    if call.cu_seqlens_k is not None:
+        raise ValueError(f"{OP}: cu_seqlens_q and cu_seqlens_k must be given together")
+    if call.seqlens_k is not None:
+        _check_vector(call, "seqlens_k", call.seqlens_k, torch.int32, call.batch)
+    for name, length, given in (("q", call.q.shape[1], call.max_seqlen_q), ("k", call.k.shape[1], call.max_seqlen_k)):
+        if given != length:
+            raise ValueError(f"{OP}: max_seqlen_{name} must be the length {length} of {name}, got {given}")
+
+
+def _check_varlen(call: AttentionCall) -> None:
+    check.tensor(OP, "cu_seqlens_q", call.cu_seqlens_q, rank=1, dtypes=(torch.int32,), device=call.q.device)
+    if call.cu_seqlens_q.shape[0] == 0:
+        raise ValueError(f"{OP}: cu_seqlens_q must have one element more than there are sequences, got none")
+    for name in ("cu_seqlens_q", "cu_seqlens_k"):
+        _check_vector(call, name, getattr(call, name), torch.int32, call.batch + 1)
+    if call.seqlens_k is not None:
+        raise ValueError(f"{OP}: seqlens_k is for dense tensors; cu_seqlens_k gives the lengths")
+
+
+def _check_options(call: AttentionCall) -> None:
+    """Bias, slopes, sink, dropout, workspace."""
+    q, num_heads = call.q, call.num_heads
+    if call.bias is not None:
+        bias = call.bias
+        rank = 2 if call.is_varlen else 4
+        check.tensor(OP, "bias", bias, rank=rank, dtypes={q.dtype, torch.float32}, device=q.device,
+                     last_contiguous=False)
+        shape = (q.shape[0] if call.is_varlen else call.max_seqlen_q, call.max_seqlen_k)
+        shared = tuple(bias.shape[:-2])
+        if tuple(bias.shape[-2:]) != shape or any(got not in (1, size)
+                                                  for got, size in zip(shared, (call.batch, num_heads))):
+            wanted = shape if call.is_varlen else (f"1 or {call.batch}", f"1 or {num_heads}", *shape)
+            raise ValueError(f"{OP}: bias must have shape ({', '.join(map(str, wanted))}), got {tuple(bias.shape)}")
+    if call.alibi_slopes is not None:
+        shape = (num_heads,) if call.alibi_slopes.ndim == 1 else (call.batch, num_heads)
+        check.tensor(OP, "alibi_slopes", call.alibi_slopes, dtypes=(torch.float32,), shape=shape, device=q.device)
+    if call.sink is not None:
+        _check_vector(call, "sink", call.sink, torch.float32, num_heads)
+    check.real(OP, "dropout_p", call.dropout_p, low=0.0)
+    if call.dropout_p >= 1:
+        raise ValueError(f"{OP}: dropout_p must be below 1, got {call.dropout_p}")
+    if call.dropout_p:
+        _check_vector(call, "rng_state", call.rng_state, torch.int64, 2)
+    if call.workspace is not None:
+        check.tensor(OP, "workspace", call.workspace, rank=1, dtypes=(torch.uint8,), device=q.device)
+
+
+def _check_vector(call: AttentionCall, name: str, value: Any, dtype: torch.dtype, size: int) -> None:
+    check.tensor(OP, name, value, dtypes=(dtype,), shape=(size,), device=call.q.device)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Dense attention: flash_attn_func. The operator behind it: ops/attention_fwd.py."""
+"""Attention of dense and of packed sequences: flash_attn_func, flash_attn_varlen_func. The operator behind them:
+ops/attention_fwd.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,130 +16,314 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops import attention_bwd  # noqa: F401 (declares its operator)
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 
-__all__ = ["flash_attn_func"]
+__all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
-_OP = "flash_attn_func"
+_ROUND_MODES = {"rtne": 0, "rtna": 1, "rtz": 2}  # how_v3_bf16_cvt
+_AITER_ROUNDING = 1
 
 
 def flash_attn_func(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
         causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0), bias: Tensor | None = None,
         alibi_slopes: Tensor | None = None, deterministic: bool = True, return_lse: bool = False,
-        return_attn_probs: bool = False, how_v3_bf16_cvt: int = 1, cu_seqlens_q: Tensor | None = None,
+        return_attn_probs: bool = False, how_v3_bf16_cvt: int = _AITER_ROUNDING, cu_seqlens_q: Tensor | None = None,
         cu_seqlens_kv: Tensor | None = None, sink_ptr: Tensor | None = None, num_splits: int = 0, *,
-        out: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        logits_soft_cap: float = 0.0, layout: str = "bshd", round_mode: str | None = None,
+        workspace: Tensor | None = None, out: Tensor | None = None,
+        backend: str | None = None) -> Tensor | tuple[Tensor, ...]:
     """Attention of dense, equally long sequences.
 
-    `out = softmax(softmax_scale · q kᵀ + mask) v`; query head h reads KV head h // (num_heads / num_kv_heads).
+    `out = softmax(softmax_scale · q kᵀ + bias + mask) v`; query head h reads KV head h // (num_heads / num_kv_heads).
 
     Args:
         q: [batch, seqlen_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
         k: [batch, seqlen_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
-        v: shape and dtype of `k`.
-        dropout_p: 0.
+        v: [batch, seqlen_k, num_kv_heads, head_dim_v], likewise.
+        dropout_p: probabilities are dropped with this probability, the others divided by 1 − dropout_p; what is
+            dropped follows from torch's generator of the device.
         softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim).
         causal: query i sees key j iff j ≤ i + seqlen_k − seqlen_q (bottom-right alignment).
-        window_size: (left, right[, sink tokens]): unlimited, (-1, -1[, 0]) or None; (-1, 0[, 0]) is `causal`.
-        bias: None.
-        alibi_slopes: None.
+        window_size: (left, right[, sink tokens]): query i sees keys from i + seqlen_k − seqlen_q − left to
+            … + right; −1: no limit; so many leading keys stay visible under a left limit. None: no limits.
+        bias: [seqlen_q, seqlen_k] or [1|batch, 1|num_heads, seqlen_q, seqlen_k], dtype of `q` or fp32, any strides.
+        alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · |i + seqlen_k − seqlen_q − j| is subtracted.
         deterministic: results always repeat bit for bit.
-        return_lse: also return the log-sum-exp of the scaled scores.
-        return_attn_probs: False.
+        return_lse: also return the log-sum-exp of the scores.
+        return_attn_probs: also return AITER's S_dmask, which without dropout has no elements.
         how_v3_bf16_cvt: rounding of P and `out` to bf16: 0 to nearest even, 1 to nearest with ties away from zero, 2
-            towards zero. fp16 always rounds to nearest even; backend "torch" rounds only `out`, to nearest even.
-        cu_seqlens_q: None.
-        cu_seqlens_kv: None.
-        sink_ptr: None.
+            towards zero. fp16 rounds to nearest even, with 2 possibly towards zero; backend "torch" rounds only `out`,
+            to nearest even.
+        cu_seqlens_q: None: q has no padding.
+        cu_seqlens_kv: int32 [batch + 1]: sequence b has cu_seqlens_kv[b + 1] − cu_seqlens_kv[b] keys, the first of
+            the seqlen_k stored ones; the diagonal ends at the last of them.
+        sink_ptr: fp32 [num_heads]: one more score per row in the softmax's denominator, with no value.
         num_splits: at most so many workgroups share the keys of a row; 0: as the kernel likes.
-        out: tensor to write, shape and dtype of `q`; default: a new contiguous one.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        logits_soft_cap: scores become cap · tanh(score / cap), before bias and slopes; 0: they do not.
+        layout: "bshd" as above, or "bhsd": q, k, v and out [batch, heads, length, dim]; nothing is copied.
+        round_mode: "rtne", "rtna" (bf16 only) or "rtz" instead of how_v3_bf16_cvt 0, 1, 2.
+        workspace: uint8 memory of `attention_workspace_bytes` for kernels that split keys; default: torch's allocator.
+        out: tensor to write, of q's shape with head_dim_v; default: a new one, in memory as `layout` says.
+        backend: "hip", "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
-        `out`, or with `return_lse` the pair `out`, lse: [batch, num_heads, seqlen_q] fp32, natural logarithm. A row
-        that sees no key, also where seqlen_k is 0, gives 0 and −inf. An empty q gives empty results.
+        `out`, or a tuple: `out`, with `return_lse` lse: [batch, num_heads, seqlen_q] fp32, natural logarithm, with
+        `return_attn_probs` S_dmask. A row that sees no key, also where seqlen_k is 0, gives 0 and −inf (with a sink:
+        the sink). An empty q gives empty results.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes, devices, layout or scale do not fit.
-        UnsupportedError: an option that is not supported yet, by name, or a backend that cannot serve the call.
+        ValueError: shapes, devices, layout or values do not fit; how_v3_bf16_cvt and round_mode say different things.
+        UnsupportedError: an option or a backend that cannot serve the call, with the reasons.
 
     Notes:
         Scores, softmax and sums in fp32. A NaN in q, k or v reaches every row that sees it. Deterministic; can be
-        captured in a graph. "hip" serves head dimensions 32, 64 and 128 on gfx942, "triton" up to 256. Only "torch" has
+        captured in a graph. `explain` shows which backends serve a call, and why the others do not. Only "torch" has
         a derivative: an input that requires grad selects it.
 
     Source: Dao et al., FlashAttention (2022); AITER's `flash_attn_func`.
     """
-    right = 0 if causal else -1
-    if (causal is not True and causal is not False or type(dropout_p) is not float or dropout_p
-            or type(window_size) is not tuple or window_size != (-1, -1, 0) or bias is not None
-            or alibi_slopes is not None or return_attn_probs is not False or cu_seqlens_q is not None
-            or cu_seqlens_kv is not None or sink_ptr is not None):
-        check.flag(_OP, "causal", causal)
-        _refuse(dropout_p=dropout_p, bias=bias, alibi_slopes=alibi_slopes, return_attn_probs=return_attn_probs,
-                cu_seqlens_q=cu_seqlens_q, cu_seqlens_kv=cu_seqlens_kv, sink_ptr=sink_ptr)
-        right = _right_limit(window_size, causal)
+    op = "flash_attn_func"
+    left, right, sink_size, seqlens_k, rng_state, given = -1, 0 if causal else -1, 0, None, None, out
+    if layout != "bshd":
+        check.choice(op, "layout", layout, ("bshd", "bhsd"))
+        q, k, v, out = (_swapped(op, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out)))
+    if (causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0)
+            or bias is not None or dropout_p or cu_seqlens_q is not None or cu_seqlens_kv is not None):
+        left, right, sink_size = read_window(op, window_size, causal)
+        bias = _with_four_dimensions(op, bias)
+        rng_state = _new_rng_state(op, dropout_p, q)
+        seqlens_k = _key_lengths(op, cu_seqlens_q, cu_seqlens_kv)
+    if round_mode is not None:
+        how_v3_bf16_cvt = read_rounding(op, round_mode, how_v3_bf16_cvt, q)
     try:
         batch, seqlen_q, num_heads, head_dim = q.shape
-        _, seqlen_k, _, _ = k.shape
+        _, seqlen_k, _, head_dim_v = v.shape
     except (AttributeError, ValueError):
-        check.tensor(_OP, "q", q, rank=4)
-        check.tensor(_OP, "k", k, rank=4)
+        check.tensor(op, "q", q, rank=4)
+        check.tensor(op, "v", v, rank=4)
         raise
     if softmax_scale is None:
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if layout == "bshd":
+            out = torch.empty(batch, seqlen_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
+        else:
+            given = torch.empty(batch, num_heads, seqlen_q, head_dim_v, dtype=q.dtype, device=q.device)
+            out = given.transpose(1, 2)
     lse = None
     if return_lse is not False:
-        check.flag(_OP, "return_lse", return_lse)
+        check.flag(op, "return_lse", return_lse)
         lse = torch.empty(batch, num_heads, seqlen_q, dtype=torch.float32, device=q.device)
-    flash_attn_fwd(out, lse, q, k, v, None, None, None, None, None, None, None, None, None, None, None, seqlen_q,
-                   seqlen_k, softmax_scale, -1, right, 0, 0.0, 0.0, num_splits, how_v3_bf16_cvt, backend=backend)
-    return out if lse is None else (out, lse)
+    flash_attn_fwd(out, lse, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None, rng_state,
+                   workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size, logits_soft_cap, dropout_p,
+                   num_splits, how_v3_bf16_cvt, backend=backend)
+    if given is not None:
+        out = given
+    if lse is None and return_attn_probs is False:
+        return out
+    return _results(op, out, lse, return_attn_probs, dropout_p)
 
 
-flash_attn_fwd.public.append(flash_attn_func)  # not registered in torch.library: what it returns depends on return_lse
+def flash_attn_varlen_func(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, min_seqlen_q: int = 0, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        logits_soft_cap: float = 0.0, causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0),
+        bias: Tensor | None = None, alibi_slopes: Tensor | None = None, deterministic: bool = False,
+        return_lse: bool = False, return_attn_probs: bool = False, how_v3_bf16_cvt: int = _AITER_ROUNDING,
+        block_table: Tensor | None = None, out: Tensor | None = None, cu_seqlens_q_padded: Tensor | None = None,
+        cu_seqlens_k_padded: Tensor | None = None, sink_ptr: Tensor | None = None, *, round_mode: str | None = None,
+        workspace: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, ...]:
+    """Attention of sequences of any lengths, packed one after the other.
 
+    The formula of `flash_attn_func` for each sequence b: queries cu_seqlens_q[b] … cu_seqlens_q[b + 1] − 1, keys alike.
 
-def _refuse(*, dropout_p: float, return_attn_probs: bool, **tensors: Tensor | None) -> None:
-    """Names every option that asks for something that no backend does yet.
+    Args:
+        q: [total_q, num_heads, head_dim] bf16|fp16, last dimension contiguous, other strides free.
+        k: [total_k, num_kv_heads, head_dim], likewise; num_heads is a multiple of num_kv_heads.
+        v: [total_k, num_kv_heads, head_dim_v], likewise.
+        cu_seqlens_q: int32 [batch + 1], from 0 on, never falling, at most total_q. Checked on the CPU only: on a GPU
+            kernels stay within the tensors whatever it holds, and results for wrong starts are unspecified.
+        cu_seqlens_k: the same for `k` and `v`.
+        max_seqlen_q: at least the longest sequence of `q`; rows after that many are not computed.
+        max_seqlen_k: at least the longest sequence of `k`.
+        min_seqlen_q: a hint without effect: every row of every sequence is computed.
+        bias: [total_q, max_seqlen_k].
+        alibi_slopes: fp32 [num_heads] or [batch, num_heads].
+        dropout_p, softmax_scale, logits_soft_cap, causal, window_size, deterministic, return_lse, return_attn_probs,
+            how_v3_bf16_cvt, sink_ptr, round_mode, workspace, backend: as in `flash_attn_func`, with the lengths of each
+            sequence.
+        block_table: None: `k` and `v` are no pages.
+        out: tensor to write, [total_q, num_heads, head_dim_v]; default: a new contiguous one.
+        cu_seqlens_q_padded, cu_seqlens_k_padded: None, or the tensors cu_seqlens_q and cu_seqlens_k themselves.
+
+    Returns:
+        `out`, or a tuple: `out`, with `return_lse` lse: [num_heads, total_q] fp32, natural logarithm, with
+        `return_attn_probs` S_dmask. A row that sees no key gives 0 and −inf (with a sink: the sink). Rows of no
+        sequence are not written.
 
     Raises:
-        TypeError: an option is of another kind.
-        ValueError: dropout_p is out of range.
-        UnsupportedError: the list.
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout, values or (on the CPU) lengths do not fit; how_v3_bf16_cvt and round_mode
+            say different things.
+        UnsupportedError: an option or a backend that cannot serve the call, with the reasons.
+
+    Notes:
+        As `flash_attn_func`.
+
+    Source: AITER's `flash_attn_varlen_func`.
     """
-    check.real(_OP, "dropout_p", dropout_p, low=0.0)
-    check.flag(_OP, "return_attn_probs", return_attn_probs)
-    reasons = {}
-    for name, value in tensors.items():
-        if value is not None:
-            check.tensor(_OP, name, value, last_contiguous=False)
-            reasons[name] = f"not supported yet, got a tensor of shape {tuple(value.shape)}"
-    for name, value in (("dropout_p", dropout_p), ("return_attn_probs", return_attn_probs)):
-        if value:
-            reasons[name] = f"not supported yet, got {value}"
-    if reasons:
-        raise UnsupportedError(f"{_OP}: no backend supports {', '.join(reasons)}", _OP, reasons)
+    op = "flash_attn_varlen_func"
+    left, right, sink_size, rng_state = -1, 0 if causal else -1, 0, None
+    if (causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0)
+            or dropout_p or block_table is not None or cu_seqlens_q_padded is not None
+            or cu_seqlens_k_padded is not None):
+        _refuse_pages_and_padding(op, block_table, (cu_seqlens_q, cu_seqlens_q_padded),
+                                  (cu_seqlens_k, cu_seqlens_k_padded))
+        left, right, sink_size = read_window(op, window_size, causal)
+        rng_state = _new_rng_state(op, dropout_p, q)
+    if round_mode is not None:
+        how_v3_bf16_cvt = read_rounding(op, round_mode, how_v3_bf16_cvt, q)
+    try:
+        total_q, num_heads, head_dim = q.shape
+        head_dim_v = v.shape[2]
+    except (AttributeError, ValueError, IndexError):
+        check.tensor(op, "q", q, rank=3)
+        check.tensor(op, "v", v, rank=3)
+        raise
+    check_lengths(op, "cu_seqlens_q", cu_seqlens_q, total_q, max_seqlen_q)
+    check_lengths(op, "cu_seqlens_k", cu_seqlens_k, len(v), max_seqlen_k)
+    if softmax_scale is None:
+        softmax_scale = head_dim ** -0.5 if head_dim else 1.0
+    if out is None:
+        out = torch.empty(total_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
+    lse = None
+    if return_lse is not False:
+        check.flag(op, "return_lse", return_lse)
+        lse = torch.empty(num_heads, total_q, dtype=torch.float32, device=q.device)
+    flash_attn_fwd(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None, None, None,
+                   rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, sink_size,
+                   logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt, backend=backend)
+    if lse is None and return_attn_probs is False:
+        return out
+    return _results(op, out, lse, return_attn_probs, dropout_p)
 
 
-def _right_limit(window_size: Sequence[int] | None, causal: bool) -> int:
-    """0 where the diagonal is the limit, −1 where there is none.
+# Not in torch.library, as the operator is: what they return depends on return_lse.
+flash_attn_fwd.public += [flash_attn_func, flash_attn_varlen_func]
+
+
+def _swapped(op: str, name: str, tensor: Any) -> Any:
+    """[batch, heads, length, dim] as [batch, length, heads, dim], or None; what is no such tensor is named later."""
+    if tensor is None and name == "out":
+        return None
+    check.tensor(op, name, tensor, rank=4)
+    return tensor.transpose(1, 2)
+
+
+def read_window(op: str, window_size: Sequence[int] | None, causal: bool) -> tuple[int, int, int]:
+    """(left, right, sink tokens) of the operator.
 
     Raises:
-        TypeError: not two or three integers.
+        TypeError: not two or three integers; `causal` is no flag.
         ValueError: another count, or a size below -1.
-        UnsupportedError: a window that limits anything else.
     """
+    check.flag(op, "causal", causal)
     if window_size is None:
-        return 0 if causal else -1
+        return -1, 0 if causal else -1, 0
     if not isinstance(window_size, (tuple, list)) or not all(type(size) is int for size in window_size):
-        raise TypeError(f"{_OP}: window_size must be 2 or 3 integers or None, got {window_size!r}")
-    if len(window_size) not in (2, 3) or min(window_size) < -1:
-        raise ValueError(f"{_OP}: window_size must be (left, right[, sink tokens]), -1 = no limit, got {window_size}")
-    left, right, *_ = window_size  # without a left limit sink tokens are visible anyway
-    if left != -1 or right > 0:
-        raise UnsupportedError(f"{_OP}: no backend supports window_size {window_size}, only (-1, -1) and (-1, 0)",
-                               _OP, {"window_size": "not supported yet"})
-    return 0 if right == 0 or causal else -1
+        raise TypeError(f"{op}: window_size must be 2 or 3 integers or None, got {window_size!r}")
+    if len(window_size) not in (2, 3) or min(window_size) < -1 or min(window_size[2:], default=0) < 0:
+        raise ValueError(f"{op}: window_size must be (left, right[, sink tokens]), -1 = no limit, got {window_size}")
+    left, right, *sink_size = window_size
+    # Without a left limit sink tokens are visible anyway.
+    return left, 0 if causal else right, sink_size[0] if sink_size and left >= 0 else 0
+
+
+def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> int:
+    """how_v3_bf16_cvt of a round_mode.
+
+    Raises:
+        ValueError: no such mode, not for this dtype, or another one than how_v3_bf16_cvt asks for.
+    """
+    check.choice(op, "round_mode", round_mode, tuple(_ROUND_MODES))
+    found = _ROUND_MODES[round_mode]
+    if how_v3_bf16_cvt not in (_AITER_ROUNDING, found):
+        raise ValueError(f"{op}: round_mode and how_v3_bf16_cvt must agree, got {round_mode!r} and {how_v3_bf16_cvt}")
+    if round_mode == "rtna" and q.dtype != torch.bfloat16:
+        raise ValueError(f"{op}: round_mode 'rtna' is for bfloat16, got {q.dtype}")
+    return found
+
+
+def _with_four_dimensions(op: str, bias: Tensor | None) -> Tensor | None:
+    if bias is None:
+        return None
+    check.tensor(op, "bias", bias, last_contiguous=False)
+    return bias[None, None] if bias.ndim == 2 else bias
+
+
+def _new_rng_state(op: str, dropout_p: float, q: Tensor) -> Tensor | None:
+    """Seed and offset for one call, from torch's generator of the device."""
+    check.real(op, "dropout_p", dropout_p, low=0.0)
+    if not dropout_p:
+        return None
+    check.tensor(op, "q", q)
+    return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
+
+
+def _key_lengths(op: str, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None) -> Tensor | None:
+    """[batch] int32."""
+    if cu_seqlens_q is not None:
+        raise UnsupportedError(f"{op}: no backend supports cu_seqlens_q, padding among the queries of dense tensors: "
+                               "pack them for flash_attn_varlen_func", op, {"cu_seqlens_q": "not supported"})
+    if cu_seqlens_kv is None:
+        return None
+    check.tensor(op, "cu_seqlens_kv", cu_seqlens_kv, rank=1, dtypes=(torch.int32,))
+    return cu_seqlens_kv.diff()
+
+
+def _refuse_pages_and_padding(op: str, block_table: Tensor | None, *pairs: tuple[Tensor, Tensor | None]) -> None:
+    if block_table is not None:
+        raise UnsupportedError(f"{op}: no backend supports block_table", op, {"block_table": "not supported"})
+    for starts, padded in pairs:
+        if padded is not None and padded is not starts:
+            raise UnsupportedError(f"{op}: no backend supports padding between sequences: cu_seqlens_q_padded and "
+                                   "cu_seqlens_k_padded must be cu_seqlens_q and cu_seqlens_k themselves", op,
+                                   {"padding": "not supported"})
+
+
+def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int) -> None:
+    """Cumulative lengths on the CPU: from 0 on, never falling, within the tensor and its longest sequence. Those on a
+    GPU are not looked at: that would wait for it.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if type(starts) is not Tensor or starts.device.type != "cpu" or starts.dtype != torch.int32 or starts.ndim != 1:
+        return
+    values = starts.tolist()
+    lengths = [end - start for start, end in zip(values, values[1:])]
+    if not values or values[0] != 0 or values[-1] > total or min(lengths, default=0) < 0:
+        raise ValueError(f"{op}: {name} must start at 0, never fall and end at {total} at most, got {_short(values)}")
+    if isinstance(longest, int) and max(lengths, default=0) > longest:
+        raise ValueError(f"{op}: max_seqlen_{name[-1]} must be at least {max(lengths)}, the longest sequence in "
+                         f"{name}, got {longest}")
+
+
+def _short(values: list[int]) -> str:
+    return str(values if len(values) <= 12 else [*values[:5], "…", *values[-5:]])
+
+
+def _results(op: str, out: Tensor, lse: Tensor | None, return_attn_probs: bool, dropout_p: float) -> tuple[Tensor, ...]:
+    """AITER's tuple.
+
+    Raises:
+        UnsupportedError: S_dmask of a dropout, which no kernel stores.
+    """
+    check.flag(op, "return_attn_probs", return_attn_probs)
+    found = [out] if lse is None else [out, lse]
+    if return_attn_probs:
+        if dropout_p:
+            raise UnsupportedError(f"{op}: no backend supports return_attn_probs with dropout", op,
+                                   {"return_attn_probs": "no kernel stores what was dropped"})
+        found.append(torch.empty(0, dtype=torch.uint8, device=out.device))
+    return tuple(found)

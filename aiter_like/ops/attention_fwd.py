@@ -13,19 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes
-from aiter_like.attention_call import AttentionCall
+from aiter_like import dtypes, philox
+from aiter_like.attention_call import OP, AttentionCall, check_call
 from aiter_like.device import Target, arch_facts
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.tuning.hooks import Tuning
 
-_OP = "flash_attn_fwd"
 _DTYPES = (torch.bfloat16, torch.float16)
 _HIP_HEAD_DIMS = (32, 64, 128)
 _HIP_VARIANTS = ((torch.bfloat16, 0), (torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 0))
 _ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
-_MIN_SCALE = 1e-8  # below it a masked score is no longer below every real one in the kernel's fp32
 _MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
 _MAX_SEQLEN = 2**30 - 1
 _MAX_ROW_STRIDE = 2**24 - 1  # 64 rows of 16-bit elements within a signed 32-bit offset
@@ -40,23 +38,72 @@ def flash_attn_fwd_ref(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v:
                        num_splits: int, how_v3_bf16_cvt: int) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out` and `lse`.
 
-    P stays in fp32, so `how_v3_bf16_cvt` rounds nothing but `out`, and that is always to nearest even.
+    P stays in fp32, so `how_v3_bf16_cvt` rounds nothing but `out`, and that is always to nearest even. Lengths of
+    sequences, and the seed of dropout, are read on the host.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    group_size = q.shape[2] // k.shape[2]
-    keys = k.to(wide).repeat_interleave(group_size, 2)
-    values = v.to(wide).repeat_interleave(group_size, 2)
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.to(wide), keys) * softmax_scale  # [batch, heads, seqlen_q, seqlen_k]
-    seqlen_q, seqlen_k = scores.shape[-2:]
-    hidden = torch.zeros(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
-    if window_right == 0:
-        hidden = torch.ones_like(hidden).triu(seqlen_k - seqlen_q + 1)
-    is_blind = hidden.all(-1, keepdim=True)  # [seqlen_q, 1]: rows that see no key
+    call = AttentionCall(
+        out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, bias, alibi_slopes, sink, q_descale, k_descale,
+        v_descale, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right,
+        sink_size, softcap, dropout_p, num_splits, how_v3_bf16_cvt)
+    if not call.is_varlen:
+        lengths = None if seqlens_k is None else seqlens_k.clamp(0, k.shape[1]).view(-1, 1, 1, 1)
+        _attend(call, out, lse, q, k, v, lengths, bias, alibi_slopes, 0)
+        return
+    starts_q, starts_k = (_bounded(starts, len(tensor)) for starts, tensor in ((cu_seqlens_q, q), (cu_seqlens_k, k)))
+    for index in range(call.batch):
+        rows, keys = slice(*starts_q[index:index + 2]), slice(*starts_k[index:index + 2])
+        own_bias = None if bias is None else bias[rows, :keys.stop - keys.start]
+        slopes = alibi_slopes[index] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes
+        _attend(call, out[None, rows], None if lse is None else lse[None, :, rows], q[None, rows], k[None, keys],
+                v[None, keys], None, own_bias, slopes, index)
+
+
+def _bounded(starts: Tensor, total: int) -> list[int]:
+    """The starts and the end of the sequences, none before the one before it or beyond the tensor."""
+    return list(itertools.accumulate((min(max(start, 0), total) for start in starts.tolist()), max))
+
+
+def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor,
+            lengths: Tensor | None, bias: Tensor | None, slopes: Tensor | None, first: int) -> None:
+    """Sequences `first`, … of equal length; writes `out` and `lse`. lengths: [batch, 1, 1, 1], of the keys that count.
+    """
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    keys, values = (tensor.to(wide).repeat_interleave(q.shape[2] // max(k.shape[2], 1), 2) for tensor in (k, v))
+    # [batch, heads, seqlen_q, seqlen_k]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.to(wide), keys) * call.softmax_scale
+    for descale in (call.q_descale, call.k_descale):
+        scores = scores if descale is None else scores * descale
+    if call.softcap:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    (seqlen_q, seqlen_k), device = scores.shape[-2:], q.device
+    row, key = torch.arange(seqlen_q, device=device)[:, None], torch.arange(seqlen_k, device=device)
+    end = seqlen_k if lengths is None else lengths
+    distance = row + (end - seqlen_q) - key  # how far a key is before the diagonal
+    if bias is not None:
+        scores = scores + bias.to(wide)
+    if slopes is not None:
+        scores = scores - slopes.to(wide)[..., None, None] * distance.abs()
+    hidden = (key >= end).expand(distance.shape)
+    if call.window_right >= 0:
+        hidden = hidden | (distance < -call.window_right)
+    if call.window_left >= 0:
+        hidden = hidden | ((distance > call.window_left) & (key >= call.sink_size))
     scores = scores.masked_fill(hidden, -math.inf)
+    all_scores = scores
+    if call.sink is not None:
+        all_scores = torch.cat((scores, call.sink.to(wide).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
+    total = all_scores.logsumexp(-1)
     if lse is not None:
-        lse.copy_(scores.logsumexp(-1))
-    p = scores.masked_fill(is_blind, 0.0).softmax(-1).masked_fill(is_blind, 0.0)
-    out.copy_(torch.einsum("bhqk,bkhd->bqhd", p, values))
+        lse.copy_(total)
+    p = (scores - total.masked_fill(total == -math.inf, 0.0)[..., None]).exp()  # a row that sees no key: 0
+    if call.dropout_p:
+        heads = torch.arange(p.shape[0] * p.shape[1], device=device).view(*p.shape[:2], 1) + first * p.shape[1]
+        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads, row[:, 0], seqlen_k)
+        p = torch.where(kept, p / (1 - call.dropout_p), 0.0)
+    if lengths is not None:
+        values = values.masked_fill((key[:, None, None] >= lengths), 0.0)  # 0 · NaN is no 0
+    result = torch.einsum("bhqk,bkhd->bqhd", p, values)
+    out.copy_(result if call.v_descale is None else result * call.v_descale)
 
 
 def _instance(*args: Any) -> Instance:
@@ -84,23 +131,8 @@ def _flash_attn_fwd_hip(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v
 
 def _check(*args: Any) -> object:
     call = AttentionCall(*args)
-    q, k, v = call.q, call.k, call.v
-    check.tensor(_OP, "q", q, rank=4, dtypes=_DTYPES)
-    batch, seqlen_q, num_heads, head_dim = q.shape
-    check.tensor(_OP, "k", k, dtypes=(q.dtype,), shape=(batch, None, None, head_dim), device=q.device)
-    check.tensor(_OP, "v", v, dtypes=(q.dtype,), shape=k.shape, device=q.device)
-    if head_dim == 0:
-        raise ValueError(f"{_OP}: q must have a head dimension of at least 1, got shape {tuple(q.shape)}")
-    num_kv_heads = k.shape[2]
-    if (num_kv_heads == 0 and num_heads) or (num_kv_heads and num_heads % num_kv_heads):
-        raise ValueError(f"{_OP}: the heads of q must be a multiple of the heads of k and v, got {num_heads} and "
-                         f"{num_kv_heads}")
-    check.tensor(_OP, "out", call.out, dtypes=(q.dtype,), shape=q.shape, device=q.device)
-    if call.lse is not None:
-        check.tensor(_OP, "lse", call.lse, dtypes=(torch.float32,), shape=(batch, num_heads, seqlen_q), device=q.device)
-    check.real(_OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
-    check.choice(_OP, "how_v3_bf16_cvt", call.how_v3_bf16_cvt, (0, 1, 2))
-    return SKIP if q.numel() == 0 else None
+    check_call(call)
+    return SKIP if call.out.numel() == 0 else None
 
 
 def _kernel_unsupported(call: AttentionCall) -> str | None:
@@ -238,7 +270,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 flash_attn_fwd = Op(
-    _OP, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
+    OP, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
     tune_fields=("mask", "layout", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
                  "head_dim_v", "features", "dtype"),
     writes=("out", "lse"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
