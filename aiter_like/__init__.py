@@ -9,6 +9,9 @@ from aiter_like.enums import QuantType as QuantType
 from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.activation_quant import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
+from aiter_like.ops.attention_fp8 import *  # noqa: F403
+from aiter_like.ops.attention_kvcache import *  # noqa: F403
+from aiter_like.ops.attention_plan import *  # noqa: F403
 from aiter_like.ops.dropout_norm import *  # noqa: F403
 from aiter_like.ops.fused_rope import *  # noqa: F403
 from aiter_like.ops.group_norm import *  # noqa: F403

@@ -21,7 +21,7 @@ PYTHON_FILE_LINES, FUNCTION_LINES, CPP_FILE_LINES, LINE_COLUMNS = 400, 60, 600, 
 PARAMETERS = 12
 ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "flash_attn_func", "flash_attn_varlen_func", "fused_qk_norm_rope_cache_pts_quant_shuffle",
-    "fused_qk_rope_reshape_and_cache",
+    "fused_qk_rope_reshape_and_cache", "flash_attn_varlen_fp8_pertensor_func", "flash_attn_with_kvcache",
     "flash_attn_bwd_ref", "flash_attn_fwd", "flash_attn_fwd_ref"}  # all options of the functions above at once
 DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")
 CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
