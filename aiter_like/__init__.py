@@ -13,6 +13,8 @@ from aiter_like.ops.attention_fp8 import *  # noqa: F403
 from aiter_like.ops.attention_kvcache import *  # noqa: F403
 from aiter_like.ops.attention_plan import *  # noqa: F403
 from aiter_like.ops.dropout_norm import *  # noqa: F403
+from aiter_like.ops.fused_rms_fp8 import *  # noqa: F403
+from aiter_like.ops.fused_rms_quant import *  # noqa: F403
 from aiter_like.ops.fused_rope import *  # noqa: F403
 from aiter_like.ops.group_norm import *  # noqa: F403
 from aiter_like.ops.indexer_cache import *  # noqa: F403

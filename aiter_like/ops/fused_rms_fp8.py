@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""RMSNorm with a quantised result as engines call it, returning new tensors: on the operators of ops/norm_quant.py and
+ops/fused_rms_quant.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes, scales
+from aiter_like.device import target_of
+from aiter_like.ops.fused_rms_quant import fused_rms_quant
+from aiter_like.ops.norm_quant import _rms_norm_quant
+
+__all__ = ["fused_rms_fp8_group_quant", "fused_rms_fp8_per_tensor_static_quant"]
+
+
+def fused_rms_fp8_group_quant(
+        inp1: Tensor, inp1_weight: Tensor, inp1_epsilon: float, inp2: Tensor | None = None,
+        inp2_weight: Tensor | None = None, inp2_epsilon: float | None = None, group_size: int = 128,
+        dtype_quant: torch.dtype | None = None, res1: Tensor | None = None, output_unquantized_inp1: bool = False,
+        transpose_scale: bool = False, is_x_scale_strided: bool = False, *, backend: str | None = None,
+) -> tuple[tuple[Tensor, Tensor], Tensor | None, Tensor | None, Tensor | None]:
+    """Root-mean-square normalisation quantised by group of columns, and that of a second matrix in the same launch.
+
+    `y = rms_norm(inp1 + res1, inp1_weight)`; `q · scale ≈ y`; `out2 = rms_norm(inp2, inp2_weight)`.
+
+    Args:
+        inp1: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        inp1_weight: [hidden], dtype of `inp1` or fp32, contiguous.
+        inp1_epsilon: added to the mean; finite, ≥ 0.
+        inp2: [..., second_hidden], dtype of `inp1`, or None.
+        inp2_weight: [second_hidden], dtype of `inp1_weight`.
+        inp2_epsilon: None: `inp1_epsilon`.
+        group_size: 32, 64 or 128, which divides hidden; 0: one scale per row.
+        dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
+        res1: [..., hidden], dtype of `inp1`, added to it in fp32; None: nothing is.
+        output_unquantized_inp1: whether y is returned too.
+        transpose_scale: the scales lie in memory with groups outermost: that of row m, group g at g · M + m.
+        is_x_scale_strided: with transpose_scale: the scales are a matrix whose strides (1, M) say so; else they look
+            dense.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        ((q, scale), out1, out2, res_out): q like `inp1`, the scales [..., hidden / group_size] fp32, and in the dtype
+        of `inp1` y, the second result and the rounded sum inp1 + res1; None for what was not asked for.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
+
+    Notes:
+        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+
+    Source: AITER's `fused_rms_fp8_group_quant`.
+    """
+    name = "fused_rms_fp8_group_quant"
+    check.flag(name, "transpose_scale", transpose_scale)
+    check.flag(name, "is_x_scale_strided", is_x_scale_strided)
+    q, out1, out2, res_out = _outputs(name, inp1, inp2, dtype_quant, res1, output_unquantized_inp1)
+    scales.check_group(name, inp1.shape[-1], group_size)
+    groups = inp1.shape[-1] // group_size if group_size else 1
+    scale = torch.empty((*inp1.shape[:-1], groups), dtype=torch.float32, device=inp1.device)
+    strided = scale.view(groups, -1).t() if transpose_scale else scale
+    if inp2 is None:
+        _rms_norm_quant(q, strided, res_out, out1, inp1, inp1_weight, inp1_epsilon, res1, None, group_size, 0, False,
+                        backend=backend)
+    else:
+        fused_rms_quant(q, strided, out1, res_out, out2, inp1, inp1_weight, inp1_epsilon, res1, inp2, inp2_weight,
+                        inp1_epsilon if inp2_epsilon is None else inp2_epsilon, group_size, False, False, False,
+                        backend=backend)
+    return (q, strided if transpose_scale and is_x_scale_strided else scale), out1, out2, res_out
+
+
+def fused_rms_fp8_per_tensor_static_quant(
+        inp1: Tensor, inp1_weight: Tensor, inp1_epsilon: float, inp1_scale: Tensor, inp2: Tensor | None = None,
+        inp2_weight: Tensor | None = None, inp2_epsilon: float | None = None, dtype_quant: torch.dtype | None = None,
+        res1: Tensor | None = None, output_unquantized_inp1: bool = False,
+        rmsnorm_convert_to_inp1_type: bool = False, *, backend: str | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Root-mean-square normalisation quantised by a scale that is known before, and that of a second matrix in the same
+    launch.
+
+    `y = rms_norm(inp1 + res1, inp1_weight)`; `q = round(y · (1 / inp1_scale))`, saturated; `out2 = rms_norm(inp2,
+    inp2_weight)`.
+
+    Args:
+        inp1: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        inp1_weight: [hidden], dtype of `inp1` or fp32, contiguous.
+        inp1_epsilon: added to the mean; finite, ≥ 0.
+        inp1_scale: one fp32 number on the device.
+        inp2: [..., second_hidden], dtype of `inp1`, or None.
+        inp2_weight: [second_hidden], dtype of `inp1_weight`.
+        inp2_epsilon: None: `inp1_epsilon`.
+        dtype_quant: the hardware's fp8, or int8; None: the hardware's fp8.
+        res1: [..., hidden], dtype of `inp1`, added to it in fp32; None: nothing is.
+        output_unquantized_inp1: whether y is returned too.
+        rmsnorm_convert_to_inp1_type: y is rounded to the dtype of `inp1` before it is quantised.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        (q, out1, out2, res_out): q like `inp1` and in the dtype of `inp1` y, the second result and the rounded sum
+        inp1 + res1; None for what was not asked for.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, rows above 32768, …).
+
+    Notes:
+        In fp32, to nearest even; NaN stays NaN in fp8, becomes 0 in int8; can be captured in a graph.
+
+    Source: AITER's `fused_rms_fp8_per_tensor_static_quant`.
+    """
+    name = "fused_rms_fp8_per_tensor_static_quant"
+    q, out1, out2, res_out = _outputs(name, inp1, inp2, dtype_quant, res1, output_unquantized_inp1)
+    if inp2 is None:
+        inp2_weight = None
+    fused_rms_quant(q, inp1_scale, out1, res_out, out2, inp1, inp1_weight, inp1_epsilon, res1, inp2, inp2_weight,
+                    inp1_epsilon if inp2_epsilon is None else inp2_epsilon, 0, True, rmsnorm_convert_to_inp1_type,
+                    False, backend=backend)
+    return q, out1, out2, res_out
+
+
+def _outputs(name: str, inp1: Tensor, inp2: Tensor | None, dtype_quant: torch.dtype | None, res1: Tensor | None,
+             has_plain: bool) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """q, out1, out2 and res_out."""
+    for argument, tensor in (("inp1", inp1), ("inp2", inp2), ("res1", res1)):
+        if not isinstance(tensor, Tensor) and (tensor is not None or argument == "inp1"):
+            raise TypeError(f"{name}: {argument} must be a tensor, got {type(tensor).__name__}")
+    if inp1.ndim == 0:
+        raise ValueError(f"{name}: inp1 must have at least 1 dimension, got a scalar")
+    check.flag(name, "output_unquantized_inp1", has_plain)
+    dtype = dtypes.fp8(target_of(inp1.device).arch) if dtype_quant is None else dtype_quant
+    check.choice(name, "dtype_quant", dtype, scales.DTYPES)
+
+    def empty(like: Tensor, dtype: torch.dtype = inp1.dtype) -> Tensor:
+        return torch.empty(like.shape, dtype=dtype, device=inp1.device)
+
+    return (empty(inp1, dtype), empty(inp1) if has_plain else None, None if inp2 is None else empty(inp2),
+            None if res1 is None else empty(inp1))

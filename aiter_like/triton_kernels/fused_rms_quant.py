@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""RMSNorm quantised, and of a second matrix beside it, in Triton; named by the operator of ops/fused_rms_quant.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.scales import largest
+from aiter_like.triton_kernels import scales
+from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.norm import load_sum
+
+
+@triton.jit
+def _fused_rms_quant_kernel(out, scale, plain_out, residual_out, second_out, x, weight, epsilon, residual_in, second,
+                            second_weight, second_epsilon, out_stride, plain_out_stride, residual_out_stride,
+                            second_out_stride, x_stride, residual_in_stride, second_stride, scale_stride, group_stride,
+                            rows, hidden, second_hidden, BLOCK: tl.constexpr, SECOND_BLOCK: tl.constexpr,
+                            GROUP: tl.constexpr, LARGEST: tl.constexpr, IS_STATIC: tl.constexpr,
+                            IS_ROUNDED: tl.constexpr, IS_GEMMA: tl.constexpr):
+    """A row of x, or behind them one of the second matrix, per program; bound: memory."""
+    row = tl.program_id(0).to(tl.int64)
+    if second is not None:
+        if row >= rows:
+            row -= rows
+            column = tl.arange(0, SECOND_BLOCK)
+            values = load_sum(second + row * second_stride, None, column, second_hidden)
+            y = _normed(values, second_weight, second_epsilon, column, second_hidden, x.dtype.element_ty, IS_ROUNDED,
+                        IS_GEMMA)
+            tl.store(second_out + row * second_out_stride + column, y.to(second_out.dtype.element_ty),
+                     mask=column < second_hidden)
+            return
+    column = tl.arange(0, BLOCK)
+    mask = column < hidden
+    values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
+    if residual_in is not None:
+        values += tl.load(residual_in + row * residual_in_stride + column, mask=mask, other=0.0).to(tl.float32)
+        tl.store(residual_out + row * residual_out_stride + column, values.to(residual_out.dtype.element_ty), mask=mask)
+    y = _normed(values, weight, epsilon, column, hidden, x.dtype.element_ty, IS_ROUNDED, IS_GEMMA)
+    if plain_out is not None:
+        tl.store(plain_out + row * plain_out_stride + column, y.to(plain_out.dtype.element_ty), mask=mask)
+    if out is not None:
+        if IS_STATIC:
+            y = y * scales.inverse_of(tl.load(scale))
+        elif GROUP > 0:
+            y = scales.grouped(y, scale + row * scale_stride, group_stride, hidden // GROUP, BLOCK, GROUP, LARGEST)
+        else:
+            own = scales.scale_of(scales.amax(y, 0), LARGEST)
+            tl.store(scale + row * scale_stride, own)
+            y = y * scales.inverse_of(own)
+        tl.store(out + row * out_stride + column, scales.quantised(y, out.dtype.element_ty, LARGEST), mask=mask)
+
+
+@triton.jit
+def _normed(values, weight, epsilon, column, hidden, dtype: tl.constexpr, IS_ROUNDED: tl.constexpr,
+            IS_GEMMA: tl.constexpr):
+    """x / sqrt(mean(x²) + epsilon) · weight in fp32; zeros beyond the row."""
+    w = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+    if IS_GEMMA:
+        w += 1.0
+    y = values * tl.rsqrt(tl.sum(values * values, 0) / hidden + epsilon) * w
+    if IS_ROUNDED:
+        y = y.to(dtype).to(tl.float32)
+    return tl.where(column < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
+
+
+def fused_rms_quant(out: torch.Tensor | None, scale: torch.Tensor | None, plain_out: torch.Tensor | None,
+                    residual_out: torch.Tensor | None, second_out: torch.Tensor | None, input: torch.Tensor,
+                    weight: torch.Tensor, epsilon: float, residual_in: torch.Tensor | None,
+                    second: torch.Tensor | None, second_weight: torch.Tensor | None, second_epsilon: float,
+                    group_size: int, is_static: bool, is_rounded: bool, gemma_norm: bool,
+                    num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first five."""
+    sizes = [input.shape[-1], 1 if second is None else second.shape[-1]]
+    blocks = [triton.next_power_of_2(size) for size in sizes]
+    num_warps = num_warps or min(max(max(blocks) // 512, 1), 16)  # at least 8 elements per lane on a wave of 64
+    matrices = [None if tensor is None else tensor.view(-1, tensor.shape[-1])
+                for tensor in (out, plain_out, residual_out, second_out, input, residual_in, second)]
+    y, plain, total, other, x, residual, more = matrices
+    groups = sizes[0] // group_size if group_size else 1
+    is_matrix = scale is not None and scale.ndim == 2 and scale.shape[1] == groups
+    launch(_fused_rms_quant_kernel, (x.shape[0] + (0 if more is None else more.shape[0]),), y, scale, plain, total,
+           other, x, weight, float(epsilon), residual, more, second_weight, float(second_epsilon),
+           *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
+           *(scale.stride() if is_matrix else (groups, 1)), x.shape[0], *sizes, BLOCK=blocks[0],
+           SECOND_BLOCK=blocks[1], GROUP=group_size, LARGEST=largest(out.dtype) if out is not None else 0.0,
+           IS_STATIC=is_static, IS_ROUNDED=is_rounded, IS_GEMMA=gemma_norm, options={"num_warps": num_warps})
