@@ -13,6 +13,7 @@ from aiter_like.ops.attention_fp8 import *  # noqa: F403
 from aiter_like.ops.attention_kvcache import *  # noqa: F403
 from aiter_like.ops.attention_plan import *  # noqa: F403
 from aiter_like.ops.dropout_norm import *  # noqa: F403
+from aiter_like.ops.flatten_quant import *  # noqa: F403
 from aiter_like.ops.fused_rms_fp8 import *  # noqa: F403
 from aiter_like.ops.fused_rms_quant import *  # noqa: F403
 from aiter_like.ops.fused_rope import *  # noqa: F403

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
 
+import benching
 import pytest
 import torch
 from norm_cases import check_quantised, double, quantised_dtypes
@@ -155,8 +155,6 @@ def test_reads_a_block_once(device):
 
 
 def bench() -> None:
-    import benching
-
     device = torch.device("cuda")
     dtype = quantised_dtypes(device)[0]
     top = torch.finfo(dtype).max
@@ -179,7 +177,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import math
 
+import benching
 import pytest
 import torch
 from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dtypes, rms_norm64, rows_like, vector_like
@@ -242,8 +242,6 @@ def test_everything(device, run, backend):
 
 def bench() -> None:
     """The two norms of latent attention, q quantised by group; and a static scale with a residual."""
-    import benching
-
     device = torch.device("cuda")
     fp8 = quantised_dtypes(device)[0]
     top, norm = torch.finfo(fp8).max, torch.nn.functional.rms_norm
@@ -283,7 +281,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

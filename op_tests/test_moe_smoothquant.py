@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 
+import benching
 import pytest
 import torch
 from norm_cases import check_quantised, double, quantised_dtypes
@@ -139,8 +139,6 @@ def test_opcheck(device, backend):
 
 
 def bench() -> None:
-    import benching
-
     device = torch.device("cuda")
     dtype = quantised_dtypes(device)[0]
     top = torch.finfo(dtype).max
@@ -173,7 +171,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

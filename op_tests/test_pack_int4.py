@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 
+import benching
 import pytest
 import torch
 from quant_cases import BACKENDS
@@ -110,8 +110,6 @@ def test_opcheck(device, backend):
 
 
 def bench() -> None:
-    import benching
-
     device = torch.device("cuda")
 
     def cases():
@@ -133,7 +131,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

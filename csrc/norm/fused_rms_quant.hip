@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // RMSNorm of a matrix, quantised to fp8 or int8, and of a second one as it is, in one launch; y = x / sqrt(mean(x²) +
 // epsilon) · weight, row by row, in fp32. x = input, or input + residual_in, whose rounded sum becomes residual_out.
-// HIP (gfx9) and CUDA. One build per combination of the macros below; LANES · VECTORS · VEC elements cover the longer rows.
+// HIP (gfx9) and CUDA. One build per combination of the macros below; LANES · VECTORS · VEC elements cover the longer
+// rows.
 // QUANT none: y alone; fixed: by a scale in memory; found: one per row (GROUP 0) or per GROUP columns, as quant.h says.
 //
 //   1. the first workgroups take the rows of input, the others those of second: each loads its row into registers

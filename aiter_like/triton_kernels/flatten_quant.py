@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""Flattening and quantisation by group in Triton, named by the operator of ops/flatten_quant.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.scales import largest
+from aiter_like.triton_kernels import scales
+from aiter_like.triton_kernels.launch import launch
+
+_MAX_BLOCK, _TILE = 8192, 2048  # elements of a row, and of short rows together, that a program keeps
+
+
+@triton.jit
+def _flatten_group_quant_kernel(out, scale, x, out_stride, scale_stride, group_stride, token_stride, head_stride,
+                                rows, heads, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+                                LARGEST: tl.constexpr):
+    """ROWS rows of a head each, a scale per group; bound: memory."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    token = (row // heads).to(tl.int64)
+    head = (row % heads).to(tl.int64)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)[None, :]
+        mask = (row < rows) & (column < columns)
+        values = tl.load(x + token * token_stride + head * head_stride + column, mask=mask, other=0.0).to(tl.float32)
+        groups = tl.reshape(values, [ROWS * BLOCK // GROUP, GROUP])
+        own = scales.scale_of(scales.amax(groups, 1), LARGEST)
+        q = tl.reshape(groups * scales.inverse_of(own)[:, None], [ROWS, BLOCK])
+        tl.store(out + token * out_stride + head * columns + column, scales.quantised(q, out.dtype.element_ty, LARGEST),
+                 mask=mask)
+        group = start // GROUP + tl.arange(0, BLOCK // GROUP)[None, :]
+        place = scale + token * scale_stride + (head * (columns // GROUP) + group) * group_stride
+        tl.store(place, tl.reshape(own, [ROWS, BLOCK // GROUP]), mask=(row < rows) & (group * GROUP < columns))
+
+
+def flatten_group_quant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor, group_size: int,
+                        num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `scale`."""
+    tokens, heads, columns = input.shape
+    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
+    count = max(1, min(_TILE // block, triton.next_power_of_2(tokens * heads)))
+    launch(_flatten_group_quant_kernel, (triton.cdiv(tokens * heads, count),), out, scale, input, out.stride(0),
+           *scale.stride(), *input.stride()[:2], tokens * heads, heads, columns, ROWS=count, BLOCK=block,
+           GROUP=group_size, LARGEST=largest(out.dtype),
+           options={"num_warps": num_warps or min(max(count * block // 512, 1), 8)})

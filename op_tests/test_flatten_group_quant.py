@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Heads flattened and quantised by group: every backend against float64; bad input; `--bench`: a table."""
+
+from __future__ import annotations
+
+import functools
+
+import benching
+import pytest
+import torch
+from norm_cases import check_quantised, double, quantised_dtypes
+from quant_cases import BACKENDS, matrix, same_numbers, special
+from torch import Tensor
+
+import aiter_like
+from aiter_like.device import target_of
+from aiter_like.errors import UnsupportedError
+from aiter_like.testing import strided_like
+
+INT8 = torch.int8
+QUANT = aiter_like.fused_flatten_fp8_group_quant
+
+
+@pytest.mark.parametrize("tokens, heads, columns, group_size, index", (
+    (7, 3, 128, 128, 0), (5, 2, 384, 128, 1), (1, 1, 32, 32, 1)))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_float64(device, run, backend, tokens, heads, columns, group_size, index):
+    dtype = quantised_dtypes(device)[index]
+    x = matrix(device, tokens, heads, columns, seed=columns)
+    q, scale = run(backend, QUANT, x, group_size, dtype)
+    assert q.shape == (tokens, heads * columns) and q.dtype == dtype
+    check_quantised(q, scale, double(x).flatten(1), group_size)
+    expected = QUANT(x, group_size, dtype, backend="torch")
+    assert same_numbers(q, expected[0]) and torch.equal(scale, expected[1])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_dtype_and_width(device, run, backend, dtype):
+    for tokens, heads, columns in ((1, 128, 128), (33, 5, 512), (600, 16, 64), (3, 2, 32768), (2, 3, 96)):
+        for group_size in (32, 64, 128):
+            for out_dtype in quantised_dtypes(device) if columns % group_size == 0 else ():
+                x = matrix(device, tokens, heads, columns, dtype=dtype, seed=tokens)
+                check_quantised(*QUANT(x, group_size, out_dtype, backend=backend), double(x).flatten(1), group_size)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strides_and_orders_of_scales(device, run, backend):
+    """Heads outermost in memory, padded, at an odd address; scales with groups outermost."""
+    x = matrix(device, 7, 3, 128)
+    q, scale = run(backend, QUANT, x, 128)
+    turned = x.transpose(0, 1).contiguous()
+    for view in (turned.transpose(0, 1), strided_like(turned, (0, 1, 8)).transpose(0, 1),
+                 strided_like(x, (1, 0, 3), offset=1), x.expand(7, 3, 128)):
+        again = run(backend, QUANT, view, 128)
+        assert same_numbers(again[0], q) and torch.equal(again[1], scale)
+    again = run(backend, QUANT, x, 128, transpose_scale=True)
+    assert again[1].stride() == (1, 7) and torch.equal(again[1], scale) and same_numbers(again[0], q)
+    shared = x[:, :1].expand(7, 3, 128)
+    check_quantised(*run(backend, QUANT, shared, 128), double(shared).flatten(1), 128)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_rows(device, run, backend):
+    x = special(device, 384).view(7, 3, 128)
+    q, scale = run(backend, QUANT, x, 128)
+    expected = QUANT(x, 128, backend="torch")
+    assert same_numbers(q, expected[0]) and same_numbers(scale, expected[1])
+    assert (q[0].float() == 0).all() and (scale[0] > 0).all() and scale[1].isnan().any() and scale[2].isinf().any()
+    check_quantised(q[4:], scale[4:], double(x[4:]).flatten(1), 128)
+
+
+def test_empty_and_bad_input(device):
+    x = matrix(device, 3, 2, 128)
+    q, scale = QUANT(x[:0], 128)
+    assert q.shape == (0, 256) and scale.shape == (0, 2)
+    other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
+    for message, kind, args, options in (
+            ("x must be a tensor", TypeError, ([1.0], 128), {}),
+            ("x must have 3 dimensions", ValueError, (x[0], 128), {}),
+            ("input must have dtype", TypeError, (x.int(), 128), {}),
+            ("input must be contiguous in its last dimension", ValueError, (x.mT.contiguous().mT, 128), {}),
+            ("group_size must be 32, 64 or 128", ValueError, (x, 0), {}),
+            ("group_size must divide the row", ValueError, (x[:, :, :96], 64), {}),
+            ("dtype_quant must be", ValueError, (x, 128, torch.uint8), {}),
+            ("shuffle_scale must be True or False", TypeError, (x, 128, INT8, 1), {}),
+            ("fp8 on .* is", UnsupportedError, (x, 128, other), {"backend": "hip"})):
+        with pytest.raises(kind, match=message):
+            QUANT(*args, **options)
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_opcheck(device, backend):
+    x = matrix(device, 5, 2, 384).transpose(0, 1).contiguous().transpose(0, 1)
+    args = torch.empty(5, 768, dtype=INT8, device=device), torch.empty(5, 6, device=device), x, 128
+    torch.library.opcheck(torch.ops.aiter_like.flatten_group_quant_out, args, {"backend": backend})
+    torch.library.opcheck(torch.ops.aiter_like.flatten_group_quant, (x, 128, INT8), {"backend": backend})
+
+
+def bench() -> None:
+    device = torch.device("cuda")
+    dtype = quantised_dtypes(device)[0]
+    top = torch.finfo(dtype).max
+
+    def peer(x: Tensor) -> tuple[Tensor, Tensor]:
+        groups = x.flatten(1).float().unflatten(-1, (-1, 128))
+        scale = groups.abs().amax(-1).clamp(min=2.0**-110) / top
+        return (groups / scale.unsqueeze(-1)).clamp(-top, top).to(dtype).flatten(-2), scale
+
+    def cases():
+        for tokens, heads, columns in ((8192, 128, 128), (4096, 16, 128), (64, 128, 128), (1, 128, 128)):
+            x = matrix(device, heads, tokens, columns).transpose(0, 1)
+            calls = benching.by_backend(QUANT, x, 128)
+            calls["torch.compile"] = functools.partial(benching.compiled(peer), x)
+            yield benching.Case(f"{tokens}×{heads}×{columns}", x.numel() * 3 + x.numel() // 32, calls,
+                                lambda result, x=x: check_quantised(result[0][:32], result[1][:32],
+                                                                    double(x[:32]).flatten(1), 128))
+
+    benching.table("flatten_group_quant bf16 → fp8", cases())
+
+
+if __name__ == "__main__":
+    benching.main(bench, __doc__)
