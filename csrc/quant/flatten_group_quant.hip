@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Dynamic quantisation of [tokens, heads, columns], of any strides, to fp8 or int8 [tokens, heads · columns] with a scale
-// per GROUP columns, by the rule of quant.h: the flattening of attention's output without a copy. HIP (gfx9) and CUDA.
-// One build per combination of the macros below.
+// Dynamic quantisation of [tokens, heads, columns], of any strides, to fp8 or int8 [tokens, heads · columns] with a
+// scale per GROUP columns, by the rule of quant.h: the flattening of attention's output without a copy. HIP (gfx9) and
+// CUDA. One build per combination of the macros below.
 //
 //   1. each lane loads its 16-byte vectors of a head's row into registers
 //   2. largest magnitude over a group's lanes, within a wave
