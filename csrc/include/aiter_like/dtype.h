@@ -107,6 +107,19 @@ struct FromFloat<f16, Rounding::kNearestEven> {
   }
 };
 
+template <>
+struct FromFloat<f16, Rounding::kTowardZero> {
+  __device__ static f16 convert(float x) {
+    f16 result;
+#if defined(__HIP__)
+    result = __builtin_bit_cast(f16, __builtin_amdgcn_cvt_pkrtz(x, 0.f)[0]);
+#else
+    asm("cvt.rz.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(x));
+#endif
+    return result;
+  }
+};
+
 /// Two fp8 values, the first in the low byte; beyond the largest value they saturate, NaN stays NaN.
 __device__ inline uint16_t to_fp8_pair(float low, float high) {
 #if defined(__HIP__)

@@ -53,7 +53,8 @@ __device__ inline BufferDescriptor make_buffer(const void* base, uint32_t bytes)
 constexpr uint32_t kOutOfRange = 0x80000000u;  // an offset beyond every buffer
 
 /// ROWS × COLUMNS elements from row `first_row` on, all columns of the view from the first on. The view's rows are
-/// less than 2^23 elements apart and do not overlap, and it has whole 16-byte chunks of columns, at most COLUMNS.
+/// less than 2^23 elements apart and do not overlap; they have whole 16-byte chunks of columns, at most COLUMNS. Chunks
+/// may start at any element: gfx9 runs in unaligned access mode, where an aligned access is only faster.
 template <class T, int ROWS, int COLUMNS>
 struct TileWindow {
   static constexpr int kRows = ROWS, kColumns = COLUMNS;
@@ -125,7 +126,7 @@ __device__ inline void store_transposed(const WINDOW& window, const TILE& tile, 
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
         values[i] = from_float<T, kMode>(tile.get(s, Layout::element_at(span, place + i)));
-      store_vec(destination + column, values);
+      __builtin_memcpy(destination + column, &values, sizeof(values));
     }
   }
 }

@@ -40,10 +40,12 @@ struct Layout {
     return WIDTH * OWNED_STEP * (strip / OWNED_STEP) + OWNED_STEP * owner() + strip % OWNED_STEP;
   }
 
-  /// Depth of element `element` of this lane, of any strip.
-  __device__ static int depth(int element) {
+  /// Depth of element `element` of this lane, of any strip: that of its first element, and a constant.
+  __device__ static int depth(int element) { return first_depth() + depth_after_first(element); }
+  __device__ static int first_depth() { return kSpan * group(); }
+  static constexpr __host__ __device__ int depth_after_first(int element) {
     const int run = element / RUN;
-    return kSpan * (kGroups * (run / DEPTH_STEP) + group()) + DEPTH_STEP * (element % RUN) + run % DEPTH_STEP;
+    return kSpan * kGroups * (run / DEPTH_STEP) + DEPTH_STEP * (element % RUN) + run % DEPTH_STEP;
   }
 
   /// The element that holds index `place` of span `span`: depth(element_at(span, place)) = depth of the span + place.

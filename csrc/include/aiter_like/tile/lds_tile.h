@@ -2,8 +2,8 @@
 // Tiles in LDS. The type owns its bytes and its swizzle; a wave reads its operands from it, by rows or transposed.
 //
 // LDS has 32 banks of 4 bytes. It serves ds_read_b128 for 8 consecutive lanes at once, b64 for 16 and b32 for 32: the
-// swizzles put what these read into different banks. A swizzle is a function of the offset in the tile as it would be
-// without; it is its own inverse, so that a copy that can only write linearly (dma.h) swizzles its source instead.
+// swizzles put what these read into different banks. A swizzle flips bits of an offset, which bits depends on the row.
+// It is its own inverse, so that a copy that can only write linearly (dma.h) swizzles its source instead.
 #pragma once
 
 #include "aiter_like/tile/reg_tile.h"
@@ -12,8 +12,8 @@ namespace aiter_like::tile {
 
 struct Linear {
   template <int ROW_BYTES>
-  static constexpr __host__ __device__ int apply(int offset) {
-    return offset;
+  static constexpr __host__ __device__ int flips(int) {
+    return 0;
   }
 };
 
@@ -21,9 +21,8 @@ struct Linear {
 /// where two rows share the 128 bytes of all banks, at c ^ (r / 2 mod 4).
 struct SwizzledByRow {
   template <int ROW_BYTES>
-  static constexpr __host__ __device__ int apply(int offset) {
-    const int row = offset / ROW_BYTES;
-    return offset ^ ((ROW_BYTES == 64 ? (row >> 1) & 3 : row & 7) << 4);
+  static constexpr __host__ __device__ int flips(int row) {
+    return (ROW_BYTES == 64 ? (row >> 1) & 3 : row & 7) << 4;
   }
 };
 
@@ -31,8 +30,8 @@ struct SwizzledByRow {
 /// bytes.
 struct SwizzledByColumn {
   template <int ROW_BYTES>
-  static constexpr __host__ __device__ int apply(int offset) {
-    return offset ^ (((offset / ROW_BYTES >> 2) & 1) << 6);
+  static constexpr __host__ __device__ int flips(int row) {
+    return ((row >> 2) & 1) << 6;
   }
 };
 
@@ -48,10 +47,14 @@ struct alignas(128) LdsTile {
   char bytes[kBytes];
 
   static constexpr __host__ __device__ int offset(int row, int byte) {
-    return SWIZZLE::template apply<kRowBytes>(row * kRowBytes + byte);
+    const int flips = SWIZZLE::template flips<kRowBytes>(row);
+    if constexpr (kRowBytes == 64) return (row * kRowBytes + byte) ^ flips;  // may swap two rows
+    return row * kRowBytes + (byte ^ flips);  // equal, and constants in row and byte end up in the instruction
   }
   /// row · kRowBytes + byte of what is at an offset.
-  static constexpr __host__ __device__ int unswizzled(int offset) { return SWIZZLE::template apply<kRowBytes>(offset); }
+  static constexpr __host__ __device__ int unswizzled(int offset) {
+    return offset ^ SWIZZLE::template flips<kRowBytes>(offset / kRowBytes);
+  }
   template <class WORD>
   __device__ WORD& at(int row, int byte) {
     return *reinterpret_cast<WORD*>(bytes + offset(row, byte));

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""Backend "ck" of flash_attn_fwd: which build of csrc/attention/flash_attn_fwd_tile.hip serves a call, and its name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import dtypes
+from aiter_like.attention_call import AttentionCall
+from aiter_like.device import Target
+from aiter_like.jit import Instance, compile_ops
+
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.float32: "float"}
+_HEAD_DIMS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (32, 64, 96, 128, 192, 256), "fp8": (64, 128, 192, 256)}
+_ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
+_BLOCK_N, _WAVES = 64, 4  # as in the kernel
+_MAX_GRID = 65535  # of a launch's second and third dimension
+_MAX_ROWS = 2**30 - 1
+_MAX_ROW_STRIDE = 2**23 - 1  # 64 rows within 31 bits of bytes
+
+
+@dataclass(frozen=True)
+class TileInstance:
+    """One build of the kernel. What is not here is an argument of every build: lengths, packed or dense, strides,
+    grouped heads, the window's size, sink tokens, a learned sink, the log-sum-exp.
+
+    Attributes:
+        element, out_element: "bf16", "f16", "fp8" of q, k and v; "bf16" or "f16" of out.
+        head_dim, head_dim_v: of q and k, of v and out; a call's are padded with zeros to them.
+        row_tiles: rows of a wave, in 16.
+        is_masked: causal or window.
+        bias: element of an added bias, "" for none.
+        has_alibi, has_softcap: further terms of a score.
+        rounding: of P and out, a value of how_v3_bf16_cvt.
+    """
+
+    element: str
+    out_element: str
+    head_dim: int
+    head_dim_v: int
+    row_tiles: int
+    is_masked: bool
+    bias: str
+    has_alibi: bool
+    has_softcap: bool
+    rounding: int
+
+    @property
+    def name(self) -> str:
+        """bf16_obf16_d128x128_b128x64_w4_qrksvs_nmask_nbias_nalibi_ncap_rtna: what is absent is spelled, with an n."""
+        return "_".join((
+            self.element, f"o{self.out_element}", f"d{self.head_dim}x{self.head_dim_v}",
+            f"b{16 * _WAVES * self.row_tiles}x{_BLOCK_N}", f"w{_WAVES}", "qrksvs", "mask" if self.is_masked else "nmask",
+            f"bias{self.bias}" if self.bias else "nbias", "alibi" if self.has_alibi else "nalibi",
+            "cap" if self.has_softcap else "ncap", _ROUNDINGS[self.rounding]))
+
+    @staticmethod
+    def parse(name: str) -> TileInstance:
+        """The instance of a name.
+
+        Raises:
+            ValueError: not such a name.
+        """
+        found = _NAME.fullmatch(name)
+        if found is None:
+            raise ValueError(f"flash_attn_fwd: {name!r} is no name of an instance of backend ck")
+        part = found.groupdict()
+        return TileInstance(part["element"], part["out"], int(part["dim"]), int(part["dim_v"]),
+                            int(part["rows"]) // (16 * _WAVES), part["mask"] == "mask", part["bias"] or "",
+                            part["alibi"] == "alibi", part["cap"] == "cap", _ROUNDINGS.index(part["rounding"]))
+
+    def instance(self) -> Instance:
+        """For the JIT."""
+        return Instance(self.name, {
+            "ELEMENT": self.element, "OUT_ELEMENT": self.out_element, "HEAD_DIM": self.head_dim,
+            "HEAD_DIM_V": self.head_dim_v, "ROW_TILES": self.row_tiles, "IS_MASKED": self.is_masked,
+            "BIAS": self.bias or "void", "HAS_ALIBI": self.has_alibi, "HAS_SOFTCAP": self.has_softcap,
+            "ROUNDING": self.rounding})
+
+
+_NAME = re.compile(rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16)_d(?P<dim>\d+)x(?P<dim_v>\d+)_b(?P<rows>\d+)x{_BLOCK_N}"
+                   rf"_w{_WAVES}_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_"
+                   rf"(?P<cap>n?cap)_(?P<rounding>{'|'.join(_ROUNDINGS)})")
+
+
+def _row_tiles(head_dim: int, head_dim_v: int) -> int:
+    """Two where Q, O and the scores of 32 rows fit a wave's registers."""
+    return 2 if head_dim + head_dim_v <= 320 else 1
+
+
+def tile_instance(call: AttentionCall) -> TileInstance:
+    """The build that serves a call."""
+    element, out_element = _ELEMENTS[call.q.dtype], _ELEMENTS[call.out.dtype]
+    head_dim, head_dim_v = (next(size for size in _HEAD_DIMS[element] if size >= dim)
+                            for dim in (call.head_dim, call.head_dim_v))
+    rounding = call.how_v3_bf16_cvt if out_element == "bf16" or call.how_v3_bf16_cvt == 2 else 0
+    return TileInstance(element, out_element, head_dim, head_dim_v,
+                        row_tiles=_row_tiles(head_dim, head_dim_v),
+                        is_masked=call.mask != "none", bias="" if call.bias is None else _ELEMENTS[call.bias.dtype],
+                        has_alibi=call.alibi_slopes is not None, has_softcap=call.softcap > 0, rounding=rounding)
+
+
+def _instance(*args: Any) -> Instance:
+    return tile_instance(AttentionCall(*args)).instance()
+
+
+def _prebuilt() -> list[Instance]:
+    """Plain and masked, without further terms, for the default rounding."""
+    return [TileInstance(element, element, dim, dim_v, _row_tiles(dim, dim_v), is_masked, "", False, False,
+                         1 if element == "bf16" else 0).instance()
+            for element in ("bf16", "f16") for is_masked in (False, True)
+            for dim, dim_v in ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))]
+
+
+@compile_ops("attention/flash_attn_fwd_tile.hip", gen_func=_instance, platforms=("hip",), prebuild=_prebuilt)
+def _flash_attn_fwd_ck(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None,
+                       cu_seqlens_k: Tensor | None, seqlens_k: Tensor | None, bias: Tensor | None,
+                       alibi_slopes: Tensor | None, sink: Tensor | None, q_descale: Tensor | None,
+                       k_descale: Tensor | None, v_descale: Tensor | None, rng_state: Tensor | None,
+                       workspace: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
+                       window_left: int, window_right: int, sink_size: int, softcap: float, dropout_p: float,
+                       num_splits: int, how_v3_bf16_cvt: int) -> None: ...
+
+
+def ck_unsupported(target: Target, *args: Any) -> str | None:
+    """What the kernel refuses."""
+    call = AttentionCall(*args)
+    if target.platform != "hip" or target.arch != "gfx942":
+        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    if call.dropout_p > 0:
+        return "no dropout"
+    return _dtypes_unsupported(call) or _shapes_unsupported(call)
+
+
+def _dtypes_unsupported(call: AttentionCall) -> str | None:
+    element = _ELEMENTS.get(call.q.dtype)
+    if element not in _HEAD_DIMS or call.k.dtype != call.q.dtype or call.v.dtype != call.q.dtype:
+        names = ", ".join(dtypes.name(tensor.dtype) for tensor in (call.q, call.k, call.v))
+        return f"q, k, v of bf16, fp16 or {dtypes.name(dtypes.fp8('gfx942'))}, got {names}"
+    outs = (torch.bfloat16, torch.float16) if element == "fp8" else (call.q.dtype,)
+    if call.out.dtype not in outs:
+        return f"out of {' or '.join(map(dtypes.name, outs))}, got {dtypes.name(call.out.dtype)}"
+    if element == "fp8" and None in (call.q_descale, call.k_descale, call.v_descale):
+        return "fp8 needs q_descale, k_descale and v_descale"
+    if call.bias is not None and _ELEMENTS.get(call.bias.dtype) not in ("bf16", "f16", "float"):
+        return f"bias of bf16, fp16 or fp32, got {dtypes.name(call.bias.dtype)}"
+    return None
+
+
+def _shapes_unsupported(call: AttentionCall) -> str | None:
+    multiple, largest = 16 // call.q.element_size(), _HEAD_DIMS[_ELEMENTS[call.q.dtype]][-1]
+    for dim in (call.head_dim, call.head_dim_v):
+        if dim % multiple or dim > largest:
+            return f"head dimensions must be multiples of {multiple}, at most {largest}, got {dim}"
+    if call.softmax_scale > 1e30:
+        return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
+    rows = 0 if call.is_varlen else 1
+    for name, size, limit in (("batch", call.batch, _MAX_GRID), ("number of heads", call.num_heads, _MAX_GRID),
+                              ("length of q", call.q.shape[rows], _MAX_ROWS),
+                              ("length of k", call.k.shape[rows], _MAX_ROWS)):
+        if size > limit:
+            return f"{name} at most {limit}, got {size}"
+    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
+        if tensor.shape[rows] > 1 and not tensor.shape[-1] <= tensor.stride(rows) <= _MAX_ROW_STRIDE:
+            return f"row stride of {name} from {tensor.shape[-1]} to {_MAX_ROW_STRIDE} elements, got {tensor.stride(rows)}"
+    if call.bias is not None and call.bias.shape[-1] > 1 and call.bias.stride(-1) != 1:
+        return "bias must be contiguous in its last dimension"
+    return None

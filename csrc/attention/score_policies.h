@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT
+// What may happen to a score q · k before the softmax, as functors that a kernel is composed of. A switched-off one is
+// the identity and costs nothing. Scores are in base 2 from the first step on: everything comes multiplied by log2 e.
+#pragma once
+
+#include "aiter_like/math.h"
+
+namespace aiter_like {
+
+constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+/// cap · tanh(scale · x / cap), or scale · x.
+template <bool IS_ON>
+struct Softcap {
+  float inner, outer;
+  __device__ Softcap(float scale, float cap) : inner(IS_ON ? scale / cap : scale * kLog2E), outer(cap * kLog2E) {}
+  __device__ float operator()(float x) const { return IS_ON ? outer * fast_tanh(inner * x) : inner * x; }
+};
+
+/// Adds element (row, column) of a matrix, row 0 being the wave's first one. Indices beyond the matrix, whose scores are
+/// not used, are moved to its edge. Row stride and columns are at most 2^24.
+template <class T>
+struct Bias {
+  const T* data;  // the same in all lanes: with an offset of 32 bits no lane needs an address of its own
+  uint32_t row_stride;
+  int rows, columns;
+
+  __device__ Bias(const T* data, int64_t offset, int64_t row_stride, int first_row, int rows, int columns)
+      : data(data + offset + first_row * row_stride), row_stride(static_cast<uint32_t>(row_stride)),
+        rows(rows - first_row), columns(columns) {}
+
+  /// For elements of one row, by their distance from `first_column`.
+  struct Row {
+    const T* data;
+    uint32_t row_offset;
+    int first_column, last_column;
+    __device__ float operator()(float x, int i) const {
+      const uint32_t column = first_column + i < last_column ? first_column + i : last_column;
+      const uint32_t bytes = (row_offset + column) * static_cast<uint32_t>(sizeof(T));
+      return __builtin_fmaf(to_float(*reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + bytes)), kLog2E,
+                            x);
+    }
+  };
+  __device__ Row at(int row, int first_column) const {
+    return {data, (row < rows ? row : rows - 1) * row_stride, first_column, columns - 1};
+  }
+};
+template <>
+struct Bias<void> {
+  struct Row {
+    __device__ float operator()(float x, int) const { return x; }
+  };
+  __device__ Bias(const void*, int64_t, int64_t, int, int, int) {}
+  __device__ Row at(int, int) const { return {}; }
+};
+
+/// Subtracts slope · |row + delta − column|.
+template <bool IS_ON>
+struct Alibi {
+  float slope;  // times log2 e
+  int delta;
+
+  /// For elements of one row, by their distance from `first_column`. In floats: exact up to 2^24.
+  struct Row {
+    float slope, distance;
+    __device__ float operator()(float x, int i) const {
+      return IS_ON ? __builtin_fmaf(-slope, __builtin_fabsf(distance - static_cast<float>(i)), x) : x;
+    }
+  };
+  __device__ Row at(int row, int first_column) const {
+    return {slope, static_cast<float>(row + delta - first_column)};
+  }
+};
+
+}  // namespace aiter_like
