@@ -88,9 +88,9 @@ _NAME = re.compile(rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16)_d(?P<dim>\d+)
                    rf"(?P<cap>n?cap)_(?P<rounding>{'|'.join(_ROUNDINGS)})")
 
 
-def _row_tiles(head_dim: int, head_dim_v: int) -> int:
-    """Two where Q, O and the scores of 32 rows fit a wave's registers."""
-    return 2 if head_dim + head_dim_v <= 320 else 1
+def _row_tiles(head_dim: int, head_dim_v: int, num_terms: int) -> int:
+    """Two where Q, O and the scores of 32 rows fit a wave's registers, with what a score's further terms need."""
+    return 2 if head_dim + head_dim_v <= (320 if num_terms < 3 else 192) else 1
 
 
 def tile_instance(call: AttentionCall) -> TileInstance:
@@ -99,10 +99,11 @@ def tile_instance(call: AttentionCall) -> TileInstance:
     head_dim, head_dim_v = (next(size for size in _HEAD_DIMS[element] if size >= dim)
                             for dim in (call.head_dim, call.head_dim_v))
     rounding = call.how_v3_bf16_cvt if out_element == "bf16" or call.how_v3_bf16_cvt == 2 else 0
+    has_bias, has_alibi, has_softcap = call.bias is not None, call.alibi_slopes is not None, call.softcap > 0
     return TileInstance(element, out_element, head_dim, head_dim_v,
-                        row_tiles=_row_tiles(head_dim, head_dim_v),
-                        is_masked=call.mask != "none", bias="" if call.bias is None else _ELEMENTS[call.bias.dtype],
-                        has_alibi=call.alibi_slopes is not None, has_softcap=call.softcap > 0, rounding=rounding)
+                        row_tiles=_row_tiles(head_dim, head_dim_v, has_bias + has_alibi + has_softcap),
+                        is_masked=call.mask != "none", bias=_ELEMENTS[call.bias.dtype] if has_bias else "",
+                        has_alibi=has_alibi, has_softcap=has_softcap, rounding=rounding)
 
 
 def _instance(*args: Any) -> Instance:
@@ -111,7 +112,7 @@ def _instance(*args: Any) -> Instance:
 
 def _prebuilt() -> list[Instance]:
     """Plain and masked, without further terms, for the default rounding."""
-    return [TileInstance(element, element, dim, dim_v, _row_tiles(dim, dim_v), is_masked, "", False, False,
+    return [TileInstance(element, element, dim, dim_v, _row_tiles(dim, dim_v, 0), is_masked, "", False, False,
                          1 if element == "bf16" else 0).instance()
             for element in ("bf16", "f16") for is_masked in (False, True)
             for dim, dim_v in ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))]

@@ -9,8 +9,8 @@ import torch
 from tile_program import Program
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.float8_e4m3fnuz}
-COLUMNS = (32, 64, 96, 128, 160, 192, 256)
-CASES = [(t, columns) for t in DTYPES for columns in COLUMNS if t != "fp8" or columns % 64 == 0]
+COLUMNS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (128,), "fp8": (64, 128, 192)}
+CASES = [(t, columns) for t in DTYPES for columns in COLUMNS[t]]
 GROUP_LANES = {16: 8, 8: 16, 4: 32}  # bytes of a lane's access → lanes that LDS serves at once
 program = Program("lds_tile.h", """
 template <class T, int COLUMNS, class SWIZZLE>
