@@ -167,8 +167,9 @@ def _shapes_unsupported(call: AttentionCall) -> str | None:
         if size > limit:
             return f"{name} at most {limit}, got {size}"
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
-        if tensor.shape[rows] > 1 and not tensor.shape[-1] <= tensor.stride(rows) <= _MAX_ROW_STRIDE:
-            return f"row stride of {name} from {tensor.shape[-1]} to {_MAX_ROW_STRIDE} elements, got {tensor.stride(rows)}"
+        least, stride = tensor.shape[-1], tensor.stride(rows)
+        if tensor.shape[rows] > 1 and not least <= stride <= _MAX_ROW_STRIDE:
+            return f"row stride of {name} from {least} to {_MAX_ROW_STRIDE} elements, got {stride}"
     if call.bias is not None and call.bias.shape[-1] > 1 and call.bias.stride(-1) != 1:
         return "bias must be contiguous in its last dimension"
     return None
