@@ -55,9 +55,9 @@ class TileInstance:
         """bf16_obf16_d128x128_b128x64_w4_qrksvs_nmask_nbias_nalibi_ncap_rtna: what is absent is spelled, with an n."""
         return "_".join((
             self.element, f"o{self.out_element}", f"d{self.head_dim}x{self.head_dim_v}",
-            f"b{16 * _WAVES * self.row_tiles}x{_BLOCK_N}", f"w{_WAVES}", "qrksvs", "mask" if self.is_masked else "nmask",
-            f"bias{self.bias}" if self.bias else "nbias", "alibi" if self.has_alibi else "nalibi",
-            "cap" if self.has_softcap else "ncap", _ROUNDINGS[self.rounding]))
+            f"b{16 * _WAVES * self.row_tiles}x{_BLOCK_N}", f"w{_WAVES}", "qrksvs",
+            "mask" if self.is_masked else "nmask", f"bias{self.bias}" if self.bias else "nbias",
+            "alibi" if self.has_alibi else "nalibi", "cap" if self.has_softcap else "ncap", _ROUNDINGS[self.rounding]))
 
     @staticmethod
     def parse(name: str) -> TileInstance:
@@ -83,8 +83,8 @@ class TileInstance:
             "ROUNDING": self.rounding})
 
 
-_NAME = re.compile(rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16)_d(?P<dim>\d+)x(?P<dim_v>\d+)_b(?P<rows>\d+)x{_BLOCK_N}"
-                   rf"_w{_WAVES}_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_"
+_NAME = re.compile(rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16)_d(?P<dim>\d+)x(?P<dim_v>\d+)_"
+                   rf"b(?P<rows>\d+)x{_BLOCK_N}_w{_WAVES}_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_"
                    rf"(?P<cap>n?cap)_(?P<rounding>{'|'.join(_ROUNDINGS)})")
 
 

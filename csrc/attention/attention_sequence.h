@@ -64,7 +64,9 @@ struct KeyBlocks {
     if (sink_end > end) sink_end = end;
   }
   __device__ int begin() const { return sink_end > 0 ? 0 : window_begin; }
-  __device__ int next(int block) const { return block + 1 < sink_end || block >= window_begin ? block + 1 : window_begin; }
+  __device__ int next(int block) const {
+    return block + 1 < sink_end || block >= window_begin ? block + 1 : window_begin;
+  }
 };
 
 }  // namespace aiter_like

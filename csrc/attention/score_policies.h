@@ -13,7 +13,8 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 template <bool IS_ON>
 struct Softcap {
   float inner, outer;
-  __device__ Softcap(float scale, float cap) : inner(IS_ON ? scale / cap : scale * kLog2E), outer(cap * kLog2E) {}
+  __device__ Softcap(float scale, float cap)
+      : inner(IS_ON ? scale / cap : scale * kLog2E), outer(cap * kLog2E) {}
   __device__ float operator()(float x) const { return IS_ON ? outer * fast_tanh(inner * x) : inner * x; }
 };
 
