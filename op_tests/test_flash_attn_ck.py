@@ -4,66 +4,165 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
+from attention_cases import check_dense, check_varlen, dense, features, packed
 
 import aiter_like
 from aiter_like import sim
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import build
+from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck
-from aiter_like.testing import check_attention, strided_like
+from aiter_like.testing import strided_like
+from aiter_like.testing_attention import check_attention
 
+BF16, F16 = torch.bfloat16, torch.float16
 # dtype, head dimension, causal, rounding: the instances that the tests of values share
-PLAIN = [(torch.bfloat16, 32, True, 0), (torch.bfloat16, 64, False, 2), (torch.float16, 96, True, 0),
-         (torch.bfloat16, 128, True, 0), (torch.bfloat16, 128, False, 1), (torch.float16, 256, True, 2)]
-
-
-def dense(device, batch, seqlen_q, seqlen_k, heads, kv_heads, head_dim, dtype, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(batch, seqlen_q, heads, head_dim, generator=generator)
-    k, v = torch.randn(2, batch, seqlen_k, kv_heads, head_dim, generator=generator)
-    return q.to(device, dtype), k.to(device, dtype), v.to(device, dtype)
-
-
-def check(run, q, k, v, causal, rounding, scale=None):
-    """`out` of the backend, after comparison of it and its LSE with float64."""
-    out, lse = run("ck", aiter_like.flash_attn_func, q, k, v, softmax_scale=scale, causal=causal, return_lse=True,
-                   how_v3_bf16_cvt=rounding)
-    check_attention(out, lse, q, k, v, scale, causal, ("rtne", "rtna", "rtz")[rounding])
-    return out
+PLAIN = [(BF16, 32, True, 0), (BF16, 64, False, 2), (BF16, 64, True, 0), (F16, 96, True, 0), (BF16, 128, True, 0),
+         (BF16, 128, False, 1), (F16, 256, True, 2)]
+WINDOWS = ((0, 0), (17, 5), (-1, 40), (64, -1), (100, 0, 3), (30, 70, 70), (20, 0, 300))
+SEQUENCES = ((5, 70, 0, 130, 1), (40, 70, 9, 0, 200))  # lengths of queries and keys
 
 
 @pytest.mark.parametrize("dtype, head_dim, causal, rounding", PLAIN)
 def test_plain(device, run, dtype, head_dim, causal, rounding):
-    """One key, fewer keys than rows, grouped heads, blocks of rows and keys that are not full."""
-    for lengths, heads in (((1, 1), (1, 1)), ((70, 33), (2, 2)), ((140, 200), (4, 2))):
-        check(run, *dense(device, 1 + lengths[0] % 2, *lengths, *heads, head_dim, dtype), causal, rounding)
+    """One key, fewer keys than rows, none; grouped heads; blocks of rows and of keys that are not full."""
+    for lengths, heads in (((1, 1), (1, 1)), ((70, 33), (2, 2)), ((140, 200), (4, 2)), ((3, 0), (1, 1))):
+        check_dense(run, "ck", *dense(device, 1 + lengths[0] % 2, *lengths, *heads, head_dim, dtype),
+                    rounding=rounding, causal=causal)
+
+
+def test_head_dimensions_of_latent_attention(device, run):
+    check_dense(run, "ck", *dense(device, 1, 70, 140, 2, 1, 192, BF16, head_dim_v=128), causal=True)
 
 
 def test_head_dims_between_are_padded(device, run):
     """80 in a module for 96: columns beyond are zeros in q, k, v and left alone in out."""
-    q, k, v = dense(device, 1, 40, 70, 2, 1, 80, torch.float16)
-    padded = strided_like(torch.zeros_like(q), (0, 0, 3, 21))
-    out, _ = run("ck", aiter_like.flash_attn_func, q, k, v, causal=True, how_v3_bf16_cvt=0, return_lse=True, out=padded)
-    check_attention(out, None, q, k, v, None, True)
-    assert padded.as_strided((40, 2, 21), (5 * 101, 101, 1), 80).isnan().all()
+    q, k, v = dense(device, 1, 40, 70, 2, 1, 80, F16)
+    out = strided_like(torch.zeros_like(q), (0, 0, 3, 21))
+    check_dense(run, "ck", q, k, v, causal=True, out=out)
+    assert out.as_strided((40, 2, 21), (5 * 101, 101, 1), 80).isnan().all()
 
 
 def test_strides_are_free(device, run):
     """Padding between all dimensions and a base that is aligned to nothing: NaN around, and in no result."""
-    q, k, v = dense(device, 2, 70, 100, 4, 2, 64, torch.bfloat16)
+    q, k, v = dense(device, 2, 70, 100, 4, 2, 64, BF16)
     views = (strided_like(tensor, (0, 1, 3, 5), offset=3) for tensor in (q, k, v))
-    expected = check(run, q, k, v, False, 2)
-    assert torch.equal(check(run, *views, False, 2), expected)
+    expected, _ = check_dense(run, "ck", q, k, v, rounding=2)
+    assert torch.equal(check_dense(run, "ck", *views, rounding=2)[0], expected)
     swapped = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v))  # [batch, heads, rows, dim]
-    assert torch.equal(check(run, *swapped, False, 2), expected)
+    assert torch.equal(check_dense(run, "ck", *swapped, rounding=2)[0], expected)
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_windows(device, run, window):
+    """Blocks before and behind the window are left out, those of sink tokens are not; with more queries than keys too.
+    """
+    for lengths in ((140, 300), (150, 70)):
+        check_dense(run, "ck", *dense(device, 1, *lengths, 1, 1, 64, BF16), window_size=window)
+
+
+FEATURES = ("softcap", "sink", "alibi", "alibi per sequence", "bias", "bias per head")
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(device, run, name):
+    batch, heads, rows, keys = 2, 4, 70, 130
+    options = features(device, BF16, heads, rows, keys, batch)[name]
+    check_dense(run, "ck", *dense(device, batch, rows, keys, heads, 2, 64, BF16), causal=True, **options)
+
+
+def test_packed_sequences(device, run):
+    """Empty ones among them: rows without keys, keys without rows."""
+    for rounding, options in ((0, {"causal": True}), (2, {}), (0, {"window_size": (20, 3, 5)})):
+        check_varlen(run, "ck", *packed(device, *SEQUENCES, 4, 2, 64, BF16), rounding=rounding, **options)
+
+
+def test_all_features_at_once(device, run):
+    """Packed, fp32 bias: slopes, sink, softcap, window, sink tokens."""
+    heads, total, longest = 4, sum(SEQUENCES[0]), max(SEQUENCES[1])
+    found = features(device, torch.float32, heads, total, longest)
+    options = found["softcap"] | found["sink"] | found["alibi"] | found["bias"] | {"window_size": (100, 20, 3)}
+    check_varlen(run, "ck", *packed(device, *SEQUENCES, heads, 2, 128, F16), **options)
+
+
+def test_lengths_of_a_cache(device, run):
+    """Keys beyond a sequence's length are NaN."""
+    q, k, v = dense(device, 3, 20, 150, 4, 2, 64, BF16)
+    lengths = torch.tensor([150, 0, 70], dtype=torch.int32, device=device)
+    for cache in (k, v):
+        for sequence, length in enumerate(lengths.tolist()):
+            cache[sequence, length:] = math.nan
+    out, lse = run("ck", aiter_like.flash_attn_with_kvcache, q, k, v, cache_seqlens=lengths, return_softmax_lse=True)
+    check_attention(out, lse, q, k, v, None, True, seqlens_k=lengths)
+
+
+@pytest.mark.parametrize("head_dim, options", ((128, {"causal": True}), (80, {"window_size": (60, 30, 4)})), ids=str)
+def test_fp8(device, run, head_dim, options):
+    """The bound's unit is that of e4m3, 2^-4, since P is rounded to it, in steps of 2^-18 where it is small."""
+    q, k, v = (tensor.to(torch.float8_e4m3fnuz) for tensor in dense(device, 1, 100, 200, 4, 2, head_dim, BF16))
+    descales = [torch.tensor([value], device=device) for value in (0.5, 1.5, 3.0)]
+    sink = torch.tensor([0.0, 1.0, -1.0, 4.0], device=device)
+    out = run("ck", aiter_like.flash_attn_fp8_pertensor_func, q, k, v, *descales, sink_ptr=sink, **options)
+    check_attention(out, None, q, k, v, sink=sink, descales=[value.item() for value in descales], **options)
+    plain = run("ck", aiter_like.flash_attn_fp8_pertensor_func, q, k, v, None, None, None, **options)
+    check_attention(plain, None, q, k, v, **options)
+
+
+@pytest.mark.parametrize("scale", (1e-8, 1e-3, 5.0))
+def test_scales(device, run, scale):
+    check_dense(run, "ck", *dense(device, 1, 70, 130, 2, 2, 64, BF16), softmax_scale=scale, causal=True)
+
+
+def test_growing_scores_rescale(device, run):
+    """The largest score comes last, so every block of keys raises the running maximum."""
+    q, k, v = dense(device, 1, 40, 300, 2, 2, 64, BF16)
+    growth = torch.linspace(0.1, 3, 300, device=device).view(1, 300, 1, 1).bfloat16()
+    check_dense(run, "ck", q.abs(), k.abs() * growth, v, causal=True)
+
+
+def test_nan_reaches_the_rows_that_see_it(device, run):
+    for name in range(3):
+        tensors = dense(device, 1, 130, 130, 1, 1, 64, BF16)
+        tensors[name][0, 100, 0, 7] = math.nan
+        out, lse = run("ck", aiter_like.flash_attn_func, *tensors, causal=True, return_lse=True, how_v3_bf16_cvt=0)
+        is_nan = out[0, :, 0].isnan()
+        rows = torch.arange(130, device=device)
+        sees = rows == 100 if name == 0 else rows >= 100
+        assert is_nan[sees, 7].all() and torch.equal(lse[0, 0].isnan(), sees & (name < 2))
+        assert torch.equal(is_nan.all(1), sees & (name < 2))  # 0 · NaN of a key that is hidden: only in its column of v
+
+
+def test_lengths_that_lie_touch_nothing_outside(device, run):
+    """The bounds checker knows the tensors; what comes out is not specified."""
+    q, k, v, *_ = packed(device, (70, 30), (60, 90), 2, 2, 64, BF16)
+    out, lse = torch.full_like(q, math.nan), torch.full((2, 100), math.nan, device=device)
+    for starts in ([0, 500, 100], [0, -7, 100], [90, 20, 3], [2**31 - 1, -(2**31), 2**31 - 1]):
+        lying = torch.tensor(starts, dtype=torch.int32, device=device)
+        for longest in (0, 50, 10**6):
+            run("ck", flash_attn_fwd, out, lse, q, k, v, lying, lying, *[None] * 9, longest, longest, 0.125, -1, 0, 0,
+                0.0, 0.0, 0, 0)
+
+
+def test_repeats_exactly(device, run):
+    """Whatever the order of the waves."""
+    inputs = dense(device, 1, 140, 200, 2, 1, 64, BF16)
+    expected = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
+    for seed in range(3):
+        if device.type == "cpu":
+            with sim.enabled(fuzz=seed):
+                out = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
+        else:
+            out = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
+        assert torch.equal(out, expected)
 
 
 def test_names_say_everything():
     """The name gives the instance back; two instances never share a name."""
-    choices = (("bf16", "f16", "fp8"), ("bf16", "f16"), (32, 192), (64, 128), (1, 2), (False, True),
+    choices = (("bf16", "f16", "fp8"), ("bf16", "f16", "float"), (32, 192), (64, 128), (1, 2), (False, True),
                ("", "bf16", "f16", "float"), (False, True), (False, True), (0, 1, 2))
     instances = [TileInstance(*fields) for fields in itertools.product(*choices)]
     assert all(TileInstance.parse(instance.name) == instance for instance in instances)
@@ -74,7 +173,7 @@ def test_names_say_everything():
 
 
 def test_explain_names_the_instance(device):
-    q, k, v = dense(device, 1, 8, 8, 1, 1, 96, torch.bfloat16)
+    q, k, v = dense(device, 1, 8, 8, 1, 1, 96, BF16)
     explanation = aiter_like.explain(aiter_like.flash_attn_func, q, k, v, causal=True)
     if explanation.target.arch == "gfx942":
         assert explanation.kernel == "flash_attn_fwd[bf16_obf16_d96x96_b128x64_w4_qrksvs_mask_nbias_nalibi_ncap_rtna]"
@@ -82,10 +181,10 @@ def test_explain_names_the_instance(device):
 
 def test_what_it_refuses(device):
     for head_dim in (12, 264):
-        q, k, v = dense(device, 1, 8, 8, 1, 1, head_dim, torch.bfloat16)
+        q, k, v = dense(device, 1, 8, 8, 1, 1, head_dim, BF16)
         with pytest.raises(UnsupportedError, match="head dimensions must be multiples of 8, at most 256|MFMA"):
             aiter_like.flash_attn_func(q, k, v, backend="ck")
-    q, k, v = dense(device, 1, 8, 8, 1, 1, 64, torch.bfloat16)
+    q, k, v = dense(device, 1, 8, 8, 1, 1, 64, BF16)
     with pytest.raises(UnsupportedError, match="row stride of k from 64|MFMA"):
         aiter_like.flash_attn_func(q, k[:, :1].expand(1, 8, 1, 64), v, backend="ck")
 

@@ -22,6 +22,7 @@ _BLOCK_N, _WAVES = 64, 4  # as in the kernel
 _MAX_GRID = 65535  # of a launch's second and third dimension
 _MAX_ROWS = 2**30 - 1
 _MAX_ROW_STRIDE = 2**23 - 1  # 64 rows within 31 bits of bytes
+_MAX_BIAS_STRIDE = 2**24  # 32 rows of fp32 within 32 bits of bytes
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class TileInstance:
     grouped heads, the window's size, sink tokens, a learned sink, the log-sum-exp.
 
     Attributes:
-        element, out_element: "bf16", "f16", "fp8" of q, k and v; "bf16" or "f16" of out.
+        element, out_element: "bf16", "f16", "fp8" of q, k and v; of out the same, for fp8 "bf16", "f16" or "float".
         head_dim, head_dim_v: of q and k, of v and out; a call's are padded with zeros to them.
         row_tiles: rows of a wave, in 16.
         is_masked: causal or window.
@@ -83,9 +84,10 @@ class TileInstance:
             "ROUNDING": self.rounding})
 
 
-_NAME = re.compile(rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16)_d(?P<dim>\d+)x(?P<dim_v>\d+)_"
-                   rf"b(?P<rows>\d+)x{_BLOCK_N}_w{_WAVES}_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_"
-                   rf"(?P<cap>n?cap)_(?P<rounding>{'|'.join(_ROUNDINGS)})")
+_NAME = re.compile(
+    rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16|float)_d(?P<dim>\d+)x(?P<dim_v>\d+)_b(?P<rows>\d+)x{_BLOCK_N}"
+    rf"_w{_WAVES}_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_(?P<cap>n?cap)"
+    rf"_(?P<rounding>{'|'.join(_ROUNDINGS)})")
 
 
 def _row_tiles(head_dim: int, head_dim_v: int, num_terms: int) -> int:
@@ -143,11 +145,9 @@ def _dtypes_unsupported(call: AttentionCall) -> str | None:
     if element not in _HEAD_DIMS or call.k.dtype != call.q.dtype or call.v.dtype != call.q.dtype:
         names = ", ".join(dtypes.name(tensor.dtype) for tensor in (call.q, call.k, call.v))
         return f"q, k, v of bf16, fp16 or {dtypes.name(dtypes.fp8('gfx942'))}, got {names}"
-    outs = (torch.bfloat16, torch.float16) if element == "fp8" else (call.q.dtype,)
+    outs = (torch.bfloat16, torch.float16, torch.float32) if element == "fp8" else (call.q.dtype,)
     if call.out.dtype not in outs:
         return f"out of {' or '.join(map(dtypes.name, outs))}, got {dtypes.name(call.out.dtype)}"
-    if element == "fp8" and None in (call.q_descale, call.k_descale, call.v_descale):
-        return "fp8 needs q_descale, k_descale and v_descale"
     if call.bias is not None and _ELEMENTS.get(call.bias.dtype) not in ("bf16", "f16", "float"):
         return f"bias of bf16, fp16 or fp32, got {dtypes.name(call.bias.dtype)}"
     return None
@@ -170,6 +170,14 @@ def _shapes_unsupported(call: AttentionCall) -> str | None:
         least, stride = tensor.shape[-1], tensor.stride(rows)
         if tensor.shape[rows] > 1 and not least <= stride <= _MAX_ROW_STRIDE:
             return f"row stride of {name} from {least} to {_MAX_ROW_STRIDE} elements, got {stride}"
-    if call.bias is not None and call.bias.shape[-1] > 1 and call.bias.stride(-1) != 1:
+    return None if call.bias is None else _bias_unsupported(call.bias)
+
+
+def _bias_unsupported(bias: Tensor) -> str | None:
+    columns = bias.shape[-1]
+    if columns > 1 and bias.stride(-1) != 1:
         return "bias must be contiguous in its last dimension"
+    row_stride = bias.stride(-2) if bias.shape[-2] > 1 else 0
+    if columns > _MAX_BIAS_STRIDE or row_stride > _MAX_BIAS_STRIDE:
+        return f"bias of at most {_MAX_BIAS_STRIDE} columns and such a row stride, got {columns} and {row_stride}"
     return None

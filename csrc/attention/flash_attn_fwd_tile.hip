@@ -36,7 +36,7 @@
 namespace aiter_like {
 
 using Element = ELEMENT;         // bf16, f16, fp8
-using OutElement = OUT_ELEMENT;  // bf16, f16
+using OutElement = OUT_ELEMENT;  // bf16, f16, float
 using BiasElement = BIAS;        // void: none
 
 struct FlashAttnTileArgs {
@@ -108,10 +108,12 @@ struct ScoreMap {
   }
 };
 
+__device__ float value_or_one(const float* value) { return kIsFp8 && value != nullptr ? *value : 1.f; }
+
 /// Rows count from this wave's first one, `first_row` of its sequence.
 __device__ ScoreMap score_map(const FlashAttnTileArgs& args, int batch, int head, const RowRange& rows, int first_row,
                               int delta) {
-  const float scale = kIsFp8 ? args.softmax_scale * *args.q_descale * *args.k_descale : args.softmax_scale;
+  const float scale = args.softmax_scale * value_or_one(args.q_descale) * value_or_one(args.k_descale);
   const int64_t offset = batch * args.bias_batch_stride + head * args.bias_head_stride +
                          rows.first * args.bias_row_stride;
   const float slope = HAS_ALIBI ? args.alibi_slopes[batch * args.alibi_batch_stride + head] : 0.f;
@@ -151,7 +153,7 @@ __device__ void mask(Scores& scores, const Visibility<IS_MASKED>& visible, int f
 /// out = O / l and the log-sum-exp; a learned sink is one more term of l, without a value.
 __device__ void finish(const FlashAttnTileArgs& args, OutSlice (&out)[kOutSlices], const OnlineSoftmax<Scores>& softmax,
                        const MatrixView<OutElement>& rows, float* lse, int head, int first_row) {
-  const float v_descale = kIsFp8 ? *args.v_descale : 1.f;
+  const float v_descale = value_or_one(args.v_descale);
 #pragma unroll
   for (int s = 0; s < Scores::kStrips; ++s) {
     constexpr float kUnit = 1.f / (1 << kPBits);
@@ -404,8 +406,6 @@ void flash_attn_fwd_tile(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi
   args.q_descale = floats(q_descale, 1, batch, nullptr);
   args.k_descale = floats(k_descale, 1, batch, nullptr);
   args.v_descale = floats(v_descale, 1, batch, nullptr);
-  const bool has_descales = args.q_descale != nullptr && args.k_descale != nullptr && args.v_descale != nullptr;
-  check_value(has_descales || !kIsFp8, "flash_attn_fwd: fp8 needs q_descale, k_descale and v_descale");
   const int64_t longest = is_packed ? (max_seqlen_q < rows ? max_seqlen_q : rows) : rows;
   args.num_blocks_m = static_cast<int>((longest + kBlockM - 1) / kBlockM);
   if (args.num_blocks_m * num_heads * batch == 0) return;

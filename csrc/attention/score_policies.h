@@ -18,8 +18,8 @@ struct Softcap {
   __device__ float operator()(float x) const { return IS_ON ? outer * fast_tanh(inner * x) : inner * x; }
 };
 
-/// Adds element (row, column) of a matrix, row 0 being the wave's first one. Indices beyond the matrix, whose scores are
-/// not used, are moved to its edge. Row stride and columns are at most 2^24.
+/// Adds element (row, column) of a matrix, row 0 being the wave's first one. Indices beyond the matrix, whose scores
+/// are not used, are moved to its edge. Row stride and columns are at most 2^24.
 template <class T>
 struct Bias {
   const T* data;  // the same in all lanes: with an offset of 32 bits no lane needs an address of its own
