@@ -153,7 +153,8 @@ def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, 
         if SHAPE.HAS_SINK_TOKENS:
             state = _attend(state, q_tiles, source, 0, sinks_end, visibility, extras, SHAPE, True)
         state = _attend(state, q_tiles, source, begin, tl.minimum(interior, end), visibility, extras, SHAPE, True)
-    state = _attend(state, q_tiles, source, interior, interior_end, visibility, extras, SHAPE, False)
+    if interior < interior_end:
+        state = _attend(state, q_tiles, source, interior, interior_end, visibility, extras, SHAPE, False)
     return _attend(state, q_tiles, source, interior_end, end, visibility, extras, SHAPE, True)
 
 
