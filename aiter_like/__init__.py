@@ -9,8 +9,10 @@ from aiter_like.enums import QuantType as QuantType
 from aiter_like.ops.activation import *  # noqa: F403
 from aiter_like.ops.activation_quant import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
+from aiter_like.ops.attention_batch_prefill import *  # noqa: F403
 from aiter_like.ops.attention_fp8 import *  # noqa: F403
 from aiter_like.ops.attention_kvcache import *  # noqa: F403
+from aiter_like.ops.attention_paged import *  # noqa: F403
 from aiter_like.ops.attention_plan import *  # noqa: F403
 from aiter_like.ops.dropout_norm import *  # noqa: F403
 from aiter_like.ops.flatten_quant import *  # noqa: F403

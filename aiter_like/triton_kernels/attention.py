@@ -12,6 +12,7 @@ import triton.language as tl
 from aiter_like import philox
 from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
+from aiter_like.paged_call import PagedCall
 from aiter_like.triton_kernels.attention_parts import (
     LOG2_E,
     MASKED,
@@ -24,6 +25,7 @@ from aiter_like.triton_kernels.attention_parts import (
     is_visible,
     key_pointers,
     key_ranges,
+    keys_of,
     load_rows,
     load_tile,
     round_to,
@@ -174,15 +176,11 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     head of k_descale and of v_descale.
     """
     block, split, head, batch = tile_of_program(num_blocks, num_splits, num_heads // SHAPE.PACK, SHAPE.XCDS)
-    start_q, q_batch, start_k, k_batch = batch * 0, batch, batch * 0, batch
+    start_q, q_batch, k_batch = batch * 0, batch, batch if cu_seqlens_k is None else batch * 0
     if cu_seqlens_q is not None:
         start_q, seqlen_q = sequence(cu_seqlens_q, batch, seqlen_q)
         q_batch = batch * 0
-    if cu_seqlens_k is not None:
-        start_k, seqlen_k = sequence(cu_seqlens_k, batch, seqlen_k)
-        k_batch = batch * 0
-    if seqlens_k is not None:
-        seqlen_k = clamped(tl.load(seqlens_k + batch), 0, seqlen_k)
+    start_k, seqlen_k = keys_of(batch, cu_seqlens_k, seqlens_k, seqlen_k, SHAPE.PAGE)
     first_query, first_head = block * SHAPE.M // SHAPE.PACK, head * SHAPE.PACK
     if first_query >= seqlen_q:
         return
@@ -196,7 +194,7 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     kv_head = (first_head // group_size).to(tl.int64)
     k_base, v_base, pages = k + kv_head * k_strides[2], v + kv_head * v_strides[2], None
     if block_table is not None:
-        pages = (block_table + batch * small_strides[1], num_pages)
+        pages = (block_table + k_batch * small_strides[1] + start_k, num_pages)
     else:
         k_base += k_batch * k_strides[0] + start_k.to(tl.int64) * k_strides[1]
         v_base += k_batch * v_strides[0] + start_k.to(tl.int64) * v_strides[1]
@@ -239,8 +237,24 @@ def flash_attn_fwd(*args: torch.Tensor | float | None, **params: int) -> None:
     params: a tuned row's values instead of those of configs/triton/flash_attn_fwd.toml.
     """
     call = AttentionCall(*args)
-    width = max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)
-    attend(call, {**config("flash_attn_fwd", target_of(call.q.device).arch, f"d{width}"), **params})
+    attend(call, {**config("flash_attn_fwd", target_of(call.q.device).arch, _width(call)), **params})
+
+
+def unified_attention(*args: torch.Tensor | float | None, **params: int) -> None:
+    """Same arguments as the operator's other backends; writes `out` and `lse`.
+
+    params: a tuned row's values instead of those of configs/triton/unified_attention.toml.
+    """
+    call = PagedCall(*args)
+    attention = call.attention
+    kind = "short" if call.max_seqlen_q * (attention.num_heads // attention.num_kv_heads) <= 32 else "long"
+    variant = f"{kind}_{_width(attention)}"
+    settings = {**config("unified_attention", target_of(call.q.device).arch, variant), **params}
+    attend(attention, settings, call.block_table, call.output_scale)
+
+
+def _width(call: AttentionCall) -> str:
+    return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
 
 
 def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None = None,
@@ -258,7 +272,9 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
     programs = num_blocks * (call.num_heads // shape.PACK) * call.batch
     num_splits = _num_splits(call, num_blocks, programs, shape.N)
     if call.k.element_size() > 1:  # engines pass descales whatever the cache holds
-        call = call._replace(q_descale=None, k_descale=None, v_descale=None)
+        call = call._replace(k_descale=None, v_descale=None)
+    if call.q.element_size() > 1:
+        call = call._replace(q_descale=None)
     out, lse, split_strides = call.out, call.lse, (0, 0, 0)
     out_strides, lse_strides = _row_strides(out), _lse_strides(lse)
     if num_splits > 1:
@@ -270,10 +286,9 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
     is_varlen_k = call.cu_seqlens_k is not None
     seqlen_q, seqlen_k = call.q.shape[0 if call.is_varlen else 1], call.k.shape[0 if is_varlen_k else 1]
     if block_table is not None:
-        seqlen_k = block_table.shape[1] * shape.PAGE
+        seqlen_k = block_table.shape[0] if is_varlen_k else block_table.shape[1] * shape.PAGE
     slopes, v_strides = call.alibi_slopes, _batch_head_strides(call.v_descale)
-    small = (slopes.stride(0) if slopes is not None and slopes.ndim == 2 else 0,
-             block_table.stride(0) if block_table is not None else 0, *_batch_head_strides(call.k_descale), *v_strides)
+    small = (_outer_stride(slopes), _outer_stride(block_table), *_batch_head_strides(call.k_descale), *v_strides)
     value_scale = 1.0 / (1.0 - call.dropout_p)
     launch(_attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
            call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, slopes, call.sink, call.q_descale, call.k_descale,
@@ -294,7 +309,8 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
 
 def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Instance:
     group, block_m = call.num_heads // call.num_kv_heads, settings["BLOCK_M"]
-    pack = group if call.max_seqlen_q < block_m and call.dropout_p == 0 else 1  # dropout counts by head
+    is_short = call.max_seqlen_q < block_m or block_table is not None  # a batch with pages has sequences of one query
+    pack = group if is_short and call.dropout_p == 0 else 1  # dropout counts by head
     padded = triton.next_power_of_2(call.head_dim)
     rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
     d, tail = (padded // 2, rest) if 16 <= rest < padded // 2 else (max(padded, 16), 0)
@@ -308,7 +324,7 @@ def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.
         PAGE=0 if block_table is None else call.k.shape[1],
         IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > 2**30,
         IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
-        HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q, HAS_SINK_TOKENS=call.sink_size > 0,
+        HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q - 1, HAS_SINK_TOKENS=call.sink_size > 0,
         HAS_SOFTCAP=call.softcap > 0,
         ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 else 0)
 
@@ -341,6 +357,11 @@ def _bias_strides(bias: torch.Tensor | None) -> tuple[int, int, int, int]:
     strides = [stride if size > 1 else 0 for stride, size in zip(bias.stride(), bias.shape, strict=True)]
     batch, head, row, key = [0, 0, *strides][-4:]
     return batch, row, head, key
+
+
+def _outer_stride(matrix: torch.Tensor | None) -> int:
+    """Of a batch; 0 for what is no matrix."""
+    return matrix.stride(0) if matrix is not None and matrix.ndim == 2 else 0
 
 
 def _batch_head_strides(descale: torch.Tensor | None) -> tuple[int, int]:

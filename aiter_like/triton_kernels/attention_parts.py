@@ -54,6 +54,26 @@ def sequence(cu_seqlens, batch, total):
 
 
 @triton.jit
+def keys_of(batch, cu_seqlens_k, seqlens_k, seqlen_k, PAGE: tl.constexpr):
+    """(first key, or first entry of the block table; keys) of a sequence, within `seqlen_k` keys or entries.
+
+    Without cu_seqlens_k each sequence has an axis of its own. With pages (PAGE > 0) cu_seqlens_k counts entries of the
+    block table, and seqlens_k the keys in a sequence's last page.
+    """
+    start = batch.to(tl.int32) * 0
+    if cu_seqlens_k is not None:
+        start, seqlen_k = sequence(cu_seqlens_k, batch, seqlen_k)
+        if PAGE > 0:
+            last = PAGE
+            if seqlens_k is not None:
+                last = clamped(tl.load(seqlens_k + batch), 0, PAGE)
+            seqlen_k = tl.where(seqlen_k > 0, (seqlen_k - 1) * PAGE + last, 0)
+    elif seqlens_k is not None:
+        seqlen_k = clamped(tl.load(seqlens_k + batch), 0, seqlen_k)
+    return start, seqlen_k
+
+
+@triton.jit
 def is_visible(keys, low, high, sink_size, HAS_LEFT: tl.constexpr, HAS_SINK_TOKENS: tl.constexpr):
     """bool [rows, keys]: low ≤ key ≤ high of the row, or key ≤ high and one of the sink tokens."""
     visible = keys[None, :] <= high[:, None]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""mha_batch_prefill_func: the operator of ops/attention_paged.py with ragged page tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_paged import FP8, unified_attention_op, window_of
+
+__all__ = ["mha_batch_prefill_func"]
+
+
+def mha_batch_prefill_func(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor,
+        max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        logits_soft_cap: float = 0.0, causal: bool = False, window_size: Sequence[int] | None = (-1, -1),
+        alibi_slopes: Tensor | None = None, deterministic: bool = False, return_lse: bool = False,
+        return_attn_probs: bool = False, out: Tensor | None = None, kv_last_page_lens: Tensor | None = None,
+        block_table: Tensor | None = None, seqlen_k: Tensor | None = None, q_descale: Tensor | None = None,
+        k_descale: Tensor | None = None, v_descale: Tensor | None = None, kv_block_descale: None = None,
+        sink_ptr: Tensor | None = None, sink_size: int = 0, *,
+        backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of sequences whose pages are listed one after the other; kernel and rules of `unified_attention`.
+
+    `out = softmax(softmax_scale · q kᵀ + mask) v`.
+
+    Args:
+        q: [total_q, num_heads, head_dim] bf16|fp16|fp8, last dimension contiguous.
+        k: [num_pages, page_size, num_kv_heads, head_dim], or [slots, num_kv_heads, head_dim]: pages of one key.
+        v: likewise, with head_dim_v.
+        cu_seqlens_q: [batch + 1] int32: the rows of each sequence in `q`.
+        kv_indptr: [batch + 1] int32: the pages of each sequence in `kv_page_indices`.
+        kv_page_indices: [pages] int32.
+        max_seqlen_q: not less than the longest sequence of queries.
+        max_seqlen_k: not less than the longest sequence of keys.
+        dropout_p: 0.
+        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim).
+        logits_soft_cap: 0, or the limit that tanh keeps scores below.
+        causal: bottom-right aligned.
+        window_size: (left, right[, sink tokens]), −1 = no limit, or None.
+        alibi_slopes: [num_heads] or [batch, num_heads] fp32.
+        deterministic: results always repeat bit for bit.
+        return_lse: also return the log-sum-exp of the scores.
+        return_attn_probs: False.
+        out: tensor to write; default: a new one in the dtype of `q`, bf16 for fp8.
+        kv_last_page_lens: [batch] int32: keys in the last page of each sequence; None: the pages are full.
+        block_table: [batch, pages] int32 with `seqlen_k`, instead of kv_indptr and kv_page_indices.
+        seqlen_k: [batch] int32: keys of each sequence; with `block_table`.
+        q_descale: as of unified_attention, and k_descale, v_descale.
+        kv_block_descale: None.
+        sink_ptr: [num_heads] fp32: one more score in the denominator.
+        sink_size: leading keys that a left window never hides; so does window_size[2].
+
+    Returns:
+        `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32. Rows outside every sequence are not
+        written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: dropout, return_attn_probs, kv_block_descale or 5-D caches; a backend that cannot serve.
+
+    Notes:
+        As of unified_attention. `backend` forces "triton" or "torch".
+
+    Source: AITER's `mha_batch_prefill_func`; FlashInfer's ragged page tables.
+    """
+    op = "mha_batch_prefill_func"
+    check.tensor(op, "q", q, rank=3)
+    check.tensor(op, "k", k)
+    check.tensor(op, "v", v, rank=k.ndim)
+    asked = {"dropout_p": dropout_p, "return_attn_probs": return_attn_probs, "5-D caches": k.ndim == 5,
+             "kv_block_descale": kv_block_descale is not None}
+    if any(asked.values()):
+        reasons = {name: "not supported" for name, is_asked in asked.items() if is_asked}
+        raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)}", "unified_attention", reasons)
+    if k.ndim == 3:
+        k, v = k.unsqueeze(1), v.unsqueeze(1)
+    left, right, tokens = window_of(op, window_size, causal)
+    if out is None:
+        dtype = torch.bfloat16 if q.dtype in FP8 else q.dtype
+        out = torch.empty(*q.shape[:2], v.shape[-1], dtype=dtype, device=q.device)
+    lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device) if return_lse else None
+    scale = softmax_scale if softmax_scale is not None else max(q.shape[2], 1) ** -0.5
+    lengths, table, starts = (kv_last_page_lens, kv_page_indices, kv_indptr)
+    if block_table is not None:
+        lengths, table, starts = seqlen_k, block_table, None
+    unified_attention_op(out, lse, q, k, v, cu_seqlens_q, lengths, table, starts, q_descale, k_descale, v_descale,
+                         alibi_slopes, None, None, sink_ptr, max_seqlen_q, max_seqlen_k, scale, left, right,
+                         max(sink_size, tokens), logits_soft_cap, backend=backend)
+    return out if lse is None else (out, lse)
+
+
+unified_attention_op.public.append(mha_batch_prefill_func)

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: MIT
+"""unified_attention and mha_batch_prefill_func: each backend against float64, over pages, masks, layouts; bad input."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import aiter_like
+from aiter_like import dtypes
+from aiter_like.device import target_of
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_paged import unified_attention_op
+from aiter_like.testing import TOLERANCES, assert_within, relative_l2, time_us
+
+BACKENDS = ("triton", "torch")
+BF16 = torch.bfloat16
+UNUSED = 2**31 - 1  # a page number that must never be read
+
+
+@dataclass
+class Case:
+    """Sequences of `lengths` (queries, keys) over pages in random order; NaN wherever no key is stored."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seqused_k: torch.Tensor
+    block_table: torch.Tensor
+    lengths: tuple[tuple[int, int], ...]
+
+    @property
+    def max_lengths(self) -> tuple[int, int]:
+        return max(q for q, _ in self.lengths), max(k for _, k in self.lengths)
+
+    def call(self, run, backend: str, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+        """The public function; options: of it, by name."""
+        names = {"softmax_scale": self.q.shape[-1] ** -0.5, "causal": True, "window_size": (-1, -1), "softcap": 0.0,
+                 "q_descale": None, "k_descale": None, "v_descale": None, **options}
+        positional = [names.pop(name) for name in ("softmax_scale", "causal", "window_size")]
+        scaling = [names.pop(name) for name in ("softcap", "q_descale", "k_descale", "v_descale")]
+        out = torch.empty(*self.q.shape[:2], self.v.shape[-1], dtype=self.q.dtype,
+                          device=self.q.device) if out is None else out
+        max_q, max_k = self.max_lengths
+        returned = run(backend, aiter_like.unified_attention, self.q, self.k, self.v, out, self.cu_seqlens_q, max_q,
+                       self.seqused_k, max_k, *positional, self.block_table, *scaling, **names)
+        assert returned is out
+        return out
+
+
+def make(device, lengths, heads=4, kv_heads=2, head_dim=64, page_size=16, dtype=BF16, kv_dtype=None, seed=0,
+         head_dim_v=None) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-keys // page_size) for _, keys in lengths]
+    num_pages, widest = sum(counts) + 2, max(counts) + 2
+    order = torch.randperm(num_pages, generator=generator).to(torch.int32)
+    table = torch.full((len(lengths), widest), UNUSED, dtype=torch.int32)
+    stored = torch.zeros(num_pages, page_size, dtype=torch.bool)
+    for index, (count, (_, keys)) in enumerate(zip(counts, lengths, strict=True)):
+        pages = order[sum(counts[:index]):][:count]
+        table[index, :count] = pages
+        stored[pages.long()] = (torch.arange(count * page_size) < keys).view(count, page_size)
+    total = sum(queries for queries, _ in lengths)
+    q = torch.randn(total, heads, head_dim, generator=generator).to(dtype)
+    caches = []
+    for width in (head_dim, head_dim_v or head_dim):
+        cache = torch.randn(num_pages, page_size, kv_heads, width, generator=generator)
+        cache[~stored] = math.nan
+        caches.append(cache.to(kv_dtype or dtype).to(device))
+    starts = torch.tensor([0, *torch.tensor([queries for queries, _ in lengths]).cumsum(0)], dtype=torch.int32)
+    used = torch.tensor([keys for _, keys in lengths], dtype=torch.int32)
+    return Case(q.to(device), *caches, starts.to(device), used.to(device), table.to(device), tuple(lengths))
+
+
+def expect(case: Case, causal=True, window_size=(-1, -1), softcap=0.0, softmax_scale=None, alibi_slopes=None,
+           sinks=None, qq_bias=None, k_descale=1.0, v_descale=1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out, Σ p·|v| / Σ p, lse) in float64 on the CPU."""
+    out, weighted, lses = [], [], []
+    scale = case.q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
+    starts = case.cu_seqlens_q.tolist()
+    for index, (queries, keys) in enumerate(case.lengths):
+        pages = case.block_table[index, :-(-keys // case.k.shape[1])].long()
+        q = case.q[starts[index]:starts[index + 1]].cpu().double()
+        k, v = (cache[pages].flatten(0, 1)[:keys].cpu().double().repeat_interleave(q.shape[1] // cache.shape[2], 1)
+                * factor for cache, factor in ((case.k, k_descale), (case.v, v_descale)))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        row, key, delta = torch.arange(queries)[:, None], torch.arange(keys), keys - queries
+        if qq_bias is not None:
+            scores[:, :, delta:] += qq_bias[:queries, :queries].cpu().double()
+        if alibi_slopes is not None:
+            scores -= alibi_slopes.cpu().double()[:, None, None] * (row + delta - key).abs()
+        left, right = window_size[0], 0 if causal else window_size[1]
+        hidden = (key > row + delta + right) if right >= 0 else torch.zeros(queries, keys, dtype=torch.bool)
+        if left >= 0:
+            hidden = hidden | (key < row + delta - left)
+        scores = scores.masked_fill(hidden, -math.inf)
+        if sinks is not None:
+            scores = torch.cat((scores, sinks.cpu().double()[:, None, None].expand(-1, queries, 1)), -1)
+        lse = scores.logsumexp(-1)
+        p = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])[..., :keys]
+        out.append(torch.einsum("hqk,khd->qhd", p, v))
+        weighted.append(torch.einsum("hqk,khd->qhd", p, v.abs()))
+        lses.append(lse)
+    return torch.cat(out), torch.cat(weighted), torch.cat(lses, 1)
+
+
+def check(run, backend: str, case: Case, **options: Any) -> torch.Tensor:
+    """Runs the backend and compares with float64: |out − out64| ≤ (u + e32)·Σ p·|v| / Σ p + u·|out64|."""
+    out = case.call(run, backend, **options)
+    known = {name: value for name, value in options.items() if name not in ("k_descale", "v_descale")}
+    compare(case, out, **known)
+    return out
+
+
+def compare(case: Case, out: torch.Tensor, **options: Any) -> None:
+    expected, weighted, _ = expect(case, **options)
+    tolerance = TOLERANCES[out.dtype, "rtne"]
+    unit, fp32 = tolerance.unit, 2**-24 * (8 * math.sqrt(case.max_lengths[1]) + 64 * math.sqrt(case.q.shape[2]) + 8)
+    limit = (unit + fp32 + unit**2) * weighted + unit * (1 + unit) * expected.abs() + tolerance.smallest
+    assert_within("unified_attention", out, expected, limit)
+    assert relative_l2(out, expected) <= tolerance.relative_l2
+
+
+MIXED = ((1, 70), (33, 33), (1, 1), (20, 50), (0, 9), (3, 0), (130, 200))
+
+
+@pytest.mark.parametrize("page_size", (1, 16, 64, 13))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_prefill_and_decode_in_one_call(device, run, backend, page_size):
+    case = make(device, MIXED, page_size=page_size)
+    out = check(run, backend, case)
+    assert (out[case.cu_seqlens_q[5]:case.cu_seqlens_q[6]] == 0).all()  # three queries, no key
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim", ((8, 1, 64), (7, 1, 128), (6, 2, 80), (2, 2, 256)))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads(device, run, backend, heads, kv_heads, head_dim):
+    check(run, backend, make(device, ((1, 90), (9, 40)), heads, kv_heads, head_dim, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_split_keys(device, run, backend):
+    """One query, keys enough for several workgroups; each option that the sum of the parts must respect."""
+    case = make(device, ((1, 1500), (1, 700), (1, 3)), 8, 2, 64)
+    sinks = torch.randn(8, generator=torch.Generator().manual_seed(1)).to(device)
+    check(run, backend, case)
+    first = check(run, backend, case, sinks=sinks, window_size=(900, 0), softcap=20.0)
+    again = case.call(run, backend, sinks=sinks, window_size=(900, 0), softcap=20.0)
+    assert torch.equal(first, again)
+
+
+def options_of(name: str, heads: int, device: torch.device) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(7)
+    slopes, sinks = torch.rand(2, heads, generator=generator).to(device)
+    bias = torch.randn(40, 40, generator=generator).to(device)
+    return {"full": {"causal": False}, "window": {"window_size": (17, -1)}, "softcap": {"softcap": 3.0},
+            "alibi": {"alibi_slopes": slopes}, "sinks": {"sinks": sinks}, "qq_bias": {"qq_bias": bias},
+            "all": {"window_size": (30, 0), "softcap": 5.0, "alibi_slopes": slopes, "sinks": sinks, "qq_bias": bias,
+                    "softmax_scale": 0.3}}[name]
+
+
+@pytest.mark.parametrize("name", ("full", "window", "softcap", "alibi", "sinks", "qq_bias", "all"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_options(device, run, backend, name):
+    check(run, backend, make(device, ((1, 70), (33, 100), (5, 5))), **options_of(name, 4, device))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_packed_storage(device, run, backend):
+    """K and V interleaved by head, heads before tokens, as engines store them; and heads apart in q and out."""
+    case = make(device, ((1, 70), (20, 40)), page_size=16)
+    storage = torch.full((case.k.shape[0], 2, 16, 128), math.nan, dtype=BF16, device=device)
+    k, v = storage.transpose(1, 2)[..., :64], storage.transpose(1, 2)[..., 64:]
+    k.copy_(case.k), v.copy_(case.v)
+    wide = torch.full((21, 9, 64), math.nan, dtype=BF16, device=device)
+    q = wide[:, 2:6].copy_(case.q)
+    views = dataclasses.replace(case, q=q, k=k, v=v)
+    expected = check(run, backend, case)
+    assert torch.equal(check(run, backend, views), expected)
+    target = torch.full((21, 5, 80), 3.0, dtype=BF16, device=device)
+    assert torch.equal(views.call(run, backend, out=target[:, 1:, :64]), expected)
+    assert (target[:, 0] == 3).all() and (target[..., 64:] == 3).all()
+
+
+@pytest.mark.parametrize("descales", ("one", "many"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp8_cache(device, run, backend, descales):
+    case = make(device, ((1, 600), (20, 40)), kv_dtype=dtypes.fp8(target_of(device).arch))
+    k_descale, v_descale = (torch.full((1,) if descales == "one" else (2, 2), value, device=device)
+                            for value in (0.5, 3.0))
+    if descales == "many":
+        k_descale = k_descale[:1, :1].expand(2, 2)  # as vLLM passes one number
+    out = case.call(run, backend, k_descale=k_descale, v_descale=v_descale)
+    compare(case, out, k_descale=0.5, v_descale=3.0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_descales_of_a_16_bit_cache_are_ignored(device, run, backend):
+    two = torch.full((1,), 2.0, device=device)
+    check(run, backend, make(device, ((2, 40),)), k_descale=two, v_descale=two)
+
+
+@pytest.mark.parametrize("lengths", (((9, 40),), ((1, 1200),)), ids=("whole", "split"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp8_out(device, run, backend, lengths):
+    fp8 = dtypes.fp8(target_of(device).arch)
+    case = make(device, lengths)
+    expected, weighted, _ = expect(case)
+    scale = expected.abs().max().item() / torch.finfo(fp8).max / 2  # the largest saturate
+    out = torch.empty_like(case.q, dtype=fp8)
+    case.call(run, backend, out=out, output_scale=torch.tensor([scale], device=device))
+    limit = scale * torch.finfo(fp8).max
+    error = (out.cpu().double() * scale - expected.clamp(-limit, limit)).abs()
+    assert (error <= expected.abs() * 2**-4 + weighted * 2**-7 + scale * 2**-10).all()
+    assert (out.cpu().double().abs() == torch.finfo(fp8).max).any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_whatever_lengths_and_pages_hold(device, run, backend):
+    """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`."""
+    case = make(device, ((9, 40), (9, 40), (9, 40)))
+    storage = torch.full((29, 4, 64), 3.0, dtype=BF16, device=device)
+    big = 2**31 - 1
+    for starts, used, page in (((0, 9, 18, 27), (40, 40, 40), -5), ((5, -9, big, 3), (-4, big, 40), big),
+                               ((-big, big, big, 0), (big, -big, 0), 10**6)):
+        bad = dataclasses.replace(case, cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device=device),
+                                  seqused_k=torch.tensor(used, dtype=torch.int32, device=device),
+                                  block_table=torch.full_like(case.block_table, page))
+        if backend == "triton":  # the reference reads plain slices
+            bad.call(run, backend, out=storage[1:-1])
+    assert (storage[0] == 3).all() and (storage[-1] == 3).all()
+
+
+@pytest.mark.parametrize("form", ("ragged", "full_pages", "table", "slots"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batch_prefill(device, run, backend, form):
+    """The same pages listed one after the other; with and without the length of the last; one key per page."""
+    lengths = ((1, 64), (20, 48), (3, 16)) if form == "full_pages" else ((1, 70), (20, 41), (3, 3))
+    case = make(device, lengths, page_size=1 if form == "slots" else 16)
+    size = case.k.shape[1]
+    counts = [-(-keys // size) for _, keys in lengths]
+    pages = torch.cat([case.block_table[index, :count] for index, count in enumerate(counts)])
+    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32, device=device)
+    last = torch.tensor([(keys - 1) % size + 1 for _, keys in lengths], dtype=torch.int32, device=device)
+    options = {"full_pages": {}, "ragged": {"kv_last_page_lens": last}, "slots": {"kv_last_page_lens": None},
+               "table": {"block_table": case.block_table, "seqlen_k": case.seqused_k}}[form]
+    k, v = (case.k[:, 0], case.v[:, 0]) if form == "slots" else (case.k, case.v)
+    out, lse = run(backend, aiter_like.mha_batch_prefill_func, case.q, k, v, case.cu_seqlens_q, starts, pages,
+                   *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, **options)
+    compare(case, out, window_size=(30, 0))
+    expected = expect(case, window_size=(30, 0))[2]
+    assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
+
+
+def test_opcheck(device):
+    case = make(device, ((1, 20), (5, 9)), head_dim=32)
+    out, lse = torch.empty_like(case.q), torch.empty(4, 6, device=device)
+    args = (out, lse, case.q, case.k.nan_to_num(), case.v.nan_to_num(), case.cu_seqlens_q, case.seqused_k,
+            case.block_table, *[None] * 8, 5, 20, 0.2, -1, 0, 0, 0.0)
+    torch.library.opcheck(torch.ops.aiter_like.unified_attention_out, args, {"backend": "triton"})
+    assert unified_attention_op.public
+
+
+def bad_calls(device):
+    case = make(device, ((2, 9), (3, 3)))
+    yield "q must have 3 dimensions", ValueError, {"q": case.q[0]}, {}
+    yield "k must have dtype torch.bfloat16 or fp8, got torch.float16", TypeError, {"k": case.k.half(),
+                                                                                    "v": case.v.half()}, {}
+    yield "v must have dtype", TypeError, {"v": case.v.half()}, {}
+    yield "k must have shape", ValueError, {"k": case.k[..., :32]}, {}
+    yield "must be a multiple of the heads of k, got 3 and 2", ValueError, {"q": case.q[:, :3]}, {}
+    yield "cu_seqlens_q must have dtype torch.int32", TypeError, {"cu_seqlens_q": case.cu_seqlens_q.long()}, {}
+    yield "seqused_k must have shape", ValueError, {"seqused_k": case.seqused_k[:1]}, {}
+    yield "block_table must have shape", ValueError, {"block_table": case.block_table[0]}, {}
+    yield "must not be empty", ValueError, {"k": case.k[:, :0], "v": case.v[:, :0]}, {}
+    yield "softmax_scale must be at least", ValueError, {}, {"softmax_scale": 0.0}
+    yield "softcap must be at least", ValueError, {}, {"softcap": -1.0}
+    yield "causal must be True or False", TypeError, {}, {"causal": 1}
+    yield "window_size must be", ValueError, {}, {"window_size": (-2, 0)}
+    yield "sinks must have shape", ValueError, {}, {"sinks": torch.zeros(3, device=device)}
+    yield "alibi_slopes must have dtype", TypeError, {}, {"alibi_slopes": torch.zeros(4, dtype=BF16, device=device)}
+    yield "qq_bias must have shape", ValueError, {}, {"qq_bias": torch.zeros(3, 4, device=device)}
+    yield "output_scale must have 1 element", ValueError, {}, {
+        "output_scale": torch.ones(2, device=device),
+        "out": torch.empty_like(case.q, dtype=torch.float8_e4m3fn)}
+    yield "out must have dtype", TypeError, {}, {"output_scale": torch.ones(1, device=device)}
+    yield "k_descale must have shape", ValueError, {}, {"k_descale": torch.ones(3, device=device)}
+    for name in ("shuffled_kv_cache", "skip_reduce"):
+        yield f"no backend supports {name}", UnsupportedError, {}, {name: True}
+
+
+def test_bad_input(device):
+    case = make(device, ((2, 9), (3, 3)))
+
+    def run(backend, function, *args, **kwargs):
+        return function(*args, **kwargs)
+
+    for message, kind, fields, options in bad_calls(device):
+        with pytest.raises(kind, match=message):
+            dataclasses.replace(case, **fields).call(run, None, **options)
+    other = ({torch.float8_e4m3fn, torch.float8_e4m3fnuz} - {dtypes.fp8(target_of(device).arch)}).pop()
+    with pytest.raises(UnsupportedError, match="fp8 of"):
+        make(device, ((2, 9),), kv_dtype=other).call(functools.partial(_forced, "triton"), "triton")
+
+
+def _forced(name, backend, function, *args, **kwargs):
+    return function(*args, backend=name, **kwargs)
+
+
+def test_an_empty_batch(device, run):
+    case = make(device, ((2, 9),))
+    empty = dataclasses.replace(case, q=case.q[:0], lengths=((0, 0),))
+    assert aiter_like.unified_attention(
+        empty.q, case.k, case.v, torch.empty_like(empty.q), case.cu_seqlens_q * 0, 0, case.seqused_k, 9, 0.1, True,
+        None, case.block_table, 0.0, None, None, None).shape == (0, 4, 64)
+
+
+def bench() -> None:
+    """Checks, then times decoding and prefill; needs a GPU."""
+    device = torch.device("cuda")
+    print(f"unified_attention on {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, pages of 16")
+    print(f"{'sequences':>24} {'H,HK,D':>10} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8}")
+    for batch, queries, keys in ((1, 1, 8192), (16, 1, 4096), (128, 1, 2048), (4, 512, 4096), (1, 8192, 8192)):
+        key = {"mask": "causal", "batch": batch, "seqlen_q": queries, "seqlen_k": keys, "num_heads": 32,
+               "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "dtype": "bf16", "kv_dtype": "bf16"}
+        tuning = unified_attention_op.tuning
+        sets = [tuning.case(key, device, seed) for seed in (0, 1)]
+        us = time_us(unified_attention_op, sets)
+        moved, flops = tuning.needs(sets[0])
+        print(f"{f'{batch} x ({queries}, {keys})':>24} {'32,8,128':>10} {us:9.1f} {moved / us * 1e-6:6.2f} "
+              f"{flops / us * 1e-6:8.1f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
+    parser.parse_args()
+    bench()
