@@ -165,6 +165,54 @@ def test_other_dtypes_in_place_and_slots_without_blocks(device, run, backend):
     assert not caches[0][[3, 4]].any()
 
 
+@pytest.mark.parametrize("head_dim, rotary_dim, padding", (
+    pytest.param(80, 80, 0, marks=pytest.mark.exhaustive), (100, 36, 2)), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_of_other_sizes(device, run, backend, head_dim, rotary_dim, padding):
+    """Not a power of two; a rotated part of 18 pairs, heads at multiples of 4 bytes: lanes idle, accesses are short."""
+    is_shared, generator = rotary_dim == head_dim, torch.Generator().manual_seed(2)
+    angles = torch.rand(TOKENS, rotary_dim // 2 if is_shared else rotary_dim, generator=generator) * 50
+    (cos, sin), exact = tables(angles, BF16, device)
+    qkv = randn(TOKENS, HEADS + 2 * KV_HEADS, head_dim, device=device)
+    if padding:
+        qkv = strided_like(qkv, (1, 0, padding))
+    q, k, v = qkv.split((HEADS, KV_HEADS, KV_HEADS), 1)
+    caches, before = pages(device, "nhd", head_dim, BF16)
+    slots, positions = slots_of(device), torch.arange(TOKENS, device=device)
+    for is_neox in (True, False):
+        outs = run(backend, aiter_like.fused_qk_rope_reshape_and_cache, q, k, v, caches.key, caches.value, slots,
+                   positions, cos, sin, None, None, is_neox, True, output_zeros=False)
+        flags = (0 if is_neox else 1, is_shared)
+        key = expected(k, None, *exact, *flags)
+        check("q_out", outs[0], *expected(q, None, *exact, *flags))
+        check("k_out", outs[1], *key)
+        check_caches(caches, before, slots, key, (v.cpu().double(), v.cpu().double().abs()))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_norm_of_heads_of_many_sizes(device, run, backend):
+    for head_dim, rotary_dim, dtype in itertools.product((2, 6, 40, 80, 96, 100, 128, 192, 256), (0, 2, 36, 80),
+                                                         (BF16, FP32)):
+        if rotary_dim > head_dim or head_dim > 128 and rotary_dim == 2:
+            continue
+        width = rotary_dim or head_dim
+        qkv = randn(TOKENS, (HEADS + 2 * KV_HEADS) * head_dim, device=device, dtype=dtype)
+        q, k, v = qkv.view(TOKENS, -1, head_dim).split((HEADS, KV_HEADS, KV_HEADS), 1)
+        qw, kw = (randn(head_dim, device=device, dtype=dtype, seed=seed) for seed in (1, 2))
+        (cos, sin), exact = tables(torch.rand(TOKENS, width // 2) * 50, dtype, device)
+        caches, before = pages(device, "nhd", head_dim, dtype)
+        slots, one = slots_of(device), torch.ones((), device=device)
+        q_out = torch.empty(TOKENS, HEADS * head_dim, dtype=dtype, device=device)
+        run(backend, aiter_like.fused_qk_norm_rope_cache_pts_quant_shuffle, qkv, qw, kw,
+            torch.cat((cos, sin), -1)[:, 0, 0].contiguous(), torch.arange(TOKENS, device=device), TOKENS, HEADS,
+            KV_HEADS, KV_HEADS, head_dim, True, EPSILON, q_out, caches.key, caches.value, slots, one, one, None, None,
+            False, False, PAGE, 16 // dtype.itemsize, rotary_dim)
+        check("q_out", q_out.view(TOKENS, HEADS, head_dim), *expected(q, qw, *exact, 0, True))
+        check_caches(caches, before, slots, expected(k, kw, *exact, 0, True), (v.cpu().double(),
+                                                                               v.cpu().double().abs()))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nan_stays_in_its_head(device, run, backend):
     qkv = randn(2, 3 * 64, device=device)
@@ -205,10 +253,10 @@ def test_bad_arguments_are_named(device):
             ("flash_layout is False, but key_cache has shape", ValueError, {12: False})):
         with pytest.raises(error, match=message):
             aiter_like.fused_qk_rope_reshape_and_cache(*(changes.get(i, arg) for i, arg in enumerate(good)))
-    narrow = [tensor[..., :48] for tensor in good[:5]]
-    with pytest.raises(UnsupportedError, match="head dimension must be a power of two from 16 to 512, got 48"):
-        aiter_like.fused_qk_rope_reshape_and_cache(*narrow, *good[5:7], cos[:, :24], sin[:, :24], *good[9:],
-                                                   backend="hip")
+    for head_dim, message in ((63, "head dimension must be even, got 63"), (1056, "head dimension at most 1024 where")):
+        heads = [torch.zeros(*tensor.shape[:-1], head_dim, dtype=BF16, device=device) for tensor in good[:5]]
+        with pytest.raises(UnsupportedError, match=message):
+            aiter_like.fused_qk_rope_reshape_and_cache(*heads, *good[5:], backend="hip")
     with pytest.raises(ValueError, match="qkv must be a view of"):
         aiter_like.fused_qk_norm_rope_cache_pts_quant_shuffle(
             q, cos, cos, cos, index, 3, 4, 1, 1, 64, True, 1e-6, q, cache, cache, index, cos, cos, None, None, False,

@@ -6,6 +6,9 @@ Kernels: csrc/rope/fused_qk_rope_cache.hip, triton_kernels/fused_rope.py.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,12 +49,20 @@ def _fused_ref(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_ca
 
 
 def _variant(dtype: torch.dtype, table_dtype: torch.dtype, is_fp8: bool, head_dim: int, has_norm: bool,
-             is_shared: bool) -> Instance:
+             is_shared: bool, vec: int) -> Instance:
     parts = (dtypes.name(dtype), f"table_{dtypes.name(table_dtype)}", *(["fp8"] if is_fp8 else []), f"d{head_dim}",
-             *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]))
+             *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}")
     return Instance("_".join(parts), {
         "ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "CACHE": "fp8" if is_fp8 else ELEMENTS[dtype],
-        "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm), "IS_SHARED": int(is_shared)})
+        "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm), "IS_SHARED": int(is_shared), "VEC": vec})
+
+
+def _vec(rotary_dim: int, tables: Sequence[Tensor], heads: Sequence[Tensor | None]) -> int:
+    """Elements of an access: of 16 bytes, or fewer where pairs, heads or rows of the tables lie closer."""
+    given = [tensor for tensor in heads if tensor is not None]
+    steps = [step for tensor in (*given, *tables)
+             for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
+    return math.gcd(16 // given[0].element_size(), given[0].shape[-1] // 2, rotary_dim // 2, *steps)
 
 
 def _instance(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor,
@@ -59,12 +70,13 @@ def _instance(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cac
               sin: Tensor, positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
               v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
               layout: str) -> Instance:
+    rotary_dim = cos.shape[-1] * (2 if reuse_freqs_front_part else 1)
     return _variant(q.dtype, cos.dtype, key_cache.dtype != q.dtype, q.shape[-1], q_weight is not None,
-                    reuse_freqs_front_part)
+                    reuse_freqs_front_part, _vec(rotary_dim, (cos, sin), (q, k, v, q_out, k_out, v_out)))
 
 
 @compile_ops("rope/fused_qk_rope_cache.hip", gen_func=_instance, prebuild=[
-    _variant(torch.bfloat16, torch.bfloat16, is_fp8, 128, has_norm, True) for is_fp8 in (False, True)
+    _variant(torch.bfloat16, torch.bfloat16, is_fp8, 128, has_norm, True, 8) for is_fp8 in (False, True)
     for has_norm in (False, True)])
 def _fused_qk_rope_cache_hip(
         q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor, q: Tensor,
@@ -118,17 +130,17 @@ def _hip_unsupported(target: Target, q_out: Tensor, k_out: Tensor | None, v_out:
                      k_weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor | None,
                      slot_mapping: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, epsilon: float,
                      rotate_style: int, reuse_freqs_front_part: bool, layout: str) -> str | None:
-    """Heads of 16-byte accesses, a power of two of them up to 64."""
-    head_dim, vec = q.shape[-1], 16 // q.element_size()
-    if head_dim & (head_dim - 1) or not 2 * vec <= head_dim <= 64 * vec:
-        return f"head dimension must be a power of two from {2 * vec} to {64 * vec}, got {head_dim}"
+    """Heads of an even size that the lanes of a wave take, two accesses each."""
+    head_dim = q.shape[-1]
+    if head_dim % 2:
+        return f"head dimension must be even, got {head_dim}"
     rotary_dim = cos.shape[-1] * (2 if reuse_freqs_front_part else 1)
-    if rotary_dim % (2 * vec):
-        return f"the rotated part of a head must be a multiple of {2 * vec}, got {rotary_dim}"
-    for name, tensor in (("q", q), ("k", k), ("v", v), ("q_out", q_out), ("k_out", k_out), ("v_out", v_out)):
-        if tensor is not None and any(step % vec for size, step in zip(tensor.shape[:2], tensor.stride()) if size > 1):
-            return f"heads of {name} must start at multiples of 16 bytes, got strides {tensor.stride()}"
-    if q.shape[0] * (q.shape[1] + 2 * k.shape[1]) * head_dim // (2 * vec) >= 2**31:
+    vec = _vec(rotary_dim, (cos, sin), (q, k, v, q_out, k_out, v_out))
+    lanes = 1 << (head_dim // (2 * vec) - 1).bit_length()
+    if lanes > target.wave_size:
+        return (f"head dimension at most {2 * vec * target.wave_size} where strides and rotated part allow accesses of "
+                f"{vec}, got {head_dim}")
+    if q.shape[0] * (q.shape[1] + 2 * k.shape[1]) * lanes >= 2**31:
         return f"too many heads for one launch: {q.shape[0]} tokens of {q.shape[1]} + 2 · {k.shape[1]}"
     return kv_layout.too_many_slots(key_cache.shape[0], kv_layout.page_size_of(key_cache))
 

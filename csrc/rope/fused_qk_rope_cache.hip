@@ -8,21 +8,24 @@
 //   3. rotates in fp32; q, and k and v where they are wanted, rounded once to ELEMENT
 //   4. k and v from the same fp32 values into the cache; slots outside the cache are skipped
 //
-// Tile: HEAD_DIM / (2 · kVec) lanes take a head of a token. LDS: none.
+// Tile: HEAD_DIM / (2 · VEC) lanes take a head of a token, the rest of a power of two idle. LDS: none. VEC elements are
+// 16 bytes where heads, rotated part and strides are multiples of that.
 // Bound: memory. A token moves each element of q, k and v once in, once out; weights and tables stay in cache.
 #include "aiter_like/ffi.h"
 #include "aiter_like/kv_cache.h"
 #include "aiter_like/rope.h"
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(CACHE) || !defined(HEAD_DIM) || !defined(HAS_NORM) || \
-    !defined(IS_SHARED)
-#error "fused_qk_rope_cache.hip: -DELEMENT=bf16|f16|float -DTABLE=… -DCACHE=ELEMENT|fp8 -DHEAD_DIM and two flags 0|1"
+    !defined(IS_SHARED) || !defined(VEC)
+#error "fused_qk_rope_cache.hip: -DELEMENT=bf16|f16|float -DTABLE=… -DCACHE=ELEMENT|fp8 -DHEAD_DIM -DVEC and two flags"
 #endif
 
 namespace aiter_like {
 
-constexpr int kVec = 16 / sizeof(ELEMENT), kLanes = HEAD_DIM / (2 * kVec), kThreads = 256;
-static_assert(HEAD_DIM == 2 * kVec * kLanes && (kLanes & (kLanes - 1)) == 0 && kLanes <= 32, "a head fits a wave");
+constexpr int power_of_two(int count) { return count <= 1 ? 1 : 2 * power_of_two((count + 1) / 2); }
+constexpr int kVec = VEC, kUsedLanes = HEAD_DIM / (2 * kVec), kLanes = power_of_two(kUsedLanes), kThreads = 256;
+constexpr int kAccessBytes = kVec * sizeof(ELEMENT);
+static_assert(HEAD_DIM == 2 * kVec * kUsedLanes && kLanes <= kWaveSize && kAccessBytes <= 16, "a head fits a wave");
 
 /// q, k or v: [tokens, heads, HEAD_DIM]; strides in elements. `out` may be null.
 struct FusedHeads {
@@ -80,10 +83,13 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
   const bool is_rotated = kind < 2 && lane < args.rotary_dim / (2 * kVec);
   const int low = is_rotated && !kIsGptj ? lane * kVec : lane * 2 * kVec;
   const int distance = is_rotated && !kIsGptj ? args.rotary_dim / 2 : kVec;
-  RopePack<ELEMENT, kVec> packs[2];
-  const ELEMENT* input = part.input + token * part.token + head * part.head + low;
-  packs[0].load(input);
-  packs[1].load(input + distance);
+  const bool is_used = kLanes == kUsedLanes || lane < kUsedLanes;
+  RopePack<ELEMENT, kVec> packs[2]{};
+  if (is_used) {
+    const ELEMENT* input = part.input + token * part.token + head * part.head + low;
+    packs[0].load(input);
+    packs[1].load(input + distance);
+  }
   Turn<TABLE, kVec, kIsGptj, IS_SHARED, false> turn;
   if (is_rotated) {
     int64_t row = args.positions.at(token, 0);
@@ -99,7 +105,7 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
 #pragma unroll
     for (int i = 0; i < 2 * kVec; ++i) squares += x[i / kVec][i % kVec] * x[i / kVec][i % kVec];
     if constexpr (kLanes > 1) squares = wave_sum<kLanes / 2>(squares);
-    if (kind < 2) {
+    if (kind < 2 && is_used) {
       const float inverse_rms = 1.f / square_root(squares / HEAD_DIM + args.epsilon);
       packs[0].load(part.weight + low);
       packs[1].load(part.weight + low + distance);
@@ -117,7 +123,7 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
       first = turned;
     }
   }
-  if (!is_there) return;
+  if (!is_there || !is_used) return;
 
   if (part.out != nullptr) {
     ELEMENT* out = part.out + token * part.out_token + head * part.out_head + low;
@@ -160,7 +166,7 @@ static void check_heads(const ffi::Tensor& tensor, int64_t tokens) {
   ffi::check_value(ffi::has_element<ELEMENT>(tensor) && tensor.ndim() == 3 && tensor.size(0) == tokens &&
                        tensor.size(2) == HEAD_DIM && ffi::takes_vectors(tensor, kVec, sizeof(ELEMENT)),
                    "fused_qk_rope_cache: q, k, v and their outputs must be [tokens, heads, head_dim] of one dtype, "
-                   "heads at multiples of 16 bytes");
+                   "heads at multiples of this module's accesses");
 }
 
 static FusedHeads fused_heads(const ffi::Tensor& input, const OptionalTensor& out, const OptionalTensor& weight) {
@@ -177,8 +183,8 @@ static FusedHeads fused_heads(const ffi::Tensor& input, const OptionalTensor& ou
   ffi::check_value(weight.has_value() == HAS_NORM, "fused_qk_rope_cache: this module was built for other flags");
   if (weight.has_value()) {
     const ffi::Rows row = ffi::rows<ELEMENT>(weight.value(), "fused_qk_rope_cache: weight");
-    ffi::check_value(row.size == HEAD_DIM && row.is_aligned(16, sizeof(ELEMENT)),
-                     "fused_qk_rope_cache: weights must be [head_dim] at a multiple of 16 bytes");
+    ffi::check_value(row.size == HEAD_DIM && row.is_aligned(kAccessBytes, sizeof(ELEMENT)),
+                     "fused_qk_rope_cache: weights must be [head_dim] at a multiple of this module's accesses");
     result.weight = static_cast<const ELEMENT*>(row.data);
   }
   return result;
@@ -223,7 +229,7 @@ void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor
   ffi::check_value(reuse_freqs_front_part == IS_SHARED && c.size == s.size && c.count == s.count &&
                        args.rotary_dim <= HEAD_DIM && args.rotary_dim % (2 * kVec) == 0 &&
                        c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE)),
-                   "fused_qk_rope_cache: cos and sin must be tables of one shape, rows at multiples of 16 bytes, that "
+                   "fused_qk_rope_cache: cos and sin must be tables of one shape, rows at multiples of an access, that "
                    "turn a multiple of two accesses");
   args.cosines = static_cast<const TABLE*>(c.data), args.sines = static_cast<const TABLE*>(s.data);
   args.cosine_stride = c.stride, args.sine_stride = s.stride;
