@@ -297,13 +297,13 @@ def test_bytes_moved_are_the_least(device, run):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("heads", (1, 4))
-def test_heads_in_flight_from_a_user_row(device, monkeypatch, tmp_path, heads):
-    """The parameter that a tuned row may set; one token, a few, and enough that a lane takes several heads."""
-    sizes, target, name = ((1, 1), (3, 40), (4096, 9)), target_of(device), f"bf16_table_bf16_h{heads}"
+@pytest.mark.parametrize("heads, share", ((1, 1), (1, 16), (4, 4), (4, 8)))
+def test_heads_of_a_lane_from_a_user_row(device, monkeypatch, tmp_path, heads, share):
+    """The parameters that a tuned row may set; one token, a few, and enough that a lane takes several heads."""
+    sizes, target, name = ((1, 1), (3, 40), (4096, 9)), target_of(device), f"bf16_table_bf16_h{heads}_s{share}"
     lines = [",".join(table.columns(family._rope.tune_fields))]
-    lines += [f"{target.arch},{target.cu_num},{tokens},{count},128,128,bf16,bf16,0,hip,rope[{name}],heads={heads},1,0,"
-              "compiler,,measured:test" for tokens, count in sizes]
+    lines += [f"{target.arch},{target.cu_num},{tokens},{count},128,128,bf16,bf16,0,hip,rope[{name}],"
+              f"heads={heads};share={share},1,0,compiler,,measured:test" for tokens, count in sizes]
     (tmp_path / "rope.csv").write_text("\n".join(lines) + "\n")
     monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path / "rope.csv"))
     dispatch.reset()
@@ -358,8 +358,8 @@ def bench() -> None:
         positions = torch.arange(tokens, device=device)[:, None]
         args = (x, y, cos, sin, positions, style, True, False)
         calls = benching.by_backend(aiter_like.rope_cached_positions_2c_fwd, *args)
-        for count in (1, 4):
-            calls[f"hip, heads={count}"] = fixed(count, args)
+        for params in ({"heads": 1, "share": 4}, {"heads": 2, "share": 8}, {"heads": 4, "share": 8}):
+            calls["hip, {}×{}".format(*params.values())] = fixed(params, args)
         if style == 0:
             calls["torch.compile"] = lambda: compiled(*args[:5])
         calls |= bench_peers.calls("rope", x[:, 0], y[:, 0], cos[:, 0, 0], sin[:, 0, 0], positions[:, 0], style == 0)
@@ -369,11 +369,11 @@ def bench() -> None:
             lambda outs: max(check_rope(out.view(given.shape)[:64], given[:64], *rows, style)
                              for out, given in zip(outs, (x, y), strict=True)))
 
-    def fixed(count, args):
-        """The HIP kernel with `heads` in flight, outputs made before."""
+    def fixed(params, args):
+        """The HIP kernel with so many heads in flight and in all, outputs made before."""
         x, y, cos, sin, positions, *flags = args
         full = (torch.empty_like(x), torch.empty_like(y), x, y, cos, sin, positions, None, *flags, False)
-        function = family._rope_hip.bind(target_of(device), full, heads=count)
+        function = family._rope_hip.bind(target_of(device), full, **params)
 
         def call():
             function(*full)

@@ -37,6 +37,7 @@ ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"
 INTEGERS = (torch.int64, torch.int32)
 _MAX_HEAD_DIM = 512
 _HEADS = (1, 2, 4)  # that a lane of the HIP kernel has in flight
+_SHARES = (1, 2, 4, 8, 16)  # that it takes in all, with one row of the table
 
 
 def rope_ref(out: Tensor, out_y: Tensor | None, input: Tensor, input_y: Tensor | None, cos: Tensor, sin: Tensor | None,
@@ -79,18 +80,20 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate_style: int, is_shared: b
     return torch.cat((x[..., :begin], turned, x[..., begin + rotary_dim:]), -1)
 
 
-def variant(dtype: torch.dtype, table_dtype: torch.dtype, is_angle: bool, heads: int | None) -> Instance:
-    heads = 2 if heads is None else heads
-    if heads not in _HEADS:
-        raise ValueError(f"heads must be one of {_HEADS}, got {heads}")
-    name = f"{dtypes.name(dtype)}_{'freqs' if is_angle else 'table'}_{dtypes.name(table_dtype)}_h{heads}"
-    return Instance(name, {"ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "IS_ANGLE": int(is_angle),
-                           "HEADS": heads})
+def variant(dtype: torch.dtype, table_dtype: torch.dtype, is_angle: bool, heads: int | None,
+            share: int | None = None) -> Instance:
+    heads, share = 2 if heads is None else heads, 4 if share is None else share
+    if heads not in _HEADS or share not in _SHARES:
+        raise ValueError(f"heads must be one of {_HEADS} and share one of {_SHARES}, got {heads} and {share}")
+    kind = "freqs" if is_angle else "table"
+    return Instance(f"{dtypes.name(dtype)}_{kind}_{dtypes.name(table_dtype)}_h{heads}_s{share}", {
+        "ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "IS_ANGLE": int(is_angle), "HEADS": heads,
+        "SHARE": share})
 
 
 def _instance(out: Tensor, out_y: Tensor | None, input: Tensor, input_y: Tensor | None, cos: Tensor,
-              sin: Tensor | None, *_: object, heads: int | None = None) -> Instance:
-    return variant(input.dtype, cos.dtype, sin is None, heads)
+              sin: Tensor | None, *_: object, heads: int | None = None, share: int | None = None) -> Instance:
+    return variant(input.dtype, cos.dtype, sin is None, heads, share)
 
 
 @compile_ops("rope/rope.hip", gen_func=_instance, prebuild=[
@@ -156,20 +159,16 @@ def unsupported(target: Target, out: Tensor, *args: Any) -> str | None:
     if out.shape[-1] > _MAX_HEAD_DIM:
         return f"head dimension at most {_MAX_HEAD_DIM}, got {out.shape[-1]}"
     tokens = out.shape[:-2].numel()
-    return f"at most {2**31 - 1} tokens, got {tokens}" if tokens >= 2**31 else None
-
-
-def _key(input: Tensor, heads: int, table: Tensor, is_shared: bool) -> dict[str, int | str]:
-    return {"tokens": input.shape[:-2].numel(), "heads": heads, "head_dim": input.shape[-1],
-            "rotary_dim": table.shape[-1] * (2 if is_shared else 1), "dtype": dtypes.name(input.dtype),
-            "table_dtype": dtypes.name(table.dtype)}
+    return f"less than {2**30} tokens, got {tokens}" if tokens >= 2**30 else None
 
 
 def _tune_key(out: Tensor, out_y: Tensor | None, input: Tensor, input_y: Tensor | None, cos: Tensor,
               sin: Tensor | None, positions: Tensor | None, offsets: Tensor | None, rotate_style: int,
               reuse_freqs_front_part: bool, nope_first: bool, is_backward: bool) -> dict[str, int | str]:
     heads = input.shape[-2] + (0 if input_y is None else input_y.shape[-2])
-    return {**_key(input, heads, cos, reuse_freqs_front_part), "rotate_style": rotate_style}
+    return {"tokens": input.shape[:-2].numel(), "heads": heads, "head_dim": input.shape[-1],
+            "rotary_dim": cos.shape[-1] * (2 if reuse_freqs_front_part else 1), "dtype": dtypes.name(input.dtype),
+            "table_dtype": dtypes.name(cos.dtype), "rotate_style": rotate_style}
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
@@ -184,8 +183,14 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return (torch.empty_like(x), None, x, None, cos, sin, None, None, key["rotate_style"], True, False, False)
 
 
-def _space(target: Target, *_: object) -> Iterator[dict[str, int]]:
-    return ({"heads": heads} for heads in _HEADS if heads != 2)
+def _space(target: Target, *_: object) -> list[dict[str, int]]:
+    return [{"heads": heads, "share": share} for heads in _HEADS for share in _SHARES
+            if share >= heads and (heads, share) != (2, 4)]
+
+
+def _triton_space(target: Target, *_: object) -> list[dict[str, int]]:
+    return [{"elements": elements, "num_warps": warps} for elements in (512, 1024, 2048, 4096, 8192)
+            for warps in (1, 2, 4, 8) if 4 <= elements // (target.wave_size * warps) <= 32]  # elements of a lane
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -215,9 +220,8 @@ _rope = Op(
     round_field="tokens", writes=("out", "out_y"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rope_hip, unsupported=unsupported, space=_space),
-              Backend("triton", "rope:rope", unsupported=unsupported),
+              Backend("triton", "rope:rope", unsupported=unsupported, space=_triton_space),
               Backend("torch", rope_ref, differentiable=True)))
-
 
 
 _ABOUT = {

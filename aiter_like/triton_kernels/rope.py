@@ -143,11 +143,15 @@ def _rope_2d_kernel(out, x, cos_h, sin_h, cos_w, sin_w, out_b, out_s, out_head, 
 
 def rope(out: torch.Tensor, out_y: torch.Tensor | None, input: torch.Tensor, input_y: torch.Tensor | None,
          cos: torch.Tensor, sin: torch.Tensor | None, positions: torch.Tensor | None, offsets: torch.Tensor | None,
-         *flags: bool) -> None:
-    """Same arguments as the operator's other backends; writes `out` and `out_y`."""
+         *flags: bool, elements: int | None = None, num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends; writes `out` and `out_y`.
+
+    `elements` of the heads are one program's; None for either: what suits most sizes.
+    """
     batch = input.shape[1] if input.ndim == 4 else 1
     is_packed = positions is not None and input.ndim == 3
-    parts, blocks = _constants(input.shape[-1], cos.shape[-1], flags, [(out, input), (out_y, input_y)])
+    parts, blocks = _constants(input.shape[-1], cos.shape[-1], flags, [(out, input), (out_y, input_y)],
+                                elements or _ELEMENTS)
     sequences = positions.shape[0] - 1 if is_packed else 0
     heads, y_heads = input.shape[-2], 0 if input_y is None else input_y.shape[-2]
     x_blocks, y_blocks = (triton.cdiv(count, blocks["BLOCK_H"]) for count in (heads, y_heads))
@@ -158,7 +162,8 @@ def rope(out: torch.Tensor, out_y: torch.Tensor | None, input: torch.Tensor, inp
         launch(_rope_kernel, (input.shape[0] * batch, x_blocks + y_blocks), out, out_y, input, input_y, cos, sin,
                positions, offsets, *strides, heads, y_heads, row_step(cos), 0 if sin is None else row_step(sin),
                *indices, batch, x_blocks, *parts, sequences, **blocks,
-               BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0, options={"num_warps": _num_warps(blocks)})
+               BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0,
+               options={"num_warps": num_warps or _num_warps(blocks)})
 
 
 def rope_2d(out: torch.Tensor, input: torch.Tensor, cos_h: torch.Tensor, sin_h: torch.Tensor, cos_w: torch.Tensor,
@@ -172,7 +177,8 @@ def rope_2d(out: torch.Tensor, input: torch.Tensor, cos_h: torch.Tensor, sin_h: 
            img_width, half_dim, *parts, **blocks, options={"num_warps": _num_warps(blocks)})
 
 
-def _constants(head_dim: int, width: int, flags: tuple, tensors: list) -> tuple[list[int], dict[str, int | bool]]:
+def _constants(head_dim: int, width: int, flags: tuple, tensors: list, elements: int = _ELEMENTS
+               ) -> tuple[list[int], dict[str, int | bool]]:
     """What of a head is rotated and copied, as integers; the constexpr arguments that both kernels share."""
     rotate_style, is_shared, nope_first, is_backward = flags
     rotary_half = width if is_shared else width // 2
@@ -181,7 +187,7 @@ def _constants(head_dim: int, width: int, flags: tuple, tensors: list) -> tuple[
     copied = 0 if is_in_place else rest
     heads = max(x.shape[-2] for x, _ in tensors if x is not None)
     block_p = triton.next_power_of_2(max(rotary_half, 1))
-    blocks = {"BLOCK_H": min(triton.next_power_of_2(heads), max(_ELEMENTS // (2 * block_p), 1)), "BLOCK_P": block_p,
+    blocks = {"BLOCK_H": min(triton.next_power_of_2(heads), max(elements // (2 * block_p), 1)), "BLOCK_P": block_p,
               "BLOCK_C": triton.next_power_of_2(copied) if copied else 0, "IS_GPTJ": rotate_style == 1,
               "IS_SHARED": is_shared, "IS_BACKWARD": is_backward, "IS_IN_PLACE": is_in_place}
     return [rest if nope_first else 0, rotary_half, 0 if nope_first else 2 * rotary_half, copied], blocks

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rotary position embedding of one or two tensors of heads, by position in the sequence, by given positions or within
 // packed sequences; forward or transposed; into another tensor or in place. HIP (gfx9) and CUDA. See rope_kernel.h.
+#define ROPE_IS_IMAGE 0
 #include "rope_kernel.h"
 
 #if AITER_LIKE_HOST_PASS
@@ -16,10 +17,11 @@ void rope(ffi::Tensor out, ffi::Optional<ffi::Tensor> out_y, ffi::Tensor input, 
   args.first = call.heads(input, out);
   if (input_y.has_value() && out_y.has_value()) args.second = call.heads(input_y.value(), out_y.value());
   const int last = input.ndim() - 1;
-  args.batch = last == 3 ? static_cast<int>(input.size(1)) : 1;
-  args.tokens = input.size(0) * args.batch;
-  if (args.tokens == 0 || input.size(last) == 0) return;
-  ffi::check_value(args.tokens < int64_t{1} << 31, "rope: at most 2^31 - 1 tokens");
+  const int64_t batch = last == 3 ? input.size(1) : 1;
+  args.tokens = input.size(0) * batch;
+  if (args.tokens == 0 || input.size(last) == 0 || args.first.heads + args.second.heads == 0) return;
+  ffi::check_value(args.tokens < int64_t{1} << 30, "rope: less than 2^30 tokens");
+  args.batch = Divider(static_cast<uint32_t>(batch));
 
   int64_t width = 0;
   args.table = call.table(cos, sin, width);

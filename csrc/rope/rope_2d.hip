@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Rotary position embedding of image patches: the first half of a head turns by its patch's row, the second half by its
 // column, each as a head of its own. HIP (gfx9) and CUDA. See rope_kernel.h.
+#define ROPE_IS_IMAGE 1
 #include "rope_kernel.h"
 
 #include <utility>
@@ -17,15 +18,14 @@ void rope_2d(ffi::Tensor out, ffi::Tensor input, ffi::Tensor cos_h, ffi::Tensor 
   RopeHeads heads = call.heads(input, out);  // [b, img_height · img_width, heads, head_dim]
   ffi::check_value(input.ndim() == 4 && input.size(1) == img_height * img_width && input.size(3) % 2 == 0,
                    "rope_2d: input must be [b, img_height * img_width, heads, head_dim], head_dim even");
-  args.batch = static_cast<int>(input.size(0));
   args.tokens = input.size(0) * input.size(1);
-  if (args.tokens == 0 || input.size(3) == 0) return;
-  ffi::check_value(args.tokens < int64_t{1} << 31 && heads.heads < 1 << 30, "rope_2d: at most 2^31 - 1 tokens");
+  if (args.tokens == 0 || input.size(2) == 0 || input.size(3) == 0) return;
+  ffi::check_value(args.tokens < int64_t{1} << 30, "rope_2d: less than 2^30 patches");
+  args.batch = Divider(static_cast<uint32_t>(input.size(0)));
   std::swap(heads.input_strides.s, heads.input_strides.b);  // a token's first index is the patch
   std::swap(heads.out_strides.s, heads.out_strides.b);
-  heads.heads *= 2;  // halves
   args.first = heads;
-  args.image_width = static_cast<int>(img_width);
+  args.image_width = Divider(static_cast<uint32_t>(img_width));
 
   int64_t width = 0, column_width = 0;
   args.table = call.table(cos_h, sin_h, width);

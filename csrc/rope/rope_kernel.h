@@ -2,19 +2,21 @@
 // The kernel of rope.hip and rope_2d.hip. Each rotated pair of a head turns by an angle of its token:
 //   first' = first · cos - second · sin,  second' = second · cos + first · sin
 //
-//   1. a lane finds its token's row of the table and loads its kVec pairs' angles, once for all its heads
-//   2. it loads its two packs of kVec elements of HEADS heads at a time, rotates in fp32, rounds, stores
-//   3. lanes beyond the rotated part copy the rest of a head, unless it is in place
+//   1. a lane loads its two packs of kVec elements of HEADS heads
+//   2. meanwhile it finds its token's row of the table and loads its kVec pairs' angles, once for all its heads
+//   3. it rotates in fp32, rounds, stores; loads the next HEADS heads, up to SHARE in all
+//   4. lanes beyond the rotated part copy the rest of a head, unless it is in place
 //
-// Tile: 2^lane_bits lanes take a head, 2^group_bits groups of them share a token's heads. LDS: none.
-// Bound: memory. An element moves 2 · sizeof(ELEMENT) bytes for 3 flop; a row of the table serves all heads of a token.
+// Tile: 2^lane_bits lanes take a head; as many groups of them as a token's heads need share the token. LDS: none.
+// Bound: memory. An element moves 2 · sizeof(ELEMENT) bytes for 3 flop; a row of the table serves all heads of a lane.
 #pragma once
 
 #include "aiter_like/ffi.h"
+#include "aiter_like/math.h"
 #include "aiter_like/rope.h"
 
-#if !defined(ELEMENT) || !defined(TABLE) || !defined(IS_ANGLE) || !defined(HEADS)
-#error "rope: -DELEMENT=bf16|f16|float -DTABLE=bf16|f16|float -DIS_ANGLE=0|1 -DHEADS=1|2|4"
+#if !defined(ELEMENT) || !defined(TABLE) || !defined(IS_ANGLE) || !defined(HEADS) || !defined(SHARE)
+#error "rope: -DELEMENT=bf16|f16|float -DTABLE=bf16|f16|float -DIS_ANGLE=0|1 -DHEADS=1|2|4 -DSHARE=1…16"
 #endif
 
 namespace aiter_like {
@@ -34,26 +36,6 @@ struct RopeHeads {
   int heads;
 };
 
-/// One column of a token's heads, which are those of a first and then of a second tensor.
-template <class T>
-struct RopePlace {
-  T *first, *second;  // values, selected by value: a selected struct would be read from memory by every lane
-  int64_t first_step, second_step;
-
-  __device__ RopePlace(T* first, T* second, const RopeStrides& first_strides, const RopeStrides& second_strides,
-                       int64_t s, int64_t b, int column)
-      : first(first + s * first_strides.s + b * first_strides.b + column),
-        second(second + s * second_strides.s + b * second_strides.b + column),
-        first_step(first_strides.head),
-        second_step(second_strides.head) {}
-
-  __device__ T* head(int index, int first_heads) const {
-    const bool is_first = index < first_heads;
-    const int64_t step = is_first ? first_step : second_step;
-    return (is_first ? first : second) + (is_first ? index : index - first_heads) * step;
-  }
-};
-
 /// Cosines and sines, or angles; rows in elements.
 struct RopeTable {
   const TABLE *cosines, *sines;
@@ -64,35 +46,44 @@ struct RopeArgs {
   RopeHeads first, second;       // the second has 0 heads where there is one tensor
   RopeTable table, column_table; // the latter for images: the second half of a head turns by the column
   RopeIndices positions, offsets;
+  Divider groups;                // of a token: those of the first tensor, then those of the second
+  uint32_t first_groups, second_groups;
   int64_t tokens;
-  int batch, image_width;        // image_width 0: no image
+  Divider batch, image_width;
   int sequences;                 // > 0: positions are the `sequences` + 1 starts of packed sequences
   int rotary_dim, rotary_begin, copied, copied_begin, half_dim;
   int lane_bits, group_bits;
   bool is_backward;
 };
 
-/// Row of the table for token (s, b).
-__device__ inline int64_t rope_row(const RopeArgs& args, int64_t s, int64_t b) {
-  if (args.sequences > 0) {
-    int low = 0, high = args.sequences;  // starts[low] ≤ s < starts[high]
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (args.positions.at(middle) <= s ? low : high) = middle;
-    }
-    return s - args.positions.at(low);
-  }
-  int64_t row = args.positions.data != nullptr ? args.positions.at(s, b) : s;
-  if (args.offsets.data != nullptr) row += args.offsets.at(s, b);
-  return row;
-}
+/// Row of the table for token (s, b): loaded before it is needed, so that the loads of heads need not wait for it.
+struct RopeRow {
+  int32_t position = 0, offset = 0;
 
-template <int kVec, bool kIsGptj, bool kIsShared>
+  __device__ RopeRow(const RopeArgs& args, int64_t s, int64_t b) {
+    if (args.sequences == 0 && args.positions.data != nullptr) position = args.positions.at(s, b);
+    if (args.offsets.data != nullptr) offset = args.offsets.at(s, b);
+  }
+
+  __device__ int64_t find(const RopeArgs& args, int64_t s) const {
+    if (args.sequences > 0) {
+      int low = 0, high = args.sequences;  // starts[low] ≤ s < starts[high]
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (args.positions.at(middle) <= s ? low : high) = middle;
+      }
+      return s - args.positions.at(low);
+    }
+    return (args.positions.data != nullptr ? position : s) + offset;
+  }
+};
+
+template <int kVec, bool kIsGptj, bool kIsShared, bool kIsImage>
 __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
   const int lane = thread_index() & ((1 << args.lane_bits) - 1);
-  const int group = (thread_index() >> args.lane_bits) & ((1 << args.group_bits) - 1);
-  const int token_bits = args.lane_bits + args.group_bits;
-  const int64_t token = int64_t{workgroup_index().x} * (kRopeThreads >> token_bits) + (thread_index() >> token_bits);
+  const uint32_t item = workgroup_index().x * (kRopeThreads >> args.lane_bits) + (thread_index() >> args.lane_bits);
+  const uint32_t token = args.groups.divide(item);
+  uint32_t group = item - token * args.groups.divisor;
   const int rotated = args.rotary_dim / (2 * kVec);  // lanes with pairs; the others copy
   const int copied = (lane - rotated) * 2 * kVec;
   if (token >= args.tokens || (lane >= rotated && copied >= args.copied)) return;
@@ -101,74 +92,99 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
   const int low = is_rotated ? args.rotary_begin + lane * kVec * (kIsGptj ? 2 : 1) : args.copied_begin + copied;
   const int distance = is_rotated && !kIsGptj ? args.rotary_dim / 2 : kVec;  // from low to high
   const bool has_high = is_rotated || copied + kVec < args.copied;
-  const int64_t s = static_cast<uint32_t>(token) / static_cast<uint32_t>(args.batch);
-  const int64_t b = static_cast<uint32_t>(token) % static_cast<uint32_t>(args.batch);
+  const uint32_t s = args.batch.divide(token), b = token - s * args.batch.divisor;
+  const bool is_column = kIsImage && (group & 1);  // groups are even in number there
+  if constexpr (kIsImage) group >>= 1;
 
-  const bool is_column = args.image_width > 0 && (group & 1);  // groups are even in number there
+  // Values are selected one by one: a selected struct would be read from memory by every lane.
+  const bool is_first = group < args.first_groups;
+  const auto pick = [&](auto first, auto second) { return is_first ? first : second; };
+  group -= is_first ? 0 : args.first_groups;
+  const uint32_t step = pick(args.first_groups, args.second_groups);
+  const uint32_t heads = args.second.heads + (is_first ? args.first.heads - args.second.heads : 0);  // not by a load
+  const auto place = [&](const RopeStrides& first, const RopeStrides& second) {
+    return s * pick(first.s, second.s) + b * pick(first.b, second.b) + group * pick(first.head, second.head) + low +
+           (is_column ? args.half_dim : 0);
+  };
+  const RopeStrides &from = args.first.input_strides, &to = args.first.out_strides;
+  const RopeStrides &from_second = args.second.input_strides, &to_second = args.second.out_strides;
+  const ELEMENT* input = pick(args.first.input, args.second.input) + place(from, from_second);
+  ELEMENT* out = pick(args.first.out, args.second.out) + place(to, to_second);
+  const int64_t input_step = step * pick(from.head, from_second.head), out_step = step * pick(to.head, to_second.head);
+
+  const RopeRow found(args, s, b);
+  Pairs<ELEMENT, kVec, kIsGptj> x[HEADS];
+  const auto load = [&](uint32_t head) {
+#pragma unroll
+    for (uint32_t i = 0; i < HEADS; ++i) {
+      if (head + i * step >= heads) continue;
+      x[i].low.load(input + i * input_step);
+      if (has_high) x[i].high.load(input + i * input_step + distance);
+    }
+  };
+  load(group);
+
   Turn<TABLE, kVec, kIsGptj, kIsShared, IS_ANGLE> turn;
   if (is_rotated) {
-    int64_t row;
-    if (args.image_width > 0) row = is_column ? s % args.image_width : s / args.image_width;
-    else row = rope_row(args, s, b);
-    const TABLE* cosines = is_column ? args.column_table.cosines : args.table.cosines;
-    const TABLE* sines = is_column ? args.column_table.sines : args.table.sines;
-    const int64_t cosine_stride = is_column ? args.column_table.cosine_stride : args.table.cosine_stride;
-    const int64_t sine_stride = is_column ? args.column_table.sine_stride : args.table.sine_stride;
-    turn.load(cosines + row * cosine_stride, sines + row * sine_stride, lane * kVec, distance);
+    const uint32_t image_row = kIsImage ? args.image_width.divide(s) : 0;
+    const int64_t row = !kIsImage    ? found.find(args, s)
+                        : is_column ? s - image_row * args.image_width.divisor
+                                    : image_row;
+    const auto table = [&](const TABLE* of_row, const TABLE* of_column, int64_t stride, int64_t column_stride) {
+      return (is_column ? of_column : of_row) + row * (is_column ? column_stride : stride);
+    };
+    const RopeTable &rows = args.table, &columns = args.column_table;
+    turn.load(table(rows.cosines, columns.cosines, rows.cosine_stride, columns.cosine_stride),
+              table(rows.sines, columns.sines, rows.sine_stride, columns.sine_stride), lane * kVec, distance);
+    if (args.is_backward) turn.transpose();
   }
 
-  const RopePlace<const ELEMENT> input{args.first.input, args.second.input, args.first.input_strides,
-                                       args.second.input_strides, s, b, low + is_column * args.half_dim};
-  const RopePlace<ELEMENT> out{args.first.out, args.second.out, args.first.out_strides, args.second.out_strides,
-                               s, b, low + is_column * args.half_dim};
-  const int heads = args.first.heads + args.second.heads, is_image = args.image_width > 0;
-  for (int start = group; start < heads; start += HEADS << args.group_bits) {
-    Pairs<ELEMENT, kVec, kIsGptj> x[HEADS];
+  for (uint32_t head = group;;) {
 #pragma unroll
-    for (int i = 0; i < HEADS; ++i) {
-      const int head = start + (i << args.group_bits);
-      if (head >= heads) continue;
-      const ELEMENT* from = input.head(head >> is_image, args.first.heads);
-      x[i].low.load(from);
-      if (has_high) x[i].high.load(from + distance);
-    }
-#pragma unroll
-    for (int i = 0; i < HEADS; ++i) {
-      const int head = start + (i << args.group_bits);
-      if (head >= heads) continue;
-      ELEMENT* to = out.head(head >> is_image, args.first.heads);
+    for (uint32_t i = 0; i < HEADS; ++i) {
+      if (head + i * step >= heads) continue;
+      ELEMENT* at = out + i * out_step;
       if (is_rotated) {
-        rotate_pairs(to, to + distance, x[i], turn, args.is_backward);
+        rotate_pairs(at, at + distance, x[i], turn);
       } else {
-        x[i].low.store(to);
-        if (has_high) x[i].high.store(to + distance);
+        x[i].low.store(at);
+        if (has_high) x[i].high.store(at + distance);
       }
     }
+    head += HEADS * step;
+    if (head >= heads) break;
+    input += HEADS * input_step;
+    out += HEADS * out_step;
+    load(head);
   }
 }
 
 template <int kVec>
 inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, Stream stream) {
-  const auto bits = [](int64_t count) {
-    int found = 0;
-    while ((int64_t{1} << found) < count) ++found;
-    return found;
-  };
+  constexpr bool kIsImage = ROPE_IS_IMAGE;
   const int lanes = (args.rotary_dim / 2 + (args.copied + 1) / 2 + kVec - 1) / kVec;
-  const int64_t heads = args.first.heads + args.second.heads;
-  args.lane_bits = bits(lanes);
-  // A lane takes HEADS heads, or one where there are too few tokens to fill the device: 2^17 lanes fill 64 CUs.
-  const int64_t share = args.tokens * heads << args.lane_bits < int64_t{HEADS} << 17 ? 1 : HEADS;
-  const int is_image = args.image_width > 0;
-  args.group_bits = bits((heads + share - 1) / share);
-  if (args.lane_bits + args.group_bits > 8) args.group_bits = 8 - args.lane_bits;
-  if (args.group_bits < is_image) args.group_bits = is_image;
-  const int64_t tokens_per_group = kRopeThreads >> (args.lane_bits + args.group_bits);
-  const dim3 grid(static_cast<uint32_t>((args.tokens + tokens_per_group - 1) / tokens_per_group));
-  if (is_gptj && is_shared) rope_kernel<kVec, true, true><<<grid, kRopeThreads, 0, stream>>>(args);
-  else if (is_gptj) rope_kernel<kVec, true, false><<<grid, kRopeThreads, 0, stream>>>(args);
-  else if (is_shared) rope_kernel<kVec, false, true><<<grid, kRopeThreads, 0, stream>>>(args);
-  else rope_kernel<kVec, false, false><<<grid, kRopeThreads, 0, stream>>>(args);
+  args.lane_bits = 0;
+  while ((1 << args.lane_bits) < lanes) ++args.lane_bits;
+  // A lane takes SHARE heads, or fewer where there are too few tokens to fill the device: 2^17 lanes fill 64 CUs.
+  int64_t groups = 0;
+  for (int share = SHARE; share > 0; share /= 2) {
+    args.first_groups = static_cast<uint32_t>((args.first.heads + share - 1) / share);
+    args.second_groups = static_cast<uint32_t>((args.second.heads + share - 1) / share);
+    groups = (int64_t{args.first_groups} + args.second_groups) * (kIsImage ? 2 : 1);
+    if (args.tokens * groups << args.lane_bits >= int64_t{1} << 17) break;
+  }
+  if (args.tokens * groups >= int64_t{1} << 31) {  // a lane takes all heads of a tensor
+    args.first_groups = args.first.heads > 0;
+    args.second_groups = args.second.heads > 0;
+    groups = (args.first_groups + args.second_groups) * (kIsImage ? 2 : 1);
+  }
+  args.groups = Divider(static_cast<uint32_t>(groups));
+  const int64_t items = args.tokens * groups, per_group = kRopeThreads >> args.lane_bits;
+  const dim3 grid(static_cast<uint32_t>((items + per_group - 1) / per_group));
+  if (is_gptj && is_shared) rope_kernel<kVec, true, true, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
+  else if (is_gptj) rope_kernel<kVec, true, false, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
+  else if (is_shared) rope_kernel<kVec, false, true, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
+  else rope_kernel<kVec, false, false, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
   check_launch("rope_kernel");
 }
 
@@ -219,6 +235,7 @@ struct RopeCall {
         sines.has_value() ? sines.value() : cosines, "rope: sin");
     ffi::check_value(sines.has_value() != IS_ANGLE && c.size == s.size && c.count == s.count,
                      "rope: cos and sin must have one shape, and this module was built for another kind of table");
+    ffi::check_value(c.count < int64_t{1} << 31, "rope: tables of less than 2^31 rows");
     width = c.size;
     constexpr int64_t kBytes = kRopeVec * sizeof(TABLE) < 16 ? kRopeVec * sizeof(TABLE) : 16;
     is_aligned = is_aligned && c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE));

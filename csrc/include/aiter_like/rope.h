@@ -9,16 +9,14 @@
 
 namespace aiter_like {
 
-/// Integers of 32 or 64 bits, [s, b].
+/// Integers of 32 or 64 bits, [s, b]; their lower 32 bits are enough: no table has 2^31 rows.
 struct RopeIndices {
   const void* data;
   int64_t stride_s, stride_b;
   bool is_long;
 
-  __device__ int64_t at(int64_t offset) const {
-    return is_long ? static_cast<const int64_t*>(data)[offset] : static_cast<const int32_t*>(data)[offset];
-  }
-  __device__ int64_t at(int64_t s, int64_t b) const { return at(s * stride_s + b * stride_b); }
+  __device__ int32_t at(int64_t offset) const { return static_cast<const int32_t*>(data)[offset << is_long]; }
+  __device__ int32_t at(int64_t s, int64_t b) const { return at(s * stride_s + b * stride_b); }
 };
 
 /// kVec neighbouring elements as they are in memory.
@@ -34,6 +32,11 @@ struct RopePack {
   __device__ float at(int element) const {
     const Word word = words[element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
     return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));
+  }
+  __device__ void negate() {
+    constexpr uint32_t kSigns = sizeof(T) == 2 && kPerWord == 2 ? 0x80008000u : 1u << (8 * sizeof(T) - 1);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) words[w] ^= static_cast<Word>(kSigns);
   }
 };
 
@@ -70,6 +73,7 @@ struct Turn {
 
   Pairs<Table, kVec, kIsGptj> cosines, sines;
   float computed[kIsAngle ? 2 * kCount : 1];  // cosines, then sines; unused where both come from tables
+  bool is_transposed = false;
 
   /// `pair`: the first one's index; `second`: elements from a row's value for low to that for high.
   __device__ void load(const Table* cosine_row, const Table* sine_row, int pair, int second) {
@@ -94,29 +98,40 @@ struct Turn {
     else return pick(cosines, pair, is_second);
   }
   __device__ float sine(int pair, bool is_second) const {
-    if constexpr (kIsAngle) return computed[kCount + (kIsShared || !is_second ? pair : kVec + pair)];
-    else return pick(sines, pair, is_second);
+    if constexpr (kIsShared) return of_element(pair, false);
+    const float own = of_element(pair, is_second), other = of_element(pair, !is_second);
+    return is_transposed ? other : own;
+  }
+
+  /// Turns back: takes each sine from the other element of the pair, negative.
+  __device__ void transpose() {
+    is_transposed = true;
+    if constexpr (kIsAngle) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) computed[kCount + e] = -computed[kCount + e];
+    } else {
+      sines.low.negate();
+      if constexpr (!kIsShared) sines.high.negate();
+    }
   }
 
  private:
+  __device__ float of_element(int pair, bool is_second) const {
+    if constexpr (kIsAngle) return computed[kCount + (kIsShared || !is_second ? pair : kVec + pair)];
+    else return pick(sines, pair, is_second);
+  }
   __device__ static float pick(const Pairs<Table, kVec, kIsGptj>& from, int pair, bool is_second) {
     if constexpr (kIsShared) return from.low.at(pair);
     else return is_second ? from.second(pair) : from.first(pair);
   }
 };
 
-/// Rotates x by its angles and writes it: first·cos - second·sin, second·cos + first·sin; with `is_backward` by the
-/// transposed matrix, which takes each sine from the other element of the pair, negative.
+/// Rotates x by its angles and writes it: first·cos - second·sin, second·cos + first·sin.
 template <int kVec, bool kIsGptj, class T, class Turn>
-__device__ inline void rotate_pairs(T* low, T* high, const Pairs<T, kVec, kIsGptj>& x, const Turn& turn,
-                                    bool is_backward) {
-  const auto sine = [&](int e, bool is_second) {
-    const float forward = turn.sine(e, is_second), backward = turn.sine(e, !is_second);
-    return is_backward ? -backward : forward;
-  };
+__device__ inline void rotate_pairs(T* low, T* high, const Pairs<T, kVec, kIsGptj>& x, const Turn& turn) {
   store_pairs<kIsGptj, kVec>(
-      low, high, [&](int e) { return x.first(e) * turn.cosine(e, false) - x.second(e) * sine(e, false); },
-      [&](int e) { return x.second(e) * turn.cosine(e, true) + x.first(e) * sine(e, true); });
+      low, high, [&](int e) { return x.first(e) * turn.cosine(e, false) - x.second(e) * turn.sine(e, false); },
+      [&](int e) { return x.second(e) * turn.cosine(e, true) + x.first(e) * turn.sine(e, true); });
 }
 
 #if AITER_LIKE_HOST_PASS
