@@ -226,7 +226,8 @@ void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor
   const ffi::Rows s = ffi::rows<TABLE>(sin, "fused_qk_rope_cache: sin");
   args.rotary_dim = static_cast<int>(IS_SHARED ? 2 * c.size : c.size);
   constexpr int64_t kBytes = kVec * sizeof(TABLE) < 16 ? kVec * sizeof(TABLE) : 16;
-  ffi::check_value(reuse_freqs_front_part == IS_SHARED && c.size == s.size && c.count < int64_t{1} << 31 && c.count == s.count &&
+  ffi::check_value(reuse_freqs_front_part == IS_SHARED && c.size == s.size && c.count == s.count &&
+                       c.count < int64_t{1} << 31 &&
                        args.rotary_dim <= HEAD_DIM && args.rotary_dim % (2 * kVec) == 0 &&
                        c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE)),
                    "fused_qk_rope_cache: cos and sin must be tables of one shape, rows at multiples of an access, that "
