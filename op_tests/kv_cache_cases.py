@@ -131,6 +131,12 @@ def slots_of(device: torch.device, tokens: int, num_slots: int, seed: int = 0, s
     return slots.to(device)
 
 
+def runs_of_slots() -> Tensor:
+    """Of 240, on the host: sequences that begin amid a page or amid 16 tokens; descending, random and skipped slots."""
+    return torch.cat((torch.arange(5, 42), torch.arange(64, 144), torch.arange(160, 176).flip(0),
+                      176 + slots_of(torch.device("cpu"), 24, 24), torch.tensor([-1]), torch.arange(200, 233)))
+
+
 def tokens_of(device: torch.device, tokens: int, heads: int, dims: tuple[int, int], dtype: torch.dtype,
               seed: int = 0) -> tuple[Tensor, Tensor]:
     """Key and value."""

@@ -13,7 +13,7 @@ import bench_peers
 import benching
 import pytest
 import torch
-from kv_cache_cases import LAYOUTS, Caches, make, put, slots_of, to_fp8, tokens_of
+from kv_cache_cases import LAYOUTS, Caches, make, put, runs_of_slots, slots_of, to_fp8, tokens_of
 
 import aiter_like
 from aiter_like import dtypes, kv_layout, sim
@@ -270,10 +270,7 @@ def test_too_much_for_a_launch_is_refused(device):
     ("columns", "auto", 16), ("columns", "fp8", 64), ("columns", "auto", 12), ("shuffled", "auto", 16),
     ("shuffled", "fp8", 16)))
 def test_runs_of_neighbouring_slots(device, run, layout, kind, page_size):
-    """Sequences that begin in the middle of a pack, a tile or a page, a skipped token, descending and random slots."""
-    slots = torch.cat((torch.arange(5, 42), torch.arange(64, 144), torch.arange(160, 176).flip(0),
-                       176 + slots_of(torch.device("cpu"), 24, 24), torch.tensor([-1]), torch.arange(200, 233)))
-    heads, dims = 3, (32, 48)
+    heads, dims, slots = 3, (32, 48), runs_of_slots()
     caches = make(device, layout, 20, page_size, heads, dims,
                   BF16 if kind == "auto" else dtypes.fp8(target_of(device).arch))
     before, rows = caches.storage.clone(), tokens_of(device, len(slots), heads, dims, BF16)

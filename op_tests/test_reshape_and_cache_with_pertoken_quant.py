@@ -10,10 +10,10 @@ import math
 import benching
 import pytest
 import torch
-from kv_cache_cases import make, slots_of, tokens_of
+from kv_cache_cases import make, runs_of_slots, slots_of, tokens_of
 
 import aiter_like
-from aiter_like import dtypes, kv_layout
+from aiter_like import dtypes, kv_layout, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
@@ -39,13 +39,15 @@ def quantise(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
     return y.clamp(-largest, largest).to(dtype), scale
 
 
-def check_write(device, run, backend, layout, heads, dims, dtype, kind, page_size=16, tokens=None, seed=0) -> None:
+def check_write(device, run, backend, layout, heads, dims, dtype, kind, page_size=16, tokens=None, seed=0,
+                slots=None) -> None:
     """7 tokens, one in a negative slot, one just beyond the cache; scales in a wider matrix."""
-    cache_dtype, num_blocks = cache_dtype_of(device, kind), 3
+    cache_dtype, num_blocks = cache_dtype_of(device, kind), 3 if slots is None else 240 // page_size
     caches = make(device, layout, num_blocks, page_size, heads, dims, cache_dtype)
-    before, slots = caches.storage.clone(), slots_of(device, 7, num_blocks * page_size, seed,
-                                                     (-1, num_blocks * page_size))
-    key, value = tokens_of(device, 7, heads, dims, dtype, seed) if tokens is None else tokens
+    before = caches.storage.clone()
+    if slots is None:
+        slots = slots_of(device, 7, num_blocks * page_size, seed, (-1, num_blocks * page_size))
+    key, value = tokens_of(device, len(slots), heads, dims, dtype, seed) if tokens is None else tokens
     shape = (num_blocks, heads, page_size) if layout == "shuffled" else (heads, num_blocks * page_size + 5)
     stored = [strided_like(torch.full(shape, 7.0 + i, device=device), (0,) * (len(shape) - 1) + (3,)) for i in (0, 1)]
     expected = [made.clone() for made in stored]
@@ -74,6 +76,28 @@ def test_against_model(device, run, backend, layout, kind):
     check_write(device, run, backend, layout, 2, (64, 64), BF16, kind, page_size=64)
     if layout == "columns":
         check_write(device, run, backend, layout, 2, (32, 32), BF16, kind, page_size=3)
+
+
+@pytest.mark.parametrize("layout, kind, dims, page_size", (
+    ("columns", "fp8", (64, 50), 16), ("columns", "int8", (64, 64), 48), ("shuffled", "int8", (48, 128), 16),
+    ("columns", "fp8", (32, 32), 12)))
+def test_runs_of_neighbouring_slots(device, run, layout, kind, dims, page_size):
+    check_write(device, run, "hip", layout, 3, dims, BF16, kind, page_size, slots=runs_of_slots().to(device))
+
+
+@pytest.mark.parametrize("layout", ("columns", "shuffled"))
+def test_moves_each_byte_once_in_wide_accesses(device, run, layout):
+    """Of 64 tokens loads and stores of 16 bytes; for each tile the slots, for V also those of packs, and the scales."""
+    if device.type != "cpu":
+        pytest.skip("counts of the simulator")
+    caches = make(device, layout, 5, 16, 2, (128, 128), torch.int8)
+    shape = (5, 2, 16) if layout == "shuffled" else (2, 80)
+    made, rows = [torch.zeros(shape, device=device) for _ in "kv"], tokens_of(device, 64, 2, (128, 128), BF16)
+    with sim.enabled(checks=False) as session:
+        run("hip", function, *rows, *caches.views(caches.storage), *made, torch.arange(16, 80), layout == "shuffled")
+    (counts,) = session.counters.values()
+    waves, tiles = 2 * 64 * 2 * 128 // (16 * 64), 4
+    assert counts["by_class"]["global"] == 3 * waves + 2 * tiles + 16 * tiles // 2, counts
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -121,18 +121,13 @@ __device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& arg
 
 #pragma unroll
   for (uint32_t i = 0; i < kPerLane; ++i) {
-    const uint32_t item = i * kThreads + thread_index();
-    // Lanes that store together: neighbouring elements where packs of one element lie apart, else two packs of 16
-    // elements, which fill sectors of 32 bytes.
-    constexpr uint32_t kRun = kPack == Pack::kTokens ? kTileVectors * kVector : 16;
-    constexpr uint32_t kPair = kPack == Pack::kTokens ? 1 : 2;
-    const uint32_t run = item / (kRun * kPair), runs = kTileVectors * kVector / kRun;
-    const uint32_t pack = run / runs * kPair + item / kRun % kPair, element = run % runs * kRun + item % kRun;
-    const uint32_t column = strip + element / kVector, slot = tile.packs.pack_slot[pack];
+    const TileItem<kPack, kTileVectors * kVector> item(i * kThreads + thread_index());
+    const uint32_t column = strip + item.column / kVector, slot = tile.packs.pack_slot[item.pack];
     if (slot == SlotMapping::kNowhere || column >= per_token) continue;
-    const uint32_t head = plane.vectors.divide(column), dim = (column - head * vectors) * kVector + element % kVector;
+    const uint32_t head = plane.vectors.divide(column);
+    const uint32_t dim = (column - head * vectors) * kVector + item.column % kVector;
     store_whole(cache + plane_offset<kPack>(plane.cache, args.slots.place(slot), head, dim),
-                tile.rows.column(tile.packs.pack_row[pack], element));
+                tile.rows.column(tile.packs.pack_row[item.pack], item.column));
   }
 }
 

@@ -2,14 +2,17 @@
 // Quantises each head of each token's K and V to fp8 or int8 (quant.h), a scale each, into a paged cache with packed
 // keys (kv_cache.h). HIP (gfx9) and CUDA. One build per pair of element types and number of lanes.
 //
-//   1. LANES lanes hold a head's elements: one load of 16 bytes each
-//   2. the largest magnitude over the lanes gives the scale
-//   3. quantise; K is stored in vectors, V, which keeps tokens together, in single bytes: neighbouring rows of a
-//      workgroup are neighbouring tokens, whose bytes meet in cache
+//   1. LANES lanes hold a head's elements, of four tokens one after the other: one load of 16 bytes each; meanwhile a
+//      wave looks which tokens have consecutive slots (kv_tile.h)
+//   2. the largest magnitude over the lanes gives the scale; the quantised rows go to LDS; of V, which keeps tokens
+//      together, single tokens are stored byte by byte
+//   3. K leaves LDS in 16 bytes of a token, V in those of 16 tokens; scales by neighbouring tokens
+// Heads of more lanes than 32, and caches that are not aligned, are written row by row from registers.
 //
-// The first workgroups write K, the others V. Slots outside the cache are skipped. LDS: 4 bytes per wave.
+// The first workgroups write K, the others V. Slots outside the cache are skipped. LDS: 8.8 KiB.
 // Bound: memory. A token moves heads · 2 · head_dim · (sizeof(SOURCE) + 1) bytes and the scales.
 #include "aiter_like/kv_quant.h"
+#include "aiter_like/kv_tile.h"
 
 #if !defined(SOURCE) || !defined(CACHE) || !defined(LANES)
 #error "reshape_and_cache_with_pertoken_quant.hip: -DSOURCE=bf16|f16|float -DCACHE=fp8|int8_t -DLANES=8…1024"
@@ -19,11 +22,99 @@ namespace aiter_like {
 
 constexpr int kVector = 16 / sizeof(SOURCE);
 
+constexpr bool kHasTiles = LANES <= 32;
+constexpr uint32_t kThreads = RowLayout<LANES, 1, 1>::kThreads, kRows = RowLayout<LANES, 1, 1>::kRows;
+constexpr uint32_t kTileTokens = LANES < 16 ? 64 : kHasTiles ? 4 * kRows : 16, kColumns = LANES * kVector;
+constexpr uint32_t kPack = 16;  // elements in 16 bytes
+
 struct QuantArgs {
   QuantPlane planes[2];  // K, V
   SlotMapping slots;
-  uint32_t tokens, heads, groups;  // groups: workgroups of a plane
+  Divider heads;
+  uint32_t tokens, groups;  // groups: workgroups of a plane
+  bool has_packs;           // tokens of V's packs are 16 aligned bytes of the cache
 };
+
+struct Tile {
+  TilePacks<kTileTokens, kPack> packs;
+  TileRows<CACHE, kTileTokens, kColumns> rows;
+  float scales[kTileTokens];
+};
+
+/// kTileTokens tokens of one head.
+template <Pack kLayout>
+__device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args, uint32_t index, Tile& tile) {
+  using Layout = RowLayout<LANES, 1, kVector>;
+  constexpr uint32_t kPasses = kTileTokens / kRows;
+  constexpr bool kIsKey = kLayout == Pack::kDims;
+  const uint32_t tile_index = args.heads.divide(index), head = index - tile_index * args.heads.divisor;
+  const uint32_t first = tile_index * kTileTokens, lane_row = thread_index() / LANES, dim = Layout::lane() * kVector;
+  const SOURCE* source = static_cast<const SOURCE*>(plane.source) + head * plane.source_head;
+  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+
+  RowTile<Layout, SOURCE> x[kPasses];
+#pragma unroll
+  for (uint32_t i = 0; i < kPasses; ++i) {
+    const uint32_t token = first + lane_row + i * kRows;
+    x[i].load(source + token * plane.source_token, token < args.tokens ? plane.dims : 0);
+  }
+  const uint32_t slot = tile.packs.sort(args.slots, first, args.tokens, !kIsKey && args.has_packs);
+  workgroup_barrier();
+
+  RowScratch<Layout> unused;  // a row has no more lanes than a wave
+#pragma unroll
+  for (uint32_t i = 0; i < kPasses; ++i) {
+    const uint32_t row = lane_row + i * kRows;
+    const auto at = [&](int v, int e) { return x[i].at(v, e); };
+    const QuantScale scale = quant_scale<CACHE>(row_max<Layout>(lane_amax<Layout>(at), unused));
+    if (Layout::lane() == 0) tile.scales[row] = scale.scale;
+    float y[kVector];
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) y[e] = at(0, e) * scale.inverse;
+    const Vec<CACHE, kVector> out = vec_from_float<CACHE>(y);
+    const uint32_t single = tile.packs.single[row];
+    if (kIsKey || single == SlotMapping::kNowhere) {
+      store_vec<kVector>(tile.rows.at(row, dim), out);
+    } else if (dim < plane.dims) {
+      CACHE* to = cache + plane_offset<kLayout>(plane.cache, args.slots.place(single), head, dim);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) to[e * plane.cache.dim] = out[e];
+    }
+  }
+  workgroup_barrier();
+
+  if (slot != SlotMapping::kNowhere) {
+    const int64_t to = plane_offset<Pack::kNone>(plane.scales, args.slots.place(slot), head, 0);
+    static_cast<float*>(plane.scales.data)[to] = tile.scales[thread_index()];
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kTileTokens * kColumns / kPack / kThreads; ++i) {
+    const uint32_t item = i * kThreads + thread_index();
+    if constexpr (kIsKey) {
+      const uint32_t row = item / (kColumns / kPack), vector = item % (kColumns / kPack);
+      const uint32_t to = tile.packs.single[row];
+      if (to == SlotMapping::kNowhere || vector * kPack >= plane.dims) continue;
+      store_whole(cache + plane_offset<kLayout>(plane.cache, args.slots.place(to), head, vector * kPack),
+                  tile.rows.data[row][vector]);
+    } else {
+      const TileItem<kLayout, kColumns> place(item);
+      const uint32_t to = tile.packs.pack_slot[place.pack];
+      if (to == SlotMapping::kNowhere || place.column >= plane.dims) continue;
+      store_whole(cache + plane_offset<kLayout>(plane.cache, args.slots.place(to), head, place.column),
+                  tile.rows.column(tile.packs.pack_row[place.pack], place.column));
+    }
+  }
+}
+
+template <KvLayout kLayout>
+__global__ __launch_bounds__(kThreads) void reshape_and_cache_with_pertoken_quant_tiles_kernel(QuantArgs args) {
+  __shared__ Tile tile;
+  const uint32_t group = workgroup_index().x;
+  if (group < args.groups)
+    write_tile<kKeyPack<kLayout>>(args.planes[0], args, group, tile);
+  else
+    write_tile<kValuePack<kLayout>>(args.planes[1], args, group - args.groups, tile);
+}
 
 template <int kVec, KvLayout kLayout>
 __global__ __launch_bounds__((RowLayout<LANES, 1, 1>::kThreads)) void
@@ -33,15 +124,14 @@ reshape_and_cache_with_pertoken_quant_kernel(QuantArgs args) {
   const uint32_t group = workgroup_index().x;
   if (group < args.groups)
     write_quantised<Layout, SOURCE, CACHE, kKeyPack<kLayout>, true>(args.planes[0], args.slots, args.tokens,
-                                                                    args.heads, group, false, scratch);
+                                                                    args.heads.divisor, group, false, scratch);
   else
     write_quantised<Layout, SOURCE, CACHE, kValuePack<kLayout>, false>(
-        args.planes[1], args.slots, args.tokens, args.heads, group - args.groups, false, scratch);
+        args.planes[1], args.slots, args.tokens, args.heads.divisor, group - args.groups, false, scratch);
 }
 
 template <int kVec>
 void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayout layout, Stream stream) {
-  constexpr int kThreads = RowLayout<LANES, 1, 1>::kThreads;
   const dim3 grid(2 * args.groups);
   if (layout == KvLayout::kColumns)
     reshape_and_cache_with_pertoken_quant_kernel<kVec, KvLayout::kColumns><<<grid, kThreads, 0, stream>>>(args);
@@ -51,7 +141,17 @@ void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayou
 }
 
 void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayout layout, bool is_wide,
-                                                  Stream stream) {
+                                                  bool has_tiles, Stream stream) {
+  if constexpr (kHasTiles) {
+    if (has_tiles) {
+      const dim3 grid(2 * args.groups);
+      if (layout == KvLayout::kColumns)
+        reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kColumns><<<grid, kThreads, 0, stream>>>(args);
+      else
+        reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kShuffled><<<grid, kThreads, 0, stream>>>(args);
+      return check_launch("reshape_and_cache_with_pertoken_quant_tiles_kernel");
+    }
+  }
   if (is_wide)
     launch_reshape_and_cache_with_pertoken_quant<kVector>(args, layout, stream);
   else
@@ -96,7 +196,6 @@ void reshape_and_cache_with_pertoken_quant(ffi::Tensor key_cache, ffi::Tensor va
                    "reshape_and_cache_with_pertoken_quant: this module was built for other dtypes or head_dims");
   const int64_t tokens = slot_mapping.size(0), rows = tokens * shape.heads;
   if (rows == 0) return;
-  constexpr int kRows = RowLayout<LANES, 1, 1>::kRows;
   ffi::check_value(rows * LANES < (int64_t{1} << 30),
                    "reshape_and_cache_with_pertoken_quant: too many rows for one launch");
   const bool is_wide = ffi::takes_vectors(key, kVector, sizeof(SOURCE)) &&
@@ -107,9 +206,12 @@ void reshape_and_cache_with_pertoken_quant(ffi::Tensor key_cache, ffi::Tensor va
   args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, v_dequant_scales, shape, layout, tokens);
   args.slots = ffi::slot_mapping(slot_mapping, shape);
   args.tokens = static_cast<uint32_t>(tokens);
-  args.heads = static_cast<uint32_t>(shape.heads);
-  args.groups = static_cast<uint32_t>((rows + kRows - 1) / kRows);
-  launch_reshape_and_cache_with_pertoken_quant(args, layout, is_wide, ffi::stream_of(key));
+  args.heads = Divider(static_cast<uint32_t>(shape.heads));
+  const bool has_tiles = kHasTiles && is_wide && ffi::takes_vectors(key_cache, kPack, sizeof(CACHE));
+  args.has_packs = ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
+  args.groups = static_cast<uint32_t>(has_tiles ? (tokens + kTileTokens - 1) / kTileTokens * shape.heads
+                                                : (rows + kRows - 1) / kRows);
+  launch_reshape_and_cache_with_pertoken_quant(args, layout, is_wide, has_tiles, ffi::stream_of(key));
 }
 
 #endif

@@ -23,10 +23,11 @@ struct TilePacks {
   uint32_t single[kTokens];                      // slot of a token that leaves by itself, or kNowhere
   uint32_t pack_slot[kCount], pack_row[kCount];  // of a pack's first token; kNowhere: no pack
 
-  /// Sorts the tokens from `first` on. For the first kTokens work-items of a workgroup; a barrier has to follow.
-  __device__ void sort(const SlotMapping& slots, uint32_t first, uint32_t tokens, bool has_packs) {
+  /// Sorts the tokens from `first` on, one for each of the workgroup's first kTokens work-items; returns its slot. A
+  /// barrier has to follow.
+  __device__ uint32_t sort(const SlotMapping& slots, uint32_t first, uint32_t tokens, bool has_packs) {
     const uint32_t row = thread_index();
-    if (row >= kTokens) return;
+    if (row >= kTokens) return SlotMapping::kNowhere;
     const uint32_t slot = first + row < tokens ? slots.number(first + row) : SlotMapping::kNowhere;
     const uint32_t pack = slot / kPack * kPack, start = row - slot % kPack;  // wraps where the pack begins earlier
     bool is_packed = has_packs && slot != SlotMapping::kNowhere && start < kTokens && start + kPack <= kTokens &&
@@ -41,6 +42,7 @@ struct TilePacks {
       pack_slot[row / kPack] = is_packed ? pack : SlotMapping::kNowhere;
       pack_row[row / kPack] = start;
     }
+    return slot;
   }
 };
 
@@ -51,13 +53,31 @@ struct TileRows {
 
   Vec<T, kPack> data[kTokens][kColumns / kPack];
 
+  __device__ T* at(uint32_t row, uint32_t column) { return &data[row][0][0] + column; }
+
   /// One column of kPack rows from `row` on.
-  __device__ Vec<T, kPack> column(uint32_t row, uint32_t column) const {
-    const T* from = &data[row][0][0] + column;
+  __device__ Vec<T, kPack> column(uint32_t row, uint32_t column) {
+    const T* from = at(row, column);
     Vec<T, kPack> result;
 #pragma unroll
     for (uint32_t i = 0; i < kPack; ++i) result[i] = from[i * kColumns];
     return result;
+  }
+};
+
+/// Which pack and column the work-item number `item` of a tile stores, so that neighbours fill sectors of 32 bytes:
+/// neighbouring columns where the cache keeps these together, else two packs of 16 columns.
+template <Pack kLayout, uint32_t kColumns>
+struct TileItem {
+  static constexpr uint32_t kRun = kLayout == Pack::kTokens ? kColumns : 16, kPair = kLayout == Pack::kTokens ? 1 : 2;
+  static constexpr uint32_t kRuns = kColumns / kRun;
+
+  uint32_t pack, column;
+
+  __device__ explicit TileItem(uint32_t item) {
+    const uint32_t run = item / (kRun * kPair);
+    pack = run / kRuns * kPair + item / kRun % kPair;
+    column = run % kRuns * kRun + item % kRun;
   }
 };
 
