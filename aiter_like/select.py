@@ -45,6 +45,8 @@ class Backend:
             as {"num_warps": 8}; all of them values that a tuned row can hold (int, float, bool, text).
         cost: of (target, *args, **params): what a trial is expected to cost, in a unit of its own, infinite where it
             cannot run; the tuner leaves out what is far from this backend's cheapest.
+        self_check: of (device, *args): the arguments of a small call that takes the same kernel as this one; for a
+            backend with more kernels than the operator's own cases can name.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Backend:
     differentiable: bool = False
     space: Callable[..., Iterable[Mapping[str, Any]]] | None = None
     cost: Callable[..., float] | None = None
+    self_check: Callable[..., tuple] | None = None
 
     def __post_init__(self):
         if self.name not in KINDS:

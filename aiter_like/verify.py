@@ -48,7 +48,7 @@ def verdict(op: Op, candidate: Candidate, target: Target, args: tuple) -> Any:
         if stored is None:
             if torch.cuda.is_current_stream_capturing():
                 return LATER
-            stored = _judge(op, candidate, target)
+            stored = _judge(op, candidate, target, args)
             _save(key, stored)
         _verdicts[key] = stored["failure"]
     return _verdicts[key]
@@ -140,11 +140,12 @@ def _run(op: Op, backend: Backend, target: Target, args: tuple) -> dict[str, Any
     return outcome | {"status": status, "error": error, "tolerance": tolerance, "seconds": seconds}
 
 
-def _judge(op: Op, candidate: Candidate, target: Target) -> dict[str, Any]:
+def _judge(op: Op, candidate: Candidate, target: Target, call: tuple) -> dict[str, Any]:
     """Runs the cases that use the candidate's kernel."""
     backend, ran = candidate.backend, False
     outcome = {"kernel": candidate.kernel, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    for args in cases(op, target):
+    own = backend.self_check
+    for args in cases(op, target) if own is None else [own(torch_device(target), *call)]:
         if candidate.kernel not in backend.kernel_names(target, args, candidate.params):
             continue
         ran = True

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -11,11 +12,12 @@ import torch
 from attention_cases import check_dense, check_varlen, dense, features, packed
 
 import aiter_like
-from aiter_like import sim
+from aiter_like import dtypes, sim, verify
+from aiter_like.attention_call import AttentionCall, check_call
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import build
 from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck
+from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck, ck_self_check, tile_instance
 from aiter_like.testing import strided_like
 from aiter_like.testing_attention import check_attention
 
@@ -147,17 +149,90 @@ def test_lengths_that_lie_touch_nothing_outside(device, run):
                 0.0, 0.0, 0, 0)
 
 
+def calls(device):
+    """Arguments of flash_attn_fwd: every kind of instance."""
+    for dtype, dim, dim_v in ((BF16, 64, 64), (F16, 80, 40), (BF16, 192, 128), (torch.float8_e4m3fnuz, 128, 128)):
+        q, k, v = (torch.zeros(1, 5, 4, size, device=device).to(dtype) for size in (dim, dim, dim_v))
+        out = torch.zeros(1, 5, 4, dim_v, dtype=BF16 if dtype.itemsize == 1 else dtype, device=device)
+        bias, slopes = torch.zeros(1, 1, 5, 5, device=device), torch.zeros(4, device=device)
+        for masked, terms, rounding in itertools.product((False, True), range(8), range(3)):
+            yield AttentionCall(out, None, q, k, v, None, None, None, bias if terms & 1 else None,
+                                slopes if terms & 2 else None, *[None] * 6, 5, 5, 0.1, -1, 0 if masked else -1, 0,
+                                8.0 if terms & 4 else 0.0, 0.0, 0, rounding)
+
+
+def test_self_check_takes_the_instance_of_the_call(device):
+    for call in calls(device):
+        case = AttentionCall(*ck_self_check(device, *call))
+        assert tile_instance(case) == tile_instance(call)
+        check_call(case)
+
+
+def test_self_check_passes(device, run):
+    """With the instances of other tests: masked, no term or one of them."""
+    for call in calls(device):
+        terms = (call.bias is not None) + (call.alibi_slopes is not None) + (call.softcap > 0)
+        if call.head_dim == 64 and call.mask == "causal" and call.how_v3_bf16_cvt == 0 and terms < 2:
+            call = call._replace(bias=None if call.bias is None else call.bias.to(BF16))
+            error, tolerance = verify.compare(flash_attn_fwd, functools.partial(run, "ck", flash_attn_fwd),
+                                              ck_self_check(device, *call))
+            assert error <= tolerance
+
+
 def test_repeats_exactly(device, run):
     """Whatever the order of the waves."""
     inputs = dense(device, 1, 140, 200, 2, 1, 64, BF16)
     expected = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
     for seed in range(3):
         if device.type == "cpu":
-            with sim.enabled(fuzz=seed):
+            with sim.enabled(fuzz=seed) as session:
                 out = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
+            (counts,) = session.counters.values()
+            assert "flat" not in counts["by_class"]  # the compiler knows every pointer's address space
         else:
             out = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
         assert torch.equal(out, expected)
+
+
+GRID = [(element, dim, dim_v, causal, how)
+        for element, hows in (("bf16", (0, 1, 2)), ("fp16", (0, 2)), ("fp8_e4m3fnuz", (0,)))
+        for dim, dim_v in ((32, 32), (64, 64), (72, 40), (96, 96), (128, 128), (192, 128), (256, 256), (64, 256))
+        for causal in (False, True) for how in hows if element[:3] != "fp8" or dim % 16 + dim_v % 16 == 0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("element, dim, dim_v, causal, how", GRID)
+def test_grid(device, run, element, dim, dim_v, causal, how):
+    """Every kind of instance without further terms, over pairs of lengths and head groups."""
+    dtype = dtypes.DTYPES[element]
+    lengths = [(a, b) for a, b in itertools.product((1, 15, 63, 64, 65, 127, 200), repeat=2) if (a + 3 * b) % 4 == 0]
+    for seqlen_q, seqlen_k in (*lengths, (385, 1000)):
+        heads = ((1, 1), (4, 1), (6, 2))[(seqlen_q + seqlen_k) % 3]
+        q, k, v = dense(device, 1 + seqlen_q % 2, seqlen_q, seqlen_k, *heads, dim, BF16, seqlen_k, dim_v)
+        if dtype.itemsize == 2:
+            check_dense(run, "ck", q.to(dtype), k.to(dtype), v.to(dtype), rounding=how, causal=causal)
+            continue
+        q, k, v = (tensor.to(dtype) for tensor in (q, k, v))
+        out = run("ck", aiter_like.flash_attn_fp8_pertensor_func, q, k, v, None, None, None, causal=causal)
+        check_attention(out, None, q, k, v, None, causal)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("is_packed", (False, True), ids=("dense", "packed"))
+@pytest.mark.parametrize("terms", range(8))
+@pytest.mark.parametrize("dtype, dim", ((BF16, 32), (BF16, 128), (F16, 96), (F16, 256)))
+def test_grid_of_terms(device, run, dtype, dim, terms, is_packed):
+    """Every set of softcap, ALiBi and bias (of q's type, or fp32 where packed), with a sink and under every window."""
+    heads, rows, keys = 4, sum(SEQUENCES[0]), max(SEQUENCES[1])
+    found = features(device, torch.float32 if is_packed else dtype, heads, rows, keys)
+    options = dict(found["sink"])
+    for bit, name in enumerate(("softcap", "alibi", "bias")):
+        options |= found[name] if terms >> bit & 1 else {}
+    for window in WINDOWS:
+        if is_packed:
+            check_varlen(run, "ck", *packed(device, *SEQUENCES, heads, 2, dim, dtype), window_size=window, **options)
+        else:
+            check_dense(run, "ck", *dense(device, 1, rows, keys, heads, 2, dim, dtype), window_size=window, **options)
 
 
 def test_names_say_everything():

@@ -143,6 +143,21 @@ def test_list_of_cases(machine):
     assert hip.calls == 4 and len(files(machine)) == 2
 
 
+def test_a_backend_makes_a_case_for_the_kernel_of_the_call(machine):
+    seen = []
+
+    def own(device, out, x, factor, flag):
+        seen.append(x.shape)
+        return torch.empty(1, x.shape[1]), torch.ones(1, x.shape[1]), 2.0, flag
+
+    hip = FakeJit(instance=lambda out, x, factor, flag: f"d{x.shape[1]}")
+    op = make_op(Backend("hip", hip, self_check=own))
+    for width in (7, 9, 9):
+        x = torch.randn(5, width)
+        op(torch.empty_like(x), x, 3.0, 0)
+    assert seen == [(5, 7), (5, 9)] and hip.calls == 5 and not op.failures
+
+
 def test_operator_without_a_case_is_not_trusted(machine):
     op = make_op(Backend("hip", hip := FakeJit()), self_check=None)
     run(op)

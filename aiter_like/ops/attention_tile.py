@@ -181,3 +181,28 @@ def _bias_unsupported(bias: Tensor) -> str | None:
     if columns > _MAX_BIAS_STRIDE or row_stride > _MAX_BIAS_STRIDE:
         return f"bias of at most {_MAX_BIAS_STRIDE} columns and such a row stride, got {columns} and {row_stride}"
     return None
+
+
+def ck_self_check(device: torch.device, *args: Any) -> tuple:
+    """A small dense call that takes the same instance as the call `args`."""
+    call = AttentionCall(*args)
+    generator = torch.Generator().manual_seed(0)
+    batch, rows, keys, heads, kv_heads = 1, 130, 200, 4, 2
+
+    def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    q = random(batch, rows, heads, call.head_dim, dtype=call.q.dtype)
+    k = random(batch, keys, kv_heads, call.head_dim, dtype=call.q.dtype)
+    v = random(batch, keys, kv_heads, call.head_dim_v, dtype=call.q.dtype)
+    out = torch.empty(batch, rows, heads, call.head_dim_v, dtype=call.out.dtype, device=device)
+    bias = None if call.bias is None else random(1, heads, rows, keys, dtype=call.bias.dtype)
+    slopes = None if call.alibi_slopes is None else random(heads).abs()
+    descale = random(1).abs() if call.is_fp8 else None
+    window = (-1, -1) if call.mask == "none" else (100, 0)
+    return AttentionCall(
+        out=out, lse=torch.empty(batch, heads, rows, device=device), q=q, k=k, v=v, cu_seqlens_q=None,
+        cu_seqlens_k=None, seqlens_k=None, bias=bias, alibi_slopes=slopes, sink=random(heads), q_descale=descale,
+        k_descale=descale, v_descale=descale, rng_state=None, workspace=None, max_seqlen_q=rows, max_seqlen_k=keys,
+        softmax_scale=call.head_dim ** -0.5, window_left=window[0], window_right=window[1], sink_size=3,
+        softcap=2.0 if call.softcap > 0 else 0.0, dropout_p=0.0, num_splits=0, how_v3_bf16_cvt=call.how_v3_bf16_cvt)

@@ -11,7 +11,7 @@ from tile_program import Program
 
 MODES = {"bf16": (0, 1, 2), "f16": (0, 2), "fp8": (0,)}
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.float8_e4m3fnuz}
-program = Program("convert.h", "".join(f"""
+program = Program("tile/convert.h", "".join(f"""
 extern "C" __global__ void {t}_{mode}(const float* matrix, {t}* out) {{
   const auto tile = from_memory<RegTile<float, 32, 16, Product<>>>(matrix);
   to_memory(out, convert<{t}, static_cast<Rounding>({mode})>(tile));

@@ -9,7 +9,7 @@ from tile_program import Program
 
 CASES = [(swizzle, columns, waves) for swizzle in ("Linear", "SwizzledByRow", "SwizzledByColumn")
          for columns, waves in ((32, 2), (96, 4), (128, 4))]
-program = Program("dma.h", """
+program = Program("tile/dma.h", """
 #include "aiter_like/tile/fence.h"
 template <class SWIZZLE, int COLUMNS, int WAVES>
 __device__ void copy(const bf16* data, int64_t rows, int64_t columns, bf16* out) {

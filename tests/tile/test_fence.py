@@ -9,7 +9,7 @@ from tile_program import Program
 
 from aiter_like.errors import SimulatorError
 
-program = Program("fence.h", """
+program = Program("tile/fence.h", """
 #include "aiter_like/tile/dma.h"
 template <bool IS_WAITED, bool IS_MET>
 __device__ void exchange(const bf16* data, bf16* out) {
@@ -23,7 +23,7 @@ extern "C" __global__ void right(const bf16* data, bf16* out) { exchange<true, t
 extern "C" __global__ void early(const bf16* data, bf16* out) { exchange<false, true>(data, out); }
 extern "C" __global__ void apart(const bf16* data, bf16* out) { exchange<true, false>(data, out); }
 """)
-each = Program("fence.h", """
+each = Program("tile/fence.h", """
 extern "C" __global__ void each() {
   wait_vector_memory<3>();
   wait_lds<2>();

@@ -11,7 +11,7 @@ from tile_program import Program
 
 from aiter_like.testing import strided_like
 
-program = Program("global.h", """
+program = Program("tile/global.h", """
 extern "C" __global__ void select_and_slice(const bf16* data, int* offsets) {
   const GlobalView<const bf16, 4> view{data, {3, 5, 7, 64}, {4096, 640, 64, 1}};
   const MatrixView<const bf16> matrix = view.select<0>(2).select<1>(4).slice(1, 3);

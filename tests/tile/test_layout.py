@@ -21,7 +21,7 @@ LAYOUTS = {
     "wide_by_row_8": ("OperandByRow<8, 32>", 2, 16),
     "wide_product": ("Product<1, 32>", 2, 32),
 }
-program = Program("layout.h", """
+program = Program("tile/layout.h", """
 template <class LAYOUT>
 __device__ void maps(int* owned, int* depth, int* places, int strips, int elements) {
   for (int s = 0; s < strips; ++s) owned[s * 64 + lane_index()] = LAYOUT::owned(s);

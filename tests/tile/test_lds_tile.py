@@ -12,7 +12,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "fp8": torch.float8_e4m3
 COLUMNS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (128,), "fp8": (64, 128, 192)}
 CASES = [(t, columns) for t in DTYPES for columns in COLUMNS[t]]
 GROUP_LANES = {16: 8, 8: 16, 4: 32}  # bytes of a lane's access → lanes that LDS serves at once
-program = Program("lds_tile.h", """
+program = Program("tile/lds_tile.h", """
 template <class T, int COLUMNS, class SWIZZLE>
 __device__ void copies(const T* matrix, T* by_row, T* by_column) {
   __shared__ LdsTile<T, 64, COLUMNS, SWIZZLE> lds;

@@ -11,7 +11,7 @@ from tile_program import Program
 SHAPES = {"product": "RegTile<float, 64, 32, Product<>>", "stepped": "RegTile<float, 32, 16, Product<2>>",
           "wide": "RegTile<float, 64, 32, Product<1, 32>>",
           "by_row": "RegTile<float, 32, 64, Layout<Axis::kRow, 4>>"}
-program = Program("map.h", """
+program = Program("tile/map.h", """
 template <class TILE>
 __device__ void all_maps(const float* matrix, const float* rows, const float* columns, float* out) {
   constexpr int kSize = TILE::kRows * TILE::kColumns;

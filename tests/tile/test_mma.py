@@ -20,7 +20,7 @@ CASES = {
     "AB_fp8_32": ("AB", "fp8", "OperandByRow<8, 32>", "OperandByColumn<8, 1, 32>", "Product<1, 32>"),
 }
 M, N, K = 64, 32, 64
-program = Program("mma.h", f"""
+program = Program("tile/mma.h", f"""
 template <Form FORM, class T, class LEFT, class RIGHT, class PRODUCT>
 __device__ void product(const T* a, const T* b, float* c) {{
   constexpr bool kLeftByRow = FORM != Form::AtB, kRightByRow = FORM == Form::ABt;

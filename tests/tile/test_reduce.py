@@ -8,7 +8,7 @@ import torch
 from test_map import SHAPES
 from tile_program import Program
 
-program = Program("reduce.h", """
+program = Program("tile/reduce.h", """
 template <class TILE>
 __device__ void reductions(const float* matrix, float* rows, float* columns) {
   const TILE tile = from_memory<TILE>(matrix);

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from tile_program import Program
 
-program = Program("reg_tile.h", """
+program = Program("tile/reg_tile.h", """
 using Keys = RegTile<bf16, 64, 32, OperandByRow<8>>;
 static_assert(Keys::kStrips == 4 && Keys::kPerStrip == 8 && Keys::kPieces == 2 && sizeof(Keys) == 4 * 16);
 using Values = RegTile<fp8, 64, 64, OperandByColumn<4, 4>>;

@@ -9,7 +9,7 @@ import torch
 from tile_program import Program
 
 TILES, KEYS, QUERIES = 3, 32, 32
-program = Program("softmax.h", f"""
+program = Program("tile/softmax.h", f"""
 extern "C" __global__ void softmax(const float* scores, float* p, float* maximum, float* total, float* rescales) {{
   using Scores = RegTile<float, {KEYS}, {QUERIES}, Product<>>;
   OnlineSoftmax<Scores> state;

@@ -8,7 +8,7 @@ import torch
 from tile_program import Program
 
 CASES = [(columns, waves) for columns in (32, 96, 128, 192) for waves in (2, 4)] + [(128, 3)]
-program = Program("staging.h", """
+program = Program("tile/staging.h", """
 template <int COLUMNS, int WAVES>
 __device__ void stage(const bf16* data, int64_t rows, int64_t columns, bf16* out) {
   __shared__ LdsTile<bf16, 64, COLUMNS, SwizzledByRow> lds;

@@ -20,6 +20,7 @@ from aiter_like.jit.recipe import ModuleSpec
 _PRELUDE = """// SPDX-License-Identifier: MIT
 #include "{header}"
 using namespace aiter_like;
+namespace aiter_like::tile {{}}
 using namespace aiter_like::tile;
 {helpers}
 """
@@ -61,10 +62,10 @@ def _code(header: str, source: str) -> bytes:
 
 
 class Program:
-    """Kernels (`extern "C" __global__`) after the inclusion of one header of the library."""
+    """Kernels (`extern "C" __global__`) after the inclusion of one header of csrc/include/aiter_like."""
 
     def __init__(self, header: str, source: str):
-        self.header, self.source = f"aiter_like/tile/{header}", source
+        self.header, self.source = f"aiter_like/{header}", source
 
     def __call__(self, kernel: str, *args: torch.Tensor | int, waves: int = 1) -> None:
         """One workgroup of `waves`; a tensor is its address, an int an int64_t. A checker's report raises."""

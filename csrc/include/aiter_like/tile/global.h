@@ -115,8 +115,8 @@ __device__ inline void store_transposed(const WINDOW& window, const TILE& tile, 
   for (int s = 0; s < TILE::kStrips; ++s) {
     const int row = Layout::owned(s);
     if (row >= window.rows) continue;
-    auto* const destination = reinterpret_cast<T*>(reinterpret_cast<uintptr_t>(window.data) +
-                                                   static_cast<uint64_t>(row) * window.row_bytes);
+    T* const destination = reinterpret_cast<T*>(reinterpret_cast<char*>(window.data) +
+                                                static_cast<uint64_t>(row) * window.row_bytes);
 #pragma unroll
     for (int e = 0; e < TILE::kPerStrip; e += kCount) {
       const int span = e / kSpan, place = e % kSpan;
