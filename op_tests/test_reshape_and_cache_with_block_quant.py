@@ -121,6 +121,27 @@ def test_workgroups_do_not_conflict(device, run, layout):
         check_calls(device, run, "hip", layout, "int8", CALLS)
 
 
+@pytest.mark.parametrize("layout", ("columns", "shuffled"))
+def test_blocks_of_more_tokens_and_elements_than_a_tile(device, run, layout):
+    """Of 80 tokens and 160 elements; the second prompt goes on amid a block."""
+    check_calls(device, run, "hip", layout, "fp8", ([prompt(3, 200)], [prompt(203, 90)]), 1, (16, 160), page_size=80)
+
+
+@pytest.mark.parametrize("layout", ("columns", "shuffled"))
+def test_prefill_stores_values_in_16_bytes(device, run, layout):
+    """128 tokens of a head of 128: loads twice, K in halves, V in 16 bytes; slots and scales of each block."""
+    if device.type != "cpu":
+        pytest.skip("counts of the simulator")
+    caches = make(device, layout, 8, 16, 1, (128, 128), torch.int8)
+    made = [torch.ones(8, 1, device=device) if layout == "shuffled" else torch.ones(1, 8, device=device) for _ in "kv"]
+    rows = (x[None] for x in tokens_of(device, 128, 1, (128, 128), BF16))
+    with sim.enabled(checks=False) as session:
+        run("hip", function, *rows, *caches.views(caches.storage), *made, torch.arange(128), layout == "shuffled")
+    (counts,) = session.counters.values()
+    waves = 2 * 128 * 128 * 2 // (16 * 64)  # loads of 16 bytes, a wave each
+    assert counts["by_class"]["global"] <= 2 * waves + waves // 2 + waves // 4 + 16 * 20, counts
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_odd_sizes_and_other_pages(device, run, backend):
     check_calls(device, run, backend, "columns", "int8", CALLS[:3], heads=3, dims=(16, 5))

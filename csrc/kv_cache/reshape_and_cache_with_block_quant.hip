@@ -6,11 +6,12 @@
 //   1. count the run's tokens; their largest magnitude gives a scale
 //   2. where the run does not begin the block: the larger of it and the block's scale so far; when that grows, what the
 //      slots before the run hold is rescaled
-//   3. quantise the run's tokens; write the scale
-// There is a workgroup for each token, head and plane; those whose token begins no run leave at once. The first write
-// K, the others V. Slots outside the cache are skipped. LDS: 8 bytes per wave. Bound: memory; a run is read twice, the
-// second time from cache.
-#include "aiter_like/kv_cache.h"
+//   3. quantise the run's tokens; write the scale. V, which keeps tokens together, goes through LDS in tiles of 64
+//      tokens by 128 elements (kv_tile.h) and leaves in 16 bytes, single tokens byte by byte
+// There is a workgroup for each window of tokens, head and plane; it takes the runs that begin there. The first write
+// K, the others V. Slots outside the cache are skipped. LDS: 8.5 KiB. Bound: memory; a run is read twice, the second
+// time from cache.
+#include "aiter_like/kv_tile.h"
 #include "aiter_like/quant.h"
 
 #if !defined(SOURCE) || !defined(CACHE)
@@ -20,34 +21,89 @@
 namespace aiter_like {
 
 constexpr int kVector = 16 / sizeof(SOURCE);
-constexpr uint32_t kThreads = 256;
+constexpr uint32_t kThreads = 256, kPack = 16;  // elements in 16 bytes
+constexpr uint32_t kMaxWindow = 16;              // tokens: a page has at least one run that begins there
+constexpr uint32_t kTileTokens = 64, kTileColumns = 128;
 
 struct BlockPlane {
   CachePlane cache, scales;                         // scales: strides of block and head only
   const void* source;                               // [batch, seq_len, heads, dims]
   int64_t source_batch, source_token, source_head;  // elements
   uint32_t dims;
+  Divider vectors;  // of a head
 };
 
 struct BlockArgs {
   BlockPlane planes[2];  // K, V
   SlotMapping slots;
-  uint32_t tokens, seq_len, heads;
+  Divider seq_len, heads;
+  uint32_t tokens, window, windows;
+  bool has_packs;  // tokens of V's packs are 16 aligned bytes of the cache
 };
 
 struct Scratch {
+  bool is_start[kMaxWindow];
   float count[kThreads / kWaveSize], amax[kThreads / kWaveSize];
+  TilePacks<kTileTokens, kPack> packs;
+  TileRows<CACHE, kTileTokens, kTileColumns> rows;
 };
 
-template <int kVec, Pack kPack, bool kContiguous>
+/// Whether a run begins with a token.
+__device__ inline bool is_start(const BlockArgs& args, uint32_t token) {
+  CachePlace first, before;
+  if (token >= args.tokens || !args.slots.find(token, first)) return false;
+  const uint32_t position = token - args.seq_len.divide(token) * args.seq_len.divisor;
+  return position == 0 || !args.slots.find(token - 1, before) || before.block != first.block;
+}
+
+/// Quantises `count` tokens from `token` on, which `source` holds, into V's cache.
+template <int kVec, Pack kLayout>
+__device__ inline void write_tiles(const BlockPlane& plane, const BlockArgs& args, const SOURCE* source, uint32_t token,
+                                   uint32_t count, uint32_t head, float inverse, Scratch& scratch) {
+  constexpr uint32_t kVectors = kTileColumns / kVec;
+  CACHE* cache = static_cast<CACHE*>(plane.cache.data);
+  for (uint32_t first = 0; first < count; first += kTileTokens) {
+    scratch.packs.sort(args.slots, token + first, token + count, args.has_packs);
+    for (uint32_t column = 0; column < plane.dims; column += kTileColumns) {
+      workgroup_barrier();
+      for (uint32_t item = thread_index(); item < kTileTokens * kVectors; item += kThreads) {
+        const uint32_t row = item / kVectors, in_tile = item % kVectors * kVec, dim = column + in_tile;
+        if (first + row >= count) break;
+        if (dim >= plane.dims) continue;
+        const auto x = load_vec<kVec>(source + (first + row) * plane.source_token + dim);
+        float y[kVec];
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) y[e] = to_float(x[e]) * inverse;
+        const Vec<CACHE, kVec> out = vec_from_float<CACHE>(y);
+        const uint32_t single = scratch.packs.single[row];
+        if (single == SlotMapping::kNowhere) {
+          store_vec<kVec>(scratch.rows.at(row, in_tile), out);
+        } else {
+          CACHE* to = cache + plane_offset<kLayout>(plane.cache, args.slots.place(single), head, dim);
+#pragma unroll
+          for (int e = 0; e < kVec; ++e) to[e * plane.cache.dim] = out[e];
+        }
+      }
+      workgroup_barrier();
+      for (uint32_t i = thread_index(); i < kTileTokens / kPack * kTileColumns; i += kThreads) {
+        const TileItem<kLayout, kTileColumns> item(i);
+        const uint32_t slot = scratch.packs.pack_slot[item.pack], dim = column + item.column;
+        if (first + item.pack * kPack >= count || slot == SlotMapping::kNowhere || dim >= plane.dims) continue;
+        store_whole(cache + plane_offset<kLayout>(plane.cache, args.slots.place(slot), head, dim),
+                    scratch.rows.column(scratch.packs.pack_row[item.pack], item.column));
+      }
+    }
+    workgroup_barrier();
+  }
+}
+
+template <int kVec, Pack kLayout, bool kContiguous>
 __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args, uint32_t token, uint32_t head,
                                  Scratch& scratch) {
-  const uint32_t batch = token / args.seq_len, position = token - batch * args.seq_len;
-  CachePlace first, place;
-  if (!args.slots.find(token, first)) return;
-  if (position > 0 && args.slots.find(token - 1, place) && place.block == first.block) return;
-
-  uint32_t limit = args.seq_len - position;
+  const uint32_t batch = args.seq_len.divide(token), position = token - batch * args.seq_len.divisor;
+  CachePlace first{}, place;
+  args.slots.find(token, first);
+  uint32_t limit = args.seq_len.divisor - position;
   if (limit > args.tokens - token) limit = args.tokens - token;
   if (limit > args.slots.page_size.divisor) limit = args.slots.page_size.divisor;
   float beyond = 0.f;  // tokens from the first of another block on; below 2^24, so that floats count exactly
@@ -60,10 +116,10 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
                          position * plane.source_token + head * plane.source_head;
   float* stored = static_cast<float*>(plane.scales.data) + plane_offset<Pack::kNone>(plane.scales, first, head, 0);
   const float old = first.offset > 0 ? *stored : 0.f;
-  const uint32_t vectors = plane.dims / kVec;
+  const uint32_t vectors = plane.vectors.divisor;
   float amax = 0.f;
   for (uint32_t item = thread_index(); item < count * vectors; item += kThreads) {
-    const uint32_t i = item / vectors;
+    const uint32_t i = plane.vectors.divide(item);
     const auto x = load_vec<kVec>(source + i * plane.source_token + (item - i * vectors) * kVec);
 #pragma unroll
     for (int e = 0; e < kVec; ++e) amax = larger(amax, __builtin_fabsf(to_float(x[e])));
@@ -78,23 +134,24 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
       const uint32_t inner = kContiguous ? plane.dims : first.offset;
       const uint32_t high = item / inner, low = item - high * inner;
       const CachePlace before{first.block, kContiguous ? high : low};
-      CACHE* at = cache + plane_offset<kPack>(plane.cache, before, head, kContiguous ? low : high);
+      CACHE* at = cache + plane_offset<kLayout>(plane.cache, before, head, kContiguous ? low : high);
       *at = from_float<CACHE>(to_float(*at) * factor);
     }
     workgroup_barrier();  // a run whose slots do not ascend writes some of these again
   }
 
   const float inverse = 1.f / scale;
+  if constexpr (!kContiguous && kVec > 1)
+    return write_tiles<kVec, kLayout>(plane, args, source, token, count, head, inverse, scratch);
   for (uint32_t item = thread_index(); item < count * vectors; item += kThreads) {
-    const uint32_t inner = kContiguous ? vectors : count, high = item / inner, low = item - high * inner;
-    const uint32_t i = kContiguous ? high : low, dim = (kContiguous ? low : high) * kVec;
+    const uint32_t dim = item / count * kVec, i = item % count;  // neighbouring lanes: tokens, neighbours in the cache
     if (!args.slots.find(token + i, place)) continue;
     const auto x = load_vec<kVec>(source + i * plane.source_token + dim);
     float y[kVec];
 #pragma unroll
     for (int e = 0; e < kVec; ++e) y[e] = to_float(x[e]) * inverse;
     const Vec<CACHE, kVec> out = vec_from_float<CACHE>(y);
-    CACHE* to = cache + plane_offset<kPack>(plane.cache, place, head, dim);
+    CACHE* to = cache + plane_offset<kLayout>(plane.cache, place, head, dim);
     if constexpr (kContiguous) {
       store_vec<kVec>(to, out);
     } else {
@@ -107,19 +164,25 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
 template <int kVec, KvLayout kLayout>
 __global__ __launch_bounds__(kThreads) void reshape_and_cache_with_block_quant_kernel(BlockArgs args) {
   __shared__ Scratch scratch;
-  const uint32_t rows = args.tokens * args.heads;
+  const uint32_t rows = args.windows * args.heads.divisor;
   const bool is_value = workgroup_index().x >= rows;
-  const uint32_t row = workgroup_index().x - (is_value ? rows : 0), token = row / args.heads;
-  const uint32_t head = row - token * args.heads;
-  if (is_value)
-    write_run<kVec, kValuePack<kLayout>, false>(args.planes[1], args, token, head, scratch);
-  else
-    write_run<kVec, kKeyPack<kLayout>, true>(args.planes[0], args, token, head, scratch);
+  const uint32_t row = workgroup_index().x - (is_value ? rows : 0), window = args.heads.divide(row);
+  const uint32_t head = row - window * args.heads.divisor, first = window * args.window;
+  if (thread_index() < args.window) scratch.is_start[thread_index()] = is_start(args, first + thread_index());
+  workgroup_barrier();
+  for (uint32_t i = 0; i < args.window; ++i) {
+    if (!scratch.is_start[i]) continue;
+    if (is_value)
+      write_run<kVec, kValuePack<kLayout>, false>(args.planes[1], args, first + i, head, scratch);
+    else
+      write_run<kVec, kKeyPack<kLayout>, true>(args.planes[0], args, first + i, head, scratch);
+    workgroup_barrier();  // the next run needs the same LDS
+  }
 }
 
 template <int kVec>
 void launch_reshape_and_cache_with_block_quant(const BlockArgs& args, KvLayout layout, Stream stream) {
-  const dim3 grid(2 * args.tokens * args.heads);
+  const dim3 grid(2 * args.windows * args.heads.divisor);
   if (layout == KvLayout::kColumns)
     reshape_and_cache_with_block_quant_kernel<kVec, KvLayout::kColumns><<<grid, kThreads, 0, stream>>>(args);
   else
@@ -146,7 +209,7 @@ BlockPlane plane_args(const CachePlane& cache, const ffi::Tensor& source, const 
   ffi::check_value(scales.ndim() == 2 && scales.size(block) == shape.blocks && scales.size(1 - block) == shape.heads,
                    "reshape_and_cache_with_block_quant: scales must have an element for each block and head");
   BlockPlane args{cache, {}, source.data_ptr(), source.stride(0), source.stride(1), source.stride(2),
-                  static_cast<uint32_t>(source.size(3))};
+                  static_cast<uint32_t>(source.size(3)), {}};
   args.scales.data = scales.data_ptr();
   args.scales.block = scales.stride(block);
   args.scales.head = scales.stride(1 - block);
@@ -177,9 +240,17 @@ void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value
   args.planes[0] = plane_args(ffi::key_plane(key_cache), key, k_dequant_scales, shape, layout);
   args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, v_dequant_scales, shape, layout);
   args.slots = ffi::slot_mapping(slot_mapping, shape);
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t vectors = args.planes[i].dims / (is_wide ? kVector : 1);
+    args.planes[i].vectors = Divider(vectors > 0 ? vectors : 1);
+  }
   args.tokens = static_cast<uint32_t>(tokens);
-  args.seq_len = static_cast<uint32_t>(key.size(1));
-  args.heads = static_cast<uint32_t>(shape.heads);
+  args.seq_len = Divider(static_cast<uint32_t>(key.size(1)));
+  args.heads = Divider(static_cast<uint32_t>(shape.heads));
+  // Tokens of different sequences begin a run each, and should not wait for one another.
+  args.window = key.size(1) < kMaxWindow ? 1 : kMaxWindow;
+  args.windows = (args.tokens + args.window - 1) / args.window;
+  args.has_packs = ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
   launch_reshape_and_cache_with_block_quant(args, layout, is_wide, ffi::stream_of(key));
 }
 
