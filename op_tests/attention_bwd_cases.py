@@ -57,7 +57,7 @@ def make(device: torch.device, *, lengths: tuple[int, int] = (0, 0), heads: tupl
         *(torch.full_like(tensor, math.nan) for tensor in (q, k, v)),
         torch.full((num_heads,), math.nan, device=device) if sink else None, dout,
         random(*of_lse).float() if dlse else None, q, k, v, torch.empty_like(dout), torch.empty(of_lse, device=device),
-        *starts, random(*bias_shape) if bias else None,
+        *starts, random(*bias_shape[:-2], *bias_shape[:-3:-1]).mT if bias else None,
         random(*(batch, num_heads)[-alibi:]).float().abs() * 0.2 if alibi else None,
         random(num_heads).float() if sink else None, torch.tensor([77 << 33, 5], device=device) if dropout_p else None,
         *lengths, dim ** -0.5, *window, sink_size, softcap, dropout_p)

@@ -199,7 +199,9 @@ def bad_calls(device):
             ({"dq": call.dq[:, :4]}, ValueError, "dq must have"), ({"dout": call.dout[:, :4]}, ValueError, "dout m"),
             ({"lse": call.lse.half()}, TypeError, "lse must have dtype"),
             ({"lse": call.lse.transpose(1, 2).contiguous().transpose(1, 2)}, ValueError, "lse must be contiguous"),
-            ({"bias": call.bias[:, :3]}, ValueError, "bias must have 1 or 1 and 1 or 4"),
+            ({"bias": call.bias[:, :3]}, ValueError, "bias must have shape .1 or 1, 1 or 4, 5, 7"),
+            ({"lse": None}, TypeError, "lse must be a tensor"), ({"dlse": call.lse[0]}, ValueError, "dlse must have"),
+            ({"dsink": call.sink[:3]}, ValueError, "dsink must have shape"),
             ({"bias": call.bias[..., :6]}, ValueError, "bias must have shape"),
             ({"alibi_slopes": call.alibi_slopes[:3]}, ValueError, "alibi_slopes must have shape"),
             ({"sink": None}, ValueError, "dsink must be None"), ({"sink": call.sink[:3]}, ValueError, "sink must have"),
@@ -208,14 +210,14 @@ def bad_calls(device):
             ({"softcap": -1.0}, ValueError, "softcap must be at least 0"),
             ({"softmax_scale": math.nan}, ValueError, "softmax_scale must be finite")):
         yield call._replace(**change), kind, message
-    yield packed._replace(cu_seqlens_k=None), ValueError, "cu_seqlens_k must be given"
+    yield packed._replace(cu_seqlens_k=None), TypeError, "cu_seqlens_k must be a tensor"
     yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k.long()), TypeError, "cu_seqlens_k must have dtype"
     yield packed._replace(cu_seqlens_k=packed.cu_seqlens_k[:1]), ValueError, "cu_seqlens_k must have shape"
 
 
 def test_bad_input_is_named(device):
     for call, kind, message in bad_calls(device):
-        with pytest.raises(kind, match=f"flash_attn_bwd: .*{message}"):
+        with pytest.raises(kind, match=f"flash_attn_[bf]wd: .*{message}"):
             flash_attn_bwd(*call)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, philox
-from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
+from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, check_call
 from aiter_like.device import Target, arch_facts
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
@@ -23,9 +23,9 @@ from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.tuning.hooks import Tuning
 
 _OP = "flash_attn_bwd"
-_DTYPES = (torch.bfloat16, torch.float16)
 _MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
 _MAX_SEQLEN = 2**30 - 1
+_MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 
 
 def flash_attn_bwd_ref(dq: Tensor, dk: Tensor, dv: Tensor, dsink: Tensor | None, dout: Tensor, dlse: Tensor | None,
@@ -110,65 +110,29 @@ def _one_sequence(call: AttentionBackwardCall, batch: int, rows: tuple, q: Tenso
 
 def _check(*args: Any) -> object:
     call = AttentionBackwardCall(*args)
-    q, forward = call.q, call.forward
-    rank = 3 if forward.is_varlen else 4
-    check.tensor(_OP, "q", q, rank=rank, dtypes=_DTYPES)
-    for name in ("k", "v"):
-        check.tensor(_OP, name, getattr(call, name), rank=rank, dtypes=(q.dtype,), device=q.device)
-    if forward.num_kv_heads == 0 and forward.num_heads or forward.num_kv_heads and (
-            forward.num_heads % forward.num_kv_heads):
-        raise ValueError(f"{_OP}: the heads of q must be a multiple of the heads of k and v, got {forward.num_heads} "
-                         f"and {forward.num_kv_heads}")
-    check.tensor(_OP, "k", call.k, shape=(*([] if rank == 3 else [q.shape[0]]), None, None, q.shape[-1]))
-    check.tensor(_OP, "v", call.v, shape=(*call.k.shape[:-1], None))
-    rows = (*q.shape[:-1], call.v.shape[-1])
-    for name, shape in (("dq", q.shape), ("dk", call.k.shape), ("dv", call.v.shape), ("dout", rows), ("out", rows)):
-        check.tensor(_OP, name, getattr(call, name), dtypes=(q.dtype,), shape=shape, device=q.device)
-    lse_shape = (q.shape[1], q.shape[0]) if rank == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    forward, q = call.forward, call.q
+    if not isinstance(call.lse, Tensor):  # which the forward can do without
+        check.tensor(_OP, "lse", call.lse)
+    check_call(forward)
+    if forward.is_fp8:
+        raise TypeError(f"{_OP}: q must have dtype torch.bfloat16 or torch.float16, got {q.dtype}")
+    for name, like in (("dq", q), ("dk", call.k), ("dv", call.v), ("dout", call.out)):
+        check.tensor(_OP, name, getattr(call, name), dtypes=(q.dtype,), shape=like.shape, device=q.device)
     for name in ("lse", "dlse"):
         if (tensor := getattr(call, name)) is not None:
-            check.tensor(_OP, name, tensor, dtypes=(torch.float32,), shape=lse_shape, device=q.device)
+            check.tensor(_OP, name, tensor, dtypes=(torch.float32,), shape=call.lse.shape, device=q.device)
             if not tensor.is_contiguous():
                 raise ValueError(f"{_OP}: {name} must be contiguous, got strides {tensor.stride()}")
-    _check_options(call)
+    if call.dsink is not None:
+        check.tensor(_OP, "dsink", call.dsink, dtypes=(torch.float32,), shape=(forward.num_heads,), device=q.device)
+        if call.sink is None:
+            raise ValueError(f"{_OP}: dsink must be None where there is no sink")
     return SKIP if q.numel() == 0 and call.k.numel() == 0 and call.dsink is None else None
 
 
-def _check_options(call: AttentionBackwardCall) -> None:
-    q, forward = call.q, call.forward
-    batch, num_heads = forward.batch, forward.num_heads
-    for name in ("cu_seqlens_q", "cu_seqlens_k"):
-        if (tensor := getattr(call, name)) is not None:
-            check.tensor(_OP, name, tensor, dtypes=(torch.int32,), shape=(batch + 1,), device=q.device)
-        elif forward.is_varlen:
-            raise ValueError(f"{_OP}: {name} must be given with cu_seqlens_q")
-    if call.bias is not None:
-        shape = (q.shape[0], call.max_seqlen_k) if forward.is_varlen else (None, None, q.shape[1], call.k.shape[1])
-        check.tensor(_OP, "bias", call.bias, shape=shape, device=q.device)
-        if not forward.is_varlen and (call.bias.shape[0] not in (1, batch) or call.bias.shape[1] not in (1, num_heads)):
-            raise ValueError(f"{_OP}: bias must have 1 or {batch} and 1 or {num_heads} as its first sizes, got "
-                             f"{tuple(call.bias.shape)}")
-    if call.alibi_slopes is not None:
-        shape = (num_heads,) if call.alibi_slopes.dim() == 1 else (batch, num_heads)
-        check.tensor(_OP, "alibi_slopes", call.alibi_slopes, dtypes=(torch.float32,), shape=shape, device=q.device)
-        if not call.alibi_slopes.is_contiguous():
-            raise ValueError(f"{_OP}: alibi_slopes must be contiguous, got strides {call.alibi_slopes.stride()}")
-    for name, tensor in (("sink", call.sink), ("dsink", call.dsink)):
-        if tensor is not None:
-            check.tensor(_OP, name, tensor, dtypes=(torch.float32,), shape=(num_heads,), device=q.device)
-    if call.dsink is not None and call.sink is None:
-        raise ValueError(f"{_OP}: dsink must be None where there is no sink")
-    check.real(_OP, "softmax_scale", call.softmax_scale)
-    check.real(_OP, "softcap", call.softcap, low=0.0)
-    check.real(_OP, "dropout_p", call.dropout_p, low=0.0)
-    if call.dropout_p:
-        check.tensor(_OP, "rng_state", call.rng_state, dtypes=(torch.int64,), shape=(2,), device=q.device)
-        if call.dropout_p >= 1:
-            raise ValueError(f"{_OP}: dropout_p must be below 1, got {call.dropout_p}")
-
-
 def _triton_unsupported(target: Target, *args: Any) -> str | None:
-    forward = AttentionBackwardCall(*args).forward
+    call = AttentionBackwardCall(*args)
+    forward = call.forward
     if max(forward.head_dim, forward.head_dim_v) > 256:
         return f"head dimension at most 256, got {max(forward.head_dim, forward.head_dim_v)}"
     for name, size, limit in (("batch", forward.batch, _MAX_GRID), ("number of heads", forward.num_heads, _MAX_GRID),
@@ -176,6 +140,9 @@ def _triton_unsupported(target: Target, *args: Any) -> str | None:
                               ("length of k", forward.max_seqlen_k, _MAX_SEQLEN)):
         if size > limit:
             return f"{name} at most {limit}, got {size}"
+    for name in ("q", "k", "v", "dout", "out"):
+        if (stride := getattr(call, name).stride(-3)) > _MAX_ROW_STRIDE:
+            return f"row stride of {name} at most {_MAX_ROW_STRIDE}, got {stride}"
     return None
 
 

@@ -18,7 +18,8 @@ from aiter_like import philox
 from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.device import target_of
 from aiter_like.triton_kernels.attention_bwd_parts import (
-    LOG2_E,
+    PADDING,
+    Bias,
     Dropout,
     Rule,
     View,
@@ -30,42 +31,47 @@ from aiter_like.triton_kernels.attention_bwd_parts import (
     probability,
     random_word,
     rows_index,
+    scratch_index,
     seen_by,
     seen_from,
     sequence,
     store_rows,
 )
+from aiter_like.triton_kernels.attention_parts import LOG2_E
 from aiter_like.triton_kernels.launch import config, launch
 from aiter_like.triton_kernels.philox import attention_kept
 
 _UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
-                  "sink_size", "threshold", "slopes_batch")
+                  "sink_size", "threshold", "slopes_batch", "scratch_rows")
 
 
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
-@triton.jit(do_not_specialize=("num_heads", "total_q", "max_seqlen_q"))
-def _delta_kernel(delta, lse2, dsink, out: View, dout: View, lse, dlse, sink, cu_seqlens_q, num_heads, total_q,
-                  max_seqlen_q, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
-    """delta = Σ dout · out − dlse, and the LSE to base 2, +∞ for a row that sees nothing: its p becomes 0.
+@triton.jit(do_not_specialize=("scratch_rows", "num_heads", "total_q", "max_seqlen_q"))
+def _delta_kernel(delta, lse2, dsink, out: View, dout: View, lse, dlse, sink, cu_seqlens_q, scratch_rows, num_heads,
+                  total_q, max_seqlen_q, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+    """delta = Σ dout · out − dlse, and the LSE to base 2, +∞ for a row that sees nothing or is none: its p becomes 0.
 
     dsink [num_heads, batch · blocks]: this block's part of −Σ exp(sink − lse) · delta. Bound: memory.
     """
+    first_row = tl.program_id(0) * BLOCK_M
     head = tl.program_id(1)
     batch = tl.program_id(2)
     start, seqlen_q = sequence(cu_seqlens_q, batch, total_q, max_seqlen_q)
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    rows = first_row + tl.arange(0, BLOCK_M)
     is_row = rows < seqlen_q
+    result = load_rows(address(out, batch, start, head), first_row, out.row, seqlen_q, BLOCK_M, DIM, BLOCK_D, True)
+    slope = load_rows(address(dout, batch, start, head), first_row, dout.row, seqlen_q, BLOCK_M, DIM, BLOCK_D, True)
+    difference = tl.sum(result.to(tl.float32) * slope.to(tl.float32), 1)
     index = rows_index(cu_seqlens_q, batch, start, head, num_heads, total_q, max_seqlen_q) + rows
-    result = load_rows(address(out, batch, start, head), rows, out.row, seqlen_q, DIM, BLOCK_D, True).to(tl.float32)
-    slope = load_rows(address(dout, batch, start, head), rows, dout.row, seqlen_q, DIM, BLOCK_D, True).to(tl.float32)
-    difference = tl.sum(result * slope, 1)
     if dlse is not None:
         difference -= tl.load(dlse + index, mask=is_row, other=0.0)
     value = tl.load(lse + index, mask=is_row, other=float("-inf"))
     sees = value != float("-inf")
     difference = tl.where(sees, difference, 0.0)
-    tl.store(delta + index, difference, mask=is_row)
-    tl.store(lse2 + index, tl.where(sees, value * LOG2_E, float("inf")), mask=is_row)
+    is_padded = rows < tl.cdiv(seqlen_q, PADDING) * PADDING
+    place = scratch_index(cu_seqlens_q, batch, start, head, num_heads, scratch_rows) + rows
+    tl.store(delta + place, difference, mask=is_padded)
+    tl.store(lse2 + place, tl.where(sees, value * LOG2_E, float("inf")), mask=is_padded)
     if sink is not None:
         weight = tl.exp2((tl.load(sink + head) - value) * LOG2_E)
         part = -tl.sum(tl.where(sees, weight * difference, 0.0), 0)
@@ -88,15 +94,9 @@ def _dkdv_rows(dk, dv, k, v, first_key, rule, dropout, rows_of, first, end, gap_
         if IS_MASKED:
             block += tl.where(index >= gap_first, gap, 0)
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        q_tile = load_rows(q, rows, q_row, rule.seqlen_q, DIM, BLOCK_D, IS_MASKED)
-        dout_tile = load_rows(dout, rows, dout_row, rule.seqlen_q, DIM_V, BLOCK_DV, IS_MASKED)
-        if IS_MASKED:
-            is_row = rows < rule.seqlen_q
-            lse2_rows = tl.load(lse2 + rows, mask=is_row, other=0.0)
-            delta_rows = tl.load(delta + rows, mask=is_row, other=0.0)
-        else:
-            lse2_rows = tl.load(lse2 + rows)
-            delta_rows = tl.load(delta + rows)
+        q_tile = load_rows(q, block * BLOCK_M, q_row, rule.seqlen_q, BLOCK_M, DIM, BLOCK_D, IS_MASKED)
+        dout_tile = load_rows(dout, block * BLOCK_M, dout_row, rule.seqlen_q, BLOCK_M, DIM_V, BLOCK_DV, IS_MASKED)
+        lse2_rows, delta_rows = tl.load(lse2 + rows), tl.load(delta + rows)
         visible = is_visible(rule, rows[None, :], keys[:, None])
         products = tl.dot(k, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
         p, slope = probability(rule, products, rows[None, :], keys[:, None], lse2_rows[None, :], visible, IS_MASKED)
@@ -116,11 +116,11 @@ def _dkdv_rows(dk, dv, k, v, first_key, rule, dropout, rows_of, first, end, gap_
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
-def _dkdv_kernel(dk: View, dv: View, dout: View, q: View, k: View, v: View, bias: View, slopes, delta, lse2,
-                 cu_seqlens_q, cu_seqlens_k, rng_state, slopes_batch, num_heads, group_size, total_q, total_k,
-                 max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale_log2, cap_log2,
-                 keep_scale, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _dkdv_kernel(dk: View, dv: View, dout: View, q: View, k: View, v: View, bias: Bias, slopes, delta, lse2,
+                 cu_seqlens_q, cu_seqlens_k, rng_state, slopes_batch, scratch_rows, num_heads, group_size, total_q,
+                 total_k, max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale,
+                 cap_log2, keep_scale, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr,
+                 BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """dV = Pᵀ dO and dK = softmax_scale · dSᵀ Q of BLOCK_N keys of one KV head, dS = P · (dO Vᵀ − delta).
 
     Every query head of the group adds its part in turn. Row blocks that see all the keys run without a mask; those on
@@ -134,8 +134,9 @@ def _dkdv_kernel(dk: View, dv: View, dout: View, q: View, k: View, v: View, bias
     if first_key >= seqlen_k:
         return
     keys = first_key + tl.arange(0, BLOCK_N)
-    k_tile = load_rows(address(k, batch, k_start, kv_head), keys, k.row, seqlen_k, DIM, BLOCK_D, True)
-    v_tile = load_rows(address(v, batch, k_start, kv_head), keys, v.row, seqlen_k, DIM_V, BLOCK_DV, True)
+    k_tile = load_rows(address(k, batch, k_start, kv_head), first_key, k.row, seqlen_k, BLOCK_N, DIM, BLOCK_D, True)
+    v_tile = load_rows(address(v, batch, k_start, kv_head), first_key, v.row, seqlen_k, BLOCK_N, DIM_V, BLOCK_DV,
+                       True)
     dk_tile = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_tile = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     last_key = tl.minimum(first_key + BLOCK_N, seqlen_k) - 1
@@ -144,11 +145,11 @@ def _dkdv_kernel(dk: View, dv: View, dout: View, q: View, k: View, v: View, bias
     gap = inner_end - inner
     for index in range(group_size):
         head = kv_head * group_size + index
-        rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale_log2, cap_log2, slopes,
+        rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
                     alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head))
         dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
                           threshold, keep_scale)
-        rows_at = rows_index(cu_seqlens_q, batch, q_start, head, num_heads, total_q, max_seqlen_q)
+        rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
         rows_of = (address(q, batch, q_start, head), q.row, address(dout, batch, q_start, head), dout.row,
                    delta + rows_at, lse2 + rows_at)
         dk_tile, dv_tile = _dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, inner,
@@ -175,8 +176,8 @@ def _dq_keys(dq, q, dout, rows, delta, lse2, rule, dropout, keys_of, first, end,
             block = tl.where(index < sinks, index, index - sinks + low)
             block += tl.where(block >= gap_first, gap, 0)
         keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        k_tile = load_rows(k, keys, k_row, rule.seqlen_k, DIM, BLOCK_D, IS_MASKED)
-        v_tile = load_rows(v, keys, v_row, rule.seqlen_k, DIM_V, BLOCK_DV, IS_MASKED)
+        k_tile = load_rows(k, block * BLOCK_N, k_row, rule.seqlen_k, BLOCK_N, DIM, BLOCK_D, IS_MASKED)
+        v_tile = load_rows(v, block * BLOCK_N, v_row, rule.seqlen_k, BLOCK_N, DIM_V, BLOCK_DV, IS_MASKED)
         visible = is_visible(rule, rows[:, None], keys[None, :])
         products = tl.dot(q, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
         p, slope = probability(rule, products, rows[:, None], keys[None, :], lse2[:, None], visible, IS_MASKED)
@@ -193,9 +194,10 @@ def _dq_keys(dq, q, dout, rows, delta, lse2, rule, dropout, keys_of, first, end,
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
-def _dq_kernel(dq: View, dout: View, q: View, k: View, v: View, bias: View, slopes, delta, lse2, cu_seqlens_q,
-               cu_seqlens_k, rng_state, slopes_batch, num_heads, group_size, total_q, total_k, max_seqlen_q,
-               max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale_log2, cap_log2, keep_scale,
+def _dq_kernel(dq: View, dout: View, q: View, k: View, v: View, bias: Bias, slopes, delta, lse2, cu_seqlens_q,
+               cu_seqlens_k, rng_state, slopes_batch, scratch_rows, num_heads, group_size, total_q, total_k,
+               max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale, cap_log2,
+               keep_scale,
                DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """dQ = softmax_scale · dS K of BLOCK_M rows of one head, dS = P · (dO Vᵀ − delta).
@@ -210,15 +212,15 @@ def _dq_kernel(dq: View, dout: View, q: View, k: View, v: View, bias: View, slop
     if first_row >= seqlen_q:
         return
     rows = first_row + tl.arange(0, BLOCK_M)
-    rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale_log2, cap_log2, slopes,
+    rule = Rule(seqlen_q, seqlen_k, left, right, sink_size, scale, cap_log2, slopes,
                 alibi_slope(slopes, batch, slopes_batch, head), bias, bias_address(bias, batch, q_start, head))
     dropout = Dropout(rng_state, random_word(rng_state, 0), random_word(rng_state, 1), batch * num_heads + head,
                       threshold, keep_scale)
-    rows_at = rows_index(cu_seqlens_q, batch, q_start, head, num_heads, total_q, max_seqlen_q)
-    q_tile = load_rows(address(q, batch, q_start, head), rows, q.row, seqlen_q, DIM, BLOCK_D, True)
-    dout_tile = load_rows(address(dout, batch, q_start, head), rows, dout.row, seqlen_q, DIM_V, BLOCK_DV, True)
-    delta_rows = tl.load(delta + rows_at + rows, mask=rows < seqlen_q, other=0.0)
-    lse2_rows = tl.load(lse2 + rows_at + rows, mask=rows < seqlen_q, other=0.0)
+    rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
+    q_tile = load_rows(address(q, batch, q_start, head), first_row, q.row, seqlen_q, BLOCK_M, DIM, BLOCK_D, True)
+    dout_tile = load_rows(address(dout, batch, q_start, head), first_row, dout.row, seqlen_q, BLOCK_M, DIM_V,
+                          BLOCK_DV, True)
+    delta_rows, lse2_rows = tl.load(delta + rows_at + rows), tl.load(lse2 + rows_at + rows)
     kv_head = head // group_size
     keys_of = address(k, batch, k_start, kv_head), k.row, address(v, batch, k_start, kv_head), v.row
     last_row = tl.minimum(first_row + BLOCK_M, seqlen_q) - 1
@@ -240,23 +242,28 @@ def _limit(size: int, longest: int) -> int | None:
 
 
 def _delta(call: AttentionBackwardCall) -> Tensor:
-    """delta and the LSE to base 2, [2, shape of the LSE]; writes dsink."""
+    """delta and the LSE to base 2: [2, heads, rows], each sequence padded as scratch_index says; writes dsink."""
     forward = call.forward
-    rows = torch.empty((2, *call.lse.shape), dtype=torch.float32, device=call.lse.device)
+    if forward.is_varlen:
+        heads, rows = forward.num_heads, call.q.shape[0] + forward.batch * PADDING.value
+    else:
+        heads, rows = forward.num_heads * forward.batch, call.max_seqlen_q
+    rows = triton.cdiv(rows, PADDING.value) * PADDING.value
+    scratch = torch.empty(2, heads, rows, dtype=torch.float32, device=call.lse.device)
     dim = call.out.shape[-1]
     block_d = max(triton.next_power_of_2(dim), 16)
-    block_m = 8192 // block_d  # 64 elements of dout and of out for each lane of 128
-    blocks = triton.cdiv(call.max_seqlen_q, block_m)
+    block_m = min(8192 // block_d, PADDING.value)  # 64 elements of dout and of out for each lane of 128
+    blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block_m)
     parts = None
     if call.dsink is not None:
         parts = torch.empty(forward.num_heads, forward.batch * blocks, dtype=torch.float32, device=call.lse.device)
-    launch(_delta_kernel, (blocks, forward.num_heads, forward.batch), rows[0], rows[1], parts, _view(call.out),
-           _view(call.dout), call.lse, call.dlse, call.sink if parts is not None else None, call.cu_seqlens_q,
+    launch(_delta_kernel, (blocks, forward.num_heads, forward.batch), scratch[0], scratch[1], parts, _view(call.out),
+           _view(call.dout), call.lse, call.dlse, call.sink if parts is not None else None, call.cu_seqlens_q, rows,
            forward.num_heads, call.q.shape[0], call.max_seqlen_q, DIM=dim, BLOCK_D=block_d, BLOCK_M=block_m,
            options={"num_warps": 4})
     if parts is not None:
         torch.sum(parts, 1, out=call.dsink)
-    return rows
+    return scratch
 
 
 def flash_attn_bwd(*args: Any, **params: int) -> None:
@@ -278,17 +285,18 @@ def flash_attn_bwd(*args: Any, **params: int) -> None:
     block_d, block_dv = (max(triton.next_power_of_2(dim), 16) for dim in (forward.head_dim, forward.head_dim_v))
     arch = target_of(call.q.device).arch
     settings = {**config("flash_attn_bwd", arch, f"d{max(block_d, block_dv, 32)}"), **params}
-    delta, lse2 = _delta(call)
+    scratch = _delta(call)
     group_size = forward.num_heads // max(forward.num_kv_heads, 1)
-    slopes_batch = forward.num_heads if call.alibi_slopes is not None and call.alibi_slopes.dim() == 2 else 0
+    slopes_batch = call.alibi_slopes.stride(0) if call.alibi_slopes is not None and call.alibi_slopes.ndim == 2 else 0
     scale, cap = call.softmax_scale * LOG2_E.value, None
     if call.softcap:
-        scale, cap = 2 * scale / call.softcap, call.softcap * LOG2_E.value
-    shared = (_view(call.dout), _view(call.q), _view(call.k), _view(call.v), _bias_view(call), call.alibi_slopes, delta,
-              lse2, call.cu_seqlens_q, call.cu_seqlens_k, call.rng_state if call.dropout_p else None, slopes_batch,
-              forward.num_heads, group_size, call.q.shape[0], call.k.shape[0], call.max_seqlen_q, call.max_seqlen_k,
-              _limit(call.window_left, call.max_seqlen_k), _limit(call.window_right, call.max_seqlen_q), call.sink_size,
-              philox.threshold(call.dropout_p), call.softmax_scale, scale, cap, 1 / (1 - call.dropout_p))
+        scale, cap = call.softmax_scale / call.softcap, call.softcap * LOG2_E.value
+    shared = (
+        _view(call.dout), _view(call.q), _view(call.k), _view(call.v), _bias_view(call), call.alibi_slopes, *scratch,
+        call.cu_seqlens_q, call.cu_seqlens_k, call.rng_state if call.dropout_p else None, slopes_batch,
+        scratch.shape[2], forward.num_heads, group_size, call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
+        call.max_seqlen_k, _limit(call.window_left, call.max_seqlen_k), _limit(call.window_right, call.max_seqlen_q),
+        call.sink_size, philox.threshold(call.dropout_p), call.softmax_scale, scale, cap, 1 / (1 - call.dropout_p))
     dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
     if call.max_seqlen_k:
         blocks, options = _tiles(settings, "dkdv_")
@@ -313,11 +321,11 @@ def _view(tensor: Tensor) -> View:
     return View(tensor, batch, row, head)
 
 
-def _bias_view(call: AttentionBackwardCall) -> View | None:
+def _bias_view(call: AttentionBackwardCall) -> Bias | None:
     """Of [batch or 1, heads or 1, rows, keys], or packed [rows, keys]; strides of what is shared are 0."""
     if call.bias is None:
         return None
     if call.forward.is_varlen:
-        return View(call.bias, 0, call.bias.stride(0), 0)
-    batch, head, row, _ = call.bias.expand(call.forward.batch, call.forward.num_heads, -1, -1).stride()
-    return View(call.bias, batch, row, head)
+        return Bias(call.bias, 0, call.bias.stride(0), 0, call.bias.stride(1))
+    batch, head, row, key = call.bias.expand(call.forward.batch, call.forward.num_heads, -1, -1).stride()
+    return Bias(call.bias, batch, row, head, key)

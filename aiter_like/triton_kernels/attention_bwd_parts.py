@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+from aiter_like.triton_kernels import attention_parts
+from aiter_like.triton_kernels.attention_parts import LOG2_E, tanh
+
+PADDING = tl.constexpr(128)  # of rows in the scratch of _delta_kernel: a multiple of every BLOCK_M
 
 
 class View(NamedTuple):
@@ -18,6 +21,16 @@ class View(NamedTuple):
     batch: Any
     row: Any
     head: Any
+
+
+class Bias(NamedTuple):
+    """The same of a bias, which has a stride of keys too."""
+
+    data: Any
+    batch: Any
+    row: Any
+    head: Any
+    key: Any
 
 
 class Dropout(NamedTuple):
@@ -39,7 +52,7 @@ class Rule(NamedTuple):
     left: Any
     right: Any
     sink_size: Any
-    scale_log2: Any  # softmax_scale · log2 e; with a softcap 2 · softmax_scale · log2 e / softcap
+    scale: Any  # softmax_scale · log2 e; with a softcap softmax_scale / softcap
     cap_log2: Any  # softcap · log2 e
     slopes: Any
     slope_log2: Any  # of this head, times log2 e
@@ -49,13 +62,12 @@ class Rule(NamedTuple):
 
 @triton.jit
 def sequence(cu_seqlens, batch, total, max_seqlen):
-    """First row and length of a sequence: inside the tensor, whatever cu_seqlens holds."""
+    """First row and length of a sequence: inside the tensor and max_seqlen, whatever cu_seqlens holds."""
     if cu_seqlens is None:
         return batch * 0, max_seqlen
     else:
-        start = tl.minimum(tl.maximum(tl.load(cu_seqlens + batch), 0), total)
-        end = tl.minimum(tl.maximum(tl.load(cu_seqlens + batch + 1), start), total)
-        return start, tl.minimum(end - start, max_seqlen)
+        start, length = attention_parts.sequence(cu_seqlens, batch, total)
+        return start, tl.minimum(length, max_seqlen)
 
 
 @triton.jit
@@ -74,12 +86,27 @@ def rows_index(cu_seqlens, batch, start, head, num_heads, total, seqlen):
 
 
 @triton.jit
-def load_rows(base, rows, row_stride, num_rows, DIM: tl.constexpr, BLOCK: tl.constexpr, IS_MASKED: tl.constexpr):
-    """Rows of a matrix, zeros where there are none: [len(rows), BLOCK]."""
-    dims = tl.arange(0, BLOCK)
-    pointers = base + rows.to(tl.int64)[:, None] * row_stride + dims[None, :]
+def scratch_index(cu_seqlens, batch, start, head, num_heads, scratch_rows):
+    """Index of a sequence's first row in a scratch of scratch_rows rows for each head (and sequence, if not packed).
+
+    A multiple of PADDING, and so far from the next sequence that both can be padded to one.
+    """
+    if cu_seqlens is None:
+        index = (batch * num_heads + head).to(tl.int64) * scratch_rows
+    else:
+        index = head.to(tl.int64) * scratch_rows + (start + batch * PADDING) // PADDING * PADDING
+    return tl.multiple_of(index, PADDING)
+
+
+@triton.jit
+def load_rows(base, first_row, row_stride, num_rows, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+              IS_MASKED: tl.constexpr):
+    """Rows of a matrix, zeros where there are none: [ROWS, BLOCK]."""
+    lanes, dims = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    pointers = base + first_row.to(tl.int64) * row_stride + (lanes[:, None] * row_stride + dims[None, :])
     if IS_MASKED:
-        return tl.load(pointers, mask=(rows < num_rows)[:, None] & (dims < DIM)[None, :], other=0.0)
+        inside = (lanes < num_rows - first_row)[:, None] & (dims < DIM)[None, :]
+        return tl.load(pointers, mask=inside, other=0.0)
     elif DIM != BLOCK:
         return tl.load(pointers, mask=(dims < DIM)[None, :], other=0.0)
     else:
@@ -96,8 +123,8 @@ def store_rows(view, batch, start, head, rows, num_rows, tile, DIM: tl.constexpr
 
 @triton.jit
 def is_visible(rule, row, key):
-    """Whether the row sees the key, and both exist; a tile of rows and keys that broadcast."""
-    visible = (row < rule.seqlen_q) & (key < rule.seqlen_k)
+    """Whether the row sees the key, of vectors that broadcast to a tile; rows past the end are not told apart."""
+    visible = key < rule.seqlen_k
     position = row + (rule.seqlen_k - rule.seqlen_q)
     if rule.right is not None:
         visible &= key <= position + rule.right
@@ -111,14 +138,14 @@ def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr
     """p = exp2(score − lse2), 0 where not visible, and the derivative of the score by softmax_scale · q·k."""
     slope = 1.0
     if rule.cap_log2 is not None:
-        tanh = 1.0 - 2.0 / (1.0 + tl.exp2(products * rule.scale_log2))
-        slope = 1.0 - tanh * tanh
-        score = tanh * rule.cap_log2
+        capped = tanh(products * rule.scale)
+        slope = 1.0 - capped * capped
+        score = capped * rule.cap_log2
     else:
-        score = products * rule.scale_log2
+        score = products * rule.scale
     if rule.bias is not None:
         bias_row = tl.minimum(row, rule.seqlen_q - 1).to(tl.int64)  # a block of rows may end past the sequence
-        pointers = rule.bias_at + bias_row * rule.bias.row + key
+        pointers = rule.bias_at + bias_row * rule.bias.row + key.to(tl.int64) * rule.bias.key
         if IS_MASKED:
             score += tl.load(pointers, mask=visible, other=0.0).to(tl.float32) * LOG2_E
         else:
