@@ -15,8 +15,14 @@ import aiter_like
 from aiter_like.testing import ROUNDINGS
 from aiter_like.testing_attention import check_attention
 
-BACKENDS = ("hip", "ck", "triton", "torch")
+BACKENDS = ("hip", "triton", "torch")
+KERNELS = BACKENDS[:-1]
+BF16 = torch.bfloat16
 LENGTHS = (1, 15, 63, 64, 65, 127, 383, 384, 385, 1000)
+FEATURES = ("softcap", "sink", "alibi", "bias", "window", "sink tokens", "alibi per sequence", "bias per head")
+BENCH_SHAPES = (  # (batch, heads, KV heads, length, head dimension), causal
+    ((2, 24, 24, 8192, 128), False), ((2, 24, 24, 16384, 128), False), ((1, 16, 16, 32768, 128), False),
+    ((4, 32, 8, 4096, 128), True), ((2, 32, 8, 8192, 128), True), ((8, 16, 16, 2048, 64), True))
 DTYPES = (torch.bfloat16, torch.float16)
 
 # Keywords of the public functions → of testing_attention.attention_float64.
@@ -64,6 +70,11 @@ def features(device: torch.device, dtype: torch.dtype, heads: int, rows: int, ke
         found["alibi per sequence"] = {"alibi_slopes": slopes * torch.arange(1, batch + 1, device=device)[:, None]}
         found["bias per head"] = {"bias": normal((1, heads, rows, keys), dtype, 9)}
     return found
+
+
+def together(options: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """All of `features` in one call; of those that share an option, the last."""
+    return {name: value for feature in options.values() for name, value in feature.items()}
 
 
 def check_dense(run: Callable, backend: str, q: Tensor, k: Tensor, v: Tensor, *, rounding: int = 0,

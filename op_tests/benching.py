@@ -43,6 +43,7 @@ class Case:
         calls: column name → the call to time; what it returns goes to `check`.
         check: raises when a result is wrong; returns its largest error as a fraction of the limit.
         others: the same calls on other tensors; see `rotating`.
+        flops: what the algorithm computes, where that counts; then TFLOP/s are printed too.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Case:
     calls: dict[str, Callable[[], Any]]
     check: Callable[[Any], float]
     others: tuple[dict[str, Callable[[], Any]], ...] = ()
+    flops: int = 0
 
 
 @dataclass
@@ -84,7 +86,7 @@ def rotating(make: Callable[[int], Case]) -> Case:
     first = make(0)
     count = min(math.ceil(_CACHES * _clock().cache_bytes / first.useful_bytes), _MAX_SETS)
     others = tuple(make(seed).calls for seed in range(1, count if not _options.is_warming else 1))
-    return Case(first.name, first.useful_bytes, first.calls, first.check, others)
+    return Case(first.name, first.useful_bytes, first.calls, first.check, others, first.flops)
 
 
 def time_us(call: Callable[[], Any]) -> float:
@@ -120,7 +122,8 @@ def table(title: str, cases: Iterable[Case]) -> None:
         flushed = _is_small(case)
         for name, us in _times(case, list(errors)).items():
             tbps = case.useful_bytes / us * 1e-6
-            how = " flushed" if flushed or name == "torch" else ""
+            how = f" {case.flops / us * 1e-6:.0f} TFLOP/s" if case.flops else ""
+            how += " flushed" if flushed or name == "torch" else ""
             print(f"{case.name:>24} {name:>14} {us:9.2f} {tbps:6.2f} {tbps / copy:8.1%} {errors[name]:12.2f}{how}",
                   flush=True)
             _record(title, case.name, name, us=us, tbps=tbps, share=tbps / copy, error=errors[name], how=how.strip())

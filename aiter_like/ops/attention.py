@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.attention_call import AttentionCall
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops import attention_bwd  # noqa: F401 (declares its operator)
+from aiter_like.ops.attention_bwd import attend
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
+_is_grad_enabled = torch.is_grad_enabled
 _ROUND_MODES = {"rtne": 0, "rtna": 1, "rtz": 2}  # how_v3_bf16_cvt
 _AITER_ROUNDING = 1
 
@@ -77,8 +79,8 @@ def flash_attn_func(
 
     Notes:
         Scores, softmax and sums in fp32. A NaN in q, k or v reaches every row that sees it. Deterministic; can be
-        captured in a graph. `explain` shows which backends serve a call, and why the others do not. Only "torch" has
-        a derivative: an input that requires grad selects it.
+        captured in a graph. `explain` shows which backends serve a call, and why the others do not. Differentiable
+        in q, k, v and sink_ptr, `out` and lse; in bias and alibi_slopes by "torch" alone, which then serves the call.
 
     Source: Dao et al., FlashAttention (2022); AITER's `flash_attn_func`.
     """
@@ -98,30 +100,37 @@ def flash_attn_func(
     try:
         batch, seqlen_q, num_heads, head_dim = q.shape
         _, seqlen_k, _, head_dim_v = v.shape
+        needs_grad = _is_grad_enabled() and _requires_grad(q, k, v, sink_ptr)
     except (AttributeError, ValueError):
-        check.tensor(op, "q", q, rank=4)
-        check.tensor(op, "v", v, rank=4)
+        _name_wrong_tensor(op, 4, q=q, k=k, v=v, sink_ptr=sink_ptr)
         raise
     if softmax_scale is None:
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
-    if out is None:
-        if layout == "bshd":
-            out = torch.empty(batch, seqlen_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
-        else:
-            given = torch.empty(batch, num_heads, seqlen_q, head_dim_v, dtype=q.dtype, device=q.device)
-            out = given.transpose(1, 2)
     lse = None
-    if return_lse is not False:
-        check.flag(op, "return_lse", return_lse)
-        lse = torch.empty(batch, num_heads, seqlen_q, dtype=torch.float32, device=q.device)
-    flash_attn_fwd(out, lse, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None, rng_state,
-                   workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size, logits_soft_cap, dropout_p,
-                   num_splits, how_v3_bf16_cvt, backend=backend)
+    if needs_grad:
+        out, lse = _differentiable(
+            AttentionCall(out, None, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None,
+                          rng_state, workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size,
+                          logits_soft_cap, dropout_p, num_splits, how_v3_bf16_cvt), backend)
+    else:
+        if out is None:
+            if layout == "bshd":
+                out = torch.empty(batch, seqlen_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
+            else:
+                given = torch.empty(batch, num_heads, seqlen_q, head_dim_v, dtype=q.dtype, device=q.device)
+                out = given.transpose(1, 2)
+        if return_lse:
+            lse = torch.empty(batch, num_heads, seqlen_q, dtype=torch.float32, device=q.device)
+        flash_attn_fwd(out, lse, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None,
+                       rng_state, workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size,
+                       logits_soft_cap, dropout_p, num_splits, how_v3_bf16_cvt, backend=backend)
     if given is not None:
         out = given
-    if lse is None and return_attn_probs is False:
+    elif layout != "bshd":
+        out = out.transpose(1, 2)
+    if return_lse is False and return_attn_probs is False:
         return out
-    return _results(op, out, lse, return_attn_probs, dropout_p)
+    return _results(op, out, lse, return_lse, return_attn_probs, dropout_p)
 
 
 def flash_attn_varlen_func(
@@ -185,31 +194,63 @@ def flash_attn_varlen_func(
         how_v3_bf16_cvt = read_rounding(op, round_mode, how_v3_bf16_cvt, q)
     try:
         total_q, num_heads, head_dim = q.shape
-        head_dim_v = v.shape[2]
-    except (AttributeError, ValueError, IndexError):
-        check.tensor(op, "q", q, rank=3)
-        check.tensor(op, "v", v, rank=3)
+        total_k, _, head_dim_v = v.shape
+        needs_grad = _is_grad_enabled() and _requires_grad(q, k, v, sink_ptr)
+    except (AttributeError, ValueError):
+        _name_wrong_tensor(op, 3, q=q, k=k, v=v, sink_ptr=sink_ptr)
         raise
     check_lengths(op, "cu_seqlens_q", cu_seqlens_q, total_q, max_seqlen_q)
-    check_lengths(op, "cu_seqlens_k", cu_seqlens_k, len(v), max_seqlen_k)
+    check_lengths(op, "cu_seqlens_k", cu_seqlens_k, total_k, max_seqlen_k)
     if softmax_scale is None:
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
-    if out is None:
-        out = torch.empty(total_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
     lse = None
-    if return_lse is not False:
-        check.flag(op, "return_lse", return_lse)
-        lse = torch.empty(num_heads, total_q, dtype=torch.float32, device=q.device)
-    flash_attn_fwd(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None, None, None,
-                   rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, sink_size,
-                   logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt, backend=backend)
-    if lse is None and return_attn_probs is False:
+    if needs_grad:
+        given, (out, lse) = out, _differentiable(
+            AttentionCall(out, None, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None,
+                          None, None, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right,
+                          sink_size, logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt), backend)
+        out = out if given is None else given
+    else:
+        if out is None:
+            out = torch.empty(total_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
+        if return_lse:
+            lse = torch.empty(num_heads, total_q, dtype=torch.float32, device=q.device)
+        flash_attn_fwd(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None, None,
+                       None, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, sink_size,
+                       logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt, backend=backend)
+    if return_lse is False and return_attn_probs is False:
         return out
-    return _results(op, out, lse, return_attn_probs, dropout_p)
+    return _results(op, out, lse, return_lse, return_attn_probs, dropout_p)
 
 
 # Not in torch.library, as the operator is: what they return depends on return_lse.
 flash_attn_fwd.public += [flash_attn_func, flash_attn_varlen_func]
+
+
+def _requires_grad(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> bool:
+    return q.requires_grad or k.requires_grad or v.requires_grad or sink is not None and sink.requires_grad
+
+
+def _name_wrong_tensor(op: str, rank: int, **tensors: Any) -> None:
+    """Raises for the first that is no tensor, or q, k, v without `rank` dimensions; None is a sink."""
+    for name, tensor in tensors.items():
+        if name != "sink_ptr" or tensor is not None:
+            check.tensor(op, name, tensor, rank=1 if name == "sink_ptr" else rank)
+
+
+def _differentiable(call: AttentionCall, backend: str | None) -> tuple[Tensor, Tensor]:
+    """out and lse with derivatives: by flash_attn_bwd, or through torch's own operators where that has none. A given
+    `out` is written.
+    """
+    learned = any(tensor is not None and tensor.requires_grad for tensor in (call.bias, call.alibi_slopes))
+    if backend == "torch" or learned or call.seqlens_k is not None:
+        shape = call.q.shape[:-1]
+        out = call.q.new_empty(*shape, call.head_dim_v) if call.out is None else call.out
+        lse = call.q.new_empty(shape[::-1] if call.is_varlen else (shape[0], shape[2], shape[1]), dtype=torch.float32)
+        flash_attn_fwd(out, lse, *call[2:], backend=backend)
+        return out, lse
+    out, lse = attend(call, backend)
+    return out if call.out is None else call.out.copy_(out), lse
 
 
 def _swapped(op: str, name: str, tensor: Any) -> Any:
@@ -313,14 +354,16 @@ def _short(values: list[int]) -> str:
     return str(values if len(values) <= 12 else [*values[:5], "…", *values[-5:]])
 
 
-def _results(op: str, out: Tensor, lse: Tensor | None, return_attn_probs: bool, dropout_p: float) -> tuple[Tensor, ...]:
+def _results(op: str, out: Tensor, lse: Tensor | None, return_lse: bool, return_attn_probs: bool,
+             dropout_p: float) -> tuple[Tensor, ...]:
     """AITER's tuple.
 
     Raises:
         UnsupportedError: S_dmask of a dropout, which no kernel stores.
     """
+    check.flag(op, "return_lse", return_lse)
     check.flag(op, "return_attn_probs", return_attn_probs)
-    found = [out] if lse is None else [out, lse]
+    found = [out, lse] if return_lse else [out]
     if return_attn_probs:
         if dropout_p:
             raise UnsupportedError(f"{op}: no backend supports return_attn_probs with dropout", op,

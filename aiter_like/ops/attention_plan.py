@@ -87,8 +87,8 @@ def attention_workspace_bytes(q: Tensor, k: Tensor, *, causal: bool = False,
     Source: this project; csrc/attention/flash_attn_plan.h.
     """
     op = "attention_workspace_bytes"
-    check.tensor(op, "q", q, rank=4)
-    check.tensor(op, "k", k, rank=4)
+    check.tensor(op, "q", q, rank=4, last_contiguous=False)
+    check.tensor(op, "k", k, rank=4, last_contiguous=False)
     check.choice(op, "layout", layout, ("bshd", "bhsd"))
     check.integer(op, "num_splits", num_splits, low=0)
     target = target_of(q.device)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Calls of the attention functions that are wrong, refused or random: each is right or says by name what does not fit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import attention_cases as cases
+import pytest
+import torch
+from attention_cases import BACKENDS, BF16
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import aiter_like
+from aiter_like.errors import UnsupportedError
+from aiter_like.testing import strided_like
+from aiter_like.testing_attention import check_attention
+
+DENSE, VARLEN = aiter_like.flash_attn_func, aiter_like.flash_attn_varlen_func
+
+
+def bad_dense(device):
+    q, k, v = cases.dense(device, 2, 8, 9, 4, 2, 64, BF16)
+    yield "q must be a tensor", TypeError, (None, k, v), {}
+    yield "k must be a tensor", TypeError, (q, 1.0, v), {}
+    yield "v must be a tensor", TypeError, (q, k, [v]), {}
+    yield "q must have 4 dimensions", ValueError, (q[0], k, v), {}
+    yield "q must have dtype", TypeError, (q.float(), k.float(), v.float()), {}
+    yield "k must have dtype torch.bfloat16, got torch.float16", TypeError, (q, k.half(), v), {}
+    yield r"k must have shape \(2, \*, \*, 64\), got \(2, 9, 2, 32\)", ValueError, (q, k[..., :32], v), {}
+    yield "v must have shape", ValueError, (q, k, v[:, :8]), {}
+    yield "k must have shape", ValueError, (q, k[:1], v[:1]), {}
+    yield "must be a multiple of the heads of k and v, got 3 and 2", ValueError, (q[:, :, :3], k, v), {}
+    yield "must be a multiple of the heads of k and v, got 4 and 0", ValueError, (q, k[:, :, :0], v[:, :, :0]), {}
+    yield "head dimension of at least 1", ValueError, (q[..., :0], k[..., :0], v[..., :0]), {}
+    yield "k must be on", ValueError, (q, k.to("meta"), v), {}
+    strided = v.transpose(1, 3).contiguous().transpose(1, 3)
+    yield "v must be contiguous in its last dimension", ValueError, (q, k, strided), {}
+    if device.type == "cpu":  # the simulated MI300X
+        wrong = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k, v)]
+        yield "q must have dtype torch.float8_e4m3fnuz", TypeError, wrong, {}
+    for name, value, kind, message in (
+            ("softmax_scale", math.nan, ValueError, "must be finite"),
+            ("softmax_scale", -math.inf, ValueError, "must be finite"),
+            ("softmax_scale", 0.0, ValueError, "must be at least 1e-08"), ("softmax_scale", q, TypeError, "a number"),
+            ("causal", 1, TypeError, "must be True or False"), ("return_lse", 1, TypeError, "must be True or False"),
+            ("return_attn_probs", 1, TypeError, "must be True or False"),
+            ("how_v3_bf16_cvt", 3, ValueError, "must be 0, 1 or 2"), ("round_mode", "up", ValueError, "must be 'rtne'"),
+            ("layout", "sbhd", ValueError, "must be 'bshd' or 'bhsd'"), ("backend", "cuda", ValueError, "one of"),
+            ("out", q[:1], ValueError, "must have shape"), ("out", q.float(), TypeError, "must have dtype"),
+            ("window_size", 3, TypeError, "2 or 3 integers"), ("window_size", (1,), ValueError, "must be .left"),
+            ("window_size", (-2, 0), ValueError, "must be .left"), ("window_size", (1, 1, -1), ValueError, "left"),
+            ("bias", q, ValueError, r"must have shape \(1 or 2, 1 or 4, 8, 9\)"), ("bias", 1.0, TypeError, "a tensor"),
+            ("alibi_slopes", torch.ones(3), ValueError, "must have shape"),
+            ("alibi_slopes", torch.ones(4).double(), TypeError, "must have dtype"),
+            ("sink_ptr", torch.ones(2), ValueError, "sink must have shape"), ("sink_ptr", 1.0, TypeError, "a tensor"),
+            ("dropout_p", -0.1, ValueError, "at least 0"), ("dropout_p", 1.0, ValueError, "below 1"),
+            ("dropout_p", "no", TypeError, "a number"), ("num_splits", -1, ValueError, "between 0"),
+            ("logits_soft_cap", -1.0, ValueError, "softcap must be at least 0"),
+            ("workspace", q, TypeError, "must have dtype torch.uint8"),
+            ("workspace", q.view(torch.uint8), ValueError, "must have 1 dimensions"),
+            ("cu_seqlens_kv", torch.ones(3), TypeError, "must have dtype torch.int32"),
+            ("cu_seqlens_kv", torch.ones(2).int(), ValueError, "seqlens_k must have shape")):
+        moved = value.to(device) if isinstance(value, torch.Tensor) else value
+        yield message, kind, (q, k, v), {name: moved}
+    yield "must agree, got 'rtz' and 0", ValueError, (q, k, v), {"round_mode": "rtz", "how_v3_bf16_cvt": 0}
+    yield "'rtna' is for bfloat16", ValueError, (q.half(), k.half(), v.half()), {"round_mode": "rtna"}
+    yield "flash_attn_varlen_func", UnsupportedError, (q, k, v), {"cu_seqlens_q": torch.ones(3)}
+    yield "return_attn_probs", UnsupportedError, (q, k, v), {"dropout_p": 0.1, "return_attn_probs": True}
+
+
+def bad_varlen(device):
+    q, k, v, starts_q, starts_k, longest_q, longest_k = good = cases.packed(device, (3, 5), (6, 2), 4, 2, 64, BF16)
+
+    def changed(**arguments):
+        names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+        return [arguments.get(name, value) for name, value in zip(names, good)]
+
+    def starts(*values):
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    yield "q must have 3 dimensions", ValueError, changed(q=q[None]), {}
+    yield "k must be a tensor", TypeError, changed(k=None), {}
+    yield "k must have shape", ValueError, changed(k=k[..., :32]), {}
+    yield "cu_seqlens_q must have dtype torch.int32", TypeError, changed(cu_seqlens_q=starts_q.long()), {}
+    yield "cu_seqlens_q must be a tensor", TypeError, changed(cu_seqlens_q=[0, 3, 8]), {}
+    yield "cu_seqlens_q must have 1 dimensions", ValueError, changed(cu_seqlens_q=starts_q[None]), {}
+    yield "cu_seqlens_k must have shape", ValueError, changed(cu_seqlens_k=starts_k[:2]), {}
+    yield "cu_seqlens_k must be on", ValueError, changed(cu_seqlens_k=starts_k.to("meta")), {}
+    yield "max_seqlen_q must be an integer", TypeError, changed(max_seqlen_q=5.0), {}
+    yield "max_seqlen_k must be", ValueError, changed(max_seqlen_k=-1, cu_seqlens_k=starts(0, 0, 0)), {}
+    if device.type == "cpu":  # elsewhere looking at them would wait for the GPU
+        for wrong in ((1, 3, 8), (0, 5, 3), (0, 3, 9), ()):
+            yield "cu_seqlens_q must start at 0", ValueError, changed(cu_seqlens_q=starts(*wrong)), {}
+        yield ("cu_seqlens_k must start at 0, never fall and end at 8", ValueError,
+               changed(cu_seqlens_k=starts(0, 9, 8)), {})
+        yield "max_seqlen_q must be at least 5", ValueError, changed(max_seqlen_q=4), {}
+        yield "max_seqlen_k must be at least 6", ValueError, changed(max_seqlen_k=5), {}
+    yield "bias must have shape", ValueError, good, {"bias": q[:, :, 0]}
+    yield "out must have shape", ValueError, good, {"out": q[:1]}
+    yield "round_mode and how_v3_bf16_cvt must agree", ValueError, good, {"round_mode": "rtne", "how_v3_bf16_cvt": 2}
+    yield "block_table", UnsupportedError, good, {"block_table": starts(0, 1)[None]}
+    yield "padding between sequences", UnsupportedError, good, {"cu_seqlens_q_padded": starts(0, 4, 9)}
+
+
+@pytest.mark.parametrize(("function", "calls"), ((DENSE, bad_dense), (VARLEN, bad_varlen)), ids=("dense", "varlen"))
+def test_bad_input_is_named(device, function, calls):
+    for message, kind, args, kwargs in calls(device):
+        with pytest.raises(kind, match=message) as caught:
+            function(*args, **kwargs)
+        assert "flash_attn" in str(caught.value) or "backend" in str(caught.value)
+
+
+def test_sizes_beyond_a_launch_are_refused(device):
+    q = torch.empty(1, 1, 1, 32, dtype=BF16, device=device)
+    for shape, reason in (((70_000, 1, 1, 32), "batch at most 65535, got 70000"),
+                          ((1, 1, 70_000, 32), "number of heads at most 65535"),
+                          ((1, 2**30, 1, 32), "length of k at most")):
+        k = q.expand(shape)
+        with pytest.raises(UnsupportedError, match=reason):
+            DENSE(k if shape[1] == 1 else q, k, k, out=q.expand(k.shape) if shape[1] == 1 else q, backend="triton")
+    q = torch.empty(1, 1, 1, 64, dtype=BF16, device=device)
+    far = torch.empty(2**24 + 64, dtype=BF16, device=device).as_strided((1, 2, 1, 64), (0, 2**24, 0, 1))
+    with pytest.raises(UnsupportedError, match="row stride of k|gfx942"):
+        DENSE(q, far, far, backend="hip")
+
+
+def drawn(data, device, kv_heads, heads, head_dim, dtype, batch):
+    """q, k, v of drawn lengths and strides."""
+    lengths = data.draw(st.integers(0, 140)), data.draw(st.integers(0, 140))
+    return [strided_like(tensor, [data.draw(st.integers(0, 2)) for _ in range(3)] + [data.draw(st.integers(0, 9))],
+                         data.draw(st.integers(0, 9)))
+            for tensor in cases.dense(device, batch, *lengths, heads, kv_heads, head_dim, dtype)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), backend=st.sampled_from(BACKENDS), dtype=st.sampled_from((*cases.DTYPES, torch.float32)),
+       causal=st.booleans(), scale=st.sampled_from((None, None, 0.5, 1e-8, -1.0, math.nan)),
+       rounding=st.sampled_from((0, 1, 2, 7)),
+       window=st.sampled_from(((-1, -1), (-1, -1), (3, 40), (20, 0, 2), (-3, 0))))
+def test_any_call_is_right_or_refused(device, data, backend, dtype, causal, scale, rounding, window):
+    batch, kv_heads = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))
+    heads = kv_heads * data.draw(st.integers(1, 3)) + (data.draw(st.integers(0, 9)) == 0)
+    tensors = drawn(data, device, kv_heads, heads, data.draw(st.sampled_from((64, 128, 16, 1, 33))), dtype, batch)
+    call = functools.partial(DENSE, *tensors, softmax_scale=scale, causal=causal, return_lse=True, window_size=window,
+                             how_v3_bf16_cvt=rounding, backend=backend)
+    try:
+        out, lse = call()
+    except (ValueError, TypeError, UnsupportedError) as error:
+        assert "flash_attn_f" in str(error)
+        return
+    check_attention(out, lse, *tensors, scale, causal, cases.rounding_of(backend, dtype, rounding), window_size=window)

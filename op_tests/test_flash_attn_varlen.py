@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: MIT
+"""Packed sequences, KV caches, fp8 and the workspace's size: flash_attn_varlen_func, flash_attn_with_kvcache, the fp8
+functions, attention_workspace_bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import attention_cases as cases
+import pytest
+import torch
+from attention_cases import BF16, check_varlen, dense, packed
+
+import aiter_like
+from aiter_like import device as devices
+from aiter_like import dtypes
+from aiter_like.attention_call import AttentionCall
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.ops.attention_plan import KeySplit, split_keys
+from aiter_like.testing import strided_like
+from aiter_like.testing_attention import check_attention
+
+BACKENDS = ("triton", "torch")
+VARLEN, WITH_CACHE = aiter_like.flash_attn_varlen_func, aiter_like.flash_attn_with_kvcache
+
+
+@pytest.mark.parametrize("window", ((-1, -1), (-1, 0), (40, 3), (70, 0, 5)), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_pair_of_lengths(device, run, backend, window):
+    """As the sequences of one call."""
+    lengths = (0, 1, 15, 63, 65, 127, 200) if backend == "triton" else (0, 1, 17, 65)
+    pairs = list(zip(*itertools.product(lengths, lengths)))
+    check_varlen(run, backend, *packed(device, *pairs, 2, 1, 64, BF16), window_size=window)
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+def test_long_sequences(device, run, dtype):
+    args = packed(device, (385, 1, 384, 70), (385, 1000, 383, 0), 4, 2, 128, dtype)
+    check_varlen(run, "triton", *args, causal=True, rounding=2)
+
+
+def test_features(device, run):
+    """All at once: each alone is what dense tensors have too."""
+    args = packed(device, (70, 3, 130), (90, 0, 140), 4, 2, 64, BF16)
+    check_varlen(run, "triton", *args, causal=True, **cases.together(cases.features(device, BF16, 4, 203, 140)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_slopes_of_each_sequence(device, run, backend):
+    args = packed(device, (20, 30), (40, 30), 4, 2, 64, BF16)
+    slopes = torch.rand(2, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    check_varlen(run, backend, *args, alibi_slopes=slopes)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_rows_of_sequences_are_written(device, run, backend):
+    """Strided tensors; rows behind the last sequence keep what they had, and so does the memory between rows."""
+    q, k, v, starts_q, starts_k, longest_q, longest_k = packed(device, (5, 40, 19), (9, 70, 1), 4, 2, 64, BF16)
+    views = [strided_like(tensor, (2, 1, 8)) for tensor in (q, k, v)]
+    starts_q = starts_q[:3]
+    out = torch.full((70, 6, 80), 7.0, dtype=BF16, device=device)
+    returned, lse = run(backend, VARLEN, *views, starts_q, starts_k[:3], longest_q, longest_k, causal=True,
+                        return_lse=True, out=out[:64, :4, :64], how_v3_bf16_cvt=0)
+    check_attention(returned[:45], lse[:, :45], q[:45], k[:79], v[:79], causal=True, cu_seqlens_q=starts_q,
+                    cu_seqlens_k=starts_k[:3])
+    out[:45, :4, :64] = 7.0
+    assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize("starts", ((0, 90, 60), (-5, 30, 10**9), (50, 10, 60), (60, 60, 60), (-(2**31), 2**31 - 1, 7)),
+                         ids=str)
+def test_lengths_that_lie_stay_inside(device, starts):
+    """The public function would say so on the CPU; on a GPU nobody looks. The checker of bounds does, here."""
+    q, k, v = (tensor[0] for tensor in dense(device, 1, 60, 70, 2, 1, 64, BF16))
+    wrong = torch.tensor(starts, dtype=torch.int32, device=device)
+    right = torch.tensor((0, 25, 60), dtype=torch.int32, device=device)
+    pairs, windows = ((wrong, right), (right, wrong)), ((-1, -1), (-1, 0), (9, 4))
+    for pair, window, backend in itertools.product(pairs, windows, BACKENDS):
+        out, lse = torch.zeros_like(q), torch.zeros(2, 60, device=device)
+        flash_attn_fwd(*AttentionCall(out, lse, q, k, v, *pair, *[None] * 9, 40, 40, 0.125, *window, 0, 0.0, 0.0, 0, 0),
+                       backend=backend)
+        assert not out.isnan().any()
+
+
+def test_returns_and_repeats(device, run):
+    args = packed(device, (33, 70), (90, 20), 2, 1, 64, BF16)
+    call = functools.partial(run, "triton", VARLEN, *args, causal=True)
+    out, lse = call(return_lse=True)
+    assert out.shape == args[0].shape and lse.shape == (2, 103) and lse.dtype == torch.float32
+    assert torch.equal(call(), out) and torch.equal(call(min_seqlen_q=50, deterministic=True), out)
+    assert torch.equal(call(round_mode="rtna", cu_seqlens_q_padded=args[3], cu_seqlens_k_padded=args[4]), out)
+    assert [part.shape for part in call(return_lse=True, return_attn_probs=True)] == [out.shape, lse.shape, (0,)]
+    for lengths in ((), (0, 0)):
+        empty = packed(device, lengths, lengths, 2, 1, 64, BF16)
+        assert VARLEN(*empty).shape == (0, 2, 64)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_of_packed_sequences(device, run, backend):
+    q, k, v, *lengths = packed(device, (20, 9), (12, 30), 4, 2, 64, BF16)
+    separate, together = ([tensor.detach().requires_grad_() for tensor in (q, k, v)] for _ in range(2))
+    run(backend, VARLEN, *together, *lengths, causal=True).float().square().sum().backward()
+    for rows, keys in ((slice(0, 20), slice(0, 12)), (slice(20, 29), slice(12, 42))):
+        one = (separate[0][None, rows], separate[1][None, keys], separate[2][None, keys])
+        aiter_like.flash_attn_func(*one, causal=True, backend="torch").float().square().sum().backward()
+    for got, want in zip(together, separate, strict=True):
+        torch.testing.assert_close(got.grad.float(), want.grad.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("seqlen_q", (1, 5))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cache_with_lengths(device, run, backend, seqlen_q):
+    """Lengths on the device, with NaN stored behind them; one number for all; all of the cache."""
+    q, k, v = dense(device, 3, seqlen_q, 150, 4, 2, 64, BF16)
+    lengths = torch.tensor((150, 7, 64), dtype=torch.int32, device=device)
+    for index, length in enumerate(lengths.tolist()):
+        k[index, length:], v[index, length:] = math.nan, math.nan
+    call = functools.partial(run, backend, WITH_CACHE, q, k, v, return_softmax_lse=True)
+    for options in ({}, {"window_size": (20, 0), "softcap": 3.0}):
+        out, lse = call(cache_seqlens=lengths, **options)
+        check_attention(out, lse, q, k, v, seqlens_k=lengths, **{"causal": True, **options})
+    out, lse = call(cache_seqlens=7)
+    check_attention(out, lse, q, k[:, :7], v[:, :7], causal=True)
+    k, v = k.nan_to_num(), v.nan_to_num()
+    out, lse = run(backend, WITH_CACHE, q, k, v, return_softmax_lse=True)
+    check_attention(out, lse, q, k, v, causal=True)
+
+
+@pytest.mark.parametrize("seqlen_new", (1, 4))
+def test_new_keys_go_behind_those_of_the_cache(device, seqlen_new):
+    q, k_cache, v_cache = dense(device, 3, seqlen_new, 40, 4, 2, 64, BF16)
+    _, k, v = dense(device, 3, 1, seqlen_new, 2, 2, 64, BF16, seed=5)
+    lengths = torch.tensor((0, 17, 38), dtype=torch.int32, device=device)
+    expected = [cache.clone() for cache in (k_cache, v_cache)]
+    for cache, new in zip(expected, (k, v)):
+        for index, length in enumerate(lengths.tolist()):
+            room = min(seqlen_new, 40 - length)  # what has none is left out
+            cache[index, length:length + room] = new[index, :room]
+    call = functools.partial(WITH_CACHE, q, k_cache, v_cache, k, v, backend="triton")
+    out, lse = call(cache_seqlens=lengths, return_softmax_lse=True)
+    assert torch.equal(k_cache, expected[0]) and torch.equal(v_cache, expected[1])
+    grown = (lengths + seqlen_new).clamp(max=40)
+    check_attention(out, lse, q, *expected, causal=True, seqlens_k=grown)
+    call(cache_seqlens=20)
+    assert torch.equal(k_cache[:, 20:20 + seqlen_new], k) and torch.equal(v_cache[:, 20:20 + seqlen_new], v)
+
+
+def test_wrong_calls_with_a_cache(device):
+    q, k, v = dense(device, 2, 1, 40, 4, 2, 64, BF16)
+    for options, kind, message in (
+            ({"page_table": q}, UnsupportedError, "page_table .unified_attention"),
+            ({"attention_chunk": 3}, UnsupportedError, "window"),
+            ({"rotary_cos": q, "rotary_sin": q}, UnsupportedError, "rotary_cos .rotate"),
+            ({"cache_batch_idx": q}, UnsupportedError, "block_table"),
+            ({"cache_seqlens": 41}, ValueError, "between 0 and 40"),
+            ({"cache_seqlens": torch.ones(3).int()}, ValueError, "must have shape"),
+            ({"cache_seqlens": torch.ones(2)}, TypeError, "must have dtype torch.int32"),
+            ({"k": k[:, :1]}, TypeError, "v must be a tensor"),
+            ({"k": k[:, :1, :1], "v": v[:, :1]}, ValueError, "k must have shape"),
+            ({"k": k[:, :5], "v": v[:, :5], "cache_seqlens": 36}, ValueError, "together must be between 0 and 40"),
+            ({"return_softmax_lse": 1}, TypeError, "True or False")):
+        with pytest.raises(kind, match=message):
+            WITH_CACHE(q, k, v, **options)
+
+
+def fp8(device, tensors):
+    return [tensor.to(dtypes.fp8(devices.target_of(device).arch)) for tensor in tensors]
+
+
+@pytest.mark.parametrize("out_dtype", (None, torch.float16))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp8(device, run, backend, out_dtype):
+    q, k, v = fp8(device, dense(device, 2, 70, 130, 4, 2, 64, torch.float32))
+    scales = [torch.tensor([value], device=device) for value in (0.5, 1.5, 2.0)]
+    sink = cases.random(device, (4,), torch.float32)
+    out = None if out_dtype is None else torch.empty(q.shape, dtype=out_dtype, device=device)
+    for options in ({}, {"causal": True}, {"window_size": (30, 0), "sink_ptr": sink}):
+        got = run(backend, aiter_like.flash_attn_fp8_pertensor_func, q, k, v, *scales, out=out, **options)
+        assert got.dtype == (out_dtype or BF16)
+        check_attention(got, None, q, k, v, descales=(0.5, 1.5, 2.0), **cases.reference_options(options))
+    got = run(backend, aiter_like.flash_attn_fp8_pertensor_func, q, k, v, None, None, None)
+    check_attention(got, None, q, k, v)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp8_of_packed_sequences(device, run, backend):
+    q, k, v, starts_q, starts_k, longest_q, longest_k = packed(device, (70, 1, 9), (90, 30, 0), 4, 2, 64, torch.float32)
+    q, k, v = fp8(device, (q, k, v))
+    scales = [torch.tensor([value], device=device) for value in (0.5, 1.5, 2.0)]
+    out = run(backend, aiter_like.flash_attn_varlen_fp8_pertensor_func, q, k, v, *scales, starts_q, starts_k, longest_q,
+              longest_k, causal=True, logits_soft_cap=5.0)
+    check_attention(out, None, q, k, v, causal=True, softcap=5.0, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
+                    descales=(0.5, 1.5, 2.0))
+    with pytest.raises(ValueError, match="q_descale is for fp8"):
+        aiter_like.flash_attn_fp8_pertensor_func(*dense(device, 1, 1, 1, 1, 1, 64, BF16), *scales)
+
+
+def test_split_of_keys():
+    """Long shapes on 304 CUs, computed by hand; and where splitting does not pay."""
+    for (batch, heads, length), tail, parts in (((2, 24, 8192), 144, 2), ((4, 16, 16384), 16, 19),
+                                                ((2, 24, 16384), 240, 1)):
+        blocks = -(-length // 384) * batch * heads
+        assert blocks % 304 == tail
+        assert split_keys(blocks, length // 64, 304) == (KeySplit(blocks - tail, tail, parts) if parts > 1
+                                                         else KeySplit(blocks, 0, 1))
+    assert split_keys(304, 1000, 304).parts == 1, "no tail"
+    assert split_keys(303, 1000, 304).parts == 1, "a tail that is almost a round"
+    assert split_keys(10, 47, 304).parts == 1 and split_keys(10, 48, 304).parts > 1, "few keys"
+    assert split_keys(10, 1000, 304, num_splits=3).parts == 3 and split_keys(10, 1000, 304, num_splits=1).parts == 1
+    for blocks, keys in itertools.product(range(1, 700, 37), (48, 100, 1000)):
+        split = split_keys(blocks, keys, 304)
+        assert split.whole + split.tail == blocks and split.tail * split.parts <= 608
+        assert split.parts == 1 or keys // split.parts >= 4
+
+
+def test_workspace_size(device):
+    if device.type == "cuda" and torch.version.hip is None:
+        q = torch.empty(1, 1, 1, 64, device=device)
+        assert aiter_like.attention_workspace_bytes(q, q.expand(1, 2**20, 1, 64)) == 0
+        return
+    q, k = (torch.empty(1, 1, 1, 1, device=device).expand(1, length, 2, 128) for length in (300, 6400))
+    parts = split_keys(2, 100, devices.target_of(device).cu_num).parts
+    assert parts > 1
+    for options in ({}, {"window_size": None}, {"window_size": (-1, -1)}):
+        assert aiter_like.attention_workspace_bytes(q, k, **options) == 2 * parts * 384 * (128 + 2) * 4
+    swapped = aiter_like.attention_workspace_bytes(q.transpose(1, 2), k.transpose(1, 2), layout="bhsd")
+    assert swapped == 2 * parts * 384 * (128 + 2) * 4
+    for options in ({"causal": True}, {"window_size": (9, 0)}, {"num_splits": 1}):
+        assert aiter_like.attention_workspace_bytes(q, k, **options) == 0
+    assert aiter_like.attention_workspace_bytes(q[..., :96], k[..., :96]) == 0
