@@ -102,7 +102,7 @@ def bad_varlen(device):
     yield "bias must have shape", ValueError, good, {"bias": q[:, :, 0]}
     yield "out must have shape", ValueError, good, {"out": q[:1]}
     yield "round_mode and how_v3_bf16_cvt must agree", ValueError, good, {"round_mode": "rtne", "how_v3_bf16_cvt": 2}
-    yield "block_table", UnsupportedError, good, {"block_table": starts(0, 1)[None]}
+    yield "bias beside block_table", UnsupportedError, good, {"block_table": starts(0, 1)[None], "bias": q}
     yield "padding between sequences", UnsupportedError, good, {"cu_seqlens_q_padded": starts(0, 4, 9)}
 
 

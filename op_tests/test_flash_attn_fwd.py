@@ -262,7 +262,7 @@ def test_options_that_mean_nothing_are_accepted(device, run):
 
 @pytest.mark.parametrize("backend", KERNELS)
 def test_gradient(device, run, backend):
-    """After every forward; also into a given `out` and of swapped layout; as by torch alone."""
+    """After every forward, also of swapped layout; as by torch alone."""
     tensors = dense(device, 1, 20, 9, 4, 2, 64, BF16)
     sink = cases.random(device, (4,), torch.float32)
 
@@ -275,13 +275,15 @@ def test_gradient(device, run, backend):
     expected = gradients("torch", {}, tensors)
     assert not expected[0][:, :11].any()  # rows that see nothing
     swapped = [tensor.transpose(1, 2) for tensor in tensors]
-    for found in (gradients(backend, {}, tensors), gradients(backend, {"out": torch.empty_like(tensors[0])}, tensors),
+    for found in (gradients(backend, {}, tensors),
                   [grad.transpose(1, 2) for grad in gradients(backend, {"layout": "bhsd"}, swapped)]):
         for got, want in zip(found, expected, strict=True):
             torch.testing.assert_close(got.float(), want.float(), rtol=2e-2, atol=2e-2)
     bias = cases.random(device, (20, 9), torch.float32).requires_grad_()
     aiter_like.flash_attn_func(*tensors, bias=bias, sink_ptr=sink).float().square().sum().backward()
     assert bias.grad.isfinite().all() and bias.grad.any()
+    with pytest.raises(ValueError, match="out must be None"):
+        gradients(backend, {"out": torch.empty_like(tensors[0])}, tensors)
 
 
 @pytest.mark.exhaustive

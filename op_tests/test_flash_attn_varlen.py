@@ -99,6 +99,21 @@ def test_returns_and_repeats(device, run):
         assert VARLEN(*empty).shape == (0, 2, 64)
 
 
+def test_block_table_takes_the_paged_kernel(device):
+    """The keys in pages of 16, in another order than in memory."""
+    q, k, v, starts_q, starts_k, longest_q, longest_k = packed(device, (20, 1), (37, 64), 4, 2, 64, BF16)
+    pages = torch.zeros(2, 8, 16, 2, 64, dtype=BF16, device=device)  # keys, values
+    table = torch.tensor(((5, 1, 7, 0), (2, 6, 0, 3)), dtype=torch.int32, device=device)
+    for index, length in enumerate((37, 64)):
+        for page in range(-(-length // 16)):
+            rows = slice(starts_k[index] + 16 * page, starts_k[index] + min(16 * page + 16, length))
+            for kind, tensor in enumerate((k, v)):
+                pages[kind, table[index, page], :rows.stop - rows.start] = tensor[rows]
+    out, lse = VARLEN(q, *pages, starts_q, starts_k, longest_q, longest_k, causal=True, return_lse=True,
+                      block_table=table, backend="triton")
+    check_attention(out, lse, q, k, v, causal=True, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradient_of_packed_sequences(device, run, backend):
     q, k, v, *lengths = packed(device, (20, 9), (12, 30), 4, 2, 64, BF16)

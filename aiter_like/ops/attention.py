@@ -14,6 +14,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.attention_call import AttentionCall
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_batch_prefill import mha_batch_prefill_func
 from aiter_like.ops.attention_bwd import attend
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 
@@ -64,7 +65,8 @@ def flash_attn_func(
         layout: "bshd" as above, or "bhsd": q, k, v and out [batch, heads, length, dim]; nothing is copied.
         round_mode: "rtne", "rtna" (bf16 only) or "rtz" instead of how_v3_bf16_cvt 0, 1, 2.
         workspace: uint8 memory of `attention_workspace_bytes` for kernels that split keys; default: torch's allocator.
-        out: tensor to write, of q's shape with head_dim_v; default: a new one, in memory as `layout` says.
+        out: tensor to write, of q's shape with head_dim_v; default: a new one, in memory as `layout` says. Not where an
+            input requires grad.
         backend: "hip", "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
@@ -109,9 +111,9 @@ def flash_attn_func(
     lse = None
     if needs_grad:
         out, lse = _differentiable(
-            AttentionCall(out, None, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None,
-                          rng_state, workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size,
-                          logits_soft_cap, dropout_p, num_splits, how_v3_bf16_cvt), backend)
+            op, AttentionCall(out, None, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None,
+                              rng_state, workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size,
+                              logits_soft_cap, dropout_p, num_splits, how_v3_bf16_cvt), backend)
     else:
         if out is None:
             if layout == "bshd":
@@ -161,7 +163,8 @@ def flash_attn_varlen_func(
         dropout_p, softmax_scale, logits_soft_cap, causal, window_size, deterministic, return_lse, return_attn_probs,
             how_v3_bf16_cvt, sink_ptr, round_mode, workspace, backend: as in `flash_attn_func`, with the lengths of each
             sequence.
-        block_table: None: `k` and `v` are no pages.
+        block_table: int32 [batch, pages]: `k` and `v` are pages [num_pages, page_size, num_kv_heads, dim], and
+            `unified_attention`'s kernel serves the call, without bias and dropout; it rounds to nearest even.
         out: tensor to write, [total_q, num_heads, head_dim_v]; default: a new contiguous one.
         cu_seqlens_q_padded, cu_seqlens_k_padded: None, or the tensors cu_seqlens_q and cu_seqlens_k themselves.
 
@@ -183,11 +186,16 @@ def flash_attn_varlen_func(
     """
     op = "flash_attn_varlen_func"
     left, right, sink_size, rng_state = -1, 0 if causal else -1, 0, None
+    if block_table is not None:
+        _refuse_beside_pages(op, bias=bias is not None, round_mode=round_mode not in (None, "rtne"))
+        check.tensor(op, "cu_seqlens_k", cu_seqlens_k, rank=1, dtypes=(torch.int32,))
+        return mha_batch_prefill_func(
+            q, k, v, cu_seqlens_q, None, None, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, logits_soft_cap,
+            causal, window_size, alibi_slopes, deterministic, return_lse, return_attn_probs, out,
+            block_table=block_table, seqlen_k=cu_seqlens_k.diff(), sink_ptr=sink_ptr, backend=backend)
     if (causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0)
-            or dropout_p or block_table is not None or cu_seqlens_q_padded is not None
-            or cu_seqlens_k_padded is not None):
-        _refuse_pages_and_padding(op, block_table, (cu_seqlens_q, cu_seqlens_q_padded),
-                                  (cu_seqlens_k, cu_seqlens_k_padded))
+            or dropout_p or cu_seqlens_q_padded is not None or cu_seqlens_k_padded is not None):
+        _refuse_padding(op, (cu_seqlens_q, cu_seqlens_q_padded), (cu_seqlens_k, cu_seqlens_k_padded))
         left, right, sink_size = read_window(op, window_size, causal)
         rng_state = _new_rng_state(op, dropout_p, q)
     if round_mode is not None:
@@ -205,11 +213,10 @@ def flash_attn_varlen_func(
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
     lse = None
     if needs_grad:
-        given, (out, lse) = out, _differentiable(
-            AttentionCall(out, None, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None,
-                          None, None, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right,
-                          sink_size, logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt), backend)
-        out = out if given is None else given
+        out, lse = _differentiable(
+            op, AttentionCall(out, None, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None,
+                              None, None, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right,
+                              sink_size, logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt), backend)
     else:
         if out is None:
             out = torch.empty(total_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
@@ -238,19 +245,22 @@ def _name_wrong_tensor(op: str, rank: int, **tensors: Any) -> None:
             check.tensor(op, name, tensor, rank=1 if name == "sink_ptr" else rank)
 
 
-def _differentiable(call: AttentionCall, backend: str | None) -> tuple[Tensor, Tensor]:
-    """out and lse with derivatives: by flash_attn_bwd, or through torch's own operators where that has none. A given
-    `out` is written.
+def _differentiable(op: str, call: AttentionCall, backend: str | None) -> tuple[Tensor, Tensor]:
+    """New out and lse with derivatives: by flash_attn_bwd, or through torch's own operators where that has none.
+
+    Raises:
+        ValueError: there is an `out` to write.
     """
+    if call.out is not None:
+        raise ValueError(f"{op}: out must be None where an input requires grad, as in torch")
     learned = any(tensor is not None and tensor.requires_grad for tensor in (call.bias, call.alibi_slopes))
     if backend == "torch" or learned or call.seqlens_k is not None:
         shape = call.q.shape[:-1]
-        out = call.q.new_empty(*shape, call.head_dim_v) if call.out is None else call.out
+        out = call.q.new_empty(*shape, call.head_dim_v)
         lse = call.q.new_empty(shape[::-1] if call.is_varlen else (shape[0], shape[2], shape[1]), dtype=torch.float32)
         flash_attn_fwd(out, lse, *call[2:], backend=backend)
         return out, lse
-    out, lse = attend(call, backend)
-    return out if call.out is None else call.out.copy_(out), lse
+    return attend(call, backend)
 
 
 def _swapped(op: str, name: str, tensor: Any) -> Any:
@@ -322,9 +332,13 @@ def _key_lengths(op: str, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | N
     return cu_seqlens_kv.diff()
 
 
-def _refuse_pages_and_padding(op: str, block_table: Tensor | None, *pairs: tuple[Tensor, Tensor | None]) -> None:
-    if block_table is not None:
-        raise UnsupportedError(f"{op}: no backend supports block_table", op, {"block_table": "not supported"})
+def _refuse_beside_pages(op: str, **asked: bool) -> None:
+    reasons = {name: "not with pages" for name, is_asked in asked.items() if is_asked}
+    if reasons:
+        raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)} beside block_table", op, reasons)
+
+
+def _refuse_padding(op: str, *pairs: tuple[Tensor, Tensor | None]) -> None:
     for starts, padded in pairs:
         if padded is not None and padded is not starts:
             raise UnsupportedError(f"{op}: no backend supports padding between sequences: cu_seqlens_q_padded and "
