@@ -18,7 +18,7 @@ from aiter_like.jit import Instance, compile_ops
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.float32: "float"}
 _HEAD_DIMS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (32, 64, 96, 128, 192, 256), "fp8": (64, 128, 192, 256)}
 _ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
-_BLOCK_N, _WAVES = 64, 4  # as in the kernel
+_BLOCK = "b128x64"  # rows and keys of a workgroup's tile, as in the kernel
 _MAX_GRID = 65535  # of a launch's second and third dimension
 _MAX_ROWS = 2**30 - 1
 _MAX_ROW_STRIDE = 2**23 - 1  # 64 rows within 31 bits of bytes
@@ -33,7 +33,7 @@ class TileInstance:
     Attributes:
         element, out_element: "bf16", "f16", "fp8" of q, k and v; of out the same, for fp8 "bf16", "f16" or "float".
         head_dim, head_dim_v: of q and k, of v and out; a call's are padded with zeros to them.
-        row_tiles: rows of a wave, in 16.
+        waves: of a workgroup, that share 128 rows.
         is_masked: causal or window.
         bias: element of an added bias, "" for none.
         has_alibi, has_softcap: further terms of a score.
@@ -44,7 +44,7 @@ class TileInstance:
     out_element: str
     head_dim: int
     head_dim_v: int
-    row_tiles: int
+    waves: int
     is_masked: bool
     bias: str
     has_alibi: bool
@@ -56,7 +56,7 @@ class TileInstance:
         """bf16_obf16_d128x128_b128x64_w4_qrksvs_nmask_nbias_nalibi_ncap_rtna: what is absent is spelled, with an n."""
         return "_".join((
             self.element, f"o{self.out_element}", f"d{self.head_dim}x{self.head_dim_v}",
-            f"b{16 * _WAVES * self.row_tiles}x{_BLOCK_N}", f"w{_WAVES}", "qrksvs",
+            _BLOCK, f"w{self.waves}", "qrksvs",
             "mask" if self.is_masked else "nmask", f"bias{self.bias}" if self.bias else "nbias",
             "alibi" if self.has_alibi else "nalibi", "cap" if self.has_softcap else "ncap", _ROUNDINGS[self.rounding]))
 
@@ -72,27 +72,29 @@ class TileInstance:
             raise ValueError(f"flash_attn_fwd: {name!r} is no name of an instance of backend ck")
         part = found.groupdict()
         return TileInstance(part["element"], part["out"], int(part["dim"]), int(part["dim_v"]),
-                            int(part["rows"]) // (16 * _WAVES), part["mask"] == "mask", part["bias"] or "",
+                            int(part["waves"]), part["mask"] == "mask", part["bias"] or "",
                             part["alibi"] == "alibi", part["cap"] == "cap", _ROUNDINGS.index(part["rounding"]))
 
     def instance(self) -> Instance:
         """For the JIT."""
         return Instance(self.name, {
             "ELEMENT": self.element, "OUT_ELEMENT": self.out_element, "HEAD_DIM": self.head_dim,
-            "HEAD_DIM_V": self.head_dim_v, "ROW_TILES": self.row_tiles, "IS_MASKED": self.is_masked,
+            "HEAD_DIM_V": self.head_dim_v, "WAVES": self.waves, "IS_MASKED": self.is_masked,
             "BIAS": self.bias or "void", "HAS_ALIBI": self.has_alibi, "HAS_SOFTCAP": self.has_softcap,
             "ROUNDING": self.rounding})
 
 
 _NAME = re.compile(
-    rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16|float)_d(?P<dim>\d+)x(?P<dim_v>\d+)_b(?P<rows>\d+)x{_BLOCK_N}"
-    rf"_w{_WAVES}_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_(?P<cap>n?cap)"
+    rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16|float)_d(?P<dim>\d+)x(?P<dim_v>\d+)_{_BLOCK}_w(?P<waves>[48])"
+    rf"_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_(?P<cap>n?cap)"
     rf"_(?P<rounding>{'|'.join(_ROUNDINGS)})")
 
 
-def _row_tiles(head_dim: int, head_dim_v: int, num_terms: int) -> int:
-    """Two where Q, O and the scores of 32 rows fit a wave's registers, with what a score's further terms need."""
-    return 2 if head_dim + head_dim_v <= (320 if num_terms < 3 else 192) else 1
+def _waves(head_dim: int, head_dim_v: int, num_terms: int) -> int:
+    """4 where Q, O and the scores of 32 rows fit half of a SIMD's registers, with what a score's further terms need,
+    and K and V half of LDS; else 8, with 16 rows each.
+    """
+    return 4 if head_dim + head_dim_v <= 256 and num_terms < 3 else 8
 
 
 def tile_instance(call: AttentionCall) -> TileInstance:
@@ -103,7 +105,7 @@ def tile_instance(call: AttentionCall) -> TileInstance:
     rounding = call.how_v3_bf16_cvt if out_element == "bf16" or call.how_v3_bf16_cvt == 2 else 0
     has_bias, has_alibi, has_softcap = call.bias is not None, call.alibi_slopes is not None, call.softcap > 0
     return TileInstance(element, out_element, head_dim, head_dim_v,
-                        row_tiles=_row_tiles(head_dim, head_dim_v, has_bias + has_alibi + has_softcap),
+                        waves=_waves(head_dim, head_dim_v, has_bias + has_alibi + has_softcap),
                         is_masked=call.mask != "none", bias=_ELEMENTS[call.bias.dtype] if has_bias else "",
                         has_alibi=has_alibi, has_softcap=has_softcap, rounding=rounding)
 
@@ -114,7 +116,7 @@ def _instance(*args: Any) -> Instance:
 
 def _prebuilt() -> list[Instance]:
     """Plain and masked, without further terms, for the default rounding."""
-    return [TileInstance(element, element, dim, dim_v, _row_tiles(dim, dim_v, 0), is_masked, "", False, False,
+    return [TileInstance(element, element, dim, dim_v, _waves(dim, dim_v, 0), is_masked, "", False, False,
                          1 if element == "bf16" else 0).instance()
             for element in ("bf16", "f16") for is_masked in (False, True)
             for dim, dim_v in ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))]

@@ -4,7 +4,7 @@
 //
 //   out = Σ p v / Σ p,  p = 2^(score − max),  score = log2 e · (softcap(softmax_scale · q kᵀ) + bias − alibi), masked
 //
-// The pipeline, Q in registers, K then V through LDS: a workgroup of 4 waves takes kBlockM rows of one head, a wave
+// The pipeline, Q in registers, K then V through LDS: a workgroup of WAVES waves takes kBlockM rows of one head, a wave
 // kWaveRows of them; per block of kBlockN keys
 //   1. V's loads start            they are under way during the first product
 //   2. S = K qᵀ                   [keys, rows], K from LDS
@@ -14,7 +14,9 @@
 //   6. O += Vᵀ P                  P is S rounded, in the registers where it is
 //   7. the next K to LDS          barrier: all waves have read V
 //
-// Tiles: kBlockM = 64 · ROW_TILES, kBlockN = 64. LDS: 64 rows of K and of V, each padded to 64 bytes or whole 128.
+// Tiles: 128 rows, 64 keys. LDS: 64 rows of K and of V, each padded to 64 bytes or whole 128. Every instance has two
+// waves on each SIMD, one computing while the other waits: 4 waves of 32 rows, of which LDS and registers hold two
+// workgroups, or for large head dimensions 8 of 16 rows.
 // Bound: MFMA. (HEAD_DIM + HEAD_DIM_V) · 2 flop per score; K and V are read once per kBlockM rows, from L2.
 #include <type_traits>
 
@@ -28,7 +30,7 @@
 #include "attention_sequence.h"
 #include "score_policies.h"
 
-#if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(ROW_TILES) || \
+#if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WAVES) || \
     !defined(IS_MASKED) || !defined(BIAS) || !defined(HAS_ALIBI) || !defined(HAS_SOFTCAP) || !defined(ROUNDING)
 #error "flash_attn_fwd_tile.hip: the macros that ops/attention_tile.py gives are missing"
 #endif
@@ -61,8 +63,8 @@ using namespace tile;
 
 constexpr Rounding kRounding = static_cast<Rounding>(ROUNDING);
 constexpr bool kIsFp8 = sizeof(Element) == 1;
-constexpr int kWaves = 4, kThreads = kWaves * kWaveSize;
-constexpr int kWaveRows = 16 * ROW_TILES, kBlockM = kWaves * kWaveRows, kBlockN = 64;
+constexpr int kBlockM = 128, kBlockN = 64;
+constexpr int kWaves = WAVES, kThreads = kWaves * kWaveSize, kWaveRows = kBlockM / kWaves;
 /// Head dimensions that 16 bytes of each lane cover in K and Q, and that dwords of 16 lanes cover in V.
 constexpr int kSlice = 64 / sizeof(Element), kRun = 16 / sizeof(Element), kStep = 4 / sizeof(Element);
 constexpr int kSlices = HEAD_DIM / kSlice, kOutSlices = HEAD_DIM_V / kSlice;
@@ -179,8 +181,9 @@ __device__ void finish(const FlashAttnTileArgs& args, OutSlice (&out)[kOutSlices
 
 }  // namespace
 
-/// A SIMD's 512 registers serve two waves where LDS has room for two workgroups, else one has them all.
-constexpr int kWavesPerSimd = 2 * (sizeof(KeyTile) + sizeof(ValueTile)) <= 65536 ? 2 : 1;
+/// Waves that share the 512 registers of a SIMD, at least.
+constexpr int kHeadDims = HEAD_DIM + HEAD_DIM_V;
+constexpr int kWavesPerSimd = !ScoreMap::kIsScaling || kHeadDims > 128 ? 2 : kHeadDims > 64 ? 3 : 4;
 
 __global__ __launch_bounds__(kThreads) __attribute__((amdgpu_waves_per_eu(kWavesPerSimd)))
 void flash_attn_fwd_tile_kernel(FlashAttnTileArgs args) {
