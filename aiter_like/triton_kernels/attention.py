@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like import philox
 from aiter_like.attention_call import AttentionCall
@@ -26,6 +27,7 @@ from aiter_like.triton_kernels.attention_parts import (
     key_pointers,
     key_ranges,
     keys_of,
+    load_box,
     load_rows,
     load_tile,
     round_to,
@@ -58,6 +60,7 @@ class Instance:
         PAGE: keys of a page.
         IS_WIDE: offsets inside a tile need 64 bits.
         IS_SPLIT: a program sees a part of the keys only.
+        HAS_BOXES: the interior is loaded by tensor descriptors (on NVIDIA: TMA).
         IS_QQ_BIAS: the bias is one matrix for all sequences, between the queries and the keys of the same tokens.
         ROUNDING: of P and out, see round_to.
     """
@@ -80,6 +83,7 @@ class Instance:
     HAS_SINK_TOKENS: bool = False
     HAS_SOFTCAP: bool = False
     ROUNDING: int = 0
+    HAS_BOXES: bool = False
 
 
 @triton.jit
@@ -91,7 +95,7 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
     """
     acc, total, maximum = state
     q_tile, q_tail = q_tiles
-    k_base, v_base, k_strides, v_strides, pages, seqlen_k = source
+    k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes = source
     low, high, sink_size = visibility
     scale, positions, adjust, dropout = extras
     dims, dims_v, lanes = tl.arange(0, SHAPE.D), tl.arange(0, SHAPE.DV), tl.arange(0, SHAPE.N)
@@ -100,8 +104,11 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
     for start in range(first, last, SHAPE.N):
         keys = start + lanes
         inside = keys < seqlen_k
-        k_rows, k_at = key_pointers(k_base, k_strides, pages, start, seqlen_k, SHAPE)
-        k_tile = load_tile(k_rows + (k_at[None, :] + dims[:, None]), inside[None, :], dims[:, None], SHAPE.HEAD_DIM,
+        if SHAPE.HAS_BOXES and not IS_MASKED:
+            k_tile = tl.trans(load_box(boxes[0], boxes, start, SHAPE.N, SHAPE.D))
+        else:
+            k_rows, k_at = key_pointers(k_base, k_strides, pages, start, seqlen_k, SHAPE)
+            k_tile = load_tile(k_rows + (k_at[None, :] + dims[:, None]), inside[None, :], dims[:, None], SHAPE.HEAD_DIM,
                             SHAPE.D, IS_MASKED)  # [D, N]
         scores = tl.dot(q_tile, k_tile.to(q_tile.dtype))
         if SHAPE.D_TAIL > 0:
@@ -124,8 +131,11 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
         if dropout is not None:
             seed, offset, threshold, head, queries = dropout
             p = tl.where(attention_kept(seed, offset, head, queries, start, threshold, SHAPE.N), p, 0.0)
-        v_rows, v_at = key_pointers(v_base, v_strides, pages, start, seqlen_k, SHAPE)
-        v_tile = load_tile(v_rows + (v_at[:, None] + dims_v[None, :]), inside[:, None], dims_v[None, :],
+        if SHAPE.HAS_BOXES and not IS_MASKED:
+            v_tile = load_box(boxes[1], boxes, start, SHAPE.N, SHAPE.DV)
+        else:
+            v_rows, v_at = key_pointers(v_base, v_strides, pages, start, seqlen_k, SHAPE)
+            v_tile = load_tile(v_rows + (v_at[:, None] + dims_v[None, :]), inside[:, None], dims_v[None, :],
                             SHAPE.HEAD_DIM_V, SHAPE.DV, IS_MASKED)  # [N, DV]
         acc = tl.dot(round_to(p, P, SHAPE.ROUNDING), v_tile.to(P), acc)
     return acc, total, maximum
@@ -164,10 +174,10 @@ def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, 
 @triton.jit(do_not_specialize=["num_blocks", "num_heads", "group_size", "num_splits", "num_pages", "seqlen_q",
                                "seqlen_k", "window_left", "window_right", "sink_size", "num_biases", "threshold"])
 def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, block_table, bias, slopes, sink,
-                     q_descale, k_descale, v_descale, rng_state, out_scale, out_strides, lse_strides, q_strides,
-                     k_strides, v_strides, bias_strides, small_strides, split_strides, num_blocks, num_heads,
-                     group_size, num_splits, num_pages, seqlen_q, seqlen_k, window_left, window_right, sink_size,
-                     num_biases, threshold, scale, softcap, value_scale, SHAPE: tl.constexpr):
+                      q_descale, k_descale, v_descale, rng_state, out_scale, k_box, v_box, out_strides, lse_strides,
+                      q_strides, k_strides, v_strides, bias_strides, small_strides, split_strides, num_blocks,
+                      num_heads, group_size, num_splits, num_pages, seqlen_q, seqlen_k, window_left, window_right, sink_size,
+                      num_biases, threshold, scale, softcap, value_scale, SHAPE: tl.constexpr):
     """out = softmax(q kᵀ · scale + mask) v for a tile of rows per program; bound: matrix unit.
 
     Key blocks that every row sees run without a mask; those at an edge of the window or at the end run with one.
@@ -182,8 +192,9 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
         q_batch = batch * 0
     start_k, seqlen_k = keys_of(batch, cu_seqlens_k, seqlens_k, seqlen_k, SHAPE.PAGE)
     first_query, first_head = block * SHAPE.M // SHAPE.PACK, head * SHAPE.PACK
-    if first_query >= seqlen_q:
-        return
+    if cu_seqlens_q is not None:
+        if first_query >= seqlen_q:
+            return
     packed = block * SHAPE.M + tl.arange(0, SHAPE.M)
     queries, heads = packed // SHAPE.PACK, packed % SHAPE.PACK
     is_row, delta = queries < seqlen_q, seqlen_k - seqlen_q
@@ -202,7 +213,9 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
         scale *= tl.load(q_descale)
     if k_descale is not None:
         scale *= tl.load(k_descale + batch * small_strides[2] + kv_head * small_strides[3])
-    adjust, dropout = None, None
+    adjust, dropout, boxes = None, None, None
+    if SHAPE.HAS_BOXES:
+        boxes = (k_box, v_box, k_batch.to(tl.int32), start_k, kv_head.to(tl.int32))
     if SHAPE.HAS_SOFTCAP or bias is not None or slopes is not None:
         adjust = adjustment(bias, slopes, softcap, (bias_strides, small_strides[0]), batch, q_batch, tile,
                             queries, is_row, delta, num_biases, SHAPE)
@@ -211,7 +224,7 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     state = (tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), tl.zeros([SHAPE.M], tl.float32),
              tl.zeros([SHAPE.M], tl.float32) + MINIMUM)
     last_query = tl.minimum((block * SHAPE.M + SHAPE.M - 1) // SHAPE.PACK, seqlen_q - 1)
-    acc, total, maximum = _attend_all(state, q_tiles, (k_base, v_base, k_strides, v_strides, pages, seqlen_k),
+    acc, total, maximum = _attend_all(state, q_tiles, (k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes),
                                       first_query + delta, last_query + delta, (window_left, window_right, sink_size),
                                       split, num_splits, (scale, queries + delta, adjust, dropout), SHAPE)
 
@@ -254,6 +267,9 @@ def unified_attention(*args: torch.Tensor | float | None, **params: int) -> None
 
 
 def _width(call: AttentionCall) -> str:
+    """The name of a configuration: padded head dimensions; 192 is 192 and 128, as of DeepSeek's latent attention."""
+    if 128 < call.head_dim <= 192 and call.head_dim_v <= 128:
+        return "d192"
     return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
 
 
@@ -261,10 +277,12 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
            out_scale: torch.Tensor | None = None) -> None:
     """Launches a call, and the sum of its parts where the keys are split.
 
-    settings: BLOCK_M, BLOCK_N, XCDS and launch options. With a block table, k and v are pages [num_pages, page_size,
+    settings: BLOCK_M, BLOCK_N, XCDS, TMA, launch options. With a block table, k and v are pages [num_pages, page_size,
     num_kv_heads, head_dim], and the bias is one of queries and their own keys, [seqlen, seqlen].
     """
     shape = _instance(call, settings, block_table)
+    boxes = _boxes(call, shape) if settings.get("TMA") else (None, None)
+    shape = replace(shape, HAS_BOXES=boxes[0] is not None)
     options = {name: value for name, value in settings.items() if not name.isupper()}
     if shape.M <= 32:
         options["num_warps"] = min(options["num_warps"], 4)
@@ -292,7 +310,7 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
     value_scale = 1.0 / (1.0 - call.dropout_p)
     launch(_attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
            call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, slopes, call.sink, call.q_descale, call.k_descale,
-           call.v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, out_strides, lse_strides,
+           call.v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, *boxes, out_strides, lse_strides,
            _row_strides(call.q), _row_strides(call.k), _row_strides(call.v), _bias_strides(call.bias), small,
            split_strides, num_blocks, call.num_heads, call.num_heads // call.num_kv_heads, num_splits,
            call.k.shape[0], seqlen_q, seqlen_k, max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
@@ -327,6 +345,18 @@ def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.
         HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q - 1, HAS_SINK_TOKENS=call.sink_size > 0,
         HAS_SOFTCAP=call.softcap > 0,
         ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 else 0)
+
+
+def _boxes(call: AttentionCall, shape: Instance) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
+    """Descriptors of k and v as [batch, keys, heads, dim], or None for both where a stride or an address forbids."""
+    boxes = []
+    for tensor, dim in ((call.k, shape.D), (call.v, shape.DV)):
+        dense = tensor if tensor.ndim == 4 else tensor.unsqueeze(0)
+        steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in dense.stride()[:3]))
+        if shape.D_TAIL or shape.PAGE or 0 in dense.shape or any(step % 16 for step in steps):
+            return None, None
+        boxes.append(TensorDescriptor(dense, list(dense.shape), list(dense.stride()), [1, shape.N, 1, dim]))
+    return boxes[0], boxes[1]
 
 
 def _num_splits(call: AttentionCall, num_blocks: int, programs: int, block_n: int) -> int:

@@ -197,6 +197,12 @@ def adjustment(bias, slopes, softcap, strides, batch, q_batch, tile, queries, is
 
 
 @triton.jit
+def load_box(box, boxes, start, N: tl.constexpr, D: tl.constexpr):
+    """[N, D] from key `start` on of a descriptor [batch, keys, heads, dim]. boxes: …, …, batch, first key, head."""
+    return box.load([boxes[2], boxes[3] + start, boxes[4], 0]).reshape([N, D])
+
+
+@triton.jit
 def adjusted(scores, keys, positions, adjust, SHAPE: tl.constexpr):
     """Scores in units of log 2 with softcap, bias and ALiBi. adjust: softcap, slopes [M] or None, bias or None.
 
