@@ -219,12 +219,16 @@ def _local_memory(arch: str) -> int:
 
 
 def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
-    for block_m, block_n, num_warps, num_stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
-        yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
+    """Tiles and stages; on Hopper tensor descriptors (TMA), on MI300X the order of workgroups (XCDS)."""
+    extra = {"sm_90": ("TMA", (0, 1)), "gfx942": ("XCDS", (1, 8))}.get(target.arch, ("XCDS", (1,)))
+    for block_m, block_n, num_warps, num_stages, value in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3),
+                                                                            extra[1]):
+        yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages,
+               extra[0]: value}
 
 
 def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,
-                 num_stages: int = 1) -> float:
+                 num_stages: int = 1, **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
     The fp32 accumulator and a tile of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane, and the K and V

@@ -176,8 +176,8 @@ def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, 
 def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, block_table, bias, slopes, sink,
                       q_descale, k_descale, v_descale, rng_state, out_scale, k_box, v_box, out_strides, lse_strides,
                       q_strides, k_strides, v_strides, bias_strides, small_strides, split_strides, num_blocks,
-                      num_heads, group_size, num_splits, num_pages, seqlen_q, seqlen_k, window_left, window_right, sink_size,
-                      num_biases, threshold, scale, softcap, value_scale, SHAPE: tl.constexpr):
+                      num_heads, group_size, num_splits, num_pages, seqlen_q, seqlen_k, window_left, window_right,
+                      sink_size, num_biases, threshold, scale, softcap, value_scale, SHAPE: tl.constexpr):
     """out = softmax(q kᵀ · scale + mask) v for a tile of rows per program; bound: matrix unit.
 
     Key blocks that every row sees run without a mask; those at an edge of the window or at the end run with one.
@@ -344,7 +344,7 @@ def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.
         IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
         HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q - 1, HAS_SINK_TOKENS=call.sink_size > 0,
         HAS_SOFTCAP=call.softcap > 0,
-        ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 else 0)
+        ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 or call.how_v3_bf16_cvt == 2 else 0)
 
 
 def _boxes(call: AttentionCall, shape: Instance) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:

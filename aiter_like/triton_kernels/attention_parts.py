@@ -20,14 +20,19 @@ MASKED = tl.constexpr(-3.0e38)
 
 @triton.jit
 def round_to(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
-    """float32 → `dtype`: 0 to nearest even, 1 to nearest with ties away, 2 towards zero (others: always 0)."""
-    if ROUNDING == 0 or dtype != tl.bfloat16:
+    """float32 → `dtype`: 0 to nearest even, 1 to nearest with ties away (bfloat16), 2 towards zero (16 bits)."""
+    if dtype == tl.bfloat16 and ROUNDING > 0:
+        bits = x.to(tl.int32, bitcast=True)
+        if ROUNDING == 1:
+            bits += 0x8000
+        truncated = (bits & -0x10000).to(tl.float32, bitcast=True)
+        return tl.where(x == x, truncated, x).to(dtype)  # NaN stays NaN
+    elif dtype == tl.float16 and ROUNDING == 2:
+        nearest = x.to(dtype)
+        is_beyond = tl.abs(nearest.to(tl.float32)) > tl.abs(x)
+        return (nearest.to(tl.int16, bitcast=True) - is_beyond.to(tl.int16)).to(dtype, bitcast=True)
+    else:
         return x.to(dtype)
-    bits = x.to(tl.int32, bitcast=True)
-    if ROUNDING == 1:
-        bits += 0x8000
-    truncated = (bits & -0x10000).to(tl.float32, bitcast=True)
-    return tl.where(x == x, truncated, x).to(dtype)  # NaN stays NaN
 
 
 @triton.jit

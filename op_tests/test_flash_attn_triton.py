@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""Backend "triton" of flash_attn_fwd: every feature against float64, memory safety, each way to lay out the work."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import pytest
+import torch
+from attention_cases import check_dense, check_varlen, dense, features, packed
+
+import aiter_like
+from aiter_like import dtypes
+from aiter_like.attention_call import AttentionCall
+from aiter_like.device import target_of
+from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.testing_attention import check_attention
+
+BF16, F16 = torch.bfloat16, torch.float16
+WINDOWS = ((0, 0), (17, 5), (-1, 40), (64, -1), (100, 0, 3), (30, 70, 70), (20, 0, 300))
+SEQUENCES = ((5, 70, 0, 130, 1), (40, 70, 9, 0, 200))  # lengths of queries and keys
+FEATURES = ("softcap", "sink", "alibi per sequence", "bias per head")
+
+
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_windows(device, run, window):
+    """Tiles outside the window are left out, those of sink tokens are not; with more queries than keys too."""
+    for lengths in ((140, 300), (150, 70)):
+        check_dense(run, "triton", *dense(device, 1, *lengths, 1, 1, 64, BF16), window_size=window)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(device, run, name):
+    batch, heads, rows, keys = 2, 4, 140, 200
+    options = features(device, BF16, heads, rows, keys, batch)[name]
+    check_dense(run, "triton", *dense(device, batch, rows, keys, heads, 2, 64, BF16), causal=True, **options)
+
+
+@pytest.mark.parametrize("head_dim, head_dim_v", ((192, 128), (96, 40), (33, 65)))
+def test_head_dimensions(device, run, head_dim, head_dim_v):
+    q, k, v = dense(device, 1, 70, 140, 2, 1, head_dim, F16, head_dim_v=head_dim_v)
+    check_dense(run, "triton", q, k, v, rounding=2 if head_dim == 96 else 0, causal=True)
+
+
+def test_packed_sequences(device, run):
+    """Empty ones among them: rows without keys, keys without rows."""
+    for rounding, options in ((1, {"causal": True}), (0, {"window_size": (20, 3, 5)})):
+        check_varlen(run, "triton", *packed(device, *SEQUENCES, 4, 2, 64, BF16), rounding=rounding, **options)
+
+
+@pytest.mark.parametrize("name", ("all", "few rows"))
+def test_all_features_at_once(device, run, name):
+    """Packed sequences with slopes, bias, sink, softcap, window and sink tokens; "few rows": a group shares a tile."""
+    lengths = SEQUENCES if name == "all" else ((5, 30, 0, 9, 1), SEQUENCES[1])
+    found = features(device, torch.float32, 4, sum(lengths[0]), max(lengths[1]))
+    options = found["softcap"] | found["sink"] | found["alibi"] | found["bias"] | {"window_size": (100, 20, 3)}
+    check_varlen(run, "triton", *packed(device, *lengths, 4, 2, 64, F16), **options)
+
+
+def test_lengths_of_a_cache(device, run):
+    """Keys beyond a sequence's length are NaN; one query: the keys are split, and the parts added up."""
+    for queries, splits in ((20, 0), (1, 0), (1, 3)):
+        q, k, v = dense(device, 3, queries, 700, 4, 2, 64, BF16)
+        lengths = torch.tensor([700, 0, 70], dtype=torch.int32, device=device)
+        for cache in (k, v):
+            for sequence, length in enumerate(lengths.tolist()):
+                cache[sequence, length:] = math.nan
+        call = functools.partial(run, "triton", aiter_like.flash_attn_with_kvcache, q, k, v, cache_seqlens=lengths,
+                                 return_softmax_lse=True, num_splits=splits, window_size=(600, 0))
+        out, lse = call()
+        check_attention(out, lse, q, k, v, None, True, seqlens_k=lengths, window_size=(600, 0))
+        assert torch.equal(out, call()[0])
+
+
+def test_dropout(device, run):
+    """The mask of philox.py, the same whatever the tiles; the log-sum-exp knows nothing of it."""
+    q, k, v = dense(device, 2, 140, 200, 2, 1, 64, BF16)
+    rng_state = torch.tensor([0x123456789, 2**33 + 5], device=device)
+    for backend in ("triton", "torch"):
+        out, lse = torch.empty_like(q), torch.empty(2, 2, 140, device=device)
+        run(backend, flash_attn_fwd, out, lse, q, k, v, *[None] * 9, rng_state, None, 140, 200, 0.125, -1, 0, 0, 0.0,
+            0.3, 0, 0)
+        check_attention(out, lse, q, k, v, None, True, dropout_p=0.3, rng_state=rng_state)
+
+
+@pytest.mark.parametrize("head_dim, options", ((128, {"causal": True}), (80, {"window_size": (60, 30, 4)})), ids=str)
+def test_fp8(device, run, head_dim, options):
+    fp8 = dtypes.fp8(target_of(device).arch)
+    q, k, v = (tensor.to(fp8) for tensor in dense(device, 1, 100, 200, 4, 2, head_dim, BF16))
+    descales = [torch.tensor([value], device=device) for value in (0.5, 1.5, 3.0)]
+    out = run("triton", aiter_like.flash_attn_fp8_pertensor_func, q, k, v, *descales, **options)
+    check_attention(out, None, q, k, v, descales=[value.item() for value in descales], **options)
+
+
+def test_lengths_that_lie_touch_nothing_outside(device, run):
+    """The bounds checker knows the tensors; what comes out is not specified."""
+    q, k, v, *_ = packed(device, (70, 30), (60, 90), 2, 2, 64, BF16)
+    out, lse = torch.full_like(q, math.nan), torch.full((2, 100), math.nan, device=device)
+    bias = torch.zeros(100, 50, device=device)
+    for starts in ([0, 500, 100], [0, -7, 100], [90, 20, 3], [2**31 - 1, -(2**31), 2**31 - 1]):
+        lying = torch.tensor(starts, dtype=torch.int32, device=device)
+        for longest in (1, 50, 10**6):
+            run("triton", flash_attn_fwd, out, lse, q, k, v, lying, lying, None, bias if longest == 50 else None,
+                *[None] * 7, longest, longest, 0.125, -1, 0, 0, 0.0, 0.0, 0, 0)
+    lengths = torch.tensor([10**9, -5], dtype=torch.int32, device=device)
+    q, k, v = dense(device, 2, 3, 70, 2, 2, 64, BF16)
+    flash_attn_fwd(torch.empty_like(q), None, q, k, v, None, None, lengths, *[None] * 8, 3, 70, 0.125, -1, 0, 0, 0.0,
+                   0.0, 0, 0, backend="triton")
+
+
+@pytest.mark.parametrize("params", ({"TMA": 1}, {"XCDS": 8}, {"TMA": 1, "XCDS": 3, "BLOCK_M": 64, "BLOCK_N": 32}),
+                         ids=str)
+def test_ways_to_lay_out_the_work(device, params):
+    """What the tuner may choose changes no value but by the order of sums; descriptors only where addresses allow."""
+    from aiter_like.triton_kernels import attention
+
+    for tensors in (dense(device, 2, 200, 300, 3, 3, 64, BF16), dense(device, 1, 200, 300, 3, 3, 60, BF16)):
+        q, k, v = tensors
+        out, lse = torch.empty_like(q), torch.empty(len(q), 3, 200, device=device)
+        scale = q.shape[3] ** -0.5
+        call = AttentionCall(out, lse, q, k, v, *[None] * 11, 200, 300, scale, -1, 0, 0, 0.0, 0.0, 0, 0)
+        attention.flash_attn_fwd(*call, **params)
+        check_attention(out, lse, q, k, v, None, True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("terms", range(16))
+@pytest.mark.parametrize("dtype, dim", ((BF16, 32), (BF16, 128), (F16, 96), (F16, 256)))
+def test_grid_of_terms(device, run, dtype, dim, terms):
+    """Every set of softcap, ALiBi, bias and sink, under every window, packed and dense, few rows and many."""
+    for lengths in (SEQUENCES, ((5, 30, 0, 9, 1), SEQUENCES[1])):
+        found = features(device, torch.float32, 4, sum(lengths[0]), max(lengths[1]))
+        options = {}
+        for bit, name in enumerate(("softcap", "alibi", "bias", "sink")):
+            options |= found[name] if terms >> bit & 1 else {}
+        for window in ((-1, -1), (-1, 0), *WINDOWS):
+            check_varlen(run, "triton", *packed(device, *lengths, 4, 2, dim, dtype), window_size=window, **options)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dim, dim_v", ((32, 32), (64, 64), (72, 40), (96, 96), (128, 128), (192, 128), (256, 256)))
+def test_grid_of_lengths(device, run, dim, dim_v):
+    for seqlen_q, seqlen_k in itertools.product((1, 15, 63, 64, 65, 127, 200, 385), repeat=2):
+        heads = ((1, 1), (4, 1), (6, 2))[(seqlen_q + seqlen_k) % 3]
+        tensors = dense(device, 1 + seqlen_q % 2, seqlen_q, seqlen_k, *heads, dim, BF16, seqlen_k, dim_v)
+        check_dense(run, "triton", *tensors, rounding=seqlen_q % 3, causal=seqlen_k % 2 == 1)
