@@ -42,6 +42,21 @@ def test_quantiser_of_each_type(device, getter):
         getter(99)
 
 
+@pytest.mark.parametrize("backend", ("triton", "torch"))
+def test_names_of_aiters_triton_library(device, run, backend):
+    """With the outputs first, returned."""
+    x = matrix(device, 6, 264)
+    q, one, each = torch.empty_like(x, dtype=torch.int8), torch.empty(1, device=device), torch.empty(6, device=device)
+    for function, scale, expected in (
+            (aiter_like.dynamic_per_tensor_quant_fp8_i8, one, aiter_like.per_tensor_quant_hip(x, backend="torch")),
+            (aiter_like.dynamic_per_token_quant_fp8_i8, each, aiter_like.per_token_quant_hip(x, backend="torch"))):
+        result = run(backend, function, q.zero_(), x, scale)
+        assert result[0] is q and result[1] is scale
+        assert torch.equal(q, expected[0]) and torch.equal(scale, expected[1].view(scale.shape))
+    wanted = aiter_like.per_tensor_quant_hip(x, one, backend="torch")[0]
+    assert torch.equal(run(backend, aiter_like.static_per_tensor_quant_fp8_i8, q.zero_(), x, one), wanted)
+
+
 def test_blocks_at_the_edges():
     x = matrix(torch.device("cpu"), 70, 200)
     q, scale = aiter_like.per_block_quant_wrapper((32, 64))(aiter_like.pertoken_quant)(x)

@@ -18,7 +18,8 @@ from aiter_like.ops.norm_quant import check_scale, group_major
 from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
-__all__ = ["dynamic_per_token_scaled_quant", "per_group_quant_hip", "per_token_quant_hip", "smoothquant_fwd"]
+__all__ = ["dynamic_per_token_quant_fp8_i8", "dynamic_per_token_scaled_quant", "per_group_quant_hip",
+           "per_token_quant_hip", "smoothquant_fwd"]
 
 
 def row_quant_ref(out: Tensor, scale: Tensor, input: Tensor, group_size: int, smooth_scale: Tensor | None,
@@ -281,6 +282,33 @@ def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, s
         group_size = input.shape[-1] // groups if groups > 1 else 0
     _row_quant(out, group_major(scales, shuffle_scale), input, group_size, None, scale_ub, num_rows, num_rows_factor,
                backend=backend)
+
+
+def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
+                                   backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """Quantises each row with its own scale, into tensors that are there.
+
+    Args:
+        qx: [..., K], written; the hardware's fp8, or int8.
+        x_in: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale_out: [...] or [..., 1] fp32, written.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `qx` and `scale_out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `qx` is the fp8 of other hardware.
+
+    Notes:
+        As `per_token_quant_hip`.
+
+    Source: AITER's `dynamic_per_token_quant_fp8_i8`.
+    """
+    _row_quant(qx, scale_out, x_in, 0, None, None, None, 1, backend=backend)
+    return qx, scale_out
 
 
 def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor, *,

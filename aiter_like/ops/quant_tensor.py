@@ -13,7 +13,8 @@ from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS
 from aiter_like.ops.quant import check_matrices, check_number, kernel_unsupported, outputs, used_rows, write_rows
 
-__all__ = ["dynamic_per_tensor_quant", "per_tensor_quant_hip", "static_per_tensor_quant"]
+__all__ = ["dynamic_per_tensor_quant", "dynamic_per_tensor_quant_fp8_i8", "per_tensor_quant_hip",
+           "static_per_tensor_quant", "static_per_tensor_quant_fp8_i8"]
 
 _MOST_ELEMENTS = 2**31 - 2**16  # that tensor_quant.hip numbers
 
@@ -154,6 +155,61 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backe
     Source: AITER's `dynamic_per_tensor_quant`.
     """
     _tensor_quant(out, scale, input, True, None, 1, backend=backend)
+
+
+def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *, backend: str | None = None) -> Tensor:
+    """`static_per_tensor_quant` as AITER's Triton library has it.
+
+    `qx = round(x_in · (1 / scale_in))`, saturated.
+
+    Args:
+        qx: [..., K], written; the hardware's fp8, or int8.
+        x_in: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale_in: one fp32 number on the device.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `qx`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `qx` is the fp8 of other hardware.
+
+    Notes:
+        As `static_per_tensor_quant`.
+
+    Source: AITER's `static_per_tensor_quant_fp8_i8`.
+    """
+    static_per_tensor_quant(qx, x_in, scale_in, backend=backend)
+    return qx
+
+
+def dynamic_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
+                                    backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """`dynamic_per_tensor_quant` as AITER's Triton library has it.
+
+    Args:
+        qx: [..., K], written; the hardware's fp8, or int8.
+        x_in: [..., K] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
+        scale_out: one fp32 number on the device, written; what it holds before does not matter.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `qx` and `scale_out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or `qx` is the fp8 of other hardware.
+
+    Notes:
+        As `dynamic_per_tensor_quant`.
+
+    Source: AITER's `dynamic_per_tensor_quant_fp8_i8`.
+    """
+    dynamic_per_tensor_quant(qx, x_in, scale_out, backend=backend)
+    return qx, scale_out
 
 
 torch_ops.register(_tensor_quant, per_tensor_quant_hip)
