@@ -16,7 +16,7 @@ __all__ = ["dropout_layer_norm"]
 _OP = "dropout_layer_norm"
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
-_LONGEST = 32768  # 1024 lanes of 32 elements of 16 bit
+_LONGEST = 32768  # 1024 lanes of 32 elements
 _MASK = 0xFFFFFFFF
 
 
@@ -77,9 +77,8 @@ def _check(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor
 def _kernel_unsupported(target: Target, out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor,
                         *_: object) -> str | None:
     """What every kernel refuses."""
-    longest = _LONGEST * 2 // max(input.element_size(), 2)
-    if input.shape[-1] > longest:
-        return f"rows of at most {longest} elements of {input.dtype}, got {input.shape[-1]}"
+    if input.shape[-1] > _LONGEST:
+        return f"rows of at most {_LONGEST} elements, got {input.shape[-1]}"
     return rows.refusal(input=input, residual=residual_in, out=out, residual_out=residual_out)
 
 

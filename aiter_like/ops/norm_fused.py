@@ -68,8 +68,8 @@ def _qk_unsupported(target: Target, q_out: Tensor, k_out: Tensor, q: Tensor, q_w
     """What every kernel refuses."""
     if q.numel() == 0 or k.numel() == 0:
         return "q and k must both have elements"
-    if max(q.shape[-1], k.shape[-1]) > _LONGEST // (q.element_size() // 2):
-        return f"rows of at most {_LONGEST // (q.element_size() // 2)} elements of {q.dtype}"
+    if max(q.shape[-1], k.shape[-1]) > _LONGEST:
+        return f"rows of at most {_LONGEST} elements, got {max(q.shape[-1], k.shape[-1])}"
     if (q.numel() // q.shape[-1]) + (k.numel() // k.shape[-1]) > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} rows of q and k together"
     return rows.refusal(q=q, k=k, q_out=q_out, k_out=k_out)
