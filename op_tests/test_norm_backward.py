@@ -111,10 +111,19 @@ def test_compiled_training_step(device):
     assert torch.equal(got[0], expected[0]) and torch.equal(got[1], expected[1])
 
 
-def test_long_rows_use_torch(device):
-    x = torch.ones(1, 20000, device=device)
-    with pytest.raises(UnsupportedError, match="rows of at most 16384 elements"):
-        aiter_like.rms_norm_backward(x, x, x[0], EPSILON, backend="triton")
+@pytest.mark.parametrize("rows, hidden", ((3, 20001), pytest.param(700, 32768, marks=pytest.mark.exhaustive)))
+@pytest.mark.parametrize("backend", ("triton", "torch"))
+def test_long_rows(device, run, backend, rows, hidden):
+    """Also with fewer programs than rows: a program's rows are added up in memory."""
+    x, dout = rows_like(device, rows, hidden, BF16, count=2)
+    weight = vector_like(device, hidden, FP32)
+    bias = torch.zeros_like(weight)
+    got = run(backend, aiter_like.layer_norm_backward, dout, x, weight, EPSILON)
+    check(got, dout, x, weight, bias)
+    check(run(backend, aiter_like.rms_norm_backward, dout, x, weight, EPSILON), dout, x, weight)
+    dx, parts = torch.empty_like(x), torch.full((2, 2, hidden), math.nan, device=device)
+    torch.ops.aiter_like.norm_backward_out(dx, *parts, dout, x, weight, EPSILON, True, 2, backend=backend)
+    check((dx, *parts.sum(1)), dout, x, weight, bias)
 
 
 def test_bad_input_is_named(device):

@@ -18,7 +18,6 @@ __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
 _OP = "norm_backward"
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_LONGEST = 16384  # what 16 waves keep in registers
 
 
 def norm_backward_ref(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor, x: Tensor,
@@ -61,8 +60,6 @@ def _check(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tenso
 
 def _triton_unsupported(target: Target, dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor,
                         x: Tensor, *_: object) -> str | None:
-    if x.shape[-1] > _LONGEST:
-        return f"rows of at most {_LONGEST} elements, got {x.shape[-1]}"
     return rows.refusal(x=x, dout=dout, dx=dx)
 
 
@@ -129,7 +126,7 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
 
     Args:
         dout: [..., hidden], dtype of `input`: the derivative with respect to the result.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced; hidden ≤ 16384 for "triton".
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         weight: [hidden], dtype of `input` or fp32, contiguous.
         epsilon: as in the call of `rms_norm`.
         backend: "triton" or "torch" instead of the automatic choice.
@@ -161,7 +158,7 @@ def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsi
 
     Args:
         dout: [..., hidden], dtype of `input`: the derivative with respect to the result.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced; hidden ≤ 16384 for "triton".
+        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
         epsilon: as in the call of `layer_norm`.
         backend: "triton" or "torch" instead of the automatic choice.

@@ -9,6 +9,8 @@ import triton.language as tl
 
 from aiter_like.triton_kernels.launch import launch
 
+_LONGEST, _BLOCK = 16384, 8192  # elements of a row that 16 waves keep whole; of a block of a longer one
+
 
 @triton.jit
 def _norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, dout_stride, x_stride, rows, hidden, epsilon,
@@ -46,14 +48,79 @@ def _norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, dout_s
         tl.store(dbias + tl.program_id(0) * hidden + column, dbias_part, mask=is_inside)
 
 
+@triton.jit
+def _long_norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, dout_stride, x_stride, rows, hidden,
+                               epsilon, BLOCK: tl.constexpr, HAS_MEAN: tl.constexpr):
+    """The same of rows longer than registers keep: in blocks, read three times (twice without mean), mostly from cache.
+    The program's part of dweight and dbias grows in memory, from zeros.
+    """
+    lanes = tl.arange(0, BLOCK)
+    for start in range(0, hidden, BLOCK):
+        zeros = tl.zeros([BLOCK], tl.float32)
+        _add(dweight, tl.program_id(0), start + lanes, hidden, zeros, False)
+        _add(dbias, tl.program_id(0), start + lanes, hidden, zeros, False)
+    for index in range(tl.program_id(0), rows, tl.num_programs(0)):
+        row = index.to(tl.int64)
+        x_row, dout_row = x + row * x_stride, dout + row * dout_stride
+        mean = 0.0
+        if HAS_MEAN:
+            total = tl.zeros([BLOCK], tl.float32)
+            for start in range(0, hidden, BLOCK):
+                total += tl.load(x_row + start + lanes, mask=start + lanes < hidden, other=0.0).to(tl.float32)
+            mean = tl.sum(total, 0) / hidden
+        squares = tl.zeros([BLOCK], tl.float32)
+        products = tl.zeros([BLOCK], tl.float32)
+        slopes = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, hidden, BLOCK):
+            values, _, weighted = _block(x_row, dout_row, weight, mean, start + lanes, hidden)
+            squares += values * values
+            products += weighted * values
+            slopes += weighted
+        scale = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
+        along = tl.sum(products, 0) * scale / hidden
+        across = tl.sum(slopes, 0) / hidden if HAS_MEAN else 0.0
+        tl.debug_barrier()  # the parts that the last row left are read by whichever lane
+        for start in range(0, hidden, BLOCK):
+            column = start + lanes
+            values, slope, weighted = _block(x_row, dout_row, weight, mean, column, hidden)
+            normed = values * scale
+            _add(dweight, tl.program_id(0), column, hidden, slope * normed, True)
+            _add(dbias, tl.program_id(0), column, hidden, slope, True)
+            result = (weighted - normed * along - across) * scale
+            tl.store(dx + row * dx_stride + column, result.to(dx.dtype.element_ty), mask=column < hidden)
+
+
+@triton.jit
+def _block(x, dout, weight, mean, column, hidden):
+    """x - mean, dout, and dout · weight of a row's columns, in fp32; zeros beyond it."""
+    is_inside = column < hidden
+    values = tl.where(is_inside, tl.load(x + column, mask=is_inside, other=0.0).to(tl.float32) - mean, 0.0)
+    slope = tl.load(dout + column, mask=is_inside, other=0.0).to(tl.float32)
+    weighted = slope
+    if weight is not None:
+        weighted *= tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
+    return values, slope, weighted
+
+
+@triton.jit
+def _add(parts, part, column, hidden, values, IS_SUM: tl.constexpr):
+    """Writes values to a row of `parts`, or adds them to it; nothing where there are no parts."""
+    if parts is not None:
+        place = parts + part.to(tl.int64) * hidden + column
+        if IS_SUM:
+            values += tl.load(place, mask=column < hidden, other=0.0)
+        tl.store(place, values, mask=column < hidden)
+
+
 def norm_backward(dx: torch.Tensor, dweight: torch.Tensor | None, dbias: torch.Tensor | None, dout: torch.Tensor,
                   x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, has_mean: bool, parts: int,
                   num_warps: int | None = None) -> None:
     """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first three."""
     hidden = x.shape[-1]
-    block = triton.next_power_of_2(hidden)
+    kernel = _norm_backward_kernel if hidden <= _LONGEST else _long_norm_backward_kernel
+    block = triton.next_power_of_2(hidden) if hidden <= _LONGEST else _BLOCK
     num_warps = num_warps or min(max(block // 512, 1), 16)  # at least 8 elements per lane on a wave of 64
     dx, dout, x = (tensor.view(-1, hidden) for tensor in (dx, dout, x))
-    launch(_norm_backward_kernel, (parts,), dx, dweight, dbias, dout, x, weight, dx.stride(0), dout.stride(0),
+    launch(kernel, (parts,), dx, dweight, dbias, dout, x, weight, dx.stride(0), dout.stride(0),
            x.stride(0), x.shape[0], hidden, float(epsilon), BLOCK=block, HAS_MEAN=has_mean,
            options={"num_warps": num_warps})
