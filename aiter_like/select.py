@@ -7,7 +7,6 @@ Read by dispatch.py, which binds the first candidate that builds, and by explain
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 import logging
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like import env
+from aiter_like import env, revision
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, TuningError, UnsupportedError
 from aiter_like.tuning.table import Row
@@ -83,14 +82,15 @@ class Backend:
 
     @functools.cached_property
     def revision(self) -> str:
-        """What a tuned row's kernel_rev is compared with: a hash of the kernel's source file, or ""."""
+        """What a tuned row's kernel_rev is compared with: a hash of the kernel's source and of what it includes, or
+        ""."""
         if self.is_jit:
             path = self.function.source
         elif isinstance(self.function, str):
             path = Path(__file__).parent / "triton_kernels" / f"{self.function.partition(':')[0]}.py"
         else:
             return ""
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        return revision.of(path)
 
     def toolchain(self, platform: str) -> str:
         """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; "" where that cannot be known."""

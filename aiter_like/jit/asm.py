@@ -91,7 +91,7 @@ class AsmFunction:
 
     @property
     def source(self) -> Path:
-        """The file whose content is the kernels' revision."""
+        """The file whose content, with what it includes, is the kernels' revision."""
         return paths.hsa() / self.module
 
     @property

@@ -117,7 +117,7 @@ class JitFunction:
 
     @property
     def source(self) -> Path:
-        """The file whose content is the kernel's revision."""
+        """The file whose content, with what it includes, is the kernel's revision."""
         return paths.csrc() / self.module
 
     @property
