@@ -88,35 +88,14 @@ def _act_and_mul_quant_kernel(out, scale, x, out_stride, x_stride, scale_stride,
                               GROUP: tl.constexpr, LARGEST: tl.constexpr):
     """act(gate) · up quantised by row or by group, one row per program; bound: memory."""
     row = tl.program_id(0).to(tl.int64)
-    out += row * out_stride
-    x += row * x_stride
-    scale += row * scale_stride
-    lanes = tl.arange(0, BLOCK)
-    y = tl.zeros([BLOCK], tl.float32)
-    inverse = 0.0
-    if GROUP == 0:
-        magnitude = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
-            y = _load_gated(x, start + lanes, columns, limit, ACTIVATION)
-            magnitude = scales.larger(magnitude, tl.abs(y))
-        row_scale = scales.scale_of(scales.amax(magnitude, 0), LARGEST)
-        inverse = scales.inverse_of(row_scale)
-        tl.store(scale, row_scale)
-    for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
-        column = start + lanes
-        if GROUP > 0 or not IS_WHOLE:
-            y = _load_gated(x, column, columns, limit, ACTIVATION)
-        if GROUP == 0:
-            q = y * inverse
-        else:
-            q = scales.grouped(y, scale + start // GROUP * group_stride, group_stride, (columns - start) // GROUP,
-                               BLOCK, GROUP, LARGEST)
-        tl.store(out + column, scales.quantised(q, out.dtype.element_ty, LARGEST), mask=column < columns)
+    scales.quantise_row(out + row * out_stride, scale + row * scale_stride, group_stride, columns, None, _gated,
+                        (x + row * x_stride, limit), ACTIVATION, BLOCK, IS_WHOLE, GROUP, LARGEST)
 
 
 @triton.jit
-def _load_gated(x, column, columns, limit, ACTIVATION: tl.constexpr):
+def _gated(column, columns, operands, ACTIVATION: tl.constexpr):
     """act(gate) · up in fp32; zeros beyond the row."""
+    x, limit = operands
     gate = tl.load(x + column, mask=column < columns, other=0.0).to(tl.float32)
     up = tl.load(x + columns + column, mask=column < columns, other=0.0).to(tl.float32)
     return gated(gate, up, limit, ACTIVATION)

@@ -23,26 +23,38 @@ def _rms_norm_kernel(out, x, weight, residual_in, residual_out, out_stride, x_st
     if residual_in is not None:
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
-    columns = tl.arange(0, BLOCK)
-    squares = tl.zeros([BLOCK], tl.float32)
-    values = tl.zeros([BLOCK], tl.float32)
+    values, inverse_rms = row_rms(x, residual_in, hidden, epsilon, BLOCK, IS_WHOLE)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
-        values = load_sum(x, residual_in, start + columns, hidden)
-        squares += values * values
-    inverse_rms = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
-    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
-        column = start + columns
+        column = start + tl.arange(0, BLOCK)
         if not IS_WHOLE:
             values = load_sum(x, residual_in, column, hidden)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        scaled = values * inverse_rms
-        if IS_MODEL_SENSITIVE:
-            scaled = scaled.to(x.dtype.element_ty).to(tl.float32)
-        w = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
-        if IS_GEMMA:
-            w += 1.0
-        tl.store(out + column, (scaled * w).to(out.dtype.element_ty), mask=column < hidden)
+        y = weighted(values * inverse_rms, weight, column, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
+        tl.store(out + column, y.to(out.dtype.element_ty), mask=column < hidden)
+
+
+@triton.jit
+def row_rms(x, residual, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr):
+    """The row's last block, as load_sum gives it, and 1 / sqrt(mean(x²) + epsilon) of the whole row."""
+    squares = tl.zeros([BLOCK], tl.float32)
+    values = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        values = load_sum(x, residual, start + tl.arange(0, BLOCK), hidden)
+        squares += values * values
+    return values, tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
+
+
+@triton.jit
+def weighted(scaled, weight, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
+             IS_GEMMA: tl.constexpr):
+    """scaled · weight, or · (weight + 1), of columns of the row; `scaled` is rounded to `dtype` first for T5."""
+    if IS_MODEL_SENSITIVE:
+        scaled = scaled.to(dtype).to(tl.float32)
+    w = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+    if IS_GEMMA:
+        w += 1.0
+    return scaled * w
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton.language as tl
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
 from aiter_like.triton_kernels.launch import launch
-from aiter_like.triton_kernels.norm import load_sum
+from aiter_like.triton_kernels.norm import load_sum, row_rms, weighted
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 
@@ -30,12 +30,7 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
-    squares = tl.zeros([BLOCK], tl.float32)
-    values = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
-        values = load_sum(x, residual_in, start + columns, hidden)
-        squares += values * values
-    inverse_rms = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
+    values, inverse_rms = row_rms(x, residual_in, hidden, epsilon, BLOCK, IS_WHOLE)
     inverse = 0.0
     if GROUP == 0:
         largest = tl.zeros([BLOCK], tl.float32)
@@ -71,13 +66,8 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
 def _normed(values, inverse_rms, weight, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
             IS_GEMMA: tl.constexpr):
     """The normalised row in fp32; zeros beyond it."""
-    scaled = values * inverse_rms
-    if IS_MODEL_SENSITIVE:
-        scaled = scaled.to(dtype).to(tl.float32)
-    w = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
-    if IS_GEMMA:
-        w += 1.0
-    return tl.where(column < hidden, scaled * w, 0.0)  # a NaN row has its scale from its own elements alone
+    y = weighted(values * inverse_rms, weight, column, hidden, dtype, IS_MODEL_SENSITIVE, IS_GEMMA)
+    return tl.where(column < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
 
 
 @triton.jit

@@ -27,36 +27,14 @@ def _row_quant_kernel(out, scale, x, smooth_scale, scale_ub, num_rows, num_rows_
     out += row * out_stride
     x += row * x_stride
     scale += row * scale_stride
-    lanes = tl.arange(0, BLOCK)
-    values = tl.zeros([BLOCK], tl.float32)
-    inverse = 0.0
-    if GROUP == 0:
-        magnitude = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
-            values = _load(x, smooth_scale, start + lanes, columns)
-            magnitude = scales.larger(magnitude, tl.abs(values))
-        amax = scales.amax(magnitude, 0)
-        if scale_ub is not None:
-            bound = tl.load(scale_ub)
-            amax = tl.where(amax > bound, bound, amax)
-        row_scale = scales.scale_of(amax, LARGEST)
-        inverse = scales.inverse_of(row_scale)
-        tl.store(scale, row_scale)
-    for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
-        column = start + lanes
-        if GROUP > 0 or not IS_WHOLE:
-            values = _load(x, smooth_scale, column, columns)
-        if GROUP == 0:
-            y = values * inverse
-        else:
-            y = scales.grouped(values, scale + start // GROUP * group_stride, group_stride, (columns - start) // GROUP,
-                               BLOCK, GROUP, LARGEST)
-        tl.store(out + column, scales.quantised(y, out.dtype.element_ty, LARGEST), mask=column < columns)
+    scales.quantise_row(out, scale, group_stride, columns, scale_ub, _smoothed, (x, smooth_scale), None, BLOCK,
+                        IS_WHOLE, GROUP, LARGEST)
 
 
 @triton.jit
-def _load(x, smooth_scale, column, columns):
+def _smoothed(column, columns, operands, VARIANT: tl.constexpr):
     """x · smooth_scale in fp32; zeros beyond the row."""
+    x, smooth_scale = operands
     values = tl.load(x + column, mask=column < columns, other=0.0).to(tl.float32)
     if smooth_scale is not None:
         values *= tl.load(smooth_scale + column, mask=column < columns, other=0.0)

@@ -45,6 +45,38 @@ def larger(a, b):
 
 
 @triton.jit
+def quantise_row(out, scale, group_stride, columns, scale_ub, LOAD: tl.constexpr, operands, VARIANT: tl.constexpr,
+                 BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr):
+    """What LOAD(column, columns, operands, VARIANT) gives of a row, with one scale, of at most scale_ub / LARGEST where
+    that is there, or (GROUP > 0) one per group."""
+    lanes = tl.arange(0, BLOCK)
+    values = tl.zeros([BLOCK], tl.float32)
+    inverse = 0.0
+    if GROUP == 0:
+        magnitude = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
+            values = LOAD(start + lanes, columns, operands, VARIANT)
+            magnitude = larger(magnitude, tl.abs(values))
+        most = amax(magnitude, 0)
+        if scale_ub is not None:
+            bound = tl.load(scale_ub)
+            most = tl.where(most > bound, bound, most)
+        row_scale = scale_of(most, LARGEST)
+        inverse = inverse_of(row_scale)
+        tl.store(scale, row_scale)
+    for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
+        column = start + lanes
+        if GROUP > 0 or not IS_WHOLE:
+            values = LOAD(column, columns, operands, VARIANT)
+        if GROUP == 0:
+            y = values * inverse
+        else:
+            y = grouped(values, scale + start // GROUP * group_stride, group_stride, (columns - start) // GROUP, BLOCK,
+                        GROUP, LARGEST)
+        tl.store(out + column, quantised(y, out.dtype.element_ty, LARGEST), mask=column < columns)
+
+
+@triton.jit
 def grouped(x, scale, stride, count, BLOCK: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr):
     """fp32 `x` [BLOCK] over its groups' scales, for `quantised`; the first `count` scales go to scale[g · stride]."""
     groups = tl.reshape(x, [BLOCK // GROUP, GROUP])

@@ -33,7 +33,7 @@ struct ActAndMulQuantArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void act_and_mul_quant_kernel(
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_and_mul_quant_kernel(
     ActAndMulQuantArgs args) {
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.

@@ -32,7 +32,7 @@ struct DropoutLayerNormArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(3)) void dropout_layer_norm_kernel(
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4, 2 * sizeof(WEIGHT))) void dropout_layer_norm_kernel(
     DropoutLayerNormArgs args) {
   static_assert(VEC % 4 == 0, "a vector is whole groups of four elements");
   __shared__ RowScratch<Layout> mean_scratch, variance_scratch;
@@ -41,46 +41,43 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(3)) void dropo
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
   const float size = static_cast<float>(args.hidden);
 
-  RowTile<Layout, ELEMENT> x, residual;
-  x.load(args.input.row(row), hidden);
+  RowTile<Layout, ELEMENT> input, residual;
+  input.load(args.input.row(row), hidden);
   residual.load(args.residual_in.row(row), hidden);
-  uint32_t kept[VECTORS];  // a bit for each element of a vector
+  RowTile<Layout, float> x;  // the sum with what is kept
   const uint64_t first = args.offset + static_cast<uint64_t>(row) * ((args.hidden + 3) / 4);
 #pragma unroll
   for (int v = 0; v < VECTORS; ++v) {
-    kept[v] = 0;
 #pragma unroll
     for (int e = 0; e < VEC; e += 4) {
       const Vec<uint32_t, 4> words = philox(args.seed, first + (Layout::column(v) + e) / 4);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) kept[v] |= static_cast<uint32_t>((words[i] >> 8) >= args.threshold) << (e + i);
+      for (int i = e; i < e + 4; ++i) {
+        const bool is_kept = (words[i - e] >> 8) >= args.threshold;
+        x.set(v, i, (is_kept ? input.at(v, i) * args.kept_scale : 0.f) + residual.at(v, i));
+      }
     }
   }
-  const auto at = [&](int v, int e) {
-    return ((kept[v] >> e) & 1 ? x.at(v, e) * args.kept_scale : 0.f) + residual.at(v, e);
-  };
+  const auto at = [&](int v, int e) { return x.at(v, e); };
 
-  float total = 0.f;
-  each_element<Layout>([&](int v, int e) { total += at(v, e); });  // zeros beyond the row
-  const float mean = row_sum<Layout>(total, mean_scratch) / size;
-  x.drop_floats();
-  residual.drop_floats();
-  float squares = 0.f;
-  each_element<Layout>([&](int v, int e) {
-    const float deviation = at(v, e) - mean;
-    squares += Layout::column(v) + (kIsAligned ? 0 : e) < hidden ? deviation * deviation : 0.f;
+  const float mean = row_sum<Layout>(lane_sum<Layout>(at), mean_scratch) / size;  // zeros beyond the row
+  const float squares = lane_sum<Layout>([&](int v, int e) {
+    const float deviation = x.at(v, e) - mean;
+    return Layout::column(v) + (kIsAligned ? 0 : e) < hidden ? deviation * deviation : 0.f;
   });
   const float variance = row_sum<Layout>(squares, variance_scratch) / size;
-  x.drop_floats();
-  residual.drop_floats();
   const float inverse_deviation = 1.f / square_root(variance + args.epsilon);
 
   RowTile<Layout, WEIGHT> weight, bias;
-  weight.load(args.weight, hidden);
-  bias.load(args.bias, hidden);
-  store_row<Layout>(args.residual_out.row(row), hidden, at);
-  store_row<Layout>(args.out.row(row), hidden, [&](int v, int e) {
-    return (at(v, e) - mean) * inverse_deviation * weight.at(v, e) + bias.at(v, e);
+  const auto load_factors = [&](int v) {
+    weight.load(args.weight, hidden, v);
+    bias.load(args.bias, hidden, v);
+  };
+  each_vector<Layout>(load_factors, [&](int v) {
+    store_row<Layout>(args.residual_out.row(row), hidden, v, at);
+    store_row<Layout>(args.out.row(row), hidden, v, [&](int v, int e) {
+      return (x.at(v, e) - mean) * inverse_deviation * weight.at(v, e) + bias.at(v, e);
+    });
   });
 }
 

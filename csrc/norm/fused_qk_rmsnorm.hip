@@ -32,7 +32,8 @@ struct QkRmsNormArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void fused_qk_rmsnorm_kernel(QkRmsNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT), sizeof(WEIGHT))) void
+fused_qk_rmsnorm_kernel(QkRmsNormArgs args) {
   __shared__ RowScratch<Layout> scratch;
   const bool is_q = int64_t{workgroup_index().x} * Layout::kRows < args.q_rows;
   const Side side = is_q ? args.q : args.k;
@@ -43,15 +44,15 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void fused
 
   RowTile<Layout, ELEMENT> x;
   x.load(side.input.row(row), hidden);
-  float squares = 0.f;
-  each_element<Layout>([&](int v, int e) { squares += x.at(v, e) * x.at(v, e); });
+  const float squares = lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
   const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(side.hidden);
   x.drop_floats();
   const float inverse_rms = 1.f / square_root(mean + side.epsilon);
   RowTile<Layout, WEIGHT> weight;
-  weight.load(side.weight, hidden);
-  store_row<Layout>(side.out.row(row), hidden,
-                    [&](int v, int e) { return x.at(v, e) * inverse_rms * weight.at(v, e); });
+  each_vector<Layout>([&](int v) { weight.load(side.weight, hidden, v); }, [&](int v) {
+    store_row<Layout>(side.out.row(row), hidden, v,
+                      [&](int v, int e) { return x.at(v, e) * inverse_rms * weight.at(v, e); });
+  });
 }
 
 void launch_fused_qk_rmsnorm(QkRmsNormArgs args, bool is_aligned, Stream stream) {

@@ -34,8 +34,8 @@ struct GatedRmsNormArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(3)) void gated_rms_norm_kernel(
-    GatedRmsNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2 * sizeof(ELEMENT), sizeof(WEIGHT))) void
+gated_rms_norm_kernel(GatedRmsNormArgs args) {
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
@@ -43,17 +43,19 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(3)) void gated
 
   RowTile<Layout, ELEMENT> x, gate;
   RowTile<Layout, WEIGHT> weight;
-  const auto load = [&](int start) { x.load(args.input.row(row) + start, hidden - start); };
-  const auto load_factors = [&](int start) {
+  RowTile<Layout, float> y;
+  const auto load = [&](int start) {
+    x.load(args.input.row(row) + start, hidden - start);
     gate.load(args.gate.row(row) + start, hidden - start);
-    weight.load(args.weight + start, hidden - start);
   };
 
   float squares = 0.f;
-  if constexpr (IS_WHOLE) gate.load(args.gate.row(row), hidden);
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-    load(start);
-    each_element<Layout>([&](int v, int e) { squares += x.at(v, e) * x.at(v, e); });
+    if constexpr (IS_WHOLE)
+      load(start);
+    else
+      x.load(args.input.row(row) + start, hidden - start);
+    squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     if constexpr (IS_WHOLE) break;
   }
   const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(args.hidden);
@@ -64,27 +66,36 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(3)) void gated
     return x.at(v, e) * inverse_rms * weight.at(v, e) * (z * sigmoid(z));
   };
 
-  if constexpr (IS_WHOLE) weight.load(args.weight, hidden);
+  // Stores the result, or keeps in `y` what is to be quantised.
+  const auto finish = [&](int start) {
+    each_vector<Layout>([&](int v) { weight.load(args.weight + start, hidden - start, v); }, [&](int v) {
+      if constexpr (IS_QUANT) {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) y.set(v, e, gated(v, e));
+      } else {
+        store_row<Layout>(args.out.row(row) + start, hidden - start, v, gated);
+      }
+    });
+  };
+  const auto value = [&](int v, int e) { return y.at(v, e); };
+
   QuantScale scale{};
   if constexpr (IS_QUANT) {
     float amax = 0.f;
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-      if constexpr (!IS_WHOLE) load(start), load_factors(start);
-      amax = larger(amax, lane_amax<Layout>(gated));
+      if constexpr (!IS_WHOLE) load(start);
+      finish(start);
+      amax = larger(amax, lane_amax<Layout>(value));
       if constexpr (IS_WHOLE) break;
     }
     scale = quant_scale<OUT>(row_max<Layout>(amax, amax_scratch));
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
-    x.drop_floats();
-    gate.drop_floats();
-    weight.drop_floats();
   }
   for (int start = 0; start < hidden; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) load(start), load_factors(start);
+    if constexpr (!IS_WHOLE) load(start);
+    if constexpr (!IS_QUANT || !IS_WHOLE) finish(start);
     if constexpr (IS_QUANT)
-      store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, gated);
-    else
-      store_row<Layout>(args.out.row(row) + start, hidden - start, gated);
+      store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, value);
     if constexpr (IS_WHOLE) break;
   }
 }

@@ -38,7 +38,7 @@ struct GroupNormArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void group_norm_kernel(GroupNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void group_norm_kernel(GroupNormArgs args) {
   __shared__ RowScratch<Layout> mean_scratch, variance_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
@@ -62,10 +62,10 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void group
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
       const int column = start + Layout::column(v);
-      x.data[v] = {};
       if constexpr (kIsAligned) {
-        if (column < size) x.data[v].load(args.input + first + offset(column));
+        x.data[v].load_if(column < size, args.input + first + offset(column), args.input + first);
       } else {
+        x.data[v] = {};
 #pragma unroll
         for (int e = 0; e < VEC; ++e)
           if (column + e < size) x.data[v].insert(e, args.input[first + offset(column + e)]);
@@ -76,7 +76,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void group
   float total = 0.f;
   for (int start = 0; start == 0 || start < args.size; start += Layout::kCapacity) {
     load(start);
-    each_element<Layout>([&](int v, int e) { total += x.at(v, e); });  // zeros beyond the row
+    total += lane_sum<Layout>([&](int v, int e) { return x.at(v, e); });  // zeros beyond the row
     if constexpr (IS_WHOLE) break;
   }
   const float mean = row_sum<Layout>(total, mean_scratch) / count;
@@ -85,10 +85,10 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2)) void group
   float squares = 0.f;
   for (int start = 0; start == 0 || start < args.size; start += Layout::kCapacity) {
     if constexpr (!IS_WHOLE) load(start);
-    each_element<Layout>([&](int v, int e) {
+    squares += lane_sum<Layout>([&](int v, int e) {
       const float deviation = x.at(v, e) - mean;
       const bool is_inside = Layout::column(v) + (kIsAligned ? 0 : e) < size - start;
-      squares += is_inside ? deviation * deviation : 0.f;
+      return is_inside ? deviation * deviation : 0.f;
     });
     if constexpr (IS_WHOLE) break;
   }

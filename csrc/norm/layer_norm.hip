@@ -3,10 +3,10 @@
 // residual_in, whose rounded sum becomes residual_out; out = y, or (IS_QUANT) y · x_scale quantised, a scale per
 // row. HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
-//   1. load the row (and the residual's) into registers; its mean, over the row's lanes
+//   1. load the row (and what is added to it) into registers; its mean, over the row's lanes
 //   2. the variance from the deviations that are in registers: no difference of large sums
-//   3. IS_QUANT: largest magnitude of y · x_scale over the row's lanes
-//   4. scale, multiply with the weight, add the bias, round, store
+//   3. vector by vector: y = scale, multiply with the weight, add the bias; store, or (IS_QUANT) keep in fp32
+//   4. IS_QUANT: largest magnitude of y · x_scale over the row's lanes; scale, round, store
 // A row longer than the registers' capacity (IS_WHOLE 0) is read again for each step, mostly from cache.
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave, 12 if IS_QUANT.
@@ -38,95 +38,97 @@ struct LayerNormArgs {
   float epsilon;
 };
 
+constexpr bool kIsSum = HAS_RESIDUAL || HAS_X_BIAS;
+constexpr int kBytes = kIsSum || IS_QUANT ? 4 : sizeof(ELEMENT);
+constexpr int kFactorBytes = (HAS_WEIGHT + HAS_BIAS) * sizeof(WEIGHT) + 4 * HAS_SMOOTH;
+
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + 2 * HAS_RESIDUAL + HAS_X_BIAS + IS_QUANT)) void
-layer_norm_kernel(LayerNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes, kFactorBytes)) void layer_norm_kernel(
+    LayerNormArgs args) {
   __shared__ RowScratch<Layout> mean_scratch, variance_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
   const float size = static_cast<float>(args.hidden);
 
-  RowTile<Layout, ELEMENT> x, residual, x_bias;
+  SumTile<Layout, ELEMENT, kIsSum> x;
   RowTile<Layout, WEIGHT> weight, bias;
-  RowTile<Layout, float> x_scale;
+  RowTile<Layout, float> x_scale, y;
   const auto load = [&](int start) {
     x.load(args.input.row(row) + start, hidden - start);
-    if constexpr (HAS_RESIDUAL) residual.load(args.residual_in.row(row) + start, hidden - start);
-    if constexpr (HAS_X_BIAS) x_bias.load(args.x_bias + start, hidden - start);
+    if constexpr (HAS_X_BIAS) x.add(args.x_bias + start, hidden - start);
+    if constexpr (HAS_RESIDUAL) x.add(args.residual_in.row(row) + start, hidden - start);
   };
-  const auto load_factors = [&](int start) {
-    if constexpr (HAS_WEIGHT) weight.load(args.weight + start, hidden - start);
-    if constexpr (HAS_BIAS) bias.load(args.bias + start, hidden - start);
-    if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start);
-  };
-  const auto drop_floats = [&] {
-    x.drop_floats();
-    residual.drop_floats();
-    x_bias.drop_floats();
-  };
-  const auto at = [&](int v, int e) {
-    float value = x.at(v, e);
-    if constexpr (HAS_X_BIAS) value += x_bias.at(v, e);
-    if constexpr (HAS_RESIDUAL) value += residual.at(v, e);
-    return value;
+  const auto sum = [&](int v, int e) { return x.at(v, e); };
+  const auto is_inside = [&](int start, int v, int e) {
+    return Layout::column(v) + (kIsAligned ? 0 : e) < hidden - start;
   };
 
   float total = 0.f;
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     load(start);
-    each_element<Layout>([&](int v, int e) { total += at(v, e); });  // zeros beyond the row
+    total += lane_sum<Layout>(sum);  // zeros beyond the row
     if constexpr (IS_WHOLE) break;
   }
   const float mean = row_sum<Layout>(total, mean_scratch) / size;
-  drop_floats();
+  x.drop_floats();
 
   float squares = 0.f;
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     if constexpr (!IS_WHOLE) load(start);
-    each_element<Layout>([&](int v, int e) {
-      const float deviation = at(v, e) - mean;
-      const bool is_inside = Layout::column(v) + (kIsAligned ? 0 : e) < hidden - start;
-      squares += is_inside ? deviation * deviation : 0.f;
+    squares += lane_sum<Layout>([&](int v, int e) {
+      const float deviation = x.at(v, e) - mean;
+      return is_inside(start, v, e) ? deviation * deviation : 0.f;
     });
     if constexpr (IS_WHOLE) break;
   }
   const float variance = row_sum<Layout>(squares, variance_scratch) / size;
-  drop_floats();
+  x.drop_floats();
   const float inverse_deviation = 1.f / square_root(variance + args.epsilon);
 
-  const auto normed = [&](int v, int e) {
-    float y = (at(v, e) - mean) * inverse_deviation;
-    if constexpr (HAS_WEIGHT) y *= weight.at(v, e);
-    if constexpr (HAS_BIAS) y += bias.at(v, e);
-    if constexpr (HAS_SMOOTH) y *= x_scale.at(v, e);
-    return y;
+  const auto load_factors = [&](int start, int v) {
+    if constexpr (HAS_WEIGHT) weight.load(args.weight + start, hidden - start, v);
+    if constexpr (HAS_BIAS) bias.load(args.bias + start, hidden - start, v);
+    if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start, v);
   };
-  if constexpr (IS_WHOLE) load_factors(0);
+  const auto normed = [&](int v, int e) {
+    float value = (x.at(v, e) - mean) * inverse_deviation;
+    if constexpr (HAS_WEIGHT) value *= weight.at(v, e);
+    if constexpr (HAS_BIAS) value += bias.at(v, e);
+    if constexpr (HAS_SMOOTH) value *= x_scale.at(v, e);
+    return value;
+  };
+  // Stores the row of sums, and either the result, or in `y` what is to be quantised.
+  const auto finish = [&](int start, bool is_last) {
+    each_vector<Layout>([&](int v) { load_factors(start, v); }, [&](int v) {
+      if (HAS_RESIDUAL && is_last) store_row<Layout>(args.residual_out.row(row) + start, hidden - start, v, sum);
+      if constexpr (IS_QUANT) {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) y.set(v, e, is_inside(start, v, e) ? normed(v, e) : 0.f);
+      } else {
+        store_row<Layout>(args.out.row(row) + start, hidden - start, v, normed);
+      }
+    });
+  };
+  const auto value = [&](int v, int e) { return y.at(v, e); };
+
   QuantScale scale{};
   if constexpr (IS_QUANT) {
     float amax = 0.f;
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-      if constexpr (!IS_WHOLE) load(start), load_factors(start);
-      each_element<Layout>([&](int v, int e) {
-        const bool is_inside = Layout::column(v) + (kIsAligned ? 0 : e) < hidden - start;
-        amax = larger(amax, is_inside ? __builtin_fabsf(normed(v, e)) : 0.f);
-      });
+      if constexpr (!IS_WHOLE) load(start);
+      finish(start, IS_WHOLE);
+      amax = larger(amax, lane_amax<Layout>(value));
       if constexpr (IS_WHOLE) break;
     }
     scale = quant_scale<OUT>(row_max<Layout>(amax, amax_scratch));
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
-    drop_floats();
-    weight.drop_floats();
-    bias.drop_floats();
   }
   for (int start = 0; start < hidden; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) load(start), load_factors(start);
-    if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(row) + start, hidden - start, at);
+    if constexpr (!IS_WHOLE) load(start);
+    if constexpr (!IS_QUANT || !IS_WHOLE) finish(start, true);
     if constexpr (IS_QUANT)
-      store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, normed);
-    else
-      store_row<Layout>(args.out.row(row) + start, hidden - start, normed);
+      store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, value);
     if constexpr (IS_WHOLE) break;
   }
 }

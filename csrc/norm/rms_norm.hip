@@ -2,9 +2,9 @@
 // RMSNorm: out = x / sqrt(mean(x²) + epsilon) · weight, row by row, in fp32; x = input, or input + residual_in, whose
 // rounded sum becomes residual_out. HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
-//   1. each lane loads its 16-byte vectors of the row (and of the residual's) into registers
+//   1. each lane loads its 16-byte vectors of the row (and of the residual's, and adds them) into registers
 //   2. the sum of squares over the row's lanes: within a wave, or through LDS
-//   3. scale, multiply with the weight, round, store
+//   3. vector by vector: scale, multiply with the weight, round, store
 // A row longer than the registers' capacity (IS_WHOLE 0) is taken in pieces that are read twice, the second time mostly
 // from cache.
 //
@@ -12,8 +12,7 @@
 // Bound: memory. A row moves 2 · hidden · sizeof(ELEMENT) bytes, 4 · with a residual, plus the weight, which stays in
 // cache, for 4 flop per element: 1 flop/byte at 16 bit, far left of the ridge. 4096 × 4096 bf16 = 67 MB, 12.7 us at
 // 5.3 TB/s.
-#include "aiter_like/ffi.h"
-#include "aiter_like/rows.h"
+#include "aiter_like/row_operands.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || \
     !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(IS_GEMMA) || !defined(IS_MODEL_SENSITIVE)
@@ -23,80 +22,52 @@
 namespace aiter_like {
 
 struct RmsNormArgs {
-  void* out;                // [rows, hidden]
-  void* residual_out;       // [rows, hidden], as all but weight
-  const void* input;
-  const void* residual_in;
-  const void* weight;       // [hidden]
-  int64_t out_stride, residual_out_stride, input_stride, residual_in_stride;  // elements from row to row
+  Matrix<ELEMENT> out, residual_out;
+  Matrix<const ELEMENT> input, residual_in;
+  const WEIGHT* weight;  // [hidden]
   int64_t rows;
   int hidden;
   float epsilon;
 };
 
-// A row's elements, and those of its residual.
-template <class Layout>
-struct Row {
-  RowTile<Layout, ELEMENT> x, residual;
+constexpr int kBytes = HAS_RESIDUAL ? 4 : sizeof(ELEMENT);  // of registers for an element of x
 
-  // `columns` elements of row `index`, from column `start` on.
-  __device__ void load(const RmsNormArgs& args, int64_t index, int start, int columns) {
-    x.load(static_cast<const ELEMENT*>(args.input) + index * args.input_stride + start, columns);
-    if constexpr (HAS_RESIDUAL)
-      residual.load(static_cast<const ELEMENT*>(args.residual_in) + index * args.residual_in_stride + start, columns);
-  }
-  __device__ float at(int v, int e) const { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); }
-  __device__ float squares() const {
-    float total = 0.f;
-    each_element<Layout>([&](int v, int e) { total += at(v, e) * at(v, e); });
-    return total;
-  }
-  __device__ void drop_floats() {
-    x.drop_floats();
-    residual.drop_floats();
-  }
-  __device__ void store(const RmsNormArgs& args, const RowTile<Layout, WEIGHT>& weight, float inverse_rms,
-                        int64_t index, int start, int columns) const {
-    if constexpr (HAS_RESIDUAL)
-      store_row<Layout>(static_cast<ELEMENT*>(args.residual_out) + index * args.residual_out_stride + start, columns,
-                        [&](int v, int e) { return at(v, e); });
-    store_row<Layout>(static_cast<ELEMENT*>(args.out) + index * args.out_stride + start, columns, [&](int v, int e) {
-      float y = at(v, e) * inverse_rms;
-      if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));
-      return y * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
-    });
-  }
-};
-
-template <class Layout>
-__device__ float inverse_rms(const RmsNormArgs& args, float squares, RowScratch<Layout>& scratch) {
-  const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
-  return reciprocal_square_root(mean + args.epsilon);
-}
-
-// A row per group of lanes. kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
-template <int kVec, class Layout = RowLayout<LANES, VECTORS * VEC / kVec, kVec>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + HAS_RESIDUAL)) void rms_norm_kernel(
+template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes, sizeof(WEIGHT))) void rms_norm_kernel(
     RmsNormArgs args) {
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.
-  const int64_t index = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
+  const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
 
-  Row<Layout> row;
+  SumTile<Layout, ELEMENT, HAS_RESIDUAL> x;
+  RowTile<Layout, WEIGHT> weight;
+  const auto load = [&](int start) {
+    x.load(args.input.row(row) + start, hidden - start);
+    if constexpr (HAS_RESIDUAL) x.add(args.residual_in.row(row) + start, hidden - start);
+  };
+  const auto sum = [&](int v, int e) { return x.at(v, e); };
+
   float squares = 0.f;
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-    row.load(args, index, start, hidden - start);
-    squares += row.squares();
+    load(start);
+    squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     if constexpr (IS_WHOLE) break;
   }
-  const float scale = inverse_rms<Layout>(args, squares, scratch);
-  row.drop_floats();
-  RowTile<Layout, WEIGHT> weight;
+  const float mean = row_sum<Layout>(squares, scratch) / static_cast<float>(args.hidden);
+  x.drop_floats();
+  const float inverse_rms = reciprocal_square_root(mean + args.epsilon);
+  const auto normed = [&](int v, int e) {
+    float y = x.at(v, e) * inverse_rms;
+    if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));
+    return y * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
+  };
   for (int start = 0; start < hidden; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) row.load(args, index, start, hidden - start);
-    weight.load(static_cast<const WEIGHT*>(args.weight) + start, hidden - start);
-    row.store(args, weight, scale, index, start, hidden - start);
+    if constexpr (!IS_WHOLE) load(start);
+    each_vector<Layout>([&](int v) { weight.load(args.weight + start, hidden - start, v); }, [&](int v) {
+      if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(row) + start, hidden - start, v, sum);
+      store_row<Layout>(args.out.row(row) + start, hidden - start, v, normed);
+    });
     if constexpr (IS_WHOLE) break;
   }
 }
@@ -105,9 +76,9 @@ void launch_rms_norm(const RmsNormArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    rms_norm_kernel<VEC><<<grid, Layout::kThreads, 0, stream>>>(args);
+    rms_norm_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
   else
-    rms_norm_kernel<1><<<grid, Layout::kThreads, 0, stream>>>(args);
+    rms_norm_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
   check_launch("rms_norm_kernel");
 }
 
@@ -116,42 +87,23 @@ void launch_rms_norm(const RmsNormArgs& args, bool is_aligned, Stream stream) {
 void rms_norm(ffi::Tensor out, ffi::Tensor input, ffi::Tensor weight, double epsilon,
               int64_t use_model_sensitive_rmsnorm, ffi::Optional<ffi::Tensor> residual_in,
               ffi::Optional<ffi::Tensor> residual_out, bool gemma_norm) {
-  const ffi::Rows x = ffi::rows<ELEMENT>(input, "rms_norm: input"), y = ffi::rows<ELEMENT>(out, "rms_norm: out");
-  const ffi::Rows w = ffi::rows<WEIGHT>(weight, "rms_norm: weight");
-  ffi::check_value(w.count <= 1 && w.size == x.size, "rms_norm: weight must have shape (hidden,)");
-  ffi::check_value(y.count == x.count && y.size == x.size, "rms_norm: out must have the shape of input");
   ffi::check_value(gemma_norm == IS_GEMMA && (use_model_sensitive_rmsnorm != 0) == IS_MODEL_SENSITIVE &&
                        residual_in.has_value() == HAS_RESIDUAL && residual_out.has_value() == HAS_RESIDUAL,
                    "rms_norm: this module was built for other flags");
-  if (x.count == 0) return;
-  ffi::check_value(x.count < (int64_t{1} << 24) && (!IS_WHOLE || x.size <= LANES * VECTORS * VEC) &&
-                       x.size < (int64_t{1} << 31) && x.size % VEC == 0,
-                   "rms_norm: this module was built for other row lengths, or there are more than 2^24 - 1 rows");
-
+  ffi::RowOperands<VEC> operands("rms_norm", input);
   RmsNormArgs args{};
-  constexpr int64_t kBytes = VEC * sizeof(ELEMENT), kSize = sizeof(ELEMENT);
-  bool is_aligned = x.is_aligned(kBytes, kSize) && y.is_aligned(kBytes, kSize) &&
-                    w.is_aligned(VEC * sizeof(WEIGHT) < 16 ? VEC * sizeof(WEIGHT) : 16, sizeof(WEIGHT));
-  if constexpr (HAS_RESIDUAL) {
-    const ffi::Rows from = ffi::rows<ELEMENT>(residual_in.value(), "rms_norm: residual_in");
-    const ffi::Rows to = ffi::rows<ELEMENT>(residual_out.value(), "rms_norm: residual_out");
-    ffi::check_value(from.count == x.count && from.size == x.size && to.count == x.count && to.size == x.size,
-                     "rms_norm: residual_in and residual_out must have the shape of input");
-    is_aligned = is_aligned && from.is_aligned(kBytes, kSize) && to.is_aligned(kBytes, kSize);
-    args.residual_in = from.data;
-    args.residual_in_stride = from.stride;
-    args.residual_out = to.data;
-    args.residual_out_stride = to.stride;
-  }
-  args.out = y.data;
-  args.input = x.data;
-  args.weight = w.data;
-  args.out_stride = y.stride;
-  args.input_stride = x.stride;
-  args.rows = x.count;
-  args.hidden = static_cast<int>(x.size);
+  args.input = operands.matrix<const ELEMENT>(input, "input");
+  args.out = operands.matrix<ELEMENT>(out, "out");
+  args.residual_in = operands.matrix<const ELEMENT>(residual_in, "residual_in");
+  args.residual_out = operands.matrix<ELEMENT>(residual_out, "residual_out");
+  args.weight = operands.vector<const WEIGHT>(weight, "weight");
+  args.rows = operands.rows();
+  args.hidden = static_cast<int>(operands.size());
   args.epsilon = static_cast<float>(epsilon);
-  launch_rms_norm(args, is_aligned, ffi::stream_of(input));
+  if (args.rows == 0) return;
+  ffi::check_value(!IS_WHOLE || args.hidden <= LANES * VECTORS * VEC,
+                   "rms_norm: this module was built for other row lengths");
+  launch_rms_norm(args, operands.is_aligned(), ffi::stream_of(input));
 }
 
 #endif

@@ -3,10 +3,10 @@
 // input, or input + residual_in, whose rounded sum becomes residual_out. HIP (gfx9) and CUDA. One build per combination
 // of the macros below. GROUP 0: one scale per row, of y · x_scale where HAS_SMOOTH; otherwise one per GROUP columns.
 //
-//   1. load the row (and the residual's) into registers
+//   1. load the row (and the residual's, and add them) into registers
 //   2. the sum of squares over the row's lanes
-//   3. scale per row: largest magnitude of y over the row's lanes
-//   4. residual, y as it is (HAS_PLAIN), and y quantised are stored; scale per group: found among the group's lanes
+//   3. y, vector by vector, in fp32 in the registers; residual and y as it is (HAS_PLAIN) are stored
+//   4. its largest magnitude over the row's lanes, or among a group's: the scale; y quantised is stored
 // A row longer than the registers' capacity (IS_WHOLE 0) is read again for step 3 and for step 4, mostly from cache.
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave.
@@ -36,72 +36,74 @@ struct RmsNormQuantArgs {
   float epsilon;
 };
 
-constexpr int kTiles = HAS_RESIDUAL && (GROUP > 0 || HAS_SMOOTH || HAS_PLAIN) ? 3 : 2;  // what registers must hold
-
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kTiles)) void rms_norm_quant_kernel(
-    RmsNormQuantArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4, sizeof(WEIGHT) + 4 * HAS_SMOOTH)) void
+rms_norm_quant_kernel(RmsNormQuantArgs args) {
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
 
-  RowTile<Layout, ELEMENT> x, residual;
+  SumTile<Layout, ELEMENT, HAS_RESIDUAL> x;
   RowTile<Layout, WEIGHT> weight;
-  RowTile<Layout, float> x_scale;
+  RowTile<Layout, float> x_scale, y;
   const auto load = [&](int start) {
     x.load(args.input.row(row) + start, hidden - start);
-    if constexpr (HAS_RESIDUAL) residual.load(args.residual_in.row(row) + start, hidden - start);
+    if constexpr (HAS_RESIDUAL) x.add(args.residual_in.row(row) + start, hidden - start);
   };
-  const auto load_factors = [&](int start) {
-    weight.load(args.weight + start, hidden - start);
-    if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start);
-  };
-  const auto sum = [&](int v, int e) { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); };
+  const auto sum = [&](int v, int e) { return x.at(v, e); };
 
   float squares = 0.f;
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     load(start);
-    each_element<Layout>([&](int v, int e) { squares += sum(v, e) * sum(v, e); });
+    squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     if constexpr (IS_WHOLE) break;
   }
   const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(args.hidden);
   x.drop_floats();
-  residual.drop_floats();
   const float inverse_rms = reciprocal_square_root(mean + args.epsilon);
   const auto normed = [&](int v, int e) {
-    float y = sum(v, e) * inverse_rms;
-    if constexpr (IS_MODEL_SENSITIVE) y = to_float(from_float<ELEMENT>(y));
-    return y * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
+    float value = x.at(v, e) * inverse_rms;
+    if constexpr (IS_MODEL_SENSITIVE) value = to_float(from_float<ELEMENT>(value));
+    return value * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
   };
-  const auto smooth = [&](int v, int e) { return HAS_SMOOTH ? normed(v, e) * x_scale.at(v, e) : normed(v, e); };
+  // Makes y of x. The other results are stored on the way, once what they could overwrite has been read for good.
+  const auto finish = [&](int start, bool is_last) {
+    const int columns = hidden - start;
+    const auto load_factors = [&](int v) {
+      weight.load(args.weight + start, columns, v);
+      if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, columns, v);
+    };
+    each_vector<Layout>(load_factors, [&](int v) {
+      if (HAS_RESIDUAL && is_last) store_row<Layout>(args.residual_out.row(row) + start, columns, v, sum);
+      if (HAS_PLAIN && is_last) store_row<Layout>(args.plain_out.row(row) + start, columns, v, normed);
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) y.set(v, e, HAS_SMOOTH ? normed(v, e) * x_scale.at(v, e) : normed(v, e));
+    });
+  };
+  const auto value = [&](int v, int e) { return y.at(v, e); };
 
   QuantScale scale{};
-  if constexpr (IS_WHOLE) load_factors(0);
   if constexpr (GROUP == 0) {
     float amax = 0.f;
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-      if constexpr (!IS_WHOLE) load(start), load_factors(start);
-      amax = larger(amax, lane_amax<Layout>(smooth));
+      if constexpr (!IS_WHOLE) load(start);
+      finish(start, IS_WHOLE);
+      amax = larger(amax, lane_amax<Layout>(value));
       if constexpr (IS_WHOLE) break;
     }
     scale = quant_scale<OUT>(row_max<Layout>(amax, amax_scratch));
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
-    x.drop_floats();
-    residual.drop_floats();
-    weight.drop_floats();
   }
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-    const int columns = hidden - start;
-    if constexpr (!IS_WHOLE) load(start), load_factors(start);
-    if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(row) + start, columns, sum);
-    if constexpr (HAS_PLAIN) store_row<Layout>(args.plain_out.row(row) + start, columns, normed);
+    if constexpr (!IS_WHOLE) load(start);
+    if constexpr (GROUP > 0 || !IS_WHOLE) finish(start, true);
     if constexpr (GROUP == 0)
-      store_quantised<Layout>(args.out.row(row) + start, columns, scale.inverse, smooth);
+      store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, value);
     else
       store_groups<Layout, GROUP>(args.out.row(row) + start,
                                   args.scale + row * args.scale_stride + start / GROUP * args.group_stride,
-                                  args.group_stride, columns, smooth);
+                                  args.group_stride, hidden - start, value);
     if constexpr (IS_WHOLE) break;
   }
 }

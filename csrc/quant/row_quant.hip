@@ -32,9 +32,10 @@ struct RowQuantArgs {
   int columns;
 };
 
+constexpr int kBytes = HAS_SMOOTH ? 4 : sizeof(ELEMENT);  // of registers for an element of x
+
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + 2 * HAS_SMOOTH)) void row_quant_kernel(
-    RowQuantArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void row_quant_kernel(RowQuantArgs args) {
   __shared__ RowScratch<Layout> scratch;
   int64_t rows = args.rows;
   if (args.num_rows != nullptr) {
@@ -46,13 +47,18 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1 + 2 * HAS_SM
   const int64_t row = is_there ? Layout::row() : 0;
   const int columns = is_there ? args.columns : 0;
 
-  RowTile<Layout, ELEMENT> x;
-  RowTile<Layout, SMOOTH> smooth;
+  SumTile<Layout, ELEMENT, HAS_SMOOTH> x;
   const auto load = [&](int start) {
     x.load(args.input.row(row) + start, columns - start);
-    if constexpr (HAS_SMOOTH) smooth.load(args.smooth_scale + start, columns - start);
+    if constexpr (HAS_SMOOTH) {
+      RowTile<Layout, SMOOTH> smooth;
+      each_vector<Layout>([&](int v) { smooth.load(args.smooth_scale + start, columns - start, v); }, [&](int v) {
+#pragma unroll
+        for (int e = 0; e < VEC; ++e) x.set(v, e, x.at(v, e) * smooth.at(v, e));
+      });
+    }
   };
-  const auto value = [&](int v, int e) { return HAS_SMOOTH ? x.at(v, e) * smooth.at(v, e) : x.at(v, e); };
+  const auto value = [&](int v, int e) { return x.at(v, e); };
 
   QuantScale scale{};
   if constexpr (GROUP == 0) {

@@ -223,6 +223,12 @@ struct Packed {
   /// From an address aligned to min(16, kBytes).
   __device__ void load(const T* address) { words = load_vec<kWords>(reinterpret_cast<const Word*>(address)); }
 
+  /// As load where `is_there`, zeros elsewhere; `readable` is an address of the same alignment that may be read.
+  __device__ void load_if(bool is_there, const T* address, const T* readable) {
+    words = load_vec_if<kWords>(is_there, reinterpret_cast<const Word*>(address),
+                                reinterpret_cast<const Word*>(readable));
+  }
+
   /// Puts in an element that was zero.
   __device__ void insert(int element, T x) {
     const Word bits = __builtin_bit_cast(typename WordOf<sizeof(T)>::type, x);

@@ -188,4 +188,20 @@ __device__ inline uint32_t opaque(uint32_t word) {
   return word;
 }
 
+/// load_vec(address) where `is_there`, zeros elsewhere, of an unsigned type. `readable` is what gfx942 reads instead: for
+/// a branch the compiler waits for the value at its end, before it issues the next load.
+template <int kCount, class T>
+__device__ inline Vec<T, kCount> load_vec_if(bool is_there, const T* address, [[maybe_unused]] const T* readable) {
+#if defined(__HIP__)
+  Vec<T, kCount> result = load_vec<kCount>(is_there ? address : readable);
+  const uint32_t mask = opaque(is_there ? 0xFFFFFFFFu : 0u);  // a select would be made a branch
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) result[i] &= static_cast<T>(mask);
+#else
+  Vec<T, kCount> result{};
+  if (is_there) result = load_vec<kCount>(address);
+#endif
+  return result;
+}
+
 }  // namespace aiter_like

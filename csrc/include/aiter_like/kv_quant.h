@@ -34,7 +34,8 @@ __device__ inline void write_quantised(const QuantPlane& plane, const SlotMappin
   const int dims = is_there ? static_cast<int>(plane.dims) : 0;  // lanes without a row take part in the reduction
 
   RowTile<Layout, S> x;
-  x.load(static_cast<const S*>(plane.source) + token * plane.source_token + head * plane.source_head, dims);
+  const int64_t source = head < heads ? token * plane.source_token + head * plane.source_head : 0;
+  x.load(static_cast<const S*>(plane.source) + source, dims);
   const auto at = [&](int v, int e) { return x.at(v, e); };
   QuantScale scale = quant_scale<Q>(row_max<Layout>(lane_amax<Layout>(at), scratch));
   if (is_power_of_two) {

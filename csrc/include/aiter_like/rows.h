@@ -20,11 +20,13 @@ struct RowLayout {
   static constexpr int kRows = kThreads / kLanes;  // rows of a workgroup
   static constexpr int kCapacity = kLanes * kVectors * kVec;
 
-  /// Workgroups that a CUDA multiprocessor shall hold, for a kernel that keeps `tiles` tiles of 16-bit elements: as
-  /// many as their registers allow, since a barrier idles a workgroup and others must keep the memory busy meanwhile.
-  static constexpr int min_groups(int tiles) {
-    const int elements = tiles * kVectors * kVec;
-    const int threads = elements <= 16 ? 2048 : elements <= 32 ? 1536 : 1024;  // 32, 42 and 64 registers
+  /// Workgroups that a CUDA multiprocessor shall hold: as many as their registers allow, since a barrier idles a
+  /// workgroup and others must keep the memory busy meanwhile. For a kernel that keeps `bytes` for each element of a lane
+  /// and, of two vectors at a time, factors of `factor_bytes`. The formula is what nvcc 13 needs not to spill.
+  static constexpr int min_groups(int bytes, int factor_bytes = 2) {
+    const int words = bytes * kVectors * kVec / 4, factor_words = 2 * kVec * (factor_bytes - 2) / 4;
+    const int registers = words <= 8 && factor_bytes <= 4 ? 32 : 22 + (words + factor_words) * 9 / 8;
+    const int threads = 65536 / registers;
     return threads < kThreads ? 1 : threads / kThreads;
   }
 
@@ -35,6 +37,11 @@ struct RowLayout {
     return int64_t{workgroup_index().x} * kRows + (kRows > 1 ? thread_index() / kLanes : 0);
   }
   __device__ static int column(int vector) { return (vector * kLanes + lane()) * kVec; }
+  /// Address of a vector's first element; those of a lane's vectors are a constant apart, which an access can add itself.
+  template <class T>
+  __device__ static T* place(T* row, int vector) {
+    return row + static_cast<uint32_t>(lane() * kVec) + static_cast<int64_t>(vector) * (kLanes * kVec);
+  }
 };
 
 /// LDS that one sum or maximum over a row needs; a kernel has one per reduction, so that none waits for the last.
@@ -59,36 +66,6 @@ __device__ inline float row_max(float x, RowScratch<Layout>& scratch) {
   else return workgroup_max<Layout::kThreads>(x, scratch.partial);
 }
 
-/// The elements of a row that a lane holds.
-template <class Layout, class T>
-struct RowTile {
-  Packed<T, Layout::kVec> data[Layout::kVectors];
-
-  /// Reads the first `columns` elements of a row, a multiple of kVec if aligned; zeros beyond.
-  __device__ void load(const T* row, int columns) {
-#pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v) {
-      const int column = Layout::column(v);
-      data[v] = {};
-      if constexpr (Layout::kIsAligned) {
-        if (column < columns) data[v].load(row + column);
-      } else {
-#pragma unroll
-        for (int e = 0; e < Layout::kVec; ++e)
-          if (column + e < columns) data[v].insert(e, row[column + e]);
-      }
-    }
-  }
-
-  __device__ float at(int vector, int element) const { return data[vector].at(element); }
-
-  /// Makes the compiler convert again what is used from here on, instead of keeping the floats of earlier uses.
-  __device__ void drop_floats() {
-#pragma unroll
-    for (int v = 0; v < Layout::kVectors; ++v) data[v].drop_floats();
-  }
-};
-
 /// f(vector, element) for each element of the lane.
 template <class Layout, class F>
 __device__ inline void each_element(F f) {
@@ -98,12 +75,92 @@ __device__ inline void each_element(F f) {
     for (int e = 0; e < Layout::kVec; ++e) f(v, e);
 }
 
+/// Sum of f(vector, element) over the lane's elements: the vectors' sums do not wait for one another.
+template <class Layout, class F>
+__device__ inline float lane_sum(F f) {
+  float total = 0.f;
+#pragma unroll
+  for (int v = 0; v < Layout::kVectors; ++v) {
+    float of_vector = 0.f;
+#pragma unroll
+    for (int e = 0; e < Layout::kVec; ++e) of_vector += f(v, e);
+    total += of_vector;
+  }
+  return total;
+}
+
+/// The elements of a row that a lane holds.
+template <class Layout, class T>
+struct RowTile {
+  Packed<T, Layout::kVec> data[Layout::kVectors];
+
+  /// Reads the lane's vector `v` of the first `columns` elements of a row, a multiple of kVec if aligned; zeros beyond.
+  /// There is a first vector to be read even where `columns` is 0.
+  __device__ void load(const T* row, int columns, int v) {
+    const int column = Layout::column(v);
+    if constexpr (Layout::kIsAligned) {
+      data[v].load_if(column < columns, Layout::place(row, v), row);
+    } else {
+      data[v] = {};
+#pragma unroll
+      for (int e = 0; e < Layout::kVec; ++e)
+        if (column + e < columns) data[v].insert(e, row[column + e]);
+    }
+  }
+  /// All vectors of the lane.
+  __device__ void load(const T* row, int columns) {
+#pragma unroll
+    for (int v = 0; v < Layout::kVectors; ++v) load(row, columns, v);
+  }
+
+  /// Of a tile of floats.
+  __device__ void set(int vector, int element, float x) { data[vector].words[element] = float_bits(x); }
+  __device__ float at(int vector, int element) const { return data[vector].at(element); }
+
+  /// Makes the compiler convert again what is used from here on, instead of keeping the floats of earlier uses.
+  __device__ void drop_floats() {
+#pragma unroll
+    for (int v = 0; v < Layout::kVectors; ++v) data[v].drop_floats();
+  }
+};
+
+/// The elements of a row that a lane holds, or (kIsSum) their sums with other rows': a sum is kept in fp32, in no more
+/// registers than its terms, and converted once.
+template <class Layout, class T, bool kIsSum>
+struct SumTile : RowTile<Layout, T> {};
+
+template <class Layout, class T>
+struct SumTile<Layout, T, true> : RowTile<Layout, float> {
+  __device__ void load(const T* row, int columns) {
+    RowTile<Layout, T> x;
+    x.load(row, columns);
+    each_element<Layout>([&](int v, int e) { this->set(v, e, x.at(v, e)); });
+  }
+  __device__ void add(const T* row, int columns) {
+    RowTile<Layout, T> x;
+    x.load(row, columns);
+    each_element<Layout>([&](int v, int e) { this->set(v, e, this->at(v, e) + x.at(v, e)); });
+  }
+};
+
+/// f(vector) for each vector of the lane, load(vector) before it and before the previous f: what f stores could be what
+/// load reads, for all the compiler knows, and two vectors of factors take fewer registers than a tile of them.
+template <class Layout, class L, class F>
+__device__ inline void each_vector(L load, F f) {
+  load(0);
+#pragma unroll
+  for (int v = 0; v < Layout::kVectors; ++v) {
+    if (v + 1 < Layout::kVectors) load(v + 1);
+    f(v);
+  }
+}
+
 /// Writes the values of a lane's vector, rounded to T, to a row of `columns` elements.
 template <class Layout, class T>
 __device__ inline void store_vector(T* row, int columns, int vector, const float (&values)[Layout::kVec]) {
   const int column = Layout::column(vector);
   if constexpr (Layout::kIsAligned) {
-    if (column < columns) store_vec<Layout::kVec>(row + column, vec_from_float<T>(values));
+    if (column < columns) store_vec<Layout::kVec>(Layout::place(row, vector), vec_from_float<T>(values));
   } else {
 #pragma unroll
     for (int e = 0; e < Layout::kVec; ++e)
@@ -111,17 +168,21 @@ __device__ inline void store_vector(T* row, int columns, int vector, const float
   }
 }
 
+/// Writes f(v, element), rounded to T, for the lane's vector `v` of the first `columns` elements of a row.
+template <class Layout, class T, class F>
+__device__ inline void store_row(T* row, int columns, int v, F f) {
+  float y[Layout::kVec];
+  if (Layout::column(v) >= columns) return;
+#pragma unroll
+  for (int e = 0; e < Layout::kVec; ++e) y[e] = f(v, e);
+  store_vector<Layout>(row, columns, v, y);
+}
+
 /// Writes f(vector, element), rounded to T, to the first `columns` elements of a row.
 template <class Layout, class T, class F>
 __device__ inline void store_row(T* row, int columns, F f) {
 #pragma unroll
-  for (int v = 0; v < Layout::kVectors; ++v) {
-    float y[Layout::kVec];
-    if (Layout::column(v) >= columns) continue;
-#pragma unroll
-    for (int e = 0; e < Layout::kVec; ++e) y[e] = f(v, e);
-    store_vector<Layout>(row, columns, v, y);
-  }
+  for (int v = 0; v < Layout::kVectors; ++v) store_row<Layout>(row, columns, v, f);
 }
 
 /// Evenly spaced rows, as a kernel's argument.
