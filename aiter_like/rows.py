@@ -12,7 +12,9 @@ from aiter_like.device import Target
 from aiter_like.jit import Instance
 
 _MIN_LANES, _MAX_LANES = 8, 1024  # fewer would only make more builds; work-items of a workgroup
-_MAX_ELEMENTS = 32  # that a lane keeps, in fp32 registers
+_MAX_ELEMENTS = 32  # that a lane keeps by default
+_MAX_BYTES = 128  # of them where a tuned row gives the lanes: fewer lanes with more registers and more loads in flight
+_WIDE = 16  # elements of an access for 8-bit results that are then stored 16 bytes at a time
 MAX_ROWS = 2**24 - 1  # a launch has fewer than 2^32 work-items, and a long row takes up to 256 of them
 
 
@@ -47,7 +49,8 @@ class Layout:
         return Instance(f"{name}_{self.name}", {**defines, **self.defines})
 
 
-def layout(target: Target, *tensors: Tensor, lanes: int | None = None, takes_unaligned: bool = False) -> Layout:
+def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int | None = None,
+           takes_unaligned: bool = False) -> Layout:
     """How `tensors`, of one shape and even rows, are shared out.
 
     Two accesses per lane keep a wide row's loads in flight with registers to spare; where there are fewer rows than
@@ -55,36 +58,53 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, takes_una
 
     Args:
         lanes: of a row, from a tuned row; default: by the rule above.
+        vec: elements of an access, from a tuned row; default: 16 bytes of the widest type.
         takes_unaligned: the kernel has a form for unaligned rows with the same columns per lane.
 
     Raises:
-        ValueError: `lanes` is no power of two up to 1024.
+        ValueError: `lanes` is no power of two up to 1024, or `vec` none up to 16.
     """
-    size = tensors[0].shape[-1]
-    vec = 16 // max(tensor.element_size() for tensor in tensors)
+    size, element_size = tensors[0].shape[-1], max(tensor.element_size() for tensor in tensors)
+    if vec is None:
+        vec = 16 // element_size
+    elif vec not in (1, 2, 4, 8, _WIDE):
+        raise ValueError(f"vec must be a power of two up to {_WIDE}, got {vec}")
     if not takes_unaligned and math.gcd(size, *map(stride, tensors)) % vec:
         vec = 1
     total = -(-size // vec)  # accesses that cover the row
+    most = _MAX_ELEMENTS if lanes is None or vec == 1 else _MAX_BYTES // element_size
     if lanes is None:
         is_short = tensors[0].numel() < 2 * target.cu_num * size or total <= target.wave_size
         lanes = max(_MIN_LANES, min(_power_of_two(-(-total // (1 if is_short else 2))), _MAX_LANES))
     elif lanes & (lanes - 1) or not 0 < lanes <= _MAX_LANES:
         raise ValueError(f"lanes must be a power of two up to {_MAX_LANES}, got {lanes}")
-    kept = min(_power_of_two(-(-total // lanes)), _MAX_ELEMENTS // vec)
+    kept = min(_power_of_two(-(-total // lanes)), most // vec)
     return Layout(lanes, kept, vec, lanes * kept >= total)
 
 
-def lane_space(target: Target, *tensors: Tensor) -> list[dict[str, int]]:
-    """The values of `lanes` that a tuner should try: those that keep the whole row, or the widest two where none can.
+def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: bool = False) -> list[dict[str, int]]:
+    """The values of `lanes`, and of `vec` beyond its default, that a tuner should try.
 
+    They keep the whole row; one that takes half of the largest workgroup for that, or more, is tried in pieces too.
     More lanes than the row has accesses would only idle.
+
+    Args:
+        group_size: columns with a scale of their own, whose lanes belong to one row.
+        is_8bit: the result is, so that it can be stored 16 bytes at a time with twice the elements of an access.
     """
     default = layout(target, *tensors)
-    vectors = -(-tensors[0].shape[-1] // default.vec)
-    most = max(_MIN_LANES, min(_power_of_two(vectors), _MAX_LANES))
-    least = max(_MIN_LANES, _power_of_two(-(-vectors // (_MAX_ELEMENTS // default.vec))))
-    least = min(least, most // 2 if least > _MAX_LANES else most)
-    return [{"lanes": 1 << exponent} for exponent in range(least.bit_length() - 1, most.bit_length())]
+    size, element_size = tensors[0].shape[-1], max(tensor.element_size() for tensor in tensors)
+    is_wide = is_8bit and default.vec * 2 == _WIDE and not math.gcd(size, *map(stride, tensors)) % _WIDE
+    found = []
+    for vec in (default.vec, *([_WIDE] if is_wide else [])):
+        vectors, kept = -(-size // vec), (_MAX_ELEMENTS if vec == 1 else _MAX_BYTES // element_size) // vec
+        most = max(_MIN_LANES, min(_power_of_two(vectors), _MAX_LANES))
+        least = min(max(_MIN_LANES, _power_of_two(-(-vectors // kept))), most)
+        if least >= _MAX_LANES // 2:
+            least = _MAX_LANES // 4
+        exponents = range(max(least, group_size // vec).bit_length() - 1, most.bit_length())
+        found += [{"lanes": 1 << exponent} | ({"vec": vec} if vec != default.vec else {}) for exponent in exponents]
+    return found
 
 
 def refusal(**tensors: Tensor | None) -> str | None:

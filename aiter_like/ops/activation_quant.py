@@ -15,7 +15,6 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated
 from aiter_like.ops.norm_quant import check_scale, group_major
-from aiter_like.ops.quant import lane_space
 from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
@@ -34,16 +33,16 @@ def act_and_mul_quant_ref(out: Tensor, scale: Tensor, input: Tensor, activation:
 
 
 def _instance(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float, group_size: int, *,
-              lanes: int | None = None) -> Instance:
-    return _variant(target_of(input.device), out, input, activation, group_size, lanes)
+              lanes: int | None = None, vec: int | None = None) -> Instance:
+    return _variant(target_of(input.device), out, input, activation, group_size, lanes, vec)
 
 
 def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_size: int,
-             lanes: int | None) -> Instance:
+             lanes: int | None, vec: int | None = None) -> Instance:
     gate = input[..., :input.shape[-1] // 2]
     name = "_".join([activation, dtypes.name(input.dtype), ELEMENTS[out.dtype].removesuffix("_t"),
                      *([f"g{group_size}"] if group_size else [])])
-    return rows.layout(target, gate, lanes=lanes, takes_unaligned=True).instance(name, {
+    return rows.layout(target, gate, lanes=lanes, vec=vec, takes_unaligned=True).instance(name, {
         "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "ACTIVATION": activation, "GROUP": group_size})
 
 
@@ -96,7 +95,7 @@ def _self_check(device: torch.device) -> tuple:
 
 def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
                group_size: int) -> list[dict[str, int]]:
-    return lane_space(target, input[..., :out.shape[-1]], group_size)
+    return rows.lane_space(target, input[..., :out.shape[-1]], group_size=group_size, is_8bit=True)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:

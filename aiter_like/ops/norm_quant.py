@@ -80,7 +80,8 @@ def group_major(scale: Tensor, shuffle_scale: bool) -> Tensor:
 
 def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
               weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
-              use_model_sensitive_rmsnorm: int, gemma_norm: bool, *, lanes: int | None = None) -> Instance:
+              use_model_sensitive_rmsnorm: int, gemma_norm: bool, *, lanes: int | None = None,
+              vec: int | None = None) -> Instance:
     flags = {"HAS_RESIDUAL": residual_in is not None, "HAS_SMOOTH": x_scale is not None,
              "HAS_PLAIN": plain_out is not None, "IS_GEMMA": gemma_norm,
              "IS_MODEL_SENSITIVE": bool(use_model_sensitive_rmsnorm)}
@@ -88,7 +89,8 @@ def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
              _ELEMENTS[out.dtype].removesuffix("_t"), *([f"g{group_size}"] if group_size else []),
              *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
-    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+    layout = rows.layout(target_of(input.device), input, lanes=lanes, vec=vec, takes_unaligned=True)
+    return layout.instance("_".join(parts), {
         "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
         "GROUP": group_size, **{name: int(is_on) for name, is_on in flags.items()}})
 
@@ -144,8 +146,7 @@ def _tune_key(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out
 def _hip_space(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None,
                input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None,
                group_size: int, *_: object) -> list[dict[str, int]]:
-    least = group_size * input.element_size() // 16  # a group's lanes belong to one row
-    return [params for params in rows.lane_space(target, input) if params["lanes"] >= least]
+    return rows.lane_space(target, input, group_size=group_size, is_8bit=True)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:

@@ -55,15 +55,15 @@ def write_rows(out: Tensor, value: Tensor, is_used: Tensor | None) -> None:
 
 def _row_instance(out: Tensor, scale: Tensor, input: Tensor, group_size: int, smooth_scale: Tensor | None,
                   scale_ub: Tensor | None, num_rows: Tensor | None, num_rows_factor: int, *,
-                  lanes: int | None = None) -> Instance:
-    return _row_variant(target_of(input.device), out, input, group_size, smooth_scale is not None, lanes)
+                  lanes: int | None = None, vec: int | None = None) -> Instance:
+    return _row_variant(target_of(input.device), out, input, group_size, smooth_scale is not None, lanes, vec)
 
 
 def _row_variant(target: Target, out: Tensor, input: Tensor, group_size: int, has_smooth: bool,
-                 lanes: int | None) -> Instance:
+                 lanes: int | None, vec: int | None = None) -> Instance:
     parts = [dtypes.name(input.dtype), ELEMENTS[out.dtype].removesuffix("_t"),
              *([f"g{group_size}"] if group_size else []), *(["smooth"] if has_smooth else [])]
-    return rows.layout(target, input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+    return rows.layout(target, input, lanes=lanes, vec=vec, takes_unaligned=True).instance("_".join(parts), {
         "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "SMOOTH": "float", "GROUP": group_size,
         "HAS_SMOOTH": int(has_smooth)})
 
@@ -146,13 +146,7 @@ def _self_check(device: torch.device) -> tuple:
 
 def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int,
                *_: object) -> list[dict[str, int]]:
-    return lane_space(target, input, group_size)
-
-
-def lane_space(target: Target, matrix: Tensor, group_size: int) -> list[dict[str, int]]:
-    """As rows.lane_space, where a group's lanes are part of a row's."""
-    least = group_size * matrix.element_size() // 16
-    return [params for params in rows.lane_space(target, matrix) if params["lanes"] >= least]
+    return rows.lane_space(target, input, group_size=group_size, is_8bit=True)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:

@@ -95,12 +95,26 @@ def test_the_models_of_the_docstring_have_a_space():
 
 
 @pytest.mark.parametrize(("hidden", "lanes"), [
-    (4096, [128, 256, 512]), (8192, [256, 512, 1024]), (1024, [32, 64, 128]), (7, [8]), (64, [8]),
-    (65536, [512, 1024])])
+    (4096, [64, 128, 256, 512]), (8192, [128, 256, 512, 1024]), (1024, [16, 32, 64, 128]), (7, [8]), (64, [8]),
+    (32768, [256, 512, 1024]), (65536, [256, 512, 1024])])
 def test_lanes_that_are_tried(hidden, lanes):
     x = torch.empty(2, hidden, dtype=torch.bfloat16, device="meta")
-    assert [trial["lanes"] for trial in rows.lane_space(GPUS[0], x)] == lanes
-    assert all(rows.layout(GPUS[0], x, lanes=count).is_whole for count in lanes) == (hidden <= 32768)
+    assert rows.lane_space(GPUS[0], x) == [{"lanes": count} for count in lanes]
+    assert all(rows.layout(GPUS[0], x, lanes=count).is_whole for count in lanes) == (hidden < 32768)
+    assert rows.layout(GPUS[0], x, lanes=lanes[-1]).is_whole
+
+
+def test_accesses_of_16_elements_for_8_bit_results():
+    x = torch.empty(2, 1024, dtype=torch.bfloat16, device="meta")
+    narrow, wide = [{"lanes": count} for count in (16, 32, 64, 128)], [16, 32, 64]
+    assert rows.lane_space(GPUS[0], x, is_8bit=True) == narrow + [{"lanes": count, "vec": 16} for count in wide]
+    assert rows.layout(GPUS[0], x, lanes=32, vec=16) == rows.Layout(32, 2, 16, is_whole=True)
+    assert rows.lane_space(GPUS[0], x[:, :1016], is_8bit=True) == narrow  # rows are no whole accesses
+    assert rows.lane_space(GPUS[0], x, group_size=256, is_8bit=True) == [
+        *narrow[1:], *({"lanes": count, "vec": 16} for count in wide)]
+    assert rows.lane_space(GPUS[0], x.float(), is_8bit=True) == [{"lanes": count} for count in (32, 64, 128, 256)]
+    with pytest.raises(ValueError, match="vec must be a power of two up to 16, got 3"):
+        rows.layout(GPUS[0], x, vec=3)
 
 
 def test_tiles_that_do_not_fit_cost_infinitely():

@@ -125,6 +125,15 @@ __device__ inline float lane_xor(float x) {
 #endif
 }
 
+/// The largest `word` of the wave, in every lane, by one instruction where there is one. All lanes must be active.
+#if defined(__HIP__)
+constexpr bool kHasWaveMax = false;
+__device__ uint32_t wave_max_word(uint32_t word);
+#else
+constexpr bool kHasWaveMax = true;
+__device__ inline uint32_t wave_max_word(uint32_t word) { return __reduce_max_sync(0xFFFFFFFFu, word); }
+#endif
+
 /// True in every lane when `condition` holds in any active lane.
 __device__ inline bool wave_any(bool condition) {
 #if defined(__HIP__)

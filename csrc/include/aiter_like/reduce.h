@@ -29,6 +29,8 @@ __device__ inline void atomic_larger(float* address, float x) {
 /// Maximum of values ≥ 0 over the aligned group of 2 · kMask lanes, in every lane; NaN if one is NaN.
 template <int kMask = kWaveSize / 2>
 __device__ inline float wave_max(float x) {
+  if constexpr (kHasWaveMax && kMask == kWaveSize / 2)  // the bits are ordered as in `larger`
+    return __builtin_bit_cast(float, wave_max_word(__builtin_bit_cast(uint32_t, x)));
   x = larger(x, lane_xor<kMask>(x));
   if constexpr (kMask > 1) return wave_max<kMask / 2>(x);
   return x;
