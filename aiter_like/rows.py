@@ -82,7 +82,8 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int 
     return Layout(lanes, kept, vec, lanes * kept >= total)
 
 
-def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: bool = False) -> list[dict[str, int]]:
+def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: bool = False,
+               takes_pieces: bool = True) -> list[dict[str, int]]:
     """The values of `lanes`, and of `vec` beyond its default, that a tuner should try.
 
     They keep the whole row; one that takes half of the largest workgroup for that, or more, is tried in pieces too.
@@ -91,6 +92,7 @@ def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: b
     Args:
         group_size: columns with a scale of their own, whose lanes belong to one row.
         is_8bit: the result is, so that it can be stored 16 bytes at a time with twice the elements of an access.
+        takes_pieces: the kernel has a form for rows in pieces.
     """
     default = layout(target, *tensors)
     size, element_size = tensors[0].shape[-1], max(tensor.element_size() for tensor in tensors)
@@ -100,7 +102,7 @@ def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: b
         vectors, kept = -(-size // vec), (_MAX_ELEMENTS if vec == 1 else _MAX_BYTES // element_size) // vec
         most = max(_MIN_LANES, min(_power_of_two(vectors), _MAX_LANES))
         least = min(max(_MIN_LANES, _power_of_two(-(-vectors // kept))), most)
-        if least >= _MAX_LANES // 2:
+        if takes_pieces and least >= _MAX_LANES // 2:
             least = _MAX_LANES // 4
         exponents = range(max(least, group_size // vec).bit_length() - 1, most.bit_length())
         found += [{"lanes": 1 << exponent} | ({"vec": vec} if vec != default.vec else {}) for exponent in exponents]

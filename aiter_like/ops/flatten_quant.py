@@ -17,7 +17,6 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
 from aiter_like.ops.norm_quant import group_major
-from aiter_like.ops.quant import lane_space
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_flatten_fp8_group_quant"]
@@ -85,7 +84,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
 
 
 def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> list[dict[str, int]]:
-    return lane_space(target, input, group_size)
+    return rows.lane_space(target, input, group_size=group_size)
 
 
 def _triton_space(*_: object) -> Iterator[dict[str, int]]:

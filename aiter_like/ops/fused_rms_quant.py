@@ -186,8 +186,7 @@ def _longer(input: Tensor, second: Tensor | None) -> Tensor:
 
 def _hip_space(target: Target, *args: Any) -> list[dict[str, int]]:
     input, second, group_size = args[5], args[9], args[12]
-    least = group_size * input.element_size() // 16  # a group's lanes belong to one row
-    return [params for params in rows.lane_space(target, _longer(input, second)) if params["lanes"] >= least]
+    return rows.lane_space(target, _longer(input, second), group_size=group_size, takes_pieces=False)
 
 
 def _triton_space(target: Target, *args: Any) -> list[dict[str, int]]:

@@ -82,7 +82,7 @@ def _qk_tune_key(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_ep
 
 
 def _hip_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, max(q_out, k_out, key=lambda out: out.shape[-1]))
+    return rows.lane_space(target, max(q_out, k_out, key=lambda out: out.shape[-1]), takes_pieces=False)
 
 
 def _triton_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list[dict[str, int]]:

@@ -26,6 +26,7 @@ namespace aiter_like {
 
 enum class Quant { none, fixed, found };
 constexpr Quant kQuant = Quant::QUANT;
+constexpr int kBytes = (1 + HAS_RESIDUAL) * sizeof(ELEMENT) + sizeof(WEIGHT);  // of registers for an element
 
 /// What both matrices have.
 struct NormSide {
@@ -48,7 +49,7 @@ struct FusedRmsQuantArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2 + HAS_RESIDUAL)) void fused_rms_quant_kernel(
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void fused_rms_quant_kernel(
     FusedRmsQuantArgs args) {
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
   const bool is_first = !HAS_SECOND || int64_t{workgroup_index().x} * Layout::kRows < args.first_rows;
@@ -61,10 +62,9 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2 + HAS_RESIDU
   RowTile<Layout, ELEMENT> x, residual;
   RowTile<Layout, WEIGHT> weight;
   x.load(side.input.row(row), hidden);
-  if constexpr (HAS_RESIDUAL) residual.load(args.residual_in.row(is_first ? row : 0), first_hidden);
+  if constexpr (HAS_RESIDUAL) residual.load(is_first ? args.residual_in.row(row) : side.input.row(row), first_hidden);
   const auto sum = [&](int v, int e) { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); };
-  float squares = 0.f;
-  each_element<Layout>([&](int v, int e) { squares += sum(v, e) * sum(v, e); });
+  const float squares = lane_sum<Layout>([&](int v, int e) { return sum(v, e) * sum(v, e); });
   const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(side.hidden);
   x.drop_floats();
   residual.drop_floats();

@@ -33,8 +33,8 @@ struct BlockQuantArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<BLOCK_COLUMNS / VEC, 1, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kMostTiles)) void block_quant_kernel(
-    BlockQuantArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kMostTiles * sizeof(ELEMENT))) void
+block_quant_kernel(BlockQuantArgs args) {
   constexpr int kPasses = (BLOCK_ROWS + Layout::kRows - 1) / Layout::kRows;
   constexpr int kTiles = kPasses < kMostTiles ? kPasses : kMostTiles;
   __shared__ RowScratch<Layout> scratch;

@@ -34,7 +34,7 @@ struct FlattenGroupQuantArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(1)) void flatten_group_quant_kernel(
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT))) void flatten_group_quant_kernel(
     FlattenGroupQuantArgs args) {
   // Lanes of a row that is not there take part in the reductions with zeros.
   const auto index = static_cast<uint32_t>(Layout::row());

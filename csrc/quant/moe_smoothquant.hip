@@ -33,7 +33,7 @@ struct MoeSmoothquantArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(3)) void moe_smoothquant_kernel(
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT) + 4)) void moe_smoothquant_kernel(
     MoeSmoothquantArgs args, int slot_step) {
   // Two in turn: a wave is at most one barrier ahead of another that still reads.
   __shared__ RowScratch<Layout> scratches[2];
