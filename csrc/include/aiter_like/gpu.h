@@ -197,8 +197,8 @@ __device__ inline uint32_t opaque(uint32_t word) {
   return word;
 }
 
-/// load_vec(address) where `is_there`, zeros elsewhere, of an unsigned type. `readable` is what gfx942 reads instead: for
-/// a branch the compiler waits for the value at its end, before it issues the next load.
+/// load_vec(address) where `is_there`, zeros elsewhere, of an unsigned type. `readable` is what gfx942 reads instead:
+/// of a branch, the compiler waits for the value at its end, before it issues the next load.
 template <int kCount, class T>
 __device__ inline Vec<T, kCount> load_vec_if(bool is_there, const T* address, [[maybe_unused]] const T* readable) {
 #if defined(__HIP__)
