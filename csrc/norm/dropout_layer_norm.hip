@@ -32,8 +32,8 @@ struct DropoutLayerNormArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4, 2 * sizeof(WEIGHT))) void dropout_layer_norm_kernel(
-    DropoutLayerNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4, 2 * sizeof(WEIGHT))) void
+dropout_layer_norm_kernel(DropoutLayerNormArgs args) {
   static_assert(VEC % 4 == 0, "a vector is whole groups of four elements");
   __shared__ RowScratch<Layout> mean_scratch, variance_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.

@@ -21,8 +21,8 @@ struct RowLayout {
   static constexpr int kCapacity = kLanes * kVectors * kVec;
 
   /// Workgroups that a CUDA multiprocessor shall hold: as many as their registers allow, since a barrier idles a
-  /// workgroup and others must keep the memory busy meanwhile. For a kernel that keeps `bytes` for each element of a lane
-  /// and, of two vectors at a time, factors of `factor_bytes`. The formula is what nvcc 13 needs not to spill.
+  /// workgroup and others must keep the memory busy meanwhile. For a kernel that keeps `bytes` for each element of a
+  /// lane and, of two vectors at a time, factors of `factor_bytes`. The formula is what nvcc 13 needs not to spill.
   static constexpr int min_groups(int bytes, int factor_bytes = 2) {
     const int words = bytes * kVectors * kVec / 4, factor_words = 2 * kVec * (factor_bytes - 2) / 4;
     const int registers = words <= 8 && factor_bytes <= 4 ? 32 : 22 + (words + factor_words) * 9 / 8;
@@ -37,7 +37,7 @@ struct RowLayout {
     return int64_t{workgroup_index().x} * kRows + (kRows > 1 ? thread_index() / kLanes : 0);
   }
   __device__ static int column(int vector) { return (vector * kLanes + lane()) * kVec; }
-  /// Address of a vector's first element; those of a lane's vectors are a constant apart, which an access can add itself.
+  /// Address of a vector's first element. Those of a lane's vectors are a constant apart, which an access adds itself.
   template <class T>
   __device__ static T* place(T* row, int vector) {
     return row + static_cast<uint32_t>(lane() * kVec) + static_cast<int64_t>(vector) * (kLanes * kVec);
