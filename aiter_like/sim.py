@@ -194,7 +194,8 @@ def inspect(code_object: bytes) -> dict[str, dict]:
 
 
 def counters() -> dict[str, dict]:
-    """Kernel → launches, workgroups, waves, wave_instructions, by_class; since the last reset."""
+    """Kernel → launches, workgroups, waves, wave_instructions, by_class, and memory `accesses` by mnemonic, of whole
+    waves; since the last reset."""
     return _json(load().aiter_like_sim_counters())
 
 

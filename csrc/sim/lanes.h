@@ -102,4 +102,8 @@ inline void write_scalar(Wave& w, const Operand& o, u64 x) {
   if (o.dwords > 1) w.s[o.reg + 1] = static_cast<u32>(x >> 32);
 }
 
+// MODE.FP16_OVFL: an f16 result that overflowed becomes the largest number of its sign, whatever the rounding; a true
+// infinity stays one.
+inline u32 limit_half(u32 bits, bool is_true) { return (bits & 0x7fff) == 0x7c00 && !is_true ? bits - 1 : bits; }
+
 }  // namespace sim

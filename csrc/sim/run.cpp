@@ -286,7 +286,11 @@ class Grid {
       for (size_t i = 0; i < kBlock; ++i) any |= hits[first + i];
       if (!any) continue;
       for (size_t i = first; i < std::min(first + kBlock, launch_.code->classes.size()); ++i) {
-        counted_.by_class[static_cast<int>(launch_.code->classes[i])] += std::exchange(hits[i], 0);
+        const Class cls = launch_.code->classes[i];
+        const bool is_access =
+            cls == Class::global || cls == Class::flat || cls == Class::scratch || cls == Class::mubuf;
+        if (is_access && hits[i]) counted_.accesses[launch_.code->insts[i].op->name] += hits[i];
+        counted_.by_class[static_cast<int>(cls)] += std::exchange(hits[i], 0);
       }
     }
   }
@@ -329,6 +333,7 @@ void add_counters(const Launch& launch, const KernelCounters& counted) {
     k.by_class[i] += counted.by_class[i];
     k.wave_instructions += counted.by_class[i];
   }
+  for (const auto& [name, count] : counted.accesses) k.accesses[name] += count;
 }
 
 // A launch that is refused before it starts is reported like one that fails.

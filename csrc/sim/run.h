@@ -27,6 +27,7 @@ void check_launch(const LaunchRequest& request);
 struct KernelCounters {
   u64 launches = 0, workgroups = 0, waves = 0, wave_instructions = 0;
   u64 by_class[kNumClasses] = {};
+  std::map<std::string_view, u64> accesses;    // of global, flat, scratch and buffer memory, by mnemonic
 };
 
 std::map<std::string, KernelCounters> counters();

@@ -217,3 +217,78 @@ def test_memory_and_scalar_instructions_are_not_indexed():
     got = run("s_set_gpr_idx_on s12, 0xf\nglobal_load_dword v4, v0, s[10:11]\ns_waitcnt vmcnt(0)\ns_set_gpr_idx_off",
               {"v0": np.arange(LANES, dtype=np.uint32) * 4, "s12": 5}, ["v4"], buffers={"s[10:11]": data})
     np.testing.assert_array_equal(got["v4"], data)
+
+
+# ---- FP16_OVFL: an f16 result that overflows is the largest number of its sign; a true infinity stays
+
+LIMIT = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
+# The result in float64, where nothing overflows: what is infinite there is a true infinity.
+LIMITED = {
+    "v_add_f16 v6, v2, v3": lambda a, b, c: a + b,
+    "v_sub_f16_e64 v6, -v2, |v3|": lambda a, b, c: -a - np.abs(b),
+    "v_mul_f16 v6, v2, v3": lambda a, b, c: a * b,
+    "v_fma_f16 v6, v2, v3, v4": lambda a, b, c: a * b + c,
+    "v_max_f16 v6, v2, v3": lambda a, b, c: maximum(a, b),
+    "v_rcp_f16 v6, v2": lambda a, b, c: 1 / a,
+    "v_rsq_f16 v6, v2": lambda a, b, c: np.where(a == 0, np.copysign(np.inf, a), 1 / np.sqrt(a)),
+    "v_ldexp_f16 v6, v2, 5": lambda a, b, c: a * 32,
+    "v_mul_f16_dpp v6, v2, v3 quad_perm:[0,1,2,3] row_mask:0xf bank_mask:0xf": lambda a, b, c: a * b,
+}
+
+
+def halves(seed: int) -> np.ndarray:
+    """f16 numbers of which many overflow when they meet: most are large, some are infinite, NaN, zero or small."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-70000, 70000, (GROUPS, LANES))
+    x[:, 1::4] = rng.uniform(-4, 4, x[:, 1::4].shape)
+    special = rng.choice([np.inf, -np.inf, np.nan, 0.0, -0.0, 65504.0, -65504.0, 2.0**-24], x[:, 2::8].shape)
+    x[:, 2::8] = special
+    with np.errstate(all="ignore"):
+        return np.where(np.abs(x) > 65504, np.where(np.isinf(x), x, np.copysign(65504, x)), x).astype(np.float16)
+
+
+def limited(exact: np.ndarray) -> np.ndarray:
+    """float64 as f16 bits under FP16_OVFL."""
+    with np.errstate(all="ignore"):
+        rounded = exact.astype(np.float16)
+    rounded = np.where(np.isinf(rounded) & np.isfinite(exact), np.copysign(np.float16(65504), rounded), rounded)
+    return np.where(np.isnan(rounded), 0x7E00, rounded.view(np.uint16)).astype(np.uint32)
+
+
+def without_nan(bits: np.ndarray) -> np.ndarray:
+    return np.where((bits & 0x7FFF) > 0x7C00, 0x7E00, bits)
+
+
+@pytest.mark.parametrize("body", LIMITED)
+def test_overflow_of_f16_is_limited(body):
+    a, b, c, mask = halves(1), halves(2), halves(3), random_exec(4)
+    words = [x.view(np.uint16).astype(np.uint32) for x in (a, b, c)]
+    registers = dict(zip(("v2", "v3", "v4"), words, strict=True)) | {"v6": 0}
+    limiting, plain = run_many([Case(prefix + body, registers | {"exec": mask}, ["v6"]) for prefix in (LIMIT, "")])
+    with np.errstate(all="ignore"):
+        wanted = limited(LIMITED[body](*(x.astype(np.float64) for x in (a, b, c))))
+    got = without_nan(limiting["v6"] & 0xFFFF)
+    np.testing.assert_array_equal(got, np.where(unpack_mask(mask), wanted, 0))
+    if not body.startswith(("v_max", "v_rsq")):  # neither overflows
+        assert (limiting["v6"] != plain["v6"]).any()  # the mode is what does it
+
+
+def test_overflow_of_packed_and_mixed_f16_is_limited():
+    a, b, c = halves(5), halves(6), halves(7)
+    wide = values("f32", 8)
+    packed = [(x.view(np.uint16) | y.view(np.uint16).astype(np.uint32) << 16) for x, y in ((a, b), (b, c), (c, a))]
+    got = run(LIMIT + "v_pk_add_f16 v6, v2, v3\nv_pk_mul_f16 v7, v2, v3 op_sel:[1,0] op_sel_hi:[0,1]\n"
+              "v_pk_fma_f16 v8, v2, v3, v4\nv_fma_mixlo_f16 v9, v2, v3, v4 op_sel_hi:[1,1,1]\n"
+              "v_fma_mixhi_f16 v10, v5, 1.0, 0\nv_cvt_f16_f32 v11, v5",
+              {"v2": packed[0], "v3": packed[1], "v4": packed[2], "v5": wide, "v9": 0, "v10": 0},
+              ["v6", "v7", "v8", "v9", "v10", "v11"])
+    a, b, c = (x.astype(np.float64) for x in (a, b, c))
+    with np.errstate(all="ignore"):
+        pairs = {"v6": (a + b, b + c), "v7": (b * b, a * c), "v8": (a * b + c, b * c + a)}
+        for register, (low, high) in pairs.items():
+            np.testing.assert_array_equal(without_nan(got[register] & 0xFFFF), limited(low), register)
+            np.testing.assert_array_equal(without_nan(got[register] >> 16), limited(high), register)
+        mixed = np.float32(a) * np.float32(b) + np.float32(c)  # the product is exact
+        np.testing.assert_array_equal(without_nan(got["v9"] & 0xFFFF), limited(mixed.astype(np.float64)))
+        np.testing.assert_array_equal(without_nan(got["v10"] >> 16), limited(wide.astype(np.float64) + 0.0))
+        np.testing.assert_array_equal(without_nan(got["v11"] & 0xFFFF), limited(wide.astype(np.float64)))

@@ -74,6 +74,7 @@ def test_launch_and_counters():
     assert (counts["launches"], counts["workgroups"], counts["waves"]) == (2, 16 + 8, 16 + 8)
     assert counts["wave_instructions"] == sum(counts["by_class"].values())
     assert counts["by_class"]["end"] == 24 and counts["by_class"]["global"] == 2 * 24
+    assert counts["accesses"] == {"global_load_dword": 24, "global_store_dword": 24}
 
 
 def test_dry_launches_do_nothing():

@@ -225,7 +225,7 @@ def test_destination_may_be_a_source():
 @pytest.mark.parametrize("text, message", [
     ("v_mul_f32_e64 v2, v0, v1 mul:2", "output modifier"),
     ("v_add_co_u32_e64 v2, s[8:9], v0, v1 clamp", "clamp"),
-    ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\nv_add_f16 v2, v0, v1", "FP16_OVFL"),
+    ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\nv_pk_fmac_f16 v2, v0, v1", "FP16_OVFL"),
 ])
 def test_what_is_not_modelled_stops_the_launch(text, message):
     with pytest.raises(HipError, match=message):

@@ -72,12 +72,14 @@ std::string json(const Report& r) {
 }
 
 std::string json(const KernelCounters& k) {
-  Object classes, o;
+  Object classes, accesses, o;
   for (int i = 0; i < kNumClasses; ++i) {
     if (k.by_class[i]) classes.add(class_name(static_cast<Class>(i)), k.by_class[i]);
   }
   o.add("launches", k.launches).add("workgroups", k.workgroups).add("waves", k.waves);
-  return o.add("wave_instructions", k.wave_instructions).raw("by_class", classes.str()).str();
+  for (const auto& [name, count] : k.accesses) accesses.add(std::string(name), count);
+  o.add("wave_instructions", k.wave_instructions).raw("by_class", classes.str());
+  return o.raw("accesses", accesses.str()).str();
 }
 
 std::string json(const Kernel& k) {

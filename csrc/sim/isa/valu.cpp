@@ -112,6 +112,24 @@ void clamp_rows(Lane lane, bool nan_to_zero, Rows& rows) {
   }
 }
 
+// MODE.FP16_OVFL on f16 results. An infinity is none of an overflow when one came in, or when the operation has a pole
+// at a source that is zero.
+void limit_halves(const Inst& i, const Form& form, const Source* in, Rows& rows) {
+  constexpr std::string_view kPoles[] = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16",
+                                         "v_div_fixup_legacy_f16"};
+  const bool has_pole = std::ranges::find(kPoles, i.op->name) != std::end(kPoles);
+  for (int at = 0; at < kLanes; ++at) {
+    bool is_true = false;
+    for (size_t k = 0; k < form.num_src; ++k) {
+      if (form.src[k] != Lane::f16 && form.src[k] != Lane::f32) continue;
+      const bool is_f16 = form.src[k] == Lane::f16;
+      const u32 magnitude = in[k].lo[at] & (is_f16 ? 0x7fff : 0x7fffffff);
+      is_true |= magnitude == (is_f16 ? 0x7c00 : 0x7f800000) || (has_pole && magnitude == 0);
+    }
+    rows.lo[at] = limit_half(rows.lo[at], is_true);
+  }
+}
+
 // SDWA destination: the result's low bits go to the selected field, the rest is zero, its sign, or kept.
 u32 place(u32 value, u32 old, const Modifiers& mod) {
   if (mod.dst_sel == 6) return value;
@@ -138,8 +156,6 @@ void place_rows(const Wave& w, const Inst& i, const Form& form, size_t num_print
 
 }  // namespace
 
-void refuse_fp16_ovfl() { throw Fault("MODE.FP16_OVFL is set: clamping of f16 results is not implemented"); }
-
 void run_full(Wave& w, const Inst& i, const Form& form) {
   const Modifiers& mod = i.mod;
   const bool scaled = mod.omod && takes_omod(w, form);
@@ -147,7 +163,6 @@ void run_full(Wave& w, const Inst& i, const Form& form) {
     throw Fault("output modifier (mul:2, mul:4, div:2): the hardware ignores it while MODE.IEEE is set or output "
                 "denormals are kept; on other types than f16, f32 and f64 it is not defined");
   }
-  if (form.dst == Lane::f16 && w.mode.fp16_ovfl()) refuse_fp16_ovfl();
   const DppRow* permutation = mod.dpp == DppCtrl::none ? nullptr : &dpp_row(mod.dpp, mod.dpp_arg);
   const size_t num_printed = form.num_src - (form.last == Last::operand ? 0 : 1);
   Rows in_rows[4], rows;
@@ -174,6 +189,7 @@ void run_full(Wave& w, const Inst& i, const Form& form) {
     return;
   }
   if (scaled) scale_rows(mod.omod, form.dst, rows);
+  if (form.dst == Lane::f16 && w.mode.fp16_ovfl()) limit_halves(i, form, in, rows);
   if (mod.clamp && is_float(form.dst)) clamp_rows(form.dst, w.mode.dx10_clamp(), rows);
   if (!is_wide(form.dst)) place_rows(w, i, form, num_printed, rows);
   write_row(w.v[i.dst[0].reg], rows.lo.at, lanes);

@@ -56,7 +56,6 @@ struct Form {
 };
 
 void run_full(Wave& w, const Inst& i, const Form& form);
-[[noreturn]] void refuse_fp16_ovfl();
 
 template <class T>
 constexpr Lane lane_type() {
@@ -206,7 +205,7 @@ struct Valu {
       if constexpr (kWritesExecToo) w.set_pair(kExec, out.mask & exec);
     } else {
       if constexpr (std::is_same_v<T, f16>) {
-        if (w.mode.fp16_ovfl()) [[unlikely]] refuse_fp16_ovfl();
+        if (w.mode.fp16_ovfl()) [[unlikely]] return full(w, i);
       }
       u32* const row = w.v[i.dst[0].reg];
       if (exec == kAllLanes && !kKeepHigh) {
@@ -277,6 +276,21 @@ constexpr Spec with_vcc(F) { return make_valu<F, Last::vcc>(Class::valu); }
 // A 16-bit result that leaves the destination's other half alone.
 template <class F>
 constexpr Spec keep_high(F) { return make_valu<F, Last::operand, true>(Class::valu); }
+
+// An operation on halves whose row does not say so: it stops where MODE.FP16_OVFL would limit its result.
+template <Spec kSpec>
+constexpr Spec refuse_fp16_ovfl() {
+  Spec s = kSpec;
+  s.plain = [](Wave& w, const Inst& i) {
+    if (w.mode.fp16_ovfl()) throw Fault("MODE.FP16_OVFL is set: limiting this operation's halves is not implemented");
+    kSpec.plain(w, i);
+  };
+  s.full = [](Wave& w, const Inst& i) {
+    if (w.mode.fp16_ovfl()) throw Fault("MODE.FP16_OVFL is set: limiting this operation's halves is not implemented");
+    kSpec.full(w, i);
+  };
+  return s;
+}
 
 // The exact integer, cut to R; with clamp, brought into R's range.
 template <class F, class R>

@@ -58,10 +58,10 @@ const Op kOps[] = {
     {"v_madmk_f16", valu([](f16 a, f16 k, f16 b) { return mad_half(a, k, b); })},
     {"v_madak_f16", valu([](f16 a, f16 b, f16 k) { return mad_half(a, b, k); })},
     {"v_ldexp_f16", valu([](f16 a, i16 e) { return scale(a, e); })},
-    {"v_pk_fmac_f16", accumulate([](u32 a, u32 b, u32 d) {
+    {"v_pk_fmac_f16", refuse_fp16_ovfl<accumulate([](u32 a, u32 b, u32 d) {
        return pair_of(fma_half(half_at(a, 0), half_at(b, 0), half_at(d, 0)),
                       fma_half(half_at(a, 1), half_at(b, 1), half_at(d, 1)));
-     })},
+     })>()},
 
     {"v_add_u32", saturating<u32, u32, u32>([](i64 a, i64 b) { return a + b; })},
     {"v_sub_u32", saturating<u32, u32, u32>([](i64 a, i64 b) { return a - b; })},

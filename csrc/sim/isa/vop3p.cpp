@@ -73,6 +73,19 @@ void refuse_omod(const Modifiers& m) {
   if (m.omod || m.sdwa || m.dpp != DppCtrl::none) throw Fault("VOP3P takes no omod, SDWA or DPP");
 }
 
+// MODE.FP16_OVFL: the infinite halves whose sources are finite.
+void limit_row(const Rows& in, int num_src, Lanes<u32>& result) {
+  const auto is_infinite = [](u32 bits) { return (bits & 0x7fff) == 0x7c00; };
+  for (int lane = 0; lane < kLanes; ++lane) {
+    bool lo = false, hi = false;
+    for (int at = 0; at < num_src; ++at) {
+      lo |= is_infinite(in[at][lane]);
+      hi |= is_infinite(in[at][lane] >> 16);
+    }
+    result[lane] = limit_half(low(result[lane]), lo) | limit_half(high(result[lane]), hi) << 16;
+  }
+}
+
 void run_full(Wave& w, const Inst& i, const Form& form) {
   const Modifiers& m = i.mod;
   refuse_omod(m);
@@ -89,12 +102,16 @@ void run_full(Wave& w, const Inst& i, const Form& form) {
   const bool saturate = m.clamp && !form.is_float;
   if (saturate && !form.saturating) throw Fault("this operation takes no clamp");
   (saturate ? form.saturating : form.body)(in, result.at);
+  if (form.is_float && !form.f32_result && w.mode.fp16_ovfl()) limit_row(in, form.num_src, result);
   if (m.clamp && form.is_float) clamp_row(result.at, form, w.mode.dx10_clamp());
   write_row(w.v[i.dst[0].reg], result.at, w.exec());
 }
 
 template <const Form& kForm>
 void run_plain(Wave& w, const Inst& i) {
+  if constexpr (kForm.is_float && !kForm.f32_result) {
+    if (w.mode.fp16_ovfl()) [[unlikely]] return run_full(w, i, kForm);
+  }
   Lanes<u32> spare[3], result;
   u32* const row = w.v[i.dst[0].reg];
   Rows in{nullptr, nullptr, nullptr, row};
@@ -402,7 +419,9 @@ void fma_mix(Wave& w, const Inst& i) {
   for (int lane = 0; lane < kLanes; ++lane) {
     float x = std::fma(a[lane], b[lane], c[lane]);
     if (i.mod.clamp) x = clamp01(x, w.mode.dx10_clamp());
-    const u32 half = std::bit_cast<u16>(static_cast<f16>(x));
+    const bool is_true = std::isinf(a[lane]) || std::isinf(b[lane]) || std::isinf(c[lane]);
+    u32 half = std::bit_cast<u16>(static_cast<f16>(x));
+    if (w.mode.fp16_ovfl()) half = limit_half(half, is_true);
     if constexpr (M == Mix::f32) out[lane] = std::bit_cast<u32>(x);
     else if constexpr (M == Mix::lo) out[lane] = (old[lane] & 0xffff0000u) | half;
     else out[lane] = low(old[lane]) | half << 16;
