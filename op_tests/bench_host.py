@@ -55,7 +55,7 @@ def builds(with_simulator: bool) -> None:
     """Cold builds into an empty cache."""
     rms_norm = _rms_norm_hip.instance_spec(_rms_norm_hip.instances()[0], "hip", "gfx942")
     instances = {instance.name: instance for instance in _flash_attn_fwd_hip.instances()}
-    attention = _flash_attn_fwd_hip.instance_spec(instances["bf16_d128_rtna"], "hip", "gfx942")
+    attention = _flash_attn_fwd_hip.instance_spec(instances["bf16_d128_right_rtna"], "hip", "gfx942")
     specs = [(rms_norm, 5.0), (attention, 15.0)] + ([(sim.module_spec(), 90.0)] if with_simulator else [])
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, AITER_LIKE_CACHE_DIR=folder):
         for spec, limit in specs:

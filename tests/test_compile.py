@@ -13,8 +13,8 @@ from aiter_like.ops import attention_fwd
 
 def _attention_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(1, 17, 4, 32, generator=generator).bfloat16()
-    k, v = torch.randn(2, 1, 33, 2, 32, generator=generator).bfloat16()
+    q = torch.randn(1, 17, 4, 64, generator=generator).bfloat16()
+    k, v = torch.randn(2, 1, 33, 2, 64, generator=generator).bfloat16()
     return q, k, v
 
 
@@ -83,4 +83,4 @@ def test_fake_tensors_run_no_kernel():
     with FakeTensorMode() as mode:
         q, k, v = (mode.from_tensor(tensor) for tensor in _attention_inputs())
         out, lse = aiter_like.flash_attn_func(q, k, v, return_lse=True)
-    assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((1, 17, 4, 32), torch.bfloat16, (1, 4, 17), torch.float32)
+    assert (out.shape, out.dtype, lse.shape, lse.dtype) == ((1, 17, 4, 64), torch.bfloat16, (1, 4, 17), torch.float32)

@@ -17,17 +17,12 @@ from aiter_like import dtypes, philox
 from aiter_like.attention_call import OP, AttentionCall, check_call
 from aiter_like.device import Target, arch_facts
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.attention_fast import HEAD_DIMS, MASKS, VARIANTS, _flash_attn_fwd_hip, hip_unsupported
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_unsupported
 from aiter_like.tuning.hooks import Tuning
 
-_DTYPES = (torch.bfloat16, torch.float16)
-_HIP_HEAD_DIMS = (32, 64, 128)
-_HIP_VARIANTS = ((torch.bfloat16, 0), (torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 0))
-_ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
 _MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
 _MAX_SEQLEN = 2**30 - 1
-_MAX_ROW_STRIDE = 2**24 - 1  # 64 rows of 16-bit elements within a signed 32-bit offset
 
 
 def flash_attn_fwd_ref(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None,
@@ -107,29 +102,6 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
     out.copy_(result if call.v_descale is None else result * call.v_descale)
 
 
-def _instance(*args: Any) -> Instance:
-    call = AttentionCall(*args)
-    return _variant(call.q.dtype, call.head_dim, call.how_v3_bf16_cvt)
-
-
-def _variant(dtype: torch.dtype, head_dim: int, how_v3_bf16_cvt: int) -> Instance:
-    is_bf16 = dtype == torch.bfloat16
-    rounding = how_v3_bf16_cvt if is_bf16 else 0
-    return Instance(f"{dtypes.name(dtype)}_d{head_dim}_{_ROUNDINGS[rounding]}",
-                    {"ELEMENT": "bf16" if is_bf16 else "f16", "HEAD_DIM": head_dim, "ROUNDING": rounding})
-
-
-@compile_ops("attention/flash_attn_fwd.hip", gen_func=_instance, platforms=("hip",), prebuild=[
-    _variant(dtype, head_dim, rounding) for head_dim in _HIP_HEAD_DIMS for dtype, rounding in _HIP_VARIANTS])
-def _flash_attn_fwd_hip(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None,
-                        cu_seqlens_k: Tensor | None, seqlens_k: Tensor | None, bias: Tensor | None,
-                        alibi_slopes: Tensor | None, sink: Tensor | None, q_descale: Tensor | None,
-                        k_descale: Tensor | None, v_descale: Tensor | None, rng_state: Tensor | None,
-                        workspace: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-                        window_left: int, window_right: int, sink_size: int, softcap: float, dropout_p: float,
-                        num_splits: int, how_v3_bf16_cvt: int) -> None: ...
-
-
 def _check(*args: Any) -> object:
     call = AttentionCall(*args)
     check_call(call)
@@ -145,35 +117,6 @@ def _kernel_unsupported(call: AttentionCall) -> str | None:
                               ("length of k", call.max_seqlen_k, _MAX_SEQLEN)):
         if size > limit:
             return f"{name} at most {limit}, got {size}"
-    return None
-
-
-def _plain_unsupported(call: AttentionCall) -> str | None:
-    """What a kernel refuses that knows dense 16-bit tensors, no mask or a causal one, and nothing else."""
-    if call.features:
-        return f"no {', '.join(call.features)}"
-    if call.is_varlen:
-        return "no cu_seqlens"
-    if call.mask == "window":
-        return f"no window, got ({call.window_left}, {call.window_right})"
-    if call.q.dtype not in _DTYPES:
-        return f"bf16 or fp16, got {call.q.dtype}"
-    if call.head_dim_v != call.head_dim:
-        return f"one head dimension, got {call.head_dim} and {call.head_dim_v}"
-    return _kernel_unsupported(call)
-
-
-def _hip_unsupported(target: Target, *args: Any) -> str | None:
-    call = AttentionCall(*args)
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
-    if call.head_dim not in _HIP_HEAD_DIMS:
-        return f"head dimension must be one of {_HIP_HEAD_DIMS}, got {call.head_dim}"
-    if (reason := _plain_unsupported(call)) is not None:
-        return reason
-    for name, tensor in (("k", call.k), ("v", call.v)):
-        if tensor.shape[1] > 1 and tensor.stride(1) > _MAX_ROW_STRIDE:
-            return f"row stride of {name} at most {_MAX_ROW_STRIDE} elements, got {tensor.stride(1)}"
     return None
 
 
@@ -201,13 +144,15 @@ def _dense(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, is_
 def _self_check(device: torch.device) -> list[tuple]:
     """One case per instance of the module."""
     generator = torch.Generator().manual_seed(0)
+    windows = {"none": (-1, -1), "right": (-1, 0), "both": (33, 0)}
     cases = []
-    for head_dim in _HIP_HEAD_DIMS:
-        for dtype, rounding in _HIP_VARIANTS:
-            q = torch.randn(1, 130, 4, head_dim, generator=generator).to(device, dtype)
-            k, v = torch.randn(2, 1, 200, 2, head_dim, generator=generator).to(device, dtype)
-            lse = torch.empty(1, 4, 130, dtype=torch.float32, device=device)
-            cases.append(_dense(torch.empty_like(q), lse, q, k, v, True, rounding))
+    for head_dim, (dtype, rounding), mask in itertools.product(HEAD_DIMS, VARIANTS, MASKS):
+        q = torch.randn(1, 130, 4, head_dim, generator=generator).to(device, dtype)
+        k, v = torch.randn(2, 1, 200, 2, head_dim, generator=generator).to(device, dtype)
+        lse = torch.empty(1, 4, 130, dtype=torch.float32, device=device)
+        left, right = windows[mask]
+        cases.append(_dense(torch.empty_like(q), lse, q, k, v, False, rounding)._replace(window_left=left,
+                                                                                        window_right=right))
     return cases
 
 
@@ -278,8 +223,8 @@ flash_attn_fwd = Op(
     OP, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
     tune_fields=("mask", "layout", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
                  "head_dim_v", "features", "dtype"),
-    writes=("out", "lse"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=_hip_unsupported),
+    writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported),
               Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, self_check=ck_self_check),
               Backend("triton", "attention:flash_attn_fwd", unsupported=_triton_unsupported, space=_triton_space,
                       cost=_triton_cost),

@@ -93,6 +93,45 @@ const T* scalar(const Optional<Tensor>& tensor, const char* name) {
   return static_cast<const T*>(value.data_ptr());
 }
 
+#if defined(__HIP__)
+extern "C" {  // of the simulator, where that is in the process
+__attribute__((weak)) uint64_t aiter_like_sim_register(uint64_t count, uint64_t* bases, const uint64_t* bytes,
+                                                       const char* const* names, const uint8_t* writable);
+__attribute__((weak)) void aiter_like_sim_unregister(uint64_t count, const uint64_t* bases);
+}
+#endif
+
+/// Memory of torch's allocator for one call, for the current stream. On the simulated device, where that is host
+/// memory, the bounds checker is told of it.
+class Scratch {
+ public:
+  Scratch(int64_t bytes, DLDevice device)
+      : tensor_(tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, tvm::ffi::ShapeView(&bytes, 1), {kDLUInt, 8, 1},
+                                               device)),
+        base_(reinterpret_cast<uint64_t>(tensor_.data_ptr())) {
+#if defined(__HIP__)
+    if (device.device_type != kDLCPU || !aiter_like_sim_register) return;
+    const uint64_t size = bytes;
+    const char* name = "scratch";
+    const uint8_t is_writable = 1;
+    count_ = aiter_like_sim_register(1, &base_, &size, &name, &is_writable);
+#endif
+  }
+  ~Scratch() {
+#if defined(__HIP__)
+    if (count_ != 0) aiter_like_sim_unregister(count_, &base_);
+#endif
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  void* data() const { return tensor_.data_ptr(); }
+
+ private:
+  tvm::ffi::Tensor tensor_;
+  uint64_t base_, count_ = 0;
+};
+
 /// A matrix of rows: the last dimension contiguous, the dimensions before it collapsed into one.
 struct Rows {
   void* data;

@@ -35,6 +35,7 @@ hipError_t hipGetLastError();
 const char* hipGetErrorString(hipError_t error);
 hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** args, size_t lds_bytes,
                            hipStream_t stream);
+hipError_t hipDeviceGetAttribute(int* value, int attribute, int device);
 // The compiler expands kernel<<<grid, block, lds_bytes, stream>>>(...) into these two.
 hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t lds_bytes, hipStream_t stream);
 hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* lds_bytes, hipStream_t* stream);
@@ -64,6 +65,19 @@ inline void check_launch(const char* kernel) {
   if (auto error = cudaGetLastError())
     throw std::runtime_error(std::string(kernel) + ": launch failed: " + cudaGetErrorString(error));
 #endif
+}
+
+/// Compute units, or multiprocessors, of a device.
+inline int num_compute_units(int device) {
+  int count = 0;
+#if defined(__HIP__)
+  constexpr int kMultiprocessorCount = 63;  // hipDeviceAttributeMultiprocessorCount, ROCm 6 and 7
+  const auto error = hipDeviceGetAttribute(&count, kMultiprocessorCount, device);
+#else
+  const auto error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+#endif
+  if (error) throw std::runtime_error("device " + std::to_string(device) + " does not say how many CUs it has");
+  return count;
 }
 
 /// Index of this work-item in its one-dimensional workgroup.

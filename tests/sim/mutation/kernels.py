@@ -16,7 +16,7 @@ import torch
 
 from aiter_like import sim
 from aiter_like.jit import Instance, JitFunction, build, code_object
-from aiter_like.ops import attention_fwd, norm
+from aiter_like.ops import attention_fast, attention_fwd, norm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 _NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
@@ -144,20 +144,30 @@ _ATTENTION_SHAPES = (
 
 
 def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
-    """csrc/attention/flash_attn_fwd.hip, one build; bf16 with the rounding that is the default."""
-    instance = attention_fwd._variant(dtype, head_dim, 1 if dtype == BF16 else 0)
-    elf = _hip_code(attention_fwd._flash_attn_fwd_hip, instance)
-    symbol = next(iter(sim.inspect(elf)))
+    """csrc/attention/flash_attn_fwd.hip, the causal build; bf16 with the rounding that is the default."""
+    instance = attention_fast.variant(dtype, head_dim, 1 if dtype == BF16 else 0, "right")
+    elf = _hip_code(attention_fast._flash_attn_fwd_hip, instance)
+    symbol = next(symbol for symbol in sim.inspect(elf) if "flash_attn_fwd_kernel" in symbol)
     launches = []
     for batch, rows, keys, heads, kv_heads, is_causal, has_lse in _ATTENTION_SHAPES:
         q, k, v, out, lse = _attention_tensors(batch, rows, keys, heads, kv_heads, head_dim, dtype)
-        strides = [stride for t in (q, k, v, out) for stride in t.stride()[:3]]
-        values = (q, k, v, out, lse if has_lse else None, *strides, batch, heads, heads // kv_heads, rows, keys,
-                  math.log2(math.e) / math.sqrt(head_dim), is_causal)
+        tensors = [word for t in (q, k, v, out) for word in (t, *(2 * stride for stride in t.stride()[:3]))]
+        block_rows, group = {64: 512, 128: 384}[head_dim], heads // kv_heads
+        slots = -(-rows // block_rows)
+        dividers = [word for number in (group, slots * group, kv_heads, 1) for word in _divider(number)]
+        values = (*tensors, lse if has_lse else None, *[None] * 4, heads * rows, rows, batch, rows, keys, keys,
+                  0 if is_causal else rows, math.log2(math.e) / math.sqrt(head_dim), slots, slots * heads * batch, 1,
+                  *dividers)
         name = f"q{rows} k{keys}{' causal' * is_causal}{' lse' * has_lse}"
-        launches.append(launch(name, (-(-rows // 128), heads, batch), 256, "QQQQQ" + "q" * 12 + "iiiiif?", values,
+        launches.append(launch(name, (slots * heads * batch,), 512, "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 4, values,
                                (3, 4)))
     return [Kernel("", elf, symbol, tuple(launches))]
+
+
+def _divider(number: int) -> tuple[int, int, int]:
+    """Divider of math.h."""
+    shift = 31 + (number - 1).bit_length()
+    return number, -(-2**shift // number), shift
 
 
 def _norm_asm(hidden: int) -> list[Kernel]:
@@ -249,7 +259,7 @@ def _factories() -> dict[str, Callable[[], list[Kernel]]]:
     made: dict[str, Callable[[], list[Kernel]]] = {}
     for how, access in [(how, how.vec) for how in _NORM_BUILDS] + [(_NORM_BUILDS[0], 1)]:
         made[f"rms_norm.hip {how.name} vec{access}"] = functools.partial(_norm_hip, how, access)
-    for dtype, head_dim in itertools.product((BF16, F16), (32, 64, 128)):
+    for dtype, head_dim in itertools.product((BF16, F16), (64, 128)):
         made[f"flash_attn_fwd.hip {_NAMES[dtype]} d{head_dim}"] = functools.partial(_attention_hip, dtype, head_dim)
     for hidden in (4096, 8192):
         made[f"rms_norm.s {hidden}"] = functools.partial(_norm_asm, hidden)

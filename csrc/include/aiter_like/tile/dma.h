@@ -14,12 +14,13 @@ __device__ inline uint32_t lds_address(const void* pointer) {
   return static_cast<uint32_t>(reinterpret_cast<uintptr_t>((LdsPointer)pointer));
 }
 
-/// One dword per lane from `buffer` at its `offset` to LDS at lds + 4 · lane; `lds` is the same in all lanes. M0, which
-/// holds it, is set in the same block: no other code comes between. One wait state is due after that.
+/// One dword per lane from `buffer` at its `offset` to LDS at lds + kOffset + 4 · lane; `lds` is the same in all lanes.
+/// M0, which holds it, is set in the same block: no other code comes between. One wait state is due after that.
+template <int kOffset = 0>
 __device__ inline void dma_dwords(BufferDescriptor buffer, uint32_t offset, uint32_t lds) {
-  asm volatile("s_mov_b32 m0, %0\n\ts_nop 0\n\tbuffer_load_dword %1, %2, 0 offen lds" ::"s"(lds), "v"(offset),
-               "s"(buffer)
-               : "memory");
+  asm volatile("s_add_u32 m0, %0, %1\n\ts_nop 0\n\tbuffer_load_dword %2, %3, 0 offen lds" ::"s"(lds), "i"(kOffset),
+               "v"(offset), "s"(buffer)
+               : "memory", "scc");
 }
 
 /// Starts the copy of the window to `lds`, by WAVES waves of which this is wave `wave`. Outside there are zeros.

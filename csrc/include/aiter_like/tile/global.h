@@ -44,10 +44,15 @@ using MatrixView = GlobalView<T, 2>;
 
 using BufferDescriptor = __amdgpu_buffer_rsrc_t;
 
-/// Raw buffer of `bytes` < 2^31 bytes: reads at byte offsets from there on give zero. `base` is the same in all lanes.
+/// Raw buffer of `bytes` < 2^31 bytes: reads at byte offsets from there on give zero. Both are the same in all lanes;
+/// readfirstlane, because clang 19 may compute such values in VGPRs all the same, where no descriptor can be.
 __device__ inline BufferDescriptor make_buffer(const void* base, uint32_t bytes) {
   constexpr int kRawDwords = 0x00020000;  // DATA_FORMAT 32, no stride, no swizzle (CDNA3 ISA, buffer resource)
-  return __builtin_amdgcn_make_buffer_rsrc(const_cast<void*>(base), 0, static_cast<int>(bytes), kRawDwords);
+  const auto scalar = [](uint64_t half) { return static_cast<uint32_t>(__builtin_amdgcn_readfirstlane(half)); };
+  const auto address = reinterpret_cast<uint64_t>(base);
+  const uint64_t same = uint64_t{scalar(address >> 32)} << 32 | scalar(address & 0xFFFFFFFF);
+  return __builtin_amdgcn_make_buffer_rsrc(reinterpret_cast<void*>(same), 0, static_cast<int>(scalar(bytes)),
+                                           kRawDwords);
 }
 
 constexpr uint32_t kOutOfRange = 0x80000000u;  // an offset beyond every buffer

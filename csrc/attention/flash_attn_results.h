@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+// From a wave's registers to memory: out and LSE, or the partial result of a split query block, and its merge.
+#pragma once
+
+#include <type_traits>
+
+#include "flash_attn_phases.h"
+#include "flash_attn_task.h"
+
+namespace aiter_like {
+namespace {
+
+constexpr float kLn2 = 0.693147180559945f;
+
+/// Row of tile t of this wave within the block, for a lane's column.
+__device__ inline int tile_row(int t, int column) { return 16 * (wave_index() + kWaves * t) + column; }
+
+/// 8 elements of out; any NaN becomes one.
+template <class T>
+__device__ inline Chunk round_row(const float (&values)[8]) {
+  Chunk rounded;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    const float low = values[2 * w], high = values[2 * w + 1];
+    if constexpr (std::is_same_v<T, f16>)
+      rounded[w] = Pack<T, kRounding>::pack(low, high);
+    else
+      rounded[w] = from_float<T, kRounding>(low).bits | uint32_t{from_float<T, kRounding>(high).bits} << 16;
+  }
+  return rounded;
+}
+
+__device__ inline float inverse_sum(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }  // 0: no key was visible
+
+__device__ inline float natural_lse(float maximum, float sum) {
+  return sum == 0.f ? -__builtin_inff() : (maximum + fast_log2(sum)) * kLn2;
+}
+
+/// q of the block's rows; rows past the end repeat the last one. Begins with nothing summed.
+__device__ void load_rows(RowState& state, const FlashAttnArgs& args, const Task& task) {
+  const char* q = task.queries_of(args.q) + 16 * quad();
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    const int row = task.row + tile_row(t, column());
+    const char* source = q + (row < task.queries ? row : task.queries - 1) * args.q.row;
+    state.maximum[t] = kMinimum;
+    state.sum[t] = 0.f;
+#pragma unroll
+    for (int j = 0; j < kDimGroups; ++j) {
+      const Chunk chunk = *reinterpret_cast<const Chunk*>(source + 64 * j);
+      state.q[t][j][0] = chunk.lo;
+      state.q[t][j][1] = chunk.hi;
+      state.out[t][j][0] = state.out[t][j][1] = Accumulator{};
+    }
+  }
+}
+
+/// The sum over a row's four lanes, for every tile.
+__device__ void sum_rows(RowState& state) {
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    state.sum[t] += lane_xor<16>(state.sum[t]);
+    state.sum[t] += lane_xor<32>(state.sum[t]);
+  }
+}
+
+__device__ void store_rows(const RowState& state, const FlashAttnArgs& args, const Task& task) {
+  const int lane = fresh_lane();
+  char* out = const_cast<char*>(task.queries_of(args.out)) + 16 * (lane / 16);
+  float* lse = args.lse + task.sequence * args.lse_batch + task.head * args.lse_head + task.first_query;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    const int row = task.row + tile_row(t, lane % 16);
+    if (row >= task.queries) continue;
+    const float inverse = inverse_sum(state.sum[t]);
+#pragma unroll
+    for (int g = 0; g < kDimGroups; ++g) {
+      float values[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][i / 2] * inverse;
+      *reinterpret_cast<Chunk*>(out + row * args.out.row + 64 * g) = round_row<Element>(values);
+    }
+    if (args.lse != nullptr && lane < 16) lse[row] = natural_lse(state.maximum[t], state.sum[t]);
+  }
+}
+
+/// What a part of the keys gives: fp32 out [kBlockM, HEAD_DIM] not divided by the sum, maxima and sums [kBlockM].
+struct PartialResult {
+  static constexpr int kFloats = kBlockM * (kHeadDim + 2);
+
+  float *out, *maximum, *sum;
+
+  __device__ PartialResult(float* partials, int tail, int parts, int part)
+      : out(partials + (static_cast<int64_t>(tail) * parts + part) * kFloats),
+        maximum(out + kBlockM * kHeadDim),
+        sum(maximum + kBlockM) {}
+};
+
+__device__ void store_partial(const RowState& state, const FlashAttnArgs& args, const Task& task) {
+  const PartialResult partial(args.partials, task.tail, task.parts, task.part);
+  const int lane = fresh_lane();
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) {
+    const int row = tile_row(t, lane % 16);
+#pragma unroll
+    for (int g = 0; g < kDimGroups; ++g) {
+      Vec<float, 8> values;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][i / 2];
+      store_vec(partial.out + row * kHeadDim + 32 * g + 8 * (lane / 16), values);
+    }
+    if (lane < 16) {
+      partial.maximum[row] = state.maximum[t];
+      partial.sum[row] = state.sum[t];
+    }
+  }
+}
+
+}  // namespace
+
+constexpr int kMergeRows = kThreads / (kHeadDim / 8);  // of a workgroup: 8 elements of a row per work-item
+
+/// One row of a split query block from its parts, in their order.
+__device__ inline void merge_row(const FlashAttnArgs& args, Task task, int row, int byte) {
+  float maximum = kMinimum;
+  for (int part = 0; part < task.parts; ++part)
+    maximum = __builtin_fmaxf(maximum, PartialResult(args.partials, task.tail, task.parts, part).maximum[row]);
+  float values[8] = {}, sum = 0.f;
+  for (int part = 0; part < task.parts; ++part) {
+    const PartialResult partial(args.partials, task.tail, task.parts, part);
+    const float weight = fast_exp2(partial.maximum[row] - maximum);
+    sum += weight * partial.sum[row];
+    const Vec<float, 8> out = load_vec<8>(partial.out + row * kHeadDim + byte / 2);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] += weight * out.data[i];
+  }
+  const float inverse = inverse_sum(sum);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] *= inverse;
+  char* out = const_cast<char*>(task.queries_of(args.out)) + (task.row + row) * args.out.row;
+  *reinterpret_cast<Chunk*>(out + byte) = round_row<Element>(values);
+  if (args.lse != nullptr && byte == 0)
+    args.lse[task.sequence * args.lse_batch + task.head * args.lse_head + task.first_query + task.row + row] =
+        natural_lse(maximum, sum);
+}
+
+}  // namespace aiter_like

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+// Arguments of flash_attn_fwd.hip's kernels, and what one workgroup takes of them.
+#pragma once
+
+#include "flash_attn_layout.h"
+#include "flash_attn_plan.h"
+
+namespace aiter_like {
+
+/// Strides in bytes.
+struct FlashAttnTensor {
+  const void* data;
+  int64_t batch, row, head;
+};
+
+struct FlashAttnArgs {
+  FlashAttnTensor q, k, v, out;    // [batch, rows, heads, HEAD_DIM], varlen without batch
+  float* lse;                      // [batch, num_heads, seqlen_q], varlen [num_heads, total_q]; or null
+  float* partials;                 // of split query blocks, see PartialResult
+  const int* cu_seqlens_q;         // [batch + 1] each, or null: dense
+  const int* cu_seqlens_k;
+  const int* seqlens_k;            // [batch], or null
+  int64_t lse_batch, lse_head;     // strides
+  int batch, seqlen_q, seqlen_k;   // varlen: number of sequences, total rows, total keys
+  int window_left, window_right;   // keys before and after a row's own that it sees
+  float scale_log2;                // softmax_scale · log2 e
+  int slots;                       // query blocks per head: of a sequence, or varlen of all sequences
+  KeySplit split;
+  Divider group, slots_of_group, kv_heads, parts;
+};
+
+namespace {
+
+__device__ inline int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+
+/// A query block of one head of one sequence, and its share of the keys.
+struct Task {
+  int sequence, head, kv_head;
+  int first_query, queries;   // of the sequence: where its rows begin in q, and how many
+  int first_key, keys;
+  int row;                    // first row of the block; not below `queries` for a slot that no row needs
+  int part, parts;
+  int tail;                   // index among the split query blocks
+
+  __device__ static Task of(const FlashAttnArgs& args, int id) {
+    Task task;
+    task.part = task.tail = 0;
+    task.parts = 1;
+    if (id < args.split.whole) {
+      id = xcd_order(id, args.split.whole, static_cast<int>(args.slots_of_group.divisor));
+    } else {
+      const int extra = id - args.split.whole;
+      task.parts = args.split.parts;
+      task.tail = static_cast<int>(args.parts.divide(extra));
+      task.part = extra - task.tail * task.parts;
+      id = args.split.whole + task.tail;
+    }
+    task.find_head(args, id);
+    return task;
+  }
+
+  /// Where the block's rows are in a tensor: row `first_query` of this head.
+  __device__ const char* queries_of(const FlashAttnTensor& t) const { return base(t, first_query, head); }
+  __device__ const char* keys_of(const FlashAttnTensor& t) const { return base(t, first_key, kv_head); }
+
+ private:
+  // id = ((sequence · kv_heads + kv_head) · slots + slot) · group + member; varlen: all sequences' slots in one.
+  __device__ void find_head(const FlashAttnArgs& args, int id) {
+    const int chunk = static_cast<int>(args.slots_of_group.divide(id));
+    id -= chunk * static_cast<int>(args.slots_of_group.divisor);
+    sequence = static_cast<int>(args.kv_heads.divide(chunk));
+    kv_head = chunk - sequence * static_cast<int>(args.kv_heads.divisor);
+    int slot = static_cast<int>(args.group.divide(id));
+    const int group_size = static_cast<int>(args.group.divisor);
+    head = kv_head * group_size + id - slot * group_size;
+    if (kLimitsRight) slot = args.slots - 1 - slot;  // the longest first
+    if (args.cu_seqlens_q != nullptr) {
+      find_sequence(args, slot);
+    } else {
+      first_query = first_key = 0;
+      queries = args.seqlen_q;
+      keys = args.seqlens_k == nullptr ? args.seqlen_k : clamp(args.seqlens_k[sequence], 0, args.seqlen_k);
+      row = slot * kBlockM;
+    }
+  }
+
+  // Whatever cu_seqlens holds, no row outside the tensors comes out.
+  __device__ void find_sequence(const FlashAttnArgs& args, int slot) {
+    int begun = 0;  // sequences whose slots begin here or before
+    for (int first = 0; first < args.batch; first += kWaveSize) {
+      const int s = first + lane_index();
+      const int start = clamp(args.cu_seqlens_q[s < args.batch ? s : args.batch], 0, args.seqlen_q);
+      begun += __builtin_popcountll(
+          __builtin_amdgcn_ballot_w64(s < args.batch && first_slot(start, s, kBlockM) <= slot));
+    }
+    sequence = begun > 0 ? begun - 1 : 0;
+    first_query = clamp(args.cu_seqlens_q[sequence], 0, args.seqlen_q);
+    queries = clamp(args.cu_seqlens_q[sequence + 1], first_query, args.seqlen_q) - first_query;
+    first_key = clamp(args.cu_seqlens_k[sequence], 0, args.seqlen_k);
+    keys = clamp(args.cu_seqlens_k[sequence + 1], first_key, args.seqlen_k) - first_key;
+    row = (slot - first_slot(first_query, sequence, kBlockM)) * kBlockM;
+    if (row < 0) row = queries;
+    sequence = 0;  // varlen tensors have no batch stride
+  }
+
+  __device__ const char* base(const FlashAttnTensor& t, int first_row, int of_head) const {
+    return static_cast<const char*>(t.data) + sequence * t.batch + first_row * t.row + of_head * t.head;
+  }
+};
+
+/// Key blocks of a task: [first, end), of which [clear, clear_end) hide nothing from any of its rows.
+struct KeyBlocks {
+  int first, end, clear, clear_end;
+
+  __device__ static KeyBlocks of(const FlashAttnArgs& args, const Task& task) {
+    const int blocks = (task.keys + kBlockN - 1) / kBlockN, full = task.keys / kBlockN;
+    KeyBlocks range{0, blocks, 0, full};
+    if (!kLimitsRight) return range;
+    const int last_row = (task.row + kBlockM < task.queries ? task.row + kBlockM : task.queries) - 1;
+    const int delta = task.keys - task.queries;
+    if (kLimitsLeft) {
+      const int hidden = task.row + delta - args.window_left;  // keys before it are hidden from all rows
+      range.first = hidden > 0 ? hidden / kBlockN : 0;
+      range.clear = (last_row + delta - args.window_left + kBlockN - 1) >> 6;
+    }
+    range.end = clamp(((last_row + delta + args.window_right) >> 6) + 1, 0, blocks);
+    range.clear_end = clamp((task.row + delta + args.window_right + 1) >> 6, 0, full);
+    range.end = range.end < range.first ? range.first : range.end;
+    range.clear = clamp(range.clear, range.first, range.end);
+    range.clear_end = clamp(range.clear_end, range.clear, range.end);
+    return range;
+  }
+};
+
+static_assert(kBlockN == 1 << 6);
+
+}  // namespace
+}  // namespace aiter_like

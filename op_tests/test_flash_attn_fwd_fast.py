@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""The hand-scheduled kernel of flash_attn_fwd (backend "hip"): edges of blocks, masks, packed sequences, split keys,
+workspace, order of waves. What holds for every backend is in test_flash_attn_fwd.py.
+"""
+
+from __future__ import annotations
+
+import attention_cases as cases
+import pytest
+import torch
+
+import aiter_like
+from aiter_like import sim
+from aiter_like.attention_call import AttentionCall
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.testing_attention import check_attention
+
+BF16 = torch.bfloat16
+ROWS = {64: 512, 128: 384}  # query rows of a workgroup
+
+
+def call_of(q, k, v, *, window=(-1, -1), seqlens_k=None, workspace=None, num_splits=0, rounding=0,
+            cu_seqlens=(None, None)):
+    """A call of the operator itself: what the public functions do not hand through."""
+    is_varlen = cu_seqlens[0] is not None
+    out = torch.full_like(q, torch.nan)
+    shape = (q.shape[1], q.shape[0]) if is_varlen else (q.shape[0], q.shape[2], q.shape[1])
+    lse = torch.full(shape, torch.nan, dtype=torch.float32, device=q.device)
+    row = 0 if is_varlen else 1
+    return AttentionCall(out, lse, q, k, v, *cu_seqlens, seqlens_k, *[None] * 7, workspace, q.shape[row], k.shape[row],
+                         q.shape[-1] ** -0.5, *window, 0, 0.0, 0.0, num_splits, rounding)
+
+
+def attend(q, k, v, **options):
+    """out, lse."""
+    call = call_of(q, k, v, **options)
+    flash_attn_fwd(*call, backend="hip")
+    return call.out, call.lse
+
+
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_edges_of_blocks(device, run, head_dim):
+    rows = ROWS[head_dim]
+    for index, (seqlen_q, seqlen_k) in enumerate((
+            (rows - 1, 65), (rows, 128), (rows + 1, 127), (1, 1), (17, 63), (2 * rows + 1, 64), (128, 193), (3, 0))):
+        for causal in (False, True):
+            cases.check_dense(run, "hip", *cases.dense(device, 1 + index % 2, seqlen_q, seqlen_k, 2, 1 + index % 2,
+                                                       head_dim, BF16, index), causal=causal)
+
+
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_windows(device, run, head_dim):
+    """Left and right edges in the same block, in neighbouring ones, and with whole blocks hidden on both sides."""
+    shapes = ((ROWS[head_dim] + 80, ROWS[head_dim] + 80), (100, 700), (500, 90))
+    for seqlen_q, seqlen_k in shapes:
+        args = cases.dense(device, 1, seqlen_q, seqlen_k, 2, 1, head_dim, BF16)
+        for window in ((0, 0), (100, 0), (64, 63), (10, -1), (3000, 3), (200, 300)):
+            cases.check_dense(run, "hip", *args, window_size=window)
+
+
+def test_right_limit_alone(device, run):
+    """It takes the build of the causal mask."""
+    args = cases.dense(device, 1, 450, 300, 2, 2, 128, BF16)
+    for right in (0, 1, 64, 200, 1000):
+        cases.check_dense(run, "hip", *args, window_size=(-1, right))
+
+
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_packed_sequences(device, run, head_dim):
+    """Empty ones, ones without keys, ones that fill a block exactly; more sequences than lanes."""
+    rows = ROWS[head_dim]
+    long = cases.packed(device, (5, 0, rows, 1, rows + 30), (70, 3, 0, 129, rows + 30), 4, 2, head_dim, BF16)
+    many = cases.packed(device, [1 + index % 3 for index in range(150)], [index % 5 for index in range(150)], 2, 1,
+                        head_dim, BF16)
+    for args in (long, many):
+        for options in ({}, {"causal": True}):
+            cases.check_varlen(run, "hip", *args, **options)
+
+
+def test_lengths_that_lie(device):
+    """Whatever cu_seqlens and seqlens_k hold, nothing outside the tensors is touched: the bounds checker says."""
+    q, k, v = (tensor[0] for tensor in cases.dense(device, 1, 600, 700, 2, 1, 64, BF16))
+    for starts in ((0, 900, 600), (-5, 300, 10**9), (500, 100, 600), (-(2**31), 2**31 - 1, 7), (600, 600, 600)):
+        wrong = torch.tensor(starts, dtype=torch.int32, device=device)
+        for pair in ((wrong, wrong), (torch.tensor((0, 250, 600), dtype=torch.int32, device=device), wrong)):
+            for window in ((-1, -1), (-1, 0)):
+                attend(q, k, v, window=window, cu_seqlens=pair)
+    q, k, v = cases.dense(device, 3, 20, 150, 2, 1, 64, BF16)
+    lengths = torch.tensor((-3, 10**9, 64), dtype=torch.int32, device=device)
+    out, lse = attend(q, k, v, seqlens_k=lengths)
+    for index, length in enumerate((0, 150, 64)):
+        part = slice(index, index + 1)
+        check_attention(out[part], lse[part], q[part], k[part, :length], v[part, :length], rounding="rtne")
+
+
+@pytest.mark.parametrize("window", ((-1, -1), (-1, 0), (40, 0)))
+def test_lengths_per_sequence(device, window):
+    q, k, v = cases.dense(device, 3, 70, 300, 4, 2, 128, BF16)
+    out, lse = attend(q, k, v, window=window, rounding=1,
+                      seqlens_k=torch.tensor((300, 64, 5), dtype=torch.int32, device=device))
+    for index, length in enumerate((300, 64, 5)):
+        part = slice(index, index + 1)
+        check_attention(out[part], lse[part], q[part], k[part, :length], v[part, :length], rounding="rtna",
+                        window_size=window)
+
+
+@pytest.mark.parametrize("dtype", (BF16, torch.float16))
+def test_keys_split_between_workgroups(device, dtype):
+    """One query block on 304 CUs: 10 parts. Equal within the bound, not bit by bit; and only the workspace is used."""
+    q, k, v = cases.dense(device, 1, 20, 3100, 1, 1, 64, dtype)
+    size = aiter_like.attention_workspace_bytes(q, k)
+    assert size == 10 * 512 * (64 + 2) * 4
+    memory = torch.full((size + 512,), 0x5A, dtype=torch.uint8, device=device)
+    out, lse = attend(q, k, v, workspace=memory[256:256 + size])
+    assert (memory[:256] == 0x5A).all() and (memory[256 + size:] == 0x5A).all()
+    whole = attend(q, k, v, num_splits=1)
+    for result in ((out, lse), whole):
+        check_attention(*result, q, k, v, rounding="rtne")
+    assert not torch.equal(out, whole[0])
+    again = attend(q, k, v)  # into memory of torch's allocator
+    assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
+    with pytest.raises(ValueError, match=f"workspace must have {size} bytes"):
+        attend(q, k, v, workspace=memory[:size - 1])
+
+
+def test_float16_towards_zero(device):
+    q, k, v = cases.dense(device, 1, 50, 130, 2, 1, 64, torch.float16)
+    out, lse = attend(q, k, v, rounding=2)
+    check_attention(out, lse, q, k, v, rounding="rtz")
+    shrunk = out.double().abs().mean() / attend(q, k, v)[0].double().abs().mean()
+    assert shrunk < 1 - 2e-4
+
+
+def test_order_of_waves_does_not_matter(device):
+    """Two groups of waves, one slot apart, share two buffers: seeds of the simulator draw who runs first."""
+    if device.type != "cpu":
+        pytest.skip("the simulator's schedules")
+    q, k, v = cases.dense(device, 1, 400, 330, 2, 1, 128, BF16)
+    first = attend(q, k, v, window=(-1, 0))
+    for seed in range(1, 9):
+        with sim.enabled(checks=True, fuzz=seed):
+            again = attend(q, k, v, window=(-1, 0))
+        assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1]), seed
+
+
+def test_addresses_that_are_not_aligned_are_refused(device):
+    q, k, v = cases.dense(device, 1, 5, 9, 1, 1, 64, BF16)
+    shifted = torch.empty(k.numel() + 1, dtype=BF16, device=device)[1:].view_as(k).copy_(k)
+    with pytest.raises(ValueError, match="k must begin at a multiple of 16 bytes"):
+        attend(q, shifted, v)
+    with pytest.raises(UnsupportedError, match="strides of q must be multiples of 8 elements"):
+        attend(torch.empty(1, 5, 1, 65, dtype=BF16, device=device)[..., :64], k, v)
