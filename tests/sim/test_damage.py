@@ -21,8 +21,9 @@ _NORM = ("<QQQQQqqqqqif", "0", 0, "1", 0, "2", *4 * (_HIDDEN,), _ROWS, _HIDDEN, 
 _NORM_INSTANCE = ("-DELEMENT=float", "-DWEIGHT=float", "-DLANES=256", "-DVECTORS=1", "-DVEC=4", "-DIS_WHOLE=1",
                   "-DHAS_RESIDUAL=0", "-DIS_GEMMA=0", "-DIS_MODEL_SENSITIVE=0")
 _HEADS = (2 * 32 * 64, 2 * 64, 2 * 64)  # strides in bytes
-_ATTENTION = ("<" + 4 * "Qqqq" + "5Q2q5if3i" + 4 * "IIi", "1", *_HEADS, "2", *_HEADS, "1", *_HEADS, "0", *_HEADS,
-              *[0] * 5, 32, 32, 1, 32, 32, 32, 0, 0.125, 1, 1, 1, *4 * (1, 2**31, 31))
+_ATTENTION = ("<" + 4 * "Qqqq" + "5Q2q5if3i" + 4 * "IIi" + "4x", "1", *_HEADS, "2", *_HEADS, "1", *_HEADS, "0", *_HEADS,
+              0, "3", *[0] * 3, 32, 32, 1, 32, 32, 32, 0, 0.125, 1, 0, 1, *4 * (1, 2**31, 31))
+_ATTENTION_SIZES = (4096, 4096, 4096, 512 * (64 + 2) * 4)  # the last: a partial result, for the kernel that merges
 _BARE, _BUNDLE = ("--no-gpu-bundle-output",), ("--gpu-bundle-output",)
 
 GATHER = """
@@ -71,7 +72,7 @@ def corpus(tmp_path_factory) -> Path:
     instance = ("-DHEAD_DIM=64", "-DELEMENT=bf16", "-DROUNDING=0", "-DMASK=1", f"-I{paths.csrc() / 'attention'}")
     sizes, gather = (2048, 2048, 2048), ("<QQi4x", "0", "1", 3)
     samples = [Sample("HIP rms_norm", code_object(rms_norm, *_BARE, *_NORM_INSTANCE), 256, sizes, _NORM),
-               Sample("HIP flash_attn", code_object(attention, *_BARE, *instance), 512, (4096,) * 3, _ATTENTION),
+               Sample("HIP flash_attn", code_object(attention, *_BARE, *instance), 512, _ATTENTION_SIZES, _ATTENTION),
                Sample("HIP gather", code_object(GATHER, *_BARE), 64, (256, 256), gather),
                Sample("bundle", code_object(GATHER, *_BUNDLE), 64, (256, 256), gather),
                Sample("compressed", code_object(GATHER, *_BUNDLE, "--offload-compress"), 64, (256, 256), gather),

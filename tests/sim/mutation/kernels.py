@@ -160,7 +160,7 @@ def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
                   *dividers)
         name = f"q{rows} k{keys}{' causal' * is_causal}{' lse' * has_lse}"
         launches.append(launch(name, (slots * heads * batch,), 512, "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 4, values,
-                               (3, 4)))
+                               (12, 16)))
     return [Kernel("", elf, symbol, tuple(launches))]
 
 
