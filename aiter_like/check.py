@@ -27,7 +27,8 @@ def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: C
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
-    if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+    # torch.compile cannot trace the questions about views; what it passes on is asked again when it runs.
+    if value.layout is not torch.strided or not torch.compiler.is_compiling() and (value.is_conj() or value.is_neg()):
         view = "a conjugate or negative view" if value.layout is torch.strided else value.layout
         raise TypeError(f"{op}: {name} must be a dense tensor, got {view}")
     if dtypes is not None and value.dtype not in dtypes:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 
 import attention_cases as cases
@@ -153,3 +154,34 @@ def test_any_call_is_right_or_refused(device, data, backend, dtype, causal, scal
         assert "flash_attn_f" in str(error)
         return
     check_attention(out, lse, *tensors, scale, causal, cases.rounding_of(backend, dtype, rounding), window_size=window)
+
+
+AITER = {  # names and defaults in AITER's order; ours may only add keywords
+    "flash_attn_func": "q k v dropout_p=0.0 softmax_scale=None causal=False window_size=(-1,-1,0) bias=None "
+        "alibi_slopes=None deterministic=True return_lse=False return_attn_probs=False how_v3_bf16_cvt=1 "
+        "cu_seqlens_q=None cu_seqlens_kv=None sink_ptr=None num_splits=0",
+    "flash_attn_varlen_func": "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k min_seqlen_q=0 dropout_p=0.0 "
+        "softmax_scale=None logits_soft_cap=0.0 causal=False window_size=(-1,-1,0) bias=None alibi_slopes=None "
+        "deterministic=False return_lse=False return_attn_probs=False how_v3_bf16_cvt=1 block_table=None out=None "
+        "cu_seqlens_q_padded=None cu_seqlens_k_padded=None sink_ptr=None",
+    "flash_attn_fp8_pertensor_func": "q k v q_descale k_descale v_descale causal=False window_size=(-1,-1,0) "
+        "softmax_scale=None sink_ptr=None",
+    "flash_attn_varlen_fp8_pertensor_func": "q k v q_descale k_descale v_descale cu_seqlens_q cu_seqlens_k "
+        "max_seqlen_q max_seqlen_k min_seqlen_q=0 logits_soft_cap=0.0 causal=False window_size=(-1,-1,0) "
+        "softmax_scale=None sink_ptr=None",
+    "flash_attn_with_kvcache": "q k_cache v_cache k=None v=None qv=None cache_seqlens=None softmax_scale=None "
+        "causal=True window_size=(-1,-1) attention_chunk=0 softcap=0.0 num_splits=0 pack_gqa=None sm_margin=0 "
+        "q_descale=None k_descale=None v_descale=None max_seqlen_q=None return_softmax_lse=False page_table=None "
+        "cache_batch_idx=None cache_leftpad=None rotary_cos=None rotary_sin=None rotary_seqlens=None "
+        "cu_seqlens_q=None cu_seqlens_k_new=None",
+}
+
+
+@pytest.mark.parametrize("name", AITER)
+def test_signature_is_aiters(name):
+    positional, keywords = [], []
+    for parameter in inspect.signature(getattr(aiter_like, name)).parameters.values():
+        default = "" if parameter.default is parameter.empty else f"={parameter.default}".replace(" ", "")
+        (keywords if parameter.kind is parameter.KEYWORD_ONLY else positional).append(f"{parameter.name}{default}")
+    assert " ".join(positional) == AITER[name]
+    assert {"out=None", "backend=None"} <= {*keywords, *positional}

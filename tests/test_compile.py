@@ -49,6 +49,56 @@ def test_flash_attn_func_compiles_whole(backend, return_lse):
         assert torch.equal(got, expected)
 
 
+def _attention_calls():
+    """Name → (function of the tensors, the tensors)."""
+    q, k, v = _attention_inputs()
+    starts_q, starts_k = (torch.tensor(ends, dtype=torch.int32) for ends in ((0, 5, 17), (0, 20, 33)))
+    fp8 = [tensor.to(torch.float8_e4m3fnuz) for tensor in (q, k, v)]
+    scale, slopes = torch.ones(1), torch.ones(4)
+
+    def packed(q, k, v):
+        return aiter_like.flash_attn_varlen_func(q[0], k[0], v[0], starts_q, starts_k, 12, 20, causal=True,
+                                                 return_lse=True, backend="triton")
+
+    def with_cache(q, k, v):
+        return aiter_like.flash_attn_with_kvcache(q, k, v, k[:, :1], v[:, :1], cache_seqlens=starts_k[1:2],
+                                                  backend="triton")
+
+    def with_options(q, k, v):
+        return aiter_like.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), layout="bhsd", round_mode="rtz",
+                                          window_size=(9, 0, 1), alibi_slopes=slopes, sink_ptr=slopes,
+                                          logits_soft_cap=5.0, cu_seqlens_kv=starts_k[:2], backend="triton")
+
+    def quantised(q, k, v):
+        return aiter_like.flash_attn_fp8_pertensor_func(q, k, v, scale, scale, scale, causal=True, backend="triton")
+
+    return {"packed": (packed, (q, k, v)), "with_cache": (with_cache, (q, k, v)),
+            "with_options": (with_options, (q, k, v)), "quantised": (quantised, fp8)}
+
+
+@pytest.mark.parametrize("name", ["packed", "with_cache", "with_options", "quantised"])
+def test_attention_functions_compile_whole(name):
+    function, inputs = _attention_calls()[name]
+    with torch.no_grad():
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")(*(x.clone() for x in inputs))
+        eager = function(*(x.clone() for x in inputs))
+    pairs = zip(compiled, eager, strict=True) if isinstance(eager, tuple) else [(compiled, eager)]
+    assert all(torch.equal(got, expected) for got, expected in pairs)
+
+
+def test_training_step_compiles_whole():
+    """What is differentiated, too, stays in one graph."""
+    def loss(q, k, v):
+        return aiter_like.flash_attn_func(q, k, v, causal=True, backend="hip").float().square().sum()
+
+    grads = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        inputs = [tensor.requires_grad_() for tensor in _attention_inputs()]
+        function(*inputs).backward()
+        grads.append([tensor.grad for tensor in inputs])
+    assert all(map(torch.equal, *grads))
+
+
 def test_compiled_graph_names_our_operators():
     """The operators stand in the graph under our namespace, not what they are made of."""
     targets = []
@@ -73,6 +123,10 @@ def test_opcheck(backend):
     keyword = {"backend": backend}
     for args in ((out, lse, q, k, v, True, 1), (out, None, q, k, v, False, 0)):
         torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, attention_fwd._dense(*args), keyword)
+    starts = torch.tensor((0, 5, 17), dtype=torch.int32)
+    packed = attention_fwd._dense(out, None, q, k, v, True, 1)._replace(
+        out=out[0], q=q[0], k=k[0], v=v[0], cu_seqlens_q=starts, cu_seqlens_k=starts, sink=torch.ones(4), softcap=3.0)
+    torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, packed, {"backend": "triton"})
     x, weight = _norm_inputs()
     torch.library.opcheck(torch.ops.aiter_like.rms_norm_out,
                             (torch.empty_like(x), x, weight, 1e-6, 0, None, None, False), keyword)
