@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""What the kernels move on gfx942, by the simulator's counters: no more than the operation needs, 16 bytes at a time,
+and no scratch. A case is an operator's own for the tuner."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import aiter_like  # noqa: F401  (declares the operators)
+from aiter_like import sim
+from aiter_like.dispatch import OPS
+from aiter_like.jit import build, code_object
+from aiter_like.jit.compile_ops import JitFunction
+
+BYTES = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2, "dword": 4, "dwordx2": 8,
+         "dwordx3": 12, "dwordx4": 16}
+FP8 = "fp8_e4m3fnuz"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator's call.
+
+    Attributes:
+        key: the tune key.
+        rows: of the matrices, each of which reads the vectors among the arguments, all but the first from a cache.
+        halves: the part of all bytes that accesses of 8 bytes move: results of 8 bits, of which a lane has 8.
+    """
+
+    op: str
+    key: dict[str, int | str]
+    rows: int
+    halves: float = 0.0
+
+    def __str__(self) -> str:
+        return "-".join([self.op, *(str(value) for value in self.key.values())])
+
+
+def norm(op: str, rows: int, hidden: int, halves: float = 0.0, **key: int | str) -> Case:
+    return Case(op, {"rows": rows, "hidden": hidden, "dtype": "bf16", **key}, rows, halves)
+
+
+def quant(op: str, rows: int, columns: int, group_size: int, halves: float) -> Case:
+    return Case(op, {"rows": rows, "columns": columns, "group_size": group_size, "dtype": "bf16", "out_dtype": FP8}, 1,
+                halves)
+
+
+CASES = (
+    norm("rms_norm", 16, 4096, has_residual=0),
+    norm("rms_norm", 16, 4096, has_residual=1),
+    norm("layer_norm", 16, 1024, out_dtype="bf16", has_residual=0),
+    norm("rms_norm_quant", 16, 1024, 1 / 5, out_dtype=FP8, group_size=0, has_residual=0),
+    norm("gated_rms_norm", 16, 1024, out_dtype="bf16"),
+    Case("act_and_mul", {"rows": 16, "columns": 1024, "dtype": "bf16", "out_dtype": "bf16"}, 1),
+    quant("act_and_mul_quant", 16, 1024, 128, 1 / 5),
+    quant("row_quant", 40, 1024, 0, 1 / 3),
+    quant("row_quant", 40, 1024, 128, 1 / 3),
+)
+
+
+def size_of(mnemonic: str) -> int:
+    """Bytes of a lane's access."""
+    return BYTES[re.fullmatch(r"(?:global|buffer)_(?:load|store)_(\w+?)(?:_d16(?:_hi)?)?", mnemonic)[1]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_moves_each_byte_once_in_wide_accesses(device, monkeypatch, case):
+    if device.type != "cpu":
+        pytest.skip("counters of the simulator")
+    bound = []
+    bind = JitFunction.bind
+    monkeypatch.setattr(JitFunction, "bind", lambda self, target, args, **params: (
+        bound.append(self.spec(target, args, **params)), bind(self, target, args, **params))[1])
+    op = OPS[case.op]
+    args = op.tuning.case(case.key, device, 0)
+    op.reset()  # the call that is counted binds its kernel
+    with sim.enabled(checks=False) as session:
+        op(*args, backend="hip")
+    ((kernel, counts),) = session.counters.items()
+
+    accesses = counts["accesses"]
+    moved = {name: 64 * size_of(name) * count for name, count in accesses.items() if size_of(name) >= 8}
+    vectors = sum(arg.nbytes for arg in args if isinstance(arg, torch.Tensor) and arg.ndim == 1)
+    needed = op.tuning.needs(args)[0] + (case.rows - 1) * vectors
+    assert sum(moved.values()) <= 1.05 * needed, (moved, needed)
+    assert sum(moved[name] for name in moved if size_of(name) == 8) == case.halves * sum(moved.values()), moved
+    stores = sum(count for name, count in accesses.items() if "store" in name and size_of(name) >= 8)
+    assert sum(accesses.values()) - sum(map(accesses.get, moved)) <= stores, accesses  # scales, by one lane of many
+
+    (spec,) = bound
+    image = build.ensure(spec).path.read_bytes()
+    bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]
+    facts = sim.inspect(code_object.unbundled(bundle, spec.arch))[kernel]
+    assert (facts["private_bytes"], facts["vgpr_spills"], facts["sgpr_spills"]) == (0, 0, 0), facts
