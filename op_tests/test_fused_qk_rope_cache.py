@@ -11,13 +11,14 @@ import math
 
 import pytest
 import torch
-from kv_cache_cases import LAYOUTS, Caches, make
+from kv_cache_cases import LAYOUTS, Caches, make, runs_of_slots
 from rope_cases import rope_float64, tables
 
 import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.kv_layout import as_bytes
 from aiter_like.testing import TOLERANCES, assert_within, strided_like
 
 BACKENDS = ("hip", "triton", "torch")
@@ -107,6 +108,23 @@ def test_rope_and_cache(device, run, backend, layout, is_fp8):
         check("k_out", outs[1], *key)
         check_caches(caches, before, slots, key, (v.cpu().double(), v.cpu().double().abs()), scales)
         assert len(outs) == 5 and outs[4].shape == q.shape and not outs[4].any()
+
+
+@pytest.mark.parametrize("layout, is_fp8", (("columns", False), ("shuffled", False), ("shuffled", True)))
+def test_runs_of_neighbouring_slots(device, run, layout, is_fp8):
+    """What tiles of tokens write is what single tokens write to rows."""
+    slots, cache_dtype = runs_of_slots(), dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
+    (cos, sin), _ = tables(torch.rand(40, 32, generator=torch.Generator().manual_seed(2)) * 50, BF16, device)
+    q, k, v = (randn(len(slots), count, 64, device=device, seed=count + 5) for count in (HEADS, KV_HEADS, KV_HEADS))
+    scale, rows = torch.tensor([0.5], device=device), []
+    for each in ("nhd", layout):
+        caches = make(device, each, 15, PAGE, KV_HEADS, (64, 64), cache_dtype)
+        before = caches.storage.clone()
+        run("hip", aiter_like.fused_qk_rope_reshape_and_cache, q, k, v, caches.key, caches.value, slots.to(device),
+            (torch.arange(len(slots)) % 40).to(device), cos, sin, scale, scale, True, each == "nhd")
+        places = slots.clamp(0).to(device)
+        rows = rows or [as_bytes(cache).flatten(0, 1)[places].view(cache_dtype) for cache in (caches.key, caches.value)]
+    caches.check(before, rows, slots)
 
 
 @pytest.mark.parametrize("backend, is_fp8, layout", (

@@ -203,6 +203,8 @@ def bad_flash_calls(device):
                                                                     None)
     yield "key_cache must have dtype torch.float8", TypeError, (key, value, kc, vc, slots, "fp8", one, one)
     yield "key_cache: fp8 on .* is", TypeError, (key, value, foreign, vc.to(other), slots, "fp8", one, one)
+    yield "key: fp8 on .* is", TypeError, (key.to(other), value.to(other), foreign, vc.to(other), slots, "auto", None,
+                                           None)
     yield "kv_cache_dtype must be 'auto', 'fp8' or", ValueError, (key, value, kc, vc, slots, "int8", None, None)
     yield "slot_mapping must have dtype", TypeError, (key, value, kc, vc, slots.float(), "auto", None, None)
     yield "slot_mapping must have 1 dimension", ValueError, (key, value, kc, vc, slots[None], "auto", None, None)

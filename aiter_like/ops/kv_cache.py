@@ -13,7 +13,6 @@ from aiter_like.jit import Instance, compile_ops
 
 __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
 
-_FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _MAX_ACCESSES = 2**31 - 1  # of one launch
 _TOKEN_GROUP = 64  # reshape_and_cache.hip rounds tokens up to it
@@ -62,7 +61,7 @@ def _check_dtypes(op: str, name: str, cache: Tensor, source_name: str, source: T
     """What a cache of `kv_cache_dtype` holds: the source's dtype, or fp8, also as bytes."""
     check.choice(op, "kv_cache_dtype", kv_cache_dtype, _CACHE_DTYPES)
     if kv_cache_dtype == "auto":
-        check.tensor(op, source_name, source, dtypes=(*kv_layout.FLOATS, *_FP8), last_contiguous=False)
+        kv_layout.check_fp8(op, source_name, source, kv_layout.FLOATS)
         check.tensor(op, name, cache, dtypes=(source.dtype,), last_contiguous=False)
         return
     check.tensor(op, source_name, source, dtypes=kv_layout.FLOATS, last_contiguous=False)

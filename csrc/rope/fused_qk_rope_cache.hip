@@ -8,11 +8,14 @@
 //   3. rotates in fp32; q, and k and v where they are wanted, rounded once to ELEMENT
 //   4. k and v from the same fp32 values into the cache; slots outside the cache are skipped
 //
-// Tile: HEAD_DIM / (2 · VEC) lanes take a head of a token, the rest of a power of two idle. LDS: none. VEC elements are
-// 16 bytes where heads, rotated part and strides are multiples of that.
+// In the packed layouts neighbouring lanes take neighbouring tokens' keys, and V, which keeps tokens together there, goes
+// through LDS in tiles of 64 tokens or more of one head (kv_tile.h): packs of tokens leave in 16 bytes.
+//
+// Tile: HEAD_DIM / (2 · VEC) lanes take a head of a token, the rest of a power of two idle. LDS: a tile in the packed
+// layouts, else none. VEC elements are 16 bytes where heads, rotated part and strides are multiples of that.
 // Bound: memory. A token moves each element of q, k and v once in, once out; weights and tables stay in cache.
 #include "aiter_like/ffi.h"
-#include "aiter_like/kv_cache.h"
+#include "aiter_like/kv_tile.h"
 #include "aiter_like/rope.h"
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(CACHE) || !defined(HEAD_DIM) || !defined(HAS_NORM) || \
@@ -25,6 +28,9 @@ namespace aiter_like {
 constexpr int power_of_two(int count) { return count <= 1 ? 1 : 2 * power_of_two((count + 1) / 2); }
 constexpr int kVec = VEC, kUsedLanes = HEAD_DIM / (2 * kVec), kLanes = power_of_two(kUsedLanes), kThreads = 256;
 constexpr int kAccessBytes = kVec * sizeof(ELEMENT);
+constexpr uint32_t kRows = kThreads / kLanes;  // heads that a workgroup takes at once
+constexpr uint32_t kTileTokens = kRows < 64 ? 64 : kRows, kPack = 16 / sizeof(CACHE);
+constexpr bool kHasTiles = HEAD_DIM % 16 == 0 && kAccessBytes == 16;
 static_assert(HEAD_DIM == 2 * kVec * kUsedLanes && kLanes <= kWaveSize && kAccessBytes <= 16, "a head fits a wave");
 
 /// q, k or v: [tokens, heads, HEAD_DIM]; strides in elements. `out` may be null.
@@ -48,8 +54,15 @@ struct FusedArgs {
   int64_t cosine_stride, sine_stride;
   RopeIndices positions, offsets;
   uint32_t tokens;
+  uint32_t groups[2];     // workgroups of q, and of k, in the packed layouts; of everything in that of rows
+  Divider heads, kv_heads, per_head;  // of a token in groups[0]; in a tile of V; tokens, of a head in groups[1]
   int rotary_dim;
   float epsilon;
+};
+
+struct Tile {
+  TilePacks<kTileTokens, kPack> packs;
+  TileRows<CACHE, kTileTokens, HEAD_DIM> rows;
 };
 
 template <Pack kPack>
@@ -68,17 +81,90 @@ __device__ inline void put(const CachePlane& plane, bool has_vectors, CachePlace
   }
 }
 
-template <bool kIsGptj>
-__global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs args) {
-  const uint32_t lane = thread_index() % kLanes, heads = args.parts[0].count + 2 * args.parts[1].count;
-  const uint32_t index = workgroup_index().x * (kThreads / kLanes) + thread_index() / kLanes;
-  // Lanes of a token that is not there take part in the sum.
-  const bool is_there = index / heads < args.tokens;
-  const uint32_t token = is_there ? index / heads : args.tokens - 1;
-  uint32_t head = index % heads;
-  const uint32_t kind = (head >= args.parts[0].count) + (head >= args.parts[0].count + args.parts[1].count);
-  head -= kind == 0 ? 0 : kind == 1 ? args.parts[0].count : args.parts[0].count + args.parts[1].count;
-  const FusedHeads& part = args.parts[kind];
+__device__ inline float inverse_scale(const float* scale) { return scale != nullptr ? 1.f / *scale : 1.f; }
+
+/// V of kTileTokens tokens of one head.
+template <Pack kLayout>
+__device__ inline void write_values(const FusedArgs& args, uint32_t index, Tile& tile) {
+  constexpr uint32_t kPasses = kTileTokens / kRows, kVectors = kTileTokens / kPack * HEAD_DIM;
+  const uint32_t tile_index = args.kv_heads.divide(index), head = index - tile_index * args.kv_heads.divisor;
+  const uint32_t first = tile_index * kTileTokens, lane_row = thread_index() / kLanes;
+  const uint32_t lane = thread_index() % kLanes, dim = lane * 2 * kVec;
+  const FusedHeads& part = args.parts[2];
+  CACHE* cache = static_cast<CACHE*>(args.planes[1].data);
+
+  RopePack<ELEMENT, kVec> packs[kPasses][2];
+#pragma unroll
+  for (uint32_t i = 0; i < kPasses; ++i) {
+    const uint32_t token = first + lane_row + i * kRows;
+    if (token >= args.tokens || lane >= kUsedLanes) continue;
+    const ELEMENT* input = part.input + token * part.token + head * part.head + dim;
+    packs[i][0].load(input);
+    packs[i][1].load(input + kVec);
+  }
+  tile.packs.sort(args.slots, first, args.slot_count, true);
+  workgroup_barrier();
+
+  const float inverse = inverse_scale(args.scales[1]);
+#pragma unroll
+  for (uint32_t i = 0; i < kPasses; ++i) {
+    const uint32_t row = lane_row + i * kRows, token = first + row, single = tile.packs.single[row];
+    if (token >= args.tokens || lane >= kUsedLanes) continue;
+    if (part.out != nullptr) {
+      ELEMENT* out = part.out + token * part.out_token + head * part.out_head + dim;
+      packs[i][0].store(out);
+      packs[i][1].store(out + kVec);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float x[kVec];
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) x[e] = packs[i][half].at(e) * inverse;
+      const auto out = vec_from_float<CACHE>(x);
+      if (single == SlotMapping::kNowhere) {
+        store_vec<kVec>(tile.rows.at(row, dim + half * kVec), out);
+      } else {
+        CACHE* to = cache + plane_offset<kLayout>(args.planes[1], args.slots.place(single), head, dim + half * kVec);
+#pragma unroll
+        for (int e = 0; e < kVec; ++e) to[e * args.planes[1].dim] = out[e];
+      }
+    }
+  }
+  workgroup_barrier();
+
+  for (uint32_t i = thread_index(); i < kVectors; i += kThreads) {
+    const TileItem<kLayout, HEAD_DIM> item(i);
+    const uint32_t slot = tile.packs.pack_slot[item.pack];
+    if (slot == SlotMapping::kNowhere) continue;
+    store_whole(cache + plane_offset<kLayout>(args.planes[1], args.slots.place(slot), head, item.column),
+                tile.rows.column(tile.packs.pack_row[item.pack], item.column));
+  }
+}
+
+template <bool kIsGptj, bool kIsPacked>
+__device__ inline void write_heads(const FusedArgs& args) {
+  const uint32_t lane = thread_index() % kLanes, group = workgroup_index().x, row = thread_index() / kLanes;
+  const bool is_key = kIsPacked && group >= args.groups[0];
+  const uint32_t index = (is_key ? group - args.groups[0] : group) * kRows + row;
+  uint32_t token, head, kind = is_key;
+  bool is_there;  // lanes of a head that is not there take part in the sum
+  if (is_key) {
+    head = args.per_head.divide(index);
+    token = index - head * args.per_head.divisor;
+    is_there = head < args.parts[1].count;
+    head = is_there ? head : 0;
+  } else {
+    token = args.heads.divide(index);
+    head = index - token * args.heads.divisor;
+    is_there = token < args.tokens;
+    token = is_there ? token : 0;
+    const uint32_t q_heads = args.parts[0].count, kv_heads = args.parts[1].count;
+    kind = (head >= q_heads) + (head >= q_heads + kv_heads);
+    head -= kind == 0 ? 0 : kind == 1 ? q_heads : q_heads + kv_heads;
+  }
+  // Values are selected one by one: a part selected by its number would be read from memory by every lane.
+  const auto pick = [&](auto q, auto k, auto v) { return kind == 0 ? q : kind == 1 ? k : v; };
+  const FusedHeads &q = args.parts[0], &k = args.parts[1], &v = args.parts[2];
 
   const bool is_rotated = kind < 2 && lane < args.rotary_dim / (2 * kVec);
   const int low = is_rotated && !kIsGptj ? lane * kVec : lane * 2 * kVec;
@@ -86,7 +172,8 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
   const bool is_used = kLanes == kUsedLanes || lane < kUsedLanes;
   RopePack<ELEMENT, kVec> packs[2]{};
   if (is_used) {
-    const ELEMENT* input = part.input + token * part.token + head * part.head + low;
+    const ELEMENT* input = pick(q.input, k.input, v.input) + token * pick(q.token, k.token, v.token) +
+                           head * pick(q.head, k.head, v.head) + low;
     packs[0].load(input);
     packs[1].load(input + distance);
   }
@@ -107,8 +194,9 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
     if constexpr (kLanes > 1) squares = wave_sum<kLanes / 2>(squares);
     if (kind < 2 && is_used) {
       const float inverse_rms = 1.f / square_root(squares / HEAD_DIM + args.epsilon);
-      packs[0].load(part.weight + low);
-      packs[1].load(part.weight + low + distance);
+      const ELEMENT* weight = (kind == 0 ? q.weight : k.weight) + low;
+      packs[0].load(weight);
+      packs[1].load(weight + distance);
 #pragma unroll
       for (int i = 0; i < 2 * kVec; ++i) x[i / kVec][i % kVec] *= inverse_rms * packs[i / kVec].at(i % kVec);
     }
@@ -125,19 +213,21 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
   }
   if (!is_there || !is_used) return;
 
-  if (part.out != nullptr) {
-    ELEMENT* out = part.out + token * part.out_token + head * part.out_head + low;
+  if (ELEMENT* out = pick(q.out, k.out, v.out); out != nullptr) {
+    out += token * pick(q.out_token, k.out_token, v.out_token) + head * pick(q.out_head, k.out_head, v.out_head) + low;
     store_vec<kVec>(out, vec_from_float<ELEMENT>(x[0]));
     store_vec<kVec>(out + distance, vec_from_float<ELEMENT>(x[1]));
   }
   CachePlace place;
   if (kind == 0 || token >= args.slot_count || !args.slots.find(token, place)) return;
   const uint32_t which = kind - 1;
-  const float inverse = args.scales[which] != nullptr ? 1.f / *args.scales[which] : 1.f;
+  const float inverse = inverse_scale(which == 0 ? args.scales[0] : args.scales[1]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const uint32_t dim = low + i * distance;
-    if (args.layout == KvLayout::kRows)  // one code for both: two, merged by the compiler, store in pieces
+    if (kIsPacked)  // V is elsewhere
+      put<Pack::kDims>(args.planes[0], args.has_vectors[0], place, head, dim, x[i], inverse);
+    else if (args.layout == KvLayout::kRows)  // one code for both: two, merged by the compiler, store in pieces
       put<Pack::kNone>(args.planes[which], args.has_vectors[which], place, head, dim, x[i], inverse);
     else if (which == 0)
       put<Pack::kDims>(args.planes[0], args.has_vectors[0], place, head, dim, x[i], inverse);
@@ -148,13 +238,44 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
   }
 }
 
-void launch_fused_qk_rope_cache(const FusedArgs& args, bool is_gptj, Stream stream) {
-  const uint32_t heads = args.parts[0].count + 2 * args.parts[1].count, per_group = kThreads / kLanes;
-  const dim3 grid((args.tokens * heads + per_group - 1) / per_group);
+template <bool kIsGptj, bool kIsPacked>
+__global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs args) {
+  if constexpr (kIsPacked) {
+    __shared__ Tile tile;
+    if (const uint32_t others = args.groups[0] + args.groups[1]; workgroup_index().x >= others) {
+      if (args.layout == KvLayout::kColumns)
+        write_values<Pack::kNone>(args, workgroup_index().x - others, tile);
+      else
+        write_values<Pack::kTokens>(args, workgroup_index().x - others, tile);
+      return;
+    }
+  }
+  write_heads<kIsGptj, kIsPacked>(args);
+}
+
+void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, bool is_packed, Stream stream) {
+  const uint32_t q_heads = args.parts[0].count, kv_heads = args.parts[1].count;
+  const uint32_t heads = is_packed ? q_heads : q_heads + 2 * kv_heads;
+  args.groups[0] = (args.tokens * heads + kRows - 1) / kRows;
+  args.groups[1] = is_packed ? (args.tokens * kv_heads + kRows - 1) / kRows : 0;
+  args.heads = Divider(heads > 0 ? heads : 1);
+  args.kv_heads = Divider(kv_heads > 0 ? kv_heads : 1);
+  args.per_head = Divider(args.tokens);
+  const uint32_t tiles = is_packed ? (args.tokens + kTileTokens - 1) / kTileTokens * kv_heads : 0;
+  const dim3 grid(args.groups[0] + args.groups[1] + tiles);
+  if constexpr (kHasTiles) {
+    if (is_packed) {
+      if (is_gptj)
+        fused_qk_rope_cache_kernel<true, true><<<grid, kThreads, 0, stream>>>(args);
+      else
+        fused_qk_rope_cache_kernel<false, true><<<grid, kThreads, 0, stream>>>(args);
+      return check_launch("fused_qk_rope_cache_kernel");
+    }
+  }
   if (is_gptj)
-    fused_qk_rope_cache_kernel<true><<<grid, kThreads, 0, stream>>>(args);
+    fused_qk_rope_cache_kernel<true, false><<<grid, kThreads, 0, stream>>>(args);
   else
-    fused_qk_rope_cache_kernel<false><<<grid, kThreads, 0, stream>>>(args);
+    fused_qk_rope_cache_kernel<false, false><<<grid, kThreads, 0, stream>>>(args);
   check_launch("fused_qk_rope_cache_kernel");
 }
 
@@ -227,8 +348,8 @@ void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor
   args.rotary_dim = static_cast<int>(IS_SHARED ? 2 * c.size : c.size);
   constexpr int64_t kBytes = kVec * sizeof(TABLE) < 16 ? kVec * sizeof(TABLE) : 16;
   ffi::check_value(reuse_freqs_front_part == IS_SHARED && c.size == s.size && c.count == s.count &&
-                       c.count < int64_t{1} << 31 &&
-                       args.rotary_dim <= HEAD_DIM && args.rotary_dim % (2 * kVec) == 0 &&
+                       c.count < int64_t{1} << 31 && args.rotary_dim <= HEAD_DIM &&
+                       args.rotary_dim % (2 * kVec) == 0 &&
                        c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE)),
                    "fused_qk_rope_cache: cos and sin must be tables of one shape, rows at multiples of an access, that "
                    "turn a multiple of two accesses");
@@ -241,7 +362,9 @@ void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor
   const int64_t lanes = q.size(0) * (q.size(1) + 2 * k.size(1)) * kLanes;
   ffi::check_value(lanes < int64_t{1} << 31, "fused_qk_rope_cache: too many heads for one launch");
   if (lanes == 0) return;
-  launch_fused_qk_rope_cache(args, rotate_style != 0, ffi::stream_of(q));
+  const bool is_packed =
+      kHasTiles && layout != KvLayout::kRows && ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
+  launch_fused_qk_rope_cache(args, rotate_style != 0, is_packed, ffi::stream_of(q));
 }
 
 #endif
