@@ -8,7 +8,7 @@
 //   3. rotates in fp32; q, and k and v where they are wanted, rounded once to ELEMENT
 //   4. k and v from the same fp32 values into the cache; slots outside the cache are skipped
 //
-// In the packed layouts neighbouring lanes take neighbouring tokens' keys, and V, which keeps tokens together there, goes
+// In the packed layouts neighbouring lanes take neighbouring tokens' keys; V, which keeps tokens together there, goes
 // through LDS in tiles of 64 tokens or more of one head (kv_tile.h): packs of tokens leave in 16 bytes.
 //
 // Tile: HEAD_DIM / (2 · VEC) lanes take a head of a token, the rest of a power of two idle. LDS: a tile in the packed
