@@ -5,6 +5,7 @@ slots; both public functions; bad input; `--bench` prints a table.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
@@ -303,49 +304,52 @@ def bench() -> None:
 
     device = torch.device("cuda")
 
-    def cases():
-        for tokens, is_fp8 in ((64, False), (4096, False), (16384, False), (16384, True)):
-            qkv = torch.randn(tokens, 48 * 128, device=device, dtype=BF16)
-            weight = torch.ones(128, device=device, dtype=BF16)
-            (cos, sin), _ = tables(torch.rand(tokens, 64) * 50, BF16, device)
-            cos_sin = torch.cat((cos, sin), -1)[:, 0, 0].contiguous()
-            dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
-            caches = [torch.zeros(tokens // 16, 16, 8, 128, device=device, dtype=dtype) for _ in "kv"]
-            index, one = torch.arange(tokens, device=device), torch.ones((), device=device)
-            q_out = torch.empty(tokens, 32, 128, device=device, dtype=BF16)
-            args = (qkv, weight, weight, cos_sin, index, tokens, 32, 8, 8, 128, True, EPSILON, q_out, *caches, index,
-                    one, one, None, None, False, False, 16, 8)
-            function = aiter_like.fused_qk_norm_rope_cache_pts_quant_shuffle
-            q, k, v = qkv.view(tokens, 48, 128).split((32, 8, 8), 1)
+    def case(tokens, is_fp8, is_packed, seed):
+        generator = torch.Generator(device).manual_seed(seed)
+        qkv = torch.randn(tokens, 48 * 128, device=device, dtype=BF16, generator=generator)
+        weight = torch.ones(128, device=device, dtype=BF16)
+        (cos, sin), _ = tables(torch.rand(tokens, 64, generator=torch.Generator().manual_seed(seed)) * 50, BF16, device)
+        cos_sin = torch.cat((cos, sin), -1)[:, 0, 0].contiguous()
+        dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
+        x, blocks = 16 // dtype.itemsize, tokens // 16
+        packed, rows = ((blocks, 8, 128 // x, 16, x), (blocks, 8, 16 // x, 128, x)), ((blocks, 16, 8, 128),) * 2
+        caches = [torch.zeros(shape, device=device, dtype=dtype) for shape in (packed if is_packed else rows)]
+        index, one = torch.arange(tokens, device=device), torch.ones((), device=device)
+        q_out = torch.empty(tokens, 32, 128, device=device, dtype=BF16)
+        args = (qkv, weight, weight, cos_sin, index, tokens, 32, 8, 8, 128, True, EPSILON, q_out, *caches, index,
+                one, one, None, None, False, is_packed, 16, x)
+        q, k, v = qkv.view(tokens, 48, 128).split((32, 8, 8), 1)
+        even = q.contiguous(), k.contiguous()  # as rms_norm's kernels want them
 
-            def parts(q=q, k=k, v=v, weight=weight, index=index, cos=cos, sin=sin, caches=caches, one=one, fp8=is_fp8):
-                turned = [aiter_like.rms_norm(x, weight, EPSILON) for x in (q, k)]
-                aiter_like.rope_cached_positions_2c_fwd_inplace(*(x.unsqueeze(1) for x in turned), cos, sin,
-                                                                index[:, None], 0, True, False)
-                aiter_like.reshape_and_cache_flash(turned[1], v, *caches, index, "fp8" if fp8 else "auto", one, one)
-                return turned[0]
+        def parts():
+            turned = [aiter_like.rms_norm(x, weight, EPSILON) for x in even]
+            aiter_like.rope_cached_positions_2c_fwd_inplace(*(x.unsqueeze(1) for x in turned), cos, sin,
+                                                            index[:, None], 0, True, False)
+            write = aiter_like.reshape_and_cache if is_packed else aiter_like.reshape_and_cache_flash
+            write(turned[1], v, *caches, index, "fp8" if is_fp8 else "auto", one, one, *([True] * is_packed))
+            return turned[0]
 
-            def whole(function=function, args=args, q_out=q_out):
-                function(*args, backend="hip")
-                return q_out
+        def whole(backend):
+            aiter_like.fused_qk_norm_rope_cache_pts_quant_shuffle(*args, backend=backend)
+            return q_out
 
-            def other(function=function, args=args, q_out=q_out):
-                function(*args, backend="triton")
-                return q_out
+        first = slice(0, 64)
+        wanted = expected(q[first], weight, *(table.cpu()[first, 0, 0].double() for table in (cos, sin)), 0, True)
 
-            useful = tokens * 128 * (2 * (48 + 32) + 16 * caches[0].element_size())
-            first = slice(0, 64)
-            rows = [table.cpu()[first, 0, 0].double() for table in (cos, sin)]
-            wanted = expected(q[first], weight, *rows, 0, True)
+        def checked(out):
+            limit = 2**-6 * wanted[0].abs() + 2**-7 * wanted[1]  # the parts round three times
+            return assert_within("q", out[first], wanted[0], limit)
 
-            def checked(out, wanted=wanted, first=first):
-                limit = 2**-6 * wanted[0].abs() + 2**-7 * wanted[1]  # the parts round three times
-                return assert_within("q", out[first], wanted[0], limit)
+        return benching.Case(
+            f"{tokens}x32+8+8x128{' fp8' * is_fp8}{' packed' * is_packed}",
+            tokens * 128 * (2 * (48 + 32) + 16 * dtype.itemsize),
+            {"hip": functools.partial(whole, "hip"), "triton": functools.partial(whole, "triton"), "three ops": parts},
+            checked)
 
-            yield benching.Case(f"{tokens}x32+8+8x128{' fp8' * is_fp8}", useful,
-                                {"hip": whole, "triton": other, "three ops": parts}, checked)
-
-    benching.table("q/k norm, rope, cache write, bf16", cases())
+    shapes = ((64, False, False), (4096, False, False), (16384, False, False), (16384, False, True),
+              (16384, True, False), (16384, True, True))
+    benching.table("q/k norm, rope, cache write, bf16",
+                   (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -229,18 +230,19 @@ def test_against_model_everywhere(device, run, layout, dtype, kind):
 
 
 def bench() -> None:
-    """Times prompts of 2048 tokens, and one token each, of 8 heads of 128; needs a GPU. Checked by the tests above."""
-    device = torch.device("cuda")
+    """Prompts of 2048 tokens, and one token each, of 8 heads of 128; needs a GPU. Scales are checked here."""
     for layout, kind in itertools.product(("columns", "shuffled"), ("fp8", "int8")):
-        cases = [_bench_case(device, layout, cache_dtype_of(device, kind), *shape)
-                 for shape in ((1, 2048), (16, 2048), (64, 1))]
-        benching.table(f"reshape_and_cache_with_block_quant {layout} bf16 → {kind}, 8 heads of 128", cases)
+        make_case = functools.partial(_bench_case, layout, cache_dtype_of(torch.device("cuda"), kind))
+        benching.table(f"reshape_and_cache_with_block_quant {layout} bf16 → {kind}, 8 heads of 128",
+                       (benching.rotating(functools.partial(make_case, *shape))
+                        for shape in ((1, 2048), (16, 2048), (64, 1))))
 
 
-def _bench_case(device: torch.device, layout: str, cache_dtype: torch.dtype, batch: int, length: int) -> benching.Case:
-    pages = -(-length // 16)
+def _bench_case(layout: str, cache_dtype: torch.dtype, batch: int, length: int, seed: int) -> benching.Case:
+    device, pages = torch.device("cuda"), -(-length // 16)
     caches = make(device, layout, batch * pages, 16, 8, (128, 128), cache_dtype)
-    key, value = (x.unflatten(0, (batch, length)) for x in tokens_of(device, batch * length, 8, (128, 128), BF16))
+    key, value = (x.unflatten(0, (batch, length))
+                  for x in tokens_of(device, batch * length, 8, (128, 128), BF16, seed))
     slots = (torch.arange(batch)[:, None] * 16 * pages + torch.arange(length)).flatten().to(device)
     made = torch.zeros(2, batch * pages, 8, device=device)
     stored = made if layout == "shuffled" else made.transpose(1, 2)
