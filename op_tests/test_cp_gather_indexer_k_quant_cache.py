@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import benching
 import pytest
 import torch
@@ -137,23 +139,28 @@ def test_opcheck(device):
 
 
 def bench() -> None:
-    """Checks, then times gathers of 16 sequences from pages of 64; needs a GPU."""
-    device, cases = torch.device("cuda"), []
-    for tokens in (1024, 16384, 262144):
-        length = tokens // 16
-        cache = random_bytes(device, tokens // 64, 64, 132)
-        table = torch.randperm(tokens // 64, generator=torch.Generator().manual_seed(0)).int().view(16, -1).to(device)
-        starts = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=device)
-        keys, scales = random_bytes(device, tokens, 128), random_bytes(device, tokens, 4)
+    """Gathers of 16 sequences from pages of 64; needs a GPU."""
+    benching.table("cp_gather_indexer_k_quant_cache, 128 elements, one scale",
+                   (benching.rotating(functools.partial(_bench_case, tokens)) for tokens in (1024, 16384, 262144)))
 
-        def check(_result, cache=cache, keys=keys, table=table) -> float:
-            rows = cache.view(len(cache), -1)[table.flatten().long(), :64 * 128]
-            assert torch.equal(keys, rows.reshape(keys.shape))
-            return 0.0
 
-        calls = benching.by_backend(function, cache, keys, scales, table, starts, backends=BACKENDS)
-        cases.append(benching.Case(f"{tokens} tokens", 2 * tokens * 132, calls, check))
-    benching.table("cp_gather_indexer_k_quant_cache, 128 elements, one scale", cases)
+def _bench_case(tokens: int, seed: int) -> benching.Case:
+    device = torch.device("cuda")
+    cache = random_bytes(device, tokens // 64, 64, 132)
+    order = torch.randperm(tokens // 64, generator=torch.Generator().manual_seed(seed))
+    table = order.int().view(16, -1).to(device)
+    starts = torch.arange(0, tokens + 1, tokens // 16, dtype=torch.int32, device=device)
+    keys, scales = random_bytes(device, tokens, 128), random_bytes(device, tokens, 4)
+
+    def check(_result) -> float:
+        blocks = cache.view(len(cache), -1)[table.flatten().long()]
+        assert torch.equal(keys, blocks[:, :64 * 128].reshape(keys.shape))
+        assert torch.equal(scales, blocks[:, 64 * 128:].reshape(scales.shape))
+        keys.zero_(), scales.zero_()  # the next contender has to write them again
+        return 0.0
+
+    calls = benching.by_backend(function, cache, keys, scales, table, starts, backends=BACKENDS)
+    return benching.Case(f"{tokens} tokens", 2 * tokens * 132, calls, check)
 
 
 if __name__ == "__main__":
