@@ -6,6 +6,7 @@ Read by ops/attention*.py and the Triton launchers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -167,6 +168,25 @@ class AttentionBackwardCall(NamedTuple):
             self.out, self.lse, self.q, self.k, self.v, self.cu_seqlens_q, self.cu_seqlens_k, None, self.bias,
             self.alibi_slopes, self.sink, None, None, None, self.rng_state, None, self.max_seqlen_q, self.max_seqlen_k,
             self.softmax_scale, self.window_left, self.window_right, self.sink_size, self.softcap, self.dropout_p, 0, 0)
+
+
+def read_window(op: str, window_size: Sequence[int] | None, causal: bool) -> tuple[int, int, int]:
+    """(left, right, sink tokens) of the operator.
+
+    Raises:
+        TypeError: not two or three integers; `causal` is no flag.
+        ValueError: another count, or a size below -1.
+    """
+    check.flag(op, "causal", causal)
+    if window_size is None:
+        return -1, 0 if causal else -1, 0
+    if not isinstance(window_size, (tuple, list)) or not all(type(size) is int for size in window_size):
+        raise TypeError(f"{op}: window_size must be 2 or 3 integers or None, got {window_size!r}")
+    if len(window_size) not in (2, 3) or min(window_size) < -1 or min(window_size[2:], default=0) < 0:
+        raise ValueError(f"{op}: window_size must be (left, right[, sink tokens]), -1 = no limit, got {window_size}")
+    left, right, *sink_size = window_size
+    # Without a left limit sink tokens are visible anyway.
+    return left, 0 if causal else right, sink_size[0] if sink_size and left >= 0 else 0
 
 
 def check_call(call: AttentionCall) -> None:

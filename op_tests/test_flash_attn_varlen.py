@@ -247,3 +247,5 @@ def test_workspace_size(device):
     for options in ({"causal": True}, {"window_size": (9, 0)}, {"num_splits": 1}):
         assert aiter_like.attention_workspace_bytes(q, k, **options) == 0
     assert aiter_like.attention_workspace_bytes(q[..., :96], k[..., :96]) == 0
+    one = aiter_like.attention_workspace_bytes(q[:, :1], k)
+    assert aiter_like.attention_workspace_bytes(q[:, :1], k, causal=True) == one > 0, "a causal mask hides nothing"

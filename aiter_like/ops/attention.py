@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import AttentionCall
+from aiter_like.attention_call import AttentionCall, read_window
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_batch_prefill import mha_batch_prefill_func
 from aiter_like.ops.attention_bwd import attend
@@ -106,6 +106,8 @@ def flash_attn_func(
     except (AttributeError, ValueError):
         _name_wrong_tensor(op, 4, q=q, k=k, v=v, sink_ptr=sink_ptr)
         raise
+    if seqlen_q <= right + 1:  # the limit is behind the last key: decoding needs no causal mask
+        right = -1
     if softmax_scale is None:
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
     lse = None
@@ -269,25 +271,6 @@ def _swapped(op: str, name: str, tensor: Any) -> Any:
         return None
     check.tensor(op, name, tensor, rank=4)
     return tensor.transpose(1, 2)
-
-
-def read_window(op: str, window_size: Sequence[int] | None, causal: bool) -> tuple[int, int, int]:
-    """(left, right, sink tokens) of the operator.
-
-    Raises:
-        TypeError: not two or three integers; `causal` is no flag.
-        ValueError: another count, or a size below -1.
-    """
-    check.flag(op, "causal", causal)
-    if window_size is None:
-        return -1, 0 if causal else -1, 0
-    if not isinstance(window_size, (tuple, list)) or not all(type(size) is int for size in window_size):
-        raise TypeError(f"{op}: window_size must be 2 or 3 integers or None, got {window_size!r}")
-    if len(window_size) not in (2, 3) or min(window_size) < -1 or min(window_size[2:], default=0) < 0:
-        raise ValueError(f"{op}: window_size must be (left, right[, sink tokens]), -1 = no limit, got {window_size}")
-    left, right, *sink_size = window_size
-    # Without a left limit sink tokens are visible anyway.
-    return left, 0 if causal else right, sink_size[0] if sink_size and left >= 0 else 0
 
 
 def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> int:

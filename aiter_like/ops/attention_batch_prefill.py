@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.attention_call import read_window
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_paged import FP8, unified_attention_op, window_of
+from aiter_like.ops.attention_paged import FP8, unified_attention_op
 
 __all__ = ["mha_batch_prefill_func"]
 
@@ -81,7 +82,7 @@ def mha_batch_prefill_func(
         raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)}", "unified_attention", reasons)
     if k.ndim == 3:
         k, v = k.unsqueeze(1), v.unsqueeze(1)
-    left, right, tokens = window_of(op, window_size, causal)
+    left, right, tokens = read_window(op, window_size, causal)
     if out is None:
         dtype = torch.bfloat16 if q.dtype in FP8 else q.dtype
         out = torch.empty(*q.shape[:2], v.shape[-1], dtype=dtype, device=q.device)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.attention_call import read_window
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention import read_window
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.ops.kv_cache import reshape_and_cache_flash
 
@@ -90,8 +90,8 @@ def flash_attn_with_kvcache(
     check.flag(_OP, "return_softmax_lse", return_softmax_lse)
     (batch, seqlen_q, num_heads, head_dim), seqlen_k = q.shape, k_cache.shape[1]
     left, right, sink_size = read_window(_OP, window_size, causal)
-    if right == 0 and seqlen_q == 1:
-        right = -1  # the one query stands at the last key
+    if seqlen_q <= right + 1:  # the limit is behind the last key: decoding needs no causal mask
+        right = -1
     lengths = _read_lengths(cache_seqlens, batch, seqlen_k, q.device)
     if k is not None or v is not None:
         lengths = _append(k, v, k_cache, v_cache, lengths, (k_descale, v_descale))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
+from aiter_like.attention_call import read_window
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
@@ -309,7 +310,7 @@ def unified_attention(
     if any(asked.values()):
         reasons = {name: "not supported" for name, is_asked in asked.items() if is_asked}
         raise UnsupportedError(f"{_OP}: no backend supports {', '.join(reasons)}", _OP, reasons)
-    left, right, sink_size = window_of(_OP, window_size, causal)
+    left, right, sink_size = read_window(_OP, window_size, causal)
     unified_attention_op(out, None, q, k, v, cu_seqlens_q, seqused_k, block_table, None, q_descale, k_descale,
                          v_descale, alibi_slopes, output_scale, qq_bias, sinks, max_seqlen_q, max_seqlen_k,
                          softmax_scale, left, right, sink_size, softcap, backend=backend)
@@ -317,19 +318,3 @@ def unified_attention(
 
 
 unified_attention_op.public.append(unified_attention)
-
-
-def window_of(op: str, window_size: Sequence[int] | None, causal: bool) -> tuple[int, int, int]:
-    """(left, right, sink tokens); causal is a right limit of 0.
-
-    Raises:
-        TypeError: not two or three integers, or `causal` is no bool.
-        ValueError: another count, or a size below -1.
-    """
-    check.flag(op, "causal", causal)
-    sizes = (-1, -1) if window_size is None else window_size
-    if not isinstance(sizes, (tuple, list)) or not all(type(size) is int for size in sizes):
-        raise TypeError(f"{op}: window_size must be 2 or 3 integers or None, got {window_size!r}")
-    if len(sizes) not in (2, 3) or min(sizes) < -1:
-        raise ValueError(f"{op}: window_size must be (left, right[, sink tokens]), -1 = no limit, got {window_size}")
-    return sizes[0], 0 if causal else sizes[1], max(sizes[2], 0) if len(sizes) == 3 else 0

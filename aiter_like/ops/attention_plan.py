@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.attention_call import read_window
 from aiter_like.device import target_of
 
 __all__ = ["attention_workspace_bytes"]
@@ -94,7 +95,8 @@ def attention_workspace_bytes(q: Tensor, k: Tensor, *, causal: bool = False,
     target = target_of(q.device)
     batch, seqlen_q, num_heads, head_dim = q.shape if layout == "bshd" else q.transpose(1, 2).shape
     seqlen_k = k.shape[1 if layout == "bshd" else 2]
-    is_masked = causal or window_size is not None and (window_size[0] >= 0 or window_size[1] >= 0)
+    left, right, _ = read_window(op, window_size, causal)
+    is_masked = left >= 0 or 0 <= right < seqlen_q - 1
     if target.arch != "gfx942" or head_dim not in _BLOCK_M or is_masked or num_splits == 1:
         return 0
     rows = _BLOCK_M[head_dim]
