@@ -17,10 +17,11 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.testing import strided_like
+from aiter_like.testing import assert_within, strided_like
 
 INT8, BF16 = torch.int8, torch.bfloat16
 QUANT, SILU = aiter_like.act_mul_and_fp8_group_quant, aiter_like.silu_and_mul_quant
+CLAMP = aiter_like.fused_clamp_act_mul
 ERROR = 3e-5  # of y in fp32: (16 + 3 · 30) · 2^-24, and the tail of 1 + erf where it is within a group's scale
 
 
@@ -76,6 +77,46 @@ def test_aiter_form(device, run, backend):
     check_quantised(out, scale, gated_float64(x, "silu", 2.0), 128, error=ERROR)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_clamped_and_weighted(device, run, backend):
+    """By a weight per row and quantised; by one per element and as it is; neither: act_and_mul."""
+    x, generator = make(device, 5, 768), torch.Generator().manual_seed(3)
+    row, each = (torch.rand(5, size, generator=generator).to(device) + 0.5 for size in (1, 384))
+    expected = gated_float64(x, "silu", 2.0)
+    q, scale = run(backend, CLAMP, x, swiglu_limit=2.0, weights=row, dtype_quant=INT8)
+    check_quantised(q, scale, expected * row.cpu().double(), 128, error=ERROR)
+    p, turned = run(backend, CLAMP, strided_like(x, (0, 3), offset=1), swiglu_limit=2.0, weights=row[:, 0],
+                    dtype_quant=INT8, transpose_scale=True)
+    assert torch.equal(p, q) and turned.shape == scale.shape and torch.equal(turned.view(3, 5).t(), scale)
+    out, own = torch.empty_like(q), torch.empty(3, 5, device=device)
+    result = run(backend, CLAMP, x, out, own, 2.0, weights=row, transpose_scale=True)
+    assert result[0] is out and torch.equal(out, q) and torch.equal(own.t(), scale)
+    y = run(backend, CLAMP, x, swiglu_limit=2.0, weights=strided_like(each, (0, 8)))
+    wanted = expected * each.cpu().double()
+    assert_within("weighted", y, wanted, (2**-8 * 1.01 + ERROR) * wanted.abs())
+    explanation = aiter_like.explain(CLAMP, x, activation="gelu", backend=backend)
+    assert (explanation.op, explanation.backend) == ("act_and_mul", backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_of_nan_and_infinity(device, run, backend):
+    """In their rows alone; behind a row's end there is none of them."""
+    x = torch.ones(4, 2 * 384, dtype=BF16, device=device)
+    weights = torch.tensor([[1.0], [math.nan], [math.inf], [0.0]], device=device)
+    q, scale = run(backend, CLAMP, x, weights=weights, dtype_quant=INT8)
+    assert scale[1].isnan().all() and scale[2].isinf().all() and not q[1:].any() and (q[0] == 127).all()
+    assert scale[[0, 3]].isfinite().all() and (scale[3] > 0).all()
+
+
+@pytest.mark.parametrize("backend", ("triton", "torch"))
+def test_fused_silu_mul(device, run, backend):
+    x = make(device, 3, 768)
+    expected, out = torch.empty(3, 384, dtype=BF16, device=device), torch.empty(3, 384, dtype=BF16, device=device)
+    aiter_like.silu_and_mul(expected, x, backend=backend)
+    assert torch.equal(run(backend, aiter_like.fused_silu_mul, x), expected)
+    assert run(backend, aiter_like.fused_silu_mul, x, out) is out and torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("group_size", (0, 128))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_special_rows(device, run, backend, group_size):
@@ -113,6 +154,21 @@ def bad_calls(device: torch.device):
     yield "limit must be at least 0.0", ValueError, SILU, (out, x, scale, 128, -1.0)
     yield "shuffle_scale must be True or False", TypeError, SILU, (out, x, scale, 128, 0.0, 1)
     yield "fp8 on .* is", UnsupportedError, functools.partial(QUANT, backend="hip"), (x, "silu", 128, other)
+    clamp = functools.partial(CLAMP, x)
+    yield "inp must be a tensor", TypeError, CLAMP, ([1.0],)
+    yield "last dimension must be even", ValueError, CLAMP, (x[:, :255],)
+    yield "activation must be 'silu'", ValueError, functools.partial(clamp, activation="relu"), ()
+    yield "limit must be at least 0.0", ValueError, functools.partial(clamp, swiglu_limit=-1.0), ()
+    yield "scale_dtype_fmt must be 'fp32'", ValueError, functools.partial(clamp, scale_dtype_fmt="ue8m0"), ()
+    yield "shuffle_scale must be False", ValueError, functools.partial(clamp, shuffle_scale=True), ()
+    yield r"weights must have shape \(3, 1\) or \(3, 128\)", ValueError, functools.partial(clamp, weights=scale[:2]), ()
+    yield "weights must have dtype", TypeError, functools.partial(clamp, weights=scale.half()), ()
+    yield "quant_block_size must be 32", ValueError, functools.partial(
+        clamp, dtype_quant=INT8, quant_block_size=100), ()
+    yield "out must have dtype_quant", ValueError, functools.partial(clamp, x[:, :128], dtype_quant=INT8), ()
+    yield r"scale must have shape \(1, 3\)", ValueError, functools.partial(
+        clamp, out, scale, transpose_scale=True), ()
+    yield "out must be a tensor", TypeError, functools.partial(clamp, 1.0), ()
 
 
 def test_bad_input_is_named(device):
@@ -124,7 +180,8 @@ def test_bad_input_is_named(device):
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_opcheck(device, backend):
     x = make(device, 3, 768)
-    args = (torch.empty(3, 384, dtype=INT8, device=device), torch.empty(3, 3, device=device), x, "silu", 0.0, 128)
+    args = (torch.empty(3, 384, dtype=INT8, device=device), torch.empty(3, 3, device=device), x, "silu", 0.0, 128,
+            None)
     torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant_out, args, {"backend": backend})
     torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant, (x, "silu", 128, INT8), {"backend": backend})
 

@@ -23,27 +23,38 @@ __all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
 _OP = "act_and_mul_quant"
 
 
-def act_and_mul_quant_ref(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
-                          group_size: int) -> None:
+def act_and_mul_quant_ref(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
+                          group_size: int, weights: Tensor | None) -> None:
     """The formula in torch, in fp32."""
     y = gated(input.float(), activation, limit)
+    if weights is not None:
+        y = y * weights.float().view(*y.shape[:-1], -1)
+    if scale is None:
+        out.copy_(y)
+        return
     own = scales.of(y, out.dtype, group_size)
     out.copy_(scales.quantised(y, own, out.dtype))
     scale.copy_(own.view(scale.shape))
 
 
-def _instance(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float, group_size: int, *,
-              lanes: int | None = None, vec: int | None = None) -> Instance:
-    return _variant(target_of(input.device), out, input, activation, group_size, lanes, vec)
+def _instance(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
+              weights: Tensor | None, *, lanes: int | None = None) -> Instance:
+    return _variant(target_of(input.device), out, input, activation, group_size, weights, lanes)
 
 
-def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_size: int,
-             lanes: int | None, vec: int | None = None) -> Instance:
+def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_size: int, weights: Tensor | None,
+             lanes: int | None) -> Instance:
     gate = input[..., :input.shape[-1] // 2]
-    name = "_".join([activation, dtypes.name(input.dtype), ELEMENTS[out.dtype].removesuffix("_t"),
-                     *([f"g{group_size}"] if group_size else [])])
-    return rows.layout(target, gate, lanes=lanes, vec=vec, takes_unaligned=True).instance(name, {
-        "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "ACTIVATION": activation, "GROUP": group_size})
+    is_quantised, weight_dtype, kind = out.dtype in scales.DTYPES, input.dtype, 0
+    if weights is not None:
+        weight_dtype, kind = weights.dtype, 2 if weights.shape == out.shape else 1
+    name = "_".join([activation, dtypes.name(input.dtype),
+                     ELEMENTS[out.dtype].removesuffix("_t") if is_quantised else "plain",
+                     *([f"g{group_size}"] if group_size else []),
+                     *([f"{('row', 'each')[kind - 1]}_{dtypes.name(weight_dtype)}"] if kind else [])])
+    return rows.layout(target, gate, lanes=lanes, takes_unaligned=True).instance(name, {
+        "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "ACTIVATION": activation, "GROUP": group_size,
+        "WEIGHT": ELEMENTS[weight_dtype], "WEIGHTS": kind, "IS_QUANTISED": int(is_quantised)})
 
 
 def _prebuilt() -> list[Instance]:
@@ -53,35 +64,48 @@ def _prebuilt() -> list[Instance]:
         for count in (1, 4096):
             x = torch.empty(count, 2 * columns, dtype=torch.bfloat16, device="meta")
             out = torch.empty(count, columns, dtype=torch.float8_e4m3fnuz, device="meta")
-            instance = _variant(simulated_target(), out, x, "silu", 128, None)
+            instance = _variant(simulated_target(), out, x, "silu", 128, None, None)
             found[instance.name] = instance
     return list(found.values())
 
 
 @compile_ops("activation/act_and_mul_quant.hip", gen_func=_instance, prebuild=_prebuilt)
-def _act_and_mul_quant_hip(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
-                           group_size: int) -> None: ...
+def _act_and_mul_quant_hip(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
+                           group_size: int, weights: Tensor | None) -> None: ...
 
 
-def _check(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float, group_size: int) -> object:
+def _check(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
+           weights: Tensor | None) -> object:
     check.tensor(_OP, "input", input, dtypes=INPUT_DTYPES)
     if input.ndim == 0 or input.shape[-1] % 2:
         raise ValueError(f"{_OP}: input must have an even last dimension, gate and up, got shape {tuple(input.shape)}")
     shape = (*input.shape[:-1], input.shape[-1] // 2)
-    check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=shape, device=input.device)
+    out_dtypes = (input.dtype,) if scale is None else scales.DTYPES
+    check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=shape, device=input.device)
     check.choice(_OP, "activation", activation, ACTIVATIONS)
     check.real(_OP, "limit", limit, low=0.0)
     scales.check_group(_OP, shape[-1], group_size)
-    check_scale(_OP, "scale", scale, out, group_size)
+    if scale is not None:
+        check_scale(_OP, "scale", scale, out, group_size)
+    if weights is not None:
+        check.tensor(_OP, "weights", weights, dtypes=tuple(dict.fromkeys((input.dtype, torch.float32))),
+                     device=input.device)
+        if tuple(weights.shape) not in ((*shape[:-1], 1), shape[:-1], shape):
+            raise ValueError(f"{_OP}: weights must have shape {(*shape[:-1], 1)} or {shape}, got "
+                             f"{tuple(weights.shape)}")
+        if tuple(weights.shape) != shape and not weights.is_contiguous():
+            raise ValueError(f"{_OP}: weights must be dense in memory, got strides {weights.stride()}")
     return SKIP if out.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
-    return scales.refusal(target, out.dtype) or rows.refusal(input=input, out=out)
+def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
+                        group_size: int, weights: Tensor | None) -> str | None:
+    each = weights if weights is not None and weights.shape == out.shape else None
+    return scales.refusal(target, out.dtype) or rows.refusal(input=input, out=out, weights=each)
 
 
-def _tune_key(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
-              group_size: int) -> dict[str, int | str]:
+def _tune_key(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
+              weights: Tensor | None) -> dict[str, int | str]:
     columns = out.shape[-1]
     return {"rows": out.numel() // columns, "columns": columns, "group_size": group_size,
             "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
@@ -90,11 +114,11 @@ def _tune_key(out: Tensor, scale: Tensor, input: Tensor, activation: str, limit:
 def _self_check(device: torch.device) -> tuple:
     x = torch.randn(5, 2048, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     out = torch.empty(5, 1024, dtype=torch.int8, device=device)
-    return out, torch.empty(5, 8, device=device), x, "silu", 0.0, 128
+    return out, torch.empty(5, 8, device=device), x, "silu", 0.0, 128, None
 
 
-def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, activation: str, limit: float,
-               group_size: int) -> list[dict[str, int]]:
+def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
+               group_size: int, weights: Tensor | None) -> list[dict[str, int]]:
     return rows.lane_space(target, input[..., :out.shape[-1]], group_size=group_size, is_8bit=True)
 
 
@@ -104,7 +128,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     groups = key["columns"] // key["group_size"] if key["group_size"] else 1
     scale = torch.empty(key["rows"], groups, device=device)
     out = torch.empty(key["rows"], key["columns"], dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    return out, scale, x, "silu", 0.0, key["group_size"]
+    return out, scale, x, "silu", 0.0, key["group_size"], None
 
 
 _act_and_mul_quant = Op(
@@ -145,7 +169,8 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
 
     Source: AITER's `silu_and_mul_quant`.
     """
-    _act_and_mul_quant(out, group_major(scale, shuffle_scale), input, "silu", limit, group_size, backend=backend)
+    _act_and_mul_quant(out, group_major(scale, shuffle_scale), input, "silu", limit, group_size, None,
+                       backend=backend)
 
 
 def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
@@ -184,7 +209,7 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
     groups = columns // group_size if group_size else 1
     scale = torch.empty((*x.shape[:-1], groups), dtype=torch.float32, device=x.device)
     limit = SWIGLU_LIMIT if activation == "swiglu" else 0.0
-    _act_and_mul_quant(out, scale, x, activation, limit, group_size, backend=backend)
+    _act_and_mul_quant(out, scale, x, activation, limit, group_size, None, backend=backend)
     return out, scale
 
 

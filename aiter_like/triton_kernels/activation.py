@@ -83,33 +83,50 @@ def act_and_mul(out: torch.Tensor, input: torch.Tensor, activation: str, is_gate
 
 
 @triton.jit
-def _act_and_mul_quant_kernel(out, scale, x, out_stride, x_stride, scale_stride, group_stride, columns, limit,
-                              ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
-                              GROUP: tl.constexpr, LARGEST: tl.constexpr):
-    """act(gate) · up quantised by row or by group, one row per program; bound: memory."""
+def _act_and_mul_quant_kernel(out, scale, x, weights, out_stride, x_stride, weights_stride, scale_stride, group_stride,
+                              weight_step, columns, limit, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
+                              IS_WHOLE: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr):
+    """act(gate) · up · weights quantised by row or by group, or as it is, one row per program; bound: memory."""
     row = tl.program_id(0).to(tl.int64)
-    scales.quantise_row(out + row * out_stride, scale + row * scale_stride, group_stride, columns, None, _gated,
-                        (x + row * x_stride, limit), ACTIVATION, BLOCK, IS_WHOLE, GROUP, LARGEST)
+    out += row * out_stride
+    if weights is not None:
+        weights += row * weights_stride
+    operands = (x + row * x_stride, limit, weights, weight_step)
+    if scale is not None:
+        scales.quantise_row(out, scale + row * scale_stride, group_stride, columns, None, _gated, operands, ACTIVATION,
+                            BLOCK, IS_WHOLE, GROUP, LARGEST)
+    else:
+        for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            y = _gated(column, columns, operands, ACTIVATION)
+            tl.store(out + column, y.to(out.dtype.element_ty), mask=column < columns)
 
 
 @triton.jit
 def _gated(column, columns, operands, ACTIVATION: tl.constexpr):
-    """act(gate) · up in fp32; zeros beyond the row."""
-    x, limit = operands
+    """act(gate) · up · weights in fp32; zeros beyond the row."""
+    x, limit, weights, weight_step = operands
     gate = tl.load(x + column, mask=column < columns, other=0.0).to(tl.float32)
     up = tl.load(x + columns + column, mask=column < columns, other=0.0).to(tl.float32)
-    return gated(gate, up, limit, ACTIVATION)
+    y = gated(gate, up, limit, ACTIVATION)
+    if weights is not None:
+        y *= tl.load(weights + column * weight_step, mask=column < columns, other=0.0).to(tl.float32)
+    return y
 
 
-def act_and_mul_quant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor, activation: str, limit: float,
-                      group_size: int, num_warps: int | None = None) -> None:
+def act_and_mul_quant(out: torch.Tensor, scale: torch.Tensor | None, input: torch.Tensor, activation: str, limit: float,
+                      group_size: int, weights: torch.Tensor | None, num_warps: int | None = None) -> None:
     """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `scale`."""
     columns = out.shape[-1]
     y, x = out.view(-1, columns), input.view(-1, 2 * columns)
     block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
     num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
     groups = columns // group_size if group_size else 1
-    strides = scale.stride() if scale.ndim == 2 and scale.shape[1] == groups else (groups, 1)
-    launch(_act_and_mul_quant_kernel, (y.shape[0],), y, scale, x, y.stride(0), x.stride(0), *strides, columns,
-           float(limit), ACTIVATION=activation, BLOCK=block, IS_WHOLE=columns <= block, GROUP=group_size,
-           LARGEST=largest(out.dtype), options={"num_warps": num_warps})
+    is_matrix = scale is not None and scale.ndim == 2 and scale.shape[1] == groups
+    strides = scale.stride() if is_matrix else (groups, 1)
+    is_each = weights is not None and weights.shape == out.shape  # else one per row, dense
+    weights = weights.view(-1, columns if is_each else 1) if weights is not None else None
+    launch(_act_and_mul_quant_kernel, (y.shape[0],), y, scale, x, weights, y.stride(0), x.stride(0),
+           0 if weights is None else weights.stride(0), *strides, int(is_each), columns, float(limit),
+           ACTIVATION=activation, BLOCK=block, IS_WHOLE=columns <= block, GROUP=group_size,
+           LARGEST=0.0 if scale is None else largest(out.dtype), options={"num_warps": num_warps})

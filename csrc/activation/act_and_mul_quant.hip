@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Gated activation with a quantised result: y = act(gate) · up as in act_and_mul.hip, in fp32, to fp8 or int8 by the
-// rule of quant.h: a scale per row (GROUP 0) or per GROUP columns. HIP (gfx9) and CUDA. One build per combination of
+// Gated activation with a quantised result: y = act(gate) · up · weights as in act_and_mul.hip, in fp32, to fp8 or int8
+// by the rule of quant.h: a scale per row (GROUP 0) or per GROUP columns. WEIGHTS 0: none, 1: one per row, 2: one per
+// element. IS_QUANTISED 0: y itself. HIP (gfx9) and CUDA. One build per combination of
 // the macros below.
 //
 //   1. each lane loads its vectors of gate and up and computes y
@@ -16,8 +17,9 @@
 #include "aiter_like/row_operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(ACTIVATION) || !defined(LANES) || !defined(VECTORS) || \
-    !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP)
-#error "act_and_mul_quant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t -DACTIVATION -DGROUP=0|32|64|128 and sizes"
+    !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(WEIGHT) || !defined(WEIGHTS) || \
+    !defined(IS_QUANTISED)
+#error "act_and_mul_quant.hip: -DELEMENT -DOUT -DWEIGHT (types) -DACTIVATION -DGROUP=0|32|64|128, sizes and flags"
 #endif
 
 namespace aiter_like {
@@ -25,6 +27,7 @@ namespace aiter_like {
 struct ActAndMulQuantArgs {
   Matrix<OUT> out;              // [rows, columns]
   Matrix<const ELEMENT> input;  // [rows, 2 · columns]: gate, up
+  Matrix<const WEIGHT> weights; // [rows, 1 or columns]
   float* scale;
   int64_t scale_stride, group_stride;  // scales from row to row, from group to group
   int64_t rows;
@@ -49,11 +52,21 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
     up.load(args.input.row(row) + args.columns + start, columns - start);
     each_element<Layout>(
         [&](int v, int e) { y[v][e] = gated<Activation::ACTIVATION>(gate.at(v, e), up.at(v, e), bound); });
+    if constexpr (WEIGHTS == 1) {
+      const float weight = to_float(*args.weights.row(row));
+      each_element<Layout>([&](int v, int e) {  // beyond the row zeros, whatever the weight
+        y[v][e] = Layout::column(v) + e < columns - start ? y[v][e] * weight : 0.f;
+      });
+    } else if constexpr (WEIGHTS == 2) {
+      RowTile<Layout, WEIGHT> weights;
+      weights.load(args.weights.row(row) + start, columns - start);
+      each_element<Layout>([&](int v, int e) { y[v][e] *= weights.at(v, e); });
+    }
   };
   const auto value = [&](int v, int e) { return y[v][e]; };
 
   QuantScale scale{};
-  if constexpr (GROUP == 0) {
+  if constexpr (GROUP == 0 && IS_QUANTISED) {
     float amax = 0.f;
     for (int start = 0; start == 0 || start < args.columns; start += Layout::kCapacity) {
       compute(start);
@@ -64,8 +77,10 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
     if (Layout::lane() == 0 && is_there) args.scale[row * args.scale_stride] = scale.scale;
   }
   for (int start = 0; start == 0 || start < args.columns; start += Layout::kCapacity) {
-    if constexpr (GROUP > 0 || !IS_WHOLE) compute(start);
-    if constexpr (GROUP == 0)
+    if constexpr (GROUP > 0 || !IS_WHOLE || !IS_QUANTISED) compute(start);
+    if constexpr (!IS_QUANTISED)
+      store_row<Layout>(args.out.row(row) + start, columns - start, value);
+    else if constexpr (GROUP == 0)
       store_quantised<Layout>(args.out.row(row) + start, columns - start, scale.inverse, value);
     else
       store_groups<Layout, GROUP>(args.out.row(row) + start,
@@ -87,10 +102,11 @@ void launch_act_and_mul_quant(const ActAndMulQuantArgs& args, bool is_aligned, S
 
 #if AITER_LIKE_HOST_PASS
 
-void act_and_mul_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, ffi::String activation, double limit,
-                       int64_t group_size) {
-  ffi::check_value(group_size == GROUP && activation == AITER_LIKE_TEXT(ACTIVATION),
-                   "act_and_mul_quant: this module was built for another activation or group");
+void act_and_mul_quant(ffi::Tensor out, ffi::Optional<ffi::Tensor> scale, ffi::Tensor input, ffi::String activation,
+                       double limit, int64_t group_size, ffi::Optional<ffi::Tensor> weights) {
+  ffi::check_value(group_size == GROUP && activation == AITER_LIKE_TEXT(ACTIVATION) &&
+                       scale.has_value() == IS_QUANTISED && weights.has_value() == (WEIGHTS > 0),
+                   "act_and_mul_quant: this module was built for another activation, group or other flags");
   ffi::RowOperands<VEC> operands("act_and_mul_quant", out);
   const ffi::Rows x = ffi::rows<ELEMENT>(input, "act_and_mul_quant: input");
   ActAndMulQuantArgs args{};
@@ -105,9 +121,21 @@ void act_and_mul_quant(ffi::Tensor out, ffi::Tensor scale, ffi::Tensor input, ff
   ffi::check_value(!IS_WHOLE || args.columns <= LANES * VECTORS * VEC,
                    "act_and_mul_quant: this module was built for other row lengths");
   ffi::check_value(GROUP == 0 || args.columns % GROUP == 0, "act_and_mul_quant: group_size must divide the row");
-  const Matrix<float> scales = operands.scales(scale, GROUP == 0 ? 1 : args.columns / GROUP, args.group_stride);
-  args.scale = scales.data;
-  args.scale_stride = scales.stride;
+  if constexpr (WEIGHTS == 1) {
+    const ffi::Tensor weight = weights.value();
+    ffi::check_type(ffi::has_element<WEIGHT>(weight), "act_and_mul_quant: this module was built for other weights");
+    ffi::check_value(weight.numel() == args.rows && weight.IsContiguous(),
+                     "act_and_mul_quant: weights must be dense, one per row");
+    args.weights = {static_cast<const WEIGHT*>(weight.data_ptr()), 1};
+  } else if constexpr (WEIGHTS == 2) {
+    args.weights = operands.matrix<const WEIGHT>(weights, "weights");
+  }
+  if constexpr (IS_QUANTISED) {
+    const Matrix<float> scales =
+        operands.scales(scale.value(), GROUP == 0 ? 1 : args.columns / GROUP, args.group_stride);
+    args.scale = scales.data;
+    args.scale_stride = scales.stride;
+  }
   launch_act_and_mul_quant(args, operands.is_aligned() && x.is_aligned(16, sizeof(ELEMENT)), ffi::stream_of(input));
 }
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Gated activations as AITER's Triton library has them: on the operators of ops/activation.py and activation_quant.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, scales
+from aiter_like.ops.activation import ACTIVATIONS, _act_and_mul, silu_and_mul
+from aiter_like.ops.activation_quant import _act_and_mul_quant
+from aiter_like.ops.norm_quant import group_major
+
+__all__ = ["fused_clamp_act_mul", "fused_silu_mul"]
+
+
+def fused_silu_mul(x: Tensor, out: Tensor | None = None, *, backend: str | None = None) -> Tensor:
+    """SiLU of the first half of each row times the second.
+
+    `out = gate · sigmoid(gate) · up`.
+
+    Args:
+        x: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; dtype of `x`; None: a new one.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `silu_and_mul`.
+
+    Source: AITER's `fused_silu_mul`.
+    """
+    out = _output("fused_silu_mul", x, x.dtype if isinstance(x, Tensor) else None) if out is None else out
+    silu_and_mul(out, x, backend=backend)
+    return out
+
+
+def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | None = None, swiglu_limit: float = 0,
+                        activation: str = "silu", weights: Tensor | None = None,
+                        dtype_quant: torch.dtype | None = None, transpose_scale: bool = False,
+                        quant_block_size: int = 128, scale_dtype_fmt: str = "fp32", shuffle_scale: bool = False, *,
+                        backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """An activation of the first half of each row, bounded, times the second, weighted, and quantised where asked for.
+
+    `y = act(min(gate, limit)) · clamp(up, ±limit) · weights`; `out · scale` is y up to the rounding of `out`.
+
+    Args:
+        inp: [..., 2d] bf16|fp16|fp32, gate and up; last dimension contiguous, rows evenly spaced.
+        out: [..., d], written; None: a new one. Quantised where its dtype is fp8 or int8.
+        scale: [..., d / quant_block_size] fp32, written; with `transpose_scale` [d / quant_block_size, rows]; None: a
+            new one. Not used where nothing is quantised.
+        swiglu_limit: above 0: gate is at most that and up within ± that first; 0: no bounds.
+        activation: "silu", "gelu", "gelu_tanh" or "swiglu" (GPT-OSS's x · sigmoid(1.702 x) · (up + 1)).
+        weights: [..., 1] or [..., d], dtype of `inp` or fp32: what y is multiplied with; None: nothing.
+        dtype_quant: the hardware's fp8, or int8; None: that of `out`, or no quantisation.
+        transpose_scale: the scales lie in memory with groups outermost: that of row m, group g at g · M + m.
+        quant_block_size: 32, 64 or 128, which divides d.
+        scale_dtype_fmt: "fp32"; AITER's "ue8m0" belongs to kernels of gfx950.
+        shuffle_scale: False; AITER's order of such scales, likewise.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out` [..., d]; quantised, `out` and the scales [..., d / quant_block_size].
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call, or the fp8 is of other hardware.
+
+    Notes:
+        In fp32, y not rounded in between; a NaN makes its scale and fp8 elements NaN, int8 0. Deterministic; can be
+        captured in a graph.
+
+    Source: AITER's `fused_clamp_act_mul`.
+    """
+    name = "fused_clamp_act_mul"
+    check.choice(name, "activation", activation, ACTIVATIONS)
+    check.choice(name, "scale_dtype_fmt", scale_dtype_fmt, ("fp32",))
+    check.choice(name, "shuffle_scale", shuffle_scale, (False,))
+    if out is not None and not isinstance(out, Tensor):
+        raise TypeError(f"{name}: out must be a tensor, got {type(out).__name__}")
+    if dtype_quant is None and out is not None and out.dtype in scales.DTYPES:
+        dtype_quant = out.dtype
+    if dtype_quant is None:
+        out = _output(name, inp, inp.dtype if isinstance(inp, Tensor) else None) if out is None else out
+        if weights is None:
+            _act_and_mul(out, inp, activation, True, float(swiglu_limit), None, None, None, backend=backend)
+        else:
+            _act_and_mul_quant(out, None, inp, activation, float(swiglu_limit), 0, weights, backend=backend)
+        return out
+    check.choice(name, "dtype_quant", dtype_quant, scales.DTYPES)
+    out = _output(name, inp, dtype_quant) if out is None else out
+    if out.dtype != dtype_quant:
+        raise ValueError(f"{name}: out must have dtype_quant {dtype_quant}, got {out.dtype}")
+    check.choice(name, "quant_block_size", quant_block_size, scales.GROUPS)
+    scales.check_group(name, out.shape[-1], quant_block_size)
+    shape = (*out.shape[:-1], out.shape[-1] // quant_block_size)
+    if scale is None:
+        scale = torch.empty(shape, dtype=torch.float32, device=inp.device)
+    elif transpose_scale:
+        check.tensor(name, "scale", scale, shape=(shape[-1], out.numel() // max(out.shape[-1], 1)))
+        scale = scale.view(shape)
+    _act_and_mul_quant(out, group_major(scale, transpose_scale), inp, activation, float(swiglu_limit), quant_block_size,
+                       weights, backend=backend)
+    return out, scale
+
+
+def _output(name: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A new [..., d] for [..., 2d].
+
+    Raises:
+        TypeError: `x` is no tensor.
+        ValueError: its last dimension is odd.
+    """
+    check.tensor(name, "x" if name == "fused_silu_mul" else "inp", x, last_contiguous=False)
+    if x.ndim == 0 or x.shape[-1] % 2:
+        raise ValueError(f"{name}: the last dimension must be even, gate and up, got shape {tuple(x.shape)}")
+    return torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype, device=x.device)
