@@ -14,10 +14,11 @@ from attention_cases import check_dense, check_varlen, dense, features, packed
 import aiter_like
 from aiter_like import dtypes, sim, verify
 from aiter_like.attention_call import AttentionCall, check_call
+from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import build
 from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck, ck_self_check, tile_instance
+from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck, ck_self_check, ck_space, tile_instance
 from aiter_like.testing import strided_like
 from aiter_like.testing_attention import check_attention
 
@@ -235,10 +236,39 @@ def test_grid_of_terms(device, run, dtype, dim, terms, is_packed):
             check_dense(run, "ck", *dense(device, 1, rows, keys, heads, 2, dim, dtype), window_size=window, **options)
 
 
+@pytest.mark.parametrize("window", ((-1, 0, 0), (40, 3, 20)), ids=str)
+@pytest.mark.parametrize("is_packed", (False, True), ids=("dense", "packed"))
+def test_async_pipeline(device, is_packed, window):
+    """The tuner's alternative, over blocks that are skipped and blocks that some waves skip."""
+    q, k, v = dense(device, 2, 140, 300, 4, 2, 64, BF16)
+    starts = None
+    if is_packed:
+        q, k, v, starts, *_ = packed(device, (70, 0, 70), (70, 0, 70), 4, 2, 64, BF16)
+    out, lse = torch.full_like(q, math.nan), torch.full((*q.shape[:-3], 4, q.shape[-3]), math.nan, device=device)
+    call = AttentionCall(out, lse, q, k, v, starts, starts, *[None] * 9, q.shape[-3], k.shape[-3], 0.125, *window, 0.0,
+                         0.0, 0, 0)
+    assert list(ck_space(target_of(device), *call)) == [{"pipeline": "qrasync"}]
+    function = _flash_attn_fwd_ck.bind(target_of(device), call, pipeline="qrasync")
+    if device.type == "cpu":
+        sim.checked_call("qrasync", function, call, flash_attn_fwd.write_indices)
+    else:
+        function(*call)
+    check_attention(out, lse, q, k, v, 0.125, cu_seqlens_q=starts, cu_seqlens_k=starts, window_size=window)
+
+
+def test_pipelines_that_do_not_fit_are_refused(device):
+    q, k, v = dense(device, 1, 8, 8, 1, 1, 192, BF16)
+    call = AttentionCall(q, None, q, k, v, *[None] * 11, 8, 8, 0.1, -1, -1, 0, 0.0, 0.0, 0, 0)
+    assert not list(ck_space(target_of(device), *call))
+    for name in ("qrasync", "qr"):
+        with pytest.raises(ValueError, match="pipeline must be one of qrksvs, qrasync"):
+            tile_instance(call, name)
+
+
 def test_names_say_everything():
     """The name gives the instance back; two instances never share a name."""
-    choices = (("bf16", "f16", "fp8"), ("bf16", "f16", "float"), (32, 192), (64, 128), (4, 8), (False, True),
-               ("", "bf16", "f16", "float"), (False, True), (False, True), (0, 1, 2))
+    choices = (("bf16", "f16", "fp8"), ("bf16", "f16", "float"), (32, 192), (64, 128), (4, 8), ("qrksvs", "qrasync"),
+               (False, True), ("", "bf16", "f16", "float"), (False, True), (False, True), (0, 1, 2))
     instances = [TileInstance(*fields) for fields in itertools.product(*choices)]
     assert all(TileInstance.parse(instance.name) == instance for instance in instances)
     assert len({instance.name for instance in instances}) == len(instances)
@@ -274,6 +304,7 @@ REGISTERS = {
     "bf16_obf16_d192x128_b128x64_w8_qrksvs_mask_nbias_nalibi_ncap_rtne": 256,
     "f16_of16_d256x256_b128x64_w8_qrksvs_mask_nbias_nalibi_ncap_rtz": 256,
     "f16_of16_d128x128_b128x64_w8_qrksvs_mask_biasfloat_alibi_cap_rtne": 256,
+    "bf16_obf16_d64x64_b128x64_w8_qrasync_mask_nbias_nalibi_ncap_rtne": 128,
 }
 
 

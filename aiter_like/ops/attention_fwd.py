@@ -18,7 +18,7 @@ from aiter_like.attention_call import OP, AttentionCall, check_call
 from aiter_like.device import Target, arch_facts
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.ops.attention_fast import HEAD_DIMS, MASKS, VARIANTS, _flash_attn_fwd_hip, hip_unsupported
-from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_unsupported
+from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
 from aiter_like.tuning.hooks import Tuning
 
 _MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
@@ -225,7 +225,7 @@ flash_attn_fwd = Op(
                  "head_dim_v", "features", "dtype"),
     writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported),
-              Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, self_check=ck_self_check),
+              Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, space=ck_space, self_check=ck_self_check),
               Backend("triton", "attention:flash_attn_fwd", unsupported=_triton_unsupported, space=_triton_space,
                       cost=_triton_cost),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,13 @@ from aiter_like.jit import Instance, compile_ops
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.float32: "float"}
 _HEAD_DIMS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (32, 64, 96, 128, 192, 256), "fp8": (64, 128, 192, 256)}
+_PIPELINES = {"qrksvs": "QrKsVs", "qrasync": "QrAsync"}  # name → type in the kernel
 _ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
 _BLOCK = "b128x64"  # rows and keys of a workgroup's tile, as in the kernel
 _MAX_GRID = 65535  # of a launch's second and third dimension
 _MAX_ROWS = 2**30 - 1
 _MAX_ROW_STRIDE = 2**23 - 1  # 64 rows within 31 bits of bytes
+_MAX_ASYNC_DIMS = 256  # two LDS tiles of 64 rows of K and of V in 64 KiB
 _MAX_BIAS_STRIDE = 2**24  # 32 rows of fp32 within 32 bits of bytes
 
 
@@ -34,6 +37,7 @@ class TileInstance:
         element, out_element: "bf16", "f16", "fp8" of q, k and v; of out the same, for fp8 "bf16", "f16" or "float".
         head_dim, head_dim_v: of q and k, of v and out; a call's are padded with zeros to them.
         waves: of a workgroup, that share 128 rows.
+        pipeline: "qrksvs", K then V through one LDS tile each, or "qrasync", two of each and no registers between.
         is_masked: causal or window.
         bias: element of an added bias, "" for none.
         has_alibi, has_softcap: further terms of a score.
@@ -45,6 +49,7 @@ class TileInstance:
     head_dim: int
     head_dim_v: int
     waves: int
+    pipeline: str
     is_masked: bool
     bias: str
     has_alibi: bool
@@ -56,7 +61,7 @@ class TileInstance:
         """bf16_obf16_d128x128_b128x64_w4_qrksvs_nmask_nbias_nalibi_ncap_rtna: what is absent is spelled, with an n."""
         return "_".join((
             self.element, f"o{self.out_element}", f"d{self.head_dim}x{self.head_dim_v}",
-            _BLOCK, f"w{self.waves}", "qrksvs",
+            _BLOCK, f"w{self.waves}", self.pipeline,
             "mask" if self.is_masked else "nmask", f"bias{self.bias}" if self.bias else "nbias",
             "alibi" if self.has_alibi else "nalibi", "cap" if self.has_softcap else "ncap", _ROUNDINGS[self.rounding]))
 
@@ -72,22 +77,22 @@ class TileInstance:
             raise ValueError(f"flash_attn_fwd: {name!r} is no name of an instance of backend ck")
         part = found.groupdict()
         return TileInstance(part["element"], part["out"], int(part["dim"]), int(part["dim_v"]),
-                            int(part["waves"]), part["mask"] == "mask", part["bias"] or "",
+                            int(part["waves"]), part["pipeline"], part["mask"] == "mask", part["bias"] or "",
                             part["alibi"] == "alibi", part["cap"] == "cap", _ROUNDINGS.index(part["rounding"]))
 
     def instance(self) -> Instance:
         """For the JIT."""
         return Instance(self.name, {
             "ELEMENT": self.element, "OUT_ELEMENT": self.out_element, "HEAD_DIM": self.head_dim,
-            "HEAD_DIM_V": self.head_dim_v, "WAVES": self.waves, "IS_MASKED": self.is_masked,
-            "BIAS": self.bias or "void", "HAS_ALIBI": self.has_alibi, "HAS_SOFTCAP": self.has_softcap,
-            "ROUNDING": self.rounding})
+            "HEAD_DIM_V": self.head_dim_v, "NUM_WAVES": self.waves, "PIPELINE": _PIPELINES[self.pipeline],
+            "IS_MASKED": self.is_masked, "BIAS": self.bias or "void", "HAS_ALIBI": self.has_alibi,
+            "HAS_SOFTCAP": self.has_softcap, "ROUNDING": self.rounding})
 
 
 _NAME = re.compile(
     rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16|float)_d(?P<dim>\d+)x(?P<dim_v>\d+)_{_BLOCK}_w(?P<waves>[48])"
-    rf"_qrksvs_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)_(?P<cap>n?cap)"
-    rf"_(?P<rounding>{'|'.join(_ROUNDINGS)})")
+    rf"_(?P<pipeline>qrksvs|qrasync)_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)"
+    rf"_(?P<cap>n?cap)_(?P<rounding>{'|'.join(_ROUNDINGS)})")
 
 
 def _waves(head_dim: int, head_dim_v: int, num_terms: int) -> int:
@@ -97,26 +102,33 @@ def _waves(head_dim: int, head_dim_v: int, num_terms: int) -> int:
     return 4 if head_dim + head_dim_v <= 256 and num_terms < 3 else 8
 
 
-def tile_instance(call: AttentionCall) -> TileInstance:
-    """The build that serves a call."""
+def tile_instance(call: AttentionCall, pipeline: str = "qrksvs") -> TileInstance:
+    """The build that serves a call.
+
+    Raises:
+        ValueError: no such pipeline, or one that these head dimensions do not fit.
+    """
     element, out_element = _ELEMENTS[call.q.dtype], _ELEMENTS[call.out.dtype]
     head_dim, head_dim_v = (next(size for size in _HEAD_DIMS[element] if size >= dim)
                             for dim in (call.head_dim, call.head_dim_v))
     rounding = call.how_v3_bf16_cvt if out_element == "bf16" or call.how_v3_bf16_cvt == 2 else 0
+    if pipeline not in _PIPELINES or (pipeline == "qrasync" and head_dim + head_dim_v > _MAX_ASYNC_DIMS):
+        raise ValueError(f"flash_attn_fwd: pipeline must be one of {', '.join(_PIPELINES)}, the last one for head "
+                         f"dimensions of {_MAX_ASYNC_DIMS} together at most, got {pipeline!r}")
     has_bias, has_alibi, has_softcap = call.bias is not None, call.alibi_slopes is not None, call.softcap > 0
-    return TileInstance(element, out_element, head_dim, head_dim_v,
-                        waves=_waves(head_dim, head_dim_v, has_bias + has_alibi + has_softcap),
+    waves = _waves(head_dim, head_dim_v, has_bias + has_alibi + has_softcap)
+    return TileInstance(element, out_element, head_dim, head_dim_v, 8 if pipeline == "qrasync" else waves, pipeline,
                         is_masked=call.mask != "none", bias=_ELEMENTS[call.bias.dtype] if has_bias else "",
                         has_alibi=has_alibi, has_softcap=has_softcap, rounding=rounding)
 
 
-def _instance(*args: Any) -> Instance:
-    return tile_instance(AttentionCall(*args)).instance()
+def _instance(*args: Any, pipeline: str = "qrksvs") -> Instance:
+    return tile_instance(AttentionCall(*args), pipeline).instance()
 
 
 def _prebuilt() -> list[Instance]:
     """Plain and masked, without further terms, for the default rounding."""
-    return [TileInstance(element, element, dim, dim_v, _waves(dim, dim_v, 0), is_masked, "", False, False,
+    return [TileInstance(element, element, dim, dim_v, _waves(dim, dim_v, 0), "qrksvs", is_masked, "", False, False,
                          1 if element == "bf16" else 0).instance()
             for element in ("bf16", "f16") for is_masked in (False, True)
             for dim, dim_v in ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))]
@@ -208,3 +220,10 @@ def ck_self_check(device: torch.device, *args: Any) -> tuple:
         k_descale=descale, v_descale=descale, rng_state=None, workspace=None, max_seqlen_q=rows, max_seqlen_k=keys,
         softmax_scale=call.head_dim ** -0.5, window_left=window[0], window_right=window[1], sink_size=3,
         softcap=2.0 if call.softcap > 0 else 0.0, dropout_p=0.0, num_splits=0, how_v3_bf16_cvt=call.how_v3_bf16_cvt)
+
+
+def ck_space(target: Target, *args: Any) -> Iterator[dict[str, str]]:
+    """The other pipeline, where LDS holds it."""
+    instance = tile_instance(AttentionCall(*args))
+    if instance.head_dim + instance.head_dim_v <= _MAX_ASYNC_DIMS:
+        yield {"pipeline": "qrasync"}

@@ -4,25 +4,22 @@
 //
 //   out = Σ p v / Σ p,  p = 2^(score − max),  score = log2 e · (softcap(softmax_scale · q kᵀ) + bias − alibi), masked
 //
-// The pipeline, Q in registers, K then V through LDS: a workgroup of WAVES waves takes kBlockM rows of one head, a wave
-// kWaveRows of them; per block of kBlockN keys
-//   1. V's loads start            they are under way during the first product
-//   2. S = K qᵀ                   [keys, rows], K from LDS
-//   3. bias, mask, softmax        running maximum and sum of each row
-//   4. V to LDS                   barrier: all waves have read K
-//   5. the next K's loads start   they are under way during the second product
-//   6. O += Vᵀ P                  P is S rounded, in the registers where it is
-//   7. the next K to LDS          barrier: all waves have read V
+// A workgroup of 4 or 8 waves takes kBlockM rows of one head, a wave kWaveRows of them. Q stays in registers; blocks of
+// kBlockN keys go through LDS, by one of two pipelines (QrKsVs, QrAsync). With a block's K and V there, a wave does
+//   S = K qᵀ                 [keys, rows]
+//   bias, mask, softmax      running maximum and sum of each row
+//   O += Vᵀ P                P is S rounded, in the registers where it is
 //
-// Tiles: 128 rows, 64 keys. LDS: 64 rows of K and of V, each padded to 64 bytes or whole 128. Every instance has two
-// waves on each SIMD, one computing while the other waits: 4 waves of 32 rows, of which LDS and registers hold two
-// workgroups, or for large head dimensions 8 of 16 rows.
+// Tiles: 128 rows, 64 keys. LDS: 64 rows of K and of V, each padded to 64 bytes or whole 128; twice that in QrAsync.
+// Every instance has two waves on each SIMD, one computing while the other waits: 4 waves of 32 rows, of which LDS and
+// registers hold two workgroups, or 8 of 16 rows.
 // Bound: MFMA. (HEAD_DIM + HEAD_DIM_V) · 2 flop per score; K and V are read once per kBlockM rows, from L2.
 #include <type_traits>
 
 #include "aiter_like/dtype.h"
 #include "aiter_like/ffi.h"
 #include "aiter_like/tile/convert.h"
+#include "aiter_like/tile/dma.h"
 #include "aiter_like/tile/fence.h"
 #include "aiter_like/tile/mma.h"
 #include "aiter_like/tile/softmax.h"
@@ -30,8 +27,9 @@
 #include "attention_sequence.h"
 #include "score_policies.h"
 
-#if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WAVES) || \
-    !defined(IS_MASKED) || !defined(BIAS) || !defined(HAS_ALIBI) || !defined(HAS_SOFTCAP) || !defined(ROUNDING)
+#if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(NUM_WAVES) || \
+    !defined(PIPELINE) || !defined(IS_MASKED) || !defined(BIAS) || !defined(HAS_ALIBI) || !defined(HAS_SOFTCAP) || \
+    !defined(ROUNDING)
 #error "flash_attn_fwd_tile.hip: the macros that ops/attention_tile.py gives are missing"
 #endif
 
@@ -64,7 +62,7 @@ using namespace tile;
 constexpr Rounding kRounding = static_cast<Rounding>(ROUNDING);
 constexpr bool kIsFp8 = sizeof(Element) == 1;
 constexpr int kBlockM = 128, kBlockN = 64;
-constexpr int kWaves = WAVES, kThreads = kWaves * kWaveSize, kWaveRows = kBlockM / kWaves;
+constexpr int kWaves = NUM_WAVES, kThreads = kWaves * kWaveSize, kWaveRows = kBlockM / kWaves;
 /// Head dimensions that 16 bytes of each lane cover in K and Q, and that dwords of 16 lanes cover in V.
 constexpr int kSlice = 64 / sizeof(Element), kRun = 16 / sizeof(Element), kStep = 4 / sizeof(Element);
 constexpr int kSlices = HEAD_DIM / kSlice, kOutSlices = HEAD_DIM_V / kSlice;
@@ -152,14 +150,123 @@ __device__ void mask(Scores& scores, const Visibility<IS_MASKED>& visible, int f
   }
 }
 
+/// What a wave has in registers for its rows, and what it does with a block of keys.
+struct WaveRows {
+  using P = RegTile<Element, kBlockN, kWaveRows, Scores::Layout>;
+
+  QuerySlice queries[kSlices];
+  OutSlice out[kOutSlices];
+  OnlineSoftmax<Scores> softmax;
+  ScoreMap map;
+  Visibility<IS_MASKED> visible;
+  int first, last;  // rows of the sequence; none when last < first
+
+  __device__ WaveRows(const MatrixView<const Element>& q, const ScoreMap& map, const Visibility<IS_MASKED>& visible,
+                      int first, int last)
+      : map(map), visible(visible), first(first), last(last) {
+#pragma unroll
+    for (int d = 0; d < kSlices; ++d)
+      queries[d] = load_global<QuerySlice>(TileWindow<const Element, kWaveRows, HEAD_DIM>(q, first), d * kSlice);
+#pragma unroll
+    for (int g = 0; g < kOutSlices; ++g) clear(out[g]);
+  }
+
+  /// Whether any of them sees a key of the block.
+  __device__ bool sees(int first_key) const {
+    return first <= last && visible.any(first, last, first_key, first_key + kBlockN);
+  }
+
+  __device__ void scale_out(int strip, float factor) {
+#pragma unroll
+    for (int g = 0; g < kOutSlices; ++g) scale_strip(out[g], strip, factor);
+  }
+
+  /// The first product and the softmax.
+  __device__ P probabilities(const KeyTile& keys, int first_key) {
+    Scores scores;
+    clear(scores);
+    pipelined<kSlices>([&](int d) { return load<KeySlice>(keys, 0, d * kSlice); },
+                       [&](int d, const KeySlice& slice) { mma<Form::ABt>(scores, slice, queries[d]); });
+    map(scores, first_key);
+    if (!visible.all(first, last, first_key, first_key + kBlockN)) mask(scores, visible, first_key, first);
+    softmax.raise(scores, map.scale(), [&](int strip, float factor) { scale_out(strip, factor); });
+    softmax.exponentiate(scores, map.scale(), kPBits);
+    return convert<Element, kRounding>(scores);
+  }
+
+  /// The second product.
+  __device__ void accumulate(const ValueTile& values, const P& p) {
+    pipelined<kOutSlices>([&](int g) { return load_transposed<ValueSlice>(values, 0, g * kSlice); },
+                          [&](int g, const ValueSlice& slice) { mma<Form::AtB>(out[g], slice, p); });
+  }
+};
+
+/// One LDS tile of K and one of V. The next one travels in registers while the other is used, so that two tiles do.
+struct QrKsVs {
+  KeyTile keys;
+  ValueTile values;
+
+  __device__ void run(WaveRows& rows, const KeyBlocks<kBlockN>& blocks, const MatrixView<const Element>& k,
+                      const MatrixView<const Element>& v) {
+    Staged<KeyTile, kThreads> next_keys;
+    Staged<ValueTile, kThreads> next_values;
+    int block = blocks.begin();
+    if (block < blocks.end) {
+      next_keys.load(KeyWindow(k, block * kBlockN));
+      next_keys.store(keys);
+    }
+    workgroup_barrier();
+    while (block < blocks.end) {
+      const int first_key = block * kBlockN, next_block = blocks.next(block);
+      const bool is_seen = rows.sees(first_key);
+      WaveRows::P p;
+      next_values.load(ValueWindow(v, first_key));
+      if (is_seen) p = rows.probabilities(keys, first_key);
+      next_values.store(values);
+      workgroup_barrier();  // V is there, and all have read K
+
+      if (next_block < blocks.end) next_keys.load(KeyWindow(k, next_block * kBlockN));
+      if (is_seen) rows.accumulate(values, p);
+      if (next_block < blocks.end) next_keys.store(keys);
+      workgroup_barrier();  // K is there, and all have read V
+      block = next_block;
+    }
+  }
+};
+
+/// Two LDS tiles of each. The next block goes from memory to LDS while this one is used: one barrier per block.
+struct QrAsync {
+  KeyTile keys[2];
+  ValueTile values[2];
+
+  __device__ void run(WaveRows& rows, const KeyBlocks<kBlockN>& blocks, const MatrixView<const Element>& k,
+                      const MatrixView<const Element>& v) {
+    const auto start = [&](int block, int buffer) {
+      if (block >= blocks.end) return;
+      dma<kWaves>(keys[buffer], KeyWindow(k, block * kBlockN), wave_index());
+      dma<kWaves>(values[buffer], ValueWindow(v, block * kBlockN), wave_index());
+    };
+    int block = blocks.begin();
+    start(block, 0);
+    for (int buffer = 0; block < blocks.end; buffer ^= 1) {
+      wait_vector_memory();
+      workgroup_barrier();  // this block is there, and all have read the one before it
+      const int first_key = block * kBlockN;
+      block = blocks.next(block);
+      start(block, buffer ^ 1);
+      if (rows.sees(first_key)) rows.accumulate(values[buffer], rows.probabilities(keys[buffer], first_key));
+    }
+  }
+};
+
 /// out = O / l and the log-sum-exp; a learned sink is one more term of l, without a value.
-__device__ void finish(const FlashAttnTileArgs& args, OutSlice (&out)[kOutSlices], const OnlineSoftmax<Scores>& softmax,
-                       const MatrixView<OutElement>& rows, float* lse, int head, int first_row) {
+__device__ void finish(const FlashAttnTileArgs& args, WaveRows& rows, const MatrixView<OutElement>& out, float* lse,
+                       int head) {
   const float v_descale = value_or_one(args.v_descale);
 #pragma unroll
   for (int s = 0; s < Scores::kStrips; ++s) {
     constexpr float kUnit = 1.f / (1 << kPBits);
-    float maximum = softmax.maximum[s], total = softmax.total(s) * kUnit, factor = kUnit;
+    float maximum = rows.softmax.maximum[s], total = rows.softmax.total(s) * kUnit, factor = kUnit;
     if (args.sink != nullptr) {
       const float sink = args.sink[head] * kLog2E;
       const float highest = __builtin_fmaxf(maximum, sink), moved = fast_exp2(maximum - highest);
@@ -167,28 +274,25 @@ __device__ void finish(const FlashAttnTileArgs& args, OutSlice (&out)[kOutSlices
       factor *= moved;
       maximum = highest;
     }
-    factor = total == 0.f ? 0.f : factor * v_descale / total;  // 0: no visible key. A NaN total gives NaN
-#pragma unroll
-    for (int g = 0; g < kOutSlices; ++g) scale_strip(out[g], s, factor);
-    const int row = first_row + Scores::column(s, 0);
-    if (lse != nullptr && Scores::Layout::group() == 0 && row < rows.sizes[0])
+    rows.scale_out(s, total == 0.f ? 0.f : factor * v_descale / total);  // 0: no visible key. A NaN total gives NaN
+    const int row = rows.first + Scores::column(s, 0);
+    if (lse != nullptr && Scores::Layout::group() == 0 && row < out.sizes[0])
       lse[row] = total == 0.f ? -__builtin_inff() : (maximum + fast_log2(total)) * kLn2;
   }
-  const TileWindow<OutElement, kWaveRows, HEAD_DIM_V> window(rows, first_row);
+  const TileWindow<OutElement, kWaveRows, HEAD_DIM_V> window(out, rows.first);
 #pragma unroll
-  for (int g = 0; g < kOutSlices; ++g) store_transposed<kRounding>(window, out[g], g * kSlice);
+  for (int g = 0; g < kOutSlices; ++g) store_transposed<kRounding>(window, rows.out[g], g * kSlice);
 }
-
-}  // namespace
 
 /// Waves that share the 512 registers of a SIMD, at least.
 constexpr int kHeadDims = HEAD_DIM + HEAD_DIM_V;
 constexpr int kWavesPerSimd = !ScoreMap::kIsScaling || kHeadDims > 128 ? 2 : kHeadDims > 64 ? 3 : 4;
 
+}  // namespace
+
 __global__ __launch_bounds__(kThreads) __attribute__((amdgpu_waves_per_eu(kWavesPerSimd)))
 void flash_attn_fwd_tile_kernel(FlashAttnTileArgs args) {
-  __shared__ KeyTile keys;
-  __shared__ ValueTile values;
+  __shared__ PIPELINE pipeline;
   const WorkgroupIndex workgroup = workgroup_index();
   const int head = static_cast<int>(workgroup.y), kv_head = head / args.group_size;
   const int batch = static_cast<int>(workgroup.z), view_batch = args.cu_seqlens_q == nullptr ? batch : 0;
@@ -196,72 +300,23 @@ void flash_attn_fwd_tile_kernel(FlashAttnTileArgs args) {
   const RowRange k_rows = RowRange::of(args.cu_seqlens_k, args.seqlens_k, batch, static_cast<int>(args.k.sizes[1]));
   const int block_row = (args.num_blocks_m - 1 - static_cast<int>(workgroup.x)) * kBlockM;  // causal: the longest first
   if (block_row >= q_rows.count) return;
+
   const auto matrix = [&](const auto& view, int h, const RowRange& rows) {
     return view.template select<0>(view_batch).template select<1>(h).slice(rows.first, rows.count);
   };
-  const auto q = matrix(args.q, head, q_rows), k = matrix(args.k, kv_head, k_rows), v = matrix(args.v, kv_head, k_rows);
-
   const auto last_of = [&](int first, int rows) {
     return (first + rows < q_rows.count ? first + rows : q_rows.count) - 1;
   };
-  const int first_row = block_row + wave_index() * kWaveRows, last_row = last_of(first_row, kWaveRows);
-  const int delta = k_rows.count - q_rows.count;
+  const int first_row = block_row + wave_index() * kWaveRows, delta = k_rows.count - q_rows.count;
   const Visibility<IS_MASKED> visible{k_rows.count, delta, args.window_left, args.window_right, args.sink_size};
   const KeyBlocks<kBlockN> blocks(visible, block_row, last_of(block_row, kBlockM));
-  const ScoreMap map = score_map(args, batch, head, q_rows, first_row, delta);
-
-  QuerySlice queries[kSlices];
-  OutSlice out[kOutSlices];
-  OnlineSoftmax<Scores> softmax;
-#pragma unroll
-  for (int d = 0; d < kSlices; ++d)
-    queries[d] = load_global<QuerySlice>(TileWindow<const Element, kWaveRows, HEAD_DIM>(q, first_row), d * kSlice);
-#pragma unroll
-  for (int g = 0; g < kOutSlices; ++g) clear(out[g]);
-
-  Staged<KeyTile, kThreads> next_keys;
-  Staged<ValueTile, kThreads> next_values;
-  int block = blocks.begin();
-  if (block < blocks.end) {
-    next_keys.load(KeyWindow(k, block * kBlockN));
-    next_keys.store(keys);
-  }
-  workgroup_barrier();
-  while (block < blocks.end) {
-    const int first_key = block * kBlockN, end_key = first_key + kBlockN, next_block = blocks.next(block);
-    const bool is_seen = first_row <= last_row && visible.any(first_row, last_row, first_key, end_key);
-    next_values.load(ValueWindow(v, first_key));
-    RegTile<Element, kBlockN, kWaveRows, Product<>> p;
-    if (is_seen) {
-      Scores scores;
-      clear(scores);
-      pipelined<kSlices>([&](int d) { return load<KeySlice>(keys, 0, d * kSlice); },
-                         [&](int d, const KeySlice& slice) { mma<Form::ABt>(scores, slice, queries[d]); });
-      map(scores, first_key);
-      if (!visible.all(first_row, last_row, first_key, end_key)) mask(scores, visible, first_key, first_row);
-      softmax.raise(scores, map.scale(), [&](int strip, float factor) {
-#pragma unroll
-        for (int g = 0; g < kOutSlices; ++g) scale_strip(out[g], strip, factor);
-      });
-      softmax.exponentiate(scores, map.scale(), kPBits);
-      p = convert<Element, kRounding>(scores);
-    }
-    next_values.store(values);
-    workgroup_barrier();
-
-    if (next_block < blocks.end) next_keys.load(KeyWindow(k, static_cast<int64_t>(next_block) * kBlockN));
-    if (is_seen) {
-      pipelined<kOutSlices>([&](int g) { return load_transposed<ValueSlice>(values, 0, g * kSlice); },
-                            [&](int g, const ValueSlice& slice) { mma<Form::AtB>(out[g], slice, p); });
-    }
-    if (next_block < blocks.end) next_keys.store(keys);
-    workgroup_barrier();
-    block = next_block;
-  }
+  WaveRows rows(matrix(args.q, head, q_rows), score_map(args, batch, head, q_rows, first_row, delta), visible,
+                first_row, last_of(first_row, kWaveRows));
+  pipeline.run(rows, blocks, matrix(args.k, kv_head, k_rows), matrix(args.v, kv_head, k_rows));
 
   float* lse = args.lse;
   if (lse != nullptr) lse += view_batch * args.lse_batch_stride + head * args.lse_head_stride + q_rows.first;
-  finish(args, out, softmax, matrix(args.out, head, q_rows), lse, head, first_row);
+  finish(args, rows, matrix(args.out, head, q_rows), lse, head);
 }
 
 void launch_flash_attn_fwd_tile(const FlashAttnTileArgs& args, int batch, Stream stream) {
