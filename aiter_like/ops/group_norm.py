@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,8 @@ from aiter_like import check, dtypes, rows, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["group_norm"]
 
@@ -37,16 +42,21 @@ def group_norm_ref(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tens
 
 def _instance(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, epsilon: float,
               silu: bool, *, lanes: int | None = None) -> Instance:
-    count = input.shape[0] * num_groups
     factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
     is_last = not input.is_contiguous()
     flags = {"w": weight is not None, "b": bias is not None, "nhwc": is_last}
     parts = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
              *(name for name, is_on in flags.items() if is_on)]
-    matrix = torch.empty(count, input.numel() // count, dtype=input.dtype, device="meta")
-    return rows.layout(target_of(input.device), matrix, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+    layout = rows.layout(target_of(input.device), _matrix(input, num_groups), lanes=lanes, takes_unaligned=True)
+    return layout.instance("_".join(parts), {
         "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[factors], "HAS_WEIGHT": int(weight is not None),
         "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(is_last)})
+
+
+def _matrix(input: Tensor, num_groups: int) -> Tensor:
+    """A row for each group, as the kernels see it; without memory."""
+    count = input.shape[0] * num_groups
+    return torch.empty(count, input.numel() // count, dtype=input.dtype, device="meta")
 
 
 @compile_ops("norm/group_norm.hip", gen_func=_instance, prebuild=list)
@@ -88,10 +98,39 @@ def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tens
     return None
 
 
+def _tune_key(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
+              *_: object) -> dict[str, int | str]:
+    samples, channels = input.shape[:2]
+    return {"samples": samples, "channels": channels, "positions": input.numel() // (samples * channels),
+            "num_groups": num_groups, "dtype": dtypes.name(input.dtype), "channels_last": not input.is_contiguous()}
+
+
+def _hip_space(target: Target, out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
+               *_: object) -> list[dict[str, int]]:
+    return rows.lane_space(target, _matrix(input, num_groups))
+
+
+def _triton_space(target: Target, out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                  num_groups: int, *_: object) -> list[dict[str, int]]:
+    return norms.wave_space(target, _matrix(input, num_groups).shape[-1])
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    """With weight and bias, as models have them."""
+    random = norms.normal(device, seed, key["dtype"])
+    x = random(key["samples"], key["channels"], key["positions"], 1)
+    if key["channels_last"]:
+        x = x.contiguous(memory_format=torch.channels_last)
+    weight, bias = random(key["channels"]), random(key["channels"])
+    return torch.empty_like(x), x, weight, bias, key["num_groups"], 1e-5, False
+
+
 _group_norm = Op(
-    _OP, reference=group_norm_ref, check=_check,
-    backends=(Backend("hip", _group_norm_hip, unsupported=_kernel_unsupported),
-              Backend("triton", "group_norm:group_norm", unsupported=_kernel_unsupported),
+    _OP, reference=group_norm_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
+    tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _group_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+              Backend("triton", "group_norm:group_norm", unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", group_norm_ref, differentiable=True)))
 
 

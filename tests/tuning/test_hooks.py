@@ -26,6 +26,10 @@ KEYS = {
     "flash_attn_fwd": [{"mask": mask, "layout": "dense", "batch": 2, "seqlen_q": 3, "seqlen_k": 5, "num_heads": 4,
                         "num_kv_heads": 2, "head_dim": 64, "head_dim_v": 64, "features": "none", "dtype": "bf16"}
                        for mask in ("none", "causal")],
+    "group_norm": [{"samples": 2, "channels": channels, "positions": positions, "num_groups": groups, "dtype": dtype,
+                    "channels_last": is_last}
+                   for channels, positions, groups, dtype, is_last in ((64, 1024, 32, "bf16", 0), (12, 7, 3, "fp32", 1),
+                                                                       (320, 4096, 32, "fp16", 1))],
     **{name: [{"rows": count, "columns": columns, "group_size": group_size, "dtype": dtype, "out_dtype": "i8"}
               for count, columns, group_size, dtype in ((1, 4096, 0, "bf16"), (3, 100, 0, "fp16"),
                                                         (5, 256, 128, "fp32"), (2, 16384, 32, "bf16"))]
