@@ -88,8 +88,8 @@ def _run(script: Path, options: list[str], output: Path, limit: float) -> tuple[
 
 def _markdown(scripts: list[Path], folder: Path) -> str:
     """A section per script that ran: its tables, or what it printed where it has none of benching.py's."""
-    parts = ["# Benchmarks", "", "Medians; checked before timed. Calls rotate over tensors that exceed the caches; "
-             "\"flushed\": smaller ones, the cache is flushed before each call.", ""]
+    parts = ["# Benchmarks", "", "Medians; checked before timed; caches are cold. \"flushed\": call by call, where a "
+             "short kernel's time is the host's; all else as a graph, over several sets of tensors where small.", ""]
     for script in scripts:
         done, rows = folder / f"{script.stem}.done", folder / f"{script.stem}.jsonl"
         if not done.exists():

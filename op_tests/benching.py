@@ -105,8 +105,9 @@ def copy_tbps() -> float:
 def table(title: str, cases: Iterable[Case]) -> None:
     """Checks and times every case; prints a line per case and call. What refuses, fails or is wrong says so instead.
 
-    Calls rotate over the sets of a case, as one graph, in rounds of all contenders, where sets exceed the caches three
-    times; a case of smaller ones is timed call by call, the cache flushed before each, which is marked "flushed".
+    A graph calls each set of a case once, or a large one several times, in rounds of all contenders that begin with
+    caches full of something else. A small case of one set is timed call by call, the cache flushed before each, which
+    also counts what the host takes longer than the device: marked "flushed".
     """
     copy = math.nan if _options.is_warming else copy_tbps()
     print(f"{title}: {torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
@@ -155,7 +156,8 @@ def _checked(title: str, case: Case) -> tuple[dict[str, float], dict[str, str]]:
         if _options.is_warming and not _is_ours(name):
             continue
         try:
-            errors[name] = case.check(call())
+            with torch.no_grad():
+                errors[name] = case.check(call())
         except AiterLikeError as refused:
             reasons[name] = str(refused).partition("\n")[0]
         except Exception as error:  # noqa: BLE001  a peer fails in its own way; a wrong kernel hides no other's time
@@ -166,7 +168,7 @@ def _checked(title: str, case: Case) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def _is_small(case: Case) -> bool:
-    return (1 + len(case.others)) * case.useful_bytes < _CACHES * _clock().cache_bytes
+    return not case.others and case.useful_bytes < _CACHES * _clock().cache_bytes
 
 
 def _times(case: Case, names: list[str]) -> dict[str, float]:
