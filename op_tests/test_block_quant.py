@@ -35,11 +35,11 @@ def check_blocks(q: Tensor, scale: Tensor, x: Tensor, rows: int = 128, columns: 
     return check_quantised(parts[0].view(q.dtype), scale.cpu().view(-1, 1), parts[1])
 
 
-@pytest.mark.parametrize("n, k", ((1, 1), (128, 128), (200, 391), (384, 520)))
+@pytest.mark.parametrize("n, k", ((1, 1), (200, 391), (384, 528)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, n, k):
     x = matrix(device, n, k, seed=n)
-    for dtype in quantised_dtypes(device)[:1 if n == 384 else 2]:
+    for dtype in quantised_dtypes(device)[n == 1:]:
         q, scale = run(backend, QUANT, x, quant_dtype=dtype)
         assert (q.dtype, scale.dtype) == (dtype, torch.float32) and scale.is_contiguous()
         check_blocks(q, scale, x)
@@ -94,12 +94,12 @@ def test_special_blocks(device, run, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_several_matrices_and_strides(device, run, backend):
     """Blocks end with their matrix."""
-    x = matrix(device, 3, 150, 136)
+    x = matrix(device, 3, 150, 144)
     q, scale = run(backend, QUANT, x)
     assert q.shape == x.shape and scale.shape == (3, 2, 2)
     for i in range(3):
         check_blocks(q[i], scale[i], x[i])
-    for view in (strided_like(x, (0, 0, 24)), strided_like(x, (0, 0, 3), offset=1)):
+    for view in (strided_like(x, (0, 0, 16)), strided_like(x, (0, 0, 3), offset=1)):
         again = run(backend, QUANT, view)
         assert torch.equal(again[0], q) and torch.equal(again[1], scale)
     part = run(backend, QUANT, x[0, ::2])
@@ -136,7 +136,7 @@ def test_bad_input_is_named(device):
 
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_opcheck(device, backend):
-    x = matrix(device, 150, 200)
+    x = matrix(device, 150, 208)
     args = torch.empty_like(x, dtype=INT8), torch.empty(2, 2, device=device), x, 128, 128
     torch.library.opcheck(torch.ops.aiter_like.block_quant_out, args, {"backend": backend})
     torch.library.opcheck(torch.ops.aiter_like.block_quant, (x,), {"backend": backend})

@@ -55,18 +55,17 @@ def some(backend: str, args: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Ten
     return x[rows], factors, ids[rows].contiguous()
 
 
-@pytest.mark.parametrize("tokens, columns, topk", ((1, 1, 1), (7, 40, 2), (5, 1040, 3), (2, 33000, 2)))
+@pytest.mark.parametrize("tokens, columns, topk", ((1, 1, 1), (5, 1040, 3), (2, 33000, 2)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, tokens, columns, topk):
     args = make(device, tokens, columns, topk, seed=columns)
     if columns == 1040:
         args = some(backend, args)
-    for dtype in quantised_dtypes(device) if columns == 1040 else (INT8,):
-        out, scale = quantise(run, backend, *args, dtype)
-        check_quantised(out, scale, smoothed(*args))
-        expected = quantise(run, "torch", *args, dtype)
-        assert same_numbers(out, expected[0]) and torch.equal(scale, expected[1])
-        assert tokens == 1 or (out[0].float() == 0).all() and (out[-1].float() == 0).all()
+    out, scale = quantise(run, backend, *args, INT8)
+    check_quantised(out, scale, smoothed(*args))
+    expected = quantise(run, "torch", *args, INT8)
+    assert torch.equal(out, expected[0]) and torch.equal(scale, expected[1])
+    assert tokens == 1 or not out[0].any() and not out[-1].any()
 
 
 @pytest.mark.exhaustive
@@ -86,21 +85,20 @@ def test_special_rows_and_strides(device, run, backend):
     x[0], x[1, 33], x[2, 1039] = 0.0, math.nan, -math.inf
     ids[1, 1] = -1  # not even a NaN reaches a slot of no expert
     x, factors, ids = some(backend, (x, factors, ids))
-    for dtype in quantised_dtypes(device):
-        out, scale = quantise(run, backend, x, factors, ids, dtype)
-        expected = quantise(run, "torch", x, factors, ids, dtype)
-        assert same_numbers(out, expected[0]) and same_numbers(scale, expected[1])
-        assert (out[0].float() == 0).all() and scale[0] > 0 and scale[1].isnan() and scale[2].isinf()
-        absent = x.shape[0] + 1
-        assert (out[absent].float() == 0).all() and scale[absent].isfinite()
-    for view, turned in ((strided_like(x, (0, 24)), strided_like(factors, (0, 8))),
+    out, scale = quantise(run, backend, x, factors, ids, INT8)
+    expected = quantise(run, "torch", x, factors, ids, INT8)
+    assert torch.equal(out, expected[0]) and same_numbers(scale, expected[1])
+    assert not out[0].any() and scale[0] > 0 and scale[1].isnan() and scale[2].isinf()
+    absent = x.shape[0] + 1
+    assert not out[absent].any() and scale[absent].isfinite()
+    for view, turned in ((strided_like(x, (0, 16)), strided_like(factors, (0, 16))),
                          (strided_like(x, (0, 3), offset=1), strided_like(factors, (0, 1)))):
-        again = quantise(run, backend, view, turned, ids, dtype)
-        assert same_numbers(again[0], out) and same_numbers(again[1], scale)
-    target = strided_like(torch.zeros(out.shape, device=device), (0, 5)).to(dtype)
+        again = quantise(run, backend, view, turned, ids, INT8)
+        assert torch.equal(again[0], out) and same_numbers(again[1], scale)
+    target = strided_like(torch.zeros(out.shape, device=device), (0, 5)).to(INT8)
     flat = torch.empty(scale.numel(), device=device)
     run(backend, QUANT, target, x, factors, ids, flat)
-    assert same_numbers(target, out) and same_numbers(flat, scale[:, 0])
+    assert torch.equal(target, out) and same_numbers(flat, scale[:, 0])
 
 
 def test_empty(device):

@@ -50,7 +50,7 @@ def test_every_byte(device, run, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shapes_and_strides(device, run, backend):
-    for shape in ((2,), (1, 14), (5, 6), (3, 7, 48), (70, 1040)):
+    for shape in ((2,), (5, 6), (3, 7, 64), (70, 1056)):
         x = numbers(device, *shape)
         packed = run(backend, PACK, x)
         assert packed.shape == (*shape[:-1], shape[-1] // 2) and torch.equal(packed.cpu(), packed_integers(x))

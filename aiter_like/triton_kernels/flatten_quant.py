@@ -14,7 +14,7 @@ from aiter_like.triton_kernels.launch import launch
 _MAX_BLOCK, _TILE = 8192, 2048  # elements of a row, and of short rows together, that a program keeps
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "heads"])  # a build for each would serve nothing
 def _flatten_group_quant_kernel(out, scale, x, out_stride, scale_stride, group_stride, token_stride, head_stride,
                                 rows, heads, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
                                 LARGEST: tl.constexpr):

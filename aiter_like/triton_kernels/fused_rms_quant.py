@@ -13,7 +13,7 @@ from aiter_like.triton_kernels.launch import launch
 from aiter_like.triton_kernels.norm import load_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _fused_rms_quant_kernel(out, scale, plain_out, residual_out, second_out, x, weight, epsilon, residual_in, second,
                             second_weight, second_epsilon, out_stride, plain_out_stride, residual_out_stride,
                             second_out_stride, x_stride, residual_in_stride, second_stride, scale_stride, group_stride,

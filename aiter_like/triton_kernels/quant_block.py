@@ -18,7 +18,7 @@ _MAX_BLOCK = 8192  # elements of a row that a program keeps
 _PACKED = 2048  # bytes of a program: 16 numbers per lane at 4 waves of 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "row_blocks", "column_blocks"])  # a build for each would serve nothing
 def _block_quant_kernel(out, scale, x, out_stride, x_stride, rows, columns, row_blocks, column_blocks,
                         BLOCK_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
                         LARGEST: tl.constexpr):
@@ -60,7 +60,7 @@ def block_quant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor, blo
            LARGEST=largest(out.dtype), options={"num_warps": num_warps or min(max(tile * block_columns // 2048, 1), 8)})
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "topk", "experts"])
 def _moe_smoothquant_kernel(out, scale, x, x_scale, topk_ids, out_stride, x_stride, factor_stride, tokens, columns,
                             topk, experts, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr):
     """A token for one of its experts per program, a token's beside one another; bound: memory."""
@@ -106,7 +106,7 @@ def moe_smoothquant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor,
            IS_WHOLE=columns <= block, LARGEST=largest(out.dtype), options={"num_warps": num_warps})
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _pack_int4_kernel(out, x, out_stride, x_stride, rows, columns, IS_UNPACKING: tl.constexpr, BLOCK_M: tl.constexpr,
                       BLOCK_N: tl.constexpr):
     """BLOCK_M rows × BLOCK_N packed bytes of two numbers each, the first in the low half; bound: memory."""
