@@ -68,8 +68,10 @@ def check_attention_gradients(call: AttentionBackwardCall, rounding: str = "rtne
     for name, gradient in attention_gradients_float64(call, rounding).items():
         got = getattr(call, name)
         worst = max(worst, assert_within(name, got, gradient.expected, gradient.limit))
-        error = relative_l2(got, gradient.expected)
-        if name != "dsink" and error > largest:
+        # Of one key dP − δ is 0 and rounding is all that there is.
+        is_large = gradient.expected.norm() > gradient.limit.norm() and name != "dsink"
+        error = relative_l2(got, gradient.expected) if is_large else 0.0
+        if error > largest:
             raise AssertionError(f"{name}: relative L2 error {error:.3e}, limit {largest:.1e}")
     return worst
 

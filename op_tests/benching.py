@@ -44,6 +44,7 @@ class Case:
         check: raises when a result is wrong; returns its largest error as a fraction of the limit.
         others: the same calls on other tensors; see `rotating`.
         flops: what the algorithm computes, where that counts; then TFLOP/s are printed too.
+        is_eager: no graph can hold the calls (autograd's own threads): they are timed one by one, as small ones are.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Case:
     check: Callable[[Any], float]
     others: tuple[dict[str, Callable[[], Any]], ...] = ()
     flops: int = 0
+    is_eager: bool = False
 
 
 @dataclass
@@ -168,7 +170,7 @@ def _checked(title: str, case: Case) -> tuple[dict[str, float], dict[str, str]]:
 
 
 def _is_small(case: Case) -> bool:
-    return not case.others and case.useful_bytes < _CACHES * _clock().cache_bytes
+    return case.is_eager or not case.others and case.useful_bytes < _CACHES * _clock().cache_bytes
 
 
 def _times(case: Case, names: list[str]) -> dict[str, float]:

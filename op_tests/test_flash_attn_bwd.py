@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -15,7 +16,7 @@ from aiter_like import philox, sim
 from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_bwd import attend, flash_attn_bwd, flash_attn_bwd_ref
-from aiter_like.testing import strided_like
+from aiter_like.testing import assert_within, strided_like
 from aiter_like.testing_attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
 
 BACKENDS = ("triton", "torch")
@@ -160,17 +161,18 @@ def test_repeats_bit_for_bit(device, run, features):
         assert all(torch.equal(got, expected) for got, expected in zip(repeat[:4], first[:4]))
 
 
-def test_dropout_mask_is_that_of_the_reference(device, run):
-    """With dout = 1 on the diagonal dv is (P · mask)ᵀ: its zeros are what dropout took."""
+def test_forward_and_backward_drop_the_same(device, run):
+    """All scores are equal: with v = 1 on the diagonal `out` is P · mask, with such a dout dv is its transpose."""
     call = make(device, lengths=(64, 64), heads=(4, 2), batch=2, dropout_p=0.4)
-    call = call._replace(k=torch.zeros_like(call.k), dout=torch.eye(64, device=device, dtype=BF16)[:, None].expand(
-        2, 64, 4, 64).clone())
-    heads, rows = torch.arange(8).view(2, 4, 1), torch.arange(64)
-    kept = philox.attention_kept(call.rng_state.cpu(), 0.4, heads, rows, 64)  # [batch, heads, rows, keys]
+    identity = torch.eye(64, device=device, dtype=BF16)[:, None]
+    call = call._replace(k=torch.zeros_like(call.k), v=identity.expand(2, 64, 2, 64).contiguous())
+    kept = philox.attention_kept(call.rng_state.cpu(), 0.4, torch.arange(8).view(2, 4, 1), torch.arange(64), 64)
+    out, lse = run("triton", attend, call.forward)
+    assert torch.equal(out.cpu().transpose(1, 2) != 0, kept)  # [batch, heads, rows, keys]
     for head in range(4):  # one head at a time: a KV head's dv is the sum of its group
         dout = torch.zeros_like(call.dout)
-        dout[:, :, head] = call.dout[:, :, head]
-        one = fill_forward(again(call)._replace(dout=dout))
+        dout[:, :, head] = identity[:, 0]
+        one = again(call)._replace(dout=dout, out=out, lse=lse)
         run("triton", flash_attn_bwd, *one)
         assert torch.equal(one.dv[:, :, head // 2].cpu() != 0, kept[:, head].transpose(1, 2))
     assert 0.55 < kept.float().mean() < 0.65
@@ -303,11 +305,77 @@ def test_opcheck(device, backend):
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, features):
-    """Each feature with every pair of lengths and mask; head dimensions, groups, dtypes and strides take turns."""
+    """Each feature with every pair of lengths; masks, head dimensions, groups, dtypes and strides take turns."""
     base = {name: value for name, value in FEATURES[features].items() if name not in ("lengths", "packed", "window")}
-    grid = itertools.product(LENGTHS, LENGTHS, ((-1, -1), (-1, 0), (30, 4), (0, 0)))
-    for index, (seqlen_q, seqlen_k, window) in enumerate(grid):
+    for index, lengths in enumerate(itertools.product(LENGTHS, LENGTHS)):
         varied = {"heads": ((2, 2), (4, 1), (6, 2))[index % 3], "dtype": (BF16, torch.float16)[index // 3 % 2],
-                  "head_dims": ((64, 64), (128, 128), (32, 96), (64, 128))[index // 6 % 4]}
-        call = make(device, **{**base, **varied}, lengths=(seqlen_q, seqlen_k), window=window, seed=index)
+                  "head_dims": ((64, 64), (128, 128), (32, 96), (64, 128))[index // 6 % 4],
+                  "window": ((-1, -1), (-1, 0), (30, 4), (0, 0), (-1, 7))[index % 5]}
+        call = make(device, **{**base, **varied}, lengths=lengths, seed=index)
         check(run, backend, strided(call, (0, index % 2, index // 2 % 2, 8 * (index // 4 % 2))))
+
+
+def check_last_rows(call, gradients):
+    """dq of the last rows of the first heads and, causal, dk and dv of the keys that no other row sees; error/limit."""
+    heads = call.q.shape[2] // call.k.shape[2]
+    part = call._replace(
+        **{name: getattr(call, name)[:1, -64:, :heads] for name in ("q", "dout", "out")}, k=call.k[:1, :, :1],
+        v=call.v[:1, :, :1], lse=call.lse[:1, :heads, -64:], dq=gradients[0][:1, -64:, :heads],
+        dk=gradients[1][:1, :, :1], dv=gradients[2][:1, :, :1], max_seqlen_q=64)
+    found = attention_gradients_float64(part)
+    names = ("dq", "dk", "dv") if call.window_right == 0 else ("dq",)
+    return max(assert_within(name, getattr(part, name)[:, -64:], found[name].expected[:, -64:],
+                             found[name].limit[:, -64:]) for name in names)
+
+
+def bench() -> None:
+    """Backward alone beside PyTorch's: cuDNN, FlashAttention 2, FlexAttention."""
+    import benching
+    from attention_cases import BENCH_SHAPES, torch_attention
+
+    device = torch.device("cuda")
+
+    def peers(q, k, v, dout, causal):
+        q, k, v = (tensor.detach().transpose(1, 2).contiguous().requires_grad_() for tensor in (q, k, v))
+        dout = dout.transpose(1, 2).contiguous()
+
+        def backward_of(forward):
+            def call():
+                if not results:  # the forward, once and untimed; what fails there is told like what fails below
+                    with torch.enable_grad():
+                        results.append(forward())
+                gradients = torch.autograd.grad(results[0], (q, k, v), dout, retain_graph=True)
+                return tuple(gradient.transpose(1, 2) for gradient in gradients)
+
+            results = []
+            return call
+
+        return {name: backward_of(forward) for name, forward in torch_attention(q, k, v, causal).items()}
+
+    def case(shape, causal):
+        batch, heads, kv_heads, seqlen, head_dim = shape
+        generator = torch.Generator(device).manual_seed(0)
+        q, k, v, dout = (torch.randn(batch, seqlen, count, head_dim, dtype=BF16, device=device, generator=generator)
+                         for count in (heads, kv_heads, kv_heads, heads))
+        forward = AttentionCall(None, None, q, k, v, *[None] * 11, seqlen, seqlen, head_dim ** -0.5, -1,
+                                0 if causal else -1, 0, 0.0, 0.0, 0, 0)
+        out, lse = attend(forward)
+        call = AttentionBackwardCall(*map(torch.empty_like, (q, k, v)), None, dout, None, q, k, v, out, lse,
+                                     *[None] * 6, *forward[16:24])
+
+        def ours():
+            flash_attn_bwd(*call, backend="triton")
+            return call[:3]
+
+        flops = 10 * batch * heads * seqlen**2 * head_dim // (2 if causal else 1)
+        return benching.Case(f"{','.join(map(str, shape))}{' causal' if causal else ''}", sum(
+            x.numel() * 2 for x in (q, q, q, q, k, k, v, v)), {"triton": ours, **peers(q, k, v, dout, causal)},
+            functools.partial(check_last_rows, call), flops=flops, is_eager=True)
+
+    benching.table("flash_attn_bwd", (case(*arguments) for arguments in BENCH_SHAPES))
+
+
+if __name__ == "__main__":
+    import benching
+
+    benching.main(bench, __doc__)

@@ -302,26 +302,13 @@ def test_everything(device, run, backend, dtype, head_dim):
 
 
 def bench() -> None:
-    """Forward beside PyTorch's: cuDNN, FlashAttention 2, FlexAttention. Their tensors are [batch, heads, length, dim].
-    """
+    """Forward beside PyTorch's: cuDNN, FlashAttention 2, FlexAttention."""
     import benching
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     device = torch.device("cuda")
 
     def peers(q, k, v, causal):
-        q, k, v = (tensor.transpose(1, 2).contiguous() for tensor in (q, k, v))
-
-        def stock(backend):
-            with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-
-        torch._dynamo.reset()
-        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2]) if causal else None
-        flex = torch.compile(functools.partial(flex_attention, block_mask=mask, enable_gqa=True), dynamic=False)
-        calls = {"cuDNN": lambda: stock(SDPBackend.CUDNN_ATTENTION), "FA2": lambda: stock(SDPBackend.FLASH_ATTENTION),
-                 "FlexAttention": lambda: flex(q, k, v)}
+        calls = cases.torch_attention(*(tensor.transpose(1, 2).contiguous() for tensor in (q, k, v)), causal)
         return {name: lambda call=call: call().transpose(1, 2) for name, call in calls.items()}
 
     def case(shape, causal, seed):
