@@ -12,6 +12,7 @@ import pytest
 import torch
 from attention_bwd_cases import BF16, FEATURES, make
 
+import aiter_like
 from aiter_like import philox, sim
 from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
 from aiter_like.errors import UnsupportedError
@@ -244,6 +245,20 @@ def test_autograd_after_every_forward(device, run, forward):
     torch.autograd.backward((out, lse), (call.dout, call.dlse))
     assert inputs.q.grad.dtype == BF16
     check_attention_gradients(call._replace(dq=inputs.q.grad, dk=inputs.k.grad, dv=inputs.v.grad))
+
+
+def test_autograd_of_the_public_functions(device, run):
+    options = {"heads": (4, 2), "window": (-1, 0), "softcap": 3.0, "alibi": 1, "sink": True}
+    for call in (make(device, lengths=(20, 33), **options), make(device, packed=((5, 20), (9, 13)), **options)):
+        inputs = forward_call(call)
+        common = {"causal": True, "logits_soft_cap": 3.0, "alibi_slopes": call.alibi_slopes, "sink_ptr": inputs.sink}
+        if call.cu_seqlens_q is None:
+            out = run("triton", aiter_like.flash_attn_func, *inputs[2:5], **common)
+        else:
+            out = run("triton", aiter_like.flash_attn_varlen_func, *inputs[2:7], *inputs[16:18], **common)
+        out.backward(call.dout)
+        gradients = {f"d{name}": getattr(inputs, name).grad for name in ("q", "k", "v", "sink")}
+        check_attention_gradients(call._replace(**gradients), "rtna")  # AITER's default rounding of P
 
 
 def test_autograd_of_one_result_or_one_input(device):
