@@ -17,11 +17,11 @@ from aiter_like.paged_call import PagedCall
 from aiter_like.triton_kernels.attention_parts import (
     LOG2_E,
     MASKED,
-    MINIMUM,
     _combine_kernel,
     adjusted,
-    adjustment,
+    bias_of,
     clamped,
+    descaled,
     finish_rows,
     is_visible,
     key_pointers,
@@ -30,6 +30,7 @@ from aiter_like.triton_kernels.attention_parts import (
     load_box,
     load_rows,
     load_tile,
+    no_keys,
     round_to,
     row_pointers,
     sequence,
@@ -157,7 +158,7 @@ def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, 
         begin, end = lower, tl.minimum(end, lower + share)
         interior, interior_end = clamped(interior, lower, lower + share), clamped(interior_end, lower, lower + share)
         sinks_end = tl.where(split == 0, sinks_end, 0)
-    high = tl.zeros([SHAPE.M], tl.int32) + (seqlen_k - 1)
+    high = positions * 0 + (seqlen_k - 1)
     if SHAPE.HAS_RIGHT:
         high = tl.minimum(positions + right, high)
     visibility = (positions - left, high, sink_size)
@@ -165,8 +166,7 @@ def _attend_all(state, q_tiles, source, first, last, window, split, num_splits, 
         if SHAPE.HAS_SINK_TOKENS:
             state = _attend(state, q_tiles, source, 0, sinks_end, visibility, extras, SHAPE, True)
         state = _attend(state, q_tiles, source, begin, tl.minimum(interior, end), visibility, extras, SHAPE, True)
-    if interior < interior_end:
-        state = _attend(state, q_tiles, source, interior, interior_end, visibility, extras, SHAPE, False)
+    state = _attend(state, q_tiles, source, interior, interior_end, visibility, extras, SHAPE, False)
     return _attend(state, q_tiles, source, interior_end, end, visibility, extras, SHAPE, True)
 
 
@@ -201,7 +201,9 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     tile = (start_q + first_query, first_head, queries - first_query, heads)
 
     q_rows = row_pointers(q, q_strides, q_batch, tile, SHAPE)
-    q_tiles = load_rows(q_rows, is_row, SHAPE)
+    q_tile, q_tail = load_rows(q_rows, is_row, 0, SHAPE.D, SHAPE.HEAD_DIM), None
+    if SHAPE.D_TAIL > 0:
+        q_tail = load_rows(q_rows, is_row, SHAPE.D, SHAPE.D_TAIL, SHAPE.HEAD_DIM)
     kv_head = (first_head // group_size).to(tl.int64)
     k_base, v_base, pages = k + kv_head * k_strides[2], v + kv_head * v_strides[2], None
     if block_table is not None:
@@ -209,24 +211,23 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
     else:
         k_base += k_batch * k_strides[0] + start_k.to(tl.int64) * k_strides[1]
         v_base += k_batch * v_strides[0] + start_k.to(tl.int64) * v_strides[1]
-    if q_descale is not None:
-        scale *= tl.load(q_descale)
-    if k_descale is not None:
-        scale *= tl.load(k_descale + batch * small_strides[2] + kv_head * small_strides[3])
-    adjust, dropout, boxes = None, None, None
+    scale = descaled(scale, q_descale, k_descale, batch, kv_head, small_strides[2:4])
+    adjust, dropout, boxes, row_slopes, row_biases = None, None, None, None, None
     if SHAPE.HAS_BOXES:
         boxes = (k_box, v_box, k_batch.to(tl.int32), start_k, kv_head.to(tl.int32))
+    if slopes is not None:
+        row_slopes = tl.load(slopes + batch * small_strides[0] + first_head + heads).to(tl.float32) * LOG2_E
+    if bias is not None:
+        row_biases = bias_of(bias, bias_strides, q_batch, tile, queries, is_row, delta, num_biases, SHAPE)
     if SHAPE.HAS_SOFTCAP or bias is not None or slopes is not None:
-        adjust = adjustment(bias, slopes, softcap, (bias_strides, small_strides[0]), batch, q_batch, tile,
-                            queries, is_row, delta, num_biases, SHAPE)
+        adjust = (softcap, row_slopes, row_biases)
     if rng_state is not None:
         dropout = (tl.load(rng_state), tl.load(rng_state + 1), threshold, batch * num_heads + first_head, queries)
-    state = (tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), tl.zeros([SHAPE.M], tl.float32),
-             tl.zeros([SHAPE.M], tl.float32) + MINIMUM)
+    source = (k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes)
     last_query = tl.minimum((block * SHAPE.M + SHAPE.M - 1) // SHAPE.PACK, seqlen_q - 1)
-    acc, total, maximum = _attend_all(state, q_tiles, (k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes),
-                                      first_query + delta, last_query + delta, (window_left, window_right, sink_size),
-                                      split, num_splits, (scale, queries + delta, adjust, dropout), SHAPE)
+    acc, total, maximum = _attend_all(no_keys(SHAPE.M, SHAPE.DV), (q_tile, q_tail), source, first_query + delta,
+                                      last_query + delta, (window_left, window_right, sink_size), split, num_splits,
+                                      (scale, queries + delta, adjust, dropout), SHAPE)
 
     out_rows, lse_rows, sinks = row_pointers(out, out_strides, q_batch, tile, SHAPE), None, None
     if lse is not None:

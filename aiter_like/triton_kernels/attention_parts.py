@@ -101,7 +101,9 @@ def key_ranges(first, last, seqlen_k, window_left, window_right, sink_size, HAS_
     if HAS_RIGHT:
         end = clamped(last + window_right + 1, 0, seqlen_k)
         seen_by_all = clamped(first + window_right + 1, 0, seqlen_k)
-    interior_end = seen_by_all // N * N
+    # A length is never negative, but only said so does ptxas (12.8, 13.4) keep Hopper's products asynchronous: it
+    # would otherwise set the sums of an empty interior between them.
+    interior_end = tl.maximum(seen_by_all // N * N, 0)
     sinks_end, begin, interior = end * 0, end * 0, end * 0
     if HAS_LEFT:
         begin = clamped(first - window_left, 0, end) // N * N
@@ -171,34 +173,37 @@ def load_tile(pointers, inside, dims, HEAD_DIM: tl.constexpr, PADDED: tl.constex
 
 
 @triton.jit
-def load_rows(rows, is_row, SHAPE: tl.constexpr):
-    """(first D, next D_TAIL) columns of q, padded with zeros; the second is None where one product does."""
-    dims, tail, tail_tile = tl.arange(0, SHAPE.D), None, None
-    tile = tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < SHAPE.HEAD_DIM)[None, :], other=0.0)
-    if SHAPE.D_TAIL > 0:
-        tail = SHAPE.D + tl.arange(0, SHAPE.D_TAIL)
-        tail_tile = tl.load(rows[:, None] + tail[None, :],
-                            mask=is_row[:, None] & (tail < SHAPE.HEAD_DIM)[None, :], other=0.0)
-    return tile, tail_tile
+def load_rows(rows, is_row, FIRST: tl.constexpr, COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Columns FIRST … FIRST + COLUMNS − 1 of the rows of q, zeros outside."""
+    dims = FIRST + tl.arange(0, COLUMNS)
+    return tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
 
 
 @triton.jit
-def adjustment(bias, slopes, softcap, strides, batch, q_batch, tile, queries, is_row, delta, num_biases,
-               SHAPE: tl.constexpr):
-    """What `adjusted` takes for a tile of rows. strides: those of bias, and of a batch of slopes."""
-    bias_strides, slopes_batch = strides
-    first_row, first_head, rows, heads = tile
-    row_slopes, row_biases = None, None
-    if slopes is not None:
-        row_slopes = tl.load(slopes + batch * slopes_batch + first_head + heads).to(tl.float32) * LOG2_E
-    if bias is not None:
-        if SHAPE.IS_QQ_BIAS:  # the queries are the last ones of the keys
-            row_biases = (bias + queries.to(tl.int64) * bias_strides[1], is_row & (queries < num_biases),
-                          bias_strides[3], delta, num_biases)
-        else:
-            rows = row_pointers(bias, bias_strides, q_batch, tile, SHAPE)
-            row_biases = (rows, is_row, bias_strides[3], 0, num_biases)
-    return softcap, row_slopes, row_biases
+def descaled(scale, q_descale, k_descale, batch, kv_head, k_strides):
+    """scale times the descales that there are; k_strides: of batch and head."""
+    if q_descale is not None:
+        scale *= tl.load(q_descale)
+    if k_descale is not None:
+        scale *= tl.load(k_descale + batch * k_strides[0] + kv_head * k_strides[1])
+    return scale
+
+
+@triton.jit
+def bias_of(bias, strides, q_batch, tile, queries, is_row, delta, num_biases, SHAPE: tl.constexpr):
+    """What `adjusted` takes of a bias. strides: of batch, row, head and key."""
+    if SHAPE.IS_QQ_BIAS:  # the queries are the last ones of the keys
+        return (bias + queries.to(tl.int64) * strides[1], is_row & (queries < num_biases), strides[3], delta,
+                num_biases)
+    else:
+        return row_pointers(bias, strides, q_batch, tile, SHAPE), is_row, strides[3], delta * 0, num_biases
+
+
+@triton.jit
+def no_keys(M: tl.constexpr, DV: tl.constexpr):
+    """(acc, Σ p, maximum) of rows before their first key."""
+    zero = tl.zeros([M], tl.float32)
+    return tl.zeros([M, DV], tl.float32), zero, zero + MINIMUM
 
 
 @triton.jit
