@@ -33,8 +33,10 @@ struct GatedRmsNormArgs {
   float epsilon;
 };
 
+constexpr int kBytes = (2 + IS_QUANT) * sizeof(ELEMENT);  // of registers for an element: x, gate, part of y
+
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(2 * sizeof(ELEMENT), sizeof(WEIGHT))) void
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes, sizeof(WEIGHT))) void
 gated_rms_norm_kernel(GatedRmsNormArgs args) {
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
