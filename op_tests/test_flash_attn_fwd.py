@@ -290,11 +290,12 @@ def test_gradient(device, run, backend):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("head_dim", (64, 128))
 @pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ("hip", "ck", "triton", "torch"))
 def test_everything(device, run, backend, dtype, head_dim):
-    """Every pair of lengths, mask and head grouping; roundings, strides, batch sizes and seeds take turns."""
-    grid = itertools.product(cases.LENGTHS, cases.LENGTHS, (False, True), ((1, 1), (4, 4), (4, 1), (6, 2)))
-    for index, (seqlen_q, seqlen_k, causal, heads) in enumerate(grid):
+    """Every pair of lengths and mask; head groupings, roundings, strides, batch sizes and seeds take turns."""
+    grid = itertools.product(cases.LENGTHS, cases.LENGTHS, (False, True))
+    for index, (seqlen_q, seqlen_k, causal) in enumerate(grid):
+        heads = HEADS[(index // 2 + index // 20) % 3]
         tensors = dense(device, 1 + index % 2, seqlen_q, seqlen_k, *heads, head_dim, dtype, seed=index)
         padding = ((0, 0, 0, 0), (1, 1, 0, 8), (0, 2, 1, 8 if backend == "hip" else 3))[index // 3 % 3]
         views = [strided_like(tensor, padding, 0 if backend == "hip" else index % 2) for tensor in tensors]
