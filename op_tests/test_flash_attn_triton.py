@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from attention_cases import check_dense, check_varlen, dense, features, packed
 import aiter_like
 from aiter_like import dtypes
 from aiter_like.attention_call import AttentionCall
-from aiter_like.device import target_of
+from aiter_like.device import Target, target_of
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.testing_attention import check_attention
 
@@ -125,6 +127,51 @@ def test_ways_to_lay_out_the_work(device, params):
         call = AttentionCall(out, lse, q, k, v, *[None] * 11, 200, 300, scale, -1, 0, 0, 0.0, 0.0, 0, 0)
         attention.flash_attn_fwd(*call, **params)
         check_attention(out, lse, q, k, v, None, True)
+
+
+class Hopper:
+    """As much of Triton's driver as compiling for sm_90 takes, which needs no GPU."""
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+@pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))
+def test_products_on_hopper_are_asynchronous(device, monkeypatch, tmp_path, causal):
+    """Several wgmma between two waits: ptxas can give that up, and says so only to who asks for its messages."""
+    if device.type != "cpu":
+        pytest.skip("static: the code for sm_90 is the same wherever the tests run")
+    import triton
+    from triton.runtime import driver
+
+    from aiter_like.triton_kernels import attention
+
+    def compiled(kernel, grid, *args, options, **constants):
+        built = kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **constants, **options)
+        (tmp_path / "cubin").write_bytes(built.asm["cubin"])
+
+    before = driver._active
+    monkeypatch.setattr(attention, "target_of", lambda _: Target("cuda", "sm_90", 132, 32, False, 0))
+    monkeypatch.setattr(attention, "launch", compiled)
+    q = torch.empty(1, 4096, 24, 128, dtype=BF16, device="meta")
+    try:
+        driver.set_active(Hopper())
+        attention.flash_attn_fwd(q, None, q, q, q, *[None] * 11, 4096, 4096, 0.1, -1, 0 if causal else -1, 0, 0.0, 0.0,
+                                 1, 0)
+    finally:
+        driver.set_active(before)
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    command = [disassembler, "-sass", tmp_path / "cubin"]
+    sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert sass.count("HGMMA") >= 32 and sass.count("WARPGROUP.ARRIVE") <= 4
 
 
 @pytest.mark.exhaustive
