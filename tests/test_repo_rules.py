@@ -130,6 +130,12 @@ def test_public_functions_have_few_parameters():
     assert not over, "\n".join(over)
 
 
+def test_names_of_tests_are_unique():
+    """pytest imports test files by their bare name: of two with one name it collects neither."""
+    names = [Path(name).name for name in files(".py") if Path(name).name.startswith("test_")]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
 def test_every_source_starts_with_its_licence():
     missing = [name for name in [*files(".py", ".sh", *CPP), "Makefile", "pyproject.toml"]
                if "SPDX-License-Identifier: MIT" not in "".join(text(name).splitlines()[:2])]
