@@ -134,7 +134,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return out, x, "silu", True, 0.0, None if out_dtype == dtype else torch.ones(1, device=device), None, None
 
 
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+def tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """Between the two products of an MLP, of an expert where there are such."""
     sizes = {model.intermediate_size: tokens}
     if model.num_experts:
@@ -147,7 +147,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 _act_and_mul = Op(
     "act_and_mul", reference=act_and_mul_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "out_dtype"), self_check=_self_check,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    tuning=Tuning(_tune_case, shapes=tune_shapes),
     backends=(Backend("hip", _act_and_mul_hip, unsupported=_kernel_unsupported,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 3)]),
               Backend("triton", "activation:act_and_mul", unsupported=_kernel_unsupported,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from aiter_like import check, dtypes, rows, scales, torch_ops
 from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated
+from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
 from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
@@ -38,12 +38,12 @@ def act_and_mul_quant_ref(out: Tensor, scale: Tensor | None, input: Tensor, acti
 
 
 def _instance(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
-              weights: Tensor | None, *, lanes: int | None = None) -> Instance:
-    return _variant(target_of(input.device), out, input, activation, group_size, weights, lanes)
+              weights: Tensor | None, *, lanes: int | None = None, vec: int | None = None) -> Instance:
+    return _variant(target_of(input.device), out, input, activation, group_size, weights, lanes, vec)
 
 
 def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_size: int, weights: Tensor | None,
-             lanes: int | None) -> Instance:
+             lanes: int | None, vec: int | None = None) -> Instance:
     gate = input[..., :input.shape[-1] // 2]
     is_quantised, weight_dtype, kind = out.dtype in scales.DTYPES, input.dtype, 0
     if weights is not None:
@@ -52,7 +52,7 @@ def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_
                      ELEMENTS[out.dtype].removesuffix("_t") if is_quantised else "plain",
                      *([f"g{group_size}"] if group_size else []),
                      *([f"{('row', 'each')[kind - 1]}_{dtypes.name(weight_dtype)}"] if kind else [])])
-    return rows.layout(target, gate, lanes=lanes, takes_unaligned=True).instance(name, {
+    return rows.layout(target, gate, lanes=lanes, vec=vec, takes_unaligned=True).instance(name, {
         "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "ACTIVATION": activation, "GROUP": group_size,
         "WEIGHT": ELEMENTS[weight_dtype], "WEIGHTS": kind, "IS_QUANTISED": int(is_quantised)})
 
@@ -119,7 +119,7 @@ def _self_check(device: torch.device) -> tuple:
 
 def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
                group_size: int, weights: Tensor | None) -> list[dict[str, int]]:
-    return rows.lane_space(target, input[..., :out.shape[-1]], group_size=group_size, is_8bit=True)
+    return rows.lane_space(target, input[..., :out.shape[-1]], group_size=group_size, is_8bit=out.element_size() == 1)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
@@ -131,10 +131,18 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return out, scale, x, "silu", 0.0, key["group_size"], None
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """As act_and_mul's, to fp8 with a scale per row and per 128 columns."""
+    for key in tune_shapes(model, tp, tokens):
+        for group_size in (0, 128):
+            if group_size == 0 or key["columns"] % group_size == 0:
+                yield {**key, "group_size": group_size, "out_dtype": norms.fp8_name()}
+
+
 _act_and_mul_quant = Op(
     _OP, reference=act_and_mul_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
-    self_check=_self_check, tuning=Tuning(_tune_case),
+    self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
               Backend("triton", "activation:act_and_mul_quant", unsupported=_kernel_unsupported, space=norms.row_space),
               Backend("torch", act_and_mul_quant_ref)))
