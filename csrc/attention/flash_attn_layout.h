@@ -50,7 +50,9 @@ struct StepOperands {
 
 /// Lane index computed anew where it stands: in the loop over key blocks a register that keeps it is one too many.
 __device__ inline int fresh_lane() {
-  return static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, opaque(__builtin_amdgcn_mbcnt_lo(~0u, 0))));
+  uint32_t below_32;
+  asm volatile("v_mbcnt_lo_u32_b32 %0, -1, 0" : "=v"(below_32));
+  return static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, below_32));
 }
 
 __device__ inline int quad() { return lane_index() / 16; }
@@ -63,9 +65,9 @@ struct KeyTile {
 
   __device__ static Chunk read(const char* tile, int lane_offset, int step) {
     const int j = step / kKeyTiles, kk = step % kKeyTiles;
-    return *reinterpret_cast<const Chunk*>(tile + lane_offset + 128 * (j / 2) + 16 * kk * kRowBytes);
+    return *reinterpret_cast<const Chunk*>(tile + (lane_offset ^ 64 * (j % 2)) + 128 * (j / 2) + 16 * kk * kRowBytes);
   }
-  /// For steps with an even j; flip bit 6 for odd ones.
+  /// Of step 0.
   __device__ static int lane_offset() { return column() * kRowBytes + ((16 * quad()) ^ swizzle(column())); }
 
   __device__ static StepOperands operands(Chunk chunk) { return {chunk.lo, chunk.hi}; }
@@ -77,16 +79,16 @@ struct ValueTile {
   __host__ __device__ static constexpr int swizzle(int row) { return ((row >> 2) & 1) << 6; }
 
   __device__ static Chunk read(const char* tile, int lane_offset, int step) {
-    const int kk = step % kKeyTiles;
+    const int g = step / kKeyTiles, kk = step % kKeyTiles;
+    const int offset = (lane_offset ^ 64 * (g % 2)) + 128 * (g / 2);
     Chunk words;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      words[i] = *reinterpret_cast<const uint32_t*>(tile + lane_offset + (16 * kk + i) * kRowBytes);
+      words[i] = *reinterpret_cast<const uint32_t*>(tile + offset + (16 * kk + i) * kRowBytes);
     return words;
   }
-  __device__ static int lane_offset(int g) {
-    return 4 * quad() * kRowBytes + ((64 * g + 4 * column()) ^ swizzle(4 * quad()));
-  }
+  /// Of step 0.
+  __device__ static int lane_offset() { return 4 * quad() * kRowBytes + ((4 * column()) ^ swizzle(4 * quad())); }
 
   __device__ static StepOperands operands(Chunk words) {
     return {{pack_lower(words[0], words[1]), pack_lower(words[2], words[3])},

@@ -43,34 +43,21 @@ using Scores = Accumulator[kRowTiles][kKeyTiles];
 using Probabilities = Fragment[kRowTiles][kKeyTiles];
 using FragmentStream = Chunk[kFetched];  // fragments on their way: step s in slot s % kFetched
 
-/// Where this lane reads: byte offsets into LDS, buffer included.
+/// Where this lane reads step 0 of K and of V: byte offsets into LDS, buffer included.
 struct ReadOffsets {
-  int keys[2];            // even, odd j
-  int values[kDimGroups];
+  int keys, values;
 
   __device__ static ReadOffsets first_block() {
-    ReadOffsets offsets;
-    offsets.keys[0] = KeyTile::lane_offset();
-    offsets.keys[1] = KeyTile::lane_offset() ^ 64;
-#pragma unroll
-    for (int g = 0; g < kDimGroups; ++g) offsets.values[g] = kValueTiles + ValueTile::lane_offset(g);
-    return offsets;
+    return {KeyTile::lane_offset(), kValueTiles + ValueTile::lane_offset()};
   }
-  __device__ void flip_keys() {
-    keys[0] ^= kTileBytes;
-    keys[1] ^= kTileBytes;
-  }
-  __device__ void flip_values() {
-#pragma unroll
-    for (int g = 0; g < kDimGroups; ++g) values[g] ^= kTileBytes;
-  }
+  __device__ void flip_keys() { keys ^= kTileBytes; }
+  __device__ void flip_values() { values ^= kTileBytes; }
 };
 
 /// Begins to read fragment `step`: one of V for steps below kSteps, then one of K.
 __device__ void request_step(FragmentStream& stream, const char* lds, const ReadOffsets& offsets, int step) {
-  const int group = step / kKeyTiles;  // of 32 head dimensions
-  stream[step % kFetched] = step < kSteps ? ValueTile::read(lds, offsets.values[group], step)
-                                          : KeyTile::read(lds, offsets.keys[group % 2], step - kSteps);
+  stream[step % kFetched] = step < kSteps ? ValueTile::read(lds, offsets.values, step)
+                                          : KeyTile::read(lds, offsets.keys, step - kSteps);
 }
 
 __device__ StepOperands operands_of(const FragmentStream& stream, int step) {
