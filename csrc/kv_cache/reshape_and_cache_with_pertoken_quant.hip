@@ -56,7 +56,8 @@ __device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args
 #pragma unroll
   for (uint32_t i = 0; i < kPasses; ++i) {
     const uint32_t token = first + lane_row + i * kRows;
-    x[i].load(source + token * plane.source_token, token < args.tokens ? plane.dims : 0);
+    const bool is_there = token < args.tokens;
+    x[i].load(source + (is_there ? token : 0) * plane.source_token, is_there ? plane.dims : 0);
   }
   const uint32_t slot = tile.packs.sort(args.slots, first, args.tokens, !kIsKey && args.has_packs);
   workgroup_barrier();
