@@ -16,7 +16,7 @@ probe() { "$python" -c "$1" >/dev/null 2>&1; }
 # Names of the Debian packages whose commands or headers this machine lacks.
 missing_packages() {
     for pair in clang++-22:clang-22 ld.lld-22:lld-22 llvm-mc-22:llvm-22 clang-offload-bundler-22:clang-tools-22 \
-                clang++-19:clang-19; do   # 19 and llvm-mca-22 (of llvm-22): tests/attention_gates.py
+                clang++-19:clang-19 ld.lld-19:lld-19; do   # 19 and llvm-mca-22 (of llvm-22): tests that compare
         command -v "${pair%%:*}" >/dev/null 2>&1 || echo "${pair##*:}"
     done
     command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1 || echo g++   # Triton compiles a C extension

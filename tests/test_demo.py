@@ -43,9 +43,9 @@ def test_demo_passes_and_reports(small, result, capsys):
     assert [row["nearest"] for row in report["sentences"]] == [1, 0]
     assert all(demo.MIN_COSINE <= row["cosine"] < 1 for row in report["sentences"])  # 1 would be stock against stock
     assert report["model"]["launches"] == 6 * 2 and not report["model"]["reports"]
-    assert len(report["kernels"]) == 2
+    assert [row["backend"] for row in report["kernels"]] == ["ck", "hip"]  # head dimensions 32 and 128
     for row in report["kernels"]:
-        assert row["backend"] == "hip" and row["launches"] == 1 and not row["reports"]
+        assert row["launches"] == 1 and not row["reports"]
         assert row["wave_instructions"] > 100 and row["warm_call_seconds"] < row["first_call_seconds"]
         assert row["kernel"] in printed and f"{row['wave_instructions']:,}" in printed
 

@@ -46,7 +46,7 @@ struct Task {
     Task task;
     task.part = task.tail = 0;
     task.parts = 1;
-    if (id < args.split.whole) {
+    if (kLimitsRight || id < args.split.whole) {  // only calls without a mask are split
       id = xcd_order(id, args.split.whole, static_cast<int>(args.slots_of_group.divisor));
     } else {
       const int extra = id - args.split.whole;
@@ -89,7 +89,7 @@ struct Task {
     int begun = 0;  // sequences whose slots begin here or before
     for (int first = 0; first < args.batch; first += kWaveSize) {
       const int s = first + lane_index();
-      const int start = clamp(args.cu_seqlens_q[s < args.batch ? s : args.batch], 0, args.seqlen_q);
+      const int start = args.cu_seqlens_q[s < args.batch ? s : args.batch];
       begun += __builtin_popcountll(
           __builtin_amdgcn_ballot_w64(s < args.batch && first_slot(start, s, kBlockM) <= slot));
     }

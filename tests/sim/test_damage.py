@@ -17,7 +17,7 @@ from aiter_like.jit.build import load_or_build
 from aiter_like.ops import norm
 
 _ROWS, _HIDDEN = 2, 256
-_NORM = ("<QQQQQqqqqqif", "0", 0, "1", 0, "2", *4 * (_HIDDEN,), _ROWS, _HIDDEN, 1e-6)
+_NORM = ("<QqQqQqQqQqif", "0", _HIDDEN, 0, _HIDDEN, "1", _HIDDEN, 0, _HIDDEN, "2", _ROWS, _HIDDEN, 1e-6)
 _NORM_INSTANCE = ("-DELEMENT=float", "-DWEIGHT=float", "-DLANES=256", "-DVECTORS=1", "-DVEC=4", "-DIS_WHOLE=1",
                   "-DHAS_RESIDUAL=0", "-DIS_GEMMA=0", "-DIS_MODEL_SENSITIVE=0")
 _HEADS = (2 * 32 * 64, 2 * 64, 2 * 64)  # strides in bytes

@@ -26,7 +26,8 @@ def _check(results: list[campaign.Result]) -> None:
 
 def test_sample_of_the_campaign():
     pytest.importorskip("triton")
-    chosen = kernels.kernels("rms_norm.s 4096", "rms_norm.hip", "triton rms_norm bf16")
+    chosen = kernels.kernels("rms_norm.s 4096", "rms_norm.hip bf16_bf16", "flash_attn_fwd.hip bf16 d64",
+                             "triton rms_norm bf16")
     results = campaign.run(chosen, every=6, seeds=20)
     assert len(results) > 120
     checks = {check for result in results for check in result.verdict.detail.split("+")}
@@ -54,6 +55,8 @@ def test_campaign():
     ("ds_read_b32 v2, v4\n s_load_dword s8, s[4:5], 0\n s_waitcnt lgkmcnt(1)\n v_mov_b32 v8, v2", True),
     ("ds_write_b32 v4, v2\n s_barrier", True),
     ("ds_write_b32 v4, v2\n s_waitcnt lgkmcnt(0)\n s_barrier", False),
+    ("buffer_load_dword v4, s[8:11], 0 offen lds\n s_barrier", True),
+    ("buffer_load_dword v4, s[8:11], 0 offen lds\n v_mov_b32 v4, 0\n s_waitcnt vmcnt(0)\n s_barrier", False),
     (f"{_BRANCH} global_load_dword v2, v[4:5], off\n1: v_mov_b32 v3, v2", True),
     # The second branch goes the way of the first: nothing is in flight where v2 is read.
     (f"{_BRANCH} global_load_dword v2, v[4:5], off\n1: s_and_b64 vcc, exec, s[10:11]\n s_cbranch_vccz 2f\n"

@@ -6,7 +6,7 @@ of them holds and its output stayed the same under every seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mutation import operators
@@ -67,11 +67,7 @@ def _is_clamped_again(case: Case) -> bool:
     if case.mutant.operator != "branch-never" or not case.probe(_taken_fails(case)).by == "fault":
         return False
     region = program.ways(inst)[0] - program.ways(inst)[-1]
-    clamped = set()
-    for pc in region:
-        if program.insts[pc].name in ("v_min_i32", "v_min_u32", "v_cndmask_b32"):
-            clamped |= {at for at, tainted in operators.flow(program, program.insts[pc]).items()
-                        if is_access(program.insts[at]) and operators.address(program.insts[at]) & tainted}
+    clamped = _addressed(program, [program.insts[pc] for pc in region], ("v_min_i32", "v_min_u32", "v_cndmask_b32"))
     accesses = [pc for pc in region if is_access(program.insts[pc]) and not program.insts[pc].name.startswith("ds_")]
     return bool(accesses) and all("load" in program.insts[pc].name and pc in clamped for pc in accesses)
 
@@ -119,7 +115,15 @@ def _is_not_empty(case: Case) -> bool:
     for other in program.insts.values():
         if other.name in ("v_cmp_lt_i32", "v_cmp_lt_u32") and other != inst and other.operands[2] == inst.operands[2]:
             guarded |= _guarded(program, other)
-    return bool(guarded) and _guarded(program, inst) <= guarded
+    others = _guarded(program, inst) - guarded
+    selected = _addressed(program, program.insts.values(), ("v_cndmask_b32",))
+    return bool(guarded) and all("load" in program.insts[pc].name and pc in selected for pc in others)
+
+
+def _addressed(program: Program, insts: Iterable[Inst], names: Sequence[str]) -> set[int]:
+    """Accesses whose address comes from one of these instructions that has one of these names."""
+    return {pc for inst in insts if inst.name in names for pc, tainted in operators.flow(program, inst).items()
+            if is_access(program.insts[pc]) and operators.address(program.insts[pc]) & tainted}
 
 
 def _guarded(program: Program, compare: Inst) -> set[int]:
@@ -129,18 +133,34 @@ def _guarded(program: Program, compare: Inst) -> set[int]:
 
 
 def _is_later_column(case: Case) -> bool:
-    """Reached where a compare of an earlier column with the same length had no lane."""
+    """Reached only where a compare of an earlier column with the same length had no lane."""
     inst, program = case.mutant.inst, case.program
     if case.mutant.operator != "cmp-false" or inst.name != "v_cmp_lt_u32":
         return False
-    before = inst
-    while len(ways := program.before[before.pc]) == 1 and before.name != "s_cbranch_execnz":
-        before = ways[0]
-    if before.name != "s_cbranch_execnz" or before.target == inst.pc:
+    todo, seen = [inst], set()
+    while todo:
+        one = todo.pop()
+        if one.pc in seen:
+            continue
+        seen.add(one.pc)
+        if not program.before[one.pc]:
+            return False
+        for before in program.before[one.pc]:
+            if not before.name.startswith("s_cbranch"):
+                todo.append(before)
+            elif not _is_empty_mask(program, before, one, inst):
+                return False
+    return True
+
+
+def _is_empty_mask(program: Program, branch: Inst, way: Inst, later: Inst) -> bool:
+    """The branch goes this way where EXEC is empty, and EXEC is of a compare with the same length."""
+    if branch.name not in ("s_cbranch_execz", "s_cbranch_execnz") or (
+            (branch.target == way.pc) != (branch.name == "s_cbranch_execz")):
         return False
-    mask = _definition(program, before, "exec")
+    mask = _definition(program, branch, "exec")
     compare = mask and mask.name == "s_and_saveexec_b64" and _definition(program, mask, mask.operands[1])
-    return bool(compare) and compare.name == inst.name and compare.operands[2] == inst.operands[2]
+    return bool(compare) and compare.name == later.name and compare.operands[2] == later.operands[2]
 
 
 def _is_soft_clause(case: Case) -> bool:
@@ -193,6 +213,16 @@ def _is_interior(case: Case) -> bool:
     ) and case.is_executed()
 
 
+def _is_spare_block(case: Case) -> bool:
+    """The branch ends the loop over key blocks; another step would be one with masks."""
+    program, inst = case.program, case.mutant.inst
+    if case.mutant.operator != "branch-never" or not case.kernel.name.startswith("flash_attn_fwd.hip"):
+        return False
+    step = [program.insts[pc] for pc in program.ways(inst)[0] - program.ways(inst)[-1]]
+    return all(any(one.name.startswith(name) for one in step) for name in ("v_mfma", "s_barrier", "v_cndmask")) and (
+        case.probe(_taken_fails(case)).by == "fault")
+
+
 def _taken_fails(case: Case) -> bytes:
     """The code object with the branch, when it is taken, leading out of it."""
     inst = case.mutant.inst
@@ -232,8 +262,9 @@ ARGUMENTS: dict[str, tuple[Callable[[Case], bool], str]] = {
                       "row's, and by its length, which is 0: each alone suffices. Without both, a checker reports."),
     "only-row": (_is_only_row, "A workgroup has one row, and the grid has as many workgroups as there are rows: the "
                  "compare is true."),
-    "not-empty": (_is_not_empty, "Every access behind `0 < length` is also behind `column < length`, and columns are "
-                  "not negative: the next clamp excludes the same lanes."),
+    "not-empty": (_is_not_empty, "Every store behind `0 < length` is also behind `column < length`, and columns are "
+                  "not negative: the next clamp excludes the same lanes. So is every load, or the compare selects its "
+                  "address: lanes outside load the row's first place, which is there."),
     "later-column": (_is_later_column, "Reached only where no lane's column is inside the row; this compare is of a "
                      "later column with the same length, so no lane is inside here either."),
     "soft-clause": (_is_soft_clause, "The s_nop ends a clause of loads, one of which overwrites an address register: "
@@ -244,6 +275,9 @@ ARGUMENTS: dict[str, tuple[Callable[[Case], bool], str]] = {
                    "launches."),
     "unmasked": (_is_unmasked, "Triton masks a lane by an offset beyond the descriptor's range, through a select. No "
                  "address that goes with this descriptor comes from one: the range decides nothing."),
+    "spare-block": (_is_spare_block, "The branch leaves the loop over key blocks, for all waves alike. One more step "
+                    "would be over a block whose keys the mask hides from every row, moved in as zeros: each p of it "
+                    "is 0, and so is what it adds."),
     "interior": (_is_interior, "The pass without masks ends where every row of the block sees all keys: never beyond "
                  "seqlen_k, as a block begins below seqlen_q; and a pass that ends at 0 leaves every key to the pass "
                  "with masks, which computes the same."),

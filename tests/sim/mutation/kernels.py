@@ -116,23 +116,28 @@ _NORM_BUILDS = (
 
 
 def _norm_hip(how: NormBuild, access: int) -> list[Kernel]:
-    """csrc/norm/rms_norm.hip, one build; `access`: elements per access, 1 for addresses that are not aligned."""
+    """csrc/norm/rms_norm.hip, one build; `access`: elements per access, 1 for rows that are not aligned."""
     elements = {BF16: "bf16", F16: "f16", F32: "float"}
     elf = _hip_code(norm._rms_norm_hip, Instance(f"mutation_{how.name}", {
         "ELEMENT": elements[how.dtype], "WEIGHT": elements[how.weight], "LANES": how.lanes, "VECTORS": how.vectors,
         "VEC": how.vec, "IS_WHOLE": int(how.is_whole), "HAS_RESIDUAL": int(how.has_residual),
         "IS_GEMMA": int(how.is_gemma), "IS_MODEL_SENSITIVE": int(how.is_model_sensitive)}))
-    symbol = next(symbol for symbol in sim.inspect(elf) if f"ILi{access}E" in symbol)
+    symbol = next(symbol for symbol in sim.inspect(elf) if f"rms_norm_kernelILb{int(access == how.vec)}E" in symbol)
     block, per_group = max(how.lanes, 256), max(256 // how.lanes, 1)
     launches = []
-    for vectors in how.lengths:
-        rows, hidden = per_group + 2 if per_group > 1 else 2, vectors * how.vec
+    sizes = [vectors * how.vec for vectors in how.lengths]
+    if access == 1:  # rows that end anywhere in a vector; only vectors 0, 1 of lane 0 reach so far
+        sizes = [size - index % how.vec for index, size in enumerate(sizes)]
+        sizes += [vector * how.lanes * how.vec + columns for vector in range(how.vectors) for columns in (1, 3, 5)]
+    for hidden in sizes:
+        rows = per_group + 2 if per_group > 1 else 2
         stride = -(-hidden // 8) * 8
         x, residual = random((rows, stride), how.dtype), random((rows, stride), how.dtype, 1)
         out, residual_out = unwritten((rows, stride), how.dtype), unwritten((rows, stride), how.dtype)
         between = (residual_out, x, residual) if how.has_residual else (None, x, None)
-        values = (out, *between, random((hidden,), how.weight), *[stride] * 4, rows, hidden, EPSILON)
-        launches.append(launch(f"{rows}x{hidden}", (-(-rows // per_group),), block, "QQQQQqqqqqif", values, (0, 1)))
+        matrices = [word for tensor in (out, *between) for word in (tensor, stride)]
+        values = (*matrices, random((hidden,), how.weight), rows, hidden, EPSILON)
+        launches.append(launch(f"{rows}x{hidden}", (-(-rows // per_group),), block, "Qq" * 4 + "Qqif", values, (0, 2)))
     return [Kernel("", elf, symbol, tuple(launches))]
 
 
@@ -143,6 +148,17 @@ _ATTENTION_SHAPES = (
 )
 
 
+# cu_seqlens of q and k: a sequence without rows, one without keys; rows for two query blocks of a workgroup's 384 or
+# 512; more sequences than a wave has lanes; wrong ones, which
+# the kernel limits to the tensors: beyond their ends, and not monotone.
+_PACKED = {
+    "packed": ((0, 70, 70, 75, 100), (0, 100, 130, 130, 180)),
+    "long": ((0, 10, 690), (0, 30, 60)),
+    "many": (tuple(range(0, 71)), tuple(range(0, 141, 2))),
+    "wrong": ((-70, 30, 60, 300, 100), (-70, 300, 100, 500, 180)),
+}
+
+
 def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
     """csrc/attention/flash_attn_fwd.hip, the causal build; bf16 with the rounding that is the default."""
     instance = attention_fast.variant(dtype, head_dim, 1 if dtype == BF16 else 0, "right")
@@ -150,18 +166,35 @@ def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
     symbol = next(symbol for symbol in sim.inspect(elf) if "flash_attn_fwd_kernel" in symbol)
     launches = []
     for batch, rows, keys, heads, kv_heads, is_causal, has_lse in _ATTENTION_SHAPES:
-        q, k, v, out, lse = _attention_tensors(batch, rows, keys, heads, kv_heads, head_dim, dtype)
-        tensors = [word for t in (q, k, v, out) for word in (t, *(2 * stride for stride in t.stride()[:3]))]
-        block_rows, group = {64: 512, 128: 384}[head_dim], heads // kv_heads
-        slots = -(-rows // block_rows)
-        dividers = [word for number in (group, slots * group, kv_heads, 1) for word in _divider(number)]
-        values = (*tensors, lse if has_lse else None, *[None] * 4, heads * rows, rows, batch, rows, keys, keys,
-                  0 if is_causal else rows, math.log2(math.e) / math.sqrt(head_dim), slots, slots * heads * batch, 1,
-                  *dividers)
-        name = f"q{rows} k{keys}{' causal' * is_causal}{' lse' * has_lse}"
-        launches.append(launch(name, (slots * heads * batch,), 512, "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 4, values,
-                               (12, 16)))
+        tensors = _attention_tensors(batch, rows, keys, heads, kv_heads, head_dim, dtype)
+        launches.append(_attention_launch(f"q{rows} k{keys}{' causal' * is_causal}{' lse' * has_lse}", tensors, has_lse,
+                                          batch, (None,) * 3, is_causal))
+    tensors = _attention_tensors(2, 20, 90, 1, 1, head_dim, dtype)
+    lengths = torch.tensor([70, 900], dtype=torch.int32)  # the second: more than there are
+    launches.append(_attention_launch("lengths", tensors, True, 2, (None, None, lengths), True))
+    for name, cu_seqlens in _PACKED.items():
+        q, k = (torch.tensor(ends, dtype=torch.int32) for ends in cu_seqlens)
+        tensors = _attention_tensors(1, cu_seqlens[0][-1], cu_seqlens[1][-1], 2, 1, head_dim, dtype)
+        launches.append(_attention_launch(name, tensors, True, len(q) - 1, (q, k, None), True))
     return [Kernel("", elf, symbol, tuple(launches))]
+
+
+def _attention_launch(name: str, tensors: Sequence[torch.Tensor], has_lse: bool, batch: int,
+                      lengths: tuple[torch.Tensor | None, ...], is_causal: bool) -> Launch:
+    """lengths: cu_seqlens of q and of k, which pack `batch` sequences into tensors of one; lengths of k."""
+    q, k, v, out, lse = tensors
+    _, rows, heads, head_dim = q.shape
+    keys, kv_heads = k.shape[1:3]
+    is_packed = lengths[0] is not None
+    strides = [word for t in (q, k, v, out)
+               for word in (t, 0 if is_packed else 2 * t.stride(0), 2 * t.stride(1), 2 * t.stride(2))]
+    block_rows, group = {64: 512, 128: 384}[head_dim], heads // kv_heads
+    slots = rows // block_rows + batch if is_packed else -(-rows // block_rows)
+    workgroups = slots * heads * q.shape[0]
+    dividers = [word for number in (group, slots * group, kv_heads, 1) for word in _divider(number)]
+    values = (*strides, lse if has_lse else None, None, *lengths, heads * rows, rows, batch, rows, keys, keys,
+              0 if is_causal else rows, math.log2(math.e) / math.sqrt(head_dim), slots, workgroups, 1, *dividers)
+    return launch(name, (workgroups,), 512, "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 4, values, (12, 16))
 
 
 def _divider(number: int) -> tuple[int, int, int]:
@@ -237,7 +270,7 @@ def _triton_kernels(calls: list[tuple], outputs: Sequence[int]) -> list[Kernel]:
         with sim_triton.active():
             compiled = kernel.warmup(*args, grid=grid, **constants, **{"enable_fp_fusion": True, **options})
         kinds = list(compiled.src.signature.values())
-        live = [(arg, kind) for arg, kind in zip(args, kinds) if kind != "constexpr"]
+        live = list(_live(args, kinds))
         where = [index for index, arg in enumerate(arg for arg, _ in live) if any(arg is args[k] for k in outputs)]
         form = "".join("Q" if kind.startswith("*") else formats[kind] for _, kind in live) + "QQ"  # two scratch buffers
         elf, shape = compiled.asm["hsaco"], "x".join(map(str, args[0].shape))
@@ -246,6 +279,15 @@ def _triton_kernels(calls: list[tuple], outputs: Sequence[int]) -> list[Kernel]:
         before = found.get(elf)
         found[elf] = Kernel("", elf, compiled.metadata.name, (*(before.launches if before else ()), shot))
     return list(found.values())
+
+
+def _live(args: Sequence[object], kinds: Sequence[str | tuple]) -> Iterator[tuple[object, str]]:
+    """What a launch passes, with its type: members of tuples one by one, constants left out."""
+    for arg, kind in zip(args, kinds):
+        if isinstance(kind, tuple):
+            yield from _live(arg, kind)
+        elif kind != "constexpr":
+            yield arg, kind
 
 
 def _hip_code(function: JitFunction, instance: Instance) -> bytes:

@@ -117,7 +117,7 @@ def is_access(inst: Inst) -> bool:
 def written(inst: Inst) -> frozenset[str]:
     """Registers that the instruction writes, by its text: the first operand unless it stores or branches."""
     if inst.name.startswith(("s_cbranch", "s_branch", "s_waitcnt", "s_nop", "s_barrier", "s_endpgm")) or (
-            is_access(inst) and ("store" in inst.name or "write" in inst.name)):
+            is_access(inst) and ("store" in inst.name or "write" in inst.name)) or is_dma(inst):
         return frozenset()
     found = registers(",".join(inst.operands[:_num_results(inst)]))
     if "saveexec" in inst.name:
@@ -125,6 +125,11 @@ def written(inst: Inst) -> frozenset[str]:
     if inst.name.startswith(("s_cmp", "s_bitcmp")):
         return frozenset({"scc"})
     return found | ({"scc"} if inst.name.startswith("s_") and not inst.name.startswith(_KEEP_SCC) else set())
+
+
+def is_dma(inst: Inst) -> bool:
+    """A load whose data goes to LDS: its first operand is an address."""
+    return inst.name.startswith("buffer_load") and inst.text.endswith(" lds")
 
 
 def _num_results(inst: Inst) -> int:

@@ -9,7 +9,7 @@ between go the same way (`s_and_b64 vcc, exec, s[a:b]` before s_cbranch_vcc…: 
 
 from __future__ import annotations
 
-from mutation.operators import is_access, wait_counts, written
+from mutation.operators import is_access, is_dma, wait_counts, written
 from mutation.program import Inst, Program, registers
 
 _LDS_WRITES = "LDS"  # stands for what this wave has written to LDS and other waves read behind the barrier
@@ -60,7 +60,7 @@ def _retired(pending: Pending, counts: tuple[int, int]) -> Pending:
 
 def _is_early(inst: Inst, pending: Pending) -> bool:
     if inst.name == "s_barrier":
-        return (_LDS_WRITES, "ds") in pending
+        return any(name == _LDS_WRITES for name, _ in pending)
     if inst.name == "s_waitcnt":
         return False
     kind, results = _kind(inst), _loaded(inst)
@@ -76,8 +76,8 @@ def _issued(inst: Inst, pending: Pending) -> Pending:
     same = ("vm",) if kind == "vm" else ("ds", "smem")
     after = {(name, k): min(age + (k in same), _CAP) for (name, k), age in pending.items()}
     after.update({(name, kind): 0 for name in _loaded(inst)})
-    if inst.name.startswith("ds_write"):
-        after[_LDS_WRITES, "ds"] = 0
+    if inst.name.startswith("ds_write") or is_dma(inst):
+        after[_LDS_WRITES, kind] = 0
     return after
 
 
