@@ -74,6 +74,14 @@ def arch_facts(arch: str) -> dict:
     return tomllib.loads(path.read_text())
 
 
+def local_memory_bytes(arch: str) -> int:
+    """LDS (shared memory) of a workgroup; of an architecture without a file, what the smallest has."""
+    try:
+        return arch_facts(arch)["lds_bytes"]
+    except ValueError:
+        return 65536
+
+
 def simulated_target() -> Target:
     """The simulated MI300X as a `Target`."""
     facts = arch_facts("gfx942")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aiter_like import check, philox
 from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, check_call
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_fwd import flash_attn_fwd
@@ -172,13 +172,6 @@ def _self_check(device: torch.device) -> list[tuple]:
     return cases
 
 
-def _local_memory(arch: str) -> int:
-    try:
-        return arch_facts(arch)["lds_bytes"]
-    except ValueError:  # an architecture of which nothing is noted: what the smallest has
-        return 65536
-
-
 def _triton_space(target: Target, *_: Any) -> Iterator[dict[str, int]]:
     """Tiles of both kernels; the rows of one and the keys of the other are what its loop walks along."""
     tiles = ((64, 64, 4, 1), (64, 64, 4, 2), (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 4, 2))
@@ -205,7 +198,7 @@ def _triton_cost(target: Target, *args: Any, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_
              forward.max_seqlen_k, forward.num_heads)):
         registers = own * (sums + 2 * walked) / (warps * target.wave_size)
         local_bytes = 2 * (forward.head_dim + forward.head_dim_v) * (own + walked * stages)
-        if registers > (400 if target.platform == "hip" else 224) or local_bytes > _local_memory(target.arch):
+        if registers > (400 if target.platform == "hip" else 224) or local_bytes > local_memory_bytes(target.arch):
             return math.inf
         workgroups = -(-length // own) * heads * forward.batch
         total += products * (-(-workgroups // target.cu_num) * own * -(-other // walked) * walked)

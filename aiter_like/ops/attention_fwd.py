@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aiter_like import dtypes, philox
 from aiter_like.attention_call import OP, AttentionCall, check_call
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.ops.attention_fast import HEAD_DIMS, MASKS, VARIANTS, _flash_attn_fwd_hip, hip_unsupported
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
@@ -156,13 +156,6 @@ def _self_check(device: torch.device) -> list[tuple]:
     return cases
 
 
-def _local_memory(arch: str) -> int:
-    try:
-        return arch_facts(arch)["lds_bytes"]
-    except ValueError:  # an architecture of which nothing is noted: what the smallest has
-        return 65536
-
-
 def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
     """Tiles and stages; on Hopper tensor descriptors (TMA), on MI300X the order of workgroups (XCDS)."""
     extra = {"sm_90": ("TMA", (0, 1)), "gfx942": ("XCDS", (1, 8))}.get(target.arch, ("XCDS", (1,)))
@@ -183,7 +176,7 @@ def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 
     lanes = num_warps * target.wave_size
     registers = BLOCK_M * (call.head_dim_v + BLOCK_N) / lanes
     local_bytes = 2 * call.head_dim * (BLOCK_M + 2 * BLOCK_N * num_stages)
-    if registers > (400 if target.platform == "hip" else 224) or local_bytes > _local_memory(target.arch):
+    if registers > (400 if target.platform == "hip" else 224) or local_bytes > local_memory_bytes(target.arch):
         return math.inf
     workgroups = -(-call.max_seqlen_q // BLOCK_M) * call.num_heads * call.batch
     return -(-workgroups // target.cu_num) * BLOCK_M * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
