@@ -214,12 +214,13 @@ def operators() -> dict[str, tuple[str, Callable[[], object]]]:
         check_rms_norm(aiter_like.rms_norm(x, weight, 1e-6, backend="hip"), x, weight, 1e-6)
         calls[f"rms_norm {rows}x{hidden} {str(dtype).removeprefix('torch.')}"] = (
             "vector", lambda x=x, weight=weight: aiter_like.rms_norm(x, weight, 1e-6, backend="hip"))
-    for length, head_dim, dtype, causal in ((512, 128, torch.bfloat16, False), (512, 64, torch.float16, True),
-                                            (256, 32, torch.bfloat16, False)):
+    for backend, length, head_dim, dtype, causal in (("hip", 512, 128, torch.bfloat16, False),
+                                                     ("hip", 512, 64, torch.float16, True),
+                                                     ("ck", 256, 32, torch.bfloat16, False)):
         q, k, v = (normal(1, length, 4, head_dim, dtype=dtype) for _ in range(3))
 
-        def attention(q=q, k=k, v=v, causal=causal) -> torch.Tensor:
-            return aiter_like.flash_attn_func(q, k, v, causal=causal, backend="hip")
+        def attention(q=q, k=k, v=v, causal=causal, backend=backend) -> torch.Tensor:
+            return aiter_like.flash_attn_func(q, k, v, causal=causal, backend=backend)
 
         check_attention(attention(), None, q, k, v, causal=causal)
         name = f"flash_attn 1x{length}x4x{head_dim} {str(dtype).removeprefix('torch.')}{' causal' if causal else ''}"
