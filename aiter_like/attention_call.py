@@ -19,6 +19,10 @@ OP = "flash_attn_fwd"
 MIN_SCALE = 1e-8
 """Of the scores: below it a masked score is no longer below every real one in the kernels' fp32."""
 
+MAX_ROWS = 2**30 - 1
+"""Rows and keys that the kernels count: sums of positions stay within 32 bits."""
+
+_MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
 _WIDE = (torch.bfloat16, torch.float16)
 _FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
 
@@ -292,3 +296,12 @@ def _check_options(call: AttentionCall) -> None:
 
 def _check_vector(call: AttentionCall, name: str, value: Any, dtype: torch.dtype, size: int) -> None:
     check.tensor(OP, name, value, dtypes=(dtype,), shape=(size,), device=call.q.device)
+
+
+def beyond_launch(call: AttentionCall, rows: int, keys: int) -> str | None:
+    """Why a kernel whose grid has a dimension of heads and one of sequences cannot be launched; None: it can."""
+    for name, size, limit in (("batch", call.batch, _MAX_GRID), ("number of heads", call.num_heads, _MAX_GRID),
+                              ("length of q", rows, MAX_ROWS), ("length of k", keys, MAX_ROWS)):
+        if size > limit:
+            return f"{name} at most {limit}, got {size}"
+    return None

@@ -82,6 +82,18 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int 
     return Layout(lanes, kept, vec, lanes * kept >= total)
 
 
+def whole_layout(op: str, target: Target, row: Tensor, lanes: int | None) -> Layout:
+    """`layout` for a kernel that has no form for rows in pieces, and one for unaligned rows.
+
+    Raises:
+        ValueError: `lanes` cannot keep a row.
+    """
+    found = layout(target, row, lanes=lanes, takes_unaligned=True)
+    if not found.is_whole:
+        raise ValueError(f"{op}: {found.lanes} lanes cannot keep a row of {row.shape[-1]} elements")
+    return found
+
+
 def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: bool = False,
                takes_pieces: bool = True) -> list[dict[str, int]]:
     """The values of `lanes`, and of `vec` beyond its default, that a tuner should try.

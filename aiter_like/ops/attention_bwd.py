@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, philox
-from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, check_call
+from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
@@ -23,8 +23,6 @@ from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.tuning.hooks import Tuning
 
 _OP = "flash_attn_bwd"
-_MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
-_MAX_SEQLEN = 2**30 - 1
 _MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 
 
@@ -135,11 +133,8 @@ def _triton_unsupported(target: Target, *args: Any) -> str | None:
     forward = call.forward
     if max(forward.head_dim, forward.head_dim_v) > 256:
         return f"head dimension at most 256, got {max(forward.head_dim, forward.head_dim_v)}"
-    for name, size, limit in (("batch", forward.batch, _MAX_GRID), ("number of heads", forward.num_heads, _MAX_GRID),
-                              ("length of q", forward.max_seqlen_q, _MAX_SEQLEN),
-                              ("length of k", forward.max_seqlen_k, _MAX_SEQLEN)):
-        if size > limit:
-            return f"{name} at most {limit}, got {size}"
+    if reason := beyond_launch(forward, forward.max_seqlen_q, forward.max_seqlen_k):
+        return reason
     for name in ("q", "k", "v", "dout", "out"):
         if (stride := getattr(call, name).stride(-3)) > _MAX_ROW_STRIDE:
             return f"row stride of {name} at most {_MAX_ROW_STRIDE}, got {stride}"

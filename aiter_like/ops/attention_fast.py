@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
-from aiter_like.attention_call import AttentionCall
+from aiter_like.attention_call import MAX_ROWS, AttentionCall
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 
@@ -17,7 +17,6 @@ HEAD_DIMS = (64, 128)
 MASKS = ("none", "right", "both")  # sides on which keys may be hidden; the index is the kernel's MASK
 VARIANTS = ((torch.bfloat16, 0), (torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 0), (torch.float16, 2))
 _ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
-_MAX_ROWS = 2**30 - 1
 _MAX_ROW_STRIDE = 2**24 - 1  # elements: 64 rows within a signed 32-bit offset
 
 
@@ -71,8 +70,8 @@ def _layout_unsupported(call: AttentionCall) -> str | None:
     """Rows are read in 16 bytes; K and V through descriptors of 64 rows."""
     row = 0 if call.is_varlen else 1  # dimension of rows
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
-        if tensor.shape[row] > _MAX_ROWS:
-            return f"length of {name} at most {_MAX_ROWS}, got {tensor.shape[row]}"
+        if tensor.shape[row] > MAX_ROWS:
+            return f"length of {name} at most {MAX_ROWS}, got {tensor.shape[row]}"
         strides = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
         if any(stride % 8 for stride in strides):
             return f"strides of {name} must be multiples of 8 elements, got {tensor.stride()}"

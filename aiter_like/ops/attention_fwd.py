@@ -14,15 +14,12 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes, philox
-from aiter_like.attention_call import OP, AttentionCall, check_call
+from aiter_like.attention_call import OP, AttentionCall, beyond_launch, check_call
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.ops.attention_fast import HEAD_DIMS, MASKS, VARIANTS, _flash_attn_fwd_hip, hip_unsupported
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
 from aiter_like.tuning.hooks import Tuning
-
-_MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
-_MAX_SEQLEN = 2**30 - 1
 
 
 def flash_attn_fwd_ref(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None,
@@ -112,12 +109,7 @@ def _kernel_unsupported(call: AttentionCall) -> str | None:
     """What both kernels refuse."""
     if call.softmax_scale > 1e30:
         return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
-    for name, size, limit in (("batch", call.batch, _MAX_GRID), ("number of heads", call.num_heads, _MAX_GRID),
-                              ("length of q", call.max_seqlen_q, _MAX_SEQLEN),
-                              ("length of k", call.max_seqlen_k, _MAX_SEQLEN)):
-        if size > limit:
-            return f"{name} at most {limit}, got {size}"
-    return None
+    return beyond_launch(call, call.max_seqlen_q, call.max_seqlen_k)
 
 
 def _triton_unsupported(target: Target, *args: Any) -> str | None:

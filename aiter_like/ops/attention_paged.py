@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.attention_call import read_window
+from aiter_like.attention_call import MAX_ROWS, read_window
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
@@ -25,7 +25,6 @@ _OP = "unified_attention"
 _FLOATS = (torch.bfloat16, torch.float16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _MIN_SCALE = 1e-8  # below it a masked score is no longer below every real one in the kernel's fp32
-_MAX_SEQLEN = 2**30 - 1
 
 
 def unified_attention_ref(
@@ -177,8 +176,8 @@ def _triton_unsupported(target: Target, *args: Any) -> str | None:
     for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
         if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8(target.arch):
             return f"fp8 of {target.arch} is {dtypes.fp8(target.arch)}, {name} has {tensor.dtype}"
-    if max(call.max_seqlen_q, call.max_seqlen_k, call.block_table.shape[-1] * call.page_size) > _MAX_SEQLEN:
-        return f"sequences of at most {_MAX_SEQLEN}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
+    if max(call.max_seqlen_q, call.max_seqlen_k, call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
+        return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
                f"{call.block_table.shape[-1]} pages of {call.page_size}"
     return None
 

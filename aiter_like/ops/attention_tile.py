@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
-from aiter_like.attention_call import AttentionCall
+from aiter_like.attention_call import AttentionCall, beyond_launch
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 
@@ -21,8 +21,6 @@ _HEAD_DIMS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (32, 64, 96, 128, 192,
 _PIPELINES = {"qrksvs": "QrKsVs", "qrasync": "QrAsync"}  # name → type in the kernel
 _ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
 _BLOCK = "b128x64"  # rows and keys of a workgroup's tile, as in the kernel
-_MAX_GRID = 65535  # of a launch's second and third dimension
-_MAX_ROWS = 2**30 - 1
 _MAX_ROW_STRIDE = 2**23 - 1  # 64 rows within 31 bits of bytes
 _MAX_ASYNC_DIMS = 256  # two LDS tiles of 64 rows of K and of V in 64 KiB
 _MAX_BIAS_STRIDE = 2**24  # 32 rows of fp32 within 32 bits of bytes
@@ -175,11 +173,8 @@ def _shapes_unsupported(call: AttentionCall) -> str | None:
     if call.softmax_scale > 1e30:
         return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
     rows = 0 if call.is_varlen else 1
-    for name, size, limit in (("batch", call.batch, _MAX_GRID), ("number of heads", call.num_heads, _MAX_GRID),
-                              ("length of q", call.q.shape[rows], _MAX_ROWS),
-                              ("length of k", call.k.shape[rows], _MAX_ROWS)):
-        if size > limit:
-            return f"{name} at most {limit}, got {size}"
+    if reason := beyond_launch(call, call.q.shape[rows], call.k.shape[rows]):
+        return reason
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
         least, stride = tensor.shape[-1], tensor.stride(rows)
         if tensor.shape[rows] > 1 and not least <= stride <= _MAX_ROW_STRIDE:

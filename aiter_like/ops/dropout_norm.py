@@ -43,9 +43,7 @@ def _random_words(like: Tensor, seed: int, offset: int) -> Tensor:
 
 def _instance(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor, bias: Tensor,
               p: float, seed: int, offset: int, epsilon: float, *, lanes: int | None = None) -> Instance:
-    layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
-    if not layout.is_whole:
-        raise ValueError(f"{_OP}: {layout.lanes} lanes cannot keep a row of {input.shape[-1]} elements")
+    layout = rows.whole_layout(_OP, target_of(input.device), input, lanes)
     name = f"{dtypes.name(input.dtype)}{'_wfp32' if weight.dtype != input.dtype else ''}"
     return layout.instance(name, {"ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype]})
 

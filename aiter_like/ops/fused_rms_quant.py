@@ -59,9 +59,7 @@ def _instance(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None
               second: Tensor | None, second_weight: Tensor | None, second_epsilon: float, group_size: int,
               is_static: bool, is_rounded: bool, gemma_norm: bool, *, lanes: int | None = None) -> Instance:
     longer = input if second is None or input.shape[-1] >= second.shape[-1] else second
-    layout = rows.layout(target_of(input.device), longer, lanes=lanes, takes_unaligned=True)
-    if not layout.is_whole:
-        raise ValueError(f"{_OP}: {layout.lanes} lanes cannot keep a row of {longer.shape[-1]} elements")
+    layout = rows.whole_layout(_OP, target_of(input.device), longer, lanes)
     quant = "none" if out is None else "fixed" if is_static else "found"
     out_name = "int8_t" if out is None else ELEMENTS[out.dtype]
     flags = {"HAS_RESIDUAL": residual_in is not None, "HAS_PLAIN": plain_out is not None,

@@ -37,9 +37,7 @@ def fused_qk_rmsnorm_ref(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tens
 def _qk_instance(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
                  k_eps: float, *, lanes: int | None = None) -> Instance:
     longer = q if q.shape[-1] >= k.shape[-1] else k
-    layout = rows.layout(target_of(q.device), longer, lanes=lanes, takes_unaligned=True)
-    if not layout.is_whole:
-        raise ValueError(f"{_QK}: {layout.lanes} lanes cannot keep a row of {longer.shape[-1]} elements")
+    layout = rows.whole_layout(_QK, target_of(q.device), longer, lanes)
     name = f"{dtypes.name(q.dtype)}{'_wfp32' if q_weight.dtype != q.dtype else ''}"
     return layout.instance(name, {"ELEMENT": _ELEMENTS[q.dtype], "WEIGHT": _ELEMENTS[q_weight.dtype]})
 
