@@ -158,12 +158,13 @@ def bench() -> None:
                 QUANT(out, *args, scale, backend=name)
                 return out, scale
 
-            other = benching.compiled(peer)
+            other, first = benching.compiled(peer), slice(min(tokens, 64))
             calls = {name: lambda name=name, ours=ours: ours(name) for name in ("hip", "triton")}
             calls["torch.compile"] = lambda other=other, args=args: other(*args)
             yield benching.Case(f"{tokens}×{columns} to {topk} of {experts}", columns * tokens * (2 + topk), calls,
-                                lambda result, args=args: check_quantised(
-                                    result[0][:64], result[1][:64], smoothed(args[0], args[1], args[2][:, :1])[:64]))
+                                lambda result, args=args, first=first: check_quantised(
+                                    result[0][first], result[1][first],
+                                    smoothed(args[0], args[1], args[2][:, :1])[first]))
 
     benching.table("moe_smoothquant bf16 → fp8", cases())
 

@@ -47,7 +47,13 @@ struct Int4Vector {
   Vec<Word, kIsUnpacking ? kFew : kMany> from;
 
   __device__ void load(const uint8_t* address) {
-    from = load_vec<kIsUnpacking ? kFew : kMany>(reinterpret_cast<const Word*>(address));
+    constexpr int kCount = kIsUnpacking ? kFew : kMany;
+    if constexpr (kBytes == 1) {  // a pair of numbers may begin at an odd address
+#pragma unroll
+      for (int w = 0; w < kCount; ++w) from[w] = address[w];
+    } else {
+      from = load_vec<kCount>(reinterpret_cast<const Word*>(address));
+    }
   }
 
   __device__ void store(uint8_t* address) const {
@@ -56,7 +62,8 @@ struct Int4Vector {
       const uint32_t pair = from[0] | uint32_t{from[kIsUnpacking ? 0 : 1]} << 8;
       const uint32_t word = kIsUnpacking ? unpacked_word(from[0]) : packed_word(pair);
 #pragma unroll
-      for (int w = 0; w < (kIsUnpacking ? kMany : kFew); ++w) to[w] = static_cast<Word>(word >> 8 * w);
+      for (int w = 0; w < (kIsUnpacking ? kMany : kFew); ++w) address[w] = static_cast<uint8_t>(word >> 8 * w);
+      return;
     } else if constexpr (kIsUnpacking) {
 #pragma unroll
       for (int w = 0; w < kMany; ++w) to[w] = unpacked_word(from[w / 2] >> (w % 2 * 16) & 0xFFFFu);
