@@ -17,6 +17,12 @@ def _paths(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(os.pathsep) if part)
 
 
+def _switch(text: str) -> bool:
+    if text not in ("", "0", "1"):
+        raise ValueError("expected 0 or 1")
+    return text == "1"
+
+
 def _jobs(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -36,7 +42,10 @@ class Variable:
 
 
 _REGISTRY = (
-    Variable("AITER_LIKE_DISABLE", _names, (), "comma list of operators that only the torch reference serves",
+    Variable("AITER_LIKE", _switch, False, "0 or 1: whether vLLM, SGLang and transformers are served",
+             "when an engine loads its plugins"),
+    Variable("AITER_LIKE_DISABLE", _names, (), "comma list of operators that engines keep for themselves, and that "
+             "only the torch reference serves here",
              "when an operator first sees a shape"),
     Variable("AITER_LIKE_BACKENDS", _names, (), "comma list: order of backends that replaces each operator's own",
              "when an operator first sees a shape"),

@@ -22,7 +22,7 @@ class UnsupportedError(AiterLikeError, NotImplementedError):
         self.op = op
         self.reasons = dict(reasons or {})
         lines = [f"  {backend}: {reason}" for backend, reason in self.reasons.items()]
-        super().__init__("\n".join([message, *lines]))
+        self.args = ("\n".join([message, *lines]),)  # torch.compile traces this, and not Exception's own __init__
 
 
 class BuildError(AiterLikeError, RuntimeError):

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""Ours, else the original: the one way in which an engine's function is taken over, counted, and given back.
+
+Every adapter beside this file uses `take` for functions and `replace_attribute` to put them in place.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from aiter_like import env
+from aiter_like.errors import UnsupportedError
+
+_log = logging.getLogger("aiter_like")
+_is_tracing = torch.compiler.is_dynamo_compiling
+
+# What our checks raise, before anything is written: the call is not for us, the original says whether it is wrong.
+_REFUSALS = (UnsupportedError, TypeError, ValueError)
+_REASONS_PER_NAME = 8  # shapes differ call by call; later reasons are counted only
+_ABSENT = object()
+
+
+@dataclass
+class Counts:
+    """Calls of a taken name: served here, and left to the original."""
+
+    served: int = 0
+    fell_back: int = 0
+
+
+_counts: dict[str, Counts] = {}
+_denied: dict[str, None] = {}
+_told: set[tuple[str, str]] = set()
+_replaced: list[tuple[str, Any, str, Any, Any]] = []  # owner, object, attribute, what was in its __dict__, ours
+
+
+def take(name: str, ours: Callable, original: Callable | None, op: str | None = None) -> Callable:
+    """`ours`, and `original` for the calls that ours refuses; with the signature, name and docstring of the original.
+
+    Args:
+        name: what logs, counters and AITER_LIKE_DISABLE call it, such as "aiter.rms_norm".
+        ours: raises UnsupportedError, TypeError or ValueError, before it writes anything, for what it does not take.
+        original: takes the same arguments; None where there is none, then a refusal is raised.
+        op: the operator behind it, another name for AITER_LIKE_DISABLE.
+
+    Returns:
+        The function to put in place; `original` itself where AITER_LIKE_DISABLE names it.
+    """
+    names = {name, name.rpartition(".")[2], op, getattr(ours, "__name__", None)}
+    if original is not None and not names.isdisjoint(env.get("AITER_LIKE_DISABLE")):
+        if name not in _denied:
+            _denied[name] = None
+            _log.info("%s: left to the engine (AITER_LIKE_DISABLE)", name)
+        return original
+    if name not in _counts:
+        _counts[name] = Counts()
+        _log.info("%s: taken", name)
+    counts = _counts[name]
+
+    @functools.wraps(ours if original is None else original)
+    def taken(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = ours(*args, **kwargs)
+        except _REFUSALS as error:
+            if not _is_tracing():  # neither a count nor a message belongs into a compiled graph
+                counts.fell_back += 1
+                _tell(name, error, original is not None)
+            if original is None:
+                raise
+        else:
+            if not _is_tracing():
+                counts.served += 1
+            return result
+        return original(*args, **kwargs)
+
+    return taken
+
+
+def counters() -> dict[str, Counts]:
+    """Taken name → its calls so far, those inside compiled graphs left out."""
+    return {name: replace(counts) for name, counts in _counts.items()}
+
+
+def reset_counters() -> None:
+    """Count from zero."""
+    for counts in _counts.values():
+        counts.served = counts.fell_back = 0
+
+
+def denied() -> tuple[str, ...]:
+    """Names that were left to the engine by AITER_LIKE_DISABLE."""
+    return tuple(_denied)
+
+
+def forget() -> None:
+    """Forget counters and what was logged; functions that were taken go on, uncounted."""
+    for past in (_counts, _denied, _told):
+        past.clear()
+
+
+def replace_attribute(module: Any, attr: str, value: Any, owner: str = "") -> None:
+    """Sets an attribute of a module or class, and remembers for `restore_attributes` what was there.
+
+    Args:
+        owner: the adapter on whose behalf, so that it can be undone alone.
+    """
+    _replaced.append((owner, module, attr, vars(module).get(attr, _ABSENT), value))
+    setattr(module, attr, value)
+
+
+def restore_attributes(owner: str | None = None) -> None:
+    """Undoes `replace_attribute`, the last first. What somebody has replaced since is left as it is.
+
+    Args:
+        owner: only what this adapter replaced; None: everything.
+    """
+    for entry in reversed(_replaced[:]):
+        whose, module, attr, before, value = entry
+        if owner not in (None, whose):
+            continue
+        _replaced.remove(entry)
+        if vars(module).get(attr, _ABSENT) is not value:
+            _log.warning("%s of %r was replaced again by somebody else, and stays", attr, module)
+        elif before is _ABSENT:
+            delattr(module, attr)
+        else:
+            setattr(module, attr, before)
+
+
+def _tell(name: str, error: Exception, falls_back: bool) -> None:
+    """One line per reason; reasons that differ in their numbers only, as in shapes, are one."""
+    reason = "; ".join(line.strip() for line in str(error).splitlines())
+    key = (name, re.sub(r"\d+", "#", reason))
+    if falls_back and key not in _told and sum(other == name for other, _ in _told) < _REASONS_PER_NAME:
+        _told.add(key)
+        _log.warning("%s falls back to the engine's own: %s", name, reason)
