@@ -221,9 +221,9 @@ def _check_tensors(call: AttentionCall) -> None:
     q, k, v = call.q, call.k, call.v
     rank = 3 if call.is_varlen else 4
     check.tensor(OP, "q", q, rank=rank, dtypes=(*_WIDE, *_FP8))
-    if call.is_fp8 and q.dtype != dtypes.fp8(target_of(q.device).arch):
-        raise TypeError(f"{OP}: q must have dtype {dtypes.fp8(target_of(q.device).arch)}, which this device computes "
-                        f"with, got {q.dtype}")
+    if call.is_fp8 and q.dtype != dtypes.fp8_of(target_of(q.device).arch):
+        raise TypeError(f"{OP}: q must have dtype {dtypes.fp8_of(target_of(q.device).arch)}, which this device "
+                        f"computes with, got {q.dtype}")
     num_heads, head_dim = q.shape[-2:]
     batch = () if call.is_varlen else (q.shape[0],)
     check.tensor(OP, "k", k, dtypes=(q.dtype,), shape=(*batch, None, None, head_dim), device=q.device)

@@ -48,6 +48,11 @@ def target_of(device: torch.device) -> Target:
     return target
 
 
+def default_target() -> Target:
+    """The device that serves where nobody names one: the current GPU, else the CPU with its simulated MI300X."""
+    return target_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 def reset() -> None:
     """Forget every probed device (after a change of AITER_LIKE_SIM or AITER_LIKE_ARCH)."""
     _targets.clear()

@@ -141,7 +141,7 @@ def check_fp8(op: str, name: str, cache: Tensor, others: tuple[torch.dtype, ...]
     refusal = scales.refusal(target, cache.dtype)
     if refusal:
         raise TypeError(f"{op}: {name}: {refusal}")
-    check.tensor(op, name, cache, dtypes=(dtypes.fp8(target.arch), *others), last_contiguous=False)
+    check.tensor(op, name, cache, dtypes=(dtypes.fp8_of(target.arch), *others), last_contiguous=False)
 
 
 def lanes_of(dtype: torch.dtype, size: int) -> int:

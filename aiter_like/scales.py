@@ -50,8 +50,8 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def refusal(target: Target, dtype: torch.dtype) -> str | None:
     """Why no kernel writes this dtype: it is the fp8 of other hardware."""
-    if dtype in _FP8 and dtype != dtypes.fp8(target.arch):
-        return f"fp8 on {target.arch} is {dtypes.fp8(target.arch)}, got {dtype}"
+    if dtype in _FP8 and dtype != dtypes.fp8_of(target.arch):
+        return f"fp8 on {target.arch} is {dtypes.fp8_of(target.arch)}, got {dtype}"
     return None
 
 

@@ -110,7 +110,7 @@ def put(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot
 
 def to_fp8(x: Tensor, scale: float) -> Tensor:
     """x · (1 / scale) in fp32, saturated and rounded to the device's fp8."""
-    kind = dtypes.fp8(target_of(x.device).arch)
+    kind = dtypes.fp8_of(target_of(x.device).arch)
     largest = torch.finfo(kind).max
     inverse = 1 / torch.tensor(scale, dtype=torch.float32, device=x.device)
     return (x.float() * inverse).clamp(-largest, largest).to(kind)

@@ -71,7 +71,7 @@ def check_layer_norm(out: Tensor, x: Tensor, weight: Tensor | float = 1.0, bias:
 
 def quantised_dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
     """What the quantisers write on this device."""
-    return dtypes.fp8(target_of(device).arch), torch.int8
+    return dtypes.fp8_of(target_of(device).arch), torch.int8
 
 
 def largest(dtype: torch.dtype) -> float:

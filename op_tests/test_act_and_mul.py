@@ -130,7 +130,7 @@ def test_bias_of_the_rows_expert(device, run, backend, activation):
 def test_scale_divides(device, run, backend):
     x, scale = make(device, 4, 144), torch.tensor([0.37], device=device)
     expected = gated_float64(x, "silu") / scale.cpu().double()
-    for dtype in (dtypes.fp8(target_of(device).arch), *((torch.int8,) if backend == "triton" else ())):
+    for dtype in (dtypes.fp8_of(target_of(device).arch), *((torch.int8,) if backend == "triton" else ())):
         out = torch.empty(4, 72, dtype=dtype, device=device)
         run(backend, aiter_like.scaled_silu_and_mul, out, x, scale)
         largest = scales.largest(dtype)

@@ -97,7 +97,7 @@ def test_empty(device, backend):
 def test_reads_back_what_was_written(device):
     """Through both functions: key · scale is the key, to fp8's accuracy."""
     k = torch.randn(50, 128, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    kind = dtypes.fp8(target_of(device).arch)
+    kind = dtypes.fp8_of(target_of(device).arch)
     cache = torch.zeros(4, 16, 132, dtype=kind, device=device)
     for preshuffle in (False, True):
         aiter_like.indexer_k_quant_and_cache(k, cache, torch.arange(50, device=device), 128, "ue8m0", preshuffle)

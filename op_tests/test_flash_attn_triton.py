@@ -91,7 +91,7 @@ def test_dropout(device, run):
 
 @pytest.mark.parametrize("head_dim, options", ((128, {"causal": True}), (80, {"window_size": (60, 30, 4)})), ids=str)
 def test_fp8(device, run, head_dim, options):
-    fp8 = dtypes.fp8(target_of(device).arch)
+    fp8 = dtypes.fp8_of(target_of(device).arch)
     q, k, v = (tensor.to(fp8) for tensor in dense(device, 1, 100, 200, 4, 2, head_dim, BF16))
     descales = [torch.tensor([value], device=device) for value in (0.5, 1.5, 3.0)]
     out = run("triton", aiter_like.flash_attn_fp8_pertensor_func, q, k, v, *descales, **options)

@@ -183,7 +183,7 @@ def test_wrong_calls_with_a_cache(device):
 
 
 def fp8(device, tensors):
-    return [tensor.to(dtypes.fp8(devices.target_of(device).arch)) for tensor in tensors]
+    return [tensor.to(dtypes.fp8_of(devices.target_of(device).arch)) for tensor in tensors]
 
 
 @pytest.mark.parametrize("out_dtype", (None, torch.float16))

@@ -91,7 +91,7 @@ def check_caches(caches: Caches, before, slots, key, value, scales=(1.0, 1.0)) -
     *itertools.product(("hip", "torch"), LAYOUTS, (False, True)), ("triton", "padded", False),
     ("triton", "columns", False), ("triton", "shuffled", True)))  # a Triton build per case is most of the time
 def test_rope_and_cache(device, run, backend, layout, is_fp8):
-    cache_dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
+    cache_dtype = dtypes.fp8_of(target_of(device).arch) if is_fp8 else BF16
     (cos, sin), exact = tables(torch.rand(40, 32, generator=torch.Generator().manual_seed(2)) * 50, BF16, device)
     positions, offsets = torch.arange(TOKENS) * 3, torch.arange(TOKENS) % 4
     rows = [table[positions + offsets] for table in exact]
@@ -114,7 +114,7 @@ def test_rope_and_cache(device, run, backend, layout, is_fp8):
 @pytest.mark.parametrize("layout, is_fp8", (("columns", False), ("shuffled", False), ("shuffled", True)))
 def test_runs_of_neighbouring_slots(device, run, layout, is_fp8):
     """What tiles of tokens write is what single tokens write to rows."""
-    slots, cache_dtype = runs_of_slots(), dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
+    slots, cache_dtype = runs_of_slots(), dtypes.fp8_of(target_of(device).arch) if is_fp8 else BF16
     (cos, sin), _ = tables(torch.rand(40, 32, generator=torch.Generator().manual_seed(2)) * 50, BF16, device)
     q, k, v = (randn(len(slots), count, 64, device=device, seed=count + 5) for count in (HEADS, KV_HEADS, KV_HEADS))
     scale, rows = torch.tensor([0.5], device=device), []
@@ -133,7 +133,7 @@ def test_runs_of_neighbouring_slots(device, run, layout, is_fp8):
       for layout in ("packed", "shuffled")), ("triton", False, "nhd"), ("triton", True, "shuffled")))
 def test_norm_rope_and_cache(device, run, backend, is_fp8, layout):
     """All of a head or half of it rotated, both styles; k and v returned or not; caches given by rows of blocks."""
-    cache_dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
+    cache_dtype = dtypes.fp8_of(target_of(device).arch) if is_fp8 else BF16
     x = 16 // cache_dtype.itemsize
     qkv = randn(TOKENS, (HEADS + 2 * KV_HEADS) * 64, device=device)
     q, k, v = qkv.view(TOKENS, -1, 64).split((HEADS, KV_HEADS, KV_HEADS), 1)
@@ -252,7 +252,7 @@ def test_bad_arguments_are_named(device):
     cos = sin = torch.ones(9, 32, dtype=BF16, device=device)
     cache, index = torch.zeros(2, 16, 2, 64, dtype=BF16, device=device), torch.arange(3, device=device)
     good = [q, k, k, cache, cache.clone(), index, index, cos, sin, None, None, True, True]
-    right_fp8 = dtypes.fp8(target_of(device).arch)
+    right_fp8 = dtypes.fp8_of(target_of(device).arch)
     wrong_fp8 = torch.float8_e4m3fn if right_fp8 == torch.float8_e4m3fnuz else torch.float8_e4m3fnuz
     for message, error, changes in (
             ("q must be a tensor", TypeError, {0: None}),
@@ -311,7 +311,7 @@ def bench() -> None:
         weight = torch.ones(128, device=device, dtype=BF16)
         (cos, sin), _ = tables(torch.rand(tokens, 64, generator=torch.Generator().manual_seed(seed)) * 50, BF16, device)
         cos_sin = torch.cat((cos, sin), -1)[:, 0, 0].contiguous()
-        dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else BF16
+        dtype = dtypes.fp8_of(target_of(device).arch) if is_fp8 else BF16
         x, blocks = 16 // dtype.itemsize, tokens // 16
         packed, rows = ((blocks, 8, 128 // x, 16, x), (blocks, 8, 16 // x, 128, x)), ((blocks, 16, 8, 128),) * 2
         caches = [torch.zeros(shape, device=device, dtype=dtype) for shape in (packed if is_packed else rows)]

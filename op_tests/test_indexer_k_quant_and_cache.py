@@ -35,7 +35,7 @@ def random_cache(device, num_blocks: int, page_size: int, width: int) -> torch.T
 def put(cache: torch.Tensor, k: torch.Tensor, slots: torch.Tensor, size: int, scale_fmt: str, preshuffle: bool) -> None:
     """The layout, byte by byte; scales in float64 arithmetic on their exponent."""
     num_blocks, page_size, width = cache.shape
-    kind, head_dim = dtypes.fp8(target_of(k.device).arch), k.shape[1]
+    kind, head_dim = dtypes.fp8_of(target_of(k.device).arch), k.shape[1]
     largest, groups = torch.finfo(kind).max, head_dim // size
     for token, slot in enumerate(slots.tolist()):
         if not 0 <= slot < num_blocks * page_size:
@@ -86,7 +86,7 @@ def test_odd_sizes(device, run, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_special_values_stay_in_their_group(device, run, backend, scale_fmt):
     """Zeros, NaN, infinity; amax whose scale is a power of two, and the next number above and below."""
-    k, largest = keys(device, 9, 256), torch.finfo(dtypes.fp8(target_of(device).arch)).max
+    k, largest = keys(device, 9, 256), torch.finfo(dtypes.fp8_of(target_of(device).arch)).max
     k[2, :128], k[3, 5], k[4, 200], k[5] = 0.0, math.nan, math.inf, 1e-38
     for token, amax in ((6, largest / 4), (7, largest / 4 * (1 + 2**-7)), (8, largest / 4 * (1 - 2**-8))):
         k[token] = k[token].clamp(-amax / 2, amax / 2)
@@ -100,7 +100,7 @@ def test_fp8_cache_with_blocks_apart(device, run, backend):
     k, storage = keys(device, 7, 128), random_cache(device, 3, 40, 132)
     expected, slots = storage.clone(), slots_of(device, 5, 48).int()
     put(expected[:, :16], k, slots, 128, "ue8m0", False)
-    run(backend, function, k, storage.view(dtypes.fp8(target_of(device).arch))[:, :16], slots, 128, "ue8m0", False)
+    run(backend, function, k, storage.view(dtypes.fp8_of(target_of(device).arch))[:, :16], slots, 128, "ue8m0", False)
     assert torch.equal(storage, expected)
 
 

@@ -40,7 +40,7 @@ def write(run, backend, caches: Caches, key, value, slots, kind="auto", k_scale=
 def check_write(device, run, backend, layout, heads, dims, dtype, kind, page_size=16, seed=0) -> None:
     """7 tokens, one in a negative slot and one just beyond the cache."""
     num_blocks = 3 if page_size > 8 else 20
-    cache_dtype = dtype if kind == "auto" else dtypes.fp8(target_of(device).arch)
+    cache_dtype = dtype if kind == "auto" else dtypes.fp8_of(target_of(device).arch)
     caches = make(device, layout, num_blocks, page_size, heads, dims, cache_dtype)
     before = caches.storage.clone()
     rows = key, value = tokens_of(device, 7, heads, dims, dtype, seed)
@@ -133,7 +133,7 @@ def test_fp8_of_special_values(device, run, backend):
 def test_offsets_of_more_than_32_bits(device, run, backend):
     """Blocks 2^31 + 512 elements apart; only the pages that are written become memory."""
     stride = 2**31 + 512
-    for kind, dtype in (("auto", BF16), ("fp8", dtypes.fp8(target_of(device).arch))):
+    for kind, dtype in (("auto", BF16), ("fp8", dtypes.fp8_of(target_of(device).arch))):
         if device.type == "cuda" and torch.cuda.mem_get_info()[0] < 3 * stride * dtype.itemsize:
             pytest.skip("not enough memory")
         storage = torch.empty(2 * stride + 2 * 4096, dtype=dtype, device=device)
@@ -168,7 +168,7 @@ def test_empty(device, run, backend, layout):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_mla(device, run, backend, kind):
     for (rank, rope), page_size in itertools.product(((512, 64), (96, 32), (5, 3)), (1, 16)):
-        cache_dtype = BF16 if kind == "auto" else dtypes.fp8(target_of(device).arch)
+        cache_dtype = BF16 if kind == "auto" else dtypes.fp8_of(target_of(device).arch)
         caches = make(device, "packed", 6, page_size, 1, (rank, rope), cache_dtype)
         before, scale = caches.storage.clone(), torch.tensor([0.25], device=device)
         latent, rotated = tokens_of(device, 5, 1, (rank, rope), BF16)
@@ -274,7 +274,7 @@ def test_too_much_for_a_launch_is_refused(device):
 def test_runs_of_neighbouring_slots(device, run, layout, kind, page_size):
     heads, dims, slots = 3, (32, 48), runs_of_slots()
     caches = make(device, layout, 20, page_size, heads, dims,
-                  BF16 if kind == "auto" else dtypes.fp8(target_of(device).arch))
+                  BF16 if kind == "auto" else dtypes.fp8_of(target_of(device).arch))
     before, rows = caches.storage.clone(), tokens_of(device, len(slots), heads, dims, BF16)
     write(run, "hip", caches, *rows, slots.to(device), kind)
     caches.check(before, rows if kind == "auto" else [to_fp8(x, 1.0) for x in rows], slots)
@@ -353,7 +353,7 @@ def test_against_model_everywhere(device, run, layout, dtype, kind):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_copies_fp8_as_it_is(device, run, layout):
-    check_write(device, run, "hip", layout, 3, (48, 80), dtypes.fp8(target_of(device).arch), "auto")
+    check_write(device, run, "hip", layout, 3, (48, 80), dtypes.fp8_of(target_of(device).arch), "auto")
 
 
 def bench() -> None:
@@ -366,7 +366,7 @@ def bench() -> None:
 
 def _bench_case(layout: str, kind: str, tokens: int, seed: int) -> benching.Case:
     device, num_blocks = torch.device("cuda"), 2 * tokens // 16 + 4
-    cache_dtype = BF16 if kind == "auto" else dtypes.fp8(target_of(device).arch)
+    cache_dtype = BF16 if kind == "auto" else dtypes.fp8_of(target_of(device).arch)
     heads, dims = (1, (512, 64)) if layout == "mla" else (8, (128, 128))
     caches = make(device, layout.replace("mla", "packed"), num_blocks, 16, heads, dims, cache_dtype)
     before, (key, value) = caches.storage.clone(), tokens_of(device, tokens, heads, dims, BF16, seed)

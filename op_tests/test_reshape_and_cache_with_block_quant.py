@@ -23,7 +23,7 @@ function = aiter_like.reshape_and_cache_with_block_quant
 
 
 def cache_dtype_of(device, kind: str) -> torch.dtype:
-    return torch.int8 if kind == "int8" else dtypes.fp8(target_of(device).arch)
+    return torch.int8 if kind == "int8" else dtypes.fp8_of(target_of(device).arch)
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -195,7 +195,7 @@ def test_packed_storage(device, run, backend):
 @pytest.mark.parametrize("descales", ("one", "many"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fp8_cache(device, run, backend, descales):
-    case = make(device, ((1, 600), (20, 40)), kv_dtype=dtypes.fp8(target_of(device).arch))
+    case = make(device, ((1, 600), (20, 40)), kv_dtype=dtypes.fp8_of(target_of(device).arch))
     k_descale, v_descale = (torch.full((1,) if descales == "one" else (2, 2), value, device=device)
                             for value in (0.5, 3.0))
     if descales == "many":
@@ -213,7 +213,7 @@ def test_descales_of_a_16_bit_cache_are_ignored(device, run, backend):
 @pytest.mark.parametrize("lengths", (((9, 40),), ((1, 1200),)), ids=("whole", "split"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fp8_out(device, run, backend, lengths):
-    fp8 = dtypes.fp8(target_of(device).arch)
+    fp8 = dtypes.fp8_of(target_of(device).arch)
     case = make(device, lengths)
     expected, weighted, _ = expect(case)
     scale = expected.abs().max().item() / torch.finfo(fp8).max / 2  # the largest saturate
@@ -308,7 +308,7 @@ def test_bad_input(device):
     for message, kind, fields, options in bad_calls(device):
         with pytest.raises(kind, match=message):
             dataclasses.replace(case, **fields).call(run, None, **options)
-    other = ({torch.float8_e4m3fn, torch.float8_e4m3fnuz} - {dtypes.fp8(target_of(device).arch)}).pop()
+    other = ({torch.float8_e4m3fn, torch.float8_e4m3fnuz} - {dtypes.fp8_of(target_of(device).arch)}).pop()
     with pytest.raises(UnsupportedError, match="fp8 of"):
         make(device, ((2, 9),), kv_dtype=other).call(functools.partial(_forced, "triton"), "triton")
 

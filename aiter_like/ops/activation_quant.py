@@ -212,7 +212,7 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
     if x.ndim == 0 or x.shape[-1] % 2:
         raise ValueError(f"{_OP}: x must have an even last dimension, gate and up, got shape {tuple(x.shape)}")
     scales.check_group(_OP, x.shape[-1] // 2, group_size)
-    columns, dtype = x.shape[-1] // 2, dtypes.fp8(target_of(x.device).arch) if dtype_quant is None else dtype_quant
+    columns, dtype = x.shape[-1] // 2, dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant
     out = torch.empty((*x.shape[:-1], columns), dtype=dtype, device=x.device)
     groups = columns // group_size if group_size else 1
     scale = torch.empty((*x.shape[:-1], groups), dtype=torch.float32, device=x.device)

@@ -174,8 +174,8 @@ def _triton_unsupported(target: Target, *args: Any) -> str | None:
     if call.softmax_scale > 1e30:
         return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
     for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8(target.arch)}, {name} has {tensor.dtype}"
+        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
+            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
     if max(call.max_seqlen_q, call.max_seqlen_k, call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
         return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
                f"{call.block_table.shape[-1]} pages of {call.page_size}"

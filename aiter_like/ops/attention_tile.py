@@ -156,7 +156,7 @@ def _dtypes_unsupported(call: AttentionCall) -> str | None:
     element = _ELEMENTS.get(call.q.dtype)
     if element not in _HEAD_DIMS or call.k.dtype != call.q.dtype or call.v.dtype != call.q.dtype:
         names = ", ".join(dtypes.name(tensor.dtype) for tensor in (call.q, call.k, call.v))
-        return f"q, k, v of bf16, fp16 or {dtypes.name(dtypes.fp8('gfx942'))}, got {names}"
+        return f"q, k, v of bf16, fp16 or {dtypes.name(dtypes.fp8_of('gfx942'))}, got {names}"
     outs = (torch.bfloat16, torch.float16, torch.float32) if element == "fp8" else (call.q.dtype,)
     if call.out.dtype not in outs:
         return f"out of {' or '.join(map(dtypes.name, outs))}, got {dtypes.name(call.out.dtype)}"

@@ -137,7 +137,7 @@ def fused_flatten_fp8_group_quant(x: Tensor, group_size: int, dtype_quant: torch
     check.tensor(_OP, "x", x, rank=3, last_contiguous=False)
     tokens, heads, columns = x.shape
     check_groups(columns, group_size)
-    dtype = dtypes.fp8(target_of(x.device).arch) if dtype_quant is None else dtype_quant
+    dtype = dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant
     check.choice(_OP, "dtype_quant", dtype, scales.DTYPES)
     out = torch.empty((tokens, heads * columns), dtype=dtype, device=x.device)
     scale = torch.empty((tokens, heads * columns // group_size), dtype=torch.float32, device=x.device)

@@ -133,7 +133,7 @@ def _outputs(name: str, inp1: Tensor, inp2: Tensor | None, dtype_quant: torch.dt
     if inp1.ndim == 0:
         raise ValueError(f"{name}: inp1 must have at least 1 dimension, got a scalar")
     check.flag(name, "output_unquantized_inp1", has_plain)
-    dtype = dtypes.fp8(target_of(inp1.device).arch) if dtype_quant is None else dtype_quant
+    dtype = dtypes.fp8_of(target_of(inp1.device).arch) if dtype_quant is None else dtype_quant
     check.choice(name, "dtype_quant", dtype, scales.DTYPES)
 
     def empty(like: Tensor, dtype: torch.dtype = inp1.dtype) -> Tensor:

@@ -120,7 +120,7 @@ def _check(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache:
     if refusal:
         raise TypeError(f"{_OP}: key_cache: {refusal}")
     for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache)):
-        check.tensor(_OP, name, tensor, dtypes=(q.dtype, dtypes.fp8(target.arch)), last_contiguous=False)
+        check.tensor(_OP, name, tensor, dtypes=(q.dtype, dtypes.fp8_of(target.arch)), last_contiguous=False)
     check.tensor(_OP, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
     return SKIP if tokens == 0 or head_dim == 0 else None
 
@@ -157,7 +157,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     for has_norm, is_fp8, layout in ((True, True, "shuffled"), (False, False, "rows"), (True, False, "columns")):
         qkv = torch.randn(9, 6, 64, generator=generator).to(device, torch.bfloat16)
         q, k, v = qkv.split((4, 1, 1), 1)
-        dtype = dtypes.fp8(target_of(device).arch) if is_fp8 else qkv.dtype
+        dtype = dtypes.fp8_of(target_of(device).arch) if is_fp8 else qkv.dtype
         x = 16 // dtype.itemsize
         shapes = {"rows": ((2, 16, 1, 64),) * 2, "columns": ((2, 1, 64 // x, 16, x), (2, 1, 64, 16)),
                   "shuffled": ((2, 1, 64 // x, 16, x), (2, 1, 16 // x, 64, x))}[layout]

@@ -34,7 +34,7 @@ def _scale_index(offset: Tensor, page_size: int, head_dim: int, groups: int) -> 
 def indexer_k_quant_and_cache_ref(kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_size: int,
                                   scale_fmt: str, preshuffle: bool) -> None:
     """In torch, with the kernel's rounding."""
-    kind, (num_blocks, page_size, width), head_dim = dtypes.fp8(target_of(k.device).arch), kv_cache.shape, k.shape[1]
+    kind, (num_blocks, page_size, width), head_dim = dtypes.fp8_of(target_of(k.device).arch), kv_cache.shape, k.shape[1]
     tokens, block, offset = kv_layout.places(slot_mapping, page_size, num_blocks)
     x = k[tokens].float()
     scale = scales.of(x, kind, quant_block_size)
@@ -142,7 +142,7 @@ def _check_gather(dst_k: Tensor, dst_scale: Tensor, kv_cache: Tensor, block_tabl
     check.tensor(op, "dst_scale", dst_scale, dtypes=(torch.float32, torch.uint8, *scales.DTYPES))
     _check_cache(op, kv_cache, dst_k.shape[1], _groups(dst_scale), preshuffle, dst_k.device)
     check.tensor(op, "dst_k", dst_k, dtypes=tuple(dict.fromkeys((kv_cache.dtype, torch.uint8,
-                                                                 dtypes.fp8(target_of(dst_k.device).arch)))))
+                                                                 dtypes.fp8_of(target_of(dst_k.device).arch)))))
     check.tensor(op, "block_table", block_table, rank=2, dtypes=(torch.int32,), device=dst_k.device)
     check.tensor(op, "cu_seq_lens", cu_seq_lens, dtypes=(torch.int32,), shape=(block_table.shape[0] + 1,),
                  device=dst_k.device)
@@ -171,7 +171,7 @@ def _write_case(device: torch.device) -> list[tuple]:
     for dtype in kv_layout.FLOATS:
         for size in (64, 128, 256, 512):  # an instance each
             k = torch.randn(32, 512, generator=generator).to(device, dtype)
-            cache = torch.zeros(2, 16, 512 + 2048 // size, dtype=dtypes.fp8(target_of(device).arch), device=device)
+            cache = torch.zeros(2, 16, 512 + 2048 // size, dtype=dtypes.fp8_of(target_of(device).arch), device=device)
             slots = torch.randperm(32, generator=generator).to(device)
             cases += [(cache, k, slots, size, "ue8m0", preshuffle) for preshuffle in (False, True)]
     return cases

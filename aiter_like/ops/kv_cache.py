@@ -27,7 +27,7 @@ def reshape_and_cache_ref(key_cache: Tensor, value_cache: Tensor, key: Tensor, v
                           layout: str) -> None:
     """In torch, with the kernel's rounding: x · (1 / scale) in fp32, saturated, to nearest even."""
     if kv_cache_dtype != "auto":
-        kind = dtypes.fp8(target_of(key.device).arch)
+        kind = dtypes.fp8_of(target_of(key.device).arch)
         one = torch.ones(1, device=key.device)
         key, value = (scales.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(key_cache.dtype)
                       for x, scale in ((key, k_scale), (value, v_scale)))
@@ -106,7 +106,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     slots = torch.randperm(32, generator=generator).to(device)
     scale = torch.tensor([0.5], device=device)
     cases = []
-    fp8 = dtypes.fp8(target_of(device).arch)
+    fp8 = dtypes.fp8_of(target_of(device).arch)
     for dtype in (*kv_layout.FLOATS, fp8):
         key, value = (torch.randn(32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
         for kind, cache_dtype in (("auto", dtype), ("fp8", fp8))[:1 if dtype == fp8 else 2]:

@@ -98,7 +98,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     for dtype in kv_layout.FLOATS:
         for dim in (64, 128, 256, 512, 1024):  # an instance each
             key, value = (torch.randn(32, 2, dim, generator=generator).to(device, dtype) for _ in range(2))
-            for cache_dtype in (dtypes.fp8(target_of(device).arch), torch.int8):
+            for cache_dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8):
                 packed = (2, 2, dim // 16, 16, 16)
                 for layout, shape, scale_shape in (("columns", (2, 2, dim, 16), (2, 32)),
                                                    ("shuffled", (2, 2, 1, dim, 16), (2, 2, 16))):
@@ -246,7 +246,7 @@ def _block_self_check(device: torch.device) -> list[tuple]:
     slots, cases = torch.cat((torch.arange(16, 32), torch.arange(16))).to(device), []
     for dtype in kv_layout.FLOATS:
         key, value = (torch.randn(1, 32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
-        for cache_dtype in (dtypes.fp8(target_of(device).arch), torch.int8):
+        for cache_dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8):
             for layout, shape in (("columns", (2, 2, 32, 16)), ("shuffled", (2, 2, 1, 32, 16))):
                 caches = [torch.zeros(size, dtype=cache_dtype, device=device) for size in ((2, 2, 2, 16, 16), shape)]
                 made = [torch.zeros(2, 2, device=device) for _ in range(2)]

@@ -42,4 +42,4 @@ def layer_keys(model: Any, tokens: int, out_dtype: str) -> Iterator[dict[str, An
 def fp8_name() -> str:
     """The fp8 of the GPU that is there, or of the simulated one."""
     target = target_of(torch.device("cuda", 0)) if torch.cuda.is_available() else simulated_target()
-    return dtypes.name(dtypes.fp8(target.arch))
+    return dtypes.name(dtypes.fp8_of(target.arch))
