@@ -32,11 +32,16 @@ def call_of(q, k, v, *, window=(-1, -1), seqlens_k=None, workspace=None, num_spl
                          q.shape[-1] ** -0.5, *window, 0, 0.0, 0.0, num_splits, rounding)
 
 
-def attend(q, k, v, **options):
-    """out, lse."""
-    call = call_of(q, k, v, **options)
-    flash_attn_fwd(*call, backend="hip")
-    return call.out, call.lse
+@pytest.fixture
+def attend(run):
+    """attend(q, k, v, **options of call_of): out, lse."""
+
+    def outputs(q, k, v, **options):
+        call = call_of(q, k, v, **options)
+        run("hip", flash_attn_fwd, *call)
+        return call.out, call.lse
+
+    return outputs
 
 
 @pytest.mark.parametrize("head_dim", (64, 128))
@@ -78,7 +83,7 @@ def test_packed_sequences(device, run, head_dim):
             cases.check_varlen(run, "hip", *args, **options)
 
 
-def test_lengths_that_lie(device):
+def test_lengths_that_lie(device, attend):
     """Whatever cu_seqlens and seqlens_k hold, nothing outside the tensors is touched: the bounds checker says."""
     q, k, v = (tensor[0] for tensor in cases.dense(device, 1, 600, 700, 2, 1, 64, BF16))
     for starts in ((0, 900, 600), (-5, 300, 10**9), (500, 100, 600), (-(2**31), 2**31 - 1, 7), (600, 600, 600)):
@@ -95,7 +100,7 @@ def test_lengths_that_lie(device):
 
 
 @pytest.mark.parametrize("window", ((-1, -1), (-1, 0), (40, 0)))
-def test_lengths_per_sequence(device, window):
+def test_lengths_per_sequence(device, attend, window):
     q, k, v = cases.dense(device, 3, 70, 300, 4, 2, 128, BF16)
     out, lse = attend(q, k, v, window=window, rounding=1,
                       seqlens_k=torch.tensor((300, 64, 5), dtype=torch.int32, device=device))
@@ -106,15 +111,15 @@ def test_lengths_per_sequence(device, window):
 
 
 @pytest.mark.parametrize("dtype", (BF16, torch.float16))
-def test_keys_split_between_workgroups(device, dtype):
+def test_keys_split_between_workgroups(device, attend, dtype):
     """One query block on 304 CUs: 10 parts. Equal within the bound, not bit by bit; and only the workspace is used."""
     q, k, v = cases.dense(device, 1, 20, 3100, 1, 1, 64, dtype)
+    whole = attend(q, k, v, num_splits=1)
     size = aiter_like.attention_workspace_bytes(q, k)
     assert size == 10 * 512 * (64 + 2) * 4
     memory = torch.full((size + 512,), 0x5A, dtype=torch.uint8, device=device)
     out, lse = attend(q, k, v, workspace=memory[256:256 + size])
     assert (memory[:256] == 0x5A).all() and (memory[256 + size:] == 0x5A).all()
-    whole = attend(q, k, v, num_splits=1)
     for result in ((out, lse), whole):
         check_attention(*result, q, k, v, rounding="rtne")
     assert not torch.equal(out, whole[0])
@@ -124,7 +129,7 @@ def test_keys_split_between_workgroups(device, dtype):
         attend(q, k, v, workspace=memory[:size - 1])
 
 
-def test_float16_towards_zero(device):
+def test_float16_towards_zero(device, attend):
     q, k, v = cases.dense(device, 1, 50, 130, 2, 1, 64, torch.float16)
     out, lse = attend(q, k, v, rounding=2)
     check_attention(out, lse, q, k, v, rounding="rtz")
@@ -132,7 +137,7 @@ def test_float16_towards_zero(device):
     assert shrunk < 1 - 2e-4
 
 
-def test_order_of_waves_does_not_matter(device):
+def test_order_of_waves_does_not_matter(device, attend):
     """Two groups of waves, one slot apart, share two buffers: seeds of the simulator draw who runs first."""
     if device.type != "cpu":
         pytest.skip("the simulator's schedules")
@@ -144,10 +149,11 @@ def test_order_of_waves_does_not_matter(device):
         assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1]), seed
 
 
-def test_addresses_that_are_not_aligned_are_refused(device):
+def test_addresses_that_are_not_aligned_are_refused(device, attend):
     q, k, v = cases.dense(device, 1, 5, 9, 1, 1, 64, BF16)
+    attend(q, k, v)
     shifted = torch.empty(k.numel() + 1, dtype=BF16, device=device)[1:].view_as(k).copy_(k)
     with pytest.raises(ValueError, match="k must begin at a multiple of 16 bytes"):
         attend(q, shifted, v)
     with pytest.raises(UnsupportedError, match="strides of q must be multiples of 8 elements"):
-        attend(torch.empty(1, 5, 1, 65, dtype=BF16, device=device)[..., :64], k, v)
+        flash_attn_fwd(*call_of(torch.empty(1, 5, 1, 65, dtype=BF16, device=device)[..., :64], k, v), backend="hip")

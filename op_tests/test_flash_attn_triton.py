@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 from attention_cases import check_dense, check_varlen, dense, features, packed
+from triton.backends.compiler import GPUTarget
 
 import aiter_like
 from aiter_like import dtypes
@@ -24,8 +26,6 @@ BF16, F16 = torch.bfloat16, torch.float16
 WINDOWS = ((0, 0), (17, 5), (-1, 40), (64, -1), (100, 0, 3), (30, 70, 70), (20, 0, 300))
 SEQUENCES = ((5, 70, 0, 130, 1), (40, 70, 9, 0, 200))  # lengths of queries and keys
 FEATURES = ("softcap", "sink", "alibi per sequence", "bias per head")
-
-
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -133,8 +133,6 @@ class Hopper:
     """As much of Triton's driver as compiling for sm_90 takes, which needs no GPU."""
 
     def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
         return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self):
@@ -144,34 +142,74 @@ class Hopper:
         return 0
 
 
-@pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))
-def test_products_on_hopper_are_asynchronous(device, monkeypatch, tmp_path, causal):
-    """Several wgmma between two waits: ptxas can give that up, and says so only to who asks for its messages."""
+@pytest.fixture
+def hopper(device, monkeypatch):
+    """hopper(call): compiles what the call launches for sm_90, and gives it; nothing runs."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
-    import triton
     from triton.runtime import driver
 
     from aiter_like.triton_kernels import attention
 
-    def compiled(kernel, grid, *args, options, **constants):
-        built = kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **constants, **options)
-        (tmp_path / "cubin").write_bytes(built.asm["cubin"])
+    built = []
 
-    before = driver._active
+    def compiled(kernel, grid, *args, options, **constants):
+        built.append(kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **constants, **options))
+
+    def compile_call(call):
+        built.clear()
+        attention.flash_attn_fwd(*call)
+        return built
+
     monkeypatch.setattr(attention, "target_of", lambda _: Target("cuda", "sm_90", 132, 32, False, 0))
     monkeypatch.setattr(attention, "launch", compiled)
+    before = driver._active
+    driver.set_active(Hopper())
+    yield compile_call
+    driver.set_active(before)
+
+
+@pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))
+def test_products_on_hopper_are_asynchronous(hopper, tmp_path, causal):
+    """Several wgmma between two waits: ptxas can give that up, and says so only to who asks for its messages."""
     q = torch.empty(1, 4096, 24, 128, dtype=BF16, device="meta")
-    try:
-        driver.set_active(Hopper())
-        attention.flash_attn_fwd(q, None, q, q, q, *[None] * 11, 4096, 4096, 0.1, -1, 0 if causal else -1, 0, 0.0, 0.0,
-                                 1, 0)
-    finally:
-        driver.set_active(before)
+    (kernel,) = hopper(AttentionCall(q, None, q, q, q, *[None] * 11, 4096, 4096, 0.1, -1, 0 if causal else -1, 0, 0.0,
+                                     0.0, 1, 0))
+    (tmp_path / "cubin").write_bytes(kernel.asm["cubin"])
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     command = [disassembler, "-sass", tmp_path / "cubin"]
     sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert sass.count("HGMMA") >= 32 and sass.count("WARPGROUP.ARRIVE") <= 4
+
+
+VARIANTS = {name: (BF16, 64, 64, name) for name in ("softcap", "alibi", "bias", "sink", "dropout", "all")} | {
+    f"fp8 {dim}, {dim_v}": (torch.float8_e4m3fn, dim, dim_v, "") for dim, dim_v in ((8, 8), (80, 80), (96, 40))}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_hopper_takes_every_product_and_feature(hopper, monkeypatch, tmp_path, variant):
+    """As far as Triton's first dialect, where operands that NVIDIA cannot multiply are refused."""
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    def stages(self, stages, options, language=None):
+        stages["ttir"] = lambda module, metadata: metadata.update(name="", shared=0) or module
+        stages["cubin"] = lambda module, metadata: b""
+
+    monkeypatch.setattr(CUDABackend, "add_stages", stages)
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(Hopper, "get_current_device", lambda self: 1)  # Triton keeps what it compiled by device
+    dtype, dim, dim_v, feature = VARIANTS[variant]
+    q, k, v = (torch.empty(1, rows, 4, width, dtype=dtype, device="meta")
+               for rows, width in ((140, dim), (200, dim), (200, dim_v)))
+    found = features(torch.device("meta"), BF16, 4, 140, 200)
+    options = {name: value for part in ("alibi", "bias", "sink") if feature in (part, "all")
+               for name, value in found[part].items()}
+    call = AttentionCall(torch.empty(1, 140, 4, dim_v, dtype=BF16, device="meta"), None, q, k, v, None, None, None,
+                         options.get("bias"), options.get("alibi_slopes"), options.get("sink_ptr"), None, None, None,
+                         torch.empty(2, dtype=torch.int64, device="meta") if feature in ("dropout", "all") else None,
+                         None, 140, 200, 0.1, -1, 0, 0, 2.0 if feature in ("softcap", "all") else 0.0,
+                         0.3 if feature in ("dropout", "all") else 0.0, 1, 0)
+    assert "tt.dot" in hopper(call)[0].asm["ttir"]
 
 
 @pytest.mark.exhaustive

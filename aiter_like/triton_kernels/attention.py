@@ -99,6 +99,8 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
     k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes = source
     low, high, sink_size = visibility
     scale, positions, adjust, dropout = extras
+    # Triton 3.6 cannot compare a tuple that holds None, as adjust does, with None: its members are asked.
+    IS_ADJUSTED: tl.constexpr = SHAPE.HAS_SOFTCAP or adjust[1] is not None or adjust[2] is not None
     dims, dims_v, lanes = tl.arange(0, SHAPE.D), tl.arange(0, SHAPE.DV), tl.arange(0, SHAPE.N)
     tail = SHAPE.D + tl.arange(0, SHAPE.D_TAIL if SHAPE.D_TAIL > 0 else 16)
     P: tl.constexpr = tl.float16 if q_tile.dtype.is_fp8() else q_tile.dtype  # e4m3 is exact in fp16
@@ -117,7 +119,7 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
                                 SHAPE.HEAD_DIM, SHAPE.D + SHAPE.D_TAIL, IS_MASKED)
             scores = tl.dot(q_tail, k_tail.to(q_tile.dtype), scores)
         factor = scale
-        if adjust is not None:
+        if IS_ADJUSTED:
             scores = adjusted(scores * scale, keys, positions, adjust, SHAPE)
             factor = 1.0
         if IS_MASKED:
@@ -212,22 +214,20 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
         k_base += k_batch * k_strides[0] + start_k.to(tl.int64) * k_strides[1]
         v_base += k_batch * v_strides[0] + start_k.to(tl.int64) * v_strides[1]
     scale = descaled(scale, q_descale, k_descale, batch, kv_head, small_strides[2:4])
-    adjust, dropout, boxes, row_slopes, row_biases = None, None, None, None, None
+    dropout, boxes, row_slopes, row_biases = None, None, None, None
     if SHAPE.HAS_BOXES:
         boxes = (k_box, v_box, k_batch.to(tl.int32), start_k, kv_head.to(tl.int32))
     if slopes is not None:
         row_slopes = tl.load(slopes + batch * small_strides[0] + first_head + heads).to(tl.float32) * LOG2_E
     if bias is not None:
         row_biases = bias_of(bias, bias_strides, q_batch, tile, queries, is_row, delta, num_biases, SHAPE)
-    if SHAPE.HAS_SOFTCAP or bias is not None or slopes is not None:
-        adjust = (softcap, row_slopes, row_biases)
     if rng_state is not None:
         dropout = (tl.load(rng_state), tl.load(rng_state + 1), threshold, batch * num_heads + first_head, queries)
     source = (k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes)
     last_query = tl.minimum((block * SHAPE.M + SHAPE.M - 1) // SHAPE.PACK, seqlen_q - 1)
     acc, total, maximum = _attend_all(no_keys(SHAPE.M, SHAPE.DV), (q_tile, q_tail), source, first_query + delta,
                                       last_query + delta, (window_left, window_right, sink_size), split, num_splits,
-                                      (scale, queries + delta, adjust, dropout), SHAPE)
+                                      (scale, queries + delta, (softcap, row_slopes, row_biases), dropout), SHAPE)
 
     out_rows, lse_rows, sinks = row_pointers(out, out_strides, q_batch, tile, SHAPE), None, None
     if lse is not None:
@@ -330,9 +330,9 @@ def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.
     group, block_m = call.num_heads // call.num_kv_heads, settings["BLOCK_M"]
     is_short = call.max_seqlen_q < block_m or block_table is not None  # a batch with pages has sequences of one query
     pack = group if is_short and call.dropout_p == 0 else 1  # dropout counts by head
-    padded = triton.next_power_of_2(call.head_dim)
-    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
-    d, tail = (padded // 2, rest) if 16 <= rest < padded // 2 else (max(padded, 16), 0)
+    padded, least = triton.next_power_of_2(call.head_dim), 32 if call.q.element_size() == 1 else 16  # NVIDIA's least K
+    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), least)
+    d, tail = (padded // 2, rest) if rest < padded // 2 else (max(padded, least), 0)
     row_strides = [_row_strides(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)]
     head_strides = [_row_strides(tensor)[2] for tensor in (call.q, call.out)]
     bias_strides = _bias_strides(call.bias)
