@@ -112,7 +112,7 @@ def test_lengths_of_a_cache(device, run):
 @pytest.mark.parametrize("head_dim, options", ((128, {"causal": True}), (80, {"window_size": (60, 30, 4)})), ids=str)
 def test_fp8(device, run, head_dim, options):
     """The bound's unit is that of e4m3, 2^-4, since P is rounded to it, in steps of 2^-18 where it is small."""
-    fp8 = dtypes.fp8(target_of(device).arch)
+    fp8 = dtypes.fp8_of(target_of(device).arch)
     q, k, v = (tensor.to(fp8) for tensor in dense(device, 1, 100, 200, 4, 2, head_dim, BF16))
     descales = [torch.tensor([value], device=device) for value in (0.5, 1.5, 3.0)]
     sink = torch.tensor([0.0, 1.0, -1.0, 4.0], device=device)
@@ -213,7 +213,7 @@ GRID = [(element, dim, dim_v, causal, how)
 @pytest.mark.parametrize("element, dim, dim_v, causal, how", GRID)
 def test_grid(device, run, element, dim, dim_v, causal, how):
     """Every kind of instance without further terms, over pairs of lengths and head groups."""
-    dtype = dtypes.fp8(target_of(device).arch) if element == "fp8" else dtypes.DTYPES[element]
+    dtype = dtypes.fp8_of(target_of(device).arch) if element == "fp8" else dtypes.DTYPES[element]
     lengths = [(a, b) for a, b in itertools.product((1, 15, 63, 64, 65, 127, 200), repeat=2) if (a + 3 * b) % 4 == 0]
     for seqlen_q, seqlen_k in (*lengths, (385, 1000)):
         heads = ((1, 1), (4, 1), (6, 2))[(seqlen_q + seqlen_k) % 3]
