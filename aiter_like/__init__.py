@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""GPU operators for AMD MI300X. Importing this compiles, probes and configures nothing."""
+"""GPU operators for AMD MI300X. Importing this compiles, probes and configures nothing.
+
+AITER's other names, as attributes of `import aiter_like as aiter`, come from integrations/aiter_names.py.
+"""
+
+from typing import Any as _Any
 
 from aiter_like.dispatch import explain as explain
 from aiter_like.dispatch import is_tuned as is_tuned
@@ -43,3 +48,19 @@ from aiter_like.ops.rope_2d import *  # noqa: F403
 from aiter_like.ops.rotary import *  # noqa: F403
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> _Any:
+    """A name of AITER's that no family here defines: served by another, or a function that says what to use instead."""
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from aiter_like.integrations import aiter_names
+
+    value = globals()[name] = aiter_names.attribute(name)
+    return value
+
+
+def __dir__() -> list[str]:
+    from aiter_like.integrations import aiter_names
+
+    return sorted({*globals(), *(name.partition(".")[0] for name in aiter_names.top_level())})

@@ -28,6 +28,7 @@ _COMMANDS = {
     "tune": ("aiter_like.tune_commands", "measure the candidates of an operator and write its tuned rows"),
     "bench": ("aiter_like.tune_commands", "time every backend of an operator on a shape, checked first"),
     "explain": ("aiter_like.cli", "which backend and kernel would serve a call, and why not the others"),
+    "names": ("aiter_like.integrations.commands", "AITER's names, and which backends serve each of them"),
     "verify": ("aiter_like.cli", "run the self-check of every kernel on this device and write a report"),
 }
 

@@ -186,7 +186,27 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
     return out
 
 
-layernorm2d_fwd = layer_norm  # AITER's other name
+def layernorm2d_fwd(input: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float = 1e-5,
+                    x_bias: Tensor | None = None, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """`layer_norm` by AITER's other name, with weight and bias that must be given.
+
+    `(x − mean) · rsqrt(var + epsilon) · weight + bias`.
+
+    Args:
+        input, weight, bias, epsilon, x_bias, out, backend: see `layer_norm`.
+
+    Returns:
+        See `layer_norm`.
+
+    Raises:
+        TypeError, ValueError, UnsupportedError: see `layer_norm`.
+
+    Notes:
+        See `layer_norm`.
+
+    Source: AITER's `layernorm2d_fwd`.
+    """
+    return layer_norm(input, weight, bias, epsilon, x_bias, out=out, backend=backend)
 
 
 def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,

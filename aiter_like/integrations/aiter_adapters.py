@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""AITER's functions that have other parameters here, or only answer a question. Named by aiter_names.txt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+import aiter_like
+from aiter_like import device
+
+
+def flash_attn_varlen_func(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+        window_size: Sequence[int] | None = (-1, -1), bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+        deterministic: bool = False, return_lse: bool = False, return_attn_probs: bool = False,
+        block_table: Tensor | None = None, out: Tensor | None = None, sink: Tensor | None = None,
+        config: dict | None = None) -> Tensor | tuple[Tensor, ...]:
+    """`aiter_like.flash_attn_varlen_func` as AITER's Triton module has it; `config`, tile sizes of its own kernel, has
+    no meaning here.
+    """
+    return aiter_like.flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=dropout_p,
+        softmax_scale=softmax_scale, causal=causal, window_size=window_size, bias=bias, alibi_slopes=alibi_slopes,
+        deterministic=deterministic, return_lse=return_lse, return_attn_probs=return_attn_probs,
+        block_table=block_table, out=out, sink_ptr=sink)
+
+
+def shuffle_weight_a16w4(src: Tensor, NLane: int, gate_up: bool) -> Tensor:
+    """`shuffle_weight` in the interleaved form of 4-bit experts."""
+    return aiter_like.shuffle_weight(src, layout=(NLane, 16), is_guinterleave=True, gate_up=gate_up)
+
+
+def moe_shuffle_weight(src: Tensor, experts_cnt: int | None = None, is_guinterleave: bool = False,
+                       gate_up: bool = False, layout: tuple[int, int] = (16, 16)) -> Tensor:
+    """`shuffle_weight` of experts, whose count its first dimension says."""
+    return aiter_like.shuffle_weight(src, layout=layout, is_guinterleave=is_guinterleave,
+                                     gate_up=gate_up and is_guinterleave)
+
+
+def shuffle_scale_a16w4(src: Tensor, experts_cnt: int, gate_up: bool) -> Tensor | None:
+    """`shuffle_scale` in the interleaved form, which it refuses: it belongs to kernels of gfx950."""
+    return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
+
+
+def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterleave: bool = False,
+                      gate_up: bool = False) -> Tensor | None:
+    """`shuffle_scale` of experts."""
+    if not is_guinterleave:
+        return aiter_like.shuffle_scale(src)
+    return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
+
+
+def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any, tuned_file: Any = None) -> None:
+    """None: no matrix product is tuned here, so that engines keep theirs."""
+
+
+def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | None = None,
+                    bounds: Any = None, specialized_filename: str | None = None, backend: str | None = None,
+                    B: int | None = None) -> tuple[dict[str, Any], bool]:
+    """An empty configuration, and that it is not tuned, so that engines keep their own product."""
+    return {}, False
+
+
+def get_gfx() -> str:
+    """The architecture of this machine's device, as "gfx942"."""
+    return device.default_target().arch
+
+
+def get_gfx_runtime() -> str:
+    """As `get_gfx`: nothing here is compiled for another architecture than the one it runs on."""
+    return get_gfx()
+
+
+def get_cu_num() -> int:
+    """Compute units of this machine's device."""
+    return device.default_target().cu_num
+
+
+def make_kernel_repr(base_name: str, config_keys: Sequence[str], name_key: str | None = None) -> Callable[[Any], str]:
+    """A Triton kernel's `repr`: its name with the values of some of its compile-time parameters, as "gemm_BLOCK_M_64".
+
+    Args:
+        base_name: the kernel's name.
+        config_keys: the parameters that distinguish its compiled forms.
+        name_key: a parameter that holds another name, where it is given.
+    """
+
+    def words(value: Any) -> str:
+        if isinstance(value, (list, tuple)):
+            return "_".join(map(words, value)) or "NONE"
+        if isinstance(value, (bool, float)) and value == int(value):
+            value = int(value)
+        text = str(value)
+        if not isinstance(value, (int, float)):
+            text = "".join(letter if letter.isalnum() else "_" for letter in text).strip("_").upper()
+        return text or "NONE"
+
+    def kernel_repr(specialization: Any) -> str:
+        constants = specialization.constants
+        own = str(constants.get(name_key) or "") if name_key is not None else ""
+        name = "".join(letter if letter.isalnum() else "_" for letter in own) or base_name
+        return "_".join([name, *(f"{key}_{words(constants.get(key))}" for key in config_keys)])
+
+    return kernel_repr

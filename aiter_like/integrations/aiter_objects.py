@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""AITER's classes and constants that engines import and that have no counterpart here. Named by aiter_names.txt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import dtypes, paths
+
+AITER_CONFIGS = SimpleNamespace(AITER_CONFIG_GEMM_A8W8_FILE="", AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE="",
+                                AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE="", AITER_CONFIG_FMOE_FILE="")
+"""No tables of AITER's form: this package reads tuned_csv/."""
+
+AITER_CSRC_DIR = str(paths.csrc())
+ENABLE_CK = False  # nothing here is composable_kernel
+
+
+class MlaVersion(IntEnum):
+    """Form of an MLA cache."""
+
+    V32 = 0
+    V40 = 1
+
+
+class GateMode(str, Enum):  # noqa: UP042 (engines compare and print it as AITER's, which is no StrEnum)
+    """How gate and up projection lie in an expert's first matrix."""
+
+    SEPARATED = "separated"
+    MOCK_GATE_ONLY = "mock_gate_only"
+    GATE_ONLY = "gate_only"
+    INTERLEAVE = "interleave"
+
+
+class CustomAllreduce:
+    """An all-reduce that is switched off: engines that find `disabled` use RCCL, so that tensor parallelism works."""
+
+    disabled = True
+    fully_connected = False
+
+    def __init__(self, group: Any, device: Any, max_size: int = 1 << 30,
+                 enable_register_for_capturing: bool = True):
+        self.group, self.device, self.max_size = group, device, max_size
+        is_ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self.world_size = torch.distributed.get_world_size(group) if is_ready else 1
+
+    def should_custom_ar(self, inp: Tensor, prefill_support: bool = False) -> bool:
+        """Never."""
+        return False
+
+    should_custom_ag = should_custom_rs = should_custom_ar
+
+    def custom_all_reduce(self, input: Tensor, use_new: bool = True, open_fp8_quant: bool = False) -> None:
+        """None: nothing was reduced."""
+
+    def custom_all_gather(self, inp: Tensor, dim: int = 0) -> None:
+        """None: nothing was gathered."""
+
+    def custom_reduce_scatter(self, input: Tensor, output: Tensor, dim: int = 0) -> None:
+        """None: nothing was scattered."""
+
+    def custom_fused_ar_rms(self, input: Tensor, residual_inp: Tensor, weight: Tensor, eps: float, use_1stage: bool,
+                            out_hidden_dim: int = 0, gemma_norm: bool = False) -> None:
+        """None: nothing was reduced."""
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Nothing needs to be known of a graph's buffers."""
+        yield
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def __getattr__(name: str) -> Any:
+    """`e4m3_dtype`: asking for the device waits until somebody wants to know."""
+    if name == "e4m3_dtype":
+        return dtypes.fp8
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: MIT
+"""The table of AITER's names is the contract: each name is there, with its signature, and works or says what to use."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import aiter_like as aiter
+from aiter_like import cli
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import aiter_names, aiter_table
+from aiter_like.integrations.aiter_names import difference, parse_signature
+
+ROWS = aiter_names.table()
+TOP = [row for row in ROWS if aiter_names.top_level()[row.name] is row]
+FAMILIES = {"norm", "attention", "layout", "rope"}  # of which nothing is missing
+
+
+def named(rows):
+    return pytest.mark.parametrize("row", [pytest.param(row, id=f"{row.modules[0]}.{row.name}") for row in rows])
+
+
+def resolve(name: str):
+    found = aiter
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+@named([row for row in ROWS if row.parameters is not None])
+def test_signature_is_aiters(row):
+    ours = inspect.signature(row.value)
+    assert not difference(ours, row.signature)
+    positional = [name for name, parameter in ours.parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+    assert positional[:len(row.signature.parameters)] == [
+        name for name, parameter in row.signature.parameters.items() if parameter.kind is not parameter.KEYWORD_ONLY]
+
+
+@named(TOP)
+def test_name_resolves_at_the_top_level(row):
+    """One exception, of P3: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it."""
+    if row.name == "fused_qk_rmsnorm":
+        assert row.modules == ("aiter.ops.fused_qk_rmsnorm_group_quant",)
+        return
+    found = resolve(row.name)
+    if row.parameters is not None:
+        assert not difference(inspect.signature(found), row.signature)
+    if row.server is not None:
+        assert found is row.value or found == row.value
+
+
+@named([row for row in ROWS if row.server is None])
+def test_missing_name_says_what_to_use(row):
+    with pytest.raises(UnsupportedError, match="is not served by aiter_like; use ") as raised:
+        row.value(*[None] * len(row.signature.parameters))
+    assert row.advice in str(raised.value) and raised.value.op == row.name
+
+
+def test_families_that_exist_are_complete():
+    assert not [row.name for row in ROWS if row.section in FAMILIES and row.server is None]
+    assert {row.section for row in ROWS} >= FAMILIES and sum(row.server is None for row in ROWS) < len(ROWS) / 2
+
+
+def test_every_row_is_told_apart():
+    seen: set[tuple[str, str]] = set()
+    for row in ROWS:
+        assert row.priority in ("P0", "P1", "P2", "P3", "P4") and set(row.callers) <= set("VSsU"), row
+        for module in row.modules:
+            assert module == "torch.ops.aiter" or module.split(".")[0] == "aiter", row
+            assert (module, row.name) not in seen, row
+            seen.add((module, row.name))
+
+
+def test_mistakes_in_the_table_are_found(tmp_path, monkeypatch):
+    broken = tmp_path / "names.txt"
+    broken.write_text("[norm]\nP0 V | rms_norm(input) | aiter\n")
+    monkeypatch.setattr(aiter_names, "_FILE", broken)
+    with pytest.raises(ValueError, match="names.txt:2: expected 4 fields"):
+        aiter_names.table.__wrapped__()
+    with pytest.raises(ValueError, match="a default must be a literal"):
+        parse_signature("x=print()")
+
+
+@pytest.mark.parametrize(("ours", "theirs", "reason"), [
+    ("a, b=1", "a, b=1", ""),
+    ("a, b=1, more=2", "a, b=1", ""),
+    ("a, b=1, *, out=None", "a, b=1, newer=3", ""),
+    ("a, b=1", "b=1, a=2", "b is a"),
+    ("a, b=1", "a, b=2", "the default of b is 1, not 2"),
+    ("a, b=None", "a, b", "the default of b is None"),
+    ("a", "a, b", "only one of both has b"),
+    ("a, b", "a", "only one of both has b"),
+    ("f, *args, n=1, **kw", "f, *args, n=1, **kw", ""),
+    ("f, *args, n=1, **kw", "f, *args, n=2, **kw", "the default of n"),
+])
+def test_differences_of_signatures(ours, theirs, reason):
+    found = difference(parse_signature(ours), parse_signature(theirs))
+    assert found.startswith(reason) and bool(found) == bool(reason)
+
+
+def test_enum_defaults_of_another_library_count_as_their_numbers():
+    class Foreign:
+        value = 0
+
+    theirs = inspect.Signature([inspect.Parameter("quant_type", inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                                                  default=Foreign())])
+    assert not difference(parse_signature("quant_type=QuantType.No"), theirs)
+    Foreign.value = 2
+    assert difference(parse_signature("quant_type=QuantType.No"), theirs)
+
+
+def test_unknown_names_are_errors():
+    with pytest.raises(AttributeError, match="nor has AITER"):
+        _ = aiter.no_such_operator
+    assert not hasattr(aiter, "__no_such_thing__")
+    with pytest.raises(ImportError):
+        from aiter_like import no_such_operator  # noqa: F401
+    assert {"rms_norm", "fused_moe", "tgemm", "checkAllclose"} <= set(dir(aiter))
+
+
+def test_importing_the_package_reads_no_table():
+    code = """
+import sys, aiter_like
+assert not any(name.startswith("aiter_like.integrations") for name in sys.modules), "read at import"
+assert aiter_like.tgemm.mm and aiter_like.GateMode.SEPARATED == "separated"
+assert "transformers" not in sys.modules and "vllm" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_page_is_the_table():
+    """`aiter-like names --write` brings it up to date."""
+    text = aiter_table.FILE.read_text()
+    assert text == aiter_table.markdown()
+    assert text.count("| **missing** |") == sum(row.server is None for row in ROWS)
+
+
+@named([row for row in ROWS if row.server is not None and row.section in ("norm", "attention", "rope", "activation")])
+def test_kernels_stand_behind_the_families(row):
+    assert {"triton", "torch"} <= set(aiter_table.backends(row.value))
+
+
+def test_backends_are_those_of_the_operators_behind_a_function():
+    assert aiter_table.backends(aiter.rms_norm) == ("hip", "asm", "triton", "torch")
+    assert aiter_table.backends(aiter.swap_blocks) == ("hip", "torch")
+    assert aiter_table.backends(aiter.shuffle_weight) == aiter_table.backends(aiter.fused_moe) == ()
+
+
+def test_command_prints_and_writes_the_page(capsys, monkeypatch, tmp_path):
+    assert cli.main(["names"]) == 0 and capsys.readouterr().out == aiter_table.markdown()
+    monkeypatch.setattr(aiter_table, "FILE", tmp_path / "AITER.md")
+    assert cli.main(["names", "--write"]) == 0 and (tmp_path / "AITER.md").read_text() == aiter_table.markdown()
+
+
+# ---- what the table names beside the operators
+
+
+def test_questions_about_the_machine():
+    from aiter_like import device
+
+    target = device.default_target()
+    assert (aiter.get_gfx(), aiter.get_gfx_runtime(), aiter.get_cu_num()) == (target.arch, target.arch, target.cu_num)
+    assert aiter.get_GEMM_config_with_quant_type(1, 2, 3, torch.int8, aiter.AITER_CONFIGS.AITER_CONFIG_GEMM_A8W8_FILE) \
+        is None
+    assert aiter.get_gemm_config("GEMM-A16W16", 16) == ({}, False)
+    assert aiter.e4m3_dtype == aiter.dtypes.fp8 and not aiter.ENABLE_CK
+
+
+def test_disabled_all_reduce():
+    comm = aiter.CustomAllreduce(None, torch.device("cpu"))
+    x = torch.ones(2)
+    assert comm.disabled and not comm.should_custom_ar(x) and comm.custom_all_reduce(x) is None
+    assert comm.world_size == 1
+    with comm.capture():
+        comm.close()
+
+
+def test_names_of_triton_kernels():
+    class Specialization:
+        constants = {"BLOCK": 64, "ACC": True, "act": "silu-2", "none": None, "list": [1, 2.0], "who": "my.kernel"}
+
+    name = aiter.make_kernel_repr("gemm", ["BLOCK", "ACC", "act", "none", "list", "absent"])(Specialization())
+    assert name == "gemm_BLOCK_64_ACC_1_act_SILU_2_none_NONE_list_1_2_absent_NONE"
+    assert aiter.make_kernel_repr("gemm", [], name_key="who")(Specialization()) == "my_kernel"
+    assert aiter.make_kernel_repr("gemm", [], name_key="nobody")(Specialization()) == "gemm"
+
+
+def test_weights_of_experts_are_shuffled_as_weights():
+    x = torch.arange(2 * 32 * 64, dtype=torch.bfloat16).view(2, 32, 64)
+    assert torch.equal(aiter.moe_shuffle_weight(x), aiter.shuffle_weight(x))
+    assert torch.equal(aiter.shuffle_weight_a16w4(x, 16, True),
+                       aiter.shuffle_weight(x, (16, 16), is_guinterleave=True, gate_up=True))
+    scales = torch.ones(3, 5)
+    assert aiter.moe_shuffle_scale(scales) is scales and aiter.shuffle_scale_a16w4(scales, 1, True) is scales
+
+
+def test_check_of_closeness_raises():
+    a, b = torch.ones(100), torch.ones(100)
+    assert aiter.checkAllclose(a, b) == 0
+    a[:3] = 2
+    assert aiter.checkAllclose(a, b) == pytest.approx(0.03)
+    for limits in ({"tol_err_ratio": 0.01}, {"max_abs_delta": 0.5}):
+        with pytest.raises(AssertionError, match="scaled: 3.00% of 100 elements differ"):
+            aiter.checkAllclose(a, b, msg="scaled", **limits)
+    a[0] = torch.nan
+    with pytest.raises(AssertionError):
+        aiter.checkAllclose(a, b, catastrophic_check=True)
+
+
+def test_stop_watch():
+    calls = []
+    out, microseconds = aiter.run_perftest(lambda x, y=0: calls.append(x) or x + y, 2, num_iters=5, num_warmup=1, y=3)
+    assert out == 5 and microseconds > 0 and len(calls) == 6
+    with pytest.raises(UnsupportedError):
+        aiter.run_perftest(len, [], testGraph=True)
+
+    @aiter.perftest(num_iters=3, num_warmup=0)
+    def timed(x, scale=2):
+        return x * scale
+
+    assert timed(4, scale=5)[0] == 20
+
+    @aiter.benchmark()
+    def collected(rows, cols=3):
+        return {"us": rows}
+
+    assert collected(1) == {"rows": 1, "cols": 3, "us": 1}
