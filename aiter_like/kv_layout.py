@@ -75,6 +75,17 @@ def page_size_of(key_cache: Tensor) -> int:
     return key_cache.shape[1 if key_cache.ndim == 4 else 3]
 
 
+def zeros(layout: str, blocks: int, page_size: int, heads: int, head_dim: int, dtype: torch.dtype,
+          device: torch.device) -> list[Tensor]:
+    """New caches of K and V, in packs of 16 bytes."""
+    x = 16 // dtype.itemsize
+    packed = blocks, heads, head_dim // x, page_size, x
+    shapes = {"rows": ((blocks, page_size, heads, head_dim),) * 2,
+              "columns": (packed, (blocks, heads, head_dim, page_size)),
+              "shuffled": (packed, (blocks, heads, page_size // x, head_dim, x))}[layout]
+    return [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+
+
 def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
                  rank: int = 3) -> None:
     """`key` and `value` [num_tokens, num_heads, …], or with another first dimension, fit the caches of `layout`.

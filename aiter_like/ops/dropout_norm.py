@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,8 @@ from aiter_like import check, dtypes, philox, rows
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dropout_layer_norm"]
 
@@ -80,10 +85,37 @@ def _kernel_unsupported(target: Target, out: Tensor, residual_out: Tensor, input
     return rows.refusal(input=input, residual=residual_in, out=out, residual_out=residual_out)
 
 
+def _tune_key(out: Tensor, residual_out: Tensor, input: Tensor, *_: object) -> dict[str, int | str]:
+    hidden = input.shape[-1]
+    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype)}
+
+
+def _hip_space(target: Target, out: Tensor, residual_out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
+    return rows.lane_space(target, input, takes_pieces=False)
+
+
+def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
+    return norms.wave_space(target, out.shape[-1], _LONGEST)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    random = norms.normal(device, seed, key["dtype"])
+    x, residual = (random(key["rows"], key["hidden"]) for _ in range(2))
+    weight, bias = random(key["hidden"]), random(key["hidden"])
+    return torch.empty_like(x), torch.empty_like(x), x, residual, weight, bias, 0.1, seed, 0, 1e-5
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """As if the model's norms were these: the models of configs/models/ give the sizes."""
+    yield {"rows": tokens, "hidden": model.hidden_size, "dtype": model.dtype}
+
+
 _dropout_layer_norm = Op(
-    _OP, reference=dropout_layer_norm_ref, check=_check, writes=("out", "residual_out"),
-    backends=(Backend("hip", _dropout_layer_norm_hip, unsupported=_kernel_unsupported),
-              Backend("triton", "dropout_layer_norm:dropout_layer_norm", unsupported=_kernel_unsupported),
+    _OP, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "hidden", "dtype"),
+    round_field="rows", writes=("out", "residual_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _dropout_layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+              Backend("triton", "dropout_layer_norm:dropout_layer_norm", unsupported=_kernel_unsupported,
+                      space=_triton_space),
               Backend("torch", dropout_layer_norm_ref, differentiable=True)))
 
 

@@ -17,6 +17,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
 from aiter_like.ops.norm_quant import group_major
+from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_flatten_fp8_group_quant"]
@@ -83,6 +84,13 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return out, torch.empty(tokens, heads * columns // key["group_size"], device=device), x, key["group_size"]
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """Latent attention's results, a GPU's own heads, on their way into the output projection."""
+    if model.kv_lora_rank:
+        yield {"tokens": tokens, "heads": model.num_heads // tp, "columns": model.v_head_dim, "group_size": 128,
+               "dtype": model.dtype, "out_dtype": norms.fp8_name()}
+
+
 def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> list[dict[str, int]]:
     return rows.lane_space(target, input, group_size=group_size)
 
@@ -99,7 +107,7 @@ def _self_check(device: torch.device) -> tuple:
 _flatten_group_quant = Op(
     _OP, reference=flatten_group_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "heads", "columns", "group_size", "dtype", "out_dtype"), round_field="tokens",
-    writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case),
+    writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _flatten_group_quant_hip, unsupported=_unsupported, space=_hip_space),
               Backend("triton", "flatten_quant:flatten_group_quant", unsupported=_unsupported, space=_triton_space),
               Backend("torch", flatten_group_quant_ref)))

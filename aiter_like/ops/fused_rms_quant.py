@@ -5,7 +5,7 @@ triton_kernels/fused_rms_quant.py; what engines call of it: ops/fused_rms_fp8.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -178,6 +178,19 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
             *empty, x, weight, 1e-6, residual, second, second_weight, 1e-6, group_size, is_static, False, False)
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """A layer's norms before its linear layers; in latent attention also those of q's and k's ranks together."""
+    sizes = [(model.hidden_size, 0, 0), (model.hidden_size, 0, 1)]
+    if model.q_lora_rank:
+        sizes.append((model.q_lora_rank, model.kv_lora_rank, 0))
+    for hidden, second_hidden, has_residual in sizes:
+        for group_size, is_static in ((0, 0), (0, 1), (128, 0)):
+            if hidden % max(group_size, 1) == 0:
+                yield {"rows": tokens, "hidden": hidden, "second_hidden": second_hidden, "dtype": model.dtype,
+                       "out_dtype": norms.fp8_name(), "group_size": group_size, "is_static": is_static,
+                       "has_residual": has_residual}
+
+
 def _longer(input: Tensor, second: Tensor | None) -> Tensor:
     return input if second is None else max(input, second, key=lambda tensor: tensor.shape[-1])
 
@@ -205,7 +218,7 @@ fused_rms_quant = Op(
     _OP, reference=fused_rms_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "second_hidden", "dtype", "out_dtype", "group_size", "is_static", "has_residual"),
     round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), self_check=_self_check,
-    tuning=Tuning(_tune_case),
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _fused_rms_quant_hip, unsupported=_unsupported, space=_hip_space),
               Backend("triton", "fused_rms_quant:fused_rms_quant", unsupported=_unsupported, space=_triton_space),
               Backend("torch", fused_rms_quant_ref)))

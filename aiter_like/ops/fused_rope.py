@@ -7,7 +7,8 @@ Kernels: csrc/rope/fused_qk_rope_cache.hip, triton_kernels/fused_rope.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from aiter_like import check, dtypes, kv_layout, scales
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.rope import DTYPES, ELEMENTS, INTEGERS, check_flags, check_table, rotated
+from aiter_like.ops.rope import DTYPES, ELEMENTS, INTEGERS, check_flags, check_table, rotated, triton_space
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle", "fused_qk_rope_reshape_and_cache"]
 
@@ -49,12 +52,13 @@ def _fused_ref(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_ca
 
 
 def _variant(dtype: torch.dtype, table_dtype: torch.dtype, is_fp8: bool, head_dim: int, has_norm: bool,
-             is_shared: bool, vec: int) -> Instance:
+             is_shared: bool, vec: int, threads: int = 256) -> Instance:
     parts = (dtypes.name(dtype), f"table_{dtypes.name(table_dtype)}", *(["fp8"] if is_fp8 else []), f"d{head_dim}",
-             *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}")
+             *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}", f"t{threads}")
     return Instance("_".join(parts), {
         "ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "CACHE": "fp8" if is_fp8 else ELEMENTS[dtype],
-        "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm), "IS_SHARED": int(is_shared), "VEC": vec})
+        "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm), "IS_SHARED": int(is_shared), "VEC": vec,
+        "THREADS": threads})
 
 
 def _vec(rotary_dim: int, tables: Sequence[Tensor], heads: Sequence[Tensor | None]) -> int:
@@ -69,10 +73,10 @@ def _instance(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cac
               q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor,
               sin: Tensor, positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
               v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
-              layout: str) -> Instance:
+              layout: str, *, threads: int = 256) -> Instance:
     rotary_dim = cos.shape[-1] * (2 if reuse_freqs_front_part else 1)
     return _variant(q.dtype, cos.dtype, key_cache.dtype != q.dtype, q.shape[-1], q_weight is not None,
-                    reuse_freqs_front_part, _vec(rotary_dim, (cos, sin), (q, k, v, q_out, k_out, v_out)))
+                    reuse_freqs_front_part, _vec(rotary_dim, (cos, sin), (q, k, v, q_out, k_out, v_out)), threads)
 
 
 @compile_ops("rope/fused_qk_rope_cache.hip", gen_func=_instance, prebuild=[
@@ -149,6 +153,56 @@ def _triton_unsupported(target: Target, q_out: Tensor, *_: object) -> str | None
     return f"head dimension at most 512, got {q_out.shape[-1]}" if q_out.shape[-1] > 512 else None
 
 
+def _tune_key(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor,
+              q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor,
+              *rest: Any) -> dict[str, int | str]:
+    is_shared, layout = rest[-2:]
+    return {"tokens": q.shape[0], "heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[2],
+            "rotary_dim": cos.shape[-1] * (2 if is_shared else 1), "page_size": kv_layout.page_size_of(key_cache),
+            "layout": layout, "has_norm": q_weight is not None, "dtype": dtypes.name(q.dtype),
+            "cache_dtype": dtypes.name(key_cache.dtype)}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    """As prefill fills pages, one after the other, wherever they are; k is also wanted by itself where it has no norm.
+    """
+    random, has_norm = norms.normal(device, seed, key["dtype"]), key["has_norm"]
+    tokens, heads, kv_heads, head_dim, page_size = (
+        key[name] for name in ("tokens", "heads", "kv_heads", "head_dim", "page_size"))
+    blocks = -(-tokens // page_size)
+    dtype = dtypes.DTYPES[key["cache_dtype"]]
+    caches = kv_layout.zeros(key["layout"], blocks, page_size, kv_heads, head_dim, dtype, device)
+    q, k, v = random(tokens, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), 1)
+    weights = [random(head_dim) if has_norm else None for _ in "qk"]
+    cos, sin = random(2, tokens, key["rotary_dim"] // 2)
+    index = torch.arange(tokens, device=device)
+    pages = torch.randperm(blocks, generator=torch.Generator().manual_seed(seed)).to(device)
+    slots = pages[index // page_size] * page_size + index % page_size
+    scale = torch.ones(1, device=device) if dtype.itemsize == 1 else None
+    outs = torch.empty(q.shape, dtype=q.dtype, device=device), None if has_norm else torch.empty_like(k), None
+    return (*outs, *caches, q, k, v, *weights, cos, sin, index, None, slots, scale, scale, 1e-6, 0, True,
+            key["layout"])
+
+
+def _traffic(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor,
+             *rest: Any) -> tuple[int, int]:
+    """Of the caches, what the tokens write."""
+    k = rest[1]
+    others = sum(arg.nbytes for arg in (q_out, k_out, v_out, *rest) if isinstance(arg, Tensor))
+    return others + 2 * k.numel() * key_cache.element_size(), 0
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """A GPU's own heads into whole rows and into packs, as they are and as fp8; not in latent attention."""
+    if model.kv_lora_rank:
+        return
+    for layout in ("rows", "shuffled"):
+        for cache_dtype in (model.dtype, norms.fp8_name()):
+            yield {"tokens": tokens, "heads": model.num_heads // tp, "kv_heads": max(model.num_kv_heads // tp, 1),
+                   "head_dim": model.head_dim, "rotary_dim": model.head_dim, "page_size": 16, "layout": layout,
+                   "has_norm": int(model.qk_norm), "dtype": model.dtype, "cache_dtype": cache_dtype}
+
+
 def _self_check(device: torch.device) -> list[tuple]:
     """With and without norm, whole rows and packed ones, as they are and as fp8."""
     generator = torch.Generator().manual_seed(0)
@@ -158,10 +212,7 @@ def _self_check(device: torch.device) -> list[tuple]:
         qkv = torch.randn(9, 6, 64, generator=generator).to(device, torch.bfloat16)
         q, k, v = qkv.split((4, 1, 1), 1)
         dtype = dtypes.fp8_of(target_of(device).arch) if is_fp8 else qkv.dtype
-        x = 16 // dtype.itemsize
-        shapes = {"rows": ((2, 16, 1, 64),) * 2, "columns": ((2, 1, 64 // x, 16, x), (2, 1, 64, 16)),
-                  "shuffled": ((2, 1, 64 // x, 16, x), (2, 1, 16 // x, 64, x))}[layout]
-        caches = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
+        caches = kv_layout.zeros(layout, 2, 16, 1, 64, dtype, device)
         weights = [torch.rand(64, generator=generator).to(device, torch.bfloat16) if has_norm else None for _ in "qk"]
         cos, sin = torch.rand(2, 20, 32, generator=generator).to(device, torch.bfloat16)
         index = torch.arange(9, device=device)
@@ -171,10 +222,15 @@ def _self_check(device: torch.device) -> list[tuple]:
 
 
 _fused_qk_rope_cache = Op(
-    _OP, reference=_fused_ref, check=_check, self_check=_self_check,
-    writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"),
-    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported),
-              Backend("triton", "fused_rope:fused_qk_rope_cache", unsupported=_triton_unsupported),
+    _OP, reference=_fused_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("tokens", "heads", "kv_heads", "head_dim", "rotary_dim", "page_size", "layout", "has_norm", "dtype",
+                 "cache_dtype"),
+    round_field="tokens", writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"), self_check=_self_check,
+    tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported,
+                      space=lambda *_: [{"threads": count} for count in (64, 128, 256)]),
+              Backend("triton", "fused_rope:fused_qk_rope_cache", unsupported=_triton_unsupported,
+                      space=triton_space),
               Backend("torch", _fused_ref)))
 
 

@@ -3,26 +3,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aiter_like import check, rows
+from aiter_like import check, dtypes, rows
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
 _OP = "norm_backward"
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_LONGEST_BLOCK = 16384  # elements of a row that a Triton program keeps
 
 
 def norm_backward_ref(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor, x: Tensor,
                       weight: Tensor | None, epsilon: float, has_mean: bool, parts: int) -> None:
-    """The formulas in torch, in fp32; writes `dx`, and `dweight` and `dbias` [parts, hidden], whose sums count."""
+    """The formulas in torch, in fp32; writes `dx`, and `dweight` and `dbias` [parts, hidden], to which the rows are
+    dealt out in turn and whose sums count.
+    """
     values, slope = x.float(), dout.float()
     if has_mean:
         values = values - values.mean(-1, keepdim=True)
@@ -30,8 +35,9 @@ def norm_backward_ref(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, 
     normed = values * scale
     for part, terms in ((dweight, slope * normed), (dbias, slope)):
         if part is not None:
-            part.zero_()
-            part[0] = terms.reshape(-1, x.shape[-1]).sum(0)
+            rows_of = terms.reshape(-1, x.shape[-1])
+            whole = torch.nn.functional.pad(rows_of, (0, 0, 0, -rows_of.shape[0] % parts))
+            part.copy_(whole.unflatten(0, (-1, parts)).sum(0))
     if weight is not None:
         slope = slope * weight.float()
     result = slope - normed * (slope * normed).mean(-1, keepdim=True)
@@ -63,9 +69,37 @@ def _triton_unsupported(target: Target, dx: Tensor, dweight: Tensor | None, dbia
     return rows.refusal(x=x, dout=dout, dx=dx)
 
 
+def _tune_key(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor, x: Tensor,
+              weight: Tensor | None, epsilon: float, has_mean: bool, parts: int) -> dict[str, int | str]:
+    hidden = x.shape[-1]
+    return {"rows": x.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(x.dtype), "has_mean": has_mean}
+
+
+def _triton_space(target: Target, dx: Tensor, *_: object) -> list[dict[str, int]]:
+    return norms.wave_space(target, dx.shape[-1], _LONGEST_BLOCK)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    """All derivatives, those of a bias where there is a mean."""
+    random, has_mean = norms.normal(device, seed, key["dtype"]), bool(key["has_mean"])
+    x, dout = (random(key["rows"], key["hidden"]) for _ in range(2))
+    parts = _parts(x)
+    dweight, dbias = (torch.zeros(parts, key["hidden"], device=device) if is_there else None
+                      for is_there in (True, has_mean))
+    return torch.empty_like(x), dweight, dbias, dout, x, random(key["hidden"]), 1e-6, has_mean, parts
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """A layer's norms, as RMSNorm and as LayerNorm."""
+    for has_mean in (0, 1):
+        yield {"rows": tokens, "hidden": model.hidden_size, "dtype": model.dtype, "has_mean": has_mean}
+
+
 _norm_backward = Op(
-    _OP, reference=norm_backward_ref, check=_check, writes=("dx", "dweight", "dbias"),
-    backends=(Backend("triton", "norm_backward:norm_backward", unsupported=_triton_unsupported),
+    _OP, reference=norm_backward_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "hidden", "dtype", "has_mean"), round_field="rows", writes=("dx", "dweight", "dbias"),
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("triton", "norm_backward:norm_backward", unsupported=_triton_unsupported, space=_triton_space),
               Backend("torch", norm_backward_ref)))
 
 
@@ -107,7 +141,7 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
                  for_bias: bool, backend: str | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """dx, and in fp32 dweight and dbias where they are wanted: each workgroup's part is added up at the end."""
     hidden = x.shape[-1]
-    parts = max(min(x.numel() // max(hidden, 1), 2 * target_of(x.device).cu_num), 1)
+    parts = _parts(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dweight, dbias = (torch.zeros(parts, hidden, dtype=torch.float32, device=x.device) if is_wanted else None
                       for is_wanted in (for_weight, for_bias))
@@ -115,6 +149,11 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
         dout = dout.contiguous()
     _norm_backward(dx, dweight, dbias, dout, x, weight, epsilon, has_mean, parts, backend=backend)
     return dx, None if dweight is None else dweight.sum(0), None if dbias is None else dbias.sum(0)
+
+
+def _parts(x: Tensor) -> int:
+    """Workgroups that fill the device, each with rows of its own."""
+    return max(min(x.numel() // max(x.shape[-1], 1), 2 * target_of(x.device).cu_num), 1)
 
 
 def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: float, *,

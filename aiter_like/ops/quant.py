@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -158,10 +158,19 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return out, scale, x, key["group_size"], None, None, None, 1
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """What linear layers read, with a scale per token and per 128 columns."""
+    for count, columns in norms.linear_inputs(model, tp, tokens):
+        for group_size in (0, 128):
+            if group_size == 0 or columns % group_size == 0:
+                yield {"rows": count, "columns": columns, "group_size": group_size, "dtype": model.dtype,
+                       "out_dtype": norms.fp8_name()}
+
+
 _row_quant = Op(
     "row_quant", reference=row_quant_ref, check=_row_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
-    self_check=_self_check, tuning=Tuning(_tune_case),
+    self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _row_quant_hip, unsupported=kernel_unsupported, space=_hip_space),
               Backend("triton", "quant:row_quant", unsupported=kernel_unsupported, space=norms.row_space),
               Backend("torch", row_quant_ref)))

@@ -17,6 +17,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS
 from aiter_like.ops.quant import check_matrices, kernel_unsupported
+from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["per_block_quant"]
@@ -89,6 +90,13 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), scale, x, key["block_rows"], 128
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """The weights of linear layers in blocks of 128 × 128, whatever the number of tokens."""
+    for matrices, rows, columns in norms.linear_weights(model, tp):
+        yield {"matrices": matrices, "rows": rows, "columns": columns, "block_rows": 128, "dtype": model.dtype,
+               "out_dtype": norms.fp8_name()}
+
+
 def _triton_space(*_: object) -> Iterator[dict[str, int]]:
     return ({"num_warps": count} for count in (4, 8, 16))
 
@@ -101,7 +109,7 @@ def _self_check(device: torch.device) -> tuple:
 _block_quant = Op(
     _OP, reference=block_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("matrices", "rows", "columns", "block_rows", "dtype", "out_dtype"), writes=("out", "scale"),
-    self_check=_self_check, tuning=Tuning(_tune_case),
+    self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _block_quant_hip, unsupported=_unsupported),
               Backend("triton", "quant_block:block_quant", unsupported=_unsupported, space=_triton_space),
               Backend("torch", block_quant_ref)))

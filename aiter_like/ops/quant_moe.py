@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -84,6 +84,13 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return out, torch.empty(topk * tokens, 1, device=device), x, factors, ids
 
 
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """What the experts' first product reads."""
+    if model.num_experts:
+        yield {"tokens": tokens, "columns": model.hidden_size, "topk": model.experts_per_token,
+               "num_experts": model.num_experts, "dtype": model.dtype, "out_dtype": "i8"}
+
+
 def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
     return rows.lane_space(target, input)
 
@@ -99,7 +106,7 @@ def _self_check(device: torch.device) -> tuple:
 _moe_smoothquant = Op(
     _OP, reference=moe_smoothquant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "columns", "topk", "num_experts", "dtype", "out_dtype"), round_field="tokens",
-    writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case),
+    writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _moe_smoothquant_hip, unsupported=_unsupported, space=_hip_space),
               Backend("triton", "quant_block:moe_smoothquant", unsupported=_unsupported, space=norms.row_space),
               Backend("torch", moe_smoothquant_ref)))

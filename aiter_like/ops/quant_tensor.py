@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -12,6 +15,8 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS
 from aiter_like.ops.quant import check_matrices, check_number, kernel_unsupported, outputs, used_rows, write_rows
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dynamic_per_tensor_quant", "dynamic_per_tensor_quant_fp8_i8", "per_tensor_quant_hip",
            "static_per_tensor_quant", "static_per_tensor_quant_fp8_i8"]
@@ -58,16 +63,44 @@ def _hip_unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, 
     return kernel_unsupported(target, out, scale, input)
 
 
+def _tune_key(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, *_: object) -> dict[str, int | str]:
+    columns = input.shape[-1]
+    return {"rows": input.numel() // columns, "columns": columns, "is_dynamic": is_dynamic,
+            "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    x = norms.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
+    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
+    return out, torch.full((1,), 0.05, device=device), x, bool(key["is_dynamic"]), None, 1
+
+
+def _traffic(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, *_: object) -> tuple[int, int]:
+    """A scale that has to be found takes a pass of its own."""
+    return out.nbytes + input.nbytes * (2 if is_dynamic else 1), 0
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """What linear layers read, with a scale that is known and with one to find."""
+    for count, columns in norms.linear_inputs(model, tp, tokens):
+        for is_dynamic in (0, 1):
+            yield {"rows": count, "columns": columns, "is_dynamic": is_dynamic, "dtype": model.dtype,
+                   "out_dtype": norms.fp8_name()}
+
+
 def _tensor_self_check(device: torch.device) -> tuple:
     x = torch.randn(5, 4096, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     return torch.empty_like(x, dtype=torch.int8), torch.empty(1, device=device), x, True, None, 1
 
 
 _tensor_quant = Op(
-    "tensor_quant", reference=tensor_quant_ref, check=_tensor_check, writes=("out", "scale"),
-    self_check=_tensor_self_check,
-    backends=(Backend("hip", _tensor_quant_hip, unsupported=_hip_unsupported),
-              Backend("triton", "quant:tensor_quant", unsupported=kernel_unsupported),
+    "tensor_quant", reference=tensor_quant_ref, check=_tensor_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "is_dynamic", "dtype", "out_dtype"), round_field="rows", writes=("out", "scale"),
+    self_check=_tensor_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    backends=(Backend("hip", _tensor_quant_hip, unsupported=_hip_unsupported,
+                      space=lambda *_: [{"vectors": count} for count in (1, 2, 4, 8)]),
+              Backend("triton", "quant:tensor_quant", unsupported=kernel_unsupported,
+                      space=lambda *_: [{"num_warps": count} for count in (2, 4, 8, 16)]),
               Backend("torch", tensor_quant_ref)))
 
 

@@ -183,12 +183,12 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return (torch.empty_like(x), None, x, None, cos, sin, None, None, key["rotate_style"], True, False, False)
 
 
-def _space(target: Target, *_: object) -> list[dict[str, int]]:
+def space(target: Target, *_: object) -> list[dict[str, int]]:
     return [{"heads": heads, "share": share} for heads in _HEADS for share in _SHARES
             if share >= heads and (heads, share) != (2, 4)]
 
 
-def _triton_space(target: Target, *_: object) -> list[dict[str, int]]:
+def triton_space(target: Target, *_: object) -> list[dict[str, int]]:
     return [{"elements": elements, "num_warps": warps} for elements in (512, 1024, 2048, 4096, 8192)
             for warps in (1, 2, 4, 8) if 4 <= elements // (target.wave_size * warps) <= 32]  # elements of a lane
 
@@ -219,8 +219,8 @@ _rope = Op(
     tune_fields=("tokens", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="tokens", writes=("out", "out_y"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _rope_hip, unsupported=unsupported, space=_space),
-              Backend("triton", "rope:rope", unsupported=unsupported, space=_triton_space),
+    backends=(Backend("hip", _rope_hip, unsupported=unsupported, space=space),
+              Backend("triton", "rope:rope", unsupported=unsupported, space=triton_space),
               Backend("torch", rope_ref, differentiable=True)))
 
 

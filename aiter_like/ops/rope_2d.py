@@ -3,16 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.rope import DTYPES, check_flags, check_table, has_rank, public, rotated, unsupported, variant
+from aiter_like.ops.rope import (
+    DTYPES,
+    check_flags,
+    check_table,
+    has_rank,
+    public,
+    rotated,
+    space,
+    triton_space,
+    unsupported,
+    variant,
+)
+from aiter_like.tuning import norms
+from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["rope_2d_bwd", "rope_2d_bwd_inplace", "rope_2d_fwd", "rope_2d_fwd_inplace"]
 
@@ -31,8 +45,9 @@ def rope_2d_ref(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w:
     out.copy_(torch.cat(halves, -1))
 
 
-def _instance(out: Tensor, input: Tensor, cos_h: Tensor, *_: object, heads: int | None = None) -> Instance:
-    return variant(input.dtype, cos_h.dtype, False, heads)
+def _instance(out: Tensor, input: Tensor, cos_h: Tensor, *_: object, heads: int | None = None,
+              share: int | None = None) -> Instance:
+    return variant(input.dtype, cos_h.dtype, False, heads, share)
 
 
 @compile_ops("rope/rope_2d.hip", gen_func=_instance, prebuild=[variant(torch.bfloat16, torch.bfloat16, False, None)])
@@ -60,6 +75,24 @@ def _check(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w: Tens
     return SKIP if input.numel() == 0 else None
 
 
+def _tune_key(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w: Tensor, sin_w: Tensor,
+              img_height: int, img_width: int, rotate_style: int, reuse_freqs_front_part: bool,
+              *_: object) -> dict[str, int | str]:
+    return {"patches": input.shape[:2].numel(), "heads": input.shape[2], "head_dim": input.shape[3],
+            "rotary_dim": 2 * cos_h.shape[-1] * (2 if reuse_freqs_front_part else 1),
+            "dtype": dtypes.name(input.dtype), "table_dtype": dtypes.name(cos_h.dtype), "rotate_style": rotate_style}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+    """One image, as near to a square as its number of patches allows."""
+    patches, random = key["patches"], norms.normal(device, seed, key["dtype"])
+    height = next(size for size in range(math.isqrt(patches), 0, -1) if patches % size == 0)
+    x = random(1, patches, key["heads"], key["head_dim"])
+    tables = [random(1, size, 1, key["rotary_dim"] // 4).to(dtypes.DTYPES[key["table_dtype"]])
+              for size in (height, height, patches // height, patches // height)]
+    return (torch.empty_like(x), x, *tables, height, patches // height, key["rotate_style"], True, False, False)
+
+
 def _self_check(device: torch.device) -> tuple:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 12, 3, 64, generator=generator).to(device, torch.bfloat16)
@@ -69,9 +102,11 @@ def _self_check(device: torch.device) -> tuple:
 
 
 _rope_2d = Op(
-    "rope_2d", reference=rope_2d_ref, check=_check, self_check=_self_check,
-    backends=(Backend("hip", _rope_2d_hip, unsupported=unsupported),
-              Backend("triton", "rope:rope_2d", unsupported=unsupported),
+    "rope_2d", reference=rope_2d_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("patches", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
+    round_field="patches", self_check=_self_check, tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _rope_2d_hip, unsupported=unsupported, space=space),
+              Backend("triton", "rope:rope_2d", unsupported=unsupported, space=triton_space),
               Backend("torch", rope_2d_ref, differentiable=True)))
 
 

@@ -136,14 +136,18 @@ def _fused_qk_rope_cache_kernel(
              value_dim, 0, 1, LARGEST)
 
 
-def fused_qk_rope_cache(*args: torch.Tensor | float | str | None) -> None:
-    """Same arguments as the operator's other backends; writes the results and the caches."""
+def fused_qk_rope_cache(*args: torch.Tensor | float | str | None, elements: int | None = None,
+                        num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends; writes the results and the caches.
+
+    `elements` of the heads are one program's; None for either: what suits most sizes.
+    """
     (q_out, k_out, v_out, key_cache, value_cache, q, k, v, _, _, cos, sin, positions, offsets, slots, *_, epsilon,
      rotate_style, is_shared, layout) = args
     tokens, num_heads, head_dim = q.shape
     num_kv_heads, rotary_half = k.shape[1], cos.shape[-1] if is_shared else cos.shape[-1] // 2
     block_d = triton.next_power_of_2(head_dim)
-    block_h = min(triton.next_power_of_2(max(num_heads, num_kv_heads)), max(_ELEMENTS // block_d, 1))
+    block_h = min(triton.next_power_of_2(max(num_heads, num_kv_heads)), max((elements or _ELEMENTS) // block_d, 1))
     q_blocks, kv_blocks = triton.cdiv(num_heads, block_h), triton.cdiv(num_kv_heads, block_h)
     steps = [step for x in (q, k, v, q_out, k_out, v_out) for step in ((0, 0) if x is None else x.stride()[:2])]
     key, value = key_cache.stride(), value_cache.stride()
@@ -164,4 +168,4 @@ def fused_qk_rope_cache(*args: torch.Tensor | float | str | None) -> None:
                KEY_PACK=1 if layout == "rows" else key_cache.shape[4],
                VALUE_PACK=value_cache.shape[4] if layout == "shuffled" else 1,
                LARGEST=scales.largest(key_cache.dtype) if is_fp8 else 0.0, IS_GPTJ=rotate_style == 1,
-               IS_SHARED=is_shared, options={"num_warps": 4 if block_h * block_d >= 2048 else 1})
+               IS_SHARED=is_shared, options={"num_warps": num_warps or (4 if block_h * block_d >= 2048 else 1)})

@@ -167,18 +167,19 @@ def rope(out: torch.Tensor, out_y: torch.Tensor | None, input: torch.Tensor, inp
 
 
 def rope_2d(out: torch.Tensor, input: torch.Tensor, cos_h: torch.Tensor, sin_h: torch.Tensor, cos_w: torch.Tensor,
-            sin_w: torch.Tensor, img_height: int, img_width: int, *flags: bool) -> None:
-    """Same arguments as the operator's other backends; writes `out`."""
+            sin_w: torch.Tensor, img_height: int, img_width: int, *flags: bool, elements: int | None = None,
+            num_warps: int | None = None) -> None:
+    """Same arguments as the operator's other backends, and rope's parameters; writes `out`."""
     half_dim = input.shape[-1] // 2
-    parts, blocks = _constants(half_dim, cos_h.shape[-1], flags, [(out, input)])
+    parts, blocks = _constants(half_dim, cos_h.shape[-1], flags, [(out, input)], elements or _ELEMENTS)
     batch, patches, heads, _ = input.shape
     launch(_rope_2d_kernel, (batch * patches, triton.cdiv(heads, blocks["BLOCK_H"])), out, input, cos_h, sin_h, cos_w,
            sin_w, *out.stride()[:3], *input.stride()[:3], heads, *map(row_step, (cos_h, sin_h, cos_w, sin_w)), patches,
-           img_width, half_dim, *parts, **blocks, options={"num_warps": _num_warps(blocks)})
+           img_width, half_dim, *parts, **blocks, options={"num_warps": num_warps or _num_warps(blocks)})
 
 
-def _constants(head_dim: int, width: int, flags: tuple, tensors: list, elements: int = _ELEMENTS
-               ) -> tuple[list[int], dict[str, int | bool]]:
+def _constants(head_dim: int, width: int, flags: tuple, tensors: list,
+               elements: int) -> tuple[list[int], dict[str, int | bool]]:
     """What of a head is rotated and copied, as integers; the constexpr arguments that both kernels share."""
     rotate_style, is_shared, nope_first, is_backward = flags
     rotary_half = width if is_shared else width // 2

@@ -39,6 +39,50 @@ def layer_keys(model: Any, tokens: int, out_dtype: str) -> Iterator[dict[str, An
                "has_residual": has_residual}
 
 
+def linear_inputs(model: Any, tp: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """(rows, columns) of what a layer's linear layers read on one of `tp` GPUs, once each."""
+    sizes = {(tokens, model.hidden_size): None, (tokens, model.num_heads // tp * _value_dim(model)): None}
+    if model.q_lora_rank:
+        sizes[tokens, model.q_lora_rank] = None
+    for size in _dense_sizes(model, tp):
+        sizes[tokens, size] = None
+    if model.num_experts:
+        sizes[tokens * model.experts_per_token, model.moe_intermediate_size // tp] = None
+    return ((count, columns) for count, columns in sizes if columns)
+
+
+def linear_weights(model: Any, tp: int) -> Iterator[tuple[int, int, int]]:
+    """(matrices, rows, columns) of a layer's weights on one of `tp` GPUs, an output per row; experts are stacked."""
+    hidden = model.hidden_size
+    if model.kv_lora_rank:
+        heads, query = model.num_heads // tp, model.qk_nope_head_dim + model.qk_rope_head_dim
+        yield 1, model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim, hidden
+        yield 1, heads * query, model.q_lora_rank
+        yield 1, heads * (model.qk_nope_head_dim + model.v_head_dim), model.kv_lora_rank
+    else:
+        yield 1, (model.num_heads // tp + 2 * max(model.num_kv_heads // tp, 1)) * model.head_dim, hidden
+    yield 1, hidden, model.num_heads // tp * _value_dim(model)
+    sizes = [(1, size) for size in _dense_sizes(model, tp)]
+    if model.num_experts:
+        sizes.append((model.num_experts, model.moe_intermediate_size // tp))
+    for count, size in sizes:
+        if size:
+            yield count, 2 * size, hidden  # gate and up
+            yield count, hidden, size
+
+
+def _dense_sizes(model: Any, tp: int) -> Iterator[int]:
+    """A GPU's part of the MLPs that every token goes through: of dense layers, of shared experts."""
+    if not model.num_experts or model.num_dense_layers:
+        yield model.intermediate_size // tp
+    if model.num_shared_experts:
+        yield model.num_shared_experts * model.moe_intermediate_size // tp
+
+
+def _value_dim(model: Any) -> int:
+    return model.v_head_dim or model.head_dim
+
+
 def fp8_name() -> str:
     """The fp8 of the GPU that is there, or of the simulated one."""
     target = target_of(torch.device("cuda", 0)) if torch.cuda.is_available() else simulated_target()

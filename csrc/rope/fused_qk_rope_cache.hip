@@ -19,18 +19,19 @@
 #include "aiter_like/rope.h"
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(CACHE) || !defined(HEAD_DIM) || !defined(HAS_NORM) || \
-    !defined(IS_SHARED) || !defined(VEC)
-#error "fused_qk_rope_cache.hip: -DELEMENT=bf16|f16|float -DTABLE=… -DCACHE=ELEMENT|fp8 -DHEAD_DIM -DVEC and two flags"
+    !defined(IS_SHARED) || !defined(VEC) || !defined(THREADS)
+#error "fused_qk_rope_cache.hip: -DELEMENT -DTABLE=bf16|f16|float -DCACHE=ELEMENT|fp8 -DHEAD_DIM -DVEC -DTHREADS, 2 flags"
 #endif
 
 namespace aiter_like {
 
 constexpr int power_of_two(int count) { return count <= 1 ? 1 : 2 * power_of_two((count + 1) / 2); }
-constexpr int kVec = VEC, kUsedLanes = HEAD_DIM / (2 * kVec), kLanes = power_of_two(kUsedLanes), kThreads = 256;
+constexpr int kVec = VEC, kUsedLanes = HEAD_DIM / (2 * kVec), kLanes = power_of_two(kUsedLanes), kThreads = THREADS;
 constexpr int kAccessBytes = kVec * sizeof(ELEMENT);
 constexpr uint32_t kRows = kThreads / kLanes;  // heads that a workgroup takes at once
 constexpr uint32_t kTileTokens = kRows < 64 ? 64 : kRows, kPack = 16 / sizeof(CACHE);
 constexpr bool kHasTiles = HEAD_DIM % 16 == 0 && kAccessBytes == 16;
+static_assert(kThreads >= 64, "a work-item for each token of a tile");
 static_assert(HEAD_DIM == 2 * kVec * kUsedLanes && kLanes <= kWaveSize && kAccessBytes <= 16, "a head fits a wave");
 
 /// q, k or v: [tokens, heads, HEAD_DIM]; strides in elements. `out` may be null.

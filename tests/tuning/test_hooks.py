@@ -30,6 +30,16 @@ KEYS = {
                     "channels_last": is_last}
                    for channels, positions, groups, dtype, is_last in ((64, 1024, 32, "bf16", 0), (12, 7, 3, "fp32", 1),
                                                                        (320, 4096, 32, "fp16", 1))],
+    "rope_2d": [{"patches": patches, "heads": 3, "head_dim": 64, "rotary_dim": rotary_dim, "dtype": dtype,
+                 "table_dtype": "fp32", "rotate_style": style}
+                for patches, rotary_dim, dtype, style in ((12, 64, "bf16", 0), (7, 32, "fp32", 1), (1, 64, "fp16", 0))],
+    "block_quant": [{"matrices": count, "rows": size, "columns": columns, "block_rows": 128, "dtype": "bf16",
+                     "out_dtype": "i8"} for count, size, columns in ((1, 256, 512), (3, 130, 100))],
+    "flatten_group_quant": [{"tokens": count, "heads": 16, "columns": 128, "group_size": 128, "dtype": "bf16",
+                             "out_dtype": "i8"} for count in (1, 128)],
+    "norm_backward": [{"rows": count, "hidden": hidden, "dtype": dtype, "has_mean": has_mean}
+                      for count, hidden, dtype, has_mean in ((1, 4096, "bf16", 0), (3, 100, "fp32", 1),
+                                                             (700, 64, "fp16", 1), (2, 32768, "bf16", 0))],
     **{name: [{"rows": count, "columns": columns, "group_size": group_size, "dtype": dtype, "out_dtype": "i8"}
               for count, columns, group_size, dtype in ((1, 4096, 0, "bf16"), (3, 100, 0, "fp16"),
                                                         (5, 256, 128, "fp32"), (2, 16384, 32, "bf16"))]

@@ -8,7 +8,7 @@ import pytest
 import aiter_like  # noqa: F401  (declares the operators)
 from aiter_like.dispatch import OPS
 from aiter_like.errors import TuningError
-from aiter_like.tuning import models
+from aiter_like.tuning import models, norms
 
 
 def parameters(model):
@@ -61,9 +61,49 @@ def test_shapes_of_a_layer():
     for name, sizes in (("llama-3-8b", (24, 128, 6, 128)), ("deepseek-v3", (3, 1536, 3, 512))):
         assert [tuple(key.values()) for key in models.keys(OPS["fused_qk_rmsnorm"], models.load(name), 4, (3,))] == [
             (*sizes, "bf16")]
+    for name, sizes in (("qwen3-8b", (3, 8, 2, 128, 128, 16, 1)), ("llama-3-8b", (3, 8, 2, 128, 128, 16, 0))):
+        keys = models.keys(OPS["fused_qk_rope_cache"], models.load(name), 4, (3,))
+        assert {tuple(value for value in key.values() if isinstance(value, int)) for key in keys} == {sizes}
+        assert [key["layout"] for key in keys] == ["rows", "rows", "shuffled", "shuffled"]
+        assert len({key["cache_dtype"] for key in keys}) == 2
     attention = models.keys(OPS["flash_attn_fwd"], models.load("llama-3-70b"), 8, (1, 128, 4096))
     assert [(key["seqlen_q"], key["num_heads"], key["num_kv_heads"], key["head_dim"]) for key in attention] == [
         (128, 8, 1, 128), (4096, 8, 1, 128)]
+
+
+def test_shapes_of_linear_layers():
+    """Worked out by hand from the models' sizes; row_quant and tensor_quant see them too."""
+    def inputs(name, tp):
+        return set(norms.linear_inputs(models.load(name), tp, 3))
+
+    assert inputs("llama-3-8b", 2) == {(3, 4096), (3, 2048), (3, 7168)}
+    assert inputs("qwen3-30b-a3b", 8) == {(3, 2048), (3, 512), (24, 96)}
+    assert inputs("deepseek-v3", 8) == {(3, 7168), (3, 1536), (3, 2048), (3, 2304), (3, 256), (24, 256)}
+    assert list(norms.linear_weights(models.load("llama-3-8b"), 2)) == [
+        (1, 3072, 4096), (1, 4096, 2048), (1, 14336, 4096), (1, 4096, 7168)]
+    assert list(norms.linear_weights(models.load("deepseek-v3"), 8)) == [
+        (1, 2112, 7168), (1, 3072, 1536), (1, 4096, 512), (1, 7168, 2048), (1, 4608, 7168), (1, 7168, 2304),
+        (1, 512, 7168), (1, 7168, 256), (256, 512, 7168), (256, 7168, 256)]
+
+    def keys(op, name, tp=8):
+        return [tuple(value for value in key.values() if isinstance(value, int))
+                for key in models.keys(OPS[op], models.load(name), tp, (3,))]
+
+    assert keys("row_quant", "qwen3-30b-a3b") == [(3, 2048, 0), (3, 2048, 128), (3, 512, 0), (3, 512, 128), (24, 96, 0)]
+    assert keys("tensor_quant", "llama-3-8b", 2) == [
+        (3, size, is_dynamic) for size in (4096, 2048, 7168) for is_dynamic in (0, 1)]
+    assert keys("block_quant", "llama-3-8b", 2) == [
+        (*size, 128) for size in norms.linear_weights(models.load("llama-3-8b"), 2)]
+    assert keys("flatten_group_quant", "deepseek-v3") == [(3, 16, 128, 128)]
+    assert keys("moe_smoothquant", "deepseek-v3") == [(3, 7168, 8, 256)]
+    norm = {(7168, 0, 0), (7168, 0, 1), (1536, 512, 0)}
+    assert {(hidden, second, residual) for _, hidden, second, _, _, residual in keys("fused_rms_quant", "deepseek-v3")
+            } == norm and len(keys("fused_rms_quant", "deepseek-v3")) == 9
+    assert keys("norm_backward", "llama-3-8b") == [(3, 4096, 0), (3, 4096, 1)]
+    assert keys("dropout_layer_norm", "llama-3-8b") == [(3, 4096)]
+    for op in ("flatten_group_quant", "moe_smoothquant"):
+        with pytest.raises(TuningError, match=f"{op} does not occur in llama-3-8b"):
+            keys(op, "llama-3-8b")
 
 
 def test_mistakes(monkeypatch, tmp_path):
