@@ -20,7 +20,7 @@
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(CACHE) || !defined(HEAD_DIM) || !defined(HAS_NORM) || \
     !defined(IS_SHARED) || !defined(VEC) || !defined(THREADS)
-#error "fused_qk_rope_cache.hip: -DELEMENT -DTABLE=bf16|f16|float -DCACHE=ELEMENT|fp8 -DHEAD_DIM -DVEC -DTHREADS, 2 flags"
+#error "fused_qk_rope_cache.hip: -DELEMENT -DTABLE=bf16|f16|float -DCACHE=ELEMENT|fp8 -DHEAD_DIM -DVEC -DTHREADS…"
 #endif
 
 namespace aiter_like {
