@@ -193,6 +193,33 @@ def read_window(op: str, window_size: Sequence[int] | None, causal: bool) -> tup
     return left, 0 if causal else right, sink_size[0] if sink_size and left >= 0 else 0
 
 
+def is_on_host(tensor: Any) -> bool:
+    """Whether the values can be looked at without waiting: a tensor on the CPU, and no tracing."""
+    return not torch.compiler.is_compiling() and type(tensor) is Tensor and tensor.device.type == "cpu"
+
+
+def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int | None) -> None:
+    """Cumulative lengths on the CPU: from 0 on, never falling, within the tensor and its longest sequence. Those on a
+    GPU are not looked at: that would wait for it.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not is_on_host(starts) or starts.dtype != torch.int32 or starts.ndim != 1:
+        return
+    values = starts.tolist()
+    lengths = [end - start for start, end in zip(values, values[1:])]
+    if not values or values[0] != 0 or values[-1] > total or min(lengths, default=0) < 0:
+        raise ValueError(f"{op}: {name} must start at 0, never fall and end at {total} at most, got {_short(values)}")
+    if isinstance(longest, int) and max(lengths, default=0) > longest:
+        raise ValueError(f"{op}: max_seqlen_{name[-1]} must be at least {max(lengths)}, the longest sequence in "
+                         f"{name}, got {longest}")
+
+
+def _short(values: list[int]) -> str:
+    return str(values if len(values) <= 12 else [*values[:5], "…", *values[-5:]])
+
+
 def check_call(call: AttentionCall) -> None:
     """What metadata can tell. Lengths may be on a GPU: kernels keep within the tensors whatever they are.
 

@@ -17,6 +17,7 @@ from aiter_like.testing_attention import check_attention
 
 BACKENDS = ("hip", "triton", "torch")
 KERNELS = BACKENDS[:-1]
+WITH_CK = ("hip", "ck", "triton", "torch")
 BF16 = torch.bfloat16
 LENGTHS = (1, 15, 63, 64, 65, 127, 383, 384, 385, 1000)
 FEATURES = ("softcap", "sink", "alibi", "bias", "window", "sink tokens", "alibi per sequence", "bias per head")

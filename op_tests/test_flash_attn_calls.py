@@ -69,7 +69,11 @@ def bad_dense(device):
         yield message, kind, (q, k, v), {name: moved}
     yield "must agree, got 'rtz' and 0", ValueError, (q, k, v), {"round_mode": "rtz", "how_v3_bf16_cvt": 0}
     yield "'rtna' is for bfloat16", ValueError, (q.half(), k.half(), v.half()), {"round_mode": "rtna"}
-    yield "flash_attn_varlen_func", UnsupportedError, (q, k, v), {"cu_seqlens_q": torch.ones(3)}
+    lengths = torch.tensor((0, 3, 8), dtype=torch.int32, device=device)
+    yield "bias beside cu_seqlens_q", UnsupportedError, (q, k, v), {"cu_seqlens_q": lengths, "bias": q[0, :, 0]}
+    yield "out must have its sequences one behind the other", ValueError, (q, k, v), {
+        "cu_seqlens_q": lengths, "out": torch.empty(2, 9, 4, 64, dtype=BF16, device=device)[:, :8]}
+    yield "cu_seqlens_q must have dtype", TypeError, (q, k, v), {"cu_seqlens_q": lengths.float()}
     yield "return_attn_probs", UnsupportedError, (q, k, v), {"dropout_p": 0.1, "return_attn_probs": True}
 
 
@@ -104,7 +108,9 @@ def bad_varlen(device):
     yield "out must have shape", ValueError, good, {"out": q[:1]}
     yield "round_mode and how_v3_bf16_cvt must agree", ValueError, good, {"round_mode": "rtne", "how_v3_bf16_cvt": 2}
     yield "bias beside block_table", UnsupportedError, good, {"block_table": starts(0, 1)[None], "bias": q}
-    yield "padding between sequences", UnsupportedError, good, {"cu_seqlens_q_padded": starts(0, 4, 9)}
+    yield "cu_seqlens_q_padded beside block_table", UnsupportedError, good, {"block_table": starts(0, 1)[None],
+                                                                             "cu_seqlens_q_padded": starts(0, 4, 9)}
+    yield "cu_seqlens_q_padded must have dtype", TypeError, good, {"cu_seqlens_q_padded": starts_q.long()}
 
 
 @pytest.mark.parametrize(("function", "calls"), ((DENSE, bad_dense), (VARLEN, bad_varlen)), ids=("dense", "varlen"))

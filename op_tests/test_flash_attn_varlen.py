@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Packed sequences, KV caches, fp8 and the workspace's size: flash_attn_varlen_func, flash_attn_with_kvcache, the fp8
-functions, attention_workspace_bytes.
+"""Packed sequences, fp8 and the workspace's size: flash_attn_varlen_func, the fp8 functions, attention_workspace_bytes.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ import aiter_like
 from aiter_like import device as devices
 from aiter_like import dtypes
 from aiter_like.attention_call import AttentionCall
-from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.ops.attention_plan import KeySplit, split_keys
 from aiter_like.testing import strided_like
 from aiter_like.testing_attention import check_attention
 
 BACKENDS = ("triton", "torch")
-VARLEN, WITH_CACHE = aiter_like.flash_attn_varlen_func, aiter_like.flash_attn_with_kvcache
+VARLEN = aiter_like.flash_attn_varlen_func
 
 
 @pytest.mark.parametrize("window", ((-1, -1), (-1, 0), (40, 3), (70, 0, 5)), ids=str)
@@ -78,7 +76,7 @@ def test_lengths_that_lie_stay_inside(device, starts):
     q, k, v = (tensor[0] for tensor in dense(device, 1, 60, 70, 2, 1, 64, BF16))
     wrong = torch.tensor(starts, dtype=torch.int32, device=device)
     right = torch.tensor((0, 25, 60), dtype=torch.int32, device=device)
-    pairs, windows = ((wrong, right), (right, wrong)), ((-1, -1), (-1, 0), (9, 4))
+    pairs, windows = ((wrong, right), (right, wrong), (wrong, wrong)), ((-1, -1), (-1, 0), (9, 4))
     for pair, window, backend in itertools.product(pairs, windows, BACKENDS):
         out, lse = torch.zeros_like(q), torch.zeros(2, 60, device=device)
         flash_attn_fwd(*AttentionCall(out, lse, q, k, v, *pair, *[None] * 9, 40, 40, 0.125, *window, 0, 0.0, 0.0, 0, 0),
@@ -114,6 +112,89 @@ def test_block_table_takes_the_paged_kernel(device):
     check_attention(out, lse, q, k, v, causal=True, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k)
 
 
+def spread(tensor, lengths, gaps, dtype=None):
+    """Packed rows with so many rows of NaN behind each sequence, and where the sequences begin."""
+    parts = [part for rows, gap in zip(tensor.split(lengths), gaps)
+             for part in (rows, torch.full((gap, *rows.shape[1:]), math.nan, dtype=tensor.dtype, device=tensor.device))]
+    starts = [0, *itertools.accumulate(length + gap for length, gap in zip(lengths, gaps))]
+    return torch.cat(parts), torch.tensor(starts, dtype=torch.int32, device=tensor.device)
+
+
+@pytest.mark.parametrize("padded", ("q", "k", "both"))
+@pytest.mark.parametrize("backend", cases.WITH_CK)
+def test_padding_between_sequences(device, run, backend, padded):
+    """What the padding holds reaches no sequence; the last sequence's is longer than any sequence."""
+    lengths_q, lengths_k = (20, 70, 1, 9), (33, 5, 70, 90)
+    q, k, v, starts_q, starts_k, longest_q, longest_k = packed(device, lengths_q, lengths_k, 4, 2, 64, BF16)
+    places, (rows, keys, values), options = {}, (q, k, v), {}
+    if padded != "k":
+        rows, places["cu_seqlens_q_padded"] = spread(q, lengths_q, (3, 0, 15, 80))
+    if padded != "q":
+        (keys, places["cu_seqlens_k_padded"]), (values, _) = (spread(x, lengths_k, (0, 31, 2, 100)) for x in (k, v))
+    if backend != "hip":
+        options["alibi_slopes"] = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    out, lse = run(backend, VARLEN, rows, keys, values, starts_q, starts_k, longest_q, longest_k, causal=True,
+                   return_lse=True, how_v3_bf16_cvt=0, **places, **options)
+    begins = places.get("cu_seqlens_q_padded", starts_q).tolist()
+    own = torch.cat([torch.arange(begin, begin + length) for begin, length in zip(begins, lengths_q)])
+    check_attention(out[own], lse[:, own], q, k, v, causal=True, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
+                    **options)
+
+
+def test_places_too_short_for_their_sequences(device):
+    if device.type != "cpu":
+        pytest.skip("looking at them would wait for the GPU")
+    args = packed(device, (3, 5), (6, 2), 4, 2, 64, BF16)
+    for places, message in (((0, 2, 8), "room for every sequence of cu_seqlens_q, got 2 rows from 0 on for sequence 0"),
+                            ((0, 4, 8), "got 4 rows from 4 on for sequence 1 of 5"), ((0, 3, 9), "end at 8 at most")):
+        with pytest.raises(ValueError, match=message):
+            VARLEN(*args, cu_seqlens_q_padded=torch.tensor(places, dtype=torch.int32))
+    with pytest.raises(ValueError, match="cu_seqlens_k_padded must have shape"):
+        VARLEN(*args, cu_seqlens_k_padded=args[4][:2])
+
+
+@pytest.mark.parametrize("layout", ("bshd", "bhsd"))
+@pytest.mark.parametrize("keys", ("some", "all"))
+def test_padded_queries_of_dense_tensors(device, run, layout, keys):
+    lengths_q, lengths_k = (20, 7), (33, 40) if keys == "some" else (40, 40)
+    q, k, v, starts_q, starts_k, *_ = packed(device, lengths_q, lengths_k, 4, 2, 64, BF16)
+    (rows, _), (all_k, _), (all_v, _) = (spread(x, lengths, [size - length for length in lengths]) for x, lengths, size
+                                         in ((q, lengths_q, 24), (k, lengths_k, 40), (v, lengths_k, 40)))
+    axes = (1, 2) if layout == "bhsd" else (1, 1)
+    tensors = [x.unflatten(0, (2, -1)).transpose(*axes) for x in (rows, all_k, all_v)]
+    given = torch.empty(2, 24, 4, 64, dtype=BF16, device=device).transpose(*axes)
+    for out in (None, given):
+        found, lse = run("triton", aiter_like.flash_attn_func, *tensors, layout=layout, return_lse=True, causal=True,
+                         cu_seqlens_q=starts_q, cu_seqlens_kv=starts_k if keys == "some" else None, out=out,
+                         how_v3_bf16_cvt=0)
+        assert found.shape == tensors[0].shape and (out is None or found is out) and lse.shape == (2, 4, 24)
+        found = torch.cat([part[:length] for part, length in zip(found.transpose(*axes), lengths_q)])
+        lse = torch.cat([part[:, :length] for part, length in zip(lse, lengths_q)], 1)
+        check_attention(found, lse, q, k, v, causal=True, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_of_padded_sequences(device, run, backend):
+    """The derivative knows the places too."""
+    lengths_q, lengths_k = (20, 9), (12, 30)
+    *tensors, starts_q, starts_k, longest_q, longest_k = packed(device, lengths_q, lengths_k, 4, 2, 64, BF16)
+    separate = [tensor.detach().requires_grad_() for tensor in tensors]
+    VARLEN(*separate, starts_q, starts_k, longest_q, longest_k, causal=True, backend="torch").float().square().sum(
+        ).backward()
+    wide, places = [], []
+    for tensor, lengths, gaps in zip(tensors, (lengths_q, lengths_k, lengths_k), ((4, 50), (0, 3), (0, 3))):
+        spaced, begins = spread(tensor, lengths, gaps)
+        wide.append(spaced.nan_to_num().requires_grad_())
+        places.append(begins)
+    out = run(backend, VARLEN, *wide, starts_q, starts_k, longest_q, longest_k, causal=True,
+              cu_seqlens_q_padded=places[0], cu_seqlens_k_padded=places[1])
+    sum(out[begin:begin + length].float().square().sum()
+        for begin, length in zip(places[0].tolist(), lengths_q)).backward()
+    for tensor, want, begins, lengths in zip(wide, separate, places, (lengths_q, lengths_k, lengths_k)):
+        got = torch.cat([tensor.grad[begin:begin + length] for begin, length in zip(begins.tolist(), lengths)])
+        torch.testing.assert_close(got.float(), want.grad.float(), rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradient_of_packed_sequences(device, run, backend):
     q, k, v, *lengths = packed(device, (20, 9), (12, 30), 4, 2, 64, BF16)
@@ -124,62 +205,6 @@ def test_gradient_of_packed_sequences(device, run, backend):
         aiter_like.flash_attn_func(*one, causal=True, backend="torch").float().square().sum().backward()
     for got, want in zip(together, separate, strict=True):
         torch.testing.assert_close(got.grad.float(), want.grad.float(), rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("seqlen_q", (1, 5))
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_cache_with_lengths(device, run, backend, seqlen_q):
-    """Lengths on the device, with NaN stored behind them; one number for all; all of the cache."""
-    q, k, v = dense(device, 3, seqlen_q, 150, 4, 2, 64, BF16)
-    lengths = torch.tensor((150, 7, 64), dtype=torch.int32, device=device)
-    for index, length in enumerate(lengths.tolist()):
-        k[index, length:], v[index, length:] = math.nan, math.nan
-    call = functools.partial(run, backend, WITH_CACHE, q, k, v, return_softmax_lse=True)
-    for options in ({}, {"window_size": (20, 0), "softcap": 3.0}):
-        out, lse = call(cache_seqlens=lengths, **options)
-        check_attention(out, lse, q, k, v, seqlens_k=lengths, **{"causal": True, **options})
-    out, lse = call(cache_seqlens=7)
-    check_attention(out, lse, q, k[:, :7], v[:, :7], causal=True)
-    k, v = k.nan_to_num(), v.nan_to_num()
-    out, lse = run(backend, WITH_CACHE, q, k, v, return_softmax_lse=True)
-    check_attention(out, lse, q, k, v, causal=True)
-
-
-@pytest.mark.parametrize("seqlen_new", (1, 4))
-def test_new_keys_go_behind_those_of_the_cache(device, seqlen_new):
-    q, k_cache, v_cache = dense(device, 3, seqlen_new, 40, 4, 2, 64, BF16)
-    _, k, v = dense(device, 3, 1, seqlen_new, 2, 2, 64, BF16, seed=5)
-    lengths = torch.tensor((0, 17, 38), dtype=torch.int32, device=device)
-    expected = [cache.clone() for cache in (k_cache, v_cache)]
-    for cache, new in zip(expected, (k, v)):
-        for index, length in enumerate(lengths.tolist()):
-            room = min(seqlen_new, 40 - length)  # what has none is left out
-            cache[index, length:length + room] = new[index, :room]
-    call = functools.partial(WITH_CACHE, q, k_cache, v_cache, k, v, backend="triton")
-    out, lse = call(cache_seqlens=lengths, return_softmax_lse=True)
-    assert torch.equal(k_cache, expected[0]) and torch.equal(v_cache, expected[1])
-    grown = (lengths + seqlen_new).clamp(max=40)
-    check_attention(out, lse, q, *expected, causal=True, seqlens_k=grown)
-    call(cache_seqlens=20)
-    assert torch.equal(k_cache[:, 20:20 + seqlen_new], k) and torch.equal(v_cache[:, 20:20 + seqlen_new], v)
-
-
-def test_wrong_calls_with_a_cache(device):
-    q, k, v = dense(device, 2, 1, 40, 4, 2, 64, BF16)
-    for options, kind, message in (
-            ({"page_table": q}, UnsupportedError, "page_table .unified_attention"),
-            ({"attention_chunk": 3}, UnsupportedError, "window"),
-            ({"rotary_cos": q, "rotary_sin": q}, UnsupportedError, "rotary_cos .rotate"),
-            ({"cache_batch_idx": q}, UnsupportedError, "block_table"),
-            ({"cache_seqlens": 41}, ValueError, "between 0 and 40"),
-            ({"cache_seqlens": torch.ones(3).int()}, ValueError, "must have shape"),
-            ({"cache_seqlens": torch.ones(2)}, TypeError, "must have dtype torch.int32"),
-            ({"k": k[:, :1]}, TypeError, "v must be a tensor"),
-            ({"k": k[:, :1, :1], "v": v[:, :1]}, ValueError, "k must have shape"),
-            ({"k": k[:, :5], "v": v[:, :5], "cache_seqlens": 36}, ValueError, "together must be between 0 and 40"),
-            ({"return_softmax_lse": 1}, TypeError, "True or False")):
-        with pytest.raises(kind, match=message):
-            WITH_CACHE(q, k, v, **options)
 
 
 def fp8(device, tensors):

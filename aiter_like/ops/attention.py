@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import AttentionCall, read_window
+from aiter_like.attention_call import AttentionCall, check_lengths, read_window
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_batch_prefill import mha_batch_prefill_func
 from aiter_like.ops.attention_bwd import attend
 from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.ops.attention_padding import for_padding_too, with_padding
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
@@ -56,7 +57,9 @@ def flash_attn_func(
         how_v3_bf16_cvt: rounding of P and `out` to bf16: 0 to nearest even, 1 to nearest with ties away from zero, 2
             towards zero. fp16 rounds to nearest even, with 2 possibly towards zero; backend "torch" rounds only `out`,
             to nearest even.
-        cu_seqlens_q: None: q has no padding.
+        cu_seqlens_q: int32 [batch + 1]: sequence b has cu_seqlens_q[b + 1] − cu_seqlens_q[b] queries, the first of the
+            seqlen_q stored ones; served as `flash_attn_varlen_func` with padding, without `bias`, for which q, k and v
+            must be [batch · length, heads, dim] in memory, or are copied so. None: all of them.
         cu_seqlens_kv: int32 [batch + 1]: sequence b has cu_seqlens_kv[b + 1] − cu_seqlens_kv[b] keys, the first of
             the seqlen_k stored ones; the diagonal ends at the last of them.
         sink_ptr: fp32 [num_heads]: one more score per row in the softmax's denominator, with no value.
@@ -87,16 +90,23 @@ def flash_attn_func(
     Source: Dao et al., FlashAttention (2022); AITER's `flash_attn_func`.
     """
     op = "flash_attn_func"
+    if cu_seqlens_q is not None:
+        return _padded_queries(
+            op, layout, q, k, v, out, cu_seqlens_q, cu_seqlens_kv, bias, dropout_p=dropout_p,
+            softmax_scale=softmax_scale, logits_soft_cap=logits_soft_cap, causal=causal, window_size=window_size,
+            alibi_slopes=alibi_slopes, return_lse=return_lse, return_attn_probs=return_attn_probs,
+            how_v3_bf16_cvt=how_v3_bf16_cvt, sink_ptr=sink_ptr, round_mode=round_mode, workspace=workspace,
+            backend=backend)
     left, right, sink_size, seqlens_k, rng_state, given = -1, 0 if causal else -1, 0, None, None, out
     if layout != "bshd":
         check.choice(op, "layout", layout, ("bshd", "bhsd"))
         q, k, v, out = (_swapped(op, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out)))
     if (causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0)
-            or bias is not None or dropout_p or cu_seqlens_q is not None or cu_seqlens_kv is not None):
+            or bias is not None or dropout_p or cu_seqlens_kv is not None):
         left, right, sink_size = read_window(op, window_size, causal)
         bias = _with_four_dimensions(op, bias)
         rng_state = _new_rng_state(op, dropout_p, q)
-        seqlens_k = _key_lengths(op, cu_seqlens_q, cu_seqlens_kv)
+        seqlens_k = _key_lengths(op, cu_seqlens_kv)
     if round_mode is not None:
         how_v3_bf16_cvt = read_rounding(op, round_mode, how_v3_bf16_cvt, q)
     try:
@@ -168,12 +178,14 @@ def flash_attn_varlen_func(
         block_table: int32 [batch, pages]: `k` and `v` are pages [num_pages, page_size, num_kv_heads, dim], and
             `unified_attention`'s kernel serves the call, without bias and dropout; it rounds to nearest even.
         out: tensor to write, [total_q, num_heads, head_dim_v]; default: a new contiguous one.
-        cu_seqlens_q_padded, cu_seqlens_k_padded: None, or the tensors cu_seqlens_q and cu_seqlens_k themselves.
+        cu_seqlens_q_padded: int32 [batch + 1]: where the sequences begin in `q` and `out`, which then have padding
+            between them; cu_seqlens_q still tells their lengths, as if it were not there. None: there is none.
+        cu_seqlens_k_padded: the same for `k` and `v`.
 
     Returns:
         `out`, or a tuple: `out`, with `return_lse` lse: [num_heads, total_q] fp32, natural logarithm, with
         `return_attn_probs` S_dmask. A row that sees no key gives 0 and −inf (with a sink: the sink). Rows of no
-        sequence are not written.
+        sequence are not written, but those of padding between sequences may be: what they hold has no meaning.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -182,22 +194,23 @@ def flash_attn_varlen_func(
         UnsupportedError: an option or a backend that cannot serve the call, with the reasons.
 
     Notes:
-        As `flash_attn_func`.
+        As `flash_attn_func`. Padding counts as sequences of its own, which attend to the padding of the keys.
 
     Source: AITER's `flash_attn_varlen_func`.
     """
     op = "flash_attn_varlen_func"
     left, right, sink_size, rng_state = -1, 0 if causal else -1, 0, None
     if block_table is not None:
-        _refuse_beside_pages(op, bias=bias is not None, round_mode=round_mode not in (None, "rtne"))
+        _refuse_beside(op, "block_table", bias=bias is not None, round_mode=round_mode not in (None, "rtne"),
+                       cu_seqlens_q_padded=cu_seqlens_q_padded is not None,
+                       cu_seqlens_k_padded=cu_seqlens_k_padded is not None)
         check.tensor(op, "cu_seqlens_k", cu_seqlens_k, rank=1, dtypes=(torch.int32,))
         return mha_batch_prefill_func(
             q, k, v, cu_seqlens_q, None, None, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, logits_soft_cap,
             causal, window_size, alibi_slopes, deterministic, return_lse, return_attn_probs, out,
             block_table=block_table, seqlen_k=cu_seqlens_k.diff(), sink_ptr=sink_ptr, backend=backend)
     if (causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0)
-            or dropout_p or cu_seqlens_q_padded is not None or cu_seqlens_k_padded is not None):
-        _refuse_padding(op, (cu_seqlens_q, cu_seqlens_q_padded), (cu_seqlens_k, cu_seqlens_k_padded))
+            or dropout_p):
         left, right, sink_size = read_window(op, window_size, causal)
         rng_state = _new_rng_state(op, dropout_p, q)
     if round_mode is not None:
@@ -211,6 +224,11 @@ def flash_attn_varlen_func(
         raise
     check_lengths(op, "cu_seqlens_q", cu_seqlens_q, total_q, max_seqlen_q)
     check_lengths(op, "cu_seqlens_k", cu_seqlens_k, total_k, max_seqlen_k)
+    if (cu_seqlens_q_padded is not None and cu_seqlens_q_padded is not cu_seqlens_q
+            or cu_seqlens_k_padded is not None and cu_seqlens_k_padded is not cu_seqlens_k):
+        cu_seqlens_q = with_padding(op, "cu_seqlens_q", cu_seqlens_q, cu_seqlens_q_padded, total_q)
+        cu_seqlens_k = with_padding(op, "cu_seqlens_k", cu_seqlens_k, cu_seqlens_k_padded, total_k)
+        alibi_slopes = for_padding_too(alibi_slopes)
     if softmax_scale is None:
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
     lse = None
@@ -304,52 +322,48 @@ def _new_rng_state(op: str, dropout_p: float, q: Tensor) -> Tensor | None:
     return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
 
 
-def _key_lengths(op: str, cu_seqlens_q: Tensor | None, cu_seqlens_kv: Tensor | None) -> Tensor | None:
+def _key_lengths(op: str, cu_seqlens_kv: Tensor | None) -> Tensor | None:
     """[batch] int32."""
-    if cu_seqlens_q is not None:
-        raise UnsupportedError(f"{op}: no backend supports cu_seqlens_q, padding among the queries of dense tensors: "
-                               "pack them for flash_attn_varlen_func", op, {"cu_seqlens_q": "not supported"})
     if cu_seqlens_kv is None:
         return None
     check.tensor(op, "cu_seqlens_kv", cu_seqlens_kv, rank=1, dtypes=(torch.int32,))
     return cu_seqlens_kv.diff()
 
 
-def _refuse_beside_pages(op: str, **asked: bool) -> None:
-    reasons = {name: "not with pages" for name, is_asked in asked.items() if is_asked}
-    if reasons:
-        raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)} beside block_table", op, reasons)
-
-
-def _refuse_padding(op: str, *pairs: tuple[Tensor, Tensor | None]) -> None:
-    for starts, padded in pairs:
-        if padded is not None and padded is not starts:
-            raise UnsupportedError(f"{op}: no backend supports padding between sequences: cu_seqlens_q_padded and "
-                                   "cu_seqlens_k_padded must be cu_seqlens_q and cu_seqlens_k themselves", op,
-                                   {"padding": "not supported"})
-
-
-def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int) -> None:
-    """Cumulative lengths on the CPU: from 0 on, never falling, within the tensor and its longest sequence. Those on a
-    GPU are not looked at: that would wait for it.
+def _padded_queries(op: str, layout: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, cu_seqlens_q: Tensor,
+                    cu_seqlens_kv: Tensor | None, bias: Tensor | None, **options: Any) -> Tensor | tuple[Tensor, ...]:
+    """Dense tensors whose sequences are shorter than their places: packed ones, with the rest as padding.
 
     Raises:
-        ValueError: they are not.
+        UnsupportedError: there is a bias.
+        ValueError: no such layout; `out` is no tensor of rows.
     """
-    if (torch.compiler.is_compiling() or type(starts) is not Tensor or starts.device.type != "cpu"
-            or starts.dtype != torch.int32 or starts.ndim != 1):
-        return
-    values = starts.tolist()
-    lengths = [end - start for start, end in zip(values, values[1:])]
-    if not values or values[0] != 0 or values[-1] > total or min(lengths, default=0) < 0:
-        raise ValueError(f"{op}: {name} must start at 0, never fall and end at {total} at most, got {_short(values)}")
-    if isinstance(longest, int) and max(lengths, default=0) > longest:
-        raise ValueError(f"{op}: max_seqlen_{name[-1]} must be at least {max(lengths)}, the longest sequence in "
-                         f"{name}, got {longest}")
+    check.choice(op, "layout", layout, ("bshd", "bhsd"))
+    _refuse_beside(op, "cu_seqlens_q", bias=bias is not None)
+    rows, places, axes = [], [], (1, 2) if layout == "bhsd" else (1, 1)
+    for name, x in (("q", q), ("k", k), ("v", v), *([] if out is None else [("out", out)])):
+        check.tensor(op, name, x, rank=4)
+        x = x.transpose(*axes)
+        if name == "out" and len(x) > 1 and x.stride(0) != x.shape[1] * x.stride(1):
+            raise ValueError(f"{op}: out must have its sequences one behind the other beside cu_seqlens_q, got strides "
+                             f"{x.stride()}")
+        rows.append(x.flatten(0, 1))
+        places.append(torch.arange(len(x) + 1, dtype=torch.int32, device=x.device) * x.shape[1])
+    shape, longest = (len(q), q.shape[axes[1]]), (q.shape[axes[1]], k.shape[axes[1]])
+    found = flash_attn_varlen_func(
+        *rows[:3], cu_seqlens_q, places[1] if cu_seqlens_kv is None else cu_seqlens_kv, *longest,
+        out=None if out is None else rows[3], cu_seqlens_q_padded=places[0], cu_seqlens_k_padded=places[1], **options)
+    parts = list(found) if isinstance(found, tuple) else [found]
+    parts[0] = parts[0].unflatten(0, shape).transpose(*axes) if out is None else out
+    if options["return_lse"]:
+        parts[1] = parts[1].unflatten(1, shape).transpose(0, 1)
+    return tuple(parts) if isinstance(found, tuple) else parts[0]
 
 
-def _short(values: list[int]) -> str:
-    return str(values if len(values) <= 12 else [*values[:5], "…", *values[-5:]])
+def _refuse_beside(op: str, other: str, **asked: bool) -> None:
+    reasons = {name: f"not with {other}" for name, is_asked in asked.items() if is_asked}
+    if reasons:
+        raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)} beside {other}", op, reasons)
 
 
 def _results(op: str, out: Tensor, lse: Tensor | None, return_lse: bool, return_attn_probs: bool,

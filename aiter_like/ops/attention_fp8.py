@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import read_window
-from aiter_like.ops.attention import check_lengths
+from aiter_like.attention_call import check_lengths, read_window
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 
 __all__ = ["flash_attn_fp8_pertensor_func", "flash_attn_varlen_fp8_pertensor_func"]

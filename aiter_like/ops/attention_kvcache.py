@@ -11,22 +11,14 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import read_window
+from aiter_like.attention_call import check_lengths, read_window
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_append import OP, Cache, append, check_new, read_cache, rotated, without_padding
 from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.kv_cache import reshape_and_cache_flash
+from aiter_like.ops.attention_paged import unified_attention_op
 
 __all__ = ["flash_attn_with_kvcache"]
 
-_OP = "flash_attn_with_kvcache"
-_ROTATE = "rotate q and k before the call, as with rope_cached_positions_2c_fwd_inplace"
-_INSTEAD = {
-    "page_table": "unified_attention takes pages",
-    "cache_batch_idx": "unified_attention takes the caches as pages of seqlen_k keys, the indices as block_table",
-    "rotary_cos": _ROTATE, "rotary_sin": _ROTATE, "rotary_seqlens": _ROTATE, "qv": "it belongs to latent attention",
-    "cache_leftpad": "begin each sequence at the cache's first key",
-    "cu_seqlens_q": "unified_attention takes packed queries", "cu_seqlens_k_new": "append with reshape_and_cache_flash",
-}
 
 
 def flash_attn_with_kvcache(
@@ -38,38 +30,51 @@ def flash_attn_with_kvcache(
         max_seqlen_q: int | None = None, return_softmax_lse: bool = False, page_table: Tensor | None = None,
         cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, rotary_cos: Tensor | None = None,
         rotary_sin: Tensor | None = None, rotary_seqlens: Tensor | None = None, cu_seqlens_q: Tensor | None = None,
-        cu_seqlens_k_new: Tensor | None = None, *, workspace: Tensor | None = None, out: Tensor | None = None,
-        backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        cu_seqlens_k_new: Tensor | None = None, *, rotary_interleaved: bool = True, workspace: Tensor | None = None,
+        out: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of new queries over the keys of a cache, to which new keys may be appended first.
 
     `out = softmax(softmax_scale · q kᵀ + mask) v` over the first cache_seqlens + seqlen_new keys of each sequence; the
     last query stands at the last of them.
 
     Args:
-        q: [batch, seqlen_q, num_heads, head_dim] bf16|fp16, or the device's e4m3 with such caches.
-        k_cache: [batch, seqlen_k, num_kv_heads, head_dim], dtype of `q`, last dimension contiguous.
-        v_cache: [batch, seqlen_k, num_kv_heads, head_dim_v], likewise.
-        k: [batch, seqlen_new, num_kv_heads, head_dim], written to the cache behind its keys; None: nothing is. A key
-            for which there is no room is left out.
-        v: [batch, seqlen_new, num_kv_heads, head_dim_v], given together with `k`.
-        cache_seqlens: keys in the cache before the call, int32 [batch] or one number for all; None: all seqlen_k.
+        q: [batch, seqlen_q, num_heads, head_dim] bf16|fp16, or the device's e4m3 with such caches; with `cu_seqlens_q`
+            [total_q, num_heads, head_dim].
+        k_cache: [batch, seqlen_k, num_kv_heads, head_dim], dtype of `q`, last dimension contiguous; with
+            `cache_batch_idx` more sequences, with `page_table` [num_pages, page_size, num_kv_heads, head_dim].
+        v_cache: likewise, with head_dim_v.
+        k: [batch, seqlen_new, num_kv_heads, head_dim], with `cu_seqlens_k_new` [total_new, …], written to the cache
+            behind its keys; None: nothing is. A key for which there is no room is left out.
+        v: likewise, with head_dim_v, given together with `k`.
+        qv: None: it belongs to latent attention.
+        cache_seqlens: keys in the cache before the call, those before `cache_leftpad` included, int32 [batch] or one
+            number for all; None: all there is room for.
         softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim).
         causal, window_size: as in `flash_attn_func`, the diagonal ends at each sequence's last key.
+        attention_chunk: 0: a window limits the keys.
         softcap: scores become softcap · tanh(score / softcap); 0: they do not.
-        num_splits: at most so many workgroups share the keys of a row; 0: as the kernel likes.
+        num_splits: at most so many workgroups share the keys of a row; 0: as the kernel likes, always so with pages.
+        pack_gqa, sm_margin: hints without effect.
         q_descale, k_descale, v_descale: fp32 [1], with fp8 tensors: what the elements are multiplied by.
+        max_seqlen_q: with `cu_seqlens_q` not less than the longest sequence of `q`; rows beyond are not computed.
         return_softmax_lse: also return the log-sum-exp of the scores.
-        pack_gqa, sm_margin, max_seqlen_q: hints without effect.
-        attention_chunk: 0.
-        qv, page_table, cache_batch_idx, cache_leftpad, rotary_cos, rotary_sin, rotary_seqlens, cu_seqlens_q,
-            cu_seqlens_k_new: None; the error says what to use instead.
-        workspace: as in `flash_attn_func`.
-        out: tensor to write, [batch, seqlen_q, num_heads, head_dim_v]; default: a new one, bf16 for fp8.
+        page_table: int32 [batch, pages]: the pages of each sequence.
+        cache_batch_idx: int32 [batch]: the sequence of the caches that belongs to each of `q`; different ones with `k`.
+        cache_leftpad: int32 [batch]: the first key of each sequence; those before it do not exist.
+        rotary_cos, rotary_sin: [positions, rotary_dim / 2] bf16|fp16|fp32: `k` is rotated at the positions where it
+            goes in the cache, `q` at the same ones, without mask and window at the first of them.
+        rotary_seqlens: int32 [batch]: the first position instead of `cache_seqlens`.
+        cu_seqlens_q: int32 [batch + 1]: `q` holds the sequences' queries one after the other.
+        cu_seqlens_k_new: int32 [batch + 1], the same for `k` and `v`.
+        rotary_interleaved: elements 2i and 2i + 1 are a pair; False: i and i + rotary_dim / 2.
+        workspace: as in `flash_attn_func`; not with pages.
+        out: tensor to write, shaped as `q` with head_dim_v, its sequences one behind the other in memory; default: a
+            new one, bf16 for fp8.
         backend: "hip", "ck", "triton" or "torch" instead of the automatic choice, of the attention.
 
     Returns:
-        `out`, or with `return_softmax_lse` the pair `out`, lse: [batch, num_heads, seqlen_q] fp32, natural logarithm.
-        With `k` and `v` the caches are written too.
+        `out`, or with `return_softmax_lse` the pair `out`, lse: [batch, num_heads, seqlen_q], with `cu_seqlens_q`
+        [num_heads, total_q], fp32, natural logarithm. With `k` and `v` the caches are written too.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -77,80 +82,119 @@ def flash_attn_with_kvcache(
         UnsupportedError: an option or a backend that cannot serve the call, with the alternative.
 
     Notes:
-        As `flash_attn_func`. Lengths on the device stay there: the call can be captured in a graph.
+        As `flash_attn_func`. Lengths on the device stay there: the call can be captured in a graph. page_table,
+        cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernel of `unified_attention` ("triton", "torch"),
+        which rounds to nearest even: caches are its pages, with `cache_leftpad` of one key each, which costs a table of
+        4 bytes per key. Rotation and appending are kernels of their own: they write q and k once more.
 
     Source: Dao, FlashAttention; AITER's `flash_attn_with_kvcache`.
     """
-    _refuse(attention_chunk, page_table=page_table, cache_batch_idx=cache_batch_idx, rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin, rotary_seqlens=rotary_seqlens, qv=qv, cache_leftpad=cache_leftpad,
-            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new)
-    check.tensor(_OP, "q", q, rank=4)
-    check.tensor(_OP, "k_cache", k_cache, rank=4)
-    check.tensor(_OP, "v_cache", v_cache, rank=4)
-    check.flag(_OP, "return_softmax_lse", return_softmax_lse)
-    (batch, seqlen_q, num_heads, head_dim), seqlen_k = q.shape, k_cache.shape[1]
-    left, right, sink_size = read_window(_OP, window_size, causal)
+    _refuse(attention_chunk=attention_chunk, qv=qv)
+    check.tensor(OP, "q", q, rank=4 if cu_seqlens_q is None else 3)
+    check.flag(OP, "return_softmax_lse", return_softmax_lse)
+    left, right, sink_size = read_window(OP, window_size, causal)
+    batch = len(q) if cu_seqlens_q is None else _batch_of(cu_seqlens_q, q, max_seqlen_q)
+    cache = read_cache(k_cache, v_cache, page_table, cache_batch_idx, batch, q.device)
+    lengths = _read_lengths(cache_seqlens, batch, cache.capacity, q.device)
+    if k is not None or v is not None or cu_seqlens_k_new is not None:
+        check_new(k, v, cache, cu_seqlens_k_new, batch)
+    if rotary_cos is not None or rotary_sin is not None or rotary_seqlens is not None:
+        first = lengths if rotary_seqlens is None else _read_lengths(rotary_seqlens, batch, None, q.device)
+        q, k = rotated(q, k, rotary_cos, rotary_sin, first, cu_seqlens_q, cu_seqlens_k_new,
+                        rotary_interleaved, is_all_at_first=(left, right) == (-1, -1))
+    if k is not None:
+        lengths = append(k, v, cache, lengths, cu_seqlens_k_new, (k_descale, v_descale), batch)
+    seqlen_q = q.shape[1] if cu_seqlens_q is None else max_seqlen_q
     if seqlen_q <= right + 1:  # the limit is behind the last key: decoding needs no causal mask
         right = -1
-    lengths = _read_lengths(cache_seqlens, batch, seqlen_k, q.device)
-    if k is not None or v is not None:
-        lengths = _append(k, v, k_cache, v_cache, lengths, (k_descale, v_descale))
-    if isinstance(lengths, int):
-        k_cache, v_cache, lengths = k_cache[:, :lengths], v_cache[:, :lengths], None
     if out is None:
         dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
-        out = torch.empty(batch, seqlen_q, num_heads, v_cache.shape[3], dtype=dtype, device=q.device)
-    lse = torch.empty(batch, num_heads, seqlen_q, device=q.device) if return_softmax_lse else None
-    scale = max(head_dim, 1) ** -0.5 if softmax_scale is None else softmax_scale
-    flash_attn_fwd(out, lse, q, k_cache, v_cache, None, None, lengths, None, None, None, q_descale, k_descale,
-                   v_descale, None, workspace, seqlen_q, k_cache.shape[1], scale, left, right, sink_size, softcap, 0.0,
-                   num_splits, 0, backend=backend)
-    return out if lse is None else (out, lse)
+        out = torch.empty(*q.shape[:-1], v_cache.shape[3], dtype=dtype, device=q.device)
+    scale = max(q.shape[-1], 1) ** -0.5 if softmax_scale is None else softmax_scale
+    descales, limits = (q_descale, k_descale, v_descale), (scale, left, right, sink_size, softcap)
+    if cache.table is None and cache_leftpad is None and cu_seqlens_q is None:
+        lse = _attend(out, q, cache, lengths, descales, workspace, limits, num_splits, return_softmax_lse, backend)
+    else:
+        if cache_leftpad is not None:
+            cache, lengths = without_padding(cache, lengths, cache_leftpad, batch)
+        lse = _attend_pages(out, q, cache, lengths, cu_seqlens_q, seqlen_q, descales, limits, return_softmax_lse,
+                            backend)
+    return (out, lse) if return_softmax_lse else out
 
 
 flash_attn_fwd.public.append(flash_attn_with_kvcache)
 
 
-def _refuse(attention_chunk: int, **tensors: Tensor | None) -> None:
-    reasons = {name: _INSTEAD[name] for name, value in tensors.items() if value is not None}
-    if attention_chunk:
-        reasons["attention_chunk"] = "a window limits the keys"
+def _refuse(attention_chunk: int, qv: Tensor | None) -> None:
+    reasons = {"attention_chunk": "a window limits the keys"} if attention_chunk else {}
+    if qv is not None:
+        reasons["qv"] = "it belongs to latent attention"
     if reasons:
-        raise UnsupportedError(f"{_OP}: no backend supports "
-                               + "; ".join(f"{name} ({instead})" for name, instead in reasons.items()), _OP, reasons)
+        raise UnsupportedError(f"{OP}: no backend supports "
+                               + "; ".join(f"{name} ({instead})" for name, instead in reasons.items()), OP, reasons)
 
 
-def _read_lengths(cache_seqlens: Tensor | int | None, batch: int, seqlen_k: int, device: torch.device) -> Tensor | int:
-    """Keys in the cache: int32 [batch], or a number for all."""
-    if isinstance(cache_seqlens, Tensor):
-        check.tensor(_OP, "cache_seqlens", cache_seqlens, dtypes=(torch.int32,), shape=(batch,), device=device)
-        return cache_seqlens
-    if cache_seqlens is None:
-        return seqlen_k
-    check.integer(_OP, "cache_seqlens", cache_seqlens, 0, seqlen_k)
-    return cache_seqlens
-
-
-def _append(k: Tensor | None, v: Tensor | None, k_cache: Tensor, v_cache: Tensor, lengths: Tensor | int,
-            descales: tuple[Tensor | None, Tensor | None]) -> Tensor | int:
-    """Writes `k` and `v` behind the cache's keys; the lengths afterwards. Nothing waits for the device.
+def _batch_of(cu_seqlens_q: Tensor, q: Tensor, max_seqlen_q: int | None) -> int:
+    """Sequences of packed queries.
 
     Raises:
-        TypeError, ValueError: they do not fit the caches.
+        TypeError, ValueError: cu_seqlens_q or max_seqlen_q are not what they must be.
     """
-    batch, seqlen_k = k_cache.shape[:2]
-    check.tensor(_OP, "k", k, shape=(batch, None, *k_cache.shape[2:]), device=k_cache.device)
-    check.tensor(_OP, "v", v, dtypes=(k.dtype,), shape=(*k.shape[:2], *v_cache.shape[2:]), device=k_cache.device)
-    new = torch.arange(k.shape[1], device=k.device)
+    check.tensor(OP, "cu_seqlens_q", cu_seqlens_q, rank=1, dtypes=(torch.int32,), device=q.device)
+    check.integer(OP, "max_seqlen_q", max_seqlen_q, 0)
+    check_lengths(OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
+    if len(cu_seqlens_q) < 2 and len(q):
+        raise ValueError(f"{OP}: cu_seqlens_q must name the sequences of q's {len(q)} rows, got shape "
+                         f"{tuple(cu_seqlens_q.shape)}")
+    return max(len(cu_seqlens_q) - 1, 0)
+
+
+def _read_lengths(lengths: Tensor | int | None, batch: int, most: int | None, device: torch.device) -> Tensor | int:
+    """Keys of each sequence, int32 [batch], or a number for all; most: None: `lengths` are first positions."""
+    name = "rotary_seqlens" if most is None else "cache_seqlens"
+    if most is None or isinstance(lengths, Tensor):
+        check.tensor(OP, name, lengths, dtypes=(torch.int32,), shape=(batch,), device=device)
+        return lengths
+    if lengths is None:
+        return most
+    check.integer(OP, name, lengths, 0, most)
+    return lengths
+
+
+def _attend(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, descales: tuple, workspace: Tensor | None,
+            limits: tuple, num_splits: int, has_lse: bool, backend: str | None) -> Tensor | None:
+    """Contiguous caches: writes `out`; the LSE."""
+    (batch, seqlen_q, num_heads, _), k, v = q.shape, cache.k, cache.v
+    scale, left, right, sink_size, softcap = limits
     if isinstance(lengths, int):
-        check.integer(_OP, "cache_seqlens and the length of k together", lengths + k.shape[1], 0, seqlen_k)
-        places = (lengths + new).expand(batch, -1)
-    else:
-        places = lengths.clamp(0, seqlen_k)[:, None] + new
-    first = torch.arange(0, batch * seqlen_k, max(seqlen_k, 1), device=k.device)[:batch, None]
-    slots = torch.where(places < seqlen_k, first + places, -1)  # [batch, seqlen_new]; −1: no room
-    is_quantised = k.dtype != k_cache.dtype
-    reshape_and_cache_flash(k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slots.flatten(),
-                            "fp8" if is_quantised else "auto", *(descales if is_quantised else (None, None)))
-    grown = lengths + k.shape[1]
-    return grown if isinstance(grown, int) else grown.clamp(max=seqlen_k)
+        k, v, lengths = k[:, :lengths], v[:, :lengths], None
+    lse = torch.empty(batch, num_heads, seqlen_q, device=q.device) if has_lse else None
+    flash_attn_fwd(out, lse, q, k, v, None, None, lengths, None, None, None, *descales, None, workspace, seqlen_q,
+                   k.shape[1], scale, left, right, sink_size, softcap, 0.0, num_splits, 0, backend=backend)
+    return lse
+
+
+def _attend_pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, cu_seqlens_q: Tensor | None,
+                  seqlen_q: int, descales: tuple, limits: tuple, has_lse: bool, backend: str | None) -> Tensor | None:
+    """Pages: writes `out`; the LSE.
+
+    Raises:
+        ValueError: `out` is no tensor of rows.
+    """
+    device, rows_q, rows_out, starts = q.device, q, out, cu_seqlens_q
+    batch = len(q) if starts is None else len(starts) - 1
+    if starts is None:
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * seqlen_q
+        rows_q = q.flatten(0, 1)
+        check.tensor(OP, "out", out, shape=(*q.shape[:-1], cache.v.shape[3]))
+        if out.numel() and out.stride(0) != seqlen_q * out.stride(1) and batch > 1:
+            raise ValueError(f"{OP}: out must have its sequences one behind the other, got strides {out.stride()}")
+        rows_out = out.flatten(0, 1)
+    table = torch.arange(batch, dtype=torch.int32, device=device)[:, None] if cache.table is None else cache.table
+    longest = lengths if isinstance(lengths, int) else cache.capacity
+    if isinstance(lengths, int):
+        lengths = torch.full((batch,), lengths, dtype=torch.int32, device=device)
+    lse = torch.empty(q.shape[-2], len(rows_q), device=device) if has_lse else None
+    unified_attention_op(rows_out, lse, rows_q, cache.k, cache.v, starts, lengths, table, None, *descales, None, None,
+                         None, None, seqlen_q, longest, *limits, backend=backend)
+    return lse if lse is None or cu_seqlens_q is not None else lse.unflatten(1, (batch, seqlen_q)).transpose(0, 1)
