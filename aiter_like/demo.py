@@ -139,12 +139,12 @@ class _Model:
             digest = hashlib.file_digest(weights, "sha256").hexdigest()
         if digest != WEIGHTS_SHA256:
             raise AiterLikeError(f"{folder}/model.safetensors has SHA-256 {digest}, expected {WEIGHTS_SHA256}")
-        integration.register(compute_dtype=DTYPE)
+        attention = integration.register(compute_dtype=DTYPE)
         transformers.utils.logging.disable_progress_bar()
         local = {"local_files_only": True, "dtype": torch.float32}
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.stock = transformers.AutoModel.from_pretrained(folder, **local).eval()
-        self.ours = transformers.AutoModel.from_pretrained(folder, attn_implementation=integration.NAME, **local).eval()
+        self.ours = transformers.AutoModel.from_pretrained(folder, attn_implementation=attention, **local).eval()
         self.num_heads = self.stock.config.num_attention_heads
         self.head_dim = self.stock.config.hidden_size // self.num_heads
 

@@ -28,6 +28,7 @@ from aiter_like.integrations import transformers as integration
 
 _SIZES = {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
           "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256, "max_position_embeddings": 4096,
+          "tie_word_embeddings": True,
           "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
 _TINY = _SIZES | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
                   "head_dim": 32, "intermediate_size": 128, "vocab_size": 200}

@@ -32,7 +32,7 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
                    mask_function: Any = causal_mask_function, attention_mask: Tensor | None = None,
                    local_size: int | None = None, allow_is_causal_skip: bool = True,
                    allow_is_bidirectional_skip: bool = False, dtype: torch.dtype = torch.float32, config: Any = None,
-                   device: torch.device | str = "cpu", **options: Any) -> Tensor | None:
+                   **options: Any) -> Tensor | None:
     """The mask of one forward, as transformers' mask functions are called; `attention_forward` reads it.
 
     Args:
@@ -41,7 +41,7 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
         allow_is_causal_skip, allow_is_bidirectional_skip: there may be no mask where the layer knows it.
         dtype: of the model's hidden states.
         config: of the model.
-        others: as in `transformers.masking_utils.sdpa_mask`.
+        others: as in `transformers.masking_utils.sdpa_mask`, with its options.
 
     Returns:
         None: each query sees every key up to its own position, or, in a layer that is not causal, every key; of
@@ -63,7 +63,7 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
     mask = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset,
                      kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
                      local_size=local_size, allow_is_causal_skip=allow_is_causal_skip,
-                     allow_is_bidirectional_skip=allow_is_bidirectional_skip, device=device, **options)
+                     allow_is_bidirectional_skip=allow_is_bidirectional_skip, **options)
     return None if mask is None else _additive(mask, dtype)
 
 
@@ -71,8 +71,7 @@ def attention_forward(
         module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
         scaling: float | None = None, dropout: float = 0.0, is_causal: bool | None = None,
         sliding_window: int | None = None, softcap: float | None = None, s_aux: Tensor | None = None,
-        position_bias: Tensor | None = None, compute_dtype: torch.dtype | None = None,
-        **options: Any) -> tuple[Tensor, None]:
+        compute_dtype: torch.dtype | None = None, **options: Any) -> tuple[Tensor, None]:
     """Attention as transformers calls it, through `flash_attn_func` and `flash_attn_varlen_func`.
 
     Args:
@@ -86,9 +85,9 @@ def attention_forward(
         sliding_window: a query sees so many keys, itself included.
         softcap: scores become softcap · tanh(score / softcap).
         s_aux: [num_heads], one more score per row in the softmax's denominator, with no value (gpt-oss).
-        position_bias: [1 or batch, num_heads, seqlen_q, seqlen_k], added to the scores.
         compute_dtype: q, k and v are cast to it for the kernel; the result has the model's dtype. None: no casts.
-        options: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k of sequences packed into one row.
+        options: position_bias, [1 or batch, num_heads, seqlen_q, seqlen_k], added to the scores; cu_seq_lens_q,
+            cu_seq_lens_k, max_length_q, max_length_k of sequences packed into one row.
 
     Returns:
         ([batch, seqlen_q, num_heads, head_dim] in the query's dtype, None).
@@ -97,6 +96,7 @@ def attention_forward(
         UnsupportedError: an option that would change the result and that the operator lacks.
         TypeError: q is neither bfloat16 nor float16, and there is no compute_dtype.
     """
+    position_bias = options.pop("position_bias", None)
     packed = [options.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")]
     _refuse_others(options)
     if (compute_dtype or query.dtype) not in _WIDE:
