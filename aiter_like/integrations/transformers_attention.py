@@ -102,6 +102,8 @@ def attention_forward(
     if (compute_dtype or query.dtype) not in _WIDE:
         raise TypeError(f"attention of {query.dtype}: only bfloat16 and float16 are computed; "
                         "enable(model, compute_dtype=torch.bfloat16) casts")
+    if any(x.shape[-1] > 1 and x.stride(-1) != 1 for x in (query, key, value)):
+        raise UnsupportedError("attention of heads that are not contiguous")
     is_causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     # The kernel takes any outer strides, so these transposes move no data.
     q, k, v = (x.transpose(1, 2).to(compute_dtype or x.dtype) for x in (query, key, value))  # [B, S, H, D]

