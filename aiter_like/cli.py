@@ -29,6 +29,7 @@ _COMMANDS = {
     "bench": ("aiter_like.tune_commands", "time every backend of an operator on a shape, checked first"),
     "explain": ("aiter_like.cli", "which backend and kernel would serve a call, and why not the others"),
     "names": ("aiter_like.integrations.commands", "AITER's names, and which backends serve each of them"),
+    "shim": ("aiter_like.integrations.commands", "where a package `aiter` lies, for engines without AMD's"),
     "verify": ("aiter_like.cli", "run the self-check of every kernel on this device and write a report"),
 }
 

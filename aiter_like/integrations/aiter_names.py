@@ -20,10 +20,23 @@ import torch
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 
+
+class _DeviceFp8:
+    """A default that no signature can state: None here, an fp8 where somebody has asked for the device already."""
+
+    def __eq__(self, other: object) -> bool:
+        return other in (None, torch.float8_e4m3fnuz, torch.float8_e4m3fn)
+
+    def __repr__(self) -> str:
+        return "the device's fp8"
+
+    __hash__ = None
+
+
 _FILE = Path(__file__).with_suffix(".txt")
 _SYMBOLS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "i8": torch.int8,
             "fp4x2": getattr(torch, "float4_e2m1fn_x2", torch.uint8),
-            "fp8": None,  # the tensors' device decides, which no default can
+            "fp8": _DeviceFp8(),
             "QuantType.No": QuantType.No, "ActivationType.Silu": ActivationType.Silu}
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes, paths
+from aiter_like.ops.group_norm import group_norm
 
 AITER_CONFIGS = SimpleNamespace(AITER_CONFIG_GEMM_A8W8_FILE="", AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE="",
                                 AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE="", AITER_CONFIG_FMOE_FILE="")
@@ -36,6 +37,16 @@ class GateMode(str, Enum):  # noqa: UP042 (engines compare and print it as AITER
     MOCK_GATE_ONLY = "mock_gate_only"
     GATE_ONLY = "gate_only"
     INTERLEAVE = "interleave"
+
+
+class GroupNorm(torch.nn.GroupNorm):
+    """torch's layer, with `group_norm` behind it."""
+
+    def forward(self, x: Tensor, use_torch: bool = False) -> Tensor:
+        """`use_torch`: torch's own function."""
+        if use_torch:
+            return super().forward(x)
+        return group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
 
 
 class CustomAllreduce:

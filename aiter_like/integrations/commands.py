@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""The command `names`: the table of AITER's names as a page."""
+"""The commands `names`, AITER's names as a page, and `shim`, the directory of a package `aiter` made of them."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.machinery
+import sys
 
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
-    """Adds names; its parser sets `run`, a function of the parsed arguments."""
+    """Adds names and shim; each parser sets `run`, a function of the parsed arguments."""
     names = subparsers.add_parser("names", description="Which backends serve each name of AITER's, as Markdown.")
     names.add_argument("--write", action="store_true", help="into AITER.md of this checkout, instead of the terminal")
     names.set_defaults(run=_names)
+
+    shim = subparsers.add_parser(
+        "shim", description="The directory to put first on PYTHONPATH where AMD's aiter is not installed, before the "
+        "engine starts: AITER_LIKE=1 PYTHONPATH=$(aiter-like shim) vllm serve …")
+    shim.set_defaults(run=lambda args: _shim())
 
 
 def _names(args: argparse.Namespace) -> int:
@@ -22,4 +29,15 @@ def _names(args: argparse.Namespace) -> int:
         print(aiter_table.FILE)
     else:
         print(aiter_table.markdown(), end="")
+    return 0
+
+
+def _shim() -> int:
+    from aiter_like.integrations import shim
+
+    found = importlib.machinery.PathFinder.find_spec("aiter")
+    if found is not None and found.origin and not found.origin.startswith(str(shim.PATH)):
+        print(f"aiter-like: an aiter is installed ({found.origin}); the shim would hide it. AITER_LIKE=1 alone "
+              "replaces what is served in it.", file=sys.stderr)
+    print(shim.PATH)
     return 0

@@ -41,7 +41,8 @@ _told: set[tuple[str, str]] = set()
 _replaced: list[tuple[str, Any, str, Any, Any]] = []  # owner, object, attribute, what was in its __dict__, ours
 
 
-def take(name: str, ours: Callable, original: Callable | None, op: str | None = None) -> Callable:
+def take(name: str, ours: Callable, original: Callable | None, op: str | None = None, *,
+         announce: bool = True) -> Callable:
     """`ours`, and `original` for the calls that ours refuses; with the signature, name and docstring of the original.
 
     Args:
@@ -49,6 +50,7 @@ def take(name: str, ours: Callable, original: Callable | None, op: str | None = 
         ours: raises UnsupportedError, TypeError or ValueError, before it writes anything, for what it does not take.
         original: takes the same arguments; None where there is none, then a refusal is raised.
         op: the operator behind it, another name for AITER_LIKE_DISABLE.
+        announce: log that it is taken; False where the caller does so for many names at once.
 
     Returns:
         The function to put in place; `original` itself where AITER_LIKE_DISABLE names it.
@@ -61,7 +63,8 @@ def take(name: str, ours: Callable, original: Callable | None, op: str | None = 
         return original
     if name not in _counts:
         _counts[name] = Counts()
-        _log.info("%s: taken", name)
+        if announce:
+            _log.info("%s: taken", name)
     counts = _counts[name]
 
     @functools.wraps(ours if original is None else original)
