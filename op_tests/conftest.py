@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,18 @@ from aiter_like.dispatch import explain
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("sim", "gpu"), default="sim",
                      help="sim: the simulated MI300X with its checkers on; gpu: the GPU of this machine (default: sim)")
+    parser.addoption("--seed", type=int, help="of the covering designs of exhaustive tests (default: a new one)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draws the seed before processes of pytest-xdist get the options: all work on the same designs."""
+    if config.option.seed is None:
+        config.option.seed = secrets.randbelow(2**32)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """How to repeat the designs of this run."""
+    return f"covering designs: --seed {config.option.seed}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,6 +49,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     devices.use_simulator(True)
     yield torch.device("cpu")
     devices.reset()
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """For covering.py; a test that fails shows it among its arguments."""
+    return request.config.option.seed
 
 
 @pytest.fixture

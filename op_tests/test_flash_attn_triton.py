@@ -13,6 +13,7 @@ import pytest
 import torch
 import triton
 from attention_cases import check_dense, check_varlen, dense, features, packed
+from covering import covering
 from triton.backends.compiler import GPUTarget
 
 import aiter_like
@@ -212,18 +213,33 @@ def test_hopper_takes_every_product_and_feature(hopper, monkeypatch, tmp_path, v
     assert "tt.dot" in hopper(call)[0].asm["ttir"]
 
 
+def check_terms(device, run, *, shape, terms, window, few_rows, kv_heads, is_packed, rounding):
+    """One row of test_grid_of_terms."""
+    (dtype, dim), heads = shape, 4
+    lengths = ((5, 30, 0, 9, 1), SEQUENCES[1]) if few_rows else SEQUENCES
+    found = features(device, torch.float32 if is_packed else dtype, heads, sum(lengths[0]), max(lengths[1]))
+    options = {"window_size": window, "rounding": rounding}
+    for bit, name in enumerate(("softcap", "alibi", "bias", "sink")):
+        options |= found[name] if terms >> bit & 1 else {}
+    if is_packed:
+        check_varlen(run, "triton", *packed(device, *lengths, heads, kv_heads, dim, dtype), **options)
+    else:
+        tensors = dense(device, 1, sum(lengths[0]), max(lengths[1]), heads, kv_heads, dim, dtype)
+        check_dense(run, "triton", *tensors, **options)
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("terms", range(16))
-@pytest.mark.parametrize("dtype, dim", ((BF16, 32), (BF16, 128), (F16, 96), (F16, 256)))
-def test_grid_of_terms(device, run, dtype, dim, terms):
-    """Every set of softcap, ALiBi, bias and sink, under every window, packed and dense, few rows and many."""
-    for lengths in (SEQUENCES, ((5, 30, 0, 9, 1), SEQUENCES[1])):
-        found = features(device, torch.float32, 4, sum(lengths[0]), max(lengths[1]))
-        options = {}
-        for bit, name in enumerate(("softcap", "alibi", "bias", "sink")):
-            options |= found[name] if terms >> bit & 1 else {}
-        for window in ((-1, -1), (-1, 0), *WINDOWS):
-            check_varlen(run, "triton", *packed(device, *lengths, 4, 2, dim, dtype), window_size=window, **options)
+@pytest.mark.parametrize("part", range(8))
+def test_grid_of_terms(device, run, seed, part):
+    """Sets of softcap, ALiBi, bias and sink, windows, rows, layouts: not all 20,736 combinations, but a covering design
+    of about 145, new in each run (--seed repeats one). Each value occurs with each of every other factor: each set of
+    terms under each window, with each head dimension and so on.
+    """
+    factors = {"shape": ((BF16, 32), (BF16, 128), (F16, 96), (F16, 256)), "terms": range(16),
+               "window": ((-1, -1), (-1, 0), *WINDOWS), "few_rows": (False, True), "kv_heads": (1, 2, 4),
+               "is_packed": (False, True), "rounding": (0, 1, 2)}
+    for row in covering(factors, seed)[part::8]:
+        check_terms(device, run, **row)
 
 
 @pytest.mark.exhaustive

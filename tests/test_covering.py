@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""op_tests/covering.py: what the exhaustive tests rely on."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "op_tests"))
+from covering import covering
+
+FACTORS = {"dtype": ("bf16", "fp16"), "terms": range(16), "window": ((0, 0), (3, 4), (-1, 0), (-1, -1), (9, 9)),
+           "heads": (1, 2, 4), "is_packed": (False, True), "dim": (32, 64)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_pair_of_values_occurs(seed):
+    rows = covering(FACTORS, seed)
+    for one, other in itertools.combinations(FACTORS, 2):
+        found = {(row[one], row[other]) for row in rows}
+        assert found == set(itertools.product(FACTORS[one], FACTORS[other])), (one, other)
+    assert len(rows) <= 1.1 * 16 * 5
+
+
+def test_the_seed_decides():
+    assert covering(FACTORS, 7) == covering(FACTORS, 7) != covering(FACTORS, 8)
