@@ -6,7 +6,10 @@ Read by ops/attention*.py and the Triton launchers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +28,27 @@ MAX_ROWS = 2**30 - 1
 _MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
 _WIDE = (torch.bfloat16, torch.float16)
 _FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
+
+
+def takes(call: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator: `function(call)` becomes `function(*args)`, whose parameters are the fields of the NamedTuple `call`.
+
+    The signature of an operator, of its reference and of its stubs, so stands in one place.
+    """
+    hints = typing.get_type_hints(call)
+    signature = inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                                                     annotation=hints[name]) for name in call._fields],
+                                  return_annotation=None)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def with_fields(*args: Any) -> None:
+            function(call(*args))
+
+        with_fields.__signature__ = signature
+        return with_fields
+
+    return decorate
 
 
 class AttentionCall(NamedTuple):

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, philox
-from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call
+from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_formula import scores_of
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.tuning.hooks import Tuning
 
@@ -26,16 +27,10 @@ _OP = "flash_attn_bwd"
 _MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 
 
-def flash_attn_bwd_ref(dq: Tensor, dk: Tensor, dv: Tensor, dsink: Tensor | None, dout: Tensor, dlse: Tensor | None,
-                       q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor | None,
-                       cu_seqlens_k: Tensor | None, bias: Tensor | None, alibi_slopes: Tensor | None,
-                       sink: Tensor | None, rng_state: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
-                       softmax_scale: float, window_left: int, window_right: int, sink_size: int, softcap: float,
-                       dropout_p: float) -> None:
+@takes(AttentionBackwardCall)
+def flash_attn_bwd_ref(call: AttentionBackwardCall) -> None:
     """The formulas in torch, in fp32 (fp64 for fp64 input), one sequence at a time; writes the first four."""
-    call = AttentionBackwardCall(
-        dq, dk, dv, dsink, dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, bias, alibi_slopes, sink,
-        rng_state, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right, sink_size, softcap, dropout_p)
+    dq, dk, dv, dsink, dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = call[:13]
     for gradient in (dq, dk, dv, dsink):
         if gradient is not None:
             gradient.zero_()
@@ -70,31 +65,21 @@ def _one_sequence(call: AttentionBackwardCall, batch: int, rows: tuple, q: Tenso
     """dq, dk, dv and dsink of one sequence, all [heads, rows, dim]."""
     group_size = q.shape[0] // max(k.shape[0], 1)
     k, v = (tensor.repeat_interleave(group_size, 0) for tensor in (k, v))
-    seqlen_q, seqlen_k = q.shape[1], k.shape[1]
-    row = torch.arange(seqlen_q, device=q.device)
-    position, key = row[:, None] + (seqlen_k - seqlen_q), torch.arange(seqlen_k, device=q.device)
-    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=q.device)
-    if call.window_right >= 0:
-        visible &= key <= position + call.window_right
-    if call.window_left >= 0:
-        visible &= (key >= position - call.window_left) | (key < call.sink_size)
-    scores, slope = q @ k.transpose(1, 2) * call.softmax_scale, 1.0
-    if call.softcap:
-        tanh = torch.tanh(scores / call.softcap)
-        scores, slope = call.softcap * tanh, 1 - tanh * tanh
-    if call.bias is not None:
-        bias = call.bias[rows] if call.forward.is_varlen else call.bias[batch if len(call.bias) > 1 else 0]
-        scores = scores + bias[..., :seqlen_k].to(q.dtype)
-    if call.alibi_slopes is not None:
-        slopes = call.alibi_slopes if call.alibi_slopes.dim() == 1 else call.alibi_slopes[batch]
-        scores = scores - slopes[:, None, None].to(q.dtype) * (position - key).abs()
+    bias, slopes = call.bias, call.alibi_slopes
+    if bias is not None:
+        bias = bias[rows] if call.forward.is_varlen else bias[batch if len(bias) > 1 else 0]
+        bias = bias[..., :k.shape[1]]
+    if slopes is not None and slopes.dim() == 2:
+        slopes = slopes[batch]
+    scores, visible, slope = scores_of(call, q, k, bias, slopes)
     sees = (lse > -math.inf) | lse.isnan()
     p = torch.where(visible & sees[..., None], torch.exp(scores - lse[..., None]), 0.0)
     delta = torch.where(sees, (dout * out).sum(-1) - (0.0 if dlse is None else dlse.to(q.dtype)), 0.0)
     dp, survivors = dout @ v.transpose(1, 2), p
     if call.dropout_p:
         heads = batch * q.shape[0] + torch.arange(q.shape[0], device=q.device)
-        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads[:, None], row, seqlen_k)
+        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads[:, None],
+                                     torch.arange(q.shape[1], device=q.device), k.shape[1])
         dp, survivors = (torch.where(kept, tensor / (1 - call.dropout_p), 0.0) for tensor in (dp, p))
     ds = torch.where(visible, p * (dp - delta[..., None]) * slope, 0.0) * call.softmax_scale
     dk, dv = (part.unflatten(0, (-1, group_size)).sum(1) if part.shape[0] else part[:0]

@@ -6,10 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from aiter_like import dtypes
-from aiter_like.attention_call import MAX_ROWS, AttentionCall
+from aiter_like.attention_call import MAX_ROWS, AttentionCall, takes
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 
@@ -38,13 +37,8 @@ def _instance(*args: Any) -> Instance:
 @compile_ops("attention/flash_attn_fwd.hip", gen_func=_instance, platforms=("hip",), prebuild=[
     variant(dtype, head_dim, rounding, mask)
     for head_dim in HEAD_DIMS for dtype, rounding in VARIANTS for mask in MASKS])
-def _flash_attn_fwd_hip(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None,
-                        cu_seqlens_k: Tensor | None, seqlens_k: Tensor | None, bias: Tensor | None,
-                        alibi_slopes: Tensor | None, sink: Tensor | None, q_descale: Tensor | None,
-                        k_descale: Tensor | None, v_descale: Tensor | None, rng_state: Tensor | None,
-                        workspace: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-                        window_left: int, window_right: int, sink_size: int, softcap: float, dropout_p: float,
-                        num_splits: int, how_v3_bf16_cvt: int) -> None: ...
+@takes(AttentionCall)
+def _flash_attn_fwd_hip(call: AttentionCall) -> None: ...
 
 
 def hip_unsupported(target: Target, *args: Any) -> str | None:

@@ -14,41 +14,34 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes, philox
-from aiter_like.attention_call import OP, AttentionCall, beyond_launch, check_call
+from aiter_like.attention_call import OP, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.ops.attention_fast import HEAD_DIMS, MASKS, VARIANTS, _flash_attn_fwd_hip, hip_unsupported
+from aiter_like.ops.attention_formula import scores_of, softmax_of
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
 from aiter_like.tuning.hooks import Tuning
 
 
-def flash_attn_fwd_ref(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None,
-                       cu_seqlens_k: Tensor | None, seqlens_k: Tensor | None, bias: Tensor | None,
-                       alibi_slopes: Tensor | None, sink: Tensor | None, q_descale: Tensor | None,
-                       k_descale: Tensor | None, v_descale: Tensor | None, rng_state: Tensor | None,
-                       workspace: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-                       window_left: int, window_right: int, sink_size: int, softcap: float, dropout_p: float,
-                       num_splits: int, how_v3_bf16_cvt: int) -> None:
+@takes(AttentionCall)
+def flash_attn_fwd_ref(call: AttentionCall) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out` and `lse`.
 
     P stays in fp32, so `how_v3_bf16_cvt` rounds nothing but `out`, and that is always to nearest even. Lengths of
     sequences, and the seed of dropout, are read on the host.
     """
-    call = AttentionCall(
-        out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, bias, alibi_slopes, sink, q_descale, k_descale,
-        v_descale, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, window_right,
-        sink_size, softcap, dropout_p, num_splits, how_v3_bf16_cvt)
+    out, lse, q, k, v, bias, slopes = call.out, call.lse, call.q, call.k, call.v, call.bias, call.alibi_slopes
     if not call.is_varlen:
-        lengths = None if seqlens_k is None else seqlens_k.clamp(0, k.shape[1]).view(-1, 1, 1, 1)
-        _attend(call, out, lse, q, k, v, lengths, bias, alibi_slopes, 0)
+        lengths = None if call.seqlens_k is None else call.seqlens_k.clamp(0, k.shape[1]).view(-1, 1, 1, 1)
+        _attend(call, out, lse, q, k, v, lengths, bias, slopes, 0)
         return
-    starts_q, starts_k = (_bounded(starts, len(tensor)) for starts, tensor in ((cu_seqlens_q, q), (cu_seqlens_k, k)))
+    starts_q, starts_k = _bounded(call.cu_seqlens_q, len(q)), _bounded(call.cu_seqlens_k, len(k))
     for index in range(call.batch):
         rows, keys = slice(*starts_q[index:index + 2]), slice(*starts_k[index:index + 2])
         own_bias = None if bias is None else bias[rows, :keys.stop - keys.start]
-        slopes = alibi_slopes[index] if alibi_slopes is not None and alibi_slopes.ndim == 2 else alibi_slopes
+        own_slopes = slopes[index] if slopes is not None and slopes.ndim == 2 else slopes
         _attend(call, out[None, rows], None if lse is None else lse[None, :, rows], q[None, rows], k[None, keys],
-                v[None, keys], None, own_bias, slopes, index)
+                v[None, keys], None, own_bias, own_slopes, index)
 
 
 def _bounded(starts: Tensor, total: int) -> list[int]:
@@ -61,42 +54,23 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
     """Sequences `first`, … of equal length; writes `out` and `lse`. lengths: [batch, 1, 1, 1], of the keys that count.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    keys, values = (tensor.to(wide).repeat_interleave(q.shape[2] // max(k.shape[2], 1), 2) for tensor in (k, v))
-    # [batch, heads, seqlen_q, seqlen_k]
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.to(wide), keys) * call.softmax_scale
-    for descale in (call.q_descale, call.k_descale):
-        scores = scores if descale is None else scores * descale
-    if call.softcap:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    (seqlen_q, seqlen_k), device = scores.shape[-2:], q.device
-    row, key = torch.arange(seqlen_q, device=device)[:, None], torch.arange(seqlen_k, device=device)
-    end = seqlen_k if lengths is None else lengths
-    distance = row + (end - seqlen_q) - key  # how far a key is before the diagonal
-    if bias is not None:
-        scores = scores + bias.to(wide)
-    if slopes is not None:
-        scores = scores - slopes.to(wide)[..., None, None] * distance.abs()
-    hidden = (key >= end).expand(distance.shape)
-    if call.window_right >= 0:
-        hidden = hidden | (distance < -call.window_right)
-    if call.window_left >= 0:
-        hidden = hidden | ((distance > call.window_left) & (key >= call.sink_size))
-    scores = scores.masked_fill(hidden, -math.inf)
-    all_scores = scores
-    if call.sink is not None:
-        all_scores = torch.cat((scores, call.sink.to(wide).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)), -1)
-    total = all_scores.logsumexp(-1)
+    group_size = q.shape[2] // max(k.shape[2], 1)
+    queries, keys, values = (tensor.transpose(1, 2).to(wide) for tensor in (q, k, v))  # [batch, heads, length, dim]
+    queries, keys, values = (tensor if descale is None else tensor * descale for tensor, descale in (
+        (queries, call.q_descale), (keys, call.k_descale), (values, call.v_descale)))
+    keys, values = keys.repeat_interleave(group_size, 1), values.repeat_interleave(group_size, 1)
+    p, total = softmax_of(*scores_of(call, queries, keys, bias, slopes, lengths)[:2], call.sink)
     if lse is not None:
         lse.copy_(total)
-    p = (scores - total.masked_fill(total == -math.inf, 0.0)[..., None]).exp()  # a row that sees no key: 0
     if call.dropout_p:
-        heads = torch.arange(p.shape[0] * p.shape[1], device=device).view(*p.shape[:2], 1) + first * p.shape[1]
-        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads, row[:, 0], seqlen_k)
+        heads = torch.arange(p.shape[0] * p.shape[1], device=q.device).view(*p.shape[:2], 1) + first * p.shape[1]
+        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads, torch.arange(p.shape[2], device=q.device),
+                                     p.shape[3])
         p = torch.where(kept, p / (1 - call.dropout_p), 0.0)
     if lengths is not None:
-        values = values.masked_fill((key[:, None, None] >= lengths), 0.0)  # 0 · NaN is no 0
-    result = torch.einsum("bhqk,bkhd->bqhd", p, values)
-    out.copy_(result if call.v_descale is None else result * call.v_descale)
+        behind = torch.arange(p.shape[3], device=q.device)[:, None] >= lengths
+        values = values.masked_fill(behind, 0.0)  # 0 · NaN is no 0
+    out.copy_((p @ values).transpose(1, 2))
 
 
 def _check(*args: Any) -> object:

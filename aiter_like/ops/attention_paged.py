@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.attention_call import MAX_ROWS, read_window
+from aiter_like.attention_call import MAX_ROWS, read_window, takes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.attention_formula import scores_of, softmax_of
 from aiter_like.paged_call import PagedCall
 from aiter_like.tuning.hooks import Tuning
 
@@ -27,17 +27,10 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _MIN_SCALE = 1e-8  # below it a masked score is no longer below every real one in the kernel's fp32
 
 
-def unified_attention_ref(
-        out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor,
-        seqlens_k: Tensor | None, block_table: Tensor, page_starts: Tensor | None, q_descale: Tensor | None,
-        k_descale: Tensor | None, v_descale: Tensor | None, alibi_slopes: Tensor | None, output_scale: Tensor | None,
-        qq_bias: Tensor | None, sinks: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-        window_left: int, window_right: int, sink_size: int, softcap: float) -> None:
+@takes(PagedCall)
+def unified_attention_ref(call: PagedCall) -> None:
     """The formula in torch, in fp32, sequence by sequence; writes `out` and `lse`. Reads the lengths on the host."""
-    call = PagedCall(out, lse, q, k, v, cu_seqlens_q, seqlens_k, block_table, page_starts, q_descale, k_descale,
-                     v_descale, alibi_slopes, output_scale, qq_bias, sinks, max_seqlen_q, max_seqlen_k, softmax_scale,
-                     window_left, window_right, sink_size, softcap)
-    bounds = cu_seqlens_q.clamp(0, q.shape[0]).tolist()
+    bounds = call.cu_seqlens_q.clamp(0, call.q.shape[0]).tolist()
     for index, (start, end) in enumerate(itertools.pairwise(bounds)):
         if start < end:
             _sequence_ref(call, index, slice(start, end), *_keys_of(call, index))
@@ -67,31 +60,18 @@ def _sequence_ref(call: PagedCall, index: int, rows: slice, keys: Tensor, values
     q = call.q[rows].float()
     if call.q_descale is not None and call.q.dtype in FP8:
         q *= call.q_descale
-    group = q.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", q, keys) * call.softmax_scale
-    if call.softcap > 0:
-        scores = call.softcap * torch.tanh(scores / call.softcap)
-    length, delta = q.shape[0], keys.shape[0] - q.shape[0]
-    if call.qq_bias is not None and delta >= 0:
-        seen = min(length, call.qq_bias.shape[0])
-        scores[:, :seen, delta:delta + seen] += call.qq_bias[:seen, :seen].float()
-    position = torch.arange(length, device=q.device)[:, None] + delta
-    key = torch.arange(keys.shape[0], device=q.device)
-    if call.alibi_slopes is not None:
-        slopes = call.alibi_slopes if call.alibi_slopes.ndim == 1 else call.alibi_slopes[index]
-        scores -= slopes.float()[:, None, None] * (position - key).abs()
-    hidden = torch.zeros(length, keys.shape[0], dtype=torch.bool, device=q.device)
-    if call.window_right >= 0:
-        hidden |= key > position + call.window_right
-    if call.window_left >= 0:
-        hidden |= (key < position - call.window_left) & (key >= call.sink_size)
-    scores = scores.masked_fill(hidden, -math.inf)
-    if call.sinks is not None:
-        scores = torch.cat((scores, call.sinks.float()[:, None, None].expand(-1, length, 1)), -1)
-    lse = scores.logsumexp(-1)  # [num_heads, length]
-    p = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])[..., :keys.shape[0]]
-    result = torch.einsum("hqk,khd->qhd", p, values)
+    group_size, length, count = q.shape[1] // keys.shape[1], q.shape[0], keys.shape[0]
+    q, keys, values = (x.transpose(0, 1) for x in (q, keys.repeat_interleave(group_size, 1),
+                                                   values.repeat_interleave(group_size, 1)))  # [heads, rows, dim]
+    bias, slopes = None, call.alibi_slopes
+    if call.qq_bias is not None and count >= length:
+        seen, first = min(length, call.qq_bias.shape[0]), count - length
+        bias = q.new_zeros(length, count)
+        bias[:seen, first:first + seen] = call.qq_bias[:seen, :seen]
+    if slopes is not None and slopes.ndim == 2:
+        slopes = slopes[index]
+    p, lse = softmax_of(*scores_of(call, q, keys, bias, slopes)[:2], call.sinks)
+    result = (p @ values).transpose(0, 1)
     if call.output_scale is not None:
         limit = torch.finfo(call.out.dtype).max
         result = (result / call.output_scale).clamp(-limit, limit)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
-from aiter_like.attention_call import AttentionCall, beyond_launch
+from aiter_like.attention_call import AttentionCall, beyond_launch, takes
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 
@@ -133,13 +133,8 @@ def _prebuilt() -> list[Instance]:
 
 
 @compile_ops("attention/flash_attn_fwd_tile.hip", gen_func=_instance, platforms=("hip",), prebuild=_prebuilt)
-def _flash_attn_fwd_ck(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None,
-                       cu_seqlens_k: Tensor | None, seqlens_k: Tensor | None, bias: Tensor | None,
-                       alibi_slopes: Tensor | None, sink: Tensor | None, q_descale: Tensor | None,
-                       k_descale: Tensor | None, v_descale: Tensor | None, rng_state: Tensor | None,
-                       workspace: Tensor | None, max_seqlen_q: int, max_seqlen_k: int, softmax_scale: float,
-                       window_left: int, window_right: int, sink_size: int, softcap: float, dropout_p: float,
-                       num_splits: int, how_v3_bf16_cvt: int) -> None: ...
+@takes(AttentionCall)
+def _flash_attn_fwd_ck(call: AttentionCall) -> None: ...
 
 
 def ck_unsupported(target: Target, *args: Any) -> str | None:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""The scores of attention and their softmax in torch, for the references of its operators, forward, backward, paged."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
+from aiter_like.paged_call import PagedCall
+
+
+def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor, k: Tensor, bias: Tensor | None,
+              slopes: Tensor | None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Scores before the softmax, which of them a row sees, and their derivative by softmax_scale · q·k.
+
+    Args:
+        call: scale, softcap and window.
+        q: [..., num_heads, rows, head_dim], in the dtype to compute in, descaled.
+        k: [..., num_heads, keys, head_dim], likewise.
+        bias: broadcast over the scores, [..., num_heads, rows, keys].
+        slopes: ALiBi's, [..., num_heads].
+        lengths: keys that count, broadcast over the scores; None: all.
+    """
+    scores, slope = q @ k.transpose(-2, -1) * call.softmax_scale, 1.0
+    if call.softcap:
+        tanh = torch.tanh(scores / call.softcap)
+        scores, slope = call.softcap * tanh, 1 - tanh * tanh
+    (rows, keys), device = scores.shape[-2:], q.device
+    key = torch.arange(keys, device=device)
+    end = keys if lengths is None else lengths
+    distance = torch.arange(rows, device=device)[:, None] + (end - rows) - key  # how far a key is before the diagonal
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    if slopes is not None:
+        scores = scores - slopes.to(scores.dtype)[..., None, None] * distance.abs()
+    visible = (key < end).expand(distance.shape)
+    if call.window_right >= 0:
+        visible = visible & (distance >= -call.window_right)
+    if call.window_left >= 0:
+        visible = visible & ((distance <= call.window_left) | (key < call.sink_size))
+    return scores, visible, slope
+
+
+def softmax_of(scores: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+    """P [..., num_heads, rows, keys] and the log-sum-exp [..., num_heads, rows]; a row that sees nothing: 0 and −inf.
+
+    sink: [num_heads], one more score in the denominator.
+    """
+    scores = scores.masked_fill(~visible, -math.inf)
+    with_sink = scores
+    if sink is not None:
+        column = sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        with_sink = torch.cat((scores, column), -1)
+    lse = with_sink.logsumexp(-1)
+    return (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp(), lse
