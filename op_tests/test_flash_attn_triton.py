@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import subprocess
 from pathlib import Path
@@ -21,6 +20,7 @@ from aiter_like import dtypes
 from aiter_like.attention_call import AttentionCall
 from aiter_like.device import Target, target_of
 from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.testing import strided_like
 from aiter_like.testing_attention import check_attention
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -242,10 +242,25 @@ def test_grid_of_terms(device, run, seed, part):
         check_terms(device, run, **row)
 
 
+def check_lengths(device, run, *, seqlen_q, seqlen_k, dims, dtype, heads, batch, causal, rounding, padding, offset):
+    """One row of test_grid_of_lengths."""
+    tensors = dense(device, batch, seqlen_q, seqlen_k, *heads, dims[0], dtype, seqlen_k, dims[1])
+    views = [strided_like(tensor, padding, offset) for tensor in tensors]
+    check_dense(run, "triton", *views, rounding=rounding, causal=causal)
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dim, dim_v", ((32, 32), (64, 64), (72, 40), (96, 96), (128, 128), (192, 128), (256, 256)))
-def test_grid_of_lengths(device, run, dim, dim_v):
-    for seqlen_q, seqlen_k in itertools.product((1, 15, 63, 64, 65, 127, 200, 385), repeat=2):
-        heads = ((1, 1), (4, 1), (6, 2))[(seqlen_q + seqlen_k) % 3]
-        tensors = dense(device, 1 + seqlen_q % 2, seqlen_q, seqlen_k, *heads, dim, BF16, seqlen_k, dim_v)
-        check_dense(run, "triton", *tensors, rounding=seqlen_q % 3, causal=seqlen_k % 2 == 1)
+@pytest.mark.parametrize("part", range(4))
+def test_grid_of_lengths(device, run, seed, part):
+    """Lengths, head dimensions, types, head groups, masks, roundings, strides: a covering design of about 102 of the
+    403,200 combinations, new in each run (--seed repeats one). Each value occurs with each of every other factor: every
+    pair of lengths, each of them with each head dimension, with and without a causal mask and so on.
+    """
+    lengths = (1, 15, 63, 64, 65, 127, 200, 383, 385, 1000)
+    factors = {"seqlen_q": lengths, "seqlen_k": lengths,
+               "dims": ((32, 32), (64, 64), (72, 40), (96, 96), (128, 128), (192, 128), (256, 256)),
+               "dtype": (BF16, F16), "heads": ((1, 1), (2, 2), (4, 1), (6, 2)), "batch": (1, 2),
+               "causal": (False, True), "rounding": (0, 1, 2),
+               "padding": ((0, 0, 0, 0), (1, 1, 0, 8), (0, 2, 1, 3)), "offset": (0, 1)}
+    for row in covering(factors, seed)[part::4]:
+        check_lengths(device, run, **row)
