@@ -62,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds doctor, explain and verify; each parser sets `run`, a function of the parsed arguments."""
     doctor = subparsers.add_parser("doctor", description=_COMMANDS["doctor"][1])
-    doctor.set_defaults(run=lambda args: _doctor())
+    doctor.add_argument("--engine", choices=("vllm", "sglang", "transformers"),
+                        help="instead: whether this engine is served, and what is taken in it")
+    doctor.set_defaults(run=lambda args: _doctor() if args.engine is None else _doctor_engine(args.engine))
 
     explain = subparsers.add_parser(
         "explain", description=_COMMANDS["explain"][1], formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -88,9 +90,20 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 def _doctor() -> int:
     """Prints the state of the installation; 1 when something is broken rather than absent."""
     problems = [*_print_environment(), *_print_software(), *_print_devices(), *_print_tables()]
-    print()
-    for problem in problems:
-        print(f"PROBLEM  {problem}")
+    return _print_problems([""], problems)
+
+
+def _doctor_engine(engine: str) -> int:
+    """Prints the state of one engine's integration; 1 when something keeps it from being served."""
+    from aiter_like.integrations import doctor
+
+    lines, problems = doctor.report(engine)
+    return _print_problems([*lines, ""], problems)
+
+
+def _print_problems(lines: list[str], problems: list[str]) -> int:
+    for line in [*lines, *(f"PROBLEM  {problem}" for problem in problems)]:
+        print(line)
     print("no problems found" if not problems else f"{len(problems)} problem(s)")
     return 1 if problems else 0
 

@@ -118,18 +118,20 @@ def _install(engine: str) -> str:
         adapter.install()
     except Exception as error:
         logger.debug("%s cannot be served", engine, exc_info=True)
-        _uninstall(engine, adapter)
+        _uninstall(engine, adapter, has_failed=True)
         return f"{type(error).__name__}: {error}"
     _installed[engine] = adapter
     return ""
 
 
-def _uninstall(engine: str, adapter: ModuleType | None) -> None:
+def _uninstall(engine: str, adapter: ModuleType | None, has_failed: bool = False) -> None:
+    """`has_failed`: it was not installed as a whole; what keeps it from being undone is what kept it from that."""
     try:
         if adapter is not None:
             adapter.uninstall()
     except Exception:
-        logger.warning("%s: not everything could be undone", engine, exc_info=True)
+        level = logging.DEBUG if has_failed else logging.WARNING
+        logger.log(level, "%s: not everything could be undone", engine, exc_info=True)
     takeover.restore_attributes(engine)
 
 

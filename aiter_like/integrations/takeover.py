@@ -118,6 +118,12 @@ def replace_attribute(module: Any, attr: str, value: Any, owner: str = "") -> No
     setattr(module, attr, value)
 
 
+def replaced() -> tuple[str, ...]:
+    """Where `replace_attribute` has put something, as "module.attribute"."""
+    return tuple(f"{getattr(module, '__qualname__', getattr(module, '__name__', module))}.{attr}"
+                 for _, module, attr, _, _ in _replaced)
+
+
 def restore_attributes(owner: str | None = None) -> None:
     """Undoes `replace_attribute`, the last first. What somebody has replaced since is left as it is.
 

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import logging
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,8 @@ from aiter_like import integrations
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover, versions
 
+ROOT = Path(__file__).resolve().parent.parent.parent
+REAL_ADAPTERS = dict(integrations._ADAPTERS)
 STOCK = len
 
 
@@ -146,6 +151,30 @@ def test_an_engine_without_a_version_is_refused(monkeypatch):
     monkeypatch.setitem(versions.SUPPORTED, "no_such_engine", versions.Versions("1", "2", (), ("no-such-engine",)))
     with pytest.raises(UnsupportedError, match="of unknown version"):
         versions.check("no_such_engine")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "transformers", "aiter"])
+def test_an_engine_of_another_kind_degrades_to_one_warning(tmp_path, engine):
+    """Of a served version by its number, but with nothing inside, in a process of its own with the real adapters."""
+    if importlib.util.find_spec(f"aiter_like.integrations.{REAL_ADAPTERS[engine]}") is None:
+        pytest.skip("no adapter")
+    for name in {engine, "vllm"} if engine == "aiter" else {engine}:
+        (tmp_path / name).mkdir()
+        version = versions.SUPPORTED[name].seen[0] if name in versions.SUPPORTED and engine != "aiter" else "0"
+        (tmp_path / name / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    code = f"""
+import {engine if engine != "aiter" else "vllm"} as engine
+before = dict(vars(engine))
+from aiter_like import integrations
+for _ in range(2):
+    assert not integrations.install()
+assert vars(engine) == before
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                         env=os.environ | {"AITER_LIKE": "1", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"})
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count("\n") == 1 and "WARNING: these keep their own operators" in run.stderr
+    assert f"{engine} (" in run.stderr
 
 
 def test_installing_imports_no_engine():

@@ -124,6 +124,7 @@ def test_attributes_come_back_in_reverse_order():
         takeover.replace_attribute(engine, "first", value)
     takeover.replace_attribute(engine, "second", "ours")
     assert (engine.first, engine.second) == ("ours again", "ours")
+    assert takeover.replaced() == ("engine.first", "engine.first", "engine.second")
     takeover.restore_attributes()
     assert engine.first == "stock" and not hasattr(engine, "second")
     takeover.restore_attributes()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like doctor --engine …`: whether an engine is served, by which plugin, and what is taken or denied."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+
+from aiter_like import env, integrations
+from aiter_like.integrations import shim, takeover, versions
+
+ENGINES = tuple(versions.SUPPORTED)
+_GROUPS = {"vllm": ("vllm.general_plugins",), "transformers": (),
+           "sglang": ("sglang.srt.plugins", "sglang.multimodal_gen.plugins")}
+_ALLOWED = {"vllm": "VLLM_PLUGINS", "sglang": "SGLANG_PLUGINS"}
+_PLUGIN = "aiter_like"
+
+logger = logging.getLogger("aiter_like")
+
+
+def report(engine: str) -> tuple[list[str], list[str]]:
+    """The lines to print, and the problems among what they say. Loads the engine where the switch is on."""
+    lines, problems = [], []
+    version = versions.installed(engine)
+    table = versions.SUPPORTED[engine]
+    lines.append(f"{engine:12} {version or 'absent'}; served: {table.first} to before {table.end}, "
+                 f"written against {', '.join(table.seen)}")
+    if version is None:
+        problems.append(f"{engine} is not installed")
+    elif not versions.is_supported(engine, version):
+        problems.append(f"{engine} {version} is not served: it keeps its own operators")
+    lines.append(f"aiter        {_aiter()}")
+    try:
+        enabled = env.get("AITER_LIKE")
+    except ValueError as error:
+        enabled, problems = False, [*problems, str(error)]
+    lines.append(f"switch       AITER_LIKE is {'on' if enabled else 'off: the engine keeps its own operators'}")
+    plugins, missing = _plugins(engine)
+    lines += [f"plugin       {line}" for line in plugins] or ["plugin       none: a script calls enable()"]
+    problems += missing
+    if enabled and not problems:
+        lines += _installed(engine, problems)
+    return lines, problems
+
+
+def _installed(engine: str, problems: list[str]) -> Iterator[str]:
+    """Loads the engine and installs, as its plugin loader would, and says what that did."""
+    try:
+        importlib.import_module(engine)
+    except Exception as error:
+        logger.debug("%s does not import", engine, exc_info=True)
+        problems.append(f"{engine} does not import: {error}")
+        return
+    integrations.install()
+    status = integrations.status()
+    for name in ("aiter", engine):
+        yield f"state        {name}: {status.engines[name]}"
+        if status.engines[name].startswith("off:"):
+            problems.append(f"{name} is {status.engines[name]}")
+    yield f"taken        {', '.join(status.taken) or 'nothing yet: models take their layers when they are made'}"
+    yield f"denied       {', '.join(status.denied) or 'nothing'} (AITER_LIKE_DISABLE)"
+    for place in takeover.replaced():
+        yield f"replaced     {place}"
+
+
+def _aiter() -> str:
+    found = importlib.machinery.PathFinder.find_spec("aiter")
+    if found is None:
+        return "absent; AITER paths of the engine need the shim: PYTHONPATH=$(aiter-like shim)"
+    if (found.origin or "").startswith(str(shim.PATH)):
+        return "the shim of aiter_like"
+    return f"{found.origin}; what is served in it is replaced"
+
+
+def _plugins(engine: str) -> tuple[list[str], list[str]]:
+    """What the engine will find of ours, and why it will not."""
+    lines, problems = [], []
+    for group in _GROUPS[engine]:
+        found = [point for point in importlib.metadata.entry_points(group=group) if point.name == _PLUGIN]
+        lines += [f"{group}: {point.value}" for point in found[:1]] or [f"{group}: not registered"]
+        if not found:
+            problems.append(f"no plugin in {group}: install aiter_like with pip, a path is not enough")
+    variable = _ALLOWED.get(engine, "")
+    allowed = os.environ.get(variable)
+    if allowed is not None and (allowed or engine == "vllm") and _PLUGIN not in map(str.strip, allowed.split(",")):
+        problems.append(f"{variable}={allowed!r} keeps the plugin {_PLUGIN} out")
+    return lines, problems
