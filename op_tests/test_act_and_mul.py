@@ -11,6 +11,7 @@ import benching
 import pytest
 import torch
 from activation_cases import GATED, check_activation, gated_float64
+from covering import cover
 from torch import Tensor
 
 import aiter_like
@@ -55,12 +56,12 @@ def test_other_dtypes(device, run, backend, dtype):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", (BF16, torch.float16, torch.float32), ids=str)
-@pytest.mark.parametrize("activation", GATED)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_width(device, run, backend, activation, dtype):
-    for seed, (count, columns) in enumerate((rows, columns) for rows in (1, 2, 17, 300) for columns in
-                                            (1, 2, 8, 9, 63, 128, 513, 2048, 4096, 5120, 14336)):
+def test_every_dtype_and_width(device, run, backend):
+    """A covering design: each pair of activation, dtype, number of rows and of columns."""
+    widths = (1, 2, 8, 9, 63, 128, 513, 2048, 4096, 5120, 14336)
+    dtypes = (BF16, torch.float16, torch.float32)
+    for seed, (activation, dtype, count, columns) in enumerate(cover(GATED, dtypes, (1, 2, 17, 300), widths)):
         x = make(device, count, 2 * columns, dtype=dtype, seed=seed)
         check_activation(call(run, backend, activation, x), x, activation)
 

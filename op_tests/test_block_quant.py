@@ -9,6 +9,7 @@ import math
 import benching
 import pytest
 import torch
+from covering import cover
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
@@ -55,14 +56,15 @@ def test_other_blocks(device, run, backend):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", (BF16, torch.float16, torch.float32), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_shape(device, run, backend, dtype):
-    for n, k in ((1, 4096), (1024, 1), (2048, 5120), (129, 127), (1000, 1000)):
-        for shape in ((1, 128), (7, 64), (128, 128), (256, 128), (1024, 128), (128, 32)):
-            for out_dtype in quantised_dtypes(device):
-                x = matrix(device, n, k, dtype=dtype, seed=n)
-                check_blocks(*QUANT(x, quant_dtype=out_dtype, block_shape=shape, backend=backend), x, *shape)
+def test_every_dtype_and_shape(device, run, backend):
+    """A covering design: each pair of dtypes, matrix and block."""
+    matrices = ((1, 4096), (1024, 1), (1024, 2560), (129, 127), (1000, 1000))
+    blocks = ((1, 128), (7, 64), (128, 128), (256, 128), (1024, 128), (128, 32))
+    for dtype, index, (n, k), block in cover((BF16, torch.float16, torch.float32), (0, 1), matrices, blocks):
+        x = matrix(device, n, k, dtype=dtype, seed=n)
+        check_blocks(*QUANT(x, quant_dtype=quantised_dtypes(device)[index], block_shape=block, backend=backend), x,
+                     *block)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from covering import cover
 from norm_cases import BACKENDS, EPSILON, check_layer_norm, double, layer_norm64, rows_like, vector_like
 
 import aiter_like
@@ -38,17 +39,30 @@ def test_words_of_philox():
     assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
+def check_call(run, backend, x, residual, p):
+    kept = _random_words(x, BIG, 2**33 - 5) >> 8 >= int(p * 2**24)
+    total = torch.where(kept.cpu(), double(x) / (1 - p), 0.0) + double(residual)
+    out, residual_out, weight, bias = call(run, backend, x, residual, p)
+    check_layer_norm(out, total, weight, bias)
+    rounding = {BF16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-22}[x.dtype]
+    torch.testing.assert_close(residual_out.cpu().double(), total, rtol=rounding, atol=1e-6)
+
+
 @pytest.mark.parametrize("hidden, dtype", ((100, BF16), (4096, BF16), (1002, torch.float32)), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, hidden, dtype):
     x, residual = rows_like(device, 5, hidden, dtype, count=2, seed=hidden)
     for p in (0.0, 0.25):
-        kept = _random_words(x, BIG, 2**33 - 5) >> 8 >= int(p * 2**24)
-        total = torch.where(kept.cpu(), double(x) / (1 - p), 0.0) + double(residual)
-        out, residual_out, weight, bias = call(run, backend, x, residual, p)
-        check_layer_norm(out, total, weight, bias)
-        rounding = 2**-8 if dtype == BF16 else 2**-22
-        torch.testing.assert_close(residual_out.cpu().double(), total, rtol=rounding, atol=1e-6)
+        check_call(run, backend, x, residual, p)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_everything(device, run, backend):
+    """A covering design: each pair of size, dtype, share and number of rows."""
+    sizes = (1, 3, 4, 7, 8, 65, 512, 1000, 5120, 8192, 20001, 32768)
+    for hidden, dtype, p, rows in cover(sizes, (BF16, torch.float16, torch.float32), (0.0, 0.1, 0.999), (1, 7)):
+        check_call(run, backend, *rows_like(device, rows, hidden, dtype, count=2, seed=hidden), p)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -8,6 +8,7 @@ import functools
 import benching
 import pytest
 import torch
+from covering import cover
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers, special
 from torch import Tensor
@@ -36,14 +37,16 @@ def test_against_float64(device, run, backend, tokens, heads, columns, group_siz
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_width(device, run, backend, dtype):
-    for tokens, heads, columns in ((1, 128, 128), (33, 5, 512), (600, 16, 64), (3, 2, 32768), (2, 3, 96)):
-        for group_size in (32, 64, 128):
-            for out_dtype in quantised_dtypes(device) if columns % group_size == 0 else ():
-                x = matrix(device, tokens, heads, columns, dtype=dtype, seed=tokens)
-                check_quantised(*QUANT(x, group_size, out_dtype, backend=backend), double(x).flatten(1), group_size)
+def test_every_dtype_and_width(device, run, backend):
+    """A covering design: each pair of dtypes, shape and group."""
+    shapes = ((1, 128, 128), (33, 5, 512), (600, 16, 64), (3, 2, 32768), (2, 3, 96))
+    for dtype, index, shape, group_size in cover(
+            (torch.bfloat16, torch.float16, torch.float32), (0, 1), shapes, (32, 64, 128),
+            where=lambda dtype, index, shape, group_size: shape[-1] % group_size == 0):
+        x = matrix(device, *shape, dtype=dtype, seed=shape[0])
+        q, scale = QUANT(x, group_size, quantised_dtypes(device)[index], backend=backend)
+        check_quantised(q, scale, double(x).flatten(1), group_size)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

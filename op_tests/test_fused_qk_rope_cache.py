@@ -12,6 +12,7 @@ import math
 
 import pytest
 import torch
+from covering import cover
 from kv_cache_cases import LAYOUTS, Caches, make, runs_of_slots
 from rope_cases import rope_float64, tables
 
@@ -211,10 +212,10 @@ def test_heads_of_other_sizes(device, run, backend, head_dim, rotary_dim, paddin
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_norm_of_heads_of_many_sizes(device, run, backend):
-    for head_dim, rotary_dim, dtype in itertools.product((2, 6, 40, 80, 96, 100, 128, 192, 256), (0, 2, 36, 80),
-                                                         (BF16, FP32)):
-        if rotary_dim > head_dim or head_dim > 128 and rotary_dim == 2:
-            continue
+    """A covering design: each pair of head size, rotated part and dtype."""
+    for head_dim, rotary_dim, dtype in cover(
+            (2, 6, 40, 80, 96, 100, 128, 192, 256), (0, 2, 36, 80), (BF16, FP32),
+            where=lambda head_dim, rotary_dim, dtype: rotary_dim <= head_dim and (head_dim <= 128 or rotary_dim != 2)):
         width = rotary_dim or head_dim
         qkv = randn(TOKENS, (HEADS + 2 * KV_HEADS) * head_dim, device=device, dtype=dtype)
         q, k, v = qkv.view(TOKENS, -1, head_dim).split((HEADS, KV_HEADS, KV_HEADS), 1)

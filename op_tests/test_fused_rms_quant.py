@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 
 import benching
 import pytest
 import torch
+from covering import cover
 from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dtypes, rms_norm64, rows_like, vector_like
 from torch import Tensor
 
@@ -228,16 +228,17 @@ def test_opcheck(device, backend):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend):
+    """A covering design: each pair of both sizes, dtypes and group."""
     sizes = (1, 64, 129, 1536, 8192, 32768)
-    for hidden, second, dtype, index in itertools.product(sizes, (0, *sizes), (BF16, torch.float16, torch.float32),
-                                                          (0, 1)):
-        for group_size in (0, *(size for size in scales.GROUPS if hidden % size == 0)):
-            args = make(device, 3, hidden, second, dtype, second_rows=5)
-            if not index:
-                args.pop("res1")
-            result = GROUP(**args, group_size=group_size, dtype_quant=quantised_dtypes(device)[index], backend=backend,
-                           output_unquantized_inp1=bool(index))
-            check_result(result, args, group_size)
+    for hidden, second, dtype, index, group_size in cover(
+            sizes, (0, *sizes), (BF16, torch.float16, torch.float32), (0, 1), (0, *scales.GROUPS),
+            where=lambda hidden, second, dtype, index, group_size: hidden % (group_size or 1) == 0):
+        args = make(device, 3, hidden, second, dtype, second_rows=5)
+        if not index:
+            args.pop("res1")
+        result = GROUP(**args, group_size=group_size, dtype_quant=quantised_dtypes(device)[index], backend=backend,
+                       output_unquantized_inp1=bool(index))
+        check_result(result, args, group_size)
 
 
 def bench() -> None:

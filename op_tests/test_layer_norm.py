@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
 import torch
+from covering import cover
 from norm_cases import (
     BACKENDS,
     EPSILON,
@@ -170,8 +170,9 @@ def test_opcheck(device, backend):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend):
+    """A covering design: each pair of size, dtype and number of rows."""
     sizes = (1, 2, 7, 8, 63, 64, 65, 100, 511, 512, 513, 2048, 4096, 5120, 8192, 16384, 20001, 32768)
-    for hidden, dtype, seed in itertools.product(sizes, (BF16, torch.float16, torch.float32), range(3)):
+    for hidden, dtype, seed in cover(sizes, (BF16, torch.float16, torch.float32), range(3)):
         (x,) = rows_like(device, 1 + seed * 4, hidden, dtype, seed=seed, mean=float(seed))
         weight, bias = factors(device, hidden, dtype)
         check_layer_norm(run(backend, aiter_like.layer_norm, x, weight, bias, EPSILON), x, weight, bias)

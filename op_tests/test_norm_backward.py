@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from covering import cover
 from norm_cases import EPSILON, double, layer_norm64, rms_norm64, rows_like, vector_like
 
 import aiter_like
@@ -52,6 +53,22 @@ def test_against_float64(device, run, backend, rows, hidden, dtype, weight_dtype
     if hidden > 1:  # of one element LayerNorm is constant: its derivative is what rounding leaves
         bias = torch.zeros_like(weight)
         check(run(backend, aiter_like.layer_norm_backward, dout, x, weight, EPSILON), dout, x, weight, bias)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("backend", ("triton", "torch"))
+def test_everything(device, run, backend):
+    """A covering design: each pair of size, dtypes, number of rows, and mean or none."""
+    sizes = (2, 7, 64, 129, 1000, 4096, 8192, 16384, 20001)
+    for hidden, dtype, is_float_weight, rows, has_mean in cover(sizes, (BF16, torch.float16, FP32), (0, 1), (1, 5, 650),
+                                                                (0, 1)):
+        x, dout = rows_like(device, rows, hidden, dtype, count=2, seed=hidden)
+        weight = vector_like(device, hidden, FP32 if is_float_weight else dtype)
+        if has_mean:
+            got = run(backend, aiter_like.layer_norm_backward, dout, x, weight, EPSILON)
+            check(got, dout, x, weight, torch.zeros_like(weight))
+        else:
+            check(run(backend, aiter_like.rms_norm_backward, dout, x, weight, EPSILON), dout, x, weight)
 
 
 @pytest.mark.parametrize("backend", ("triton", "torch"))

@@ -9,6 +9,7 @@ import math
 import benching
 import pytest
 import torch
+from covering import cover
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
@@ -37,14 +38,14 @@ def test_against_float64(device, run, backend):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16, torch.float32), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype(device, run, backend, dtype):
-    for rows, columns in ((1, 8192), (600, 4096), (4096, 1000), (3, 200001)):
-        x = matrix(device, rows, columns, dtype=dtype)
-        for out_dtype in quantised_dtypes(device):
-            q, scale = QUANT(x, quant_dtype=out_dtype, backend=backend)
-            check_quantised(q.view(1, -1), scale, double(x).view(1, -1))
+def test_every_dtype(device, run, backend):
+    """A covering design: each pair of dtypes and shape."""
+    shapes = ((1, 8192), (600, 4096), (4096, 1000), (3, 200001))
+    for dtype, index, shape in cover((torch.bfloat16, torch.float16, torch.float32), (0, 1), shapes):
+        x = matrix(device, *shape, dtype=dtype)
+        q, scale = QUANT(x, quant_dtype=quantised_dtypes(device)[index], backend=backend)
+        check_quantised(q.view(1, -1), scale, double(x).view(1, -1))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
