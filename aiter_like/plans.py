@@ -29,7 +29,7 @@ def metadata(args: tuple) -> tuple:
     """Hashable key of the arguments.
 
     Raises:
-        TypeError: an argument has no hash (a list, a symbolic size).
+        TypeError: an argument has no hash (a list of other than tensors, a symbolic size).
         RuntimeError: a sparse tensor, which has no strides.
     """
     key: list = []
@@ -37,9 +37,15 @@ def metadata(args: tuple) -> tuple:
     for arg in args:
         if isinstance(arg, Tensor):
             key += (type(arg), arg.shape, arg.stride(), arg.dtype, arg.device, grad and arg.requires_grad)
+        elif _is_tensors(arg):
+            key.append(metadata(arg))
         else:
             key += (type(arg), arg)
     return tuple(key)
+
+
+def _is_tensors(arg: Any) -> bool:
+    return type(arg) in (tuple, list) and len(arg) > 0 and isinstance(arg[0], Tensor)
 
 
 class _Entry:
@@ -109,7 +115,7 @@ class PlanCache:
             plan = self._plans.get((selector, *metadata(args)))
         except (TypeError, RuntimeError):  # no key: such a call is never stored, its check says what is wrong
             return None
-        if plan is not None and TensorGuards is not None:
+        if plan is not None and TensorGuards is not None and not any(map(_is_tensors, args)):
             self._recent = (_Entry(selector, args, plan), *self._recent[:RECENT - 1])
         return plan
 

@@ -316,8 +316,9 @@ def _function(code_object: bytes, kernel: str) -> ctypes.c_void_p:
 
 @contextlib.contextmanager
 def _registered(name: str, args: tuple, writes: Sequence[int] | None) -> Iterator[None]:
-    """The tensors among `args` as ranges of device memory."""
-    tensors = [(index, arg) for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
+    """The tensors among `args`, also those in its tuples and lists, as ranges of device memory."""
+    tensors = [(index, part) for index, arg in enumerate(args)
+               for part in (arg if isinstance(arg, (tuple, list)) else (arg,)) if isinstance(part, torch.Tensor)]
     count = len(tensors)
     bases = (ctypes.c_uint64 * count)(*[tensor.data_ptr() for _, tensor in tensors])
     sizes = (ctypes.c_uint64 * count)(*[_extent(tensor) for _, tensor in tensors])

@@ -23,7 +23,8 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # noqa: TOR901: lives a
 
 _TYPES = {"Tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool", "str": "str", "dtype": "ScalarType",
           "tuple[int,int]": "SymInt[2]", "tuple[int,...]": "SymInt[]", "Sequence[int]": "SymInt[]",
-          "list[Tensor]": "Tensor[]", "Sequence[Tensor]": "Tensor[]"}
+          "list[Tensor]": "Tensor[]", "Sequence[Tensor]": "Tensor[]",
+          "tuple[Tensor,...]": "Tensor[]"}
 _EAGER_TYPES = (Tensor, Parameter)
 _is_compiling = torch.compiler.is_compiling
 
@@ -109,7 +110,7 @@ def _schema_type(function: Callable, parameter: inspect.Parameter, alias: int | 
         raise TypeError(f"{function.__name__}: parameter {parameter.name} must be annotated with one of "
                         f"{', '.join(_TYPES)}, got {text!r}")
     if alias is not None:
-        kind = f"Tensor({chr(ord('a') + alias)}!)"
+        kind = kind.replace("Tensor", f"Tensor({chr(ord('a') + alias)}!)")
     return f"{kind}?" if text != inner else kind
 
 

@@ -48,6 +48,25 @@ def test_copy_against_model(device, backend, layout):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_any_number_of_caches(device, backend):
+    """One, and more than a launch takes; caches of other shapes and dtypes and at odd addresses among them."""
+    for count in (1, 2, 300):
+        storage = torch.randint(0, 256, (count, 6 * 40 + 2), dtype=torch.uint8).to(device)
+        odd = [row[1:241].view(6, 40) for row in storage[::2]]
+        even = [row[2:242].view(torch.bfloat16).view(6, 4, 5) for row in storage[1::2]]
+        expected = storage.clone()
+        for row in expected[::2]:
+            apply(row[1:241].view(6, 40).clone(), row[1:241].view(6, 40), PAIRS)
+        for row in expected[1::2]:
+            apply(row[2:242].view(6, 40).clone(), row[2:242].view(6, 40), PAIRS)
+        caches = [*odd, *even]
+        half = (count + 1) // 2
+        aiter_like.copy_blocks(caches[:half], caches[half:] + caches[:2 * half - count],
+                               torch.tensor(PAIRS, device=device), backend=backend)
+        assert torch.equal(storage, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_odd_sizes_and_int32_pairs(device, backend):
     """One byte, an odd number of bytes, more than a workgroup's part; rank 1 to 5; blocks that start anywhere."""
     for shape in ((6,), (6, 1), (6, 7), (6, 5000, 3), (6, 2, 3, 5, 7)):
@@ -57,7 +76,7 @@ def test_odd_sizes_and_int32_pairs(device, backend):
             cache = storage[start:start + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
             expected, pairs = storage.clone(), torch.tensor(PAIRS[:6], dtype=torch.int32, device=device)
             apply(cache.clone(), expected[start:start + cache.nbytes].view(dtype).view(shape), PAIRS[:6])
-            kv_blocks._copy_blocks(cache, None, pairs, backend=backend)
+            kv_blocks._copy_blocks(cache, None, pairs, None, backend=backend)
             assert torch.equal(storage, expected), (shape, dtype)
 
 
@@ -151,10 +170,46 @@ def test_moves_each_byte_once_in_wide_accesses(device):
     assert not counts["by_class"].get("scratch"), counts
 
 
+def test_one_launch_for_all_layers(device):
+    """80 layers: a launch, each byte once; a cache of another shape has a launch of its own."""
+    if device.type != "cpu":
+        pytest.skip("counts of the simulator")
+    caches = [torch.zeros(4, 16, 8, 64, dtype=torch.bfloat16) for _ in range(160)]
+    other = torch.zeros(4, 16, 8, 32, dtype=torch.bfloat16)
+    pairs = torch.tensor([[0, 2], [3, 1]])
+    with sim.enabled(checks=False) as session:
+        aiter_like.copy_blocks(caches[:80], caches[80:], pairs, backend="hip")
+    (counts,) = session.counters.values()
+    words = len(caches) * len(pairs) * 2 * caches[0][0].nbytes // 16
+    assert counts["launches"] == 1 and counts["by_class"]["global"] == words // 64, counts
+    assert not counts["by_class"].get("scratch"), counts
+    with sim.enabled(checks=False) as session:
+        aiter_like.copy_blocks([*caches[:80], other], [*caches[80:], other], pairs, backend="hip")
+    assert sum(counts["launches"] for counts in session.counters.values()) == 2
+
+
+def test_graph(device):
+    """The addresses are in the graph, so that it can run after the lists are gone."""
+    if device.type != "cuda":
+        pytest.skip("graphs need a GPU")
+    caches = [torch.randint(0, 256, (5, 300), dtype=torch.uint8, device=device) for _ in range(130)]
+    pairs = torch.tensor([[0, 3], [1, 4]], device=device)
+    aiter_like.copy_blocks(caches[:65], caches[65:], pairs, backend="hip")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        aiter_like.copy_blocks(caches[:65], caches[65:], pairs, backend="hip")
+    for cache in caches:
+        cache[:3].random_(0, 256)
+    graph.replay()
+    assert all(torch.equal(cache[3:], cache[:2]) for cache in caches)
+
+
 def test_opcheck(device):
     cache, pairs = torch.randn(3, 8, 4, device=device), torch.tensor([[0, 1]], device=device)
     for source in (None, cache.clone()):
-        torch.library.opcheck(torch.ops.aiter_like.copy_blocks_out, (cache, source, pairs), {"backend": "hip"})
+        torch.library.opcheck(torch.ops.aiter_like.copy_blocks_out, (cache, source, pairs, None), {"backend": "hip"})
+    others = [cache + 1, cache + 2]
+    torch.library.opcheck(torch.ops.aiter_like.copy_blocks_out, (cache, None, pairs, others), {"backend": "hip"})
 
 
 def bench() -> None:
@@ -174,8 +229,8 @@ def _bench_case(count: int, seed: int) -> benching.Case:
         cache[pairs[:, 1]] = 0.0  # the next contender has to copy again
         return 0.0
 
-    return benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes,
-                         benching.by_backend(kv_blocks._copy_blocks, cache, None, pairs, backends=BACKENDS), check)
+    calls = benching.by_backend(kv_blocks._copy_blocks, cache, None, pairs, None, backends=BACKENDS)
+    return benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes, calls, check)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ import threading
 
 import pytest
 import torch
+from torch import Tensor
 from toys import HOST, SIMULATED, FakeJit, make_op, public, run
 
 from aiter_like import device, plans
-from aiter_like.dispatch import Backend, explain, use_backend
+from aiter_like.dispatch import Backend, Op, explain, use_backend
 from aiter_like.errors import BuildError, SimulatorError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -211,6 +212,22 @@ class TestPlans:
             op(out, x, 2.0, 0)
         with pytest.raises((TypeError, ValueError), match="scale: "):
             op(out, change(x), 2.0, 0)
+
+    def test_tensors_in_a_tuple_are_in_the_key(self, cache_kind):
+        def first_ref(out: Tensor, others: tuple[Tensor, ...] | None) -> None:
+            """Sums up."""
+            out.copy_(sum(others))
+
+        checked = []
+        op = Op(f"sum_up_{plans.TensorGuards is None}", reference=first_ref,
+                check=lambda out, others: checked.append(len(others)), backends=(Backend("torch", first_ref),))
+        out, x = torch.empty(2, 4), torch.ones(2, 4)
+        for others, plans_made in (((x, x), 1), ((x, 2 * x), 1), ([x, x], 1), ((x, x, x), 2), ((x, x.half()), 3),
+                                   ((x, torch.ones(4, 2).t()), 4), ((x, x[:1]), 5)):
+            for _ in range(3):
+                op(out, others)
+            assert len(op._plans) == len(checked) == plans_made
+            assert torch.equal(out, sum(others))
 
     def test_a_tensor_that_comes_twice(self, monkeypatch):
         op = make_op(Backend("hip", FakeJit()))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -65,6 +67,13 @@ class TestSchema:
         assert torch_ops.parameters(function, ("out", "lse")) == (
             "Tensor(a!) out, Tensor(b!)? lse, Tensor q, float? scale=None, bool causal=False, "
             'SymInt[2] window=[-1, -1], str kind="auto", ScalarType? dtype=None, *, str? backend=None')
+
+    def test_several_tensors(self):
+        def function(out: tuple[Tensor, ...], x: Sequence[Tensor], others: tuple[Tensor, ...] | None) -> None:
+            """Lists of tensors, written or not."""
+
+        assert torch_ops.parameters(function, ("out", "others")) == (
+            "Tensor(a!)[] out, Tensor[] x, Tensor(c!)[]? others, *, str? backend=None")
 
     def test_unknown_type(self):
         def function(x: dict) -> None:

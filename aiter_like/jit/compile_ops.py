@@ -226,8 +226,8 @@ class JitFunction:
 
 _registry: dict[str, Any] = {}
 
-_ANNOTATIONS = {torch.Tensor: "Tensor", int: "int", float: "float", bool: "bool", str: "str", None: "None",
-                types.NoneType: "None", inspect.Signature.empty: "None"}
+_ANNOTATIONS = {torch.Tensor: "Tensor", tuple[torch.Tensor, ...]: "tuple[Tensor]", int: "int", float: "float",
+                bool: "bool", str: "str", None: "None", types.NoneType: "None", inspect.Signature.empty: "None"}
 _SCHEMAS = {"DLTensor*": "Tensor", "ffi.Tensor": "Tensor", "ffi.String": "str", "std::string": "str"}
 
 
@@ -238,14 +238,16 @@ def _annotation_type(annotation: Any) -> str:
             return f"{_annotation_type(inner[0])} | None"
     name = _ANNOTATIONS.get(annotation)
     if name is None:
-        raise TypeError(f"compile_ops: annotation {annotation!r} is none of Tensor, int, float, bool, str, or one of "
-                        "these | None")
+        raise TypeError(f"compile_ops: annotation {annotation!r} is none of Tensor, tuple[Tensor, ...], int, float, "
+                        "bool, str, or one of these | None")
     return name
 
 
 def _schema_type(schema: dict) -> str:
     if schema["type"] == "Optional":
         return f"{_schema_type(schema['args'][0])} | None"
+    if schema["type"] == "ffi.Array":
+        return f"tuple[{_schema_type(schema['args'][0])}]"
     return _SCHEMAS.get(schema["type"], schema["type"])
 
 

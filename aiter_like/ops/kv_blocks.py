@@ -19,22 +19,25 @@ _MAX_RANK = 5  # a block's dimensions are at most four, and contiguous elements
 _GROUP_BYTES = 256 * 4  # of a workgroup with the narrowest words; a launch has fewer than 2^24 workgroups
 
 
-def copy_blocks_ref(to: Tensor, source: Tensor | None, block_mapping: Tensor) -> None:
-    """In torch; the bytes of the elements, whatever their dtype."""
-    source = to if source is None else source
-    if to.element_size() == 1:  # fp8, which torch cannot index
-        to, source = to.view(torch.uint8), source.view(torch.uint8)
+def copy_blocks_ref(to: Tensor, source: Tensor | None, block_mapping: Tensor,
+                    others: tuple[Tensor, ...] | None) -> None:
+    """In torch; the bytes of the elements, whatever their dtype. `others` are caches like `to`, each its own source."""
     pairs = block_mapping.long()
-    limit = torch.tensor([source.shape[0], to.shape[0]], device=to.device)
+    limit = torch.tensor([to.shape[0] if source is None else source.shape[0], to.shape[0]], device=to.device)
     pairs = pairs[((pairs >= 0) & (pairs < limit)).all(1)]
-    to[pairs[:, 1]] = source[pairs[:, 0]]
+    for cache in (to, *(others or ())):
+        given = cache if source is None else source
+        if cache.element_size() == 1:  # fp8, which torch cannot index
+            cache, given = cache.view(torch.uint8), given.view(torch.uint8)
+        cache[pairs[:, 1]] = given[pairs[:, 0]]
 
 
 @compile_ops("kv_cache/copy_blocks.hip")
-def _copy_blocks_hip(to: Tensor, source: Tensor | None, block_mapping: Tensor) -> None: ...
+def _copy_blocks_hip(to: Tensor, source: Tensor | None, block_mapping: Tensor,
+                     others: tuple[Tensor, ...] | None) -> None: ...
 
 
-def _check(to: Tensor, source: Tensor | None, block_mapping: Tensor) -> object:
+def _check(to: Tensor, source: Tensor | None, block_mapping: Tensor, others: tuple[Tensor, ...] | None) -> object:
     check.tensor("copy_blocks", "dst", to, last_contiguous=False)
     if to.ndim == 0:
         raise ValueError("copy_blocks: dst must have at least 1 dimension, got a scalar")
@@ -43,10 +46,18 @@ def _check(to: Tensor, source: Tensor | None, block_mapping: Tensor) -> object:
                      last_contiguous=False)
     check.tensor("copy_blocks", "block_mapping", block_mapping, dtypes=(torch.int64, torch.int32), shape=(None, 2),
                  device=to.device)
+    if others and source is not None:
+        raise ValueError("copy_blocks: others must be None where there is a source")
+    for cache in others or ():
+        check.tensor("copy_blocks", "others", cache, dtypes=(to.dtype,), shape=to.shape, device=to.device,
+                     last_contiguous=False)
+        if cache.stride() != to.stride():
+            raise ValueError(f"copy_blocks: others must have strides {to.stride()}, got {cache.stride()}")
     return SKIP if 0 in (to.numel(), block_mapping.numel()) or (source is not None and not source.numel()) else None
 
 
-def _hip_unsupported(target: Target, to: Tensor, source: Tensor | None, block_mapping: Tensor) -> str | None:
+def _hip_unsupported(target: Target, to: Tensor, source: Tensor | None, block_mapping: Tensor,
+                     *_: object) -> str | None:
     if to.ndim > _MAX_RANK:
         return f"caches of at most {_MAX_RANK} dimensions, got {to.ndim}"
     if not block_mapping.is_contiguous():
@@ -65,11 +76,11 @@ def _hip_unsupported(target: Target, to: Tensor, source: Tensor | None, block_ma
 
 def _self_check(device: torch.device) -> tuple:
     source = torch.randn(4, 16, 2, 24, generator=torch.Generator().manual_seed(0)).to(device)
-    return torch.zeros_like(source), source, torch.tensor([[0, 3], [2, 0], [1, 2], [3, 1]], device=device)
+    return torch.zeros_like(source), source, torch.tensor([[0, 3], [2, 0], [1, 2], [3, 1]], device=device), None
 
 
 _copy_blocks = Op(
-    "copy_blocks", reference=copy_blocks_ref, check=_check, writes=("to",), self_check=_self_check,
+    "copy_blocks", reference=copy_blocks_ref, check=_check, writes=("to", "others"), self_check=_self_check,
     backends=(Backend("hip", _copy_blocks_hip, unsupported=_hip_unsupported), Backend("torch", copy_blocks_ref)))
 
 
@@ -93,7 +104,7 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
 
     Notes:
         A pair with a block outside the cache is skipped. A block that one pair writes and another reads or writes has
-        undefined content. One launch per cache; can be captured in a graph.
+        undefined content. One launch for all caches of one shape, dtype and strides; can be captured in a graph.
 
     Source: AITER's `copy_blocks`.
     """
@@ -103,8 +114,13 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     if len(key_caches) != len(value_caches):
         raise ValueError(f"copy_blocks: value_caches must have {len(key_caches)} layers like key_caches, got "
                          f"{len(value_caches)}")
+    alike: dict[tuple, list[Tensor]] = {}
     for cache in (*key_caches, *value_caches):
-        _copy_blocks(cache, None, block_mapping, backend=backend)
+        if not isinstance(cache, Tensor):
+            raise TypeError(f"copy_blocks: dst must be a tensor, got {type(cache).__name__}")
+        alike.setdefault((cache.shape, cache.stride(), cache.dtype, cache.device), []).append(cache)
+    for first, *others in alike.values():
+        _copy_blocks(first, None, block_mapping, tuple(others) or None, backend=backend)
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str | None = None) -> None:
@@ -137,7 +153,7 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
         if not isinstance(tensor, Tensor):
             raise TypeError(f"swap_blocks: {name} must be a tensor, got {type(tensor).__name__}")
     if src.device == dst.device == block_mapping.device:
-        _copy_blocks(dst, src, block_mapping, backend=backend)
+        _copy_blocks(dst, src, block_mapping, None, backend=backend)
     else:
         _copy_each(src, dst, block_mapping)
 

@@ -1,21 +1,36 @@
 // SPDX-License-Identifier: MIT
-// Copies whole blocks of a cache, or between two: to[mapping[i][1]] = from[mapping[i][0]]. HIP (gfx9) and CUDA.
+// Copies whole blocks within each of some caches, or from one to another: to[mapping[i][1]] = from[mapping[i][0]].
+// HIP (gfx9) and CUDA.
 //
-//   1. a workgroup takes a part of one block: kWords words of each lane are in flight before the first is stored
+//   1. a workgroup takes a part of one block of a cache, whose address is among the kernel's arguments: no table has to
+//      reach the device before; kWords words of each lane are in flight before the first is stored
 //   2. a word is the widest of 16, 2 and 1 bytes that addresses and strides allow
 // The dimensions of a block are merged as far as both sides allow: usually into one. Blocks outside the cache are
 // skipped. No LDS. Bound: memory, each byte read and written once.
 #include "aiter_like/dtype.h"
 #include "aiter_like/ffi.h"
 
+#if AITER_LIKE_HOST_PASS
+#include <tvm/ffi/container/array.h>
+
+#include <algorithm>
+#include <vector>
+#endif
+
 namespace aiter_like {
 
 constexpr uint32_t kThreads = 256, kWords = 4;
+constexpr int kMostCaches = 256;  // of a launch: keys and values of 128 layers, 2 KB of the 4 KB that arguments may take
 constexpr int kDims = 4;  // of a block, after merging; the last is contiguous
 
+/// Caches of one layout.
+template <int kCount>
+struct Caches {
+  void* to[kCount];
+};
+
 struct CopyBlocksArgs {
-  void* to;
-  const void* from;
+  const void* from;  // null: each cache is its own source
   const void* mapping;  // [pairs, 2] int64_t or int32_t: from, to
   int64_t to_block, from_block, to_blocks, from_blocks;        // words from block to block; blocks
   int64_t to_stride[kDims - 1], from_stride[kDims - 1];        // words
@@ -29,14 +44,15 @@ __device__ inline int64_t block_number(const CopyBlocksArgs& args, int64_t index
                       : int64_t{static_cast<const int32_t*>(args.mapping)[index]};
 }
 
-template <class Word>
-__global__ __launch_bounds__(kThreads) void copy_blocks_kernel(CopyBlocksArgs args) {
+template <class Word, int kCount>
+__global__ __launch_bounds__(kThreads) void copy_blocks_kernel(CopyBlocksArgs args, Caches<kCount> caches) {
   const uint32_t pair = workgroup_index().x / args.parts, part = workgroup_index().x - pair * args.parts;
   const int64_t from_block = block_number(args, 2 * int64_t{pair});
   const int64_t to_block = block_number(args, 2 * int64_t{pair} + 1);
   if (from_block < 0 || from_block >= args.from_blocks || to_block < 0 || to_block >= args.to_blocks) return;
-  const Word* from = static_cast<const Word*>(args.from) + from_block * args.from_block;
-  Word* to = static_cast<Word*>(args.to) + to_block * args.to_block;
+  void* cache = caches.to[kCount > 1 ? workgroup_index().y : 0];
+  const Word* from = static_cast<const Word*>(args.from != nullptr ? args.from : cache) + from_block * args.from_block;
+  Word* to = static_cast<Word*>(cache) + to_block * args.to_block;
 
   const auto place = [&](uint32_t word, const int64_t(&stride)[kDims - 1]) {
     if (args.size[3] == args.words) return int64_t{word};  // one dimension: no division
@@ -57,15 +73,25 @@ __global__ __launch_bounds__(kThreads) void copy_blocks_kernel(CopyBlocksArgs ar
   }
 }
 
-void launch_copy_blocks(const CopyBlocksArgs& args, uint32_t pairs, int word_bytes, Stream stream) {
-  const dim3 grid(pairs * args.parts);
+template <int kCount>
+void launch_caches(const CopyBlocksArgs& args, const Caches<kCount>& caches, dim3 grid, int word_bytes,
+                   Stream stream) {
   if (word_bytes == 16)  // an integer: of structs, the compiler keeps the words in scratch memory
-    copy_blocks_kernel<unsigned __int128><<<grid, kThreads, 0, stream>>>(args);
+    copy_blocks_kernel<unsigned __int128><<<grid, kThreads, 0, stream>>>(args, caches);
   else if (word_bytes == 2)
-    copy_blocks_kernel<uint16_t><<<grid, kThreads, 0, stream>>>(args);
+    copy_blocks_kernel<uint16_t><<<grid, kThreads, 0, stream>>>(args, caches);
   else
-    copy_blocks_kernel<uint8_t><<<grid, kThreads, 0, stream>>>(args);
+    copy_blocks_kernel<uint8_t><<<grid, kThreads, 0, stream>>>(args, caches);
   check_launch("copy_blocks_kernel");
+}
+
+void launch_copy_blocks(const CopyBlocksArgs& args, const Caches<kMostCaches>& caches, uint32_t count, uint32_t pairs,
+                        int word_bytes, Stream stream) {
+  const dim3 grid(pairs * args.parts, count);
+  if (count == 1)
+    launch_caches(args, Caches<1>{{caches.to[0]}}, grid, word_bytes, stream);
+  else
+    launch_caches(args, caches, grid, word_bytes, stream);
 }
 
 #if AITER_LIKE_HOST_PASS
@@ -99,7 +125,15 @@ int merged_dims(const ffi::Tensor& to, const ffi::Tensor& from, BlockDim* dims) 
   return count;
 }
 
-void copy_blocks(ffi::Tensor to, ffi::Optional<ffi::Tensor> source, ffi::Tensor mapping) {
+/// Whether two tensors have one dtype, shape and strides.
+bool is_alike(const ffi::Tensor& a, const ffi::Tensor& b) {
+  bool result = a.ndim() == b.ndim() && a.dtype().bits == b.dtype().bits;
+  for (int d = 0; result && d < a.ndim(); ++d) result = a.size(d) == b.size(d) && a.stride(d) == b.stride(d);
+  return result;
+}
+
+void copy_blocks(ffi::Tensor to, ffi::Optional<ffi::Tensor> source, ffi::Tensor mapping,
+                 ffi::Optional<tvm::ffi::Array<tvm::ffi::Tensor>> others) {
   const ffi::Tensor from = source.has_value() ? source.value() : to;
   const bool is_wide = ffi::has_element<int64_t>(mapping);
   ffi::check_type(is_wide || ffi::has_element<int32_t>(mapping), "copy_blocks: block_mapping must be int64 or int32");
@@ -119,12 +153,20 @@ void copy_blocks(ffi::Tensor to, ffi::Optional<ffi::Tensor> source, ffi::Tensor 
   const int count = merged_dims(to, from, dims);
   ffi::check_value(count <= kDims && dims[count - 1].to == 1, "copy_blocks: blocks have too many uneven dimensions");
   const int64_t bytes = to.dtype().bits / 8, to_block = to.stride(0) * bytes, from_block = from.stride(0) * bytes;
-  uint64_t bits = reinterpret_cast<uintptr_t>(to.data_ptr()) | reinterpret_cast<uintptr_t>(from.data_ptr()) |
-                  to_block | from_block | dims[count - 1].size;
+  std::vector<void*> caches{to.data_ptr()};
+  if (others.has_value()) {
+    ffi::check_value(!source.has_value(), "copy_blocks: several caches have no source");
+    for (const ffi::Tensor cache : others.value()) {
+      ffi::check_value(is_alike(cache, to), "copy_blocks: all caches must have one dtype, shape and strides");
+      caches.push_back(cache.data_ptr());
+    }
+  }
+  uint64_t bits = reinterpret_cast<uintptr_t>(from.data_ptr()) | to_block | from_block | dims[count - 1].size;
+  for (void* cache : caches) bits |= reinterpret_cast<uintptr_t>(cache);
   for (int i = 0; i < count - 1; ++i) bits |= dims[i].to | dims[i].from;
   const int word_bytes = bits % 16 == 0 ? 16 : bits % 2 == 0 ? 2 : 1;
 
-  CopyBlocksArgs args{to.data_ptr(), from.data_ptr(), mapping.data_ptr(), to_block / word_bytes,
+  CopyBlocksArgs args{source.has_value() ? from.data_ptr() : nullptr, mapping.data_ptr(), to_block / word_bytes,
                       from_block / word_bytes, to.size(0), from.size(0)};
   for (int i = 0; i < kDims; ++i) args.size[i] = 1;
   for (int i = 0; i < count; ++i) {
@@ -141,7 +183,14 @@ void copy_blocks(ffi::Tensor to, ffi::Optional<ffi::Tensor> source, ffi::Tensor 
   args.words = static_cast<uint32_t>(words);
   args.parts = static_cast<uint32_t>(parts);
   args.is_wide = is_wide;
-  launch_copy_blocks(args, static_cast<uint32_t>(mapping.size(0)), word_bytes, ffi::stream_of(to));
+  const size_t most = std::min<int64_t>(kMostCaches, ((int64_t{1} << 24) - 1) / (parts * mapping.size(0)));
+  for (size_t first = 0; first < caches.size(); first += most) {
+    const size_t part = std::min(most, caches.size() - first);
+    Caches<kMostCaches> some{};
+    std::copy_n(caches.begin() + first, part, some.to);
+    launch_copy_blocks(args, some, static_cast<uint32_t>(part), static_cast<uint32_t>(mapping.size(0)), word_bytes,
+                       ffi::stream_of(to));
+  }
 }
 
 #endif
