@@ -13,8 +13,9 @@ _TRIED = 60  # rows that are looked at for the next one; ten times as many short
 
 def covering(factors: Mapping[str, Sequence[Any]], seed: int,
              where: Callable[..., bool] = lambda **_: True) -> list[dict[str, Any]]:
-    """Rows (factor → value) in which every pair of values of two factors occurs that is in any row which `where` allows,
-    a function of the row's values by name.
+    """Rows (factor → value) in which every pair of values of two factors occurs that any allowed row has.
+
+    A row is allowed where `where`, which gets the values by the factors' names, says so.
 
     Greedy, and close to the least number of rows: the product of the two longest factors. What the pairs leave open is
     random, so that another seed gives other triples.
@@ -23,7 +24,8 @@ def covering(factors: Mapping[str, Sequence[Any]], seed: int,
         return {name: values[index] for (name, values), index in zip(factors.items(), row, strict=True)}
 
     draw = random.Random(seed)
-    rows = [row for row in itertools.product(*(range(len(values)) for values in factors.values())) if where(**named(row))]
+    product = itertools.product(*(range(len(values)) for values in factors.values()))
+    rows = [row for row in product if where(**named(row))]
     draw.shuffle(rows)
     missing = set().union(*map(_pairs, rows))
     found = []

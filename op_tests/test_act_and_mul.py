@@ -11,7 +11,7 @@ import benching
 import pytest
 import torch
 from activation_cases import GATED, check_activation, gated_float64
-from covering import cover
+from covering import covering
 from torch import Tensor
 
 import aiter_like
@@ -57,12 +57,12 @@ def test_other_dtypes(device, run, backend, dtype):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_width(device, run, backend):
+def test_every_dtype_and_width(device, run, backend, seed):
     """A covering design: each pair of activation, dtype, number of rows and of columns."""
-    widths = (1, 2, 8, 9, 63, 128, 513, 2048, 4096, 5120, 14336)
-    dtypes = (BF16, torch.float16, torch.float32)
-    for seed, (activation, dtype, count, columns) in enumerate(cover(GATED, dtypes, (1, 2, 17, 300), widths)):
-        x = make(device, count, 2 * columns, dtype=dtype, seed=seed)
+    factors = {"activation": GATED, "dtype": (BF16, torch.float16, torch.float32), "count": (1, 2, 17, 300),
+               "columns": (1, 2, 8, 9, 63, 128, 513, 2048, 4096, 5120, 14336)}
+    for activation, dtype, count, columns in map(dict.values, covering(factors, seed)):
+        x = make(device, count, 2 * columns, dtype=dtype, seed=columns)
         check_activation(call(run, backend, activation, x), x, activation)
 
 

@@ -10,7 +10,7 @@ import benching
 import pytest
 import torch
 from activation_cases import GATED, gated_float64
-from covering import cover
+from covering import covering
 from norm_cases import check_quantised, quantised_dtypes
 from quant_cases import BACKENDS
 from torch import Tensor
@@ -51,11 +51,12 @@ def test_other_activations(device, run, backend, activation):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_width(device, run, backend):
+def test_every_dtype_and_width(device, run, backend, seed):
     """A covering design: each pair of activation, dtypes, number of rows and of columns, and group."""
-    for activation, dtype, index, rows, columns, group_size in cover(
-            GATED, (BF16, torch.float16, torch.float32), (0, 1), (1, 33, 600), (128, 768, 4096, 14336),
-            (0, 32, 64, 128), where=lambda activation, dtype, index, rows, columns, group_size: rows * columns < 2**22):
+    factors = {"activation": GATED, "dtype": (BF16, torch.float16, torch.float32), "index": (0, 1),
+               "rows": (1, 33, 600), "columns": (128, 768, 4096, 14336), "group_size": (0, 32, 64, 128)}
+    for activation, dtype, index, rows, columns, group_size in map(dict.values, covering(
+            factors, seed, lambda rows, columns, **_: rows * columns < 2**22)):
         x = make(device, rows, 2 * columns, dtype=dtype, seed=rows)
         q, scale = QUANT(x, activation, group_size, quantised_dtypes(device)[index], backend=backend)
         check_quantised(q, scale, gated_float64(x, activation), group_size, error=ERROR)

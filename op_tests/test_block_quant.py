@@ -9,7 +9,7 @@ import math
 import benching
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
@@ -57,11 +57,12 @@ def test_other_blocks(device, run, backend):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_shape(device, run, backend):
+def test_every_dtype_and_shape(device, run, backend, seed):
     """A covering design: each pair of dtypes, matrix and block."""
-    matrices = ((1, 4096), (1024, 1), (1024, 2560), (129, 127), (1000, 1000))
-    blocks = ((1, 128), (7, 64), (128, 128), (256, 128), (1024, 128), (128, 32))
-    for dtype, index, (n, k), block in cover((BF16, torch.float16, torch.float32), (0, 1), matrices, blocks):
+    factors = {"dtype": (BF16, torch.float16, torch.float32), "index": (0, 1),
+               "matrix": ((1, 4096), (1024, 1), (1024, 2560), (129, 127), (1000, 1000)),
+               "block": ((1, 128), (7, 64), (128, 128), (256, 128), (1024, 128), (128, 32))}
+    for dtype, index, (n, k), block in map(dict.values, covering(factors, seed)):
         x = matrix(device, n, k, dtype=dtype, seed=n)
         check_blocks(*QUANT(x, quant_dtype=quantised_dtypes(device)[index], block_shape=block, backend=backend), x,
                      *block)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import BACKENDS, EPSILON, check_layer_norm, double, layer_norm64, rows_like, vector_like
 
 import aiter_like
@@ -58,10 +58,11 @@ def test_against_float64(device, run, backend, hidden, dtype):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """A covering design: each pair of size, dtype, share and number of rows."""
-    sizes = (1, 3, 4, 7, 8, 65, 512, 1000, 5120, 8192, 20001, 32768)
-    for hidden, dtype, p, rows in cover(sizes, (BF16, torch.float16, torch.float32), (0.0, 0.1, 0.999), (1, 7)):
+    factors = {"hidden": (1, 3, 4, 7, 8, 65, 512, 1000, 5120, 8192, 20001, 32768),
+               "dtype": (BF16, torch.float16, torch.float32), "p": (0.0, 0.1, 0.999), "rows": (1, 7)}
+    for hidden, dtype, p, rows in map(dict.values, covering(factors, seed)):
         check_call(run, backend, *rows_like(device, rows, hidden, dtype, count=2, seed=hidden), p)
 
 

@@ -8,7 +8,7 @@ import functools
 import benching
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers, special
 from torch import Tensor
@@ -38,12 +38,13 @@ def test_against_float64(device, run, backend, tokens, heads, columns, group_siz
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_width(device, run, backend):
+def test_every_dtype_and_width(device, run, backend, seed):
     """A covering design: each pair of dtypes, shape and group."""
-    shapes = ((1, 128, 128), (33, 5, 512), (600, 16, 64), (3, 2, 32768), (2, 3, 96))
-    for dtype, index, shape, group_size in cover(
-            (torch.bfloat16, torch.float16, torch.float32), (0, 1), shapes, (32, 64, 128),
-            where=lambda dtype, index, shape, group_size: shape[-1] % group_size == 0):
+    factors = {"dtype": (torch.bfloat16, torch.float16, torch.float32), "index": (0, 1),
+               "shape": ((1, 128, 128), (33, 5, 512), (600, 16, 64), (3, 2, 32768), (2, 3, 96)),
+               "group_size": (32, 64, 128)}
+    for dtype, index, shape, group_size in map(dict.values, covering(
+            factors, seed, lambda shape, group_size, **_: shape[-1] % group_size == 0)):
         x = matrix(device, *shape, dtype=dtype, seed=shape[0])
         q, scale = QUANT(x, group_size, quantised_dtypes(device)[index], backend=backend)
         check_quantised(q, scale, double(x).flatten(1), group_size)

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import BACKENDS, EPSILON, double, rows_like, vector_like
 
 import aiter_like
@@ -103,10 +103,11 @@ def test_opcheck(device, backend):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """A covering design: each pair of both sizes and the dtype."""
     sizes = (1, 8, 64, 129, 512, 1536, 4096, 8192, 32768)
-    for q_hidden, k_hidden, dtype in cover(sizes, sizes, (BF16, torch.float32)):
+    factors = {"q_hidden": sizes, "k_hidden": sizes, "dtype": (BF16, torch.float32)}
+    for q_hidden, k_hidden, dtype in map(dict.values, covering(factors, seed)):
         q, q_weight, k, k_weight = sides(device, (3, q_hidden), (5, k_hidden), dtype)
         q_out, k_out = run(backend, aiter_like.fused_qk_rmsnorm, None, q, q_weight, EPSILON, None, k, k_weight, EPSILON)
         check_rms_norm(q_out, q, q_weight, EPSILON)

@@ -12,7 +12,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from kv_cache_cases import LAYOUTS, Caches, make, runs_of_slots
 from rope_cases import rope_float64, tables
 
@@ -211,15 +211,15 @@ def test_heads_of_other_sizes(device, run, backend, head_dim, rotary_dim, paddin
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_norm_of_heads_of_many_sizes(device, run, backend):
+def test_norm_of_heads_of_many_sizes(device, run, backend, seed):
     """A covering design: each pair of head size, rotated part and dtype."""
-    for head_dim, rotary_dim, dtype in cover(
-            (2, 6, 40, 80, 96, 100, 128, 192, 256), (0, 2, 36, 80), (BF16, FP32),
-            where=lambda head_dim, rotary_dim, dtype: rotary_dim <= head_dim and (head_dim <= 128 or rotary_dim != 2)):
+    factors = {"head_dim": (2, 6, 40, 80, 96, 100, 128, 192, 256), "rotary_dim": (0, 2, 36, 80), "dtype": (BF16, FP32)}
+    for head_dim, rotary_dim, dtype in map(dict.values, covering(
+            factors, seed, lambda head_dim, rotary_dim, **_: rotary_dim <= head_dim <= 128 + 128 * (rotary_dim != 2))):
         width = rotary_dim or head_dim
         qkv = randn(TOKENS, (HEADS + 2 * KV_HEADS) * head_dim, device=device, dtype=dtype)
         q, k, v = qkv.view(TOKENS, -1, head_dim).split((HEADS, KV_HEADS, KV_HEADS), 1)
-        qw, kw = (randn(head_dim, device=device, dtype=dtype, seed=seed) for seed in (1, 2))
+        qw, kw = (randn(head_dim, device=device, dtype=dtype, seed=index) for index in (1, 2))
         (cos, sin), exact = tables(torch.rand(TOKENS, width // 2) * 50, dtype, device)
         caches, before = pages(device, "nhd", head_dim, dtype)
         slots, one = slots_of(device), torch.ones((), device=device)

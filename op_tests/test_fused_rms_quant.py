@@ -9,7 +9,7 @@ import math
 import benching
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dtypes, rms_norm64, rows_like, vector_like
 from torch import Tensor
 
@@ -227,12 +227,13 @@ def test_opcheck(device, backend):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """A covering design: each pair of both sizes, dtypes and group."""
     sizes = (1, 64, 129, 1536, 8192, 32768)
-    for hidden, second, dtype, index, group_size in cover(
-            sizes, (0, *sizes), (BF16, torch.float16, torch.float32), (0, 1), (0, *scales.GROUPS),
-            where=lambda hidden, second, dtype, index, group_size: hidden % (group_size or 1) == 0):
+    factors = {"hidden": sizes, "second": (0, *sizes), "dtype": (BF16, torch.float16, torch.float32), "index": (0, 1),
+               "group_size": (0, *scales.GROUPS)}
+    for hidden, second, dtype, index, group_size in map(dict.values, covering(
+            factors, seed, lambda hidden, group_size, **_: hidden % (group_size or 1) == 0)):
         args = make(device, 3, hidden, second, dtype, second_rows=5)
         if not index:
             args.pop("res1")

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dtypes, rms_norm64, rows_like, vector_like
 
 import aiter_like
@@ -91,11 +91,12 @@ def test_opcheck(device, backend):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """A covering design: each pair of size, dtype and number of rows."""
-    for hidden, dtype, seed in cover((1, 7, 64, 96, 128, 513, 4096, 8192, 32768),
-                                     (BF16, torch.float16, torch.float32), range(2)):
-        x, gate = rows_like(device, 1 + seed * 4, hidden, dtype, count=2, seed=seed)
+    factors = {"hidden": (1, 7, 64, 96, 128, 513, 4096, 8192, 32768), "dtype": (BF16, torch.float16, torch.float32),
+               "rows": (1, 5)}
+    for hidden, dtype, rows in map(dict.values, covering(factors, seed)):
+        x, gate = rows_like(device, rows, hidden, dtype, count=2, seed=rows)
         weight = vector_like(device, hidden, dtype)
         check(run(backend, aiter_like.gated_rms_norm, x, gate, weight, EPSILON), x, gate, weight)
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import BACKENDS, check_layer_norm, double, layer_norm64, vector_like
 
 import aiter_like
@@ -139,11 +139,12 @@ def test_moves_each_byte_once(device, run, is_last):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """Groups in registers and in pieces, aligned or not. A covering design: each pair of shape, layout and dtypes."""
     sizes = ((2, 32, 16, 16, 4), (1, 12, 37, 41, 2), (1, 64, 64, 64, 4), (2, 128, 33, 33, 2), (3, 24, 3, 3, 24))
-    dtypes = (BF16, torch.float16, torch.float32)
-    for (*shape, groups), is_last, dtype, wide in cover(sizes, (False, True), dtypes, (0, 1)):
+    design = {"size": sizes, "is_last": (False, True), "dtype": (BF16, torch.float16, torch.float32),
+              "wide": (0, 1)}
+    for (*shape, groups), is_last, dtype, wide in map(dict.values, covering(design, seed)):
         x = make(device, shape, dtype, is_last, mean=2.0)
         weight, bias = factors(device, shape[1], torch.float32 if wide else dtype)
         check(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON), x, groups, weight, bias)

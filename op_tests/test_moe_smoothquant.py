@@ -8,7 +8,7 @@ import math
 import benching
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
@@ -71,10 +71,11 @@ def test_against_float64(device, run, backend, tokens, columns, topk):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_width(device, run, backend):
+def test_every_dtype_and_width(device, run, backend, seed):
     """A covering design: each pair of dtypes and shape."""
-    shapes = ((1, 4096, 8), (40, 5120, 6), (600, 1024, 2), (3, 65536, 4), (9, 1000, 1))
-    for dtype, index, (tokens, columns, topk) in cover((torch.bfloat16, torch.float16, torch.float32), (0, 1), shapes):
+    factors = {"dtype": (torch.bfloat16, torch.float16, torch.float32), "index": (0, 1),
+               "shape": ((1, 4096, 8), (40, 5120, 6), (600, 1024, 2), (3, 65536, 4), (9, 1000, 1))}
+    for dtype, index, (tokens, columns, topk) in map(dict.values, covering(factors, seed)):
         args = make(device, tokens, columns, topk, 64, dtype, seed=tokens)
         check_quantised(*quantise(run, backend, *args, quantised_dtypes(device)[index]), smoothed(*args))
 

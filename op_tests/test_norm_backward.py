@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import EPSILON, double, layer_norm64, rms_norm64, rows_like, vector_like
 
 import aiter_like
@@ -57,11 +57,12 @@ def test_against_float64(device, run, backend, rows, hidden, dtype, weight_dtype
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ("triton", "torch"))
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """A covering design: each pair of size, dtypes, number of rows, and mean or none."""
-    sizes = (2, 7, 64, 129, 1000, 4096, 8192, 16384, 20001)
-    for hidden, dtype, is_float_weight, rows, has_mean in cover(sizes, (BF16, torch.float16, FP32), (0, 1), (1, 5, 650),
-                                                                (0, 1)):
+    factors = {"hidden": (2, 7, 64, 129, 1000, 4096, 8192, 16384, 20001), "dtype": (BF16, torch.float16, FP32),
+               "is_float_weight": (0, 1), "rows": (1, 5, 650), "has_mean": (0, 1)}
+    for hidden, dtype, is_float_weight, rows, has_mean in map(dict.values, covering(
+            factors, seed, lambda hidden, rows, **_: rows * hidden < 2**21)):
         x, dout = rows_like(device, rows, hidden, dtype, count=2, seed=hidden)
         weight = vector_like(device, hidden, FP32 if is_float_weight else dtype)
         if has_mean:

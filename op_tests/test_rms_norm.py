@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -319,12 +319,13 @@ def test_moves_each_byte_once(device, run, backend, name, hidden, matrices, vect
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """A covering design: each pair of size, dtypes, flag and number of rows."""
     sizes = sorted({*HIDDEN_SIZES, *range(1, 20), 31, 33, 63, 64, 65, 127, 129, 511, 513, 4095, 4097, 16384, 32768,
                     65536})
-    for hidden, dtype, is_float_weight, sensitive, seed in cover(sizes, DTYPES, (0, 1), (0, 1), range(3)):
-        x, weight = make(device, 1 + seed * 4, hidden, dtype, torch.float32 if is_float_weight else None, seed)
+    factors = {"hidden": sizes, "dtype": DTYPES, "is_float_weight": (0, 1), "sensitive": (0, 1), "rows": (1, 5, 9)}
+    for hidden, dtype, is_float_weight, sensitive, rows in map(dict.values, covering(factors, seed)):
+        x, weight = make(device, rows, hidden, dtype, torch.float32 if is_float_weight else None, rows)
         check_rms_norm(run(backend, aiter_like.rms_norm, x, weight, EPSILON, sensitive), x, weight, EPSILON, sensitive)
 
 

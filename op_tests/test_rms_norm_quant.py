@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dtypes, rms_norm64, rows_like, vector_like
 
 import aiter_like
@@ -181,17 +181,18 @@ def test_opcheck(device, backend):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_everything(device, run, backend):
+def test_everything(device, run, backend, seed):
     """A covering design: each pair of size, dtypes, group, and residual with several rows or a row without."""
     sizes = (1, 7, 32, 64, 128, 384, 512, 1000, 2048, 4096, 8192, 16384, 20096, 32768)
-    for hidden, dtype, index, group_size, seed in cover(
-            sizes, (BF16, torch.float16, torch.float32), (0, 1), (0, 32, 64, 128), range(2),
-            where=lambda hidden, dtype, index, group_size, seed: not group_size or hidden % group_size == 0):
-        x, residual = rows_like(device, 1 + 4 * seed, hidden, dtype, count=2, seed=seed)
+    factors = {"hidden": sizes, "dtype": (BF16, torch.float16, torch.float32), "index": (0, 1),
+               "group_size": (0, 32, 64, 128), "has_residual": (0, 1)}
+    for hidden, dtype, index, group_size, has_residual in map(dict.values, covering(
+            factors, seed, lambda hidden, group_size, **_: hidden % (group_size or 1) == 0)):
+        x, residual = rows_like(device, 1 + 4 * has_residual, hidden, dtype, count=2, seed=hidden)
         weight = vector_like(device, hidden, dtype)
         out, scale, _ = quant(run, backend, x, weight, quantised_dtypes(device)[index], group_size,
-                              residual=residual if seed else None)
-        check_quantised(out, scale, rms_norm64(double(x) + double(residual) if seed else x, weight), group_size)
+                              residual=residual if has_residual else None)
+        check_quantised(out, scale, rms_norm64(double(x) + double(residual) if has_residual else x, weight), group_size)
 
 
 def bench() -> None:

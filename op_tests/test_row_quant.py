@@ -9,7 +9,7 @@ import bench_peers
 import benching
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers, special
 from torch import Tensor
@@ -61,12 +61,12 @@ def test_other_inputs(device, run, backend):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype_and_width(device, run, backend):
+def test_every_dtype_and_width(device, run, backend, seed):
     """A covering design: each pair of dtypes, group, number of rows and of columns."""
-    for dtype, index, group_size, columns, rows in cover(
-            (BF16, torch.float16, torch.float32), (0, 1), (0, 32, 64, 128),
-            (128, 384, 1024, 4096, 5120, 14336, 65536), (1, 17, 600),
-            where=lambda dtype, index, group_size, columns, rows: rows * columns < 2**22):
+    factors = {"dtype": (BF16, torch.float16, torch.float32), "index": (0, 1), "group_size": (0, 32, 64, 128),
+               "columns": (128, 384, 1024, 4096, 5120, 14336, 65536), "rows": (1, 17, 600)}
+    for dtype, index, group_size, columns, rows in map(dict.values, covering(
+            factors, seed, lambda rows, columns, **_: rows * columns < 2**22)):
         x = matrix(device, rows, columns, dtype=dtype, seed=rows)
         function = functools.partial(GROUP, group_size=group_size) if group_size else TOKEN
         q, scale = function(x, quant_dtype=quantised_dtypes(device)[index], backend=backend)

@@ -9,7 +9,7 @@ import math
 import benching
 import pytest
 import torch
-from covering import cover
+from covering import covering
 from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
@@ -39,10 +39,11 @@ def test_against_float64(device, run, backend):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_every_dtype(device, run, backend):
+def test_every_dtype(device, run, backend, seed):
     """A covering design: each pair of dtypes and shape."""
-    shapes = ((1, 8192), (600, 4096), (4096, 1000), (3, 200001))
-    for dtype, index, shape in cover((torch.bfloat16, torch.float16, torch.float32), (0, 1), shapes):
+    factors = {"dtype": (torch.bfloat16, torch.float16, torch.float32), "index": (0, 1),
+               "shape": ((1, 8192), (600, 4096), (4096, 1000), (3, 200001))}
+    for dtype, index, shape in map(dict.values, covering(factors, seed)):
         x = matrix(device, *shape, dtype=dtype)
         q, scale = QUANT(x, quant_dtype=quantised_dtypes(device)[index], backend=backend)
         check_quantised(q.view(1, -1), scale, double(x).view(1, -1))
