@@ -20,7 +20,7 @@
 namespace aiter_like {
 
 constexpr uint32_t kThreads = 256, kWords = 4;
-constexpr int kMostCaches = 256;  // of a launch: keys and values of 128 layers, 2 KB of the 4 KB that arguments may take
+constexpr int kMostCaches = 256;  // of a launch: keys and values of 128 layers, 2 of the 4 KB of arguments
 constexpr int kDims = 4;  // of a block, after merging; the last is contiguous
 
 /// Caches of one layout.
