@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import covering
 
 import aiter_like
 from aiter_like import dtypes
@@ -173,6 +174,37 @@ def options_of(name: str, heads: int, device: torch.device) -> dict[str, Any]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_options(device, run, backend, name):
     check(run, backend, make(device, ((1, 70), (33, 100), (5, 5))), **options_of(name, 4, device))
+
+
+def check_terms(device, run, *, lengths, page_size, heads, dims, dtype, cache, terms, window, causal):
+    """One row of test_grid."""
+    kv_dtype = dtypes.fp8_of(target_of(device).arch) if cache == "fp8" else None
+    case = make(device, lengths, *heads, dims[0], page_size, dtype, kv_dtype, head_dim_v=dims[1])
+    longest, generator = case.max_lengths[0], torch.Generator().manual_seed(terms)
+    slopes, sinks = torch.rand(2, heads[0], generator=generator).to(device)
+    bias = torch.randn(longest, longest, generator=generator).to(device)
+    options = {"causal": causal, "window_size": window}
+    for bit, term in enumerate(({"softcap": 3.0}, {"alibi_slopes": slopes}, {"sinks": sinks}, {"qq_bias": bias})):
+        options |= term if terms >> bit & 1 else {}
+    descales = {"k_descale": 0.5, "v_descale": 3.0} if cache == "fp8" else {}
+    moved = {name: torch.tensor([value], device=device) for name, value in descales.items()}
+    compare(case, case.call(run, "triton", **options, **moved), **options, **descales)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(4))
+def test_grid(device, run, seed, part):
+    """A covering design of about 97 of the 288,000 combinations, new in each run (--seed repeats one): each value with
+    each of every other factor. terms: sets of softcap, ALiBi, sinks and the bias between queries.
+    """
+    factors = {"lengths": (MIXED[:5] + MIXED[6:], ((1, 90), (1, 7), (1, 64)), ((1, 1500), (1, 700), (1, 3))),
+               "page_size": (1, 13, 16, 64, 256), "heads": ((1, 1), (4, 2), (8, 1), (7, 1), (6, 6)),
+               "dims": ((32, 32), (64, 64), (80, 80), (128, 128), (192, 128), (256, 256)),
+               "dtype": (BF16, torch.float16), "cache": ("as q", "fp8"),
+               "terms": range(16), "window": ((-1, -1), (17, -1), (30, 0), (0, 0), (-1, 5)),
+               "causal": (False, True)}
+    for row in covering(factors, seed)[part::4]:
+        check_terms(device, run, **row)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
