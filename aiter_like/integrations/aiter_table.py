@@ -3,18 +3,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from aiter_like.dispatch import Op
 from aiter_like.integrations import aiter_names
 from aiter_like.integrations.aiter_names import Name
+from aiter_like.integrations.reach import operators
 from aiter_like.select import KINDS
 
 FILE = Path(__file__).with_name("AITER.md")
@@ -45,8 +40,8 @@ def markdown() -> str:
 
 
 def backends(function: Any) -> tuple[str, ...]:
-    """The backends of the operators that a function's code names, itself or through functions of this package."""
-    ops = [found for found in _reached(function) if isinstance(found, Op)]
+    """The backends of the operators behind a function."""
+    ops = operators(function)
     return tuple(kind for kind in KINDS if any(backend.name == kind for op in ops for backend in op.backends))
 
 
@@ -59,43 +54,3 @@ def _counted(title: str, rows: Iterable[Name]) -> str:
 def _line(row: Name) -> str:
     served = "**missing**" if row.server is None else ", ".join(backends(row.value)) or "python"
     return f"| `{row.name}` | `{row.modules[0]}` | {row.priority} | {' '.join(row.callers)} | {served} |"
-
-
-def _reached(function: Any) -> Iterator[Any]:
-    """Operators and functions of this package that the code of a function names, and what their code names."""
-    stack, seen = [function], set()
-    while stack:
-        found = stack.pop()
-        if isinstance(found, functools.partial):
-            found = found.func
-        if isinstance(found, types.FunctionType):
-            found = inspect.unwrap(found)
-        if id(found) in seen:
-            continue
-        seen.add(id(found))
-        yield found
-        if isinstance(found, types.FunctionType) and found.__module__.split(".")[0] == "aiter_like":
-            stack += _named(found)
-        if _is_layer(found):
-            stack += [value for value in vars(found).values() if isinstance(value, types.FunctionType)]
-
-
-def _named(function: types.FunctionType) -> list[Any]:
-    names, codes = set(), [function.__code__]
-    while codes:
-        code = codes.pop()
-        names |= set(code.co_names)
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    found = [function.__globals__[name] for name in sorted(names) if name in function.__globals__]
-    found += [cell.cell_contents for cell in function.__closure__ or ()]
-    for module in [value for value in found if isinstance(value, types.ModuleType)]:
-        if module.__name__.split(".")[0] == "aiter_like":
-            found += [vars(module)[name] for name in sorted(names) if name in vars(module)]
-            if "getattr" in names:  # by a name that is put together: any of the module's operators
-                found += [value for value in vars(module).values() if isinstance(value, Op)]
-    kinds = (Op, types.FunctionType, functools.partial)
-    return [value for value in found if isinstance(value, kinds) or _is_layer(value)]
-
-
-def _is_layer(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.nn.Module)

@@ -17,6 +17,7 @@ import torch
 
 from aiter_like import env
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import reach
 
 _log = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling
@@ -49,14 +50,13 @@ def take(name: str, ours: Callable, original: Callable | None, op: str | None = 
         name: what logs, counters and AITER_LIKE_DISABLE call it, such as "aiter.rms_norm".
         ours: raises UnsupportedError, TypeError or ValueError, before it writes anything, for what it does not take.
         original: takes the same arguments; None where there is none, then a refusal is raised.
-        op: the operator behind it, another name for AITER_LIKE_DISABLE.
+        op: another name for AITER_LIKE_DISABLE, beside the operators that the code of `ours` names.
         announce: log that it is taken; False where the caller does so for many names at once.
 
     Returns:
         The function to put in place; `original` itself where AITER_LIKE_DISABLE names it.
     """
-    names = {name, name.rpartition(".")[2], op, getattr(ours, "__name__", None)}
-    if original is not None and not names.isdisjoint(env.get("AITER_LIKE_DISABLE")):
+    if original is not None and _is_denied({name, name.rpartition(".")[2], op, getattr(ours, "__name__", None)}, ours):
         if name not in _denied:
             _denied[name] = None
             _log.info("%s: left to the engine (AITER_LIKE_DISABLE)", name)
@@ -141,6 +141,12 @@ def restore_attributes(owner: str | None = None) -> None:
             delattr(module, attr)
         else:
             setattr(module, attr, before)
+
+
+def _is_denied(names: set[str | None], ours: Callable) -> bool:
+    """Whether AITER_LIKE_DISABLE names the function, or an operator behind it, which only torch would serve then."""
+    listed = env.get("AITER_LIKE_DISABLE")
+    return bool(listed) and not (names | {op.name for op in reach.operators(ours)}).isdisjoint(listed)
 
 
 def _tell(name: str, error: Exception, falls_back: bool) -> None:

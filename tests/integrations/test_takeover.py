@@ -10,6 +10,7 @@ import types
 import pytest
 import torch
 
+import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.integrations.takeover import Counts, counters, take
@@ -111,6 +112,12 @@ def test_denied_names_stay_with_the_engine(monkeypatch, caplog, name):
     assert take("toy.scaled", ours, None, op="scale_op")(1) == ("ours", 1, 1.0)  # nothing else could serve
 
 
+def test_an_operator_stands_for_the_functions_made_of_it(monkeypatch):
+    monkeypatch.setenv("AITER_LIKE_DISABLE", "act_and_mul")
+    assert take("aiter.silu_and_mul", aiter_like.silu_and_mul, original) is original
+    assert take("aiter.rms_norm", aiter_like.rms_norm, original) is not original
+
+
 def test_reset_counters_keeps_names():
     take("toy.scaled", ours, original)(1)
     takeover.reset_counters()
@@ -179,3 +186,19 @@ def test_a_taken_function_compiles_without_a_graph_break(size):
     x = torch.ones(size, 3)
     result = torch.compile(taken, fullgraph=True, backend="eager")(x)
     assert torch.equal(result, x * (2 if size == 2 else 3)) and counters()["toy.small"] == Counts(0, 0)
+
+
+def test_an_operator_that_is_taken_compiles():
+    """With the checks, the allocation and the registered operator of a real one."""
+
+    def stock(input, weight, epsilon):
+        raise AssertionError("not for this call")
+
+    def layer(x, weight):
+        return taken(x, weight, 1e-6) * 2
+
+    taken = take("toy.rms_norm", aiter_like.rms_norm, stock)
+    x, weight = torch.randn(3, 64).to(torch.bfloat16), torch.rand(64).to(torch.bfloat16)
+    with torch.no_grad():
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(x, weight)
+    assert torch.equal(compiled, aiter_like.rms_norm(x, weight, 1e-6) * 2)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""Which operators stand behind a function: for the page of names, and for AITER_LIKE_DISABLE, which names operators."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from aiter_like.dispatch import Op
+
+
+def operators(function: Any) -> list[Op]:
+    """The operators that a function's code names, itself or through functions and layers of this package."""
+    return [found for found in _reached(function) if isinstance(found, Op)]
+
+
+def _reached(function: Any) -> Iterator[Any]:
+    """Operators and functions of this package that the code of a function names, and what their code names."""
+    stack, seen = [function], set()
+    while stack:
+        found = stack.pop()
+        if isinstance(found, functools.partial):
+            found = found.func
+        if isinstance(found, types.FunctionType):
+            found = inspect.unwrap(found)
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        yield found
+        if isinstance(found, types.FunctionType) and found.__module__.split(".")[0] == "aiter_like":
+            stack += _named(found)
+        if _is_layer(found):
+            stack += [value for value in vars(found).values() if isinstance(value, types.FunctionType)]
+
+
+def _named(function: types.FunctionType) -> list[Any]:
+    names, codes = set(), [function.__code__]
+    while codes:
+        code = codes.pop()
+        names |= set(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    found = [function.__globals__[name] for name in sorted(names) if name in function.__globals__]
+    found += [cell.cell_contents for cell in function.__closure__ or ()]
+    for module in [value for value in found if isinstance(value, types.ModuleType)]:
+        if module.__name__.split(".")[0] == "aiter_like":
+            found += [vars(module)[name] for name in sorted(names) if name in vars(module)]
+            if "getattr" in names:  # by a name that is put together: any of the module's operators
+                found += [value for value in vars(module).values() if isinstance(value, Op)]
+    kinds = (Op, types.FunctionType, functools.partial)
+    return [value for value in found if isinstance(value, kinds) or _is_layer(value)]
+
+
+def _is_layer(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.nn.Module)
