@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import subprocess
 from pathlib import Path
@@ -130,6 +131,30 @@ def test_ways_to_lay_out_the_work(device, params):
         check_attention(out, lse, q, k, v, None, True)
 
 
+@pytest.mark.parametrize("dtype, rounding, head_dim, groups", (
+    (BF16, 0, 128, 2), (BF16, 1, 64, 1), (F16, 0, 64, 2), (F16, 2, 128, 2), (BF16, 2, 64, 1)), ids=str)
+def test_specialised_warps(device, dtype, rounding, head_dim, groups):
+    """attention_hopper.py: lengths that end anywhere, rows without keys, cross-attention, groups of heads, strides."""
+    from aiter_like.triton_kernels import attention, attention_hopper
+
+    if target_of(device).arch != "sm_90":
+        pytest.skip("for sm_90")
+    options = {"GROUPS": groups, "BLOCK_M": 64, "BLOCK_N": 128, "STAGES": 2, "HEADS": 4}
+    for seqlen_q, seqlen_k, heads, right in itertools.product(
+            (1, 15, 64, 129, 385, 1000), (1, 63, 128, 384, 1000), ((6, 2), (3, 3)), (-1, 0, 40)):
+        tensors = dense(device, 2, seqlen_q, seqlen_k, *heads, head_dim, dtype)
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors) if seqlen_q % 2 else tensors
+        out, lse = torch.full_like(q, math.nan), torch.full((2, heads[0], seqlen_q), math.nan, device=device)
+        call = AttentionCall(out, lse, q, k, v, *[None] * 11, seqlen_q, seqlen_k, head_dim**-0.5, -1, right, 0, 0.0,
+                             0.0, 0, rounding)
+        assert attention_hopper.serves(call, target_of(device))
+        attention.flash_attn_fwd(*call, **options)
+        check_attention(out, lse, q, k, v, None, True, window_size=(-1, right))
+        first = out.clone()
+        attention.flash_attn_fwd(*call, **options)
+        assert torch.equal(first, out)
+
+
 class Hopper:
     """As much of Triton's driver as compiling for sm_90 takes, which needs no GPU."""
 
@@ -150,24 +175,31 @@ def hopper(device, monkeypatch):
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
     from triton.runtime import driver
 
-    from aiter_like.triton_kernels import attention
+    from aiter_like.triton_kernels import attention, attention_hopper
 
     built = []
 
     def compiled(kernel, grid, *args, options, **constants):
         built.append(kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **constants, **options))
 
-    def compile_call(call):
+    def compile_call(call, **params):
         built.clear()
-        attention.flash_attn_fwd(*call)
+        attention.flash_attn_fwd(*call, **params)
         return built
 
     monkeypatch.setattr(attention, "target_of", lambda _: Target("cuda", "sm_90", 132, 32, False, 0))
     monkeypatch.setattr(attention, "launch", compiled)
+    monkeypatch.setattr(attention_hopper, "launch", compiled)
     before = driver._active
     driver.set_active(Hopper())
     yield compile_call
     driver.set_active(before)
+
+
+def disassembled(kernel, folder):
+    (folder / "cubin").write_bytes(kernel.asm["cubin"])
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    return subprocess.run([disassembler, "-sass", folder / "cubin"], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))
@@ -175,12 +207,20 @@ def test_products_on_hopper_are_asynchronous(hopper, tmp_path, causal):
     """Several wgmma between two waits: ptxas can give that up, and says so only to who asks for its messages."""
     q = torch.empty(1, 4096, 24, 128, dtype=BF16, device="meta")
     (kernel,) = hopper(AttentionCall(q, None, q, q, q, *[None] * 11, 4096, 4096, 0.1, -1, 0 if causal else -1, 0, 0.0,
-                                     0.0, 1, 0))
-    (tmp_path / "cubin").write_bytes(kernel.asm["cubin"])
-    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    command = [disassembler, "-sass", tmp_path / "cubin"]
-    sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                                     0.0, 1, 0), TMA=0)
+    sass = disassembled(kernel, tmp_path)
     assert sass.count("HGMMA") >= 32 and sass.count("WARPGROUP.ARRIVE") <= 4
+
+
+@pytest.mark.parametrize("head_dim, groups", ((64, 1), (128, 2)))
+def test_specialised_warps_on_hopper(hopper, tmp_path, head_dim, groups):
+    """Registers move from the warp that loads to those that attend, which spill no sums: a few addresses at most."""
+    q = torch.empty(2, 4096, 24, head_dim, dtype=BF16, device="meta")
+    (kernel,) = hopper(AttentionCall(q, torch.empty(2, 24, 4096, device="meta"), q, q, q, *[None] * 11, 4096, 4096, 0.1,
+                                     -1, 0, 0, 0.0, 0.0, 1, 1))
+    sass = disassembled(kernel, tmp_path)
+    assert sass.count("HGMMA") >= 32 and "USETMAXREG" in sass and "UTMALDG" in sass
+    assert sass.count("STL") + sass.count("LDL") <= 24
 
 
 VARIANTS = {name: (BF16, 64, 64, name) for name in ("softcap", "alibi", "bias", "sink", "dropout", "all")} | {

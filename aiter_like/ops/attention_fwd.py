@@ -123,22 +123,37 @@ def _self_check(device: torch.device) -> list[tuple]:
 
 
 def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
-    """Tiles and stages; on Hopper tensor descriptors (TMA), on MI300X the order of workgroups (XCDS)."""
+    """Tiles and stages; on Hopper tensor descriptors (TMA), on MI300X the order of workgroups (XCDS).
+
+    On Hopper also the kernel of attention_hopper.py, which has GROUPS of rows.
+    """
     extra = {"sm_90": ("TMA", (0, 1)), "gfx942": ("XCDS", (1, 8))}.get(target.arch, ("XCDS", (1,)))
     for block_m, block_n, num_warps, num_stages, value in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3),
                                                                             extra[1]):
         yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages,
                extra[0]: value}
+    if target.arch == "sm_90":
+        for groups, block_m, block_n, stages, heads in itertools.product((1, 2), (64, 128), (64, 128), (2, 3, 4),
+                                                                         (1, 4, 16)):
+            yield {"GROUPS": groups, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEADS": heads}
 
 
 def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,
-                 num_stages: int = 1, **_: int) -> float:
+                 num_stages: int = 1, GROUPS: int = 0, STAGES: int = 0, **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
     The fp32 accumulator and a tile of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane, and the K and V
     tiles of all stages local memory.
     """
     call = AttentionCall(*args)
+    if GROUPS:  # of 128 lanes; a program of one group shares the SM with another
+        rows = GROUPS * BLOCK_M
+        registers = BLOCK_M * (call.head_dim + 1.5 * BLOCK_N) / 128
+        local_bytes = 2 * call.head_dim * (rows + 2 * BLOCK_N * STAGES) * (2 // GROUPS)
+        if registers > 200 or local_bytes > local_memory_bytes(target.arch):
+            return math.inf
+        workgroups = -(-call.max_seqlen_q // rows) * call.num_heads * call.batch
+        return -(-workgroups // target.cu_num) * rows * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
     lanes = num_warps * target.wave_size
     registers = BLOCK_M * (call.head_dim_v + BLOCK_N) / lanes
     local_bytes = 2 * call.head_dim * (BLOCK_M + 2 * BLOCK_N * num_stages)

@@ -37,6 +37,13 @@ from aiter_like.triton_kernels.attention_parts import (
     store_part,
     tile_of_program,
 )
+from aiter_like.triton_kernels.attention_strides import (
+    stride_of_batch,
+    strides_of_bias,
+    strides_of_descale,
+    strides_of_lse,
+    strides_of_rows,
+)
 from aiter_like.triton_kernels.launch import config, launch
 from aiter_like.triton_kernels.philox import attention_kept
 
@@ -248,10 +255,20 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
 def flash_attn_fwd(*args: torch.Tensor | float | None, **params: int) -> None:
     """Same arguments as the operator's other backends; writes `out` and `lse`.
 
-    params: a tuned row's values instead of those of configs/triton/flash_attn_fwd.toml.
+    params: a tuned row's values instead of those of configs/triton/flash_attn_fwd.toml; where GROUPS is one of them, of
+    flash_attn_fwd_hopper.toml, for the kernel of attention_hopper.py.
     """
     call = AttentionCall(*args)
-    attend(call, {**config("flash_attn_fwd", target_of(call.q.device).arch, _width(call)), **params})
+    target = target_of(call.q.device)
+    rows = call.max_seqlen_q * call.num_heads * call.batch
+    if "GROUPS" in params or (target.arch == "sm_90" and not params and rows >= 128 * target.cu_num):
+        from aiter_like.triton_kernels import attention_hopper  # not every Triton for AMD has Gluon for NVIDIA
+
+        if attention_hopper.serves(call, target):
+            attention_hopper.attend(call, {**config("flash_attn_fwd_hopper", target.arch, _width(call)), **params})
+            return
+        params = {}
+    attend(call, {**config("flash_attn_fwd", target.arch, _width(call)), **params})
 
 
 def unified_attention(*args: torch.Tensor | float | None, **params: int) -> None:
@@ -295,33 +312,33 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
     if call.q.element_size() > 1:
         call = call._replace(q_descale=None)
     out, lse, split_strides = call.out, call.lse, (0, 0, 0)
-    out_strides, lse_strides = _row_strides(out), _lse_strides(lse)
+    out_strides, lse_strides = strides_of_rows(out), strides_of_lse(lse)
     if num_splits > 1:
         shape = replace(shape, IS_SPLIT=True)
         out = torch.empty(num_splits, *call.out.shape, dtype=torch.float32, device=call.q.device)
         lse = torch.empty(num_splits, 2, *call.out.shape[:-1], dtype=torch.float32, device=call.q.device)
         split_strides = (out.stride(0), lse.stride(0), lse.stride(1))
-        out_strides, lse_strides = _row_strides(out[0]), _row_strides(lse[0, 0, ..., None])
+        out_strides, lse_strides = strides_of_rows(out[0]), strides_of_rows(lse[0, 0, ..., None])
     is_varlen_k = call.cu_seqlens_k is not None
     seqlen_q, seqlen_k = call.q.shape[0 if call.is_varlen else 1], call.k.shape[0 if is_varlen_k else 1]
     if block_table is not None:
         seqlen_k = block_table.shape[0] if is_varlen_k else block_table.shape[1] * shape.PAGE
-    slopes, v_strides = call.alibi_slopes, _batch_head_strides(call.v_descale)
-    small = (_outer_stride(slopes), _outer_stride(block_table), *_batch_head_strides(call.k_descale), *v_strides)
+    slopes, v_strides = call.alibi_slopes, strides_of_descale(call.v_descale)
+    small = (stride_of_batch(slopes), stride_of_batch(block_table), *strides_of_descale(call.k_descale), *v_strides)
     value_scale = 1.0 / (1.0 - call.dropout_p)
     launch(_attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
            call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, slopes, call.sink, call.q_descale, call.k_descale,
            call.v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, *boxes, out_strides, lse_strides,
-           _row_strides(call.q), _row_strides(call.k), _row_strides(call.v), _bias_strides(call.bias), small,
+           strides_of_rows(call.q), strides_of_rows(call.k), strides_of_rows(call.v), strides_of_bias(call.bias), small,
            split_strides, num_blocks, call.num_heads, call.num_heads // call.num_kv_heads, num_splits,
            call.k.shape[0], seqlen_q, seqlen_k, max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
            call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
            call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, value_scale, SHAPE=shape, options=options)
     if num_splits > 1:
         launch(_combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch,), call.out, call.lse, out, lse,
-               call.cu_seqlens_q, call.sink, call.v_descale, out_scale, _row_strides(call.out), _lse_strides(call.lse),
-               out_strides, lse_strides, split_strides, v_strides, seqlen_q, call.max_seqlen_q, call.num_heads,
-               call.num_heads // call.num_kv_heads, num_splits, value_scale,
+               call.cu_seqlens_q, call.sink, call.v_descale, out_scale, strides_of_rows(call.out),
+               strides_of_lse(call.lse), out_strides, lse_strides, split_strides, v_strides, seqlen_q,
+               call.max_seqlen_q, call.num_heads, call.num_heads // call.num_kv_heads, num_splits, value_scale,
                SPLITS=triton.next_power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
                ROUNDING=shape.ROUNDING, options=_COMBINE)
 
@@ -333,9 +350,9 @@ def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.
     padded, least = triton.next_power_of_2(call.head_dim), 32 if call.q.element_size() == 1 else 16  # NVIDIA's least K
     rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), least)
     d, tail = (padded // 2, rest) if rest < padded // 2 else (max(padded, least), 0)
-    row_strides = [_row_strides(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)]
-    head_strides = [_row_strides(tensor)[2] for tensor in (call.q, call.out)]
-    bias_strides = _bias_strides(call.bias)
+    row_strides = [strides_of_rows(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)]
+    head_strides = [strides_of_rows(tensor)[2] for tensor in (call.q, call.out)]
+    bias_strides = strides_of_bias(call.bias)
     return Instance(
         M=min(block_m, max(16, triton.next_power_of_2(call.max_seqlen_q * pack))), N=settings["BLOCK_N"],
         HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail,
@@ -367,34 +384,3 @@ def _num_splits(call: AttentionCall, num_blocks: int, programs: int, block_n: in
     if not wanted:
         wanted = min(2 * target.cu_num // programs, call.max_seqlen_k // _KEYS_PER_SPLIT) if num_blocks == 1 else 1
     return max(min(wanted, triton.cdiv(call.max_seqlen_k, block_n), _MOST_SPLITS), 1)
-
-
-def _row_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Of batch (or page), row and head of [batch, rows, heads, dim], or [rows, heads, dim]."""
-    return tensor.stride()[:3] if tensor.ndim == 4 else (0, *tensor.stride()[:2])
-
-
-def _lse_strides(lse: torch.Tensor | None) -> tuple[int, int, int]:
-    """The same of [batch, heads, rows], or [heads, rows]."""
-    if lse is None:
-        return 0, 0, 0
-    return (lse.stride(0) if lse.ndim == 3 else 0), lse.stride(-1), lse.stride(-2)
-
-
-def _bias_strides(bias: torch.Tensor | None) -> tuple[int, int, int, int]:
-    """Of batch, row, head and key of [batch, heads, rows, keys] or [rows, keys]; 0 along what is broadcast."""
-    if bias is None:
-        return 0, 0, 0, 0
-    strides = [stride if size > 1 else 0 for stride, size in zip(bias.stride(), bias.shape, strict=True)]
-    batch, head, row, key = [0, 0, *strides][-4:]
-    return batch, row, head, key
-
-
-def _outer_stride(matrix: torch.Tensor | None) -> int:
-    """Of a batch; 0 for what is no matrix."""
-    return matrix.stride(0) if matrix is not None and matrix.ndim == 2 else 0
-
-
-def _batch_head_strides(descale: torch.Tensor | None) -> tuple[int, int]:
-    """Of [batch, num_kv_heads]; zeros for one number."""
-    return (0, 0) if descale is None or descale.numel() == 1 else (descale.stride(0), descale.stride(1))
