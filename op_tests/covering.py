@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-_TRIED = 60  # rows that are looked at for the next one; ten times as many shorten a design by a hundredth
+_Item = tuple[str, int]  # a factor and the index of one of its values
 
 
 def covering(factors: Mapping[str, Sequence[Any]], seed: int,
@@ -18,24 +18,35 @@ def covering(factors: Mapping[str, Sequence[Any]], seed: int,
     A row is allowed where `where`, which gets the values by the factors' names, says so.
 
     Greedy, and close to the least number of rows: the product of the two longest factors. What the pairs leave open is
-    random, so that another seed gives other triples.
+    random, so that another seed gives other triples. Rows are built, not looked for: a product of any size will do, but
+    a pair that no allowed row has costs one look at all that have it.
     """
-    def named(row: tuple[int, ...]) -> dict[str, Any]:
-        return {name: values[index] for (name, values), index in zip(factors.items(), row, strict=True)}
-
     draw = random.Random(seed)
-    product = itertools.product(*(range(len(values)) for values in factors.values()))
-    rows = [row for row in product if where(**named(row))]
-    draw.shuffle(rows)
-    missing = set().union(*map(_pairs, rows))
+    items = [[(name, index) for index in range(len(values))] for name, values in factors.items()]
+    pairs = [pair for one, other in itertools.combinations(items, 2) for pair in itertools.product(one, other)]
+    draw.shuffle(pairs)
+    missing = {frozenset(pair) for pair in pairs}
     found = []
-    for row in rows:
-        while not missing.isdisjoint(_pairs(row)):
-            best = max([row, *draw.sample(rows, min(len(rows), _TRIED))], key=lambda one: len(missing & _pairs(one)))
-            missing -= _pairs(best)
-            found.append(named(best))
+    for pair in pairs:
+        if frozenset(pair) not in missing:
+            continue
+        rest = [choices for choices in items if choices[0][0] not in dict(pair)]
+        for row in _rows(pair, draw.sample(rest, len(rest)), missing, draw):
+            indices = dict(row)
+            named = {name: values[indices[name]] for name, values in factors.items()}
+            if where(**named):
+                missing -= {frozenset(two) for two in itertools.combinations(row, 2)}
+                found.append(named)
+                break
     return found
 
 
-def _pairs(row: tuple[int, ...]) -> set[tuple]:
-    return set(itertools.combinations(enumerate(row), 2))
+def _rows(begun: tuple[_Item, ...], rest: list[list[_Item]], missing: set[frozenset[_Item]],
+          draw: random.Random) -> Iterator[tuple[_Item, ...]]:
+    """All rows with what is begun; first those that take of each factor in turn the value which adds most pairs."""
+    if not rest:
+        yield begun
+        return
+    choices = draw.sample(rest[0], len(rest[0]))
+    for choice in sorted(choices, key=lambda choice: -sum(frozenset((item, choice)) in missing for item in begun)):
+        yield from _rows((*begun, choice), rest[1:], missing, draw)

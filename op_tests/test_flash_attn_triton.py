@@ -272,7 +272,7 @@ def check_terms(device, run, *, shape, terms, window, few_rows, kv_heads, is_pac
 @pytest.mark.parametrize("part", range(8))
 def test_grid_of_terms(device, run, seed, part):
     """Sets of softcap, ALiBi, bias and sink, windows, rows, layouts: not all 20,736 combinations, but a covering design
-    of about 145, new in each run (--seed repeats one). Each value occurs with each of every other factor: each set of
+    of 144, new in each run (--seed repeats one). Each value occurs with each of every other factor: each set of
     terms under each window, with each head dimension and so on.
     """
     factors = {"shape": ((BF16, 32), (BF16, 128), (F16, 96), (F16, 256)), "terms": range(16),
@@ -292,7 +292,7 @@ def check_lengths(device, run, *, seqlen_q, seqlen_k, dims, dtype, heads, batch,
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(4))
 def test_grid_of_lengths(device, run, seed, part):
-    """Lengths, head dimensions, types, head groups, masks, roundings, strides: a covering design of about 102 of the
+    """Lengths, head dimensions, types, head groups, masks, roundings, strides: a covering design of about 100 of the
     403,200 combinations, new in each run (--seed repeats one). Each value occurs with each of every other factor: every
     pair of lengths, each of them with each head dimension, with and without a causal mask and so on.
     """
