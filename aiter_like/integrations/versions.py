@@ -54,6 +54,7 @@ def check(engine: str) -> None:
     Raises:
         UnsupportedError: it is not, or cannot be found out.
     """
+    engine = engine.partition(".")[0]  # a part of it, such as sglang.multimodal_gen, has its version
     if engine not in SUPPORTED:
         return
     version, table = installed(engine), SUPPORTED[engine]

