@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
-from attention_cases import check_dense, check_varlen, dense, features, packed
+from attention_cases import check_dense, check_varlen, dense, features, packed, rounding_of
 from covering import covering
 from triton.backends.compiler import GPUTarget
 
@@ -149,7 +149,7 @@ def test_specialised_warps(device, dtype, rounding, head_dim, groups):
                              0.0, 0, rounding)
         assert attention_hopper.serves(call, target_of(device))
         attention.flash_attn_fwd(*call, **options)
-        check_attention(out, lse, q, k, v, None, True, window_size=(-1, right))
+        check_attention(out, lse, q, k, v, rounding=rounding_of("triton", dtype, rounding), window_size=(-1, right))
         first = out.clone()
         attention.flash_attn_fwd(*call, **options)
         assert torch.equal(first, out)
