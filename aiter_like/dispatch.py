@@ -19,7 +19,7 @@ from torch import Tensor
 
 from aiter_like import device, env, log, torch_ops, verify
 from aiter_like.device import Target
-from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.errors import AddressError, BuildError, UnsupportedError
 from aiter_like.explain import Explanation, Recorder, describe, explain, selector
 from aiter_like.plans import PlanCache
 from aiter_like.select import KINDS, Backend, Candidate, Request, Selection, select
@@ -79,6 +79,7 @@ class Op:
         self.bad_rows: set[str] = set()
         self._told: set[Any] = set()
         self._plans = PlanCache()
+        self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
         self._out_op = torch_ops.define(f"{name}_out", reference, kernel=self._eager, fake=_nothing, writes=writes)
         OPS[name] = self
@@ -102,7 +103,10 @@ class Op:
         plan = self._recent(chosen, args)
         if plan is None:
             plan = self._find(chosen, args)
-        plan(*args)
+        try:
+            plan(*args)
+        except AddressError:
+            self._detour(chosen, args)(*args)
 
     @functools.cached_property
     def table(self) -> table.Table:
@@ -117,7 +121,7 @@ class Op:
 
     def reset(self) -> None:
         """Forget plans, failures and tuned rows."""
-        self._plans.clear()
+        self.forget_plans()
         self._told.clear()
         self.failures.clear()
         self.bad_rows.clear()
@@ -132,6 +136,7 @@ class Op:
     def forget_plans(self) -> None:
         """Let each call be decided again."""
         self._plans.clear()
+        self._detours.clear()
 
     def select(self, args: tuple, forced: str | None = None, forced_by: str = "") -> Selection:
         """The backends for a call, in order, with the reasons of the others."""
@@ -142,7 +147,10 @@ class Op:
         chosen = _selected()
         chosen = backend if chosen is None else (chosen, backend)
         plan = self._plans.find(chosen, args) or self._plan(chosen, args)
-        plan(*args)
+        try:
+            plan(*args)
+        except AddressError:
+            self._detour(chosen, args)(*args)
 
     def _find(self, chosen: Any, args: tuple) -> Callable:
         if torch_ops.intercepted(args):
@@ -168,6 +176,22 @@ class Op:
         plan, is_final = self._bind_first(request, selection)
         if is_final:
             self._plans.store(chosen, args, plan)
+        return plan
+
+    def _detour(self, chosen: Any, args: tuple) -> Callable:
+        """Decides a call that the planned kernel has just refused for an address; the plan stays for the others."""
+        plan = self._detours.find(chosen, args)
+        if plan is None:
+            forced, forced_by, _ = _read(self, chosen)
+            request = self._request(args, forced, forced_by, of_addresses=True)
+            selection = select(self, request)
+            plan, is_final = self._bind_first(request, selection)
+            for backend in self.backends:
+                if backend.misplaced is not None and (reason := backend.misplaced(*args)) is not None:
+                    self.tell_once((backend.name, reason), "%s: not %s but the next backend serves calls where %s",
+                                   self.name, backend.name, reason)
+            if is_final:
+                self._detours.store(chosen, args, plan)
         return plan
 
     def _bind_first(self, request: Request, selection: Selection) -> tuple[Callable, bool]:
@@ -228,17 +252,17 @@ class Op:
         return call
 
     def _explain(self, args: tuple, forced: str | None, forced_by: str, skip: bool) -> Explanation:
-        request = self._request(args, forced, forced_by)
+        request = self._request(args, forced, forced_by, of_addresses=True)
         if skip:
             return Explanation(self.name, request.target, None, None, "", {}, "empty: nothing to compute", {})
         return describe(self, request.target, select(self, request))
 
-    def _request(self, args: tuple, forced: str | None, forced_by: str) -> Request:
+    def _request(self, args: tuple, forced: str | None, forced_by: str, of_addresses: bool = False) -> Request:
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if not tensors:
             raise TypeError(f"{self.name}: no tensor among the arguments")
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        return Request(device.target_of(tensors[0].device), args, forced, forced_by, needs_grad)
+        return Request(device.target_of(tensors[0].device), args, forced, forced_by, needs_grad, of_addresses)
 
     def _fail(self, candidate: Candidate, target: Target, why: str) -> None:
         """Takes a kernel out of automatic use, with one warning."""

@@ -25,6 +25,14 @@ class UnsupportedError(AiterLikeError, NotImplementedError):
         self.args = ("\n".join([message, *lines]),)  # torch.compile traces this, and not Exception's own __init__
 
 
+class AddressError(AiterLikeError, ValueError):
+    """A kernel's launcher was given an address that the kernel cannot take.
+
+    Plans are made from metadata, which tells no addresses: by this the dispatcher hears of it, and goes on with the
+    other backends.
+    """
+
+
 class BuildError(AiterLikeError, RuntimeError):
     """A module could not be built, found or loaded.
 

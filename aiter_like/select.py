@@ -37,6 +37,8 @@ class Backend:
         function: a `compile_ops` stub; "<file>:<function>" in triton_kernels/, imported on first use; or a function.
             Called with the operator's arguments; a tuned row's params arrive by keyword (at a stub: in its gen_func).
         unsupported: of (target, *args): None, or the reason why this backend cannot serve the call.
+        misplaced: of (*args): None, or the reason why it cannot take the addresses of these tensors. Not asked for each
+            call: a launcher that finds such an address raises AddressError.
         kernels: of (target, *args): names of its kernels, best first, where it has several; the chosen one arrives by
             keyword as `kernel`.
         differentiable: autograd passes through it.
@@ -56,6 +58,7 @@ class Backend:
     space: Callable[..., Iterable[Mapping[str, Any]]] | None = None
     cost: Callable[..., float] | None = None
     self_check: Callable[..., tuple] | None = None
+    misplaced: Callable[..., str | None] | None = None
 
     def __post_init__(self):
         if self.name not in KINDS:
@@ -168,6 +171,7 @@ class Request:
         forced: the only backend allowed, or None.
         forced_by: who says so: "backend='hip'" or "use_backend('hip')".
         needs_grad: grad mode is on and an argument requires grad.
+        of_addresses: the decision is for these addresses; else for all tensors with the metadata of `args`.
     """
 
     target: Target
@@ -175,6 +179,7 @@ class Request:
     forced: str | None = None
     forced_by: str = ""
     needs_grad: bool = False
+    of_addresses: bool = False
 
 
 def select(op: Op, request: Request) -> Selection:
@@ -233,7 +238,9 @@ def _refusal(op: Op, backend: Backend, request: Request, is_listed: bool) -> str
         return "needs a GPU or the simulated MI300X"
     if backend.name == "triton" and importlib.util.find_spec("triton") is None:
         return "triton is not installed (pip install aiter_like[triton])"
-    return backend.unsupported(request.target, *request.args) if backend.unsupported is not None else None
+    if backend.unsupported is not None and (reason := backend.unsupported(request.target, *request.args)) is not None:
+        return reason
+    return backend.misplaced(*request.args) if request.of_addresses and backend.misplaced is not None else None
 
 
 def _tuned_row(op: Op, request: Request, key: Mapping[str, Any], accepted: Mapping[str, Backend]) -> Row | None:

@@ -10,6 +10,7 @@ import math
 import pytest
 import torch
 from attention_cases import check_dense, check_varlen, dense, features, packed
+from covering import covering
 
 import aiter_like
 from aiter_like import dtypes, sim, verify
@@ -82,6 +83,27 @@ def test_features(device, run, name):
     batch, heads, rows, keys = 2, 4, 70, 130
     options = features(device, BF16, heads, rows, keys, batch)[name]
     check_dense(run, "ck", *dense(device, batch, rows, keys, heads, 2, 64, BF16), causal=True, **options)
+
+
+@pytest.mark.parametrize("dtype", (BF16, torch.float32), ids=str)
+def test_bias_that_hides_by_its_size(device, run, dtype):
+    """torch.finfo(dtype).min hides beside other keys; where all keys have it, none: their mean. -inf hides always, and
+    NaN stays NaN.
+    """
+    q, k, v = dense(device, 1, 70, 130, 2, 1, 64, BF16)
+    lowest = torch.finfo(dtype).min
+    bias = torch.zeros(70, 130, dtype=dtype, device=device)
+    bias[:20, 50:], bias[20], bias[21, :100], bias[21, 100:] = lowest, lowest, -math.inf, lowest
+    bias[22] = -math.inf
+    bias[23:, :60], bias[23:, 60:] = lowest, -math.inf
+    out = run("ck", aiter_like.flash_attn_func, q, k, v, bias=bias, how_v3_bf16_cvt=0)
+    check_attention(out[:, :20], None, q[:, :20], k[:, :50], v[:, :50])
+    for rows, keys in ((slice(20, 21), slice(0, 130)), (slice(21, 22), slice(100, 130)), (slice(23, 70), slice(0, 60))):
+        check_attention(out[:, rows], None, q[:, rows] * 0, k[:, keys], v[:, keys])
+    assert (out[:, 22] == 0).all()
+    bias[5, 7] = math.nan
+    out = run("ck", aiter_like.flash_attn_func, q, k, v, bias=bias, how_v3_bf16_cvt=0)
+    assert out[0, 5].isnan().all() and not out[0, :5].isnan().any() and not out[0, 6:].isnan().any()
 
 
 def test_packed_sequences(device, run):
@@ -203,45 +225,58 @@ def test_repeats_exactly(device, run):
         assert torch.equal(out, expected)
 
 
-GRID = [(element, dim, dim_v, causal, how)
-        for element, hows in (("bf16", (0, 1, 2)), ("fp16", (0, 2)), ("fp8", (0,)))
-        for dim, dim_v in ((32, 32), (64, 64), (72, 40), (96, 96), (128, 128), (192, 128), (256, 256), (64, 256))
-        for causal in (False, True) for how in hows if element != "fp8" or dim % 16 + dim_v % 16 == 0]
+@functools.cache
+def instances_and_lengths(seed):
+    """Rows of test_grid. element: and rounding."""
+    lengths = (1, 15, 63, 64, 65, 127, 200, 385)
+    return covering({
+        "element": (("bf16", 0), ("bf16", 1), ("bf16", 2), ("fp16", 0), ("fp16", 2), ("fp8", 0)),
+        "dims": ((32, 32), (64, 64), (72, 40), (96, 96), (128, 128), (192, 128), (256, 256), (64, 256)),
+        "causal": (False, True), "heads": ((1, 1), (4, 1), (6, 2)), "batch": (1, 2), "seqlen_q": lengths,
+        "seqlen_k": lengths}, seed)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("element, dim, dim_v, causal, how", GRID)
-def test_grid(device, run, element, dim, dim_v, causal, how):
-    """Every kind of instance without further terms, over pairs of lengths and head groups."""
-    dtype = dtypes.fp8_of(target_of(device).arch) if element == "fp8" else dtypes.DTYPES[element]
-    lengths = [(a, b) for a, b in itertools.product((1, 15, 63, 64, 65, 127, 200), repeat=2) if (a + 3 * b) % 4 == 0]
-    for seqlen_q, seqlen_k in (*lengths, (385, 1000)):
-        heads = ((1, 1), (4, 1), (6, 2))[(seqlen_q + seqlen_k) % 3]
-        q, k, v = dense(device, 1 + seqlen_q % 2, seqlen_q, seqlen_k, *heads, dim, BF16, seqlen_k, dim_v)
-        if dtype.itemsize == 2:
-            check_dense(run, "ck", q.to(dtype), k.to(dtype), v.to(dtype), rounding=how, causal=causal)
-            continue
-        q, k, v = (tensor.to(dtype) for tensor in (q, k, v))
-        out = run("ck", aiter_like.flash_attn_fp8_pertensor_func, q, k, v, None, None, None, causal=causal)
-        check_attention(out, None, q, k, v, None, causal)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("is_packed", (False, True), ids=("dense", "packed"))
-@pytest.mark.parametrize("terms", range(8))
-@pytest.mark.parametrize("dtype, dim", ((BF16, 32), (BF16, 128), (F16, 96), (F16, 256)))
-def test_grid_of_terms(device, run, dtype, dim, terms, is_packed):
-    """Every set of softcap, ALiBi and bias (of q's type, or fp32 where packed), with a sink and under every window."""
-    heads, rows, keys = 4, sum(SEQUENCES[0]), max(SEQUENCES[1])
-    found = features(device, torch.float32 if is_packed else dtype, heads, rows, keys)
-    options = dict(found["sink"])
-    for bit, name in enumerate(("softcap", "alibi", "bias")):
-        options |= found[name] if terms >> bit & 1 else {}
-    for window in WINDOWS:
-        if is_packed:
-            check_varlen(run, "ck", *packed(device, *SEQUENCES, heads, 2, dim, dtype), window_size=window, **options)
+@pytest.mark.parametrize("part", range(8))
+def test_grid(device, run, seed, part):
+    """Instances without further terms, lengths, groups of heads: not all 36,864 combinations, but a covering design of
+    about 70, new in each run (--seed repeats one). Each value occurs with each of every other factor: every two
+    lengths, each element and rounding with each of the head dimensions, each of those with either mask and any length.
+    """
+    for index, row in enumerate(instances_and_lengths(seed)[part::8]):
+        (element, rounding), (dim, dim_v), causal = row["element"], row["dims"], row["causal"]
+        if element == "fp8":
+            dim, dim_v = (-(-size // 16) * 16 for size in (dim, dim_v))  # 16 bytes
+        tensors = dense(device, row["batch"], row["seqlen_q"], row["seqlen_k"], *row["heads"], dim, BF16, index, dim_v)
+        dtype = dtypes.fp8_of(target_of(device).arch) if element == "fp8" else dtypes.DTYPES[element]
+        q, k, v = (tensor.to(dtype) for tensor in tensors)
+        if element == "fp8":
+            out = run("ck", aiter_like.flash_attn_fp8_pertensor_func, q, k, v, None, None, None, causal=causal)
+            check_attention(out, None, q, k, v, None, causal)
         else:
-            check_dense(run, "ck", *dense(device, 1, rows, keys, heads, 2, dim, dtype), window_size=window, **options)
+            check_dense(run, "ck", q, k, v, rounding=rounding, causal=causal)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(8))
+def test_grid_of_terms(device, run, seed, part):
+    """Sets of softcap, ALiBi and bias (of q's type, or fp32 where packed), with a sink: not all 448 combinations with
+    head dimensions, windows and layouts, but a covering design of about 60, new in each run (--seed repeats one). Each
+    set occurs under each window and with each head dimension and layout, each of those with each other.
+    """
+    heads, rows, keys = 4, sum(SEQUENCES[0]), max(SEQUENCES[1])
+    factors = {"shape": ((BF16, 32), (BF16, 128), (F16, 96), (F16, 256)), "terms": range(8), "window": WINDOWS,
+               "is_packed": (False, True)}
+    for row in covering(factors, seed)[part::8]:
+        dtype, dim = row["shape"]
+        found = features(device, torch.float32 if row["is_packed"] else dtype, heads, rows, keys)
+        options = {"window_size": row["window"], **found["sink"]}
+        for bit, name in enumerate(("softcap", "alibi", "bias")):
+            options |= found[name] if row["terms"] >> bit & 1 else {}
+        if row["is_packed"]:
+            check_varlen(run, "ck", *packed(device, *SEQUENCES, heads, 2, dim, dtype), **options)
+        else:
+            check_dense(run, "ck", *dense(device, 1, rows, keys, heads, 2, dim, dtype), **options)
 
 
 @pytest.mark.parametrize("window", ((-1, 0, 0), (40, 3, 20)), ids=str)

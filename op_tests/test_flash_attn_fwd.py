@@ -14,6 +14,7 @@ import attention_cases as cases
 import pytest
 import torch
 from attention_cases import BACKENDS, BF16, KERNELS, check_dense, dense
+from covering import covering
 
 import aiter_like
 from aiter_like.testing import strided_like
@@ -287,22 +288,33 @@ def test_gradient(device, run, backend):
         gradients(backend, {"out": torch.empty_like(tensors[0])}, tensors)
 
 
+@functools.cache
+def everything(seed):
+    """Rows of test_everything. strides: elements between dimensions, and of the base where the backend takes any."""
+    return covering({
+        "seqlen_q": cases.LENGTHS, "seqlen_k": cases.LENGTHS, "causal": (False, True), "heads": HEADS,
+        "dtype": cases.DTYPES, "head_dim": (64, 128), "rounding": (0, 1, 2), "batch": (1, 2),
+        "strides": (((0, 0, 0, 0), 0), ((1, 1, 0, 8), 1), ((0, 2, 1, 3), 0))}, seed)
+
+
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("head_dim", (64, 128))
-@pytest.mark.parametrize("dtype", cases.DTYPES, ids=str)
+@pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("backend", ("hip", "ck", "torch"))
-def test_everything(device, run, backend, dtype, head_dim):
-    """Every pair of lengths and mask; head groupings, roundings, strides, batch sizes and seeds take turns.
+def test_everything(device, run, seed, backend, part):
+    """Not all 43,200 combinations, but a covering design of about 110, new in each run (--seed repeats one): each value
+    occurs with each of every other factor, so every two lengths with one another, and each with either mask, every
+    grouping of heads, every rounding, all strides, each dtype, head dimension and batch size.
 
     Triton's, whose compilations take longer: test_grid_of_lengths of test_flash_attn_triton.py.
     """
-    grid = itertools.product(cases.LENGTHS, cases.LENGTHS, (False, True))
-    for index, (seqlen_q, seqlen_k, causal) in enumerate(grid):
-        heads = HEADS[(index // 2 + index // 20) % 3]
-        tensors = dense(device, 1 + index % 2, seqlen_q, seqlen_k, *heads, head_dim, dtype, seed=index)
-        padding = ((0, 0, 0, 0), (1, 1, 0, 8), (0, 2, 1, 8 if backend == "hip" else 3))[index // 3 % 3]
-        views = [strided_like(tensor, padding, 0 if backend == "hip" else index % 2) for tensor in tensors]
-        check_dense(run, backend, *views, causal=causal, rounding=index % 3)
+    for index, row in enumerate(everything(seed)[part::8]):
+        tensors = dense(device, row["batch"], row["seqlen_q"], row["seqlen_k"], *row["heads"], row["head_dim"],
+                        row["dtype"], seed=index)
+        padding, offset = row["strides"]
+        if backend == "hip":  # whose rows begin at multiples of 16 bytes
+            padding, offset = (*padding[:3], 8 if padding[3] else 0), 0
+        views = [strided_like(tensor, padding, offset) for tensor in tensors]
+        check_dense(run, backend, *views, causal=row["causal"], rounding=row["rounding"])
 
 
 def bench() -> None:

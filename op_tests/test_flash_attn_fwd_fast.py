@@ -149,11 +149,103 @@ def test_order_of_waves_does_not_matter(device, attend):
         assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1]), seed
 
 
-def test_addresses_that_are_not_aligned_are_refused(device, attend):
+@pytest.fixture
+def matrix_instructions(device, attend):
+    """matrix_instructions(q, k, v, **options of call_of): of a launch, all waves together, and loads to LDS."""
+    if device.type != "cpu":
+        pytest.skip("the simulator's counters")
+
+    def counted(*args, **options):
+        with sim.enabled(checks=False) as session:
+            attend(*args, **options)
+        (counts,) = session.counters.values()
+        return counts["by_class"]["mfma"], counts["by_class"]["mubuf"]
+
+    return counted
+
+
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_hidden_tiles_are_not_multiplied(device, matrix_instructions, head_dim):
+    """A product of a tile of 16 rows × 16 keys is head_dim / 16 instructions, and each tile that is seen takes two. The
+    scores of the first block, and of one behind a block that hides nothing, are those of all its tiles.
+    """
+    rows, keys = ROWS[head_dim], ROWS[head_dim] + 192
+    q, k, v = cases.dense(device, 1, rows, keys, 1, 1, head_dim, BF16)
+    assert matrix_instructions(q, k, v)[0] == 2 * (rows // 16) * (keys // 16) * head_dim // 16
+    row, key = torch.arange(rows // 16)[:, None], torch.arange(keys // 16)
+    for left, right in ((-1, 0), (-1, 40), (128, 0), (5, 7)):
+        distance = 16 * (row - key) + keys - rows  # from a tile's first key to its first row
+        seen, is_whole = distance + 15 + right >= 0, distance - 15 + right >= 0
+        if left >= 0:
+            seen, is_whole = seen & (distance - 15 <= left), is_whole & (distance + 15 <= left)
+        blocks = [(part.any(), whole.all()) for part, whole in zip(seen.split(4, 1), is_whole.split(4, 1))]
+        extra = sum(int((~seen[:, 4 * index:4 * index + 4]).sum()) for index, (is_seen, _) in enumerate(blocks)
+                    if is_seen and (index == 0 or blocks[index - 1][1] or not blocks[index - 1][0]))
+        assert matrix_instructions(q, k, v, window=(left, right))[0] == (2 * int(seen.sum()) + extra) * head_dim // 16
+
+
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_heads_share_a_workgroup(device, run, head_dim):
+    """Where the rows of a KV head's group fit: decode, short queries, the last length that fits, one more."""
+    rows = ROWS[head_dim]
+    shapes = ((1, 8, 2), (5, 6, 2), (rows // 8, 8, 1), (rows // 8 + 1, 8, 1))
+    for index, (seqlen_q, heads, kv_heads) in enumerate(shapes):
+        q, k, v = cases.dense(device, 1 + index % 2, seqlen_q, 150, heads, kv_heads, head_dim, BF16, index)
+        for options in ({}, {"causal": True}, {"window_size": (40, 3)}):
+            cases.check_dense(run, "hip", q, k, v, **options)
+    swapped = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
+    cases.check_dense(run, "hip", *swapped, causal=True)
+
+
+def test_heads_of_packed_sequences_share_workgroups(device, run):
+    """As max_seqlen_q says; where it lies, as for 65 queries here, the result is right all the same."""
+    many = [1] * 70, [index % 40 for index in range(70)]
+    for lengths in (many, ((3, 0, 64, 1), (70, 3, 64, 0)), ((64, 65), (9, 300))):
+        args = cases.packed(device, *lengths, 8, 1, 64, BF16)
+        for options in ({}, {"causal": True}):
+            cases.check_varlen(run, "hip", *args, **options)
+    q, k, v, *starts, _, _ = args
+    call = call_of(q, k, v, window=(-1, 0), cu_seqlens=starts)._replace(max_seqlen_q=1)
+    run("hip", flash_attn_fwd, *call)
+    check_attention(call.out, call.lse, q, k, v, None, True, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
+                    rounding="rtne")
+
+
+def test_keys_are_read_once_for_shared_heads(device, matrix_instructions):
+    q, k, v = cases.dense(device, 1, 1, 200, 8, 1, 64, BF16)
+    assert matrix_instructions(q, k, v) == matrix_instructions(q[:, :, :1], k, v)
+
+
+def test_shared_heads_split_keys(device, attend):
+    """Decoding: one workgroup for 8 heads, 10 parts of its keys."""
+    q, k, v = cases.dense(device, 1, 2, 3100, 8, 1, 64, BF16)
+    size = aiter_like.attention_workspace_bytes(q, k)
+    assert size == 10 * 512 * (64 + 2) * 4
+    out, lse = attend(q, k, v, workspace=torch.empty(size, dtype=torch.uint8, device=device))
+    check_attention(out, lse, q, k, v, rounding="rtne")
+
+
+def test_addresses_that_are_not_aligned(device, attend, caplog):
+    """They go to the next backend, before and after others of the same shape; asked for by name, it is an error."""
+    q, k, v = cases.dense(device, 1, 5, 9, 1, 1, 64, BF16)
+    attend(q[:, :3], k, v)
+    shifted = torch.empty(k.numel() + 1, dtype=BF16, device=device)[1:].view_as(k).copy_(k)
+    with caplog.at_level("WARNING", logger="aiter_like"):
+        for keys in (shifted, k, shifted):
+            call = call_of(q, keys, v)
+            flash_attn_fwd(*call)
+            check_attention(call.out, call.lse, q, k, v, rounding="rtne")
+    assert "not hip but the next backend serves calls where k does not begin at a multiple of 16 bytes" in caplog.text
+    reason = "k does not begin at a multiple of 16 bytes"
+    with pytest.raises(UnsupportedError, match=f"hip: {reason}"):
+        flash_attn_fwd(*call_of(q, shifted, v), backend="hip")
+    found = aiter_like.explain(aiter_like.flash_attn_func, q, shifted, v)
+    assert found.backend == "ck" and found.rejected["hip"] == reason
+    assert aiter_like.explain(aiter_like.flash_attn_func, q, k, v).backend == "hip"
+
+
+def test_strides_that_are_not_aligned_are_refused(device, attend):
     q, k, v = cases.dense(device, 1, 5, 9, 1, 1, 64, BF16)
     attend(q, k, v)
-    shifted = torch.empty(k.numel() + 1, dtype=BF16, device=device)[1:].view_as(k).copy_(k)
-    with pytest.raises(ValueError, match="k must begin at a multiple of 16 bytes"):
-        attend(q, shifted, v)
     with pytest.raises(UnsupportedError, match="strides of q must be multiples of 8 elements"):
         flash_attn_fwd(*call_of(torch.empty(1, 5, 1, 65, dtype=BF16, device=device)[..., :64], k, v), backend="hip")

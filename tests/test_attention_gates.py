@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiter_like import paths
-from aiter_like.ops.attention_plan import split_keys
+from aiter_like.ops.attention_plan import packed_heads, split_keys
 
 sys.path.append(str(Path(__file__).parent / "sim"))
 import attention_gates as gates
@@ -27,6 +27,7 @@ extern "C" void plan(int query_blocks, int key_blocks, int num_cus, int num_spli
   result[0] = split.whole;
   result[1] = split.parts;
 }}
+extern "C" int pack(int group, int length, int total, int block) {{ return packed_heads(group, length, total, block); }}
 extern "C" int order(int id, int count, int chunk) {{ return xcd_order(id, count, chunk); }}
 """
 
@@ -46,6 +47,28 @@ def test_bounds_hold(instance, compiler):
     report = gates.examine(instance, compiler)
     assert not report.failures
     assert not gates.regressions(report.values, gates.recorded().get((instance.name, compiler)))
+
+
+@pytest.mark.parametrize("instance", gates.instances(False), ids=lambda instance: instance.name)
+def test_bounds_hold_for_the_compiler_of_rocm(instance):
+    if reason := gates.missing(gates.ROCM):
+        pytest.skip(f"ROCm's compiler: {reason}")
+    assert not gates.examine(instance, gates.ROCM).failures
+
+
+@pytest.mark.parametrize("name", (*gates.COMPILERS, gates.ROCM))
+def test_a_missing_compiler_is_known(monkeypatch, tmp_path, name):
+    """A failure for the two that CI brings, a reason to skip for ROCm's; one that is there is used."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "opt"))
+    assert gates.missing(name)
+    with pytest.raises(FileNotFoundError, match=re.escape(f"{name} is needed")):
+        gates.assembly(gates.instances(False)[0], name)
+    program = tmp_path / name
+    version = "clang version 22.1" if "clang" in name else "HIP version: 7.1\nInstalledDir: /opt/llvm"
+    program.write_text(f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    assert gates.missing(name) is None
 
 
 @pytest.mark.exhaustive
@@ -90,6 +113,12 @@ def test_a_worse_kernel_fails(monkeypatch, pattern, replacement, failure):
     assert any(failure in text for text in found), found
 
 
+@pytest.mark.parametrize(("mask", "kernels"), [("none", 2), ("right", 1), ("both", 1)])
+def test_only_calls_without_a_mask_merge(mask, kernels):
+    text = gates.assembly(gates.variant(gates.VARIANTS[1][0], 64, 1, mask), gates.COMPILERS[1])
+    assert text.count(".amdhsa_kernel ") == kernels
+
+
 def test_a_slower_phase_is_a_regression():
     row = {"matrix_cycles": "500", "softmax_cycles": "300"}
     assert not gates.regressions({"matrix_cycles": 510, "softmax_cycles": 306}, row)
@@ -107,6 +136,16 @@ def test_plan_is_that_of_python():
                     plan().plan(query_blocks, key_blocks, num_cus, num_splits, found)
                     whole, _, parts = split_keys(query_blocks, key_blocks, num_cus, num_splits)
                     assert (found[0], found[1]) == (whole, parts), (query_blocks, key_blocks, num_cus, num_splits)
+
+
+def test_packing_is_that_of_python():
+    """All heads of a group, or none; and rows of many sequences stay countable."""
+    for block in (384, 512):
+        for group in (1, 3, 8, 64, 513):
+            for length in (0, 1, 6, 47, 48, 64, 65, 128, 129, 384, 385, 512, 513):
+                packed = plan().pack(group, length, length, block)
+                assert packed == packed_heads(group, length, block) == (group if group * length <= block else 1)
+    assert [plan().pack(8, 1, total, 512) for total in (2**27 - 1, 2**27)] == [8, 1]
 
 
 @pytest.mark.parametrize(("batch", "heads", "length", "parts"), [

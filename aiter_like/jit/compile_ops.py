@@ -23,7 +23,7 @@ import torch
 
 from aiter_like import paths
 from aiter_like.device import Target, target_of
-from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.errors import AddressError, BuildError, UnsupportedError
 from aiter_like.jit import build
 from aiter_like.jit.cache import META
 from aiter_like.jit.recipe import ModuleSpec
@@ -190,6 +190,7 @@ class JitFunction:
     def _load(self, spec: ModuleSpec, target: Target) -> tuple[Callable, str]:
         import tvm_ffi
 
+        tvm_ffi.register_error("AddressError", AddressError)  # else what a launcher throws arrives as RuntimeError
         entry = build.ensure(spec)
         if target.platform == "hip":
             load_hip_runtime(target.simulated)

@@ -73,3 +73,12 @@ def _layout_unsupported(call: AttentionCall) -> str | None:
         if name in ("k", "v") and tensor.shape[row] > 1 and not call.head_dim <= stride <= _MAX_ROW_STRIDE:
             return f"row stride of {name} at least {call.head_dim} and at most {_MAX_ROW_STRIDE} elements, got {stride}"
     return None
+
+
+def hip_misplaced(*args: Any) -> str | None:
+    """Rows are read in 16 bytes."""
+    call = AttentionCall(*args)
+    for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
+        if tensor.data_ptr() % 16:
+            return f"{name} does not begin at a multiple of 16 bytes"
+    return None

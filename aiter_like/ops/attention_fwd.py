@@ -17,7 +17,14 @@ from aiter_like import dtypes, philox
 from aiter_like.attention_call import OP, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
-from aiter_like.ops.attention_fast import HEAD_DIMS, MASKS, VARIANTS, _flash_attn_fwd_hip, hip_unsupported
+from aiter_like.ops.attention_fast import (
+    HEAD_DIMS,
+    MASKS,
+    VARIANTS,
+    _flash_attn_fwd_hip,
+    hip_misplaced,
+    hip_unsupported,
+)
 from aiter_like.ops.attention_formula import scores_of, softmax_of
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
 from aiter_like.tuning.hooks import Tuning
@@ -198,7 +205,7 @@ flash_attn_fwd = Op(
     tune_fields=("mask", "layout", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
                  "head_dim_v", "features", "dtype"),
     writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported),
+    backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported, misplaced=hip_misplaced),
               Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, space=ck_space, self_check=ck_self_check),
               Backend("triton", "attention:flash_attn_fwd", unsupported=_triton_unsupported, space=_triton_space,
                       cost=_triton_cost),

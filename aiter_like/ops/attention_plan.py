@@ -38,6 +38,11 @@ class KeySplit(NamedTuple):
     parts: int
 
 
+def packed_heads(group: int, seqlen_q: int, block: int) -> int:
+    """How many of the `group` query heads of a KV head share the rows of a workgroup: all of them, where they fit."""
+    return max(group, 1) if seqlen_q * group <= block else 1
+
+
 def split_keys(query_blocks: int, key_blocks: int, num_cus: int, num_splits: int = 0) -> KeySplit:
     """Splits the tail, the last and partly filled round of query blocks over the CUs, where that ends sooner.
 
@@ -99,6 +104,8 @@ def attention_workspace_bytes(q: Tensor, k: Tensor, *, causal: bool = False,
     is_masked = left >= 0 or 0 <= right < seqlen_q - 1
     if target.arch != "gfx942" or head_dim not in _BLOCK_M or is_masked or num_splits == 1:
         return 0
-    rows = _BLOCK_M[head_dim]
-    split = split_keys(-(-seqlen_q // rows) * batch * num_heads, -(-seqlen_k // _BLOCK_N), target.cu_num, num_splits)
+    rows, kv_heads = _BLOCK_M[head_dim], k.shape[2 if layout == "bshd" else 1]
+    pack = packed_heads(num_heads // max(kv_heads, 1), seqlen_q, rows)
+    split = split_keys(-(-seqlen_q * pack // rows) * batch * num_heads // pack, -(-seqlen_k // _BLOCK_N),
+                       target.cu_num, num_splits)
     return split.tail * split.parts * rows * (head_dim + 2) * 4

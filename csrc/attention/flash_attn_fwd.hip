@@ -3,11 +3,13 @@
 // dimension 64 or 128; dense or varlen, causal or window (bottom-right), grouped KV heads, log-sum-exp. One build per
 // ELEMENT × HEAD_DIM × ROUNDING × MASK.
 //
-// One workgroup, alone on its CU: kBlockM query rows of one head (384 | 512 at HEAD_DIM 128 | 64), 8 waves of 3 | 4
-// tiles of 16 rows. K and V blocks of 64 keys lie in LDS twice: one is read while DMA fills the other. Two phases per
-// block, and two groups of four waves, one of each per SIMD: while group A multiplies, group B has its softmax.
+// One workgroup, alone on its CU: kBlockM query rows (384 | 512 at HEAD_DIM 128 | 64), 8 waves of 3 | 4 tiles of 16
+// rows, of one head, or of all heads of a KV head where those rows fit. K and V blocks of 64 keys lie in LDS twice: one
+// is read while DMA fills the other. Two phases per block, and two groups of four waves, one of each per SIMD: while
+// group A multiplies, group B has its softmax.
 //   M(n)   O^T += V[n-1]ᵀ P, S^T = K[n] Qᵀ                                                  flash_attn_phases.h
 //   S(n)   group A starts to move K[n+1], group B V[n+1]; P = exp2(S · scale − m); first V fragments; DMA has landed
+// At the edges of a mask both phases leave out tiles of rows and keys that are hidden: flash_attn_visibility.h.
 // Only O, P, Q, m and l live from block to block. After the last one out = O / l, LSE = ln 2 · (m + log2 l).
 //
 //   slot   group A                                         group B
@@ -29,43 +31,10 @@
 #include "flash_attn_phases.h"
 #include "flash_attn_results.h"
 #include "flash_attn_task.h"
+#include "flash_attn_visibility.h"
 
 namespace aiter_like {
 namespace {
-
-/// Which keys the rows of this wave see.
-struct Visibility {
-  int first_row;   // of the sequence, in tile 0
-  int keys;
-  int below, above;  // row r sees keys r + below … r + above
-
-  __device__ Visibility(const FlashAttnArgs& args, const Task& task)
-      : first_row(task.row + tile_row(0, 0)), keys(task.keys) {
-    const int delta = task.keys - task.queries;
-    below = delta - args.window_left;
-    above = delta + args.window_right;
-  }
-
-  /// Hides the scores of block `block` that a row does not see.
-  __device__ void mask(Scores& scores, int block) const {
-    const int lane = fresh_lane();
-    const int key = kBlockN * block + 4 * (lane / 16);  // of element (0, 0)
-#pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
-      const int row = first_row + 16 * kWaves * t + lane % 16;
-      int last = keys - 1;
-      if (kLimitsRight && row + above < last) last = row + above;
-#pragma unroll
-      for (int kk = 0; kk < kKeyTiles; ++kk) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const bool is_hidden = 16 * kk + i > last - key || (kLimitsLeft && 16 * kk + i < row + below - key);
-          scores[t][kk][i] = is_hidden ? kMaskedScore : scores[t][kk][i];
-        }
-      }
-    }
-  }
-};
 
 /// All waves have come here; the compiler moves nothing across.
 __device__ void end_slot() {
@@ -76,47 +45,64 @@ __device__ void end_slot() {
 
 /// A wave on its way over the key blocks.
 struct BlockWalk {
-  RowState state;
-  Scores scores;
-  Probabilities p;
-  FragmentStream stream;
-  ReadOffsets offsets;
+  WaveState wave;
   BlockMover mover;
 
   __device__ void start(const char* tiles) {
-    offsets = ReadOffsets::first_block();
+    wave.lds = tiles;
+    wave.offsets = ReadOffsets::first_block();
     mover.move();
     tile::wait_vector_memory();
     end_slot();
     if (mover.is_group_b()) end_slot();  // from here on one slot behind
-    request_first<kSteps>(stream, tiles, offsets);
-    matrix_steps<kSteps, 2 * kSteps>(state, scores, p, stream, tiles, offsets);
+    wave.request_first(kSteps);
+    matrix_steps<kSteps, 2 * kSteps>(wave);
     end_slot();
   }
 
-  /// Slots S(block), M(next block).
-  template <bool kMasked>
-  __device__ void step(const char* tiles, const Visibility& visibility, int block, float scale) {
+  /// Slots S(block), M(next), of blocks that hide nothing.
+  __device__ void step(float scale) {
     mover.move();
-    if (kMasked) visibility.mask(scores, block);
-    softmax(state, scores, scale, p);
-    request_first<0>(stream, tiles, offsets);
-    offsets.flip_keys();
-    tile::wait_vector_memory();
+    softmax(wave, scale);
+    end_softmax();
+    matrix_steps<0, 2 * kSteps>(wave);
+    wave.offsets.flip_values();
     end_slot();
-    matrix_steps<0, 2 * kSteps>(state, scores, p, stream, tiles, offsets);
-    offsets.flip_values();
+  }
+
+  /// The same at an edge of the mask.
+  __device__ void step_at_edge(const Visibility& visibility, int block, int next, float scale) {
+    mover.move();
+    softmax_at_edge(visibility, block, scale);
+    end_softmax();
+    seen_matrix_steps<0, 2 * kSteps>(
+        wave, [&](int step, int t) { return visibility.sees_step(t, step < kSteps ? block : next, step); });
+    wave.offsets.flip_values();
     end_slot();
   }
 
   /// S and the first half of M, with nothing left to move or to multiply with keys.
-  __device__ void finish(const char* tiles, const Visibility& visibility, int block, float scale) {
-    visibility.mask(scores, block);
-    softmax(state, scores, scale, p);
-    request_first<0>(stream, tiles, offsets);
+  __device__ void finish(const Visibility& visibility, int block, float scale) {
+    softmax_at_edge(visibility, block, scale);
+    wave.request_first(0);
     end_slot();
-    matrix_steps<0, kSteps>(state, scores, p, stream, tiles, offsets);
+    seen_matrix_steps<0, kSteps>(wave, [&](int step, int t) { return visibility.sees_step(t, block, step); });
     if (!mover.is_group_b()) end_slot();  // both groups have passed as many
+  }
+
+ private:
+  __device__ void end_softmax() {
+    wave.request_first(0);
+    wave.offsets.flip_keys();
+    tile::wait_vector_memory();
+    end_slot();
+  }
+
+  /// S of the row tiles that see a key.
+  __device__ void softmax_at_edge(const Visibility& visibility, int block, float scale) {
+    seen_softmax(
+        wave, scale, [&](int t) { return visibility.sees_block(t, block); },
+        [&](int t) { visibility.mask(wave.scores[t], t, block); });
   }
 };
 
@@ -125,30 +111,35 @@ struct BlockWalk {
 __global__ __launch_bounds__(kThreads) void flash_attn_fwd_kernel(FlashAttnArgs args) {
   __shared__ __attribute__((aligned(1024))) char tiles[kLdsBytes];
   const Task task = Task::of(args, static_cast<int>(workgroup_index().x));
-  if (task.row >= task.queries) return;
+  if (task.row >= task.rows) return;
   const KeyBlocks range = KeyBlocks::of(args, task);
   int block = range.first + task.part;
   BlockWalk walk;
-  load_rows(walk.state, args, task);
+  RowState& state = walk.wave.rows;
+  load_rows(state, args, task);
   if (block < range.end) {
     const int last = block + (range.end - 1 - block) / task.parts * task.parts;
+    const float scale = args.scale_log2;
     const Visibility visibility(args, task);
     walk.mover.start(task, args, block, tiles);
     walk.start(tiles);
     if (kLimitsLeft)
-      for (; block < last && block < range.clear; ++block) walk.step<true>(tiles, visibility, block, args.scale_log2);
+      for (; block < last && block < range.clear; block += task.parts)
+        walk.step_at_edge(visibility, block, block + task.parts, scale);
     const int clear_end = kLimitsRight && range.clear_end < last ? range.clear_end : last;
-    for (; block < clear_end; block += task.parts) walk.step<false>(tiles, visibility, block, args.scale_log2);
+    for (; block < clear_end; block += task.parts) walk.step(scale);
     if (kLimitsRight)
-      for (; block < last; ++block) walk.step<true>(tiles, visibility, block, args.scale_log2);
-    walk.finish(tiles, visibility, block, args.scale_log2);
+      for (; block < last; block += task.parts) walk.step_at_edge(visibility, block, block + task.parts, scale);
+    walk.finish(visibility, block, scale);
   }
-  sum_rows(walk.state);
+  sum_rows(state);
   if (task.parts == 1)
-    store_rows(walk.state, args, task);
+    store_rows(state, args, task);
   else
-    store_partial(walk.state, args, task);
+    store_partial(state, args, task);
 }
+
+#if MASK == 0  // only calls without a mask are split
 
 /// Workgroup w: kMergeRows rows of a split query block.
 __global__ __launch_bounds__(kThreads) void flash_attn_merge_kernel(FlashAttnArgs args) {
@@ -156,17 +147,21 @@ __global__ __launch_bounds__(kThreads) void flash_attn_merge_kernel(FlashAttnArg
   const int workgroup = static_cast<int>(workgroup_index().x);
   const Task task = Task::of(args, args.split.whole + workgroup / kWorkgroups * args.split.parts);
   const int row = workgroup % kWorkgroups * kMergeRows + thread_index() / kLanes;
-  if (task.row + row < task.queries) merge_row(args, task, row, thread_index() % kLanes * 16);
+  if (task.row + row < task.rows) merge_row(args, task, row, thread_index() % kLanes * 16);
 }
+
+#endif
 
 void launch_flash_attn_fwd(const FlashAttnArgs& args, int query_blocks, Stream stream) {
   const int tail = query_blocks - args.split.whole;
   flash_attn_fwd_kernel<<<static_cast<uint32_t>(args.split.whole + tail * args.split.parts), kThreads, 0, stream>>>(
       args);
   check_launch("flash_attn_fwd_kernel");
+#if MASK == 0
   if (args.split.parts == 1) return;
   flash_attn_merge_kernel<<<static_cast<uint32_t>(tail * (kBlockM / kMergeRows)), kThreads, 0, stream>>>(args);
   check_launch("flash_attn_merge_kernel");
+#endif
 }
 
 #if AITER_LIKE_HOST_PASS
@@ -188,9 +183,10 @@ FlashAttnTensor heads_of(const ffi::Tensor& tensor, bool is_varlen, int64_t head
   const auto stride = [&](int d) { return tensor.size(d) > 1 ? 2 * tensor.stride(d) : 0; };
   FlashAttnTensor result{tensor.data_ptr(), is_varlen ? 0 : stride(0), stride(rank - 3), stride(rank - 2)};
   if (tensor.size(rank - 3) <= 1) result.row = kRowBytes;
-  if ((reinterpret_cast<uintptr_t>(result.data) | result.batch | result.row | result.head) % 16 != 0)
-    TVM_FFI_THROW(ValueError) << "flash_attn_fwd: " << name
-                              << " must begin at a multiple of 16 bytes, and so must its rows and heads";
+  if ((result.batch | result.row | result.head) % 16 != 0)
+    TVM_FFI_THROW(ValueError) << "flash_attn_fwd: rows and heads of " << name << " must be multiples of 16 bytes apart";
+  if (reinterpret_cast<uintptr_t>(result.data) % 16 != 0)
+    TVM_FFI_THROW(AddressError) << "flash_attn_fwd: " << name << " must begin at a multiple of 16 bytes";
   return result;
 }
 
@@ -283,12 +279,16 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   args.window_right = static_cast<int>(0 <= window_right && window_right < seqlen_q ? window_right : seqlen_q);
   args.scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
 
-  const int64_t slots = is_varlen ? seqlen_q / kBlockM + batch : (seqlen_q + kBlockM - 1) / kBlockM;
-  const int64_t query_blocks = slots * heads * (is_varlen ? 1 : batch);
+  const int pack = packed_heads(heads / kv_heads, is_varlen ? max_seqlen_q : seqlen_q, seqlen_q, kBlockM);
+  const int64_t rows_of_heads = seqlen_q * pack;
+  const int64_t slots = is_varlen ? rows_of_heads / kBlockM + batch : (rows_of_heads + kBlockM - 1) / kBlockM;
+  const int64_t query_blocks = slots * (heads / pack) * (is_varlen ? 1 : batch);
   ffi::check_value(query_blocks * kMostPartsPerCu < kMostGrid, "flash_attn_fwd: more query blocks than a launch holds");
   args.slots = static_cast<int>(slots);
-  args.group = Divider(static_cast<uint32_t>(heads / kv_heads));
-  args.slots_of_group = Divider(static_cast<uint32_t>(slots * (heads / kv_heads)));
+  args.pack = Divider(static_cast<uint32_t>(pack));
+  const int64_t group = heads / kv_heads / pack;
+  args.group = Divider(static_cast<uint32_t>(group));
+  args.slots_of_group = Divider(static_cast<uint32_t>(slots * group));
   args.kv_heads = Divider(static_cast<uint32_t>(kv_heads));
   args.split = {static_cast<int>(query_blocks), 1};
   if (!kLimitsRight && !is_varlen && num_splits != 1)

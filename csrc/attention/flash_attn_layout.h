@@ -64,7 +64,7 @@ struct KeyTile {
   __host__ __device__ static constexpr int swizzle(int row) { return (row & 7) << 4; }
 
   __device__ static Chunk read(const char* tile, int lane_offset, int step) {
-    const int j = step / kKeyTiles, kk = step % kKeyTiles;
+    const int kk = step / kDimGroups, j = step % kDimGroups;
     return *reinterpret_cast<const Chunk*>(tile + (lane_offset ^ 64 * (j % 2)) + 128 * (j / 2) + 16 * kk * kRowBytes);
   }
   /// Of step 0.
@@ -79,7 +79,7 @@ struct ValueTile {
   __host__ __device__ static constexpr int swizzle(int row) { return ((row >> 2) & 1) << 6; }
 
   __device__ static Chunk read(const char* tile, int lane_offset, int step) {
-    const int g = step / kKeyTiles, kk = step % kKeyTiles;
+    const int kk = step / kDimGroups, g = step % kDimGroups;
     const int offset = (lane_offset ^ 64 * (g % 2)) + 128 * (g / 2);
     Chunk words;
 #pragma unroll

@@ -2,6 +2,7 @@
 // Which workgroup of flash_attn_fwd.hip does what: arithmetic on a flat index, no table. ops/attention_plan.py has the
 // same formula for the size of the workspace.
 //
+//   pack     the rows of a group's heads share a workgroup where they fit one
 //   order    chunks of workgroups that read the same keys (all query blocks of a KV head and its group) go to one XCD
 //   split    the last, partly filled round over the CUs divides its keys into `parts` of every parts-th block
 #pragma once
@@ -16,6 +17,12 @@ constexpr int kMostPartsPerCu = 2;    // of a tail: bounds the workspace
 constexpr int kLeastSplitBlocks = 48; // key blocks below which a tail is not worth the merge
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
 constexpr int kBlockOverhead = 3;     // of prologue and epilogue, in key blocks
+
+/// How many query heads share the rows of a workgroup: all of a KV head's group, where their rows fit one. Keys are
+/// read once for all of them then. length: of a sequence; total: of all of them, whose rows must stay countable.
+inline int packed_heads(int64_t group, int64_t length, int64_t total, int block) {
+  return length * group <= block && total * group < int64_t{1} << 30 ? static_cast<int>(group) : 1;
+}
 
 /// How a launch's tail is split.
 struct KeySplit {

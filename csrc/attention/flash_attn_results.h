@@ -6,14 +6,12 @@
 
 #include "flash_attn_phases.h"
 #include "flash_attn_task.h"
+#include "flash_attn_visibility.h"
 
 namespace aiter_like {
 namespace {
 
 constexpr float kLn2 = 0.693147180559945f;
-
-/// Row of tile t of this wave within the block, for a lane's column.
-__device__ inline int tile_row(int t, int column) { return 16 * (wave_index() + kWaves * t) + column; }
 
 /// 8 elements of out; any NaN becomes one.
 template <class T>
@@ -38,11 +36,10 @@ __device__ inline float natural_lse(float maximum, float sum) {
 
 /// q of the block's rows; rows past the end repeat the last one. Begins with nothing summed.
 __device__ void load_rows(RowState& state, const FlashAttnArgs& args, const Task& task) {
-  const char* q = task.queries_of(args.q) + 16 * quad();
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
     const int row = task.row + tile_row(t, column());
-    const char* source = q + (row < task.queries ? row : task.queries - 1) * args.q.row;
+    const char* source = task.row_of(args.q, args, row < task.rows ? row : task.rows - 1) + 16 * quad();
     state.maximum[t] = kMinimum;
     state.sum[t] = 0.f;
 #pragma unroll
@@ -66,21 +63,20 @@ __device__ void sum_rows(RowState& state) {
 
 __device__ void store_rows(const RowState& state, const FlashAttnArgs& args, const Task& task) {
   const int lane = fresh_lane();
-  char* out = const_cast<char*>(task.queries_of(args.out)) + 16 * (lane / 16);
-  float* lse = args.lse + task.sequence * args.lse_batch + task.head * args.lse_head + task.first_query;
 #pragma unroll
   for (int t = 0; t < kRowTiles; ++t) {
     const int row = task.row + tile_row(t, lane % 16);
-    if (row >= task.queries) continue;
+    if (row >= task.rows) continue;
+    char* out = task.row_of(args.out, args, row) + 16 * (lane / 16);
     const float inverse = inverse_sum(state.sum[t]);
 #pragma unroll
     for (int g = 0; g < kDimGroups; ++g) {
       float values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][i / 2] * inverse;
-      *reinterpret_cast<Chunk*>(out + row * args.out.row + 64 * g) = round_row<Element>(values);
+      *reinterpret_cast<Chunk*>(out + 64 * g) = round_row<Element>(values);
     }
-    if (args.lse != nullptr && lane < 16) lse[row] = natural_lse(state.maximum[t], state.sum[t]);
+    if (args.lse != nullptr && lane < 16) task.lse_of(args, row) = natural_lse(state.maximum[t], state.sum[t]);
   }
 }
 
@@ -137,11 +133,8 @@ __device__ inline void merge_row(const FlashAttnArgs& args, Task task, int row, 
   const float inverse = inverse_sum(sum);
 #pragma unroll
   for (int i = 0; i < 8; ++i) values[i] *= inverse;
-  char* out = const_cast<char*>(task.queries_of(args.out)) + (task.row + row) * args.out.row;
-  *reinterpret_cast<Chunk*>(out + byte) = round_row<Element>(values);
-  if (args.lse != nullptr && byte == 0)
-    args.lse[task.sequence * args.lse_batch + task.head * args.lse_head + task.first_query + task.row + row] =
-        natural_lse(maximum, sum);
+  *reinterpret_cast<Chunk*>(task.row_of(args.out, args, task.row + row) + byte) = round_row<Element>(values);
+  if (args.lse != nullptr && byte == 0) task.lse_of(args, task.row + row) = natural_lse(maximum, sum);
 }
 
 }  // namespace aiter_like

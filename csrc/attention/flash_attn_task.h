@@ -26,19 +26,21 @@ struct FlashAttnArgs {
   float scale_log2;                // softmax_scale · log2 e
   int slots;                       // query blocks per head: of a sequence, or varlen of all sequences
   KeySplit split;
-  Divider group, slots_of_group, kv_heads, parts;
+  Divider pack;                    // heads of a group that share a workgroup: row r is query r / pack, head r % pack
+  Divider group, slots_of_group, kv_heads, parts;  // group: workgroups of a KV head and a slot
 };
 
 namespace {
 
 __device__ inline int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
-/// A query block of one head of one sequence, and its share of the keys.
+/// A query block of one head, or of the packed heads of one group, of one sequence, and its share of the keys.
 struct Task {
-  int sequence, head, kv_head;
-  int first_query, queries;   // of the sequence: where its rows begin in q, and how many
+  int sequence, head, kv_head;  // head: the first of packed ones
+  int first_query, queries;   // of the sequence: where they begin in q, and how many
   int first_key, keys;
-  int row;                    // first row of the block; not below `queries` for a slot that no row needs
+  int rows;                   // of the sequence: queries · packed heads
+  int row;                    // first row of the block; not below `rows` for a slot that no row needs
   int part, parts;
   int tail;                   // index among the split query blocks
 
@@ -59,8 +61,15 @@ struct Task {
     return task;
   }
 
-  /// Where the block's rows are in a tensor: row `first_query` of this head.
-  __device__ const char* queries_of(const FlashAttnTensor& t) const { return base(t, first_query, head); }
+  /// Row r of the sequence in a tensor like q.
+  __device__ char* row_of(const FlashAttnTensor& t, const FlashAttnArgs& args, int r) const {
+    const int query = static_cast<int>(args.pack.divide(r)), member = r - query * static_cast<int>(args.pack.divisor);
+    return const_cast<char*>(base(t, first_query, head)) + query * t.row + member * t.head;
+  }
+  __device__ float& lse_of(const FlashAttnArgs& args, int r) const {
+    const int query = static_cast<int>(args.pack.divide(r)), member = r - query * static_cast<int>(args.pack.divisor);
+    return args.lse[sequence * args.lse_batch + (head + member) * args.lse_head + first_query + query];
+  }
   __device__ const char* keys_of(const FlashAttnTensor& t) const { return base(t, first_key, kv_head); }
 
  private:
@@ -72,7 +81,7 @@ struct Task {
     kv_head = chunk - sequence * static_cast<int>(args.kv_heads.divisor);
     int slot = static_cast<int>(args.group.divide(id));
     const int group_size = static_cast<int>(args.group.divisor);
-    head = kv_head * group_size + id - slot * group_size;
+    head = (kv_head * group_size + id - slot * group_size) * static_cast<int>(args.pack.divisor);
     if (kLimitsRight) slot = args.slots - 1 - slot;  // the longest first
     if (args.cu_seqlens_q != nullptr) {
       find_sequence(args, slot);
@@ -82,24 +91,26 @@ struct Task {
       keys = args.seqlens_k == nullptr ? args.seqlen_k : clamp(args.seqlens_k[sequence], 0, args.seqlen_k);
       row = slot * kBlockM;
     }
+    rows = queries * static_cast<int>(args.pack.divisor);
   }
 
   // Whatever cu_seqlens holds, no row outside the tensors comes out.
   __device__ void find_sequence(const FlashAttnArgs& args, int slot) {
+    const int pack = static_cast<int>(args.pack.divisor);
     int begun = 0;  // sequences whose slots begin here or before
     for (int first = 0; first < args.batch; first += kWaveSize) {
       const int s = first + lane_index();
-      const int start = args.cu_seqlens_q[s < args.batch ? s : args.batch];
+      const int start = clamp(args.cu_seqlens_q[s < args.batch ? s : args.batch], 0, args.seqlen_q);
       begun += __builtin_popcountll(
-          __builtin_amdgcn_ballot_w64(s < args.batch && first_slot(start, s, kBlockM) <= slot));
+          __builtin_amdgcn_ballot_w64(s < args.batch && first_slot(start * pack, s, kBlockM) <= slot));
     }
     sequence = begun > 0 ? begun - 1 : 0;
     first_query = clamp(args.cu_seqlens_q[sequence], 0, args.seqlen_q);
     queries = clamp(args.cu_seqlens_q[sequence + 1], first_query, args.seqlen_q) - first_query;
     first_key = clamp(args.cu_seqlens_k[sequence], 0, args.seqlen_k);
     keys = clamp(args.cu_seqlens_k[sequence + 1], first_key, args.seqlen_k) - first_key;
-    row = (slot - first_slot(first_query, sequence, kBlockM)) * kBlockM;
-    if (row < 0) row = queries;
+    row = (slot - first_slot(first_query * pack, sequence, kBlockM)) * kBlockM;
+    if (row < 0) row = queries * pack;
     sequence = 0;  // varlen tensors have no batch stride
   }
 
@@ -116,15 +127,16 @@ struct KeyBlocks {
     const int blocks = (task.keys + kBlockN - 1) / kBlockN, full = task.keys / kBlockN;
     KeyBlocks range{0, blocks, 0, full};
     if (!kLimitsRight) return range;
-    const int last_row = (task.row + kBlockM < task.queries ? task.row + kBlockM : task.queries) - 1;
+    const int last_row = (task.row + kBlockM < task.rows ? task.row + kBlockM : task.rows) - 1;
+    const int first = static_cast<int>(args.pack.divide(task.row)), last = static_cast<int>(args.pack.divide(last_row));
     const int delta = task.keys - task.queries;
     if (kLimitsLeft) {
-      const int hidden = task.row + delta - args.window_left;  // keys before it are hidden from all rows
+      const int hidden = first + delta - args.window_left;  // keys before it are hidden from all rows
       range.first = hidden > 0 ? hidden / kBlockN : 0;
-      range.clear = (last_row + delta - args.window_left + kBlockN - 1) >> 6;
+      range.clear = (last + delta - args.window_left + kBlockN - 1) >> 6;
     }
-    range.end = clamp(((last_row + delta + args.window_right) >> 6) + 1, 0, blocks);
-    range.clear_end = clamp((task.row + delta + args.window_right + 1) >> 6, 0, full);
+    range.end = clamp(((last + delta + args.window_right) >> 6) + 1, 0, blocks);
+    range.clear_end = clamp((first + delta + args.window_right + 1) >> 6, 0, full);
     range.end = range.end < range.first ? range.first : range.end;
     range.clear = clamp(range.clear, range.first, range.end);
     range.clear_end = clamp(range.clear_end, range.clear, range.end);

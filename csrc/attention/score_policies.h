@@ -3,6 +3,8 @@
 // the identity and costs nothing. Scores are in base 2 from the first step on: everything comes multiplied by log2 e.
 #pragma once
 
+#include <type_traits>
+
 #include "aiter_like/math.h"
 
 namespace aiter_like {
@@ -17,6 +19,13 @@ struct Softcap {
       : inner(IS_ON ? scale / cap : scale * kLog2E), outer(cap * kLog2E) {}
   __device__ float operator()(float x) const { return IS_ON ? outer * fast_tanh(inner * x) : inner * x; }
 };
+
+/// A bias that counts as -5e29 at least, above the kernels' start of the maximum, -1e30. A row whose keys all have
+/// torch.finfo(dtype).min, the usual mask, is their mean, as in torch: times log2 e those would be -inf, which hides a
+/// key for good. -inf and NaN stay what they are by the summand, 2^-33 of the bias, which is nothing beside any other.
+__device__ inline float raise_bias(float bias) {
+  return __builtin_fmaf(bias, 0x1p-33f, __builtin_fmaxf(bias, -5e29f));
+}
 
 /// Adds element (row, column) of a matrix, row 0 being the wave's first one. Indices beyond the matrix, whose scores
 /// are not used, are moved to its edge. Row stride and columns are at most 2^24.
@@ -38,8 +47,8 @@ struct Bias {
     __device__ float operator()(float x, int i) const {
       const uint32_t column = first_column + i < last_column ? first_column + i : last_column;
       const uint32_t bytes = (row_offset + column) * static_cast<uint32_t>(sizeof(T));
-      return __builtin_fmaf(to_float(*reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + bytes)), kLog2E,
-                            x);
+      const float bias = to_float(*reinterpret_cast<const T*>(reinterpret_cast<const char*>(data) + bytes));
+      return __builtin_fmaf(std::is_same_v<T, f16> ? bias : raise_bias(bias), kLog2E, x);
     }
   };
   __device__ Row at(int row, int first_column) const {
