@@ -47,6 +47,8 @@ def generate(python, models):
 
     @functools.cache
     def run(model_type: str, variables: tuple[tuple[str, str], ...] = (), **request) -> dict:
+        if "compiled" in request:
+            request = {"options": {"enforce_eager": not request["compiled"]}}
         request |= {"model": str(models / model_type), "prompts": PROMPTS[model_type]}
         return run_in(python, SCRIPT, request, **dict(variables))
 
@@ -82,7 +84,7 @@ def assert_same_tokens(found: dict, stock: dict) -> None:
 def test_without_the_switch_vllm_is_stock(generate):
     stock = generate("llama")
     assert stock["counts"] == stock["kernels"] == {} and stock["classes"] == stock["backends"] == []
-    assert not stock["is_loaded"] and not stock["messages"]
+    assert not stock["is_loaded"] and not stock["messages"] and stock["key"] is None
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
@@ -102,6 +104,16 @@ def test_our_kernels_serve_every_layer_and_the_tokens_are_stocks(generate, model
     messages = "\n".join(text for _, text in result["messages"])
     assert all(f"vllm.{name}: taken" in messages for name in per_step), messages
     assert not [text for level, text in result["messages"] if level == "WARNING" and "no GPU in use" not in text]
+
+
+def test_our_kernels_are_in_the_graphs_that_inductor_compiles(generate, tmp_path):
+    result = generate("llama", (*ON, ("VLLM_CACHE_ROOT", str(tmp_path))), compiled=True)
+    assert_same_tokens(result, generate("llama"))
+    assert set(served(result)) == {"attention", "kv_cache"}  # the others are within graphs, where nothing is counted
+    steps = launches(result, "act_and_mul_kernel") // LAYERS  # more than tokens: vLLM warms its graphs up
+    assert steps > NEW_TOKENS and launches(result, "rope_kernel") == steps * LAYERS
+    assert launches(result, "rms_norm_kernel") == steps * NORMS["llama"]
+    assert "RMSNorm" in result["key"]  # of the folder where vLLM keeps them: stock vLLM must not find these
 
 
 def test_operators_on_the_deny_list_stay_vllms(generate):
@@ -128,6 +140,15 @@ def test_a_hook_that_fails_costs_one_warning(generate):
     assert result["classes"] == result["backends"] == [] and result["kernels"] == {}
     warnings = [text for level, text in result["messages"] if level == "WARNING"]
     assert len(warnings) == 1 and "vllm (RuntimeError: the registry is closed)" in warnings[0]
+
+
+def test_backends_of_gpus_are_served_as_vllm_makes_them(python):
+    """On CPU tensors: vLLM's classes, arguments and metadata, our kernels."""
+    results = run_in(python, Path(__file__).with_name("vllm_gpu_backends.py"), {})
+    assert list(results) == ["CUSTOM", "ROCM_AITER_FA", "ROCM_AITER_UNIFIED_ATTN"]
+    for result in results.values():
+        assert result["counts"] == {"vllm.attention": [1, 0], "vllm.kv_cache": [1, 0]} and result["error"] < 2e-2
+    assert results["CUSTOM"]["name"] == "CUSTOM"  # vLLM looks the backend up by its name
 
 
 def test_python_of_the_page_runs(python, models, tmp_path):

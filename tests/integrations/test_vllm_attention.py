@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import types
 
+import packed_sequences
 import pytest
 import torch
 
@@ -64,8 +64,12 @@ class Engine:
     def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, output_scale=None):
         self.calls.append("attend")
         if attn_metadata is not None:
-            values, keys = kv_cache.transpose(1, 2).split(DIM, -1)
-            output[:attn_metadata.num_actual_tokens] = formula(query, keys, values, attn_metadata)
+            lengths, table = attn_metadata.seq_lens.tolist(), attn_metadata.block_table.long()
+            values, keys = (torch.cat([side[table[index]].flatten(0, 1)[:length]
+                                       for index, length in enumerate(lengths)])
+                            for side in kv_cache.transpose(1, 2).split(DIM, -1))
+            tokens = attn_metadata.num_actual_tokens
+            output[:tokens] = packed_sequences.attention(query[:tokens], keys, values, QUERIES, lengths)
         return output
 
 
@@ -76,21 +80,6 @@ def calls():
 
 
 LAYER = types.SimpleNamespace(_q_scale=torch.tensor(1.0), _k_scale=torch.tensor(0.5), _v_scale=torch.tensor(0.25))
-
-
-def formula(query, keys, values, metadata: Metadata, left: int = -1) -> torch.Tensor:
-    """In fp32, from pages [blocks, page, heads, dim]."""
-    rows = []
-    for index, length in enumerate(metadata.seq_lens.tolist()):
-        start, end = metadata.query_start_loc[index:index + 2].tolist()
-        pages = metadata.block_table[index].long()
-        k, v = (side[pages].flatten(0, 1)[:length].float().repeat_interleave(HEADS // KV_HEADS, 1)
-                for side in (keys, values))
-        scores = torch.einsum("qhd,khd->hqk", query[start:end].float(), k) / math.sqrt(DIM)
-        position, key = torch.arange(length - (end - start), length)[:, None], torch.arange(length)
-        hidden = (key > position) | ((key < position - left) if left >= 0 else False)
-        rows.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v))
-    return torch.cat(rows).bfloat16()
 
 
 @pytest.fixture
@@ -123,9 +112,8 @@ def attended(impl, step, cache, **changes) -> torch.Tensor:
 
 
 def expected(step, left: int = -1) -> torch.Tensor:
-    pages = torch.zeros(2, BLOCKS * PAGE, KV_HEADS, DIM, dtype=torch.bfloat16)
-    pages[0, step.slots], pages[1, step.slots] = step.key, step.value
-    return formula(step.query, *pages.view(2, BLOCKS, PAGE, KV_HEADS, DIM), step.metadata, left)
+    tokens = step.metadata.num_actual_tokens
+    return packed_sequences.attention(step.query[:tokens], step.key, step.value, QUERIES, LENGTHS, left)
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:

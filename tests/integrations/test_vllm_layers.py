@@ -173,7 +173,7 @@ def vllm(monkeypatch):
     module(monkeypatch, "vllm.model_executor.custom_op", op_registry_oot=registry)
     module(monkeypatch, "vllm.v1.attention.backends.registry", AttentionBackendEnum=Member,
            register_backend=lambda member, path: overrides.__setitem__(member, path))
-    envs = module(monkeypatch, "vllm.envs", VLLM_BATCH_INVARIANT=False)
+    envs = module(monkeypatch, "vllm.envs", VLLM_BATCH_INVARIANT=False, compile_factors=lambda: {"VLLM_X": 1})
     answers = {f"is_{name}": (lambda name=name: platform.device_type == name) for name in ("cpu", "rocm", "cuda")}
     platform = types.SimpleNamespace(device_type="cpu", **answers)
     module(monkeypatch, "vllm.platforms", current_platform=platform)
@@ -194,6 +194,18 @@ def test_classes_are_registered_and_given_back(vllm):
     adapter.uninstall()
     assert not vllm.registry and not vllm.overrides
     assert vllm.classes["SiluAndMul"]().forward(1) == ("stock", 1)
+
+
+def test_compiled_graphs_are_kept_under_a_key_of_what_is_taken(vllm, monkeypatch):
+    keys = []
+    for denied in ("", "rms_norm"):
+        monkeypatch.setenv("AITER_LIKE_DISABLE", denied)
+        adapter.install()
+        adapter.install()
+        keys.append(vllm.envs.compile_factors())
+        adapter.uninstall()
+        assert vllm.envs.compile_factors() == {"VLLM_X": 1}
+    assert [key["VLLM_X"] for key in keys] == [1, 1] and len({key["AITER_LIKE"] for key in keys}) == 2
 
 
 @pytest.mark.parametrize(("platform", "names"), [

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """One vLLM in a process of its own: `python vllm_process.py REQUEST`, run by test_vllm.py in vLLM's environment.
 
-REQUEST is JSON: `model` (a folder), `prompts` (lists of token ids), `break_hook` (vLLM's registry of attention backends
-raises), `refuse` (our attention refuses every second call). Prints JSON.
+REQUEST is JSON: `model` (a folder), `prompts` (lists of token ids), `options` of LLM, `break_hook` (vLLM's registry of
+attention backends raises), `refuse` (our attention refuses every second call). Prints JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     logging.getLogger("aiter_like").addHandler(messages)
     if request.get("break_hook"):
         _break_hook()
-    llm = LLM(request["model"], **LLM_OPTIONS)
+    llm = LLM(request["model"], **LLM_OPTIONS | request.get("options", {}))
     if request.get("refuse"):
         _refuse_every_second_attention()
     sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, logprobs=5, detokenize=False, ignore_eos=True)
@@ -53,12 +53,13 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state() -> dict[str, Any]:
+    from vllm import envs
     from vllm.model_executor.custom_op import op_registry_oot
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     state = {"classes": sorted(op_registry_oot), "is_loaded": "aiter_like.integrations.vllm" in sys.modules,
              "backends": [name for name, member in AttentionBackendEnum.__members__.items() if member.is_overridden()],
-             "counts": {}, "kernels": {}}
+             "counts": {}, "kernels": {}, "key": envs.compile_factors().get("AITER_LIKE")}
     if state["is_loaded"]:
         from aiter_like import integrations, sim
 

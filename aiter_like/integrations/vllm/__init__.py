@@ -5,8 +5,15 @@ aiter_like.integrations; how to use it is in the README beside this file."""
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+from aiter_like import revision
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import takeover
+
+_FACTOR = "AITER_LIKE"
 
 
 def install() -> None:
@@ -18,10 +25,12 @@ def install() -> None:
     """
     from aiter_like.integrations.vllm import attention, layers
 
-    if importlib.import_module("vllm.envs").VLLM_BATCH_INVARIANT:
+    envs = importlib.import_module("vllm.envs")
+    if envs.VLLM_BATCH_INVARIANT:
         raise UnsupportedError("VLLM_BATCH_INVARIANT is set: our norms add up in an order that depends on the batch")
     attention.register(_platform())
     layers.register()
+    _mark_compiled_graphs(envs, f"{revision.of(Path(layers.__file__))}: {', '.join(layers.registered())}")
 
 
 def uninstall() -> None:
@@ -30,8 +39,21 @@ def uninstall() -> None:
 
     attention.unregister()
     layers.unregister()
+    takeover.restore_attributes("vllm")
 
 
 def _platform() -> str:
     platform = importlib.import_module("vllm.platforms").current_platform
     return next((name for name in ("cpu", "rocm", "cuda") if getattr(platform, f"is_{name}")()), platform.device_type)
+
+
+def _mark_compiled_graphs(envs: ModuleType, mark: str) -> None:
+    """vLLM keeps compiled graphs on disk under a key of its own settings; ours must neither meet stock ones, nor those
+    with other classes taken."""
+    stock = envs.compile_factors
+
+    def compile_factors() -> dict[str, Any]:
+        return {**stock(), _FACTOR: mark}
+
+    if _FACTOR not in stock():
+        takeover.replace_attribute(envs, "compile_factors", compile_factors, owner="vllm")

@@ -125,7 +125,7 @@ def register() -> None:
     Raises:
         ImportError, AttributeError: this vLLM lacks a class of the table.
     """
-    registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
+    registry = _registry()
     for row in _ROWS:
         base = getattr(importlib.import_module(row.module), row.name)
         if row.name in registry:
@@ -137,11 +137,19 @@ def register() -> None:
             _register(base, row)
 
 
+def registered() -> list[str]:
+    """The classes of vLLM that ours stand in for."""
+    return sorted(name for name, entry in _registry().items() if _is_ours(entry))
+
+
 def unregister() -> None:
     """Takes them out again; layers that exist keep serving."""
-    registry = importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
-    for name in [name for name, entry in registry.items() if _is_ours(entry)]:
-        del registry[name]
+    for name in registered():
+        del _registry()[name]
+
+
+def _registry() -> dict[str, type]:
+    return importlib.import_module("vllm.model_executor.custom_op").op_registry_oot
 
 
 def _register(base: type, row: _Row) -> None:
