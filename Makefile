@@ -30,5 +30,5 @@ setup:
 	@PYTHON="$(PYTHON)" .ci/setup.sh
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info demo.json
+	rm -rf .venv .engines .pytest_cache .ruff_cache .hypothesis build dist *.egg-info demo.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
