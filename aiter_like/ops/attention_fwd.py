@@ -134,15 +134,15 @@ def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
 
     On Hopper also the kernel of attention_hopper.py, which has GROUPS of rows.
     """
+    if target.arch == "sm_90":
+        for groups, block_m, block_n, stages, heads in itertools.product((1, 2), (64, 128), (64, 128), (2, 3, 4),
+                                                                         (1, 4, 16)):
+            yield {"GROUPS": groups, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEADS": heads}
     extra = {"sm_90": ("TMA", (0, 1)), "gfx942": ("XCDS", (1, 8))}.get(target.arch, ("XCDS", (1,)))
     for block_m, block_n, num_warps, num_stages, value in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3),
                                                                             extra[1]):
         yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages,
                extra[0]: value}
-    if target.arch == "sm_90":
-        for groups, block_m, block_n, stages, heads in itertools.product((1, 2), (64, 128), (64, 128), (2, 3, 4),
-                                                                         (1, 4, 16)):
-            yield {"GROUPS": groups, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEADS": heads}
 
 
 def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,

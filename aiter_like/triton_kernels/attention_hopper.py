@@ -152,26 +152,26 @@ def _attend_second(q_tiles, tiles, barriers, out, lse, strides, place, counts, l
 
 
 @gluon.jit
-def _tile_of_program(num_blocks, num_heads, total_heads, HEADS: gl.constexpr):
-    """(block, head, batch): HEADS heads at a time, whose keys and values stay in L2; their longest blocks first."""
+def _tile_of_program(num_blocks, num_heads, total_heads, heads):
+    """(block, head, batch): `heads` heads at a time, whose keys and values stay in L2; their longest blocks first."""
     index = gl.program_id(0)
-    chunk = index // (num_blocks * HEADS)
-    count = gl.minimum(total_heads - chunk * HEADS, HEADS)
-    rest = index - chunk * num_blocks * HEADS
-    both = chunk * HEADS + rest % count
+    chunk = index // (num_blocks * heads)
+    count = gl.minimum(total_heads - chunk * heads, heads)
+    rest = index - chunk * num_blocks * heads
+    both = chunk * heads + rest % count
     return num_blocks - 1 - rest // count, both % num_heads, both // num_heads
 
 
-@gluon.jit(do_not_specialize=["num_blocks", "num_heads", "total_heads", "group_size", "seqlen_q", "seqlen_k", "right"])
+@gluon.jit(do_not_specialize=["num_blocks", "num_heads", "total_heads", "group_size", "heads", "seqlen_q", "seqlen_k",
+                              "right"])
 def _attention_kernel(out, lse, q, k_box, v_box, strides, q_strides, num_blocks, num_heads, total_heads, group_size,
-                      seqlen_q, seqlen_k, right, scale, GROUPS: gl.constexpr, M: gl.constexpr, N: gl.constexpr,
-                      D: gl.constexpr, STAGES: gl.constexpr, HEADS: gl.constexpr, ROUNDING: gl.constexpr,
-                      REGISTERS: gl.constexpr):
+                      heads, seqlen_q, seqlen_k, right, scale, GROUPS: gl.constexpr, M: gl.constexpr, N: gl.constexpr,
+                      D: gl.constexpr, STAGES: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr):
     """out = softmax(q kᵀ · scale + mask) v for GROUPS · M rows of one head; bound: matrix unit.
 
     strides: of batch, row and head of out and of lse. right: the last key that row 0 sees. scale: in units of log 2.
     """
-    block, head, batch = _tile_of_program(num_blocks, num_heads, total_heads, HEADS)
+    block, head, batch = _tile_of_program(num_blocks, num_heads, total_heads, heads)
     dtype: gl.constexpr = q.dtype.element_ty
     first_row, batch_offset = block * (GROUPS * M), batch.to(gl.int64)
     q_tiles = gl.allocate_shared_memory(dtype, [GROUPS, M, D], gl.NVMMASharedLayout.get_default_for([M, D], dtype))
@@ -243,8 +243,8 @@ def attend(call: AttentionCall, settings: dict[str, int]) -> None:
     registers, of_loader = _REGISTERS[groups]
     launch(_attention_kernel, (blocks * total_heads,), call.out, call.lse, call.q, *boxes,
            (*call.out.stride()[:3], *lse_strides), call.q.stride()[:3], blocks, call.num_heads, total_heads,
-           call.num_heads // call.num_kv_heads, call.max_seqlen_q, call.max_seqlen_k, right,
+           call.num_heads // call.num_kv_heads, settings["HEADS"], call.max_seqlen_q, call.max_seqlen_k, right,
            call.softmax_scale * LOG2_E.value, GROUPS=groups, M=block_m, N=block_n, D=call.head_dim,
-           STAGES=settings["STAGES"], HEADS=settings["HEADS"],
+           STAGES=settings["STAGES"],
            ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 or call.how_v3_bf16_cvt == 2 else 0,
            REGISTERS=of_loader, options={"num_warps": 4, "maxnreg": registers})
