@@ -71,10 +71,11 @@ def test_offsets_and_nope_first(device, run, backend):
     outs = run(backend, function, *heads, cos, sin, positions.to(device), offsets.to(device), 0, True, True)
     assert outs[0] is heads[0] and outs[1] is heads[1]
     assert all(torch.equal(out.flatten(1), wanted) for out, wanted in zip(heads, given, strict=True))
-    heads = [query.view(3, 4, 32).clone(), key.view(3, 1, 32).clone()]
-    run(backend, aiter_like.rope_cached_thd_positions_2c_fwd_inplace, *heads, cos, sin,
-        (positions + offsets).to(device), 0, True, True)
-    assert all(torch.equal(out.flatten(1), wanted) for out, wanted in zip(heads, given, strict=True))
+    for form, no_offsets in (("positions", ()), ("positions_offsets", (None,))):
+        heads = [query.view(3, 4, 32).clone(), key.view(3, 1, 32).clone()]
+        run(backend, getattr(aiter_like, f"rope_cached_thd_{form}_2c_fwd_inplace"), *heads, cos, sin,
+            (positions + offsets).to(device), *no_offsets, 0, True, True)
+        assert all(torch.equal(out.flatten(1), wanted) for out, wanted in zip(heads, given, strict=True))
 
 
 def test_bad_arguments_are_named(device):

