@@ -101,6 +101,8 @@ def mlp_forward(module: nn.Module) -> Callable | None:
         gate, up, down = module.gate_proj, module.up_proj, module.down_proj
         if type(gate) is not nn.Linear or type(up) is not nn.Linear:
             raise UnsupportedError("gated activation: a projection was replaced since")
+        if x.dtype != gate.weight.dtype or torch.is_autocast_enabled(x.device.type):
+            raise UnsupportedError(f"gated activation of {x.dtype}, weights of {gate.weight.dtype}, or under autocast")
         if torch.compiler.is_compiling():  # the compiler fuses the two pointwise steps, and has no strided products
             return original(module, x)
         if torch.is_grad_enabled() and (x.requires_grad or gate.weight.requires_grad):
