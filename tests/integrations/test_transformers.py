@@ -371,7 +371,8 @@ class TestCompiled:
     def test_is_one_graph_and_equal_to_eager(self, family, side):
         model, _ = made(family())
         integration.enable(model)
-        inputs = {"input_ids": tokens(), "attention_mask": padding(side) if side == "left" else None, "use_cache": False}
+        mask = None if side == "none" else padding(side)
+        inputs = {"input_ids": tokens(), "attention_mask": mask, "use_cache": False}
         graphs = []
 
         def keep(graph, _inputs):
@@ -384,8 +385,7 @@ class TestCompiled:
             compiled = torch.compile(model, fullgraph=True, backend=keep)(**inputs).logits
         real = padding(side).bool()
         assert graphs == [{"flash_attn_fwd_out", "rms_norm_out", "rope_out"}]
-        # The compiler keeps the gated activation, whose rounding is another one.
-        assert (compiled - eager)[real].norm() < 0.02 * eager[real].norm()
+        assert (compiled - eager)[real].norm() < 0.02 * eager[real].norm()  # stock's activation rounds elsewhere
 
     def test_decoding_with_a_static_cache_is_one_graph(self):
         model, _ = made(llama())
