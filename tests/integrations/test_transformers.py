@@ -114,7 +114,7 @@ def launches():
     with sim.enabled(checks=False) as session:
         yield found
     for kernel, counters in session.counters.items():
-        stem = next((op for op in ("rms_norm", "rope", "act_and_mul", "attention") if op in kernel), kernel)
+        stem = next((op for op in ("rms_norm", "rope", "act_and_mul", "flash_attn") if op in kernel), kernel)
         found[stem] = found.get(stem, 0) + counters["launches"]
 
 
@@ -131,7 +131,7 @@ def test_kernels_and_not_torch_serve_each_layer():
     integration.enable(model)
     with torch.no_grad(), launches() as found:
         model(input_ids=tokens())
-    assert found == {"attention": 2, "rms_norm": 5, "rope": 2, "act_and_mul": 2}
+    assert found == {"flash_attn": 2, "rms_norm": 5, "rope": 2, "act_and_mul": 2}
 
 
 @pytest.mark.parametrize("family, expected", [
