@@ -64,15 +64,16 @@ def check_attention_gradients(call: AttentionBackwardCall, rounding: str = "rtne
         AssertionError: an element, or the relative L2 error of dq, dk or dv, is beyond its limit.
     """
     worst = 0.0
-    # The simulated MI300X shows 2.3–2.7e-3 (fp16 2.9–3.2e-4), and 6.4e-3 where rows see one key beside a sink: there dP
-    # and δ, which holds the rounding of `out`, all but cancel.
-    largest = 2 * TOLERANCES[call.q.dtype, "rtne"].relative_l2
+    # The simulated MI300X shows 2.3–2.7e-3 (fp16 2.9–3.2e-4), but 9.2e-3 where rows see one key beside a sink: there dP
+    # and δ, which holds the rounding of `out`, all but cancel. The elements' limits know: of theirs that is a 70th.
+    least = 2 * TOLERANCES[call.q.dtype, "rtne"].relative_l2
     for name, gradient in attention_gradients_float64(call, rounding).items():
         got = getattr(call, name)
         worst = max(worst, assert_within(name, got, gradient.expected, gradient.limit))
-        # Of one key dP − δ is 0 and rounding is all that there is.
-        is_large = gradient.expected.norm() > gradient.limit.norm() and name != "dsink"
-        error = relative_l2(got, gradient.expected) if is_large else 0.0
+        size, bound = gradient.expected.norm().item(), gradient.limit.norm().item()
+        if name == "dsink" or size <= bound:  # of one key dP − δ is 0 and rounding is all that there is
+            continue
+        error, largest = relative_l2(got, gradient.expected), max(least, bound / size / 24)
         if error > largest:
             raise AssertionError(f"{name}: relative L2 error {error:.3e}, limit {largest:.1e}")
     return worst
