@@ -113,7 +113,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def num_kv_heads(self) -> int:
-        return self.k.shape[-2]
+        return self.k.shape[min(self.k.ndim, 4) - 2]
 
     @property
     def head_dim(self) -> int:
@@ -121,7 +121,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def head_dim_v(self) -> int:
-        return self.v.shape[-1]
+        return self.v.shape[min(self.v.ndim, 4) - 1]
 
     @property
     def is_fp8(self) -> bool:

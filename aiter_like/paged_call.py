@@ -14,7 +14,9 @@ class PagedCall(NamedTuple):
     """One call of the operator: `PagedCall(*args)`. q and out [total_q, num_heads, head_dim], lse [num_heads, total_q].
 
     Attributes:
-        k, v: pages [num_pages, page_size, num_kv_heads, head_dim or head_dim_v].
+        k, v: pages [num_pages, page_size, num_kv_heads, head_dim or head_dim_v]. Shuffled, with x elements of 16 bytes
+            together: k [num_pages, page_size, num_kv_heads, head_dim / x, x], v [num_pages, page_size / x,
+            num_kv_heads, head_dim_v, x].
         block_table: [batch, pages]: the pages of each sequence; with `page_starts` [pages] of all.
         page_starts: [batch + 1]: where the pages of a sequence begin in `block_table`.
         seqlens_k: [batch]: keys of each sequence; with `page_starts` those in its last page, or None: all.
@@ -62,8 +64,20 @@ class PagedCall(NamedTuple):
         return self.k.shape[1]
 
     @property
+    def is_shuffled(self) -> bool:
+        return self.k.ndim == 5
+
+    @property
     def features(self) -> tuple[str, ...]:
         """What a kernel must have besides masks and lse, by short names, sorted."""
         found = {"alibi": self.alibi_slopes is not None, "output_scale": self.output_scale is not None,
-                 "qq_bias": self.qq_bias is not None, "sinks": self.sinks is not None, "softcap": self.softcap > 0}
+                 "qq_bias": self.qq_bias is not None, "shuffled": self.is_shuffled, "sinks": self.sinks is not None,
+                 "softcap": self.softcap > 0}
         return tuple(name for name, is_on in found.items() if is_on)
+
+
+def unshuffled_axes(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Views with PagedCall's axes of k [num_pages, num_kv_heads, head_dim / x, page_size, x] and v [num_pages,
+    num_kv_heads, page_size / x, head_dim_v, x].
+    """
+    return k.permute(0, 3, 1, 2, 4), v.permute(0, 2, 1, 3, 4)

@@ -19,6 +19,7 @@ from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_paged import unified_attention_op
+from aiter_like.paged_call import PagedCall, unshuffled_axes
 from aiter_like.testing import TOLERANCES, assert_within, relative_l2, time_us
 
 BACKENDS = ("triton", "torch")
@@ -224,6 +225,37 @@ def test_packed_storage(device, run, backend):
     assert (target[:, 0] == 3).all() and (target[..., 64:] == 3).all()
 
 
+def shuffled(case):
+    """The caches as engines shuffle them: pieces of 16 bytes of a key's columns, and of one column of the values."""
+    x = 16 // case.k.element_size()
+    return (case.k.unflatten(3, (-1, x)).permute(0, 2, 3, 1, 4).contiguous(),
+            case.v.unflatten(1, (-1, x)).permute(0, 3, 1, 4, 2).contiguous())
+
+
+@pytest.mark.parametrize("page_size, head_dim, head_dim_v, kv_dtype", (
+    (16, 64, 64, BF16), (64, 80, 128, BF16), (48, 64, 64, "fp8"), (128, 128, 64, "fp8")), ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shuffled_caches(device, run, backend, page_size, head_dim, head_dim_v, kv_dtype):
+    """Pages narrower and wider than a tile of keys, a second product of the columns, a split of the keys."""
+    kv_dtype = dtypes.fp8_of(target_of(device).arch) if kv_dtype == "fp8" else kv_dtype
+    case = make(device, ((1, 600), (20, 40), (130, 150)), page_size=page_size, head_dim=head_dim, head_dim_v=head_dim_v,
+                kv_dtype=kv_dtype)
+    k, v = shuffled(case)
+    moved = dataclasses.replace(case, k=k, v=v)
+    out = torch.empty(*case.q.shape[:2], head_dim_v, dtype=BF16, device=device)
+    for options in ({}, {"window_size": (30, 0), "softcap": 5.0}):
+        compare(case, moved.call(run, backend, out=out, shuffled_kv_cache=True, **options), **options)
+
+
+def test_shuffled_caches_as_reshape_and_cache_writes_them(device, run):
+    case = make(device, ((4, 48), (1, 20)))
+    k, v = (torch.full_like(cache, math.nan) for cache in shuffled(case))
+    slots = torch.arange(case.k.shape[0] * 16, device=device)
+    aiter_like.reshape_and_cache(case.k.flatten(0, 1), case.v.flatten(0, 1), k, v, slots, "auto", asm_layout=True)
+    compare(case, dataclasses.replace(case, k=k, v=v).call(run, "triton", out=torch.empty_like(case.q),
+                                                           shuffled_kv_cache=True))
+
+
 @pytest.mark.parametrize("descales", ("one", "many"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_fp8_cache(device, run, backend, descales):
@@ -258,22 +290,25 @@ def test_fp8_out(device, run, backend, lengths):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_whatever_lengths_and_pages_hold(device, run, backend):
-    """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`."""
+def test_whatever_lengths_and_pages_hold(device, backend):
+    """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`. The public
+    function would say so on the CPU; on a GPU nobody looks.
+    """
     case = make(device, ((9, 40), (9, 40), (9, 40)))
     storage = torch.full((29, 4, 64), 3.0, dtype=BF16, device=device)
     big = 2**31 - 1
     for starts, used, page in (((0, 9, 18, 27), (40, 40, 40), -5), ((5, -9, big, 3), (-4, big, 40), big),
                                ((-big, big, big, 0), (big, -big, 0), 10**6)):
-        bad = dataclasses.replace(case, cu_seqlens_q=torch.tensor(starts, dtype=torch.int32, device=device),
-                                  seqused_k=torch.tensor(used, dtype=torch.int32, device=device),
-                                  block_table=torch.full_like(case.block_table, page))
-        if backend == "triton":  # the reference reads plain slices
-            bad.call(run, backend, out=storage[1:-1])
+        bad = [torch.tensor(values, dtype=torch.int32, device=device) for values in (starts, used)]
+        for k, v in ((case.k, case.v), unshuffled_axes(*shuffled(case))):
+            for table, page_starts in ((case.block_table, None), (case.block_table.flatten(), bad[0] // 3)):
+                unified_attention_op(*PagedCall(
+                    storage[1:-1], None, case.q, k, v, *bad, torch.full_like(table, page), page_starts, *[None] * 7, 9,
+                    40, 0.125, -1, 0, 0, 0.0), backend=backend)
     assert (storage[0] == 3).all() and (storage[-1] == 3).all()
 
 
-@pytest.mark.parametrize("form", ("ragged", "full_pages", "table", "slots"))
+@pytest.mark.parametrize("form", ("ragged", "full_pages", "table", "slots", "shuffled"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_batch_prefill(device, run, backend, form):
     """The same pages listed one after the other; with and without the length of the last; one key per page."""
@@ -285,8 +320,11 @@ def test_batch_prefill(device, run, backend, form):
     starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32, device=device)
     last = torch.tensor([(keys - 1) % size + 1 for _, keys in lengths], dtype=torch.int32, device=device)
     options = {"full_pages": {}, "ragged": {"kv_last_page_lens": last}, "slots": {"kv_last_page_lens": None},
+               "shuffled": {"kv_last_page_lens": last},
                "table": {"block_table": case.block_table, "seqlen_k": case.seqused_k}}[form]
-    k, v = (case.k[:, 0], case.v[:, 0]) if form == "slots" else (case.k, case.v)
+    k, v = shuffled(case) if form == "shuffled" else (case.k, case.v)
+    if form == "slots":
+        k, v = k[:, 0], v[:, 0]
     out, lse = run(backend, aiter_like.mha_batch_prefill_func, case.q, k, v, case.cu_seqlens_q, starts, pages,
                    *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, **options)
     compare(case, out, window_size=(30, 0))
@@ -327,8 +365,24 @@ def bad_calls(device):
         "out": torch.empty_like(case.q, dtype=torch.float8_e4m3fn)}
     yield "out must have dtype", TypeError, {}, {"output_scale": torch.ones(1, device=device)}
     yield "k_descale must have shape", ValueError, {}, {"k_descale": torch.ones(3, device=device)}
-    for name in ("shuffled_kv_cache", "skip_reduce"):
-        yield f"no backend supports {name}", UnsupportedError, {}, {name: True}
+    yield "no backend supports skip_reduce", UnsupportedError, {}, {"skip_reduce": True}
+    yield "k must have 5 dimensions", ValueError, {}, {"shuffled_kv_cache": True}
+    yield "shuffled_kv_cache must be True or False", TypeError, {}, {"shuffled_kv_cache": 1}
+    k, v = shuffled(case)
+    yield "k must have 4 dimensions", ValueError, {"k": k, "v": v}, {}
+    yield "k must have shape", ValueError, {"k": k[:, :, :4], "v": v}, {"shuffled_kv_cache": True}
+    yield "v must have shape", ValueError, {"k": k, "v": v[:, :, :1]}, {"shuffled_kv_cache": True}
+    yield "page size of shuffled pages must be multiples of 8", ValueError, {"k": k[..., :15, :], "v": v}, {
+        "shuffled_kv_cache": True}
+    if device.type != "cpu":
+        return  # looking at the values would wait for the GPU
+    for name, values, message in (("cu_seqlens_q", (0, 6, 5), "must start at 0, never fall"),
+                                  ("seqused_k", (9, -1), "keys of a sequence must be between 0 and 9"),
+                                  ("seqused_k", (9, 10), "keys of a sequence must be between 0 and 9")):
+        yield message, ValueError, {name: torch.tensor(values, dtype=torch.int32)}, {}
+    for page in (-1, len(case.k)):
+        yield f"block_table must name pages from 0 to {len(case.k) - 1}, got {page}", ValueError, {
+            "block_table": torch.full_like(case.block_table, page)}, {}
 
 
 def test_bad_input(device):

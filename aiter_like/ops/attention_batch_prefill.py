@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import read_window
+from aiter_like.attention_call import check_lengths, read_window
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_paged import FP8, unified_attention_op
+from aiter_like.ops.attention_paged import FP8, check_pages, unified_attention_op
+from aiter_like.paged_call import unshuffled_axes
 
 __all__ = ["mha_batch_prefill_func"]
 
@@ -32,8 +33,9 @@ def mha_batch_prefill_func(
 
     Args:
         q: [total_q, num_heads, head_dim] bf16|fp16|fp8, last dimension contiguous.
-        k: [num_pages, page_size, num_kv_heads, head_dim], or [slots, num_kv_heads, head_dim]: pages of one key.
-        v: likewise, with head_dim_v.
+        k: [num_pages, page_size, num_kv_heads, head_dim], or [slots, num_kv_heads, head_dim]: pages of one key, or
+            shuffled [num_pages, num_kv_heads, head_dim / x, page_size, x], x elements of 16 bytes.
+        v: likewise, with head_dim_v, shuffled [num_pages, num_kv_heads, page_size / x, head_dim_v, x].
         cu_seqlens_q: [batch + 1] int32: the rows of each sequence in `q`.
         kv_indptr: [batch + 1] int32: the pages of each sequence in `kv_page_indices`.
         kv_page_indices: [pages] int32.
@@ -64,7 +66,7 @@ def mha_batch_prefill_func(
     Raises:
         TypeError: an argument is of another kind or dtype.
         ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: dropout, return_attn_probs, kv_block_descale or 5-D caches; a backend that cannot serve.
+        UnsupportedError: dropout, return_attn_probs or kv_block_descale; a backend that cannot serve the call.
 
     Notes:
         As of unified_attention. `backend` forces "triton" or "torch".
@@ -75,22 +77,31 @@ def mha_batch_prefill_func(
     check.tensor(op, "q", q, rank=3)
     check.tensor(op, "k", k)
     check.tensor(op, "v", v, rank=k.ndim)
-    asked = {"dropout_p": dropout_p, "return_attn_probs": return_attn_probs, "5-D caches": k.ndim == 5,
+    asked = {"dropout_p": dropout_p, "return_attn_probs": return_attn_probs,
              "kv_block_descale": kv_block_descale is not None}
     if any(asked.values()):
         reasons = {name: "not supported" for name, is_asked in asked.items() if is_asked}
         raise UnsupportedError(f"{op}: no backend supports {', '.join(reasons)}", "unified_attention", reasons)
+    if k.ndim not in (3, 4, 5):
+        raise ValueError(f"{op}: k must have 3, 4 or 5 dimensions, got shape {tuple(k.shape)}")
     if k.ndim == 3:
         k, v = k.unsqueeze(1), v.unsqueeze(1)
+    head_dim_v = v.shape[3]
+    if k.ndim == 5:
+        k, v = unshuffled_axes(k, v)
     left, right, tokens = read_window(op, window_size, causal)
     if out is None:
         dtype = torch.bfloat16 if q.dtype in FP8 else q.dtype
-        out = torch.empty(*q.shape[:2], v.shape[-1], dtype=dtype, device=q.device)
+        out = torch.empty(*q.shape[:2], head_dim_v, dtype=dtype, device=q.device)
     lse = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device) if return_lse else None
     scale = softmax_scale if softmax_scale is not None else max(q.shape[2], 1) ** -0.5
-    lengths, table, starts = (kv_last_page_lens, kv_page_indices, kv_indptr)
+    lengths, table, starts = kv_last_page_lens, kv_page_indices, kv_indptr
+    check_lengths(op, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
     if block_table is not None:
         lengths, table, starts = seqlen_k, block_table, None
+        check_pages(op, table, lengths, k, max_seqlen_k)
+    elif isinstance(table, Tensor):
+        check_lengths(op, "kv_indptr", starts, len(table), None)
     unified_attention_op(out, lse, q, k, v, cu_seqlens_q, lengths, table, starts, q_descale, k_descale, v_descale,
                          alibi_slopes, None, None, sink_ptr, max_seqlen_q, max_seqlen_k, scale, left, right,
                          max(sink_size, tokens), logits_soft_cap, backend=backend)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.attention_call import MAX_ROWS, read_window, takes
+from aiter_like.attention_call import MAX_ROWS, check_lengths, is_on_host, read_window, takes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_formula import scores_of, softmax_of
-from aiter_like.paged_call import PagedCall
+from aiter_like.paged_call import PagedCall, unshuffled_axes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["unified_attention"]
@@ -25,6 +25,7 @@ _OP = "unified_attention"
 _FLOATS = (torch.bfloat16, torch.float16)
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _MIN_SCALE = 1e-8  # below it a masked score is no longer below every real one in the kernel's fp32
+_MAX_COLUMN_STRIDE = 2**22  # of shuffled pages: a head of 256 columns within a signed 32-bit offset
 
 
 @takes(PagedCall)
@@ -47,9 +48,12 @@ def _keys_of(call: PagedCall, index: int) -> tuple[Tensor, Tensor]:
         tail = call.page_size if call.seqlens_k is None else min(max(int(call.seqlens_k[index]), 0), call.page_size)
         count = max((len(entries) - 1) * call.page_size + tail, 0) if len(entries) else 0
     rows = []
-    for pages, descale in ((call.k, call.k_descale), (call.v, call.v_descale)):
-        gathered = pages[entries.long().clamp(0, pages.shape[0] - 1)].flatten(0, 1)[:count].float()
-        if descale is not None and pages.dtype in FP8:
+    k, v = (pages[entries.long().clamp(0, pages.shape[0] - 1)] for pages in (call.k, call.v))
+    if call.is_shuffled:
+        k, v = k.flatten(3), v.permute(0, 1, 4, 2, 3).flatten(1, 2)
+    for gathered, descale in ((k, call.k_descale), (v, call.v_descale)):
+        gathered = gathered.flatten(0, 1)[:count].float()
+        if descale is not None and call.k.dtype in FP8:
             gathered *= descale.view(1) if descale.numel() == 1 else descale[index][:, None]
         rows.append(gathered)
     return rows[0], rows[1]
@@ -85,8 +89,17 @@ def _check(*args: Any) -> object:
     q, k = call.q, call.k
     check.tensor(_OP, "q", q, rank=3, dtypes=(*_FLOATS, *FP8))
     total_q, num_heads, head_dim = q.shape
-    check.tensor(_OP, "k", k, rank=4, dtypes=(*_FLOATS, *FP8), shape=(None, None, None, head_dim), device=q.device)
-    check.tensor(_OP, "v", call.v, dtypes=(k.dtype,), shape=(*k.shape[:3], None), device=q.device)
+    check.tensor(_OP, "k", k, dtypes=(*_FLOATS, *FP8), device=q.device)
+    shape_k, shape_v = (None, None, None, head_dim), (*k.shape[:3], None)
+    if call.is_shuffled:
+        x = 16 // k.element_size()
+        shape_k = (None, None, None, head_dim // x, x)
+        shape_v = (k.shape[0], call.page_size // x, k.shape[2], None, x)
+        if head_dim % x or call.page_size % x:
+            raise ValueError(f"{_OP}: head dimension and page size of shuffled pages must be multiples of {x}, got "
+                             f"{head_dim} and {call.page_size}")
+    check.tensor(_OP, "k", k, shape=shape_k)
+    check.tensor(_OP, "v", call.v, dtypes=(k.dtype,), shape=shape_v, device=q.device)
     if k.dtype != q.dtype and k.dtype not in FP8:
         raise TypeError(f"{_OP}: k must have dtype {q.dtype} or fp8, got {k.dtype}")
     if 0 in (head_dim, call.v.shape[3], call.page_size):
@@ -117,6 +130,25 @@ def _check_lengths(call: PagedCall) -> None:
             check.tensor(_OP, "kv_last_page_lens", call.seqlens_k, shape=(batch,), **integers)
     check.integer(_OP, "max_seqlen_q", call.max_seqlen_q, low=0)
     check.integer(_OP, "max_seqlen_k", call.max_seqlen_k, low=0)
+
+
+def check_pages(op: str, table: Tensor, lengths: Tensor, k: Tensor, longest: int) -> None:
+    """Numbers of pages and lengths on the CPU are within the cache; those on a GPU would have to be waited for.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not (is_on_host(table) and is_on_host(lengths) and table.ndim == 2 and lengths.shape == table.shape[:1]
+            and k.shape[1] and isinstance(longest, int)):
+        return  # the operator says what else does not fit
+    most = min(table.shape[1] * k.shape[1], longest)
+    if ((lengths < 0) | (lengths > most)).any():
+        raise ValueError(f"{op}: the keys of a sequence must be between 0 and {most}, as max_seqlen_k and the pages in "
+                         f"block_table have it, got {lengths.tolist()}")
+    used = table[torch.arange(table.shape[1]) * k.shape[1] < lengths[:, None]]
+    if ((used < 0) | (used >= k.shape[0])).any():
+        raise ValueError(f"{op}: block_table must name pages from 0 to {k.shape[0] - 1}, got "
+                         f"{used[(used < 0) | (used >= k.shape[0])][0].item()}")
 
 
 def _check_options(call: PagedCall) -> None:
@@ -159,6 +191,9 @@ def _triton_unsupported(target: Target, *args: Any) -> str | None:
     if max(call.max_seqlen_q, call.max_seqlen_k, call.block_table.shape[-1] * call.page_size) > MAX_ROWS:
         return f"sequences of at most {MAX_ROWS}, got max_seqlen_q {call.max_seqlen_q}, block_table of " \
                f"{call.block_table.shape[-1]} pages of {call.page_size}"
+    if call.is_shuffled and max(call.k.stride(3), call.v.stride(3)) > _MAX_COLUMN_STRIDE:
+        return f"columns of shuffled pages at most {_MAX_COLUMN_STRIDE} elements apart, got {call.k.stride(3)} and " \
+               f"{call.v.stride(3)}"
     return None
 
 
@@ -264,7 +299,8 @@ def unified_attention(
         output_scale: fp32 [1]: `out` is divided by it and saturates as fp8.
         qq_bias: [n, n] fp32|bf16|fp16: added to the score of query i and the key of query j of the same sequence.
         sinks: [num_heads] fp32|bf16|fp16: one more score in the denominator.
-        shuffled_kv_cache: False.
+        shuffled_kv_cache: `k` is [num_pages, num_kv_heads, head_dim / x, page_size, x] and `v` [num_pages,
+            num_kv_heads, page_size / x, head_dim_v, x], x elements of 16 bytes, as `reshape_and_cache` writes them.
         skip_reduce: False.
         backend: "triton" or "torch" instead of the automatic choice.
 
@@ -274,7 +310,7 @@ def unified_attention(
     Raises:
         TypeError: an argument is of another kind or dtype.
         ValueError: shapes, devices, layout or values do not fit.
-        UnsupportedError: q_scales, shuffled_kv_cache or skip_reduce, or a backend that cannot serve the call.
+        UnsupportedError: q_scales or skip_reduce, or a backend that cannot serve the call.
 
     Notes:
         Scores, softmax and sums in fp32, P rounded to the dtype of `q` (fp8: fp16). Where few rows meet many keys, the
@@ -284,11 +320,18 @@ def unified_attention(
 
     Source: vLLM's `unified_attention`; Kwon et al., PagedAttention (2023).
     """
-    asked = {"q_scales": q_scales is not None, "shuffled_kv_cache": shuffled_kv_cache is not False,
-             "skip_reduce": skip_reduce is not False}
+    asked = {"q_scales": q_scales is not None, "skip_reduce": skip_reduce is not False}
     if any(asked.values()):
         reasons = {name: "not supported" for name, is_asked in asked.items() if is_asked}
         raise UnsupportedError(f"{_OP}: no backend supports {', '.join(reasons)}", _OP, reasons)
+    check.flag(_OP, "shuffled_kv_cache", shuffled_kv_cache)
+    rank = 5 if shuffled_kv_cache else 4
+    for name, tensor, dims in (("q", q, 3), ("k", k, rank), ("v", v, rank)):
+        check.tensor(_OP, name, tensor, rank=dims)
+    if shuffled_kv_cache:
+        k, v = unshuffled_axes(k, v)
+    check_lengths(_OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
+    check_pages(_OP, block_table, seqused_k, k, max_seqlen_k)
     left, right, sink_size = read_window(_OP, window_size, causal)
     unified_attention_op(out, None, q, k, v, cu_seqlens_q, seqused_k, block_table, None, q_descale, k_descale,
                          v_descale, alibi_slopes, output_scale, qq_bias, sinks, max_seqlen_q, max_seqlen_k,

@@ -31,6 +31,7 @@ from aiter_like.triton_kernels.attention_parts import (
     load_rows,
     load_tile,
     no_keys,
+    packed,
     round_to,
     row_pointers,
     sequence,
@@ -41,6 +42,7 @@ from aiter_like.triton_kernels.attention_strides import (
     stride_of_batch,
     strides_of_bias,
     strides_of_descale,
+    strides_of_keys,
     strides_of_lse,
     strides_of_rows,
 )
@@ -66,6 +68,7 @@ class Instance:
         PACK: rows of a tile that are heads of one group at the same position; 1: a tile has one head.
         XCDS: chiplets to which the hardware deals workgroups in turn; each gets a contiguous chunk of the work.
         PAGE: keys of a page.
+        X: elements that lie together: of a key's columns, and of one column of the values; 0: rows do.
         IS_WIDE: offsets inside a tile need 64 bits.
         IS_SPLIT: a program sees a part of the keys only.
         HAS_BOXES: the interior is loaded by tensor descriptors (on NVIDIA: TMA).
@@ -83,6 +86,7 @@ class Instance:
     PACK: int = 1
     XCDS: int = 1
     PAGE: int = 0
+    X: int = 0
     IS_WIDE: bool = False
     IS_SPLIT: bool = False
     IS_QQ_BIAS: bool = False
@@ -117,13 +121,13 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
         if SHAPE.HAS_BOXES and not IS_MASKED:
             k_tile = tl.trans(load_box(boxes[0], boxes, start, SHAPE.N, SHAPE.D))
         else:
-            k_rows, k_at = key_pointers(k_base, k_strides, pages, start, seqlen_k, SHAPE)
-            k_tile = load_tile(k_rows + (k_at[None, :] + dims[:, None]), inside[None, :], dims[:, None], SHAPE.HEAD_DIM,
-                            SHAPE.D, IS_MASKED)  # [D, N]
+            k_rows, k_at = key_pointers(k_base, k_strides, pages, start, seqlen_k, 0, SHAPE)
+            k_tile = load_tile(k_rows + (k_at[None, :] + packed(dims, k_strides[3], SHAPE.X)[:, None]),
+                               inside[None, :], dims[:, None], SHAPE.HEAD_DIM, SHAPE.D, IS_MASKED)  # [D, N]
         scores = tl.dot(q_tile, k_tile.to(q_tile.dtype))
         if SHAPE.D_TAIL > 0:
-            k_tail = load_tile(k_rows + (k_at[None, :] + tail[:, None]), inside[None, :], tail[:, None],
-                                SHAPE.HEAD_DIM, SHAPE.D + SHAPE.D_TAIL, IS_MASKED)
+            k_tail = load_tile(k_rows + (k_at[None, :] + packed(tail, k_strides[3], SHAPE.X)[:, None]),
+                               inside[None, :], tail[:, None], SHAPE.HEAD_DIM, SHAPE.D + SHAPE.D_TAIL, IS_MASKED)
             scores = tl.dot(q_tail, k_tail.to(q_tile.dtype), scores)
         factor = scale
         if IS_ADJUSTED:
@@ -144,9 +148,9 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
         if SHAPE.HAS_BOXES and not IS_MASKED:
             v_tile = load_box(boxes[1], boxes, start, SHAPE.N, SHAPE.DV)
         else:
-            v_rows, v_at = key_pointers(v_base, v_strides, pages, start, seqlen_k, SHAPE)
-            v_tile = load_tile(v_rows + (v_at[:, None] + dims_v[None, :]), inside[:, None], dims_v[None, :],
-                            SHAPE.HEAD_DIM_V, SHAPE.DV, IS_MASKED)  # [N, DV]
+            v_rows, v_at = key_pointers(v_base, v_strides, pages, start, seqlen_k, SHAPE.X, SHAPE)
+            v_tile = load_tile(v_rows + (v_at[:, None] + (dims_v * v_strides[3])[None, :]), inside[:, None],
+                               dims_v[None, :], SHAPE.HEAD_DIM_V, SHAPE.DV, IS_MASKED)  # [N, DV]
         acc = tl.dot(round_to(p, P, SHAPE.ROUNDING), v_tile.to(P), acc)
     return acc, total, maximum
 
@@ -329,7 +333,7 @@ def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Ten
     launch(_attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
            call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, slopes, call.sink, call.q_descale, call.k_descale,
            call.v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, *boxes, out_strides, lse_strides,
-           strides_of_rows(call.q), strides_of_rows(call.k), strides_of_rows(call.v), strides_of_bias(call.bias), small,
+           strides_of_rows(call.q), strides_of_keys(call.k), strides_of_keys(call.v), strides_of_bias(call.bias), small,
            split_strides, num_blocks, call.num_heads, call.num_heads // call.num_kv_heads, num_splits,
            call.k.shape[0], seqlen_q, seqlen_k, max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
            call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
@@ -357,7 +361,7 @@ def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.
         M=min(block_m, max(16, triton.next_power_of_2(call.max_seqlen_q * pack))), N=settings["BLOCK_N"],
         HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail,
         DV=max(triton.next_power_of_2(call.head_dim_v), 16), PACK=pack, XCDS=settings.get("XCDS", 1),
-        PAGE=0 if block_table is None else call.k.shape[1],
+        PAGE=0 if block_table is None else call.k.shape[1], X=call.k.shape[4] if call.k.ndim == 5 else 0,
         IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > 2**30,
         IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
         HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q - 1, HAS_SINK_TOKENS=call.sink_size > 0,

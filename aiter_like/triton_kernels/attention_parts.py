@@ -139,7 +139,16 @@ def row_pointers(tensor, strides, batch, tile, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def key_pointers(base, strides, pages, start, seqlen_k, SHAPE: tl.constexpr):
+def packed(index, stride, X: tl.constexpr):
+    """Offset of an element along an axis of which X elements lie together, and then `stride` further X; 0: of rows."""
+    if X == 0:
+        return index * stride
+    else:
+        return index // X * stride + index % X
+
+
+@triton.jit
+def key_pointers(base, strides, pages, start, seqlen_k, X: tl.constexpr, SHAPE: tl.constexpr):
     """(pointer, offsets [N]) of the rows of k or v from key `start` on. strides: of batch or page, and row.
 
     pages: (this sequence's row of the block table, number of pages in the cache), or None. Without pages, and where a
@@ -155,11 +164,12 @@ def key_pointers(base, strides, pages, start, seqlen_k, SHAPE: tl.constexpr):
         table, num_pages = pages
         if SHAPE.PAGE % SHAPE.N == 0:
             page = clamped(tl.load(table + start // SHAPE.PAGE), 0, num_pages - 1).to(tl.int64)
-            return base + page * strides[0] + (start % SHAPE.PAGE).to(tl.int64) * strides[1], lanes * strides[1]
+            first = packed((start % SHAPE.PAGE).to(tl.int64), strides[1], X)
+            return base + page * strides[0] + first, packed(lanes, strides[1], X)
         else:
             page = tl.load(table + keys // SHAPE.PAGE, mask=keys < seqlen_k, other=0)
             page = clamped(page, 0, num_pages - 1).to(tl.int64)
-            return base, page * strides[0] + (keys % SHAPE.PAGE).to(tl.int64) * strides[1]
+            return base, page * strides[0] + packed((keys % SHAPE.PAGE).to(tl.int64), strides[1], X)
 
 
 @triton.jit

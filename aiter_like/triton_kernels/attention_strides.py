@@ -8,7 +8,14 @@ import torch
 
 def strides_of_rows(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Of batch (or page), row and head of [batch, rows, heads, dim], or [rows, heads, dim]."""
-    return tensor.stride()[:3] if tensor.ndim == 4 else (0, *tensor.stride()[:2])
+    return tensor.stride()[:3] if tensor.ndim > 3 else (0, *tensor.stride()[:2])
+
+
+def strides_of_keys(tensor: torch.Tensor) -> tuple[int, int, int, int]:
+    """Of page, row, head and column of k or v; of shuffled pages of k of page, key, head and x columns, of v of page, x
+    keys, head and column.
+    """
+    return *strides_of_rows(tensor), tensor.stride(3) if tensor.ndim == 5 else 1
 
 
 def strides_of_lse(lse: torch.Tensor | None) -> tuple[int, int, int]:
