@@ -7,12 +7,12 @@ import argparse
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from covering import covering
+from paged_cases import BF16, check, compare, expect, make, shuffled
 
 import aiter_like
 from aiter_like import dtypes
@@ -20,119 +20,9 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_paged import unified_attention_op
 from aiter_like.paged_call import PagedCall, unshuffled_axes
-from aiter_like.testing import TOLERANCES, assert_within, relative_l2, time_us
+from aiter_like.testing import assert_within, time_us
 
 BACKENDS = ("triton", "torch")
-BF16 = torch.bfloat16
-UNUSED = 2**31 - 1  # a page number that must never be read
-
-
-@dataclass
-class Case:
-    """Sequences of `lengths` (queries, keys) over pages in random order; NaN wherever no key is stored."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    cu_seqlens_q: torch.Tensor
-    seqused_k: torch.Tensor
-    block_table: torch.Tensor
-    lengths: tuple[tuple[int, int], ...]
-
-    @property
-    def max_lengths(self) -> tuple[int, int]:
-        return max(q for q, _ in self.lengths), max(k for _, k in self.lengths)
-
-    def call(self, run, backend: str, out: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-        """The public function; options: of it, by name."""
-        names = {"softmax_scale": self.q.shape[-1] ** -0.5, "causal": True, "window_size": (-1, -1), "softcap": 0.0,
-                 "q_descale": None, "k_descale": None, "v_descale": None, **options}
-        positional = [names.pop(name) for name in ("softmax_scale", "causal", "window_size")]
-        scaling = [names.pop(name) for name in ("softcap", "q_descale", "k_descale", "v_descale")]
-        out = torch.empty(*self.q.shape[:2], self.v.shape[-1], dtype=self.q.dtype,
-                          device=self.q.device) if out is None else out
-        max_q, max_k = self.max_lengths
-        returned = run(backend, aiter_like.unified_attention, self.q, self.k, self.v, out, self.cu_seqlens_q, max_q,
-                       self.seqused_k, max_k, *positional, self.block_table, *scaling, **names)
-        assert returned is out
-        return out
-
-
-def make(device, lengths, heads=4, kv_heads=2, head_dim=64, page_size=16, dtype=BF16, kv_dtype=None, seed=0,
-         head_dim_v=None) -> Case:
-    generator = torch.Generator().manual_seed(seed)
-    counts = [-(-keys // page_size) for _, keys in lengths]
-    num_pages, widest = sum(counts) + 2, max(counts) + 2
-    order = torch.randperm(num_pages, generator=generator).to(torch.int32)
-    table = torch.full((len(lengths), widest), UNUSED, dtype=torch.int32)
-    stored = torch.zeros(num_pages, page_size, dtype=torch.bool)
-    for index, (count, (_, keys)) in enumerate(zip(counts, lengths, strict=True)):
-        pages = order[sum(counts[:index]):][:count]
-        table[index, :count] = pages
-        stored[pages.long()] = (torch.arange(count * page_size) < keys).view(count, page_size)
-    total = sum(queries for queries, _ in lengths)
-    q = torch.randn(total, heads, head_dim, generator=generator).to(dtype)
-    caches = []
-    for width in (head_dim, head_dim_v or head_dim):
-        cache = torch.randn(num_pages, page_size, kv_heads, width, generator=generator)
-        cache[~stored] = math.nan
-        caches.append(cache.to(kv_dtype or dtype).to(device))
-    starts = torch.tensor([0, *torch.tensor([queries for queries, _ in lengths]).cumsum(0)], dtype=torch.int32)
-    used = torch.tensor([keys for _, keys in lengths], dtype=torch.int32)
-    return Case(q.to(device), *caches, starts.to(device), used.to(device), table.to(device), tuple(lengths))
-
-
-def expect(case: Case, causal=True, window_size=(-1, -1), softcap=0.0, softmax_scale=None, alibi_slopes=None,
-           sinks=None, qq_bias=None, k_descale=1.0, v_descale=1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, Σ p·|v| / Σ p, lse) in float64 on the CPU."""
-    out, weighted, lses = [], [], []
-    scale = case.q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
-    starts = case.cu_seqlens_q.tolist()
-    for index, (queries, keys) in enumerate(case.lengths):
-        pages = case.block_table[index, :-(-keys // case.k.shape[1])].long()
-        q = case.q[starts[index]:starts[index + 1]].cpu().double()
-        k, v = (cache[pages].flatten(0, 1)[:keys].cpu().double().repeat_interleave(q.shape[1] // cache.shape[2], 1)
-                * factor for cache, factor in ((case.k, k_descale), (case.v, v_descale)))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-        if softcap:
-            scores = softcap * torch.tanh(scores / softcap)
-        row, key, delta = torch.arange(queries)[:, None], torch.arange(keys), keys - queries
-        if qq_bias is not None:
-            scores[:, :, delta:] += qq_bias[:queries, :queries].cpu().double()
-        if alibi_slopes is not None:
-            scores -= alibi_slopes.cpu().double()[:, None, None] * (row + delta - key).abs()
-        left, right = window_size[0], 0 if causal else window_size[1]
-        hidden = (key > row + delta + right) if right >= 0 else torch.zeros(queries, keys, dtype=torch.bool)
-        if left >= 0:
-            hidden = hidden | (key < row + delta - left)
-        scores = scores.masked_fill(hidden, -math.inf)
-        if sinks is not None:
-            scores = torch.cat((scores, sinks.cpu().double()[:, None, None].expand(-1, queries, 1)), -1)
-        lse = scores.logsumexp(-1)
-        p = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])[..., :keys]
-        out.append(torch.einsum("hqk,khd->qhd", p, v))
-        weighted.append(torch.einsum("hqk,khd->qhd", p, v.abs()))
-        lses.append(lse)
-    return torch.cat(out), torch.cat(weighted), torch.cat(lses, 1)
-
-
-def check(run, backend: str, case: Case, **options: Any) -> torch.Tensor:
-    """Runs the backend and compares with float64: |out − out64| ≤ (u + e32)·Σ p·|v| / Σ p + u·|out64|."""
-    out = case.call(run, backend, **options)
-    known = {name: value for name, value in options.items() if name not in ("k_descale", "v_descale")}
-    compare(case, out, **known)
-    return out
-
-
-def compare(case: Case, out: torch.Tensor, **options: Any) -> None:
-    expected, weighted, _ = expect(case, **options)
-    tolerance = TOLERANCES[out.dtype, "rtne"]
-    unit, fp32 = tolerance.unit, 2**-24 * (8 * math.sqrt(case.max_lengths[1]) + 64 * math.sqrt(case.q.shape[2]) + 8)
-    limit = (unit + fp32 + unit**2) * weighted + unit * (1 + unit) * expected.abs() + tolerance.smallest
-    assert_within("unified_attention", out, expected, limit)
-    assert relative_l2(out, expected) <= tolerance.relative_l2
-
-
 MIXED = ((1, 70), (33, 33), (1, 1), (20, 50), (0, 9), (3, 0), (130, 200))
 
 
@@ -177,7 +67,7 @@ def test_options(device, run, backend, name):
     check(run, backend, make(device, ((1, 70), (33, 100), (5, 5))), **options_of(name, 4, device))
 
 
-def check_terms(device, run, *, lengths, page_size, heads, dims, dtype, cache, terms, window, causal):
+def check_terms(device, run, *, lengths, page_size, heads, dims, dtype, cache, layout, terms, window, causal):
     """One row of test_grid."""
     kv_dtype = dtypes.fp8_of(target_of(device).arch) if cache == "fp8" else None
     case = make(device, lengths, *heads, dims[0], page_size, dtype, kv_dtype, head_dim_v=dims[1])
@@ -189,19 +79,24 @@ def check_terms(device, run, *, lengths, page_size, heads, dims, dtype, cache, t
         options |= term if terms >> bit & 1 else {}
     descales = {"k_descale": 0.5, "v_descale": 3.0} if cache == "fp8" else {}
     moved = {name: torch.tensor([value], device=device) for name, value in descales.items()}
-    compare(case, case.call(run, "triton", **options, **moved), **options, **descales)
+    out, stored = torch.empty(*case.q.shape[:2], dims[1], dtype=dtype, device=device), case
+    if layout == "shuffled" and page_size % 16 == 0:
+        k, v = shuffled(case)
+        stored, moved = dataclasses.replace(case, k=k, v=v), {**moved, "shuffled_kv_cache": True}
+    compare(case, stored.call(run, "triton", out=out, **options, **moved), **options, **descales)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(4))
 def test_grid(device, run, seed, part):
-    """A covering design of about 97 of the 288,000 combinations, new in each run (--seed repeats one): each value with
+    """A covering design of about 100 of the 576,000 combinations, new in each run (--seed repeats one): each value with
     each of every other factor. terms: sets of softcap, ALiBi, sinks and the bias between queries.
     """
     factors = {"lengths": (MIXED[:5] + MIXED[6:], ((1, 90), (1, 7), (1, 64)), ((1, 1500), (1, 700), (1, 3))),
                "page_size": (1, 13, 16, 64, 256), "heads": ((1, 1), (4, 2), (8, 1), (7, 1), (6, 6)),
                "dims": ((32, 32), (64, 64), (80, 80), (128, 128), (192, 128), (256, 256)),
                "dtype": (BF16, torch.float16), "cache": ("as q", "fp8"),
+               "layout": ("rows", "shuffled"),
                "terms": range(16), "window": ((-1, -1), (17, -1), (30, 0), (0, 0), (-1, 5)),
                "causal": (False, True)}
     for row in covering(factors, seed)[part::4]:
@@ -223,13 +118,6 @@ def test_packed_storage(device, run, backend):
     target = torch.full((21, 5, 80), 3.0, dtype=BF16, device=device)
     assert torch.equal(views.call(run, backend, out=target[:, 1:, :64]), expected)
     assert (target[:, 0] == 3).all() and (target[..., 64:] == 3).all()
-
-
-def shuffled(case):
-    """The caches as engines shuffle them: pieces of 16 bytes of a key's columns, and of one column of the values."""
-    x = 16 // case.k.element_size()
-    return (case.k.unflatten(3, (-1, x)).permute(0, 2, 3, 1, 4).contiguous(),
-            case.v.unflatten(1, (-1, x)).permute(0, 3, 1, 4, 2).contiguous())
 
 
 @pytest.mark.parametrize("page_size, head_dim, head_dim_v, kv_dtype", (
