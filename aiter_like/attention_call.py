@@ -30,6 +30,7 @@ _WIDE = (torch.bfloat16, torch.float16)
 _FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
 
 
+@functools.cache
 def takes(call: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator: `function(call)` becomes `function(*args)`, whose parameters are the fields of the NamedTuple `call`.
 

@@ -143,12 +143,27 @@ def drawn(data, device, kv_heads, heads, head_dim, dtype, batch):
             for tensor in cases.dense(device, batch, *lengths, heads, kv_heads, head_dim, dtype)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), backend=st.sampled_from(BACKENDS), dtype=st.sampled_from((*cases.DTYPES, torch.float32)),
-       causal=st.booleans(), scale=st.sampled_from((None, None, 0.5, 1e-8, -1.0, math.nan)),
-       rounding=st.sampled_from((0, 1, 2, 7)),
-       window=st.sampled_from(((-1, -1), (-1, -1), (3, 40), (20, 0, 2), (-3, 0))))
-def test_any_call_is_right_or_refused(device, data, backend, dtype, causal, scale, rounding, window):
+CALLS = {"data": st.data(), "backend": st.sampled_from(BACKENDS),
+         "dtype": st.sampled_from((*cases.DTYPES, torch.float32)), "causal": st.booleans(),
+         "scale": st.sampled_from((None, None, 0.5, 1e-8, -1.0, math.nan)), "rounding": st.sampled_from((0, 1, 2, 7)),
+         "window": st.sampled_from(((-1, -1), (-1, -1), (3, 40), (20, 0, 2), (-3, 0)))}
+QUIETLY = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+
+
+@settings(max_examples=60, **QUIETLY)
+@given(**CALLS)
+def test_any_call_is_right_or_refused(device, **call):
+    check_any_call(device, **call)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=600, **QUIETLY)
+@given(**CALLS)
+def test_many_calls_are_right_or_refused(device, **call):
+    check_any_call(device, **call)
+
+
+def check_any_call(device, data, backend, dtype, causal, scale, rounding, window):
     batch, kv_heads = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))
     heads = kv_heads * data.draw(st.integers(1, 3)) + (data.draw(st.integers(0, 9)) == 0)
     tensors = drawn(data, device, kv_heads, heads, data.draw(st.sampled_from((64, 128, 16, 1, 33))), dtype, batch)

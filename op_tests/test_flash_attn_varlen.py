@@ -12,6 +12,7 @@ import attention_cases as cases
 import pytest
 import torch
 from attention_cases import BF16, check_varlen, dense, packed
+from covering import covering
 
 import aiter_like
 from aiter_like import device as devices
@@ -114,6 +115,7 @@ def test_block_table_takes_the_paged_kernel(device):
 
 def spread(tensor, lengths, gaps, dtype=None):
     """Packed rows with so many rows of NaN behind each sequence, and where the sequences begin."""
+    gaps = list(itertools.islice(gaps, len(lengths)))
     parts = [part for rows, gap in zip(tensor.split(lengths), gaps)
              for part in (rows, torch.full((gap, *rows.shape[1:]), math.nan, dtype=tensor.dtype, device=tensor.device))]
     starts = [0, *itertools.accumulate(length + gap for length, gap in zip(lengths, gaps))]
@@ -124,21 +126,40 @@ def spread(tensor, lengths, gaps, dtype=None):
 @pytest.mark.parametrize("backend", cases.WITH_CK)
 def test_padding_between_sequences(device, run, backend, padded):
     """What the padding holds reaches no sequence; the last sequence's is longer than any sequence."""
-    lengths_q, lengths_k = (20, 70, 1, 9), (33, 5, 70, 90)
-    q, k, v, starts_q, starts_k, longest_q, longest_k = packed(device, lengths_q, lengths_k, 4, 2, 64, BF16)
-    places, (rows, keys, values), options = {}, (q, k, v), {}
-    if padded != "k":
-        rows, places["cu_seqlens_q_padded"] = spread(q, lengths_q, (3, 0, 15, 80))
-    if padded != "q":
-        (keys, places["cu_seqlens_k_padded"]), (values, _) = (spread(x, lengths_k, (0, 31, 2, 100)) for x in (k, v))
-    if backend != "hip":
-        options["alibi_slopes"] = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)).to(device)
-    out, lse = run(backend, VARLEN, rows, keys, values, starts_q, starts_k, longest_q, longest_k, causal=True,
-                   return_lse=True, how_v3_bf16_cvt=0, **places, **options)
+    slopes = torch.rand(4, 4, generator=torch.Generator().manual_seed(0)).to(device)
+    check_padded(device, run, backend, padded, ((20, 70, 1, 9), (33, 5, 70, 90)), (4, 2), 64, BF16, causal=True,
+                 **({} if backend == "hip" else {"alibi_slopes": slopes}))
+
+
+def check_padded(device, run, backend, padded, lengths, heads, head_dim, dtype, rounding=0, **options):
+    q, k, v, starts_q, starts_k, longest_q, longest_k = packed(device, *lengths, *heads, head_dim, dtype)
+    places, (rows, keys, values) = {}, (q, k, v)
+    if padded in ("q", "both"):
+        rows, places["cu_seqlens_q_padded"] = spread(q, lengths[0], itertools.cycle((3, 0, 15, 80)))
+    if padded in ("k", "both"):
+        (keys, places["cu_seqlens_k_padded"]), (values, _) = (
+            spread(x, lengths[1], itertools.cycle((0, 31, 2, 100))) for x in (k, v))
+    out, lse = run(backend, VARLEN, rows, keys, values, starts_q, starts_k, longest_q, longest_k, return_lse=True,
+                   how_v3_bf16_cvt=rounding, **places, **options)
     begins = places.get("cu_seqlens_q_padded", starts_q).tolist()
-    own = torch.cat([torch.arange(begin, begin + length) for begin, length in zip(begins, lengths_q)])
-    check_attention(out[own], lse[:, own], q, k, v, causal=True, cu_seqlens_q=starts_q, cu_seqlens_k=starts_k,
-                    **options)
+    own = torch.cat([torch.arange(begin, begin + length) for begin, length in zip(begins, lengths[0])])
+    check_attention(out[own], lse[:, own], q, k, v, rounding=cases.rounding_of(backend, dtype, rounding),
+                    cu_seqlens_q=starts_q, cu_seqlens_k=starts_k, **cases.reference_options(options))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(6))
+def test_everything(device, run, seed, part):
+    """A covering design, new in each run (--seed repeats one): each value with each of every other factor."""
+    rows = covering({
+        "backend": cases.WITH_CK[:-1], "padded": ("none", "q", "k", "both"), "heads": ((4, 2), (3, 3), (8, 1), (6, 2)),
+        "lengths": (((1, 15, 63), (385, 0, 64)), ((383, 384), (385, 1000)), ((64, 65, 127), (127, 65, 15)),
+                    ((1000, 1), (1, 384)), ((0, 385, 0, 1), (63, 383, 1, 0)),
+                    ((1,) * 9, (5, 0, 64, 1, 65, 200, 3, 7, 9))),
+        "head_dim": (64, 128), "dtype": cases.DTYPES, "rounding": (0, 1, 2),
+        "window_size": ((-1, -1), (-1, 0), (40, 3), (70, 0), (0, -1)), "causal": (False, True)}, seed)
+    for row in rows[part::6]:
+        check_padded(device, run, **row)
 
 
 def test_places_too_short_for_their_sequences(device):

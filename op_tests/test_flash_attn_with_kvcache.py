@@ -13,6 +13,7 @@ import attention_cases as cases
 import pytest
 import torch
 from attention_cases import BF16, dense
+from covering import covering
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
@@ -57,8 +58,8 @@ class Stored:
     def __init__(self, device, kind, keys, values, lengths, room=48, page_size=16):
         batch, pads = len(lengths), [5, 0, 11] if "leftpad" in kind else [0] * len(lengths)
         if "pages" in kind:
-            shape, per = (10, page_size), room // page_size
-            table = torch.randperm(10, generator=torch.Generator().manual_seed(1))[:batch * per].view(batch, per)
+            shape, per = (20, page_size), room // page_size
+            table = torch.randperm(20, generator=torch.Generator().manual_seed(1))[:batch * per].view(batch, per)
         else:
             shape, order = (5, room), [3, 0, 4] if "indices" in kind else range(batch)
             table = torch.tensor(order)[:, None]
@@ -115,14 +116,32 @@ def test_where_keys_are(device, run, backend, kind):
                         **{"causal": True, **options})
 
 
+ROTATIONS = ("none", "pairs", "halves", "at the first")
+
+
 @pytest.mark.parametrize("kind", ("contiguous", *KINDS))
-@pytest.mark.parametrize("rotation", ("none", "pairs", "halves", "at the first"))
+@pytest.mark.parametrize("rotation", ROTATIONS)
 def test_new_keys_go_behind_those_of_the_cache(device, kind, rotation):
     """… rotated at the positions where they go, as are the queries; a key for which there is no room is left out."""
-    lengths, added = (0, 17, 35), (3, 1, 2) if "packed" in kind else (2, 2, 2)
-    q, k, v, starts_new, _, longest, _ = cases.packed(device, added, lengths, 4, 2, 64, BF16)
-    _, new_k, new_v, *_ = cases.packed(device, added, added, 4, 2, 64, BF16, seed=5)
-    stored = Stored(device, kind, k, v, lengths, room=48 if "pages" in kind or "leftpad" in kind else 36)
+    check_new_keys(device, kind, rotation, (4, 2), 64, BF16, (0, 17, 35))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", range(4))
+def test_grid_of_new_keys(device, seed, part):
+    """A covering design, new in each run (--seed repeats one): each value with each of every other factor."""
+    rows = covering({"kind": ("contiguous", *KINDS), "rotation": ROTATIONS, "heads": ((4, 2), (3, 3), (8, 1)),
+                     "head_dim": (64, 80, 128, 256), "dtype": cases.DTYPES, "page_size": (16, 8, 24),
+                     "lengths": ((0, 17, 35), (36, 1, 2), (30, 34, 33))}, seed)
+    for row in rows[part::4]:
+        check_new_keys(device, **row)
+
+
+def check_new_keys(device, kind, rotation, heads, head_dim, dtype, lengths, page_size=16):
+    added = (3, 1, 2) if "packed" in kind else (2, 2, 2)
+    q, k, v, starts_new, _, longest, _ = cases.packed(device, added, lengths, *heads, head_dim, dtype)
+    _, new_k, new_v, *_ = cases.packed(device, added, added, *heads, head_dim, dtype, seed=5)
+    stored = Stored(device, kind, k, v, lengths, 48 if "pages" in kind or "leftpad" in kind else 36, page_size)
     if kind == "contiguous":
         stored.caches = [cache[:3].contiguous() for cache in stored.caches]
     options, turned = dict(stored.options), (q, new_k)
