@@ -41,6 +41,9 @@ def bad_dense(device):
     strided = v.transpose(1, 3).contiguous().transpose(1, 3)
     yield "v must be contiguous in its last dimension", ValueError, (q, k, strided), {}
     if device.type == "cpu":  # the simulated MI300X
+        for starts in ((1, 3, 8), (0, 5, 3), (0, 3, 19)):
+            yield "cu_seqlens_kv must start at 0, never fall and end at 18 at most", ValueError, (q, k, v), {
+                "cu_seqlens_kv": torch.tensor(starts, dtype=torch.int32)}
         wrong = [tensor.to(torch.float8_e4m3fn) for tensor in (q, k, v)]
         yield "q must have dtype torch.float8_e4m3fnuz", TypeError, wrong, {}
     for name, value, kind, message in (
@@ -64,7 +67,7 @@ def bad_dense(device):
             ("workspace", q, TypeError, "must have dtype torch.uint8"),
             ("workspace", q.view(torch.uint8), ValueError, "must have 1 dimensions"),
             ("cu_seqlens_kv", torch.ones(3), TypeError, "must have dtype torch.int32"),
-            ("cu_seqlens_kv", torch.ones(2).int(), ValueError, "seqlens_k must have shape")):
+            ("cu_seqlens_kv", torch.zeros(2).int(), ValueError, "seqlens_k must have shape")):
         moved = value.to(device) if isinstance(value, torch.Tensor) else value
         yield message, kind, (q, k, v), {name: moved}
     yield "must agree, got 'rtz' and 0", ValueError, (q, k, v), {"round_mode": "rtz", "how_v3_bf16_cvt": 0}

@@ -106,7 +106,7 @@ def flash_attn_func(
         left, right, sink_size = read_window(op, window_size, causal)
         bias = _with_four_dimensions(op, bias)
         rng_state = _new_rng_state(op, dropout_p, q)
-        seqlens_k = _key_lengths(op, cu_seqlens_kv)
+        seqlens_k = _key_lengths(op, cu_seqlens_kv, k)
     if round_mode is not None:
         how_v3_bf16_cvt = read_rounding(op, round_mode, how_v3_bf16_cvt, q)
     try:
@@ -322,11 +322,13 @@ def _new_rng_state(op: str, dropout_p: float, q: Tensor) -> Tensor | None:
     return torch.randint(-2**63, 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
 
 
-def _key_lengths(op: str, cu_seqlens_kv: Tensor | None) -> Tensor | None:
+def _key_lengths(op: str, cu_seqlens_kv: Tensor | None, k: Tensor) -> Tensor | None:
     """[batch] int32."""
     if cu_seqlens_kv is None:
         return None
     check.tensor(op, "cu_seqlens_kv", cu_seqlens_kv, rank=1, dtypes=(torch.int32,))
+    check.tensor(op, "k", k, rank=4)
+    check_lengths(op, "cu_seqlens_kv", cu_seqlens_kv, k.shape[0] * k.shape[1], None)
     return cu_seqlens_kv.diff()
 
 
