@@ -17,6 +17,8 @@ from aiter_like import philox
 from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.testing import TOLERANCES, assert_within, relative_l2
 
+_FLUSHED = 2**-126  # fp32's smallest normal number, below which exp2 and products give 0
+
 
 @dataclass(frozen=True)
 class Gradient:
@@ -101,7 +103,8 @@ def attention_gradients_float64(call: AttentionBackwardCall, rounding: str = "rt
     * dQ: softmax_scale·(ES |K| + e32·|dS| |K|) + u·|dQ|;  dK: the same with |Q|, summed over the group
     * dV: ((e32 + u)·P·kept)ᵀ |dO| + u·|dV|;  dsink: Σ exp(sink − lse)·(e32·|δ| + Eδ)
 
-    each 1 % wider for what is of second order, and in fp16 wider by the smallest subnormal times the other factor.
+    each 1 % wider for what is of second order, and by what is lost of small numbers times the other factor: fp16's
+    smallest subnormal, and what fp32 flushes to 0.
     """
     found = {name: Gradient(*(torch.zeros(tensor.shape, dtype=torch.float64) for _ in range(2)))
              for name, tensor in zip(("dq", "dk", "dv", "dsink"), call[:4], strict=True) if tensor is not None}
@@ -120,7 +123,7 @@ def attention_gradients_float64(call: AttentionBackwardCall, rounding: str = "rt
     unit = TOLERANCES[call.q.dtype, "rtne"].unit
     for name, gradient in found.items():
         gradient.limit.mul_(1.01).add_(gradient.expected.abs(), alpha=2**-23 if name == "dsink" else unit)
-        gradient.limit.add_(TOLERANCES[call.q.dtype, "rtne"].smallest)
+        gradient.limit.add_(TOLERANCES[call.q.dtype, "rtne"].smallest + _FLUSHED)
     return found
 
 
@@ -199,7 +202,7 @@ def _exact(call: AttentionBackwardCall, sequence: _Sequence) -> tuple[Tensor, ..
 def _limits(call: AttentionBackwardCall, sequence: _Sequence, rounding: str) -> tuple[Tensor, ...]:
     """The limits of dq, dk, dv and dsink without the rounding of the results."""
     tolerance = TOLERANCES[call.q.dtype, "rtne"]
-    unit, unit_p, tiny = tolerance.unit, TOLERANCES[call.q.dtype, rounding].unit, tolerance.smallest
+    unit, unit_p, tiny = tolerance.unit, TOLERANCES[call.q.dtype, rounding].unit, tolerance.smallest + _FLUSHED
     visible = sequence.visible.expand_as(sequence.raw)
     finite = sequence.score[visible & sequence.score.isfinite()]
     largest = max([*finite.abs().amax(0, keepdim=True).tolist(), sequence.raw[visible].abs().amax(0).item()]
@@ -220,9 +223,10 @@ def _limits(call: AttentionBackwardCall, sequence: _Sequence, rounding: str) -> 
         e_slope = 2**-20 + 2 * e32 * (1 + 1 / call.softcap)
     product = dout @ sequence.v.abs().transpose(1, 2) * sequence.kept
     ds = sequence.p * factor * slope
-    e_ds = (e32 + unit) * ds + sequence.p * (slope * (e32 * product + e_delta) + e_slope * factor) + tiny * visible
+    e_ds = (e32 + unit) * ds + sequence.p * (slope * (e32 * product + e_delta) + e_slope * factor)
+    e_ds = e_ds + (tiny + _FLUSHED * factor) * visible
     total = (e_ds + e32 * ds) * abs(call.softmax_scale)
-    e_p = (2 * e32 + unit) * p + tiny * (visible & (sequence.kept > 0))
+    e_p = (2 * e32 + unit) * p + (tiny + _FLUSHED * sequence.kept) * (visible & (sequence.kept > 0))
     weights = 0.0 if sequence.sink is None else torch.exp(sequence.sink[:, None] - sequence.lse)[..., None]
     dsink = (weights * (2 * e32 * delta.abs() + e_delta)).sum((1, 2)) if sequence.sink is not None else None
     return total @ sequence.k.abs(), total.transpose(1, 2) @ sequence.q.abs(), e_p.transpose(1, 2) @ dout, dsink
