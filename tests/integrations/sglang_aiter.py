@@ -3,59 +3,21 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import aiter_imports
 import torch
 
 
 def case_names() -> dict[str, Any]:
-    """Each name that a source of SGLang takes from aiter: served by the shim, there but raising, or missing."""
-    from aiter_like.integrations import aiter_names
-
-    found: set[tuple[str, str]] = set()
-    for path in Path(importlib.util.find_spec("sglang").origin).parent.rglob("*.py"):
-        found |= _names_of_aiter(ast.parse(path.read_text()))
-    stubs = {(module, row.name) for row in aiter_names.table() if row.server is None for module in row.modules}
-    kinds: dict[str, list[str]] = {"served": [], "raises": [], "missing": []}
-    for module, name in sorted(found):
-        kind = "missing" if not _is_there(module, name) else "raises" if (module, name) in stubs else "served"
-        kinds[kind].append(f"{module} {name}".strip())
-    return kinds
-
-
-def _is_there(module: str, name: str) -> bool:
-    """Whether `from module import name` works, or with "" `import module`."""
-    try:
-        if not name or hasattr(importlib.import_module(module), name):
-            return bool(importlib.import_module(module))
-        return bool(importlib.import_module(f"{module}.{name}"))
-    except ImportError:
-        return False
-
-
-def _names_of_aiter(tree: ast.Module) -> set[tuple[str, str]]:
-    """(module, name) of `from aiter.x import name`, of `import aiter.x` (""), and of attributes of such modules."""
-    names, aliases = set(), {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "aiter":
-            names |= {(node.module, alias.name) for alias in node.names}
-        elif isinstance(node, ast.Import):
-            modules = [alias for alias in node.names if alias.name.split(".")[0] == "aiter"]
-            names |= {(alias.name, "") for alias in modules}
-            aliases |= {alias.asname or "aiter": alias.name if alias.asname else "aiter" for alias in modules}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
-            names.add((aliases[node.value.id], node.attr))
-    return names
+    """Each name that a source of SGLang takes from aiter."""
+    return aiter_imports.kinds("sglang")
 
 
 ROCM_MODULES = (

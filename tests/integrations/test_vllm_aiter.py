@@ -17,6 +17,7 @@ from aiter_like.integrations import shim
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 SCRIPT = Path(__file__).with_name("vllm_aiter_process.py")
+MISSING = Path(__file__).with_name("vllm_missing.txt")
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +47,12 @@ def test_our_kernels_served_every_call(result):
             "aiter.ops.fused_qk_norm_rope_cache_quant._fused_qk_rmsnorm",
             "aiter.ops.triton.rope.rope.rope_cached_thd_positions_offsets_2c_fwd_inplace",
             "aiter.flash_attn_varlen_fp8_pertensor_func"} <= set(result["served"])
+
+
+def test_names_that_vllm_imports(result):
+    """Every import from aiter in vLLM's sources: the shim has the name, or vllm_missing.txt lists it."""
+    listed = [line for line in MISSING.read_text().splitlines() if line and not line.startswith("#")]
+    assert result["names"]["missing"] == listed
+    assert {"aiter rms_norm", "aiter flash_attn_varlen_func",
+            "aiter.ops.triton.unified_attention unified_attention"} <= set(result["names"]["served"])
+    assert "aiter.fused_moe fused_moe" in result["names"]["raises"]
