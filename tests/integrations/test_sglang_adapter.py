@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 from aiter_like.integrations.sglang import attention, diffusion, hooks, layers
@@ -127,6 +128,12 @@ def test_hook_leaves_what_is_denied(monkeypatch, denied):
 def test_hook_that_is_off_changes_nothing():
     instance = Toy()
     assert hooks._answer(toy_layer(lambda self, x: "ours"), Toy.resolve, instance) == instance.forward_native
+
+
+def test_hook_leaves_a_layer_that_is_first_asked_in_a_trace(monkeypatch):
+    monkeypatch.setattr(hooks, "_is_on", True)
+    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: True)
+    assert hooks._answer(toy_layer(lambda self, x: "ours"), Toy.resolve, Toy())(0) == "own"
 
 
 class Pool:
@@ -288,3 +295,11 @@ def test_video_layer_of_a_dense_backend(monkeypatch, caplog):
 def test_video_layer_of_a_sparse_backend_stays(monkeypatch):
     own, _ = video_backend(monkeypatch, "SLIDING_TILE_ATTN")
     assert diffusion._answer(lambda: own) is own
+
+
+@pytest.mark.parametrize("seqlen_q,seqlen_k", [(8192, 8192), (32760, 32760), (75600, 75600), (75600, 512)])
+def test_shapes_of_wan_have_a_kernel(seqlen_q, seqlen_k):
+    """Self attention of 480p and 720p video in Wan 2.1 (12 heads), and cross attention to its 512 text tokens."""
+    q, k = (torch.empty(1, seqlen, 12, 128, dtype=torch.bfloat16) for seqlen in (seqlen_q, seqlen_k))
+    found = aiter_like.explain(aiter_like.flash_attn_func, q, k, k, softmax_scale=128 ** -0.5)
+    assert found.backend in ("hip", "asm", "ck"), found

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
+import torch
+
 from aiter_like.integrations import takeover
 from aiter_like.integrations.sglang import layers
 
@@ -88,6 +90,8 @@ def _answer(layer: Layer, resolve: Callable, instance: Any) -> Callable:
     function = getattr(method, "__func__", None)
     if not _is_on or function is None or not _is_of(layer, function):
         return method  # a subclass has a method of its own
+    if torch.compiler.is_dynamo_compiling():
+        return method  # a graph that is being traced has no room for what the first answer reads and logs
     return MethodType(_served(layer, function), instance)
 
 
