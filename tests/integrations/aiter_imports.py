@@ -15,7 +15,8 @@ def kinds(package: str) -> dict[str, list[str]]:
 
     found: set[tuple[str, str]] = set()
     for path in Path(importlib.util.find_spec(package).origin).parent.rglob("*.py"):
-        found |= _names_of_aiter(ast.parse(path.read_text()))
+        if "aiter" in (text := path.read_text()):
+            found |= _names_of_aiter(ast.parse(text))
     stubs = {(module, row.name) for row in aiter_names.table() if row.server is None for module in row.modules}
     named: dict[str, list[str]] = {"served": [], "raises": [], "missing": []}
     for module, name in sorted(found):
