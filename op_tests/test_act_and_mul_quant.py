@@ -23,7 +23,7 @@ from aiter_like.testing import assert_within, strided_like
 INT8, BF16 = torch.int8, torch.bfloat16
 QUANT, SILU = aiter_like.act_mul_and_fp8_group_quant, aiter_like.silu_and_mul_quant
 CLAMP = aiter_like.fused_clamp_act_mul
-ERROR = 3e-5  # of y in fp32: (16 + 3 · 30) · 2^-24, and the tail of 1 + erf where it is within a group's scale
+ERROR = 7e-6  # of y in fp32: (16 + 3 · 30) · 2^-24
 
 
 def make(device: torch.device, *shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:

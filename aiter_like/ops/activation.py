@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,12 +27,14 @@ SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702  # GPT-OSS
 
 
 def activated(x: Tensor, activation: str) -> Tensor:
-    """act(x) in torch; swiglu: x · sigmoid(1.702 x)."""
+    """act(x) in torch; swiglu: x · sigmoid(1.702 x). torch's own gelu loses the lower tail in 1 + erf and 1 + tanh."""
     if activation == "swiglu":
         return x * torch.sigmoid(_SWIGLU_ALPHA * x)
     if activation == "silu":
         return torch.nn.functional.silu(x)
-    return torch.nn.functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+    if activation == "gelu_tanh":
+        return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
+    return x * 0.5 * torch.special.erfc(x * -math.sqrt(0.5))
 
 
 def gated(x: Tensor, activation: str, limit: float) -> Tensor:
