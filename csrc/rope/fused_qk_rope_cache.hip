@@ -30,7 +30,9 @@ constexpr int kVec = VEC, kUsedLanes = HEAD_DIM / (2 * kVec), kLanes = power_of_
 constexpr int kAccessBytes = kVec * sizeof(ELEMENT);
 constexpr uint32_t kRows = kThreads / kLanes;  // heads that a workgroup takes at once
 constexpr uint32_t kTileTokens = kRows < 64 ? 64 : kRows, kPack = 16 / sizeof(CACHE);
-constexpr bool kHasTiles = HEAD_DIM % 16 == 0 && kAccessBytes == 16;
+constexpr size_t kMostLds = 48 * 1024;  // of a workgroup on CUDA; gfx942 has 64 KB
+constexpr bool kHasTiles = HEAD_DIM % 16 == 0 && kAccessBytes == 16 &&
+                           kTileTokens * (HEAD_DIM * sizeof(CACHE) + 8) <= kMostLds;  // 8: of a token's slots, at most
 static_assert(kThreads >= 64, "a work-item for each token of a tile");
 static_assert(HEAD_DIM == 2 * kVec * kUsedLanes && kLanes <= kWaveSize && kAccessBytes <= 16, "a head fits a wave");
 

@@ -191,13 +191,23 @@ struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Vec {
   __device__ const T& operator[](int i) const { return data[i]; }
 };
 
+/// Stops a kernel that op_tests/test_alignment.py has built at an address that CUDA faults on and gfx942 takes.
+template <class T>
+__device__ inline void check_aligned([[maybe_unused]] const void* address) {
+#if defined(CHECK_ALIGNMENT)
+  if (reinterpret_cast<uintptr_t>(address) % alignof(T) != 0) __builtin_trap();
+#endif
+}
+
 template <int kCount, class T>
 __device__ inline Vec<T, kCount> load_vec(const T* address) {
+  check_aligned<Vec<T, kCount>>(address);
   return *reinterpret_cast<const Vec<T, kCount>*>(address);
 }
 
 template <int kCount, class T>
 __device__ inline void store_vec(T* address, const Vec<T, kCount>& value) {
+  check_aligned<Vec<T, kCount>>(address);
   *reinterpret_cast<Vec<T, kCount>*>(address) = value;
 }
 
