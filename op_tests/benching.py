@@ -98,7 +98,7 @@ def time_us(call: Callable[[], Any]) -> float:
 
 def copy_tbps() -> float:
     """TB/s, read and written, of a kernel that copies 1 GiB, timed like the cases."""
-    times = _clock().rounds([[*copies(_COPY_BYTES, "cuda")] * 2], _ROUNDS)[0]
+    times = _clock().rounds([copies(_COPY_BYTES, _clock().place) * 2], _ROUNDS)[0]
     return _COPY_BYTES / statistics.median(times) * 1e-6
 
 
@@ -183,7 +183,7 @@ def _times(case: Case, names: list[str]) -> dict[str, float]:
     with torch.no_grad():
         contenders = [[calls[name] for calls in sets] * repeats for name in graphed]
         if graphed and not case.flops:
-            contenders.append([*copies(case.useful_bytes, "cuda", len(sets))] * repeats)
+            contenders.append(copies(case.useful_bytes, _clock().place, len(sets)) * repeats)
         found = _clock().rounds(contenders, _ROUNDS)
         times = dict(zip([*graphed, "copy"], map(statistics.median, found)))
         return {name: times.pop(name) if name in times else time_us(case.calls[name]) for name in names} | times

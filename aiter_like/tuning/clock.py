@@ -62,7 +62,7 @@ class GpuClock:
     unit, is_time = "us", True
 
     def __init__(self, target: Target):
-        self.target = target
+        self.target, self.place = target, f"cuda:{target.index}"
         properties = torch.cuda.get_device_properties(target.index)
         try:
             known = device.arch_facts(target.arch).get("cache_bytes", 0)
@@ -119,7 +119,7 @@ class GpuClock:
 
     def _once(self, replay: Callable[[], Any]) -> float:
         if self._flush is None:
-            self._flush = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device=f"cuda:{self.target.index}")
+            self._flush = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device=self.place)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._flush.zero_()
         start.record()
@@ -151,7 +151,7 @@ class SimClock:
         return counts
 
 
-def copies(size: int, place: str | torch.device, sets: int = 1) -> Contender:
+def copies(size: int, place: str, sets: int = 1) -> list[Callable[[], Any]]:
     """Calls that read and write `size` bytes together and do nothing else: what memory gives to any call of that size.
 
     They negate integers: a graph makes torch's own copy a transfer of the copy engines, which are slower than a kernel
@@ -163,10 +163,9 @@ def copies(size: int, place: str | torch.device, sets: int = 1) -> Contender:
 
 def ceilings(target: Target) -> tuple[float, float]:
     """(bytes per second of a device copy, flop/s of a bf16 matrix product), measured now on this GPU."""
-    clock, place = GpuClock(target), f"cuda:{target.index}"
-    copied = 1 << 30
-    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=place)
+    clock, copied = GpuClock(target), 1 << 30
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=clock.place)
     product = torch.empty_like(a)
-    calls = ([*copies(copied, place)] * 4, [lambda: torch.mm(a, a, out=product)] * 2)
+    calls = (copies(copied, clock.place) * 4, [lambda: torch.mm(a, a, out=product)] * 2)
     seconds = [min(clock.rounds([contender], 5)[0]) * 1e-6 for contender in calls]
     return copied / seconds[0], 2 * 8192**3 / seconds[1]

@@ -25,6 +25,7 @@ FP8 = torch.float8_e4m3fnuz
 def fresh(monkeypatch, caplog):
     monkeypatch.delenv("AITER_LIKE_DISABLE", raising=False)
     caplog.set_level(logging.INFO, "aiter_like")
+    takeover.forget()
     yield
     takeover.forget()
 

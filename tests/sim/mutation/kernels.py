@@ -16,7 +16,7 @@ import torch
 
 from aiter_like import sim
 from aiter_like.jit import Instance, JitFunction, build, code_object
-from aiter_like.ops import attention_fast, attention_fwd, norm
+from aiter_like.ops import attention_fast, attention_fwd, attention_plan, norm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 _NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
@@ -188,13 +188,16 @@ def _attention_launch(name: str, tensors: Sequence[torch.Tensor], has_lse: bool,
     is_packed = lengths[0] is not None
     strides = [word for t in (q, k, v, out)
                for word in (t, 0 if is_packed else 2 * t.stride(0), 2 * t.stride(1), 2 * t.stride(2))]
-    block_rows, group = {64: 512, 128: 384}[head_dim], heads // kv_heads
-    slots = rows // block_rows + batch if is_packed else -(-rows // block_rows)
-    workgroups = slots * heads * q.shape[0]
-    dividers = [word for number in (group, slots * group, kv_heads, 1) for word in _divider(number)]
+    block_rows, starts = {64: 512, 128: 384}[head_dim], lengths[0].tolist() if is_packed else [0, rows]
+    longest = min(max(end - start for start, end in itertools.pairwise(starts)), rows)
+    pack = attention_plan.packed_heads(heads // kv_heads, longest, block_rows)
+    group = heads // kv_heads // pack
+    slots = rows * pack // block_rows + batch if is_packed else -(-rows * pack // block_rows)
+    workgroups = slots * heads // pack * q.shape[0]
+    dividers = [word for number in (pack, group, slots * group, kv_heads, 1) for word in _divider(number)]
     values = (*strides, lse if has_lse else None, None, *lengths, heads * rows, rows, batch, rows, keys, keys,
               0 if is_causal else rows, math.log2(math.e) / math.sqrt(head_dim), slots, workgroups, 1, *dividers)
-    return launch(name, (workgroups,), 512, "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 4, values, (12, 16))
+    return launch(name, (workgroups,), 512, "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 5, values, (12, 16))
 
 
 def _divider(number: int) -> tuple[int, int, int]:
