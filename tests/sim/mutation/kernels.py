@@ -145,6 +145,7 @@ def _norm_hip(how: NormBuild, access: int) -> list[Kernel]:
 _ATTENTION_SHAPES = (
     (1, 70, 180, 1, 1, False, True), (1, 133, 70, 2, 1, True, True), (1, 100, 200, 1, 1, True, False),
     (1, 128, 128, 1, 1, False, False), (2, 5, 1, 1, 1, False, True), (1, 3, 0, 1, 1, False, True),
+    (1, 400, 200, 1, 1, True, True),  # a wave's further row tiles at the diagonal
 )
 
 
