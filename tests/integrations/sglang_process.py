@@ -15,19 +15,9 @@ from typing import Any
 
 import sglang_aiter
 import torch
+from messages import Messages
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
-
-
-class Messages(logging.Handler):
-    """Keeps the texts of the package's logger, by level."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append((record.levelname, record.getMessage()))
 
 
 def stand_in_for_torchvision() -> None:

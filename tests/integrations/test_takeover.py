@@ -17,12 +17,9 @@ from aiter_like.integrations.takeover import Counts, counters, take
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch, caplog):
-    monkeypatch.delenv("AITER_LIKE_DISABLE", raising=False)
-    caplog.set_level(logging.INFO, "aiter_like")
+def fresh(fresh_takeover):
     yield
     takeover.restore_attributes()
-    takeover.forget()
 
 
 def original(x, scale=1.0, newer=None):

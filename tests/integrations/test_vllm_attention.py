@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import types
 
 import packed_sequences
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import takeover
 from aiter_like.integrations.takeover import Counts, counters
 from aiter_like.integrations.vllm import attention
 
@@ -20,14 +18,7 @@ HEADS, KV_HEADS, DIM, PAGE, BLOCKS = 4, 2, 32, 16, 6
 LENGTHS, QUERIES = (20, 7), (3, 7)  # keys of two sequences, and how many of them are queries of this step
 FP8 = torch.float8_e4m3fnuz
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch, caplog):
-    monkeypatch.delenv("AITER_LIKE_DISABLE", raising=False)
-    caplog.set_level(logging.INFO, "aiter_like")
-    takeover.forget()
-    yield
-    takeover.forget()
+pytestmark = pytest.mark.usefixtures("fresh_takeover")
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import enum
-import logging
 import sys
 import types
 
@@ -13,19 +12,12 @@ import torch
 
 from aiter_like import integrations
 from aiter_like.errors import UnsupportedError
-from aiter_like.integrations import takeover
 from aiter_like.integrations import vllm as adapter
 from aiter_like.integrations.vllm import attention, layers
 
 HEADS, KV_HEADS, DIM = 4, 2, 32
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch, caplog):
-    monkeypatch.delenv("AITER_LIKE_DISABLE", raising=False)
-    caplog.set_level(logging.INFO, "aiter_like")
-    yield
-    takeover.forget()
+pytestmark = pytest.mark.usefixtures("fresh_takeover")
 
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:

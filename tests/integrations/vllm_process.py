@@ -13,21 +13,12 @@ import os
 import sys
 from typing import Any
 
+from messages import Messages
+
 NEW_TOKENS, BATCH_TOKENS = 4, 8  # less than the prompts together, so that one is prefilled while another decodes
 LLM_OPTIONS = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "bfloat16", "max_model_len": 32,
                "max_num_batched_tokens": BATCH_TOKENS, "max_num_seqs": 2, "enable_prefix_caching": False,
                "gpu_memory_utilization": 0.25}  # on CPUs: of the memory that must be free
-
-
-class Messages(logging.Handler):
-    """Keeps (level, text) of the package's logger."""
-
-    def __init__(self):
-        super().__init__()
-        self.found: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.found.append((record.levelname, record.getMessage()))
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
