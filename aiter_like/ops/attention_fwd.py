@@ -193,11 +193,13 @@ def _traffic(*args: Any) -> tuple[int, int]:
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """Prefill of one sequence; a latent-attention model (kv_lora_rank) attends elsewhere."""
-    if not model.kv_lora_rank and tokens >= 128:
+    """Prefill of one sequence; a latent-attention model (kv_lora_rank) attends with keys and values written out."""
+    if tokens >= 128:
+        kv_heads = model.num_heads if model.kv_lora_rank else model.num_kv_heads
         yield {"mask": "causal", "layout": "dense", "batch": 1, "seqlen_q": tokens, "seqlen_k": tokens,
-               "num_heads": model.num_heads // tp, "num_kv_heads": max(model.num_kv_heads // tp, 1),
-               "head_dim": model.head_dim, "head_dim_v": model.head_dim, "features": "none", "dtype": model.dtype}
+               "num_heads": model.num_heads // tp, "num_kv_heads": max(kv_heads // tp, 1),
+               "head_dim": model.qk_nope_head_dim + model.qk_rope_head_dim or model.head_dim,
+               "head_dim_v": model.v_head_dim or model.head_dim, "features": "none", "dtype": model.dtype}
 
 
 flash_attn_fwd = Op(

@@ -69,6 +69,8 @@ def test_shapes_of_a_layer():
     attention = models.keys(OPS["flash_attn_fwd"], models.load("llama-3-70b"), 8, (1, 128, 4096))
     assert [(key["seqlen_q"], key["num_heads"], key["num_kv_heads"], key["head_dim"]) for key in attention] == [
         (128, 8, 1, 128), (4096, 8, 1, 128)]
+    latent, = models.keys(OPS["flash_attn_fwd"], models.load("deepseek-v3"), 8, (128,))
+    assert [latent[name] for name in ("num_heads", "num_kv_heads", "head_dim", "head_dim_v")] == [16, 16, 192, 128]
 
 
 def test_shapes_of_linear_layers():
@@ -112,8 +114,8 @@ def test_mistakes(monkeypatch, tmp_path):
     llama = models.load("llama-3-8b")
     with pytest.raises(TuningError, match="tp must divide its 32 heads, got 3"):
         models.keys(OPS["rms_norm"], llama, 3)
-    with pytest.raises(TuningError, match="flash_attn_fwd does not occur in deepseek-v3"):
-        models.keys(OPS["flash_attn_fwd"], models.load("deepseek-v3"), 8)
+    with pytest.raises(TuningError, match="flash_attn_fwd does not occur in llama-3-8b"):
+        models.keys(OPS["flash_attn_fwd"], llama, 8, (1,))
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "toy.toml").write_text("hidden_size = 1\nhiden = 2\n")
     monkeypatch.setattr(models.paths, "configs", lambda: tmp_path)
