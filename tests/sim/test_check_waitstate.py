@@ -13,7 +13,8 @@ from wait_pairs import FREE, INSTRUCTIONS, PAIRS
 from aiter_like import paths, sim
 
 # v98 = the low half of the buffer's address, so that writing it to s10 changes nothing; every other source is 0.
-_SETUP = "v_mov_b32_e32 v98, s10\ns_mov_b32 m0, 0\ns_mov_b32 s20, 0\n" + "s_nop 7\n" * 3
+_SETUP = "v_mov_b32_e32 v98, s10\ns_mov_b32 m0, 0\ns_mov_b32 s20, 0\n" \
+         "s_mov_b64 s[24:25], 0\ns_mov_b64 s[26:27], 0\n" + "s_nop 7\n" * 3
 
 
 def _nops(states: int) -> str:
@@ -89,6 +90,26 @@ def test_a_hazard_across_a_loops_back_edge_is_seen():
       s_nop 7"""
     found = _reports(body)
     assert len(found) == 1 and found[0]["text"] == "v_mov_b32_e32 v96, v8" and found[0]["count"] == 2, listing(found)
+
+
+@pytest.mark.parametrize("states, reports", ((0, 1), (1, 0)))
+def test_a_branch_that_is_not_taken_is_no_wait_state(states, reports):
+    """The loop's exit lies behind the branch back: LLVM takes both for wait states (test_waitstate_llvm.py)."""
+    body = f"""{_SETUP}s_mov_b32 s20, 3
+      1:
+      {_nops(states)}v_mov_b32_e32 v9, 0
+      s_sub_u32 s20, s20, 1
+      s_cmp_lg_u32 s20, 0
+      buffer_store_dwordx4 v[8:11], v0, s[24:27], 0 offen
+      s_cbranch_scc1 1b
+      s_branch 2f
+      2:
+      s_nop 7"""
+    found = _reports(body)
+    assert len(found) == reports, listing(found)
+    for report in found:
+        assert report["text"] == "v_mov_b32_e32 v9, 0" and report["count"] == 2, listing(found)
+        assert "(v9): 1 wait states after" in report["message"] and "fix: s_nop 0 before it" in report["message"]
 
 
 def test_a_newer_result_in_the_register_counts_alone():

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pair:
-    """Two instructions, names of INSTRUCTIONS, and how many wait states must be between them; `row` of the table."""
+    """Two instructions, names of INSTRUCTIONS, and how many wait states must be between them; `row` of the table.
+
+    LLVM knows of it since version `llvm`.
+    """
 
     row: str
     earlier: str
     later: str
     states: int
+    llvm: int = 0
 
 
 # name → assembly, LLVM's machine instruction. Sources of MFMA: A v[2:3] (v2), B v[4:5] (v3).
@@ -95,6 +99,10 @@ INSTRUCTIONS = {
                    "$v2 = V_ADD_F16_sdwa 0, $v3, 0, $v4, 0, 0, 5, 0, 4, 4, MODE"),
     "wide store": ("global_store_dwordx4 v0, v[8:11], s[10:11]",
                    "GLOBAL_STORE_DWORDX4_SADDR $v0, $v8:11, $s10:11, 0, 0, EXEC"),
+    "wide buffer store": ("buffer_store_dwordx4 v[8:11], v0, s[24:27], 0 offen",
+                          "BUFFER_STORE_DWORDX4_OFFEN_exact $v8:11, $v0, $s24:27, 0, 0, 0, 0, EXEC"),
+    "wide buffer store at an SGPR": ("buffer_store_dwordx4 v[8:11], v0, s[24:27], s20 offen",
+                                     "BUFFER_STORE_DWORDX4_OFFEN_exact $v8:11, $v0, $s24:27, $s20, 0, 0, 0, EXEC"),
     "dot": ("v_dot4_i32_i8 v2, v3, v4, v5", "$v2 = V_DOT4_I32_I8 8, $v3, 8, $v4, 8, $v5, 0, 0, 0, EXEC"),
     "dot A v2": ("v_dot4_i32_i8 v96, v2, v4, v5",
                  "$v96 = V_DOT4_I32_I8 8, $v2, 8, $v4, 8, $v5, 0, 0, 0, EXEC"),
@@ -154,6 +162,8 @@ PAIRS = (
     Pair("transcendental result to VALU", "exp v2", "read v2", 1),
     Pair("partial result to VALU", "half of v2", "read v2", 1),
     Pair("wide store's data overwritten", "wide store", "write v9", 2),
+    Pair("wide store's data overwritten", "wide buffer store", "write v9", 2),
+    Pair("data of a wide store at an SGPR offset overwritten", "wide buffer store at an SGPR", "write v9", 1, llvm=23),
     Pair("dot product to another operation", "dot", "read v2", 3),
     Pair("dot product to its own A or B", "dot", "dot A v2", 3),
     Pair("SALU writes M0 to its user", "m0", "LDS-DMA", 1),

@@ -41,6 +41,7 @@ enum Role : u32 {
   kRoleUsesM0 = 1 << 23,        // LDS-DMA, ds_*_addtid, s_sendmsg, s_movrel
   kRoleSetReg = 1 << 24,
   kRoleGetReg = 1 << 25,        // s_getreg, s_setreg
+  kRoleWideStoreAtSgpr = 1 << 26,   // such a store of a buffer at an offset in an SGPR, which is no kRoleWideStore
 };
 
 // Registers of an instruction that a row compares.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The wait states of gfx942, one row per category. Source: LLVM's hazard recogniser, asked pair by pair
-// (tests/sim/test_waitstate_llvm.py repeats that), and the CDNA3 ISA document, section 4.5.
+// (tests/sim/test_waitstate_llvm.py repeats that), and the CDNA3 ISA document, section 4.5. They differ on wide buffer
+// stores at an offset in an SGPR: 0 in the document and in LLVM before 23; 1 since then, as a GPU stored later values.
 #include "checks/waitstate.h"
 
 #include <algorithm>
@@ -48,6 +49,8 @@ const WaitRow kRows[] = {
     {"transcendental result to VALU", kRoleTrans, kRolePlain, Part::writes, Part::reads, 1, 0},
     {"partial result to VALU", kRolePartial, kRoleValu, Part::writes, Part::reads, 1, 0},
     {"wide store's data overwritten", kRoleWideStore, kRoleValu | kAnyMfma, Part::store_data, Part::writes, 2, 0},
+    {"data of a wide store at an SGPR offset overwritten", kRoleWideStoreAtSgpr, kRoleValu | kAnyMfma,
+     Part::store_data, Part::writes, 1, 0},
     {"dot product to another operation", kRoleDot, kRoleValu | kMemory, Part::writes, Part::dot_other, 3, 0},
     {"dot product to its own A or B", kRoleDot, kRoleDot, Part::writes, Part::dot_ab, 3, 0},
     {"SALU writes M0 to its user", kRoleWritesM0, kRoleUsesM0, Part::m0, Part::none, 1, 0},
@@ -99,8 +102,9 @@ u32 memory_roles(const Inst& i) {
   const bool to_lds = i.mod.lds || i.op->name.find("_lds_") != std::string_view::npos;
   u32 roles = kRoleVmem | (to_lds ? kRoleUsesM0 : 0);
   const bool stores = i.op->spec.flags & (kStore | kAtomic);
-  const bool held = i.op->spec.cls == Class::mubuf && i.src[3].kind == Kind::sgpr;   // an SGPR offset delays the next
-  if (stores && !held && store_data(i).kind == Kind::vgpr && store_data(i).dwords > 2) roles |= kRoleWideStore;
+  const bool at_sgpr = i.op->spec.cls == Class::mubuf && i.src[3].kind == Kind::sgpr;
+  const bool wide = stores && store_data(i).kind == Kind::vgpr && store_data(i).dwords > 2;
+  if (wide) roles |= at_sgpr ? kRoleWideStoreAtSgpr : kRoleWideStore;
   return roles;
 }
 
