@@ -53,12 +53,16 @@ def _long_norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, d
                                epsilon, BLOCK: tl.constexpr, HAS_MEAN: tl.constexpr):
     """The same of rows longer than registers keep: in blocks, read three times (twice without mean), mostly from cache.
     The program's part of dweight and dbias grows in memory, from zeros.
+
+    Each loop that writes ends with a barrier. The parts are read by whichever lane; and LLVM would put too few wait
+    states between a wide store at the loop's end and its head, which may overwrite the registers stored.
     """
     lanes = tl.arange(0, BLOCK)
     for start in range(0, hidden, BLOCK):
         zeros = tl.zeros([BLOCK], tl.float32)
         _add(dweight, tl.program_id(0), start + lanes, hidden, zeros, False)
         _add(dbias, tl.program_id(0), start + lanes, hidden, zeros, False)
+        tl.debug_barrier()
     for index in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = index.to(tl.int64)
         x_row, dout_row = x + row * x_stride, dout + row * dout_stride
@@ -79,7 +83,6 @@ def _long_norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, d
         scale = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
         along = tl.sum(products, 0) * scale / hidden
         across = tl.sum(slopes, 0) / hidden if HAS_MEAN else 0.0
-        tl.debug_barrier()  # the parts that the last row left are read by whichever lane
         for start in range(0, hidden, BLOCK):
             column = start + lanes
             values, slope, weighted = _block(x_row, dout_row, weight, mean, column, hidden)
@@ -88,6 +91,7 @@ def _long_norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, d
             _add(dbias, tl.program_id(0), column, hidden, slope, True)
             result = (weighted - normed * along - across) * scale
             tl.store(dx + row * dx_stride + column, result.to(dx.dtype.element_ty), mask=column < hidden)
+            tl.debug_barrier()
 
 
 @triton.jit
