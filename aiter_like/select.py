@@ -10,6 +10,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ class Backend:
             cannot run; the tuner leaves out what is far from this backend's cheapest.
         self_check: of (device, *args): the arguments of a small call that takes the same kernel as this one; for a
             backend with more kernels than the operator's own cases can name.
+        repeats: a call of the function returns what serves later calls whose arguments have the same metadata, at less
+            cost on the host; or None, then the function itself goes on doing so.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Backend:
     cost: Callable[..., float] | None = None
     self_check: Callable[..., tuple] | None = None
     misplaced: Callable[..., str | None] | None = None
+    repeats: bool = False
 
     def __post_init__(self):
         if self.name not in KINDS:
@@ -131,7 +135,23 @@ class Backend:
         if self.is_jit:
             return self.function.bind(target, args, **params)
         function = _import(self.function) if isinstance(self.function, str) else self.function
-        return functools.partial(function, **params) if params else function
+        function = functools.partial(function, **params) if params else function
+        return _Repeated(function) if self.repeats else function
+
+
+class _Repeated:
+    """A function of a backend that `repeats`, in one plan."""
+
+    __slots__ = ("again", "function")
+
+    def __init__(self, function: Callable):
+        self.function, self.again = function, None
+
+    def __call__(self, *args: Any) -> None:
+        if self.again is None:
+            self.again = self.function(*args)
+        else:
+            self.again(*args)
 
 
 def _import(name: str) -> Callable:
@@ -236,11 +256,15 @@ def _refusal(op: Op, backend: Backend, request: Request, is_listed: bool) -> str
         return "forward only, and an argument requires grad: call it under torch.no_grad()"
     if backend.name != "torch" and request.target.platform == "cpu":
         return "needs a GPU or the simulated MI300X"
-    if backend.name == "triton" and importlib.util.find_spec("triton") is None:
+    if backend.name == "triton" and not _has_triton():
         return "triton is not installed (pip install aiter_like[triton])"
     if backend.unsupported is not None and (reason := backend.unsupported(request.target, *request.args)) is not None:
         return reason
     return backend.misplaced(*request.args) if request.of_addresses and backend.misplaced is not None else None
+
+
+def _has_triton() -> bool:
+    return sys.modules.get("triton") is not None or importlib.util.find_spec("triton") is not None
 
 
 def _tuned_row(op: Op, request: Request, key: Mapping[str, Any], accepted: Mapping[str, Backend]) -> Row | None:

@@ -131,6 +131,26 @@ def test_ways_to_lay_out_the_work(device, params):
         check_attention(out, lse, q, k, v, None, True)
 
 
+@pytest.mark.parametrize("rows, kernels", ((300, 2), (1, 3)), ids=("whole", "split"))
+def test_repeated_calls(device, run, monkeypatch, rows, kernels):
+    """Of the same metadata: other numbers, other addresses. Triton itself launches once per kernel and alignment; the
+    parts of split keys are added up by a kernel that knows no alignment but its own.
+    """
+    from aiter_like.triton_kernels import launch as launcher
+
+    launched = []
+    original = launcher.launch
+    monkeypatch.setattr(launcher, "launch", lambda kernel, *args, **options: launched.append(kernel) or original(
+        kernel, *args, **options))
+    q, k, v = dense(device, 1, rows, 700, 4, 2, 64, BF16)
+    for count, offset in enumerate((0, 3, 8, 1, 0)):
+        memory = torch.empty(k.numel() + offset, dtype=BF16, device=device)
+        keys = memory[offset:].view_as(k).copy_(k * (1 + count))
+        out, lse = run("triton", aiter_like.flash_attn_func, q, keys, v, return_lse=True, round_mode="rtne")
+        check_attention(out, lse, q, keys, v)
+    assert len(launched) == kernels
+
+
 @pytest.mark.parametrize("dtype, rounding, head_dim, groups", (
     (BF16, 0, 128, 2), (BF16, 1, 64, 1), (F16, 0, 64, 2), (F16, 2, 128, 2), (BF16, 2, 64, 1)), ids=str)
 def test_specialised_warps(device, dtype, rounding, head_dim, groups):
@@ -176,6 +196,7 @@ def hopper(device, monkeypatch):
     from triton.runtime import driver
 
     from aiter_like.triton_kernels import attention, attention_hopper
+    from aiter_like.triton_kernels import launch as launcher
 
     built = []
 
@@ -188,7 +209,7 @@ def hopper(device, monkeypatch):
         return built
 
     monkeypatch.setattr(attention, "target_of", lambda _: Target("cuda", "sm_90", 132, 32, False, 0))
-    monkeypatch.setattr(attention, "launch", compiled)
+    monkeypatch.setattr(launcher, "launch", compiled)
     monkeypatch.setattr(attention_hopper, "launch", compiled)
     before = driver._active
     driver.set_active(Hopper())

@@ -210,5 +210,5 @@ flash_attn_fwd = Op(
     backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported, misplaced=hip_misplaced),
               Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, space=ck_space, self_check=ck_self_check),
               Backend("triton", "attention:flash_attn_fwd", unsupported=_triton_unsupported, space=_triton_space,
-                      cost=_triton_cost),
+                      cost=_triton_cost, repeats=True),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import triton
@@ -14,6 +15,7 @@ from aiter_like import philox
 from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
 from aiter_like.paged_call import PagedCall
+from aiter_like.triton_kernels.attention_instance import Instance, instance_of, splits_of
 from aiter_like.triton_kernels.attention_parts import (
     LOG2_E,
     MASKED,
@@ -46,56 +48,11 @@ from aiter_like.triton_kernels.attention_strides import (
     strides_of_lse,
     strides_of_rows,
 )
-from aiter_like.triton_kernels.launch import config, launch
+from aiter_like.triton_kernels.launch import Launch, config
 from aiter_like.triton_kernels.philox import attention_kept
 
-_WIDEST_ROW = 2**22  # elements between rows of which a tile of 256 spans less than 2^30
-_MOST_SPLITS = 64
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _COMBINE = {"num_warps": 4, "enable_fp_fusion": False}
-_KEYS_PER_SPLIT = 256  # below, adding the parts costs more than another program gains
-
-
-@dataclass(frozen=True)
-class Instance:
-    """What the kernel is compiled for: its one constexpr argument. Optional tensors show as None.
-
-    Attributes:
-        M, N: rows and keys of a tile of scores.
-        HEAD_DIM, HEAD_DIM_V: columns of q and k, of v and out.
-        D, D_TAIL: columns of the first and the second product of q and k, padded; D_TAIL 0: there is no second.
-        DV: columns of the product with v, padded.
-        PACK: rows of a tile that are heads of one group at the same position; 1: a tile has one head.
-        XCDS: chiplets to which the hardware deals workgroups in turn; each gets a contiguous chunk of the work.
-        PAGE: keys of a page.
-        X: elements that lie together: of a key's columns, and of one column of the values; 0: rows do.
-        IS_WIDE: offsets inside a tile need 64 bits.
-        IS_SPLIT: a program sees a part of the keys only.
-        HAS_BOXES: the interior is loaded by tensor descriptors (on NVIDIA: TMA).
-        IS_QQ_BIAS: the bias is one matrix for all sequences, between the queries and the keys of the same tokens.
-        ROUNDING: of P and out, see round_to.
-    """
-
-    M: int
-    N: int
-    HEAD_DIM: int
-    HEAD_DIM_V: int
-    D: int
-    D_TAIL: int
-    DV: int
-    PACK: int = 1
-    XCDS: int = 1
-    PAGE: int = 0
-    X: int = 0
-    IS_WIDE: bool = False
-    IS_SPLIT: bool = False
-    IS_QQ_BIAS: bool = False
-    HAS_LEFT: bool = False
-    HAS_RIGHT: bool = False
-    HAS_SINK_TOKENS: bool = False
-    HAS_SOFTCAP: bool = False
-    ROUNDING: int = 0
-    HAS_BOXES: bool = False
 
 
 @triton.jit
@@ -256,8 +213,8 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
                 SHAPE.ROUNDING)
 
 
-def flash_attn_fwd(*args: torch.Tensor | float | None, **params: int) -> None:
-    """Same arguments as the operator's other backends; writes `out` and `lse`.
+def flash_attn_fwd(*args: torch.Tensor | float | None, **params: int) -> Callable[..., None] | None:
+    """Same arguments as the operator's other backends; writes `out` and `lse`. What it returns: see Backend.repeats.
 
     params: a tuned row's values instead of those of configs/triton/flash_attn_fwd.toml; where GROUPS is one of them, of
     flash_attn_fwd_hopper.toml, for the kernel of attention_hopper.py.
@@ -270,13 +227,15 @@ def flash_attn_fwd(*args: torch.Tensor | float | None, **params: int) -> None:
 
         if attention_hopper.serves(call, target):
             attention_hopper.attend(call, {**config("flash_attn_fwd_hopper", target.arch, _width(call)), **params})
-            return
-        params = {}
-    attend(call, {**config("flash_attn_fwd", target.arch, _width(call)), **params})
+            return None
+        attend(call, config("flash_attn_fwd", target.arch, _width(call)))
+        return None
+    launches = attend(call, {**config("flash_attn_fwd", target.arch, _width(call)), **params})
+    return None if launches is None else lambda *args: launches(AttentionCall(*args))
 
 
-def unified_attention(*args: torch.Tensor | float | None, **params: int) -> None:
-    """Same arguments as the operator's other backends; writes `out` and `lse`.
+def unified_attention(*args: torch.Tensor | float | None, **params: int) -> Callable[..., None] | None:
+    """Same arguments as the operator's other backends; writes `out` and `lse`. What it returns: see Backend.repeats.
 
     params: a tuned row's values instead of those of configs/triton/unified_attention.toml.
     """
@@ -285,7 +244,13 @@ def unified_attention(*args: torch.Tensor | float | None, **params: int) -> None
     kind = "short" if call.max_seqlen_q * (attention.num_heads // attention.num_kv_heads) <= 32 else "long"
     variant = f"{kind}_{_width(attention)}"
     settings = {**config("unified_attention", target_of(call.q.device).arch, variant), **params}
-    attend(attention, settings, call.block_table, call.output_scale)
+    launches = attend(attention, settings, call.block_table, call.output_scale)
+
+    def again(*args: torch.Tensor | float | None) -> None:
+        call = PagedCall(*args)
+        launches(call.attention, call.block_table, call.output_scale)
+
+    return None if launches is None else again
 
 
 def _width(call: AttentionCall) -> str:
@@ -296,77 +261,80 @@ def _width(call: AttentionCall) -> str:
 
 
 def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None = None,
-           out_scale: torch.Tensor | None = None) -> None:
-    """Launches a call, and the sum of its parts where the keys are split.
+           out_scale: torch.Tensor | None = None) -> _Launches | None:
+    """Launches a call; what launches others of the same metadata, or None where addresses decide too.
 
     settings: BLOCK_M, BLOCK_N, XCDS, TMA, launch options. With a block table, k and v are pages [num_pages, page_size,
     num_kv_heads, head_dim], and the bias is one of queries and their own keys, [seqlen, seqlen].
     """
-    shape = _instance(call, settings, block_table)
+    shape = instance_of(call, settings, block_table)
     boxes = _boxes(call, shape) if settings.get("TMA") else (None, None)
-    shape = replace(shape, HAS_BOXES=boxes[0] is not None)
     options = {name: value for name, value in settings.items() if not name.isupper()}
-    if shape.M <= 32:
-        options["num_warps"] = min(options["num_warps"], 4)
-    num_blocks = triton.cdiv(call.max_seqlen_q * shape.PACK, shape.M)
-    programs = num_blocks * (call.num_heads // shape.PACK) * call.batch
-    num_splits = _num_splits(call, num_blocks, programs, shape.N)
-    if call.k.element_size() > 1:  # engines pass descales whatever the cache holds
-        call = call._replace(k_descale=None, v_descale=None)
-    if call.q.element_size() > 1:
-        call = call._replace(q_descale=None)
-    out, lse, split_strides = call.out, call.lse, (0, 0, 0)
-    out_strides, lse_strides = strides_of_rows(out), strides_of_lse(lse)
-    if num_splits > 1:
-        shape = replace(shape, IS_SPLIT=True)
-        out = torch.empty(num_splits, *call.out.shape, dtype=torch.float32, device=call.q.device)
-        lse = torch.empty(num_splits, 2, *call.out.shape[:-1], dtype=torch.float32, device=call.q.device)
-        split_strides = (out.stride(0), lse.stride(0), lse.stride(1))
-        out_strides, lse_strides = strides_of_rows(out[0]), strides_of_rows(lse[0, 0, ..., None])
-    is_varlen_k = call.cu_seqlens_k is not None
-    seqlen_q, seqlen_k = call.q.shape[0 if call.is_varlen else 1], call.k.shape[0 if is_varlen_k else 1]
-    if block_table is not None:
-        seqlen_k = block_table.shape[0] if is_varlen_k else block_table.shape[1] * shape.PAGE
-    slopes, v_strides = call.alibi_slopes, strides_of_descale(call.v_descale)
-    small = (stride_of_batch(slopes), stride_of_batch(block_table), *strides_of_descale(call.k_descale), *v_strides)
-    value_scale = 1.0 / (1.0 - call.dropout_p)
-    launch(_attention_kernel, (programs * num_splits,), out, lse, call.q, call.k, call.v, call.cu_seqlens_q,
-           call.cu_seqlens_k, call.seqlens_k, block_table, call.bias, slopes, call.sink, call.q_descale, call.k_descale,
-           call.v_descale, call.rng_state if call.dropout_p > 0 else None, out_scale, *boxes, out_strides, lse_strides,
-           strides_of_rows(call.q), strides_of_keys(call.k), strides_of_keys(call.v), strides_of_bias(call.bias), small,
-           split_strides, num_blocks, call.num_heads, call.num_heads // call.num_kv_heads, num_splits,
-           call.k.shape[0], seqlen_q, seqlen_k, max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
-           call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
-           call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, value_scale, SHAPE=shape, options=options)
-    if num_splits > 1:
-        launch(_combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch,), call.out, call.lse, out, lse,
-               call.cu_seqlens_q, call.sink, call.v_descale, out_scale, strides_of_rows(call.out),
-               strides_of_lse(call.lse), out_strides, lse_strides, split_strides, v_strides, seqlen_q,
-               call.max_seqlen_q, call.num_heads, call.num_heads // call.num_kv_heads, num_splits, value_scale,
-               SPLITS=triton.next_power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
-               ROUNDING=shape.ROUNDING, options=_COMBINE)
+    launches = _Launches(call, replace(shape, HAS_BOXES=boxes[0] is not None), options, block_table)
+    launches(call, block_table, out_scale, boxes)
+    return None if settings.get("TMA") else launches
 
 
-def _instance(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Instance:
-    group, block_m = call.num_heads // call.num_kv_heads, settings["BLOCK_M"]
-    is_short = call.max_seqlen_q < block_m or block_table is not None  # a batch with pages has sequences of one query
-    pack = group if is_short and call.dropout_p == 0 else 1  # dropout counts by head
-    padded, least = triton.next_power_of_2(call.head_dim), 32 if call.q.element_size() == 1 else 16  # NVIDIA's least K
-    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), least)
-    d, tail = (padded // 2, rest) if rest < padded // 2 else (max(padded, least), 0)
-    row_strides = [strides_of_rows(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)]
-    head_strides = [strides_of_rows(tensor)[2] for tensor in (call.q, call.out)]
-    bias_strides = strides_of_bias(call.bias)
-    return Instance(
-        M=min(block_m, max(16, triton.next_power_of_2(call.max_seqlen_q * pack))), N=settings["BLOCK_N"],
-        HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail,
-        DV=max(triton.next_power_of_2(call.head_dim_v), 16), PACK=pack, XCDS=settings.get("XCDS", 1),
-        PAGE=0 if block_table is None else call.k.shape[1], X=call.k.shape[4] if call.k.ndim == 5 else 0,
-        IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > 2**30,
-        IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
-        HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q - 1, HAS_SINK_TOKENS=call.sink_size > 0,
-        HAS_SOFTCAP=call.softcap > 0,
-        ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 or call.how_v3_bf16_cvt == 2 else 0)
+class _Launches:
+    """The launch of the kernel, and that of the sum of its parts where the keys are split."""
+
+    def __init__(self, call: AttentionCall, shape: Instance, options: dict[str, int],
+                 block_table: torch.Tensor | None):
+        if shape.M <= 32:
+            options["num_warps"] = min(options["num_warps"], 4)
+        num_blocks = triton.cdiv(call.max_seqlen_q * shape.PACK, shape.M)
+        programs = num_blocks * (call.num_heads // shape.PACK) * call.batch
+        self.num_splits = num_splits = splits_of(call, num_blocks, programs, shape.N)
+        out_strides, lse_strides, split_strides = strides_of_rows(call.out), strides_of_lse(call.lse), (0, 0, 0)
+        if num_splits > 1:
+            shape = replace(shape, IS_SPLIT=True)
+            out, lse = self._parts(call)
+            split_strides = (out.stride(0), lse.stride(0), lse.stride(1))
+            out_strides, lse_strides = strides_of_rows(out[0]), strides_of_rows(lse[0, 0, ..., None])
+        is_varlen_k = call.cu_seqlens_k is not None
+        seqlen_q, seqlen_k = call.q.shape[0 if call.is_varlen else 1], call.k.shape[0 if is_varlen_k else 1]
+        if block_table is not None:
+            seqlen_k = block_table.shape[0] if is_varlen_k else block_table.shape[1] * shape.PAGE
+        _, k_descale, v_descale = _descales(call)
+        v_strides = strides_of_descale(v_descale)
+        small = (stride_of_batch(call.alibi_slopes), stride_of_batch(block_table), *strides_of_descale(k_descale),
+                 *v_strides)
+        value_scale = 1.0 / (1.0 - call.dropout_p)
+        self.attention = Launch(
+            _attention_kernel, (programs * num_splits, 1, 1),
+            (out_strides, lse_strides, strides_of_rows(call.q), strides_of_keys(call.k), strides_of_keys(call.v),
+             strides_of_bias(call.bias), small, split_strides, num_blocks, call.num_heads,
+             call.num_heads // call.num_kv_heads, num_splits, call.k.shape[0], seqlen_q, seqlen_k,
+             max(call.window_left, 0), max(call.window_right, 0), call.sink_size,
+             call.bias.shape[-1] if call.bias is not None else 0, philox.threshold(call.dropout_p),
+             call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value, value_scale),
+            SHAPE=shape, options=options)
+        self.combine = None if num_splits == 1 else Launch(
+            _combine_kernel, (call.max_seqlen_q * call.num_heads * call.batch, 1, 1),
+            (strides_of_rows(call.out), strides_of_lse(call.lse), out_strides, lse_strides, split_strides, v_strides,
+             seqlen_q, call.max_seqlen_q, call.num_heads, call.num_heads // call.num_kv_heads, num_splits, value_scale),
+            SPLITS=triton.next_power_of_2(num_splits), HEAD_DIM_V=shape.HEAD_DIM_V, DV=shape.DV,
+            ROUNDING=shape.ROUNDING, options=_COMBINE)
+
+    def __call__(self, call: AttentionCall, block_table: torch.Tensor | None = None,
+                 out_scale: torch.Tensor | None = None, boxes: tuple = (None, None)) -> None:
+        descales, rng_state = _descales(call), call.rng_state if call.dropout_p > 0 else None
+        out, lse = (call.out, call.lse) if self.combine is None else self._parts(call)
+        self.attention(out, lse, call.q, call.k, call.v, call.cu_seqlens_q, call.cu_seqlens_k, call.seqlens_k,
+                       block_table, call.bias, call.alibi_slopes, call.sink, *descales, rng_state, out_scale, *boxes)
+        if self.combine is not None:
+            self.combine(call.out, call.lse, out, lse, call.cu_seqlens_q, call.sink, descales[2], out_scale)
+
+    def _parts(self, call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the parts of the keys give: sums, and their weights and maxima."""
+        sums = torch.empty(self.num_splits, *call.out.shape, dtype=torch.float32, device=call.q.device)
+        return sums, torch.empty(self.num_splits, 2, *call.out.shape[:-1], dtype=torch.float32, device=call.q.device)
+
+
+def _descales(call: AttentionCall) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """Of q, k and v, where they are fp8: engines pass them whatever the tensors hold."""
+    q_descale = call.q_descale if call.q.element_size() == 1 else None
+    return (q_descale, call.k_descale, call.v_descale) if call.k.element_size() == 1 else (q_descale, None, None)
 
 
 def _boxes(call: AttentionCall, shape: Instance) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
@@ -379,12 +347,3 @@ def _boxes(call: AttentionCall, shape: Instance) -> tuple[TensorDescriptor | Non
             return None, None
         boxes.append(TensorDescriptor(dense, list(dense.shape), list(dense.stride()), [1, shape.N, 1, dim]))
     return boxes[0], boxes[1]
-
-
-def _num_splits(call: AttentionCall, num_blocks: int, programs: int, block_n: int) -> int:
-    """Parts of the keys: as asked for, else enough for two programs on each CU where a head has one block of rows."""
-    target = target_of(call.q.device)
-    wanted = call.num_splits
-    if not wanted:
-        wanted = min(2 * target.cu_num // programs, call.max_seqlen_k // _KEYS_PER_SPLIT) if num_blocks == 1 else 1
-    return max(min(wanted, triton.cdiv(call.max_seqlen_k, block_n), _MOST_SPLITS), 1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import triton
+from triton.compiler import CompiledKernel
 
 from aiter_like import paths
 from aiter_like.device import Target, target_of
@@ -19,8 +20,8 @@ _AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
 
 def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, options: dict[str, int],
-           **constants: Any) -> None:
-    """Launch `kernel` over `grid` on the device of its first tensor argument.
+           **constants: Any) -> CompiledKernel:
+    """Launch `kernel` over `grid` on the device of its first tensor argument; the kernel that was compiled for them.
 
     Args:
         kernel: the `@triton.jit` function.
@@ -34,7 +35,7 @@ def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, option
     if target.platform != "hip":
         options = {name: value for name, value in options.items() if name not in _AMD_ONLY}
     with _driver(target):
-        kernel[grid](*args, **constants, **options)
+        return kernel[grid](*args, **constants, **options)
 
 
 @cache
@@ -49,6 +50,45 @@ def config(op: str, arch: str, variant: str) -> dict[str, int]:
         if variant in tables.get(name, {}):
             return tables[name][variant]
     raise UnsupportedError(f"{op}: configs/triton/{op}.toml has no configuration {variant!r} for {arch} or default", op)
+
+
+class Launch:
+    """One launch of a kernel, repeated with other tensors of the same metadata.
+
+    Triton looks at each argument of each launch, 50 µs for the forty of attention. Of tensors that look alike only the
+    address, and on AMD the size of the memory behind it, can make another kernel: only those are looked at here.
+
+    Attributes:
+        kernel, options, constants: as for `launch`.
+        grid: three counts of programs.
+        others: the run-time arguments behind the tensors.
+    """
+
+    def __init__(self, kernel: triton.JITFunction, grid: tuple[int, ...], others: tuple, *, options: dict[str, int],
+                 **constants: Any):
+        self.kernel, self.grid, self.others, self.options, self.constants = kernel, grid, others, options, constants
+        self._ordered = [constants[name] for name in kernel.arg_names if name in constants]
+        self._kernels: dict[tuple, CompiledKernel] = {}
+
+    def __call__(self, *tensors: Any) -> None:
+        """Launches with `tensors`, any of them None or a descriptor, as the first arguments."""
+        target = target_of(tensors[0].device)
+        key = tuple([_traits(x, target.platform) for x in tensors])
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            self._kernels[key] = launch(self.kernel, self.grid, *tensors, *self.others, options=self.options,
+                                        **self.constants)
+        else:
+            with _driver(target):
+                kernel[self.grid](*tensors, *self.others, *self._ordered)
+
+
+def _traits(argument: Any, platform: str) -> Any:
+    """What Triton specialises on, beyond a tensor's metadata; of a descriptor nothing."""
+    if not isinstance(argument, torch.Tensor):
+        return argument is None
+    is_aligned = argument.data_ptr() % 16 == 0
+    return is_aligned if platform == "cuda" else (is_aligned, argument.untyped_storage().nbytes() < 2**31)
 
 
 def _driver(target: Target) -> AbstractContextManager:
