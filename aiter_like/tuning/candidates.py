@@ -128,15 +128,15 @@ def _nothing_serves(op: Op, refused: Mapping[str, str]) -> Any:
 
 
 def _affordable(backend: Backend, target: Target, args: tuple, left_out: dict[str, str]) -> Iterator[Mapping[str, Any]]:
-    """The default, then the backend's space without what its cost model rules out."""
+    """The default, then the backend's space: what its cost model expects most of first, without what that rules out."""
     yield {}
     space = list(backend.space(target, *args)) if backend.space is not None else []
     if backend.cost is None:
         yield from space
         return
-    costs = [backend.cost(target, *args, **params) for params in space]
-    limit = FAR * min(costs, default=math.inf)
-    for params, cost in zip(space, costs):
+    expected = [(backend.cost(target, *args, **params), params) for params in space]
+    limit = FAR * min((cost for cost, _ in expected), default=math.inf)
+    for cost, params in sorted(expected, key=lambda pair: pair[0]):  # a budget that ends early has tried the likely
         if cost <= limit and math.isfinite(cost):
             yield params
         else:

@@ -15,7 +15,7 @@ from aiter_like.device import Target
 from aiter_like.dispatch import OPS, Backend
 from aiter_like.jit import toolchain
 from aiter_like.ops import attention_fwd
-from aiter_like.tuning import models
+from aiter_like.tuning import candidates, models
 from aiter_like.tuning.table import columns
 
 GPUS = (Target("hip", "gfx942", 304, 64), Target("cuda", "sm_90", 132, 32), Target("cuda", "sm_80", 108, 32))
@@ -164,3 +164,13 @@ class TestStaleness:
         lines = [record for record in caplog.records if "tuned row ignored" in record.message]
         assert len(lines) == is_stale
         assert not is_stale or f"it timed what {text} made, here is clang 22.1" in caplog.text
+
+
+def test_trials_that_are_expected_to_cost_less_come_first():
+    """A budget that ends early has tried the likely ones."""
+    op = OPS["flash_attn_fwd"]
+    args = op.tuning.case(KEYS["flash_attn_fwd"][0] | {"seqlen_q": 200, "seqlen_k": 300}, torch.device("cpu"), 0)
+    triton, = (backend for backend in op.backends if backend.name == "triton")
+    costs = [triton.cost(GPUS[1], *args, **trial.params) for trial in candidates.plan(op, GPUS[1], args).trials
+             if trial.backend == "triton" and trial.params]
+    assert costs == sorted(costs) and costs[-1] > costs[0]
