@@ -46,11 +46,14 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
     Returns:
         None: each query sees every key up to its own position, or, in a layer that is not causal, every key; of
         them the layer's sliding window. Else [batch, 1, q_length, kv_length] in `dtype`: 0 where a key takes part,
-        −inf where not.
+        −inf where not. Where position alone decides, as in a static cache, it has an attribute `visible_keys`, the
+        number of keys that the last query sees, or their sums over the sequences before, int32 [batch + 1], where it
+        stands on the device. A model that changes the mask loses it.
     """
     if allow_is_causal_skip and local_size is not None and _passes_window(config, attention_mask):
         local_size = None  # the kernel has windows: the mask is left out as if there was none
     is_free = attention_mask is None and local_size is None
+    is_plain = mask_function is causal_mask_function and local_size is None and not kv_offset
     # Decided by sizes alone, which tracing allows.
     if is_free and allow_is_causal_skip and isinstance(q_offset, int) and (q_length == 1 or kv_length == q_length):
         return None
@@ -64,7 +67,15 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
                      kv_offset=kv_offset, mask_function=mask_function, attention_mask=attention_mask,
                      local_size=local_size, allow_is_causal_skip=allow_is_causal_skip,
                      allow_is_bidirectional_skip=allow_is_bidirectional_skip, **options)
-    return None if mask is None else _additive(mask, dtype)
+    if mask is None:
+        return None
+    mask = _additive(mask, dtype)
+    if is_plain and (attention_mask is None or allow_is_causal_skip and _is_full(attention_mask, q_offset, q_length)):
+        mask.visible_keys = q_offset + q_length
+        if isinstance(q_offset, Tensor):
+            sequences = torch.arange(batch_size + 1, dtype=torch.int32, device=q_offset.device)
+            mask.visible_keys = sequences * (q_offset + q_length).to(torch.int32)
+    return mask
 
 
 def attention_forward(
@@ -79,7 +90,8 @@ def attention_forward(
         query: [batch, num_heads, seqlen_q, head_dim].
         key, value: [batch, num_kv_heads, seqlen_k, head_dim].
         attention_mask: None, or [batch, 1 or num_heads, seqlen_q, seqlen_k]: True or 0 where a key takes part, False
-            or what is added to the score elsewhere. Where there is one, it alone says what is visible.
+            or what is added to the score elsewhere. Where there is one, it alone says what is visible; with an
+            attribute `visible_keys` that is enough, see `attention_mask`.
         scaling: softmax scale, 1/sqrt(head_dim) where None.
         dropout, is_causal: as in transformers.
         sliding_window: a query sees so many keys, itself included.
@@ -115,8 +127,14 @@ def attention_forward(
             q[0], k[0], v[0], packed[0].to(torch.int32), packed[1].to(torch.int32), packed[2] or q.shape[1],
             packed[3] or k.shape[1], causal=is_causal, window_size=window, **shared)
         return out[None].to(query.dtype), None
-    causal = False
-    if attention_mask is not None:
+    causal, keys = False, getattr(attention_mask, "visible_keys", None)
+    if isinstance(keys, int):
+        k, v = k[:, :keys], v[:, :keys]
+    elif keys is not None and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        keys = None  # lengths on the device have no derivative
+    if keys is not None:
+        attention_mask, causal, window = None, True, (-1, -1, 0)
+    elif attention_mask is not None:
         window = (-1, -1, 0)
     else:
         causal = is_causal and q.shape[1] > 1
@@ -124,7 +142,8 @@ def attention_forward(
             # transformers leaves the mask out here only for a static cache at position 0: later keys are not filled.
             k, v = k[:, :q.shape[1]], v[:, :q.shape[1]]
     bias = _bias(attention_mask, position_bias, q.dtype, k.shape[1])
-    out = flash_attn_func(q, k, v, causal=causal, window_size=window, bias=bias, **shared)
+    out = flash_attn_func(q, k, v, causal=causal, window_size=window, bias=bias,
+                          cu_seqlens_kv=keys if isinstance(keys, Tensor) else None, **shared)
     return out.to(query.dtype), None
 
 
@@ -180,6 +199,13 @@ def _bias(mask: Tensor | None, position_bias: Tensor | None, dtype: torch.dtype,
         position_bias = position_bias[..., :seqlen_k]
         mask = position_bias if mask is None else mask + position_bias
     return mask if mask is None or mask.dtype in (dtype, torch.float32) else mask.to(dtype)
+
+
+def _is_full(mask: Tensor, q_offset: int | Tensor, q_length: int) -> bool:
+    """Whether `mask` hides no key before the last query; looked up for a prefill only, as it waits for the device."""
+    if q_length == 1 or not isinstance(q_offset, int) or is_tracing(mask):
+        return False
+    return bool(mask[:, :q_offset + q_length].all())
 
 
 def _passes_window(config: Any, tensor: Tensor | None) -> bool:

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from aiter_like import device
 from aiter_like.integrations import takeover
 
 
@@ -18,3 +19,31 @@ def fresh_takeover(monkeypatch, caplog):
     takeover.forget()
     yield
     takeover.forget()
+
+
+@pytest.fixture
+def simulated_models():
+    """Models on the CPU are served by the simulated MI300X; afterwards they and their files are transformers' again."""
+    from aiter_like.integrations import transformers
+
+    device.use_simulator(True)
+    takeover.reset_counters()
+    yield
+    transformers.uninstall()
+    device.reset()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Keyword arguments of each call of flash_attn_func by a transformers model."""
+    from aiter_like.integrations import transformers_attention
+
+    seen = []
+
+    def spy(*args, **options):
+        seen.append(options)
+        return function(*args, **options)
+
+    function = transformers_attention.flash_attn_func
+    monkeypatch.setattr(transformers_attention, "flash_attn_func", spy)
+    return seen

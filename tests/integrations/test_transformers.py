@@ -4,87 +4,33 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 
 import pytest
 import torch
 
-from aiter_like import device, dispatch, sim
+from aiter_like import dispatch, sim
 
 transformers = pytest.importorskip("transformers")
+
+from tiny_transformers import (  # noqa: E402
+    FACTOR,
+    TOKENS,
+    gemma2,
+    gpt_oss,
+    llama,
+    made,
+    mistral,
+    padding,
+    qwen3_moe,
+    served,
+    tokens,
+)
 
 from aiter_like.integrations import takeover, transformers_attention  # noqa: E402
 from aiter_like.integrations import transformers as integration  # noqa: E402
 
-SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 100,
-         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 64,
-         "initializer_range": 0.2}  # the usual 0.02 makes attention uniform: any scale "passes"
-FACTOR = 1.5  # of the error that the stock model has in bfloat16 itself; a softmax scale wrong by 5 % gives 3
-TOKENS = 9
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    takeover.reset_counters()
-    yield
-    integration.uninstall()
-    device.reset()
-
-
-def llama(**changes):
-    return transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES | changes)
-
-
-def mistral(**changes):
-    return transformers.MistralForCausalLM, transformers.MistralConfig(**SIZES | {"sliding_window": 4} | changes)
-
-
-def gemma2():
-    """softcap, weight + 1, tanh GELU, and a window in every other layer."""
-    return transformers.Gemma2ForCausalLM, transformers.Gemma2Config(
-        **SIZES, sliding_window=4, query_pre_attn_scalar=32, attn_logit_softcapping=2.0)
-
-
-def qwen3_moe():
-    return transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
-        **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0])
-
-
-def gpt_oss():
-    """Sinks, and tables of cosines with a value per pair."""
-    return transformers.GptOssForCausalLM, transformers.GptOssConfig(
-        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=4)
-
-
-def made(family, dtype=torch.bfloat16):
-    """(model in `dtype`, the same bfloat16 weights in float32): both stock, eager attention."""
-    model_class, config = family
-    torch.manual_seed(0)
-    with torch.no_grad():
-        exact = model_class._from_config(config, attn_implementation="eager").eval()
-        for name, parameter in exact.named_parameters():
-            if "norm" in name or "sinks" in name:
-                parameter.uniform_(0.3, 1.7)  # not all the same
-            elif parameter.std() == 0 and parameter.ndim > 1:
-                parameter.normal_(0, 0.2)
-        exact.to(torch.bfloat16).float()  # rounded
-    model = copy.deepcopy(exact).to(dtype)
-    return model, exact
-
-
-def tokens(batch=2, length=TOKENS, seed=1):
-    return torch.randint(0, 100, (batch, length), generator=torch.Generator().manual_seed(seed))
-
-
-def padding(side, batch=2, length=TOKENS):
-    mask = torch.ones(batch, length, dtype=torch.int64)
-    if side == "left":
-        mask[1, :3] = 0
-    elif side == "right":
-        mask[1, -3:] = 0
-    return mask
+pytestmark = pytest.mark.usefixtures("simulated_models")
 
 
 @torch.no_grad()
@@ -98,13 +44,6 @@ def errors(model, exact, mask=None, **inputs):
     ours = model(**inputs).logits[real]
     assert ours.dtype == stock.dtype and ours.isfinite().all()
     return tuple(((x.float() - expected).norm() / expected.norm()).item() for x in (ours, stock))
-
-
-def served():
-    """Name → calls that we served; nothing may have fallen back."""
-    counts = takeover.counters()
-    assert not any(count.fell_back for count in counts.values()), counts
-    return {name.removeprefix("transformers."): count.served for name, count in counts.items() if count.served}
 
 
 @contextlib.contextmanager
@@ -144,20 +83,6 @@ def test_other_families(family, expected):
     ours, stock = errors(model, exact, padding("left"), input_ids=tokens())
     assert 0 < ours < FACTOR * stock, (ours, stock)
     assert served() == expected
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """Keyword arguments of each call of flash_attn_func."""
-    seen = []
-
-    def spy(*args, **options):
-        seen.append(options)
-        return function(*args, **options)
-
-    function = transformers_attention.flash_attn_func
-    monkeypatch.setattr(transformers_attention, "flash_attn_func", spy)
-    return seen
 
 
 def test_a_window_goes_to_the_kernel(calls):
@@ -386,15 +311,3 @@ class TestCompiled:
         real = padding(side).bool()
         assert graphs == [{"flash_attn_fwd_out", "rms_norm_out", "rope_out"}]
         assert (compiled - eager)[real].norm() < 0.02 * eager[real].norm()  # stock's activation rounds elsewhere
-
-    def test_decoding_with_a_static_cache_is_one_graph(self):
-        model, _ = made(llama())
-        integration.enable(model)
-        logits = []
-        with torch.no_grad():
-            for step in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
-                cache = transformers.StaticCache(config=model.config, max_cache_len=TOKENS + 3)
-                model(input_ids=tokens(), past_key_values=cache)
-                logits.append(torch.cat([step(input_ids=tokens(length=1, seed=seed), past_key_values=cache).logits
-                                         for seed in range(3)], 1))
-        assert (logits[1] - logits[0]).norm() < 0.02 * logits[0].norm()

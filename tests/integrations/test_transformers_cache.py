@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""Caches of transformers models: where position alone decides what a query sees, no mask reaches the kernel."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from tiny_transformers import FACTOR, TOKENS, gpt_oss, llama, made, mistral, padding, served, tokens  # noqa: E402
+
+from aiter_like.integrations import transformers as integration  # noqa: E402
+from aiter_like.integrations import transformers_attention  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("simulated_models")
+
+LENGTH = TOKENS + 7  # of a static cache
+
+
+def made_cache(kind, model):
+    if kind == "dynamic":
+        return transformers.DynamicCache(config=model.config)
+    return transformers.StaticCache(config=model.config, max_cache_len=LENGTH)
+
+
+@torch.no_grad()
+def chunked(model, kind, sizes, mask=None):
+    """Logits [batch, sum(sizes), vocabulary] of tokens that come in chunks. A static cache holds NaN where no key is
+    yet: any key that is read too early shows.
+    """
+    cache, logits, start = made_cache(kind, model), [], 0
+    for size in sizes:
+        end = start + size
+        logits.append(model(input_ids=tokens(length=sum(sizes))[:, start:end], past_key_values=cache,
+                            attention_mask=None if mask is None else mask[:, :end]).logits)
+        for layer in cache.layers if kind == "static" and mask is None else ():
+            layer.keys[:, :, end:] = layer.values[:, :, end:] = math.nan
+        start = end
+    return torch.cat(logits, 1)
+
+
+@pytest.mark.parametrize("sizes", [(4, 5, 3), (8, 1, 1, 1)], ids=["chunks", "decoding"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_plain_causal_needs_no_mask(calls, kind, sizes):
+    model, exact = made(llama())
+    expected = exact(input_ids=tokens(length=sum(sizes))).logits
+    error = (chunked(model, "dynamic", sizes).float() - expected).norm()
+    integration.enable(model)
+    ours = chunked(model, kind, sizes)
+    assert 0 < (ours.float() - expected).norm() < FACTOR * error
+    assert all(options["bias"] is None for options in calls)
+    has_lengths = [options["cu_seqlens_kv"] is not None for options in calls[::model.config.num_hidden_layers]]
+    assert has_lengths == [kind == "static" and index > 0 for index in range(len(sizes))]
+    assert served()["attention"] == len(calls) == model.config.num_hidden_layers * len(sizes)
+
+
+@pytest.mark.parametrize("side, has_bias", [("none", False), ("left", True)])
+def test_padding_is_looked_up_for_a_chunk(calls, side, has_bias):
+    """A mask of ones, as `generate` passes, is none; padding is."""
+    model, exact = made(llama())
+    mask = padding(side, length=12)
+    positions = mask.bool()[:, :, None]
+    with torch.no_grad():
+        expected = exact(input_ids=tokens(length=12), attention_mask=mask).logits * positions
+    error = (chunked(model, "dynamic", (8, 4), mask) * positions - expected).norm()
+    integration.enable(model)
+    ours = chunked(model, "dynamic", (8, 4), mask)
+    assert (ours * positions - expected).norm() < FACTOR * error
+    assert (calls[-1]["bias"] is not None) == has_bias
+
+
+@pytest.mark.parametrize("family", [mistral, gpt_oss])
+def test_windows_and_sinks_in_a_static_cache(family):
+    """What lengths do not say goes in as a mask."""
+    model, exact = made(family())
+    sizes = (8, 1, 1, 1)
+    with torch.no_grad():
+        expected = exact(input_ids=tokens(length=sum(sizes))).logits
+    mask = padding("none", length=sum(sizes))
+    error = (chunked(model, "static", sizes, mask).float() - expected).norm()
+    integration.enable(model)
+    assert (chunked(model, "static", sizes, mask).float() - expected).norm() < FACTOR * error
+
+
+def test_a_mask_that_a_model_changes_counts():
+    """Changed masks are new tensors, without the number of visible keys."""
+    made_mask = transformers_attention.attention_mask(1, 3, 8, q_offset=torch.tensor(4), allow_is_causal_skip=False)
+    assert made_mask.visible_keys.tolist() == [0, 7] and made_mask.visible_keys.dtype == torch.int32
+    q, k, v = (torch.randn(1, 2, length, 32, generator=torch.Generator().manual_seed(length)).bfloat16()
+               for length in (3, 8, 8))
+    changed = made_mask.clone()
+    changed[..., 0] = -math.inf
+    layer = torch.nn.Identity()
+    expected, _ = transformers_attention.stock_attention(layer, q, k, v, changed.bfloat16())
+    got, _ = transformers_attention.attention_forward(layer, q, k, v, changed)
+    torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+    served_by_lengths, _ = transformers_attention.attention_forward(layer, q, k, v, made_mask)
+    assert (served_by_lengths - got).abs().max() > 0.1
+
+
+def test_training_with_a_static_cache_has_gradients(calls):
+    """Lengths have no derivative: the mask serves."""
+    q, k, v = (torch.randn(1, 2, length, 32).bfloat16().requires_grad_() for length in (3, 8, 8))
+    mask = transformers_attention.attention_mask(1, 3, 8, q_offset=torch.tensor(4))
+    out, _ = transformers_attention.attention_forward(torch.nn.Identity(), q, k, v, mask)
+    out.sum().backward()
+    assert calls[0]["bias"] is not None and all(x.grad.norm() > 0 for x in (q, k, v))
+
+
+class TestCompiled:
+    @pytest.fixture(autouse=True)
+    def fresh(self):
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+
+    def test_decoding_with_a_static_cache_is_one_graph(self):
+        """Lengths in place of a mask."""
+        model, _ = made(llama())
+        integration.enable(model)
+        logits, attentions = [], []
+
+        def keep(graph, _inputs):
+            attentions.extend(node for node in graph.graph.nodes
+                              if str(node.target).startswith("aiter_like.flash_attn_fwd"))
+            return graph.forward
+
+        with torch.no_grad():
+            for step in (model, torch.compile(model, fullgraph=True, backend=keep)):
+                cache = made_cache("static", model)
+                model(input_ids=tokens(), past_key_values=cache)
+                logits.append(torch.cat([step(input_ids=tokens(length=1, seed=seed), past_key_values=cache).logits
+                                         for seed in range(3)], 1))
+        assert (logits[1] - logits[0]).norm() < 0.02 * logits[0].norm()
+        assert len(attentions) == model.config.num_hidden_layers
+        assert all(node.args[7] is not None and node.args[8] is None for node in attentions)
