@@ -108,21 +108,25 @@ def attention_forward(
         UnsupportedError: an option that would change the result and that the operator lacks.
         TypeError: q is neither bfloat16 nor float16, and there is no compute_dtype.
     """
-    position_bias = options.pop("position_bias", None)
-    packed = [options.pop(name, None) for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")]
-    _refuse_others(options)
+    position_bias, packed = None, None
+    if not options.keys() <= _NEUTRAL:
+        position_bias = options.pop("position_bias", None)
+        packed = [options.pop(f"{name}_{x}", None) for name in ("cu_seq_lens", "max_length") for x in "qk"]
+        _refuse_others(options)
     if (compute_dtype or query.dtype) not in _WIDE:
         raise TypeError(f"attention of {query.dtype}: only bfloat16 and float16 are computed; "
                         "enable(model, compute_dtype=torch.bfloat16) casts")
-    if any(x.shape[-1] > 1 and x.stride(-1) != 1 for x in (query, key, value)):
+    if any(x.stride(-1) != 1 and x.shape[-1] > 1 for x in (query, key, value)):
         raise UnsupportedError("attention of heads that are not contiguous")
     is_causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     # The kernel takes any outer strides, so these transposes move no data.
-    q, k, v = (x.transpose(1, 2).to(compute_dtype or x.dtype) for x in (query, key, value))  # [B, S, H, D]
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # [B, S, H, D]
+    if compute_dtype is not None:
+        q, k, v = q.to(compute_dtype), k.to(compute_dtype), v.to(compute_dtype)
     window = (sliding_window - 1, 0, 0) if sliding_window and is_causal else (-1, -1, 0)
     shared = {"dropout_p": dropout, "softmax_scale": scaling, "logits_soft_cap": softcap or 0.0,
               "sink_ptr": None if s_aux is None else s_aux.float()}
-    if packed[0] is not None and packed[1] is not None and q.shape[0] == 1 and position_bias is None:
+    if packed is not None and None not in packed[:2] and q.shape[0] == 1 and position_bias is None:
         out = flash_attn_varlen_func(
             q[0], k[0], v[0], packed[0].to(torch.int32), packed[1].to(torch.int32), packed[2] or q.shape[1],
             packed[3] or k.shape[1], causal=is_causal, window_size=window, **shared)

@@ -8,6 +8,7 @@ formulas differ between models in places where only the rounding shows.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -98,27 +99,28 @@ def mlp_forward(module: nn.Module) -> Callable | None:
     original = type(module).forward
 
     def mlp(module: nn.Module, x: Tensor) -> Tensor:
-        gate, up, down = module.gate_proj, module.up_proj, module.down_proj
+        gate, up, down = map(module._modules.__getitem__, _PROJECTIONS)
         if type(gate) is not nn.Linear or type(up) is not nn.Linear:
             raise UnsupportedError("gated activation: a projection was replaced since")
-        if x.dtype != gate.weight.dtype or torch.is_autocast_enabled(x.device.type):
-            raise UnsupportedError(f"gated activation of {x.dtype}, weights of {gate.weight.dtype}, or under autocast")
+        weights = gate.weight, up.weight
+        if x.dtype != weights[0].dtype or torch.is_autocast_enabled(x.device.type):
+            raise UnsupportedError(f"gated activation of {x.dtype}, weights of {weights[0].dtype}, or under autocast")
         if torch.compiler.is_compiling():  # the compiler fuses the two pointwise steps, and has no strided products
             return original(module, x)
-        if torch.is_grad_enabled() and (x.requires_grad or gate.weight.requires_grad):
+        if torch.is_grad_enabled() and (x.requires_grad or weights[0].requires_grad):
             raise UnsupportedError("gated activation: products are written in place, without a derivative")
         rows, width = x.reshape(-1, x.shape[-1]), gate.out_features
         both = torch.empty(rows.shape[0], 2 * width, dtype=x.dtype, device=x.device)
-        for projection, half in ((gate, both[:, :width]), (up, both[:, width:])):
-            if any((projection._forward_hooks, projection._forward_pre_hooks, "forward" in projection.__dict__)):
+        for projection, weight, half in zip((gate, up), weights, both.chunk(2, 1)):
+            if projection._forward_hooks or projection._forward_pre_hooks or "forward" in projection.__dict__:
                 raise UnsupportedError("gated activation: a projection has hooks")
             if projection.bias is None:
-                torch.mm(rows, projection.weight.t(), out=half)
+                torch.mm(rows, weight.t(), out=half)
             else:
-                torch.addmm(projection.bias, rows, projection.weight.t(), out=half)
-        out = torch.empty(rows.shape[0], width, dtype=x.dtype, device=x.device)
-        activate(out, both)
-        return down(out.view(*x.shape[:-1], width))
+                torch.addmm(projection.bias, rows, weight.t(), out=half)
+        out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
+        activate(out, both.view(*x.shape[:-1], 2 * width))
+        return down(out)
 
     return mlp
 
@@ -160,8 +162,10 @@ def rotary_function(original: Callable) -> Callable | None:
     if found is None:
         return None
     style, is_halved = found
+    latest: tuple = ()  # the tables that all layers of a forward share: references to cos and sin, and parts of both
 
     def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        nonlocal latest
         if unsqueeze_dim not in (1, 2) or q.ndim != 4 or cos.ndim != 3 or q.stride(-1) != 1 or k.stride(-1) != 1:
             raise UnsupportedError("rotary embedding of other than [batch, heads, tokens, head_dim], in this order")
         if cos.dtype != q.dtype:  # stock promotes, and its result has another dtype
@@ -171,24 +175,34 @@ def rotary_function(original: Callable) -> Callable | None:
         head_dim = q.shape[-1]
         if cos.shape[-1] != (head_dim // 2 if is_halved else head_dim):
             raise UnsupportedError(f"rotary embedding of {cos.shape[-1]} of {head_dim} elements")
+        is_eager = not torch.compiler.is_compiling()  # a graph that knew `latest` would be compiled for each prompt
+        if is_eager and latest and latest[0]() is cos and latest[1]() is sin:
+            tables = latest[2]
+        else:
+            tables = _tables(cos, sin, head_dim // 2)
+            if is_eager and cos.shape[0] == cos.stride(-1) == sin.stride(-1) == 1:
+                latest = (weakref.ref(cos), weakref.ref(sin), tables)  # views: a change of cos and sin shows
+        if cos.shape[0] == 1:  # the same positions in each sequence
+            there, back = ((2, 0, 1, 3), (1, 2, 0, 3)) if unsqueeze_dim == 1 else ((1, 0, 2, 3), (1, 0, 2, 3))
+            turned = rope_cached_2c_fwd(q.permute(there), k.permute(there), *tables, style, True, False)
+            return turned[0].permute(back), turned[1].permute(back)
         if unsqueeze_dim == 1:
             q, k = q.transpose(1, 2), k.transpose(1, 2)  # [batch, tokens, heads, head_dim]
-        cos, sin = (table[..., :head_dim // 2] for table in (cos, sin))
-        cos, sin = (table if table.stride(-1) == 1 else table.contiguous() for table in (cos, sin))  # small
-        if cos.shape[0] == 1:  # the same positions in each sequence
-            turned = [x.transpose(0, 1) for x in rope_cached_2c_fwd(
-                q.transpose(0, 1), k.transpose(0, 1), cos.transpose(0, 1)[:, :, None], sin.transpose(0, 1)[:, :, None],
-                style, True, False)]
-        else:
-            flat = [x.reshape(-1, 1, *x.shape[2:]) for x in (q, k)]
-            tables = [table.reshape(-1, 1, 1, head_dim // 2) for table in (cos, sin)]
-            turned = [out.view(x.shape) for out, x in
-                      zip(rope_cached_2c_fwd(*flat, *tables, style, True, False), (q, k))]
+        flat = [x.reshape(-1, 1, *x.shape[2:]) for x in (q, k)]
+        turned = [out.view(x.shape) for out, x in
+                  zip(rope_cached_2c_fwd(*flat, *tables, style, True, False), (q, k))]
         if unsqueeze_dim == 1:
             turned = [x.transpose(1, 2) for x in turned]
         return turned[0], turned[1]
 
     return rotary
+
+
+def _tables(cos: Tensor, sin: Tensor, width: int) -> list[Tensor]:
+    """Of [batch, tokens, …] the first `width` columns as [tokens, 1, 1, width], or [batch · tokens, 1, 1, width]."""
+    halves = (table[..., :width] for table in (cos, sin))
+    return [half.transpose(0, 1)[:, :, None] if half.shape[0] == 1 else half.reshape(-1, 1, 1, width)
+            for half in (half if half.stride(-1) == 1 else half.contiguous() for half in halves)]
 
 
 def _rotary_form(original: Callable) -> tuple[int, bool] | None:

@@ -27,7 +27,7 @@ from tiny_transformers import (  # noqa: E402
     tokens,
 )
 
-from aiter_like.integrations import takeover, transformers_attention  # noqa: E402
+from aiter_like.integrations import takeover, transformers_attention, transformers_layers  # noqa: E402
 from aiter_like.integrations import transformers as integration  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("simulated_models")
@@ -269,6 +269,20 @@ def test_operators_that_engines_keep(monkeypatch):
     model, exact = made(llama())
     ours, stock = errors(model, exact, input_ids=tokens())
     assert ours < FACTOR * stock and served() == {"attention": 2, "gated_mlp": 2}
+
+
+def test_rotary_tables_may_change():
+    """All layers of a forward get the same tables, whose halves are kept: changes in place count, as new ones do."""
+    stock = transformers.models.llama.modeling_llama.apply_rotary_pos_emb
+    rotary = transformers_layers.rotary_function(stock)
+    q, k = torch.randn(2, 1, 2, 5, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    angles = torch.rand(1, 5, 16, generator=torch.Generator().manual_seed(1)).repeat(1, 1, 2)
+    cos, sin = angles.cos().bfloat16(), angles.sin().bfloat16()
+    for change in (lambda: None, lambda: (cos.mul_(0.5), sin.neg_()), lambda: None):
+        change()
+        for tables in ((cos, sin), (sin, cos), (cos, sin)):
+            for got, expected in zip(rotary(q, k, *tables), stock(q, k, *tables)):
+                torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("formula", ["cube", "no norm"])
