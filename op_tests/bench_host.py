@@ -92,6 +92,44 @@ def calls() -> None:
             lambda: aiter_like.flash_attn_func(q, k, v, causal=True, out=out_attention), custom, args_attention, 3.5)
 
 
+def adapters() -> None:
+    """What the layers of a transformers Llama call for one token, beyond the operators: most of it is checks, views
+    and allocations.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.models.llama import modeling_llama
+
+    from aiter_like.integrations.transformers import enable, uninstall
+
+    config = LlamaConfig(hidden_size=64, num_hidden_layers=1, intermediate_size=64, vocab_size=64, head_dim=64,
+                         num_attention_heads=4, num_key_value_heads=2)
+    model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+    layer = model.model.layers[0]
+    x, cos, sin = torch.randn(3, 1, 1, 64, dtype=torch.bfloat16)
+    q, (k, v) = torch.randn(1, 4, 1, 64, dtype=torch.bfloat16), torch.randn(2, 1, 2, 576, 64, dtype=torch.bfloat16)
+    seen = tuple(tensor.transpose(1, 2) for tensor in (q, k, v))
+    new = k[:, :, :1]
+    flat, halves = x.view(1, 64), (cos[..., :32].unsqueeze(2), sin[..., :32].unsqueeze(2))
+    wide, turn = torch.randn(1, 128, dtype=torch.bfloat16), [tensor.permute(2, 0, 1, 3) for tensor in (q, new)]
+    norm, mlp = layer.input_layernorm, layer.mlp
+    weights, out = [layer.mlp.gate_proj.weight.t(), layer.mlp.down_proj.weight.t()], torch.empty_like(flat)
+    enable(model)
+    attend, options = ALL_ATTENTION_FUNCTIONS[config._attn_implementation], {"position_ids": None, "use_cache": True}
+    for name, adapter, operator in (
+            ("attention", lambda: attend(layer.self_attn, q, k, v, None, scaling=0.125, **options),
+             lambda: aiter_like.flash_attn_func(*seen, softmax_scale=0.125)),
+            ("rotary", lambda: modeling_llama.apply_rotary_pos_emb(q, new, cos, sin),
+             lambda: aiter_like.rope_cached_2c_fwd(*turn, *halves, 0, True, False)),
+            ("rms_norm", lambda: norm(x), lambda: aiter_like.rms_norm(x, norm.weight, 1e-6, 1)),
+            ("gated_mlp", lambda: mlp(x), lambda: (aiter_like.silu_and_mul(out, wide), torch.mm(flat, weights[0]),
+                                                   torch.mm(flat, weights[0]), torch.mm(flat, weights[1])))):
+        adapter(), operator()
+        operator_us, adapter_us = (host_time_us(call, calls=500, repeats=20) for call in (operator, adapter))
+        report(f"transformers {name}: beyond its operator's {operator_us:.1f} us", adapter_us - operator_us, "us")
+    uninstall()
+
+
 def compare(name: str, bare: Callable, public: Callable, custom: Callable, args: tuple, limit: float) -> None:
     public()  # decides backend and builds
     bare_us, public_us = host_time_us(bare), host_time_us(public)
@@ -112,6 +150,7 @@ def main() -> None:
     sim.load()
     with torch.no_grad(), sim.enabled(checks=False, dry=True):
         calls()
+        adapters()
     report("warm load of norm/rms_norm", in_new_process(_LOAD) * 1e3, "ms", 10)
 
 

@@ -9,7 +9,10 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Iterator
+
+import torch
 
 from aiter_like import env, integrations
 from aiter_like.integrations import shim, takeover, versions
@@ -54,7 +57,7 @@ def _installed(engine: str, problems: list[str]) -> Iterator[str]:
         importlib.import_module(engine)
     except Exception as error:
         logger.debug("%s does not import", engine, exc_info=True)
-        problems.append(f"{engine} does not import: {error}")
+        problems.append(f"{engine} does not import: {_cause(error)}")
         return
     integrations.install()
     status = integrations.status()
@@ -66,6 +69,20 @@ def _installed(engine: str, problems: list[str]) -> Iterator[str]:
     yield f"denied       {', '.join(status.denied) or 'nothing'} (AITER_LIKE_DISABLE)"
     for place in takeover.replaced():
         yield f"replaced     {place}"
+
+
+def _cause(error: Exception) -> str:
+    """What keeps a package from being imported, and, where it is one to install, how."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        if error.name == package:
+            return f"{package} is missing: pip install {package}"
+    unregistered = re.search(r"operator (torch\w+)::\w+ does not exist", str(error))  # what such a build says of itself
+    if unregistered:
+        package, toolkit = unregistered[1], torch.__version__.partition("+")[2] or "cpu"
+        return (f"{package} was built for another torch than {torch.__version__}: pip install --force-reinstall "
+                f"--no-deps {package} --index-url https://download.pytorch.org/whl/{toolkit}")
+    return f"{type(error).__name__}: {error}"
 
 
 def _aiter() -> str:

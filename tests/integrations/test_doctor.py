@@ -9,6 +9,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 from aiter_like import cli, integrations
 from aiter_like.integrations import doctor, takeover, versions
@@ -70,6 +71,25 @@ def test_adapter_that_fails(vllm, capsys, monkeypatch):
     monkeypatch.setattr(sys.modules[f"{integrations.__name__}.vllm"], "install", broken)
     status, out = run(capsys)
     assert status == 1 and "PROBLEM  vllm is off: ImportError: no such registry" in out
+
+
+@pytest.mark.parametrize(("line", "problem"), [
+    ("import no_such_package", "no_such_package is missing: pip install no_such_package"),
+    ("import vllm.no_such_part", "ModuleNotFoundError: No module named 'vllm.no_such_part'"),
+    ("raise RuntimeError('operator torchvision::nms does not exist')",
+     f"torchvision was built for another torch than {torch.__version__}: pip install --force-reinstall --no-deps "
+     f"torchvision --index-url https://download.pytorch.org/whl/{torch.__version__.partition('+')[2] or 'cpu'}"),
+    ("raise OSError('libsomething.so: cannot open shared object file')",
+     "OSError: libsomething.so: cannot open shared object file")])
+def test_what_to_install_where_the_engine_does_not_import(vllm, capsys, monkeypatch, tmp_path, line, problem):
+    """An engine whose packages do not fit is a line that says which, whatever it raises."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(line)
+    monkeypatch.delitem(sys.modules, "vllm")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(versions, "installed", lambda engine: versions.SUPPORTED[engine].seen[-1])
+    status, out = run(capsys)
+    assert status == 1 and f"PROBLEM  vllm does not import: {problem}\n" in out
 
 
 @pytest.mark.parametrize(("name", "value", "problem"), [
