@@ -6,20 +6,18 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 import triton
 from attention_cases import check_dense, check_varlen, dense, features, packed, rounding_of
 from covering import covering
-from triton.backends.compiler import GPUTarget
+from hopper_code import Hopper, compiled_for_hopper, disassembled
 
 import aiter_like
 from aiter_like import dtypes
 from aiter_like.attention_call import AttentionCall
-from aiter_like.device import Target, target_of
+from aiter_like.device import target_of
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.testing import strided_like
 from aiter_like.testing_attention import check_attention
@@ -175,52 +173,21 @@ def test_specialised_warps(device, dtype, rounding, head_dim, groups):
         assert torch.equal(first, out)
 
 
-class Hopper:
-    """As much of Triton's driver as compiling for sm_90 takes, which needs no GPU."""
-
-    def get_current_target(self):
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 @pytest.fixture
 def hopper(device, monkeypatch):
     """hopper(call): compiles what the call launches for sm_90, and gives it; nothing runs."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
-    from triton.runtime import driver
-
     from aiter_like.triton_kernels import attention, attention_hopper
     from aiter_like.triton_kernels import launch as launcher
 
-    built = []
+    with compiled_for_hopper(monkeypatch, attention, launcher, attention_hopper) as built:
+        def compile_call(call, **params):
+            built.clear()
+            attention.flash_attn_fwd(*call, **params)
+            return built
 
-    def compiled(kernel, grid, *args, options, **constants):
-        built.append(kernel.warmup(*args, grid=grid, enable_fp_fusion=True, **constants, **options))
-
-    def compile_call(call, **params):
-        built.clear()
-        attention.flash_attn_fwd(*call, **params)
-        return built
-
-    monkeypatch.setattr(attention, "target_of", lambda _: Target("cuda", "sm_90", 132, 32, False, 0))
-    monkeypatch.setattr(launcher, "launch", compiled)
-    monkeypatch.setattr(attention_hopper, "launch", compiled)
-    before = driver._active
-    driver.set_active(Hopper())
-    yield compile_call
-    driver.set_active(before)
-
-
-def disassembled(kernel, folder):
-    (folder / "cubin").write_bytes(kernel.asm["cubin"])
-    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return subprocess.run([disassembler, "-sass", folder / "cubin"], capture_output=True, text=True, check=True).stdout
+        yield compile_call
 
 
 @pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))

@@ -153,7 +153,16 @@ def _self_check(device: torch.device) -> list[tuple]:
 
 
 def _triton_space(target: Target, *_: Any) -> Iterator[dict[str, int]]:
-    """Tiles of both kernels; the rows of one and the keys of the other are what its loop walks along."""
+    """Tiles of both kernels; the rows of one and the keys of the other are what its loop walks along.
+
+    On Hopper also the kernels of attention_bwd_hopper.py, which have tiles in flight (STAGES) and heads that alternate.
+    """
+    if target.arch == "sm_90":
+        rings = tuple((64, stages, unroll) for stages, unroll in ((2, 1), (3, 1), (4, 1), (3, 2), (4, 2)))
+        for (m, stages, unroll), (n, stages_dq, unroll_dq), heads in itertools.product(
+                rings, (*rings, (128, 2, 1)), (1, 4, 16)):
+            yield {"dkdv_BLOCK_M": m, "dkdv_STAGES": stages, "dkdv_UNROLL": unroll, "dkdv_HEADS": heads,
+                   "dq_BLOCK_N": n, "dq_STAGES": stages_dq, "dq_UNROLL": unroll_dq, "dq_HEADS": heads}
     tiles = ((64, 64, 4, 1), (64, 64, 4, 2), (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 4, 2))
     for (m, n, warps, stages), (n_dq, m_dq, warps_dq, stages_dq) in itertools.product(tiles, tiles):
         yield {"dkdv_BLOCK_M": m, "dkdv_BLOCK_N": n, "dkdv_num_warps": warps, "dkdv_num_stages": stages,
@@ -162,13 +171,16 @@ def _triton_space(target: Target, *_: Any) -> Iterator[dict[str, int]]:
 
 def _triton_cost(target: Target, *args: Any, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_N: int = 64, dkdv_num_warps: int = 4,
                  dkdv_num_stages: int = 1, dq_BLOCK_M: int = 64, dq_BLOCK_N: int = 64, dq_num_warps: int = 4,
-                 dq_num_stages: int = 1) -> float:
+                 dq_num_stages: int = 1, dkdv_STAGES: int = 0, dq_STAGES: int = 0, **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
     The fp32 sums (two for dK and dV) and two tiles of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane,
     and the tiles of all stages local memory.
     """
     forward = AttentionBackwardCall(*args).forward
+    if dkdv_STAGES:  # two groups of 64 keys or rows of their own, 4 warps each
+        dkdv_BLOCK_N, dkdv_num_warps, dkdv_num_stages = 128, 8, dkdv_STAGES
+        dq_BLOCK_M, dq_num_warps, dq_num_stages = 128, 8, dq_STAGES
     total = 0.0
     for own, walked, warps, stages, sums, products, length, other, heads in (
             (dkdv_BLOCK_N, dkdv_BLOCK_M, dkdv_num_warps, dkdv_num_stages, forward.head_dim + forward.head_dim_v, 4,

@@ -269,7 +269,8 @@ def _delta(call: AttentionBackwardCall) -> Tensor:
 def flash_attn_bwd(*args: Any, **params: int) -> None:
     """Same arguments as the operator's other backends; writes dq, dk, dv and dsink.
 
-    params: a tuned row's values instead of those of configs/triton/flash_attn_bwd.toml.
+    params: a tuned row's values instead of those of configs/triton/flash_attn_bwd.toml; where dq_HEADS is one of them,
+    of flash_attn_bwd_hopper.toml, for the kernels of attention_bwd_hopper.py.
     """
     call = AttentionBackwardCall(*args)
     forward = call.forward
@@ -283,9 +284,17 @@ def flash_attn_bwd(*args: Any, **params: int) -> None:
             gradient.zero_()
         return
     block_d, block_dv = (max(triton.next_power_of_2(dim), 16) for dim in (forward.head_dim, forward.head_dim_v))
-    arch = target_of(call.q.device).arch
-    settings = {**config("flash_attn_bwd", arch, f"d{max(block_d, block_dv, 32)}"), **params}
-    scratch = _delta(call)
+    target, width, scratch = target_of(call.q.device), f"d{max(block_d, block_dv, 32)}", _delta(call)
+    rows = min(call.max_seqlen_q, call.max_seqlen_k) * forward.num_kv_heads * forward.batch
+    if "dq_HEADS" in params or (target.arch == "sm_90" and not params and rows >= 128 * target.cu_num):
+        from aiter_like.triton_kernels import attention_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
+
+        if attention_bwd_hopper.serves(call, target):
+            settings = {**config("flash_attn_bwd_hopper", target.arch, width), **params}
+            attention_bwd_hopper.derive(call, scratch, settings)
+            return
+        params = {}
+    settings = {**config("flash_attn_bwd", target.arch, width), **params}
     group_size = forward.num_heads // max(forward.num_kv_heads, 1)
     slopes_batch = call.alibi_slopes.stride(0) if call.alibi_slopes is not None and call.alibi_slopes.ndim == 2 else 0
     scale, cap = call.softmax_scale * LOG2_E.value, None

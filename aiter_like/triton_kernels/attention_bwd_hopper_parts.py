@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: MIT
+"""Parts of attention_bwd_hopper.py: rings of tiles that TMA fills, the order of programs, rows that are written."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma
+
+copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # since Triton 3.7
+
+OWN = gl.constexpr(64)  # keys or rows of a warp group: what one product of four warps has
+
+
+@gluon.jit
+def block_of_program(num_blocks, num_heads, total_heads, heads):
+    """(block, head, batch): `heads` heads at a time, whose tensors stay in L2; block 0 of each first."""
+    index = gl.program_id(0)
+    chunk = index // (num_blocks * heads)
+    count = gl.minimum(total_heads - chunk * heads, heads)
+    rest = index - chunk * num_blocks * heads
+    both = chunk * heads + rest % count
+    return rest // count, both % num_heads, both // num_heads
+
+
+@gluon.jit
+def ring_barriers(STAGES: gl.constexpr):
+    """(full, free) of each place in a ring: its tile is there; both warp groups are done with it."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), 1)
+        mbarrier.init(free.index(stage), 2)
+    return full, free
+
+
+@gluon.jit
+def place_of(ring, index, BYTES: gl.constexpr, STAGES: gl.constexpr):
+    """(place, barrier) for tile `index` of BYTES, once the place is free. ring: full, free."""
+    stage = index % STAGES
+    mbarrier.wait(ring[1].index(stage), (index // STAGES & 1) ^ 1)
+    mbarrier.expect(ring[0].index(stage), BYTES)
+    return stage, ring[0].index(stage)
+
+
+@gluon.jit
+def load_own(boxes, own, full, batch, head, first, D: gl.constexpr):
+    """What the two warp groups keep: OWN rows each, from `first` on, of two tensors."""
+    mbarrier.expect(full, 4 * OWN * D * 2)
+    for which in gl.static_range(2):
+        for group in gl.static_range(2):
+            copy_tile(boxes[which], [batch, first + group * OWN, head, 0], full, own[which].index(group))
+
+
+@gluon.jit
+def start_product(own, tiles, ring, index, LAYOUT: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr,
+                  STAGES: gl.constexpr):
+    """Starts own · tileᵀ with tile `index`, once that is there."""
+    mbarrier.wait(ring[0].index(index % STAGES), index // STAGES & 1)
+    tile = tiles.index(index % STAGES).reshape([ROWS, D]).permute([1, 0])
+    return warpgroup_mma(own, tile, gl.zeros([OWN, ROWS], gl.float32, LAYOUT), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def release(ring, index, STAGES: gl.constexpr):
+    """This warp group is done with tile `index`."""
+    mbarrier.arrive(ring[1].index(index % STAGES))
+
+
+@gluon.jit
+def store_own(out, strides, batch, head, first, num_rows, result, D: gl.constexpr):
+    """OWN rows of one head, rounded; rows past the end are none."""
+    STORED: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    result = gl.convert_layout(result.to(out.dtype.element_ty), STORED)
+    rows = first + gl.arange(0, OWN, gl.SliceLayout(1, STORED))
+    base = out + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[2]
+    gl.store(base + (rows.to(gl.int64) * strides[1])[:, None] + gl.arange(0, D, gl.SliceLayout(0, STORED))[None, :],
+             result, mask=(rows < num_rows)[:, None])

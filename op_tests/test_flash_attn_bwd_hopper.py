@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""attention_bwd_hopper.py: on an H200 against float64; anywhere what the compiler makes of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from attention_bwd_cases import BF16, FP16, make
+from hopper_code import compiled_for_hopper, disassembled
+
+from aiter_like.attention_call import AttentionBackwardCall
+from aiter_like.device import Target, target_of
+from aiter_like.testing import strided_like
+from aiter_like.testing_attention_bwd import check_attention_gradients
+
+LENGTHS = ((1, 1), (65, 127), (385, 200), (1000, 700), (129, 1), (1, 500), (640, 640))
+HOPPER = Target("cuda", "sm_90", 132, 32, False, 0)
+SETTINGS = {"dkdv_BLOCK_M": 64, "dkdv_STAGES": 3, "dkdv_UNROLL": 1, "dkdv_HEADS": 4, "dq_BLOCK_N": 64, "dq_STAGES": 3,
+            "dq_UNROLL": 1, "dq_HEADS": 4}
+
+
+@pytest.mark.parametrize("changes", ({}, {"dq_UNROLL": 2}, {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1}), ids=str)
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_against_float64(device, head_dim, changes):
+    """Lengths that end anywhere, rows and keys without a partner, cross-attention, groups of heads, strides."""
+    from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
+
+    if target_of(device).arch != "sm_90":
+        pytest.skip("for sm_90")
+    settings = {**SETTINGS, **({"dkdv_UNROLL": 2} if head_dim == 64 else {}), **changes}
+    for index, (lengths, window) in enumerate(itertools.product(LENGTHS, ((-1, -1), (-1, 0), (-1, 40)))):
+        call = make(device, lengths=lengths, heads=((2, 2), (6, 2))[index % 2], head_dims=(head_dim, head_dim),
+                    window=window, dtype=(BF16, FP16)[index // 2 % 2], batch=2, dlse=True, sink=index % 3 == 0,
+                    seed=index)
+        if index % 4 == 3:
+            call = call._replace(**{name: strided_like(getattr(call, name), (0, 1, 1, 8))
+                                    for name in ("dq", "dk", "dv", "dout", "q", "k", "v", "out")})
+        assert attention_bwd_hopper.serves(call, target_of(device))
+        attention_bwd.flash_attn_bwd(*call, **settings)
+        check_attention_gradients(call)
+        first = [gradient.clone() for gradient in call[:3]]
+        attention_bwd.flash_attn_bwd(*call, **settings)
+        assert all(torch.equal(got, expected) for got, expected in zip(call[:3], first))
+
+
+def call_of(head_dim, **changes):
+    """A call without storage."""
+    q = torch.empty(2, 4096, 24, head_dim, dtype=BF16, device="meta")
+    call = AttentionBackwardCall(q, q, q, None, q, None, q, q, q, q, torch.empty(2, 24, 4096, device="meta"),
+                                 *[None] * 6, 4096, 4096, 0.1, -1, 0, 0, 0.0, 0.0)
+    return call._replace(**changes)
+
+
+@pytest.mark.parametrize("head_dim", (64, 128))
+def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim):
+    """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
+    if device.type != "cpu":
+        pytest.skip("static: the code for sm_90 is the same wherever the tests run")
+    from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
+
+    with compiled_for_hopper(monkeypatch, attention_bwd, attention_bwd, attention_bwd_hopper) as built:
+        attention_bwd.flash_attn_bwd(*call_of(head_dim))
+    assert len(built) == 3  # delta, dK and dV, dQ
+    for kernel in built[1:]:
+        sass = disassembled(kernel, tmp_path)
+        assert sass.count("HGMMA") >= 48 and sass.count("WARPGROUP.DEPBAR") <= sass.count("HGMMA") // 3
+        assert "USETMAXREG" in sass and "UTMALDG" in sass
+        assert sass.count("STL") + sass.count("LDL") <= 60
+
+
+def test_what_it_serves():
+    from aiter_like.triton_kernels.attention_bwd_hopper import serves
+
+    assert serves(call_of(128), HOPPER) and serves(call_of(64, window_right=5), HOPPER)
+    slopes = torch.empty(24, device="meta")
+    for call in (call_of(96), call_of(128, window_left=7), call_of(128, softcap=2.0), call_of(128, dropout_p=0.1),
+                 call_of(128, alibi_slopes=slopes), call_of(128, bias=slopes), call_of(128, cu_seqlens_q=slopes),
+                 call_of(128, q=torch.empty(2, 4096, 24, 132, dtype=BF16, device="meta")[..., :128])):
+        assert not serves(call, HOPPER)
+    assert not serves(call_of(128), Target("cuda", "sm_100", 132, 32, False, 0))
