@@ -155,15 +155,14 @@ def _self_check(device: torch.device) -> list[tuple]:
 def _triton_space(target: Target, *_: Any) -> Iterator[dict[str, int]]:
     """Tiles of both kernels; the rows of one and the keys of the other are what its loop walks along.
 
-    On Hopper also the kernels of attention_bwd_hopper.py, which have tiles in flight (STAGES) and heads that alternate.
+    On Hopper also the kernels of attention_bwd_hopper.py, with what made a difference: tiles at once, heads in turn.
     """
     if target.arch == "sm_90":
-        rings = tuple((64, stages, unroll) for stages, unroll in ((2, 1), (3, 1), (4, 1), (3, 2), (4, 2)))
-        for (m, stages, unroll), (n, stages_dq, unroll_dq), heads in itertools.product(
-                rings, (*rings, (128, 2, 1)), (1, 4, 16)):
-            yield {"dkdv_BLOCK_M": m, "dkdv_STAGES": stages, "dkdv_UNROLL": unroll, "dkdv_HEADS": heads,
-                   "dq_BLOCK_N": n, "dq_STAGES": stages_dq, "dq_UNROLL": unroll_dq, "dq_HEADS": heads}
-    tiles = ((64, 64, 4, 1), (64, 64, 4, 2), (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 8, 3), (32, 128, 4, 2))
+        for unroll, unroll_dq, heads, heads_dq in itertools.product((1, 2), (1, 2), (4, 16), (1, 4, 16)):
+            yield {"dkdv_BLOCK_M": 64, "dkdv_STAGES": 3, "dkdv_UNROLL": unroll, "dkdv_HEADS": heads,
+                   "dq_BLOCK_N": 64, "dq_STAGES": 3, "dq_UNROLL": unroll_dq, "dq_HEADS": heads_dq}
+    tiles = ((64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 1), (64, 128, 8, 2), (64, 128, 8, 3),
+             (32, 128, 4, 2))
     for (m, n, warps, stages), (n_dq, m_dq, warps_dq, stages_dq) in itertools.product(tiles, tiles):
         yield {"dkdv_BLOCK_M": m, "dkdv_BLOCK_N": n, "dkdv_num_warps": warps, "dkdv_num_stages": stages,
                "dq_BLOCK_M": m_dq, "dq_BLOCK_N": n_dq, "dq_num_warps": warps_dq, "dq_num_stages": stages_dq}
