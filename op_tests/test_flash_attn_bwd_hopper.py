@@ -19,9 +19,10 @@ LENGTHS = ((1, 1), (65, 127), (385, 200), (1000, 700), (129, 1), (1, 500), (640,
 HOPPER = Target("cuda", "sm_90", 132, 32, False, 0)
 SETTINGS = {"dkdv_BLOCK_M": 64, "dkdv_STAGES": 3, "dkdv_UNROLL": 1, "dkdv_HEADS": 4, "dq_BLOCK_N": 64, "dq_STAGES": 3,
             "dq_UNROLL": 1, "dq_HEADS": 4}
+UNROLLED = {"dkdv_UNROLL": 2, "dq_UNROLL": 2}
 
 
-@pytest.mark.parametrize("changes", ({}, {"dq_UNROLL": 2}, {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1}), ids=str)
+@pytest.mark.parametrize("changes", ({}, UNROLLED, {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1}), ids=str)
 @pytest.mark.parametrize("head_dim", (64, 128))
 def test_against_float64(device, head_dim, changes):
     """Lengths that end anywhere, rows and keys without a partner, cross-attention, groups of heads, strides."""
@@ -29,7 +30,7 @@ def test_against_float64(device, head_dim, changes):
 
     if target_of(device).arch != "sm_90":
         pytest.skip("for sm_90")
-    settings = {**SETTINGS, **({"dkdv_UNROLL": 2} if head_dim == 64 else {}), **changes}
+    settings = {**SETTINGS, **changes}
     for index, (lengths, window) in enumerate(itertools.product(LENGTHS, ((-1, -1), (-1, 0), (-1, 40)))):
         call = make(device, lengths=lengths, heads=((2, 2), (6, 2))[index % 2], head_dims=(head_dim, head_dim),
                     window=window, dtype=(BF16, FP16)[index // 2 % 2], batch=2, dlse=True, sink=index % 3 == 0,
@@ -53,15 +54,16 @@ def call_of(head_dim, **changes):
     return call._replace(**changes)
 
 
+@pytest.mark.parametrize("params", ({}, {**SETTINGS, **UNROLLED}), ids=("default", "unrolled"))
 @pytest.mark.parametrize("head_dim", (64, 128))
-def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim):
+def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, params):
     """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
     from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
 
     with compiled_for_hopper(monkeypatch, attention_bwd, attention_bwd, attention_bwd_hopper) as built:
-        attention_bwd.flash_attn_bwd(*call_of(head_dim))
+        attention_bwd.flash_attn_bwd(*call_of(head_dim), **params)
     assert len(built) == 3  # delta, dK and dV, dQ
     for kernel in built[1:]:
         sass = disassembled(kernel, tmp_path)
