@@ -30,6 +30,7 @@ _WARMUP_MS, _REPEAT_MS = 20, 80  # per timed call; a table of 8 shapes × 4 colu
 _ROUNDS = 11
 _CACHES = 3  # inputs and outputs that are this many times the last-level cache find nothing of themselves in it
 _MAX_SETS = 32
+_GRAPH_CALLS, _COMPUTE_CALLS = 24, 4  # of a graph at least: its own launch, some µs, is shared out among them
 OURS = ("hip", "triton", "torch")
 
 
@@ -105,8 +106,8 @@ def copy_tbps() -> float:
 def table(title: str, cases: Iterable[Case]) -> None:
     """Checks and times every case; prints a line per case and call. What refuses, fails or is wrong says so instead.
 
-    A graph calls each set of a case once, or a large one several times, in rounds of all contenders that begin with
-    caches full of something else; among them "copy", which reads and writes as many bytes: the ceiling at that size.
+    A graph calls the sets of a case in turn, in rounds of all contenders that begin with caches full of something else;
+    among them "copy", which reads and writes as many bytes: the ceiling at that size.
     A small case of one set is timed call by call, the cache flushed before each, which also counts what the host takes
     longer than the device: marked "flushed".
     """
@@ -179,7 +180,7 @@ def _times(case: Case, names: list[str]) -> dict[str, float]:
     """Median µs of a call; the torch reference may synchronise, which no graph can hold."""
     graphed = [] if _is_small(case) else [name for name in names if name != "torch"]
     sets = (case.calls, *case.others)
-    repeats = max(-(-4 // len(sets)), 1)  # a graph of at least 4 calls
+    repeats = -(-(_COMPUTE_CALLS if case.flops else _GRAPH_CALLS) // len(sets))
     with torch.no_grad():
         contenders = [[calls[name] for calls in sets] * repeats for name in graphed]
         if graphed and not case.flops:

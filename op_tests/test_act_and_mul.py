@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import bench_peers
 import benching
@@ -19,6 +20,7 @@ from aiter_like import dtypes, scales, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
+from aiter_like.tuning import norms
 
 BACKENDS = ("hip", "triton", "torch")
 BF16 = torch.bfloat16
@@ -241,27 +243,31 @@ def test_moves_each_byte_once(device):
 
 
 def bench() -> None:
+    """silu and gelu beside torch.compile."""
     device = torch.device("cuda")
 
-    def cases():
-        for rows, columns in ((8192, 4096), (8192, 8192), (4096, 14336), (64, 8192), (1, 4096)):
-            x = make(device, rows, 2 * columns)
-            out = torch.empty(rows, columns, dtype=BF16, device=device)
-            for name in ("silu", "gelu") if rows > 64 else ("silu",):
-                def ours(backend, name=name, x=x, out=out):
-                    FUNCTIONS[name](out, x, backend=backend)
-                    return out
+    def case(name: str, rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
+        x = norms.normal(device, seed, "bf16")(rows, 2 * columns) * 4
+        out = torch.empty(rows, columns, dtype=BF16, device=device)
 
-                formula = torch.nn.functional.silu if name == "silu" else torch.nn.functional.gelu
-                peer = benching.compiled(lambda x, formula=formula: formula(x[:, :x.shape[1] // 2]) *
+        def ours(backend: str) -> Tensor:
+            FUNCTIONS[name](out, x, backend=backend)
+            return out
+
+        calls = {backend: functools.partial(ours, backend) for backend in ("hip", "triton")}
+        calls["torch.compile"] = functools.partial(compiled, x)
+        calls |= bench_peers.calls(f"{name}_and_mul", x)
+        sample = slice(0, rows, max(rows // 16, 1))
+        return benching.Case(f"{name} {rows}×2·{columns}", 6 * rows * columns, calls,
+                             lambda result: check_activation(result[sample], x[sample], name))
+
+    def cases():
+        for name, *shape in (("silu", 8192, 4096), ("silu", 8192, 8192), ("silu", 4096, 14336), ("silu", 64, 8192),
+                             ("gelu", 8192, 4096)):
+            formula = getattr(torch.nn.functional, name)
+            compiled = benching.compiled(lambda x, formula=formula: formula(x[:, :x.shape[1] // 2]) *
                                          x[:, x.shape[1] // 2:])
-                calls = {backend: functools.partial(ours, backend) for backend in ("hip", "triton")}
-                calls["torch.compile"] = functools.partial(peer, x)
-                calls |= bench_peers.calls(f"{name}_and_mul", x)
-                sample = slice(0, rows, max(rows // 16, 1))
-                check = functools.partial(lambda result, x, name, sample: check_activation(
-                    result[sample], x[sample], name), x=x, name=name, sample=sample)
-                yield benching.Case(f"{name} {rows}×2·{columns}", 6 * rows * columns, calls, check)
+            yield benching.rotating(functools.partial(case, name, *shape, compiled))
 
     benching.table("act_and_mul bf16", cases())
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 
@@ -19,7 +20,7 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.norm import _rms_norm
 from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like
-from aiter_like.tuning import table
+from aiter_like.tuning import norms, table
 
 BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below
 ASM_HIDDEN = (4096, 8192)
@@ -341,28 +342,28 @@ def bench() -> None:
         y = torch.nn.functional.rms_norm(total, x.shape[-1:], weight.float(), EPSILON).to(x.dtype)
         return y if residual is None else (y, total.to(x.dtype))
 
+    def case(rows, hidden, has_residual, compiled, seed):
+        random = norms.normal(device, seed, "bf16")
+        x, weight, residual = random(rows, hidden), random(hidden), random(rows, hidden) if has_residual else None
+        args = (torch.empty_like(x), x, weight, EPSILON, 0, residual, torch.empty_like(x) if has_residual else None,
+                False)
+        calls = {name: lambda name=name: _rms_norm(*args, backend=name) for name in ("hip", "triton")}
+        calls["torch.compile"] = lambda: compiled(x, weight, residual)
+        calls |= (bench_peers.calls("add_rms_norm", x, weight, EPSILON, residual) if has_residual else
+                  bench_peers.calls("rms_norm", x, weight, EPSILON))
+
+        def check(result):
+            got = args[0] if result is None else result[0] if has_residual else result
+            exact = x[:64].cpu().double() + (residual[:64].cpu().double() if has_residual else 0)
+            return check_rms_norm(got[:64], exact, weight, EPSILON)
+
+        return benching.Case(f"{rows}×{hidden}{' add' * has_residual}", (8 if has_residual else 4) * x.numel(), calls,
+                             check)
+
     def cases():
-        shapes = ((1, 4096), (64, 8192), (4096, 4096), (8192, 8192), (2048, 32768))
-        for (rows, hidden), has_residual in itertools.product(shapes, (False, True)):
-            x, weight = make(device, rows, hidden, torch.bfloat16)
-            residual, total = (torch.randn_like(x), torch.empty_like(x)) if has_residual else (None, None)
-            out = torch.empty_like(x)
-            args = (out, x, weight, EPSILON, 0, residual, total, False)
-            calls = {name: lambda name=name, args=args: _rms_norm(*args, backend=name) for name in ("hip", "triton")}
+        for has_residual, shape in itertools.product((False, True), ((8192, 4096), (8192, 8192), (64, 8192))):
             torch._dynamo.reset()  # each shape is compiled afresh: its limit of recompilations never comes into play
-            compiled = benching.compiled(stock)
-            calls["torch.compile"] = lambda f=compiled, args=args: f(args[1], args[2], args[5])
-            calls |= (bench_peers.calls("rms_norm", x, weight, EPSILON) if residual is None else
-                      bench_peers.calls("add_rms_norm", x, weight, EPSILON, residual))
-
-            def check(result, args=args):
-                got = args[0] if result is None else result[0] if args[5] is not None else result
-                few = slice(0, 256)
-                exact = args[1][few].cpu().double() + (0 if args[5] is None else args[5][few].cpu().double())
-                return check_rms_norm(got[few], exact, args[2], EPSILON)
-
-            yield benching.Case(f"{rows}×{hidden}{' add' if has_residual else ''}",
-                                (4 if has_residual else 2) * 2 * x.numel(), calls, check)
+            yield benching.rotating(functools.partial(case, *shape, has_residual, benching.compiled(stock)))
 
     benching.table("rms_norm", cases())
 
