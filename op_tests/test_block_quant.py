@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import benching
 import pytest
@@ -19,6 +20,7 @@ from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
+from aiter_like.tuning import norms
 
 INT8, BF16 = torch.int8, torch.bfloat16
 QUANT = aiter_like.per_block_quant
@@ -162,21 +164,21 @@ def bench() -> None:
     dtype = quantised_dtypes(device)[0]
     top = torch.finfo(dtype).max
 
-    def peer(x: Tensor) -> tuple[Tensor, Tensor]:
+    def stock(x: Tensor) -> tuple[Tensor, Tensor]:
         blocks = x.float().unflatten(1, (-1, 128)).unflatten(0, (-1, 128))
         scale = blocks.abs().amax((1, 3)).clamp(min=2.0**-110) / top
         q = (blocks / scale[:, None, :, None]).clamp(-top, top).to(dtype)
         return q.flatten(2).flatten(0, 1), scale
 
-    def cases():
-        for rows, columns in ((8192, 8192), (8192, 4096), (4096, 14336), (2048, 7168)):
-            x = matrix(device, rows, columns)
-            calls = benching.by_backend(QUANT, x, quant_dtype=dtype)
-            calls["torch.compile"] = functools.partial(benching.compiled(peer), x)
-            yield benching.Case(f"{rows}×{columns}", 3 * x.numel(), calls, lambda result, x=x: check_blocks(
-                result[0][:256], result[1][:2], x[:256]))
+    def case(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
+        x = norms.normal(device, seed, "bf16")(rows, columns)
+        calls = benching.by_backend(QUANT, x, quant_dtype=dtype) | {"torch.compile": functools.partial(compiled, x)}
+        return benching.Case(f"{rows}×{columns}", 3 * x.numel(), calls, lambda result: check_blocks(
+            result[0][:256], result[1][:2], x[:256]))
 
-    benching.table("block_quant bf16 → fp8", cases())
+    benching.table("block_quant bf16 → fp8", (
+        benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
+        for shape in ((8192, 8192), (8192, 4096), (4096, 14336), (2048, 7168))))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -14,6 +15,7 @@ import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.dropout_norm import _random_words
 from aiter_like.testing import assert_within, strided_like
+from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 BIG = 0x123456789ABCDEF0 // 2
@@ -114,22 +116,22 @@ def bench() -> None:
         total = torch.nn.functional.dropout(x, 0.1) + residual
         return torch.nn.functional.layer_norm(total, x.shape[-1:], weight, bias, EPSILON), total
 
-    def cases():
-        for rows, hidden in ((4096, 1024), (4096, 4096), (8192, 8192)):
-            x, residual = rows_like(device, rows, hidden, BF16, count=2)
-            weight, bias = (vector_like(device, hidden, BF16, seed=seed) for seed in (1, 2))
-            calls = benching.by_backend(aiter_like.dropout_layer_norm, x, residual, weight, bias, 0.1, BIG)
-            other = benching.compiled(stock)
-            calls["torch.compile"] = lambda args=(x, residual, weight, bias), other=other: other(*args)
+    def case(rows, hidden, compiled, seed):
+        random = norms.normal(device, seed, "bf16")
+        args = _, _, weight, bias = random(rows, hidden), random(rows, hidden), random(hidden), random(hidden)
+        calls = benching.by_backend(aiter_like.dropout_layer_norm, *args, 0.1, BIG)
+        calls["torch.compile"] = lambda: compiled(*args)
 
-            def check(result, weight=weight, bias=bias):
-                """The mask aside: out is the norm of what residual_out was before its rounding."""
-                y = layer_norm64(result[1][:256], weight, bias)
-                return assert_within("out", result[0][:256], y, 2**-7 * y.abs() + 2**-6 * (1 + double(weight).abs()))
+        def check(result):
+            """The mask aside: out is the norm of what residual_out was before its rounding."""
+            y = layer_norm64(result[1][:256], weight, bias)
+            return assert_within("out", result[0][:256], y, 2**-7 * y.abs() + 2**-6 * (1 + double(weight).abs()))
 
-            yield benching.Case(f"{rows}×{hidden}", 8 * x.numel(), calls, check)
+        return benching.Case(f"{rows}×{hidden}", 8 * rows * hidden, calls, check)
 
-    benching.table("dropout_layer_norm", cases())
+    benching.table("dropout_layer_norm", (
+        benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
+        for shape in ((4096, 1024), (4096, 4096), (8192, 8192))))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -14,6 +15,7 @@ from norm_cases import BACKENDS, EPSILON, double, rows_like, vector_like
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import check_rms_norm, strided_like
+from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 
@@ -124,19 +126,20 @@ def bench() -> None:
         norm = torch.nn.functional.rms_norm
         return norm(q, q.shape[-1:], q_weight, EPSILON), norm(k, k.shape[-1:], k_weight, EPSILON)
 
+    def case(tokens, heads, q_hidden, kv_heads, k_hidden, compiled, seed):
+        random = norms.normal(device, seed, "bf16")
+        args = q, q_weight, k, k_weight = (random(tokens * heads, q_hidden), random(q_hidden),
+                                           random(tokens * kv_heads, k_hidden), random(k_hidden))
+        calls = benching.by_backend(aiter_like.fused_qk_rmsnorm, torch.empty_like(q), q, q_weight, EPSILON,
+                                    torch.empty_like(k), k, k_weight, EPSILON)
+        calls["torch.compile"] = lambda: compiled(*args)
+        return benching.Case(f"{tokens}×({heads}×{q_hidden}+{kv_heads}×{k_hidden})", 4 * (q.numel() + k.numel()),
+                             calls, lambda outs: check_rms_norm(outs[0][:256], q[:256], q_weight, EPSILON))
+
     def cases():
-        for tokens, (heads, q_hidden), (kv_heads, k_hidden) in itertools.product(
-                (1, 64, 8192), ((1, 1536), (64, 128)), ((1, 512), (8, 128))):
-            if (heads == 1) != (kv_heads == 1):
-                continue
-            args = sides(device, (tokens * heads, q_hidden), (tokens * kv_heads, k_hidden), BF16)
-            q, q_weight, k, k_weight = args
-            calls = benching.by_backend(aiter_like.fused_qk_rmsnorm, torch.empty_like(q), q, q_weight, EPSILON,
-                                        torch.empty_like(k), k, k_weight, EPSILON)
-            other = benching.compiled(stock)
-            calls["torch.compile"] = lambda other=other, args=args: other(*args)
-            yield benching.Case(f"{tokens}×({heads}×{q_hidden}+{kv_heads}×{k_hidden})", 4 * (q.numel() + k.numel()),
-                                calls, lambda outs, q=q, w=q_weight: check_rms_norm(outs[0][:256], q[:256], w, EPSILON))
+        for tokens, heads in itertools.product((1, 64, 8192), ((1, 1536, 1, 512), (64, 128, 8, 128))):
+            torch._dynamo.reset()
+            yield benching.rotating(functools.partial(case, tokens, *heads, benching.compiled(stock)))
 
     benching.table("fused_qk_rmsnorm", cases())
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import benching
 import pytest
@@ -143,32 +145,31 @@ def bench() -> None:
     dtype = quantised_dtypes(device)[0]
     top = torch.finfo(dtype).max
 
-    def peer(x: Tensor, factors: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def stock(x: Tensor, factors: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         y = x.float().repeat(ids.shape[1], 1) * factors[ids.t().flatten()]
         scale = y.abs().amax(1, keepdim=True).clamp(min=2.0**-110) / top
         return (y / scale).clamp(-top, top).to(dtype), scale
 
-    def cases():
-        for tokens, columns, topk, experts in ((8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256),
-                                               (1, 4096, 2, 8)):
-            x, factors, ids = args = make(device, tokens, columns, topk, experts)
-            ids.clamp_(0, experts - 1)
-            out = torch.empty(topk * tokens, columns, dtype=dtype, device=device)
-            scale = torch.empty(topk * tokens, 1, device=device)
+    def case(tokens: int, columns: int, topk: int, experts: int, compiled: Callable, seed: int) -> benching.Case:
+        x, factors, ids = args = make(device, tokens, columns, topk, experts, seed=seed)
+        ids.clamp_(0, experts - 1)
+        out = torch.empty(topk * tokens, columns, dtype=dtype, device=device)
+        scale = torch.empty(topk * tokens, 1, device=device)
 
-            def ours(name, out=out, scale=scale, args=args):
-                QUANT(out, *args, scale, backend=name)
-                return out, scale
+        def ours(name):
+            QUANT(out, *args, scale, backend=name)
+            return out, scale
 
-            other, first = benching.compiled(peer), slice(min(tokens, 64))
-            calls = {name: lambda name=name, ours=ours: ours(name) for name in ("hip", "triton")}
-            calls["torch.compile"] = lambda other=other, args=args: other(*args)
-            yield benching.Case(f"{tokens}×{columns} to {topk} of {experts}", columns * tokens * (2 + topk), calls,
-                                lambda result, args=args, first=first: check_quantised(
-                                    result[0][first], result[1][first],
-                                    smoothed(args[0], args[1], args[2][:, :1])[first]))
+        calls = {name: functools.partial(ours, name) for name in ("hip", "triton")}
+        calls["torch.compile"] = functools.partial(compiled, *args)
+        first = slice(min(tokens, 64))
+        return benching.Case(f"{tokens}×{columns} to {topk} of {experts}", columns * tokens * (2 + topk), calls,
+                             lambda result: check_quantised(result[0][first], result[1][first],
+                                                            smoothed(x, factors, ids[:, :1])[first]))
 
-    benching.table("moe_smoothquant bf16 → fp8", cases())
+    benching.table("moe_smoothquant bf16 → fp8", (
+        benching.rotating(functools.partial(case, *shape, benching.compiled(stock)))
+        for shape in ((8192, 4096, 2, 8), (8192, 7168, 8, 256), (64, 7168, 8, 256), (1, 4096, 2, 8))))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -14,6 +15,7 @@ from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dty
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import assert_within, strided_like
+from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 
@@ -208,19 +210,21 @@ def bench() -> None:
         scale = groups.abs().amax(-1, keepdim=True).clamp(min=2.0**-110) / torch.finfo(fp8).max
         return (groups / scale).flatten(-2).to(fp8), scale.squeeze(-1)
 
+    def case(rows, hidden, group_size, compiled, seed):
+        random = norms.normal(device, seed, "bf16")
+        x, weight = random(rows, hidden), random(hidden)
+        out = torch.empty_like(x, dtype=fp8), x.new_empty(rows, hidden // (group_size or hidden), dtype=torch.float32)
+        calls = benching.by_backend(aiter_like.rmsnorm_quant, out[0], x, out[1], weight, EPSILON, group_size)
+        calls["torch.compile"] = lambda: compiled(x, weight, group_size)
+        return benching.Case(
+            f"{rows}×{hidden} g{group_size}", 3 * x.numel() + 4 * out[1].numel(), calls,
+            lambda result: check_quantised(*(part[:64] for part in result or out), rms_norm64(x[:64], weight),
+                                           group_size, 1e-4))
+
     def cases():
-        for (rows, hidden), group_size in itertools.product(
-                ((1, 4096), (64, 8192), (4096, 4096), (8192, 8192), (2048, 32768)), (0, 128)):
-            (x,), weight = rows_like(device, rows, hidden, BF16), vector_like(device, hidden, BF16)
-            out, scale = torch.empty_like(x, dtype=fp8), x.new_empty(rows, hidden // (group_size or hidden),
-                                                                     dtype=torch.float32)
-            calls = benching.by_backend(aiter_like.rmsnorm_quant, out, x, scale, weight, EPSILON, group_size)
-            other = benching.compiled(stock)
-            calls["torch.compile"] = lambda x=x, weight=weight, g=group_size, other=other: other(x, weight, g)
-            yield benching.Case(
-                f"{rows}×{hidden} g{group_size}", 3 * x.numel() + 4 * scale.numel(), calls,
-                lambda result, x=x, weight=weight, out=out, scale=scale, g=group_size: check_quantised(
-                    (result or (out,))[0][:256], (result or (0, scale))[1][:256], rms_norm64(x[:256], weight), g, 1e-4))
+        for group_size, shape in itertools.product((0, 128), ((8192, 8192), (8192, 4096), (64, 8192))):
+            torch._dynamo.reset()
+            yield benching.rotating(functools.partial(case, *shape, group_size, benching.compiled(stock)))
 
     benching.table("rms_norm_quant", cases())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import benching
 import pytest
@@ -18,6 +19,7 @@ import aiter_like
 from aiter_like import scales
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
+from aiter_like.tuning import norms
 
 INT8 = torch.int8
 QUANT, STATIC, DYNAMIC = (aiter_like.per_tensor_quant_hip, aiter_like.static_per_tensor_quant,
@@ -155,43 +157,45 @@ def test_opcheck(device, backend):
 
 
 def bench() -> None:
+    """A dynamic scale beside torch.compile, then a given one."""
     device = torch.device("cuda")
     dtype = quantised_dtypes(device)[0]
     top = torch.finfo(dtype).max
 
-    def peer(x: Tensor) -> tuple[Tensor, Tensor]:
+    def stock(x: Tensor) -> tuple[Tensor, Tensor]:
         scale = x.abs().amax().float().clamp(min=2.0**-110) / top
         return (x.float() / scale).clamp(-top, top).to(dtype), scale
 
-    def check_static(out: Tensor, x: Tensor) -> float:
-        assert same_numbers(out, scales.rounded(x.float(), dtype))
-        return 0.0
+    def dynamic(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
+        x = norms.normal(device, seed, "bf16")(rows, columns)
+        calls = benching.by_backend(QUANT, x, quant_dtype=dtype) | {"torch.compile": functools.partial(compiled, x)}
+
+        def check(result):
+            amax = x.abs().amax().float().cpu()
+            torch.testing.assert_close(result[1].cpu().view(()), amax / top)
+            picked = slice(0, rows, max(rows // 16, 1))
+            error = (result[0][picked].float() * result[1].view(()) - x[picked].float()).abs().cpu()
+            limit = (x[picked].float().abs().cpu() / 16).clamp(min=float(amax / top) * 2.0**-10) * (1 + 1e-5)
+            assert (error <= limit).all()
+            return (error / limit).max().item()
+
+        return benching.Case(f"{rows}×{columns} dynamic", 5 * rows * columns, calls, check)
+
+    def static(rows: int, columns: int, seed: int) -> benching.Case:
+        x = norms.normal(device, seed, "bf16")(rows, columns)
+        scale, out = torch.ones(1, device=device), torch.empty_like(x, dtype=dtype)
+
+        def check(_):
+            assert same_numbers(out, scales.rounded(x.float(), dtype))
+            return 0.0
+
+        return benching.Case(f"{rows}×{columns} static", 3 * rows * columns,
+                             benching.by_backend(STATIC, out, x, scale), check)
 
     def cases():
-        for rows, columns in ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)):
-            x = matrix(device, rows, columns)
-            calls = benching.by_backend(QUANT, x, quant_dtype=dtype)
-            calls["torch.compile"] = functools.partial(benching.compiled(peer), x)
-
-            def check(result, x=x, rows=rows):
-                amax = x.abs().amax().float().cpu()
-                torch.testing.assert_close(result[1].cpu().view(()), amax / top)
-                picked = slice(0, rows, max(rows // 16, 1))
-                error = (result[0][picked].float() * result[1].view(()) - x[picked].float()).abs().cpu()
-                limit = (x[picked].float().abs().cpu() / 16).clamp(min=float(amax / top) * 2.0**-10) * (1 + 1e-5)
-                assert (error <= limit).all()
-                return (error / limit).max().item()
-
-            yield benching.Case(f"{rows}×{columns} dynamic", 5 * rows * columns, calls, check)
-            scale, out = torch.ones(1, device=device), torch.empty_like(x, dtype=dtype)
-
-            def static(backend, out=out, x=x, scale=scale):
-                STATIC(out, x, scale, backend=backend)
-                return out, scale
-
-            yield benching.Case(f"{rows}×{columns} static", 3 * rows * columns,
-                                {name: functools.partial(static, name) for name in ("hip", "triton")},
-                                lambda result, x=x: check_static(result[0], x))
+        for shape in ((8192, 8192), (8192, 4096), (64, 8192), (1, 4096)):
+            yield benching.rotating(functools.partial(dynamic, *shape, benching.compiled(stock)))
+            yield benching.rotating(functools.partial(static, *shape))
 
     benching.table("tensor_quant bf16 → fp8", cases())
 
