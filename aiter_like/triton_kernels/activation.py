@@ -9,7 +9,7 @@ import triton.language as tl
 
 from aiter_like.scales import DTYPES, largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _MAX_BLOCK = 4096  # elements of a row that one program keeps in registers, gate and up
 _TILE = 2048  # elements of out of one program: 16 per lane at 4 waves of 32
@@ -58,8 +58,9 @@ def gated(gate, up, limit, ACTIVATION: tl.constexpr):
 @triton.jit
 def _act_and_mul_kernel(out, x, scale, expert_ids, bias, out_stride, x_stride, bias_stride, rows, columns, num_experts,
                         limit, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, LARGEST: tl.constexpr,
-                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAPS: tl.constexpr):
     """out = act(gate) · up for a tile of BLOCK_M rows × BLOCK_N columns; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     mask = (row < rows) & (column < columns)
@@ -101,8 +102,10 @@ def act_and_mul(out: torch.Tensor, input: torch.Tensor, activation: str, is_gate
 @triton.jit
 def _act_and_mul_quant_kernel(out, scale, x, weights, out_stride, x_stride, weights_stride, scale_stride, group_stride,
                               weight_step, columns, limit, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
-                              IS_WHOLE: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr):
+                              IS_WHOLE: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr,
+                              OVERLAPS: tl.constexpr):
     """act(gate) · up · weights quantised by row or by group, or as it is, one row per program; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     out += row * out_stride
     if weights is not None:

@@ -7,14 +7,15 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 
 @triton.jit(do_not_specialize=["seed", "offset", "threshold"])
 def _dropout_layer_norm_kernel(out, residual_out, x, residual_in, weight, bias, out_stride, residual_out_stride,
                                x_stride, residual_in_stride, hidden, seed, offset, threshold, kept_scale, epsilon,
-                               BLOCK: tl.constexpr):
+                               BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """x = dropout(input) + residual, out = (x - mean) / sqrt(var + epsilon) · weight + bias; one row per program."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _MAX_BLOCK, _TILE = 8192, 2048  # elements of a row, and of short rows together, that a program keeps
 
@@ -17,8 +17,9 @@ _MAX_BLOCK, _TILE = 8192, 2048  # elements of a row, and of short rows together,
 @triton.jit(do_not_specialize=["rows", "heads"])  # a build for each would serve nothing
 def _flatten_group_quant_kernel(out, scale, x, out_stride, scale_stride, group_stride, token_stride, head_stride,
                                 rows, heads, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-                                LARGEST: tl.constexpr):
+                                LARGEST: tl.constexpr, OVERLAPS: tl.constexpr):
     """ROWS rows of a head each, a scale per group; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     token = (row // heads).to(tl.int64)
     head = (row % heads).to(tl.int64)

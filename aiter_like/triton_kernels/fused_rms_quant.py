@@ -9,7 +9,7 @@ import triton.language as tl
 
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 from aiter_like.triton_kernels.norm import load_sum
 
 
@@ -19,8 +19,9 @@ def _fused_rms_quant_kernel(out, scale, plain_out, residual_out, second_out, x, 
                             second_out_stride, x_stride, residual_in_stride, second_stride, scale_stride, group_stride,
                             rows, hidden, second_hidden, BLOCK: tl.constexpr, SECOND_BLOCK: tl.constexpr,
                             GROUP: tl.constexpr, LARGEST: tl.constexpr, IS_STATIC: tl.constexpr,
-                            IS_ROUNDED: tl.constexpr, IS_GEMMA: tl.constexpr):
+                            IS_ROUNDED: tl.constexpr, IS_GEMMA: tl.constexpr, OVERLAPS: tl.constexpr):
     """A row of x, or behind them one of the second matrix, per program; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     if second is not None:
         if row >= rows:

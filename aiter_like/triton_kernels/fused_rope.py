@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from aiter_like import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 from aiter_like.triton_kernels.rope import row_step
 from aiter_like.triton_kernels.scales import quantised
 
@@ -95,8 +95,10 @@ def _fused_qk_rope_cache_kernel(
         value_token, value_head, value_dim, cos_row, sin_row, positions_step, offsets_step, num_heads, num_kv_heads,
         head_dim, epsilon, rotary_half, page_size, num_slots, slot_count, q_blocks, BLOCK_H: tl.constexpr,
         BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, KEY_PACK: tl.constexpr,
-        VALUE_PACK: tl.constexpr, LARGEST: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr):
+        VALUE_PACK: tl.constexpr, LARGEST: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr,
+        OVERLAPS: tl.constexpr):
     """One token's BLOCK_H heads of q, or of k and v from block `q_blocks` on; bound: memory."""
+    await_stream(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     row = tl.load(positions + token * positions_step).to(tl.int64)
     if offsets is not None:

@@ -7,18 +7,20 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 
 
 @triton.jit
 def _group_norm_kernel(out, x, weight, bias, size, groups, channels, positions, count, epsilon, BLOCK: tl.constexpr,
-                       IS_WHOLE: tl.constexpr, IS_CHANNELS_LAST: tl.constexpr, IS_SILU: tl.constexpr):
+                       IS_WHOLE: tl.constexpr, IS_CHANNELS_LAST: tl.constexpr, IS_SILU: tl.constexpr,
+                       OVERLAPS: tl.constexpr):
     """y = (x - mean) / sqrt(var + epsilon) · weight + bias for one group per program; bound: memory.
 
     `count` is `size`, channels · positions, in fp32.
     """
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     group = row % groups
     if IS_CHANNELS_LAST:

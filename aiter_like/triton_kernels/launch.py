@@ -10,18 +10,34 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from triton.compiler import CompiledKernel
 
 from aiter_like import paths
 from aiter_like.device import Target, target_of
 from aiter_like.errors import UnsupportedError
 
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+except ImportError:  # a version before it
+    gdc_launch_dependents = gdc_wait = None
+
 _AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+
+
+@triton.jit
+def await_stream(OVERLAPS: tl.constexpr):
+    """Begins a kernel that `launch` may start while the stream's previous one ends; csrc/include/aiter_like/gpu.h."""
+    if OVERLAPS:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, options: dict[str, int],
            **constants: Any) -> CompiledKernel:
     """Launch `kernel` over `grid` on the device of its first tensor argument; the kernel that was compiled for them.
+
+    Where it has a constexpr argument OVERLAPS, which it hands to await_stream, Hopper may start it early.
 
     Args:
         kernel: the `@triton.jit` function.
@@ -34,6 +50,10 @@ def launch(kernel: triton.JITFunction, grid: tuple[int, ...], *args: Any, option
     target = target_of(next(arg.device for arg in args if isinstance(arg, torch.Tensor)))
     if target.platform != "hip":
         options = {name: value for name, value in options.items() if name not in _AMD_ONLY}
+    if "OVERLAPS" in kernel.arg_names:
+        constants["OVERLAPS"] = _overlaps(target)
+        if constants["OVERLAPS"]:
+            options["launch_pdl"] = True
     with _driver(target):
         return kernel[grid](*args, **constants, **options)
 
@@ -50,6 +70,13 @@ def config(op: str, arch: str, variant: str) -> dict[str, int]:
         if variant in tables.get(name, {}):
             return tables[name][variant]
     raise UnsupportedError(f"{op}: configs/triton/{op}.toml has no configuration {variant!r} for {arch} or default", op)
+
+
+@cache
+def _overlaps(target: Target) -> bool:
+    """Whether a kernel can be launched before the previous one has ended: since Hopper."""
+    is_known = gdc_wait is not None
+    return is_known and target.platform == "cuda" and int(target.arch.removeprefix("sm_").rstrip("af")) >= 90
 
 
 class Launch:

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 from aiter_like.triton_kernels.norm import load_sum
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
@@ -18,11 +18,12 @@ _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per l
 @triton.jit
 def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residual_in, x_scale, out_stride,
                        residual_out_stride, x_stride, residual_in_stride, scale_stride, hidden, count, epsilon,
-                       BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr):
+                       BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr, OVERLAPS: tl.constexpr):
     """y = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias for one row per program; bound: memory.
 
     `count` is `hidden` in fp32: the mean is rounded correctly, so that a row of equal elements has no deviation.
     """
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     out += row * out_stride
     x += row * x_stride
@@ -30,6 +31,8 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
+    if IS_WHOLE:  # its factors come with the row, not after the reductions
+        w, b, s = _factors(weight, bias, x_scale, columns, hidden)
     total = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
@@ -47,10 +50,12 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
     if scale is not None:
         most = tl.zeros([BLOCK], tl.float32)
         for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+            column = start + columns
             if not IS_WHOLE:
-                values = _load(x, residual_in, x_bias, start + columns, hidden)
-            y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, start + columns, hidden)
-            most = scales.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
+                values = _load(x, residual_in, x_bias, column, hidden)
+                w, b, s = _factors(weight, bias, x_scale, column, hidden)
+            y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, w, b, s)
+            most = scales.larger(most, tl.abs(tl.where(column < hidden, y, 0.0)))
         row_scale = scales.scale_of(scales.amax(most, 0), LARGEST)
         inverse = scales.inverse_of(row_scale)
         tl.store(scale + row * scale_stride, row_scale)
@@ -58,9 +63,10 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         column = start + columns
         if not IS_WHOLE:
             values = _load(x, residual_in, x_bias, column, hidden)
+            w, b, s = _factors(weight, bias, x_scale, column, hidden)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, column, hidden)
+        y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, w, b, s)
         if scale is not None:
             tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
         else:
@@ -77,14 +83,27 @@ def _load(x, residual, x_bias, column, hidden):
 
 
 @triton.jit
-def _normed(scaled, weight, bias, x_scale, column, hidden):
+def _factors(weight, bias, x_scale, column, hidden):
+    """Columns of each; of what is not there 0, which nothing reads."""
+    w, b, s = 0.0, 0.0, 0.0
+    if weight is not None:
+        w = tl.load(weight + column, mask=column < hidden, other=0.0)
+    if bias is not None:
+        b = tl.load(bias + column, mask=column < hidden, other=0.0)
+    if x_scale is not None:
+        s = tl.load(x_scale + column, mask=column < hidden, other=0.0)
+    return w, b, s
+
+
+@triton.jit
+def _normed(scaled, weight, bias, x_scale, w, b, s):
     """The normalised row times weight plus bias, times x_scale, whichever there are."""
     if weight is not None:
-        scaled *= tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+        scaled *= w.to(tl.float32)
     if bias is not None:
-        scaled += tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)
+        scaled += b.to(tl.float32)
     if x_scale is not None:
-        scaled *= tl.load(x_scale + column, mask=column < hidden, other=0.0)
+        scaled *= s
     return scaled
 
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 
@@ -15,22 +15,26 @@ _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per l
 @triton.jit
 def _rms_norm_kernel(out, x, weight, residual_in, residual_out, out_stride, x_stride, residual_in_stride,
                      residual_out_stride, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
-                     IS_MODEL_SENSITIVE: tl.constexpr, IS_GEMMA: tl.constexpr):
+                     IS_MODEL_SENSITIVE: tl.constexpr, IS_GEMMA: tl.constexpr, OVERLAPS: tl.constexpr):
     """out = x / sqrt(mean(x²) + epsilon) · weight for one row per program, x plus the residual; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     out += row * out_stride
     x += row * x_stride
     if residual_in is not None:
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
+    if IS_WHOLE:  # its weights come with the row, not after the reduction
+        w = tl.load(weight + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < hidden, other=0.0)
     values, inverse_rms = row_rms(x, residual_in, hidden, epsilon, BLOCK, IS_WHOLE)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         column = start + tl.arange(0, BLOCK)
         if not IS_WHOLE:
             values = load_sum(x, residual_in, column, hidden)
+            w = tl.load(weight + column, mask=column < hidden, other=0.0)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        y = weighted(values * inverse_rms, weight, column, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
+        y = times(values * inverse_rms, w, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
         tl.store(out + column, y.to(out.dtype.element_ty), mask=column < hidden)
 
 
@@ -48,10 +52,17 @@ def row_rms(x, residual, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.cons
 @triton.jit
 def weighted(scaled, weight, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
              IS_GEMMA: tl.constexpr):
-    """scaled · weight, or · (weight + 1), of columns of the row; `scaled` is rounded to `dtype` first for T5."""
+    """`times` the weights of columns of the row."""
+    w = tl.load(weight + column, mask=column < hidden, other=0.0)
+    return times(scaled, w, dtype, IS_MODEL_SENSITIVE, IS_GEMMA)
+
+
+@triton.jit
+def times(scaled, w, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr, IS_GEMMA: tl.constexpr):
+    """scaled · w, or · (w + 1); `scaled` is rounded to `dtype` first for T5."""
     if IS_MODEL_SENSITIVE:
         scaled = scaled.to(dtype).to(tl.float32)
-    w = tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+    w = w.to(tl.float32)
     if IS_GEMMA:
         w += 1.0
     return scaled * w

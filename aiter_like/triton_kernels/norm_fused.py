@@ -9,15 +9,17 @@ import triton.language as tl
 
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 
 
 @triton.jit
 def _fused_qk_rmsnorm_kernel(q_out, k_out, q, q_weight, q_eps, k, k_weight, k_eps, q_out_stride, k_out_stride, q_stride,
-                             k_stride, q_rows, q_hidden, k_hidden, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr):
+                             k_stride, q_rows, q_hidden, k_hidden, Q_BLOCK: tl.constexpr, K_BLOCK: tl.constexpr,
+                             OVERLAPS: tl.constexpr):
     """out = x / sqrt(mean(x²) + epsilon) · weight for one row of q, then of k, per program; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     if row < q_rows:
         _normed(q_out + row * q_out_stride, q + row * q_stride, q_weight, q_eps, q_hidden, Q_BLOCK)
@@ -49,8 +51,10 @@ def fused_qk_rmsnorm(q_out: torch.Tensor, k_out: torch.Tensor, q: torch.Tensor, 
 
 @triton.jit
 def _gated_rms_norm_kernel(out, scale, x, gate, weight, out_stride, x_stride, gate_stride, scale_stride, hidden,
-                           epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr):
+                           epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr,
+                           OVERLAPS: tl.constexpr):
     """y = x / sqrt(mean(x²) + epsilon) · weight · silu(gate), one row per program; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     out += row * out_stride
     x += row * x_stride

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 from aiter_like.triton_kernels.norm import load_sum, row_rms, weighted
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
@@ -20,8 +20,9 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
                            residual_out_stride, plain_out_stride, x_stride, residual_in_stride, scale_stride,
                            group_stride, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
                            GROUP: tl.constexpr, LARGEST: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
-                           IS_GEMMA: tl.constexpr):
+                           IS_GEMMA: tl.constexpr, OVERLAPS: tl.constexpr):
     """y = x / sqrt(mean(x²) + epsilon) · weight, quantised by row or by group, one row per program; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     out += row * out_stride
     x += row * x_stride

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 _TILE = 4096  # elements of a program that reduces nothing across it
@@ -18,8 +18,9 @@ _TILE = 4096  # elements of a program that reduces nothing across it
 @triton.jit
 def _row_quant_kernel(out, scale, x, smooth_scale, scale_ub, num_rows, num_rows_factor, out_stride, x_stride,
                       scale_stride, group_stride, columns, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr,
-                      GROUP: tl.constexpr, LARGEST: tl.constexpr):
+                      GROUP: tl.constexpr, LARGEST: tl.constexpr, OVERLAPS: tl.constexpr):
     """x · smooth_scale quantised by row or by group, one row per program; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     if num_rows is not None:
         if row >= tl.load(num_rows).to(tl.int64) * num_rows_factor:
@@ -58,8 +59,9 @@ def row_quant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor, group
 
 @triton.jit
 def _tensor_amax_kernel(scale, x, num_rows, num_rows_factor, x_stride, rows, columns, LARGEST: tl.constexpr,
-                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAPS: tl.constexpr):
     """The scale of a tile, made the maximum with the one in memory, whose bits are ordered as an integer's."""
+    await_stream(OVERLAPS)
     row, column, mask = _tile(num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     own = scales.scale_of(scales.amax(tl.reshape(values, [BLOCK_M * BLOCK_N]), 0), LARGEST)
@@ -68,8 +70,10 @@ def _tensor_amax_kernel(scale, x, num_rows, num_rows_factor, x_stride, rows, col
 
 @triton.jit
 def _tensor_quant_kernel(out, scale, x, num_rows, num_rows_factor, out_stride, x_stride, rows, columns,
-                         LARGEST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+                         LARGEST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                         OVERLAPS: tl.constexpr):
     """x / scale, rounded and saturated; bound: memory."""
+    await_stream(OVERLAPS)
     row, column, mask = _tile(num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     y = scales.quantised(values * scales.inverse_of(tl.load(scale)), out.dtype.element_ty, LARGEST)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _TILE = 16384  # elements of a block that a program keeps: 32 per lane at 8 waves of 64
 _MAX_BLOCK = 8192  # elements of a row that a program keeps
@@ -21,8 +21,9 @@ _PACKED = 2048  # bytes of a program: 16 numbers per lane at 4 waves of 64
 @triton.jit(do_not_specialize=["rows", "row_blocks", "column_blocks"])  # a build for each would serve nothing
 def _block_quant_kernel(out, scale, x, out_stride, x_stride, rows, columns, row_blocks, column_blocks,
                         BLOCK_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-                        LARGEST: tl.constexpr):
+                        LARGEST: tl.constexpr, OVERLAPS: tl.constexpr):
     """One block of BLOCK_ROWS × BLOCK_COLUMNS per program, TILE_ROWS rows at a time; bound: memory."""
+    await_stream(OVERLAPS)
     block = tl.program_id(0)
     band = block // column_blocks
     matrix = band // row_blocks
@@ -62,8 +63,10 @@ def block_quant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor, blo
 
 @triton.jit(do_not_specialize=["tokens", "topk", "experts"])
 def _moe_smoothquant_kernel(out, scale, x, x_scale, topk_ids, out_stride, x_stride, factor_stride, tokens, columns,
-                            topk, experts, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr):
+                            topk, experts, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr,
+                            OVERLAPS: tl.constexpr):
     """A token for one of its experts per program, a token's beside one another; bound: memory."""
+    await_stream(OVERLAPS)
     token = (tl.program_id(0) // topk).to(tl.int64)
     slot = tl.program_id(0) % topk
     expert = tl.load(topk_ids + token * topk + slot)
@@ -108,8 +111,9 @@ def moe_smoothquant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor,
 
 @triton.jit(do_not_specialize=["rows"])
 def _pack_int4_kernel(out, x, out_stride, x_stride, rows, columns, IS_UNPACKING: tl.constexpr, BLOCK_M: tl.constexpr,
-                      BLOCK_N: tl.constexpr):
+                      BLOCK_N: tl.constexpr, OVERLAPS: tl.constexpr):
     """BLOCK_M rows × BLOCK_N packed bytes of two numbers each, the first in the low half; bound: memory."""
+    await_stream(OVERLAPS)
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     number = tl.program_id(1) * (2 * BLOCK_N) + tl.arange(0, 2 * BLOCK_N)[None, :]

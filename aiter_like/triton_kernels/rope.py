@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import await_stream, launch
 
 _ELEMENTS = 4096  # of the heads that one program takes: 32 or 16 per lane at 2 waves of 64 or 8 of 32
 
@@ -47,6 +47,20 @@ def _turn(out, x, out_head, x_head, heads, first_head, cos, sin, rotary_begin, r
     """first' = first · cos - second · sin, second' = second · cos + first · sin for BLOCK_H heads; copies the rest."""
     pairs = tl.arange(0, BLOCK_P)
     is_pair = pairs < rotary_half
+    head = first_head + tl.arange(0, BLOCK_H)
+    is_head = (head < heads)[:, None]
+    x_heads = x + head.to(tl.int64)[:, None] * x_head  # [BLOCK_H, 1]
+    out_heads = out + head.to(tl.int64)[:, None] * out_head
+    # The heads are loaded first: the table's row is known only after a load of its own.
+    if IS_GPTJ:
+        flat = rotary_begin + tl.arange(0, 2 * BLOCK_P)[None, :]
+        is_flat = is_head & (flat < rotary_begin + 2 * rotary_half)
+        values = tl.load(x_heads + flat, mask=is_flat, other=0.0)
+    else:
+        low = rotary_begin + pairs[None, :]
+        mask = is_head & is_pair[None, :]
+        first = tl.load(x_heads + low, mask=mask, other=0.0)
+        second = tl.load(x_heads + low + rotary_half, mask=mask, other=0.0)
     if IS_SHARED:
         cos_1, sin_1 = _angles(cos, sin, pairs, is_pair)
         cos_2, sin_2 = cos_1, sin_1
@@ -58,20 +72,10 @@ def _turn(out, x, out_head, x_head, heads, first_head, cos, sin, rotary_begin, r
         cos_2, sin_2 = _angles(cos, sin, pairs + rotary_half, is_pair)
     if IS_BACKWARD:
         sin_1, sin_2 = -sin_2, -sin_1
-    head = first_head + tl.arange(0, BLOCK_H)
-    is_head = (head < heads)[:, None]
-    x_heads = x + head.to(tl.int64)[:, None] * x_head  # [BLOCK_H, 1]
-    out_heads = out + head.to(tl.int64)[:, None] * out_head
     if IS_GPTJ:
-        flat = rotary_begin + tl.arange(0, 2 * BLOCK_P)[None, :]
-        is_flat = is_head & (flat < rotary_begin + 2 * rotary_half)
-        values = tl.load(x_heads + flat, mask=is_flat, other=0.0).to(tl.float32)
-        first, second = tl.split(tl.reshape(values, (BLOCK_H, BLOCK_P, 2)))
+        first, second = tl.split(tl.reshape(values.to(tl.float32), (BLOCK_H, BLOCK_P, 2)))
     else:
-        low = rotary_begin + pairs[None, :]
-        mask = is_head & is_pair[None, :]
-        first = tl.load(x_heads + low, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(x_heads + low + rotary_half, mask=mask, other=0.0).to(tl.float32)
+        first, second = first.to(tl.float32), second.to(tl.float32)
     turned_1 = first * cos_1[None, :] - second * sin_1[None, :]
     turned_2 = second * cos_2[None, :] + first * sin_2[None, :]
     if IS_IN_PLACE:
@@ -94,8 +98,10 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
                  out_y_b, out_y_head, y_s, y_b, y_head, heads, y_heads, cos_row, sin_row, positions_s, positions_b,
                  offsets_s, offsets_b, batch, x_blocks, rotary_begin, rotary_half, copied_begin, copied, sequences,
                  BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-                 IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr, IS_BACKWARD: tl.constexpr, IS_IN_PLACE: tl.constexpr):
+                 IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr, IS_BACKWARD: tl.constexpr, IS_IN_PLACE: tl.constexpr,
+                 OVERLAPS: tl.constexpr):
     """One token's BLOCK_H heads of `x`, or of `y` from block `x_blocks` on; bound: memory."""
+    await_stream(OVERLAPS)
     s = (tl.program_id(0) // batch).to(tl.int64)
     b = (tl.program_id(0) % batch).to(tl.int64)
     row = s
@@ -126,8 +132,9 @@ def _rope_2d_kernel(out, x, cos_h, sin_h, cos_w, sin_w, out_b, out_s, out_head, 
                     sin_h_row, cos_w_row, sin_w_row, patches, img_width, half_dim, rotary_begin, rotary_half,
                     copied_begin, copied, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
                     IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr, IS_BACKWARD: tl.constexpr,
-                    IS_IN_PLACE: tl.constexpr):
+                    IS_IN_PLACE: tl.constexpr, OVERLAPS: tl.constexpr):
     """One patch's BLOCK_H heads: the first half by its row, the second by its column; bound: memory."""
+    await_stream(OVERLAPS)
     b = (tl.program_id(0) // patches).to(tl.int64)
     s = (tl.program_id(0) % patches).to(tl.int64)
     out += s * out_s + b * out_b

@@ -46,6 +46,7 @@ struct Place {
 // kVec elements per access: VEC, or 1 element when an address is not aligned to VEC of them.
 template <int kVec>
 __global__ __launch_bounds__(kThreads, 8) void act_and_mul_kernel(ActAndMulArgs args, Divider row_vectors) {
+  await_stream();
   constexpr int kVectors = vectors(kVec);
   const uint32_t first = workgroup_index().x * (kThreads * kVectors) + thread_index();
   const uint32_t end = static_cast<uint32_t>(args.rows) * row_vectors.divisor;
@@ -100,8 +101,8 @@ void launch_vectors(ActAndMulArgs args, Stream stream) {
   for (int64_t row = 0; row < total; row += args.rows) {
     args.rows = total - row < most ? total - row : most;
     const int64_t groups = (args.rows * row_vectors + kPerGroup - 1) / kPerGroup;
-    act_and_mul_kernel<kVec><<<dim3(static_cast<uint32_t>(groups)), kThreads, 0, stream>>>(
-        args, Divider(static_cast<uint32_t>(row_vectors)));
+    launch_overlapped(act_and_mul_kernel<kVec>, dim3(static_cast<uint32_t>(groups)), kThreads, stream, args,
+                      Divider(static_cast<uint32_t>(row_vectors)));
     args.input += args.rows * args.input_stride;
     args.out += args.rows * args.out_stride;
     if constexpr (HAS_BIAS) args.expert_ids += args.rows;

@@ -38,6 +38,7 @@ struct ActAndMulQuantArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_and_mul_quant_kernel(
     ActAndMulQuantArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> scratch;
   // Lanes of a row that is not there take part in the reduction with zeros.
   const bool is_there = Layout::row() < args.rows;
@@ -94,9 +95,9 @@ void launch_act_and_mul_quant(const ActAndMulQuantArgs& args, bool is_aligned, S
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    act_and_mul_quant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(act_and_mul_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    act_and_mul_quant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(act_and_mul_quant_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("act_and_mul_quant_kernel");
 }
 

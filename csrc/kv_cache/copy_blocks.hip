@@ -46,6 +46,7 @@ __device__ inline int64_t block_number(const CopyBlocksArgs& args, int64_t index
 
 template <class Word, int kCount>
 __global__ __launch_bounds__(kThreads) void copy_blocks_kernel(CopyBlocksArgs args, Caches<kCount> caches) {
+  await_stream();
   const uint32_t pair = workgroup_index().x / args.parts, part = workgroup_index().x - pair * args.parts;
   const int64_t from_block = block_number(args, 2 * int64_t{pair});
   const int64_t to_block = block_number(args, 2 * int64_t{pair} + 1);
@@ -77,11 +78,11 @@ template <int kCount>
 void launch_caches(const CopyBlocksArgs& args, const Caches<kCount>& caches, dim3 grid, int word_bytes,
                    Stream stream) {
   if (word_bytes == 16)  // an integer: of structs, the compiler keeps the words in scratch memory
-    copy_blocks_kernel<unsigned __int128><<<grid, kThreads, 0, stream>>>(args, caches);
+    launch_overlapped(copy_blocks_kernel<unsigned __int128>, grid, kThreads, stream, args, caches);
   else if (word_bytes == 2)
-    copy_blocks_kernel<uint16_t><<<grid, kThreads, 0, stream>>>(args, caches);
+    launch_overlapped(copy_blocks_kernel<uint16_t>, grid, kThreads, stream, args, caches);
   else
-    copy_blocks_kernel<uint8_t><<<grid, kThreads, 0, stream>>>(args, caches);
+    launch_overlapped(copy_blocks_kernel<uint8_t>, grid, kThreads, stream, args, caches);
   check_launch("copy_blocks_kernel");
 }
 

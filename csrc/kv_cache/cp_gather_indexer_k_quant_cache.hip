@@ -27,6 +27,7 @@ struct GatherArgs {
 
 template <class Word>
 __global__ __launch_bounds__(kThreads) void cp_gather_indexer_k_quant_cache_kernel(GatherArgs args) {
+  await_stream();
   constexpr uint32_t kWord = sizeof(Word);
   const uint32_t words = args.head_dim / kWord, per_token = words + args.groups;
   const uint32_t index = workgroup_index().x * kThreads + thread_index();
@@ -65,11 +66,11 @@ void launch_cp_gather_indexer_k_quant_cache(const GatherArgs& args, int word_byt
   const uint32_t items = args.tokens * (args.head_dim / word_bytes + args.groups);
   const dim3 grid((items + kThreads - 1) / kThreads);
   if (word_bytes == 16)
-    cp_gather_indexer_k_quant_cache_kernel<Vec<uint32_t, 4>><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(cp_gather_indexer_k_quant_cache_kernel<Vec<uint32_t, 4>>, grid, kThreads, stream, args);
   else if (word_bytes == 4)
-    cp_gather_indexer_k_quant_cache_kernel<uint32_t><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(cp_gather_indexer_k_quant_cache_kernel<uint32_t>, grid, kThreads, stream, args);
   else
-    cp_gather_indexer_k_quant_cache_kernel<uint8_t><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(cp_gather_indexer_k_quant_cache_kernel<uint8_t>, grid, kThreads, stream, args);
   check_launch("cp_gather_indexer_k_quant_cache_kernel");
 }
 

@@ -26,6 +26,7 @@ struct IndexerArgs {
 template <int kVec, Pack kPack>
 __global__ __launch_bounds__((RowLayout<LANES, 1, 1>::kThreads)) void
 indexer_k_quant_and_cache_kernel(IndexerArgs args) {
+  await_stream();
   using Layout = RowLayout<LANES, kVector / kVec, kVec>;
   __shared__ RowScratch<Layout> scratch;
   write_quantised<Layout, SOURCE, fp8, kPack, true>(args.plane, args.slots, args.tokens, args.groups,
@@ -36,13 +37,13 @@ void launch_indexer_k_quant_and_cache(const IndexerArgs& args, bool is_tiled, bo
   using Layout = RowLayout<LANES, 1, 1>;
   const dim3 grid((args.tokens * args.groups + Layout::kRows - 1) / Layout::kRows);
   if (is_tiled && is_wide)
-    indexer_k_quant_and_cache_kernel<kVector, Pack::kTiles><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(indexer_k_quant_and_cache_kernel<kVector, Pack::kTiles>, grid, Layout::kThreads, stream, args);
   else if (is_tiled)
-    indexer_k_quant_and_cache_kernel<1, Pack::kTiles><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(indexer_k_quant_and_cache_kernel<1, Pack::kTiles>, grid, Layout::kThreads, stream, args);
   else if (is_wide)
-    indexer_k_quant_and_cache_kernel<kVector, Pack::kNone><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(indexer_k_quant_and_cache_kernel<kVector, Pack::kNone>, grid, Layout::kThreads, stream, args);
   else
-    indexer_k_quant_and_cache_kernel<1, Pack::kNone><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(indexer_k_quant_and_cache_kernel<1, Pack::kNone>, grid, Layout::kThreads, stream, args);
   check_launch("indexer_k_quant_and_cache_kernel");
 }
 

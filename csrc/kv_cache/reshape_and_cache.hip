@@ -133,6 +133,7 @@ __device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& arg
 
 template <int kVec, KvLayout kLayout>
 __global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(ReshapeArgs args) {
+  await_stream();
   const bool is_value = workgroup_index().x >= args.planes[0].groups;
   const uint32_t group = workgroup_index().x - (is_value ? args.planes[0].groups : 0);
   if constexpr (kLayout == KvLayout::kRows) {  // one code for both: two, merged by the compiler, store in pieces
@@ -151,11 +152,11 @@ template <int kVec>
 void launch_reshape_and_cache(const ReshapeArgs& args, KvLayout layout, Stream stream) {
   const dim3 grid(args.planes[0].groups + args.planes[1].groups);
   if (layout == KvLayout::kRows)
-    reshape_and_cache_kernel<kVec, KvLayout::kRows><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(reshape_and_cache_kernel<kVec, KvLayout::kRows>, grid, kThreads, stream, args);
   else if (layout == KvLayout::kColumns)
-    reshape_and_cache_kernel<kVec, KvLayout::kColumns><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(reshape_and_cache_kernel<kVec, KvLayout::kColumns>, grid, kThreads, stream, args);
   else
-    reshape_and_cache_kernel<kVec, KvLayout::kShuffled><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(reshape_and_cache_kernel<kVec, KvLayout::kShuffled>, grid, kThreads, stream, args);
   check_launch("reshape_and_cache_kernel");
 }
 

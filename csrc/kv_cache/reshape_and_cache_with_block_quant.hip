@@ -163,6 +163,7 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
 
 template <int kVec, KvLayout kLayout>
 __global__ __launch_bounds__(kThreads) void reshape_and_cache_with_block_quant_kernel(BlockArgs args) {
+  await_stream();
   __shared__ Scratch scratch;
   const uint32_t rows = args.windows * args.heads.divisor;
   const bool is_value = workgroup_index().x >= rows;
@@ -184,9 +185,11 @@ template <int kVec>
 void launch_reshape_and_cache_with_block_quant(const BlockArgs& args, KvLayout layout, Stream stream) {
   const dim3 grid(2 * args.windows * args.heads.divisor);
   if (layout == KvLayout::kColumns)
-    reshape_and_cache_with_block_quant_kernel<kVec, KvLayout::kColumns><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(reshape_and_cache_with_block_quant_kernel<kVec, KvLayout::kColumns>,
+                      grid, kThreads, stream, args);
   else
-    reshape_and_cache_with_block_quant_kernel<kVec, KvLayout::kShuffled><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(reshape_and_cache_with_block_quant_kernel<kVec, KvLayout::kShuffled>,
+                      grid, kThreads, stream, args);
   check_launch("reshape_and_cache_with_block_quant_kernel");
 }
 

@@ -109,6 +109,7 @@ __device__ inline void write_tile(const QuantPlane& plane, const QuantArgs& args
 
 template <KvLayout kLayout>
 __global__ __launch_bounds__(kThreads) void reshape_and_cache_with_pertoken_quant_tiles_kernel(QuantArgs args) {
+  await_stream();
   __shared__ Tile tile;
   const uint32_t group = workgroup_index().x;
   if (group < args.groups)
@@ -120,6 +121,7 @@ __global__ __launch_bounds__(kThreads) void reshape_and_cache_with_pertoken_quan
 template <int kVec, KvLayout kLayout>
 __global__ __launch_bounds__((RowLayout<LANES, 1, 1>::kThreads)) void
 reshape_and_cache_with_pertoken_quant_kernel(QuantArgs args) {
+  await_stream();
   using Layout = RowLayout<LANES, kVector / kVec, kVec>;
   __shared__ RowScratch<Layout> scratch;
   const uint32_t group = workgroup_index().x;
@@ -135,9 +137,11 @@ template <int kVec>
 void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayout layout, Stream stream) {
   const dim3 grid(2 * args.groups);
   if (layout == KvLayout::kColumns)
-    reshape_and_cache_with_pertoken_quant_kernel<kVec, KvLayout::kColumns><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(reshape_and_cache_with_pertoken_quant_kernel<kVec, KvLayout::kColumns>,
+                      grid, kThreads, stream, args);
   else
-    reshape_and_cache_with_pertoken_quant_kernel<kVec, KvLayout::kShuffled><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(reshape_and_cache_with_pertoken_quant_kernel<kVec, KvLayout::kShuffled>,
+                      grid, kThreads, stream, args);
   check_launch("reshape_and_cache_with_pertoken_quant_kernel");
 }
 
@@ -147,9 +151,11 @@ void launch_reshape_and_cache_with_pertoken_quant(const QuantArgs& args, KvLayou
     if (has_tiles) {
       const dim3 grid(2 * args.groups);
       if (layout == KvLayout::kColumns)
-        reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kColumns><<<grid, kThreads, 0, stream>>>(args);
+        launch_overlapped(reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kColumns>,
+                          grid, kThreads, stream, args);
       else
-        reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kShuffled><<<grid, kThreads, 0, stream>>>(args);
+        launch_overlapped(reshape_and_cache_with_pertoken_quant_tiles_kernel<KvLayout::kShuffled>,
+                          grid, kThreads, stream, args);
       return check_launch("reshape_and_cache_with_pertoken_quant_tiles_kernel");
     }
   }

@@ -34,6 +34,7 @@ struct DropoutLayerNormArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4, 2 * sizeof(WEIGHT))) void
 dropout_layer_norm_kernel(DropoutLayerNormArgs args) {
+  await_stream();
   static_assert(VEC % 4 == 0, "a vector is whole groups of four elements");
   __shared__ RowScratch<Layout> mean_scratch, variance_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
@@ -85,9 +86,9 @@ void launch_dropout_layer_norm(const DropoutLayerNormArgs& args, bool is_aligned
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    dropout_layer_norm_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(dropout_layer_norm_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    dropout_layer_norm_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(dropout_layer_norm_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("dropout_layer_norm_kernel");
 }
 

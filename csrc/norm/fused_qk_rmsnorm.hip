@@ -34,6 +34,7 @@ struct QkRmsNormArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT), sizeof(WEIGHT))) void
 fused_qk_rmsnorm_kernel(QkRmsNormArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> scratch;
   const bool is_q = int64_t{workgroup_index().x} * Layout::kRows < args.q_rows;
   const Side side = is_q ? args.q : args.k;
@@ -61,9 +62,9 @@ void launch_fused_qk_rmsnorm(QkRmsNormArgs args, bool is_aligned, Stream stream)
   args.q_rows = int64_t{groups(args.q.rows)} * Layout::kRows;
   const dim3 grid(groups(args.q.rows) + groups(args.k.rows));
   if (is_aligned)
-    fused_qk_rmsnorm_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(fused_qk_rmsnorm_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    fused_qk_rmsnorm_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(fused_qk_rmsnorm_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("fused_qk_rmsnorm_kernel");
 }
 

@@ -51,6 +51,7 @@ struct FusedRmsQuantArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void fused_rms_quant_kernel(
     FusedRmsQuantArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
   const bool is_first = !HAS_SECOND || int64_t{workgroup_index().x} * Layout::kRows < args.first_rows;
   const NormSide side = is_first ? args.first : args.second;
@@ -99,9 +100,9 @@ void launch_fused_rms_quant(FusedRmsQuantArgs args, bool is_aligned, Stream stre
   args.first_rows = int64_t{groups(args.first.rows)} * Layout::kRows;
   const dim3 grid(groups(args.first.rows) + groups(args.second.rows));
   if (is_aligned)
-    fused_rms_quant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(fused_rms_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    fused_rms_quant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(fused_rms_quant_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("fused_rms_quant_kernel");
 }
 

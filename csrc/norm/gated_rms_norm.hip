@@ -38,6 +38,7 @@ constexpr int kBytes = (2 + IS_QUANT) * sizeof(ELEMENT);  // of registers for an
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes, sizeof(WEIGHT))) void
 gated_rms_norm_kernel(GatedRmsNormArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
@@ -106,9 +107,9 @@ void launch_gated_rms_norm(const GatedRmsNormArgs& args, bool is_aligned, Stream
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    gated_rms_norm_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(gated_rms_norm_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    gated_rms_norm_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(gated_rms_norm_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("gated_rms_norm_kernel");
 }
 

@@ -39,6 +39,7 @@ struct GroupNormArgs {
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void group_norm_kernel(GroupNormArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> mean_scratch, variance_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
@@ -143,9 +144,9 @@ void launch_group_norm(const GroupNormArgs& args, bool is_aligned, Stream stream
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    group_norm_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(group_norm_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    group_norm_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(group_norm_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("group_norm_kernel");
 }
 

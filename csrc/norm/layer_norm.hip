@@ -45,6 +45,7 @@ constexpr int kFactorBytes = (HAS_WEIGHT + HAS_BIAS) * sizeof(WEIGHT) + 4 * HAS_
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes, kFactorBytes)) void layer_norm_kernel(
     LayerNormArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> mean_scratch, variance_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
@@ -137,9 +138,9 @@ void launch_layer_norm(const LayerNormArgs& args, bool is_aligned, Stream stream
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    layer_norm_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(layer_norm_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    layer_norm_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(layer_norm_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("layer_norm_kernel");
 }
 

@@ -39,6 +39,7 @@ struct RmsNormQuantArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4, sizeof(WEIGHT) + 4 * HAS_SMOOTH)) void
 rms_norm_quant_kernel(RmsNormQuantArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
@@ -112,9 +113,9 @@ void launch_rms_norm_quant(const RmsNormQuantArgs& args, bool is_aligned, Stream
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    rms_norm_quant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(rms_norm_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    rms_norm_quant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(rms_norm_quant_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("rms_norm_quant_kernel");
 }
 

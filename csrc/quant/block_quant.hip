@@ -35,6 +35,7 @@ struct BlockQuantArgs {
 template <bool kIsAligned, class Layout = RowLayout<BLOCK_COLUMNS / VEC, 1, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kMostTiles * sizeof(ELEMENT))) void
 block_quant_kernel(BlockQuantArgs args) {
+  await_stream();
   constexpr int kPasses = (BLOCK_ROWS + Layout::kRows - 1) / Layout::kRows;
   constexpr int kTiles = kPasses < kMostTiles ? kPasses : kMostTiles;
   __shared__ RowScratch<Layout> scratch;
@@ -80,9 +81,9 @@ void launch_block_quant(const BlockQuantArgs& args, int64_t blocks, bool is_alig
   using Layout = RowLayout<BLOCK_COLUMNS / VEC, 1, VEC>;
   const dim3 grid(static_cast<uint32_t>(blocks));
   if (is_aligned)
-    block_quant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(block_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    block_quant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(block_quant_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("block_quant_kernel");
 }
 

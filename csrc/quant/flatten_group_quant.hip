@@ -36,6 +36,7 @@ struct FlattenGroupQuantArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT))) void flatten_group_quant_kernel(
     FlattenGroupQuantArgs args) {
+  await_stream();
   // Lanes of a row that is not there take part in the reductions with zeros.
   const auto index = static_cast<uint32_t>(Layout::row());
   const bool is_there = index < args.rows;
@@ -60,9 +61,9 @@ void launch_flatten_group_quant(const FlattenGroupQuantArgs& args, bool is_align
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid((args.rows + Layout::kRows - 1) / Layout::kRows);
   if (is_aligned)
-    flatten_group_quant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(flatten_group_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    flatten_group_quant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(flatten_group_quant_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("flatten_group_quant_kernel");
 }
 

@@ -35,6 +35,7 @@ struct MoeSmoothquantArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT) + 4)) void moe_smoothquant_kernel(
     MoeSmoothquantArgs args, int slot_step) {
+  await_stream();
   // Two in turn: a wave is at most one barrier ahead of another that still reads.
   __shared__ RowScratch<Layout> scratches[2];
   // Lanes of a token that is not there take part in the reductions with zeros.
@@ -79,9 +80,9 @@ void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, Str
   const int step = groups * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
   const dim3 grid(static_cast<uint32_t>(groups), static_cast<uint32_t>(step));
   if (is_aligned)
-    moe_smoothquant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args, step);
+    launch_overlapped(moe_smoothquant_kernel<true>, grid, Layout::kThreads, stream, args, step);
   else
-    moe_smoothquant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args, step);
+    launch_overlapped(moe_smoothquant_kernel<false>, grid, Layout::kThreads, stream, args, step);
   check_launch("moe_smoothquant_kernel");
 }
 

@@ -77,6 +77,7 @@ struct Int4Vector {
 
 template <int kBytes, bool kIsUnpacking>
 __global__ __launch_bounds__(kThreads, 8) void pack_int4_kernel(PackInt4Args args, Divider row_vectors) {
+  await_stream();
   const uint32_t first = workgroup_index().x * (kThreads * VECTORS) + thread_index();
   const uint32_t end = args.rows * row_vectors.divisor;
   const auto place = [&](uint8_t* matrix, int64_t stride, int bytes, int v) {
@@ -100,9 +101,9 @@ void launch_vectors(const PackInt4Args& args, int64_t columns, bool is_unpacking
   constexpr int64_t kPerGroup = kThreads * VECTORS;
   const dim3 grid(static_cast<uint32_t>((args.rows * (columns / kBytes) + kPerGroup - 1) / kPerGroup));
   if (is_unpacking)
-    pack_int4_kernel<kBytes, true><<<grid, kThreads, 0, stream>>>(args, row_vectors);
+    launch_overlapped(pack_int4_kernel<kBytes, true>, grid, kThreads, stream, args, row_vectors);
   else
-    pack_int4_kernel<kBytes, false><<<grid, kThreads, 0, stream>>>(args, row_vectors);
+    launch_overlapped(pack_int4_kernel<kBytes, false>, grid, kThreads, stream, args, row_vectors);
 }
 
 void launch_pack_int4(const PackInt4Args& args, int64_t columns, bool is_unpacking, bool is_aligned, Stream stream) {

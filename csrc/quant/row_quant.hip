@@ -36,6 +36,7 @@ constexpr int kBytes = HAS_SMOOTH ? 4 : sizeof(ELEMENT);  // of registers for an
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void row_quant_kernel(RowQuantArgs args) {
+  await_stream();
   __shared__ RowScratch<Layout> scratch;
   int64_t rows = args.rows;
   if (args.num_rows != nullptr) {
@@ -90,9 +91,9 @@ void launch_row_quant(const RowQuantArgs& args, bool is_aligned, Stream stream) 
   using Layout = RowLayout<LANES, VECTORS, VEC>;
   const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    row_quant_kernel<true><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(row_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else
-    row_quant_kernel<false><<<grid, Layout::kThreads, 0, stream>>>(args);
+    launch_overlapped(row_quant_kernel<false>, grid, Layout::kThreads, stream, args);
   check_launch("row_quant_kernel");
 }
 

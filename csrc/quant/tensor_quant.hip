@@ -38,12 +38,14 @@ struct TensorQuantArgs {
 };
 
 __global__ __launch_bounds__(kThreads) void tensor_quant_reset_kernel(float* scale) {
+  await_stream();
   if (thread_index() == 0) *scale = quant_scale<OUT>(0.f).scale;
 }
 
 template <int kVec>
 __global__ __launch_bounds__(kThreads, 8) void tensor_quant_amax_kernel(TensorQuantArgs args, Divider row_vectors,
                                                                          uint32_t groups) {
+  await_stream();
   __shared__ float scratch[kThreads / kWaveSize];
   const uint32_t end = static_cast<uint32_t>(args.count()) * row_vectors.divisor;
   float amax = 0.f;
@@ -67,6 +69,7 @@ __global__ __launch_bounds__(kThreads, 8) void tensor_quant_amax_kernel(TensorQu
 
 template <int kVec>
 __global__ __launch_bounds__(kThreads, 8) void tensor_quant_kernel(TensorQuantArgs args, Divider row_vectors) {
+  await_stream();
   const uint32_t first = workgroup_index().x * (kThreads * VECTORS) + thread_index();
   const uint32_t end = static_cast<uint32_t>(args.count()) * row_vectors.divisor;
   const float inverse = 1.f / *args.scale;
@@ -94,10 +97,10 @@ void launch_vectors(const TensorQuantArgs& args, int64_t columns, bool is_dynami
   const auto groups = static_cast<uint32_t>((args.rows * (columns / kVec) + kPerGroup - 1) / kPerGroup);
   const uint32_t some = groups < kMostGroups ? groups : kMostGroups;
   if (is_dynamic) {
-    tensor_quant_reset_kernel<<<dim3(1), kThreads, 0, stream>>>(args.scale);
-    tensor_quant_amax_kernel<kVec><<<dim3(some), kThreads, 0, stream>>>(args, row_vectors, some);
+    launch_overlapped(tensor_quant_reset_kernel, dim3(1), kThreads, stream, args.scale);
+    launch_overlapped(tensor_quant_amax_kernel<kVec>, dim3(some), kThreads, stream, args, row_vectors, some);
   }
-  tensor_quant_kernel<kVec><<<dim3(groups), kThreads, 0, stream>>>(args, row_vectors);
+  launch_overlapped(tensor_quant_kernel<kVec>, dim3(groups), kThreads, stream, args, row_vectors);
   check_launch("tensor_quant_kernel");
 }
 

@@ -243,6 +243,7 @@ __device__ inline void write_heads(const FusedArgs& args) {
 
 template <bool kIsGptj, bool kIsPacked>
 __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs args) {
+  await_stream();
   if constexpr (kIsPacked) {
     __shared__ Tile tile;
     if (const uint32_t others = args.groups[0] + args.groups[1]; workgroup_index().x >= others) {
@@ -269,16 +270,16 @@ void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, bool is_packed, St
   if constexpr (kHasTiles) {
     if (is_packed) {
       if (is_gptj)
-        fused_qk_rope_cache_kernel<true, true><<<grid, kThreads, 0, stream>>>(args);
+        launch_overlapped(fused_qk_rope_cache_kernel<true, true>, grid, kThreads, stream, args);
       else
-        fused_qk_rope_cache_kernel<false, true><<<grid, kThreads, 0, stream>>>(args);
+        launch_overlapped(fused_qk_rope_cache_kernel<false, true>, grid, kThreads, stream, args);
       return check_launch("fused_qk_rope_cache_kernel");
     }
   }
   if (is_gptj)
-    fused_qk_rope_cache_kernel<true, false><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(fused_qk_rope_cache_kernel<true, false>, grid, kThreads, stream, args);
   else
-    fused_qk_rope_cache_kernel<false, false><<<grid, kThreads, 0, stream>>>(args);
+    launch_overlapped(fused_qk_rope_cache_kernel<false, false>, grid, kThreads, stream, args);
   check_launch("fused_qk_rope_cache_kernel");
 }
 

@@ -80,6 +80,7 @@ struct RopeRow {
 
 template <int kVec, bool kIsGptj, bool kIsShared, bool kIsImage>
 __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
+  await_stream();
   const int lane = thread_index() & ((1 << args.lane_bits) - 1);
   const uint32_t item = workgroup_index().x * (kRopeThreads >> args.lane_bits) + (thread_index() >> args.lane_bits);
   const uint32_t token = args.groups.divide(item);
@@ -181,10 +182,11 @@ inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, Stre
   args.groups = Divider(static_cast<uint32_t>(groups));
   const int64_t items = args.tokens * groups, per_group = kRopeThreads >> args.lane_bits;
   const dim3 grid(static_cast<uint32_t>((items + per_group - 1) / per_group));
-  if (is_gptj && is_shared) rope_kernel<kVec, true, true, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
-  else if (is_gptj) rope_kernel<kVec, true, false, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
-  else if (is_shared) rope_kernel<kVec, false, true, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
-  else rope_kernel<kVec, false, false, kIsImage><<<grid, kRopeThreads, 0, stream>>>(args);
+  const auto kernel = is_gptj && is_shared ? rope_kernel<kVec, true, true, kIsImage>
+                      : is_gptj            ? rope_kernel<kVec, true, false, kIsImage>
+                      : is_shared          ? rope_kernel<kVec, false, true, kIsImage>
+                                           : rope_kernel<kVec, false, false, kIsImage>;
+  launch_overlapped(kernel, grid, kRopeThreads, stream, args);
   check_launch("rope_kernel");
 }
 

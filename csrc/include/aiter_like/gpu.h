@@ -46,6 +46,12 @@ hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* lds_bytes,
 #error "gpu.h needs clang in HIP mode (-x hip) or nvcc"
 #endif
 
+#if !defined(__HIP__) && __CUDA_ARCH_LIST__ >= 900
+#define AITER_LIKE_OVERLAPS_LAUNCHES 1
+#else
+#define AITER_LIKE_OVERLAPS_LAUNCHES 0
+#endif
+
 namespace aiter_like {
 
 #if defined(__HIP__)
@@ -64,6 +70,35 @@ inline void check_launch(const char* kernel) {
 #else
   if (auto error = cudaGetLastError())
     throw std::runtime_error(std::string(kernel) + ": launch failed: " + cudaGetErrorString(error));
+#endif
+}
+
+/// kernel<<<grid, threads, 0, stream>>>(args...). Hopper starts its workgroups where those of the stream's previous
+/// kernel leave room, which hides the launch: 0.3 to 1.2 us of each. Such a kernel begins with await_stream().
+template <class... Parameters, class... Args>
+inline void launch_overlapped(void (*kernel)(Parameters...), dim3 grid, int threads, Stream stream,
+                              const Args&... args) {
+#if AITER_LIKE_OVERLAPS_LAUNCHES
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, args...);  // check_launch asks what came of it
+#else
+  kernel<<<grid, threads, 0, stream>>>(args...);
+#endif
+}
+
+/// Lets the stream's next kernel start its workgroups, should it be one of launch_overlapped, then waits until the
+/// previous one has ended and its stores can be read. Before it a kernel reads and writes no global memory.
+__device__ inline void await_stream() {
+#if AITER_LIKE_OVERLAPS_LAUNCHES
+  asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
 #endif
 }
 
