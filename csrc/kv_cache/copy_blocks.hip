@@ -78,11 +78,11 @@ template <int kCount>
 void launch_caches(const CopyBlocksArgs& args, const Caches<kCount>& caches, dim3 grid, int word_bytes,
                    Stream stream) {
   if (word_bytes == 16)  // an integer: of structs, the compiler keeps the words in scratch memory
-    launch_overlapped(copy_blocks_kernel<unsigned __int128>, grid, kThreads, stream, args, caches);
+    launch_overlapped(copy_blocks_kernel<unsigned __int128, kCount>, grid, kThreads, stream, args, caches);
   else if (word_bytes == 2)
-    launch_overlapped(copy_blocks_kernel<uint16_t>, grid, kThreads, stream, args, caches);
+    launch_overlapped(copy_blocks_kernel<uint16_t, kCount>, grid, kThreads, stream, args, caches);
   else
-    launch_overlapped(copy_blocks_kernel<uint8_t>, grid, kThreads, stream, args, caches);
+    launch_overlapped(copy_blocks_kernel<uint8_t, kCount>, grid, kThreads, stream, args, caches);
   check_launch("copy_blocks_kernel");
 }
 
