@@ -118,6 +118,15 @@ def test_lanes_that_are_tried(hidden, lanes):
     assert rows.layout(GPUS[0], x, lanes=lanes[-1]).is_whole
 
 
+@pytest.mark.parametrize(("count", "hidden", "layouts"), [
+    (8192, 4096, [(256, 2), (128, 4)]), (64, 8192, [(1024, 1), (256, 4)]), (8192, 32768, [(1024, 4)] * 2),
+    (64, 512, [(64, 1), (32, 2)]), (64, 256, [(32, 1)] * 2), (64, 24, [(8, 1)] * 2)])
+def test_lanes_without_a_tuned_row(count, hidden, layouts):
+    x = torch.empty(count, hidden, dtype=torch.bfloat16, device="meta")
+    found = [rows.layout(target, x) for target in GPUS[:2]]
+    assert [(layout.lanes, layout.vectors) for layout in found] == layouts
+
+
 def test_accesses_of_16_elements_for_8_bit_results():
     x = torch.empty(2, 1024, dtype=torch.bfloat16, device="meta")
     narrow, wide = [{"lanes": count} for count in (16, 32, 64, 128)], [16, 32, 64]
