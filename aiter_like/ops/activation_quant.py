@@ -52,7 +52,7 @@ def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_
                      ELEMENTS[out.dtype].removesuffix("_t") if is_quantised else "plain",
                      *([f"g{group_size}"] if group_size else []),
                      *([f"{('row', 'each')[kind - 1]}_{dtypes.name(weight_dtype)}"] if kind else [])])
-    return rows.layout(target, gate, lanes=lanes, vec=vec, takes_unaligned=True).instance(name, {
+    return rows.layout(target, gate, lanes=lanes, vec=vec, takes_unaligned=True, tiles=2).instance(name, {
         "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "ACTIVATION": activation, "GROUP": group_size,
         "WEIGHT": ELEMENTS[weight_dtype], "WEIGHTS": kind, "IS_QUANTISED": int(is_quantised)})
 

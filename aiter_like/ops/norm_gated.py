@@ -41,7 +41,8 @@ def _instance(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, we
               lanes: int | None = None) -> Instance:
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
              *([] if scale is None else [_ELEMENTS[out.dtype].removesuffix("_t")])]
-    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+    layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True, tiles=2)
+    return layout.instance("_".join(parts), {
         "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
         "IS_QUANT": int(scale is not None)})
 

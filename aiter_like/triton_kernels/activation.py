@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from aiter_like.device import target_of
 from aiter_like.scales import DTYPES, largest
 from aiter_like.triton_kernels import scales
 from aiter_like.triton_kernels.launch import await_stream, launch
@@ -96,7 +97,7 @@ def act_and_mul(out: torch.Tensor, input: torch.Tensor, activation: str, is_gate
     launch(_act_and_mul_kernel, grid, y, x, scale, expert_ids, bias, y.stride(0), x.stride(0),
            0 if bias is None else bias.stride(0), y.shape[0], columns, 0 if bias is None else bias.shape[0],
            float(limit), ACTIVATION=activation, IS_GATED=is_gated, LARGEST=top, BLOCK_M=block_m, BLOCK_N=block_n,
-           options={"num_warps": num_warps or 4})
+           options={"num_warps": num_warps or max(_TILE // (16 * target_of(input.device).wave_size), 1)})
 
 
 @triton.jit

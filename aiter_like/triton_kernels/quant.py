@@ -11,7 +11,7 @@ from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
 from aiter_like.triton_kernels.launch import await_stream, launch
 
-_MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
+_MAX_BLOCK = 16384  # elements that one program keeps in registers: 32 fp32 per lane at 16 waves of 32
 _TILE = 4096  # elements of a program that reduces nothing across it
 
 
@@ -48,7 +48,7 @@ def row_quant(out: torch.Tensor, scale: torch.Tensor, input: torch.Tensor, group
     """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `scale`."""
     columns = input.shape[-1]
     block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
-    num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
+    num_warps = num_warps or min(max(block // 512, 1), 8 if block <= 8192 else 16)  # at least 8 elements per lane of 64
     y, x = out.view(-1, columns), input.view(-1, columns)
     groups = columns // group_size if group_size else 1
     strides = scale.stride() if scale.ndim == 2 and scale.shape[1] == groups else (groups, 1)
