@@ -140,7 +140,7 @@ def by_backend(function: Callable, *args: Any, backends: Iterable[str] = ("hip",
 
 def compiled(function: Callable) -> Callable:
     """torch.compile's best for fixed shapes, without its CUDA graphs: those would hide the launch that others pay."""
-    return torch.compile(function, dynamic=False, options={"max_autotune": True, "coordinate_descent_tuning": True})
+    return torch.compile(function, dynamic=False, options={"max_autotune": True})
 
 
 def _clock() -> GpuClock:

@@ -13,7 +13,7 @@ from aiter_like.triton_kernels import scales
 from aiter_like.triton_kernels.launch import await_stream, launch
 
 _MAX_BLOCK = 4096  # elements of a row that one program keeps in registers, gate and up
-_TILE = 2048  # elements of out of one program: 16 per lane at 4 waves of 32
+_TILE = 2048  # elements of out of one program: 8 per lane
 
 
 @triton.jit
@@ -97,7 +97,7 @@ def act_and_mul(out: torch.Tensor, input: torch.Tensor, activation: str, is_gate
     launch(_act_and_mul_kernel, grid, y, x, scale, expert_ids, bias, y.stride(0), x.stride(0),
            0 if bias is None else bias.stride(0), y.shape[0], columns, 0 if bias is None else bias.shape[0],
            float(limit), ACTIVATION=activation, IS_GATED=is_gated, LARGEST=top, BLOCK_M=block_m, BLOCK_N=block_n,
-           options={"num_warps": num_warps or max(_TILE // (16 * target_of(input.device).wave_size), 1)})
+           options={"num_warps": num_warps or _TILE // (8 * target_of(input.device).wave_size)})
 
 
 @triton.jit
