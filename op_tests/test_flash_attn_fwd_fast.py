@@ -129,6 +129,50 @@ def test_keys_split_between_workgroups(device, attend, dtype):
         attend(q, k, v, workspace=memory[:size - 1])
 
 
+@pytest.mark.parametrize(("head_dim", "lengths", "heads", "right", "num_splits", "parts"), [
+    (64, (3300, 3100), (1, 1), 0, 0, 7 * 10),  # rows without keys; parts without blocks, and with ones that hide rows
+    (64, (600, 3075), (3, 3), 0, 3, 2 * 3 * 3),
+    (128, (60, 3200), (6, 2), 40, 2, 2 * 2)])  # a group's heads share a query block
+def test_causal_keys_split_between_workgroups(device, attend, head_dim, lengths, heads, right, num_splits, parts):
+    q, k, v = cases.dense(device, 1, *lengths, *heads, head_dim, BF16)
+    window, how = (-1, right), {"window_size": (-1, right), "rounding": "rtne"}
+    whole = attend(q, k, v, window=window, num_splits=1)
+    size = aiter_like.attention_workspace_bytes(q, k, window_size=window, num_splits=num_splits)
+    assert size == parts * ROWS[head_dim] * (head_dim + 2) * 4
+    memory = torch.full((size + 512,), 0x5A, dtype=torch.uint8, device=device)
+    memory[256:256 + size] = 0xFF  # NaN: what is read was written
+    split = attend(q, k, v, window=window, num_splits=num_splits, workspace=memory[256:256 + size])
+    assert (memory[:256] == 0x5A).all() and (memory[256 + size:] == 0x5A).all()
+    for result in (split, whole):
+        check_attention(*result, q, k, v, **how)
+    assert not torch.equal(split[0], whole[0])
+    again = attend(q, k, v, window=window, num_splits=num_splits)  # into memory of torch's allocator
+    assert torch.equal(split[0], again[0]) and torch.equal(split[1], again[1])
+    with pytest.raises(ValueError, match=f"workspace must have {size} bytes"):
+        attend(q, k, v, window=window, num_splits=num_splits, workspace=memory[:size - 1])
+
+
+def test_causal_split_of_many_heads(device, attend):
+    """Whole query blocks and split ones of heads that do not fill all XCDs, of sequences with few keys."""
+    q, k, v = cases.dense(device, 2, 3200, 3100, 6, 3, 64, BF16)
+    assert aiter_like.attention_workspace_bytes(q, k, causal=True, num_splits=2) == 12 * 6 * 2 * 512 * (64 + 2) * 4
+    out, lse = attend(q, k, v, window=(-1, 0), num_splits=2,
+                      seqlens_k=torch.tensor((150, 0), dtype=torch.int32, device=device))
+    check_attention(out[:1], lse[:1], q[:1], k[:1, :150], v[:1, :150], causal=True, rounding="rtne")
+    assert not out[1].any() and (lse[1] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("value", (torch.nan, torch.inf))
+def test_causal_split_keeps_what_is_not_finite(device, attend, value):
+    """In the rows that see it, and only there, split or not."""
+    q, k, v = cases.dense(device, 1, 40, 3100, 1, 1, 64, BF16)
+    k[0, 3080] = value
+    results = [attend(q, k, v, window=(-1, 0), num_splits=num_splits) for num_splits in (0, 1)]
+    for out, lse in results:
+        assert out[0, 20:].isnan().all() and lse[..., 20:].isnan().all()
+        check_attention(out[:, :20], lse[..., :20], q[:, :20], k[:, :3080], v[:, :3080], causal=True, rounding="rtne")
+
+
 def test_float16_towards_zero(device, attend):
     q, k, v = cases.dense(device, 1, 50, 130, 2, 1, 64, torch.float16)
     out, lse = attend(q, k, v, rounding=2)

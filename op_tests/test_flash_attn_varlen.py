@@ -19,7 +19,7 @@ from aiter_like import device as devices
 from aiter_like import dtypes
 from aiter_like.attention_call import AttentionCall
 from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.attention_plan import KeySplit, split_keys
+from aiter_like.ops.attention_plan import CausalLaunch, KeySplit, split_causal_keys, split_keys
 from aiter_like.testing import strided_like
 from aiter_like.testing_attention import check_attention
 
@@ -290,8 +290,13 @@ def test_workspace_size(device):
         assert aiter_like.attention_workspace_bytes(q, k, **options) == 2 * parts * 384 * (128 + 2) * 4
     swapped = aiter_like.attention_workspace_bytes(q.transpose(1, 2), k.transpose(1, 2), layout="bhsd")
     assert swapped == 2 * parts * 384 * (128 + 2) * 4
-    for options in ({"causal": True}, {"window_size": (9, 0)}, {"num_splits": 1}):
+    for options in ({"window_size": (9, 0)}, {"num_splits": 1}, {"causal": True, "num_splits": 1}):
         assert aiter_like.attention_workspace_bytes(q, k, **options) == 0
+    launch = CausalLaunch(1, 2, 300, 6400, 1, 384, 0)
+    split = split_causal_keys(launch, devices.target_of(device).cu_num)
+    assert split.tail == 2 and split.parts > 1
+    assert aiter_like.attention_workspace_bytes(q, k, causal=True) == 2 * split.parts * 384 * (128 + 2) * 4
+    assert aiter_like.attention_workspace_bytes(q, k[:, :3000], causal=True) == 0, "few keys"
     assert aiter_like.attention_workspace_bytes(q[..., :96], k[..., :96]) == 0
     one = aiter_like.attention_workspace_bytes(q[:, :1], k)
     assert aiter_like.attention_workspace_bytes(q[:, :1], k, causal=True) == one > 0, "a causal mask hides nothing"

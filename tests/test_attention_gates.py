@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import heapq
+import itertools
 import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from aiter_like import paths
-from aiter_like.ops.attention_plan import packed_heads, split_keys
+from aiter_like.ops.attention_plan import CausalLaunch, KeySplit, packed_heads, split_causal_keys, split_keys
 
 sys.path.append(str(Path(__file__).parent / "sim"))
 import attention_gates as gates
@@ -26,6 +29,25 @@ extern "C" void plan(int query_blocks, int key_blocks, int num_cus, int num_spli
   const KeySplit split = KeySplit::plan(query_blocks, key_blocks, num_cus, num_splits);
   result[0] = split.whole;
   result[1] = split.parts;
+}}
+extern "C" void plan_causal(const CausalLaunch* launch, int num_cus, int num_splits, int* result) {{
+  const KeySplit split = KeySplit::plan(*launch, num_cus, num_splits);
+  result[0] = split.whole;
+  result[1] = split.parts;
+}}
+extern "C" int band(int slots, int columns, int group, int num_cus) {{
+  return band_columns(slots, columns, group, num_cus);
+}}
+__global__ void place_kernel(LongestFirst order, int group, int* result) {{
+  const int id = static_cast<int>(workgroup_index().x);
+  const LongestFirst::Place place = order.at(id, group);
+  const int first = place.tail < 0 ? id : order.first_part(place.tail);
+  const int values[] = {{place.column, place.slot, place.tail, place.part, first}};
+  for (int i = 0; i < 5; ++i) result[5 * id + i] = values[i];
+}}
+extern "C" void places(int slots, int whole, int columns, int parts, int group, int count, int* result) {{
+  place_kernel<<<count, 1, 0, Stream{{}}>>>(LongestFirst(slots, whole, columns, parts), group, result);
+  check_launch("place_kernel");
 }}
 extern "C" int pack(int group, int length, int total, int block) {{ return packed_heads(group, length, total, block); }}
 extern "C" int order(int id, int count, int chunk) {{ return xcd_order(id, count, chunk); }}
@@ -113,8 +135,8 @@ def test_a_worse_kernel_fails(monkeypatch, pattern, replacement, failure):
     assert any(failure in text for text in found), found
 
 
-@pytest.mark.parametrize(("mask", "kernels"), [("none", 2), ("right", 1), ("both", 1)])
-def test_only_calls_without_a_mask_merge(mask, kernels):
+@pytest.mark.parametrize(("mask", "kernels"), [("none", 2), ("right", 2), ("both", 1)])
+def test_only_what_is_split_merges(mask, kernels):
     text = gates.assembly(gates.variant(gates.VARIANTS[1][0], 64, 1, mask), gates.COMPILERS[1])
     assert text.count(".amdhsa_kernel ") == kernels
 
@@ -136,6 +158,99 @@ def test_plan_is_that_of_python():
                     plan().plan(query_blocks, key_blocks, num_cus, num_splits, found)
                     whole, _, parts = split_keys(query_blocks, key_blocks, num_cus, num_splits)
                     assert (found[0], found[1]) == (whole, parts), (query_blocks, key_blocks, num_cus, num_splits)
+
+
+def causal(batch: int, heads: int, queries: int, keys: int | None = None, *, rows: int = 384, pack: int = 1,
+           right: int = 0) -> CausalLaunch:
+    return CausalLaunch(-(-queries * pack // rows), batch * heads // pack, queries, keys or queries, pack, rows, right)
+
+
+def test_causal_plan_is_that_of_python():
+    found, is_split = (ctypes.c_int * 2)(), 0
+    lengths = ((1, 9000), (64, 3072), (700, 3008), (700, 3009), (4096, 4096), (8192, 8192), (5000, 3100), (3000, 16384))
+    for (queries, keys), columns, pack, right in itertools.product(lengths, (1, 3, 8, 32, 200, 305), (1, 5), (0, 100)):
+        launch = causal(1, columns * pack, queries, keys, rows=384 if columns % 2 else 512, pack=pack, right=right)
+        for num_cus, num_splits in ((304, 0), (304, 2), (304, 7), (38, 0)):
+            plan().plan_causal((ctypes.c_int * 7)(*launch), num_cus, num_splits, found)
+            split = split_causal_keys(launch, num_cus, num_splits)
+            assert (found[0], found[1]) == (split.whole, split.parts), (launch, num_cus, num_splits)
+            assert split.whole + split.tail == launch.slots * columns and split.tail % columns == 0
+            assert split.tail * split.parts <= 2 * num_cus and split.parts <= (num_splits or split.parts)
+            assert split.parts == 1 or launch.seen_blocks(launch.slots - 1) // split.parts >= 4
+            is_split += split.parts > 1
+    assert is_split > 200
+
+
+def test_seen_blocks_of_causal_query_blocks():
+    for queries, keys, pack, right in itertools.product((1, 70, 400, 1000), (0, 1, 64, 300, 1000), (1, 3), (0, 40)):
+        launch = causal(1, pack, queries, keys or 1, rows=384, pack=pack, right=right)._replace(keys=keys)
+        row, key = np.arange(queries * pack)[:, None], np.arange(keys)
+        seen = key <= row // pack + keys - queries + right
+        for slot in range(launch.slots):
+            last = np.flatnonzero(seen[slot * 384:(slot + 1) * 384].any(0)).max(initial=-1)
+            assert launch.seen_blocks(slot) == (last + 64) // 64
+
+
+def longest_first(launch: CausalLaunch, split: KeySplit, group: int = 1) -> np.ndarray:
+    """Per workgroup: column, slot, index among split query blocks or -1, part, id of the first part."""
+    columns = launch.columns if split.parts > 1 else plan().band(launch.slots, launch.columns, group, 304)
+    assert launch.columns % columns == 0
+    places = np.full((split.whole + split.tail * split.parts, 5), -9, np.int32)
+    plan().places(launch.slots, split.whole // launch.columns, columns, split.parts, group, len(places),
+                  places.ctypes.data_as(ctypes.POINTER(ctypes.c_int)))
+    return places
+
+
+@pytest.mark.parametrize(("batch", "heads", "group", "queries", "keys", "bands"), [
+    (1, 16, 1, 8192, 8192, 1), (1, 12, 3, 4096, 4096, 1), (1, 8, 8, 5000, 4000, 1), (3, 1, 1, 2000, 5000, 1),
+    (8, 32, 4, 4096, 4096, 2)])
+def test_longest_come_first(batch, heads, group, queries, keys, bands):
+    """Each query block, or each of its parts, once; those of a KV head's group on one XCD. The last shape is not split,
+    and one band of heads follows the other.
+    """
+    launch = causal(batch, heads, queries, keys)
+    split = split_causal_keys(launch, 304)
+    assert (split.parts > 1) == (bands == 1)
+    places = longest_first(launch, split, group)
+    column, slot, tail, part, first = places.T
+    whole = split.whole // launch.columns
+    assert sorted(zip(column, slot, part)) == [
+        (c, s, p) for c in range(launch.columns) for s in range(launch.slots)
+        for p in range(1 if s < whole else split.parts)]
+    assert ((tail >= 0) == (slot >= whole)).all()
+    assert sorted(tail[(tail >= 0) & (part == 0)]) == [*range(split.tail)]
+    assert (places[first][:, :3] == places[:, :3]).all() and (part[first] == 0).all()
+    for band in np.split(places, bands):
+        _, slot_of_band, tail_of_band, *_ = band.T
+        for chosen in (slot_of_band[tail_of_band < 0], slot_of_band[tail_of_band >= 0]):
+            assert (np.diff(chosen) <= 0).all()
+    if launch.columns % (8 * group) == 0:
+        xcds = np.arange(len(places)) % 8
+        assert all(len({*xcds[column // group == chunk]}) == 1 for chunk in range(launch.columns // group))
+
+
+def modelled_use(launch: CausalLaunch, split: KeySplit) -> float:
+    """The share of 304 CUs' time that goes to key blocks: workgroups go round-robin to 8 XCDs, and there to the CU that
+    is free first. A workgroup's prologue and epilogue, and a part's share of the merge, take as long as 3 blocks each.
+    """
+    free, blocks = [[0] * 38 for _ in range(8)], 0
+    for index, (_, slot, tail, part, _) in enumerate(longest_first(launch, split)):
+        seen = launch.seen_blocks(int(slot))
+        count = max(-(-(seen - int(part)) // split.parts), 0) if tail >= 0 else seen
+        heapq.heapreplace(free[index % 8], free[index % 8][0] + count + 3)
+        blocks += count
+    return blocks / (304 * (max(map(max, free)) - (-3 * split.tail * split.parts // 304)))
+
+
+@pytest.mark.parametrize(("shape", "before", "after"), [
+    ((1, 16, 8192), 0.61, 0.80), ((1, 8, 8192), 0.30, 0.75), ((1, 8, 4096), 0.15, 0.52), ((1, 32, 8192), 0.89, 0.89)],
+    ids=str)
+def test_modelled_use_of_cus(shape, before, after):
+    """(batch, heads, length), causal, head dimension 128. Modelled, not measured."""
+    launch = causal(*shape)
+    whole = KeySplit(launch.slots * launch.columns, 0, 1)
+    assert modelled_use(launch, whole) == pytest.approx(before, abs=0.006)
+    assert modelled_use(launch, split_causal_keys(launch, 304)) == pytest.approx(after, abs=0.006)
 
 
 def test_packing_is_that_of_python():

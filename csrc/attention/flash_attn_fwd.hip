@@ -118,7 +118,7 @@ __global__ __launch_bounds__(kThreads) void flash_attn_fwd_kernel(FlashAttnArgs 
   RowState& state = walk.wave.rows;
   load_rows(state, args, task);
   if (block < range.end) {
-    const int last = block + (range.end - 1 - block) / task.parts * task.parts;
+    const int last = range.last_from(block, args, task);
     const float scale = args.scale_log2;
     const Visibility visibility(args, task);
     walk.mover.start(task, args, block, tiles);
@@ -133,19 +133,19 @@ __global__ __launch_bounds__(kThreads) void flash_attn_fwd_kernel(FlashAttnArgs 
     walk.finish(visibility, block, scale);
   }
   sum_rows(state);
-  if (task.parts == 1)
+  if (!kSplits || task.parts == 1)
     store_rows(state, args, task);
   else
     store_partial(state, args, task);
 }
 
-#if MASK == 0  // only calls without a mask are split
+#if MASK != 2  // kSplits
 
 /// Workgroup w: kMergeRows rows of a split query block.
 __global__ __launch_bounds__(kThreads) void flash_attn_merge_kernel(FlashAttnArgs args) {
   constexpr int kWorkgroups = kBlockM / kMergeRows, kLanes = kThreads / kMergeRows;
   const int workgroup = static_cast<int>(workgroup_index().x);
-  const Task task = Task::of(args, args.split.whole + workgroup / kWorkgroups * args.split.parts);
+  const Task task = Task::of(args, Task::first_part(args, workgroup / kWorkgroups));
   const int row = workgroup % kWorkgroups * kMergeRows + thread_index() / kLanes;
   if (task.row + row < task.rows) merge_row(args, task, row, thread_index() % kLanes * 16);
 }
@@ -157,7 +157,7 @@ void launch_flash_attn_fwd(const FlashAttnArgs& args, int query_blocks, Stream s
   flash_attn_fwd_kernel<<<static_cast<uint32_t>(args.split.whole + tail * args.split.parts), kThreads, 0, stream>>>(
       args);
   check_launch("flash_attn_fwd_kernel");
-#if MASK == 0
+#if MASK != 2
   if (args.split.parts == 1) return;
   flash_attn_merge_kernel<<<static_cast<uint32_t>(tail * (kBlockM / kMergeRows)), kThreads, 0, stream>>>(args);
   check_launch("flash_attn_merge_kernel");
@@ -199,7 +199,7 @@ const int* lengths_of(const ffi::Optional<ffi::Tensor>& tensor, int64_t size, co
   return static_cast<const int*>(value.data_ptr());
 }
 
-/// The caller's memory for the partial results of a split tail.
+/// The caller's memory for the partial results of split query blocks.
 float* workspace_of(const ffi::Tensor& tensor, int64_t bytes) {
   if (tensor.numel() * tensor.dtype().bits / 8 < bytes || !tensor.IsContiguous() ||
       reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 != 0)
@@ -217,6 +217,26 @@ void check_options(const ffi::Tensor& q, const ffi::Tensor& k, double softmax_sc
   constexpr bool kIsF16 = std::is_same_v<Element, f16>;  // which has no ties away: RTNA is RTNE
   ffi::check_value((kIsF16 && how_v3_bf16_cvt == 1 ? 0 : how_v3_bf16_cvt) == ROUNDING,
                    "flash_attn_fwd: this module was built for another how_v3_bf16_cvt");
+}
+
+/// Order and split of a launch whose shape is known. most_parts: 0 for no limit; 1 for varlen, whose lengths are not.
+void plan_launch(FlashAttnArgs& args, int query_blocks, int most_parts, int num_cus) {
+  const int group = static_cast<int>(args.group.divisor), pack = static_cast<int>(args.pack.divisor);
+  args.split = {query_blocks, 1};
+  if (!kLimitsRight) {
+    if (most_parts != 1)
+      args.split = KeySplit::plan(query_blocks, (args.seqlen_k + kBlockN - 1) / kBlockN, num_cus, most_parts);
+    args.slots_of_group = Divider(static_cast<uint32_t>(args.slots * group));
+  } else {
+    int columns = query_blocks / args.slots;
+    if (kSplits && most_parts != 1)
+      args.split = KeySplit::plan({args.slots, columns, args.seqlen_q, args.seqlen_k, pack, kBlockM, args.window_right},
+                                  num_cus, most_parts);
+    const int whole = args.split.whole / columns;
+    if (args.split.parts == 1) columns = band_columns(args.slots, columns, group, num_cus);
+    args.order = LongestFirst(args.slots, whole, columns, args.split.parts);
+  }
+  args.parts = Divider(static_cast<uint32_t>(args.split.parts));
 }
 
 }  // namespace
@@ -286,15 +306,10 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   ffi::check_value(query_blocks * kMostPartsPerCu < kMostGrid, "flash_attn_fwd: more query blocks than a launch holds");
   args.slots = static_cast<int>(slots);
   args.pack = Divider(static_cast<uint32_t>(pack));
-  const int64_t group = heads / kv_heads / pack;
-  args.group = Divider(static_cast<uint32_t>(group));
-  args.slots_of_group = Divider(static_cast<uint32_t>(slots * group));
+  args.group = Divider(static_cast<uint32_t>(heads / kv_heads / pack));
   args.kv_heads = Divider(static_cast<uint32_t>(kv_heads));
-  args.split = {static_cast<int>(query_blocks), 1};
-  if (!kLimitsRight && !is_varlen && num_splits != 1)
-    args.split = KeySplit::plan(static_cast<int>(query_blocks), static_cast<int>((seqlen_k + kBlockN - 1) / kBlockN),
-                                num_compute_units(q.device().device_id), static_cast<int>(num_splits));
-  args.parts = Divider(static_cast<uint32_t>(args.split.parts));
+  plan_launch(args, static_cast<int>(query_blocks), is_varlen ? 1 : static_cast<int>(num_splits),
+              num_compute_units(q.device().device_id));
   const int64_t tail = query_blocks - args.split.whole;
   const int64_t bytes = tail * args.split.parts * PartialResult::kFloats * int64_t{sizeof(float)};
   std::optional<ffi::Scratch> scratch;

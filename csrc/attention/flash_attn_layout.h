@@ -10,6 +10,7 @@
 #pragma once
 
 #include "aiter_like/mfma.h"
+#include "flash_attn_plan.h"
 
 #if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(ROUNDING) || !defined(MASK)
 #error "flash_attn_fwd.hip: -DELEMENT=bf16|f16 -DHEAD_DIM=64|128 -DROUNDING=0|1|2 -DMASK=0|1|2 (none, right, both)"
@@ -25,12 +26,14 @@ static_assert(kHeadDim == 64 || kHeadDim == 128);
 /// Which side of a row's keys a mask may hide, besides those past the end.
 constexpr bool kLimitsRight = MASK != 0, kLimitsLeft = MASK == 2;
 
+/// Whether keys may be split. Not with a left limit, whose three loops need the scalar registers.
+constexpr bool kSplits = !kLimitsLeft;
+
 constexpr int kThreads = 512;
 constexpr int kWaves = kThreads / kWaveSize;
 constexpr int kGroupWaves = kWaves / 2;                 // group A: waves 0-3, group B: 4-7, one of each per SIMD
 constexpr int kRowTiles = kHeadDim == 128 ? 3 : 4;      // tiles of 16 query rows per wave
 constexpr int kBlockM = 16 * kRowTiles * kWaves;        // 384, 512 query rows per workgroup
-constexpr int kBlockN = 64;                             // keys per block
 constexpr int kKeyTiles = kBlockN / 16;
 constexpr int kDimGroups = kHeadDim / 32;
 constexpr int kSteps = kDimGroups * kKeyTiles;          // of a product: one fragment of K or V each

@@ -3,8 +3,10 @@
 // same formula for the size of the workspace.
 //
 //   pack     the rows of a group's heads share a workgroup where they fit one
-//   order    chunks of workgroups that read the same keys (all query blocks of a KV head and its group) go to one XCD
-//   split    the last, partly filled round over the CUs divides its keys into `parts` of every parts-th block
+//   order    without a mask, chunks of workgroups that read the same keys (all query blocks of a KV head and its group)
+//            go to one XCD; under a mask the longest query blocks of all heads come first, a head's to one XCD
+//   split    keys are divided into `parts` of every parts-th block: without a mask those of the last, partly filled
+//            round over the CUs, under one those of the longest query blocks, which would end last
 #pragma once
 
 #include "aiter_like/gpu.h"
@@ -13,10 +15,13 @@
 namespace aiter_like {
 
 constexpr int kXcds = 8;              // of an MI300X; workgroups are dealt to them round-robin
-constexpr int kMostPartsPerCu = 2;    // of a tail: bounds the workspace
-constexpr int kLeastSplitBlocks = 48; // key blocks below which a tail is not worth the merge
+constexpr int kBlockN = 64;           // keys per block
+constexpr int kMostPartsPerCu = 2;    // bounds the workspace
+constexpr int kLeastSplitBlocks = 48; // key blocks below which a query block is not worth the merge
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
 constexpr int kBlockOverhead = 3;     // of prologue and epilogue, in key blocks
+constexpr int kMergeOverhead = 3;     // of a part's merge
+constexpr int kBandRounds = 4;        // query blocks per CU, at least, of heads that are worked on side by side
 
 /// How many query heads share the rows of a workgroup: all of a KV head's group, where their rows fit one. Keys are
 /// read once for all of them then. length: of a sequence; total: of all of them, whose rows must stay countable.
@@ -24,12 +29,50 @@ inline int packed_heads(int64_t group, int64_t length, int64_t total, int block)
   return length * group <= block && total * group < int64_t{1} << 30 ? static_cast<int>(group) : 1;
 }
 
-/// How a launch's tail is split.
+/// Behind the last key block of `blocks` that query `query` sees any of, if it sees keys up to query + above.
+__host__ __device__ inline int end_of_seen_blocks(int query, int above, int blocks) {
+  const int end = query + above < 0 ? 0 : (query + above) / kBlockN + 1;
+  return end < blocks ? end : blocks;
+}
+
+/// The query blocks of a dense launch that limits keys on the right, under a causal mask that is: `slots` of each of
+/// `columns`, which are heads, or packed ones, of all sequences. Later slots see more keys.
+struct CausalLaunch {
+  int slots, columns;
+  int queries, keys, pack, rows;  // of a sequence; rows: of a query block
+  int window_right;
+
+  /// How many key blocks a slot sees any of.
+  int seen_blocks(int slot) const {
+    const int end_row = slot + 1 < slots ? (slot + 1) * rows : queries * pack;
+    return end_of_seen_blocks((end_row - 1) / pack, keys - queries + window_right, (keys + kBlockN - 1) / kBlockN);
+  }
+
+  /// When a launch has ended that divides the keys of the last `split` slots into `parts`, in key blocks. `seen`: of
+  /// all slots. No sooner than after each CU's share; and of the first r · num_cus + 1 workgroups, whole ones and
+  /// parts each longest first, r + 1 have one CU.
+  int64_t end_time(int64_t seen, int split, int parts, int num_cus) const {
+    const int64_t whole_ids = int64_t{slots - split} * columns, part_ids = int64_t{split} * columns * parts;
+    int64_t end = ceil_div(seen * columns + kBlockOverhead * (whole_ids + part_ids), num_cus);
+    const auto not_before = [&](int64_t time) { end = time > end ? time : end; };
+    for (int64_t id = 0, round = 1; id < whole_ids; id += num_cus, ++round)
+      not_before(round * (seen_blocks(static_cast<int>(slots - split - 1 - id / columns)) + kBlockOverhead));
+    for (int64_t id = 0, round = 1; id < part_ids; id += num_cus, ++round) {
+      const int slot = static_cast<int>(slots - 1 - id / (columns * parts));
+      not_before(round * (ceil_div(seen_blocks(slot), parts) + kBlockOverhead));
+    }
+    return end + ceil_div(kMergeOverhead * part_ids, num_cus);
+  }
+
+  static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+};
+
+/// How a launch is split.
 struct KeySplit {
-  int whole;   // workgroups that take all keys; the query blocks behind them are split
+  int whole;   // workgroups that take all keys of their query block; the other query blocks are split
   int parts;   // 1: none is
 
-  /// query_blocks: all of the launch; key_blocks: of the longest sequence; most_parts: 0 for no limit.
+  /// Without a mask. query_blocks: all of the launch; key_blocks: of the longest sequence; most_parts: 0 for no limit.
   static KeySplit plan(int query_blocks, int key_blocks, int num_cus, int most_parts) {
     const int tail = query_blocks % num_cus;
     const KeySplit none{query_blocks, 1};
@@ -44,7 +87,41 @@ struct KeySplit {
     }
     return best == 1 ? none : KeySplit{query_blocks - tail, best};
   }
+
+  /// With a limit on the right: of the last slots of each column, down to the one that is not longer than half of the
+  /// longest part, as many as the workspace holds. The least end_time wins, the smaller number of parts among equals.
+  static KeySplit plan(const CausalLaunch& launch, int num_cus, int most_parts) {
+    const KeySplit none{launch.slots * launch.columns, 1};
+    const int limit = kMostPartsPerCu * num_cus / launch.columns;  // parts of a column's query blocks, all together
+    if (limit < 2) return none;
+    const int longest = launch.seen_blocks(launch.slots - 1);
+    if (longest < kLeastSplitBlocks) return none;
+    int64_t seen = 0;
+    for (int slot = 0; slot < launch.slots; ++slot) seen += launch.seen_blocks(slot);
+    KeySplit best = none;
+    int64_t least = launch.end_time(seen, 0, 1, num_cus);
+    int first = launch.slots;  // of the split slots, were there no limit
+    for (int parts = 2; parts <= limit && (most_parts == 0 || parts <= most_parts); ++parts) {
+      if (longest / parts < kLeastPartBlocks) break;
+      while (first > 0 && launch.seen_blocks(first - 1) > (longest + parts - 1) / parts / 2) --first;
+      const int split = launch.slots - first < limit / parts ? launch.slots - first : limit / parts;
+      const int64_t end = launch.end_time(seen, split, parts, num_cus);
+      if (split > 0 && end < least) best = {(launch.slots - split) * launch.columns, parts}, least = end;
+    }
+    return best;
+  }
 };
+
+/// How many columns of a launch with a mask are worked on side by side, slot after slot: the more, the more evenly the
+/// CUs are filled at the end; the fewer, the more workgroups read the same keys at the same time. A divisor of
+/// `columns`, `group` of which read the same keys.
+inline int band_columns(int slots, int columns, int group, int num_cus) {
+  const int chunks = columns / group;
+  int64_t bands = int64_t{slots} * columns / (kBandRounds * num_cus);
+  if (bands > chunks / kXcds) bands = chunks / kXcds;
+  while (bands > 1 && chunks % (kXcds * bands) != 0) --bands;
+  return columns / static_cast<int>(bands > 1 ? bands : 1);
+}
 
 /// A bijection of [0, count) under which ids that lie `chunk` apart in the result go to the same XCD, chunk by chunk.
 /// What does not fill all XCDs once more goes there in eight equal pieces; the last ids stay.
@@ -59,6 +136,48 @@ __host__ __device__ inline int xcd_order(int id, int count, int chunk) {
   const int local = (id - first) / kXcds;
   return first + local / size * (kXcds * size) + (id - first) % kXcds * size + local % size;
 }
+
+/// The workgroups of a launch with a mask, the longest first: id = (band · places + place) · columns + column, where a
+/// band of columns goes through its places, which are the whole slots, last one first, then the parts of split ones,
+/// likewise.
+struct LongestFirst {
+  int slots, whole;              // of a column; those that are not split
+  Divider columns, band, parts;  // columns: of a band; band: its workgroups
+
+  LongestFirst() = default;
+  LongestFirst(int slots, int whole, int columns, int parts)
+      : slots(slots),
+        whole(whole),
+        columns(static_cast<uint32_t>(columns)),
+        band(static_cast<uint32_t>((whole + (slots - whole) * parts) * columns)),
+        parts(static_cast<uint32_t>(parts)) {}
+
+  struct Place {
+    int column, slot;
+    int tail, part;  // tail: index among the split query blocks, -1: not split
+  };
+
+  /// Columns of a group, which read the same keys, go to one XCD.
+  __device__ Place at(int id, int group) const {
+    const int of_band = static_cast<int>(band.divide(id)), width = static_cast<int>(columns.divisor);
+    id -= of_band * static_cast<int>(band.divisor);
+    const int place = static_cast<int>(columns.divide(id)), column = id - place * width;
+    Place found{of_band * width + xcd_order(column, width, group), whole - 1 - place, -1, 0};
+    if (place >= whole) {
+      const int nth = static_cast<int>(parts.divide(place - whole));
+      found.part = place - whole - nth * static_cast<int>(parts.divisor);
+      found.tail = nth * width + column;
+      found.slot = slots - 1 - nth;
+    }
+    return found;
+  }
+
+  /// The id of the first part of a split query block, of a launch of one band.
+  __device__ int first_part(int tail) const {
+    const int width = static_cast<int>(columns.divisor);
+    return whole * width + tail + static_cast<int>(columns.divide(tail) * (parts.divisor - 1)) * width;
+  }
+};
 
 /// Varlen without a table of sequences: sequence s owns the query blocks that begin at start(s) / block + s, of which
 /// there are at least as many as it needs.

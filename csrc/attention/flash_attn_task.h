@@ -27,7 +27,9 @@ struct FlashAttnArgs {
   int slots;                       // query blocks per head: of a sequence, or varlen of all sequences
   KeySplit split;
   Divider pack;                    // heads of a group that share a workgroup: row r is query r / pack, head r % pack
-  Divider group, slots_of_group, kv_heads, parts;  // group: workgroups of a KV head and a slot
+  Divider group, kv_heads, parts;  // group: workgroups of a KV head and a slot
+  Divider slots_of_group;          // without a mask
+  LongestFirst order;              // with one
 };
 
 namespace {
@@ -48,17 +50,17 @@ struct Task {
     Task task;
     task.part = task.tail = 0;
     task.parts = 1;
-    if (kLimitsRight || id < args.split.whole) {  // only calls without a mask are split
-      id = xcd_order(id, args.split.whole, static_cast<int>(args.slots_of_group.divisor));
-    } else {
-      const int extra = id - args.split.whole;
-      task.parts = args.split.parts;
-      task.tail = static_cast<int>(args.parts.divide(extra));
-      task.part = extra - task.tail * task.parts;
-      id = args.split.whole + task.tail;
-    }
-    task.find_head(args, id);
+    if (kLimitsRight)
+      task.find_longest_first(args, id);
+    else
+      task.find_chunk(args, id);
     return task;
+  }
+
+  /// The id of the first part of a split query block.
+  __device__ static int first_part(const FlashAttnArgs& args, int tail) {
+    if (!kLimitsRight) return args.split.whole + tail * args.split.parts;
+    return args.order.first_part(tail);
   }
 
   /// Row r of the sequence in a tensor like q.
@@ -73,16 +75,41 @@ struct Task {
   __device__ const char* keys_of(const FlashAttnTensor& t) const { return base(t, first_key, kv_head); }
 
  private:
-  // id = ((sequence · kv_heads + kv_head) · slots + slot) · group + member; varlen: all sequences' slots in one.
-  __device__ void find_head(const FlashAttnArgs& args, int id) {
+  // Query blocks equally long: id = (chunk · slots + slot) · group + member, parts of the last ones behind.
+  __device__ void find_chunk(const FlashAttnArgs& args, int id) {
+    if (id < args.split.whole) {
+      id = xcd_order(id, args.split.whole, static_cast<int>(args.slots_of_group.divisor));
+    } else {
+      const int extra = id - args.split.whole;
+      parts = args.split.parts;
+      tail = static_cast<int>(args.parts.divide(extra));
+      part = extra - tail * parts;
+      id = args.split.whole + tail;
+    }
     const int chunk = static_cast<int>(args.slots_of_group.divide(id));
     id -= chunk * static_cast<int>(args.slots_of_group.divisor);
+    const int slot = static_cast<int>(args.group.divide(id));
+    find_rows(args, chunk, id - slot * static_cast<int>(args.group.divisor), slot);
+  }
+
+  // Later slots longer.
+  __device__ void find_longest_first(const FlashAttnArgs& args, int id) {
+    const int group = static_cast<int>(args.group.divisor);
+    const LongestFirst::Place place = args.order.at(id, group);
+    if (kSplits && place.tail >= 0) {
+      tail = place.tail;
+      part = place.part;
+      parts = args.split.parts;
+    }
+    const int chunk = static_cast<int>(args.group.divide(place.column));
+    find_rows(args, chunk, place.column - chunk * group, place.slot);
+  }
+
+  // chunk = sequence · kv_heads + kv_head; varlen: all sequences' slots in one.
+  __device__ void find_rows(const FlashAttnArgs& args, int chunk, int member, int slot) {
     sequence = static_cast<int>(args.kv_heads.divide(chunk));
     kv_head = chunk - sequence * static_cast<int>(args.kv_heads.divisor);
-    int slot = static_cast<int>(args.group.divide(id));
-    const int group_size = static_cast<int>(args.group.divisor);
-    head = (kv_head * group_size + id - slot * group_size) * static_cast<int>(args.pack.divisor);
-    if (kLimitsRight) slot = args.slots - 1 - slot;  // the longest first
+    head = (kv_head * static_cast<int>(args.group.divisor) + member) * static_cast<int>(args.pack.divisor);
     if (args.cu_seqlens_q != nullptr) {
       find_sequence(args, slot);
     } else {
@@ -135,12 +162,18 @@ struct KeyBlocks {
       range.first = hidden > 0 ? hidden / kBlockN : 0;
       range.clear = (last + delta - args.window_left + kBlockN - 1) >> 6;
     }
-    range.end = clamp(((last + delta + args.window_right) >> 6) + 1, 0, blocks);
+    range.end = end_of_seen_blocks(last, delta + args.window_right, blocks);
     range.clear_end = clamp((first + delta + args.window_right + 1) >> 6, 0, full);
     range.end = range.end < range.first ? range.first : range.end;
     range.clear = clamp(range.clear, range.first, range.end);
     range.clear_end = clamp(range.clear_end, range.clear, range.end);
     return range;
+  }
+
+  /// The last block of a part whose first one is `block`.
+  __device__ int last_from(int block, const FlashAttnArgs& args, const Task& task) const {
+    if (!kSplits || task.parts == 1) return end - 1;
+    return block + static_cast<int>(args.parts.divide(end - 1 - block)) * task.parts;
   }
 };
 
