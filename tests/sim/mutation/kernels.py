@@ -173,6 +173,8 @@ def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
     tensors = _attention_tensors(2, 20, 90, 1, 1, head_dim, dtype)
     lengths = torch.tensor([70, 900], dtype=torch.int32)  # the second: more than there are
     launches.append(_attention_launch("lengths", tensors, True, 2, (None, None, lengths), True))
+    tensors = _attention_tensors(1, 70, 330, 2, 2, head_dim, dtype)
+    launches.append(_attention_launch("split", tensors, False, 1, (None,) * 3, True, parts=3))
     for name, cu_seqlens in _PACKED.items():
         q, k = (torch.tensor(ends, dtype=torch.int32) for ends in cu_seqlens)
         tensors = _attention_tensors(1, cu_seqlens[0][-1], cu_seqlens[1][-1], 2, 1, head_dim, dtype)
@@ -181,8 +183,10 @@ def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
 
 
 def _attention_launch(name: str, tensors: Sequence[torch.Tensor], has_lse: bool, batch: int,
-                      lengths: tuple[torch.Tensor | None, ...], is_causal: bool) -> Launch:
-    """lengths: cu_seqlens of q and of k, which pack `batch` sequences into tensors of one; lengths of k."""
+                      lengths: tuple[torch.Tensor | None, ...], is_causal: bool, parts: int = 1) -> Launch:
+    """lengths: cu_seqlens of q and of k, which pack `batch` sequences into tensors of one; lengths of k. parts: of the
+    keys of each query block, whose partial results are what is written.
+    """
     q, k, v, out, lse = tensors
     _, rows, heads, head_dim = q.shape
     keys, kv_heads = k.shape[1:3]
@@ -194,11 +198,17 @@ def _attention_launch(name: str, tensors: Sequence[torch.Tensor], has_lse: bool,
     pack = attention_plan.packed_heads(heads // kv_heads, longest, block_rows)
     group = heads // kv_heads // pack
     slots = rows * pack // block_rows + batch if is_packed else -(-rows * pack // block_rows)
-    workgroups = slots * heads // pack * q.shape[0]
-    dividers = [word for number in (pack, group, slots * group, kv_heads, 1) for word in _divider(number)]
-    values = (*strides, lse if has_lse else None, None, *lengths, heads * rows, rows, batch, rows, keys, keys,
-              0 if is_causal else rows, math.log2(math.e) / math.sqrt(head_dim), slots, workgroups, 1, *dividers)
-    return launch(name, (workgroups,), 512, "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 5, values, (12, 16))
+    columns = heads // pack * q.shape[0]
+    is_split, workgroups = parts > 1, slots * columns * parts
+    partials = unwritten((workgroups, block_rows * (head_dim + 2)), F32) if is_split else None
+    whole = 0 if is_split else slots
+    dividers = [word for number in (pack, group, kv_heads, parts, slots * group) for word in _divider(number)]
+    order = [word for number in (columns, slots * columns * parts, parts) for word in _divider(number)]
+    values = (*strides, lse if has_lse else None, partials, *lengths, heads * rows, rows, batch, rows, keys, keys,
+              0 if is_causal else rows, math.log2(math.e) / math.sqrt(head_dim), slots, whole * columns, parts,
+              *dividers, slots, whole, *order)
+    layout = "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 5 + "ii" + "IIi" * 3
+    return launch(name, (workgroups,), 512, layout, values, (17,) if is_split else (12, 16))
 
 
 def _divider(number: int) -> tuple[int, int, int]:
