@@ -140,6 +140,11 @@ class AttentionCall(NamedTuple):
         return "window"
 
     @property
+    def rounding(self) -> int:
+        """how_v3_bf16_cvt; fp16 has no ties away."""
+        return self.how_v3_bf16_cvt if self.out.dtype == torch.bfloat16 or self.how_v3_bf16_cvt == 2 else 0
+
+    @property
     def features(self) -> tuple[str, ...]:
         """What a kernel must have besides masks, lengths and lse, by short names, sorted."""
         found = {"alibi": self.alibi_slopes is not None, "bias": self.bias is not None, "dropout": self.dropout_p > 0,

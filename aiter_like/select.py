@@ -40,8 +40,8 @@ class Backend:
         unsupported: of (target, *args): None, or the reason why this backend cannot serve the call.
         misplaced: of (*args): None, or the reason why it cannot take the addresses of these tensors. Not asked for each
             call: a launcher that finds such an address raises AddressError.
-        kernels: of (target, *args): names of its kernels, best first, where it has several; the chosen one arrives by
-            keyword as `kernel`.
+        kernels: of (target, *args, **params): names of its kernels that have these parameters, best first, where it has
+            several; the chosen one arrives by keyword as `kernel`.
         differentiable: autograd passes through it.
         space: of (target, *args): the parameters that the tuner tries beyond the default, a dict for each trial, such
             as {"num_warps": 8}; all of them values that a tuned row can hold (int, float, bool, text).
@@ -76,7 +76,7 @@ class Backend:
     def kernel_names(self, target: Target, args: tuple, params: Mapping[str, Any]) -> list[str]:
         """The kernels that can serve the call, best first."""
         if self.kernels is not None:
-            return list(self.kernels(target, *args))
+            return list(self.kernels(target, *args, **params))
         if self.is_jit:
             return [self.function.kernel_name(args, **params)]
         return [self.function.partition(":")[2] if isinstance(self.function, str) else self.name]

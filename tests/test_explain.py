@@ -74,7 +74,7 @@ class TestTunedRows:
 
     def test_several_kernels_of_one_backend(self, monkeypatch, tmp_path):
         asm = FakeJit(instance=lambda *args, kernel: kernel)
-        op = make_op(Backend("asm", asm, kernels=lambda target, *args: ["wide", "narrow"]))
+        op = make_op(Backend("asm", asm, kernels=lambda target, *args, **params: ["wide", "narrow"]))
         self.rows(monkeypatch, tmp_path, op, "gfx942,304,2,4,float32,asm,narrow,,1.5,0,clang,,measured:me")
         run(op)
         run(op, torch.randn(3, 4))

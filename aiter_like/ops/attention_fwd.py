@@ -27,6 +27,7 @@ from aiter_like.ops.attention_fast import (
 )
 from aiter_like.ops.attention_formula import scores_of, softmax_of
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
+from aiter_like.triton_kernels.attention_strides import is_aligned
 from aiter_like.tuning.hooks import Tuning
 
 
@@ -100,6 +101,29 @@ def _triton_unsupported(target: Target, *args: Any) -> str | None:
     return _kernel_unsupported(call)
 
 
+def hopper_serves(call: AttentionCall) -> bool:
+    """Whether the kernel of attention_hopper.py takes the call: 16 bits, nothing added to the scores, no dropout."""
+    if call.head_dim not in (64, 128) or call.head_dim_v != call.head_dim or call.is_fp8 or call.max_seqlen_k == 0:
+        return False
+    if set(call.features) - {"seqlens", "sink"} or call.sink_size > 0 or call.num_splits > 1:
+        return False
+    return all(is_aligned(tensor) for tensor in (call.q, call.k, call.v))
+
+
+def _triton_kernels(target: Target, *args: Any, **params: int) -> list[str]:
+    """attention_hopper.py's first where the rows fill its tiles and the GPU; GROUPS is a parameter of that one only.
+
+    For sequences, left windows and sinks it has not been measured: there a tuned row has to ask for it.
+    """
+    call = AttentionCall(*args)
+    hopper = ["flash_attn_fwd_hopper"] if target.arch == "sm_90" and hopper_serves(call) else []
+    if params:
+        return hopper if "GROUPS" in params else ["flash_attn_fwd"]
+    fills = call.max_seqlen_q >= 64 and call.max_seqlen_q * call.num_heads * call.batch >= 128 * target.cu_num
+    is_measured = not call.is_varlen and not call.features and call.mask != "window"
+    return [*hopper, "flash_attn_fwd"] if fills and is_measured else ["flash_attn_fwd", *hopper]
+
+
 def _tune_key(*args: Any) -> dict[str, int | str]:
     call = AttentionCall(*args)
     return {"mask": call.mask, "layout": call.layout, "batch": call.batch, "seqlen_q": call.max_seqlen_q,
@@ -134,10 +158,11 @@ def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
 
     On Hopper also the kernel of attention_hopper.py, which has GROUPS of rows.
     """
-    if target.arch == "sm_90":
-        for groups, block_m, block_n, stages, heads in itertools.product((1, 2), (64, 128), (64, 128), (2, 3, 4),
-                                                                         (1, 4, 16)):
-            yield {"GROUPS": groups, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages, "HEADS": heads}
+    if target.arch == "sm_90" and hopper_serves(AttentionCall(*args)):
+        tiles = ((2, 1, 64, 128), (2, 1, 64, 64), (2, 1, 128, 64), (1, 2, 64, 128), (1, 2, 128, 64), (1, 3, 64, 64))
+        for (groups, programs, block_m, block_n), stages, heads in itertools.product(tiles, (2, 3, 4), (1, 4, 16, 64)):
+            yield {"GROUPS": groups, "PROGRAMS": programs, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages,
+                   "HEADS": heads}
     extra = {"sm_90": ("TMA", (0, 1)), "gfx942": ("XCDS", (1, 8))}.get(target.arch, ("XCDS", (1,)))
     for block_m, block_n, num_warps, num_stages, value in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3),
                                                                             extra[1]):
@@ -146,21 +171,21 @@ def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
 
 
 def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,
-                 num_stages: int = 1, GROUPS: int = 0, STAGES: int = 0, **_: int) -> float:
+                 num_stages: int = 1, GROUPS: int = 0, PROGRAMS: int = 1, STAGES: int = 0, **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
     The fp32 accumulator and a tile of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane, and the K and V
     tiles of all stages local memory.
     """
     call = AttentionCall(*args)
-    if GROUPS:  # of 128 lanes; a program of one group shares the SM with another
+    if GROUPS:  # of 128 lanes; an SM has PROGRAMS such programs
         rows = GROUPS * BLOCK_M
         registers = BLOCK_M * (call.head_dim + 1.5 * BLOCK_N) / 128
-        local_bytes = 2 * call.head_dim * (rows + 2 * BLOCK_N * STAGES) * (2 // GROUPS)
-        if registers > 200 or local_bytes > local_memory_bytes(target.arch):
+        local_bytes = 2 * call.head_dim * (rows + 2 * BLOCK_N * STAGES) * PROGRAMS
+        if registers > 330 / (GROUPS * PROGRAMS) or local_bytes > local_memory_bytes(target.arch):
             return math.inf
         workgroups = -(-call.max_seqlen_q // rows) * call.num_heads * call.batch
-        return -(-workgroups // target.cu_num) * rows * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
+        return 0.7 * -(-workgroups // target.cu_num) * rows * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N  # measured
     lanes = num_warps * target.wave_size
     registers = BLOCK_M * (call.head_dim_v + BLOCK_N) / lanes
     local_bytes = 2 * call.head_dim * (BLOCK_M + 2 * BLOCK_N * num_stages)
@@ -209,6 +234,6 @@ flash_attn_fwd = Op(
     writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported, misplaced=hip_misplaced),
               Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, space=ck_space, self_check=ck_self_check),
-              Backend("triton", "attention:flash_attn_fwd", unsupported=_triton_unsupported, space=_triton_space,
-                      cost=_triton_cost, repeats=True),
+              Backend("triton", "attention:flash_attn_fwd", unsupported=_triton_unsupported, kernels=_triton_kernels,
+                      space=_triton_space, cost=_triton_cost, repeats=True),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -34,13 +34,14 @@ from aiter_like.triton_kernels.attention_parts import (
     load_tile,
     no_keys,
     packed,
-    round_to,
+    round_finite,
     row_pointers,
     sequence,
     store_part,
     tile_of_program,
 )
 from aiter_like.triton_kernels.attention_strides import (
+    is_aligned,
     stride_of_batch,
     strides_of_bias,
     strides_of_descale,
@@ -108,7 +109,7 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
             v_rows, v_at = key_pointers(v_base, v_strides, pages, start, seqlen_k, SHAPE.X, SHAPE)
             v_tile = load_tile(v_rows + (v_at[:, None] + (dims_v * v_strides[3])[None, :]), inside[:, None],
                                dims_v[None, :], SHAPE.HEAD_DIM_V, SHAPE.DV, IS_MASKED)  # [N, DV]
-        acc = tl.dot(round_to(p, P, SHAPE.ROUNDING), v_tile.to(P), acc)
+        acc = tl.dot(round_finite(p, P, SHAPE.ROUNDING), v_tile.to(P), acc)
     return acc, total, maximum
 
 
@@ -213,22 +214,22 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
                 SHAPE.ROUNDING)
 
 
-def flash_attn_fwd(*args: torch.Tensor | float | None, **params: int) -> Callable[..., None] | None:
+def flash_attn_fwd(*args: torch.Tensor | float | None, kernel: str = "flash_attn_fwd",
+                   **params: int) -> Callable[..., None] | None:
     """Same arguments as the operator's other backends; writes `out` and `lse`. What it returns: see Backend.repeats.
 
-    params: a tuned row's values instead of those of configs/triton/flash_attn_fwd.toml; where GROUPS is one of them, of
-    flash_attn_fwd_hopper.toml, for the kernel of attention_hopper.py.
+    kernel: "flash_attn_fwd_hopper" is that of attention_hopper.py; where an address forbids it the other takes over.
+    params: a tuned row's values instead of those of configs/triton/<kernel>.toml.
     """
     call = AttentionCall(*args)
     target = target_of(call.q.device)
-    rows = call.max_seqlen_q * call.num_heads * call.batch
-    if "GROUPS" in params or (target.arch == "sm_90" and not params and rows >= 128 * target.cu_num):
-        from aiter_like.triton_kernels import attention_hopper  # not every Triton for AMD has Gluon for NVIDIA
+    if kernel == "flash_attn_fwd_hopper":
+        if all(is_aligned(tensor) for tensor in (call.q, call.k, call.v)):
+            from aiter_like.triton_kernels import attention_hopper  # not every Triton for AMD has Gluon for NVIDIA
 
-        if attention_hopper.serves(call, target):
-            attention_hopper.attend(call, {**config("flash_attn_fwd_hopper", target.arch, _width(call)), **params})
-            return None
-        attend(call, config("flash_attn_fwd", target.arch, _width(call)))
+            attention_hopper.attend(call, {**config(kernel, target.arch, _width(call)), **params}, target)
+        else:
+            attend(call, config("flash_attn_fwd", target.arch, _width(call)))
         return None
     launches = attend(call, {**config("flash_attn_fwd", target.arch, _width(call)), **params})
     return None if launches is None else lambda *args: launches(AttentionCall(*args))
@@ -341,9 +342,8 @@ def _boxes(call: AttentionCall, shape: Instance) -> tuple[TensorDescriptor | Non
     """Descriptors of k and v as [batch, keys, heads, dim], or None for both where a stride or an address forbids."""
     boxes = []
     for tensor, dim in ((call.k, shape.D), (call.v, shape.DV)):
-        dense = tensor if tensor.ndim == 4 else tensor.unsqueeze(0)
-        steps = (tensor.data_ptr(), *(stride * tensor.element_size() for stride in dense.stride()[:3]))
-        if shape.D_TAIL or shape.PAGE or 0 in dense.shape or any(step % 16 for step in steps):
+        if shape.D_TAIL or shape.PAGE or not is_aligned(tensor):
             return None, None
+        dense = tensor if tensor.ndim == 4 else tensor.unsqueeze(0)
         boxes.append(TensorDescriptor(dense, list(dense.shape), list(dense.stride()), [1, shape.N, 1, dim]))
     return boxes[0], boxes[1]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Dense attention forward for Hopper in Gluon, Triton's lower level: TMA, asynchronous products, specialised warps.
+"""Attention forward for Hopper in Gluon, Triton's lower level: TMA, asynchronous products, specialised warps.
 
-One warp loads tiles of keys and values into rings in shared memory; each of GROUPS warp groups attends for BLOCK_M rows
-of queries. A group starts the product of the next keys and that of the present values together, and the other group's
+One warp loads tiles of queries, keys and values into shared memory; each of GROUPS warp groups attends for BLOCK_M rows
+of queries. A group starts the product of the next keys and that of the present values together, and the other groups'
 products run while it computes exponentials. What this does not serve is left to the kernel of attention.py.
 
 Source: the schedule is that of FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), sections 3.1 and 3.2.
@@ -10,241 +10,277 @@ Source: the schedule is that of FlashAttention-3 (Shah et al. 2024, arXiv:2407.0
 
 from __future__ import annotations
 
-import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aiter_like.attention_call import AttentionCall
 from aiter_like.device import Target
-from aiter_like.triton_kernels.attention_parts import LN_2, LOG2_E, MASKED, MINIMUM, round_to
+from aiter_like.triton_kernels.attention_hopper_parts import (
+    KEYS,
+    VALUES,
+    Shape,
+    clear_rows,
+    finish,
+    free,
+    packed,
+    softmax,
+    start_output,
+    start_scores,
+    tile_of,
+    unpacked,
+    wait_full,
+)
+from aiter_like.triton_kernels.attention_parts import LOG2_E, MINIMUM, clamped, key_ranges, keys_of, sequence
+from aiter_like.triton_kernels.attention_strides import strides_of_lse, strides_of_rows
 from aiter_like.triton_kernels.launch import launch
 
-_rounded = gluon.jit(round_to.fn)
+_clamped, _key_ranges, _keys_of, _sequence = (gluon.jit(function.fn)
+                                              for function in (clamped, key_ranges, keys_of, sequence))
 _copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # since Triton 3.7
 
-# By groups: the registers of a lane at the start, and in the warp that loads; the groups take what it leaves. Two
-# programs of one group share an SM, or a program of two groups has it alone.
-_REGISTERS = {1: (128, 40), 2: (168, 24)}
+# By groups and programs that share an SM: the registers of a lane at the start, and in the warp that loads; the groups
+# take what it leaves.
+_REGISTERS = {(1, 2): (128, 40), (1, 3): (80, 24), (2, 1): (168, 24)}
 
 
 @gluon.jit
-def _load_tiles(boxes, tiles, barriers, batch, head, num_tiles, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
-    """The warp that loads: each tile as soon as its place in the ring is free."""
-    BYTES: gl.constexpr = N * D * 2
-    for index in range(num_tiles):
-        stage, phase = index % STAGES, (index // STAGES & 1) ^ 1
-        for which in gl.static_range(2):  # keys, values
-            full, free = barriers[2 * which].index(stage), barriers[2 * which + 1].index(stage)
-            mbarrier.wait(free, phase)
-            mbarrier.expect(full, BYTES)
-            _copy_tile(boxes[which], [batch, index * N, head, 0], full, tiles[which].index(stage))
+def _work_of(index, lengths, counts, SHAPE: gl.constexpr):
+    """(any rows, head, first row, rows and keys of the sequence, where they start) of a piece of work.
 
-
-@gluon.jit
-def _softmax(scores, maximum, total, high, start, scale, IS_MASKED: gl.constexpr):
-    """(p, maximum, Σ p, what earlier sums shrink by) with the scores of the keys from `start` on."""
-    if IS_MASKED:
-        keys = start + gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
-        scores = gl.where(keys[None, :] <= high[:, None], scores, MASKED)
-    new_maximum = gl.maximum(maximum, gl.max(scores, 1) * scale)
-    p = gl.exp2(scores * scale - new_maximum[:, None])
-    shrink = gl.exp2(maximum - new_maximum)
-    return p, new_maximum, total * shrink + gl.sum(p, 1), shrink
-
-
-@gluon.jit
-def _start_scores(q, tiles, barriers, index, LAYOUT: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-                  STAGES: gl.constexpr):
-    """Starts q kᵀ of tile `index`, once it is there."""
-    stage = index % STAGES
-    mbarrier.wait(barriers[0].index(stage), index // STAGES & 1)
-    keys = tiles[0].index(stage).reshape([N, D]).permute([1, 0])
-    return warpgroup_mma(q, keys, gl.zeros([M, N], gl.float32, LAYOUT), use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _start_output(acc, p, tiles, barriers, index, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
-    """Starts acc + p v of tile `index`, once it is there."""
-    stage = index % STAGES
-    mbarrier.wait(barriers[2].index(stage), index // STAGES & 1)
-    return warpgroup_mma(p, tiles[1].index(stage).reshape([N, D]), acc, is_async=True)
-
-
-@gluon.jit
-def _walk(state, q, tiles, barriers, first, last, high, scale, LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
-          M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, ROUNDING: gl.constexpr,
-          IS_MASKED: gl.constexpr):
-    """Tiles [first, last): the product with a tile's values waits for the next tile's scores, beside which it runs."""
-    acc, p, maximum, total = state
-    for index in range(first, last):
-        scores = _start_scores(q, tiles, barriers, index, LAYOUT, M, N, D, STAGES)
-        acc = _start_output(acc, p, tiles, barriers, index - 1, N, D, STAGES)
-        scores = warpgroup_mma_wait(1, deps=[scores])
-        mbarrier.arrive(barriers[1].index(index % STAGES))
-        next_p, maximum, total, shrink = _softmax(scores, maximum, total, high, index * N, scale, IS_MASKED)
-        acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-        mbarrier.arrive(barriers[3].index((index - 1) % STAGES))
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
-        p = gl.convert_layout(_rounded(next_p, q.dtype, ROUNDING), P_LAYOUT)
-    return acc, p, maximum, total
-
-
-@gluon.jit
-def _attend(q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, GROUP: gl.constexpr,
-            M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, ROUNDING: gl.constexpr):
-    """One warp group: rows `place[2]` + GROUP · M and on. counts: tiles without a mask, tiles."""
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
-    ACC_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, ACC_LAYOUT, 2)
-    batch, head, first_row = place
-    num_open, num_tiles = counts
-    seqlen_q, last_key, right = limits
-    q = q_tiles.index(GROUP)
-    rows = first_row + GROUP * M + gl.arange(0, M, gl.SliceLayout(1, LAYOUT))
-    high = gl.minimum(rows + right, last_key)
-
-    scores = warpgroup_mma_wait(0, deps=[_start_scores(q, tiles, barriers, 0, LAYOUT, M, N, D, STAGES)])
-    mbarrier.arrive(barriers[1].index(0))
-    zeros = gl.zeros([M], gl.float32, gl.SliceLayout(1, LAYOUT))
-    p, maximum, total, _ = _softmax(scores, zeros + MINIMUM, zeros, high, 0, scale, True)
-    p = gl.convert_layout(_rounded(p, q.dtype, ROUNDING), P_LAYOUT)
-    state = gl.zeros([M, D], gl.float32, ACC_LAYOUT), p, maximum, total
-    state = _walk(state, q, tiles, barriers, 1, num_open, high, scale, LAYOUT, P_LAYOUT, M, N, D, STAGES, ROUNDING,
-                  False)
-    acc, p, maximum, total = _walk(state, q, tiles, barriers, gl.maximum(num_open, 1), num_tiles, high, scale, LAYOUT,
-                                   P_LAYOUT, M, N, D, STAGES, ROUNDING, True)
-    acc = _start_output(acc, p, tiles, barriers, num_tiles - 1, N, D, STAGES)
-    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-
-    factor = gl.where(total == 0.0, 0.0, 1.0 / total)  # 0: no visible key
-    acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, ACC_LAYOUT))[:, None]
-    STORED: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    result = gl.convert_layout(_rounded(acc, q.dtype, ROUNDING), STORED)
-    base = out + batch * strides[0] + head * strides[2]
-    to = first_row + GROUP * M + gl.arange(0, M, gl.SliceLayout(1, STORED))
-    gl.store(base + (to.to(gl.int64) * strides[1])[:, None] + gl.arange(0, D, gl.SliceLayout(0, STORED))[None, :],
-             result, mask=(to < seqlen_q)[:, None])
-    if lse is not None:
-        sums = gl.where(total == 0.0, float("-inf"), (maximum + gl.log2(total)) * LN_2)
-        gl.store(lse + batch * strides[3] + head * strides[5] + rows.to(gl.int64) * strides[4], sums,
-                 mask=rows < seqlen_q)
-
-
-@gluon.jit
-def _attend_first(q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, M: gl.constexpr,
-                  N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, ROUNDING: gl.constexpr):
-    _attend(q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, 0, M, N, D, STAGES, ROUNDING)
-
-
-@gluon.jit
-def _attend_second(q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, M: gl.constexpr,
-                   N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, ROUNDING: gl.constexpr):
-    _attend(q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, 1, M, N, D, STAGES, ROUNDING)
-
-
-@gluon.jit
-def _tile_of_program(num_blocks, num_heads, total_heads, heads):
-    """(block, head, batch): `heads` heads at a time, whose keys and values stay in L2; their longest blocks first."""
-    index = gl.program_id(0)
+    `heads` heads at a time, whose keys and values stay in L2; their longest blocks first. Starts: batch and row of q,
+    batch and row of k.
+    """
+    num_blocks, num_heads, total_heads, heads = counts
+    cu_seqlens_q, cu_seqlens_k, seqlens_k, seqlen_q, seqlen_k = lengths
     chunk = index // (num_blocks * heads)
     count = gl.minimum(total_heads - chunk * heads, heads)
     rest = index - chunk * num_blocks * heads
     both = chunk * heads + rest % count
-    return num_blocks - 1 - rest // count, both % num_heads, both // num_heads
+    first_row = (num_blocks - 1 - rest // count) * (SHAPE.GROUPS * SHAPE.M)
+    head, batch = both % num_heads, both // num_heads
+    start_q, q_batch = batch * 0, batch
+    if cu_seqlens_q is not None:
+        start_q, seqlen_q = _sequence(cu_seqlens_q, batch, seqlen_q)
+        q_batch = batch * 0
+    start_k, seqlen_k = _keys_of(batch, cu_seqlens_k, seqlens_k, seqlen_k, 0)
+    k_batch = batch if cu_seqlens_k is None else batch * 0
+    return first_row < seqlen_q, head, first_row, (seqlen_q, seqlen_k), (q_batch, start_q, k_batch, start_k)
 
 
-@gluon.jit(do_not_specialize=["num_blocks", "num_heads", "total_heads", "group_size", "heads", "seqlen_q", "seqlen_k",
-                              "right"])
-def _attention_kernel(out, lse, q, k_box, v_box, strides, q_strides, num_blocks, num_heads, total_heads, group_size,
-                      heads, seqlen_q, seqlen_k, right, scale, GROUPS: gl.constexpr, M: gl.constexpr, N: gl.constexpr,
-                      D: gl.constexpr, STAGES: gl.constexpr, ROUNDING: gl.constexpr, REGISTERS: gl.constexpr):
-    """out = softmax(q kᵀ · scale + mask) v for GROUPS · M rows of one head; bound: matrix unit.
+@gluon.jit
+def _tiles_of(first_row, rows, sizes, window, SHAPE: gl.constexpr):
+    """(first tile of keys, first that every row sees, end of these, end) for some rows, as `key_ranges` has them."""
+    seqlen_q, seqlen_k = sizes
+    first = first_row + (seqlen_k - seqlen_q)
+    last = first + gl.minimum(rows, seqlen_q - first_row) - 1
+    _, begin, inner, inner_end, end = _key_ranges(first, last, seqlen_k, window[0], window[1], 0, SHAPE.HAS_LEFT, True,
+                                                  SHAPE.N)
+    low, high = begin // SHAPE.N, (end + SHAPE.N - 1) // SHAPE.N
+    return low, inner // SHAPE.N, inner_end // SHAPE.N, gl.maximum(high, low + 1)
 
-    strides: of batch, row and head of out and of lse. right: the last key that row 0 sees. scale: in units of log 2.
+
+@gluon.jit
+def _load(boxes, tiles, barriers, total, lengths, counts, group_size, window, SHAPE: gl.constexpr):
+    """The warp that loads: each tile as soon as its place is free, the last keys first."""
+    GROUPS: gl.constexpr = SHAPE.GROUPS
+    used, turn = 0, 0
+    for index in range(gl.program_id(0), total, gl.num_programs(0)):
+        is_any, head, first_row, sizes, starts = _work_of(index, lengths, counts, SHAPE)
+        if is_any:
+            q_batch, start_q, k_batch, start_k = starts
+            first, _, _, end = _tiles_of(first_row, SHAPE.GROUPS * SHAPE.M, sizes, window, SHAPE)
+            for group in gl.static_range(GROUPS):
+                full = barriers[4].index(group)
+                mbarrier.wait(barriers[5].index(group), (turn & 1) ^ 1)
+                mbarrier.expect(full, SHAPE.M * SHAPE.D * 2)
+                _copy_tile(boxes[2], [q_batch, start_q + first_row + group * SHAPE.M, head, 0], full,
+                           tiles[2].index(group))
+            for tile in range(end - first):
+                stage, phase = (used + tile) % SHAPE.STAGES, ((used + tile) // SHAPE.STAGES & 1) ^ 1
+                for which in gl.static_range(2):  # keys, values
+                    full = barriers[2 * which].index(stage)
+                    mbarrier.wait(barriers[2 * which + 1].index(stage), phase)
+                    mbarrier.expect(full, SHAPE.N * SHAPE.D * 2)
+                    _copy_tile(boxes[which], [k_batch, start_k + (end - 1 - tile) * SHAPE.N, head // group_size, 0],
+                               full, tiles[which].index(stage))
+            used += end - first
+            turn += 1
+
+
+@gluon.jit
+def _walk(state, q, ring, first, last, top, visibility, scale, SHAPE: gl.constexpr, IS_MASKED: gl.constexpr):
+    """Tiles [first, last) from `top` down: the product with a tile's values waits for the next tile's scores, beside
+    which it runs.
     """
-    block, head, batch = _tile_of_program(num_blocks, num_heads, total_heads, heads)
-    dtype: gl.constexpr = q.dtype.element_ty
-    first_row, batch_offset = block * (GROUPS * M), batch.to(gl.int64)
-    q_tiles = gl.allocate_shared_memory(dtype, [GROUPS, M, D], gl.NVMMASharedLayout.get_default_for([M, D], dtype))
-    LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    dims = gl.arange(0, D, gl.SliceLayout(0, LOADED))
-    for group in gl.static_range(GROUPS):
-        rows = first_row + group * M + gl.arange(0, M, gl.SliceLayout(1, LOADED))
-        pointers = q + batch_offset * q_strides[0] + head * q_strides[2] + (rows.to(gl.int64) * q_strides[1])[:, None]
-        q_tiles.index(group).store(gl.load(pointers + dims[None, :], mask=(rows < seqlen_q)[:, None], other=0.0))
+    acc, words, maximum, total = state
+    LAYOUT: gl.constexpr = maximum.type.layout.parent
+    for tile in range(first, last):
+        scores = start_scores(q, ring, tile, LAYOUT, SHAPE)
+        p = unpacked(words, acc, q.dtype, SHAPE)
+        acc = start_output(acc, p, ring, tile - 1, SHAPE)
+        scores = warpgroup_mma_wait(1, deps=[scores])
+        free(ring, KEYS, tile, SHAPE)
+        next_p, sums, new_maximum = softmax(scores, maximum, (top - tile) * SHAPE.N, visibility, scale, SHAPE,
+                                            IS_MASKED)
+        shrink = gl.exp2(maximum - new_maximum)
+        maximum = new_maximum
+        total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + sums
+        acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+        free(ring, VALUES, tile - 1, SHAPE)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+        words = packed(next_p, q.dtype, SHAPE)
+    return acc, words, maximum, total
 
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, N, 1, D], k_box.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, N, 1, D], v_box.layout)
+
+@gluon.jit
+def _pass_over(ring, first, last, SHAPE: gl.constexpr):
+    """Tiles [first, last), which only other groups need."""
+    for tile in range(first, last):
+        wait_full(ring, KEYS, tile, SHAPE)
+        free(ring, KEYS, tile, SHAPE)
+        wait_full(ring, VALUES, tile, SHAPE)
+        free(ring, VALUES, tile, SHAPE)
+
+
+@gluon.jit
+def _attend(q, ring, bounds, visibility, scale, SHAPE: gl.constexpr):
+    """(acc, maximum, Σ p) of a group's rows. bounds: tiles of all groups, and its own; keys of the sequence."""
+    LAYOUT: gl.constexpr = visibility[1].type.layout.parent
+    ACC_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
+                                                         instr_shape=[16, SHAPE.D, 16])
+    begin, end, low, inner, inner_end, high, seqlen_k = bounds
+    top, first, last = end - 1, end - high, end - low
+    _pass_over(ring, 0, first, SHAPE)
+    scores = warpgroup_mma_wait(0, deps=[start_scores(q, ring, first, LAYOUT, SHAPE)])
+    free(ring, KEYS, first, SHAPE)
+    start = (top - first) * SHAPE.N
+    none = gl.full([SHAPE.M], MINIMUM, gl.float32, gl.SliceLayout(1, LAYOUT))
+    p, total, maximum = softmax(scores, none, start, visibility, scale, SHAPE, True)
+    if SHAPE.HAS_ENDS:
+        if start + SHAPE.N > seqlen_k:
+            wait_full(ring, VALUES, first, SHAPE)
+            clear_rows(tile_of(ring, VALUES, first, SHAPE), seqlen_k - start, SHAPE)
+    acc = gl.full([SHAPE.M, SHAPE.D], 0.0, gl.float32, ACC_LAYOUT)
+    state = acc, packed(p, q.dtype, SHAPE), maximum, total
+
+    open_first = gl.maximum(end - inner_end, first + 1)
+    state = _walk(state, q, ring, first + 1, gl.minimum(open_first, last), top, visibility, scale, SHAPE, True)
+    if SHAPE.HAS_LEFT:
+        open_last = gl.maximum(end - inner, open_first)
+        state = _walk(state, q, ring, open_first, open_last, top, visibility, scale, SHAPE, False)
+        open_first = open_last
+    acc, words, maximum, total = _walk(state, q, ring, open_first, last, top, visibility, scale, SHAPE, SHAPE.HAS_LEFT)
+    p = unpacked(words, acc, q.dtype, SHAPE)
+    acc, p = warpgroup_mma_wait(0, deps=[start_output(acc, p, ring, last - 1, SHAPE), p])
+    free(ring, VALUES, last - 1, SHAPE)
+    _pass_over(ring, last, end - begin, SHAPE)
+    return acc, maximum, gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, LAYOUT))
+
+
+@gluon.jit
+def _group(results, tiles, barriers, total, lengths, counts, window, scale, GROUP: gl.constexpr, SHAPE: gl.constexpr):
+    """One warp group: M rows of each piece of work."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1],
+                                                     instr_shape=[16, SHAPE.N, 16])
+    used, turn = 0, 0
+    q = tiles[2].index(GROUP).reshape([SHAPE.M, SHAPE.D])
+    for index in range(gl.program_id(0), total, gl.num_programs(0)):
+        is_any, head, first_row, sizes, starts = _work_of(index, lengths, counts, SHAPE)
+        if is_any:
+            seqlen_q, seqlen_k = sizes
+            begin, _, _, end = _tiles_of(first_row, SHAPE.GROUPS * SHAPE.M, sizes, window, SHAPE)
+            first_row += GROUP * SHAPE.M
+            low, inner, inner_end, high = _tiles_of(first_row, SHAPE.M, sizes, window, SHAPE)
+            high = _clamped(high, begin + 1, end)
+            low = _clamped(low, begin, high - 1)
+            rows = first_row + gl.arange(0, SHAPE.M, gl.SliceLayout(1, LAYOUT))
+            positions = rows + (seqlen_k - seqlen_q)
+            visibility = (positions - window[0], gl.minimum(positions + window[1], seqlen_k - 1))
+            mbarrier.wait(barriers[4].index(GROUP), turn & 1)
+            bounds = (begin, end, low, inner, inner_end, high, seqlen_k)
+            acc, maximum, sums = _attend(q, (tiles, barriers, used), bounds, visibility, scale, SHAPE)
+            mbarrier.arrive(barriers[5].index(GROUP))
+            finish(acc, maximum, sums, results, head, starts, rows, first_row, seqlen_q, SHAPE)
+            used += end - begin
+            turn += 1
+
+
+@gluon.jit(do_not_specialize=["lse_batch", "lse_row", "lse_head", "total", "num_blocks", "num_heads", "total_heads",
+                              "group_size", "heads", "seqlen_q", "seqlen_k", "window_left", "window_right"])
+def _attention_kernel(out, lse, sink, q_box, k_box, v_box, cu_seqlens_q, cu_seqlens_k, seqlens_k, out_strides,
+                      lse_batch, lse_row, lse_head, total, num_blocks, num_heads, total_heads, group_size, heads,
+                      seqlen_q, seqlen_k, window_left, window_right, scale, SHAPE: gl.constexpr,
+                      REGISTERS: gl.constexpr):
+    """out = softmax(q kᵀ · scale + mask) v for GROUPS · M rows of a head at a time; bound: matrix unit.
+
+    out_strides: of batch, row and head. total: pieces of work, which programs take in turn. seqlen_q, seqlen_k: of the
+    tensors' axes. scale: in units of log 2.
+    """
+    dtype: gl.constexpr = q_box.dtype
+    STAGES: gl.constexpr = SHAPE.STAGES
+    GROUPS: gl.constexpr = SHAPE.GROUPS
+    q_tiles = gl.allocate_shared_memory(dtype, [GROUPS, 1, SHAPE.M, 1, SHAPE.D], q_box.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, SHAPE.N, 1, SHAPE.D], k_box.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, SHAPE.N, 1, SHAPE.D], v_box.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), 1)
         mbarrier.init(k_free.index(stage), GROUPS)
         mbarrier.init(v_full.index(stage), 1)
         mbarrier.init(v_free.index(stage), GROUPS)
-    fence_async_shared()  # q and the barriers are there for the products and the copies
+    for group in gl.static_range(GROUPS):
+        mbarrier.init(q_full.index(group), 1)
+        mbarrier.init(q_free.index(group), 1)
+    fence_async_shared()  # the barriers are there for the copies
 
-    last_row = gl.minimum(first_row + GROUPS * M, seqlen_q) - 1
-    end = gl.maximum(gl.minimum(last_row + right + 1, seqlen_k), 0)
-    num_open = gl.maximum(gl.minimum(first_row + right + 1, seqlen_k), 0) // N
-    counts, limits = (num_open, gl.maximum((end + N - 1) // N, 1)), (seqlen_q, seqlen_k - 1, right)
-    tiles, barriers, place = (k_tiles, v_tiles), (k_full, k_free, v_full, v_free), (batch_offset, head, first_row)
+    tiles, barriers = (k_tiles, v_tiles, q_tiles), (k_full, k_free, v_full, v_free, q_full, q_free)
+    lengths, window = (cu_seqlens_q, cu_seqlens_k, seqlens_k, seqlen_q, seqlen_k), (window_left, window_right)
+    boxes, counts = (k_box, v_box, q_box), (num_blocks, num_heads, total_heads, heads)
+    results = (out, out_strides, lse, (lse_batch, lse_row, lse_head), sink)
     if GROUPS == 1:
         gl.warp_specialize([
-            (_attend_first, (q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, M, N, D, STAGES,
-                             ROUNDING)),
-            (_load_tiles, ((k_box, v_box), tiles, barriers, batch, head // group_size, counts[1], N, D, STAGES))],
-            [1], [REGISTERS])
+            (_group, (results, tiles, barriers, total, lengths, counts, window, scale, 0, SHAPE)),
+            (_load, (boxes, tiles, barriers, total, lengths, counts, group_size, window, SHAPE))], [1], [REGISTERS])
     else:
         gl.warp_specialize([
-            (_attend_first, (q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, M, N, D, STAGES,
-                             ROUNDING)),
-            (_attend_second, (q_tiles, tiles, barriers, out, lse, strides, place, counts, limits, scale, M, N, D,
-                              STAGES, ROUNDING)),
-            (_load_tiles, ((k_box, v_box), tiles, barriers, batch, head // group_size, counts[1], N, D, STAGES))],
-            [4, 1], [240, REGISTERS])
+            (_group, (results, tiles, barriers, total, lengths, counts, window, scale, 0, SHAPE)),
+            (_group, (results, tiles, barriers, total, lengths, counts, window, scale, 1, SHAPE)),
+            (_load, (boxes, tiles, barriers, total, lengths, counts, group_size, window, SHAPE))], [4, 1],
+            [240, REGISTERS])
 
 
-def serves(call: AttentionCall, target: Target) -> bool:
-    """Whether `attend` takes the call: dense, 16 bits, head dimension 64 or 128, no mask but an upper end."""
-    if target.arch != "sm_90" or call.is_varlen or call.seqlens_k is not None or call.num_splits > 1:
-        return False
-    if call.head_dim not in (64, 128) or call.head_dim_v != call.head_dim or call.q.element_size() != 2:
-        return False
-    if call.softcap > 0 or call.dropout_p > 0 or 0 <= call.window_left < call.max_seqlen_k:
-        return False
-    if not all(tensor is None for tensor in (call.bias, call.alibi_slopes, call.sink)):
-        return False
-    return call.max_seqlen_k > 0 and not any(step % 16 for tensor in (call.k, call.v)
-                   for step in (tensor.data_ptr(), *(2 * stride for stride in tensor.stride()[:3])))
+def attend(call: AttentionCall, settings: dict[str, int], target: Target) -> None:
+    """Writes call.out and call.lse, of a call that `hopper_serves` of ops/attention_fwd.py names.
 
-
-def attend(call: AttentionCall, settings: dict[str, int]) -> None:
-    """Writes call.out and call.lse. settings: GROUPS, BLOCK_M (of a group), BLOCK_N, STAGES, HEADS."""
-    groups, block_m, block_n = settings["GROUPS"], settings["BLOCK_M"], settings["BLOCK_N"]
+    settings: GROUPS, PROGRAMS (that share an SM), BLOCK_M (of a group), BLOCK_N, STAGES, HEADS.
+    """
+    left, right, longest = call.window_left, call.window_right, call.max_seqlen_q
+    shape = Shape(GROUPS=settings["GROUPS"], M=settings["BLOCK_M"], N=settings["BLOCK_N"], D=call.head_dim,
+                  STAGES=settings["STAGES"], ROUNDING=call.rounding, HAS_LEFT=0 <= left < call.max_seqlen_k,
+                  HAS_ENDS=call.is_varlen or call.seqlens_k is not None)
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    boxes = [TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, block_n, 1, call.head_dim], layout)
-             for tensor in (call.k, call.v)]
-    blocks, total_heads = triton.cdiv(call.max_seqlen_q, groups * block_m), call.num_heads * call.batch
-    delta = call.max_seqlen_k - call.max_seqlen_q
-    right = delta + (call.window_right if call.window_right >= 0 else call.max_seqlen_q)
-    lse_strides = (0, 0, 0) if call.lse is None else (call.lse.stride(0), call.lse.stride(2), call.lse.stride(1))
-    registers, of_loader = _REGISTERS[groups]
-    launch(_attention_kernel, (blocks * total_heads,), call.out, call.lse, call.q, *boxes,
-           (*call.out.stride()[:3], *lse_strides), call.q.stride()[:3], blocks, call.num_heads, total_heads,
-           call.num_heads // call.num_kv_heads, settings["HEADS"], call.max_seqlen_q, call.max_seqlen_k, right,
-           call.softmax_scale * LOG2_E.value, GROUPS=groups, M=block_m, N=block_n, D=call.head_dim,
-           STAGES=settings["STAGES"],
-           ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 or call.how_v3_bf16_cvt == 2 else 0,
+    boxes = []
+    for tensor, rows in ((call.q, shape.M), (call.k, shape.N), (call.v, shape.N)):
+        dense = tensor if tensor.ndim == 4 else tensor.unsqueeze(0)
+        boxes.append(TensorDescriptor(dense, list(dense.shape), list(dense.stride()), [1, rows, 1, shape.D], layout))
+    blocks, total_heads = triton.cdiv(longest, shape.GROUPS * shape.M), call.num_heads * call.batch
+    total = blocks * total_heads
+    # An SM's only program goes on where pieces differ, and loads the next one beside the end of this; even ones do
+    # better apart, and so do programs that share an SM (measured).
+    goes_on = settings["PROGRAMS"] == 1 and (call.mask != "none" or call.is_varlen)
+    programs = min(total, target.cu_num) if goes_on else total
+    registers, of_loader = _REGISTERS[shape.GROUPS, settings["PROGRAMS"]]
+    seqlen_q, seqlen_k = (tensor.shape[0 if call.is_varlen else 1] for tensor in (call.q, call.k))
+    launch(_attention_kernel, (programs,), call.out, call.lse, call.sink, *boxes, call.cu_seqlens_q, call.cu_seqlens_k,
+           call.seqlens_k, strides_of_rows(call.out), *strides_of_lse(call.lse), total, blocks, call.num_heads,
+           total_heads, call.num_heads // call.num_kv_heads, settings["HEADS"], seqlen_q, seqlen_k, max(left, 0),
+           min(right, longest) if right >= 0 else longest, call.softmax_scale * LOG2_E.value, SHAPE=shape,
            REGISTERS=of_loader, options={"num_warps": 4, "maxnreg": registers})

@@ -78,8 +78,7 @@ def instance_of(call: AttentionCall, settings: dict[str, int], block_table: torc
         IS_WIDE=max(*row_strides, bias_strides[1]) > _WIDEST_ROW or pack * max(*head_strides, bias_strides[2]) > 2**30,
         IS_QQ_BIAS=block_table is not None, HAS_LEFT=0 <= call.window_left < call.max_seqlen_k,
         HAS_RIGHT=0 <= call.window_right < call.max_seqlen_q - 1, HAS_SINK_TOKENS=call.sink_size > 0,
-        HAS_SOFTCAP=call.softcap > 0,
-        ROUNDING=call.how_v3_bf16_cvt if call.out.dtype == torch.bfloat16 or call.how_v3_bf16_cvt == 2 else 0)
+        HAS_SOFTCAP=call.softcap > 0, ROUNDING=call.rounding)
 
 
 def splits_of(call: AttentionCall, num_blocks: int, programs: int, block_n: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -21,7 +22,9 @@ MASKED = tl.constexpr(-3.0e38)
 @triton.jit
 def round_to(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
     """float32 → `dtype`: 0 to nearest even, 1 to nearest with ties away (bfloat16), 2 towards zero (16 bits)."""
-    if dtype == tl.bfloat16 and ROUNDING > 0:
+    if ROUNDING == 2 and (dtype == tl.bfloat16 or dtype == tl.float16) and cuda_capability_geq(8):
+        return x.to(dtype, fp_downcast_rounding="rtz")
+    elif dtype == tl.bfloat16 and ROUNDING > 0:
         bits = x.to(tl.int32, bitcast=True)
         if ROUNDING == 1:
             bits += 0x8000
@@ -33,6 +36,18 @@ def round_to(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
         return (nearest.to(tl.int16, bitcast=True) - is_beyond.to(tl.int16)).to(dtype, bitcast=True)
     else:
         return x.to(dtype)
+
+
+@triton.jit
+def round_finite(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
+    """round_to where no x is infinite: in one instruction more than to nearest even where the hardware has that one.
+
+    Ties away: with the lowest bit set a tie lies beyond the middle, and what is none stays on its side. NaN stays NaN.
+    """
+    if ROUNDING == 1 and dtype == tl.bfloat16 and cuda_capability_geq(8):
+        return (x.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True).to(dtype)
+    else:
+        return round_to(x, dtype, ROUNDING)
 
 
 @triton.jit

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""attention_hopper.py, a kernel of backend "triton" for sm_90, against float64; what its code is like:
+test_flash_attn_triton.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from attention_cases import dense, packed, random, rounding_of
+from covering import covering
+
+from aiter_like.attention_call import AttentionCall
+from aiter_like.device import Target, target_of
+from aiter_like.ops.attention_fwd import _triton_kernels, hopper_serves
+from aiter_like.testing_attention import check_attention
+from aiter_like.triton_kernels import attention
+
+BF16, F16 = torch.bfloat16, torch.float16
+SPECIALISED = [pytest.param(dtype, rounding, head_dim, {"GROUPS": groups, "PROGRAMS": programs, "BLOCK_M": rows,
+                                                        "BLOCK_N": keys, "STAGES": 2, "HEADS": 4},
+                            id=f"{dtype}-{rounding}-{head_dim}-{groups}x{rows}x{keys}")
+               for dtype, rounding, head_dim, groups, programs, rows, keys in (
+                   (BF16, 0, 128, 2, 1, 64, 128), (BF16, 1, 128, 2, 1, 64, 128), (F16, 2, 128, 2, 1, 64, 128),
+                   (BF16, 1, 64, 1, 3, 64, 64), (BF16, 2, 64, 1, 2, 128, 64), (F16, 0, 64, 2, 1, 64, 128))]
+
+
+@pytest.fixture(autouse=True)
+def _only_on_hopper(request):
+    if "device" in request.fixturenames and target_of(request.getfixturevalue("device")).arch != "sm_90":
+        pytest.skip("for sm_90")
+
+
+def check_specialised(device, call, params, **options):
+    """Runs attention_hopper.py's kernel, compares with float64, and runs it again."""
+    def run():
+        call.out.fill_(math.nan)
+        call.lse.fill_(math.nan)
+        attention.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper", **params)
+        return call.out[:rows], call.lse if starts is None else call.lse[:, :rows]
+
+    assert hopper_serves(call)
+    starts = call.cu_seqlens_q
+    rows = len(call.q) if starts is None else int(starts[-1])
+    out, lse = run()
+    check_attention(out, lse, call.q[:rows], call.k, call.v,
+                    rounding=rounding_of("triton", call.q.dtype, call.how_v3_bf16_cvt), **options)
+    first = out.clone()
+    assert torch.equal(first, run()[0])
+
+
+@pytest.mark.parametrize("dtype, rounding, head_dim, params", SPECIALISED)
+def test_specialised_warps(device, dtype, rounding, head_dim, params):
+    """Lengths that end anywhere, rows without keys, cross-attention, windows, groups of heads,
+    sinks, strides: a covering design.
+    """
+    factors = {"seqlen_q": (1, 15, 64, 129, 385, 1000), "seqlen_k": (1, 63, 128, 384, 1000), "heads": ((6, 2), (3, 3)),
+               "window": ((-1, -1), (-1, 0), (-1, 40), (0, 0), (100, -1), (200, 30)), "has_sink": (False, True),
+               "is_bhsd": (False, True)}
+    for row in covering(factors, 5):
+        seqlen_q, seqlen_k, heads = row["seqlen_q"], row["seqlen_k"], row["heads"]
+        tensors = dense(device, 2, seqlen_q, seqlen_k, *heads, head_dim, dtype)
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors) if row["is_bhsd"] else tensors
+        sink = random(device, (heads[0],), torch.float32) if row["has_sink"] else None
+        call = AttentionCall(torch.empty_like(q), torch.empty(2, heads[0], seqlen_q, device=device), q, k, v,
+                             *[None] * 5, sink, *[None] * 5, seqlen_q, seqlen_k, head_dim**-0.5, *row["window"], 0, 0.0,
+                             0.0, 0, rounding)
+        check_specialised(device, call, params, window_size=row["window"], sink=sink)
+
+
+@pytest.mark.parametrize("dtype, rounding, head_dim, params", SPECIALISED)
+def test_sequences(device, dtype, rounding, head_dim, params):
+    """Packed sequences, empty ones among them, and caches: NaN behind the keys reaches no result."""
+    lengths = (5, 70, 0, 130, 1, 300, 500, 64), (40, 70, 9, 0, 200, 511, 129, 128)
+    for window in ((-1, -1), (-1, 0), (100, 20)):
+        q, k, v, *starts, longest_q, longest_k = packed(device, *lengths, 4, 2, head_dim, dtype)
+        q, k, v = (torch.cat((x, torch.full_like(x[:150], math.nan))) for x in (q, k, v))
+        call = AttentionCall(torch.empty_like(q), torch.empty(4, len(q), device=device), q, k, v, *starts, *[None] * 9,
+                             longest_q, longest_k, head_dim**-0.5, *window, 0, 0.0, 0.0, 0, rounding)
+        check_specialised(device, call, params, window_size=window, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
+        q, k, v = dense(device, 3, 150, 700, 4, 2, head_dim, dtype)
+        counts = torch.tensor([700, 0, 70], dtype=torch.int32, device=device)
+        for cache, (sequence, count) in itertools.product((k, v), enumerate(counts.tolist())):
+            cache[sequence, count:] = math.nan
+        call = call._replace(out=torch.empty_like(q), lse=torch.empty(3, 4, 150, device=device), q=q, k=k, v=v,
+                             cu_seqlens_q=None, cu_seqlens_k=None, seqlens_k=counts, max_seqlen_q=150, max_seqlen_k=700)
+        check_specialised(device, call, params, window_size=window, seqlens_k=counts)
+
+
+def test_lengths_that_lie(device):
+    """cu_seqlens that fall, or leave the tensors: no access outside, and an end."""
+    q, k, v, *_ = packed(device, (70, 300), (60, 90), 4, 2, 64, BF16)
+    for starts in ([0, 500, 100], [0, -7, 100], [90, 20, 3], [2**31 - 1, -(2**31), 2**31 - 1]):
+        lying = torch.tensor(starts, dtype=torch.int32, device=device)
+        for longest in (1, 50, 10**5):
+            out = torch.empty_like(q)
+            call = AttentionCall(out, None, q, k, v, lying, lying, *[None] * 9, longest, longest, 0.1,
+                                 -1, 0, 0, 0.0, 0.0, 0, 1)
+            attention.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper")
+    torch.cuda.synchronize()
+
+
+def test_ties_away_by_one_bit():
+    """round_finite: to nearest even with the lowest bit set is to nearest with ties away, of all but infinities."""
+    low = torch.arange(2**16, dtype=torch.int32)
+    for high in (0, 1, 0x7f, 0x80, 0x3f7f, 0x3f80, 0x3f81, 0x4000, 0x7f7e, 0x7f7f, 0x7f80, 0x7fff):
+        for sign in (0, -(2**31)):
+            bits = (high << 16 | low) + sign
+            x = bits.view(torch.float32)
+            bits, x = bits[~x.isinf()], x[~x.isinf()]
+            found = (bits | 1).view(torch.float32).bfloat16()
+            away = (bits + 0x8000 & -0x10000).view(torch.float32).bfloat16()
+            assert torch.equal(found.isnan(), x.isnan())
+            assert torch.equal(found[~x.isnan()], away[~x.isnan()])
+
+
+HOPPER, OTHER = "flash_attn_fwd_hopper", "flash_attn_fwd"
+
+
+@pytest.mark.parametrize("change, params, names", (
+    ({}, {}, [HOPPER, OTHER]), ({}, {"GROUPS": 1}, [HOPPER]), ({}, {"TMA": 1}, [OTHER]),
+    ({"window_left": 100}, {}, [OTHER, HOPPER]), ({"softcap": 1.0}, {}, [OTHER]),
+    ({"softcap": 1.0}, {"GROUPS": 1}, []), ({"sink_size": 4, "window_left": 9}, {}, [OTHER]),
+    ({"dropout_p": 0.1}, {}, [OTHER]), ({"num_splits": 2}, {}, [OTHER])), ids=str)
+def test_which_kernel(change, params, names):
+    """By the call, or by the parameters of a tuned row; short queries and few rows leave tiles and the GPU empty."""
+    def call_of(rows, **change):
+        q = torch.empty(16, rows, 8, 64, dtype=BF16, device="meta")
+        call = AttentionCall(q, None, q, q, q, *[None] * 11, rows, rows, 0.1, -1, 0, 0, 0.0, 0.0, 0, 1)
+        return call._replace(**change)
+
+    hopper = Target("cuda", "sm_90", 132, 32, False, 0)
+    assert _triton_kernels(hopper, *call_of(256, **change), **params) == names
+    assert _triton_kernels(hopper, *call_of(33)) == [OTHER, HOPPER]
+    assert _triton_kernels(hopper, *call_of(128)) == [OTHER, HOPPER]
+    assert _triton_kernels(Target("hip", "gfx942", 304, 64, True, 0), *call_of(256, **change)) == [OTHER]
