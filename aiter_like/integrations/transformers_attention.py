@@ -70,7 +70,7 @@ def attention_mask(batch_size: int, q_length: int, kv_length: int, q_offset: int
     if mask is None:
         return None
     mask = _additive(mask, dtype)
-    if is_plain and (attention_mask is None or allow_is_causal_skip and _is_full(attention_mask, q_offset, q_length)):
+    if is_plain and (attention_mask is None or _is_full(attention_mask, q_offset + q_length)):
         mask.visible_keys = q_offset + q_length
         if isinstance(q_offset, Tensor):
             sequences = torch.arange(batch_size + 1, dtype=torch.int32, device=q_offset.device)
@@ -205,11 +205,15 @@ def _bias(mask: Tensor | None, position_bias: Tensor | None, dtype: torch.dtype,
     return mask if mask is None or mask.dtype in (dtype, torch.float32) else mask.to(dtype)
 
 
-def _is_full(mask: Tensor, q_offset: int | Tensor, q_length: int) -> bool:
-    """Whether `mask` hides no key before the last query; looked up for a prefill only, as it waits for the device."""
-    if q_length == 1 or not isinstance(q_offset, int) or is_tracing(mask):
+def _is_full(mask: Tensor, end: int | Tensor) -> bool:
+    """Whether `mask` hides no key before `end`. Waits for the device, as transformers does where it looks for padding,
+    so False where a graph is made.
+    """
+    if is_tracing(mask):
         return False
-    return bool(mask[:, :q_offset + q_length].all())
+    if isinstance(end, Tensor):
+        return bool(mask.all() & (end <= mask.shape[-1]))
+    return end <= mask.shape[-1] and bool(mask[:, :end].all())
 
 
 def _passes_window(config: Any, tensor: Tensor | None) -> bool:

@@ -11,6 +11,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from tiny_transformers import FACTOR, TOKENS, gpt_oss, llama, made, mistral, padding, served, tokens  # noqa: E402
+from transformers.masking_utils import create_causal_mask  # noqa: E402
 
 from aiter_like.integrations import transformers as integration  # noqa: E402
 from aiter_like.integrations import transformers_attention  # noqa: E402
@@ -27,16 +28,16 @@ def made_cache(kind, model):
 
 
 @torch.no_grad()
-def chunked(model, kind, sizes, mask=None):
-    """Logits [batch, sum(sizes), vocabulary] of tokens that come in chunks. A static cache holds NaN where no key is
-    yet: any key that is read too early shows.
+def chunked(model, kind, sizes, mask=None, is_poisoned=False):
+    """Logits [batch, sum(sizes), vocabulary] of tokens that come in chunks. A poisoned static cache holds NaN where no
+    key is yet: any key that is read too early shows.
     """
     cache, logits, start = made_cache(kind, model), [], 0
     for size in sizes:
         end = start + size
         logits.append(model(input_ids=tokens(length=sum(sizes))[:, start:end], past_key_values=cache,
                             attention_mask=None if mask is None else mask[:, :end]).logits)
-        for layer in cache.layers if kind == "static" and mask is None else ():
+        for layer in cache.layers if kind == "static" and is_poisoned else ():
             layer.keys[:, :, end:] = layer.values[:, :, end:] = math.nan
         start = end
     return torch.cat(logits, 1)
@@ -49,7 +50,7 @@ def test_plain_causal_needs_no_mask(calls, kind, sizes):
     expected = exact(input_ids=tokens(length=sum(sizes))).logits
     error = (chunked(model, "dynamic", sizes).float() - expected).norm()
     integration.enable(model)
-    ours = chunked(model, kind, sizes)
+    ours = chunked(model, kind, sizes, is_poisoned=True)
     assert 0 < (ours.float() - expected).norm() < FACTOR * error
     assert all(options["bias"] is None for options in calls)
     has_lengths = [options["cu_seqlens_kv"] is not None for options in calls[::model.config.num_hidden_layers]]
@@ -58,18 +59,30 @@ def test_plain_causal_needs_no_mask(calls, kind, sizes):
 
 
 @pytest.mark.parametrize("side, has_bias", [("none", False), ("left", True)])
-def test_padding_is_looked_up_for_a_chunk(calls, side, has_bias):
+@pytest.mark.parametrize("kind, sizes", [("dynamic", (8, 4)), ("static", (8, 4)), ("static", (8, 1, 1, 1))], ids=str)
+def test_padding_is_looked_up(calls, kind, sizes, side, has_bias):
     """A mask of ones, as `generate` passes, is none; padding is."""
     model, exact = made(llama())
-    mask = padding(side, length=12)
+    length = sum(sizes)
+    mask = padding(side, length=length)
     positions = mask.bool()[:, :, None]
     with torch.no_grad():
-        expected = exact(input_ids=tokens(length=12), attention_mask=mask).logits * positions
-    error = (chunked(model, "dynamic", (8, 4), mask) * positions - expected).norm()
+        expected = exact(input_ids=tokens(length=length), attention_mask=mask).logits * positions
+    error = (chunked(model, "dynamic", sizes, mask) * positions - expected).norm()
     integration.enable(model)
-    ours = chunked(model, "dynamic", (8, 4), mask)
-    assert (ours * positions - expected).norm() < FACTOR * error
+    ours = chunked(model, kind, sizes, mask, is_poisoned=not has_bias)
+    assert ((ours * positions).where(positions, 0) - expected).norm() < FACTOR * error
     assert (calls[-1]["bias"] is not None) == has_bias
+
+
+@pytest.mark.parametrize("mask, visible", [([1, 1, 1, 1, 1, 1, 1], [0, 7]), ([1, 1, 1, 1, 1, 1], None),
+                                           ([1] * 8, [0, 7]), ([1, 1, 1, 1, 1, 1, 1, 0], None)], ids=str)
+def test_masks_that_end_elsewhere(mask, visible):
+    """Keys behind the end of a mask are hidden; those behind the last query are by their position."""
+    found = transformers_attention.attention_mask(1, 3, 8, q_offset=torch.tensor(4), allow_is_causal_skip=False,
+                                                  attention_mask=torch.tensor([mask]).bool())
+    starts = getattr(found, "visible_keys", None)
+    assert (starts if starts is None else starts.tolist()) == visible
 
 
 @pytest.mark.parametrize("family", [mistral, gpt_oss])
@@ -137,3 +150,26 @@ class TestCompiled:
         assert (logits[1] - logits[0]).norm() < 0.02 * logits[0].norm()
         assert len(attentions) == model.config.num_hidden_layers
         assert all(node.args[7] is not None and node.args[8] is None for node in attentions)
+
+    def test_masks_made_outside_of_the_graph(self):
+        """As `generate` does for a compiled forward: their lengths are an input, which no graph knows by value."""
+        model, _ = made(llama())
+        integration.enable(model)
+        graphs = []
+
+        def keep(graph, _inputs):
+            graphs.append([node for node in graph.graph.nodes if "flash_attn_fwd" in str(node.target)])
+            return graph.forward
+
+        step = torch.compile(model, fullgraph=True, backend=keep)
+        cache, logits = made_cache("static", model), []
+        with torch.no_grad():
+            expected = chunked(model, "static", (TOKENS, 1, 1, 1))[:, TOKENS:]
+            ids = tokens(length=TOKENS + 3)
+            model(input_ids=ids[:, :TOKENS], past_key_values=cache)
+            for end in range(TOKENS + 1, TOKENS + 4):
+                embedded = model.get_input_embeddings()(ids[:, end - 1:end])
+                mask = create_causal_mask(model.config, embedded, torch.ones(2, end), cache)
+                logits.append(step(input_ids=ids[:, end - 1:end], past_key_values=cache, attention_mask=mask).logits)
+        assert (torch.cat(logits, 1) - expected).norm() < 0.02 * expected.norm()
+        assert len(graphs) == 1 and all(node.args[7] is not None and node.args[8] is None for node in graphs[0])
