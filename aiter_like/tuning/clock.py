@@ -23,6 +23,7 @@ _log = logging.getLogger("aiter_like")
 Contender = Sequence[Callable[[], Any]]
 _MIN_SETS, _MAX_SETS = 4, 64
 _WARM_SECONDS = 0.02
+_LONG_US = 2000.0  # a call that takes longer is timed alone: its start no longer shows, and no cache outlasts it
 _HOPELESS = 1.5  # a contender that is so much slower than the first after two rounds gets no further ones
 
 
@@ -78,12 +79,13 @@ class GpuClock:
     def rounds(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
         """See Clock."""
         replays = [self._replay(calls) for calls in contenders]
-        self._warm(replays)
-        return interleaved([lambda replay=replay, calls=calls: self._once(replay) / len(calls)
-                            for replay, calls in zip(replays, contenders)], count)
+        self._warm([replay for replay, _ in replays])
+        return interleaved([lambda replay=replay, calls=calls: self._once(replay) / calls for replay, calls in replays],
+                           count)
 
-    def _replay(self, calls: Contender) -> Callable[[], Any]:
-        """All calls as one graph; where they cannot be captured, a loop, which the host may limit.
+    def _replay(self, calls: Contender) -> tuple[Callable[[], Any], int]:
+        """(all calls as one graph, or just one if it is long; how many). What cannot be captured is a loop, which the
+        host may limit.
 
         The bare capture calls: torch.cuda.graph also collects garbage and empties the allocator's cache, each time.
         """
@@ -92,6 +94,8 @@ class GpuClock:
         with torch.cuda.stream(stream):
             for call in calls[:2]:
                 call()
+            if self._us(calls[0]) > _LONG_US:
+                calls = calls[:1]
             stream.synchronize()
             try:
                 graph.capture_begin()
@@ -107,8 +111,8 @@ class GpuClock:
                     for call in calls:
                         call()
 
-                return loop
-        return graph.replay
+                return loop, len(calls)
+        return graph.replay, len(calls)
 
     def _warm(self, replays: Sequence[Callable[[], Any]]) -> None:
         end = time.monotonic() + _WARM_SECONDS
@@ -120,10 +124,13 @@ class GpuClock:
     def _once(self, replay: Callable[[], Any]) -> float:
         if self._flush is None:
             self._flush = torch.empty(2 * self.cache_bytes, dtype=torch.uint8, device=self.place)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._flush.zero_()
+        return self._us(replay)
+
+    def _us(self, call: Callable[[], Any]) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        replay()
+        call()
         end.record()
         end.synchronize()
         return start.elapsed_time(end) * 1e3

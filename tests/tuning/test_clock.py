@@ -30,10 +30,10 @@ def test_gives_up_on_hopeless_contenders(others, rounds):
 
 
 class Cuda:
-    """As much of torch.cuda as the clock uses; a replayed graph takes 3 ms, a called function 1 ms."""
+    """As much of torch.cuda as the clock uses; a replayed graph takes 3 ms, a called function `ms`."""
 
-    def __init__(self, captures=True):
-        self.captures, self.log, self.now = captures, [], 0.0
+    def __init__(self, captures=True, ms=1.0):
+        self.captures, self.ms, self.log, self.now = captures, ms, [], 0.0
         cuda = self
 
         class Event:
@@ -68,7 +68,7 @@ class Cuda:
         self.get_device_properties = lambda index: SimpleNamespace(L2_cache_size=50 << 20)
 
     def call(self):
-        self.now += 1.0
+        self.now += self.ms
         self.log.append("call")
 
 
@@ -88,8 +88,14 @@ def make(monkeypatch):
 def test_a_graph_holds_a_call_per_set_and_caches_are_overwritten(make):
     cuda, timer = make()
     assert timer.rounds([[cuda.call] * 4], 5) == [[750.0] * 5]
-    assert cuda.log == ["call", "call", "begin", *["call"] * 4, "end"]
+    assert cuda.log == ["call", "call", "call", "begin", *["call"] * 4, "end"]
     assert not timer._flush.any()
+
+
+def test_a_long_call_is_alone_in_its_graph(make):
+    cuda, timer = make(ms=2.5)
+    assert timer.rounds([[cuda.call] * 4], 5) == [[3000.0] * 5]
+    assert cuda.log == ["call", "call", "call", "begin", "call", "end"]
 
 
 def test_what_cannot_be_captured_is_timed_call_by_call(make, caplog):
