@@ -99,9 +99,9 @@ def split_keys(query_blocks: int, key_blocks: int, num_cus: int, num_splits: int
 
 
 def split_causal_keys(launch: CausalLaunch, num_cus: int, num_splits: int = 0) -> KeySplit:
-    """Splits the longest query blocks, the last slots of each column, where that ends sooner: down to the first that is
-    not longer than half of the longest part, or as two parts per CU allow. The least `_end_time` wins, the
-    smaller number of parts among equals.
+    """Splits the longest query blocks where that ends sooner: of the last slots of each column, down to the one that is
+    not longer than half of the longest part, as many as two parts per CU allow. The least `_end_time` wins, the smaller
+    number of parts among equals.
 
     Args:
         num_splits: most parts; 0: as many as pay.
