@@ -148,6 +148,7 @@ def main() -> None:
     builds(not options.no_simulator_build)
     device.use_simulator(True)
     sim.load()
+    torch.set_num_threads(1)  # a product of one row would wait for others
     with torch.no_grad(), sim.enabled(checks=False, dry=True):
         calls()
         adapters()
