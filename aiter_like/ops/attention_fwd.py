@@ -161,7 +161,7 @@ def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
     """
     if target.arch == "sm_90" and hopper_serves(AttentionCall(*args)):
         tiles = ((2, 1, 64, 128), (2, 1, 64, 64), (2, 1, 128, 64), (1, 2, 64, 128), (1, 2, 128, 64), (1, 3, 64, 64))
-        for (groups, programs, block_m, block_n), stages, heads in itertools.product(tiles, (2, 3, 4), (1, 4, 16, 64)):
+        for (groups, programs, block_m, block_n), stages, heads in itertools.product(tiles, (2, 3), (4, 16, 64)):
             yield {"GROUPS": groups, "PROGRAMS": programs, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages,
                    "HEADS": heads}
         if AttentionCall(*args).max_seqlen_q >= 1024:
@@ -184,7 +184,7 @@ def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 
     if GROUPS:  # of 128 lanes; an SM has PROGRAMS such programs
         rows = GROUPS * BLOCK_M
         registers = BLOCK_M * (call.head_dim + 1.5 * BLOCK_N) / 128
-        local_bytes = 2 * call.head_dim * (rows + 2 * BLOCK_N * STAGES) * PROGRAMS
+        local_bytes = (2 * call.head_dim * (rows + 2 * BLOCK_N * STAGES + BLOCK_M) + 256) * PROGRAMS  # q, k, v, out
         if registers > 330 / (GROUPS * PROGRAMS) or local_bytes > local_memory_bytes(target.arch):
             return math.inf
         workgroups = -(-call.max_seqlen_q // rows) * call.num_heads * call.batch

@@ -45,6 +45,9 @@ _copy_tile = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_gl
 # take what it leaves.
 _REGISTERS = {(1, 2): (128, 40), (1, 3): (80, 24), (2, 1): (168, 24)}
 
+_L2_BYTES = 24 << 20  # about half of it: of the keys and values that the blocks of alternating heads read
+_LEAST_HEADS = 4
+
 
 @gluon.jit
 def _work_of(index, lengths, counts, SHAPE: gl.constexpr):
@@ -260,7 +263,8 @@ def _attention_kernel(out, lse, sink, q_box, k_box, v_box, cu_seqlens_q, cu_seql
 def attend(call: AttentionCall, settings: dict[str, int], target: Target) -> None:
     """Writes call.out and call.lse, of a call that `hopper_serves` of ops/attention_fwd.py names.
 
-    settings: GROUPS, PROGRAMS (that share an SM), BLOCK_M (of a group), BLOCK_N, STAGES, HEADS.
+    settings: GROUPS, PROGRAMS (that share an SM), BLOCK_M (of a group), BLOCK_N, STAGES, HEADS (0: as many as L2 holds
+    the keys and values of).
     """
     left, right, longest = call.window_left, call.window_right, call.max_seqlen_q
     shape = Shape(GROUPS=settings["GROUPS"], M=settings["BLOCK_M"], N=settings["BLOCK_N"], D=call.head_dim,
@@ -279,8 +283,10 @@ def attend(call: AttentionCall, settings: dict[str, int], target: Target) -> Non
     programs = min(total, target.cu_num) if goes_on else total
     registers, of_loader = _REGISTERS[shape.GROUPS, settings["PROGRAMS"]]
     seqlen_q, seqlen_k = (tensor.shape[0 if call.is_varlen else 1] for tensor in (call.q, call.k))
+    group_size = call.num_heads // call.num_kv_heads
+    heads = settings["HEADS"] or max(_L2_BYTES // (4 * call.max_seqlen_k * shape.D) * group_size, _LEAST_HEADS)
     launch(_attention_kernel, (programs,), call.out, call.lse, call.sink, *boxes, call.cu_seqlens_q, call.cu_seqlens_k,
            call.seqlens_k, strides_of_rows(call.out), *strides_of_lse(call.lse), total, blocks, call.num_heads,
-           total_heads, call.num_heads // call.num_kv_heads, settings["HEADS"], seqlen_q, seqlen_k, max(left, 0),
+           total_heads, group_size, heads, seqlen_q, seqlen_k, max(left, 0),
            min(right, longest) if right >= 0 else longest, call.softmax_scale * LOG2_E.value, SHAPE=shape,
            REGISTERS=of_loader, options={"num_warps": 4, "maxnreg": registers})

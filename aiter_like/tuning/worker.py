@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.errors import AiterLikeError, BuildError, UnsupportedError
+from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.tuning import candidates, judge
 from aiter_like.tuning.candidates import Trial
 from aiter_like.tuning.harness import Harness
@@ -26,8 +26,7 @@ from aiter_like.tuning.harness import Harness
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
 
-_FAILURES = (AiterLikeError, RuntimeError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError,
-             AssertionError)  # of a candidate's own code; anything else ends the process, which says as much
+_FAILURES = Exception  # of a candidate's own code or its compiler's; anything else ends the process, which says so
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
