@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WIDENED = (torch.bfloat16, torch.float16, torch.float32)
 _OWN = 4.0  # times the reference's own error in the call's dtypes: room for another order and rounding of the sums
+_SUMS = 8.0  # units of fp32: for sums in fp32 where the reference makes wider ones, whatever the dtypes
 _FEW = 0.01  # part of 8-bit integers that may differ: they round to the other side of a tie
 
 
@@ -142,7 +143,7 @@ def _difference(got: Tensor, expected: Tensor, own: float) -> tuple[float, str |
         limit = _FEW if got.element_size() == 1 and got.dtype != torch.bool else 0.0
         return part, None if part <= limit else f"{part:.3%} of the integers differ"
     error = _relative(got, expected)
-    unit = torch.finfo(got.dtype).eps
+    unit = torch.finfo(got.dtype).eps * (_SUMS if got.dtype == torch.float32 else 1.0)
     if not error <= _OWN * own + unit:
         return error, f"error {error:.3g}, limit {_OWN * own + unit:.3g}" if error < math.inf else "NaN or Inf differ"
     finite = expected.double().isfinite()

@@ -49,6 +49,17 @@ def test_what_each_dtype_forgives(dtype):
     assert judge.check(made, one_element)[1] is not None
 
 
+def test_sums_in_fp32_pass_where_the_reference_makes_wider_ones():
+    x = torch.randn(4, 50_000)
+
+    def exact(out, x):
+        out.copy_(x.double().sum(1))
+
+    made = make(exact, torch.empty(4), x=x)
+    assert judge.check(made, lambda out, x: torch.sum(x, 1, out=out))[1] is None
+    assert judge.check(made, lambda out, x: out.copy_(x.double().sum(1) * (1 + 2e-6)))[1].startswith("error ")
+
+
 def test_noise_of_the_dtype_passes_and_more_does_not():
     made = make(double, torch.empty(4, 64, dtype=torch.bfloat16))
 
