@@ -17,6 +17,7 @@ from attention_cases import BACKENDS, BF16, KERNELS, check_dense, dense
 from covering import covering
 
 import aiter_like
+from aiter_like.ops import attention_formula
 from aiter_like.testing import strided_like
 from aiter_like.testing_attention import attention_float64, check_attention
 
@@ -54,8 +55,12 @@ def test_other_head_dims(device, run, head_dims):
         check_dense(run, backend, *dense(device, 1, 70, 90, 2, 1, head_dims[0], BF16, 0, head_dims[1]), causal=True)
 
 
-def test_reference_has_every_feature(device, run):
-    """The torch backend against float64, each feature alone, then all at once, dense and packed."""
+@pytest.mark.parametrize("most_scores", (1 << 27, 2500))
+def test_reference_has_every_feature(device, run, monkeypatch, most_scores):
+    """The torch backend against float64, each feature alone, then all at once, dense and packed, in one or more blocks
+    of rows.
+    """
+    monkeypatch.setattr(attention_formula, "_MOST_SCORES", most_scores)
     q, k, v = dense(device, 2, 37, 70, 4, 2, 32, BF16, head_dim_v=16)
     options = cases.features(device, BF16, 4, 37, 70, batch=2)
     for chosen in (*options.values(), cases.together(options)):

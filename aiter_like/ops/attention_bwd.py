@@ -19,7 +19,7 @@ from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, beyo
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_formula import scores_of
+from aiter_like.ops.attention_formula import row_blocks, scores_of
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.tuning.hooks import Tuning
 
@@ -71,24 +71,38 @@ def _one_sequence(call: AttentionBackwardCall, batch: int, rows: tuple, q: Tenso
         bias = bias[..., :k.shape[1]]
     if slopes is not None and slopes.dim() == 2:
         slopes = slopes[batch]
-    scores, visible, slope = scores_of(call, q, k, bias, slopes)
+    dlse = lse.new_zeros(()).expand_as(lse) if dlse is None else dlse.to(q.dtype)
+    dq, dk, dv, dsink = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), 0.0
+    for own in row_blocks(q.shape[1], k.shape[0] * k.shape[1]):
+        own_bias = bias if bias is None or bias.shape[-2] == 1 else bias[..., own, :]
+        some = (tensor[:, own] for tensor in (q, dout, out, lse, dlse))
+        parts = _some_rows(call, batch, own, q.shape[1], k, v, own_bias, slopes, *some)
+        dq[:, own] = parts[0]
+        dk, dv, dsink = dk + parts[1], dv + parts[2], dsink + parts[3]
+    dk, dv = (part.unflatten(0, (-1, group_size)).sum(1) if part.shape[0] else part[:0] for part in (dk, dv))
+    return dq, dk, dv, dsink
+
+
+def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: int, k: Tensor, v: Tensor,
+               bias: Tensor | None, slopes: Tensor | None, q: Tensor, dout: Tensor, out: Tensor, lse: Tensor,
+               dlse: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | float]:
+    """The dq of `rows` of a sequence, and what they contribute to dk and dv, of each query head, and to dsink."""
+    scores, visible, slope = scores_of(call, q, k, bias, slopes, None, rows.start, num_rows - rows.stop)
     sees = (lse > -math.inf) | lse.isnan()
     p = torch.where(visible & sees[..., None], torch.exp(scores - lse[..., None]), 0.0)
-    delta = torch.where(sees, (dout * out).sum(-1) - (0.0 if dlse is None else dlse.to(q.dtype)), 0.0)
+    delta = torch.where(sees, (dout * out).sum(-1) - dlse, 0.0)
     dp, survivors = dout @ v.transpose(1, 2), p
     if call.dropout_p:
         heads = batch * q.shape[0] + torch.arange(q.shape[0], device=q.device)
         kept = philox.attention_kept(call.rng_state, call.dropout_p, heads[:, None],
-                                     torch.arange(q.shape[1], device=q.device), k.shape[1])
+                                     torch.arange(rows.start, rows.stop, device=q.device), k.shape[1])
         dp, survivors = (torch.where(kept, tensor / (1 - call.dropout_p), 0.0) for tensor in (dp, p))
     ds = torch.where(visible, p * (dp - delta[..., None]) * slope, 0.0) * call.softmax_scale
-    dk, dv = (part.unflatten(0, (-1, group_size)).sum(1) if part.shape[0] else part[:0]
-              for part in (ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout))
     dsink = 0.0
     if call.dsink is not None:
         weights = torch.where(sees, torch.exp(call.sink[:, None].to(q.dtype) - lse), 0.0)
         dsink = -torch.where(sees, weights * delta, 0.0).sum(1)
-    return ds @ k, dk, dv, dsink
+    return ds @ k, ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout, dsink
 
 
 def _check(*args: Any) -> object:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,9 +12,18 @@ from torch import Tensor
 from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
 from aiter_like.paged_call import PagedCall
 
+_MOST_SCORES = 1 << 27  # at once: 1 GiB in fp64, of which several are alive
+
+
+def row_blocks(num_rows: int, scores_of_a_row: int) -> Iterator[slice]:
+    """The rows of queries, as many at a time as have no more scores than the memory of a GPU holds easily."""
+    step = max(_MOST_SCORES // max(scores_of_a_row, 1), 1)
+    return (slice(first, min(first + step, num_rows)) for first in range(0, max(num_rows, 1), step))
+
 
 def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor, k: Tensor, bias: Tensor | None,
-              slopes: Tensor | None, lengths: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | float]:
+              slopes: Tensor | None, lengths: Tensor | None = None, before: int = 0, behind: int = 0
+              ) -> tuple[Tensor, Tensor, Tensor | float]:
     """Scores before the softmax, which of them a row sees, and their derivative by softmax_scale · q·k.
 
     Args:
@@ -23,6 +33,7 @@ def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor
         bias: broadcast over the scores, [..., num_heads, rows, keys].
         slopes: ALiBi's, [..., num_heads].
         lengths: keys that count, broadcast over the scores; None: all.
+        before, behind: how many rows of the sequence lie before those of `q`, and behind them.
     """
     scores, slope = q @ k.transpose(-2, -1) * call.softmax_scale, 1.0
     if call.softcap:
@@ -31,7 +42,8 @@ def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor
     (rows, keys), device = scores.shape[-2:], q.device
     key = torch.arange(keys, device=device)
     end = keys if lengths is None else lengths
-    distance = torch.arange(rows, device=device)[:, None] + (end - rows) - key  # how far a key is before the diagonal
+    place = torch.arange(rows, device=device)[:, None] + before
+    distance = place + (end - before - rows - behind) - key  # how far a key is before the diagonal
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     if slopes is not None:

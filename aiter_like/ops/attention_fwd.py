@@ -25,7 +25,7 @@ from aiter_like.ops.attention_fast import (
     hip_misplaced,
     hip_unsupported,
 )
-from aiter_like.ops.attention_formula import scores_of, softmax_of
+from aiter_like.ops.attention_formula import row_blocks, scores_of, softmax_of
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
 from aiter_like.triton_kernels.attention_strides import is_aligned
 from aiter_like.tuning.hooks import Tuning
@@ -67,18 +67,22 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
     queries, keys, values = (tensor if descale is None else tensor * descale for tensor, descale in (
         (queries, call.q_descale), (keys, call.k_descale), (values, call.v_descale)))
     keys, values = keys.repeat_interleave(group_size, 1), values.repeat_interleave(group_size, 1)
-    p, total = softmax_of(*scores_of(call, queries, keys, bias, slopes, lengths)[:2], call.sink)
-    if lse is not None:
-        lse.copy_(total)
-    if call.dropout_p:
-        heads = torch.arange(p.shape[0] * p.shape[1], device=q.device).view(*p.shape[:2], 1) + first * p.shape[1]
-        kept = philox.attention_kept(call.rng_state, call.dropout_p, heads, torch.arange(p.shape[2], device=q.device),
-                                     p.shape[3])
-        p = torch.where(kept, p / (1 - call.dropout_p), 0.0)
+    num_rows, num_keys = queries.shape[2], keys.shape[2]
     if lengths is not None:
-        behind = torch.arange(p.shape[3], device=q.device)[:, None] >= lengths
+        behind = torch.arange(num_keys, device=q.device)[:, None] >= lengths
         values = values.masked_fill(behind, 0.0)  # 0 · NaN is no 0
-    out.copy_((p @ values).transpose(1, 2))
+    for rows in row_blocks(num_rows, queries.shape[0] * queries.shape[1] * num_keys):
+        own_bias = bias if bias is None or bias.shape[-2] == 1 else bias[..., rows, :]
+        p, total = softmax_of(*scores_of(call, queries[:, :, rows], keys, own_bias, slopes, lengths, rows.start,
+                                         num_rows - rows.stop)[:2], call.sink)
+        if lse is not None:
+            lse[:, :, rows].copy_(total)
+        if call.dropout_p:
+            heads = torch.arange(p.shape[0] * p.shape[1], device=q.device).view(*p.shape[:2], 1) + first * p.shape[1]
+            kept = philox.attention_kept(call.rng_state, call.dropout_p, heads,
+                                         torch.arange(rows.start, rows.stop, device=q.device), num_keys)
+            p = torch.where(kept, p / (1 - call.dropout_p), 0.0)
+        out[:, rows].copy_((p @ values).transpose(1, 2))
 
 
 def _check(*args: Any) -> object:
