@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -20,6 +21,12 @@ HOPPER = Target("cuda", "sm_90", 132, 32, False, 0)
 SETTINGS = {"dkdv_BLOCK_M": 64, "dkdv_STAGES": 3, "dkdv_UNROLL": 1, "dkdv_HEADS": 4, "dq_BLOCK_N": 64, "dq_STAGES": 3,
             "dq_UNROLL": 1, "dq_HEADS": 4}
 UNROLLED = {"dkdv_UNROLL": 2, "dq_UNROLL": 2}
+INPUTS = ("dout", "q", "k", "v", "out")
+
+
+def strided_copy(tensor):
+    """The same numbers and strides at another address."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 @pytest.mark.parametrize("changes", ({}, UNROLLED, {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1}), ids=str)
@@ -39,11 +46,50 @@ def test_against_float64(device, head_dim, changes):
             call = call._replace(**{name: strided_like(getattr(call, name), (0, 1, 1, 8))
                                     for name in ("dq", "dk", "dv", "dout", "q", "k", "v", "out")})
         assert attention_bwd_hopper.serves(call, target_of(device))
-        attention_bwd.flash_attn_bwd(*call, **settings)
+        repeat = attention_bwd.flash_attn_bwd(*call, **settings)
         check_attention_gradients(call)
+        other = call._replace(**{name: strided_copy(getattr(call, name)) for name in ("dq", "dk", "dv", *INPUTS)})
         first = [gradient.clone() for gradient in call[:3]]
-        attention_bwd.flash_attn_bwd(*call, **settings)
-        assert all(torch.equal(got, expected) for got, expected in zip(call[:3], first))
+        for tensor in (*call[:3], *other[:3], *(getattr(call, name) for name in INPUTS)):
+            tensor.fill_(math.nan)  # what is not to be read or written again, and what is to be written
+        repeat(*other)
+        assert all(torch.equal(got, expected) for got, expected in zip(other[:3], first))
+        assert all(gradient.isnan().all() for gradient in call[:3])
+
+
+def test_repeated_calls(monkeypatch):
+    """Descriptors are of the call's own tensors; where an address is none for them, the other kernels serve."""
+    from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
+    from aiter_like.triton_kernels import launch as launcher
+
+    launched = []
+    monkeypatch.setattr(attention_bwd, "target_of", lambda _: HOPPER)
+    monkeypatch.setattr(launcher, "launch", lambda kernel, grid, *args, **_: launched.append((kernel, args)))
+
+    def call():
+        q, out, dout, dq = torch.zeros(4, 2, 200, 4, 64, dtype=BF16)
+        k, v, dk, dv = torch.zeros(4, 2, 300, 2, 64, dtype=BF16)
+        return AttentionBackwardCall(dq, dk, dv, None, dout, None, q, k, v, out, torch.zeros(2, 4, 200), *[None] * 6,
+                                     200, 300, 0.1, -1, 0, 0, 0.0, 0.0)
+
+    first, second, odd = call(), call(), call()
+    odd = odd._replace(k=torch.zeros(odd.k.numel() + 1, dtype=BF16)[1:].view_as(odd.k))
+    repeat = attention_bwd.flash_attn_bwd(*first, **SETTINGS)
+    for current in (first, second, odd, first):
+        launched.clear()
+        repeat(*current)
+        (_, (delta, lse2, *_)), (dkdv_kernel, dkdv), (dq_kernel, dq) = launched
+        if current is odd:
+            assert (dkdv_kernel, dq_kernel) == (attention_bwd._dkdv_kernel, attention_bwd._dq_kernel)
+            assert dkdv[4] is odd.k and dq[3] is odd.k
+            continue
+        assert (dkdv_kernel, dq_kernel) == (attention_bwd_hopper._dkdv_kernel, attention_bwd_hopper._dq_kernel)
+        boxed = (current.q, current.dout, current.k, current.v)
+        for boxes, tensors in ((dkdv[2:8], (*boxed, lse2, delta)), (dq[1:5], boxed)):
+            for box, tensor in zip(boxes, tensors, strict=True):
+                assert box.base is tensor and (box.shape, box.strides) == (list(tensor.shape), list(tensor.stride()))
+    held = [*repeat.hopper.boxes.values(), repeat.hopper.row_box]
+    assert not any(box.base.numel() for box in held)  # no tensor of a call that is over
 
 
 def call_of(head_dim, **changes):
@@ -60,9 +106,10 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
     """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
-    from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
+    from aiter_like.triton_kernels import attention_bwd
+    from aiter_like.triton_kernels import launch as launcher
 
-    with compiled_for_hopper(monkeypatch, attention_bwd, attention_bwd, attention_bwd_hopper) as built:
+    with compiled_for_hopper(monkeypatch, attention_bwd, launcher) as built:
         attention_bwd.flash_attn_bwd(*call_of(head_dim), **params)
     assert len(built) == 3  # delta, dK and dV, dQ
     for kernel in built[1:]:

@@ -234,7 +234,7 @@ flash_attn_bwd = Op(
     writes=("dq", "dk", "dv", "dsink"), self_check=_self_check,
     tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
     backends=(Backend("triton", "attention_bwd:flash_attn_bwd", unsupported=_triton_unsupported, space=_triton_space,
-                      cost=_triton_cost),
+                      cost=_triton_cost, repeats=True),
               Backend("torch", flash_attn_bwd_ref)))
 
 
@@ -264,7 +264,7 @@ class Attention(torch.autograd.Function):
             dout = torch.zeros_like(out)
         elif dout.shape[-1] > 1 and dout.stride(-1) != 1:  # as the derivative of a sum, expanded
             dout = dout.contiguous()
-        dq, dk, dv = (torch.empty(tensor.shape, dtype=q.dtype, device=q.device) for tensor in (q, k, v))
+        dq, dk, dv = (tensor.new_empty(tensor.shape) for tensor in (q, k, v))
         dsink = None
         if ctx.needs_input_grad[4]:
             dsink = torch.empty(sink.shape, dtype=torch.float32, device=q.device)

@@ -7,7 +7,8 @@ computed again from the forward's LSE; sums over rows, heads and keys have one o
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -16,13 +17,12 @@ from torch import Tensor
 
 from aiter_like import philox
 from aiter_like.attention_call import AttentionBackwardCall
-from aiter_like.device import target_of
+from aiter_like.device import Target, target_of
 from aiter_like.triton_kernels.attention_bwd_parts import (
     PADDING,
     Bias,
     Dropout,
     Rule,
-    View,
     address,
     alibi_slope,
     bias_address,
@@ -36,10 +36,15 @@ from aiter_like.triton_kernels.attention_bwd_parts import (
     seen_from,
     sequence,
     store_rows,
+    view_of,
 )
 from aiter_like.triton_kernels.attention_parts import LOG2_E
-from aiter_like.triton_kernels.launch import config, launch
+from aiter_like.triton_kernels.attention_strides import stride_of_batch, strides_of_bias, strides_of_rows
+from aiter_like.triton_kernels.launch import Launch, config
 from aiter_like.triton_kernels.philox import attention_kept
+
+if TYPE_CHECKING:
+    from aiter_like.triton_kernels import attention_bwd_hopper
 
 _UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
                   "sink_size", "threshold", "slopes_batch", "scratch_rows")
@@ -52,12 +57,13 @@ _LEAST_PAIRS = 2**19
 
 # Lengths and counts vary from call to call: variants for those that are 1 or a multiple of 16 only cost compilations.
 @triton.jit(do_not_specialize=("scratch_rows", "num_heads", "total_q", "max_seqlen_q"))
-def _delta_kernel(delta, lse2, dsink, out: View, dout: View, lse, dlse, sink, cu_seqlens_q, scratch_rows, num_heads,
-                  total_q, max_seqlen_q, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+def _delta_kernel(delta, lse2, dsink, out, dout, lse, dlse, sink, cu_seqlens_q, out_strides, dout_strides, scratch_rows,
+                  num_heads, total_q, max_seqlen_q, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
     """delta = Σ dout · out − dlse, and the LSE to base 2, +∞ for a row that sees nothing or is none: its p becomes 0.
 
     dsink [num_heads, batch · blocks]: this block's part of −Σ exp(sink − lse) · delta. Bound: memory.
     """
+    out, dout = view_of(out, out_strides), view_of(dout, dout_strides)
     first_row = tl.program_id(0) * BLOCK_M
     head = tl.program_id(1)
     batch = tl.program_id(2)
@@ -121,16 +127,19 @@ def _dkdv_rows(dk, dv, k, v, first_key, rule, dropout, rows_of, first, end, gap_
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
-def _dkdv_kernel(dk: View, dv: View, dout: View, q: View, k: View, v: View, bias: Bias, slopes, delta, lse2,
-                 cu_seqlens_q, cu_seqlens_k, rng_state, slopes_batch, scratch_rows, num_heads, group_size, total_q,
+def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_seqlens_k, rng_state, dk_strides,
+                 dv_strides, strides, bias_strides, slopes_batch, scratch_rows, num_heads, group_size, total_q,
                  total_k, max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale,
                  cap_log2, keep_scale, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr,
                  BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """dV = Pᵀ dO and dK = softmax_scale · dSᵀ Q of BLOCK_N keys of one KV head, dS = P · (dO Vᵀ − delta).
 
     Every query head of the group adds its part in turn. Row blocks that see all the keys run without a mask; those on
-    an edge follow with one. Bound: matrix unit.
+    an edge follow with one. Bound: matrix unit. strides: of dout, q, k, v.
     """
+    dk, dv = view_of(dk, dk_strides), view_of(dv, dv_strides)
+    dout, q, k, v = view_of(dout, strides[0]), view_of(q, strides[1]), view_of(k, strides[2]), view_of(v, strides[3])
+    bias = Bias(bias, bias_strides[0], bias_strides[1], bias_strides[2], bias_strides[3])
     first_key = tl.program_id(0) * BLOCK_N
     kv_head = tl.program_id(1)
     batch = tl.program_id(2)
@@ -199,16 +208,20 @@ def _dq_keys(dq, q, dout, rows, delta, lse2, rule, dropout, keys_of, first, end,
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
-def _dq_kernel(dq: View, dout: View, q: View, k: View, v: View, bias: Bias, slopes, delta, lse2, cu_seqlens_q,
-               cu_seqlens_k, rng_state, slopes_batch, scratch_rows, num_heads, group_size, total_q, total_k,
+def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_seqlens_k, rng_state, dq_strides,
+               strides, bias_strides, slopes_batch, scratch_rows, num_heads, group_size, total_q, total_k,
                max_seqlen_q, max_seqlen_k, left, right, sink_size, threshold, softmax_scale, scale, cap_log2,
                keep_scale,
                DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """dQ = softmax_scale · dS K of BLOCK_M rows of one head, dS = P · (dO Vᵀ − delta).
 
-    Key blocks that every row sees run without a mask; those on an edge follow with one. Bound: matrix unit.
+    Key blocks that every row sees run without a mask; those on an edge follow with one. Bound: matrix unit. strides: of
+    dout, q, k, v.
     """
+    dq, dout, q = view_of(dq, dq_strides), view_of(dout, strides[0]), view_of(q, strides[1])
+    k, v = view_of(k, strides[2]), view_of(v, strides[3])
+    bias = Bias(bias, bias_strides[0], bias_strides[1], bias_strides[2], bias_strides[3])
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M  # causal: the longest first
     head = tl.program_id(1)
     batch = tl.program_id(2)
@@ -246,79 +259,134 @@ def _limit(size: int, longest: int) -> int | None:
     return None if size < 0 or size >= longest - 1 else size
 
 
-def _delta(call: AttentionBackwardCall) -> Tensor:
-    """delta and the LSE to base 2: [2, heads, rows], each sequence padded as scratch_index says; writes dsink."""
-    forward = call.forward
-    if forward.is_varlen:
-        heads, rows = forward.num_heads, call.q.shape[0] + forward.batch * PADDING.value
-    else:
-        heads, rows = forward.num_heads * forward.batch, call.max_seqlen_q
-    rows = triton.cdiv(rows, PADDING.value) * PADDING.value
-    scratch = torch.empty(2, heads, rows, dtype=torch.float32, device=call.lse.device)
-    dim = call.out.shape[-1]
-    block_d = max(triton.next_power_of_2(dim), 16)
-    block_m = min(8192 // block_d, PADDING.value)  # 64 elements of dout and of out for each lane of 128
-    blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block_m)
-    parts = None
-    if call.dsink is not None:
-        parts = torch.empty(forward.num_heads, forward.batch * blocks, dtype=torch.float32, device=call.lse.device)
-    launch(_delta_kernel, (blocks, forward.num_heads, forward.batch), scratch[0], scratch[1], parts, _view(call.out),
-           _view(call.dout), call.lse, call.dlse, call.sink if parts is not None else None, call.cu_seqlens_q, rows,
-           forward.num_heads, call.q.shape[0], call.max_seqlen_q, DIM=dim, BLOCK_D=block_d, BLOCK_M=block_m,
-           options={"num_warps": 4})
-    if parts is not None:
-        torch.sum(parts, 1, out=call.dsink)
-    return scratch
-
-
-def flash_attn_bwd(*args: Any, **params: int) -> None:
-    """Same arguments as the operator's other backends; writes dq, dk, dv and dsink.
+def flash_attn_bwd(*args: Any, **params: int) -> Callable[..., None] | None:
+    """Same arguments as the operator's other backends; writes dq, dk, dv and dsink. What it returns: Backend.repeats.
 
     params: a tuned row's values instead of those of configs/triton/flash_attn_bwd.toml; where dq_HEADS is one of them,
     of flash_attn_bwd_hopper.toml, for the kernels of attention_bwd_hopper.py.
     """
     call = AttentionBackwardCall(*args)
-    forward = call.forward
-    if forward.is_varlen:  # rows of no sequence
-        for gradient in (call.dq, call.dk, call.dv):
-            gradient.zero_()
-    if call.dsink is not None:
-        call.dsink.zero_()
-    if not forward.batch or not forward.num_heads or not call.max_seqlen_q:
-        for gradient in (call.dk, call.dv):
-            gradient.zero_()
-        return
-    block_d, block_dv = (max(triton.next_power_of_2(dim), 16) for dim in (forward.head_dim, forward.head_dim_v))
-    target, width, scratch = target_of(call.q.device), f"d{max(block_d, block_dv, 32)}", _delta(call)
-    pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
-    if "dq_HEADS" in params or (target.arch == "sm_90" and not params and pairs >= _LEAST_PAIRS * target.cu_num):
-        from aiter_like.triton_kernels import attention_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
+    if not call.forward.batch or not call.forward.num_heads or not call.max_seqlen_q:
+        for gradient in call[:4]:
+            if gradient is not None:
+                gradient.zero_()
+        return None
+    launches = _Launches(call, params)
+    launches(*args)
+    return launches
 
-        if attention_bwd_hopper.serves(call, target):
-            settings = {**config("flash_attn_bwd_hopper", target.arch, width), **params}
-            attention_bwd_hopper.derive(call, scratch, settings)
-            return
-        params = {}
-    settings = {**config("flash_attn_bwd", target.arch, width), **params}
-    group_size = forward.num_heads // max(forward.num_kv_heads, 1)
-    slopes_batch = call.alibi_slopes.stride(0) if call.alibi_slopes is not None and call.alibi_slopes.ndim == 2 else 0
-    scale, cap = call.softmax_scale * LOG2_E.value, None
-    if call.softcap:
-        scale, cap = call.softmax_scale / call.softcap, call.softcap * LOG2_E.value
-    shared = (
-        _view(call.dout), _view(call.q), _view(call.k), _view(call.v), _bias_view(call), call.alibi_slopes, *scratch,
-        call.cu_seqlens_q, call.cu_seqlens_k, call.rng_state if call.dropout_p else None, slopes_batch,
-        scratch.shape[2], forward.num_heads, group_size, call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
-        call.max_seqlen_k, _limit(call.window_left, call.max_seqlen_k), _limit(call.window_right, call.max_seqlen_q),
-        call.sink_size, philox.threshold(call.dropout_p), call.softmax_scale, scale, cap, 1 / (1 - call.dropout_p))
-    dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
-    if call.max_seqlen_k:
-        blocks, options = _tiles(settings, "dkdv_")
-        launch(_dkdv_kernel, (triton.cdiv(call.max_seqlen_k, blocks["BLOCK_N"]), forward.num_kv_heads, forward.batch),
-               _view(call.dk), _view(call.dv), *shared, **dims, **blocks, options=options)
-    blocks, options = _tiles(settings, "dq_")
-    launch(_dq_kernel, (triton.cdiv(call.max_seqlen_q, blocks["BLOCK_M"]), forward.num_heads, forward.batch),
-           _view(call.dq), *shared, **dims, **blocks, options=options)
+
+class _Launches:
+    """A call's launches, for others of the same metadata."""
+
+    def __init__(self, call: AttentionBackwardCall, params: dict[str, int]):
+        target, self.delta = target_of(call.q.device), _Delta(call)
+        self.hopper = _for_hopper(call, params, target, self.delta.rows)
+        self.params = {} if "dq_HEADS" in params else params
+        self.others: _Others | None = None  # until a call needs them
+
+    def __call__(self, *args: Any) -> None:
+        call = AttentionBackwardCall(*args)
+        if call.cu_seqlens_q is not None:  # rows of no sequence
+            for gradient in call[:3]:
+                gradient.zero_()
+        delta, lse2, parts = self.delta(call)
+        if self.hopper is not None and self.hopper.takes(call):
+            self.hopper(call, delta, lse2)
+        else:
+            if self.others is None:
+                self.others = _Others(call, self.params, self.delta.rows)
+            self.others(call, delta, lse2)
+        if parts is not None:
+            torch.sum(parts, 1, out=call.dsink)
+
+
+def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Target,
+                scratch_rows: int) -> attention_bwd_hopper.Launches | None:
+    """The launches of attention_bwd_hopper.py, where those are asked for or expected to be faster, and serve."""
+    forward = call.forward
+    pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
+    if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < _LEAST_PAIRS * target.cu_num):
+        return None
+    from aiter_like.triton_kernels import attention_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
+
+    if not attention_bwd_hopper.serves(call, target):
+        return None
+    settings = {**config("flash_attn_bwd_hopper", target.arch, f"d{forward.head_dim}"), **params}
+    return attention_bwd_hopper.Launches(call, scratch_rows, settings)
+
+
+class _Delta:
+    """The launch of _delta_kernel. rows: of the scratch."""
+
+    def __init__(self, call: AttentionBackwardCall):
+        forward = call.forward
+        heads, rows = forward.num_heads * forward.batch, call.max_seqlen_q
+        if forward.is_varlen:
+            heads, rows = forward.num_heads, call.q.shape[0] + forward.batch * PADDING.value
+        self.heads, self.rows = heads, triton.cdiv(rows, PADDING.value) * PADDING.value
+        block_d = _padded(forward.head_dim_v)
+        block_m = min(8192 // block_d, PADDING.value)  # 64 elements of dout and of out for each lane of 128
+        blocks = triton.cdiv(call.max_seqlen_q, PADDING.value) * (PADDING.value // block_m)
+        self.parts = None if call.dsink is None else (forward.num_heads, forward.batch * blocks)
+        self.launch = Launch(
+            _delta_kernel, (blocks, forward.num_heads, forward.batch),
+            (strides_of_rows(call.out), strides_of_rows(call.dout), self.rows, forward.num_heads, call.q.shape[0],
+             call.max_seqlen_q),
+            DIM=forward.head_dim_v, BLOCK_D=block_d, BLOCK_M=block_m, options={"num_warps": 4})
+
+    def __call__(self, call: AttentionBackwardCall) -> tuple[Tensor, Tensor, Tensor | None]:
+        """delta and the LSE to base 2, [heads, rows], each sequence padded as scratch_index says; parts of dsink."""
+        device, parts, sink = call.lse.device, None, None
+        delta, lse2 = torch.empty(2, self.heads, self.rows, dtype=torch.float32, device=device).unbind()
+        if self.parts is not None:
+            parts, sink = torch.empty(self.parts, dtype=torch.float32, device=device), call.sink
+        self.launch(delta, lse2, parts, call.out, call.dout, call.lse, call.dlse, sink, call.cu_seqlens_q)
+        return delta, lse2, parts
+
+
+class _Others:
+    """The launches of _dkdv_kernel and _dq_kernel."""
+
+    def __init__(self, call: AttentionBackwardCall, params: dict[str, int], scratch_rows: int):
+        forward = call.forward
+        block_d, block_dv = _padded(forward.head_dim), _padded(forward.head_dim_v)
+        settings = {**config("flash_attn_bwd", target_of(call.q.device).arch, f"d{max(block_d, block_dv, 32)}"),
+                    **params}
+        scale, cap = call.softmax_scale * LOG2_E.value, None
+        if call.softcap:
+            scale, cap = call.softmax_scale / call.softcap, call.softcap * LOG2_E.value
+        shared = (
+            tuple(map(strides_of_rows, (call.dout, call.q, call.k, call.v))), strides_of_bias(call.bias),
+            stride_of_batch(call.alibi_slopes), scratch_rows, forward.num_heads,
+            forward.num_heads // max(forward.num_kv_heads, 1), call.q.shape[0], call.k.shape[0], call.max_seqlen_q,
+            call.max_seqlen_k, _limit(call.window_left, call.max_seqlen_k),
+            _limit(call.window_right, call.max_seqlen_q), call.sink_size, philox.threshold(call.dropout_p),
+            call.softmax_scale, scale, cap, 1 / (1 - call.dropout_p))
+        dims = {"DIM": forward.head_dim, "BLOCK_D": block_d, "DIM_V": forward.head_dim_v, "BLOCK_DV": block_dv}
+        self.dkdv = None
+        if call.max_seqlen_k:
+            blocks, options = _tiles(settings, "dkdv_")
+            self.dkdv = Launch(
+                _dkdv_kernel,
+                (triton.cdiv(call.max_seqlen_k, blocks["BLOCK_N"]), forward.num_kv_heads, forward.batch),
+                (strides_of_rows(call.dk), strides_of_rows(call.dv), *shared), **dims, **blocks, options=options)
+        blocks, options = _tiles(settings, "dq_")
+        self.dq = Launch(
+            _dq_kernel, (triton.cdiv(call.max_seqlen_q, blocks["BLOCK_M"]), forward.num_heads, forward.batch),
+            (strides_of_rows(call.dq), *shared), **dims, **blocks, options=options)
+
+    def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor) -> None:
+        shared = (call.dout, call.q, call.k, call.v, call.bias, call.alibi_slopes, delta, lse2, call.cu_seqlens_q,
+                  call.cu_seqlens_k, call.rng_state if call.dropout_p else None)
+        if self.dkdv is not None:
+            self.dkdv(call.dk, call.dv, *shared)
+        self.dq(call.dq, *shared)
+
+
+def _padded(dim: int) -> int:
+    """A head dimension as the kernels hold it."""
+    return max(triton.next_power_of_2(dim), 16)
 
 
 def _tiles(settings: dict[str, int], kernel: str) -> tuple[dict[str, int], dict[str, int]]:
@@ -327,19 +395,3 @@ def _tiles(settings: dict[str, int], kernel: str) -> tuple[dict[str, int], dict[
            if name.startswith(kernel) or not name.startswith(("dkdv_", "dq_"))}
     return ({name: value for name, value in own.items() if name.startswith("BLOCK")},
             {name: value for name, value in own.items() if not name.startswith("BLOCK")})
-
-
-def _view(tensor: Tensor) -> View:
-    """Of [batch, rows, heads, dim], or packed [rows, heads, dim]."""
-    batch, row, head = tensor.stride()[:3] if tensor.dim() == 4 else (0, *tensor.stride()[:2])
-    return View(tensor, batch, row, head)
-
-
-def _bias_view(call: AttentionBackwardCall) -> Bias | None:
-    """Of [batch or 1, heads or 1, rows, keys], or packed [rows, keys]; strides of what is shared are 0."""
-    if call.bias is None:
-        return None
-    if call.forward.is_varlen:
-        return Bias(call.bias, 0, call.bias.stride(0), 0, call.bias.stride(1))
-    batch, head, row, key = call.bias.expand(call.forward.batch, call.forward.num_heads, -1, -1).stride()
-    return Bias(call.bias, batch, row, head, key)

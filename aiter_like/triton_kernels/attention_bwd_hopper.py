@@ -35,7 +35,7 @@ from aiter_like.triton_kernels.attention_bwd_hopper_parts import (
     store_own,
 )
 from aiter_like.triton_kernels.attention_parts import LOG2_E
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.triton_kernels.launch import Launch
 
 # Registers of a lane: at the start, and then in a warp group and in the warp that loads.
 _REGISTERS = 168
@@ -302,7 +302,7 @@ def _dq_kernel(dq, q_box, dout_box, k_box, v_box, lse2, delta, strides, num_bloc
 
 
 def serves(call: AttentionBackwardCall, target: Target) -> bool:
-    """Whether `derive` takes the call: dense, head dimension 64 or 128, no mask but an upper end."""
+    """Whether Launches takes such calls: dense, head dimension 64 or 128, no mask but an upper end."""
     forward = call.forward
     if target.arch != "sm_90" or forward.is_varlen or not call.max_seqlen_k:
         return False
@@ -312,46 +312,68 @@ def serves(call: AttentionBackwardCall, target: Target) -> bool:
         return False
     if call.bias is not None or call.alibi_slopes is not None:
         return False
-    return not any(step % 16 for tensor in (call.q, call.k, call.v, call.dout)
-                   for step in (tensor.data_ptr(), *(2 * stride for stride in tensor.stride()[:3])))
+    return not any(2 * stride % 16 for tensor in (call.q, call.k, call.v, call.dout) for stride in tensor.stride()[:3])
 
 
-def derive(call: AttentionBackwardCall, scratch: Tensor, settings: dict[str, int]) -> None:
-    """Writes dq, dk and dv.
+class Launches:
+    """The launches for a call that is served, and for others of the same metadata; they write dq, dk and dv."""
 
-    Args:
-        scratch: LSE and delta, as attention_bwd.py has them.
-        settings: those of configs/triton/flash_attn_bwd_hopper.toml.
-    """
-    forward = call.forward
-    delta, lse2 = scratch
-    num_heads, kv_heads, batch = forward.num_heads, forward.num_kv_heads, forward.batch
-    edge = call.max_seqlen_k - call.max_seqlen_q
-    edge += call.window_right if call.window_right >= 0 else call.max_seqlen_q
-    limits = call.max_seqlen_q, call.max_seqlen_k, edge
-    scales = call.softmax_scale * LOG2_E.value, call.softmax_scale
-    options = {"num_warps": 4, "maxnreg": _REGISTERS}
-    m, n, own = settings["dkdv_BLOCK_M"], settings["dq_BLOCK_N"], OWN.value
-    blocks = triton.cdiv(call.max_seqlen_k, 2 * own)
-    launch(_dkdv_kernel, (blocks * kv_heads * batch,), call.dk, call.dv, _box(call.q, m), _box(call.dout, m),
-           _box(call.k, own), _box(call.v, own), _row_box(lse2, m), _row_box(delta, m),
-           (call.dk.stride()[:3], call.dv.stride()[:3]), blocks, num_heads, kv_heads, kv_heads * batch,
-           num_heads // kv_heads, settings["dkdv_HEADS"], *limits, *scales, M=m, D=forward.head_dim,
-           STAGES=settings["dkdv_STAGES"], UNROLL=settings["dkdv_UNROLL"], options=options)
-    blocks = triton.cdiv(call.max_seqlen_q, 2 * own)
-    launch(_dq_kernel, (blocks * num_heads * batch,), call.dq, _box(call.q, own), _box(call.dout, own), _box(call.k, n),
-           _box(call.v, n), lse2, delta, call.dq.stride()[:3], blocks, num_heads, num_heads * batch,
-           num_heads // kv_heads, settings["dq_HEADS"], *limits, scratch.shape[2], *scales, N=n, D=forward.head_dim,
-           STAGES=settings["dq_STAGES"], UNROLL=settings["dq_UNROLL"], options=options)
+    def __init__(self, call: AttentionBackwardCall, scratch_rows: int, settings: dict[str, int]):
+        """settings: those of configs/triton/flash_attn_bwd_hopper.toml."""
+        forward = call.forward
+        num_heads, kv_heads, batch = forward.num_heads, forward.num_kv_heads, forward.batch
+        edge = call.max_seqlen_k - call.max_seqlen_q
+        edge += call.window_right if call.window_right >= 0 else call.max_seqlen_q
+        limits = call.max_seqlen_q, call.max_seqlen_k, edge
+        scales = call.softmax_scale * LOG2_E.value, call.softmax_scale
+        options = {"num_warps": 4, "maxnreg": _REGISTERS}
+        m, n, own = settings["dkdv_BLOCK_M"], settings["dq_BLOCK_N"], OWN.value
+        blocks = triton.cdiv(call.max_seqlen_k, 2 * own)
+        self.dkdv = Launch(
+            _dkdv_kernel, (blocks * kv_heads * batch, 1, 1),
+            ((call.dk.stride()[:3], call.dv.stride()[:3]), blocks, num_heads, kv_heads, kv_heads * batch,
+             num_heads // kv_heads, settings["dkdv_HEADS"], *limits, *scales),
+            M=m, D=forward.head_dim, STAGES=settings["dkdv_STAGES"], UNROLL=settings["dkdv_UNROLL"], options=options)
+        blocks = triton.cdiv(call.max_seqlen_q, 2 * own)
+        self.dq = Launch(
+            _dq_kernel, (blocks * num_heads * batch, 1, 1),
+            (call.dq.stride()[:3], blocks, num_heads, num_heads * batch, num_heads // kv_heads, settings["dq_HEADS"],
+             *limits, scratch_rows, *scales),
+            N=n, D=forward.head_dim, STAGES=settings["dq_STAGES"], UNROLL=settings["dq_UNROLL"], options=options)
+        self.rows = m, own, n
+        self.boxes = {(name, rows): _box(getattr(call, name), rows) for name, rows in (
+            ("q", m), ("dout", m), ("k", own), ("v", own), ("q", own), ("dout", own), ("k", n), ("v", n))}
+        self.row_box = _row_box(call.lse, num_heads * batch, scratch_rows, m)
+
+    @staticmethod
+    def takes(call: AttentionBackwardCall) -> bool:
+        """Whether the addresses too are such as descriptors can have."""
+        return not (call.q.data_ptr() | call.k.data_ptr() | call.v.data_ptr() | call.dout.data_ptr()) % 16
+
+    def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor) -> None:
+        """delta, lse2: as attention_bwd.py has them."""
+        m, own, n = self.rows
+        boxes = {key: _moved(box, getattr(call, key[0])) for key, box in self.boxes.items()}
+        self.dkdv(call.dk, call.dv, boxes["q", m], boxes["dout", m], boxes["k", own], boxes["v", own],
+                  _moved(self.row_box, lse2), _moved(self.row_box, delta))
+        self.dq(call.dq, boxes["q", own], boxes["dout", own], boxes["k", n], boxes["v", n], lse2, delta)
 
 
 def _box(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Of `rows` rows of one head."""
+    """Of `rows` rows of one head, at no address yet."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, rows, 1, tensor.shape[3]], layout)
+    return TensorDescriptor(tensor.new_empty(0), list(tensor.shape), list(tensor.stride()),
+                            [1, rows, 1, tensor.shape[3]], layout)
 
 
-def _row_box(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Of a number for each of `rows` rows of one head."""
+def _row_box(lse: Tensor, heads: int, scratch_rows: int, rows: int) -> TensorDescriptor:
+    """Of a number for each of `rows` rows of one head, at no address yet."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, rows], layout)
+    return TensorDescriptor(lse.new_empty(0), [heads, scratch_rows], [scratch_rows, 1], [1, rows], layout)
+
+
+def _moved(box: TensorDescriptor, tensor: Tensor) -> TensorDescriptor:
+    """The box at a tensor's address; without the constructor, whose checks cost 2 µs and know the metadata already."""
+    moved = object.__new__(TensorDescriptor)
+    vars(moved).update(vars(box), base=tensor)
+    return moved

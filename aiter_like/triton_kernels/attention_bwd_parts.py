@@ -24,7 +24,7 @@ class View(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """The same of a bias, which has a stride of keys too."""
+    """The same of a bias, which has a stride of keys too; of none, data is None."""
 
     data: Any
     batch: Any
@@ -68,6 +68,12 @@ def sequence(cu_seqlens, batch, total, max_seqlen):
     else:
         start, length = attention_parts.sequence(cu_seqlens, batch, total)
         return start, tl.minimum(length, max_seqlen)
+
+
+@triton.jit
+def view_of(data, strides):
+    """A tensor with its strides of batch, row and head."""
+    return View(data, strides[0], strides[1], strides[2])
 
 
 @triton.jit
@@ -143,7 +149,7 @@ def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr
         score = capped * rule.cap_log2
     else:
         score = products * rule.scale
-    if rule.bias is not None:
+    if rule.bias.data is not None:
         bias_row = tl.minimum(row, rule.seqlen_q - 1).to(tl.int64)  # a block of rows may end past the sequence
         pointers = rule.bias_at + bias_row * rule.bias.row + key.to(tl.int64) * rule.bias.key
         if IS_MASKED:
@@ -171,7 +177,7 @@ def alibi_slope(slopes, batch, slopes_batch, head):
 @triton.jit
 def bias_address(bias, batch, start, head):
     """Address of the bias of a sequence's first row."""
-    if bias is None:
+    if bias.data is None:
         return 0
     else:
         return address(bias, batch, start, head)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: MIT
+"""flash_attn_bwd, one call after the other: those that look alike go straight to the compiled kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_bwd_cases import BF16, make
+
+from aiter_like.ops.attention_bwd import flash_attn_bwd
+from aiter_like.testing_attention_bwd import check_attention_gradients
+
+
+@pytest.mark.parametrize("features", (
+    {"lengths": (70, 40), "sink": True, "window": (-1, 0)},
+    {"packed": ((70, 3), (40, 9)), "bias": "shared", "alibi": 2, "dropout_p": 0.2, "dlse": True}),
+    ids=("dense", "packed"))
+def test_repeated_calls(device, run, monkeypatch, features):
+    """Of the same metadata: other numbers, other addresses. Triton itself launches once per kernel and alignment; then
+    another length.
+    """
+    from aiter_like.triton_kernels import launch as launcher
+
+    launched = []
+    original = launcher.launch
+    monkeypatch.setattr(launcher, "launch", lambda kernel, *args, **options: launched.append(kernel) or original(
+        kernel, *args, **options))
+    flash_attn_bwd.forget_plans()  # no plan of another test
+    memory = []  # kept: each call has addresses of its own
+    for seed, offset in enumerate((0, 0, 3, 8, 1, 0)):
+        call = make(device, heads=(2, 1), head_dims=(32, 32), seed=seed, **features)
+        for name in ("dq", "dk", "dout", "q", "v") if offset else ():
+            memory.append(torch.empty(getattr(call, name).numel() + offset, dtype=BF16, device=device))
+            call = call._replace(**{name: memory[-1][offset:].view_as(getattr(call, name)).copy_(getattr(call, name))})
+        memory.append(call)
+        run("triton", flash_attn_bwd, *call)
+        check_attention_gradients(call)
+        if seed == 1:
+            assert len(launched) == 3
+    assert len(launched) == 6
+    shorter = {name: ((60, 50), (30, 9)) if name == "packed" else (60, 30)
+               for name in ("packed", "lengths") if name in features}
+    call = make(device, heads=(2, 1), head_dims=(32, 32), **{**features, **shorter})
+    run("triton", flash_attn_bwd, *call)
+    check_attention_gradients(call)
