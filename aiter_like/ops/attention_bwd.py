@@ -74,9 +74,8 @@ def _one_sequence(call: AttentionBackwardCall, batch: int, rows: tuple, q: Tenso
     dlse = lse.new_zeros(()).expand_as(lse) if dlse is None else dlse.to(q.dtype)
     dq, dk, dv, dsink = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v), 0.0
     for own in row_blocks(q.shape[1], k.shape[0] * k.shape[1]):
-        own_bias = bias if bias is None or bias.shape[-2] == 1 else bias[..., own, :]
         some = (tensor[:, own] for tensor in (q, dout, out, lse, dlse))
-        parts = _some_rows(call, batch, own, q.shape[1], k, v, own_bias, slopes, *some)
+        parts = _some_rows(call, batch, own, q.shape[1], k, v, bias, slopes, *some)
         dq[:, own] = parts[0]
         dk, dv, dsink = dk + parts[1], dv + parts[2], dsink + parts[3]
     dk, dv = (part.unflatten(0, (-1, group_size)).sum(1) if part.shape[0] else part[:0] for part in (dk, dv))

@@ -30,7 +30,7 @@ def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor
         call: scale, softcap and window.
         q: [..., num_heads, rows, head_dim], in the dtype to compute in, descaled.
         k: [..., num_heads, keys, head_dim], likewise.
-        bias: broadcast over the scores, [..., num_heads, rows, keys].
+        bias: broadcast over the scores, [..., num_heads, rows of the sequence, keys].
         slopes: ALiBi's, [..., num_heads].
         lengths: keys that count, broadcast over the scores; None: all.
         before, behind: how many rows of the sequence lie before those of `q`, and behind them.
@@ -45,6 +45,8 @@ def scores_of(call: AttentionCall | AttentionBackwardCall | PagedCall, q: Tensor
     place = torch.arange(rows, device=device)[:, None] + before
     distance = place + (end - before - rows - behind) - key  # how far a key is before the diagonal
     if bias is not None:
+        if bias.shape[-2] > 1:
+            bias = bias[..., before:before + rows, :]
         scores = scores + bias.to(scores.dtype)
     if slopes is not None:
         scores = scores - slopes.to(scores.dtype)[..., None, None] * distance.abs()

@@ -72,8 +72,7 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
         behind = torch.arange(num_keys, device=q.device)[:, None] >= lengths
         values = values.masked_fill(behind, 0.0)  # 0 · NaN is no 0
     for rows in row_blocks(num_rows, queries.shape[0] * queries.shape[1] * num_keys):
-        own_bias = bias if bias is None or bias.shape[-2] == 1 else bias[..., rows, :]
-        p, total = softmax_of(*scores_of(call, queries[:, :, rows], keys, own_bias, slopes, lengths, rows.start,
+        p, total = softmax_of(*scores_of(call, queries[:, :, rows], keys, bias, slopes, lengths, rows.start,
                                          num_rows - rows.stop)[:2], call.sink)
         if lse is not None:
             lse[:, :, rows].copy_(total)

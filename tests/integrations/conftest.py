@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from aiter_like import device
 from aiter_like.integrations import takeover
@@ -19,6 +20,14 @@ def fresh_takeover(monkeypatch, caplog):
     takeover.forget()
     yield
     takeover.forget()
+
+
+@pytest.fixture
+def fresh_dynamo():
+    """Nothing that other tests compiled, before and after."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

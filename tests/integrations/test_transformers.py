@@ -299,13 +299,8 @@ def test_layers_of_another_formula_stay(formula):
     assert integration._forward_of(LlamaRMSNorm()) is None
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 class TestCompiled:
-    @pytest.fixture(autouse=True)
-    def fresh(self):
-        torch._dynamo.reset()
-        yield
-        torch._dynamo.reset()
-
     @pytest.mark.parametrize("family, side", [(llama, "none"), (mistral, "left"), (gpt_oss, "left")])
     def test_is_one_graph_and_equal_to_eager(self, family, side):
         model, _ = made(family())

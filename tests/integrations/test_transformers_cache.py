@@ -123,13 +123,8 @@ def test_training_with_a_static_cache_has_gradients(calls):
     assert calls[0]["bias"] is not None and all(x.grad.norm() > 0 for x in (q, k, v))
 
 
+@pytest.mark.usefixtures("fresh_dynamo")
 class TestCompiled:
-    @pytest.fixture(autouse=True)
-    def fresh(self):
-        torch._dynamo.reset()
-        yield
-        torch._dynamo.reset()
-
     def test_decoding_with_a_static_cache_is_one_graph(self):
         """Lengths in place of a mask."""
         model, _ = made(llama())
