@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from damage import Sample, outcomes, places
 from hip_program import PRELUDE, code_object
+from mutation.kernels import ATTENTION_ARGS, divider
 
 from aiter_like import device, paths, sim
 from aiter_like.jit.build import load_or_build
@@ -21,8 +22,8 @@ _NORM = ("<QqQqQqQqQqif", "0", _HIDDEN, 0, _HIDDEN, "1", _HIDDEN, 0, _HIDDEN, "2
 _NORM_INSTANCE = ("-DELEMENT=float", "-DWEIGHT=float", "-DLANES=256", "-DVECTORS=1", "-DVEC=4", "-DIS_WHOLE=1",
                   "-DHAS_RESIDUAL=0", "-DIS_GEMMA=0", "-DIS_MODEL_SENSITIVE=0")
 _HEADS = (2 * 32 * 64, 2 * 64, 2 * 64)  # strides in bytes
-_ONE = (1, 2**31, 31)  # a Divider
-_ATTENTION = ("<" + 4 * "Qqqq" + "5Q2q5if3i" + 5 * "IIi" + "2i" + 3 * "IIi" + "4x",
+_ONE = divider(1)
+_ATTENTION = ("@" + ATTENTION_ARGS + "0Q",
               "1", *_HEADS, "2", *_HEADS, "1", *_HEADS, "0", *_HEADS,
               0, "3", *[0] * 3, 32, 32, 1, 32, 32, 32, 0, 0.125, 1, 0, 1, *5 * _ONE, 1, 0, *3 * _ONE)
 _ATTENTION_SIZES = (4096, 4096, 4096, 512 * (64 + 2) * 4)  # the last: a partial result, for the kernel that merges

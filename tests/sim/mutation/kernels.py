@@ -21,6 +21,7 @@ from aiter_like.ops import attention_fast, attention_fwd, attention_plan, norm
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 _NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
 EPSILON = 1e-6
+ATTENTION_ARGS = "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 5 + "ii" + "IIi" * 3  # FlashAttnArgs, as formats of struct
 
 
 @dataclass(frozen=True)
@@ -202,16 +203,15 @@ def _attention_launch(name: str, tensors: Sequence[torch.Tensor], has_lse: bool,
     is_split, workgroups = parts > 1, slots * columns * parts
     partials = unwritten((workgroups, block_rows * (head_dim + 2)), F32) if is_split else None
     whole = 0 if is_split else slots
-    dividers = [word for number in (pack, group, kv_heads, parts, slots * group) for word in _divider(number)]
-    order = [word for number in (columns, slots * columns * parts, parts) for word in _divider(number)]
+    dividers = [word for number in (pack, group, kv_heads, parts, slots * group) for word in divider(number)]
+    order = [word for number in (columns, slots * columns * parts, parts) for word in divider(number)]
     values = (*strides, lse if has_lse else None, partials, *lengths, heads * rows, rows, batch, rows, keys, keys,
               0 if is_causal else rows, math.log2(math.e) / math.sqrt(head_dim), slots, whole * columns, parts,
               *dividers, slots, whole, *order)
-    layout = "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 5 + "ii" + "IIi" * 3
-    return launch(name, (workgroups,), 512, layout, values, (17,) if is_split else (12, 16))
+    return launch(name, (workgroups,), 512, ATTENTION_ARGS, values, (17,) if is_split else (12, 16))
 
 
-def _divider(number: int) -> tuple[int, int, int]:
+def divider(number: int) -> tuple[int, int, int]:
     """Divider of math.h."""
     shift = 31 + (number - 1).bit_length()
     return number, -(-2**shift // number), shift
