@@ -137,3 +137,65 @@ def test_which_kernel(change, params, names):
     assert _triton_kernels(hopper, *call_of(33)) == [OTHER, HOPPER]
     assert _triton_kernels(hopper, *call_of(128)) == [OTHER, HOPPER]
     assert _triton_kernels(Target("hip", "gfx942", 304, 64, True, 0), *call_of(256, **change)) == [OTHER]
+
+
+BENCH_CALLS = (  # lengths of queries, of keys (None: the same), heads, kv heads, head_dim, window, sinks
+    ("16 of 1024", [1024] * 16, None, 32, 8, 128, (-1, 0), False),
+    ("64 of 256", [256] * 64, None, 32, 8, 128, (-1, 0), False),
+    ("100 to 6000", [100, 6000, 350, 1900, 40, 2500, 700, 4300], None, 32, 8, 128, (-1, 0), False),
+    ("4 of 4096, full", [4096] * 4, None, 24, 24, 128, (-1, -1), False),
+    ("512 on 8 caches of 8192", [512] * 8, [8192] * 8, 32, 8, 128, (-1, 0), False),
+    ("8 of 2048, D 64", [2048] * 8, None, 64, 8, 64, (-1, 0), False),
+    ("8 of 2048, D 64, window and sinks", [2048] * 8, None, 64, 8, 64, (127, 0), True),
+    ("4 of 4096, window", [4096] * 4, None, 32, 8, 128, (1023, 0), False))
+
+
+def _seen(rows: int, keys: int, window: tuple[int, int]) -> int:
+    """Pairs of a row and a key that it sees."""
+    positions = range(keys - rows, keys)
+    return sum(max(min(keys - 1, position + window[1] if window[1] >= 0 else keys)
+                   - max(0, position - window[0] if window[0] >= 0 else 0) + 1, 0) for position in positions)
+
+
+def bench() -> None:
+    """Packed sequences, windows and sinks: either kernel of backend "triton", and PyTorch's FlashAttention 2."""
+    import benching
+
+    device = torch.device("cuda")
+
+    def case(name, lengths_q, lengths_k, heads, kv_heads, head_dim, window, has_sink):
+        lengths_k = lengths_k or lengths_q
+        q, k, v, *starts, longest_q, longest_k = packed(device, lengths_q, lengths_k, heads, kv_heads, head_dim, BF16)
+        sink = random(device, (heads,), torch.float32) if has_sink else None
+        call = AttentionCall(torch.empty_like(q), None, q, k, v, *starts, *[None] * 3, sink, *[None] * 5, longest_q,
+                             longest_k, head_dim**-0.5, *window, 0, 0.0, 0.0, 0, 0)
+
+        def ours(kernel):
+            attention.flash_attn_fwd(*call, kernel=kernel)
+            return call.out
+
+        def peer():
+            return varlen_attn(q, k, v, *starts, longest_q, longest_k, window_size=window, enable_gqa=heads > kv_heads)
+
+        def check(out):
+            """The last rows of the first sequence's first heads."""
+            rows, keys, count = lengths_q[0], lengths_k[0], heads // kv_heads
+            last = min(rows, 64)
+            return check_attention(out[None, rows - last:rows, :count], None, q[None, rows - last:rows, :count],
+                                   k[None, :keys, :1], v[None, :keys, :1], window_size=window,
+                                   sink=None if sink is None else sink[:count])
+
+        calls = {f"triton, {kernel}": lambda kernel=kernel: ours(kernel) for kernel in (HOPPER, OTHER)}
+        calls |= {} if has_sink else {"FA2": peer}
+        pairs = sum(_seen(rows, keys, window) for rows, keys in zip(lengths_q, lengths_k, strict=True))
+        return benching.Case(name, 2 * sum(x.numel() for x in (q, q, k, v)), calls, check,
+                             flops=4 * pairs * heads * head_dim)
+
+    from torch.nn.attention.varlen import varlen_attn
+    benching.table("flash_attn_varlen_func, kernels", (case(*arguments) for arguments in BENCH_CALLS))
+
+
+if __name__ == "__main__":
+    import benching
+
+    benching.main(bench, __doc__)

@@ -53,6 +53,19 @@ def test_a_mean_far_from_zero_costs_nothing(device, run, backend):
     check_layer_norm(run(backend, aiter_like.layer_norm, x, weight, bias, EPSILON), x, weight, bias)
 
 
+@pytest.mark.parametrize("hidden", (40, 1000))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_know_nothing_of_their_neighbours(device, run, backend, hidden):
+    """Of which some have a mean that asks for a second sum, in the same wave or not."""
+    (x,) = rows_like(device, 12, hidden, torch.float32, scale=1.0)
+    x += torch.tensor([0.0, 1e4, 0.9, 1.1], device=device).repeat(3)[:, None]
+    weight, bias = factors(device, hidden, torch.float32)
+    out = run(backend, aiter_like.layer_norm, x, weight, bias, EPSILON)
+    check_layer_norm(out, x, weight, bias)
+    for row in range(4):
+        assert torch.equal(run(backend, aiter_like.layer_norm, x[row:row + 1], weight, bias, EPSILON)[0], out[row])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_factors_and_of_equal_elements(device, run, backend):
     (x,) = rows_like(device, 3, 1000, BF16)

@@ -44,6 +44,19 @@ def test_a_scale_per_row(device, run, backend, hidden, index):
     check_quantised(out, scale, rms_norm64(x, weight))
 
 
+@pytest.mark.parametrize("hidden", (64, 1000))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_products_beyond_fp32(device, run, backend, hidden):
+    """x · weight may overflow, or lose its bits, where y does not: in one row and not in the next one of its wave."""
+    (x,), weight = rows_like(device, 6, hidden, BF16, seed=hidden), vector_like(device, hidden, BF16)
+    x *= torch.tensor([1.0, 2.0**20, 2.0**50, 0.0, 2.0**-5, 2.0], device=device)[:, None].to(BF16)
+    for factor in (2.0**90, 2.0**-98):
+        out, scale, _ = quant(run, backend, x, weight * factor, quantised_dtypes(device)[0])
+        check_quantised(out, scale, rms_norm64(x, weight * factor))
+        alone = quant(run, backend, x[5:], weight * factor, quantised_dtypes(device)[0])
+        assert torch.equal(alone[0].view(torch.int8), out[5:].view(torch.int8)) and torch.equal(alone[1], scale[5:])
+
+
 @pytest.mark.parametrize("group_size, hidden, dtype, index", (
     (128, 4096, BF16, 0), (128, 20096, BF16, 0), (32, 192, torch.float32, 1)))
 @pytest.mark.parametrize("backend", BACKENDS)

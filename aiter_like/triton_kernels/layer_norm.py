@@ -31,26 +31,35 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
+    if IS_WHOLE:  # its factors come with the row, not after the reductions
+        w, b = _factors(weight, bias, columns, hidden)
     total = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         values = _load(x, residual_in, x_bias, start + columns, hidden)
         total += values
-    mean = tl.div_rn(tl.sum(total, 0), count)
-    squares = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
-        if not IS_WHOLE:
-            values = _load(x, residual_in, x_bias, start + columns, hidden)
-        deviation = tl.where(start + columns < hidden, values - mean, 0.0)
-        squares += deviation * deviation
-    inverse_deviation = tl.rsqrt(tl.sum(squares, 0) / count + epsilon)
+        squares += values * values
+    sum_of_row, sum_of_squares = tl.reduce((total, squares), 0, _add_both)
+    mean = tl.div_rn(sum_of_row, count)
+    variance = sum_of_squares / count - mean * mean
+    if not (mean * mean <= variance):  # a difference of the sums would lose more than a binary digit
+        squares = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+            if not IS_WHOLE:
+                values = _load(x, residual_in, x_bias, start + columns, hidden)
+            deviation = tl.where(start + columns < hidden, values - mean, 0.0)
+            squares += deviation * deviation
+        variance = tl.sum(squares, 0) / count
+    inverse_deviation = tl.rsqrt(variance + epsilon)
     inverse = 1.0
     if scale is not None:
         most = tl.zeros([BLOCK], tl.float32)
         for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
             if not IS_WHOLE:
                 values = _load(x, residual_in, x_bias, start + columns, hidden)
-            y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, start + columns, hidden)
+                w, b = _factors(weight, bias, start + columns, hidden)
+            y = _normed((values - mean) * inverse_deviation, w, b, x_scale, start + columns, hidden)
             most = scales.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
         row_scale = scales.scale_of(scales.amax(most, 0), LARGEST)
         inverse = scales.inverse_of(row_scale)
@@ -59,13 +68,19 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         column = start + columns
         if not IS_WHOLE:
             values = _load(x, residual_in, x_bias, column, hidden)
+            w, b = _factors(weight, bias, column, hidden)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, column, hidden)
+        y = _normed((values - mean) * inverse_deviation, w, b, x_scale, column, hidden)
         if scale is not None:
             tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
         else:
             tl.store(out + column, y.to(out.dtype.element_ty), mask=column < hidden)
+
+
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
@@ -78,12 +93,23 @@ def _load(x, residual, x_bias, column, hidden):
 
 
 @triton.jit
-def _normed(scaled, weight, bias, x_scale, column, hidden):
-    """The normalised row times weight plus bias, times x_scale, whichever there are."""
+def _factors(weight, bias, column, hidden):
+    """Weight and bias, None where there is none."""
+    w, b = None, None
     if weight is not None:
-        scaled *= tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+        w = tl.load(weight + column, mask=column < hidden, other=0.0)
     if bias is not None:
-        scaled += tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)
+        b = tl.load(bias + column, mask=column < hidden, other=0.0)
+    return w, b
+
+
+@triton.jit
+def _normed(scaled, w, b, x_scale, column, hidden):
+    """The normalised row times weight plus bias, times x_scale, whichever there are."""
+    if w is not None:
+        scaled *= w.to(tl.float32)
+    if b is not None:
+        scaled += b.to(tl.float32)
     if x_scale is not None:
         scaled *= tl.load(x_scale + column, mask=column < hidden, other=0.0)
     return scaled

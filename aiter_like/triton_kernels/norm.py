@@ -50,14 +50,6 @@ def row_rms(x, residual, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.cons
 
 
 @triton.jit
-def weighted(scaled, weight, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
-             IS_GEMMA: tl.constexpr):
-    """`times` the weights of columns of the row."""
-    w = tl.load(weight + column, mask=column < hidden, other=0.0)
-    return times(scaled, w, dtype, IS_MODEL_SENSITIVE, IS_GEMMA)
-
-
-@triton.jit
 def times(scaled, w, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr, IS_GEMMA: tl.constexpr):
     """scaled · w, or · (w + 1); `scaled` is rounded to `dtype` first for T5."""
     if IS_MODEL_SENSITIVE:

@@ -10,9 +10,10 @@ import triton.language as tl
 from aiter_like.scales import largest
 from aiter_like.triton_kernels import scales
 from aiter_like.triton_kernels.launch import await_stream, launch
-from aiter_like.triton_kernels.norm import load_sum, row_rms, weighted
+from aiter_like.triton_kernels.norm import load_sum, times
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
+_LEAST_PRODUCT, _MOST_PRODUCT = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)  # one between has lost no bits
 
 
 @triton.jit
@@ -31,26 +32,49 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
-    values, inverse_rms = row_rms(x, residual_in, hidden, epsilon, BLOCK, IS_WHOLE)
+    # Of x and weight, up to one factor y: their largest magnitude is found together with the sum of squares.
+    HAS_PRODUCTS: tl.constexpr = GROUP == 0 and x_scale is None and not IS_MODEL_SENSITIVE
+    if IS_WHOLE:  # its weights come with the row, not after the reductions
+        w = tl.load(weight + columns, mask=columns < hidden, other=0.0)
+    squares = tl.zeros([BLOCK], tl.float32)
+    products = tl.zeros([BLOCK], tl.float32)
+    values = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+        values = load_sum(x, residual_in, start + columns, hidden)
+        squares += values * values
+        if HAS_PRODUCTS:
+            if not IS_WHOLE:
+                w = tl.load(weight + start + columns, mask=start + columns < hidden, other=0.0)
+            products = scales.larger(products, tl.abs(times(values, w, x.dtype.element_ty, False, IS_GEMMA)))
+    if HAS_PRODUCTS:
+        total, product = tl.reduce((squares, products), 0, _sum_and_larger)
+    else:
+        total, product = tl.sum(squares, 0), 0.0
+    inverse_rms = tl.rsqrt(total / hidden + epsilon)
     inverse = 0.0
     if GROUP == 0:
-        largest = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
-            if not IS_WHOLE:
-                values = load_sum(x, residual_in, start + columns, hidden)
-            y = _normed(values, inverse_rms, weight, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE,
-                        IS_GEMMA)
-            largest = scales.larger(largest, tl.abs(_smooth(y, x_scale, start + columns, hidden)))
-        row_scale = scales.scale_of(scales.amax(largest, 0), LARGEST)
+        most = product * inverse_rms
+        if not ((product > _LEAST_PRODUCT) & (product < _MOST_PRODUCT)):  # as NaN is
+            largest = tl.zeros([BLOCK], tl.float32)
+            for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
+                if not IS_WHOLE:
+                    values = load_sum(x, residual_in, start + columns, hidden)
+                    w = tl.load(weight + start + columns, mask=start + columns < hidden, other=0.0)
+                y = _normed(values, inverse_rms, w, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE,
+                            IS_GEMMA)
+                largest = scales.larger(largest, tl.abs(_smooth(y, x_scale, start + columns, hidden)))
+            most = scales.amax(largest, 0)
+        row_scale = scales.scale_of(most, LARGEST)
         inverse = scales.inverse_of(row_scale)
         tl.store(scale, row_scale)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         column = start + columns
         if not IS_WHOLE:
             values = load_sum(x, residual_in, column, hidden)
+            w = tl.load(weight + column, mask=column < hidden, other=0.0)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        y = _normed(values, inverse_rms, weight, column, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
+        y = _normed(values, inverse_rms, w, column, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
         if plain_out is not None:
             tl.store(plain_out + row * plain_out_stride + column, y.to(plain_out.dtype.element_ty),
                      mask=column < hidden)
@@ -64,10 +88,15 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
 
 
 @triton.jit
-def _normed(values, inverse_rms, weight, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
+def _sum_and_larger(a, b, c, d):
+    return a + c, scales.larger(b, d)
+
+
+@triton.jit
+def _normed(values, inverse_rms, w, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
             IS_GEMMA: tl.constexpr):
     """The normalised row in fp32; zeros beyond it."""
-    y = weighted(values * inverse_rms, weight, column, hidden, dtype, IS_MODEL_SENSITIVE, IS_GEMMA)
+    y = times(values * inverse_rms, w, dtype, IS_MODEL_SENSITIVE, IS_GEMMA)
     return tl.where(column < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
 
 

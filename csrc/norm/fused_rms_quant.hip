@@ -63,6 +63,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
   RowTile<Layout, ELEMENT> x, residual;
   RowTile<Layout, WEIGHT> weight;
   x.load(side.input.row(row), hidden);
+  weight.load(side.weight, hidden);  // with the row, not after the reduction
   if constexpr (HAS_RESIDUAL) residual.load(is_first ? args.residual_in.row(row) : side.input.row(row), first_hidden);
   const auto sum = [&](int v, int e) { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); };
   const float squares = lane_sum<Layout>([&](int v, int e) { return sum(v, e) * sum(v, e); });
@@ -70,7 +71,6 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
   x.drop_floats();
   residual.drop_floats();
   const float inverse_rms = reciprocal_square_root(mean + side.epsilon);
-  weight.load(side.weight, hidden);
   const auto normed = [&](int v, int e) {
     const float y = sum(v, e) * inverse_rms * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
     return IS_ROUNDED ? to_float(from_float<ELEMENT>(y)) : y;

@@ -3,17 +3,18 @@
 // residual_in, whose rounded sum becomes residual_out; out = y, or (IS_QUANT) y · x_scale quantised, a scale per
 // row. HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
-//   1. load the row (and what is added to it) into registers; its mean, over the row's lanes
-//   2. the variance from the deviations that are in registers: no difference of large sums
-//   3. vector by vector: y = scale, multiply with the weight, add the bias; store, or (IS_QUANT) keep in fp32
-//   4. IS_QUANT: largest magnitude of y · x_scale over the row's lanes; scale, round, store
+//   1. load the row (and what is added to it) into registers; mean and variance over the row's lanes, at once where
+//      that is exact (row_pairs.h)
+//   2. IS_QUANT: largest magnitude of y · x_scale over the row's lanes
+//   3. vector by vector: scale, multiply with the weight, add the bias; round, store
 // A row longer than the registers' capacity (IS_WHOLE 0) is read again for each step, mostly from cache.
 //
-// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave, 12 if IS_QUANT.
+// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 12 bytes per wave, 16 if IS_QUANT.
 // Bound: memory. A row moves hidden · (sizeof(ELEMENT) + sizeof(OUT)) bytes, 2 · hidden · sizeof(ELEMENT) more with a
 // residual, for 7 flop per element. 4096 × 4096 bf16 = 67 MB, 12.7 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
 #include "aiter_like/row_operands.h"
+#include "aiter_like/row_pairs.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(HAS_X_BIAS) || !defined(HAS_WEIGHT) || \
@@ -39,97 +40,99 @@ struct LayerNormArgs {
 };
 
 constexpr bool kIsSum = HAS_RESIDUAL || HAS_X_BIAS;
-constexpr int kBytes = kIsSum || IS_QUANT ? 4 : sizeof(ELEMENT);
+constexpr int kBytes = kIsSum ? 4 : sizeof(ELEMENT);  // of registers for an element of x
 constexpr int kFactorBytes = (HAS_WEIGHT + HAS_BIAS) * sizeof(WEIGHT) + 4 * HAS_SMOOTH;
+// Factors that fit beside a lane's part of the row are loaded with it, not after the reductions.
+constexpr bool kKeepsFactors = IS_WHOLE && VECTORS * VEC * (kBytes + kFactorBytes) <= 192;
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes, kFactorBytes)) void layer_norm_kernel(
-    LayerNormArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, kKeepsFactors ? Layout::min_groups(kBytes + kFactorBytes)
+                                                             : Layout::min_groups(kBytes, kFactorBytes))
+void layer_norm_kernel(LayerNormArgs args) {
   await_stream();
-  __shared__ RowScratch<Layout> mean_scratch, variance_scratch, amax_scratch;
+  __shared__ PairScratch<Layout> sums_scratch;
+  __shared__ RowScratch<Layout> deviations_scratch, amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
-  const float size = static_cast<float>(args.hidden);
 
   SumTile<Layout, ELEMENT, kIsSum> x;
   RowTile<Layout, WEIGHT> weight, bias;
-  RowTile<Layout, float> x_scale, y;
+  RowTile<Layout, float> x_scale;
   const auto load = [&](int start) {
     x.load(args.input.row(row) + start, hidden - start);
     if constexpr (HAS_X_BIAS) x.add(args.x_bias + start, hidden - start);
     if constexpr (HAS_RESIDUAL) x.add(args.residual_in.row(row) + start, hidden - start);
+  };
+  const auto load_factors = [&](int start, int v) {
+    if constexpr (HAS_WEIGHT) weight.load(args.weight + start, hidden - start, v);
+    if constexpr (HAS_BIAS) bias.load(args.bias + start, hidden - start, v);
+    if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start, v);
   };
   const auto sum = [&](int v, int e) { return x.at(v, e); };
   const auto is_inside = [&](int start, int v, int e) {
     return Layout::column(v) + (kIsAligned ? 0 : e) < hidden - start;
   };
 
-  float total = 0.f;
+  Pair sums{};
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     load(start);
-    total += lane_sum<Layout>(sum);  // zeros beyond the row
+    if constexpr (kKeepsFactors)
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) load_factors(0, v);
+    sums.first += lane_sum<Layout>(sum);  // zeros beyond the row
+    sums.second += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     if constexpr (IS_WHOLE) break;
   }
-  const float mean = row_sum<Layout>(total, mean_scratch) / size;
-  x.drop_floats();
-
-  float squares = 0.f;
-  for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) load(start);
-    squares += lane_sum<Layout>([&](int v, int e) {
-      const float deviation = x.at(v, e) - mean;
-      return is_inside(start, v, e) ? deviation * deviation : 0.f;
-    });
-    if constexpr (IS_WHOLE) break;
-  }
-  const float variance = row_sum<Layout>(squares, variance_scratch) / size;
-  x.drop_floats();
-  const float inverse_deviation = 1.f / square_root(variance + args.epsilon);
-
-  const auto load_factors = [&](int start, int v) {
-    if constexpr (HAS_WEIGHT) weight.load(args.weight + start, hidden - start, v);
-    if constexpr (HAS_BIAS) bias.load(args.bias + start, hidden - start, v);
-    if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start, v);
+  const auto deviations = [&](float mean) {
+    float squares = 0.f;
+    for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+      if constexpr (!IS_WHOLE) load(start);
+      squares += lane_sum<Layout>([&](int v, int e) {
+        const float deviation = x.at(v, e) - mean;
+        return is_inside(start, v, e) ? deviation * deviation : 0.f;
+      });
+      if constexpr (IS_WHOLE) break;
+    }
+    return squares;
   };
+  const Moments moments = row_moments<Layout>(sums, static_cast<float>(args.hidden), deviations, sums_scratch,
+                                              deviations_scratch);
+  x.drop_floats();
+  const float inverse_deviation = reciprocal_square_root(moments.variance + args.epsilon);
   const auto normed = [&](int v, int e) {
-    float value = (x.at(v, e) - mean) * inverse_deviation;
+    float value = (x.at(v, e) - moments.mean) * inverse_deviation;
     if constexpr (HAS_WEIGHT) value *= weight.at(v, e);
     if constexpr (HAS_BIAS) value += bias.at(v, e);
     if constexpr (HAS_SMOOTH) value *= x_scale.at(v, e);
     return value;
   };
-  // Stores the row of sums, and either the result, or in `y` what is to be quantised.
-  const auto finish = [&](int start, bool is_last) {
-    each_vector<Layout>([&](int v) { load_factors(start, v); }, [&](int v) {
-      if (HAS_RESIDUAL && is_last) store_row<Layout>(args.residual_out.row(row) + start, hidden - start, v, sum);
-      if constexpr (IS_QUANT) {
-#pragma unroll
-        for (int e = 0; e < VEC; ++e) y.set(v, e, is_inside(start, v, e) ? normed(v, e) : 0.f);
-      } else {
-        store_row<Layout>(args.out.row(row) + start, hidden - start, v, normed);
-      }
-    });
+  // f(vector) for each vector of the piece at `start`, whose factors are there.
+  const auto each = [&](int start, auto f) {
+    if constexpr (!IS_WHOLE) load(start);
+    each_vector<Layout>([&](int v) { if constexpr (!kKeepsFactors) load_factors(start, v); }, f);
   };
-  const auto value = [&](int v, int e) { return y.at(v, e); };
 
   QuantScale scale{};
   if constexpr (IS_QUANT) {
     float amax = 0.f;
     for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-      if constexpr (!IS_WHOLE) load(start);
-      finish(start, IS_WHOLE);
-      amax = larger(amax, lane_amax<Layout>(value));
+      each(start, [&](int v) {
+        const auto value = [&](int w, int e) { return is_inside(start, w, e) ? normed(w, e) : 0.f; };
+        amax = larger(amax, vector_amax<Layout>(v, value));
+      });
       if constexpr (IS_WHOLE) break;
     }
     scale = quant_scale<OUT>(row_max<Layout>(amax, amax_scratch));
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
+    x.drop_floats();
   }
+  const auto result = [&](int v, int e) { return IS_QUANT ? normed(v, e) * scale.inverse : normed(v, e); };
   for (int start = 0; start < hidden; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) load(start);
-    if constexpr (!IS_QUANT || !IS_WHOLE) finish(start, true);
-    if constexpr (IS_QUANT)
-      store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, value);
+    each(start, [&](int v) {
+      if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(row) + start, hidden - start, v, sum);
+      store_row<Layout>(args.out.row(row) + start, hidden - start, v, result);
+    });
     if constexpr (IS_WHOLE) break;
   }
 }

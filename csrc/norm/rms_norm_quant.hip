@@ -3,17 +3,19 @@
 // input, or input + residual_in, whose rounded sum becomes residual_out. HIP (gfx9) and CUDA. One build per combination
 // of the macros below. GROUP 0: one scale per row, of y · x_scale where HAS_SMOOTH; otherwise one per GROUP columns.
 //
-//   1. load the row (and the residual's, and add them) into registers
-//   2. the sum of squares over the row's lanes
-//   3. y, vector by vector, in fp32 in the registers; residual and y as it is (HAS_PLAIN) are stored
-//   4. its largest magnitude over the row's lanes, or among a group's: the scale; y quantised is stored
+//   1. load the row (and the residual's, and add them) and the weights into registers
+//   2. the sum of squares over the row's lanes, and with it the largest |x · weight|, of which 1 / sqrt(…) makes the
+//      largest |y|; that one by itself where y has more factors or roundings, or the products leave fp32's range
+//   3. the scale, by the largest |y| of the row, or among a group's lanes
+//   4. residual, y as it is (HAS_PLAIN) and y quantised are stored
 // A row longer than the registers' capacity (IS_WHOLE 0) is read again for step 3 and for step 4, mostly from cache.
 //
-// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave.
+// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 12 bytes per wave.
 // Bound: memory. A row moves hidden · (sizeof(ELEMENT) + 1) bytes, 3 · sizeof(ELEMENT) + 1 with a residual: 4096 × 4096
 // bf16 = 50 MB, 9.5 us at 5.3 TB/s; about 7 flop per element.
 #include "aiter_like/quant.h"
 #include "aiter_like/row_operands.h"
+#include "aiter_like/row_pairs.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(HAS_RESIDUAL) || !defined(HAS_SMOOTH) || \
@@ -36,69 +38,75 @@ struct RmsNormQuantArgs {
   float epsilon;
 };
 
+// Of registers for an element: its factors too come with the row, not after the reductions.
+constexpr int kBytes = (HAS_RESIDUAL ? 4 : sizeof(ELEMENT)) + sizeof(WEIGHT) + 4 * HAS_SMOOTH;
+constexpr bool kHasProducts = GROUP == 0 && !HAS_SMOOTH && !IS_MODEL_SENSITIVE;  // of x and weight, up to one factor y
+constexpr float kLeastProduct = 0x1p-100f, kMostProduct = 0x1p100f;  // one between them has lost no bits
+
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4, sizeof(WEIGHT) + 4 * HAS_SMOOTH)) void
-rms_norm_quant_kernel(RmsNormQuantArgs args) {
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void rms_norm_quant_kernel(
+    RmsNormQuantArgs args) {
   await_stream();
-  __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
+  __shared__ PairScratch<Layout> scratch;
+  __shared__ RowScratch<Layout> amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int hidden = Layout::row() < args.rows ? args.hidden : 0;
 
   SumTile<Layout, ELEMENT, HAS_RESIDUAL> x;
   RowTile<Layout, WEIGHT> weight;
-  RowTile<Layout, float> x_scale, y;
+  RowTile<Layout, float> x_scale;
   const auto load = [&](int start) {
     x.load(args.input.row(row) + start, hidden - start);
+    weight.load(args.weight + start, hidden - start);
     if constexpr (HAS_RESIDUAL) x.add(args.residual_in.row(row) + start, hidden - start);
+    if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start);
   };
   const auto sum = [&](int v, int e) { return x.at(v, e); };
+  const auto factor = [&](int v, int e) { return IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e); };
 
-  float squares = 0.f;
+  Pair found{};  // the squares' sum, the largest product
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     load(start);
-    squares += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
+    found.first += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
+    const auto product = [&](int v, int e) { return x.at(v, e) * factor(v, e); };
+    if constexpr (kHasProducts) found.second = larger(found.second, lane_amax<Layout>(product));
     if constexpr (IS_WHOLE) break;
   }
-  const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(args.hidden);
+  found = row_sum_and_max<Layout>(found, scratch);
   x.drop_floats();
-  const float inverse_rms = reciprocal_square_root(mean + args.epsilon);
+  weight.drop_floats();
+  const float inverse_rms = reciprocal_square_root(found.first / static_cast<float>(args.hidden) + args.epsilon);
   const auto normed = [&](int v, int e) {
     float value = x.at(v, e) * inverse_rms;
     if constexpr (IS_MODEL_SENSITIVE) value = to_float(from_float<ELEMENT>(value));
-    return value * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
+    return value * factor(v, e);
   };
-  // Makes y of x. The other results are stored on the way, once what they could overwrite has been read for good.
-  const auto finish = [&](int start, bool is_last) {
-    const int columns = hidden - start;
-    const auto load_factors = [&](int v) {
-      weight.load(args.weight + start, columns, v);
-      if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, columns, v);
-    };
-    each_vector<Layout>(load_factors, [&](int v) {
-      if (HAS_RESIDUAL && is_last) store_row<Layout>(args.residual_out.row(row) + start, columns, v, sum);
-      if (HAS_PLAIN && is_last) store_row<Layout>(args.plain_out.row(row) + start, columns, v, normed);
-#pragma unroll
-      for (int e = 0; e < VEC; ++e) y.set(v, e, HAS_SMOOTH ? normed(v, e) * x_scale.at(v, e) : normed(v, e));
-    });
-  };
-  const auto value = [&](int v, int e) { return y.at(v, e); };
+  const auto value = [&](int v, int e) { return HAS_SMOOTH ? normed(v, e) * x_scale.at(v, e) : normed(v, e); };
 
   QuantScale scale{};
   if constexpr (GROUP == 0) {
-    float amax = 0.f;
-    for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-      if constexpr (!IS_WHOLE) load(start);
-      finish(start, IS_WHOLE);
-      amax = larger(amax, lane_amax<Layout>(value));
-      if constexpr (IS_WHOLE) break;
+    float amax = found.second * inverse_rms;
+    const bool is_open = !kHasProducts || !(kLeastProduct < found.second && found.second < kMostProduct);  // as NaN is
+    if (any_row<Layout>(is_open)) {
+      float of_lane = 0.f;
+      for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+        if constexpr (!IS_WHOLE) load(start);
+        of_lane = larger(of_lane, lane_amax<Layout>(value));
+        if constexpr (IS_WHOLE) break;
+      }
+      const float exact = row_max<Layout>(of_lane, amax_scratch);
+      amax = is_open ? exact : amax;  // a row's result does not depend on its neighbours
+      x.drop_floats();
+      weight.drop_floats();
     }
-    scale = quant_scale<OUT>(row_max<Layout>(amax, amax_scratch));
+    scale = quant_scale<OUT>(amax);
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
   }
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     if constexpr (!IS_WHOLE) load(start);
-    if constexpr (GROUP > 0 || !IS_WHOLE) finish(start, true);
+    if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(row) + start, hidden - start, sum);
+    if constexpr (HAS_PLAIN) store_row<Layout>(args.plain_out.row(row) + start, hidden - start, normed);
     if constexpr (GROUP == 0)
       store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, value);
     else
