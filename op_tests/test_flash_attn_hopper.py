@@ -5,6 +5,7 @@ test_flash_attn_triton.py.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -144,10 +145,11 @@ BENCH_CALLS = (  # lengths of queries, of keys (None: the same), heads, kv heads
     ("64 of 256", [256] * 64, None, 32, 8, 128, (-1, 0), False),
     ("100 to 6000", [100, 6000, 350, 1900, 40, 2500, 700, 4300], None, 32, 8, 128, (-1, 0), False),
     ("4 of 4096, full", [4096] * 4, None, 24, 24, 128, (-1, -1), False),
-    ("512 on 8 caches of 8192", [512] * 8, [8192] * 8, 32, 8, 128, (-1, 0), False),
+    ("512 on 8 of 8192", [512] * 8, [8192] * 8, 32, 8, 128, (-1, 0), False),
     ("8 of 2048, D 64", [2048] * 8, None, 64, 8, 64, (-1, 0), False),
-    ("8 of 2048, D 64, window and sinks", [2048] * 8, None, 64, 8, 64, (127, 0), True),
+    ("8 of 2048, D 64, sinks", [2048] * 8, None, 64, 8, 64, (127, 0), True),
     ("4 of 4096, window", [4096] * 4, None, 32, 8, 128, (1023, 0), False))
+_CACHE = 9000  # rows of each sequence's cache, of which it fills 1000 to 8000
 
 
 def _seen(rows: int, keys: int, window: tuple[int, int]) -> int:
@@ -158,41 +160,58 @@ def _seen(rows: int, keys: int, window: tuple[int, int]) -> int:
 
 
 def bench() -> None:
-    """Packed sequences, windows and sinks: either kernel of backend "triton", and PyTorch's FlashAttention 2."""
+    """Packed sequences, windows, sinks and caches: either kernel of backend "triton", and PyTorch's FlashAttention 2,
+    whose kv heads are repeated.
+    """
     import benching
+    from torch.nn.attention.varlen import varlen_attn
 
     device = torch.device("cuda")
 
-    def case(name, lengths_q, lengths_k, heads, kv_heads, head_dim, window, has_sink):
-        lengths_k = lengths_k or lengths_q
-        q, k, v, *starts, longest_q, longest_k = packed(device, lengths_q, lengths_k, heads, kv_heads, head_dim, BF16)
-        sink = random(device, (heads,), torch.float32) if has_sink else None
-        call = AttentionCall(torch.empty_like(q), None, q, k, v, *starts, *[None] * 3, sink, *[None] * 5, longest_q,
-                             longest_k, head_dim**-0.5, *window, 0, 0.0, 0.0, 0, 0)
-
-        def ours(kernel):
+    def ours(call):
+        def with_kernel(kernel):
             attention.flash_attn_fwd(*call, kernel=kernel)
             return call.out
+        return {f"triton, {kernel}": functools.partial(with_kernel, kernel) for kernel in (HOPPER, OTHER)}
 
-        def peer():
-            return varlen_attn(q, k, v, *starts, longest_q, longest_k, window_size=window, enable_gqa=heads > kv_heads)
+    def case(name, call, lengths, window, check, others):
+        pairs = sum(_seen(rows, keys, window) for rows, keys in zip(*lengths, strict=True))
+        return benching.Case(name, 2 * sum(x.numel() for x in (call.q, call.q, call.k, call.v)), ours(call) | others,
+                             check, flops=4 * pairs * call.num_heads * call.head_dim)
+
+    def packed_case(name, lengths_q, lengths_k, heads, kv_heads, head_dim, window, has_sink):
+        lengths = lengths_q, lengths_k or lengths_q
+        q, k, v, *starts = packed(device, *lengths, heads, kv_heads, head_dim, BF16)
+        sink, count = random(device, (heads,), torch.float32) if has_sink else None, heads // kv_heads
+        call = AttentionCall(torch.empty_like(q), None, q, k, v, *starts[:2], *[None] * 3, sink, *[None] * 5,
+                             *starts[2:], head_dim**-0.5, *window, 0, 0.0, 0.0, 0, 0)
 
         def check(out):
             """The last rows of the first sequence's first heads."""
-            rows, keys, count = lengths_q[0], lengths_k[0], heads // kv_heads
-            last = min(rows, 64)
-            return check_attention(out[None, rows - last:rows, :count], None, q[None, rows - last:rows, :count],
-                                   k[None, :keys, :1], v[None, :keys, :1], window_size=window,
-                                   sink=None if sink is None else sink[:count])
+            rows, keys = lengths[0][0], lengths[1][0]
+            part = slice(max(rows - 64, 0), rows), slice(count)
+            return check_attention(out[part][None], None, q[part][None], k[None, :keys, :1], v[None, :keys, :1],
+                                   window_size=window, sink=None if sink is None else sink[:count])
 
-        calls = {f"triton, {kernel}": lambda kernel=kernel: ours(kernel) for kernel in (HOPPER, OTHER)}
-        calls |= {} if has_sink else {"FA2": peer}
-        pairs = sum(_seen(rows, keys, window) for rows, keys in zip(lengths_q, lengths_k, strict=True))
-        return benching.Case(name, 2 * sum(x.numel() for x in (q, q, k, v)), calls, check,
-                             flops=4 * pairs * heads * head_dim)
+        wide_k, wide_v = (x.repeat_interleave(count, 1) for x in (k, v))
+        peer = functools.partial(varlen_attn, q, wide_k, wide_v, *starts, window_size=window)
+        return case(name, call, lengths, window, check, {} if has_sink else {"FA2": peer})
 
-    from torch.nn.attention.varlen import varlen_attn
-    benching.table("flash_attn_varlen_func, kernels", (case(*arguments) for arguments in BENCH_CALLS))
+    def cache_case():
+        lengths = [512] * 8, list(range(1000, 9000, 1000))
+        q, k, v = dense(device, 8, 512, _CACHE, 32, 8, 128, BF16)
+        counts = torch.tensor(lengths[1], dtype=torch.int32, device=device)
+        call = AttentionCall(torch.empty_like(q), None, q, k, v, None, None, counts, *[None] * 8, 512, _CACHE,
+                             128**-0.5, -1, 0, 0, 0.0, 0.0, 0, 0)
+        return case("512 on 8 caches", call, lengths, (-1, 0), lambda out: check_attention(
+            out[:1, -64:, :4], None, q[:1, -64:, :4], k[:1, :1000, :1], v[:1, :1000, :1], causal=True), {})
+
+    def all_cases():
+        for arguments in BENCH_CALLS:
+            yield packed_case(*arguments)
+        yield cache_case()
+
+    benching.table("flash_attn_varlen_func, kernels", all_cases())
 
 
 if __name__ == "__main__":
