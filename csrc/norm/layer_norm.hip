@@ -43,7 +43,7 @@ constexpr bool kIsSum = HAS_RESIDUAL || HAS_X_BIAS;
 constexpr int kBytes = kIsSum ? 4 : sizeof(ELEMENT);  // of registers for an element of x
 constexpr int kFactorBytes = (HAS_WEIGHT + HAS_BIAS) * sizeof(WEIGHT) + 4 * HAS_SMOOTH;
 // Factors that fit beside a lane's part of the row are loaded with it, not after the reductions.
-constexpr bool kKeepsFactors = IS_WHOLE && VECTORS * VEC * (kBytes + kFactorBytes) <= 192;
+constexpr bool kKeepsFactors = IS_WHOLE && VECTORS * VEC * (kBytes + kFactorBytes) <= 128;
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, kKeepsFactors ? Layout::min_groups(kBytes + kFactorBytes)

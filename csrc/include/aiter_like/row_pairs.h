@@ -44,7 +44,8 @@ __device__ inline Pair row_sums(Pair x, PairScratch<Layout>& scratch) {
 template <class Layout>
 __device__ inline Pair row_sum_and_max(Pair x, PairScratch<Layout>& scratch) {
   if constexpr (Layout::kLanes > 1) x = {wave_sum<kHalfLanes<Layout>>(x.first), wave_max<kHalfLanes<Layout>>(x.second)};
-  return across_row<Layout>(x, scratch, [](Pair a, Pair b) { return Pair{a.first + b.first, larger(a.second, b.second)}; });
+  return across_row<Layout>(
+      x, scratch, [](Pair a, Pair b) { return Pair{a.first + b.first, larger(a.second, b.second)}; });
 }
 
 /// Whether `condition`, alike in the lanes of a row, holds for a row of the wave: all its lanes then branch alike.
