@@ -31,8 +31,6 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
-    if IS_WHOLE:  # its factors come with the row, not after the reductions
-        w, b = _factors(weight, bias, columns, hidden)
     total = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
@@ -58,8 +56,7 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
             if not IS_WHOLE:
                 values = _load(x, residual_in, x_bias, start + columns, hidden)
-                w, b = _factors(weight, bias, start + columns, hidden)
-            y = _normed((values - mean) * inverse_deviation, w, b, x_scale, start + columns, hidden)
+            y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, start + columns, hidden)
             most = scales.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
         row_scale = scales.scale_of(scales.amax(most, 0), LARGEST)
         inverse = scales.inverse_of(row_scale)
@@ -68,10 +65,9 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         column = start + columns
         if not IS_WHOLE:
             values = _load(x, residual_in, x_bias, column, hidden)
-            w, b = _factors(weight, bias, column, hidden)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        y = _normed((values - mean) * inverse_deviation, w, b, x_scale, column, hidden)
+        y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, column, hidden)
         if scale is not None:
             tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
         else:
@@ -93,23 +89,12 @@ def _load(x, residual, x_bias, column, hidden):
 
 
 @triton.jit
-def _factors(weight, bias, column, hidden):
-    """Weight and bias, None where there is none."""
-    w, b = None, None
-    if weight is not None:
-        w = tl.load(weight + column, mask=column < hidden, other=0.0)
-    if bias is not None:
-        b = tl.load(bias + column, mask=column < hidden, other=0.0)
-    return w, b
-
-
-@triton.jit
-def _normed(scaled, w, b, x_scale, column, hidden):
+def _normed(scaled, weight, bias, x_scale, column, hidden):
     """The normalised row times weight plus bias, times x_scale, whichever there are."""
-    if w is not None:
-        scaled *= w.to(tl.float32)
-    if b is not None:
-        scaled += b.to(tl.float32)
+    if weight is not None:
+        scaled *= tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+    if bias is not None:
+        scaled += tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)
     if x_scale is not None:
         scaled *= tl.load(x_scale + column, mask=column < hidden, other=0.0)
     return scaled

@@ -32,59 +32,57 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
-    # Of x and weight, up to one factor y: their largest magnitude is found together with the sum of squares.
+    # y = x · weight · root: the largest product is found beside the sum of squares.
     HAS_PRODUCTS: tl.constexpr = GROUP == 0 and x_scale is None and not IS_MODEL_SENSITIVE
-    if IS_WHOLE:  # its weights come with the row, not after the reductions
-        w = tl.load(weight + columns, mask=columns < hidden, other=0.0)
     squares = tl.zeros([BLOCK], tl.float32)
-    products = tl.zeros([BLOCK], tl.float32)
+    largest = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
+    y = tl.zeros([BLOCK], tl.float32)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         values = load_sum(x, residual_in, start + columns, hidden)
         squares += values * values
         if HAS_PRODUCTS:
-            if not IS_WHOLE:
-                w = tl.load(weight + start + columns, mask=start + columns < hidden, other=0.0)
-            products = scales.larger(products, tl.abs(times(values, w, x.dtype.element_ty, False, IS_GEMMA)))
+            y = _made(values, 1.0, weight, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
+            largest = scales.larger(largest, tl.abs(y))
     if HAS_PRODUCTS:
-        total, product = tl.reduce((squares, products), 0, _sum_and_larger)
+        total, most = tl.reduce((squares, largest), 0, _sum_and_larger)
     else:
-        total, product = tl.sum(squares, 0), 0.0
+        total, most = tl.sum(squares, 0), 0.0
     inverse_rms = tl.rsqrt(total / hidden + epsilon)
-    inverse = 0.0
+    is_made = (most > _LEAST_PRODUCT) & (most < _MOST_PRODUCT)  # no NaN is
+    before, after = tl.where(is_made, 1.0, inverse_rms), tl.where(is_made, inverse_rms, 1.0)
     if GROUP == 0:
-        most = product * inverse_rms
-        if not ((product > _LEAST_PRODUCT) & (product < _MOST_PRODUCT)):  # as NaN is
+        if not is_made:
             largest = tl.zeros([BLOCK], tl.float32)
             for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
-                if not IS_WHOLE:
+                if HAS_PRODUCTS or not IS_WHOLE:
                     values = load_sum(x, residual_in, start + columns, hidden)
-                    w = tl.load(weight + start + columns, mask=start + columns < hidden, other=0.0)
-                y = _normed(values, inverse_rms, w, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE,
-                            IS_GEMMA)
+                y = _made(values, before, weight, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE,
+                          IS_GEMMA)
+                y = tl.where(start + columns < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
                 largest = scales.larger(largest, tl.abs(_smooth(y, x_scale, start + columns, hidden)))
             most = scales.amax(largest, 0)
-        row_scale = scales.scale_of(most, LARGEST)
-        inverse = scales.inverse_of(row_scale)
+        row_scale = scales.scale_of(most * after, LARGEST)
         tl.store(scale, row_scale)
+        factor = after * scales.inverse_of(row_scale)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         column = start + columns
         if not IS_WHOLE:
             values = load_sum(x, residual_in, column, hidden)
-            w = tl.load(weight + column, mask=column < hidden, other=0.0)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        y = _normed(values, inverse_rms, w, column, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
+        if GROUP > 0 or not IS_WHOLE:
+            y = _made(values, before, weight, column, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
         if plain_out is not None:
-            tl.store(plain_out + row * plain_out_stride + column, y.to(plain_out.dtype.element_ty),
+            tl.store(plain_out + row * plain_out_stride + column, (y * after).to(plain_out.dtype.element_ty),
                      mask=column < hidden)
-        y = _smooth(y, x_scale, column, hidden)
+        result = _smooth(y, x_scale, column, hidden)
         if GROUP == 0:
-            y = y * inverse
+            result = result * factor
         else:
-            y = scales.grouped(y, scale + start // GROUP * group_stride, group_stride, (hidden - start) // GROUP, BLOCK,
-                               GROUP, LARGEST)
-        tl.store(out + column, scales.quantised(y, out.dtype.element_ty, LARGEST), mask=column < hidden)
+            result = scales.grouped(result, scale + start // GROUP * group_stride, group_stride,
+                                    (hidden - start) // GROUP, BLOCK, GROUP, LARGEST)
+        tl.store(out + column, scales.quantised(result, out.dtype.element_ty, LARGEST), mask=column < hidden)
 
 
 @triton.jit
@@ -93,11 +91,11 @@ def _sum_and_larger(a, b, c, d):
 
 
 @triton.jit
-def _normed(values, inverse_rms, w, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
-            IS_GEMMA: tl.constexpr):
-    """The normalised row in fp32; zeros beyond it."""
-    y = times(values * inverse_rms, w, dtype, IS_MODEL_SENSITIVE, IS_GEMMA)
-    return tl.where(column < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
+def _made(values, before, weight, column, hidden, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr,
+          IS_GEMMA: tl.constexpr):
+    """x · before · weight in fp32."""
+    w = tl.load(weight + column, mask=column < hidden, other=0.0)
+    return times(values * before, w, dtype, IS_MODEL_SENSITIVE, IS_GEMMA)
 
 
 @triton.jit

@@ -3,12 +3,11 @@
 // input, or input + residual_in, whose rounded sum becomes residual_out. HIP (gfx9) and CUDA. One build per combination
 // of the macros below. GROUP 0: one scale per row, of y · x_scale where HAS_SMOOTH; otherwise one per GROUP columns.
 //
-//   1. load the row (and the residual's, and add them) and the weights into registers
-//   2. the sum of squares over the row's lanes, and with it the largest |x · weight|, of which 1 / sqrt(…) makes the
-//      largest |y|; that one by itself where y has more factors or roundings, or the products leave fp32's range
-//   3. the scale, by the largest |y| of the row, or among a group's lanes
-//   4. residual, y as it is (HAS_PLAIN) and y quantised are stored
-// A row longer than the registers' capacity (IS_WHOLE 0) is read again for step 3 and for step 4, mostly from cache.
+//   1. load the row (and the residual's, and add them) and the weights into registers; y = x · weight and its largest
+//      magnitudes; the sum of squares and the largest of these over the row's lanes: the root is a factor of all
+//   2. only where y has more factors or roundings, or x · weight leaves fp32's range: y with all of them, from x
+//   3. the scales; residual, y as it is (HAS_PLAIN) and y quantised are stored
+// A row longer than the registers' capacity (IS_WHOLE 0) is read again for steps 2 and 3, mostly from cache.
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 12 bytes per wave.
 // Bound: memory. A row moves hidden · (sizeof(ELEMENT) + 1) bytes, 3 · sizeof(ELEMENT) + 1 with a residual: 4096 × 4096
@@ -38,15 +37,16 @@ struct RmsNormQuantArgs {
   float epsilon;
 };
 
-// Of registers for an element: its factors too come with the row, not after the reductions.
-constexpr int kBytes = (HAS_RESIDUAL ? 4 : sizeof(ELEMENT)) + sizeof(WEIGHT) + 4 * HAS_SMOOTH;
-constexpr bool kHasProducts = GROUP == 0 && !HAS_SMOOTH && !IS_MODEL_SENSITIVE;  // of x and weight, up to one factor y
+constexpr bool kHasProducts = !HAS_SMOOTH && !IS_MODEL_SENSITIVE && (GROUP == 0 || IS_WHOLE);  // y = x · weight · root
 constexpr float kLeastProduct = 0x1p-100f, kMostProduct = 0x1p100f;  // one between them has lost no bits
+constexpr int kBytes = kHasProducts ? 4 : (HAS_RESIDUAL ? 4 : sizeof(ELEMENT)) + sizeof(WEIGHT) + 4 * HAS_SMOOTH;
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void rms_norm_quant_kernel(
     RmsNormQuantArgs args) {
   await_stream();
+  static_assert(GROUP == 0 || kHasGroups<Layout, GROUP>, "a group's lanes must be neighbours in a wave");
+  constexpr int kGroupLanes = GROUP / VEC;
   __shared__ PairScratch<Layout> scratch;
   __shared__ RowScratch<Layout> amax_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
@@ -55,64 +55,81 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
 
   SumTile<Layout, ELEMENT, HAS_RESIDUAL> x;
   RowTile<Layout, WEIGHT> weight;
-  RowTile<Layout, float> x_scale;
+  RowTile<Layout, float> x_scale, y;
+  float amax[VECTORS];  // of a vector, or of the group it belongs to
   const auto load = [&](int start) {
     x.load(args.input.row(row) + start, hidden - start);
     weight.load(args.weight + start, hidden - start);
     if constexpr (HAS_RESIDUAL) x.add(args.residual_in.row(row) + start, hidden - start);
     if constexpr (HAS_SMOOTH) x_scale.load(args.x_scale + start, hidden - start);
   };
-  const auto sum = [&](int v, int e) { return x.at(v, e); };
-  const auto factor = [&](int v, int e) { return IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e); };
+  const auto smoothed = [&](int v, int e) { return HAS_SMOOTH ? y.at(v, e) * x_scale.at(v, e) : y.at(v, e); };
+  const auto multiply = [&](float before) {  // makes y and amax of x · before
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) {
+        float value = x.at(v, e) * before;
+        if constexpr (IS_MODEL_SENSITIVE) value = to_float(from_float<ELEMENT>(value));
+        y.set(v, e, value * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e)));
+      }
+      amax[v] = vector_amax<Layout>(v, smoothed);
+      if constexpr (kGroupLanes > 1) amax[v] = wave_max<kGroupLanes / 2>(amax[v]);
+    }
+  };
 
-  Pair found{};  // the squares' sum, the largest product
+  Pair found{};  // the squares' sum; the largest product, or too large a number where a group's has lost bits
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     load(start);
     found.first += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
-    const auto product = [&](int v, int e) { return x.at(v, e) * factor(v, e); };
-    if constexpr (kHasProducts) found.second = larger(found.second, lane_amax<Layout>(product));
+    if constexpr (kHasProducts) multiply(1.f);
+#pragma unroll
+    for (int v = 0; kHasProducts && v < VECTORS; ++v) {
+      const bool has_lost = GROUP > 0 && Layout::column(v) < hidden && !(kLeastProduct < amax[v]);
+      found.second = larger(found.second, has_lost ? kMostProduct : amax[v]);
+    }
     if constexpr (IS_WHOLE) break;
   }
   found = row_sum_and_max<Layout>(found, scratch);
-  x.drop_floats();
-  weight.drop_floats();
   const float inverse_rms = reciprocal_square_root(found.first / static_cast<float>(args.hidden) + args.epsilon);
-  const auto normed = [&](int v, int e) {
-    float value = x.at(v, e) * inverse_rms;
-    if constexpr (IS_MODEL_SENSITIVE) value = to_float(from_float<ELEMENT>(value));
-    return value * factor(v, e);
-  };
-  const auto value = [&](int v, int e) { return HAS_SMOOTH ? normed(v, e) * x_scale.at(v, e) : normed(v, e); };
+  const bool is_made = kHasProducts && kLeastProduct < found.second && found.second < kMostProduct;  // no NaN is
+  const float before = is_made ? 1.f : inverse_rms, after = is_made ? inverse_rms : 1.f;
+  if ((GROUP == 0 || IS_WHOLE) && any_row<Layout>(!is_made)) {
+    float of_lane = 0.f;
+    for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
+      if constexpr (kHasProducts || !IS_WHOLE) load(start);
+      multiply(before);
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) of_lane = larger(of_lane, amax[v]);
+      if constexpr (IS_WHOLE) break;
+    }
+    const float of_row = GROUP == 0 ? row_max<Layout>(of_lane, amax_scratch) : 0.f;
+    found.second = is_made ? found.second : of_row;  // a row's result does not depend on its neighbours
+  }
 
   QuantScale scale{};
   if constexpr (GROUP == 0) {
-    float amax = found.second * inverse_rms;
-    const bool is_open = !kHasProducts || !(kLeastProduct < found.second && found.second < kMostProduct);  // as NaN is
-    if (any_row<Layout>(is_open)) {
-      float of_lane = 0.f;
-      for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
-        if constexpr (!IS_WHOLE) load(start);
-        of_lane = larger(of_lane, lane_amax<Layout>(value));
-        if constexpr (IS_WHOLE) break;
-      }
-      const float exact = row_max<Layout>(of_lane, amax_scratch);
-      amax = is_open ? exact : amax;  // a row's result does not depend on its neighbours
-      x.drop_floats();
-      weight.drop_floats();
-    }
-    scale = quant_scale<OUT>(amax);
+    scale = quant_scale<OUT>(found.second * after);
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
   }
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     if constexpr (!IS_WHOLE) load(start);
-    if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(row) + start, hidden - start, sum);
-    if constexpr (HAS_PLAIN) store_row<Layout>(args.plain_out.row(row) + start, hidden - start, normed);
-    if constexpr (GROUP == 0)
-      store_quantised<Layout>(args.out.row(row) + start, hidden - start, scale.inverse, value);
-    else
-      store_groups<Layout, GROUP>(args.out.row(row) + start,
-                                  args.scale + row * args.scale_stride + start / GROUP * args.group_stride,
-                                  args.group_stride, hidden - start, value);
+    if constexpr (!IS_WHOLE) multiply(before);
+    const int columns = hidden - start;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+      if constexpr (HAS_RESIDUAL)
+        store_row<Layout>(args.residual_out.row(row) + start, columns, v, [&](int, int e) { return x.at(v, e); });
+      if constexpr (HAS_PLAIN)
+        store_row<Layout>(args.plain_out.row(row) + start, columns, v, [&](int, int e) { return y.at(v, e) * after; });
+      if constexpr (GROUP > 0) {
+        scale = quant_scale<OUT>(amax[v] * after);
+        if (Layout::column(v) < columns && Layout::lane() % kGroupLanes == 0)
+          args.scale[row * args.scale_stride + (start + Layout::column(v)) / GROUP * args.group_stride] = scale.scale;
+      }
+      const float factor = after * scale.inverse;
+      store_row<Layout>(args.out.row(row) + start, columns, v, [&](int, int e) { return smoothed(v, e) * factor; });
+    }
     if constexpr (IS_WHOLE) break;
   }
 }

@@ -181,13 +181,11 @@ __device__ inline Vec<T, kCount> vec_from_float(const float (&x)[kCount]) {
 #pragma unroll
     for (int w = 0; w < kCount / 2; ++w) words[w] = to_pair<T>(x[2 * w], x[2 * w + 1]);
     result = __builtin_bit_cast(Vec<T, kCount>, words);
-  } else if constexpr (sizeof(T) == 1 && kCount % 2 == 0 && __is_same(T, fp8)) {
+  } else if constexpr (kCount % 2 == 0 && __is_same(T, fp8)) {
+    Vec<uint16_t, kCount / 2> pairs;
 #pragma unroll
-    for (int e = 0; e < kCount; e += 2) {
-      const uint16_t pair = to_fp8_pair(x[e], x[e + 1]);
-      result[e].bits = static_cast<uint8_t>(pair);
-      result[e + 1].bits = static_cast<uint8_t>(pair >> 8);
-    }
+    for (int p = 0; p < kCount / 2; ++p) pairs[p] = to_fp8_pair(x[2 * p], x[2 * p + 1]);
+    result = __builtin_bit_cast(Vec<T, kCount>, pairs);
   } else {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) result[e] = from_float<T>(x[e]);
