@@ -8,8 +8,8 @@
 //   HAS_BIAS    adds row expert_ids[row] of the bias to the input row; none where that is no expert
 //
 // A lane takes VECTORS vectors of the flattened output: two (gate, up) loads of 16 bytes each, one store.
-// Bound: memory. Per element of out 2 sizeof(ELEMENT) bytes read and sizeof(OUT) written for about 10 instructions
-// (gelu: 20): 8192 × 8192 bf16 = 403 MB, 76 us at 5.3 TB/s.
+// Bound: memory. Per element of out 2 sizeof(ELEMENT) bytes read and sizeof(OUT) written for 15 instructions (gelu: 24;
+// counted on sm_90; a limit takes 3 more): 8192 × 8192 bf16 = 403 MB, 76 us at 5.3 TB/s.
 #include "aiter_like/ffi.h"
 #include "aiter_like/activation.h"
 
@@ -54,7 +54,6 @@ __global__ __launch_bounds__(kThreads, 8) void act_and_mul_kernel(ActAndMulArgs 
     const uint32_t index = first + v * kThreads, row = row_vectors.divide(index);
     return {row, (index - row * row_vectors.divisor) * kVec};
   };
-  const float bound = args.limit > 0.f ? args.limit : __builtin_inff();
   const float inverse_scale = HAS_SCALE ? 1.f / *args.scale : 1.f;
 
   Packed<ELEMENT, kVec> gate[kVectors], up[kVectors];
@@ -79,15 +78,17 @@ __global__ __launch_bounds__(kThreads, 8) void act_and_mul_kernel(ActAndMulArgs 
         up_bias.load(bias + args.columns);
       }
     }
-    float y[kVec];
+    float y[kVec], g[kVec], u[kVec];
 #pragma unroll
     for (int e = 0; e < kVec; ++e) {
-      const float x = HAS_BIAS ? gate[v].at(e) + gate_bias.at(e) : gate[v].at(e);
-      if constexpr (IS_GATED)
-        y[e] = gated<Activation::ACTIVATION>(x, HAS_BIAS ? up[v].at(e) + up_bias.at(e) : up[v].at(e), bound);
-      else
-        y[e] = activated<Activation::ACTIVATION>(x);
-      if constexpr (HAS_SCALE) y[e] *= inverse_scale;
+      g[e] = HAS_BIAS ? gate[v].at(e) + gate_bias.at(e) : gate[v].at(e);
+      if constexpr (IS_GATED) u[e] = HAS_BIAS ? up[v].at(e) + up_bias.at(e) : up[v].at(e);
+      else y[e] = activated<Activation::ACTIVATION, OUT>(g[e]);
+    }
+    if constexpr (IS_GATED) gated<Activation::ACTIVATION, OUT>(y, g, u, args.limit);
+    if constexpr (HAS_SCALE) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) y[e] *= inverse_scale;
     }
     store_vec<kVec>(args.out + row * args.out_stride + column, vec_from_float<OUT>(y));
   }

@@ -44,15 +44,19 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
   const bool is_there = Layout::row() < args.rows;
   const int64_t row = is_there ? Layout::row() : 0;
   const int columns = is_there ? args.columns : 0;
-  const float bound = args.limit > 0.f ? args.limit : __builtin_inff();
 
   float y[Layout::kVectors][Layout::kVec];
   const auto compute = [&](int start) {
     RowTile<Layout, ELEMENT> gate, up;
     gate.load(args.input.row(row) + start, columns - start);
     up.load(args.input.row(row) + args.columns + start, columns - start);
-    each_element<Layout>(
-        [&](int v, int e) { y[v][e] = gated<Activation::ACTIVATION>(gate.at(v, e), up.at(v, e), bound); });
+#pragma unroll
+    for (int v = 0; v < Layout::kVectors; ++v) {
+      float g[Layout::kVec], u[Layout::kVec];
+#pragma unroll
+      for (int e = 0; e < Layout::kVec; ++e) g[e] = gate.at(v, e), u[e] = up.at(v, e);
+      gated<Activation::ACTIVATION, OUT>(y[v], g, u, args.limit);
+    }
     if constexpr (WEIGHTS == 1) {
       const float weight = to_float(*args.weights.row(row));
       each_element<Layout>([&](int v, int e) {  // beyond the row zeros, whatever the weight
