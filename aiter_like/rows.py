@@ -15,7 +15,7 @@ _MIN_LANES, _MAX_LANES = 8, 1024  # fewer would only make more builds; work-item
 _MAX_ELEMENTS = 32  # that a lane keeps by default
 _MAX_BYTES = 128  # of them where a tuned row gives the lanes: fewer lanes with more registers and more loads in flight
 _ACCESSES_OF_32 = 4  # of a lane by default, where a wave has 32
-_WIDE = 16  # elements of an access for 8-bit results that are then stored 16 bytes at a time
+WIDE = 16  # elements of an access for 8-bit results that are then stored 16 bytes at a time
 MAX_ROWS = 2**24 - 1  # a launch has fewer than 2^32 work-items, and a long row takes up to 256 of them
 
 
@@ -70,15 +70,16 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int 
     size, element_size = tensors[0].shape[-1], max(tensor.element_size() for tensor in tensors)
     if vec is None:
         vec = 16 // element_size
-    elif vec not in (1, 2, 4, 8, _WIDE):
-        raise ValueError(f"vec must be a power of two up to {_WIDE}, got {vec}")
+    elif vec not in (1, 2, 4, 8, WIDE):
+        raise ValueError(f"vec must be a power of two up to {WIDE}, got {vec}")
     if not takes_unaligned and math.gcd(size, *map(stride, tensors)) % vec:
         vec = 1
     total = -(-size // vec)  # accesses that cover the row
     most = _MAX_ELEMENTS if lanes is None or vec == 1 else _MAX_BYTES // element_size
     if lanes is None:
         is_short = tensors[0].numel() < 2 * target.cu_num * size
-        accesses = min(_ACCESSES_OF_32 // tiles if target.wave_size == 32 else 1 if is_short else 2,
+        loads = max(vec * element_size // 16, 1) * tiles  # of an access
+        accesses = min(max(_ACCESSES_OF_32 // loads, 1) if target.wave_size == 32 else 1 if is_short else 2,
                        -(-total // target.wave_size))
         lanes = max(_MIN_LANES, min(_power_of_two(-(-total // max(accesses, 1))), _MAX_LANES))
     elif lanes & (lanes - 1) or not 0 < lanes <= _MAX_LANES:
@@ -113,9 +114,8 @@ def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: b
     """
     default = layout(target, *tensors)
     size, element_size = tensors[0].shape[-1], max(tensor.element_size() for tensor in tensors)
-    is_wide = is_8bit and default.vec * 2 == _WIDE and not math.gcd(size, *map(stride, tensors)) % _WIDE
     found = []
-    for vec in (default.vec, *([_WIDE] if is_wide else [])):
+    for vec in (default.vec, *([WIDE] if is_8bit and default.vec != WIDE and takes_wide(*tensors) else [])):
         vectors, kept = -(-size // vec), (_MAX_ELEMENTS if vec == 1 else _MAX_BYTES // element_size) // vec
         most = max(_MIN_LANES, min(_power_of_two(vectors), _MAX_LANES))
         least = min(max(_MIN_LANES, _power_of_two(-(-vectors // kept))), most)
@@ -124,6 +124,13 @@ def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: b
         exponents = range(max(least, group_size // vec).bit_length() - 1, most.bit_length())
         found += [{"lanes": 1 << exponent} | ({"vec": vec} if vec != default.vec else {}) for exponent in exponents]
     return found
+
+
+def takes_wide(*tensors: Tensor) -> bool:
+    """Whether rows of 16-bit elements can be read so many at a time that an 8-bit result is stored 16 bytes at a time.
+    """
+    return all(tensor.element_size() == 2 for tensor in tensors) and not math.gcd(
+        tensors[0].shape[-1], *map(stride, tensors)) % WIDE
 
 
 def refusal(**tensors: Tensor | None) -> str | None:

@@ -89,7 +89,10 @@ def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
              _ELEMENTS[out.dtype].removesuffix("_t"), *([f"g{group_size}"] if group_size else []),
              *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
-    layout = rows.layout(target_of(input.device), input, lanes=lanes, vec=vec, takes_unaligned=True)
+    target = target_of(input.device)
+    if vec is None and lanes is None and group_size and target.wave_size == 32 and rows.takes_wide(input):
+        vec = rows.WIDE  # half as many groups for a lane: 25.4 us instead of 28.7 for 8192 rows of 4096 bf16, H200
+    layout = rows.layout(target, input, lanes=lanes, vec=vec, takes_unaligned=True)
     return layout.instance("_".join(parts), {
         "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
         "GROUP": group_size, **{name: int(is_on) for name, is_on in flags.items()}})

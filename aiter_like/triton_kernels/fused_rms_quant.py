@@ -76,7 +76,7 @@ def fused_rms_quant(out: torch.Tensor | None, scale: torch.Tensor | None, plain_
     """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first five."""
     sizes = [input.shape[-1], 1 if second is None else second.shape[-1]]
     blocks = [triton.next_power_of_2(size) for size in sizes]
-    num_warps = num_warps or min(max(max(blocks) // 512, 1), 16)  # at least 8 elements per lane on a wave of 64
+    num_warps = num_warps or min(max(max(blocks) // 1024, 1), 16)  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, tensor.shape[-1])
                 for tensor in (out, plain_out, residual_out, second_out, input, residual_in, second)]
     y, plain, total, other, x, residual, more = matrices

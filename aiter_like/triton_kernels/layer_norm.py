@@ -13,6 +13,7 @@ from aiter_like.triton_kernels.launch import await_stream, launch
 from aiter_like.triton_kernels.norm import load_sum
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
+_MOST_KEPT = tl.constexpr(4096)  # of a row whose factors are kept beside it; of more, fewer rows fit an SM
 
 
 @triton.jit
@@ -31,6 +32,9 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         residual_in += row * residual_in_stride
         residual_out += row * residual_out_stride
     columns = tl.arange(0, BLOCK)
+    KEEPS_FACTORS: tl.constexpr = IS_WHOLE and BLOCK <= _MOST_KEPT
+    if KEEPS_FACTORS:  # loaded with the row, not after the reduction
+        w, b = _factors(weight, bias, columns, hidden)
     total = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
@@ -56,7 +60,9 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
             if not IS_WHOLE:
                 values = _load(x, residual_in, x_bias, start + columns, hidden)
-            y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, start + columns, hidden)
+            if not KEEPS_FACTORS:
+                w, b = _factors(weight, bias, start + columns, hidden)
+            y = _normed((values - mean) * inverse_deviation, w, b, x_scale, start + columns, hidden)
             most = scales.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
         row_scale = scales.scale_of(scales.amax(most, 0), LARGEST)
         inverse = scales.inverse_of(row_scale)
@@ -67,7 +73,9 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
             values = _load(x, residual_in, x_bias, column, hidden)
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
-        y = _normed((values - mean) * inverse_deviation, weight, bias, x_scale, column, hidden)
+        if not KEEPS_FACTORS:
+            w, b = _factors(weight, bias, column, hidden)
+        y = _normed((values - mean) * inverse_deviation, w, b, x_scale, column, hidden)
         if scale is not None:
             tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
         else:
@@ -89,12 +97,23 @@ def _load(x, residual, x_bias, column, hidden):
 
 
 @triton.jit
-def _normed(scaled, weight, bias, x_scale, column, hidden):
-    """The normalised row times weight plus bias, times x_scale, whichever there are."""
+def _factors(weight, bias, column, hidden):
+    """Weight and bias, None where there is none."""
+    w, b = None, None
     if weight is not None:
-        scaled *= tl.load(weight + column, mask=column < hidden, other=0.0).to(tl.float32)
+        w = tl.load(weight + column, mask=column < hidden, other=0.0)
     if bias is not None:
-        scaled += tl.load(bias + column, mask=column < hidden, other=0.0).to(tl.float32)
+        b = tl.load(bias + column, mask=column < hidden, other=0.0)
+    return w, b
+
+
+@triton.jit
+def _normed(scaled, w, b, x_scale, column, hidden):
+    """The normalised row times weight plus bias, times x_scale, whichever there are."""
+    if w is not None:
+        scaled *= w.to(tl.float32)
+    if b is not None:
+        scaled += b.to(tl.float32)
     if x_scale is not None:
         scaled *= tl.load(x_scale + column, mask=column < hidden, other=0.0)
     return scaled
@@ -106,7 +125,7 @@ def layer_norm(out: torch.Tensor, scale: torch.Tensor | None, residual_out: torc
     """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first three."""
     hidden = input.shape[-1]
     block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
-    num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
+    num_warps = num_warps or max(block // 1024, 1)  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
                 for tensor in (out, residual_out, input, residual_in)]
     is_column = scale is not None and scale.ndim == 2 and scale.shape[1] == 1

@@ -113,7 +113,7 @@ def rms_norm_quant(out: torch.Tensor, scale: torch.Tensor, residual_out: torch.T
     """Same arguments as the operator's other backends, and Triton's options; writes the first four."""
     hidden = input.shape[-1]
     block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
-    options.setdefault("num_warps", min(max(block // 512, 1), 8))  # at least 8 elements per lane on a wave of 64
+    options.setdefault("num_warps", max(block // 1024, 1))  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
                 for tensor in (out, residual_out, plain_out, input, residual_in)]
     groups = hidden // group_size if group_size else 1

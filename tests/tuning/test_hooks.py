@@ -132,6 +132,7 @@ def test_accesses_of_16_elements_for_8_bit_results():
     narrow, wide = [{"lanes": count} for count in (16, 32, 64, 128)], [16, 32, 64]
     assert rows.lane_space(GPUS[0], x, is_8bit=True) == narrow + [{"lanes": count, "vec": 16} for count in wide]
     assert rows.layout(GPUS[0], x, lanes=32, vec=16) == rows.Layout(32, 2, 16, is_whole=True)
+    assert rows.layout(GPUS[1], x, vec=16) == rows.Layout(32, 2, 16, is_whole=True), "half as many of twice the size"
     assert rows.lane_space(GPUS[0], x[:, :1016], is_8bit=True) == narrow  # rows are no whole accesses
     assert rows.lane_space(GPUS[0], x, group_size=256, is_8bit=True) == [
         *narrow[1:], *({"lanes": count, "vec": 16} for count in wide)]
