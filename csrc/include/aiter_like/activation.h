@@ -8,18 +8,6 @@ namespace aiter_like {
 
 enum class Activation { silu, gelu, gelu_tanh, swiglu };
 
-/// `x`, or `bound` where x is beyond it; NaN stays. One instruction each on NVIDIA, two on gfx942.
-__device__ inline float at_most(float x, float bound) {
-#if defined(__HIP__)
-  return x > bound ? bound : x;
-#else
-  float result;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(bound));
-  return result;
-#endif
-}
-__device__ inline float at_least(float x, float bound) { return -at_most(-x, -bound); }
-
 /// terms[0] + x · (terms[1] + x · …)
 template <int kTerms>
 __device__ inline float polynomial(const float (&terms)[kTerms], float x) {

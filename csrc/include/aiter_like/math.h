@@ -40,6 +40,18 @@ __device__ inline float fast_reciprocal(float x) {
 #endif
 }
 
+/// `x`, or `bound` where x is beyond it; NaN stays. One instruction each on NVIDIA, two on gfx942.
+__device__ inline float at_most(float x, float bound) {
+#if defined(__HIP__)
+  return x > bound ? bound : x;
+#else
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(bound));
+  return result;
+#endif
+}
+__device__ inline float at_least(float x, float bound) { return -at_most(-x, -bound); }
+
 /// e^x: (4 + 2 |x|) ε relative.
 __device__ inline float fast_exp(float x) { return fast_exp2(x * 1.44269504f); }
 
@@ -57,19 +69,6 @@ __device__ inline float fast_tanh(float x) {
   const float small = __builtin_fmaf(x * square, p, x);
   const float large = 1.f - 2.f * fast_reciprocal(1.f + fast_exp(2.f * __builtin_fabsf(x)));
   return __builtin_fabsf(x) < 0.5625f ? small : __builtin_copysignf(large, x);
-}
-
-/// The normal distribution's Φ(x) = (1 + erf(x / √2)) / 2: (16 + x²) ε relative, the lower tail included, where 1 + erf
-/// would cancel. Φ(-|x|) = e^(-x²/2) · t · p(t) with t = 1 / (1 + 0.4 |x| / √2); p is a fit to SciPy's erfcx.
-__device__ inline float normal_cdf(float x) {
-  constexpr float kFit[] = {0x1.55f8bap-6f,  -0x1.2419eep-4f, 0x1.6ac570p-5f, 0x1.53d708p-5f, 0x1.540cbcp-5f,
-                            0x1.89670ep-4f, 0x1.9e1914p-4f,  0x1.cfaca2p-4f, 0x1.ce1a6cp-4f};
-  const float t = fast_reciprocal(__builtin_fmaf(__builtin_fabsf(x), 0.282842712f, 1.f));
-  float p = kFit[0];
-#pragma unroll
-  for (int i = 1; i < 9; ++i) p = __builtin_fmaf(p, t, kFit[i]);
-  const float tail = p * t * fast_exp(-0.5f * x * x);
-  return x < 0.f ? tail : 1.f - tail;
 }
 
 /// Divides indices below 2^31 by a number from 1 to 2^31, found at run time, with one multiplication.
