@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -317,6 +318,25 @@ def test_heads_of_a_lane_from_a_user_row(device, monkeypatch, tmp_path, heads, s
     finally:
         monkeypatch.undo()
         dispatch.reset()
+
+
+@pytest.mark.parametrize("style", (0, 1))
+@pytest.mark.parametrize("heads, kv_heads", ((32, 8), (16, 2)))
+def test_triton_code_for_hopper(monkeypatch, heads, kv_heads, style):
+    """q and k of a token in one program, 16 bytes per lane and access, pairs exchanged within a lane's registers."""
+    from hopper_code import compiled_for_hopper
+
+    from aiter_like.triton_kernels import rope as kernels
+
+    x, y, out, out_y = (torch.empty(64, 1, count, 128, dtype=torch.bfloat16) for count in (heads, kv_heads) * 2)
+    cos, positions = torch.empty(64, 1, 1, 64, dtype=torch.bfloat16), torch.arange(64)[:, None]
+    with compiled_for_hopper(monkeypatch, kernels, kernels) as built:
+        kernels.rope(out, out_y, x, y, cos, cos, positions, None, style, True, False, False)
+    (kernel,) = built
+    accesses = re.findall(r"(ld|st)\.global[.\w]*?((?:\.v\d)?\.b\d+)", kernel.asm["ptx"])
+    tables = {("ld", ".b64")} | ({("ld", ".v2.b32")} if style else set())  # and the position
+    assert set(accesses) == {("ld", ".v4.b32"), ("st", ".v4.b32")} | tables
+    assert kernel.metadata.shared == 0
 
 
 @pytest.mark.exhaustive

@@ -10,8 +10,8 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.triton_kernels.launch import await_stream, launch
 
-_ELEMENTS = {64: 4096, 32: 8192}  # of the heads that one program takes, by the lanes of a wave
-_MAX_WARPS = {64: 8, 32: 4}  # 40 heads of 128 on an H200: 42.4 us of 8192 tokens, with 4096 elements on 8 waves 46.5
+_ELEMENTS = 4096  # of either tensor's heads that one program takes
+_MAX_WARPS = 4  # of a trial of this layout on an H200, 16 + 2 heads of 128, 16384 tokens: 39.3 us, on 8 waves 41.9
 
 
 @triton.jit
@@ -43,69 +43,91 @@ def _angles(cos, sin, columns, mask):
 
 
 @triton.jit
-def _turn(out, x, out_head, x_head, heads, first_head, cos, sin, rotary_begin, rotary_half, copied_begin, copied,
-          BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, IS_GPTJ: tl.constexpr,
-          IS_SHARED: tl.constexpr, IS_BACKWARD: tl.constexpr, IS_IN_PLACE: tl.constexpr):
-    """first' = first · cos - second · sin, second' = second · cos + first · sin for BLOCK_H heads; copies the rest."""
-    pairs = tl.arange(0, BLOCK_P)
+def _row_angles(cos, sin, rotary_half, BLOCK_P: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr,
+                IS_BACKWARD: tl.constexpr):
+    """A row's cosines and sines for the first elements of BLOCK_P pairs and for the second ones, [1, BLOCK_P] each."""
+    pairs = tl.arange(0, BLOCK_P)[None, :]
     is_pair = pairs < rotary_half
-    head = first_head + tl.arange(0, BLOCK_H)
-    is_head = (head < heads)[:, None]
-    x_heads = x + head.to(tl.int64)[:, None] * x_head  # [BLOCK_H, 1]
-    out_heads = out + head.to(tl.int64)[:, None] * out_head
-    # The heads are loaded first: the table's row is known only after a load of its own.
-    if IS_GPTJ:
-        flat = rotary_begin + tl.arange(0, 2 * BLOCK_P)[None, :]
-        is_flat = is_head & (flat < rotary_begin + 2 * rotary_half)
-        values = tl.load(x_heads + flat, mask=is_flat, other=0.0)
-    else:
-        low = rotary_begin + pairs[None, :]
-        mask = is_head & is_pair[None, :]
-        first = tl.load(x_heads + low, mask=mask, other=0.0)
-        second = tl.load(x_heads + low + rotary_half, mask=mask, other=0.0)
     if IS_SHARED:
         cos_1, sin_1 = _angles(cos, sin, pairs, is_pair)
         cos_2, sin_2 = cos_1, sin_1
     elif IS_GPTJ:
-        cos_1, sin_1 = _angles(cos, sin, 2 * pairs, is_pair)
-        cos_2, sin_2 = _angles(cos, sin, 2 * pairs + 1, is_pair)
+        flat = tl.arange(0, 2 * BLOCK_P)[None, :]
+        cosines, sines = _angles(cos, sin, flat, flat < 2 * rotary_half)
+        cos_1, cos_2 = tl.split(tl.reshape(cosines, (1, BLOCK_P, 2)))
+        sin_1, sin_2 = tl.split(tl.reshape(sines, (1, BLOCK_P, 2)))
     else:
         cos_1, sin_1 = _angles(cos, sin, pairs, is_pair)
         cos_2, sin_2 = _angles(cos, sin, pairs + rotary_half, is_pair)
     if IS_BACKWARD:
         sin_1, sin_2 = -sin_2, -sin_1
+    return cos_1, sin_1, cos_2, sin_2
+
+
+@triton.jit
+def _places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
+            IS_GPTJ: tl.constexpr):
+    """Offsets of the first elements of BLOCK_H heads' pairs, or of all elements for GPT-J; which of them are there."""
+    head = first_head + tl.arange(0, BLOCK_H)[:, None]
     if IS_GPTJ:
-        first, second = tl.split(tl.reshape(values.to(tl.float32), (BLOCK_H, BLOCK_P, 2)))
+        column = tl.arange(0, 2 * BLOCK_P)[None, :]
+        is_column = column < 2 * rotary_half
     else:
-        first, second = first.to(tl.float32), second.to(tl.float32)
-    turned_1 = first * cos_1[None, :] - second * sin_1[None, :]
-    turned_2 = second * cos_2[None, :] + first * sin_2[None, :]
+        column = tl.arange(0, BLOCK_P)[None, :]
+        is_column = column < rotary_half
+    return head.to(tl.int64) * head_step + (rotary_begin + column), (head < heads) & is_column
+
+
+@triton.jit
+def _load(x, head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
+          IS_GPTJ: tl.constexpr):
+    """The pairs of BLOCK_H heads: first elements and second ones; neighbours (GPT-J) all in the first tensor."""
+    places, mask = _places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    first = tl.load(x + places, mask=mask, other=0.0)
+    second = first
+    if not IS_GPTJ:
+        second = tl.load(x + places + rotary_half, mask=mask, other=0.0)
+    return first, second
+
+
+@triton.jit
+def _turn(out, x, first, second, out_head, x_head, heads, first_head, cos_1, sin_1, cos_2, sin_2, rotary_begin,
+          rotary_half, copied_begin, copied, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+          IS_GPTJ: tl.constexpr, IS_IN_PLACE: tl.constexpr):
+    """first' = first · cos - second · sin, second' = second · cos + first · sin of what _load gave; copies the rest."""
+    if IS_GPTJ:
+        first, second = tl.split(tl.reshape(first, (BLOCK_H, BLOCK_P, 2)))
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    turned_1 = (first * cos_1 - second * sin_1).to(out.dtype.element_ty)
+    turned_2 = (second * cos_2 + first * sin_2).to(out.dtype.element_ty)
+    places, mask = _places(out_head, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
     if IS_IN_PLACE:
         tl.debug_barrier()  # a wave may load what another one, with the same elements, is about to store
     if IS_GPTJ:
-        values = tl.reshape(tl.join(turned_1, turned_2), (BLOCK_H, 2 * BLOCK_P))
-        tl.store(out_heads + flat, values.to(out.dtype.element_ty), mask=is_flat)
+        tl.store(out + places, tl.reshape(tl.join(turned_1, turned_2), (BLOCK_H, 2 * BLOCK_P)), mask=mask)
     else:
-        tl.store(out_heads + low, turned_1.to(out.dtype.element_ty), mask=mask)
-        tl.store(out_heads + low + rotary_half, turned_2.to(out.dtype.element_ty), mask=mask)
+        tl.store(out + places, turned_1, mask=mask)
+        tl.store(out + places + rotary_half, turned_2, mask=mask)
     if BLOCK_C > 0:
-        rest = tl.arange(0, BLOCK_C)[None, :]
-        is_rest = is_head & (rest < copied)
-        rest = copied_begin + rest
-        tl.store(out_heads + rest, tl.load(x_heads + rest, mask=is_rest), mask=is_rest)
+        head = first_head + tl.arange(0, BLOCK_H).to(tl.int64)[:, None]
+        column = tl.arange(0, BLOCK_C)[None, :]
+        mask = (head < heads) & (column < copied)
+        column += copied_begin
+        tl.store(out + head * out_head + column, tl.load(x + head * x_head + column, mask=mask), mask=mask)
 
 
 @triton.jit
 def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, out_head, x_s, x_b, x_head, out_y_s,
                  out_y_b, out_y_head, y_s, y_b, y_head, heads, y_heads, cos_row, sin_row, positions_s, positions_b,
-                 offsets_s, offsets_b, batch, x_blocks, rotary_begin, rotary_half, copied_begin, copied, sequences,
-                 BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-                 IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr, IS_BACKWARD: tl.constexpr, IS_IN_PLACE: tl.constexpr,
-                 OVERLAPS: tl.constexpr):
-    """One token's BLOCK_H heads of `x`, or of `y` from block `x_blocks` on; bound: memory."""
+                 offsets_s, offsets_b, batch, rotary_begin, rotary_half, copied_begin, copied, sequences,
+                 BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_P: tl.constexpr,
+                 BLOCK_C: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr, IS_BACKWARD: tl.constexpr,
+                 IS_IN_PLACE: tl.constexpr, OVERLAPS: tl.constexpr):
+    """One token's BLOCK_H heads of `x` and BLOCK_Y heads of `y`, all loaded before any is turned; bound: memory."""
     await_stream(OVERLAPS)
     s = (tl.program_id(0) // batch).to(tl.int64)
     b = (tl.program_id(0) % batch).to(tl.int64)
+    head, y_first = tl.program_id(1) * BLOCK_H, tl.program_id(1) * BLOCK_Y
     row = s
     if BLOCK_S > 0:
         sequence = tl.arange(0, BLOCK_S)
@@ -115,18 +137,25 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
         row = tl.load(positions + s * positions_s + b * positions_b).to(tl.int64)
     if offsets is not None:
         row += tl.load(offsets + s * offsets_s + b * offsets_b).to(tl.int64)
-    cos += row * cos_row
+    # The heads are loaded before the table's row, which is known only after a load of its own.
+    if BLOCK_H > 0:
+        x += s * x_s + b * x_b
+        first, second = _load(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    if BLOCK_Y > 0:
+        y += s * y_s + b * y_b
+        first_y, second_y = _load(y, y_head, y_heads, y_first, rotary_begin, rotary_half, BLOCK_Y, BLOCK_P, IS_GPTJ)
+    sines = sin
     if sin is not None:
-        sin += row * sin_row
-    block = tl.program_id(1)
-    if block < x_blocks:
-        _turn(out + s * out_s + b * out_b, x + s * x_s + b * x_b, out_head, x_head, heads, block * BLOCK_H, cos, sin,
-              rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_SHARED,
-              IS_BACKWARD, IS_IN_PLACE)
-    elif y is not None:
-        _turn(out_y + s * out_y_s + b * out_y_b, y + s * y_s + b * y_b, out_y_head, y_head, y_heads,
-              (block - x_blocks) * BLOCK_H, cos, sin, rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P,
-              BLOCK_C, IS_GPTJ, IS_SHARED, IS_BACKWARD, IS_IN_PLACE)
+        sines = sin + row * sin_row
+    cos_1, sin_1, cos_2, sin_2 = _row_angles(cos + row * cos_row, sines, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED,
+                                             IS_BACKWARD)
+    if BLOCK_H > 0:
+        _turn(out + s * out_s + b * out_b, x, first, second, out_head, x_head, heads, head, cos_1, sin_1, cos_2, sin_2,
+              rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
+    if BLOCK_Y > 0:
+        _turn(out_y + s * out_y_s + b * out_y_b, y, first_y, second_y, out_y_head, y_head, y_heads, y_first, cos_1,
+              sin_1, cos_2, sin_2, rotary_begin, rotary_half, copied_begin, copied, BLOCK_Y, BLOCK_P, BLOCK_C, IS_GPTJ,
+              IS_IN_PLACE)
 
 
 @triton.jit
@@ -141,13 +170,18 @@ def _rope_2d_kernel(out, x, cos_h, sin_h, cos_w, sin_w, out_b, out_s, out_head, 
     s = (tl.program_id(0) % patches).to(tl.int64)
     out += s * out_s + b * out_b
     x += s * x_s + b * x_b
-    first_head = tl.program_id(1) * BLOCK_H
+    head = tl.program_id(1) * BLOCK_H
     row, column = s // img_width, s % img_width
-    _turn(out, x, out_head, x_head, heads, first_head, cos_h + row * cos_h_row, sin_h + row * sin_h_row, rotary_begin,
-          rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_SHARED, IS_BACKWARD, IS_IN_PLACE)
-    _turn(out + half_dim, x + half_dim, out_head, x_head, heads, first_head, cos_w + column * cos_w_row,
-          sin_w + column * sin_w_row, rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C,
-          IS_GPTJ, IS_SHARED, IS_BACKWARD, IS_IN_PLACE)
+    first, second = _load(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    first_w, second_w = _load(x + half_dim, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    cos_1, sin_1, cos_2, sin_2 = _row_angles(cos_h + row * cos_h_row, sin_h + row * sin_h_row, rotary_half, BLOCK_P,
+                                             IS_GPTJ, IS_SHARED, IS_BACKWARD)
+    cos_3, sin_3, cos_4, sin_4 = _row_angles(cos_w + column * cos_w_row, sin_w + column * sin_w_row, rotary_half,
+                                             BLOCK_P, IS_GPTJ, IS_SHARED, IS_BACKWARD)
+    _turn(out, x, first, second, out_head, x_head, heads, head, cos_1, sin_1, cos_2, sin_2, rotary_begin, rotary_half,
+          copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
+    _turn(out + half_dim, x + half_dim, first_w, second_w, out_head, x_head, heads, head, cos_3, sin_3, cos_4, sin_4,
+          rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
 
 
 def rope(out: torch.Tensor, out_y: torch.Tensor | None, input: torch.Tensor, input_y: torch.Tensor | None,
@@ -155,24 +189,21 @@ def rope(out: torch.Tensor, out_y: torch.Tensor | None, input: torch.Tensor, inp
          *flags: bool, elements: int | None = None, num_warps: int | None = None) -> None:
     """Same arguments as the operator's other backends; writes `out` and `out_y`.
 
-    `elements` of the heads are one program's; None for either: what suits most sizes.
+    `elements` of either tensor's heads are one program's; None for either: what suits most sizes.
     """
-    batch, wave_size = input.shape[1] if input.ndim == 4 else 1, target_of(input.device).wave_size
-    is_packed = positions is not None and input.ndim == 3
-    parts, blocks = _constants(input.shape[-1], cos.shape[-1], flags, [(out, input), (out_y, input_y)],
-                                elements or _ELEMENTS[wave_size])
-    sequences = positions.shape[0] - 1 if is_packed else 0
+    batch = input.shape[1] if input.ndim == 4 else 1
+    sequences = positions.shape[0] - 1 if positions is not None and input.ndim == 3 else 0
     heads, y_heads = input.shape[-2], 0 if input_y is None else input_y.shape[-2]
-    x_blocks, y_blocks = (triton.cdiv(count, blocks["BLOCK_H"]) for count in (heads, y_heads))
+    parts, blocks = _constants(input.shape[-1], cos.shape[-1], flags, [(out, input), (out_y, input_y)])
+    programs, (block_h, block_y), num_warps = _tiles(input, [heads, y_heads], blocks, elements or _ELEMENTS, num_warps)
     strides = [stride for tensor in (out, input, out_y, input_y) for stride in _strides(tensor)]
     indices = [stride for tensor in (positions, offsets)
                for stride in ((0, 0) if tensor is None or tensor.ndim == 1 else tensor.stride())]
-    if input.shape[0] * batch and x_blocks + y_blocks:
-        launch(_rope_kernel, (input.shape[0] * batch, x_blocks + y_blocks), out, out_y, input, input_y, cos, sin,
-               positions, offsets, *strides, heads, y_heads, row_step(cos), 0 if sin is None else row_step(sin),
-               *indices, batch, x_blocks, *parts, sequences, **blocks,
-               BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0,
-               options={"num_warps": num_warps or _num_warps(blocks, wave_size)})
+    if input.shape[0] * batch and programs:
+        launch(_rope_kernel, (input.shape[0] * batch, programs), out, out_y, input, input_y, cos, sin, positions,
+               offsets, *strides, heads, y_heads, row_step(cos), 0 if sin is None else row_step(sin), *indices, batch,
+               *parts, sequences, **blocks, BLOCK_H=block_h, BLOCK_Y=block_y,
+               BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0, options={"num_warps": num_warps})
 
 
 def rope_2d(out: torch.Tensor, input: torch.Tensor, cos_h: torch.Tensor, sin_h: torch.Tensor, cos_w: torch.Tensor,
@@ -180,33 +211,42 @@ def rope_2d(out: torch.Tensor, input: torch.Tensor, cos_h: torch.Tensor, sin_h: 
             num_warps: int | None = None) -> None:
     """Same arguments as the operator's other backends, and rope's parameters; writes `out`."""
     half_dim = input.shape[-1] // 2
-    wave_size = target_of(input.device).wave_size
-    parts, blocks = _constants(half_dim, cos_h.shape[-1], flags, [(out, input)], elements or _ELEMENTS[wave_size])
     batch, patches, heads, _ = input.shape
-    launch(_rope_2d_kernel, (batch * patches, triton.cdiv(heads, blocks["BLOCK_H"])), out, input, cos_h, sin_h, cos_w,
-           sin_w, *out.stride()[:3], *input.stride()[:3], heads, *map(row_step, (cos_h, sin_h, cos_w, sin_w)), patches,
-           img_width, half_dim, *parts, **blocks, options={"num_warps": num_warps or _num_warps(blocks, wave_size)})
+    parts, blocks = _constants(half_dim, cos_h.shape[-1], flags, [(out, input)])
+    programs, (block_h,), num_warps = _tiles(input, [heads], blocks, (elements or _ELEMENTS) // 2, num_warps)
+    launch(_rope_2d_kernel, (batch * patches, programs), out, input, cos_h, sin_h, cos_w, sin_w, *out.stride()[:3],
+           *input.stride()[:3], heads, *map(row_step, (cos_h, sin_h, cos_w, sin_w)), patches, img_width, half_dim,
+           *parts, **blocks, BLOCK_H=block_h, options={"num_warps": num_warps})
 
 
-def _constants(head_dim: int, width: int, flags: tuple, tensors: list,
-               elements: int) -> tuple[list[int], dict[str, int | bool]]:
+def _constants(head_dim: int, width: int, flags: tuple, tensors: list) -> tuple[list[int], dict[str, int | bool]]:
     """What of a head is rotated and copied, as integers; the constexpr arguments that both kernels share."""
     rotate_style, is_shared, nope_first, is_backward = flags
     rotary_half = width if is_shared else width // 2
     rest = head_dim - 2 * rotary_half
     is_in_place = all(x is None or (x.data_ptr() == y.data_ptr() and x.stride() == y.stride()) for x, y in tensors)
     copied = 0 if is_in_place else rest
-    heads = max(x.shape[-2] for x, _ in tensors if x is not None)
-    block_p = triton.next_power_of_2(max(rotary_half, 1))
-    blocks = {"BLOCK_H": min(triton.next_power_of_2(heads), max(elements // (2 * block_p), 1)), "BLOCK_P": block_p,
+    blocks = {"BLOCK_P": triton.next_power_of_2(max(rotary_half, 1)),
               "BLOCK_C": triton.next_power_of_2(copied) if copied else 0, "IS_GPTJ": rotate_style == 1,
               "IS_SHARED": is_shared, "IS_BACKWARD": is_backward, "IS_IN_PLACE": is_in_place}
     return [rest if nope_first else 0, rotary_half, 0 if nope_first else 2 * rotary_half, copied], blocks
 
 
-def _num_warps(blocks: dict[str, int | bool], wave_size: int) -> int:
-    """Of which each lane takes at least 8 elements on a wave of 64."""
-    return min(max(blocks["BLOCK_H"] * 2 * blocks["BLOCK_P"] // 512, 1), _MAX_WARPS[wave_size])
+def _tiles(input: torch.Tensor, counts: list[int], blocks: dict[str, int | bool], elements: int,
+           num_warps: int | None) -> tuple[int, list[int], int]:
+    """A token's programs; the heads of each tensor that one takes, powers of two or 0 of none; its waves.
+
+    As many heads as give each lane 16 bytes of an access, even where the tensor has fewer: with a tile of fewer
+    elements all lanes would take part, in accesses of less.
+    """
+    pairs, wave_size = blocks["BLOCK_P"], target_of(input.device).wave_size
+    limit = max(elements // (2 * pairs), 1)
+    programs = triton.cdiv(max(counts), 1 << (limit.bit_length() - 1))
+    heads = [triton.next_power_of_2(triton.cdiv(count, programs)) if count else 0 for count in counts]
+    num_warps = num_warps or min(max(max(heads) * pairs // (8 * wave_size), 1), _MAX_WARPS)
+    lane_pairs = 16 // input.element_size() // (2 if blocks["IS_GPTJ"] else 1)
+    least = lane_pairs * wave_size * num_warps // pairs
+    return programs, [max(count, least) if count else 0 for count in heads], num_warps
 
 
 def _strides(tensor: torch.Tensor | None) -> tuple[int, int, int]:
