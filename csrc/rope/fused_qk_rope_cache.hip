@@ -170,8 +170,8 @@ __device__ inline void write_heads(const FusedArgs& args) {
   const FusedHeads &q = args.parts[0], &k = args.parts[1], &v = args.parts[2];
 
   const bool is_rotated = kind < 2 && lane < args.rotary_dim / (2 * kVec);
-  const int low = is_rotated && !kIsGptj ? lane * kVec : lane * 2 * kVec;
-  const int distance = is_rotated && !kIsGptj ? args.rotary_dim / 2 : kVec;
+  const bool is_apart = is_rotated && !kAreNeighbours<kVec, kIsGptj>;
+  const int low = is_apart ? lane * kVec : lane * 2 * kVec, distance = is_apart ? args.rotary_dim / 2 : kVec;
   const bool is_used = kLanes == kUsedLanes || lane < kUsedLanes;
   RopePack<ELEMENT, kVec> packs[2]{};
   if (is_used) {
@@ -184,7 +184,7 @@ __device__ inline void write_heads(const FusedArgs& args) {
   if (is_rotated) {
     int64_t row = args.positions.at(token, 0);
     if (args.offsets.data != nullptr) row += args.offsets.at(token, 0);
-    turn.load(args.cosines + row * args.cosine_stride, args.sines + row * args.sine_stride, lane * kVec, distance);
+    turn.load(args.cosines + row * args.cosine_stride, args.sines + row * args.sine_stride, low, distance);
   }
 
   float x[2][kVec];

@@ -52,7 +52,8 @@ struct RopeArgs {
   Divider batch, image_width;
   int sequences;                 // > 0: positions are the `sequences` + 1 starts of packed sequences
   int rotary_dim, rotary_begin, copied, copied_begin, half_dim;
-  int lane_bits, group_bits;
+  int rotary_lanes, rotary_distance, copied_distance;  // lanes with pairs; from a lane's low pack to its high one
+  int lane_bits;
   bool is_backward;
 };
 
@@ -85,14 +86,14 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
   const uint32_t item = workgroup_index().x * (kRopeThreads >> args.lane_bits) + (thread_index() >> args.lane_bits);
   const uint32_t token = args.groups.divide(item);
   uint32_t group = item - token * args.groups.divisor;
-  const int rotated = args.rotary_dim / (2 * kVec);  // lanes with pairs; the others copy
-  const int copied = (lane - rotated) * 2 * kVec;
-  if (token >= args.tokens || (lane >= rotated && copied >= args.copied)) return;
+  const bool is_rotated = lane < args.rotary_lanes;  // the others copy
+  const int copied = (lane - args.rotary_lanes) * kVec;
+  if (token >= args.tokens || (!is_rotated && copied >= args.copied_distance)) return;
 
-  const bool is_rotated = lane < rotated;
-  const int low = is_rotated ? args.rotary_begin + lane * kVec * (kIsGptj ? 2 : 1) : args.copied_begin + copied;
-  const int distance = is_rotated && !kIsGptj ? args.rotary_dim / 2 : kVec;  // from low to high
-  const bool has_high = is_rotated || copied + kVec < args.copied;
+  const int turned = lane * kVec * (kAreNeighbours<kVec, kIsGptj> ? 2 : 1);
+  const int low = is_rotated ? args.rotary_begin + turned : args.copied_begin + copied;
+  const int distance = is_rotated ? args.rotary_distance : args.copied_distance;
+  const bool has_high = is_rotated || copied + distance < args.copied;
   const uint32_t s = args.batch.divide(token), b = token - s * args.batch.divisor;
   const bool is_column = kIsImage && (group & 1);  // groups are even in number there
   if constexpr (kIsImage) group >>= 1;
@@ -136,7 +137,7 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
     };
     const RopeTable &rows = args.table, &columns = args.column_table;
     turn.load(table(rows.cosines, columns.cosines, rows.cosine_stride, columns.cosine_stride),
-              table(rows.sines, columns.sines, rows.sine_stride, columns.sine_stride), lane * kVec, distance);
+              table(rows.sines, columns.sines, rows.sine_stride, columns.sine_stride), turned, distance);
     if (args.is_backward) turn.transpose();
   }
 
@@ -163,7 +164,10 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
 template <int kVec>
 inline void launch_rope_kernel(RopeArgs args, bool is_gptj, bool is_shared, Stream stream) {
   constexpr bool kIsImage = ROPE_IS_IMAGE;
-  const int lanes = (args.rotary_dim / 2 + (args.copied + 1) / 2 + kVec - 1) / kVec;
+  args.rotary_lanes = args.rotary_dim / (2 * kVec);
+  args.rotary_distance = is_gptj && kVec == 1 ? 1 : args.rotary_dim / 2;
+  args.copied_distance = (args.copied + 2 * kVec - 1) / (2 * kVec) * kVec;
+  const int lanes = args.rotary_lanes + args.copied_distance / kVec;
   args.lane_bits = 0;
   while ((1 << args.lane_bits) < lanes) ++args.lane_bits;
   // A lane takes SHARE heads, or fewer where there are too few tokens to fill the device: 2^17 lanes fill 64 CUs.

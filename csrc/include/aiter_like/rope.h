@@ -28,6 +28,16 @@ struct RopePack {
   Vec<Word, kWords> words;
 
   __device__ void load(const T* address) { words = load_vec<kWords>(reinterpret_cast<const Word*>(address)); }
+  /// Its first half from `low`, its second from `high`.
+  __device__ void load_halves(const T* low, const T* high) {
+    const auto first = load_vec<kWords / 2>(reinterpret_cast<const Word*>(low));
+    const auto second = load_vec<kWords / 2>(reinterpret_cast<const Word*>(high));
+#pragma unroll
+    for (int w = 0; w < kWords / 2; ++w) {
+      words[w] = first[w];
+      words[kWords / 2 + w] = second[w];
+    }
+  }
   __device__ void store(T* address) const { store_vec(reinterpret_cast<Word*>(address), words); }
   __device__ float at(int element) const {
     const Word word = words[element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
@@ -40,8 +50,14 @@ struct RopePack {
   }
 };
 
-/// kVec pairs of a head: two packs of kVec elements. NeoX: pair e is (low[e], high[e]), half the rotated part apart.
-/// GPT-J: the packs are neighbours and pair e is elements 2e and 2e + 1 of both.
+/// Whether the two packs of a lane's pairs are neighbours: single elements that make one GPT-J pair. All others are
+/// half the rotated part apart, so that neighbouring lanes access neighbours; with both packs side by side each access
+/// of 16 bytes per lane would touch twice as much memory as it takes.
+template <int kVec, bool kIsGptj>
+constexpr bool kAreNeighbours = kIsGptj && kVec == 1;
+
+/// kVec pairs of a head: two packs of kVec elements. NeoX: pair e is (low[e], high[e]). GPT-J: pair e is elements 2e
+/// and 2e + 1 of both packs, one after the other.
 template <class T, int kVec, bool kIsGptj>
 struct Pairs {
   RopePack<T, kVec> low, high;
@@ -75,11 +91,9 @@ struct Turn {
   float computed[kIsAngle ? 2 * kCount : 1];  // cosines, then sines; unused where both come from tables
   bool is_transposed = false;
 
-  /// `pair`: the first one's index; `second`: elements from a row's value for low to that for high.
-  __device__ void load(const Table* cosine_row, const Table* sine_row, int pair, int second) {
-    const int start = kIsGptj && !kIsShared ? 2 * pair : pair;
-    cosines.low.load(cosine_row + start);
-    if constexpr (!kIsShared) cosines.high.load(cosine_row + start + second);
+  /// `low`: the low pack's first element among the rotated ones; `distance`: from there to the high pack's.
+  __device__ void load(const Table* cosine_row, const Table* sine_row, int low, int distance) {
+    load(cosines, cosine_row, low, distance);
     if constexpr (kIsAngle) {
 #pragma unroll
       for (int e = 0; e < kVec; ++e) {
@@ -88,8 +102,7 @@ struct Turn {
           sine_cosine(cosines.second(e), computed[kCount + kVec + e], computed[kVec + e]);
       }
     } else {
-      sines.low.load(sine_row + start);
-      if constexpr (!kIsShared) sines.high.load(sine_row + start + second);
+      load(sines, sine_row, low, distance);
     }
   }
 
@@ -116,6 +129,16 @@ struct Turn {
   }
 
  private:
+  __device__ static void load(Pairs<Table, kVec, kIsGptj>& to, const Table* row, int low, int distance) {
+    if constexpr (!kIsShared) {
+      to.low.load(row + low);
+      to.high.load(row + low + distance);
+    } else if constexpr (kIsGptj && !kAreNeighbours<kVec, kIsGptj>) {
+      to.low.load_halves(row + low / 2, row + (low + distance) / 2);
+    } else {
+      to.low.load(row + (kIsGptj ? low / 2 : low));
+    }
+  }
   __device__ float of_element(int pair, bool is_second) const {
     if constexpr (kIsAngle) return computed[kCount + (kIsShared || !is_second ? pair : kVec + pair)];
     else return pick(sines, pair, is_second);
