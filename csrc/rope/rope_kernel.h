@@ -57,7 +57,8 @@ struct RopeArgs {
   bool is_backward;
 };
 
-/// Row of the table for token (s, b): loaded before it is needed, so that the loads of heads need not wait for it.
+/// Row of the table for token (s, b): loaded before it is needed, so that the loads of heads need not wait for it. In
+/// 32 bits: compilers widen a loaded position at once, and would wait for it before the heads.
 struct RopeRow {
   int32_t position = 0, offset = 0;
 
@@ -66,7 +67,7 @@ struct RopeRow {
     if (args.offsets.data != nullptr) offset = args.offsets.at(s, b);
   }
 
-  __device__ int64_t find(const RopeArgs& args, int64_t s) const {
+  __device__ int32_t find(const RopeArgs& args, int32_t s) const {
     if (args.sequences > 0) {
       int low = 0, high = args.sequences;  // starts[low] ≤ s < starts[high]
       while (high - low > 1) {
