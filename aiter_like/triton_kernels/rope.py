@@ -128,6 +128,13 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
     s = (tl.program_id(0) // batch).to(tl.int64)
     b = (tl.program_id(0) % batch).to(tl.int64)
     head, y_first = tl.program_id(1) * BLOCK_H, tl.program_id(1) * BLOCK_Y
+    if BLOCK_H > 0:
+        x += s * x_s + b * x_b
+        first, second = _load(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    if BLOCK_Y > 0:
+        y += s * y_s + b * y_b
+        first_y, second_y = _load(y, y_head, y_heads, y_first, rotary_begin, rotary_half, BLOCK_Y, BLOCK_P, IS_GPTJ)
+    tl.debug_barrier()  # heads first: ptxas would wait for the position before it loads x, and load y after turning x
     row = s
     if BLOCK_S > 0:
         sequence = tl.arange(0, BLOCK_S)
@@ -137,13 +144,6 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
         row = tl.load(positions + s * positions_s + b * positions_b).to(tl.int64)
     if offsets is not None:
         row += tl.load(offsets + s * offsets_s + b * offsets_b).to(tl.int64)
-    # The heads are loaded before the table's row, which is known only after a load of its own.
-    if BLOCK_H > 0:
-        x += s * x_s + b * x_b
-        first, second = _load(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
-    if BLOCK_Y > 0:
-        y += s * y_s + b * y_b
-        first_y, second_y = _load(y, y_head, y_heads, y_first, rotary_begin, rotary_half, BLOCK_Y, BLOCK_P, IS_GPTJ)
     sines = sin
     if sin is not None:
         sines = sin + row * sin_row
