@@ -51,7 +51,8 @@ def activated(x, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr):
     if ACTIVATION == "silu":
         return libdevice.fast_dividef(x, 1.0 + tl.exp2(-1.44269504 * x))
     elif ACTIVATION == "swiglu":
-        return libdevice.fast_dividef(x, 1.0 + tl.exp2(-2.45546696 * x))  # 1.702 log2 e
+        # 1.702 log2 e. The quotient would lose x / 2 below 2^-126, which up + 1 may bring back.
+        return x * libdevice.fast_dividef(1.0, 1.0 + tl.exp2(-2.45546696 * x))
     elif ACTIVATION == "gelu":
         return _gelu(x, IS_BF16)
     else:  # √(8/π) log2 e, and 0.044715 times it

@@ -34,7 +34,7 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
     columns = tl.arange(0, BLOCK)
     KEEPS_FACTORS: tl.constexpr = IS_WHOLE and BLOCK <= _MOST_KEPT
     if KEEPS_FACTORS:  # loaded with the row, not after the reduction
-        w, b = _factors(weight, bias, columns, hidden)
+        w, b = _factor(weight, columns, hidden, 1.0), _factor(bias, columns, hidden, -0.0)
     total = tl.zeros([BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
@@ -61,7 +61,8 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
             if not IS_WHOLE:
                 values = _load(x, residual_in, x_bias, start + columns, hidden)
             if not KEEPS_FACTORS:
-                w, b = _factors(weight, bias, start + columns, hidden)
+                w = _factor(weight, start + columns, hidden, 1.0)
+                b = _factor(bias, start + columns, hidden, -0.0)
             y = _normed((values - mean) * inverse_deviation, w, b, x_scale, start + columns, hidden)
             most = scales.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
         row_scale = scales.scale_of(scales.amax(most, 0), LARGEST)
@@ -74,7 +75,7 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         if residual_in is not None:
             tl.store(residual_out + column, values.to(residual_out.dtype.element_ty), mask=column < hidden)
         if not KEEPS_FACTORS:
-            w, b = _factors(weight, bias, column, hidden)
+            w, b = _factor(weight, column, hidden, 1.0), _factor(bias, column, hidden, -0.0)
         y = _normed((values - mean) * inverse_deviation, w, b, x_scale, column, hidden)
         if scale is not None:
             tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
@@ -97,23 +98,18 @@ def _load(x, residual, x_bias, column, hidden):
 
 
 @triton.jit
-def _factors(weight, bias, column, hidden):
-    """Weight and bias, None where there is none."""
-    w, b = None, None
-    if weight is not None:
-        w = tl.load(weight + column, mask=column < hidden, other=0.0)
-    if bias is not None:
-        b = tl.load(bias + column, mask=column < hidden, other=0.0)
-    return w, b
+def _factor(pointer, column, hidden, NEUTRAL: tl.constexpr):
+    """Weight or bias of some columns; NEUTRAL where there is none."""
+    if pointer is not None:
+        return tl.load(pointer + column, mask=column < hidden, other=0.0)
+    else:
+        return tl.full(column.shape, NEUTRAL, tl.float32)
 
 
 @triton.jit
 def _normed(scaled, w, b, x_scale, column, hidden):
-    """The normalised row times weight plus bias, times x_scale, whichever there are."""
-    if w is not None:
-        scaled *= w.to(tl.float32)
-    if b is not None:
-        scaled += b.to(tl.float32)
+    """The normalised row times weight plus bias, times x_scale where there is one."""
+    scaled = scaled * w.to(tl.float32) + b.to(tl.float32)
     if x_scale is not None:
         scaled *= tl.load(x_scale + column, mask=column < hidden, other=0.0)
     return scaled
