@@ -90,9 +90,8 @@ def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out
              _ELEMENTS[out.dtype].removesuffix("_t"), *([f"g{group_size}"] if group_size else []),
              *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
     target = target_of(input.device)
-    takes_wide = group_size and input.element_size() == 2 and input.shape[-1] % rows.WIDE == 0
-    if vec is None and lanes is None and takes_wide and target.wave_size == 32:
-        vec = rows.WIDE  # half as many groups for a lane: 25.4 us instead of 28.7 for 8192 rows of 4096 bf16, H200
+    if lanes is None and group_size:
+        vec = rows.vec_of_groups(target, input)
     layout = rows.layout(target, input, lanes=lanes, vec=vec, takes_unaligned=True)
     return layout.instance("_".join(parts), {
         "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
