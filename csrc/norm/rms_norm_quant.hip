@@ -5,9 +5,10 @@
 //
 //   1. load the row (and the residual's, and add them) and the weights into registers; y = x · weight and its largest
 //      magnitudes; the sum of squares and the largest of these over the row's lanes: the root is a factor of all
-//   2. only where y has more factors or roundings, or x · weight leaves fp32's range: y with all of them, from x
-//   3. the scales; residual, y as it is (HAS_PLAIN) and y quantised are stored
-// A row longer than the registers' capacity (IS_WHOLE 0) is read again for steps 2 and 3, mostly from cache.
+//   2. only where y has more factors or roundings, a residual, or products out of fp32's range: y of x
+//   3. the scales; y as it is (HAS_PLAIN) and y quantised are stored; the sums with a residual in step 1
+// A row longer than the registers' capacity (IS_WHOLE 0) is read again for steps 2 and 3, mostly from cache, and its
+// sums are stored last, where they may be read from.
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 12 bytes per wave.
 // Bound: memory. A row moves hidden · (sizeof(ELEMENT) + 1) bytes, 3 · sizeof(ELEMENT) + 1 with a residual: 4096 × 4096
@@ -37,7 +38,8 @@ struct RmsNormQuantArgs {
   float epsilon;
 };
 
-constexpr bool kHasProducts = !HAS_SMOOTH && !IS_MODEL_SENSITIVE && (GROUP == 0 || IS_WHOLE);  // y = x · weight · root
+// y = x · weight · root: not beside the sums with a residual, which have to be kept too, and whose bytes take longer.
+constexpr bool kHasProducts = !HAS_RESIDUAL && !HAS_SMOOTH && !IS_MODEL_SENSITIVE && (GROUP == 0 || IS_WHOLE);
 constexpr float kLeastProduct = 0x1p-100f, kMostProduct = 0x1p100f;  // one between them has lost no bits
 constexpr int kBytes = kHasProducts ? 4 : (HAS_RESIDUAL ? 4 : sizeof(ELEMENT)) + sizeof(WEIGHT) + 4 * HAS_SMOOTH;
 
@@ -78,9 +80,14 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
     }
   };
 
+  const auto store_sums = [&](int start) {
+    store_row<Layout>(args.residual_out.row(row) + start, hidden - start, [&](int v, int e) { return x.at(v, e); });
+  };
+
   Pair found{};  // the squares' sum; the largest product, or too large a number where a group's has lost bits
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     load(start);
+    if constexpr (HAS_RESIDUAL && IS_WHOLE) store_sums(start);  // at once: the registers are for y then
     found.first += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     if constexpr (kHasProducts) multiply(1.f);
 #pragma unroll
@@ -115,11 +122,10 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
   for (int start = 0; start == 0 || start < args.hidden; start += Layout::kCapacity) {
     if constexpr (!IS_WHOLE) load(start);
     if constexpr (!IS_WHOLE) multiply(before);
+    if constexpr (HAS_RESIDUAL && !IS_WHOLE) store_sums(start);
     const int columns = hidden - start;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-      if constexpr (HAS_RESIDUAL)
-        store_row<Layout>(args.residual_out.row(row) + start, columns, v, [&](int, int e) { return x.at(v, e); });
       if constexpr (HAS_PLAIN)
         store_row<Layout>(args.plain_out.row(row) + start, columns, v, [&](int, int e) { return y.at(v, e) * after; });
       if constexpr (GROUP > 0) {
