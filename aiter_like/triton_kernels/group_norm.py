@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.triton_kernels.layer_norm import moments
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 
@@ -31,18 +32,22 @@ def _group_norm_kernel(out, x, weight, bias, size, groups, channels, positions, 
     out += first
     columns = tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
+    squares = tl.zeros([BLOCK], tl.float32)
     values = tl.zeros([BLOCK], tl.float32)
     for start in range(0, BLOCK if IS_WHOLE else size, BLOCK):
         values = _load(x, start + columns, size, groups, channels, IS_CHANNELS_LAST)
         total += values
-    mean = tl.div_rn(tl.sum(total, 0), count)
-    squares = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, BLOCK if IS_WHOLE else size, BLOCK):
-        if not IS_WHOLE:
-            values = _load(x, start + columns, size, groups, channels, IS_CHANNELS_LAST)
-        deviation = tl.where(start + columns < size, values - mean, 0.0)
-        squares += deviation * deviation
-    inverse_deviation = tl.rsqrt(tl.sum(squares, 0) / count + epsilon)
+        squares += values * values
+    mean, variance, is_lossy = moments(total, squares, count)
+    if is_lossy:
+        squares = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, BLOCK if IS_WHOLE else size, BLOCK):
+            if not IS_WHOLE:
+                values = _load(x, start + columns, size, groups, channels, IS_CHANNELS_LAST)
+            deviation = tl.where(start + columns < size, values - mean, 0.0)
+            squares += deviation * deviation
+        variance = tl.sum(squares, 0) / count
+    inverse_deviation = tl.rsqrt(variance + epsilon)
     for start in range(0, BLOCK if IS_WHOLE else size, BLOCK):
         column = start + columns
         if not IS_WHOLE:

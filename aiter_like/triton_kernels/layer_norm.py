@@ -42,10 +42,8 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
         values = _load(x, residual_in, x_bias, start + columns, hidden)
         total += values
         squares += values * values
-    sum_of_row, sum_of_squares = tl.reduce((total, squares), 0, _add_both)
-    mean = tl.div_rn(sum_of_row, count)
-    variance = sum_of_squares / count - mean * mean
-    if not (mean * mean <= variance):  # a difference of the sums would lose more than a binary digit
+    mean, variance, is_lossy = moments(total, squares, count)
+    if is_lossy:
         squares = tl.zeros([BLOCK], tl.float32)
         for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
             if not IS_WHOLE:
@@ -81,6 +79,18 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
             tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
         else:
             tl.store(out + column, y.to(out.dtype.element_ty), mask=column < hidden)
+
+
+@triton.jit
+def moments(total, squares, count):
+    """(mean, variance, whether it needs the squared deviations) of a row, by the sums of elements and of squares.
+
+    Their difference loses more than a binary digit where mean² is above the variance: an offset, or equal elements.
+    """
+    total, squares = tl.reduce((total, squares), 0, _add_both)
+    mean = tl.div_rn(total, count)
+    variance = squares / count - mean * mean
+    return mean, variance, not (mean * mean <= variance)
 
 
 @triton.jit

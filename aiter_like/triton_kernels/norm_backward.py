@@ -32,20 +32,25 @@ def _norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, dout_s
         slope = tl.load(dout + row * dout_stride + column, mask=is_inside, other=0.0).to(tl.float32)
         if HAS_MEAN:
             values = tl.where(is_inside, values - tl.sum(values, 0) / hidden, 0.0)
-        scale = tl.rsqrt(tl.sum(values * values, 0) / hidden + epsilon)
+        weighted = slope * w if weight is not None else slope
+        squares, along, across = tl.reduce((values * values, weighted * values, weighted), 0, _add_three)
+        scale = tl.rsqrt(squares / hidden + epsilon)
         normed = values * scale
         dweight_part += slope * normed
         dbias_part += slope
-        if weight is not None:
-            slope *= w
-        result = slope - normed * (tl.sum(slope * normed, 0) / hidden)
+        result = weighted - normed * (along * scale / hidden)
         if HAS_MEAN:
-            result -= tl.sum(slope, 0) / hidden
+            result -= across / hidden
         tl.store(dx + row * dx_stride + column, (result * scale).to(dx.dtype.element_ty), mask=is_inside)
     if dweight is not None:
         tl.store(dweight + tl.program_id(0) * hidden + column, dweight_part, mask=is_inside)
     if dbias is not None:
         tl.store(dbias + tl.program_id(0) * hidden + column, dbias_part, mask=is_inside)
+
+
+@triton.jit
+def _add_three(a, b, c, d, e, f):
+    return a + d, b + e, c + f
 
 
 @triton.jit
@@ -80,9 +85,10 @@ def _long_norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, d
             squares += values * values
             products += weighted * values
             slopes += weighted
-        scale = tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
-        along = tl.sum(products, 0) * scale / hidden
-        across = tl.sum(slopes, 0) / hidden if HAS_MEAN else 0.0
+        square, along, across = tl.reduce((squares, products, slopes), 0, _add_three)
+        scale = tl.rsqrt(square / hidden + epsilon)
+        along = along * scale / hidden
+        across = across / hidden if HAS_MEAN else 0.0
         for start in range(0, hidden, BLOCK):
             column = start + lanes
             values, slope, weighted = _block(x_row, dout_row, weight, mean, column, hidden)

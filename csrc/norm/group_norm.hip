@@ -5,16 +5,15 @@
 //
 //   1. a group is a row: its positions, channel after channel as NCHW has them in memory; or (IS_CHANNELS_LAST) its
 //      channels, position after position
-//   2. load the row into registers; its mean, over the row's lanes
-//   3. the variance from the deviations that are in registers: no difference of large sums
-//   4. scale, multiply with the weight, add the bias, silu, round, store
-// A row longer than the registers' capacity (IS_WHOLE 0) is read again for each step, mostly from cache.
+//   2. load the row into registers; mean and variance over the row's lanes, at once where that is exact (row_pairs.h)
+//   3. scale, multiply with the weight, add the bias, silu, round, store
+// A row longer than the registers' capacity (IS_WHOLE 0) is read again for step 3, mostly from cache.
 //
-// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave.
+// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 12 bytes per wave.
 // Bound: memory, 2 · sizeof(ELEMENT) bytes per element, where there are groups for all CUs: a workgroup takes a group.
 #include "aiter_like/ffi.h"
 #include "aiter_like/math.h"
-#include "aiter_like/rows.h"
+#include "aiter_like/row_pairs.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || \
     !defined(IS_CHANNELS_LAST) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || !defined(IS_WHOLE)
@@ -40,11 +39,11 @@ struct GroupNormArgs {
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
 __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void group_norm_kernel(GroupNormArgs args) {
   await_stream();
-  __shared__ RowScratch<Layout> mean_scratch, variance_scratch;
+  __shared__ PairScratch<Layout> sums_scratch;
+  __shared__ RowScratch<Layout> deviations_scratch;
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
   const int size = Layout::row() < args.rows ? args.size : 0;
-  const auto count = static_cast<float>(args.size);
   const int group = static_cast<int>(row % args.groups);
   const int64_t first = IS_CHANNELS_LAST ? row / args.groups * args.groups * args.size + group * args.channels
                                          : row * args.size;
@@ -74,28 +73,30 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void group
     }
   };
 
-  float total = 0.f;
+  Pair sums{};
   for (int start = 0; start == 0 || start < args.size; start += Layout::kCapacity) {
     load(start);
-    total += lane_sum<Layout>([&](int v, int e) { return x.at(v, e); });  // zeros beyond the row
+    sums.first += lane_sum<Layout>([&](int v, int e) { return x.at(v, e); });  // zeros beyond the row
+    sums.second += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
     if constexpr (IS_WHOLE) break;
   }
-  const float mean = row_sum<Layout>(total, mean_scratch) / count;
+  const auto deviations = [&](float mean) {
+    float squares = 0.f;
+    for (int start = 0; start == 0 || start < args.size; start += Layout::kCapacity) {
+      if constexpr (!IS_WHOLE) load(start);
+      squares += lane_sum<Layout>([&](int v, int e) {
+        const float deviation = x.at(v, e) - mean;
+        const bool is_inside = Layout::column(v) + (kIsAligned ? 0 : e) < size - start;
+        return is_inside ? deviation * deviation : 0.f;
+      });
+      if constexpr (IS_WHOLE) break;
+    }
+    return squares;
+  };
+  const Moments moments = row_moments<Layout>(sums, static_cast<float>(args.size), deviations, sums_scratch,
+                                              deviations_scratch);
   x.drop_floats();
-
-  float squares = 0.f;
-  for (int start = 0; start == 0 || start < args.size; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) load(start);
-    squares += lane_sum<Layout>([&](int v, int e) {
-      const float deviation = x.at(v, e) - mean;
-      const bool is_inside = Layout::column(v) + (kIsAligned ? 0 : e) < size - start;
-      return is_inside ? deviation * deviation : 0.f;
-    });
-    if constexpr (IS_WHOLE) break;
-  }
-  const float variance = row_sum<Layout>(squares, variance_scratch) / count;
-  x.drop_floats();
-  const float inverse_deviation = 1.f / square_root(variance + args.epsilon);
+  const float inverse_deviation = reciprocal_square_root(moments.variance + args.epsilon);
 
   // Aligned, an access stays within a channel's positions or a position's channels.
   const auto apply = [&](const WEIGHT* factors, int column, float(&y)[VEC], auto operation) {
@@ -122,7 +123,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void group
       if (column >= size) continue;
       float y[VEC];
 #pragma unroll
-      for (int e = 0; e < VEC; ++e) y[e] = (x.at(v, e) - mean) * inverse_deviation;
+      for (int e = 0; e < VEC; ++e) y[e] = (x.at(v, e) - moments.mean) * inverse_deviation;
       if constexpr (HAS_WEIGHT) apply(args.weight, column, y, [](float a, float b) { return a * b; });
       if constexpr (HAS_BIAS) apply(args.bias, column, y, [](float a, float b) { return a + b; });
       if (args.is_silu)
