@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""attention_hopper.py, a kernel of backend "triton" for sm_90, against float64; what its code is like:
-test_flash_attn_triton.py.
+"""attention_hopper.py, a kernel of backend "triton" for sm_90, against float64; `--bench`: beside attention.py's. What
+its code is like: test_flash_attn_triton.py.
 """
 
 from __future__ import annotations
