@@ -59,6 +59,15 @@ def test_against_float64(device, run, backend, shape, groups, dtype, factor_dtyp
     assert torch.equal(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON, out=x), out), "in place"
 
 
+@pytest.mark.parametrize("shape, groups", (((3, 30, 5, 7), 3), ((1, 2, 200, 100), 1)), ids=("whole", "pieces"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_mean_far_from_zero_costs_nothing(device, run, backend, shape, groups):
+    """Σx² − mean² would leave no digit of the variance of every second sample."""
+    x, (weight, bias) = make(device, shape, torch.float32), factors(device, shape[1], torch.float32)
+    x[::2] += 1e4
+    check(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON), x, groups, weight, bias)
+
+
 @pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_silu(device, run, backend, is_last):

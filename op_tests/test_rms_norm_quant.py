@@ -20,13 +20,13 @@ from aiter_like.tuning import norms
 BF16 = torch.bfloat16
 
 
-def quant(run, backend, x, weight, dtype, group_size=0, shuffle=False, residual=None, gemma=False):
+def quant(run, backend, x, weight, dtype, group_size=0, shuffle=False, residual=None, gemma=False, epsilon=EPSILON):
     """(q, scale in row order, residual_out) of rmsnorm_quant or add_rmsnorm_quant."""
     groups = x.shape[-1] // group_size if group_size else 1
     out, scale = x.new_empty(x.shape, dtype=dtype), x.new_empty(*x.shape[:-1], groups, dtype=torch.float32)
     scale.fill_(math.nan)
     if residual is None:
-        run(backend, aiter_like.rmsnorm_quant, out, x, scale, weight, EPSILON, group_size, shuffle, gemma)
+        run(backend, aiter_like.rmsnorm_quant, out, x, scale, weight, epsilon, group_size, shuffle, gemma)
         total = None
     else:
         total = torch.empty_like(x)
@@ -44,16 +44,17 @@ def test_a_scale_per_row(device, run, backend, hidden, index):
     check_quantised(out, scale, rms_norm64(x, weight))
 
 
-@pytest.mark.parametrize("hidden", (64, 1000))
+@pytest.mark.parametrize("group_size, hidden", ((0, 64), (0, 1000), (32, 64), (128, 1024)))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_products_beyond_fp32(device, run, backend, hidden):
+def test_products_beyond_fp32(device, run, backend, group_size, hidden):
     """x · weight may overflow, or lose its bits, where y does not: in one row and not in the next one of its wave."""
     (x,), weight = rows_like(device, 6, hidden, BF16, seed=hidden), vector_like(device, hidden, BF16)
-    x *= torch.tensor([1.0, 2.0**20, 2.0**50, 0.0, 2.0**-5, 2.0], device=device)[:, None].to(BF16)
-    for factor in (2.0**90, 2.0**-98):
-        out, scale, _ = quant(run, backend, x, weight * factor, quantised_dtypes(device)[0])
-        check_quantised(out, scale, rms_norm64(x, weight * factor))
-        alone = quant(run, backend, x[5:], weight * factor, quantised_dtypes(device)[0])
+    x *= torch.tensor([1.0, 2.0**20, 2.0**50, 2.0**-60, 2.0**-5, 2.0], device=device)[:, None].to(BF16)
+    fp8 = quantised_dtypes(device)[0]
+    for factor in (2.0**90, 2.0**-80):
+        out, scale, _ = quant(run, backend, x, weight * factor, fp8, group_size, epsilon=0.0)
+        check_quantised(out, scale, rms_norm64(x, weight * factor, 0.0), group_size)
+        alone = quant(run, backend, x[5:], weight * factor, fp8, group_size, epsilon=0.0)
         assert torch.equal(alone[0].view(torch.int8), out[5:].view(torch.int8)) and torch.equal(alone[1], scale[5:])
 
 
