@@ -82,8 +82,8 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int 
         accesses = min(max(_ACCESSES_OF_32 // loads, 1) if target.wave_size == 32 else 1 if is_short else 2,
                        -(-total // target.wave_size))
         lanes = max(_MIN_LANES, min(_power_of_two(-(-total // max(accesses, 1))), _MAX_LANES))
-        if target.wave_size == 32 and lanes == 1024 and 512 * (most // vec) >= total:
-            lanes = 512  # a workgroup of half an SM: 137 us instead of 175, silu of 8192 × 2·14336 with groups, H200
+        if target.wave_size == 32 and lanes == _MAX_LANES and lanes // 2 * (most // vec) >= total:
+            lanes //= 2  # a workgroup of half an SM: 137 us instead of 175, silu of 8192 × 2·14336 with groups, H200
     elif lanes & (lanes - 1) or not 0 < lanes <= _MAX_LANES:
         raise ValueError(f"lanes must be a power of two up to {_MAX_LANES}, got {lanes}")
     kept = min(_power_of_two(-(-total // lanes)), most // vec)

@@ -90,7 +90,7 @@ def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out
              _ELEMENTS[out.dtype].removesuffix("_t"), *([f"g{group_size}"] if group_size else []),
              *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
     target = target_of(input.device)
-    if lanes is None and group_size:
+    if lanes is None and vec is None and group_size:
         vec = rows.vec_of_groups(target, input)
     layout = rows.layout(target, input, lanes=lanes, vec=vec, takes_unaligned=True)
     return layout.instance("_".join(parts), {
