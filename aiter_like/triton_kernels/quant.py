@@ -62,7 +62,7 @@ def _tensor_amax_kernel(scale, x, num_rows, num_rows_factor, x_stride, rows, col
                         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAPS: tl.constexpr):
     """The scale of a tile, made the maximum with the one in memory, whose bits are ordered as an integer's."""
     await_stream(OVERLAPS)
-    row, column, mask = _tile(num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
+    row, column, mask = _tile(tl.program_id(0), num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     own = scales.scale_of(scales.amax(tl.reshape(values, [BLOCK_M * BLOCK_N]), 0), LARGEST)
     tl.atomic_max(scale, own.to(tl.int32, bitcast=True), sem="relaxed")
@@ -72,18 +72,19 @@ def _tensor_amax_kernel(scale, x, num_rows, num_rows_factor, x_stride, rows, col
 def _tensor_quant_kernel(out, scale, x, num_rows, num_rows_factor, out_stride, x_stride, rows, columns,
                          LARGEST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                          OVERLAPS: tl.constexpr):
-    """x / scale, rounded and saturated; bound: memory."""
+    """x / scale, rounded and saturated, last rows first: what a cache still has of the pass before. Bound: memory."""
     await_stream(OVERLAPS)
-    row, column, mask = _tile(num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    row, column, mask = _tile(block, num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
     y = scales.quantised(values * scales.inverse_of(tl.load(scale)), out.dtype.element_ty, LARGEST)
     tl.store(out + row * out_stride + column, y, mask=mask)
 
 
 @triton.jit
-def _tile(num_rows, num_rows_factor, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows and columns of this program, and which of them there are to be quantised."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+def _tile(block, num_rows, num_rows_factor, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Rows of this block and columns of this program, and which of them there are to be quantised."""
+    row = block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     mask = (row < rows) & (column < columns)
     if num_rows is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 _SMALLEST_AMAX = tl.constexpr(2.0**-110)
+_WHOLE = tl.constexpr(1.5 * 2.0**23)
+"""A whole number below 2^22 is the last bits of its sum with this one, to which the sum is rounded."""
 
 
 @triton.jit
@@ -33,10 +34,10 @@ def quantised(x, dtype: tl.constexpr, LARGEST: tl.constexpr):
     """fp32 `x` rounded to nearest even in `dtype`, saturated at ±LARGEST; fp8 keeps NaN, int8 makes it 0."""
     if dtype == tl.float8e4nv:  # of NVIDIA alone, whose conversion saturates
         return x.to(dtype)
-    limited = tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x))
     if dtype == tl.int8:
-        limited = tl.where(x == x, libdevice.nearbyint(limited), 0.0)
-    return limited.to(dtype)
+        limited = tl.where(x == x, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), 0.0)
+        return (limited + _WHOLE).to(tl.int32, bitcast=True).to(tl.int8)
+    return tl.where(x > LARGEST, LARGEST, tl.where(x < -LARGEST, -LARGEST, x)).to(dtype)
 
 
 @triton.jit

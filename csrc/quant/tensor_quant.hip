@@ -5,7 +5,7 @@
 //   1. set the scale to that of zeros
 //   2. each workgroup's largest magnitude, its scale, and an atomic maximum with the one in memory: the rule is
 //      monotonous, so that the maximum is the scale of all elements, whatever the order
-//   3. quantise
+//   3. quantise, the last elements first: they are what a cache still has of step 2
 //
 // A lane takes VECTORS vectors of the flattened matrix at a time. LDS: 4 bytes per wave.
 // Bound: memory. sizeof(ELEMENT) + 1 bytes per element, 2 · sizeof(ELEMENT) + 1 where dynamic: 8192 × 8192 bf16 =
@@ -68,9 +68,10 @@ __global__ __launch_bounds__(kThreads, 8) void tensor_quant_amax_kernel(TensorQu
 }
 
 template <int kVec>
-__global__ __launch_bounds__(kThreads, 8) void tensor_quant_kernel(TensorQuantArgs args, Divider row_vectors) {
+__global__ __launch_bounds__(kThreads, 8) void tensor_quant_kernel(TensorQuantArgs args, Divider row_vectors,
+                                                                    uint32_t groups) {
   await_stream();
-  const uint32_t first = workgroup_index().x * (kThreads * VECTORS) + thread_index();
+  const uint32_t first = (groups - 1 - workgroup_index().x) * (kThreads * VECTORS) + thread_index();
   const uint32_t end = static_cast<uint32_t>(args.count()) * row_vectors.divisor;
   const float inverse = 1.f / *args.scale;
   Packed<ELEMENT, kVec> x[VECTORS];
@@ -100,7 +101,7 @@ void launch_vectors(const TensorQuantArgs& args, int64_t columns, bool is_dynami
     launch_overlapped(tensor_quant_reset_kernel, dim3(1), kThreads, stream, args.scale);
     launch_overlapped(tensor_quant_amax_kernel<kVec>, dim3(some), kThreads, stream, args, row_vectors, some);
   }
-  launch_overlapped(tensor_quant_kernel<kVec>, dim3(groups), kThreads, stream, args, row_vectors);
+  launch_overlapped(tensor_quant_kernel<kVec>, dim3(groups), kThreads, stream, args, row_vectors, groups);
   check_launch("tensor_quant_kernel");
 }
 
