@@ -20,6 +20,7 @@ is_asked_for = False
 """Set by benching.main."""
 
 FLASHINFER, FLAG_GEMS, LIGER = "flashinfer", "flag_gems", "liger_kernel.transformers.functional"
+LIGER_OPS = "liger_kernel.ops"
 
 
 def _flashinfer_add_rms_norm(module: Any, x: Tensor, weight: Tensor, epsilon: float, residual: Tensor) -> Callable:
@@ -31,6 +32,14 @@ def _flashinfer_add_rms_norm(module: Any, x: Tensor, weight: Tensor, epsilon: fl
         return x, residual
 
     return call
+
+
+def _liger_rms_norm_backward(module: Any, dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> Callable:
+    """In place, as by default, on a copy: a repeated call goes on with dx, which takes the same time."""
+    block, waves = module.utils.calculate_settings(x.shape[-1])
+    casting = module.rms_norm._str_to_casting_mode["llama"]
+    return partial(module.rms_norm.rms_norm_backward, dout.clone(), x, weight, scale, 0.0, casting, block, waves, True,
+                   None)
 
 
 def _flashinfer_rope(module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor, is_neox: bool
@@ -83,6 +92,14 @@ PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
     "layer_norm": {
         FLAG_GEMS: lambda m, x, weight, bias, epsilon: lambda: m.layer_norm(x, x.shape[-1:], weight, bias, epsilon)[0],
         LIGER: lambda m, x, weight, bias, epsilon: partial(m.liger_layer_norm, x, weight, bias, epsilon)},
+    "rms_norm_backward": {
+        FLAG_GEMS: lambda m, dout, x, weight, scale: partial(m.rms_norm_backward, dout, x, scale, x.shape[-1:], weight),
+        LIGER_OPS: _liger_rms_norm_backward},
+    "layer_norm_backward": {
+        FLAG_GEMS: lambda m, dout, x, weight, bias, mean, scale: partial(
+            m.layer_norm_backward, dout, x, x.shape[-1:], mean, scale, weight, bias, (True,) * 3),
+        LIGER_OPS: lambda m, dout, x, weight, bias, mean, scale: partial(
+            m.layer_norm.layer_norm_backward, dout, x, weight, bias, mean, scale)},
     "silu_and_mul": {
         FLASHINFER: lambda m, x: partial(m.silu_and_mul, x),
         FLAG_GEMS: lambda m, x: partial(m.silu_and_mul, *x.chunk(2, -1)),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Derivatives of rms_norm and layer_norm: against autograd in float64, through the norms of every backend."""
+"""Derivatives of rms_norm and layer_norm: against autograd in float64, through every backend; `--bench`: a table."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -12,7 +13,9 @@ from norm_cases import EPSILON, double, layer_norm64, rms_norm64, rows_like, vec
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.norm_backward import norm_backward_ref
 from aiter_like.testing import TOLERANCES, assert_within, strided_like
+from aiter_like.tuning import norms
 
 BF16, FP32 = torch.bfloat16, torch.float32
 UNITS = {dtype: TOLERANCES[dtype, "rtne"].unit for dtype in (BF16, torch.float16, FP32)}
@@ -31,15 +34,18 @@ def exact(dout, x, weight, bias=None):
 
 
 def check(got, dout, x, weight, bias=None):
-    """Each derivative in `got`, dx first: its rounding, and √(terms)·2⁻²⁰ of the largest term that it is the sum of."""
+    """Each derivative in `got`, dx first: its rounding, and √(terms)·2⁻²⁰ of the largest term that it is the sum of.
+    Returns the largest error as a fraction of that.
+    """
     x64 = double(x) if bias is None else double(x) - double(x).mean(-1, keepdim=True)
     scale = 1 / (x64.square().mean(-1, keepdim=True) + EPSILON).sqrt()
     slope = double(dout).abs() * double(weight).abs().clamp(min=1)
-    names = ("dx", "dweight", "dbias")[:len(got)]
+    names, worst = ("dx", "dweight", "dbias")[:len(got)], 0.0
     for name, tensor, expected in zip(names, got, exact(dout, x, weight, bias)[:len(got)], strict=True):
         largest = (slope * scale).amax(-1, keepdim=True) if name == "dx" else slope.max() * (x64 * scale).abs().max()
         limit = UNITS[tensor.dtype] * 1.01 * expected.abs() + 2**-20 * math.sqrt(x.shape[0] + 8) * largest
-        assert_within(name, tensor, expected, limit)
+        worst = max(worst, assert_within(name, tensor, expected, limit))
+    return worst
 
 
 @pytest.mark.parametrize("rows, hidden, dtype, weight_dtype", (
@@ -152,3 +158,53 @@ def test_bad_input_is_named(device):
                                 ("epsilon must be at least", ValueError, (x, x, weight, -1.0))):
         with pytest.raises(kind, match=f"norm_backward: {message}"):
             aiter_like.rms_norm_backward(*args)
+
+
+def bench() -> None:
+    """Whole calls, parts added up, beside torch.compile of the formulas; the peers get mean and scale from forward."""
+    import bench_peers
+    import benching
+
+    device = torch.device("cuda")
+
+    def case(rows, hidden, has_mean, compiled, seed):
+        random = norms.normal(device, seed, "bf16")
+        x, dout, weight, bias = random(rows, hidden), random(rows, hidden), random(hidden), random(hidden)
+        ours = aiter_like.layer_norm_backward if has_mean else aiter_like.rms_norm_backward
+        calls = benching.by_backend(ours, dout, x, weight, EPSILON, backends=("triton",))
+        calls["torch.compile"] = functools.partial(compiled, dout, x, weight)
+        mean = x.float().mean(-1) * has_mean
+        scale = ((x.float() - mean[:, None]).square().mean(-1) + EPSILON).rsqrt()
+        calls |= bench_peers.calls("layer_norm_backward", dout, x, weight, bias, mean, scale) if has_mean else \
+            bench_peers.calls("rms_norm_backward", dout, x, weight, scale)
+
+        def check_some(result):
+            """dx of a few rows, dweight of a few columns."""
+            few = check((result[0][:64],), dout[:64], x[:64], weight, bias if has_mean else None)
+            normed = (x.double() - mean[:, None]) * scale[:, None]
+            terms = (dout * normed)[:, :64].cpu()
+            limit = 2**-20 * math.sqrt(rows) * terms.abs().max() + UNITS[result[1].dtype] * terms.sum(0).abs()
+            return max(few, assert_within("dweight", result[1][:64], terms.sum(0), limit))
+
+        return benching.Case(f"{rows}×{hidden}{' mean' * has_mean}", 6 * x.numel(), calls, check_some)
+
+    def stock(has_mean):
+        def derivatives(dout, x, weight):
+            dx, dweight, dbias = torch.empty_like(x), *(dout.new_empty(1, x.shape[1], dtype=FP32) for _ in range(2))
+            norm_backward_ref(dx, dweight, dbias if has_mean else None, dout, x, weight, EPSILON, has_mean, 1)
+            return dx, dweight[0], dbias[0]
+
+        return benching.compiled(derivatives)
+
+    def cases():
+        for rows, hidden, has_mean in ((8192, 4096, False), (8192, 4096, True), (8192, 8192, False), (64, 4096, False)):
+            torch._dynamo.reset()
+            yield benching.rotating(functools.partial(case, rows, hidden, has_mean, stock(has_mean)))
+
+    benching.table("norm_backward bf16", cases())
+
+
+if __name__ == "__main__":
+    import benching
+
+    benching.main(bench, __doc__)

@@ -143,7 +143,8 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
     hidden = x.shape[-1]
     parts = _parts(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dweight, dbias = (torch.zeros(parts, hidden, dtype=torch.float32, device=x.device) if is_wanted else None
+    new = torch.empty if x.numel() else torch.zeros  # without rows nothing is launched
+    dweight, dbias = (new(parts, hidden, dtype=torch.float32, device=x.device) if is_wanted else None
                       for is_wanted in (for_weight, for_bias))
     if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # as the derivative of a sum, expanded
         dout = dout.contiguous()

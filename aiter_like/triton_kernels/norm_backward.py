@@ -16,8 +16,8 @@ _LONGEST, _BLOCK = 16384, 8192  # elements of a row that 16 waves keep whole; of
 def _norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, dout_stride, x_stride, rows, hidden, epsilon,
                           BLOCK: tl.constexpr, HAS_MEAN: tl.constexpr):
     """With n = (x - mean) · r, r = 1 / sqrt(mean square + epsilon), g = dout · weight:
-    dx = r · (g - mean(g) - n · mean(g · n)). Each program walks through its rows and keeps their part of
-    dweight = Σ dout · n and dbias = Σ dout. Bound: memory.
+    dx = r · (g - mean(g) - n · mean(g · n)). Each program walks through its rows, the next one on its way while it
+    reduces one, and keeps their part of dweight = Σ dout · n and dbias = Σ dout. Bound: memory.
     """
     column = tl.arange(0, BLOCK)
     is_inside = column < hidden
@@ -26,10 +26,13 @@ def _norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, dout_s
         w = tl.load(weight + column, mask=is_inside, other=0.0).to(tl.float32)
     dweight_part = tl.zeros([BLOCK], tl.float32)
     dbias_part = tl.zeros([BLOCK], tl.float32)
-    for index in range(tl.program_id(0), rows, tl.num_programs(0)):
-        row = index.to(tl.int64)
-        values = tl.load(x + row * x_stride + column, mask=is_inside, other=0.0).to(tl.float32)
-        slope = tl.load(dout + row * dout_stride + column, mask=is_inside, other=0.0).to(tl.float32)
+    first = tl.program_id(0)
+    x_next = _row(x, x_stride, first, rows, column, is_inside)
+    dout_next = _row(dout, dout_stride, first, rows, column, is_inside)
+    for index in range(first, rows, tl.num_programs(0)):
+        values, slope = x_next.to(tl.float32), dout_next.to(tl.float32)
+        x_next = _row(x, x_stride, index + tl.num_programs(0), rows, column, is_inside)
+        dout_next = _row(dout, dout_stride, index + tl.num_programs(0), rows, column, is_inside)
         if HAS_MEAN:
             values = tl.where(is_inside, values - tl.sum(values, 0) / hidden, 0.0)
         weighted = slope * w if weight is not None else slope
@@ -41,11 +44,17 @@ def _norm_backward_kernel(dx, dweight, dbias, dout, x, weight, dx_stride, dout_s
         result = weighted - normed * (along * scale / hidden)
         if HAS_MEAN:
             result -= across / hidden
-        tl.store(dx + row * dx_stride + column, (result * scale).to(dx.dtype.element_ty), mask=is_inside)
+        tl.store(dx + index.to(tl.int64) * dx_stride + column, (result * scale).to(dx.dtype.element_ty), mask=is_inside)
     if dweight is not None:
         tl.store(dweight + tl.program_id(0) * hidden + column, dweight_part, mask=is_inside)
     if dbias is not None:
         tl.store(dbias + tl.program_id(0) * hidden + column, dbias_part, mask=is_inside)
+
+
+@triton.jit
+def _row(matrix, stride, index, rows, column, is_inside):
+    """A row as it is in memory; zeros beyond it, and of a row that is not there."""
+    return tl.load(matrix + index.to(tl.int64) * stride + column, mask=is_inside & (index < rows), other=0.0)
 
 
 @triton.jit
