@@ -6,8 +6,8 @@
 // QUANT none: y alone; fixed: by a scale in memory; found: one per row (GROUP 0) or per GROUP columns, as quant.h says.
 //
 //   1. the first workgroups take the rows of input, the others those of second: each loads its row into registers
-//   2. the sum of squares over the row's lanes
-//   3. stores the sum with the residual, and y as it is where that is wanted, as it always is of second
+//   2. stores the sum with the residual; the sum of squares over the row's lanes
+//   3. stores y as it is where that is wanted, as it always is of second
 //   4. scale found per row: largest magnitude of y over the row's lanes; y quantised is stored
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave.
@@ -26,7 +26,7 @@ namespace aiter_like {
 
 enum class Quant { none, fixed, found };
 constexpr Quant kQuant = Quant::QUANT;
-constexpr int kBytes = (1 + HAS_RESIDUAL) * sizeof(ELEMENT) + sizeof(WEIGHT);  // of registers for an element
+constexpr int kBytes = (HAS_RESIDUAL ? 4 : sizeof(ELEMENT)) + sizeof(WEIGHT);  // of registers for an element
 
 /// What both matrices have.
 struct NormSide {
@@ -60,23 +60,23 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
   const int64_t row = index < side.rows ? index : side.rows - 1;
   const int hidden = index < side.rows ? side.hidden : 0, first_hidden = is_first ? hidden : 0;
 
-  RowTile<Layout, ELEMENT> x, residual;
+  SumTile<Layout, ELEMENT, HAS_RESIDUAL> x;
   RowTile<Layout, WEIGHT> weight;
   x.load(side.input.row(row), hidden);
   weight.load(side.weight, hidden);  // with the row, not after the reduction
-  if constexpr (HAS_RESIDUAL) residual.load(is_first ? args.residual_in.row(row) : side.input.row(row), first_hidden);
-  const auto sum = [&](int v, int e) { return HAS_RESIDUAL ? x.at(v, e) + residual.at(v, e) : x.at(v, e); };
-  const float squares = lane_sum<Layout>([&](int v, int e) { return sum(v, e) * sum(v, e); });
+  if constexpr (HAS_RESIDUAL) {
+    x.add(is_first ? args.residual_in.row(row) : side.input.row(row), first_hidden);
+    store_row<Layout>(args.residual_out.row(is_first ? row : 0), first_hidden, [&](int v, int e) { return x.at(v, e); });
+  }
+  const float squares = lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
   const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(side.hidden);
   x.drop_floats();
-  residual.drop_floats();
   const float inverse_rms = reciprocal_square_root(mean + side.epsilon);
   const auto normed = [&](int v, int e) {
-    const float y = sum(v, e) * inverse_rms * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
+    const float y = x.at(v, e) * inverse_rms * (IS_GEMMA ? weight.at(v, e) + 1.f : weight.at(v, e));
     return IS_ROUNDED ? to_float(from_float<ELEMENT>(y)) : y;
   };
 
-  if constexpr (HAS_RESIDUAL) store_row<Layout>(args.residual_out.row(is_first ? row : 0), first_hidden, sum);
   if (HAS_PLAIN || (HAS_SECOND && !is_first)) store_row<Layout>(side.out.row(row), hidden, normed);
   if (kQuant == Quant::none || !is_first) return;
   if constexpr (kQuant == Quant::found && GROUP > 0) {
@@ -86,7 +86,6 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
     const QuantScale scale = quant_scale<OUT>(row_max<Layout>(lane_amax<Layout>(normed), amax_scratch));
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
     x.drop_floats();
-    residual.drop_floats();
     weight.drop_floats();
     store_quantised<Layout>(args.out.row(row), hidden, scale.inverse, normed);
   } else if constexpr (kQuant == Quant::fixed) {
