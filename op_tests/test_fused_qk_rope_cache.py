@@ -166,6 +166,29 @@ def test_norm_rope_and_cache(device, run, backend, is_fp8, layout):
             assert (k_out == 7).all() and (v_out == 7).all()
 
 
+@pytest.mark.parametrize("layout, head_dim, rotary_dim, tokens", (
+    ("packed", 128, 128, 2300), ("shuffled", 128, 128, 2300), ("packed", 64, 62, 1200)), ids=str)
+def test_several_heads_of_a_lane(device, run, layout, head_dim, rotary_dim, tokens):
+    """With enough tokens a lane takes two heads, four where it accesses single elements; 11 of q are no multiple."""
+    heads, slots = 11, torch.full((tokens,), -1)
+    slots[-TOKENS:] = slots_of(torch.device("cpu"))
+    qkv = randn(tokens, (heads + 2 * KV_HEADS) * head_dim, device=device)
+    q, k, v = qkv.view(tokens, -1, head_dim).split((heads, KV_HEADS, KV_HEADS), 1)
+    qw, kw = (randn(head_dim, device=device, seed=seed) for seed in (1, 2))
+    positions = torch.arange(tokens) % 40
+    angles = torch.rand(40, rotary_dim // 2, generator=torch.Generator().manual_seed(2)) * 50
+    (cos, sin), exact = tables(angles, BF16, device)
+    rows = [table[positions] for table in exact]
+    caches, before = pages(device, layout, head_dim, BF16)
+    q_out, one = torch.empty(tokens, heads * head_dim, dtype=BF16, device=device), torch.tensor(1.0, device=device)
+    run("hip", aiter_like.fused_qk_norm_rope_cache_pts_quant_shuffle, qkv, qw, kw,
+        torch.cat((cos, sin), -1)[:, 0, 0].contiguous(), positions.to(device), tokens, heads, KV_HEADS, KV_HEADS,
+        head_dim, True, EPSILON, q_out, caches.key, caches.value, slots.to(device), one, one, None, None, False,
+        layout == "shuffled", PAGE, 8, rotary_dim)
+    check("q_out", q_out.view(tokens, heads, head_dim), *expected(q, qw, *rows, 0, True))
+    check_caches(caches, before, slots, expected(k, kw, *rows, 0, True), (v.cpu().double(), v.cpu().double().abs()))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_other_dtypes_in_place_and_slots_without_blocks(device, run, backend):
     """fp32 heads of 32 with a value per element of fp32 tables; q and k written in place, strided."""

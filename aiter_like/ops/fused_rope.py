@@ -52,13 +52,13 @@ def _fused_ref(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_ca
 
 
 def _variant(dtype: torch.dtype, table_dtype: torch.dtype, is_fp8: bool, head_dim: int, has_norm: bool,
-             is_shared: bool, vec: int, threads: int = 256) -> Instance:
+             is_shared: bool, vec: int, threads: int = 128, share: int = 4) -> Instance:
     parts = (dtypes.name(dtype), f"table_{dtypes.name(table_dtype)}", *(["fp8"] if is_fp8 else []), f"d{head_dim}",
-             *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}", f"t{threads}")
+             *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}", f"t{threads}", f"s{share}")
     return Instance("_".join(parts), {
         "ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "CACHE": "fp8" if is_fp8 else ELEMENTS[dtype],
         "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm), "IS_SHARED": int(is_shared), "VEC": vec,
-        "THREADS": threads})
+        "THREADS": threads, "SHARE": share})
 
 
 def _vec(rotary_dim: int, tables: Sequence[Tensor], heads: Sequence[Tensor | None]) -> int:
@@ -73,10 +73,11 @@ def _instance(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cac
               q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor,
               sin: Tensor, positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
               v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
-              layout: str, *, threads: int = 256) -> Instance:
+              layout: str, *, threads: int = 128, share: int = 4) -> Instance:
     rotary_dim = cos.shape[-1] * (2 if reuse_freqs_front_part else 1)
+    vec = _vec(rotary_dim, (cos, sin), (q, k, v, q_out, k_out, v_out))
     return _variant(q.dtype, cos.dtype, key_cache.dtype != q.dtype, q.shape[-1], q_weight is not None,
-                    reuse_freqs_front_part, _vec(rotary_dim, (cos, sin), (q, k, v, q_out, k_out, v_out)), threads)
+                    reuse_freqs_front_part, vec, threads, share)
 
 
 @compile_ops("rope/fused_qk_rope_cache.hip", gen_func=_instance, prebuild=[
@@ -228,7 +229,8 @@ _fused_qk_rope_cache = Op(
     round_field="tokens", writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"), self_check=_self_check,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported,
-                      space=lambda *_: [{"threads": count} for count in (64, 128, 256)]),
+                      space=lambda *_: [{"threads": threads, "share": share} for threads in (64, 128, 256)
+                                         for share in (1, 2, 4, 8)]),
               Backend("triton", "fused_rope:fused_qk_rope_cache", unsupported=_triton_unsupported,
                       space=triton_space),
               Backend("torch", _fused_ref)))

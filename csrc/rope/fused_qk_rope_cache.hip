@@ -3,8 +3,9 @@
 // embedding, K and V into their slots of a paged cache (kv_cache.h), as they are or as fp8 value · (1 / scale).
 // HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
-//   1. a lane loads two packs of a head's elements, which are kVec pairs where the head is rotated there (rope.h)
-//   2. HAS_NORM: the sum of squares over the head's lanes, x / sqrt(mean + epsilon) · weight
+//   1. a lane loads two packs of a head, kVec pairs where the head is rotated (rope.h), and the pairs' angles and weights,
+//      once for up to SHARE heads of a token; a head's packs are loaded while it works on those of the one before
+//   2. HAS_NORM: the sum of squares over a head's lanes, x / sqrt(mean + epsilon) · weight
 //   3. rotates in fp32; q, and k and v where they are wanted, rounded once to ELEMENT
 //   4. k and v from the same fp32 values into the cache; slots outside the cache are skipped
 //
@@ -19,8 +20,8 @@
 #include "aiter_like/rope.h"
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(CACHE) || !defined(HEAD_DIM) || !defined(HAS_NORM) || \
-    !defined(IS_SHARED) || !defined(VEC) || !defined(THREADS)
-#error "fused_qk_rope_cache.hip: -DELEMENT -DTABLE=bf16|f16|float -DCACHE=ELEMENT|fp8 -DHEAD_DIM -DVEC -DTHREADS…"
+    !defined(IS_SHARED) || !defined(VEC) || !defined(THREADS) || !defined(SHARE)
+#error "fused_qk_rope_cache.hip: -DELEMENT -DTABLE=bf16|f16|float -DCACHE=ELEMENT|fp8 -DHEAD_DIM -DVEC -DSHARE…"
 #endif
 
 namespace aiter_like {
@@ -58,7 +59,8 @@ struct FusedArgs {
   RopeIndices positions, offsets;
   uint32_t tokens;
   uint32_t groups[2];     // workgroups of q, and of k, in the packed layouts; of everything in that of rows
-  Divider heads, kv_heads, per_head;  // of a token in groups[0]; in a tile of V; tokens, of a head in groups[1]
+  uint32_t share, q_groups, kv_groups;  // a lane's heads, at most; how many groups of them q has, and k or v
+  Divider per_token, per_group, kv_heads;  // groups of a token in groups[0]; tokens, of a group in groups[1]; of V
   int rotary_dim;
   float epsilon;
 };
@@ -144,105 +146,120 @@ __device__ inline void write_values(const FusedArgs& args, uint32_t index, Tile&
   }
 }
 
+/// Turns the pairs of two packs.
+template <bool kIsGptj, class Turn>
+__device__ inline void rotate(float (&x)[2][kVec], const Turn& turn) {
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) {
+    float& first = kIsGptj ? x[2 * e / kVec][2 * e % kVec] : x[0][e];
+    float& second = kIsGptj ? x[(2 * e + 1) / kVec][(2 * e + 1) % kVec] : x[1][e];
+    const float turned = first * turn.cosine(e, false) - second * turn.sine(e, false);
+    second = second * turn.cosine(e, true) + first * turn.sine(e, true);
+    first = turned;
+  }
+}
+
 template <bool kIsGptj, bool kIsPacked>
 __device__ inline void write_heads(const FusedArgs& args) {
   const uint32_t lane = thread_index() % kLanes, group = workgroup_index().x, row = thread_index() / kLanes;
   const bool is_key = kIsPacked && group >= args.groups[0];
   const uint32_t index = (is_key ? group - args.groups[0] : group) * kRows + row;
-  uint32_t token, head, kind = is_key;
-  bool is_there;  // lanes of a head that is not there take part in the sum
+  uint32_t token, first, kind = is_key;
+  bool is_used = kLanes == kUsedLanes || lane < kUsedLanes;
   if (is_key) {
-    head = args.per_head.divide(index);
-    token = index - head * args.per_head.divisor;
-    is_there = head < args.parts[1].count;
-    head = is_there ? head : 0;
+    first = args.per_group.divide(index);
+    token = index - first * args.per_group.divisor;
+    is_used = is_used && first < args.kv_groups;
   } else {
-    token = args.heads.divide(index);
-    head = index - token * args.heads.divisor;
-    is_there = token < args.tokens;
-    token = is_there ? token : 0;
-    const uint32_t q_heads = args.parts[0].count, kv_heads = args.parts[1].count;
-    kind = (head >= q_heads) + (head >= q_heads + kv_heads);
-    head -= kind == 0 ? 0 : kind == 1 ? q_heads : q_heads + kv_heads;
+    token = args.per_token.divide(index);
+    first = index - token * args.per_token.divisor;
+    is_used = is_used && token < args.tokens;
+    token = token < args.tokens ? token : 0;
+    kind = (first >= args.q_groups) + (first >= args.q_groups + args.kv_groups);
+    first -= kind == 0 ? 0 : kind == 1 ? args.q_groups : args.q_groups + args.kv_groups;
   }
   // Values are selected one by one: a part selected by its number would be read from memory by every lane.
   const auto pick = [&](auto q, auto k, auto v) { return kind == 0 ? q : kind == 1 ? k : v; };
   const FusedHeads &q = args.parts[0], &k = args.parts[1], &v = args.parts[2];
+  const uint32_t step = kind == 0 ? args.q_groups : args.kv_groups;
+  const uint32_t count = is_used ? pick(q.count, k.count, v.count) : 0;  // heads beyond it take part in the sums
 
   const bool is_rotated = kind < 2 && lane < args.rotary_dim / (2 * kVec);
   const bool is_apart = is_rotated && !kAreNeighbours<kVec, kIsGptj>;
   const int low = is_apart ? lane * kVec : lane * 2 * kVec, distance = is_apart ? args.rotary_dim / 2 : kVec;
-  const bool is_used = kLanes == kUsedLanes || lane < kUsedLanes;
+  const int64_t input_head = pick(q.head, k.head, v.head), out_head = pick(q.out_head, k.out_head, v.out_head);
+  const ELEMENT* input = pick(q.input, k.input, v.input) + token * pick(q.token, k.token, v.token) + low;
   RopePack<ELEMENT, kVec> packs[2]{};
-  if (is_used) {
-    const ELEMENT* input = pick(q.input, k.input, v.input) + token * pick(q.token, k.token, v.token) +
-                           head * pick(q.head, k.head, v.head) + low;
-    packs[0].load(input);
-    packs[1].load(input + distance);
-  }
+  const auto load = [&](uint32_t head) {
+    if (head >= count) return;
+    packs[0].load(input + head * input_head);
+    packs[1].load(input + head * input_head + distance);
+  };
+  load(first);
   Turn<TABLE, kVec, kIsGptj, IS_SHARED, false> turn;
   if (is_rotated) {
     int64_t row = args.positions.at(token, 0);
     if (args.offsets.data != nullptr) row += args.offsets.at(token, 0);
     turn.load(args.cosines + row * args.cosine_stride, args.sines + row * args.sine_stride, low, distance);
   }
+  RopePack<ELEMENT, kVec> weight[2]{};
+  if (HAS_NORM && kind < 2 && first < count) {
+    weight[0].load((kind == 0 ? q.weight : k.weight) + low);
+    weight[1].load((kind == 0 ? q.weight : k.weight) + low + distance);
+  }
+  CachePlace place{};
+  const bool is_cached = kind > 0 && token < args.slot_count && args.slots.find(token, place);
+  const uint32_t which = kind == 2;
+  const float inverse = is_cached ? inverse_scale(which == 0 ? args.scales[0] : args.scales[1]) : 1.f;
+  ELEMENT* out = pick(q.out, k.out, v.out);
+  if (out != nullptr) out += token * pick(q.out_token, k.out_token, v.out_token) + low;
 
-  float x[2][kVec];
+#pragma unroll 1
+  for (uint32_t i = 0, head = first; i < args.share; ++i, head += step) {
+    float x[2][kVec];
 #pragma unroll
-  for (int i = 0; i < 2 * kVec; ++i) x[i / kVec][i % kVec] = packs[i / kVec].at(i % kVec);
-  if constexpr (HAS_NORM) {
-    float squares = 0.f;
+    for (int e = 0; e < 2 * kVec; ++e) x[e / kVec][e % kVec] = packs[e / kVec].at(e % kVec);
+    load(head + step);
+    turn.drop_floats();
+    weight[0].drop_floats();
+    weight[1].drop_floats();
+    if constexpr (HAS_NORM) {
+      float squares = 0.f;
 #pragma unroll
-    for (int i = 0; i < 2 * kVec; ++i) squares += x[i / kVec][i % kVec] * x[i / kVec][i % kVec];
-    if constexpr (kLanes > 1) squares = wave_sum<kLanes / 2>(squares);
-    if (kind < 2 && is_used) {
-      const float inverse_rms = 1.f / square_root(squares / HEAD_DIM + args.epsilon);
-      const ELEMENT* weight = (kind == 0 ? q.weight : k.weight) + low;
-      packs[0].load(weight);
-      packs[1].load(weight + distance);
+      for (int e = 0; e < 2 * kVec; ++e) squares += x[e / kVec][e % kVec] * x[e / kVec][e % kVec];
+      if constexpr (kLanes > 1) squares = wave_sum<kLanes / 2>(squares);
+      const float inverse_rms = reciprocal_square_root(squares / HEAD_DIM + args.epsilon);
 #pragma unroll
-      for (int i = 0; i < 2 * kVec; ++i) x[i / kVec][i % kVec] *= inverse_rms * packs[i / kVec].at(i % kVec);
+      for (int e = 0; kind < 2 && e < 2 * kVec; ++e)
+        x[e / kVec][e % kVec] *= inverse_rms * weight[e / kVec].at(e % kVec);
     }
-  }
-  if (is_rotated) {
-#pragma unroll
-    for (int e = 0; e < kVec; ++e) {
-      float& first = kIsGptj ? x[2 * e / kVec][2 * e % kVec] : x[0][e];
-      float& second = kIsGptj ? x[(2 * e + 1) / kVec][(2 * e + 1) % kVec] : x[1][e];
-      const float turned = first * turn.cosine(e, false) - second * turn.sine(e, false);
-      second = second * turn.cosine(e, true) + first * turn.sine(e, true);
-      first = turned;
+    if (is_rotated) rotate<kIsGptj>(x, turn);
+    if (head >= count) continue;
+    if (out != nullptr) {
+      store_vec<kVec>(out + head * out_head, vec_from_float<ELEMENT>(x[0]));
+      store_vec<kVec>(out + head * out_head + distance, vec_from_float<ELEMENT>(x[1]));
     }
-  }
-  if (!is_there || !is_used) return;
-
-  if (ELEMENT* out = pick(q.out, k.out, v.out); out != nullptr) {
-    out += token * pick(q.out_token, k.out_token, v.out_token) + head * pick(q.out_head, k.out_head, v.out_head) + low;
-    store_vec<kVec>(out, vec_from_float<ELEMENT>(x[0]));
-    store_vec<kVec>(out + distance, vec_from_float<ELEMENT>(x[1]));
-  }
-  CachePlace place;
-  if (kind == 0 || token >= args.slot_count || !args.slots.find(token, place)) return;
-  const uint32_t which = kind - 1;
-  const float inverse = inverse_scale(which == 0 ? args.scales[0] : args.scales[1]);
+    if (!is_cached) continue;
+    const uint32_t dims = opaque(low);  // the layouts' offsets of all dims, kept for the next head, would spill
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t dim = low + i * distance;
-    if (kIsPacked)  // V is elsewhere
-      put<Pack::kDims>(args.planes[0], args.has_vectors[0], place, head, dim, x[i], inverse);
-    else if (args.layout == KvLayout::kRows)  // one code for both: two, merged by the compiler, store in pieces
-      put<Pack::kNone>(args.planes[which], args.has_vectors[which], place, head, dim, x[i], inverse);
-    else if (which == 0)
-      put<Pack::kDims>(args.planes[0], args.has_vectors[0], place, head, dim, x[i], inverse);
-    else if (args.layout == KvLayout::kColumns)
-      put<Pack::kNone>(args.planes[1], false, place, head, dim, x[i], inverse);
-    else
-      put<Pack::kTokens>(args.planes[1], false, place, head, dim, x[i], inverse);
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t dim = dims + half * distance;
+      if (kIsPacked)  // V is elsewhere
+        put<Pack::kDims>(args.planes[0], args.has_vectors[0], place, head, dim, x[half], inverse);
+      else if (args.layout == KvLayout::kRows)  // one code for both: two, merged by the compiler, store in pieces
+        put<Pack::kNone>(args.planes[which], args.has_vectors[which], place, head, dim, x[half], inverse);
+      else if (which == 0)
+        put<Pack::kDims>(args.planes[0], args.has_vectors[0], place, head, dim, x[half], inverse);
+      else if (args.layout == KvLayout::kColumns)
+        put<Pack::kNone>(args.planes[1], false, place, head, dim, x[half], inverse);
+      else
+        put<Pack::kTokens>(args.planes[1], false, place, head, dim, x[half], inverse);
+    }
   }
 }
 
 template <bool kIsGptj, bool kIsPacked>
-__global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs args) {
+__global__ __launch_bounds__(kThreads, 640 / kThreads) void fused_qk_rope_cache_kernel(FusedArgs args) {
   await_stream();
   if constexpr (kIsPacked) {
     __shared__ Tile tile;
@@ -259,12 +276,18 @@ __global__ __launch_bounds__(kThreads) void fused_qk_rope_cache_kernel(FusedArgs
 
 void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, bool is_packed, Stream stream) {
   const uint32_t q_heads = args.parts[0].count, kv_heads = args.parts[1].count;
-  const uint32_t heads = is_packed ? q_heads : q_heads + 2 * kv_heads;
-  args.groups[0] = (args.tokens * heads + kRows - 1) / kRows;
-  args.groups[1] = is_packed ? (args.tokens * kv_heads + kRows - 1) / kRows : 0;
-  args.heads = Divider(heads > 0 ? heads : 1);
+  // SHARE heads per lane, or fewer where there are too few tokens to fill the device: 2^17 lanes fill 64 CUs.
+  args.share = SHARE;
+  while (args.share > 1 && uint64_t{args.tokens} * (q_heads + 2 * kv_heads) / args.share * kLanes < 1 << 17)
+    args.share /= 2;
+  args.q_groups = (q_heads + args.share - 1) / args.share;
+  args.kv_groups = (kv_heads + args.share - 1) / args.share;
+  const uint32_t per_token = is_packed ? args.q_groups : args.q_groups + 2 * args.kv_groups;
+  args.groups[0] = (args.tokens * per_token + kRows - 1) / kRows;
+  args.groups[1] = is_packed ? (args.tokens * args.kv_groups + kRows - 1) / kRows : 0;
+  args.per_token = Divider(per_token > 0 ? per_token : 1);
+  args.per_group = Divider(args.tokens);
   args.kv_heads = Divider(kv_heads > 0 ? kv_heads : 1);
-  args.per_head = Divider(args.tokens);
   const uint32_t tiles = is_packed ? (args.tokens + kTileTokens - 1) / kTileTokens * kv_heads : 0;
   const dim3 grid(args.groups[0] + args.groups[1] + tiles);
   if constexpr (kHasTiles) {

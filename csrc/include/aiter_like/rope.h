@@ -43,6 +43,12 @@ struct RopePack {
     const Word word = words[element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
     return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));
   }
+  /// As Packed's: the floats of it are made again where they are used from here on.
+  __device__ void drop_floats() {
+    if constexpr (sizeof(Word) == 4)
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) words[w] = opaque(words[w]);
+  }
   __device__ void negate() {
     constexpr uint32_t kSigns = sizeof(T) == 2 && kPerWord == 2 ? 0x80008000u : 1u << (8 * sizeof(T) - 1);
 #pragma unroll
@@ -114,6 +120,15 @@ struct Turn {
     if constexpr (kIsShared) return of_element(pair, false);
     const float own = of_element(pair, is_second), other = of_element(pair, !is_second);
     return is_transposed ? other : own;
+  }
+
+  /// Keeps the tables as they are in memory, not as floats, from one head to the next.
+  __device__ void drop_floats() {
+    Pairs<Table, kVec, kIsGptj>* const tables[] = {&cosines, &sines};
+    for (auto* table : tables) {
+      table->low.drop_floats();
+      if constexpr (!kIsShared) table->high.drop_floats();
+    }
   }
 
   /// Turns back: takes each sine from the other element of the pair, negative.
