@@ -9,7 +9,7 @@ import triton.language as tl
 
 from aiter_like import scales
 from aiter_like.triton_kernels.launch import await_stream, launch
-from aiter_like.triton_kernels.rope import row_step
+from aiter_like.triton_kernels.rope import load_pairs, places, row_angles, row_step
 from aiter_like.triton_kernels.scales import quantised
 
 _ELEMENTS = 2048  # of the heads that one program takes
@@ -22,14 +22,7 @@ def _load(x, heads, is_head, columns, is_column):
 
 
 @triton.jit
-def _weighted(x, inverse_rms, weight, columns, is_column):
-    """The norm's second half."""
-    w = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
-    return x * (inverse_rms[:, None] * w[None, :])
-
-
-@triton.jit
-def _put(cache, start, heads, is_head, columns, is_column, values, pack_step, dim_step, PACK: tl.constexpr,
+def _put(cache, heads, is_head, columns, is_column, values, pack_step, dim_step, PACK: tl.constexpr,
          LARGEST: tl.constexpr):
     """Columns of a head into a cache whose dims are in packs of PACK."""
     place = (columns // PACK).to(tl.int64) * pack_step + (columns % PACK).to(tl.int64) * dim_step
@@ -37,54 +30,68 @@ def _put(cache, start, heads, is_head, columns, is_column, values, pack_step, di
         rounded = quantised(values, cache.dtype.element_ty, LARGEST)
     else:
         rounded = values.to(cache.dtype.element_ty)
-    tl.store(cache + start + heads + place[None, :], rounded, mask=is_head & is_column[None, :])
+    tl.store(cache + heads + place[None, :], rounded, mask=is_head & is_column[None, :])
 
 
 @triton.jit
-def _heads(x, out, weight, token, x_token, x_head, out_token, out_head, cache, start, cache_head, pack_step, dim_step,
-           is_cached, inverse, cos, sin, first_head, count, head_dim, epsilon, rotary_half, BLOCK_H: tl.constexpr,
+def _heads(x, out, out_start, weight, cos, sin, x_head, out_head, cache, cache_head, pack_step, dim_step, is_cached,
+           inverse, first_head, count, head_dim, epsilon, rotary_half, first, second, BLOCK_H: tl.constexpr,
            BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, PACK: tl.constexpr, LARGEST: tl.constexpr,
            IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr):
-    """BLOCK_H heads of q or k: norm, rotation, result, and the cache where there is one."""
+    """BLOCK_H heads of q or k, whose pairs load_pairs gave: norm, rotation, result, and the cache where there is one.
+    `x`, `out` + out_start, `cos`, `sin` and `cache` point to the token's.
+    """
     head = first_head + tl.arange(0, BLOCK_H)
     is_head = (head < count)[:, None]
-    heads = token * x_token + head.to(tl.int64)[:, None] * x_head
-    pairs = tl.arange(0, BLOCK_P)
-    is_pair = pairs < rotary_half
-    low = 2 * pairs if IS_GPTJ else pairs
-    high = 2 * pairs + 1 if IS_GPTJ else pairs + rotary_half
-    first = _load(x, heads, is_head, low, is_pair)
-    second = _load(x, heads, is_head, high, is_pair)
-    rest = 2 * rotary_half + tl.arange(0, BLOCK_C)
-    is_rest = rest < head_dim
-    kept = _load(x, heads, is_head, rest, is_rest)
+    cos_1, sin_1, cos_2, sin_2 = row_angles(cos, sin, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED, False)
+    if IS_GPTJ:
+        first, second = tl.split(tl.reshape(first, (BLOCK_H, BLOCK_P, 2)))
+    first, second = first.to(tl.float32), second.to(tl.float32)
+    if BLOCK_C > 0:
+        rest = 2 * rotary_half + tl.arange(0, BLOCK_C)
+        is_rest = rest < head_dim
+        kept = _load(x, head.to(tl.int64)[:, None] * x_head, is_head, rest, is_rest)
     if weight is not None:
-        squares = tl.sum(first * first + second * second, 1) + tl.sum(kept * kept, 1)
-        inverse_rms = tl.rsqrt(squares / head_dim + epsilon)
-        first = _weighted(first, inverse_rms, weight, low, is_pair)
-        second = _weighted(second, inverse_rms, weight, high, is_pair)
-        kept = _weighted(kept, inverse_rms, weight, rest, is_rest)
-    angle_1 = pairs if IS_SHARED else low
-    angle_2 = pairs if IS_SHARED else high
-    cos_1 = tl.load(cos + angle_1, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    sin_1 = tl.load(sin + angle_1, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    cos_2 = tl.load(cos + angle_2, mask=is_pair, other=0.0).to(tl.float32)[None, :]
-    sin_2 = tl.load(sin + angle_2, mask=is_pair, other=0.0).to(tl.float32)[None, :]
+        total = tl.sum(first * first + second * second, 1)
+        if BLOCK_C > 0:
+            total += tl.sum(kept * kept, 1)
+        inverse_rms = tl.rsqrt(total / head_dim + epsilon)[:, None]
+        weight_1, weight_2 = load_pairs(weight, 0, 1, 0, 0, rotary_half, 1, BLOCK_P, IS_GPTJ)
+        if IS_GPTJ:
+            weight_1, weight_2 = tl.split(tl.reshape(weight_1, (1, BLOCK_P, 2)))
+        first *= inverse_rms * weight_1.to(tl.float32)
+        second *= inverse_rms * weight_2.to(tl.float32)
+        if BLOCK_C > 0:
+            kept *= inverse_rms * tl.load(weight + rest, mask=is_rest, other=0.0).to(tl.float32)[None, :]
     turned_1 = first * cos_1 - second * sin_1
     turned_2 = second * cos_2 + first * sin_2
+    if IS_GPTJ:
+        turned_1 = tl.reshape(tl.join(turned_1, turned_2), (BLOCK_H, 2 * BLOCK_P))
     tl.debug_barrier()  # `out` may be `x`: a wave may load what another one, with the same elements, stores
     if out is not None:
-        to = token * out_token + head.to(tl.int64)[:, None] * out_head
         kind = out.dtype.element_ty
-        tl.store(out + to + low[None, :], turned_1.to(kind), mask=is_head & is_pair[None, :])
-        tl.store(out + to + high[None, :], turned_2.to(kind), mask=is_head & is_pair[None, :])
-        tl.store(out + to + rest[None, :], kept.to(kind), mask=is_head & is_rest[None, :])
+        place, mask = places(out_head, count, first_head, 0, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+        tl.store(out + out_start + place, turned_1.to(kind), mask=mask)
+        if not IS_GPTJ:
+            tl.store(out + out_start + place + rotary_half, turned_2.to(kind), mask=mask)
+        if BLOCK_C > 0:
+            place = head.to(tl.int64)[:, None] * out_head + rest[None, :]
+            tl.store(out + out_start + place, kept.to(kind), mask=is_head & is_rest[None, :])
     if cache is not None:
         is_head = is_head & is_cached
         slots = head.to(tl.int64)[:, None] * cache_head
-        _put(cache, start, slots, is_head, low, is_pair, turned_1 * inverse, pack_step, dim_step, PACK, LARGEST)
-        _put(cache, start, slots, is_head, high, is_pair, turned_2 * inverse, pack_step, dim_step, PACK, LARGEST)
-        _put(cache, start, slots, is_head, rest, is_rest, kept * inverse, pack_step, dim_step, PACK, LARGEST)
+        if IS_GPTJ:
+            flat = tl.arange(0, 2 * BLOCK_P)
+            _put(cache, slots, is_head, flat, flat < 2 * rotary_half, turned_1 * inverse, pack_step, dim_step, PACK,
+                 LARGEST)
+        else:
+            pairs = tl.arange(0, BLOCK_P)
+            is_pair = pairs < rotary_half
+            _put(cache, slots, is_head, pairs, is_pair, turned_1 * inverse, pack_step, dim_step, PACK, LARGEST)
+            _put(cache, slots, is_head, pairs + rotary_half, is_pair, turned_2 * inverse, pack_step, dim_step, PACK,
+                 LARGEST)
+        if BLOCK_C > 0:
+            _put(cache, slots, is_head, rest, is_rest, kept * inverse, pack_step, dim_step, PACK, LARGEST)
 
 
 @triton.jit
@@ -100,41 +107,49 @@ def _fused_qk_rope_cache_kernel(
     """One token's BLOCK_H heads of q, or of k and v from block `q_blocks` on; bound: memory."""
     await_stream(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1)
+    first_head = tl.where(block < q_blocks, block, block - q_blocks) * BLOCK_H
+    if block < q_blocks:
+        first, second = load_pairs(q + token * q_token, q_head, num_heads, first_head, 0, rotary_half, BLOCK_H, BLOCK_P,
+                                   IS_GPTJ)
+    else:
+        first, second = load_pairs(k + token * k_token, k_head, num_kv_heads, first_head, 0, rotary_half, BLOCK_H,
+                                   BLOCK_P, IS_GPTJ)
+    tl.debug_barrier()  # heads first: ptxas would wait for the position before it loads them
     row = tl.load(positions + token * positions_step).to(tl.int64)
     if offsets is not None:
         row += tl.load(offsets + token * offsets_step).to(tl.int64)
     cos += row * cos_row
     sin += row * sin_row
-    block = tl.program_id(1)
     if block < q_blocks:
-        _heads(q, q_out, q_weight, token, q_token, q_head, q_out_token, q_out_head, None, 0, 0, 0, 0, False, 1.0, cos,
-               sin, block * BLOCK_H, num_heads, head_dim, epsilon, rotary_half, BLOCK_H, BLOCK_P, BLOCK_C, 1, LARGEST,
-               IS_GPTJ, IS_SHARED)
+        _heads(q + token * q_token, q_out, token * q_out_token, q_weight, cos, sin, q_head, q_out_head, None, 0, 0, 0,
+               False, 1.0, first_head, num_heads, head_dim, epsilon, rotary_half, first, second, BLOCK_H, BLOCK_P,
+               BLOCK_C, 1, LARGEST, IS_GPTJ, IS_SHARED)
     else:
         slot = tl.load(slots + token, mask=token < slot_count, other=-1).to(tl.int64)
         is_cached = (slot >= 0) & (slot < num_slots)
         page, offset = slot // page_size, slot % page_size
-        inverse = 1.0
-        if k_scale is not None:
-            inverse = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(k_scale))
-        _heads(k, k_out, k_weight, token, k_token, k_head, k_out_token, k_out_head, key_cache,
-               page * key_block + offset * key_token, key_head, key_pack, key_dim, is_cached, inverse, cos, sin,
-               (block - q_blocks) * BLOCK_H, num_kv_heads, head_dim, epsilon, rotary_half, BLOCK_H, BLOCK_P, BLOCK_C,
-               KEY_PACK, LARGEST, IS_GPTJ, IS_SHARED)
-        inverse = 1.0
-        if v_scale is not None:
-            inverse = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(v_scale))
-        head = (block - q_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
+        head = first_head + tl.arange(0, BLOCK_H)
         is_head = (head < num_kv_heads)[:, None]
         head = head.to(tl.int64)[:, None]
         columns = tl.arange(0, BLOCK_D)
         is_column = columns < head_dim
         values = _load(v, token * v_token + head * v_head, is_head, columns, is_column)
+        inverse = 1.0
+        if k_scale is not None:
+            inverse = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(k_scale))
+        _heads(k + token * k_token, k_out, token * k_out_token, k_weight, cos, sin, k_head, k_out_head,
+               key_cache + page * key_block + offset * key_token, key_head, key_pack, key_dim, is_cached, inverse,
+               first_head, num_kv_heads, head_dim, epsilon, rotary_half, first, second, BLOCK_H, BLOCK_P, BLOCK_C,
+               KEY_PACK, LARGEST, IS_GPTJ, IS_SHARED)
+        inverse = 1.0
+        if v_scale is not None:
+            inverse = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(v_scale))
         if v_out is not None:
             tl.store(v_out + token * v_out_token + head * v_out_head + columns[None, :],
                      values.to(v_out.dtype.element_ty), mask=is_head & is_column[None, :])
         start = page * value_block + offset // VALUE_PACK * value_pack + offset % VALUE_PACK * value_token
-        _put(value_cache, start, head * value_head, is_head & is_cached, columns, is_column, values * inverse,
+        _put(value_cache + start, head * value_head, is_head & is_cached, columns, is_column, values * inverse,
              value_dim, 0, 1, LARGEST)
 
 
@@ -166,7 +181,7 @@ def fused_qk_rope_cache(*args: torch.Tensor | float | str | None, elements: int 
                row_step(sin), positions.stride(0), 0 if offsets is None else offsets.stride(0), num_heads, num_kv_heads,
                head_dim, float(epsilon), rotary_half, page_size, page_size * key_cache.shape[0], slots.shape[0],
                q_blocks, BLOCK_H=block_h, BLOCK_P=triton.next_power_of_2(max(rotary_half, 1)),
-               BLOCK_C=triton.next_power_of_2(max(head_dim - 2 * rotary_half, 1)), BLOCK_D=block_d,
+               BLOCK_C=triton.next_power_of_2(head_dim - 2 * rotary_half), BLOCK_D=block_d,
                KEY_PACK=1 if layout == "rows" else key_cache.shape[4],
                VALUE_PACK=value_cache.shape[4] if layout == "shuffled" else 1,
                LARGEST=scales.largest(key_cache.dtype) if is_fp8 else 0.0, IS_GPTJ=rotate_style == 1,

@@ -43,8 +43,8 @@ def _angles(cos, sin, columns, mask):
 
 
 @triton.jit
-def _row_angles(cos, sin, rotary_half, BLOCK_P: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr,
-                IS_BACKWARD: tl.constexpr):
+def row_angles(cos, sin, rotary_half, BLOCK_P: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr,
+               IS_BACKWARD: tl.constexpr):
     """A row's cosines and sines for the first elements of BLOCK_P pairs and for the second ones, [1, BLOCK_P] each."""
     pairs = tl.arange(0, BLOCK_P)[None, :]
     is_pair = pairs < rotary_half
@@ -65,8 +65,8 @@ def _row_angles(cos, sin, rotary_half, BLOCK_P: tl.constexpr, IS_GPTJ: tl.conste
 
 
 @triton.jit
-def _places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
-            IS_GPTJ: tl.constexpr):
+def places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
+           IS_GPTJ: tl.constexpr):
     """Offsets of the first elements of BLOCK_H heads' pairs, or of all elements for GPT-J; which of them are there."""
     head = first_head + tl.arange(0, BLOCK_H)[:, None]
     if IS_GPTJ:
@@ -79,14 +79,14 @@ def _places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl
 
 
 @triton.jit
-def _load(x, head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
-          IS_GPTJ: tl.constexpr):
+def load_pairs(x, head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
+               IS_GPTJ: tl.constexpr):
     """The pairs of BLOCK_H heads: first elements and second ones; neighbours (GPT-J) all in the first tensor."""
-    places, mask = _places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
-    first = tl.load(x + places, mask=mask, other=0.0)
+    place, mask = places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    first = tl.load(x + place, mask=mask, other=0.0)
     second = first
     if not IS_GPTJ:
-        second = tl.load(x + places + rotary_half, mask=mask, other=0.0)
+        second = tl.load(x + place + rotary_half, mask=mask, other=0.0)
     return first, second
 
 
@@ -94,20 +94,20 @@ def _load(x, head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: t
 def _turn(out, x, first, second, out_head, x_head, heads, first_head, cos_1, sin_1, cos_2, sin_2, rotary_begin,
           rotary_half, copied_begin, copied, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
           IS_GPTJ: tl.constexpr, IS_IN_PLACE: tl.constexpr):
-    """first' = first · cos - second · sin, second' = second · cos + first · sin of what _load gave; copies the rest."""
+    """first' = first · cos - second · sin, second' = second · cos + first · sin; then copies the rest."""
     if IS_GPTJ:
         first, second = tl.split(tl.reshape(first, (BLOCK_H, BLOCK_P, 2)))
     first, second = first.to(tl.float32), second.to(tl.float32)
     turned_1 = (first * cos_1 - second * sin_1).to(out.dtype.element_ty)
     turned_2 = (second * cos_2 + first * sin_2).to(out.dtype.element_ty)
-    places, mask = _places(out_head, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    place, mask = places(out_head, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
     if IS_IN_PLACE:
         tl.debug_barrier()  # a wave may load what another one, with the same elements, is about to store
     if IS_GPTJ:
-        tl.store(out + places, tl.reshape(tl.join(turned_1, turned_2), (BLOCK_H, 2 * BLOCK_P)), mask=mask)
+        tl.store(out + place, tl.reshape(tl.join(turned_1, turned_2), (BLOCK_H, 2 * BLOCK_P)), mask=mask)
     else:
-        tl.store(out + places, turned_1, mask=mask)
-        tl.store(out + places + rotary_half, turned_2, mask=mask)
+        tl.store(out + place, turned_1, mask=mask)
+        tl.store(out + place + rotary_half, turned_2, mask=mask)
     if BLOCK_C > 0:
         head = first_head + tl.arange(0, BLOCK_H).to(tl.int64)[:, None]
         column = tl.arange(0, BLOCK_C)[None, :]
@@ -130,10 +130,11 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
     head, y_first = tl.program_id(1) * BLOCK_H, tl.program_id(1) * BLOCK_Y
     if BLOCK_H > 0:
         x += s * x_s + b * x_b
-        first, second = _load(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+        first, second = load_pairs(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
     if BLOCK_Y > 0:
         y += s * y_s + b * y_b
-        first_y, second_y = _load(y, y_head, y_heads, y_first, rotary_begin, rotary_half, BLOCK_Y, BLOCK_P, IS_GPTJ)
+        first_y, second_y = load_pairs(y, y_head, y_heads, y_first, rotary_begin, rotary_half, BLOCK_Y, BLOCK_P,
+                                       IS_GPTJ)
     tl.debug_barrier()  # heads first: ptxas would wait for the position before it loads x, and load y after turning x
     row = s
     if BLOCK_S > 0:
@@ -147,8 +148,8 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
     sines = sin
     if sin is not None:
         sines = sin + row * sin_row
-    cos_1, sin_1, cos_2, sin_2 = _row_angles(cos + row * cos_row, sines, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED,
-                                             IS_BACKWARD)
+    cos_1, sin_1, cos_2, sin_2 = row_angles(cos + row * cos_row, sines, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED,
+                                            IS_BACKWARD)
     if BLOCK_H > 0:
         _turn(out + s * out_s + b * out_b, x, first, second, out_head, x_head, heads, head, cos_1, sin_1, cos_2, sin_2,
               rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
@@ -172,12 +173,13 @@ def _rope_2d_kernel(out, x, cos_h, sin_h, cos_w, sin_w, out_b, out_s, out_head, 
     x += s * x_s + b * x_b
     head = tl.program_id(1) * BLOCK_H
     row, column = s // img_width, s % img_width
-    first, second = _load(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
-    first_w, second_w = _load(x + half_dim, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
-    cos_1, sin_1, cos_2, sin_2 = _row_angles(cos_h + row * cos_h_row, sin_h + row * sin_h_row, rotary_half, BLOCK_P,
-                                             IS_GPTJ, IS_SHARED, IS_BACKWARD)
-    cos_3, sin_3, cos_4, sin_4 = _row_angles(cos_w + column * cos_w_row, sin_w + column * sin_w_row, rotary_half,
-                                             BLOCK_P, IS_GPTJ, IS_SHARED, IS_BACKWARD)
+    first, second = load_pairs(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    first_w, second_w = load_pairs(x + half_dim, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P,
+                                   IS_GPTJ)
+    cos_1, sin_1, cos_2, sin_2 = row_angles(cos_h + row * cos_h_row, sin_h + row * sin_h_row, rotary_half, BLOCK_P,
+                                            IS_GPTJ, IS_SHARED, IS_BACKWARD)
+    cos_3, sin_3, cos_4, sin_4 = row_angles(cos_w + column * cos_w_row, sin_w + column * sin_w_row, rotary_half,
+                                            BLOCK_P, IS_GPTJ, IS_SHARED, IS_BACKWARD)
     _turn(out, x, first, second, out_head, x_head, heads, head, cos_1, sin_1, cos_2, sin_2, rotary_begin, rotary_half,
           copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
     _turn(out + half_dim, x + half_dim, first_w, second_w, out_head, x_head, heads, head, cos_3, sin_3, cos_4, sin_4,
