@@ -33,7 +33,7 @@ struct MoeSmoothquantArgs {
 };
 
 template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT) + 4)) void moe_smoothquant_kernel(
+__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT) + 6)) void moe_smoothquant_kernel(
     MoeSmoothquantArgs args, int slot_step) {
   await_stream();
   // Two in turn: a wave is at most one barrier ahead of another that still reads.
@@ -44,18 +44,19 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
   const int columns = is_there ? args.columns : 0;
 
   RowTile<Layout, ELEMENT> x;
-  RowTile<Layout, float> factor;
   if constexpr (IS_WHOLE) x.load(args.input.row(token), columns);
   int turn = 0;
   for (int slot = static_cast<int>(workgroup_index().y); slot < args.topk; slot += slot_step, turn ^= 1) {
     const auto expert = static_cast<uint32_t>(args.topk_ids[token * args.topk + slot]);  // -1 is above `experts`
     const bool is_expert = expert < args.experts;
     const int64_t row = slot * args.tokens + token;
+    RowTile<Layout, float> y;  // the factors, then the products
     const auto load = [&](int start) {
       if constexpr (!IS_WHOLE) x.load(args.input.row(token) + start, columns - start);
-      factor.load(args.x_scale.row(is_expert ? expert : 0) + start, is_expert ? columns - start : 0);
+      y.load(args.x_scale.row(is_expert ? expert : 0) + start, is_expert ? columns - start : 0);
+      each_element<Layout>([&](int v, int e) { y.set(v, e, is_expert ? x.at(v, e) * y.at(v, e) : 0.f); });
     };
-    const auto value = [&](int v, int e) { return is_expert ? x.at(v, e) * factor.at(v, e) : 0.f; };
+    const auto value = [&](int v, int e) { return y.at(v, e); };
 
     float amax = 0.f;
     for (int start = 0; start == 0 || start < args.columns; start += Layout::kCapacity) {
@@ -65,10 +66,10 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
     }
     const QuantScale scale = quant_scale<OUT>(row_max<Layout>(amax, scratches[turn]));
     if (Layout::lane() == 0 && is_there) args.scale[row] = scale.scale;
-    x.drop_floats();
+    x.drop_floats();  // for the next slot
     for (int start = 0; start == 0 || start < args.columns; start += Layout::kCapacity) {
       if constexpr (!IS_WHOLE) load(start);
-      store_quantised<Layout>(args.out.row(row) + start, columns - start, scale.inverse, value);
+      store_by_own_scale<Layout>(args.out.row(row) + start, columns - start, scale, value);
       if constexpr (IS_WHOLE) break;
     }
   }

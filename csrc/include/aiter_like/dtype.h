@@ -139,11 +139,14 @@ struct FromFloat<fp8, Rounding::kNearestEven> {
   __device__ static fp8 convert(float x) { return {static_cast<uint8_t>(to_fp8_pair(x, 0.f))}; }
 };
 
-/// `x` to nearest even, saturated to ±127, NaN as 0, in the low byte: 1.5 · 2^23 and a whole number below 2^22 have their
-/// sum's last bits for it. A conversion instruction would take NVIDIA's GPUs as long as eight additions.
+/// `x`, to nearest even, as an integer in the last bits, for |x| < 2^22: 1.5 · 2^23 and it have their sum's last bits for
+/// that. A conversion instruction would take NVIDIA's GPUs as long as eight additions.
+__device__ inline uint32_t whole_bits(float x) { return float_bits(x + 0x1.8p23f); }
+
+/// To nearest even, saturated to ±127, NaN as 0, in the low byte.
 __device__ inline uint32_t to_int8_byte(float x) {
   const float clamped = __builtin_fminf(__builtin_fmaxf(x, -kLargest<int8_t>), kLargest<int8_t>);
-  return float_bits((x == x ? clamped : 0.f) + 0x1.8p23f);
+  return whole_bits(x == x ? clamped : 0.f);
 }
 
 template <>

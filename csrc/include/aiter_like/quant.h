@@ -47,6 +47,28 @@ __device__ inline void store_quantised(Q* row, int columns, float inverse, F f) 
   store_row<Layout>(row, columns, [&](int v, int e) { return f(v, e) * inverse; });
 }
 
+/// As store_quantised, by a scale that is no less than the one of these very elements: of int8 none is then beyond the
+/// largest, and with a NaN or an infinity among them all become 0 (the scale is none either).
+template <class Layout, class Q, class F>
+__device__ inline void store_by_own_scale(Q* row, int columns, QuantScale scale, F f) {
+  if constexpr (__is_same(Q, int8_t) && Layout::kIsAligned && Layout::kVec % 4 == 0) {
+    const uint32_t mask = scale.scale < __builtin_huge_valf() ? ~0u : 0u;
+#pragma unroll
+    for (int v = 0; v < Layout::kVectors; ++v) {
+      if (Layout::column(v) >= columns) continue;
+      Vec<uint32_t, Layout::kVec / 4> words;
+#pragma unroll
+      for (int w = 0; w < Layout::kVec / 4; ++w) {
+        const auto byte = [&](int e) { return whole_bits(f(v, 4 * w + e) * scale.inverse); };
+        words[w] = low_bytes(byte(0), byte(1), byte(2), byte(3)) & mask;
+      }
+      store_vec<Layout::kVec>(Layout::place(row, v), __builtin_bit_cast(Vec<Q, Layout::kVec>, words));
+    }
+  } else {
+    store_quantised<Layout>(row, columns, scale.inverse, f);
+  }
+}
+
 /// Whether a group of kGroup columns lies within the lanes that one vector access of a row takes.
 template <class Layout, int kGroup>
 constexpr bool kHasGroups = kGroup % Layout::kVec == 0 && Layout::kLanes >= kGroup / Layout::kVec &&
