@@ -132,6 +132,15 @@ def test_bad_input_is_named(device):
             QUANT(*args, **options)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bits_of_a_nan_reach_no_int8(device, run, backend):
+    """A conversion that takes a sum's low byte must not take that of a NaN."""
+    x, factors, ids = make(device, 2, 64, 2, dtype=torch.float32)
+    x.view(torch.int32)[1, 5] = 0x7FC0005A
+    out, scale = quantise(run, backend, x, factors, ids.clamp(0, 4), INT8)
+    assert scale[1::2].isnan().all() and not out[1::2].any() and out[::2].any(1).all()
+
+
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_opcheck(device, backend):
     x, factors, ids = make(device, 3, 40, 2)
