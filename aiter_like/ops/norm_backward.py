@@ -144,12 +144,13 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
     parts = _parts(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     new = torch.empty if x.numel() else torch.zeros  # without rows nothing is launched
-    dweight, dbias = (new(parts, hidden, dtype=torch.float32, device=x.device) if is_wanted else None
-                      for is_wanted in (for_weight, for_bias))
+    wanted = new(for_weight + for_bias, parts, hidden, dtype=torch.float32, device=x.device)
+    dweight, dbias = (wanted[0] if for_weight else None), (wanted[-1] if for_bias else None)
     if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # as the derivative of a sum, expanded
         dout = dout.contiguous()
     _norm_backward(dx, dweight, dbias, dout, x, weight, epsilon, has_mean, parts, backend=backend)
-    return dx, None if dweight is None else dweight.sum(0), None if dbias is None else dbias.sum(0)
+    sums = wanted.sum(1) if for_weight or for_bias else wanted
+    return dx, sums[0] if for_weight else None, sums[-1] if for_bias else None
 
 
 def _parts(x: Tensor) -> int:
