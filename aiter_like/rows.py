@@ -86,7 +86,8 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int 
             lanes //= 2  # a workgroup of half an SM: 137 us instead of 175, silu of 8192 × 2·14336 with groups, H200
     elif lanes & (lanes - 1) or not 0 < lanes <= _MAX_LANES:
         raise ValueError(f"lanes must be a power of two up to {_MAX_LANES}, got {lanes}")
-    kept = min(_power_of_two(-(-total // lanes)), most // vec)
+    kept = -(-total // lanes)
+    kept = min(kept if vec > 1 else _power_of_two(kept), most // vec)  # single elements: few builds, not few idle
     return Layout(lanes, kept, vec, lanes * kept >= total)
 
 

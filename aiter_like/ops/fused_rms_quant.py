@@ -58,19 +58,20 @@ def _instance(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None
               second_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None,
               second: Tensor | None, second_weight: Tensor | None, second_epsilon: float, group_size: int,
               is_static: bool, is_rounded: bool, gemma_norm: bool, *, lanes: int | None = None) -> Instance:
-    longer = input if second is None or input.shape[-1] >= second.shape[-1] else second
-    layout = rows.whole_layout(_OP, target_of(input.device), longer, lanes)
+    target = target_of(input.device)
+    lanes = rows.whole_layout(_OP, target, _longer(input, second), lanes).lanes
+    layout, other = (rows.whole_layout(_OP, target, x, lanes) for x in (input, input if second is None else second))
     quant = "none" if out is None else "fixed" if is_static else "found"
     out_name = "int8_t" if out is None else ELEMENTS[out.dtype]
     flags = {"HAS_RESIDUAL": residual_in is not None, "HAS_PLAIN": plain_out is not None,
              "HAS_SECOND": second is not None, "IS_ROUNDED": is_rounded, "IS_GEMMA": gemma_norm}
-    names = ("add", "plain", "second", "rounded", "gemma")
+    names = ("add", "plain", f"second_v{other.vectors}", "rounded", "gemma")
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []), quant,
              *([] if out is None else [out_name.removesuffix("_t")]), *([f"g{group_size}"] if group_size else []),
              *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
     return layout.instance("_".join(parts), {
         "ELEMENT": ELEMENTS[input.dtype], "WEIGHT": ELEMENTS[weight.dtype], "OUT": out_name, "QUANT": quant,
-        "GROUP": group_size, **{name: int(is_on) for name, is_on in flags.items()}})
+        "GROUP": group_size, "SECOND_VECTORS": other.vectors, **{name: int(is_on) for name, is_on in flags.items()}})
 
 
 @compile_ops("norm/fused_rms_quant.hip", gen_func=_instance, prebuild=list)

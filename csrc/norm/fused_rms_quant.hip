@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // RMSNorm of a matrix, quantised to fp8 or int8, and of a second one as it is, in one launch; y = x / sqrt(mean(x²) +
 // epsilon) · weight, row by row, in fp32. x = input, or input + residual_in, whose rounded sum becomes residual_out.
-// HIP (gfx9) and CUDA. One build per combination of the macros below; LANES · VECTORS · VEC elements cover the longer
-// rows.
+// HIP (gfx9) and CUDA. One build per combination of the macros below; LANES · VECTORS · VEC elements cover a row of
+// input, LANES · SECOND_VECTORS · VEC one of second.
 // QUANT none: y alone; fixed: by a scale in memory; found: one per row (GROUP 0) or per GROUP columns, as quant.h says.
 //
 //   1. the first workgroups take the rows of input, the others those of second: each loads its row into registers
@@ -17,8 +17,8 @@
 #include "aiter_like/row_operands.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
-    !defined(VEC) || !defined(QUANT) || !defined(GROUP) || !defined(HAS_RESIDUAL) || !defined(HAS_PLAIN) || \
-    !defined(HAS_SECOND) || !defined(IS_ROUNDED) || !defined(IS_GEMMA)
+    !defined(VEC) || !defined(SECOND_VECTORS) || !defined(QUANT) || !defined(GROUP) || !defined(HAS_RESIDUAL) || \
+    !defined(HAS_PLAIN) || !defined(HAS_SECOND) || !defined(IS_ROUNDED) || !defined(IS_GEMMA)
 #error "fused_rms_quant.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DOUT=fp8|int8_t -DQUANT, sizes and flags"
 #endif
 
@@ -48,25 +48,22 @@ struct FusedRmsQuantArgs {
   int64_t first_rows;                  // rounded up to whole workgroups
 };
 
-template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void fused_rms_quant_kernel(
-    FusedRmsQuantArgs args) {
-  await_stream();
+/// Rows of input (kIsFirst) or of second, `index` counted among them.
+template <class Layout, bool kIsFirst>
+__device__ inline void norm_rows(const FusedRmsQuantArgs& args, const NormSide& side, int64_t index) {
+  constexpr bool kHasResidual = kIsFirst && HAS_RESIDUAL, kHasPlain = !kIsFirst || HAS_PLAIN;
   __shared__ RowScratch<Layout> squares_scratch, amax_scratch;
-  const bool is_first = !HAS_SECOND || int64_t{workgroup_index().x} * Layout::kRows < args.first_rows;
-  const NormSide side = is_first ? args.first : args.second;
-  const int64_t index = Layout::row() - (is_first ? 0 : args.first_rows);
   // Lanes of a row that is not there take part in the reductions with zeros.
   const int64_t row = index < side.rows ? index : side.rows - 1;
-  const int hidden = index < side.rows ? side.hidden : 0, first_hidden = is_first ? hidden : 0;
+  const int hidden = index < side.rows ? side.hidden : 0;
 
-  SumTile<Layout, ELEMENT, HAS_RESIDUAL> x;
+  SumTile<Layout, ELEMENT, kHasResidual> x;
   RowTile<Layout, WEIGHT> weight;
   x.load(side.input.row(row), hidden);
   weight.load(side.weight, hidden);  // with the row, not after the reduction
-  if constexpr (HAS_RESIDUAL) {
-    x.add(is_first ? args.residual_in.row(row) : side.input.row(row), first_hidden);
-    store_row<Layout>(args.residual_out.row(is_first ? row : 0), first_hidden, [&](int v, int e) { return x.at(v, e); });
+  if constexpr (kHasResidual) {
+    x.add(args.residual_in.row(row), hidden);
+    store_row<Layout>(args.residual_out.row(row), hidden, [&](int v, int e) { return x.at(v, e); });
   }
   const float squares = lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
   const float mean = row_sum<Layout>(squares, squares_scratch) / static_cast<float>(side.hidden);
@@ -77,20 +74,32 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
     return IS_ROUNDED ? to_float(from_float<ELEMENT>(y)) : y;
   };
 
-  if (HAS_PLAIN || (HAS_SECOND && !is_first)) store_row<Layout>(side.out.row(row), hidden, normed);
-  if (kQuant == Quant::none || !is_first) return;
-  if constexpr (kQuant == Quant::found && GROUP > 0) {
+  if constexpr (kHasPlain) store_row<Layout>(side.out.row(row), hidden, normed);
+  if constexpr (kQuant == Quant::none || !kIsFirst) {
+    return;
+  } else if constexpr (kQuant == Quant::fixed) {
+    store_quantised<Layout>(args.out.row(row), hidden, 1.f / *args.scale, normed);
+  } else if constexpr (GROUP > 0) {
     store_groups<Layout, GROUP>(args.out.row(row), args.scale + row * args.scale_stride, args.group_stride, hidden,
                                 normed);
-  } else if constexpr (kQuant == Quant::found) {
+  } else {
     const QuantScale scale = quant_scale<OUT>(row_max<Layout>(lane_amax<Layout>(normed), amax_scratch));
     if (Layout::lane() == 0 && hidden > 0) args.scale[row * args.scale_stride] = scale.scale;
     x.drop_floats();
     weight.drop_floats();
     store_quantised<Layout>(args.out.row(row), hidden, scale.inverse, normed);
-  } else if constexpr (kQuant == Quant::fixed) {
-    store_quantised<Layout>(args.out.row(row), hidden, 1.f / *args.scale, normed);
   }
+}
+
+template <bool kIsAligned, class First = RowLayout<LANES, VECTORS, VEC, kIsAligned>,
+          class Second = RowLayout<LANES, SECOND_VECTORS, VEC, kIsAligned>>
+__global__ __launch_bounds__(First::kThreads, First::min_groups(kBytes)) void fused_rms_quant_kernel(
+    FusedRmsQuantArgs args) {
+  await_stream();
+  if (!HAS_SECOND || int64_t{workgroup_index().x} * First::kRows < args.first_rows)
+    norm_rows<First, true>(args, args.first, First::row());
+  else
+    norm_rows<Second, false>(args, args.second, First::row() - args.first_rows);
 }
 
 void launch_fused_rms_quant(FusedRmsQuantArgs args, bool is_aligned, Stream stream) {
@@ -110,11 +119,11 @@ void launch_fused_rms_quant(FusedRmsQuantArgs args, bool is_aligned, Stream stre
 using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
 NormSide side_of(ffi::RowOperands<VEC>& operands, const ffi::Tensor& input, const OptionalTensor& out,
-                 const ffi::Tensor& weight, double epsilon) {
+                 const ffi::Tensor& weight, double epsilon, int64_t vectors) {
   const NormSide side{operands.matrix<const ELEMENT>(input, "input"), operands.matrix<ELEMENT>(out, "out"),
                       operands.vector<const WEIGHT>(weight, "weight"), operands.rows(),
                       static_cast<int>(operands.size()), static_cast<float>(epsilon)};
-  ffi::check_value(side.hidden <= LANES * VECTORS * VEC,
+  ffi::check_value(side.hidden <= LANES * vectors * VEC,
                    "fused_rms_quant: this module was built for other row lengths");
   return side;
 }
@@ -132,14 +141,15 @@ void fused_rms_quant(OptionalTensor out, OptionalTensor scale, OptionalTensor pl
                    "fused_rms_quant: this module was built for other flags");
   ffi::RowOperands<VEC> operands("fused_rms_quant", input);
   FusedRmsQuantArgs args{};
-  args.first = side_of(operands, input, plain_out, weight, epsilon);
+  args.first = side_of(operands, input, plain_out, weight, epsilon, VECTORS);
   args.out = operands.matrix<OUT>(out, "out");
   args.residual_in = operands.matrix<const ELEMENT>(residual_in, "residual_in");
   args.residual_out = operands.matrix<ELEMENT>(residual_out, "residual_out");
   bool is_aligned = operands.is_aligned();
   if (second.has_value()) {
     ffi::RowOperands<VEC> others("fused_rms_quant: second", second.value());
-    args.second = side_of(others, second.value(), second_out, second_weight.value(), second_epsilon);
+    args.second = side_of(others, second.value(), second_out, second_weight.value(), second_epsilon,
+                          SECOND_VECTORS);
     is_aligned = is_aligned && others.is_aligned();
   }
   if (args.first.rows + args.second.rows == 0) return;
