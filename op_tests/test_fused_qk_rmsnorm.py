@@ -28,7 +28,8 @@ def sides(device, q_shape, k_shape, dtype, weight_dtype=None):
 
 @pytest.mark.parametrize("q_shape, k_shape, dtype, weight_dtype", (
     ((7, 1536), (7, 512), BF16, BF16), ((40, 128), (5, 128), BF16, BF16), ((3, 100), (9, 1000), BF16, BF16),
-    ((5, 72), (5, 1), torch.float16, torch.float32)), ids=str)
+    ((5, 72), (5, 1), torch.float16, torch.float32),
+    ((9001, 20), (1003, 12), BF16, BF16)), ids=str)  # the last: rows that share a program, the last one's in part
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, q_shape, k_shape, dtype, weight_dtype):
     q, q_weight, k, k_weight = sides(device, q_shape, k_shape, dtype, weight_dtype)

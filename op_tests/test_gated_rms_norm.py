@@ -28,12 +28,13 @@ def check(out, x, gate, weight):
     return assert_within("gated_rms_norm", out, y, limit)
 
 
-@pytest.mark.parametrize("hidden, dtype, weight_dtype", (
-    (128, BF16, BF16), (1000, torch.float16, torch.float32),
-    pytest.param(20000, BF16, BF16, marks=pytest.mark.exhaustive)), ids=str)
+@pytest.mark.parametrize("rows, hidden, dtype, weight_dtype", (
+    (5, 128, BF16, BF16), (5, 1000, torch.float16, torch.float32),
+    (10001, 20, BF16, BF16),  # rows that share a program, the last one's in part
+    pytest.param(5, 20000, BF16, BF16, marks=pytest.mark.exhaustive)), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_against_float64(device, run, backend, hidden, dtype, weight_dtype):
-    x, gate = rows_like(device, 5, hidden, dtype, count=2, seed=hidden)
+def test_against_float64(device, run, backend, rows, hidden, dtype, weight_dtype):
+    x, gate = rows_like(device, rows, hidden, dtype, count=2, seed=hidden)
     weight = vector_like(device, hidden, weight_dtype)
     out = run(backend, aiter_like.gated_rms_norm, x, gate, weight, EPSILON)
     check(out, x, gate, weight)
@@ -49,6 +50,21 @@ def test_gates_of_all_sizes_and_strides(device, run, backend):
     for view, other in ((strided_like(x, (0, 24)), strided_like(gate, (0, 3), offset=1)),
                         (x.view(2, 3, 128), gate.view(2, 3, 128))):
         assert torch.equal(run(backend, aiter_like.gated_rms_norm, view, other, weight, EPSILON).view(6, 128), first)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_quantised_rows_that_share_a_program(device, run, backend):
+    """A scale each; a NaN stays in its row."""
+    (x, gate), weight = rows_like(device, 10001, 20, BF16, count=2), vector_like(device, 20, BF16)
+    x[::1000, 3] = math.nan
+    dtype = quantised_dtypes(device)[0]
+    out, scale = torch.empty_like(x, dtype=dtype).view(-1, 1, 20), x.new_empty(10001, 1, dtype=torch.float32)
+    run(backend, aiter_like.gated_rms_norm_quant, out, x.view(-1, 1, 20), gate.view(-1, 1, 20), scale, weight, EPSILON)
+    out = out.view(-1, 20)
+    kept = torch.ones(10001, dtype=torch.bool)
+    kept[::1000] = False
+    assert scale[::1000].isnan().all()
+    check_quantised(out[kept], scale[kept], gated64(x[kept], gate[kept], weight), error=3e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

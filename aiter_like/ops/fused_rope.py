@@ -52,7 +52,7 @@ def _fused_ref(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_ca
 
 
 def _variant(dtype: torch.dtype, table_dtype: torch.dtype, is_fp8: bool, head_dim: int, has_norm: bool,
-             is_shared: bool, vec: int, threads: int = 128, share: int = 4) -> Instance:
+             is_shared: bool, vec: int, threads: int, share: int) -> Instance:
     parts = (dtypes.name(dtype), f"table_{dtypes.name(table_dtype)}", *(["fp8"] if is_fp8 else []), f"d{head_dim}",
              *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}", f"t{threads}", f"s{share}")
     return Instance("_".join(parts), {
@@ -73,15 +73,16 @@ def _instance(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cac
               q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None, k_weight: Tensor | None, cos: Tensor,
               sin: Tensor, positions: Tensor, offsets: Tensor | None, slot_mapping: Tensor, k_scale: Tensor | None,
               v_scale: Tensor | None, epsilon: float, rotate_style: int, reuse_freqs_front_part: bool,
-              layout: str, *, threads: int = 128, share: int = 4) -> Instance:
+              layout: str, *, threads: int | None = None, share: int = 4) -> Instance:
     rotary_dim = cos.shape[-1] * (2 if reuse_freqs_front_part else 1)
     vec = _vec(rotary_dim, (cos, sin), (q, k, v, q_out, k_out, v_out))
+    threads = threads or (64 if layout == "rows" else 128)  # more for a tile of V
     return _variant(q.dtype, cos.dtype, key_cache.dtype != q.dtype, q.shape[-1], q_weight is not None,
                     reuse_freqs_front_part, vec, threads, share)
 
 
 @compile_ops("rope/fused_qk_rope_cache.hip", gen_func=_instance, prebuild=[
-    _variant(torch.bfloat16, torch.bfloat16, is_fp8, 128, has_norm, True, 8) for is_fp8 in (False, True)
+    _variant(torch.bfloat16, torch.bfloat16, is_fp8, 128, has_norm, True, 8, 64, 4) for is_fp8 in (False, True)
     for has_norm in (False, True)])
 def _fused_qk_rope_cache_hip(
         q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor, value_cache: Tensor, q: Tensor,

@@ -3,8 +3,8 @@
 // embedding, K and V into their slots of a paged cache (kv_cache.h), as they are or as fp8 value · (1 / scale).
 // HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
-//   1. a lane loads two packs of a head, kVec pairs where the head is rotated (rope.h), and the pairs' angles and weights,
-//      once for up to SHARE heads of a token; a head's packs are loaded while it works on those of the one before
+//   1. a lane loads two packs of a head, kVec pairs where the head is rotated (rope.h), and the pairs' angles and
+//      weights, once for up to SHARE heads of a token; a head's packs are loaded while it works on the one before
 //   2. HAS_NORM: the sum of squares over a head's lanes, x / sqrt(mean + epsilon) · weight
 //   3. rotates in fp32; q, and k and v where they are wanted, rounded once to ELEMENT
 //   4. k and v from the same fp32 values into the cache; slots outside the cache are skipped
@@ -65,12 +65,16 @@ struct FusedArgs {
   float epsilon;
 };
 
+/// How K and V go into the cache: kRows as rows, kPacked with V in tiles, both by kVec neighbours of a head; kAny into
+/// whatever layout, if need be element by element, which takes more registers.
+enum class Form { kRows, kPacked, kAny };
+
 struct Tile {
   TilePacks<kTileTokens, kPack> packs;
   TileRows<CACHE, kTileTokens, HEAD_DIM> rows;
 };
 
-template <Pack kPack>
+template <Pack kPack, bool kHasVectors = false>
 __device__ inline void put(const CachePlane& plane, bool has_vectors, CachePlace place, uint32_t head, uint32_t dim,
                            const float (&x)[kVec], float inverse) {
   float scaled[kVec];
@@ -78,7 +82,7 @@ __device__ inline void put(const CachePlane& plane, bool has_vectors, CachePlace
   for (int e = 0; e < kVec; ++e) scaled[e] = x[e] * inverse;
   const auto packed = vec_from_float<CACHE>(scaled);
   CACHE* to = static_cast<CACHE*>(plane.data);
-  if (has_vectors) {
+  if (kHasVectors || has_vectors) {
     store_vec<kVec>(to + plane_offset<kPack>(plane, place, head, dim), packed);
   } else {
 #pragma unroll
@@ -159,10 +163,10 @@ __device__ inline void rotate(float (&x)[2][kVec], const Turn& turn) {
   }
 }
 
-template <bool kIsGptj, bool kIsPacked>
+template <bool kIsGptj, Form kForm>
 __device__ inline void write_heads(const FusedArgs& args) {
   const uint32_t lane = thread_index() % kLanes, group = workgroup_index().x, row = thread_index() / kLanes;
-  const bool is_key = kIsPacked && group >= args.groups[0];
+  const bool is_key = kForm == Form::kPacked && group >= args.groups[0];
   const uint32_t index = (is_key ? group - args.groups[0] : group) * kRows + row;
   uint32_t token, first, kind = is_key;
   bool is_used = kLanes == kUsedLanes || lane < kUsedLanes;
@@ -244,8 +248,10 @@ __device__ inline void write_heads(const FusedArgs& args) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const uint32_t dim = dims + half * distance;
-      if (kIsPacked)  // V is elsewhere
-        put<Pack::kDims>(args.planes[0], args.has_vectors[0], place, head, dim, x[half], inverse);
+      if constexpr (kForm == Form::kPacked)  // V is elsewhere
+        put<Pack::kDims, true>(args.planes[0], true, place, head, dim, x[half], inverse);
+      else if constexpr (kForm == Form::kRows)
+        put<Pack::kNone, true>(args.planes[which], true, place, head, dim, x[half], inverse);
       else if (args.layout == KvLayout::kRows)  // one code for both: two, merged by the compiler, store in pieces
         put<Pack::kNone>(args.planes[which], args.has_vectors[which], place, head, dim, x[half], inverse);
       else if (which == 0)
@@ -258,10 +264,11 @@ __device__ inline void write_heads(const FusedArgs& args) {
   }
 }
 
-template <bool kIsGptj, bool kIsPacked>
-__global__ __launch_bounds__(kThreads, 640 / kThreads) void fused_qk_rope_cache_kernel(FusedArgs args) {
+template <bool kIsGptj, Form kForm>
+__global__ __launch_bounds__(kThreads, (kForm == Form::kRows ? 768 : 640) / kThreads) void fused_qk_rope_cache_kernel(
+    FusedArgs args) {
   await_stream();
-  if constexpr (kIsPacked) {
+  if constexpr (kForm == Form::kPacked) {
     __shared__ Tile tile;
     if (const uint32_t others = args.groups[0] + args.groups[1]; workgroup_index().x >= others) {
       if (args.layout == KvLayout::kColumns)
@@ -271,10 +278,11 @@ __global__ __launch_bounds__(kThreads, 640 / kThreads) void fused_qk_rope_cache_
       return;
     }
   }
-  write_heads<kIsGptj, kIsPacked>(args);
+  write_heads<kIsGptj, kForm>(args);
 }
 
-void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, bool is_packed, Stream stream) {
+void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, Form form, Stream stream) {
+  const bool is_packed = form == Form::kPacked;
   const uint32_t q_heads = args.parts[0].count, kv_heads = args.parts[1].count;
   // SHARE heads per lane, or fewer where there are too few tokens to fill the device: 2^17 lanes fill 64 CUs.
   args.share = SHARE;
@@ -290,20 +298,17 @@ void launch_fused_qk_rope_cache(FusedArgs args, bool is_gptj, bool is_packed, St
   args.kv_heads = Divider(kv_heads > 0 ? kv_heads : 1);
   const uint32_t tiles = is_packed ? (args.tokens + kTileTokens - 1) / kTileTokens * kv_heads : 0;
   const dim3 grid(args.groups[0] + args.groups[1] + tiles);
-  if constexpr (kHasTiles) {
-    if (is_packed) {
-      if (is_gptj)
-        launch_overlapped(fused_qk_rope_cache_kernel<true, true>, grid, kThreads, stream, args);
-      else
-        launch_overlapped(fused_qk_rope_cache_kernel<false, true>, grid, kThreads, stream, args);
-      return check_launch("fused_qk_rope_cache_kernel");
-    }
-  }
-  if (is_gptj)
-    launch_overlapped(fused_qk_rope_cache_kernel<true, false>, grid, kThreads, stream, args);
+  const auto launch = [&](auto neox, auto gptj) {
+    launch_overlapped(is_gptj ? gptj : neox, grid, kThreads, stream, args);
+    check_launch("fused_qk_rope_cache_kernel");
+  };
+  if constexpr (kHasTiles)
+    if (form == Form::kPacked)
+      return launch(fused_qk_rope_cache_kernel<false, Form::kPacked>, fused_qk_rope_cache_kernel<true, Form::kPacked>);
+  if (form == Form::kRows)
+    launch(fused_qk_rope_cache_kernel<false, Form::kRows>, fused_qk_rope_cache_kernel<true, Form::kRows>);
   else
-    launch_overlapped(fused_qk_rope_cache_kernel<false, false>, grid, kThreads, stream, args);
-  check_launch("fused_qk_rope_cache_kernel");
+    launch(fused_qk_rope_cache_kernel<false, Form::kAny>, fused_qk_rope_cache_kernel<true, Form::kAny>);
 }
 
 #if AITER_LIKE_HOST_PASS
@@ -389,9 +394,11 @@ void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor
   const int64_t lanes = q.size(0) * (q.size(1) + 2 * k.size(1)) * kLanes;
   ffi::check_value(lanes < int64_t{1} << 31, "fused_qk_rope_cache: too many heads for one launch");
   if (lanes == 0) return;
-  const bool is_packed =
-      kHasTiles && layout != KvLayout::kRows && ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
-  launch_fused_qk_rope_cache(args, rotate_style != 0, is_packed, ffi::stream_of(q));
+  const bool is_rows = layout == KvLayout::kRows, has_keys = args.has_vectors[0];
+  const bool has_values =
+      is_rows ? args.has_vectors[1] : kHasTiles && ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
+  const Form form = !has_keys || !has_values ? Form::kAny : is_rows ? Form::kRows : Form::kPacked;
+  launch_fused_qk_rope_cache(args, rotate_style != 0, form, ffi::stream_of(q));
 }
 
 #endif
