@@ -303,7 +303,7 @@ def test_heads_of_a_lane_from_a_user_row(device, monkeypatch, tmp_path, heads, s
     """The parameters that a tuned row may set; one token, a few, and enough that a lane takes several heads."""
     sizes, target, name = ((1, 1), (3, 40), (4096, 9)), target_of(device), f"bf16_table_bf16_h{heads}_s{share}"
     lines = [",".join(table.columns(family._rope.tune_fields))]
-    lines += [f"{target.arch},{target.cu_num},{tokens},{count},128,128,bf16,bf16,0,hip,rope[{name}],"
+    lines += [f"{target.arch},{target.cu_num},{tokens},{count},0,128,128,bf16,bf16,0,hip,rope[{name}],"
               f"heads={heads};share={share},1,0,compiler,,measured:test" for tokens, count in sizes]
     (tmp_path / "rope.csv").write_text("\n".join(lines) + "\n")
     monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path / "rope.csv"))

@@ -165,22 +165,24 @@ def unsupported(target: Target, out: Tensor, *args: Any) -> str | None:
 def _tune_key(out: Tensor, out_y: Tensor | None, input: Tensor, input_y: Tensor | None, cos: Tensor,
               sin: Tensor | None, positions: Tensor | None, offsets: Tensor | None, rotate_style: int,
               reuse_freqs_front_part: bool, nope_first: bool, is_backward: bool) -> dict[str, int | str]:
-    heads = input.shape[-2] + (0 if input_y is None else input_y.shape[-2])
-    return {"tokens": input.shape[:-2].numel(), "heads": heads, "head_dim": input.shape[-1],
+    return {"tokens": input.shape[:-2].numel(), "heads": input.shape[-2],
+            "kv_heads": 0 if input_y is None else input_y.shape[-2], "head_dim": input.shape[-1],
             "rotary_dim": cos.shape[-1] * (2 if reuse_freqs_front_part else 1), "dtype": dtypes.name(input.dtype),
             "table_dtype": dtypes.name(cos.dtype), "rotate_style": rotate_style}
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    """All heads in one tensor, tables of the positions 0, 1, … read in this order."""
+    """One tensor, or with kv_heads two; tables of the positions 0, 1, … read in this order."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def random(*shape: int, dtype: str) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=dtypes.DTYPES[dtype])
 
-    x = random(key["tokens"], 1, key["heads"], key["head_dim"], dtype=key["dtype"])
+    x, y = (random(key["tokens"], 1, key[heads], key["head_dim"], dtype=key["dtype"]) if key[heads] else None
+            for heads in ("heads", "kv_heads"))
     cos, sin = random(2, key["tokens"], 1, 1, key["rotary_dim"] // 2, dtype=key["table_dtype"])
-    return (torch.empty_like(x), None, x, None, cos, sin, None, None, key["rotate_style"], True, False, False)
+    outs = (torch.empty_like(x), None if y is None else torch.empty_like(y))
+    return (*outs, x, y, cos, sin, None, None, key["rotate_style"], True, False, False)
 
 
 def space(target: Target, *_: object) -> list[dict[str, int]]:
@@ -196,7 +198,7 @@ def triton_space(target: Target, *_: object) -> list[dict[str, int]]:
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """q and k heads of a layer together; a latent-attention model (kv_lora_rank) turns its own parts."""
     if not model.kv_lora_rank:
-        yield {"tokens": tokens, "heads": model.num_heads // tp + max(model.num_kv_heads // tp, 1),
+        yield {"tokens": tokens, "heads": model.num_heads // tp, "kv_heads": max(model.num_kv_heads // tp, 1),
                "head_dim": model.head_dim, "rotary_dim": model.head_dim, "dtype": model.dtype,
                "table_dtype": model.dtype, "rotate_style": 0}
 
@@ -216,7 +218,7 @@ def _self_check(device: torch.device) -> list[tuple]:
 
 _rope = Op(
     "rope", reference=rope_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("tokens", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
+    tune_fields=("tokens", "heads", "kv_heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="tokens", writes=("out", "out_y"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rope_hip, unsupported=unsupported, space=space),
