@@ -139,8 +139,8 @@ struct FromFloat<fp8, Rounding::kNearestEven> {
   __device__ static fp8 convert(float x) { return {static_cast<uint8_t>(to_fp8_pair(x, 0.f))}; }
 };
 
-/// `x`, to nearest even, as an integer in the last bits, for |x| < 2^22: 1.5 · 2^23 and it have their sum's last bits for
-/// that. A conversion instruction would take NVIDIA's GPUs as long as eight additions.
+/// `x` to nearest even, for |x| < 2^22, as an integer in the last bits: those of its sum with 1.5 · 2^23. A conversion
+/// instruction would take NVIDIA's GPUs as long as eight additions.
 __device__ inline uint32_t whole_bits(float x) { return float_bits(x + 0x1.8p23f); }
 
 /// To nearest even, saturated to ±127, NaN as 0, in the low byte.
