@@ -229,11 +229,9 @@ _fused_qk_rope_cache = Op(
                  "cache_dtype"),
     round_field="tokens", writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"), self_check=_self_check,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported,
-                      space=lambda *_: [{"threads": threads, "share": share} for threads in (64, 128, 256)
-                                         for share in (1, 4, 8)]),
-              Backend("triton", "fused_rope:fused_qk_rope_cache", unsupported=_triton_unsupported,
-                      space=triton_space),
+    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported, space=lambda *_: [
+                  {"threads": threads, "share": share} for threads in (64, 128, 256) for share in (1, 4, 8)]),
+              Backend("triton", "fused_rope:fused_qk_rope_cache", unsupported=_triton_unsupported, space=triton_space),
               Backend("torch", _fused_ref)))
 
 

@@ -6,6 +6,7 @@ Kernels: csrc/rope/rope.hip, triton_kernels/rope.py. Images: ops/rope_2d.py; wha
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -174,14 +175,12 @@ def _tune_key(out: Tensor, out_y: Tensor | None, input: Tensor, input_y: Tensor 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """One tensor, or with kv_heads two; tables of the positions 0, 1, … read in this order."""
     generator = torch.Generator(device).manual_seed(seed)
-
-    def random(*shape: int, dtype: str) -> Tensor:
-        return torch.randn(shape, generator=generator, device=device, dtype=dtypes.DTYPES[dtype])
-
-    x, y = (random(key["tokens"], 1, key[heads], key["head_dim"], dtype=key["dtype"]) if key[heads] else None
+    random = functools.partial(torch.randn, generator=generator, device=device)
+    dtype, table_dtype = (dtypes.DTYPES[key[name]] for name in ("dtype", "table_dtype"))
+    x, y = (random(key["tokens"], 1, key[heads], key["head_dim"], dtype=dtype) if key[heads] else None
             for heads in ("heads", "kv_heads"))
-    cos, sin = random(2, key["tokens"], 1, 1, key["rotary_dim"] // 2, dtype=key["table_dtype"])
-    outs = (torch.empty_like(x), None if y is None else torch.empty_like(y))
+    cos, sin = random(2, key["tokens"], 1, 1, key["rotary_dim"] // 2, dtype=table_dtype)
+    outs = [None if each is None else torch.empty_like(each) for each in (x, y)]
     return (*outs, x, y, cos, sin, None, None, key["rotate_style"], True, False, False)
 
 
