@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""group_norm: every backend against float64; both layouts, SiLU, bad input."""
+"""group_norm: every backend against float64; both layouts, slices, SiLU, bad input; `--bench`: a table."""
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -11,9 +12,13 @@ from covering import covering
 from norm_cases import BACKENDS, check_layer_norm, double, layer_norm64, vector_like
 
 import aiter_like
-from aiter_like import sim
+from aiter_like import sim, slices
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
+from aiter_like.select import Candidate
 from aiter_like.testing import TOLERANCES, assert_within
+from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 EPSILON = 1e-5
@@ -42,7 +47,23 @@ def by_group(x, groups, *per_channel):
 
 def check(out, x, groups, weight, bias):
     assert out.stride() == x.stride()
-    check_layer_norm(by_group(out, groups)[0], *by_group(x, groups, weight, bias), epsilon=EPSILON)
+    return check_layer_norm(by_group(out, groups)[0], *by_group(x, groups, weight, bias), epsilon=EPSILON)
+
+
+def check_silu(out, x, groups, weight, bias):
+    rows, w, b = by_group(x, groups, weight, bias)
+    y = layer_norm64(rows, w, b, EPSILON)
+    expected = torch.nn.functional.silu(y)
+    # The slope of SiLU is at most 1.1; fp32 leaves (8 + √size) ε of |y| and of the factors' magnitudes
+    fp32 = 2**-24 * (16 + math.sqrt(rows.shape[-1])) * (8 * double(w).abs() + double(b).abs() + y.abs())
+    limit = TOLERANCES[BF16, "rtne"].unit * 1.01 * expected.abs() + 1.1 * fp32 + 1e-38
+    return assert_within("silu", by_group(out, groups)[0], expected, limit)
+
+
+def number_of_slices(x, groups):
+    """By the rule, on the device of `x`."""
+    count, size = x.shape[0] * groups, x.numel() // (x.shape[0] * groups)
+    return -(-size // slices.default(target_of(x.device), count, size, x.element_size()))
 
 
 @pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
@@ -59,7 +80,7 @@ def test_against_float64(device, run, backend, shape, groups, dtype, factor_dtyp
     assert torch.equal(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON, out=x), out), "in place"
 
 
-@pytest.mark.parametrize("shape, groups", (((3, 30, 5, 7), 3), ((1, 2, 200, 100), 1)), ids=("whole", "pieces"))
+@pytest.mark.parametrize("shape, groups", (((3, 32, 4, 4), 4), ((2, 2, 200, 100), 1)), ids=("whole", "slices"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_mean_far_from_zero_costs_nothing(device, run, backend, shape, groups):
     """Σx² − mean² would leave no digit of the variance of every second sample."""
@@ -69,17 +90,76 @@ def test_a_mean_far_from_zero_costs_nothing(device, run, backend, shape, groups)
 
 
 @pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
+@pytest.mark.parametrize("shape, groups", (((2, 16, 52, 52), 1), ((1, 12, 73, 91), 2)), ids=("aligned", "odd"))
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_slices(device, run, backend, shape, groups, is_last):
+    """The last one is short: each adds as much to mean and variance as it has elements."""
+    x, (weight, bias) = make(device, shape, BF16, is_last), factors(device, shape[1], BF16)
+    ramp = torch.linspace(-3.0, 3.0, shape[1], device=device, dtype=BF16)
+    x += ramp.view(-1, 1, 1) + ramp.flip(0)[:1] * torch.linspace(0.0, 1.0, shape[2], device=device, dtype=BF16)[:, None]
+    assert number_of_slices(x, groups) > 1 and x.numel() // (shape[0] * groups) % (slices.LEAST_BYTES // 2)
+    out = run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON)
+    check(out, x, groups, weight, bias)
+    assert torch.equal(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON), out), "once more"
+    y = run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON, silu=True)
+    check_silu(y, x, groups, weight, bias)
+    assert torch.equal(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON, out=x), out), "in place"
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_more_slices_than_lanes(device, run, backend):
+    """Whose moments are combined in turns: 128 in HIP, 256 in Triton."""
+    x, (weight, bias) = make(device, (1, 4, 383, 400), torch.float32), factors(device, 4, torch.float32)
+    x[:, :, :100] += 40.0
+    if device.type == "cpu":
+        assert number_of_slices(x, 1) > 256
+    check(run(backend, aiter_like.group_norm, x, 1, weight, bias, EPSILON), x, 1, weight, bias)
+
+
+@pytest.mark.parametrize("backend, params", (("hip", {"lanes": 128, "slice": 4096}), ("triton", {"slice": 8192})))
+def test_slices_of_a_tuned_row(device, backend, params):
+    """Of groups that are whole by default; a row may also ask for less than there is room for."""
+    x, (weight, bias) = make(device, (2, 4, 50, 101), BF16), factors(device, 4, BF16)
+    op, out = OPS["group_norm"], torch.empty_like(x)
+    (found,) = (candidate for candidate in op.backends if candidate.name == backend)
+    args = (out, torch.empty(2, 5, 2, device=device), x, weight, bias, 1, EPSILON, False)
+
+    def call(*args, **params):
+        candidate = Candidate(found, backend, params, "test")
+        op._watched(found.bind(target_of(device), args, candidate), candidate, target_of(device))(*args)
+
+    assert number_of_slices(x, 1) == 1
+    call(*args, **params)
+    check(out, x, 1, weight, bias)
+    for parts in (None, args[1][:1]):
+        with pytest.raises(ValueError, match="group_norm: parts must"):
+            call(out, parts, *args[2:], **params)
+    with pytest.raises(ValueError, match="group_norm: (slice|parts) must"):
+        call(*args, **{**params, "slice": 2048})
+
+
+def test_rule_for_slices():
+    """One per group up to 64 KB; else enough for the device, and never more than the public function has room for."""
+    h200, mi300x = Target("cuda", "sm_90", 132, 32), Target("hip", "gfx942", 304, 64)
+    for target, rows, size, element_size, length in (
+            (h200, 64, 10 * 4096, 2, 4096), (h200, 256, 16 * 128**2, 2, 16384), (h200, 32, 4 * 2**20, 2, 16384),
+            (h200, 128, 2**16, 2, 8192), (h200, 64, 2**16, 4, 4096), (h200, 1, 2**15, 2, 2**15),
+            (mi300x, 64, 40960, 2, 4096), (mi300x, 256, 16 * 128**2, 2, 16384)):
+        assert slices.default(target, rows, size, element_size) == length, (target.arch, rows, size)
+    for size in (1, 2**13, 2**14 + 1, 2**15, 2**15 + 1, 2**16 + 1, 10**6 + 7):
+        for element_size in (2, 4):
+            lengths = [slices.default(target, rows, size, element_size)
+                       for target in (h200, mi300x) for rows in (1, 100, 5000)]
+            for length in (*lengths, *slices.space(size, element_size)):
+                assert -(-size // length) <= slices.most(size, element_size)
+
+
+@pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_silu(device, run, backend, is_last):
     x, (weight, bias) = make(device, (2, 64, 4, 8), BF16, is_last), factors(device, 64, BF16)
     out = run(backend, aiter_like.group_norm, x, 4, weight * 20, bias, EPSILON, silu=True)
-    rows, w, b = by_group(x, 4, weight * 20, bias)
-    y = layer_norm64(rows, w, b, EPSILON)
-    expected = torch.nn.functional.silu(y)
-    # The slope of SiLU is at most 1.1; fp32 leaves (8 + √size) ε of |y| and of the factors' magnitudes
-    fp32 = 2**-24 * (16 + math.sqrt(rows.shape[-1])) * (8 * double(w).abs() + double(b).abs() + y.abs())
-    limit = TOLERANCES[BF16, "rtne"].unit * 1.01 * expected.abs() + 1.1 * fp32 + 1e-38
-    assert_within("silu", by_group(out, 4)[0], expected, limit)
+    check_silu(out, x, 4, weight * 20, bias)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -90,10 +170,11 @@ def test_one_position_one_channel_and_no_factors(device, run, backend):
         check(run(backend, aiter_like.group_norm, x, groups, None, None, EPSILON), x, groups, ones, zeros)
 
 
+@pytest.mark.parametrize("plane", ((4, 8), (52, 52)), ids=("whole", "slices"))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nan_and_infinity_stay_in_their_group(device, run, backend):
-    x, (weight, bias) = make(device, (2, 64, 4, 8), BF16), factors(device, 64, BF16)
-    x[0, 17, 0, 0], x[1, 63, 3, 7] = math.nan, math.inf
+def test_nan_and_infinity_stay_in_their_group(device, run, backend, plane):
+    x, (weight, bias) = make(device, (2, 64, *plane), BF16), factors(device, 64, BF16)
+    x[0, 17, 0, 0], x[1, 63, -1, -1] = math.nan, math.inf
     rows = by_group(run(backend, aiter_like.group_norm, x, 4, weight, bias, EPSILON), 4)[0]
     assert rows[1].isnan().all() and rows[7].isnan().all()
     rest = [0, 2, 3, 4, 5, 6]
@@ -146,14 +227,82 @@ def test_moves_each_byte_once(device, run, is_last):
     assert not {"scratch", "flat"} & set(counts["by_class"])
 
 
+def test_slices_are_read_twice_and_written_once(device, run):
+    """The simulator's counters: as above, the input once more, and two numbers of each slice, written and read."""
+    if device.type != "cpu":
+        pytest.skip("counters of the simulator")
+    x, (weight, bias) = make(device, (2, 16, 64, 64), BF16), factors(device, 16, BF16)
+    with sim.enabled(checks=False) as session:
+        run("hip", aiter_like.group_norm, x, 1, weight, bias, EPSILON)
+    for (name, counts), part, wide in zip(session.counters.items(), ("parts", "slices"), (1, 2), strict=True):
+        assert f"group_norm_{part}_kernel" in name
+        moved = {name: count for name, count in counts["accesses"].items() if name.endswith("dwordx4")}
+        assert sum(moved.values()) * 8 * 64 == wide * x.numel()
+        others = sum(counts["accesses"].values()) - sum(moved.values())
+        assert others <= 2 * x.numel() // (8 * 64) + 4 * counts["waves"], "weight and bias; parts"
+        assert not {"scratch", "flat"} & set(counts["by_class"])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_everything(device, run, backend, seed):
-    """Groups in registers and in pieces, aligned or not. A covering design: each pair of shape, layout and dtypes."""
-    sizes = ((2, 32, 16, 16, 4), (1, 12, 37, 41, 2), (1, 64, 64, 64, 4), (2, 128, 33, 33, 2), (3, 24, 3, 3, 24))
+    """Groups whole and in slices, aligned or not. A covering design: each pair of shape, layout and dtypes."""
+    sizes = ((2, 32, 16, 16, 4), (1, 12, 37, 41, 2), (1, 64, 64, 64, 4), (2, 128, 33, 33, 2), (3, 24, 3, 3, 24),
+             (1, 8, 256, 64, 4), (1, 6, 157, 173, 1), (40, 64, 34, 32, 1), (2, 16, 301, 299, 2), (1, 1, 1024, 513, 1))
     design = {"size": sizes, "is_last": (False, True), "dtype": (BF16, torch.float16, torch.float32),
               "wide": (0, 1)}
     for (*shape, groups), is_last, dtype, wide in map(dict.values, covering(design, seed)):
         x = make(device, shape, dtype, is_last, mean=2.0)
         weight, bias = factors(device, shape[1], torch.float32 if wide else dtype)
         check(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON), x, groups, weight, bias)
+
+
+def bench() -> None:
+    """GroupNorm, also with SiLU and channels-last, beside torch and torch.compile."""
+    import benching
+
+    device = torch.device("cuda")
+
+    def stock(x, groups, weight, bias, silu):
+        y = torch.nn.functional.group_norm(x, groups, weight, bias, EPSILON)
+        return torch.nn.functional.silu(y) if silu else y
+
+    def case(shape, groups, is_last, silu, compiled, seed):
+        random = norms.normal(device, seed, "bf16")
+        x, weight, bias = random(*shape), random(shape[1]), random(shape[1])
+        x = x.to(memory_format=torch.channels_last if is_last else torch.contiguous_format)
+        calls = benching.by_backend(aiter_like.group_norm, x, groups, weight, bias, EPSILON, silu=silu,
+                                    out=torch.empty_like(x))
+        calls |= {"torch": lambda: stock(x, groups, weight, bias, silu),
+                  "torch.compile": lambda: compiled(x, groups, weight, bias, silu)}
+        few = shape[1] // groups
+
+        def part(tensor, place):  # the first group, the last
+            return tensor[:1, :few] if place == 0 else tensor[-1:, -few:]
+
+        def check_ends(result):
+            compare = check_silu if silu else check
+            return max(compare(part(result, place), part(x, place), 1, *(
+                factor[:few] if place == 0 else factor[-few:] for factor in (weight, bias))) for place in (0, 1))
+
+        name = f"{'×'.join(map(str, shape))}/{groups}{' nhwc' * is_last}{' silu' * silu}"
+        return benching.Case(name, 4 * x.numel(), calls, check_ends)
+
+    def cases():
+        for shape, is_last, silu in BENCHED:
+            torch._dynamo.reset()
+            yield benching.rotating(functools.partial(case, shape, 32, is_last, silu, benching.compiled(stock)))
+
+    benching.table("group_norm", cases())
+
+
+BENCHED = (((2, 320, 64, 64), False, False), ((2, 320, 64, 64), False, True), ((8, 512, 128, 128), False, False),
+           ((1, 128, 1024, 1024), False, False), ((1, 128, 1024, 1024), True, False),
+           ((2, 1280, 16, 16), False, False))
+"""Shape, whether channels-last, whether with SiLU, of 32 groups: of image models' UNet and decoder."""
+
+
+if __name__ == "__main__":
+    import benching
+
+    benching.main(bench, __doc__)

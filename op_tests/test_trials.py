@@ -21,6 +21,7 @@ PATCHES = {"patches": 12, "heads": 5, "head_dim": 64, "rotary_dim": 32, "dtype":
 HEADS = {"tokens": 70, "heads": 5, "kv_heads": 2, "head_dim": 64, "rotary_dim": 32, "page_size": 16, "layout": "rows",
          "has_norm": 1, "dtype": "bf16", "cache_dtype": "bf16"}
 PACKED = {**HEADS, "layout": "shuffled"}
+GROUPS = {"samples": 1, "channels": 12, "positions": 5000, "num_groups": 2, "dtype": "bf16", "channels_last": 0}
 DAILY = (("tensor_quant", TENSOR_QUANT, "hip", {"vectors": 1}),
          ("tensor_quant", TENSOR_QUANT, "triton", {"num_warps": 2}),
          ("dropout_layer_norm", DROPOUT, "hip", {"lanes": 32}), ("norm_backward", BACKWARD, "triton", {"num_warps": 1}),
@@ -32,6 +33,7 @@ DAILY = (("tensor_quant", TENSOR_QUANT, "hip", {"vectors": 1}),
 EVERY = (("tensor_quant", TENSOR_QUANT), ("tensor_quant", {**TENSOR_QUANT, "is_dynamic": 0}),
          ("dropout_layer_norm", DROPOUT), ("dropout_layer_norm", {**DROPOUT, "hidden": 8192}),
          ("norm_backward", BACKWARD), ("norm_backward", {**BACKWARD, "hidden": 20000, "has_mean": 0}),
+         ("group_norm", GROUPS), ("group_norm", {**GROUPS, "positions": 41 * 163, "channels_last": 1}),
          ("rope_2d", PATCHES), ("rope_2d", {**PATCHES, "rotate_style": 1}), ("fused_qk_rope_cache", HEADS),
          ("fused_qk_rope_cache", PACKED), ("fused_qk_rope_cache", {**HEADS, "layout": "columns", "has_norm": 0}),
          ("fused_qk_rope_cache", {**PACKED, "head_dim": 256, "rotary_dim": 256, "cache_dtype": "fp8_e4m3fnuz"}))

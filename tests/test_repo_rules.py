@@ -30,8 +30,8 @@ CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
 # A module imports, at its top, only from its own layer or a lower one.
 LAYERS = {name: level for level, names in enumerate((
     "device dtypes enums env errors log paths",
-    "attention_call check paged_call philox revision rope_scaling scales sim_settings testing testing_attention "
-    "testing_attention_bwd",
+    "attention_call check paged_call philox revision rope_scaling scales sim_settings slices testing "
+    "testing_attention testing_attention_bwd",
     "jit sim sim_triton triton_kernels tuning/__init__ tuning/hooks tuning/record tuning/table",
     "dispatch explain kv_layout plans rows select torch_ops verify",
     "ops tuning",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, torch_ops
+from aiter_like import check, dtypes, rows, slices, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
@@ -23,11 +23,15 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _MAX_SIZE = 2**30 - 1  # elements of a group
+_LANE_BYTES, _MOST_LANES = 64, 512  # of a workgroup's lanes where groups are long: four accesses of each
 
 
-def group_norm_ref(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
-                   epsilon: float, silu: bool) -> None:
-    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`."""
+def group_norm_ref(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                   num_groups: int, epsilon: float, silu: bool) -> None:
+    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`.
+
+    `parts` [groups of all samples, slices, 2] fp32 is memory for kernels that cut long groups into slices.
+    """
     x = input.to(torch.promote_types(input.dtype, torch.float32))
     grouped = x.reshape(x.shape[0], num_groups, -1)
     deviation = grouped - grouped.mean(-1, keepdim=True)
@@ -40,17 +44,38 @@ def group_norm_ref(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tens
     out.copy_(torch.nn.functional.silu(y) if silu else y)
 
 
-def _instance(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, epsilon: float,
-              silu: bool, *, lanes: int | None = None) -> Instance:
+def _instance(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+              num_groups: int, epsilon: float, silu: bool, *, lanes: int | None = None,
+              slice: int | None = None) -> Instance:
     factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
     is_last = not input.is_contiguous()
-    flags = {"w": weight is not None, "b": bias is not None, "nhwc": is_last}
-    parts = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
+    layout, is_sliced = _layout(target_of(input.device), _matrix(input, num_groups), lanes, slice)
+    flags = {"w": weight is not None, "b": bias is not None, "nhwc": is_last, "sliced": is_sliced}
+    named = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
              *(name for name, is_on in flags.items() if is_on)]
-    layout = rows.layout(target_of(input.device), _matrix(input, num_groups), lanes=lanes, takes_unaligned=True)
-    return layout.instance("_".join(parts), {
+    return layout.instance("_".join(named), {
         "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[factors], "HAS_WEIGHT": int(weight is not None),
-        "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(is_last)})
+        "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(is_last), "IS_SLICED": int(is_sliced)})
+
+
+def _layout(target: Target, groups: Tensor, lanes: int | None, slice: int | None) -> tuple[rows.Layout, bool]:
+    """How lanes share a group or, second, slices of it.
+
+    Raises:
+        ValueError: `lanes` cannot keep so many elements, or `slice` has fewer than there is room for in `parts`.
+    """
+    count, size = groups.shape
+    element_size = groups.element_size()
+    slice = slices.default(target, count, size, element_size) if slice is None else slice
+    is_sliced = slice < size
+    if is_sliced:
+        if slice * element_size < slices.LEAST_BYTES:
+            raise ValueError(f"{_OP}: slice must be at least {slices.LEAST_BYTES // element_size}, got {slice}")
+        groups = groups[:, :slice]
+        lanes = lanes or min(slice * element_size // _LANE_BYTES, _MOST_LANES)
+    elif target.wave_size == 32 and size * element_size > _LANE_BYTES * _MOST_LANES:
+        lanes = lanes or _MOST_LANES
+    return rows.whole_layout(_OP, target, groups, lanes), is_sliced
 
 
 def _matrix(input: Tensor, num_groups: int) -> Tensor:
@@ -60,12 +85,12 @@ def _matrix(input: Tensor, num_groups: int) -> Tensor:
 
 
 @compile_ops("norm/group_norm.hip", gen_func=_instance, prebuild=list)
-def _group_norm_hip(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
-                    epsilon: float, silu: bool) -> None: ...
+def _group_norm_hip(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+                    num_groups: int, epsilon: float, silu: bool) -> None: ...
 
 
-def _check(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int, epsilon: float,
-           silu: bool) -> object:
+def _check(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+           num_groups: int, epsilon: float, silu: bool) -> object:
     check.tensor(_OP, "input", input, dtypes=_DTYPES, last_contiguous=False)
     if input.ndim < 2:
         raise ValueError(f"{_OP}: input must have at least 2 dimensions, got {input.ndim}")
@@ -80,13 +105,15 @@ def _check(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | Non
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=accepted, shape=(channels,), device=input.device)
     check.tensor(_OP, "out", out, dtypes=(input.dtype,), shape=input.shape, device=input.device, last_contiguous=False)
+    if parts is not None:
+        check.tensor(_OP, "parts", parts, dtypes=(torch.float32,), device=input.device)
     check.real(_OP, "eps", epsilon, low=0.0)
     check.flag(_OP, "silu", silu)
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                        num_groups: int, *_: object) -> str | None:
+def _kernel_unsupported(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
+                        bias: Tensor | None, num_groups: int, *_: object) -> str | None:
     """What every kernel refuses."""
     layout = torch.contiguous_format if input.is_contiguous() else _LAST.get(input.ndim)
     for name, tensor in (("input", input), ("out", out)):
@@ -98,21 +125,35 @@ def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tens
     return None
 
 
-def _tune_key(out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
-              *_: object) -> dict[str, int | str]:
+def _tune_key(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
+              num_groups: int, *_: object) -> dict[str, int | str]:
     samples, channels = input.shape[:2]
     return {"samples": samples, "channels": channels, "positions": input.numel() // (samples * channels),
             "num_groups": num_groups, "dtype": dtypes.name(input.dtype), "channels_last": not input.is_contiguous()}
 
 
-def _hip_space(target: Target, out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None, num_groups: int,
-               *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, _matrix(input, num_groups))
+def _hip_space(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
+               bias: Tensor | None, num_groups: int, *_: object) -> list[dict[str, int]]:
+    """Whole groups on all lanes that keep them; slices on the lanes that keep 64 or 128 bytes each."""
+    groups = _matrix(input, num_groups)
+    size, element_size = groups.shape[-1], input.element_size()
+    is_short = size * element_size <= slices.MOST_BYTES
+    found = rows.lane_space(target, groups, takes_pieces=False) if is_short else []
+    for slice in slices.space(size, element_size):
+        lanes = slice * element_size // _LANE_BYTES
+        found += [{"lanes": count, "slice": slice} for count in (lanes // 2, lanes) if 128 <= count <= _MOST_LANES]
+    return found
 
 
-def _triton_space(target: Target, out: Tensor, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                  num_groups: int, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, _matrix(input, num_groups).shape[-1])
+def _triton_space(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
+                  bias: Tensor | None, num_groups: int, *_: object) -> list[dict[str, int]]:
+    """Whole groups on all waves; slices on the waves that leave each lane 16 or 32 elements."""
+    size, element_size = _matrix(input, num_groups).shape[-1], input.element_size()
+    most = slices.MOST_BYTES // element_size
+    found = norms.wave_space(target, size, most) if size <= most else []
+    return found + [{"num_warps": slice // kept // target.wave_size, "slice": slice}
+                    for slice in slices.space(size, element_size) for kept in (32, 16)
+                    if slice // kept // target.wave_size <= 16]
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
@@ -122,16 +163,25 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     if key["channels_last"]:
         x = x.contiguous(memory_format=torch.channels_last)
     weight, bias = random(key["channels"]), random(key["channels"])
-    return torch.empty_like(x), x, weight, bias, key["num_groups"], 1e-5, False
+    return torch.empty_like(x), _parts(x, key["num_groups"]), x, weight, bias, key["num_groups"], 1e-5, False
 
 
 _group_norm = Op(
     _OP, reference=group_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
-    tuning=Tuning(_tune_case),
+    writes=("out", "parts"), tuning=Tuning(_tune_case, scratch=("parts",)),
     backends=(Backend("hip", _group_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
               Backend("triton", "group_norm:group_norm", unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", group_norm_ref, differentiable=True)))
+
+
+def _parts(input: Tensor, num_groups: int) -> Tensor | None:
+    """Memory for the moments of slices where groups are long enough to be cut; None too where _check refuses."""
+    if input.ndim < 2 or not isinstance(num_groups, int | torch.SymInt) or num_groups < 1:
+        return None
+    count = input.shape[0] * num_groups
+    most = slices.most(input.numel() // max(count, 1), input.element_size())
+    return None if most == 1 else torch.empty(count, most, 2, dtype=torch.float32, device=input.device)
 
 
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
@@ -161,8 +211,9 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        In fp32, the variance from the deviations themselves, rounded to nearest even once; deterministic; can be
-        captured in a graph. At most one workgroup takes a group, so few groups leave CUs idle. Only "torch" has a
+        In fp32, the variance as exact as from the deviations themselves, rounded to nearest even once; deterministic
+        on one device; can be captured in a graph. A group of more than 64 KB is shared out among workgroups, which read
+        it twice, and takes a workspace of 0.1 % of the input; a shorter one is read once. Only "torch" has a
         derivative.
 
     Source: Wu and He, Group Normalization (2018); torch.nn.functional.group_norm.
@@ -171,7 +222,7 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
         out = torch.empty_like(input)
-    _group_norm(out, input, weight, bias, num_groups, eps, silu, backend=backend)
+    _group_norm(out, _parts(input, num_groups), input, weight, bias, num_groups, eps, silu, backend=backend)
     return out
 
 

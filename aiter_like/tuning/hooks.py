@@ -29,11 +29,13 @@ class Tuning:
         traffic: of (*args): (bytes, flops) that the operation needs; default: each tensor argument once, no flops.
         shapes: of (model, tp, tokens): the keys of one forward pass with that many tokens on one of `tp` GPUs
             (models.Model); empty where the model has no such operator.
+        scratch: names of written arguments that are memory for the kernels, and no result.
     """
 
     case: Callable[..., tuple]
     traffic: Callable[..., tuple[int, int]] | None = None
     shapes: Callable[..., Iterable[Mapping[str, Any]]] | None = None
+    scratch: tuple[str, ...] = ()
 
     def needs(self, args: tuple) -> tuple[int, int]:
         """(bytes, flops) of a call."""

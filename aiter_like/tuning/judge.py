@@ -89,7 +89,8 @@ def case(op: Op, key: Mapping[str, Any], device: torch.device, seed: int = 0) ->
     got = {name: int(value) if isinstance(value, bool) else value for name, value in op.tune_key(*args).items()}
     if got != dict(key):
         raise ValueError(f"{op.name}: the tuning case for {dict(key)} has the key {got}")
-    indices = [index for index in op.write_indices if args[index] is not None]
+    scratch = [op.write_indices[op.writes.index(name)] for name in op.tuning.scratch]
+    indices = [index for index in op.write_indices if args[index] is not None and index not in scratch]
     plain, is_exact = _run(op, args, indices, poison=False)
     marked, _ = _run(op, args, indices, poison=True)
     native = _native(op, args, indices)

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: MIT
 // GroupNorm: y = (x - mean) / sqrt(var + epsilon) · weight[c] + bias[c], mean and variance over a group of channels and
 // all positions of a sample, in fp32; out = y or silu(y). HIP (gfx9) and CUDA. One build per combination of the macros
-// below.
+// below. A group is a row: its positions, channel after channel as NCHW has them in memory; or (IS_CHANNELS_LAST) its
+// channels, position after position.
 //
-//   1. a group is a row: its positions, channel after channel as NCHW has them in memory; or (IS_CHANNELS_LAST) its
-//      channels, position after position
-//   2. load the row into registers; mean and variance over the row's lanes, at once where that is exact (row_pairs.h)
-//   3. scale, multiply with the weight, add the bias, silu, round, store
-// A row longer than the registers' capacity (IS_WHOLE 0) is read again for step 3, mostly from cache.
+//   1. load the row into registers; mean and variance over the row's lanes, at once where that is exact (row_pairs.h)
+//   2. scale, multiply with the weight, add the bias, silu, round, store
 //
-// Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 12 bytes per wave.
-// Bound: memory, 2 · sizeof(ELEMENT) bytes per element, where there are groups for all CUs: a workgroup takes a group.
+// A row longer than one workgroup should take (IS_SLICED) is cut into slices of what a workgroup's registers hold, in
+// two launches: step 1 for each slice, whose moments go to memory; then each slice again, the moments of its row from
+// those of all slices, and step 2. The second launch begins where the first one ended, with what is still in a cache.
+//
+// Tile: LANES lanes take a row or slice, VECTORS · VEC elements each. LDS: 12 bytes per wave.
+// Bound: memory, 2 · sizeof(ELEMENT) bytes per element; of slices that do not stay in a cache, 3 · sizeof(ELEMENT).
 #include "aiter_like/ffi.h"
 #include "aiter_like/math.h"
 #include "aiter_like/row_pairs.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || \
-    !defined(IS_CHANNELS_LAST) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || !defined(IS_WHOLE)
+    !defined(IS_CHANNELS_LAST) || !defined(IS_SLICED) || !defined(LANES) || !defined(VECTORS) || !defined(VEC)
 #error "group_norm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float, sizes and flags"
 #endif
 
@@ -27,134 +29,265 @@ struct GroupNormArgs {
   const ELEMENT* input;
   const WEIGHT* weight;  // [channels], as bias
   const WEIGHT* bias;
+  float* parts;  // [rows, slices, 2]: mean of a slice and sum of the squared deviations from it
   int64_t rows;
-  int size;      // of a row: channels of a group · positions
-  int groups;    // of a sample
-  int channels;  // of a group
-  Divider run;   // by the elements of one channel in a row; IS_CHANNELS_LAST: of one position
+  int size;        // of a row: channels of a group · positions
+  int channels;    // of a group
+  Divider groups;  // by those of a sample
+  Divider slices;  // by those of a row
+  Divider run;     // by the elements of one channel in a row; IS_CHANNELS_LAST: of one position
   float epsilon;
   bool is_silu;
 };
 
-template <bool kIsAligned, class Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>>
-__global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void group_norm_kernel(GroupNormArgs args) {
-  await_stream();
-  __shared__ PairScratch<Layout> sums_scratch;
-  __shared__ RowScratch<Layout> deviations_scratch;
-  // Lanes of a row that is not there take part in the reductions with zeros.
-  const int64_t row = Layout::row() < args.rows ? Layout::row() : args.rows - 1;
-  const int size = Layout::row() < args.rows ? args.size : 0;
-  const int group = static_cast<int>(row % args.groups);
-  const int64_t first = IS_CHANNELS_LAST ? row / args.groups * args.groups * args.size + group * args.channels
-                                         : row * args.size;
-
-  const auto offset = [&](int column) {  // of an element of the row, in memory
-    if constexpr (!IS_CHANNELS_LAST) return int64_t{column};
-    const int64_t position = args.run.divide(column);
-    return position * args.groups * args.channels + (column - position * args.channels);
-  };
-  const auto channel = [&](int column) {
-    const int quotient = static_cast<int>(args.run.divide(column));
-    return group * args.channels + (IS_CHANNELS_LAST ? column - quotient * args.channels : quotient);
-  };
-  RowTile<Layout, ELEMENT> x;
-  const auto load = [&](int start) {
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const int column = start + Layout::column(v);
-      if constexpr (kIsAligned) {
-        x.data[v].load_if(column < size, args.input + first + offset(column), args.input + first);
-      } else {
-        x.data[v] = {};
-#pragma unroll
-        for (int e = 0; e < VEC; ++e)
-          if (column + e < size) x.data[v].insert(e, args.input[first + offset(column + e)]);
-      }
-    }
-  };
-
-  Pair sums{};
-  for (int start = 0; start == 0 || start < args.size; start += Layout::kCapacity) {
-    load(start);
-    sums.first += lane_sum<Layout>([&](int v, int e) { return x.at(v, e); });  // zeros beyond the row
-    sums.second += lane_sum<Layout>([&](int v, int e) { return x.at(v, e) * x.at(v, e); });
-    if constexpr (IS_WHOLE) break;
-  }
-  const auto deviations = [&](float mean) {
-    float squares = 0.f;
-    for (int start = 0; start == 0 || start < args.size; start += Layout::kCapacity) {
-      if constexpr (!IS_WHOLE) load(start);
-      squares += lane_sum<Layout>([&](int v, int e) {
-        const float deviation = x.at(v, e) - mean;
-        const bool is_inside = Layout::column(v) + (kIsAligned ? 0 : e) < size - start;
-        return is_inside ? deviation * deviation : 0.f;
-      });
-      if constexpr (IS_WHOLE) break;
-    }
-    return squares;
-  };
-  const Moments moments = row_moments<Layout>(sums, static_cast<float>(args.size), deviations, sums_scratch,
-                                              deviations_scratch);
-  x.drop_floats();
-  const float inverse_deviation = reciprocal_square_root(moments.variance + args.epsilon);
-
+/// `size` elements of a row from `start` on, in the registers of the lanes; none of a row that is not there.
+template <class Layout>
+struct Slice {
   // Aligned, an access stays within a channel's positions or a position's channels.
-  const auto apply = [&](const WEIGHT* factors, int column, float(&y)[VEC], auto operation) {
-    if constexpr (kIsAligned && IS_CHANNELS_LAST) {
-      Packed<WEIGHT, VEC> packed;
-      packed.load(factors + channel(column));
-#pragma unroll
-      for (int e = 0; e < VEC; ++e) y[e] = operation(y[e], packed.at(e));
-    } else if constexpr (kIsAligned) {
-      const float factor = to_float(factors[channel(column)]);
-#pragma unroll
-      for (int e = 0; e < VEC; ++e) y[e] = operation(y[e], factor);
+  static constexpr int kFactors = Layout::kIsAligned && !IS_CHANNELS_LAST ? 1 : VEC;  // of an access
+
+  const GroupNormArgs& args;
+  int64_t first;  // of the row's elements, in the tensor
+  int channel;    // the row's first
+  int start, size;
+  RowTile<Layout, ELEMENT> x;
+
+  __device__ Slice(const GroupNormArgs& args, uint32_t row, int start, int size)
+      : args(args), start(start), size(size) {
+    const uint32_t sample = args.groups.divide(row), group = row - sample * args.groups.divisor;
+    channel = static_cast<int>(group) * args.channels;
+    first = IS_CHANNELS_LAST ? int64_t{sample} * args.groups.divisor * args.size + channel : int64_t{row} * args.size;
+  }
+
+  /// Of an element of the slice, from the row's first.
+  __device__ int64_t offset(int column) const {
+    if constexpr (!IS_CHANNELS_LAST) return start + column;
+    const int64_t position = args.run.divide(start + column);
+    return position * args.groups.divisor * args.channels + (start + column - position * args.channels);
+  }
+  __device__ int channel_of(int column) const {
+    const int quotient = static_cast<int>(args.run.divide(start + column));
+    return channel + (IS_CHANNELS_LAST ? start + column - quotient * args.channels : quotient);
+  }
+
+  __device__ void load() {
+    if constexpr (!IS_CHANNELS_LAST) {
+      x.load(args.input + first + start, size);
     } else {
 #pragma unroll
-      for (int e = 0; e < VEC; ++e)
-        if (column + e < size) y[e] = operation(y[e], to_float(factors[channel(column + e)]));
+      for (int v = 0; v < VECTORS; ++v) {
+        const int column = Layout::column(v);
+        if constexpr (Layout::kIsAligned) {
+          x.data[v].load_if(column < size, args.input + first + offset(column), args.input + first);
+        } else {
+          x.data[v] = {};
+#pragma unroll
+          for (int e = 0; e < VEC; ++e)
+            if (column + e < size) x.data[v].insert(e, args.input[first + offset(column + e)]);
+        }
+      }
     }
-  };
-  for (int start = 0; start < size; start += Layout::kCapacity) {
-    if constexpr (!IS_WHOLE) load(start);
+  }
+
+  /// Over the slice's lanes, of `count` elements.
+  __device__ Moments moments(int count, PairScratch<Layout>& sums_scratch, RowScratch<Layout>& deviations_scratch) {
+    Pair sums{};
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-      const int column = start + Layout::column(v);
-      if (column >= size) continue;
+      Pair of_vector{};
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) {
+        const float value = x.at(v, e);  // zero beyond the slice
+        of_vector = {of_vector.first + value, of_vector.second + value * value};
+      }
+      sums = {sums.first + of_vector.first, sums.second + of_vector.second};
+    }
+    x.drop_floats();
+    const auto deviations = [&](float mean) {
+      return lane_sum<Layout>([&](int v, int e) {
+        const float deviation = x.at(v, e) - mean;
+        return Layout::column(v) + (Layout::kIsAligned ? 0 : e) < size ? deviation * deviation : 0.f;
+      });
+    };
+    return row_moments<Layout>(sums, static_cast<float>(count), deviations, sums_scratch, deviations_scratch);
+  }
+
+  using Factors = Packed<WEIGHT, kFactors>;
+  /// Of an aligned access; of an unaligned one `factor` reads each itself.
+  __device__ void load_factors(Factors& factors, const WEIGHT* of_channels, int column) const {
+    if constexpr (!Layout::kIsAligned) return;
+    factors.load_if(column < size, of_channels + channel_of(column), of_channels);
+  }
+  __device__ float factor(const Factors& factors, const WEIGHT* of_channels, int column, int e) const {
+    if constexpr (Layout::kIsAligned) return factors.at(e % kFactors);
+    return column + e < size ? to_float(of_channels[channel_of(column + e)]) : 0.f;
+  }
+
+  /// Writes the result, with the moments of the row.
+  __device__ void store(Moments moments) {
+    x.drop_floats();
+    if constexpr (IS_CHANNELS_LAST || !Layout::kIsAligned) {  // offsets are found again instead of kept since load()
+      start = static_cast<int>(opaque(static_cast<uint32_t>(start)));
+      size = static_cast<int>(opaque(static_cast<uint32_t>(size)));
+    }
+    const float inverse_deviation = reciprocal_square_root(moments.variance + args.epsilon);
+    Factors weight[VECTORS], bias[VECTORS];
+    const auto load = [&](int v) {
+      if constexpr (HAS_WEIGHT) load_factors(weight[v], args.weight, Layout::column(v));
+      if constexpr (HAS_BIAS) load_factors(bias[v], args.bias, Layout::column(v));
+    };
+    each_vector<Layout>(load, [&](int v) {
+      const int column = Layout::column(v);
+      if (column >= size) return;
       float y[VEC];
 #pragma unroll
-      for (int e = 0; e < VEC; ++e) y[e] = (x.at(v, e) - moments.mean) * inverse_deviation;
-      if constexpr (HAS_WEIGHT) apply(args.weight, column, y, [](float a, float b) { return a * b; });
-      if constexpr (HAS_BIAS) apply(args.bias, column, y, [](float a, float b) { return a + b; });
+      for (int e = 0; e < VEC; ++e) {
+        float scale = inverse_deviation;
+        if constexpr (HAS_WEIGHT) scale *= factor(weight[v], args.weight, column, e);
+        y[e] = (x.at(v, e) - moments.mean) * scale;
+        if constexpr (HAS_BIAS) y[e] += factor(bias[v], args.bias, column, e);
+      }
       if (args.is_silu)
 #pragma unroll
         for (int e = 0; e < VEC; ++e) y[e] *= sigmoid(y[e]);
-      if constexpr (kIsAligned) {
+      if constexpr (!IS_CHANNELS_LAST) {
+        store_vector<Layout>(args.out + first + start, size, v, y);
+      } else if constexpr (Layout::kIsAligned) {
         store_vec<VEC>(args.out + first + offset(column), vec_from_float<ELEMENT>(y));
       } else {
 #pragma unroll
         for (int e = 0; e < VEC; ++e)
           if (column + e < size) args.out[first + offset(column + e)] = from_float<ELEMENT>(y[e]);
       }
-    }
-    if constexpr (IS_WHOLE) break;
+    });
+  }
+};
+
+template <bool kIsAligned>
+using GroupLayout = RowLayout<LANES, VECTORS, VEC, kIsAligned>;
+
+/// Workgroups that a CUDA multiprocessor shall hold, by the registers that nvcc 13 needs not to spill: those of the
+/// elements, of two accesses' factors where each element has its own, of the places of elements accessed one by one.
+template <class Layout>
+constexpr int kMinGroups = [] {
+  constexpr int kElements = VECTORS * VEC * int{sizeof(ELEMENT)} / 4;
+  constexpr int kOthers = !Layout::kIsAligned ? 56 : IS_CHANNELS_LAST ? 6 * int{sizeof(WEIGHT)} : 0;
+  constexpr int kThreads = 65536 / (24 + kElements + kOthers);
+  return kThreads < Layout::kThreads ? 1 : kThreads / Layout::kThreads;
+}();
+
+template <bool kIsAligned, class Layout = GroupLayout<kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_norm_kernel(GroupNormArgs args) {
+  await_stream();
+  __shared__ PairScratch<Layout> sums_scratch;
+  __shared__ RowScratch<Layout> deviations_scratch;
+  // Lanes of a row that is not there take part in the reductions with zeros.
+  const bool is_there = Layout::row() < args.rows;
+  Slice<Layout> row(args, static_cast<uint32_t>(is_there ? Layout::row() : args.rows - 1), 0, is_there ? args.size : 0);
+  row.load();
+  const Moments moments = row.moments(args.size, sums_scratch, deviations_scratch);
+  row.store(moments);
+}
+
+/// Slice `index` of all rows' slices.
+template <class Layout>
+__device__ inline Slice<Layout> slice_of(const GroupNormArgs& args, uint32_t index) {
+  static_assert(Layout::kRows == 1, "a workgroup takes one slice");
+  const uint32_t row = args.slices.divide(index);
+  const int start = static_cast<int>(index - row * args.slices.divisor) * Layout::kCapacity, rest = args.size - start;
+  return Slice<Layout>(args, row, start, rest < Layout::kCapacity ? rest : Layout::kCapacity);
+}
+
+template <bool kIsAligned, class Layout = GroupLayout<kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_norm_parts_kernel(GroupNormArgs args) {
+  await_stream();
+  __shared__ PairScratch<Layout> sums_scratch;
+  __shared__ RowScratch<Layout> deviations_scratch;
+  const uint32_t index = workgroup_index().x;
+  Slice<Layout> slice = slice_of<Layout>(args, index);
+  slice.load();
+  const Moments moments = slice.moments(slice.size, sums_scratch, deviations_scratch);
+  if (thread_index() != 0) return;
+  args.parts[2 * int64_t{index}] = moments.mean;
+  args.parts[2 * int64_t{index} + 1] = moments.variance * static_cast<float>(slice.size);
+}
+
+/// Mean and variance of a row of `size` elements from its parts [slices, 2]: the squared deviations from the row's mean
+/// are those from each slice's, and its elements times the square of what is between the means (Chan et al. 1979).
+template <class Layout>
+__device__ inline Moments combined(const float* parts, int slices, int size, RowScratch<Layout>& means_scratch,
+                                   RowScratch<Layout>& deviations_scratch) {
+  const auto count = [&](int slice) {
+    return static_cast<float>(slice < slices - 1 ? Layout::kCapacity : size - slice * Layout::kCapacity);
+  };
+  float sum = 0.f, squares = 0.f;
+#pragma unroll 1
+  for (int slice = thread_index(); slice < slices; slice += Layout::kThreads) sum += count(slice) * parts[2 * slice];
+  const float mean = row_sum<Layout>(sum, means_scratch) / static_cast<float>(size);
+#pragma unroll 1
+  for (int slice = thread_index(); slice < slices; slice += Layout::kThreads) {
+    const float deviation = parts[2 * slice] - mean;
+    squares += parts[2 * slice + 1] + count(slice) * deviation * deviation;
+  }
+  return {mean, row_sum<Layout>(squares, deviations_scratch) / static_cast<float>(size)};
+}
+
+template <bool kIsAligned, class Layout = GroupLayout<kIsAligned>>
+__global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_norm_slices_kernel(GroupNormArgs args) {
+  await_stream();
+  __shared__ RowScratch<Layout> means_scratch, deviations_scratch;
+  const uint32_t slices = args.slices.divisor;
+  const uint32_t index = static_cast<uint32_t>(args.rows) * slices - 1 - workgroup_index().x;
+  Slice<Layout> slice = slice_of<Layout>(args, index);
+  slice.load();
+  const float* parts = args.parts + 2 * int64_t{args.slices.divide(index) * slices};
+  slice.store(combined<Layout>(parts, static_cast<int>(slices), args.size, means_scratch, deviations_scratch));
+}
+
+template <bool kIsAligned>
+void launch_aligned(const GroupNormArgs& args, Stream stream) {
+  using Layout = GroupLayout<kIsAligned>;
+  if constexpr (IS_SLICED) {
+    const dim3 grid(static_cast<uint32_t>(args.rows) * args.slices.divisor);
+    launch_overlapped(group_norm_parts_kernel<kIsAligned>, grid, Layout::kThreads, stream, args);
+    check_launch("group_norm_parts_kernel");
+    launch_overlapped(group_norm_slices_kernel<kIsAligned>, grid, Layout::kThreads, stream, args);
+    check_launch("group_norm_slices_kernel");
+  } else {
+    const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+    launch_overlapped(group_norm_kernel<kIsAligned>, grid, Layout::kThreads, stream, args);
+    check_launch("group_norm_kernel");
   }
 }
 
 void launch_group_norm(const GroupNormArgs& args, bool is_aligned, Stream stream) {
-  using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
   if (is_aligned)
-    launch_overlapped(group_norm_kernel<true>, grid, Layout::kThreads, stream, args);
+    launch_aligned<true>(args, stream);
   else
-    launch_overlapped(group_norm_kernel<false>, grid, Layout::kThreads, stream, args);
-  check_launch("group_norm_kernel");
+    launch_aligned<false>(args, stream);
 }
 
 #if AITER_LIKE_HOST_PASS
 
-void group_norm(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> weight,
-                ffi::Optional<ffi::Tensor> bias, int64_t num_groups, double epsilon, bool is_silu) {
+/// Sets what slices need, and checks that `parts` has room for them.
+void set_slices(GroupNormArgs& args, const ffi::Optional<ffi::Tensor>& parts) {
+  constexpr int kCapacity = GroupLayout<true>::kCapacity;
+  const int64_t slices = IS_SLICED ? (int64_t{args.size} + kCapacity - 1) / kCapacity : 1;
+  ffi::check_value(slices * kCapacity >= args.size, "group_norm: this module was built for other row lengths");
+  args.slices = Divider(static_cast<uint32_t>(slices));
+  if (!IS_SLICED) return;
+  ffi::check_value(args.rows * slices < (int64_t{1} << 31) && args.rows * slices * LANES < (int64_t{1} << 32),
+                   "group_norm: more slices than a launch can have");
+  ffi::check_value(parts.has_value() && parts.value().numel() >= 2 * args.rows * slices,
+                   "group_norm: parts must have two elements for each slice");
+  ffi::check_type(ffi::has_element<float>(parts.value()), "group_norm: parts must have dtype float32");
+  ffi::check_value(parts.value().IsContiguous(), "group_norm: parts must be contiguous");
+  args.parts = static_cast<float*>(parts.value().data_ptr());
+}
+
+void group_norm(ffi::Tensor out, ffi::Optional<ffi::Tensor> parts, ffi::Tensor input,
+                ffi::Optional<ffi::Tensor> weight, ffi::Optional<ffi::Tensor> bias, int64_t num_groups, double epsilon,
+                bool is_silu) {
   ffi::check_type(ffi::has_element<ELEMENT>(input) && ffi::has_element<ELEMENT>(out),
                   "group_norm: input and out must have the dtype that this module was built for");
   ffi::check_value(weight.has_value() == HAS_WEIGHT && bias.has_value() == HAS_BIAS,
@@ -169,7 +302,7 @@ void group_norm(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> w
   ffi::check_value(args.rows < (int64_t{1} << 24) && size < (int64_t{1} << 30),
                    "group_norm: at most 2^24 - 1 groups of 2^30 - 1 elements");
   args.size = static_cast<int>(size);
-  args.groups = static_cast<int>(num_groups);
+  args.groups = Divider(static_cast<uint32_t>(num_groups));
   args.channels = static_cast<int>(channels / num_groups);
   const int64_t run = IS_CHANNELS_LAST ? args.channels : size / args.channels;
   args.run = Divider(static_cast<uint32_t>(run));
@@ -190,8 +323,7 @@ void group_norm(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> w
   args.bias = factors(bias);
   args.epsilon = static_cast<float>(epsilon);
   args.is_silu = is_silu;
-  ffi::check_value(!IS_WHOLE || args.size <= LANES * VECTORS * VEC,
-                   "group_norm: this module was built for other row lengths");
+  set_slices(args, parts);
   launch_group_norm(args, is_aligned, ffi::stream_of(input));
 }
 

@@ -29,7 +29,8 @@ KEYS = {
     "group_norm": [{"samples": 2, "channels": channels, "positions": positions, "num_groups": groups, "dtype": dtype,
                     "channels_last": is_last}
                    for channels, positions, groups, dtype, is_last in ((64, 1024, 32, "bf16", 0), (12, 7, 3, "fp32", 1),
-                                                                       (320, 4096, 32, "fp16", 1))],
+                                                                       (320, 4096, 32, "fp16", 1),
+                                                                       (8, 20000, 2, "fp32", 0))],
     "rope_2d": [{"patches": patches, "heads": 3, "head_dim": 64, "rotary_dim": rotary_dim, "dtype": dtype,
                  "table_dtype": "fp32", "rotate_style": style}
                 for patches, rotary_dim, dtype, style in ((12, 64, "bf16", 0), (7, 32, "fp32", 1), (1, 64, "fp16", 0))],

@@ -49,6 +49,19 @@ def test_what_each_dtype_forgives(dtype):
     assert judge.check(made, one_element)[1] is not None
 
 
+def test_memory_of_the_kernels_is_no_result():
+    toy = op(lambda out, parts, x: double(out, x), torch.empty(4, 64), torch.empty(4))
+    toy.writes, toy.tuning = ("out", "parts"), Tuning(toy.tuning.case, scratch=("parts",))
+    made = judge.case(toy, {"rows": 4}, CPU)
+    assert [output.index for output in made.outputs] == [0]
+
+    def kernel(out, parts, x):
+        torch.sum(x, 1, out=parts)
+        double(out, x)
+
+    assert judge.check(made, kernel)[1] is None
+
+
 def test_sums_in_fp32_pass_where_the_reference_makes_wider_ones():
     x = torch.randn(4, 50_000)
 

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""How long rows are cut into slices, a workgroup each, by kernels that read a row twice, in two launches.
+
+Read by ops/group_norm.py and triton_kernels/group_norm.py.
+"""
+
+from __future__ import annotations
+
+from aiter_like.device import Target
+
+LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
+_DEFAULT_BYTES = (2**15, 2**14)  # of it, the longest first: 64 bytes of each lane leave room for several workgroups
+_TRIED_FROM_BYTES = 2**15  # of a row: less takes one CU 1 us, as long as only launching another kernel
+_GROUPS_PER_CU = 4  # so that all CUs have work until the end
+
+
+def default(target: Target, rows: int, size: int, element_size: int) -> int:
+    """Elements of a slice; `size` where a workgroup shall take a whole row.
+
+    Up to MOST_BYTES it shall, however few rows there are: one CU reads and writes 64 bytes of its cache per cycle, thus
+    64 KB in 1 us each; all CUs together are faster, but they read twice and take a second launch, 1 to 4 us.
+    """
+    row_bytes = size * element_size
+    if row_bytes <= MOST_BYTES:
+        return size
+    enough = _GROUPS_PER_CU * target.cu_num
+    found = next((most for most in _DEFAULT_BYTES if rows * -(-row_bytes // most) >= enough), LEAST_BYTES)
+    return found // element_size
+
+
+def most(size: int, element_size: int) -> int:
+    """The slices of a row for which a caller shall have room, whatever their length: 1 where it is never cut."""
+    row_bytes = size * element_size
+    return 1 if row_bytes <= _TRIED_FROM_BYTES else -(-row_bytes // LEAST_BYTES)
+
+
+def space(size: int, element_size: int) -> list[int]:
+    """The elements of a slice that a tuner should try: powers of two."""
+    if most(size, element_size) == 1:
+        return []
+    lengths = (2**exponent for exponent in range(LEAST_BYTES.bit_length() - 1, MOST_BYTES.bit_length()))
+    return [length // element_size for length in lengths if length < size * element_size]
