@@ -70,7 +70,7 @@ def number_of_slices(x, groups):
 
 @pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
 @pytest.mark.parametrize("shape, groups, dtype, factor_dtype", (
-    ((2, 64, 4, 8), 4, BF16, BF16), ((3, 30, 5, 7), 3, BF16, BF16), ((2, 32, 4, 4), 4, torch.float32, torch.float32)),
+    ((2, 64, 4, 8), 4, BF16, BF16), ((3, 27, 5, 7), 3, BF16, BF16), ((2, 32, 4, 4), 4, torch.float32, torch.float32)),
     ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_float64(device, run, backend, shape, groups, dtype, factor_dtype, is_last):
@@ -92,7 +92,7 @@ def test_a_mean_far_from_zero_costs_nothing(device, run, backend, shape, groups)
 
 
 @pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
-@pytest.mark.parametrize("shape, groups", (((2, 16, 52, 52), 1), ((1, 12, 73, 91), 2)), ids=("aligned", "odd"))
+@pytest.mark.parametrize("shape, groups", (((2, 16, 52, 52), 1), ((1, 10, 73, 91), 2)), ids=("aligned", "odd"))
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_slices(device, run, backend, shape, groups, is_last):
     """The last one is short: each adds as much to mean and variance as it has elements."""
@@ -250,7 +250,8 @@ def test_slices_are_read_twice_and_written_once(device, run):
 def test_everything(device, run, backend, seed):
     """Groups whole and in slices, aligned or not. A covering design: each pair of shape, layout and dtypes."""
     sizes = ((2, 32, 16, 16, 4), (1, 12, 37, 41, 2), (1, 64, 64, 64, 4), (2, 128, 33, 33, 2), (3, 24, 3, 3, 24),
-             (1, 8, 256, 64, 4), (1, 6, 157, 173, 1), (40, 64, 34, 32, 1), (2, 16, 301, 299, 2), (1, 1, 1024, 513, 1))
+             (1, 8, 256, 64, 4), (1, 6, 157, 173, 1), (40, 64, 34, 32, 1), (2, 16, 301, 299, 2), (1, 1, 1024, 513, 1),
+             (2, 20, 42, 38, 5), (1, 12, 122, 98, 2), (1, 10, 73, 91, 2))
     design = {"size": sizes, "is_last": (False, True), "dtype": (BF16, torch.float16, torch.float32),
               "wide": (0, 1)}
     for (*shape, groups), is_last, dtype, wide in map(dict.values, covering(design, seed)):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,9 @@ def _instance(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor |
               slice: int | None = None) -> Instance:
     factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
     is_last = not input.is_contiguous()
-    layout, is_sliced = _layout(target_of(input.device), _matrix(input, num_groups), lanes, slice)
+    groups, channels = _matrix(input, num_groups), input.shape[1] // num_groups
+    run = channels if is_last else groups.shape[-1] // channels
+    layout, is_sliced = _layout(target_of(input.device), groups, run, lanes, slice)
     flags = {"w": weight is not None, "b": bias is not None, "nhwc": is_last, "sliced": is_sliced}
     named = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
              *(name for name, is_on in flags.items() if is_on)]
@@ -58,8 +61,10 @@ def _instance(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor |
         "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(is_last), "IS_SLICED": int(is_sliced)})
 
 
-def _layout(target: Target, groups: Tensor, lanes: int | None, slice: int | None) -> tuple[rows.Layout, bool]:
-    """How lanes share a group or, second, slices of it.
+def _layout(target: Target, groups: Tensor, run: int, lanes: int | None,
+            slice: int | None) -> tuple[rows.Layout, bool]:
+    """How lanes share a group or, second, slices of it. Accesses are no wider than `run`, elements of one channel or
+    position; where those are of odd number, the kernel's form for single elements has the same columns per lane.
 
     Raises:
         ValueError: `lanes` cannot keep so many elements, or `slice` has fewer than there is room for in `parts`.
@@ -75,7 +80,11 @@ def _layout(target: Target, groups: Tensor, lanes: int | None, slice: int | None
         lanes = lanes or min(slice * element_size // _LANE_BYTES, _MOST_LANES)
     elif target.wave_size == 32 and size * element_size > _LANE_BYTES * _MOST_LANES:
         lanes = lanes or _MOST_LANES
-    return rows.whole_layout(_OP, target, groups, lanes), is_sliced
+    vec = math.gcd(run, 16 // element_size)
+    layout = rows.layout(target, groups, lanes=lanes, vec=vec if vec > 1 else None, takes_unaligned=True)
+    if not layout.is_whole:
+        raise ValueError(f"{_OP}: {layout.lanes} lanes cannot keep {groups.shape[-1]} elements")
+    return layout, is_sliced
 
 
 def _matrix(input: Tensor, num_groups: int) -> Tensor:

@@ -170,7 +170,7 @@ using GroupLayout = RowLayout<LANES, VECTORS, VEC, kIsAligned>;
 /// elements, of two accesses' factors where each element has its own, of the places of elements accessed one by one.
 template <class Layout>
 constexpr int kMinGroups = [] {
-  constexpr int kElements = VECTORS * VEC * int{sizeof(ELEMENT)} / 4;
+  constexpr int kElements = VECTORS * VEC * int{sizeof(ELEMENT)} / 4 + (VECTORS > 8 ? VECTORS : 0);
   constexpr int kOthers = !Layout::kIsAligned ? 56 : IS_CHANNELS_LAST ? 6 * int{sizeof(WEIGHT)} : 0;
   constexpr int kThreads = 65536 / (24 + kElements + kOthers);
   return kThreads < Layout::kThreads ? 1 : kThreads / Layout::kThreads;
