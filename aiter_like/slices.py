@@ -10,7 +10,7 @@ from aiter_like.device import Target
 
 LEAST_BYTES, MOST_BYTES = 2**13, 2**16  # of a slice; a workgroup of 512 lanes keeps the most, 128 bytes each
 _DEFAULT_BYTES = (2**15, 2**14)  # of it, the longest first: 64 bytes of each lane leave room for several workgroups
-_TRIED_FROM_BYTES = 2**15  # of a row: less takes one CU 1 us, as long as only launching another kernel
+WHOLE_BYTES = 2**15  # of a row that is never cut: one CU takes 1 us for it, as long as launching another kernel takes
 _GROUPS_PER_CU = 4  # so that all CUs have work until the end
 
 
@@ -31,7 +31,7 @@ def default(target: Target, rows: int, size: int, element_size: int) -> int:
 def most(size: int, element_size: int) -> int:
     """The slices of a row for which a caller shall have room, whatever their length: 1 where it is never cut."""
     row_bytes = size * element_size
-    return 1 if row_bytes <= _TRIED_FROM_BYTES else -(-row_bytes // LEAST_BYTES)
+    return 1 if row_bytes <= WHOLE_BYTES else -(-row_bytes // LEAST_BYTES)
 
 
 def space(size: int, element_size: int) -> list[int]:

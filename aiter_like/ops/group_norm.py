@@ -23,6 +23,7 @@ _OP = "group_norm"
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_INTEGERS = (int, torch.SymInt)
 _MAX_SIZE = 2**30 - 1  # elements of a group
 _LANE_BYTES, _MOST_LANES = 64, 512  # of a workgroup's lanes where groups are long: four accesses of each
 
@@ -186,10 +187,13 @@ _group_norm = Op(
 
 def _parts(input: Tensor, num_groups: int) -> Tensor | None:
     """Memory for the moments of slices where groups are long enough to be cut; None too where _check refuses."""
-    if input.ndim < 2 or not isinstance(num_groups, int | torch.SymInt) or num_groups < 1:
+    elements, element_size = input.numel(), input.element_size()
+    if elements * element_size <= slices.WHOLE_BYTES or input.ndim < 2:
+        return None
+    if not isinstance(num_groups, _INTEGERS) or num_groups < 1:
         return None
     count = input.shape[0] * num_groups
-    most = slices.most(input.numel() // max(count, 1), input.element_size())
+    most = slices.most(elements // count, element_size)
     return None if most == 1 else torch.empty(count, most, 2, dtype=torch.float32, device=input.device)
 
 
