@@ -41,14 +41,13 @@ def _group_norm_parts_kernel(parts, x, size, groups, channels, slices, BLOCK: tl
     [rows, slices, 2].
     """
     await_stream(OVERLAPS)
-    index = tl.program_id(0)
-    row = index // slices
-    start = (index - row * slices) * BLOCK
+    row, slice = _slice(tl.program_id(0), groups, slices, IS_CHANNELS_LAST)
+    start = slice * BLOCK
     values = _load(x, row, start, size, groups, channels, BLOCK, VEC, IS_CHANNELS_LAST)
     rest = tl.minimum(size - start, BLOCK)
     count = rest.to(tl.float32)
     mean, variance = _moments(values, rest, count, VEC)
-    part = parts + index.to(tl.int64) * 2
+    part = parts + (row * slices + slice).to(tl.int64) * 2
     tl.store(part, mean)
     tl.store(part + 1, variance * count)
 
@@ -61,9 +60,8 @@ def _group_norm_slices_kernel(out, parts, x, weight, bias, size, groups, channel
     which is still in a cache.
     """
     await_stream(OVERLAPS)
-    index = tl.num_programs(0) - 1 - tl.program_id(0)
-    row = index // slices
-    start = (index - row * slices) * BLOCK
+    row, slice = _slice(tl.num_programs(0) - 1 - tl.program_id(0), groups, slices, IS_CHANNELS_LAST)
+    start = slice * BLOCK
     values = _load(x, row, start, size, groups, channels, BLOCK, VEC, IS_CHANNELS_LAST)
     parts += (row * slices).to(tl.int64) * 2
     total = tl.zeros([PARTS], tl.float32)
@@ -80,6 +78,19 @@ def _group_norm_slices_kernel(out, parts, x, weight, bias, size, groups, channel
     variance = tl.sum(squares, 0) / count
     _store(out, values, mean, variance, weight, bias, row, start, size, groups, channels, positions, epsilon, BLOCK,
            VEC, IS_CHANNELS_LAST, IS_SILU)
+
+
+@triton.jit
+def _slice(index, groups, slices, IS_CHANNELS_LAST: tl.constexpr):
+    """Row and slice of a program: neighbours in memory beside one another, as SliceIndex of group_norm.hip says."""
+    if IS_CHANNELS_LAST:
+        quotient = index // groups
+        row = quotient // slices * groups + index % groups
+        slice = quotient % slices
+    else:
+        row = index // slices
+        slice = index - row * slices
+    return row, slice
 
 
 @triton.jit

@@ -189,13 +189,25 @@ __global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_no
   row.store(moments);
 }
 
-/// Slice `index` of all rows' slices.
+/// The `index`-th slice of all. Workgroups beside one another take neighbours in memory: channels last, those are the
+/// groups of the same positions, which share what a cache fetches.
+struct SliceIndex {
+  uint32_t row, slice;
+
+  __device__ SliceIndex(const GroupNormArgs& args, uint32_t index) {
+    const uint32_t groups = args.groups.divisor, quotient = IS_CHANNELS_LAST ? args.groups.divide(index) : index;
+    const uint32_t whole = args.slices.divide(quotient);
+    row = IS_CHANNELS_LAST ? whole * groups + (index - quotient * groups) : whole;
+    slice = quotient - whole * args.slices.divisor;
+  }
+  __device__ int64_t part(const GroupNormArgs& args) const { return int64_t{row} * args.slices.divisor + slice; }
+};
+
 template <class Layout>
-__device__ inline Slice<Layout> slice_of(const GroupNormArgs& args, uint32_t index) {
+__device__ inline Slice<Layout> slice_of(const GroupNormArgs& args, SliceIndex index) {
   static_assert(Layout::kRows == 1, "a workgroup takes one slice");
-  const uint32_t row = args.slices.divide(index);
-  const int start = static_cast<int>(index - row * args.slices.divisor) * Layout::kCapacity, rest = args.size - start;
-  return Slice<Layout>(args, row, start, rest < Layout::kCapacity ? rest : Layout::kCapacity);
+  const int start = static_cast<int>(index.slice) * Layout::kCapacity, rest = args.size - start;
+  return Slice<Layout>(args, index.row, start, rest < Layout::kCapacity ? rest : Layout::kCapacity);
 }
 
 template <bool kIsAligned, class Layout = GroupLayout<kIsAligned>>
@@ -203,13 +215,14 @@ __global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_no
   await_stream();
   __shared__ PairScratch<Layout> sums_scratch;
   __shared__ RowScratch<Layout> deviations_scratch;
-  const uint32_t index = workgroup_index().x;
+  const SliceIndex index(args, workgroup_index().x);
   Slice<Layout> slice = slice_of<Layout>(args, index);
   slice.load();
   const Moments moments = slice.moments(slice.size, sums_scratch, deviations_scratch);
   if (thread_index() != 0) return;
-  args.parts[2 * int64_t{index}] = moments.mean;
-  args.parts[2 * int64_t{index} + 1] = moments.variance * static_cast<float>(slice.size);
+  float* part = args.parts + 2 * index.part(args);
+  part[0] = moments.mean;
+  part[1] = moments.variance * static_cast<float>(slice.size);
 }
 
 /// Mean and variance of a row of `size` elements from its parts [slices, 2]: the squared deviations from the row's mean
@@ -237,10 +250,10 @@ __global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_no
   await_stream();
   __shared__ RowScratch<Layout> means_scratch, deviations_scratch;
   const uint32_t slices = args.slices.divisor;
-  const uint32_t index = static_cast<uint32_t>(args.rows) * slices - 1 - workgroup_index().x;
+  const SliceIndex index(args, static_cast<uint32_t>(args.rows) * slices - 1 - workgroup_index().x);
   Slice<Layout> slice = slice_of<Layout>(args, index);
   slice.load();
-  const float* parts = args.parts + 2 * int64_t{args.slices.divide(index) * slices};
+  const float* parts = args.parts + 2 * (index.part(args) - index.slice);
   slice.store(combined<Layout>(parts, static_cast<int>(slices), args.size, means_scratch, deviations_scratch));
 }
 
