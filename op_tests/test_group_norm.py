@@ -276,7 +276,7 @@ def bench() -> None:
         x = x.to(memory_format=torch.channels_last if is_last else torch.contiguous_format)
         calls = benching.by_backend(aiter_like.group_norm, x, groups, weight, bias, EPSILON, silu=silu,
                                     out=torch.empty_like(x))
-        calls |= {"torch": lambda: stock(x, groups, weight, bias, silu),
+        calls |= {"aten": lambda: stock(x, groups, weight, bias, silu),
                   "torch.compile": lambda: compiled(x, groups, weight, bias, silu)}
         few = shape[1] // groups
 
