@@ -28,6 +28,14 @@ def default(target: Target, rows: int, size: int, element_size: int) -> int:
     return found // element_size
 
 
+def of_positions(target: Target, samples: int, positions: int, position_bytes: int) -> int:
+    """Slices of a sample whose positions stand one after another, all channels of each together: enough for all CUs,
+    and none of less than twice LEAST_BYTES, unless that is one.
+    """
+    enough = -(-_GROUPS_PER_CU * target.cu_num // samples)
+    return max(min(enough, positions * position_bytes // (2 * LEAST_BYTES), positions), 1)
+
+
 def most(size: int, element_size: int) -> int:
     """The slices of a row for which a caller shall have room, whatever their length: 1 where it is never cut."""
     row_bytes = size * element_size

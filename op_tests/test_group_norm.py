@@ -82,11 +82,12 @@ def test_against_float64(device, run, backend, shape, groups, dtype, factor_dtyp
     assert torch.equal(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON, out=x), out), "in place"
 
 
+@pytest.mark.parametrize("is_last", (False, True), ids=("nchw", "nhwc"))
 @pytest.mark.parametrize("shape, groups", (((3, 32, 4, 4), 4), ((2, 2, 200, 100), 1)), ids=("whole", "slices"))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_mean_far_from_zero_costs_nothing(device, run, backend, shape, groups):
+def test_a_mean_far_from_zero_costs_nothing(device, run, backend, shape, groups, is_last):
     """Σx² − mean² would leave no digit of the variance of every second sample."""
-    x, (weight, bias) = make(device, shape, torch.float32), factors(device, shape[1], torch.float32)
+    x, (weight, bias) = make(device, shape, torch.float32, is_last), factors(device, shape[1], torch.float32)
     x[::2] += 1e4
     check(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON), x, groups, weight, bias)
 
@@ -106,6 +107,21 @@ def test_slices(device, run, backend, shape, groups, is_last):
     y = run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON, silu=True)
     check_silu(y, x, groups, weight, bias)
     assert torch.equal(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON, out=x), out), "in place"
+
+
+@pytest.mark.parametrize("shape, groups", (((1, 33, 57, 97), 3), ((2, 2304, 6, 5), 2), ((1, 72, 1, 4000), 4)), ids=str)
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_channels_last_in_slices(device, run, backend, shape, groups):
+    """Single elements; more channels than a workgroup has lanes for; a NaN and an infinity, each in its group."""
+    x, (weight, bias) = make(device, shape, BF16, is_last=True, mean=1.0), factors(device, shape[1], BF16)
+    x += torch.linspace(-3.0, 3.0, shape[3], device=device, dtype=BF16)
+    check(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON), x, groups, weight, bias)
+    x[0, -1, 0, 0], x[-1, 0, -1, -1] = math.nan, math.inf
+    out = by_group(run(backend, aiter_like.group_norm, x, groups, weight, bias, EPSILON), groups)[0]
+    bad = torch.zeros(len(out), dtype=torch.bool)
+    bad[groups - 1] = bad[-groups] = True
+    assert out[bad].isnan().all()
+    check_layer_norm(out[~bad], *(matrix[~bad] for matrix in by_group(x, groups, weight, bias)), epsilon=EPSILON)
 
 
 @pytest.mark.parametrize("backend", ("hip", "triton"))

@@ -32,7 +32,8 @@ def group_norm_ref(out: Tensor, parts: Tensor | None, input: Tensor, weight: Ten
                    num_groups: int, epsilon: float, silu: bool) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`.
 
-    `parts` [groups of all samples, slices, 2] fp32 is memory for kernels that cut long groups into slices.
+    `parts` is memory for kernels that cut long groups into slices: fp32 [groups of all samples, slices, 2], or
+    [samples, slices + 1, channels, 2] of channels last.
     """
     x = input.to(torch.promote_types(input.dtype, torch.float32))
     grouped = x.reshape(x.shape[0], num_groups, -1)
@@ -52,8 +53,12 @@ def _instance(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor |
     factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
     is_last = not input.is_contiguous()
     groups, channels = _matrix(input, num_groups), input.shape[1] // num_groups
-    run = channels if is_last else groups.shape[-1] // channels
-    layout, is_sliced = _layout(target_of(input.device), groups, run, lanes, slice)
+    is_sliced = is_last and parts is not None
+    if is_sliced:
+        layout = rows.Layout(lanes or 256, 4, math.gcd(input.shape[1], 16 // input.element_size()), True)
+    else:
+        run = channels if is_last else groups.shape[-1] // channels
+        layout, is_sliced = _layout(target_of(input.device), groups, run, lanes, slice)
     flags = {"w": weight is not None, "b": bias is not None, "nhwc": is_last, "sliced": is_sliced}
     named = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
              *(name for name, is_on in flags.items() if is_on)]
@@ -147,6 +152,8 @@ def _hip_space(target: Target, out: Tensor, parts: Tensor | None, input: Tensor,
     """Whole groups on all lanes that keep them; slices on the lanes that keep 64 or 128 bytes each."""
     groups = _matrix(input, num_groups)
     size, element_size = groups.shape[-1], input.element_size()
+    if parts is not None and not input.is_contiguous():
+        return [{"lanes": count} for count in (128, 256, 512)]
     is_short = size * element_size <= slices.MOST_BYTES
     found = rows.lane_space(target, groups, takes_pieces=False) if is_short else []
     for slice in slices.space(size, element_size):
@@ -159,6 +166,8 @@ def _triton_space(target: Target, out: Tensor, parts: Tensor | None, input: Tens
                   bias: Tensor | None, num_groups: int, *_: object) -> list[dict[str, int]]:
     """Whole groups on all waves; slices on the waves that leave each lane 16 or 32 elements."""
     size, element_size = _matrix(input, num_groups).shape[-1], input.element_size()
+    if parts is not None and not input.is_contiguous():
+        return [{"num_warps": count} for count in (2, 4, 8)]
     most = slices.MOST_BYTES // element_size
     found = norms.wave_space(target, size, most) if size <= most else []
     return found + [{"num_warps": slice // kept // target.wave_size, "slice": slice}
@@ -192,9 +201,16 @@ def _parts(input: Tensor, num_groups: int) -> Tensor | None:
         return None
     if not isinstance(num_groups, _INTEGERS) or num_groups < 1:
         return None
-    count = input.shape[0] * num_groups
-    most = slices.most(elements // count, element_size)
-    return None if most == 1 else torch.empty(count, most, 2, dtype=torch.float32, device=input.device)
+    samples, channels = input.shape[:2]
+    size = elements // (samples * num_groups)
+    shape = (samples * num_groups, slices.most(size, element_size), 2)
+    if not input.is_contiguous():
+        if size * element_size <= slices.MOST_BYTES:
+            return None
+        positions = elements // (samples * channels)
+        count = slices.of_positions(target_of(input.device), samples, positions, channels * element_size)
+        shape = (samples, count + 1, channels, 2)
+    return None if shape[1] == 1 else torch.empty(shape, dtype=torch.float32, device=input.device)
 
 
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
@@ -226,8 +242,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
     Notes:
         In fp32, the variance as exact as from the deviations themselves, rounded to nearest even once; deterministic
         on one device; can be captured in a graph. A group of more than 64 KB is shared out among workgroups, which read
-        it twice, and takes a workspace of 0.1 % of the input; a shorter one is read once. Only "torch" has a
-        derivative.
+        it twice, and takes a workspace: 8 bytes for each 8 KB, or channels last of each channel for each 16 KB of a
+        sample; a shorter one is read once. Only "torch" has a derivative.
 
     Source: Wu and He, Group Normalization (2018); torch.nn.functional.group_norm.
     """

@@ -15,6 +15,7 @@ from aiter_like.triton_kernels.launch import await_stream, launch
 from aiter_like.triton_kernels.layer_norm import moments
 
 _MAX_PARTS = 256  # slices whose moments a program combines at a time
+_CHANNELS, _TILE = 64, 4096  # of channels last: channels of a program, elements of a tile of their positions
 
 
 @triton.jit
@@ -36,33 +37,35 @@ def _group_norm_kernel(out, x, weight, bias, size, groups, channels, positions, 
 
 @triton.jit
 def _group_norm_parts_kernel(parts, x, size, groups, channels, slices, BLOCK: tl.constexpr, VEC: tl.constexpr,
-                             IS_CHANNELS_LAST: tl.constexpr, OVERLAPS: tl.constexpr):
+                             OVERLAPS: tl.constexpr):
     """Mean, and sum of the squared deviations from it, of a slice of BLOCK elements per program → parts
     [rows, slices, 2].
     """
     await_stream(OVERLAPS)
-    row, slice = _slice(tl.program_id(0), groups, slices, IS_CHANNELS_LAST)
-    start = slice * BLOCK
-    values = _load(x, row, start, size, groups, channels, BLOCK, VEC, IS_CHANNELS_LAST)
+    index = tl.program_id(0)
+    row = index // slices
+    start = (index - row * slices) * BLOCK
+    values = _load(x, row, start, size, groups, channels, BLOCK, VEC, False)
     rest = tl.minimum(size - start, BLOCK)
     count = rest.to(tl.float32)
     mean, variance = _moments(values, rest, count, VEC)
-    part = parts + (row * slices + slice).to(tl.int64) * 2
+    part = parts + index.to(tl.int64) * 2
     tl.store(part, mean)
     tl.store(part + 1, variance * count)
 
 
 @triton.jit
 def _group_norm_slices_kernel(out, parts, x, weight, bias, size, groups, channels, positions, slices, count, epsilon,
-                              BLOCK: tl.constexpr, VEC: tl.constexpr, PARTS: tl.constexpr,
-                              IS_CHANNELS_LAST: tl.constexpr, IS_SILU: tl.constexpr, OVERLAPS: tl.constexpr):
+                              BLOCK: tl.constexpr, VEC: tl.constexpr, PARTS: tl.constexpr, IS_SILU: tl.constexpr,
+                              OVERLAPS: tl.constexpr):
     """As _group_norm_kernel, of a slice per program with the moments of all slices of its group; the last slice first,
     which is still in a cache.
     """
     await_stream(OVERLAPS)
-    row, slice = _slice(tl.num_programs(0) - 1 - tl.program_id(0), groups, slices, IS_CHANNELS_LAST)
-    start = slice * BLOCK
-    values = _load(x, row, start, size, groups, channels, BLOCK, VEC, IS_CHANNELS_LAST)
+    index = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = index // slices
+    start = (index - row * slices) * BLOCK
+    values = _load(x, row, start, size, groups, channels, BLOCK, VEC, False)
     parts += (row * slices).to(tl.int64) * 2
     total = tl.zeros([PARTS], tl.float32)
     for first in range(0, slices, PARTS):
@@ -77,20 +80,7 @@ def _group_norm_slices_kernel(out, parts, x, weight, bias, size, groups, channel
         squares += counts * (means - mean) * (means - mean)
     variance = tl.sum(squares, 0) / count
     _store(out, values, mean, variance, weight, bias, row, start, size, groups, channels, positions, epsilon, BLOCK,
-           VEC, IS_CHANNELS_LAST, IS_SILU)
-
-
-@triton.jit
-def _slice(index, groups, slices, IS_CHANNELS_LAST: tl.constexpr):
-    """Row and slice of a program: neighbours in memory beside one another, as SliceIndex of group_norm.hip says."""
-    if IS_CHANNELS_LAST:
-        quotient = index // groups
-        row = quotient // slices * groups + index % groups
-        slice = quotient % slices
-    else:
-        row = index // slices
-        slice = index - row * slices
-    return row, slice
+           VEC, False, IS_SILU)
 
 
 @triton.jit
@@ -161,6 +151,128 @@ def _load(x, row, start, size, groups, channels, BLOCK: tl.constexpr, VEC: tl.co
     return tl.load(x + place, mask=(column < size)[:, None], other=0.0).to(tl.float32)
 
 
+@triton.jit
+def _channels_kernel(parts, x, positions, slices, channels, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+                     OVERLAPS: tl.constexpr):
+    """Of channels last: mean, and squared deviations, of BLOCK_C channels in a slice of a sample's positions → parts
+    [samples, slices + 1, channels, 2]. They are of differences from the slice's first value, as in group_norm.hip.
+    """
+    await_stream(OVERLAPS)
+    sample, slice, first, count = _positions(tl.program_id(0), positions, slices)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    x += (sample * positions + first) * channels
+    shift = tl.load(x + channel, mask=(channel < channels) & (count > 0), other=0.0).to(tl.float32)
+    shift = tl.where(tl.abs(shift) < float("inf"), shift, 0.0)  # one NaN shall make one, not NaNs of several bits
+    total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    squares = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
+    for start in range(0, count, BLOCK_P):
+        place, mask = _tile(start, count, channel, channels, BLOCK_P)
+        difference = tl.load(x + place, mask=mask, other=0.0).to(tl.float32) - shift[None, :]
+        difference = tl.where(mask, difference, 0.0)
+        total += difference
+        squares += difference * difference
+    sums = tl.sum(total, 0)
+    mean = sums / tl.maximum(count, 1).to(tl.float32)
+    part = parts + ((sample * (slices + 1) + slice) * channels + channel) * 2
+    tl.store(part, mean + shift, mask=channel < channels)
+    tl.store(part + 1, tl.sum(squares, 0) - sums * mean, mask=channel < channels)
+
+
+@triton.jit
+def _group_moments_kernel(parts, positions, slices, groups, channels, size, BLOCK: tl.constexpr,
+                          OVERLAPS: tl.constexpr):
+    """Mean and variance of a group per program, from those of its `channels` channels in all slices → behind them."""
+    await_stream(OVERLAPS)
+    sample = (tl.program_id(0) // groups).to(tl.int64)
+    group = tl.program_id(0) % groups
+    length = tl.cdiv(positions, slices)
+    parts += sample * (slices + 1) * groups * channels * 2
+    mean = 0.0
+    variance = 0.0
+    for turn in tl.static_range(2):
+        total = tl.zeros([BLOCK], tl.float32)
+        for first in range(0, slices * channels, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            slice = index // channels
+            mask = index < slices * channels
+            part = parts + (slice.to(tl.int64) * groups * channels + group * channels + index % channels) * 2
+            count = tl.minimum(tl.maximum(positions - slice * length, 0), length).to(tl.float32)
+            of_slice = tl.load(part, mask=mask, other=0.0)
+            if turn == 0:
+                total += tl.where(mask, count * of_slice, 0.0)
+            else:
+                between = of_slice - mean
+                deviations = tl.load(part + 1, mask=mask, other=0.0) + count * between * between
+                total += tl.where(mask, deviations, 0.0)
+        if turn == 0:
+            mean = tl.sum(total, 0) / size
+        else:
+            variance = tl.sum(total, 0) / size
+    moments = parts + (slices.to(tl.int64) * groups * channels + group) * 2
+    tl.store(moments, mean)
+    tl.store(moments + 1, variance)
+
+
+@triton.jit
+def _positions_kernel(out, parts, x, weight, bias, positions, slices, groups, channels, epsilon, BLOCK_P: tl.constexpr,
+                      BLOCK_C: tl.constexpr, IS_SILU: tl.constexpr, OVERLAPS: tl.constexpr):
+    """As _group_norm_slices_kernel, of a slice of positions and BLOCK_C of their channels per program."""
+    await_stream(OVERLAPS)
+    sample, _, first, count = _positions(tl.num_programs(0) - 1 - tl.program_id(0), positions, slices)
+    all_channels = groups * channels
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    is_channel = channel < all_channels
+    moments = parts + ((sample * (slices + 1) + slices) * all_channels + channel // channels) * 2
+    mean = tl.load(moments, mask=is_channel, other=0.0)
+    scale = tl.rsqrt(tl.load(moments + 1, mask=is_channel, other=1.0) + epsilon)
+    if weight is not None:
+        scale *= tl.load(weight + channel, mask=is_channel, other=0.0).to(tl.float32)
+    start_of = (sample * positions + first) * all_channels
+    for start in range(0, count, BLOCK_P):
+        place, mask = _tile(start, count, channel, all_channels, BLOCK_P)
+        y = tl.load(x + start_of + place, mask=mask, other=0.0).to(tl.float32)
+        y = (y - mean[None, :]) * scale[None, :]
+        if bias is not None:
+            y += tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+        if IS_SILU:
+            y = y / (1.0 + tl.exp(-y))
+        tl.store(out + start_of + place, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _positions(index, positions, slices):
+    """Sample and slice of a program, the slice's first position and how many it has."""
+    length = tl.cdiv(positions, slices)
+    sample = index // slices
+    slice = index - sample * slices
+    first = tl.minimum(slice * length, positions)
+    return sample.to(tl.int64), slice, first, tl.minimum(positions - first, length)
+
+
+@triton.jit
+def _tile(start, count, channel, channels, BLOCK_P: tl.constexpr):
+    """Where BLOCK_P positions' channels are, from the slice's first on, and which are there."""
+    position = start + tl.arange(0, BLOCK_P)[:, None]
+    return position.to(tl.int64) * channels + channel[None, :], (position < count) & (channel < channels)[None, :]
+
+
+def _channels_last(out: torch.Tensor, parts: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None,
+                   bias: torch.Tensor | None, num_groups: int, epsilon: float, silu: bool, num_warps: int) -> None:
+    """Long groups of channels last, in three launches: channels of slices, groups, results."""
+    samples, channels = input.shape[:2]
+    if parts.ndim != 4 or parts.shape[0] != samples or parts.shape[2:] != (channels, 2) or not parts.is_contiguous():
+        raise ValueError(f"group_norm: parts must be [{samples}, slices + 1, {channels}, 2], got {tuple(parts.shape)}")
+    count, positions = parts.shape[1] - 1, input.numel() // (samples * channels)
+    block_c = min(triton.next_power_of_2(channels), _CHANNELS)
+    grid, tile = (samples * count, triton.cdiv(channels, block_c)), {"BLOCK_P": _TILE // block_c, "BLOCK_C": block_c}
+    options = {"num_warps": num_warps}
+    launch(_channels_kernel, grid, parts, input, positions, count, channels, **tile, options=options)
+    launch(_group_moments_kernel, (samples * num_groups,), parts, positions, count, num_groups, channels // num_groups,
+           float(input.numel() // (samples * num_groups)), BLOCK=1024, options={"num_warps": 4})
+    launch(_positions_kernel, grid, out, parts, input, weight, bias, positions, count, num_groups,
+           channels // num_groups, float(epsilon), IS_SILU=silu, **tile, options=options)
+
+
 def group_norm(out: torch.Tensor, parts: torch.Tensor | None, input: torch.Tensor, weight: torch.Tensor | None,
                bias: torch.Tensor | None, num_groups: int, epsilon: float, silu: bool, num_warps: int | None = None,
                slice: int | None = None) -> None:
@@ -173,15 +285,18 @@ def group_norm(out: torch.Tensor, parts: torch.Tensor | None, input: torch.Tenso
     rows = input.shape[0] * num_groups
     channels, size = input.shape[1] // num_groups, input.numel() // rows
     is_last = not input.is_contiguous()
+    if is_last and parts is not None:
+        _channels_last(out, parts, input, weight, bias, num_groups, epsilon, silu, num_warps or 4)
+        return
     slice = slice or slices.default(target_of(input.device), rows, size, input.element_size())
     block = triton.next_power_of_2(min(slice, size))
     vec = math.gcd(channels if is_last else size // channels, block, 16 // input.element_size())
     options = {"num_warps": num_warps or min(max(block // 512, 1), 16)}  # at least 8 elements per lane of a wave of 64
     shape = (size, num_groups, channels)
-    constants = {"BLOCK": block, "VEC": vec, "IS_CHANNELS_LAST": is_last, "options": options}
+    constants = {"BLOCK": block, "VEC": vec, "options": options}
     if slice >= size:
         launch(_group_norm_kernel, (rows,), out, input, weight, bias, *shape, size // channels, float(size),
-               float(epsilon), IS_SILU=silu, **constants)
+               float(epsilon), IS_CHANNELS_LAST=is_last, IS_SILU=silu, **constants)
         return
     count = triton.cdiv(size, block)
     if parts is None or parts.numel() < 2 * rows * count or not parts.is_contiguous():

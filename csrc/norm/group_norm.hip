@@ -10,8 +10,11 @@
 // A row longer than one workgroup should take (IS_SLICED) is cut into slices of what a workgroup's registers hold, in
 // two launches: step 1 for each slice, whose moments go to memory; then each slice again, the moments of its row from
 // those of all slices, and step 2. The second launch begins where the first one ended, with what is still in a cache.
+// Long rows of channels last are no rows in memory: a slice is then some positions of a sample with all their channels,
+// a lane keeps to its channels, and a launch between the two makes the groups' moments of those of channels.
 //
-// Tile: LANES lanes take a row or slice, VECTORS · VEC elements each. LDS: 12 bytes per wave.
+// Tile: LANES lanes take a row or slice, VECTORS · VEC elements each; of channels last, VECTORS accesses at a time. LDS:
+// 12 bytes per wave; 8 bytes per element of an access of all lanes for slices of channels last.
 // Bound: memory, 2 · sizeof(ELEMENT) bytes per element; of slices that do not stay in a cache, 3 · sizeof(ELEMENT).
 #include "aiter_like/ffi.h"
 #include "aiter_like/math.h"
@@ -29,7 +32,8 @@ struct GroupNormArgs {
   const ELEMENT* input;
   const WEIGHT* weight;  // [channels], as bias
   const WEIGHT* bias;
-  float* parts;  // [rows, slices, 2]: mean of a slice and sum of the squared deviations from it
+  float* parts;  // [rows, slices, 2]: mean of a slice and sum of the squared deviations from it; of channels last
+                 // [samples, slices + 1, channels, 2], behind the slices mean and variance of groups instead
   int64_t rows;
   int size;        // of a row: channels of a group · positions
   int channels;    // of a group
@@ -189,17 +193,11 @@ __global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_no
   row.store(moments);
 }
 
-/// The `index`-th slice of all. Workgroups beside one another take neighbours in memory: channels last, those are the
-/// groups of the same positions, which share what a cache fetches.
 struct SliceIndex {
   uint32_t row, slice;
 
-  __device__ SliceIndex(const GroupNormArgs& args, uint32_t index) {
-    const uint32_t groups = args.groups.divisor, quotient = IS_CHANNELS_LAST ? args.groups.divide(index) : index;
-    const uint32_t whole = args.slices.divide(quotient);
-    row = IS_CHANNELS_LAST ? whole * groups + (index - quotient * groups) : whole;
-    slice = quotient - whole * args.slices.divisor;
-  }
+  __device__ SliceIndex(const GroupNormArgs& args, uint32_t index)
+      : row(args.slices.divide(index)), slice(index - row * args.slices.divisor) {}
   __device__ int64_t part(const GroupNormArgs& args) const { return int64_t{row} * args.slices.divisor + slice; }
 };
 
@@ -257,10 +255,182 @@ __global__ __launch_bounds__(Layout::kThreads, kMinGroups<Layout>) void group_no
   slice.store(combined<Layout>(parts, static_cast<int>(slices), args.size, means_scratch, deviations_scratch));
 }
 
+/// Some positions of a sample, with the channels that a workgroup takes, kVec neighbours per lane: LANES / `width`
+/// positions at once, VECTORS accesses of a lane in flight.
+template <int kVec>
+struct Positions {
+  const GroupNormArgs& args;
+  int sample, slice, width, row, rows;  // lanes of a position; the lane's place among the positions taken at once
+  int channel, channels;                // the lane's first; of the tensor
+  int first, count;                     // positions of the slice
+  bool is_there;
+
+  __device__ Positions(const GroupNormArgs& args, uint32_t index) : args(args) {
+    const uint32_t slices = args.slices.divisor;
+    sample = static_cast<int>(args.slices.divide(index));
+    slice = static_cast<int>(index - sample * slices);
+    channels = static_cast<int>(args.groups.divisor) * args.channels;
+    const int vectors = channels / kVec, start = static_cast<int>(workgroup_index().y) * LANES;
+    width = vectors - start < LANES ? vectors - start : LANES;
+    rows = LANES / width;
+    row = thread_index() / width;
+    channel = (start + thread_index() - row * width) * kVec;
+    is_there = row < rows;
+    const int positions = args.size / args.channels, length = (positions + slices - 1) / slices;
+    first = slice * length < positions ? slice * length : positions;
+    count = positions - first < length ? positions - first : length;
+  }
+  /// Positions of the slice that row `row` of lanes takes.
+  __device__ int count_of(int row) const { return row < count ? (count - row + rows - 1) / rows : 0; }
+  __device__ int64_t place(int position) const {
+    return (int64_t{sample} * (args.size / args.channels) + first + position) * channels + channel;
+  }
+
+  /// f(position, access) for each position of the lane, VECTORS of which are loaded before the first is used.
+  template <class F>
+  __device__ void each(F f) const {
+    if (!is_there) return;
+    for (int position = row; position < count; position += VECTORS * rows) {
+      Packed<ELEMENT, kVec> x[VECTORS];
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v) {
+        const bool is_inside = position + v * rows < count;
+        x[v].load_if(is_inside, args.input + place(position + (is_inside ? v * rows : 0)), args.input + place(row));
+      }
+#pragma unroll
+      for (int v = 0; v < VECTORS; ++v)
+        if (position + v * rows < count) f(position + v * rows, x[v]);
+    }
+  }
+  __device__ float* part(int channel) const {
+    return args.parts + 2 * ((int64_t{sample} * (args.slices.divisor + 1) + slice) * channels + channel);
+  }
+};
+
+/// Mean and squared deviations of each channel in a slice. A lane's are of differences from its first value, which cost
+/// no more digits than that is standard deviations away from their mean.
+template <int kVec>
+__global__ __launch_bounds__(LANES) void group_norm_channels_kernel(GroupNormArgs args) {
+  await_stream();
+  __shared__ float means[LANES * kVec], deviations[LANES * kVec];
+  const Positions<kVec> positions(args, workgroup_index().x);
+  float shift[kVec]{}, sum[kVec]{}, squares[kVec]{};
+  if (positions.is_there && positions.row < positions.count) {
+    Packed<ELEMENT, kVec> x;
+    x.load(args.input + positions.place(positions.row));
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) shift[e] = x.at(e);
+  }
+  positions.each([&](int, const Packed<ELEMENT, kVec>& x) {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      const float difference = x.at(e) - shift[e];
+      sum[e] += difference;
+      squares[e] += difference * difference;
+    }
+  });
+  const float count = static_cast<float>(positions.count_of(positions.row));
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) {
+    const float mean = count > 0.f ? sum[e] / count : 0.f;
+    means[thread_index() * kVec + e] = shift[e] + mean;
+    deviations[thread_index() * kVec + e] = squares[e] - sum[e] * mean;
+  }
+  workgroup_barrier();
+  const int taken = positions.width * kVec, total = positions.count;
+  for (int c = thread_index(); c < taken; c += LANES) {  // as `combined` does, over the rows of lanes
+    float mean = 0.f, deviation = 0.f;
+    for (int row = 0; row < positions.rows; ++row)
+      mean += static_cast<float>(positions.count_of(row)) * means[row * taken + c];
+    mean = total > 0 ? mean / static_cast<float>(total) : 0.f;
+    for (int row = 0; row < positions.rows; ++row) {
+      const float between = means[row * taken + c] - mean;
+      deviation += deviations[row * taken + c] + static_cast<float>(positions.count_of(row)) * between * between;
+    }
+    float* part = positions.part(static_cast<int>(workgroup_index().y) * LANES * kVec + c);
+    part[0] = mean;
+    part[1] = deviation;
+  }
+}
+
+/// Mean and variance of a group per workgroup, from those of its channels in all slices.
+__global__ __launch_bounds__(LANES) void group_norm_moments_kernel(GroupNormArgs args) {
+  await_stream();
+  using Layout = RowLayout<LANES, 1, 1>;
+  __shared__ RowScratch<Layout> means_scratch, deviations_scratch;
+  const uint32_t groups = args.groups.divisor, row = workgroup_index().x, sample = args.groups.divide(row);
+  const uint32_t group = row - sample * groups;
+  const int slices = static_cast<int>(args.slices.divisor), channels = static_cast<int>(groups) * args.channels;
+  const int positions = args.size / args.channels, length = (positions + slices - 1) / slices;
+  float* parts = args.parts + 2 * int64_t{sample} * (slices + 1) * channels;
+  const float* of_group = parts + 2 * group * args.channels;
+  const auto each = [&](auto f) {
+    for (int i = thread_index(); i < slices * args.channels; i += LANES) {
+      const int slice = static_cast<int>(args.run.divide(i)), rest = positions - slice * length;
+      const float* part = of_group + 2 * (int64_t{slice} * channels + (i - slice * args.channels));
+      f(static_cast<float>(rest < 0 ? 0 : rest < length ? rest : length), part[0], part[1]);
+    }
+  };
+  float sum = 0.f, squares = 0.f;
+  each([&](float count, float mean, float) { sum += count * mean; });
+  const float mean = row_sum<Layout>(sum, means_scratch) / static_cast<float>(args.size);
+  each([&](float count, float of_slice, float deviations) {
+    squares += deviations + count * (of_slice - mean) * (of_slice - mean);
+  });
+  const float variance = row_sum<Layout>(squares, deviations_scratch) / static_cast<float>(args.size);
+  if (thread_index() != 0) return;
+  float* moments = parts + 2 * (int64_t{slices} * channels + group);
+  moments[0] = mean;
+  moments[1] = variance;
+}
+
+template <int kVec>
+__global__ __launch_bounds__(LANES) void group_norm_positions_kernel(GroupNormArgs args) {
+  await_stream();
+  const uint32_t all = static_cast<uint32_t>(args.rows) / args.groups.divisor * args.slices.divisor;
+  const Positions<kVec> positions(args, all - 1 - workgroup_index().x);
+  const int64_t slices = args.slices.divisor;
+  const float* moments = args.parts + 2 * (positions.sample * (slices + 1) + slices) * positions.channels;
+  float mean[kVec], scale[kVec], bias[kVec]{};
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) {
+    const int channel = positions.is_there ? positions.channel + e : 0;
+    const uint32_t group = args.run.divide(channel);
+    mean[e] = moments[2 * group];
+    scale[e] = reciprocal_square_root(moments[2 * group + 1] + args.epsilon);
+    if constexpr (HAS_WEIGHT) scale[e] *= to_float(args.weight[channel]);
+    if constexpr (HAS_BIAS) bias[e] = to_float(args.bias[channel]);
+  }
+  positions.each([&](int position, const Packed<ELEMENT, kVec>& x) {
+    float y[kVec];
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) y[e] = (x.at(e) - mean[e]) * scale[e] + bias[e];
+    if (args.is_silu)
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) y[e] *= sigmoid(y[e]);
+    store_vec<kVec>(args.out + positions.place(position), vec_from_float<ELEMENT>(y));
+  });
+}
+
+template <int kVec>
+void launch_positions(const GroupNormArgs& args, Stream stream) {
+  const uint32_t samples = static_cast<uint32_t>(args.rows) / args.groups.divisor;
+  const uint32_t vectors = args.groups.divisor * args.channels / kVec;
+  const dim3 grid(samples * args.slices.divisor, (vectors + LANES - 1) / LANES);
+  launch_overlapped(group_norm_channels_kernel<kVec>, grid, LANES, stream, args);
+  check_launch("group_norm_channels_kernel");
+  launch_overlapped(group_norm_moments_kernel, dim3(static_cast<uint32_t>(args.rows)), LANES, stream, args);
+  check_launch("group_norm_moments_kernel");
+  launch_overlapped(group_norm_positions_kernel<kVec>, grid, LANES, stream, args);
+  check_launch("group_norm_positions_kernel");
+}
+
 template <bool kIsAligned>
 void launch_aligned(const GroupNormArgs& args, Stream stream) {
   using Layout = GroupLayout<kIsAligned>;
-  if constexpr (IS_SLICED) {
+  if constexpr (IS_SLICED && IS_CHANNELS_LAST) {
+    launch_positions<kIsAligned ? VEC : 1>(args, stream);
+  } else if constexpr (IS_SLICED) {
     const dim3 grid(static_cast<uint32_t>(args.rows) * args.slices.divisor);
     launch_overlapped(group_norm_parts_kernel<kIsAligned>, grid, Layout::kThreads, stream, args);
     check_launch("group_norm_parts_kernel");
@@ -285,17 +455,26 @@ void launch_group_norm(const GroupNormArgs& args, bool is_aligned, Stream stream
 /// Sets what slices need, and checks that `parts` has room for them.
 void set_slices(GroupNormArgs& args, const ffi::Optional<ffi::Tensor>& parts) {
   constexpr int kCapacity = GroupLayout<true>::kCapacity;
-  const int64_t slices = IS_SLICED ? (int64_t{args.size} + kCapacity - 1) / kCapacity : 1;
-  ffi::check_value(slices * kCapacity >= args.size, "group_norm: this module was built for other row lengths");
-  args.slices = Divider(static_cast<uint32_t>(slices));
+  args.slices = Divider(1);
+  ffi::check_value(IS_SLICED || kCapacity >= args.size, "group_norm: this module was built for other row lengths");
   if (!IS_SLICED) return;
-  ffi::check_value(args.rows * slices < (int64_t{1} << 31) && args.rows * slices * LANES < (int64_t{1} << 32),
-                   "group_norm: more slices than a launch can have");
-  ffi::check_value(parts.has_value() && parts.value().numel() >= 2 * args.rows * slices,
-                   "group_norm: parts must have two elements for each slice");
+  ffi::check_value(parts.has_value() && parts.value().IsContiguous(), "group_norm: parts must be contiguous");
   ffi::check_type(ffi::has_element<float>(parts.value()), "group_norm: parts must have dtype float32");
-  ffi::check_value(parts.value().IsContiguous(), "group_norm: parts must be contiguous");
   args.parts = static_cast<float*>(parts.value().data_ptr());
+  int64_t slices = (int64_t{args.size} + kCapacity - 1) / kCapacity, room = 2 * args.rows * slices;
+  int64_t workgroups = args.rows * slices;
+  if (IS_CHANNELS_LAST) {
+    const int64_t samples = args.rows / args.groups.divisor, channels = int64_t{args.groups.divisor} * args.channels;
+    slices = parts.value().ndim() == 4 ? parts.value().size(1) - 1 : 0;
+    ffi::check_value(slices > 0, "group_norm: parts must be [samples, slices + 1, channels, 2]");
+    room = 2 * samples * (slices + 1) * channels;
+    workgroups = samples * slices;
+    ffi::check_value(slices * args.channels < int64_t{1} << 31, "group_norm: more slices than a launch can have");
+  }
+  ffi::check_value(workgroups < (int64_t{1} << 31) && workgroups * LANES < (int64_t{1} << 32),
+                   "group_norm: more slices than a launch can have");
+  ffi::check_value(parts.value().numel() >= room, "group_norm: parts must have two elements for each slice");
+  args.slices = Divider(static_cast<uint32_t>(slices));
 }
 
 void group_norm(ffi::Tensor out, ffi::Optional<ffi::Tensor> parts, ffi::Tensor input,
@@ -321,7 +500,7 @@ void group_norm(ffi::Tensor out, ffi::Optional<ffi::Tensor> parts, ffi::Tensor i
   args.run = Divider(static_cast<uint32_t>(run));
   args.out = static_cast<ELEMENT*>(out.data_ptr());
   args.input = static_cast<const ELEMENT*>(input.data_ptr());
-  bool is_aligned = run % VEC == 0;
+  bool is_aligned = (IS_CHANNELS_LAST && IS_SLICED ? channels : run) % VEC == 0;
   for (const void* data : {input.data_ptr(), out.data_ptr()})
     is_aligned = is_aligned && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   const auto factors = [&](const ffi::Optional<ffi::Tensor>& tensor) -> const WEIGHT* {
