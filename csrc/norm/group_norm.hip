@@ -13,8 +13,8 @@
 // Long rows of channels last are no rows in memory: a slice is then some positions of a sample with all their channels,
 // a lane keeps to its channels, and a launch between the two makes the groups' moments of those of channels.
 //
-// Tile: LANES lanes take a row or slice, VECTORS · VEC elements each; of channels last, VECTORS accesses at a time. LDS:
-// 12 bytes per wave; 8 bytes per element of an access of all lanes for slices of channels last.
+// Tile: LANES lanes take a row or slice, VECTORS · VEC elements each; of positions, VECTORS accesses at a time. LDS: 12
+// bytes per wave; for slices of positions 8 bytes per element of an access of all lanes.
 // Bound: memory, 2 · sizeof(ELEMENT) bytes per element; of slices that do not stay in a cache, 3 · sizeof(ELEMENT).
 #include "aiter_like/ffi.h"
 #include "aiter_like/math.h"
