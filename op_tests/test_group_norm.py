@@ -156,6 +156,20 @@ def test_slices_of_a_tuned_row(device, backend, params):
         call(*args, **{**params, "slice": 2048})
 
 
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_memory_for_slices_of_positions(device, backend):
+    """As many slices as `parts` has room for, one among them; another shape is refused."""
+    x, (weight, bias) = make(device, (2, 24, 40, 50), BF16, is_last=True, mean=3.0), factors(device, 24, BF16)
+    op, out = OPS["group_norm"], torch.empty_like(x)
+    for count in (1, 7, 2000):
+        out.fill_(math.nan)
+        op(out, torch.empty(2, count + 1, 24, 2, device=device), x, weight, bias, 3, EPSILON, False, backend=backend)
+        check(out, x, 3, weight, bias)
+    for shape in ((2, 8, 2), (1, 8, 24, 2), (2, 1, 24, 2), (2, 8, 12, 2)):
+        with pytest.raises(ValueError, match="group_norm: parts must"):
+            op(out, torch.empty(shape, device=device), x, weight, bias, 3, EPSILON, False, backend=backend)
+
+
 def test_rule_for_slices():
     """One per group up to 64 KB; else enough for the device, and never more than the public function has room for."""
     h200, mi300x = Target("cuda", "sm_90", 132, 32), Target("hip", "gfx942", 304, 64)
@@ -164,6 +178,9 @@ def test_rule_for_slices():
             (h200, 128, 2**16, 2, 8192), (h200, 64, 2**16, 4, 4096), (h200, 1, 2**15, 2, 2**15),
             (mi300x, 64, 40960, 2, 4096), (mi300x, 256, 16 * 128**2, 2, 16384)):
         assert slices.default(target, rows, size, element_size) == length, (target.arch, rows, size)
+    for samples, positions, channels, count in ((1, 2**20, 128, 528), (8, 2**14, 512, 66), (2, 4096, 320, 160),
+                                                (1, 3, 4, 1), (3000, 64, 64, 1), (1, 2, 2**20, 2)):
+        assert slices.of_positions(h200, samples, positions, 2 * channels) == count, (samples, positions, channels)
     for size in (1, 2**13, 2**14 + 1, 2**15, 2**15 + 1, 2**16 + 1, 10**6 + 7):
         for element_size in (2, 4):
             lengths = [slices.default(target, rows, size, element_size)

@@ -178,7 +178,7 @@ def _channels_kernel(parts, x, positions, slices, channels, BLOCK_P: tl.constexp
     tl.store(part + 1, tl.sum(squares, 0) - sums * mean, mask=channel < channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slices"])
 def _group_moments_kernel(parts, positions, slices, groups, channels, size, BLOCK: tl.constexpr,
                           OVERLAPS: tl.constexpr):
     """Mean and variance of a group per program, from those of its `channels` channels in all slices → behind them."""
@@ -260,7 +260,8 @@ def _channels_last(out: torch.Tensor, parts: torch.Tensor, input: torch.Tensor, 
                    bias: torch.Tensor | None, num_groups: int, epsilon: float, silu: bool, num_warps: int) -> None:
     """Long groups of channels last, in three launches: channels of slices, groups, results."""
     samples, channels = input.shape[:2]
-    if parts.ndim != 4 or parts.shape[0] != samples or parts.shape[2:] != (channels, 2) or not parts.is_contiguous():
+    is_right = parts.ndim == 4 and parts.shape[1] > 1 and parts.shape == (samples, parts.shape[1], channels, 2)
+    if not is_right or not parts.is_contiguous():
         raise ValueError(f"group_norm: parts must be [{samples}, slices + 1, {channels}, 2], got {tuple(parts.shape)}")
     count, positions = parts.shape[1] - 1, input.numel() // (samples * channels)
     block_c = min(triton.next_power_of_2(channels), _CHANNELS)
