@@ -170,6 +170,18 @@ def test_memory_for_slices_of_positions(device, backend):
             op(out, torch.empty(shape, device=device), x, weight, bias, 3, EPSILON, False, backend=backend)
 
 
+@pytest.mark.parametrize("is_last, positions, is_cut", ((True, 2048, False), (False, 2048, True), (False, 1024, False)))
+def test_a_tuner_tries_slices_where_there_is_memory_for_them(device, is_last, positions, is_cut):
+    """Channels last, groups of 40 KB are one launch, and nothing else can serve them; else they may be cut."""
+    op = OPS["group_norm"]
+    args = op.tuning.case({"samples": 2, "channels": 320, "positions": positions, "num_groups": 32, "dtype": "bf16",
+                           "channels_last": is_last}, device, 0)
+    assert (args[1] is not None) == is_cut
+    for backend in op.backends[:2]:
+        found = backend.space(target_of(device), *args)
+        assert found and any("slice" in params for params in found) == is_cut, backend.name
+
+
 def test_rule_for_slices():
     """One per group up to 64 KB; else enough for the device, and never more than the public function has room for."""
     h200, mi300x = Target("cuda", "sm_90", 132, 32), Target("hip", "gfx942", 304, 64)

@@ -156,7 +156,7 @@ def _hip_space(target: Target, out: Tensor, parts: Tensor | None, input: Tensor,
         return [{"lanes": count} for count in (128, 256, 512)]
     is_short = size * element_size <= slices.MOST_BYTES
     found = rows.lane_space(target, groups, takes_pieces=False) if is_short else []
-    for slice in slices.space(size, element_size):
+    for slice in _slice_space(parts, size, element_size):
         lanes = slice * element_size // _LANE_BYTES
         found += [{"lanes": count, "slice": slice} for count in (lanes // 2, lanes) if 128 <= count <= _MOST_LANES]
     return found
@@ -171,8 +171,13 @@ def _triton_space(target: Target, out: Tensor, parts: Tensor | None, input: Tens
     most = slices.MOST_BYTES // element_size
     found = norms.wave_space(target, size, most) if size <= most else []
     return found + [{"num_warps": slice // kept // target.wave_size, "slice": slice}
-                    for slice in slices.space(size, element_size) for kept in (32, 16)
+                    for slice in _slice_space(parts, size, element_size) for kept in (32, 16)
                     if slice // kept // target.wave_size <= 16]
+
+
+def _slice_space(parts: Tensor | None, size: int, element_size: int) -> list[int]:
+    """None where there is no memory for their moments."""
+    return [] if parts is None else slices.space(size, element_size)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
