@@ -227,13 +227,15 @@ def _positions_kernel(out, parts, x, weight, bias, positions, slices, groups, ch
     scale = tl.rsqrt(tl.load(moments + 1, mask=is_channel, other=1.0) + epsilon)
     if weight is not None:
         scale *= tl.load(weight + channel, mask=is_channel, other=0.0).to(tl.float32)
+    if bias is not None:
+        offset = tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)
     start_of = (sample * positions + first) * all_channels
     for start in range(0, count, BLOCK_P):
         place, mask = _tile(start, count, channel, all_channels, BLOCK_P)
         y = tl.load(x + start_of + place, mask=mask, other=0.0).to(tl.float32)
         y = (y - mean[None, :]) * scale[None, :]
         if bias is not None:
-            y += tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+            y += offset[None, :]
         if IS_SILU:
             y = y / (1.0 + tl.exp(-y))
         tl.store(out + start_of + place, y.to(out.dtype.element_ty), mask=mask)
