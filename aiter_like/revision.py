@@ -13,7 +13,7 @@ from pathlib import Path
 from aiter_like import paths
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
-_KERNELS = "aiter_like.triton_kernels"
+_KERNELS = ("aiter_like.triton_kernels", "aiter_like.ops.common.triton")
 
 
 def of(source: Path) -> str:
@@ -42,10 +42,10 @@ def _headers(path: Path, content: bytes) -> Iterator[Path]:
 
 
 def _modules(path: Path, content: bytes) -> Iterator[Path]:
-    """Modules beside a module of triton_kernels/ that it imports, or from which it imports a name."""
+    """Modules with kernels that a module imports, or from which it imports a name."""
+    root = next(parent for parent in path.parents if parent.name == "aiter_like").parent
     for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_KERNELS):
-            inner = node.module.removeprefix(_KERNELS).strip(".")
-            for name in [inner] if inner else [alias.name for alias in node.names]:
-                if (module := path.parent / f"{name}.py").is_file():
+            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                if (module := root / f"{name.replace('.', '/')}.py").is_file():
                     yield module.resolve()

@@ -35,7 +35,8 @@ class Backend:
 
     Attributes:
         name: one of KINDS.
-        function: a `compile_ops` stub; "<file>:<function>" in triton_kernels/, imported on first use; or a function.
+        function: a `compile_ops` stub; "<module>:<function>", a module of
+            this package that is imported on first use ("ops.norm.triton.rms_norm:rms_norm"); or a function.
             Called with the operator's arguments; a tuned row's params arrive by keyword (at a stub: in its gen_func).
         unsupported: of (target, *args): None, or the reason why this backend cannot serve the call.
         misplaced: of (*args): None, or the reason why it cannot take the addresses of these tensors. Not asked for each
@@ -94,7 +95,7 @@ class Backend:
         if self.is_jit:
             path = self.function.source
         elif isinstance(self.function, str):
-            path = Path(__file__).parent / "triton_kernels" / f"{self.function.partition(':')[0]}.py"
+            path = Path(__file__).parent / f"{self.function.partition(':')[0].replace('.', '/')}.py"
         else:
             return ""
         return revision.of(path)
@@ -155,9 +156,9 @@ class _Repeated:
 
 
 def _import(name: str) -> Callable:
-    file, _, function = name.partition(":")
+    module, _, function = name.partition(":")
     try:
-        return getattr(importlib.import_module(f"aiter_like.triton_kernels.{file}"), function)
+        return getattr(importlib.import_module(f"aiter_like.{module}"), function)
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "triton":
             raise

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Triton on the simulated MI300X: its own AMD driver and launcher, on CPU tensors, without torch.cuda.
 
-Behind `sim.enable_triton()` and triton_kernels/launch.py. Triton's interpreter is never used: its bf16 dot product is
-wrong, and it tests nothing that a GPU executes.
+Behind `sim.enable_triton()` and ops/common/triton/launch.py. Triton's interpreter is never used: its bf16 dot product
+is wrong, and it tests nothing that a GPU executes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import philox
+from aiter_like.ops.common import philox
 from aiter_like.testing import TOLERANCES, assert_within, relative_l2
 
 _FP8_UNIT = 2**-4  # unit roundoff of e4m3: of P, where q, k and v are fp8

@@ -16,11 +16,11 @@ from covering import covering
 from torch import Tensor
 
 import aiter_like
-from aiter_like import dtypes, scales, sim
+from aiter_like import dtypes, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import quant_rule, tune_shapes
 from aiter_like.testing import strided_like
-from aiter_like.tuning import norms
 
 BACKENDS = ("hip", "triton", "torch")
 BF16 = torch.bfloat16
@@ -146,7 +146,7 @@ def test_scale_divides(device, run, backend):
     for dtype in (dtypes.fp8_of(target_of(device).arch), *((torch.int8,) if backend == "triton" else ())):
         out = torch.empty(4, 72, dtype=dtype, device=device)
         run(backend, aiter_like.scaled_silu_and_mul, out, x, scale)
-        largest = scales.largest(dtype)
+        largest = quant_rule.largest(dtype)
         error = (out.cpu().double() - expected.clamp(-largest, largest)).abs()
         spacing = 0.5 + 1e-3 if dtype == torch.int8 else 2**-4 * expected.abs() + 2**-9
         assert (error <= spacing).all() and error.max() > 0, dtype
@@ -257,7 +257,7 @@ def bench() -> None:
     device = torch.device("cuda")
 
     def case(name: str, rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = norms.normal(device, seed, "bf16")(rows, 2 * columns) * 4
+        x = tune_shapes.normal(device, seed, "bf16")(rows, 2 * columns) * 4
         out = torch.empty(rows, columns, dtype=BF16, device=device)
 
         def ours(backend: str) -> Tensor:

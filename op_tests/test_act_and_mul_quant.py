@@ -19,8 +19,8 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
-from aiter_like.tuning import norms
 
 INT8, BF16 = torch.int8, torch.bfloat16
 QUANT, SILU = aiter_like.act_mul_and_fp8_group_quant, aiter_like.silu_and_mul_quant
@@ -202,7 +202,7 @@ def bench() -> None:
         return (groups / scale.unsqueeze(-1)).clamp(-top, top).to(dtype).flatten(-2), scale
 
     def case(rows: int, columns: int, group_size: int, compiled: Callable, seed: int) -> benching.Case:
-        x = norms.normal(device, seed, "bf16")(rows, 2 * columns) * 4
+        x = tune_shapes.normal(device, seed, "bf16")(rows, 2 * columns) * 4
         calls = benching.by_backend(QUANT, x, "silu", group_size)
         calls["torch.compile"] = functools.partial(compiled, x, group_size)
         sample, scales = slice(0, rows, max(rows // 16, 1)), rows * (columns // group_size if group_size else 1)

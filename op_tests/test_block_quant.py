@@ -19,8 +19,8 @@ import aiter_like
 from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import strided_like
-from aiter_like.tuning import norms
 
 INT8, BF16 = torch.int8, torch.bfloat16
 QUANT = aiter_like.per_block_quant
@@ -171,7 +171,7 @@ def bench() -> None:
         return q.flatten(2).flatten(0, 1), scale
 
     def case(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = norms.normal(device, seed, "bf16")(rows, columns)
+        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
         calls = benching.by_backend(QUANT, x, quant_dtype=dtype) | {"torch.compile": functools.partial(compiled, x)}
         return benching.Case(f"{rows}×{columns}", 3 * x.numel(), calls, lambda result: check_blocks(
             result[0][:256], result[1][:2], x[:256]))

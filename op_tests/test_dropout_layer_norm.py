@@ -13,9 +13,9 @@ from norm_cases import BACKENDS, EPSILON, check_layer_norm, double, layer_norm64
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.dropout_norm import _random_words
 from aiter_like.testing import assert_within, strided_like
-from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 BIG = 0x123456789ABCDEF0 // 2
@@ -117,7 +117,7 @@ def bench() -> None:
         return torch.nn.functional.layer_norm(total, x.shape[-1:], weight, bias, EPSILON), total
 
     def case(rows, hidden, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         args = _, _, weight, bias = random(rows, hidden), random(rows, hidden), random(hidden), random(hidden)
         calls = benching.by_backend(aiter_like.dropout_layer_norm, *args, 0.1, BIG)
         calls["torch.compile"] = lambda: compiled(*args)

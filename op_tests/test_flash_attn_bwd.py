@@ -13,11 +13,12 @@ import torch
 from attention_bwd_cases import BF16, FEATURES, make
 
 import aiter_like
-from aiter_like import philox, sim
+from aiter_like import sim
 from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops import attention_formula
 from aiter_like.ops.attention_bwd import attend, flash_attn_bwd, flash_attn_bwd_ref
+from aiter_like.ops.common import philox
 from aiter_like.testing import assert_within, strided_like
 from aiter_like.testing_attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
 

@@ -59,8 +59,8 @@ def test_against_float64(device, head_dim, changes):
 
 def test_repeated_calls(monkeypatch):
     """Descriptors are of the call's own tensors; where an address is none for them, the other kernels serve."""
+    from aiter_like.ops.common.triton import launch as launcher
     from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
-    from aiter_like.triton_kernels import launch as launcher
 
     launched = []
     monkeypatch.setattr(attention_bwd, "target_of", lambda _: HOPPER)
@@ -106,8 +106,8 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
     """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
+    from aiter_like.ops.common.triton import launch as launcher
     from aiter_like.triton_kernels import attention_bwd
-    from aiter_like.triton_kernels import launch as launcher
 
     with compiled_for_hopper(monkeypatch, attention_bwd, launcher) as built:
         attention_bwd.flash_attn_bwd(*call_of(head_dim), **params)

@@ -14,8 +14,8 @@ from norm_cases import BACKENDS, EPSILON, double, rows_like, vector_like
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import check_rms_norm, strided_like
-from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 
@@ -128,7 +128,7 @@ def bench() -> None:
         return norm(q, q.shape[-1:], q_weight, EPSILON), norm(k, k.shape[-1:], k_weight, EPSILON)
 
     def case(tokens, heads, q_hidden, kv_heads, k_hidden, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         args = q, q_weight, k, k_weight = (random(tokens * heads, q_hidden), random(q_hidden),
                                            random(tokens * kv_heads, k_hidden), random(k_hidden))
         calls = benching.by_backend(aiter_like.fused_qk_rmsnorm, torch.empty_like(q), q, q_weight, EPSILON,

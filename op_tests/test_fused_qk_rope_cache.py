@@ -20,7 +20,7 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.kv_layout import as_bytes
+from aiter_like.ops.common.paged_cache import as_bytes
 from aiter_like.testing import TOLERANCES, assert_within, strided_like
 
 BACKENDS = ("hip", "triton", "torch")

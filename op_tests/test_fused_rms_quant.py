@@ -14,8 +14,9 @@ from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dty
 from torch import Tensor
 
 import aiter_like
-from aiter_like import QuantType, scales
+from aiter_like import QuantType
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import quant_rule
 from aiter_like.testing import TOLERANCES, assert_within, check_rms_norm, strided_like
 
 BF16 = torch.bfloat16
@@ -88,13 +89,13 @@ def test_a_scale_per_row_and_odd_sizes(device, run, backend):
 def test_static_scale(device, run, backend):
     """Of the rounded y, which is returned too: exactly."""
     args, dtype = make(device, 6, 520, 72), quantised_dtypes(device)[0]
-    scale = torch.tensor([4.8 / scales.largest(dtype)], device=device)  # some of y are beyond it
+    scale = torch.tensor([4.8 / quant_rule.largest(dtype)], device=device)  # some of y are beyond it
     q, out1, out2, res_out = run(backend, STATIC, **args, inp1_scale=scale, output_unquantized_inp1=True,
                                  rmsnorm_convert_to_inp1_type=True)
-    total, top = double(args["inp1"]) + double(args["res1"]), scales.largest(dtype)
+    total, top = double(args["inp1"]) + double(args["res1"]), quant_rule.largest(dtype)
     y = rms_norm64(total, args["inp1_weight"])
     assert_within("out1", out1, y, 2**-8 * 1.01 * y.abs() + 1e-7)
-    assert q.dtype == dtype and torch.equal(q.view(torch.int8), scales.rounded(
+    assert q.dtype == dtype and torch.equal(q.view(torch.int8), quant_rule.rounded(
         out1.float() * (1 / scale), dtype).view(torch.int8))
     assert (q.float().abs() == top).any() and (q.float().abs() < top).any()
     assert torch.equal(res_out.cpu(), total.to(BF16))
@@ -231,7 +232,7 @@ def test_everything(device, run, backend, seed):
     """A covering design: each pair of both sizes, dtypes and group."""
     sizes = (1, 64, 129, 1536, 8192, 32768)
     factors = {"hidden": sizes, "second": (0, *sizes), "dtype": (BF16, torch.float16, torch.float32), "index": (0, 1),
-               "group_size": (0, *scales.GROUPS)}
+               "group_size": (0, *quant_rule.GROUPS)}
     for hidden, second, dtype, index, group_size in map(dict.values, covering(
             factors, seed, lambda hidden, group_size, **_: hidden % (group_size or 1) == 0)):
         args = make(device, 3, hidden, second, dtype, second_rows=5)

@@ -12,13 +12,13 @@ from covering import covering
 from norm_cases import BACKENDS, check_layer_norm, double, layer_norm64, vector_like
 
 import aiter_like
-from aiter_like import sim, slices
+from aiter_like import sim
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import slices, tune_shapes
 from aiter_like.select import Candidate
 from aiter_like.testing import TOLERANCES, assert_within
-from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 EPSILON = 1e-5
@@ -316,7 +316,7 @@ def bench() -> None:
         return torch.nn.functional.silu(y) if silu else y
 
     def case(shape, groups, is_last, silu, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         x, weight, bias = random(*shape), random(shape[1]), random(shape[1])
         x = x.to(memory_format=torch.channels_last if is_last else torch.contiguous_format)
         calls = benching.by_backend(aiter_like.group_norm, x, groups, weight, bias, EPSILON, silu=silu,

@@ -23,8 +23,8 @@ from norm_cases import (
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import strided_like
-from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 
@@ -207,7 +207,7 @@ def bench() -> None:
         return y if residual is None else (y.to(x.dtype), total.to(x.dtype))
 
     def case(rows, hidden, has_residual, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         x, weight, bias = factored = random(rows, hidden), random(hidden), random(hidden)
         residual, out, total = random(rows, hidden), torch.empty_like(x), torch.empty_like(x)
         if has_residual:

@@ -13,9 +13,9 @@ from norm_cases import EPSILON, double, layer_norm64, rms_norm64, rows_like, vec
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.norm_backward import norm_backward_ref
 from aiter_like.testing import TOLERANCES, assert_within, strided_like
-from aiter_like.tuning import norms
 
 BF16, FP32 = torch.bfloat16, torch.float32
 UNITS = {dtype: TOLERANCES[dtype, "rtne"].unit for dtype in (BF16, torch.float16, FP32)}
@@ -168,7 +168,7 @@ def bench() -> None:
     device = torch.device("cuda")
 
     def case(rows, hidden, has_mean, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         x, dout, weight, bias = random(rows, hidden), random(rows, hidden), random(hidden), random(hidden)
         ours = aiter_like.layer_norm_backward if has_mean else aiter_like.rms_norm_backward
         calls = benching.by_backend(ours, dout, x, weight, EPSILON, backends=("triton",))

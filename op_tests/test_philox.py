@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like import philox
+from aiter_like.ops.common import philox
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 
-from aiter_like.triton_kernels.launch import launch  # noqa: E402
-from aiter_like.triton_kernels.philox import attention_kept  # noqa: E402
+from aiter_like.ops.common.triton.launch import launch  # noqa: E402
+from aiter_like.ops.common.triton.philox import attention_kept  # noqa: E402
 
 KNOWN = (  # Random123's kat_vectors: seed, counter, words
     (0, (0, 0, 0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),

@@ -13,9 +13,10 @@ import torch
 from kv_cache_cases import make, tokens_of
 
 import aiter_like
-from aiter_like import dtypes, scales, sim
+from aiter_like import dtypes, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import quant_rule
 
 BACKENDS = ("hip", "torch")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -49,7 +50,7 @@ class Model:
             run, start = range(start, start + count), start + count
             for head in range(heads if block >= 0 else 0):
                 new, first = x[run.start:run.stop, head].float(), slots[run.start] % page_size
-                scale = scales.divided(new.abs().amax().clamp(min=2.0**-110), largest)
+                scale = quant_rule.divided(new.abs().amax().clamp(min=2.0**-110), largest)
                 old = self.scales[block, head].clone()
                 if first and not scale > old and not scale.isnan():
                     scale = old
@@ -250,7 +251,7 @@ def _bench_case(layout: str, cache_dtype: torch.dtype, batch: int, length: int, 
     def check(_result) -> float:
         rows = key.float().unflatten(1, (pages, -1)).abs().amax((2, 4)).flatten(0, 1)  # [block, head]
         largest = 127.0 if cache_dtype == torch.int8 else torch.finfo(cache_dtype).max
-        assert torch.equal(made[0], scales.divided(rows, largest))
+        assert torch.equal(made[0], quant_rule.divided(rows, largest))
         return 0.0
 
     args = (key, value, *caches.views(caches.storage), stored[0], stored[1], slots, layout == "shuffled")

@@ -13,9 +13,10 @@ import torch
 from kv_cache_cases import make, runs_of_slots, slots_of, tokens_of
 
 import aiter_like
-from aiter_like import dtypes, kv_layout, sim
+from aiter_like import dtypes, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import paged_cache
 from aiter_like.testing import strided_like
 
 BACKENDS = ("hip", "torch")
@@ -212,7 +213,7 @@ def _bench_case(layout: str, cache_dtype: torch.dtype, tokens: int, seed: int) -
 
     def check(_result) -> float:
         expected = before.clone()
-        kv_layout.put(*caches.views(expected), *rows, slots)
+        paged_cache.put(*caches.views(expected), *rows, slots)
         assert torch.equal(caches.storage, expected)
         caches.storage.copy_(before)  # the next contender has to write it again
         return 0.0

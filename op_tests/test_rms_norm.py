@@ -18,9 +18,10 @@ import aiter_like
 from aiter_like import dispatch, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.norm import _rms_norm
 from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like
-from aiter_like.tuning import norms, table
+from aiter_like.tuning import table
 
 BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below
 ASM_HIDDEN = (4096, 8192)
@@ -343,7 +344,7 @@ def bench() -> None:
         return y if residual is None else (y, total.to(x.dtype))
 
     def case(rows, hidden, has_residual, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         x, weight, residual = random(rows, hidden), random(hidden), random(rows, hidden) if has_residual else None
         args = (torch.empty_like(x), x, weight, EPSILON, 0, residual, torch.empty_like(x) if has_residual else None,
                 False)

@@ -14,8 +14,8 @@ from norm_cases import BACKENDS, EPSILON, check_quantised, double, quantised_dty
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
-from aiter_like.tuning import norms
 
 BF16 = torch.bfloat16
 
@@ -226,7 +226,7 @@ def bench() -> None:
         return (groups / scale).flatten(-2).to(fp8), scale.squeeze(-1), total.to(x.dtype)
 
     def case(rows, hidden, group_size, has_residual, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         x, weight, residual = random(rows, hidden), random(hidden), random(rows, hidden) if has_residual else None
         out = torch.empty_like(x, dtype=fp8), x.new_empty(rows, hidden // (group_size or hidden), dtype=torch.float32)
         if has_residual:

@@ -18,8 +18,9 @@ from aiter_like import dispatch, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops import rope as family
+from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
-from aiter_like.tuning import norms, table
+from aiter_like.tuning import table
 
 BACKENDS = ("hip", "triton", "torch")
 PAIRS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (torch.float32, torch.float32))
@@ -369,7 +370,7 @@ def bench() -> None:
         return tuple(results)
 
     def case(tokens, heads, kv_heads, head_dim, style, compiled, seed):
-        random = norms.normal(device, seed, "bf16")
+        random = tune_shapes.normal(device, seed, "bf16")
         x, y = (random(tokens, 1, count, head_dim) for count in (heads, kv_heads))
         (cos, sin), exact = tables(angles(tokens, head_dim // 2), torch.bfloat16, device)
         positions = torch.arange(tokens, device=device)[:, None]

@@ -19,8 +19,8 @@ import aiter_like
 from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import strided_like
-from aiter_like.tuning import norms
 
 INT8, BF16 = torch.int8, torch.bfloat16
 TOKEN, GROUP = aiter_like.per_token_quant_hip, aiter_like.per_group_quant_hip
@@ -231,7 +231,7 @@ def bench() -> None:
         return (groups / scale.unsqueeze(-1)).clamp(-top, top).to(dtype).flatten(-2), scale
 
     def case(rows: int, columns: int, group_size: int, compiled: Callable, seed: int) -> benching.Case:
-        x = norms.normal(device, seed, "bf16")(rows, columns)
+        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
         x[:, columns // 3] *= 20
         calls = benching.by_backend(functools.partial(GROUP, group_size=group_size) if group_size else TOKEN, x,
                                     quant_dtype=dtype)

@@ -16,10 +16,9 @@ from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
 
 import aiter_like
-from aiter_like import scales
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import quant_rule, tune_shapes
 from aiter_like.testing import strided_like
-from aiter_like.tuning import norms
 
 INT8 = torch.int8
 QUANT, STATIC, DYNAMIC = (aiter_like.per_tensor_quant_hip, aiter_like.static_per_tensor_quant,
@@ -68,13 +67,13 @@ def test_static_scale(device, run, backend):
     for value in (0.5, 1e-3, 1e4):
         scale = torch.tensor([value], device=device)
         for dtype in quantised_dtypes(device):
-            out, top = torch.empty_like(x, dtype=dtype), scales.largest(dtype)
+            out, top = torch.empty_like(x, dtype=dtype), quant_rule.largest(dtype)
             run(backend, STATIC, out, x, scale)
-            expected = scales.rounded(x.float() * (1 / scale), dtype)
+            expected = quant_rule.rounded(x.float() * (1 / scale), dtype)
             assert same_numbers(out, expected) and scale.item() == torch.tensor(value).item()
             assert out.float().abs().max() == top or value > 1
     q, same = run(backend, QUANT, x, scale)
-    assert same.data_ptr() == scale.data_ptr() and torch.equal(q, scales.rounded(x.float() * (1 / scale), INT8))
+    assert same.data_ptr() == scale.data_ptr() and torch.equal(q, quant_rule.rounded(x.float() * (1 / scale), INT8))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -167,7 +166,7 @@ def bench() -> None:
         return (x.float() / scale).clamp(-top, top).to(dtype), scale
 
     def dynamic(rows: int, columns: int, compiled: Callable, seed: int) -> benching.Case:
-        x = norms.normal(device, seed, "bf16")(rows, columns)
+        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
         calls = benching.by_backend(QUANT, x, quant_dtype=dtype) | {"torch.compile": functools.partial(compiled, x)}
 
         def check(result):
@@ -182,11 +181,11 @@ def bench() -> None:
         return benching.Case(f"{rows}×{columns} dynamic", 5 * rows * columns, calls, check)
 
     def static(rows: int, columns: int, seed: int) -> benching.Case:
-        x = norms.normal(device, seed, "bf16")(rows, columns)
+        x = tune_shapes.normal(device, seed, "bf16")(rows, columns)
         scale, out = torch.ones(1, device=device), torch.empty_like(x, dtype=dtype)
 
         def check(_):
-            assert same_numbers(out, scales.rounded(x.float(), dtype))
+            assert same_numbers(out, quant_rule.rounded(x.float(), dtype))
             return 0.0
 
         return benching.Case(f"{rows}×{columns} static", 3 * rows * columns,

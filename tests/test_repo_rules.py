@@ -27,17 +27,6 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
 DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")
 CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
 
-# A module imports, at its top, only from its own layer or a lower one.
-LAYERS = {name: level for level, names in enumerate((
-    "device dtypes enums env errors log paths",
-    "attention_call check paged_call philox revision rope_scaling scales sim_settings slices testing "
-    "testing_attention testing_attention_bwd",
-    "jit sim sim_triton triton_kernels tuning/__init__ tuning/hooks tuning/record tuning/table",
-    "dispatch explain kv_layout plans rows select torch_ops verify",
-    "ops tuning",
-    "__init__",
-    "__main__ cli demo integrations sim_check sim_commands tune_commands",
-)) for name in names.split()}
 ENGINES = {"transformers", "vllm", "sglang"}
 
 
@@ -260,25 +249,6 @@ def test_environment_variables_are_few_and_declared():
             for match in re.findall(r"\bAITER_LIKE_[A-Z][A-Z_]*[A-Z]\b", text(name))}
     unknown = {(name, match) for name, match in used if match not in env.VARIABLES and match not in macros}
     assert not unknown
-
-
-def layer(module: str) -> int:
-    """Of "aiter_like/tuning/table.py", or of an imported name, "tuning/table/Row"."""
-    parts = module.removeprefix("aiter_like/").removesuffix(".py").split("/")
-    name = "/".join(parts[:2]) if "/".join(parts[:2]) in LAYERS else parts[0]
-    assert name in LAYERS, f"{module}: give it a place in LAYERS"
-    return LAYERS[name]
-
-
-def test_imports_point_down():
-    faults = []
-    for name in files(".py", under="aiter_like/"):
-        for node in tree(name).body:
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "aiter_like":
-                imported = ["/".join([*node.module.split(".")[1:], alias.name]) for alias in node.names]
-                faults += [f"{name}:{node.lineno}: imports {part}" for part in imported
-                           if part not in ("__version__",) and layer(part) > layer(name)]
-    assert not faults, "\n".join(faults)
 
 
 def test_only_integrations_import_an_engine():

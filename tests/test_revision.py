@@ -14,13 +14,14 @@ FILES = {
     "csrc/norm/apart.h": "int apart;\n",
     "csrc/include/aiter_like/rows.h": '#include "aiter_like/gpu.h"\n',
     "csrc/include/aiter_like/gpu.h": '#include "aiter_like/rows.h"  // a circle\n',
-    "triton_kernels/norm.py": "from aiter_like import env\nfrom aiter_like.triton_kernels import scales\n\n\n"
-                              "def late():\n    from aiter_like.triton_kernels.launch import launch\n",
-    "triton_kernels/scales.py": "import triton\n",
-    "triton_kernels/launch.py": "from aiter_like.triton_kernels.rows import (\n    one,\n    two)\n",
-    "triton_kernels/rows.py": "one = two = 1\n",
-    "triton_kernels/rope.py": "",
-    "triton_kernels/env.py": "",
+    "aiter_like/triton_kernels/norm.py": "from aiter_like import env\n"
+                              "from aiter_like.ops.common.triton import quant_rule\n\n\n"
+                              "def late():\n    from aiter_like.ops.common.triton.launch import launch\n",
+    "aiter_like/ops/common/triton/quant_rule.py": "import triton\n",
+    "aiter_like/ops/common/triton/launch.py": "from aiter_like.triton_kernels.rows import (\n    one,\n    two)\n",
+    "aiter_like/triton_kernels/rows.py": "one = two = 1\n",
+    "aiter_like/triton_kernels/rope.py": "",
+    "aiter_like/triton_kernels/env.py": "",
 }
 
 
@@ -40,8 +41,9 @@ def project(tmp_path, monkeypatch):
 @pytest.mark.parametrize("source, counted", [
     ("csrc/norm/scale.hip", ("csrc/norm/scale.hip", "csrc/norm/beside.h", "csrc/include/aiter_like/rows.h",
                              "csrc/include/aiter_like/gpu.h")),
-    ("triton_kernels/norm.py", ("triton_kernels/norm.py", "triton_kernels/scales.py", "triton_kernels/launch.py",
-                                "triton_kernels/rows.py"))])
+    ("aiter_like/triton_kernels/norm.py",
+     ("aiter_like/triton_kernels/norm.py", "aiter_like/ops/common/triton/quant_rule.py",
+      "aiter_like/ops/common/triton/launch.py", "aiter_like/triton_kernels/rows.py"))])
 def test_depends_on_the_files_that_make_the_kernel(project, source, counted):
     root = project("here")
     before = revision.of(root / source)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import quant_rule, rows
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["gelu_and_mul", "gelu_and_mul_bias", "gelu_fast", "gelu_tanh_and_mul", "scaled_silu_and_mul", "silu_and_mul",
@@ -56,7 +57,7 @@ def act_and_mul_ref(out: Tensor, input: Tensor, activation: str, is_gated: bool,
     y = gated(x, activation, limit) if is_gated else activated(x, activation)
     if scale is not None:
         y = y * (1 / scale)
-    out.copy_(scales.rounded(y, out.dtype) if out.dtype in scales.DTYPES else y)
+    out.copy_(quant_rule.rounded(y, out.dtype) if out.dtype in quant_rule.DTYPES else y)
 
 
 def _instance(out: Tensor, input: Tensor, activation: str, is_gated: bool, limit: float, scale: Tensor | None,
@@ -95,7 +96,7 @@ def _check(out: Tensor, input: Tensor, activation: str, is_gated: bool, limit: f
     if is_gated and input.shape[-1] % 2:
         raise ValueError(f"{op}: input must have an even last dimension, gate and up, got {input.shape[-1]}")
     shape = (*input.shape[:-1], input.shape[-1] // 2) if is_gated else input.shape
-    out_dtypes = (input.dtype,) if scale is None else (input.dtype, *scales.DTYPES)
+    out_dtypes = (input.dtype,) if scale is None else (input.dtype, *quant_rule.DTYPES)
     check.tensor(op, "out", out, dtypes=out_dtypes, shape=shape, device=input.device)
     check.choice(op, "activation", activation, ACTIVATIONS)
     check.real(op, "limit", limit, low=0.0)
@@ -117,7 +118,7 @@ def _check(out: Tensor, input: Tensor, activation: str, is_gated: bool, limit: f
 
 
 def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, *_: object) -> str | None:
-    return rows.refusal(input=input, out=out) or scales.refusal(target, out.dtype)
+    return rows.refusal(input=input, out=out) or quant_rule.refusal(target, out.dtype)
 
 
 def _tune_key(out: Tensor, input: Tensor, *_: object) -> dict[str, int | str]:
@@ -139,7 +140,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     return out, x, "silu", True, 0.0, None if out_dtype == dtype else torch.ones(1, device=device), None, None
 
 
-def tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+def mlp_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """Between the two products of an MLP, of an expert where there are such."""
     sizes = {model.intermediate_size: tokens}
     if model.num_experts:
@@ -152,10 +153,10 @@ def tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 _act_and_mul = Op(
     "act_and_mul", reference=act_and_mul_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "out_dtype"), self_check=_self_check,
-    tuning=Tuning(_tune_case, shapes=tune_shapes),
+    tuning=Tuning(_tune_case, shapes=mlp_shapes),
     backends=(Backend("hip", _act_and_mul_hip, unsupported=_kernel_unsupported,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 3)]),
-              Backend("triton", "activation:act_and_mul", unsupported=_kernel_unsupported,
+              Backend("triton", "triton_kernels.activation:act_and_mul", unsupported=_kernel_unsupported,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", act_and_mul_ref)))
 

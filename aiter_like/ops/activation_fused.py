@@ -7,9 +7,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiter_like import check, scales
+from aiter_like import check
 from aiter_like.ops.activation import ACTIVATIONS, _act_and_mul, silu_and_mul
 from aiter_like.ops.activation_quant import _act_and_mul_quant
+from aiter_like.ops.common import quant_rule
 from aiter_like.ops.norm_quant import group_major
 
 __all__ = ["fused_clamp_act_mul", "fused_silu_mul"]
@@ -87,7 +88,7 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     check.choice(name, "shuffle_scale", shuffle_scale, (False,))
     if out is not None and not isinstance(out, Tensor):
         raise TypeError(f"{name}: out must be a tensor, got {type(out).__name__}")
-    if dtype_quant is None and out is not None and out.dtype in scales.DTYPES:
+    if dtype_quant is None and out is not None and out.dtype in quant_rule.DTYPES:
         dtype_quant = out.dtype
     if dtype_quant is None:
         out = _output(name, inp, inp.dtype if isinstance(inp, Tensor) else None) if out is None else out
@@ -96,12 +97,12 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
         else:
             _act_and_mul_quant(out, None, inp, activation, float(swiglu_limit), 0, weights, backend=backend)
         return out
-    check.choice(name, "dtype_quant", dtype_quant, scales.DTYPES)
+    check.choice(name, "dtype_quant", dtype_quant, quant_rule.DTYPES)
     out = _output(name, inp, dtype_quant) if out is None else out
     if out.dtype != dtype_quant:
         raise ValueError(f"{name}: out must have dtype_quant {dtype_quant}, got {out.dtype}")
-    check.choice(name, "quant_block_size", quant_block_size, scales.GROUPS)
-    scales.check_group(name, out.shape[-1], quant_block_size)
+    check.choice(name, "quant_block_size", quant_block_size, quant_rule.GROUPS)
+    quant_rule.check_group(name, out.shape[-1], quant_block_size)
     shape = (*out.shape[:-1], out.shape[-1] // quant_block_size)
     if scale is None:
         scale = torch.empty(shape, dtype=torch.float32, device=inp.device)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated, tune_shapes
+from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated, mlp_shapes
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
@@ -32,8 +32,8 @@ def act_and_mul_quant_ref(out: Tensor, scale: Tensor | None, input: Tensor, acti
     if scale is None:
         out.copy_(y)
         return
-    own = scales.of(y, out.dtype, group_size)
-    out.copy_(scales.quantised(y, own, out.dtype))
+    own = quant_rule.of(y, out.dtype, group_size)
+    out.copy_(quant_rule.quantised(y, own, out.dtype))
     scale.copy_(own.view(scale.shape))
 
 
@@ -45,7 +45,7 @@ def _instance(out: Tensor, scale: Tensor | None, input: Tensor, activation: str,
 def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_size: int, weights: Tensor | None,
              lanes: int | None, vec: int | None = None) -> Instance:
     gate = input[..., :input.shape[-1] // 2]
-    is_quantised, weight_dtype, kind = out.dtype in scales.DTYPES, input.dtype, 0
+    is_quantised, weight_dtype, kind = out.dtype in quant_rule.DTYPES, input.dtype, 0
     if weights is not None:
         weight_dtype, kind = weights.dtype, 2 if weights.shape == out.shape else 1
     name = "_".join([activation, dtypes.name(input.dtype),
@@ -80,11 +80,11 @@ def _check(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, li
     if input.ndim == 0 or input.shape[-1] % 2:
         raise ValueError(f"{_OP}: input must have an even last dimension, gate and up, got shape {tuple(input.shape)}")
     shape = (*input.shape[:-1], input.shape[-1] // 2)
-    out_dtypes = (input.dtype,) if scale is None else scales.DTYPES
+    out_dtypes = (input.dtype,) if scale is None else quant_rule.DTYPES
     check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=shape, device=input.device)
     check.choice(_OP, "activation", activation, ACTIVATIONS)
     check.real(_OP, "limit", limit, low=0.0)
-    scales.check_group(_OP, shape[-1], group_size)
+    quant_rule.check_group(_OP, shape[-1], group_size)
     if scale is not None:
         check_scale(_OP, "scale", scale, out, group_size)
     if weights is not None:
@@ -101,7 +101,7 @@ def _check(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, li
 def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
                         group_size: int, weights: Tensor | None) -> str | None:
     each = weights if weights is not None and weights.shape == out.shape else None
-    return scales.refusal(target, out.dtype) or rows.refusal(input=input, out=out, weights=each)
+    return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, out=out, weights=each)
 
 
 def _tune_key(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
@@ -133,10 +133,10 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """As act_and_mul's, to fp8 with a scale per row and per 128 columns."""
-    for key in tune_shapes(model, tp, tokens):
+    for key in mlp_shapes(model, tp, tokens):
         for group_size in (0, 128):
             if group_size == 0 or key["columns"] % group_size == 0:
-                yield {**key, "group_size": group_size, "out_dtype": norms.fp8_name()}
+                yield {**key, "group_size": group_size, "out_dtype": tune_shapes.fp8_name()}
 
 
 _act_and_mul_quant = Op(
@@ -144,7 +144,8 @@ _act_and_mul_quant = Op(
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "activation:act_and_mul_quant", unsupported=_kernel_unsupported, space=norms.row_space),
+              Backend("triton", "triton_kernels.activation:act_and_mul_quant",
+                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", act_and_mul_quant_ref)))
 
 
@@ -211,7 +212,7 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
         raise TypeError(f"{_OP}: x must be a tensor, got {type(x).__name__}")
     if x.ndim == 0 or x.shape[-1] % 2:
         raise ValueError(f"{_OP}: x must have an even last dimension, gate and up, got shape {tuple(x.shape)}")
-    scales.check_group(_OP, x.shape[-1] // 2, group_size)
+    quant_rule.check_group(_OP, x.shape[-1] // 2, group_size)
     columns, dtype = x.shape[-1] // 2, dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant
     out = torch.empty((*x.shape[:-1], columns), dtype=dtype, device=x.device)
     groups = columns // group_size if group_size else 1

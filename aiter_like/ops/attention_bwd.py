@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, philox
+from aiter_like import check
 from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_formula import row_blocks, scores_of
 from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.ops.common import philox
 from aiter_like.tuning.hooks import Tuning
 
 _OP = "flash_attn_bwd"
@@ -232,7 +233,8 @@ flash_attn_bwd = Op(
     _OP, reference=flash_attn_bwd_ref, check=_check, tune_key=_tune_key, tune_fields=flash_attn_fwd.tune_fields,
     writes=("dq", "dk", "dv", "dsink"), self_check=_self_check,
     tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
-    backends=(Backend("triton", "attention_bwd:flash_attn_bwd", unsupported=_triton_unsupported, space=_triton_space,
+    backends=(Backend("triton", "triton_kernels.attention_bwd:flash_attn_bwd",
+                      unsupported=_triton_unsupported, space=_triton_space,
                       cost=_triton_cost, repeats=True),
               Backend("torch", flash_attn_bwd_ref)))
 

@@ -260,7 +260,8 @@ unified_attention_op = Op(
     tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("triton", "attention:unified_attention", unsupported=_triton_unsupported, space=_triton_space,
+    backends=(Backend("triton", "triton_kernels.attention:unified_attention",
+                      unsupported=_triton_unsupported, space=_triton_space,
                       repeats=True),
               Backend("torch", unified_attention_ref)))
 

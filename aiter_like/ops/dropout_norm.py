@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, philox, rows
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.tuning import norms
+from aiter_like.ops.common import philox, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dropout_layer_norm"]
@@ -95,11 +95,11 @@ def _hip_space(target: Target, out: Tensor, residual_out: Tensor, input: Tensor,
 
 
 def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, out.shape[-1], _LONGEST)
+    return tune_shapes.wave_space(target, out.shape[-1], _LONGEST)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    random = norms.normal(device, seed, key["dtype"])
+    random = tune_shapes.normal(device, seed, key["dtype"])
     x, residual = (random(key["rows"], key["hidden"]) for _ in range(2))
     weight, bias = random(key["hidden"]), random(key["hidden"])
     return torch.empty_like(x), torch.empty_like(x), x, residual, weight, bias, 0.1, seed, 0, 1e-5
@@ -114,7 +114,7 @@ _dropout_layer_norm = Op(
     _OP, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "hidden", "dtype"),
     round_field="rows", writes=("out", "residual_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _dropout_layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "dropout_layer_norm:dropout_layer_norm", unsupported=_kernel_unsupported,
+              Backend("triton", "triton_kernels.dropout_layer_norm:dropout_layer_norm", unsupported=_kernel_unsupported,
                       space=_triton_space),
               Backend("torch", dropout_layer_norm_ref, differentiable=True)))
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import group_major
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_flatten_fp8_group_quant"]
@@ -28,9 +28,9 @@ _OP = "flatten_group_quant"
 def flatten_group_quant_ref(out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> None:
     """The rule of scales.py in torch."""
     x = input.flatten(1).float()
-    own = scales.of(x, out.dtype, group_size)
+    own = quant_rule.of(x, out.dtype, group_size)
     scale.copy_(own)
-    out.copy_(scales.quantised(x, own, out.dtype))
+    out.copy_(quant_rule.quantised(x, own, out.dtype))
 
 
 def _instance(out: Tensor, scale: Tensor, input: Tensor, group_size: int, *, lanes: int | None = None) -> Instance:
@@ -47,7 +47,7 @@ def _check(out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> object
     check.tensor(_OP, "input", input, rank=3, dtypes=INPUT_DTYPES)
     tokens, heads, columns = input.shape
     check_groups(columns, group_size)
-    check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=(tokens, heads * columns), device=input.device)
+    check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=(tokens, heads * columns), device=input.device)
     check.tensor(_OP, "scale", scale, dtypes=(torch.float32,), shape=(tokens, heads * columns // group_size),
                  device=input.device, last_contiguous=False)
     return SKIP if input.numel() == 0 else None
@@ -59,14 +59,14 @@ def check_groups(columns: int, group_size: int) -> None:
     Raises:
         ValueError: it is not.
     """
-    check.choice(_OP, "group_size", group_size, scales.GROUPS)
-    scales.check_group(_OP, columns, group_size)
+    check.choice(_OP, "group_size", group_size, quant_rule.GROUPS)
+    quant_rule.check_group(_OP, columns, group_size)
 
 
 def _unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> str | None:
     if input.shape[0] * input.shape[1] > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} heads of all tokens, got {input.shape[0] * input.shape[1]}"
-    return scales.refusal(target, out.dtype) or rows.refusal(out=out)
+    return quant_rule.refusal(target, out.dtype) or rows.refusal(out=out)
 
 
 def _tune_key(out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> dict[str, int | str]:
@@ -88,7 +88,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """Latent attention's results, a GPU's own heads, on their way into the output projection."""
     if model.kv_lora_rank:
         yield {"tokens": tokens, "heads": model.num_heads // tp, "columns": model.v_head_dim, "group_size": 128,
-               "dtype": model.dtype, "out_dtype": norms.fp8_name()}
+               "dtype": model.dtype, "out_dtype": tune_shapes.fp8_name()}
 
 
 def _hip_space(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> list[dict[str, int]]:
@@ -109,7 +109,8 @@ _flatten_group_quant = Op(
     tune_fields=("tokens", "heads", "columns", "group_size", "dtype", "out_dtype"), round_field="tokens",
     writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _flatten_group_quant_hip, unsupported=_unsupported, space=_hip_space),
-              Backend("triton", "flatten_quant:flatten_group_quant", unsupported=_unsupported, space=_triton_space),
+              Backend("triton", "triton_kernels.flatten_quant:flatten_group_quant",
+                      unsupported=_unsupported, space=_triton_space),
               Backend("torch", flatten_group_quant_ref)))
 
 
@@ -146,7 +147,7 @@ def fused_flatten_fp8_group_quant(x: Tensor, group_size: int, dtype_quant: torch
     tokens, heads, columns = x.shape
     check_groups(columns, group_size)
     dtype = dtypes.fp8_of(target_of(x.device).arch) if dtype_quant is None else dtype_quant
-    check.choice(_OP, "dtype_quant", dtype, scales.DTYPES)
+    check.choice(_OP, "dtype_quant", dtype, quant_rule.DTYPES)
     out = torch.empty((tokens, heads * columns), dtype=dtype, device=x.device)
     scale = torch.empty((tokens, heads * columns // group_size), dtype=torch.float32, device=x.device)
     scale = group_major(scale, transpose_scale)

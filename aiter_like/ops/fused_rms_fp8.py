@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, scales
+from aiter_like import check, dtypes
 from aiter_like.device import target_of
+from aiter_like.ops.common import quant_rule
 from aiter_like.ops.fused_rms_quant import fused_rms_quant
 from aiter_like.ops.norm_quant import _rms_norm_quant
 
@@ -52,7 +53,7 @@ def fused_rms_fp8_group_quant(
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `fused_rms_fp8_group_quant`.
     """
@@ -60,7 +61,7 @@ def fused_rms_fp8_group_quant(
     check.flag(name, "transpose_scale", transpose_scale)
     check.flag(name, "is_x_scale_strided", is_x_scale_strided)
     q, out1, out2, res_out = _outputs(name, inp1, inp2, dtype_quant, res1, output_unquantized_inp1)
-    scales.check_group(name, inp1.shape[-1], group_size)
+    quant_rule.check_group(name, inp1.shape[-1], group_size)
     groups = inp1.shape[-1] // group_size if group_size else 1
     scale = torch.empty((*inp1.shape[:-1], groups), dtype=torch.float32, device=inp1.device)
     strided = scale.view(groups, -1).t() if transpose_scale else scale
@@ -134,7 +135,7 @@ def _outputs(name: str, inp1: Tensor, inp2: Tensor | None, dtype_quant: torch.dt
         raise ValueError(f"{name}: inp1 must have at least 1 dimension, got a scalar")
     check.flag(name, "output_unquantized_inp1", has_plain)
     dtype = dtypes.fp8_of(target_of(inp1.device).arch) if dtype_quant is None else dtype_quant
-    check.choice(name, "dtype_quant", dtype, scales.DTYPES)
+    check.choice(name, "dtype_quant", dtype, quant_rule.DTYPES)
 
     def empty(like: Tensor, dtype: torch.dtype = inp1.dtype) -> Tensor:
         return torch.empty(like.shape, dtype=dtype, device=inp1.device)

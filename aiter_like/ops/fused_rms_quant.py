@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.enums import QuantType
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_qk_rmsnorm_quant"]
@@ -45,10 +45,10 @@ def fused_rms_quant_ref(out: Tensor | None, scale: Tensor | None, plain_out: Ten
     if plain_out is not None:
         plain_out.copy_(y)
     if out is not None and is_static:
-        out.copy_(scales.rounded(y * (1 / scale.reshape(())), out.dtype))
+        out.copy_(quant_rule.rounded(y * (1 / scale.reshape(())), out.dtype))
     elif out is not None:
-        own = scales.of(y, out.dtype, group_size)
-        out.copy_(scales.quantised(y, own, out.dtype))
+        own = quant_rule.of(y, out.dtype, group_size)
+        out.copy_(quant_rule.quantised(y, own, out.dtype))
         scale.copy_(own.view(scale.shape))
     if second is not None:
         second_out.copy_(normed(second.float(), second_weight, second_epsilon))
@@ -95,7 +95,7 @@ def _check(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None, r
     for name, value in (("is_static", is_static), ("is_rounded", is_rounded), ("gemma_norm", gemma_norm)):
         check.flag(_OP, name, value)
     check.real(_OP, "epsilon", epsilon, low=0.0)
-    scales.check_group(_OP, hidden, group_size)
+    quant_rule.check_group(_OP, hidden, group_size)
     for names, given in ((("out", "scale"), (out, scale)),
                          (("residual_in", "residual_out"), (residual_in, residual_out)),
                          (("second", "second_out", "second_weight"), (second, second_out, second_weight))):
@@ -109,7 +109,7 @@ def _check(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None, r
     if (is_static or out is None) and group_size:
         raise ValueError(f"{_OP}: group_size must be 0 where no scales are found, got {group_size}")
     if out is not None:
-        check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=input.shape, device=device)
+        check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=device)
         _check_scale(scale, input, group_size, is_static)
     if second is not None:
         _check_second(second_out, input, weight, second, second_weight, second_epsilon)
@@ -148,8 +148,8 @@ def _unsupported(target: Target, out: Tensor | None, scale: Tensor | None, plain
     count = sum(tensor.numel() // tensor.shape[-1] for tensor in (input, second) if tensor is not None)
     if count > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} rows of both matrices, got {count}"
-    if out is not None and scales.refusal(target, out.dtype):
-        return scales.refusal(target, out.dtype)
+    if out is not None and quant_rule.refusal(target, out.dtype):
+        return quant_rule.refusal(target, out.dtype)
     return rows.refusal(input=input, out=out, plain_out=plain_out, residual_in=residual_in, residual_out=residual_out,
                         second=second, second_out=second_out)
 
@@ -166,7 +166,7 @@ def _tune_key(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """The second matrix, where there is one, has as many rows."""
-    random, group_size, count = norms.normal(device, seed, key["dtype"]), key["group_size"], key["rows"]
+    random, group_size, count = tune_shapes.normal(device, seed, key["dtype"]), key["group_size"], key["rows"]
     x, weight = random(count, key["hidden"]), random(key["hidden"])
     has_out, is_static = key["out_dtype"] != "none", bool(key["is_static"])
     out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]) if has_out else None
@@ -188,7 +188,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
         for group_size, is_static in ((0, 0), (0, 1), (128, 0)):
             if hidden % max(group_size, 1) == 0:
                 yield {"rows": tokens, "hidden": hidden, "second_hidden": second_hidden, "dtype": model.dtype,
-                       "out_dtype": norms.fp8_name(), "group_size": group_size, "is_static": is_static,
+                       "out_dtype": tune_shapes.fp8_name(), "group_size": group_size, "is_static": is_static,
                        "has_residual": has_residual}
 
 
@@ -202,7 +202,7 @@ def _hip_space(target: Target, *args: Any) -> list[dict[str, int]]:
 
 
 def _triton_space(target: Target, *args: Any) -> list[dict[str, int]]:
-    return norms.wave_space(target, _longer(args[5], args[9]).shape[-1], _LONGEST)
+    return tune_shapes.wave_space(target, _longer(args[5], args[9]).shape[-1], _LONGEST)
 
 
 def _self_check(device: torch.device) -> tuple:
@@ -221,7 +221,8 @@ fused_rms_quant = Op(
     round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _fused_rms_quant_hip, unsupported=_unsupported, space=_hip_space),
-              Backend("triton", "fused_rms_quant:fused_rms_quant", unsupported=_unsupported, space=_triton_space),
+              Backend("triton", "triton_kernels.fused_rms_quant:fused_rms_quant",
+                      unsupported=_unsupported, space=_triton_space),
               Backend("torch", fused_rms_quant_ref)))
 
 
@@ -265,7 +266,7 @@ def fused_qk_rmsnorm_quant(
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, rows above 32768, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: `fused_qk_rmsnorm` of AITER's fused_qk_rmsnorm_group_quant.
     """

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, kv_layout, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import paged_cache, quant_rule, tune_shapes
 from aiter_like.ops.rope import DTYPES, ELEMENTS, INTEGERS, check_flags, check_table, rotated, triton_space
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle", "fused_qk_rope_reshape_and_cache"]
 
 _OP = "fused_qk_rope_cache"
-_NAMES = kv_layout.Names(_OP, "k", "v")
+_NAMES = paged_cache.Names(_OP, "k", "v")
 _LAYOUTS = {(4, 4): "rows", (5, 4): "columns", (5, 5): "shuffled"}  # by the ranks of K and V
 
 
@@ -47,8 +47,8 @@ def _fused_ref(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_ca
             out.copy_(x)
     kept = [x if scale is None else x * (1 / scale) for x, scale in ((found[1], k_scale), (v.float(), v_scale))]
     is_fp8 = key_cache.dtype.itemsize == 1
-    kept = [scales.rounded(x, key_cache.dtype) if is_fp8 else x.to(key_cache.dtype) for x in kept]
-    kv_layout.put(key_cache, value_cache, *kept, slot_mapping)
+    kept = [quant_rule.rounded(x, key_cache.dtype) if is_fp8 else x.to(key_cache.dtype) for x in kept]
+    paged_cache.put(key_cache, value_cache, *kept, slot_mapping)
 
 
 def _variant(dtype: torch.dtype, table_dtype: torch.dtype, is_fp8: bool, head_dim: int, has_norm: bool,
@@ -113,8 +113,8 @@ def _check(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache:
     for name, tensor in (("positions", positions), ("offsets", offsets)):
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=INTEGERS, shape=(tokens,), device=q.device, last_contiguous=False)
-    kv_layout.check_caches(_NAMES, layout, key_cache, value_cache, k, v)
-    kv_layout.check_slots(_OP, slot_mapping, tokens, q.device)
+    paged_cache.check_caches(_NAMES, layout, key_cache, value_cache, k, v)
+    paged_cache.check_slots(_OP, slot_mapping, tokens, q.device)
     for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
         if scale is not None:
             check.tensor(_OP, name, scale, dtypes=(torch.float32,), device=q.device)
@@ -122,7 +122,7 @@ def _check(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache:
                 raise ValueError(f"{_OP}: {name} must have 1 element, got shape {tuple(scale.shape)}")
     check.real(_OP, "epsilon", epsilon, low=0.0)
     target = target_of(q.device)
-    refusal = scales.refusal(target, key_cache.dtype)
+    refusal = quant_rule.refusal(target, key_cache.dtype)
     if refusal:
         raise TypeError(f"{_OP}: key_cache: {refusal}")
     for name, tensor in (("key_cache", key_cache), ("value_cache", value_cache)):
@@ -148,7 +148,7 @@ def _hip_unsupported(target: Target, q_out: Tensor, k_out: Tensor | None, v_out:
                 f"{vec}, got {head_dim}")
     if q.shape[0] * (q.shape[1] + 2 * k.shape[1]) * lanes >= 2**31:
         return f"too many heads for one launch: {q.shape[0]} tokens of {q.shape[1]} + 2 · {k.shape[1]}"
-    return kv_layout.too_many_slots(key_cache.shape[0], kv_layout.page_size_of(key_cache))
+    return paged_cache.too_many_slots(key_cache.shape[0], paged_cache.page_size_of(key_cache))
 
 
 def _triton_unsupported(target: Target, q_out: Tensor, *_: object) -> str | None:
@@ -160,7 +160,7 @@ def _tune_key(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cac
               *rest: Any) -> dict[str, int | str]:
     is_shared, layout = rest[-2:]
     return {"tokens": q.shape[0], "heads": q.shape[1], "kv_heads": k.shape[1], "head_dim": q.shape[2],
-            "rotary_dim": cos.shape[-1] * (2 if is_shared else 1), "page_size": kv_layout.page_size_of(key_cache),
+            "rotary_dim": cos.shape[-1] * (2 if is_shared else 1), "page_size": paged_cache.page_size_of(key_cache),
             "layout": layout, "has_norm": q_weight is not None, "dtype": dtypes.name(q.dtype),
             "cache_dtype": dtypes.name(key_cache.dtype)}
 
@@ -168,12 +168,12 @@ def _tune_key(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cac
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """As prefill fills pages, one after the other, wherever they are; k is also wanted by itself where it has no norm.
     """
-    random, has_norm = norms.normal(device, seed, key["dtype"]), key["has_norm"]
+    random, has_norm = tune_shapes.normal(device, seed, key["dtype"]), key["has_norm"]
     tokens, heads, kv_heads, head_dim, page_size = (
         key[name] for name in ("tokens", "heads", "kv_heads", "head_dim", "page_size"))
     blocks = -(-tokens // page_size)
     dtype = dtypes.DTYPES[key["cache_dtype"]]
-    caches = kv_layout.zeros(key["layout"], blocks, page_size, kv_heads, head_dim, dtype, device)
+    caches = paged_cache.zeros(key["layout"], blocks, page_size, kv_heads, head_dim, dtype, device)
     q, k, v = random(tokens, heads + 2 * kv_heads, head_dim).split((heads, kv_heads, kv_heads), 1)
     weights = [random(head_dim) if has_norm else None for _ in "qk"]
     cos, sin = random(2, tokens, key["rotary_dim"] // 2)
@@ -199,7 +199,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     if model.kv_lora_rank:
         return
     for layout in ("rows", "shuffled"):
-        for cache_dtype in (model.dtype, norms.fp8_name()):
+        for cache_dtype in (model.dtype, tune_shapes.fp8_name()):
             yield {"tokens": tokens, "heads": model.num_heads // tp, "kv_heads": max(model.num_kv_heads // tp, 1),
                    "head_dim": model.head_dim, "rotary_dim": model.head_dim, "page_size": 16, "layout": layout,
                    "has_norm": int(model.qk_norm), "dtype": model.dtype, "cache_dtype": cache_dtype}
@@ -214,7 +214,7 @@ def _self_check(device: torch.device) -> list[tuple]:
         qkv = torch.randn(9, 6, 64, generator=generator).to(device, torch.bfloat16)
         q, k, v = qkv.split((4, 1, 1), 1)
         dtype = dtypes.fp8_of(target_of(device).arch) if is_fp8 else qkv.dtype
-        caches = kv_layout.zeros(layout, 2, 16, 1, 64, dtype, device)
+        caches = paged_cache.zeros(layout, 2, 16, 1, 64, dtype, device)
         weights = [torch.rand(64, generator=generator).to(device, torch.bfloat16) if has_norm else None for _ in "qk"]
         cos, sin = torch.rand(2, 20, 32, generator=generator).to(device, torch.bfloat16)
         index = torch.arange(9, device=device)
@@ -231,7 +231,8 @@ _fused_qk_rope_cache = Op(
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported, space=lambda *_: [
                   {"threads": threads, "share": share} for threads in (64, 128, 256) for share in (1, 4, 8)]),
-              Backend("triton", "fused_rope:fused_qk_rope_cache", unsupported=_triton_unsupported, space=triton_space),
+              Backend("triton", "triton_kernels.fused_rope:fused_qk_rope_cache",
+                      unsupported=_triton_unsupported, space=triton_space),
               Backend("torch", _fused_ref)))
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, slices, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.tuning import norms
+from aiter_like.ops.common import rows, slices, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["group_norm"]
@@ -169,7 +169,7 @@ def _triton_space(target: Target, out: Tensor, parts: Tensor | None, input: Tens
     if parts is not None and not input.is_contiguous():
         return [{"num_warps": count} for count in (2, 4, 8)]
     most = slices.MOST_BYTES // element_size
-    found = norms.wave_space(target, size, most) if size <= most else []
+    found = tune_shapes.wave_space(target, size, most) if size <= most else []
     return found + [{"num_warps": slice // kept // target.wave_size, "slice": slice}
                     for slice in _slice_space(parts, size, element_size) for kept in (32, 16)
                     if slice // kept // target.wave_size <= 16]
@@ -182,7 +182,7 @@ def _slice_space(parts: Tensor | None, size: int, element_size: int) -> list[int
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """With weight and bias, as models have them."""
-    random = norms.normal(device, seed, key["dtype"])
+    random = tune_shapes.normal(device, seed, key["dtype"])
     x = random(key["samples"], key["channels"], key["positions"], 1)
     if key["channels_last"]:
         x = x.contiguous(memory_format=torch.channels_last)
@@ -195,7 +195,8 @@ _group_norm = Op(
     tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
     writes=("out", "parts"), tuning=Tuning(_tune_case, scratch=("parts",)),
     backends=(Backend("hip", _group_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "group_norm:group_norm", unsupported=_kernel_unsupported, space=_triton_space),
+              Backend("triton", "triton_kernels.group_norm:group_norm",
+                      unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", group_norm_ref, differentiable=True)))
 
 

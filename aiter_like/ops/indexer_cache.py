@@ -6,10 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, kv_layout, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import paged_cache, quant_rule
 
 __all__ = ["cp_gather_indexer_k_quant_cache", "indexer_k_quant_and_cache"]
 
@@ -35,16 +36,16 @@ def indexer_k_quant_and_cache_ref(kv_cache: Tensor, k: Tensor, slot_mapping: Ten
                                   scale_fmt: str, preshuffle: bool) -> None:
     """In torch, with the kernel's rounding."""
     kind, (num_blocks, page_size, width), head_dim = dtypes.fp8_of(target_of(k.device).arch), kv_cache.shape, k.shape[1]
-    tokens, block, offset = kv_layout.places(slot_mapping, page_size, num_blocks)
+    tokens, block, offset = paged_cache.places(slot_mapping, page_size, num_blocks)
     x = k[tokens].float()
-    scale = scales.of(x, kind, quant_block_size)
+    scale = quant_rule.of(x, kind, quant_block_size)
     if scale_fmt == "ue8m0":  # up to a power of two; NaN and infinity stay
         mantissa, exponent = scale.frexp()
         above = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
         scale = torch.where(scale.isfinite(), above, scale)
-    flat = kv_layout.as_bytes(kv_cache).as_strided((num_blocks, page_size * width), (kv_cache.stride(0), 1))
+    flat = paged_cache.as_bytes(kv_cache).as_strided((num_blocks, page_size * width), (kv_cache.stride(0), 1))
     flat[block[:, None], _key_index(block, offset, head_dim, preshuffle)] = (
-        scales.quantised(x, scale, kind).view(torch.uint8))
+        quant_rule.quantised(x, scale, kind).view(torch.uint8))
     where = _scale_index(offset, page_size, head_dim, scale.shape[1])
     flat[block[:, None], where] = scale.contiguous().view(torch.uint8)
 
@@ -62,8 +63,8 @@ def cp_gather_indexer_k_quant_cache_ref(dst_k: Tensor, dst_scale: Tensor, kv_cac
     block = block_table[sequence, column.clamp(max=block_table.shape[1] - 1)].long()
     is_there &= (block >= 0) & (block < num_blocks)
     tokens, block, offset = tokens[is_there], block[is_there], position[is_there] % page_size
-    flat = kv_layout.as_bytes(kv_cache).as_strided((num_blocks, page_size * width), (kv_cache.stride(0), 1))
-    kv_layout.as_bytes(dst_k)[tokens] = flat[block[:, None], _key_index(block, offset, head_dim, preshuffle)]
+    flat = paged_cache.as_bytes(kv_cache).as_strided((num_blocks, page_size * width), (kv_cache.stride(0), 1))
+    paged_cache.as_bytes(dst_k)[tokens] = flat[block[:, None], _key_index(block, offset, head_dim, preshuffle)]
     groups = _groups(dst_scale)
     where = _scale_index(offset, page_size, head_dim, groups)
     dst_scale.view(torch.uint8)[tokens] = flat[block[:, None], where]
@@ -79,8 +80,8 @@ def _instance(kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_siz
 
 
 def _variant(dtype: torch.dtype, quant_block_size: int) -> Instance:
-    lanes = kv_layout.lanes_of(dtype, quant_block_size)
-    return Instance(f"{dtypes.name(dtype)}_l{lanes}", {"SOURCE": kv_layout.ELEMENTS[dtype], "LANES": lanes})
+    lanes = paged_cache.lanes_of(dtype, quant_block_size)
+    return Instance(f"{dtypes.name(dtype)}_l{lanes}", {"SOURCE": paged_cache.ELEMENTS[dtype], "LANES": lanes})
 
 
 @compile_ops("kv_cache/indexer_k_quant_and_cache.hip", gen_func=_instance,
@@ -99,7 +100,7 @@ def _check_cache(op: str, kv_cache: Tensor, head_dim: int, groups: int, preshuff
     """Keys and scales fit the blocks, each of which is contiguous."""
     check.flag(op, "preshuffle", preshuffle)
     check.tensor(op, "kv_cache", kv_cache, rank=3, device=device)
-    kv_layout.check_fp8(op, "kv_cache", kv_cache, (torch.uint8,))
+    paged_cache.check_fp8(op, "kv_cache", kv_cache, (torch.uint8,))
     page_size, width = kv_cache.shape[1:]
     if width < head_dim + 4 * groups:
         raise ValueError(f"{op}: kv_cache must have at least {head_dim + 4 * groups} bytes per token, for {head_dim} "
@@ -117,7 +118,7 @@ def _check_cache(op: str, kv_cache: Tensor, head_dim: int, groups: int, preshuff
 def _check_write(kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_size: int, scale_fmt: str,
                  preshuffle: bool) -> object:
     op = "indexer_k_quant_and_cache"
-    check.tensor(op, "k", k, rank=2, dtypes=kv_layout.FLOATS)
+    check.tensor(op, "k", k, rank=2, dtypes=paged_cache.FLOATS)
     head_dim = k.shape[1]
     check.integer(op, "quant_block_size", quant_block_size, low=1)
     if head_dim % quant_block_size:
@@ -127,7 +128,7 @@ def _check_write(kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_
     if preshuffle and quant_block_size % _TILE:
         raise ValueError(f"{op}: preshuffle needs a quant_block_size that is a multiple of {_TILE}, got "
                          f"{quant_block_size}")
-    kv_layout.check_slots(op, slot_mapping, k.shape[0], k.device)
+    paged_cache.check_slots(op, slot_mapping, k.shape[0], k.device)
     return SKIP if 0 in (k.numel(), slot_mapping.numel(), kv_cache.numel()) else None
 
 
@@ -139,7 +140,7 @@ def _check_gather(dst_k: Tensor, dst_scale: Tensor, kv_cache: Tensor, block_tabl
     if dst_scale.shape[1] * dst_scale.element_size() % 4:
         raise ValueError(f"{op}: dst_scale must have whole fp32 numbers, got shape {tuple(dst_scale.shape)} of "
                          f"{dst_scale.dtype}")
-    check.tensor(op, "dst_scale", dst_scale, dtypes=(torch.float32, torch.uint8, *scales.DTYPES))
+    check.tensor(op, "dst_scale", dst_scale, dtypes=(torch.float32, torch.uint8, *quant_rule.DTYPES))
     _check_cache(op, kv_cache, dst_k.shape[1], _groups(dst_scale), preshuffle, dst_k.device)
     check.tensor(op, "dst_k", dst_k, dtypes=tuple(dict.fromkeys((kv_cache.dtype, torch.uint8,
                                                                  dtypes.fp8_of(target_of(dst_k.device).arch)))))
@@ -152,8 +153,8 @@ def _check_gather(dst_k: Tensor, dst_scale: Tensor, kv_cache: Tensor, block_tabl
 def _write_unsupported(target: Target, kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_size: int,
                        scale_fmt: str, preshuffle: bool) -> str | None:
     rows = slot_mapping.shape[0] * (k.shape[1] // quant_block_size)
-    return (kv_layout.too_many_rows("groups", k.dtype, quant_block_size, rows)
-            or kv_layout.too_many_slots(*kv_cache.shape[:2]))
+    return (paged_cache.too_many_rows("groups", k.dtype, quant_block_size, rows)
+            or paged_cache.too_many_slots(*kv_cache.shape[:2]))
 
 
 def _gather_unsupported(target: Target, dst_k: Tensor, dst_scale: Tensor, kv_cache: Tensor, block_table: Tensor,
@@ -168,7 +169,7 @@ def _gather_unsupported(target: Target, dst_k: Tensor, dst_scale: Tensor, kv_cac
 def _write_case(device: torch.device) -> list[tuple]:
     """Each group size and layout; every byte of the cache is written."""
     cases, generator = [], torch.Generator().manual_seed(0)
-    for dtype in kv_layout.FLOATS:
+    for dtype in paged_cache.FLOATS:
         for size in (64, 128, 256, 512):  # an instance each
             k = torch.randn(32, 512, generator=generator).to(device, dtype)
             cache = torch.zeros(2, 16, 512 + 2048 // size, dtype=dtypes.fp8_of(target_of(device).arch), device=device)

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, rows, torch_ops
+from aiter_like import check, torch_ops
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import rows
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["pack_int4", "unpack_int4"]
@@ -79,7 +80,7 @@ _pack_int4 = Op(
     self_check=_self_check, tuning=Tuning(_tune_case),
     backends=(Backend("hip", _pack_int4_hip, unsupported=_unsupported,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
-              Backend("triton", "quant_block:pack_int4", unsupported=_unsupported,
+              Backend("triton", "triton_kernels.quant_block:pack_int4", unsupported=_unsupported,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", pack_int4_ref)))
 

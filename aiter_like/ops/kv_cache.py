@@ -6,19 +6,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, kv_layout, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import paged_cache, quant_rule
 
 __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
 
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 _MAX_ACCESSES = 2**31 - 1  # of one launch
 _TOKEN_GROUP = 64  # reshape_and_cache.hip rounds tokens up to it
-_NAMES = {"rows": kv_layout.Names("reshape_and_cache_flash"), "columns": kv_layout.Names("reshape_and_cache"),
-          "shuffled": kv_layout.Names("reshape_and_cache"),
-          "mla": kv_layout.Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
+_NAMES = {"rows": paged_cache.Names("reshape_and_cache_flash"), "columns": paged_cache.Names("reshape_and_cache"),
+          "shuffled": paged_cache.Names("reshape_and_cache"),
+          "mla": paged_cache.Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
                                  "kv_cache[..., kv_lora_rank:]", "scale", "scale")}
 
 
@@ -29,9 +30,10 @@ def reshape_and_cache_ref(key_cache: Tensor, value_cache: Tensor, key: Tensor, v
     if kv_cache_dtype != "auto":
         kind = dtypes.fp8_of(target_of(key.device).arch)
         one = torch.ones(1, device=key.device)
-        key, value = (scales.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(key_cache.dtype)
-                      for x, scale in ((key, k_scale), (value, v_scale)))
-    kv_layout.put(key_cache, value_cache, key, value, slot_mapping)
+        key, value = (
+            quant_rule.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(key_cache.dtype)
+            for x, scale in ((key, k_scale), (value, v_scale)))
+    paged_cache.put(key_cache, value_cache, key, value, slot_mapping)
 
 
 def _instance(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
@@ -44,7 +46,7 @@ def _variant(dtype: torch.dtype, kv_cache_dtype: str) -> Instance:
     if kv_cache_dtype == "auto":
         bits = 8 * dtype.itemsize
         return Instance(f"copy{bits}", {"SOURCE": f"uint{bits}_t", "CACHE": f"uint{bits}_t"})
-    return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": kv_layout.ELEMENTS[dtype], "CACHE": "fp8"})
+    return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": paged_cache.ELEMENTS[dtype], "CACHE": "fp8"})
 
 
 def _prebuilt() -> list[Instance]:
@@ -61,11 +63,11 @@ def _check_dtypes(op: str, name: str, cache: Tensor, source_name: str, source: T
     """What a cache of `kv_cache_dtype` holds: the source's dtype, or fp8, also as bytes."""
     check.choice(op, "kv_cache_dtype", kv_cache_dtype, _CACHE_DTYPES)
     if kv_cache_dtype == "auto":
-        kv_layout.check_fp8(op, source_name, source, kv_layout.FLOATS)
+        paged_cache.check_fp8(op, source_name, source, paged_cache.FLOATS)
         check.tensor(op, name, cache, dtypes=(source.dtype,), last_contiguous=False)
         return
-    check.tensor(op, source_name, source, dtypes=kv_layout.FLOATS, last_contiguous=False)
-    kv_layout.check_fp8(op, name, cache, (torch.uint8,))
+    check.tensor(op, source_name, source, dtypes=paged_cache.FLOATS, last_contiguous=False)
+    paged_cache.check_fp8(op, name, cache, (torch.uint8,))
 
 
 def _check_scale(op: str, name: str, scale: Tensor | None, device: torch.device) -> None:
@@ -81,10 +83,10 @@ def _check(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, s
            layout: str) -> object:
     check.choice("reshape_and_cache", "layout", layout, tuple(_NAMES))
     names = _NAMES[layout]
-    kv_layout.check_caches(names, layout, key_cache, value_cache, key, value)
+    paged_cache.check_caches(names, layout, key_cache, value_cache, key, value)
     _check_dtypes(names.op, names.key_cache, key_cache, names.key, key, kv_cache_dtype)
     check.tensor(names.op, names.value_cache, value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
-    kv_layout.check_slots(names.op, slot_mapping, key.shape[0], key.device)
+    paged_cache.check_slots(names.op, slot_mapping, key.shape[0], key.device)
     _check_scale(names.op, names.k_scale, k_scale, key.device)
     _check_scale(names.op, names.v_scale, v_scale, key.device)
     is_empty = 0 in (slot_mapping.numel(), key_cache.numel() + value_cache.numel(), key.numel() + value.numel())
@@ -97,7 +99,7 @@ def _hip_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, key
     accesses = (slot_mapping.shape[0] + _TOKEN_GROUP) * key.shape[1] * max(key.shape[2], value.shape[2])
     if accesses > _MAX_ACCESSES:
         return f"at most {_MAX_ACCESSES} elements of key or value fit one launch, got {accesses}"
-    return kv_layout.too_many_slots(key_cache.shape[0], kv_layout.page_size_of(key_cache))
+    return paged_cache.too_many_slots(key_cache.shape[0], paged_cache.page_size_of(key_cache))
 
 
 def _self_check(device: torch.device) -> list[tuple]:
@@ -107,7 +109,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     scale = torch.tensor([0.5], device=device)
     cases = []
     fp8 = dtypes.fp8_of(target_of(device).arch)
-    for dtype in (*kv_layout.FLOATS, fp8):
+    for dtype in (*paged_cache.FLOATS, fp8):
         key, value = (torch.randn(32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
         for kind, cache_dtype in (("auto", dtype), ("fp8", fp8))[:1 if dtype == fp8 else 2]:
             x = 16 // cache_dtype.itemsize

@@ -6,32 +6,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, kv_layout, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import paged_cache, quant_rule
 
 __all__ = ["reshape_and_cache_with_block_quant", "reshape_and_cache_with_pertoken_quant"]
 
-_NAMES = kv_layout.Names("reshape_and_cache_with_pertoken_quant")
+_NAMES = paged_cache.Names("reshape_and_cache_with_pertoken_quant")
 _MAX_BLOCK_ROWS = 2**23  # a workgroup for each, and for keys and values
-_BLOCK_NAMES = kv_layout.Names("reshape_and_cache_with_block_quant")
+_BLOCK_NAMES = paged_cache.Names("reshape_and_cache_with_block_quant")
 
 
 def pertoken_quant_ref(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor, v_dequant_scales: Tensor,
                        key: Tensor, value: Tensor, slot_mapping: Tensor, layout: str) -> None:
     """In torch, with the kernel's rounding."""
-    num_blocks, page_size = key_cache.shape[0], kv_layout.page_size_of(key_cache)
-    tokens, block, offset = kv_layout.places(slot_mapping, page_size, num_blocks)
+    num_blocks, page_size = key_cache.shape[0], paged_cache.page_size_of(key_cache)
+    tokens, block, offset = paged_cache.places(slot_mapping, page_size, num_blocks)
     rows = []
     for x, cache, stored in ((key, key_cache, k_dequant_scales), (value, value_cache, v_dequant_scales)):
-        scale = scales.of(x.float(), cache.dtype)
-        rows.append(scales.quantised(x.float(), scale, cache.dtype))
+        scale = quant_rule.of(x.float(), cache.dtype)
+        rows.append(quant_rule.quantised(x.float(), scale, cache.dtype))
         if layout == "shuffled":
             stored[block, :, offset] = scale[tokens, :, 0]
         else:
             stored[:, block * page_size + offset] = scale[tokens, :, 0].T
-    kv_layout.put(key_cache, value_cache, *rows, slot_mapping)
+    paged_cache.put(key_cache, value_cache, *rows, slot_mapping)
 
 
 def _instance(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor, v_dequant_scales: Tensor,
@@ -40,10 +41,10 @@ def _instance(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor, 
 
 
 def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> Instance:
-    lanes = kv_layout.lanes_of(dtype, head_dim)
+    lanes = paged_cache.lanes_of(dtype, head_dim)
     name, cache = ("i8", "int8_t") if cache_dtype == torch.int8 else ("fp8", "fp8")
     return Instance(f"{dtypes.name(dtype)}_{name}_l{lanes}",
-                    {"SOURCE": kv_layout.ELEMENTS[dtype], "CACHE": cache, "LANES": lanes})
+                    {"SOURCE": paged_cache.ELEMENTS[dtype], "CACHE": cache, "LANES": lanes})
 
 
 def _prebuilt() -> list[Instance]:
@@ -60,8 +61,8 @@ def _check(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor, v_d
            value: Tensor, slot_mapping: Tensor, layout: str) -> object:
     op = _NAMES.op
     _check_quant(_NAMES, key_cache, value_cache, key, value, layout, rank=3)
-    kv_layout.check_slots(op, slot_mapping, key.shape[0], key.device)
-    blocks, page_size, heads = key_cache.shape[0], kv_layout.page_size_of(key_cache), key.shape[1]
+    paged_cache.check_slots(op, slot_mapping, key.shape[0], key.device)
+    blocks, page_size, heads = key_cache.shape[0], paged_cache.page_size_of(key_cache), key.shape[1]
     for name, tensor in (("k_dequant_scales", k_dequant_scales), ("v_dequant_scales", v_dequant_scales)):
         shape = (blocks, heads, page_size) if layout == "shuffled" else (heads, None)
         check.tensor(op, name, tensor, dtypes=(torch.float32,), shape=shape, device=key.device, last_contiguous=False)
@@ -72,13 +73,13 @@ def _check(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor, v_d
     return SKIP if is_empty else None
 
 
-def _check_quant(names: kv_layout.Names, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
+def _check_quant(names: paged_cache.Names, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
                  layout: str, rank: int) -> None:
     """Tokens that are quantised into caches of fp8 or int8."""
     check.choice(names.op, "layout", layout, ("columns", "shuffled"))
-    kv_layout.check_caches(names, layout, key_cache, value_cache, key, value, rank)
-    check.tensor(names.op, "key", key, dtypes=kv_layout.FLOATS)
-    kv_layout.check_fp8(names.op, "key_cache", key_cache, (torch.int8,))
+    paged_cache.check_caches(names, layout, key_cache, value_cache, key, value, rank)
+    check.tensor(names.op, "key", key, dtypes=paged_cache.FLOATS)
+    paged_cache.check_fp8(names.op, "key_cache", key_cache, (torch.int8,))
     check.tensor(names.op, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
 
 
@@ -86,8 +87,8 @@ def _hip_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, k_d
                      v_dequant_scales: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
                      layout: str) -> str | None:
     size = max(key.shape[2], value.shape[2])
-    return (kv_layout.too_many_rows("heads", key.dtype, size, slot_mapping.shape[0] * key.shape[1])
-            or kv_layout.too_many_slots(key_cache.shape[0], kv_layout.page_size_of(key_cache)))
+    return (paged_cache.too_many_rows("heads", key.dtype, size, slot_mapping.shape[0] * key.shape[1])
+            or paged_cache.too_many_slots(key_cache.shape[0], paged_cache.page_size_of(key_cache)))
 
 
 def _self_check(device: torch.device) -> list[tuple]:
@@ -95,7 +96,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     generator = torch.Generator().manual_seed(0)
     slots = torch.randperm(32, generator=generator).to(device)
     cases = []
-    for dtype in kv_layout.FLOATS:
+    for dtype in paged_cache.FLOATS:
         for dim in (64, 128, 256, 512, 1024):  # an instance each
             key, value = (torch.randn(32, 2, dim, generator=generator).to(device, dtype) for _ in range(2))
             for cache_dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8):
@@ -162,7 +163,7 @@ def block_quant_ref(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Te
     # Dimensions of a block: heads, tokens, elements.
     orders = {"key": (0, 2, 1, 3), "columns": (0, 2, 1), "shuffled": (0, 1, 3, 2)}
     planes = ((key, key_cache, k_dequant_scales, orders["key"]), (value, value_cache, v_dequant_scales, orders[layout]))
-    shape = key_cache.shape[0], kv_layout.page_size_of(key_cache)
+    shape = key_cache.shape[0], paged_cache.page_size_of(key_cache)
     for token, block, offsets in _runs(slot_mapping, key.shape[1], *shape):
         batch, position = divmod(token, key.shape[1])
         for x, cache, scale_of, order in planes:
@@ -170,15 +171,15 @@ def block_quant_ref(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Te
             stored = scale_of[block] if layout == "shuffled" else scale_of[:, block]  # [num_heads]
             view = cache[block].permute(order)
             rows = view.clone(memory_format=torch.contiguous_format).view(len(tokens), shape[1], -1)
-            scale = scales.of(tokens.flatten(1), cache.dtype)[:, 0]
+            scale = quant_rule.of(tokens.flatten(1), cache.dtype)[:, 0]
             if offsets[0]:
                 scale = torch.maximum(scale, stored)  # NaN wins
-                scaled = scales.rounded(rows[:, :offsets[0]].float() * (stored / scale)[:, None, None], cache.dtype)
+                scaled = quant_rule.rounded(rows[:, :offsets[0]].float() * (stored / scale)[:, None, None], cache.dtype)
                 grown = scale != stored
-                kv_layout.as_bytes(rows)[grown, :offsets[0]] = kv_layout.as_bytes(scaled)[grown]
+                paged_cache.as_bytes(rows)[grown, :offsets[0]] = paged_cache.as_bytes(scaled)[grown]
             stored.copy_(scale)
-            quantised = scales.rounded(tokens * (1 / scale)[:, None, None], cache.dtype)
-            kv_layout.as_bytes(rows)[:, offsets] = kv_layout.as_bytes(quantised)
+            quantised = quant_rule.rounded(tokens * (1 / scale)[:, None, None], cache.dtype)
+            paged_cache.as_bytes(rows)[:, offsets] = paged_cache.as_bytes(quantised)
             view.copy_(rows.view(view.shape))
 
 
@@ -203,7 +204,7 @@ def _block_instance(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Te
 
 def _block_variant(dtype: torch.dtype, cache_dtype: torch.dtype) -> Instance:
     name, cache = ("i8", "int8_t") if cache_dtype == torch.int8 else ("fp8", "fp8")
-    return Instance(f"{dtypes.name(dtype)}_{name}", {"SOURCE": kv_layout.ELEMENTS[dtype], "CACHE": cache})
+    return Instance(f"{dtypes.name(dtype)}_{name}", {"SOURCE": paged_cache.ELEMENTS[dtype], "CACHE": cache})
 
 
 def _block_prebuilt() -> list[Instance]:
@@ -220,7 +221,7 @@ def _check_block(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tenso
                  key: Tensor, value: Tensor, slot_mapping: Tensor, layout: str) -> object:
     op = _BLOCK_NAMES.op
     _check_quant(_BLOCK_NAMES, key_cache, value_cache, key, value, layout, rank=4)
-    kv_layout.check_slots(op, slot_mapping, key.shape[0] * key.shape[1], key.device)
+    paged_cache.check_slots(op, slot_mapping, key.shape[0] * key.shape[1], key.device)
     shape = (key_cache.shape[0], key.shape[2])[::1 if layout == "shuffled" else -1]
     for name, tensor in (("k_dequant_scales", k_dequant_scales), ("v_dequant_scales", v_dequant_scales)):
         check.tensor(op, name, tensor, dtypes=(torch.float32,), shape=shape, device=key.device, last_contiguous=False)
@@ -231,20 +232,20 @@ def _check_block(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tenso
 def _block_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
                        v_dequant_scales: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
                        layout: str) -> str | None:
-    rows, page_size = slot_mapping.shape[0] * key.shape[2], kv_layout.page_size_of(key_cache)
+    rows, page_size = slot_mapping.shape[0] * key.shape[2], paged_cache.page_size_of(key_cache)
     if rows >= _MAX_BLOCK_ROWS:
         return f"less than {_MAX_BLOCK_ROWS} heads of tokens fit one launch, got {rows}"
     size = page_size * max(key.shape[3], value.shape[3])
     if page_size >= 2**24 or size >= 2**31:
         return f"blocks of less than {2**24} tokens and {2**31} elements of a head, got {page_size} and {size}"
-    return kv_layout.too_many_slots(key_cache.shape[0], page_size)
+    return paged_cache.too_many_slots(key_cache.shape[0], page_size)
 
 
 def _block_self_check(device: torch.device) -> list[tuple]:
     """Every element and scale of small caches: each layout and dtype; blocks are begun, so that nothing old is read."""
     generator = torch.Generator().manual_seed(0)
     slots, cases = torch.cat((torch.arange(16, 32), torch.arange(16))).to(device), []
-    for dtype in kv_layout.FLOATS:
+    for dtype in paged_cache.FLOATS:
         key, value = (torch.randn(1, 32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
         for cache_dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8):
             for layout, shape in (("columns", (2, 2, 32, 16)), ("shuffled", (2, 2, 1, 32, 16))):

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops import norm_backward
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, store_quantised
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
@@ -87,7 +87,7 @@ def _check(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input
                                    ("x_bias", x_bias, (input.dtype,)), ("xscale", x_scale, (torch.float32,))):
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=accepted, shape=(hidden,), device=device)
-    out_dtypes = (input.dtype,) if scale is None else scales.DTYPES
+    out_dtypes = (input.dtype,) if scale is None else quant_rule.DTYPES
     check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=input.shape, device=device)
     check.real(_OP, "epsilon", epsilon, low=0.0)
     if scale is not None:
@@ -104,7 +104,7 @@ def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, resid
                         weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
                         residual_in: Tensor | None, x_scale: Tensor | None) -> str | None:
     """What every kernel refuses."""
-    return scales.refusal(target, out.dtype) or rows.refusal(
+    return quant_rule.refusal(target, out.dtype) or rows.refusal(
         input=input, out=out, residual_in=residual_in, residual_out=residual_out)
 
 
@@ -121,7 +121,7 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor | None, residual_out: 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """With weight and bias, as models have them."""
-    random = norms.normal(device, seed, key["dtype"])
+    random = tune_shapes.normal(device, seed, key["dtype"])
     x, residual = (random(key["rows"], key["hidden"]) for _ in range(2))
     out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
     scale = None if key["out_dtype"] == key["dtype"] else torch.empty(key["rows"], 1, device=device)
@@ -132,7 +132,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """As if the model's norms were LayerNorms: the models of configs/models/ give the sizes."""
-    return norms.layer_keys(model, tokens, model.dtype)
+    return tune_shapes.layer_keys(model, tokens, model.dtype)
 
 
 _layer_norm = Op(
@@ -140,7 +140,8 @@ _layer_norm = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "layer_norm:layer_norm", unsupported=_kernel_unsupported, space=norms.row_space),
+              Backend("triton", "triton_kernels.layer_norm:layer_norm",
+                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", layer_norm_ref, differentiable=True)))
 
 
@@ -270,7 +271,7 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `layernorm2d_fwd_with_dynamicquant`.
     """
@@ -306,7 +307,7 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `layernorm2d_fwd_with_add_dynamicquant`.
     """
@@ -340,7 +341,7 @@ def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor,
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `layernorm2d_fwd_with_smoothquant`.
     """
@@ -378,7 +379,7 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `layernorm2d_fwd_with_add_smoothquant`.
     """

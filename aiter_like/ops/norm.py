@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 from aiter_like.ops import norm_backward
-from aiter_like.tuning import norms
+from aiter_like.ops.common import rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
@@ -163,7 +163,7 @@ def _hip_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[d
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    random = norms.normal(device, seed, key["dtype"])
+    random = tune_shapes.normal(device, seed, key["dtype"])
     x, weight = random(key["rows"], key["hidden"]), random(key["hidden"])
     residual = random(key["rows"], key["hidden"]) if key["has_residual"] else None
     return (torch.empty_like(x), x, weight, 1e-6, 0, residual, None if residual is None else torch.empty_like(x), False)
@@ -186,7 +186,8 @@ _rms_norm = Op(
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
               Backend("asm", _rms_norm_asm, unsupported=_asm_unsupported),
-              Backend("triton", "norm:rms_norm", unsupported=_kernel_unsupported, space=norms.row_space),
+              Backend("triton", "triton_kernels.norm:rms_norm",
+                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", rms_norm_ref, differentiable=True)))
 
 

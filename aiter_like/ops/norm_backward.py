@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
-from aiter_like.tuning import norms
+from aiter_like.ops.common import rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
@@ -76,12 +76,12 @@ def _tune_key(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Te
 
 
 def _triton_space(target: Target, dx: Tensor, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, dx.shape[-1], _LONGEST_BLOCK)
+    return tune_shapes.wave_space(target, dx.shape[-1], _LONGEST_BLOCK)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """All derivatives, those of a bias where there is a mean."""
-    random, has_mean = norms.normal(device, seed, key["dtype"]), bool(key["has_mean"])
+    random, has_mean = tune_shapes.normal(device, seed, key["dtype"]), bool(key["has_mean"])
     x, dout = (random(key["rows"], key["hidden"]) for _ in range(2))
     parts = _parts(x)
     dweight, dbias = (torch.zeros(parts, key["hidden"], device=device) if is_there else None
@@ -99,7 +99,8 @@ _norm_backward = Op(
     _OP, reference=norm_backward_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "has_mean"), round_field="rows", writes=("dx", "dweight", "dbias"),
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("triton", "norm_backward:norm_backward", unsupported=_triton_unsupported, space=_triton_space),
+    backends=(Backend("triton", "triton_kernels.norm_backward:norm_backward",
+                      unsupported=_triton_unsupported, space=_triton_space),
               Backend("torch", norm_backward_ref)))
 
 

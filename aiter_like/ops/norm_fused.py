@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import rows, tune_shapes
 from aiter_like.ops.norm import rmsnorm, rmsnorm2d_fwd_with_add
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
@@ -84,11 +84,11 @@ def _hip_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list
 
 
 def _triton_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list[dict[str, int]]:
-    return norms.wave_space(target, max(q_out.shape[-1], k_out.shape[-1]), _LONGEST)
+    return tune_shapes.wave_space(target, max(q_out.shape[-1], k_out.shape[-1]), _LONGEST)
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    random = norms.normal(device, seed, key["dtype"])
+    random = tune_shapes.normal(device, seed, key["dtype"])
     (q, q_weight), (k, k_weight) = ((random(key[f"{side}_rows"], key[f"{side}_hidden"]), random(key[f"{side}_hidden"]))
                                     for side in "qk")
     return torch.empty_like(q), torch.empty_like(k), q, q_weight, 1e-6, k, k_weight, 1e-6
@@ -109,7 +109,8 @@ _fused_qk_rmsnorm = Op(
     tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"),
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _fused_qk_rmsnorm_hip, unsupported=_qk_unsupported, space=_hip_space),
-              Backend("triton", "norm_fused:fused_qk_rmsnorm", unsupported=_qk_unsupported, space=_triton_space),
+              Backend("triton", "triton_kernels.norm_fused:fused_qk_rmsnorm",
+                      unsupported=_qk_unsupported, space=_triton_space),
               Backend("torch", fused_qk_rmsnorm_ref, differentiable=True)))
 
 

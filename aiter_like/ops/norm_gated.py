@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, store_quantised
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
@@ -59,7 +59,7 @@ def _check(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weigh
     device, weight_dtypes = input.device, tuple(dict.fromkeys((input.dtype, torch.float32)))
     check.tensor(_OP, "gate", gate, dtypes=(input.dtype,), shape=input.shape, device=device)
     check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=input.shape[-1:], device=device)
-    out_dtypes = (input.dtype,) if scale is None else scales.DTYPES
+    out_dtypes = (input.dtype,) if scale is None else quant_rule.DTYPES
     check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=input.shape, device=device)
     check.real(_OP, "epsilon", epsilon, low=0.0)
     if scale is not None:
@@ -70,7 +70,7 @@ def _check(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weigh
 def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
                         epsilon: float) -> str | None:
     """What every kernel refuses."""
-    return scales.refusal(target, out.dtype) or rows.refusal(input=input, gate=gate, out=out)
+    return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, gate=gate, out=out)
 
 
 def _tune_key(out: Tensor, scale: Tensor | None, input: Tensor, *_: object) -> dict[str, int | str]:
@@ -84,7 +84,7 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor,
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    random = norms.normal(device, seed, key["dtype"])
+    random = tune_shapes.normal(device, seed, key["dtype"])
     x, gate, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
     out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
     scale = None if key["out_dtype"] == key["dtype"] else torch.empty(key["rows"], 1, device=device)
@@ -102,7 +102,8 @@ _gated_rms_norm = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _gated_rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "norm_fused:gated_rms_norm", unsupported=_kernel_unsupported, space=norms.row_space),
+              Backend("triton", "triton_kernels.norm_fused:gated_rms_norm",
+                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))
 
 
@@ -165,7 +166,7 @@ def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
     """

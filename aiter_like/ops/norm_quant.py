@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.tuning import norms
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm_quant", "rmsnorm2d_fwd_with_add_dynamicquant", "rmsnorm2d_fwd_with_add_smoothquant",
@@ -45,8 +45,8 @@ def rms_norm_quant_ref(out: Tensor, scale: Tensor, residual_out: Tensor | None, 
 
 def store_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int) -> None:
     """Writes `y` quantised, and its scales."""
-    own = scales.of(y, out.dtype, group_size)
-    out.copy_(scales.quantised(y, own, out.dtype))
+    own = quant_rule.of(y, out.dtype, group_size)
+    out.copy_(quant_rule.quantised(y, own, out.dtype))
     scale.copy_(own.view(scale.shape))
 
 
@@ -114,9 +114,9 @@ def _check(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: T
     hidden, device = input.shape[-1], input.device
     weight_dtypes = tuple(dict.fromkeys((input.dtype, torch.float32)))
     check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=(hidden,), device=device)
-    check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=input.shape, device=device)
+    check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=device)
     check.real(_OP, "epsilon", epsilon, low=0.0)
-    scales.check_group(_OP, hidden, group_size)
+    quant_rule.check_group(_OP, hidden, group_size)
     check.choice(_OP, "use_model_sensitive_rmsnorm", use_model_sensitive_rmsnorm, (0, 1))
     check.flag(_OP, "gemma_norm", gemma_norm)
     check_scale(_OP, "scale", scale, input, group_size)
@@ -134,7 +134,7 @@ def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor, residual_out
                         plain_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float,
                         residual_in: Tensor | None, *_: object) -> str | None:
     """What every kernel refuses."""
-    return scales.refusal(target, out.dtype) or rows.refusal(
+    return quant_rule.refusal(target, out.dtype) or rows.refusal(
         input=input, out=out, residual_in=residual_in, residual_out=residual_out, out_before_quant=plain_out)
 
 
@@ -153,7 +153,7 @@ def _hip_space(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor 
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    random, group_size = norms.normal(device, seed, key["dtype"]), key["group_size"]
+    random, group_size = tune_shapes.normal(device, seed, key["dtype"]), key["group_size"]
     x, residual, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
     scale = torch.empty(key["rows"], key["hidden"] // group_size if group_size else 1, device=device)
     residual, residual_out = (residual, torch.empty_like(x)) if key["has_residual"] else (None, None)
@@ -162,7 +162,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    for key in norms.layer_keys(model, tokens, norms.fp8_name()):
+    for key in tune_shapes.layer_keys(model, tokens, tune_shapes.fp8_name()):
         yield from ({**key, "group_size": group_size} for group_size in (0, 128))
 
 
@@ -171,7 +171,8 @@ _rms_norm_quant = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
     writes=("out", "scale", "residual_out", "plain_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "norm_quant:rms_norm_quant", unsupported=_kernel_unsupported, space=norms.row_space),
+              Backend("triton", "triton_kernels.norm_quant:rms_norm_quant",
+                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", rms_norm_quant_ref)))
 
 
@@ -203,7 +204,7 @@ def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, 
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm2d_fwd_with_dynamicquant`.
     """
@@ -242,7 +243,7 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm2d_fwd_with_add_dynamicquant`.
     """
@@ -276,7 +277,7 @@ def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, y
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm2d_fwd_with_smoothquant`.
     """
@@ -315,7 +316,7 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm2d_fwd_with_add_smoothquant`.
     """
@@ -349,7 +350,7 @@ def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, eps
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `rmsnorm_quant`.
     """
@@ -387,7 +388,7 @@ def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_
         UnsupportedError: the backend asked for cannot serve the call (fp8 of other hardware, …).
 
     Notes:
-        In fp32; scales as aiter_like/scales.py says (zeros, NaN, infinity); deterministic; can be captured in a graph.
+        In fp32; scales by ops/common/quant_rule.py (zeros, NaN, infinity); deterministic; can be captured in a graph.
 
     Source: AITER's `add_rmsnorm_quant`.
     """

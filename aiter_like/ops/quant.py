@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dynamic_per_token_quant_fp8_i8", "dynamic_per_token_scaled_quant", "per_group_quant_hip",
@@ -26,12 +26,13 @@ def row_quant_ref(out: Tensor, scale: Tensor, input: Tensor, group_size: int, sm
                   scale_ub: Tensor | None, num_rows: Tensor | None, num_rows_factor: int) -> None:
     """The rule of scales.py in torch."""
     x = input.float() if smooth_scale is None else input.float() * smooth_scale
-    own = scales.of(x, out.dtype, group_size)
+    own = quant_rule.of(x, out.dtype, group_size)
     if scale_ub is not None:
-        bound = scales.divided(scale_ub.reshape(()).clamp(min=scales.SMALLEST_AMAX), scales.largest(out.dtype))
+        bound = quant_rule.divided(scale_ub.reshape(()).clamp(min=quant_rule.SMALLEST_AMAX),
+                                   quant_rule.largest(out.dtype))
         own = own.minimum(bound)
     is_used = used_rows(input, num_rows, num_rows_factor)
-    write_rows(out, scales.quantised(x, own, out.dtype), is_used)
+    write_rows(out, quant_rule.quantised(x, own, out.dtype), is_used)
     write_rows(scale, own, is_used)
 
 
@@ -95,7 +96,7 @@ def check_matrices(op: str, out: Tensor, input: Tensor) -> None:
     check.tensor(op, "input", input, dtypes=INPUT_DTYPES)
     if input.ndim == 0:
         raise ValueError(f"{op}: input must have at least 1 dimension, got a scalar")
-    check.tensor(op, "out", out, dtypes=scales.DTYPES, shape=input.shape, device=input.device)
+    check.tensor(op, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=input.device)
 
 
 def check_number(op: str, name: str, value: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -115,7 +116,7 @@ def _row_check(out: Tensor, scale: Tensor, input: Tensor, group_size: int, smoot
                scale_ub: Tensor | None, num_rows: Tensor | None, num_rows_factor: int) -> object:
     op = "row_quant"
     check_matrices(op, out, input)
-    scales.check_group(op, input.shape[-1], group_size)
+    quant_rule.check_group(op, input.shape[-1], group_size)
     check_scale(op, "scale", scale, input, group_size)
     if smooth_scale is not None:
         check.tensor(op, "smooth_scale", smooth_scale, dtypes=(torch.float32,), shape=input.shape[-1:],
@@ -130,7 +131,7 @@ def _row_check(out: Tensor, scale: Tensor, input: Tensor, group_size: int, smoot
 
 def kernel_unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
     """What every kernel refuses."""
-    return scales.refusal(target, out.dtype) or rows.refusal(input=input, out=out)
+    return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, out=out)
 
 
 def _tune_key(out: Tensor, scale: Tensor, input: Tensor, group_size: int, *_: object) -> dict[str, int | str]:
@@ -160,11 +161,11 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """What linear layers read, with a scale per token and per 128 columns."""
-    for count, columns in norms.linear_inputs(model, tp, tokens):
+    for count, columns in tune_shapes.linear_inputs(model, tp, tokens):
         for group_size in (0, 128):
             if group_size == 0 or columns % group_size == 0:
                 yield {"rows": count, "columns": columns, "group_size": group_size, "dtype": model.dtype,
-                       "out_dtype": norms.fp8_name()}
+                       "out_dtype": tune_shapes.fp8_name()}
 
 
 _row_quant = Op(
@@ -172,7 +173,8 @@ _row_quant = Op(
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _row_quant_hip, unsupported=kernel_unsupported, space=_hip_space),
-              Backend("triton", "quant:row_quant", unsupported=kernel_unsupported, space=norms.row_space),
+              Backend("triton", "triton_kernels.quant:row_quant",
+                      unsupported=kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", row_quant_ref)))
 
 
@@ -242,7 +244,7 @@ def per_group_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
     Source: AITER's `per_group_quant_hip`.
     """
     _refuse_scale("per_group_quant_hip", scale)
-    check.choice("per_group_quant_hip", "group_size", group_size, scales.GROUPS)
+    check.choice("per_group_quant_hip", "group_size", group_size, quant_rule.GROUPS)
     check.choice("per_group_quant_hip", "scale_type", scale_type, (torch.float32,))
     out, scale = outputs("per_group_quant_hip", x, quant_dtype, group_size)
     _row_quant(out, group_major(scale, transpose_scale), x, group_size, None, None, num_rows, num_rows_factor,
@@ -353,13 +355,13 @@ def outputs(op: str, x: Tensor, dtype: torch.dtype, group_size: int | None) -> t
     """New q and scales; one scale for the tensor where `group_size` is None."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{op}: x must be a tensor, got {type(x).__name__}")
-    check.choice(op, "quant_dtype", dtype, scales.DTYPES)
+    check.choice(op, "quant_dtype", dtype, quant_rule.DTYPES)
     if x.ndim == 0:
         raise ValueError(f"{op}: x must have at least 1 dimension, got a scalar")
     shape = (1,) if group_size is None else (*x.shape[:-1], x.shape[-1] // group_size if group_size else 1)
     scale = torch.empty(shape, dtype=torch.float32, device=x.device)
     if x.numel() == 0:
-        scale.fill_(scales.SMALLEST_AMAX / scales.largest(dtype))  # as of zeros
+        scale.fill_(quant_rule.SMALLEST_AMAX / quant_rule.largest(dtype))  # as of zeros
     return torch.empty(x.shape, dtype=dtype, device=x.device), scale
 
 

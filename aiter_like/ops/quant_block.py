@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, scales, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS
+from aiter_like.ops.common import quant_rule, tune_shapes
 from aiter_like.ops.quant import check_matrices, kernel_unsupported
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["per_block_quant"]
@@ -31,10 +31,10 @@ def block_quant_ref(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, 
     rows, columns = input.shape[-2:]
     padded = torch.nn.functional.pad(input.float(), (0, -columns % block_columns, 0, -rows % block_rows))
     blocks = padded.unflatten(-1, (-1, block_columns)).unflatten(-3, (-1, block_rows))  # [..., R, rows, C, columns]
-    amax = blocks.abs().amax((-3, -1)).clamp(min=scales.SMALLEST_AMAX)
-    own = scales.divided(amax, scales.largest(out.dtype))
+    amax = blocks.abs().amax((-3, -1)).clamp(min=quant_rule.SMALLEST_AMAX)
+    own = quant_rule.divided(amax, quant_rule.largest(out.dtype))
     scale.copy_(own)
-    q = scales.rounded(blocks * (1 / own)[..., :, None, :, None], out.dtype)
+    q = quant_rule.rounded(blocks * (1 / own)[..., :, None, :, None], out.dtype)
     out.copy_(q.flatten(-2).flatten(-3, -2)[..., :rows, :columns])
 
 
@@ -56,7 +56,7 @@ def _block_quant_hip(out: Tensor, scale: Tensor, input: Tensor, block_rows: int,
 def _check(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> object:
     check_matrices(_OP, out, input)
     check.integer(_OP, "block_rows", block_rows, low=1, high=_MOST_ROWS)
-    check.choice(_OP, "block_columns", block_columns, scales.GROUPS)
+    check.choice(_OP, "block_columns", block_columns, quant_rule.GROUPS)
     if input.ndim < 2:
         raise ValueError(f"{_OP}: input must have at least 2 dimensions, got shape {tuple(input.shape)}")
     shape = scale_shape(input.shape, block_rows, block_columns)
@@ -92,9 +92,9 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """The weights of linear layers in blocks of 128 × 128, whatever the number of tokens."""
-    for matrices, rows, columns in norms.linear_weights(model, tp):
+    for matrices, rows, columns in tune_shapes.linear_weights(model, tp):
         yield {"matrices": matrices, "rows": rows, "columns": columns, "block_rows": 128, "dtype": model.dtype,
-               "out_dtype": norms.fp8_name()}
+               "out_dtype": tune_shapes.fp8_name()}
 
 
 def _triton_space(*_: object) -> Iterator[dict[str, int]]:
@@ -111,7 +111,8 @@ _block_quant = Op(
     tune_fields=("matrices", "rows", "columns", "block_rows", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _block_quant_hip, unsupported=_unsupported),
-              Backend("triton", "quant_block:block_quant", unsupported=_unsupported, space=_triton_space),
+              Backend("triton", "triton_kernels.quant_block:block_quant",
+                      unsupported=_unsupported, space=_triton_space),
               Backend("torch", block_quant_ref)))
 
 
@@ -147,7 +148,7 @@ def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.d
         raise ValueError(f"per_block_quant: scale must be None, the scales are found; got {type(scale).__name__}")
     check_matrix("per_block_quant", x, quant_dtype)
     rows, columns = check_shape("per_block_quant", block_shape)
-    check.choice("per_block_quant", "block_shape[1]", columns, scales.GROUPS)
+    check.choice("per_block_quant", "block_shape[1]", columns, quant_rule.GROUPS)
     out = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
     own = torch.empty(scale_shape(x.shape, rows, columns), dtype=torch.float32, device=x.device)
     _block_quant(out, own, x, rows, columns, backend=backend)
@@ -164,7 +165,7 @@ def check_matrix(op: str, x: Tensor, dtype: torch.dtype) -> None:
     check.tensor(op, "x", x, last_contiguous=False)
     if x.ndim < 2:
         raise ValueError(f"{op}: x must have at least 2 dimensions, got shape {tuple(x.shape)}")
-    check.choice(op, "quant_dtype", dtype, scales.DTYPES)
+    check.choice(op, "quant_dtype", dtype, quant_rule.DTYPES)
 
 
 def check_shape(op: str, block_shape: tuple[int, int]) -> tuple[int, int]:

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, rows, scales
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
-from aiter_like.tuning import norms
+from aiter_like.ops.common import quant_rule, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["moe_smoothquant_fwd"]
@@ -28,9 +28,9 @@ def moe_smoothquant_ref(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tens
     is_expert = ((ids >= 0) & (ids < x_scale.shape[0])).unsqueeze(-1)
     smoothed = input.float().repeat(topk_ids.shape[1], 1) * x_scale[ids.clamp(0, x_scale.shape[0] - 1)]
     y = torch.where(is_expert, smoothed, 0.0)
-    own = scales.of(y, out.dtype)
+    own = quant_rule.of(y, out.dtype)
     scale.copy_(own.view(scale.shape))
-    out.copy_(scales.quantised(y, own, out.dtype))
+    out.copy_(quant_rule.quantised(y, own, out.dtype))
 
 
 def _instance(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, *,
@@ -50,7 +50,7 @@ def _check(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids:
     check.tensor(_OP, "topk_ids", topk_ids, dtypes=(torch.int32,), shape=(tokens, None), device=device)
     check.tensor(_OP, "x_scale", x_scale, dtypes=(torch.float32,), shape=(None, columns), device=device)
     count = tokens * topk_ids.shape[1]
-    check.tensor(_OP, "out", out, dtypes=scales.DTYPES, shape=(count, columns), device=device)
+    check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=(count, columns), device=device)
     check.tensor(_OP, "y_scale", scale, dtypes=(torch.float32,), device=device, last_contiguous=False)
     if tuple(scale.shape) not in ((count, 1), (count,)):
         raise ValueError(f"{_OP}: y_scale must have shape ({count}, 1), got {tuple(scale.shape)}")
@@ -66,7 +66,7 @@ def _unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, x_sc
                  topk_ids: Tensor) -> str | None:
     if topk_ids.shape[1] >= 2**16:
         return f"at most {2**16 - 1} experts per token, got {topk_ids.shape[1]}"
-    return scales.refusal(target, out.dtype) or rows.refusal(input=input, out=out, x_scale=x_scale)
+    return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, out=out, x_scale=x_scale)
 
 
 def _tune_key(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor) -> dict[str, int | str]:
@@ -108,7 +108,8 @@ _moe_smoothquant = Op(
     tune_fields=("tokens", "columns", "topk", "num_experts", "dtype", "out_dtype"), round_field="tokens",
     writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _moe_smoothquant_hip, unsupported=_unsupported, space=_hip_space),
-              Backend("triton", "quant_block:moe_smoothquant", unsupported=_unsupported, space=norms.row_space),
+              Backend("triton", "triton_kernels.quant_block:moe_smoothquant",
+                      unsupported=_unsupported, space=tune_shapes.row_space),
               Backend("torch", moe_smoothquant_ref)))
 
 

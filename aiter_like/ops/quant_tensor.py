@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, scales, torch_ops
+from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation import ELEMENTS
+from aiter_like.ops.common import quant_rule, tune_shapes
 from aiter_like.ops.quant import check_matrices, check_number, kernel_unsupported, outputs, used_rows, write_rows
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dynamic_per_tensor_quant", "dynamic_per_tensor_quant_fp8_i8", "per_tensor_quant_hip",
@@ -30,8 +30,8 @@ def tensor_quant_ref(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool
     x, is_used = input.float(), used_rows(input, num_rows, num_rows_factor)
     if is_dynamic:
         used = x if is_used is None else torch.where(is_used, x, 0.0)
-        scale.copy_(scales.of(used.reshape(1, -1), out.dtype).view(scale.shape))
-    write_rows(out, scales.rounded(x * (1 / scale.reshape(())), out.dtype), is_used)
+        scale.copy_(quant_rule.of(used.reshape(1, -1), out.dtype).view(scale.shape))
+    write_rows(out, quant_rule.rounded(x * (1 / scale.reshape(())), out.dtype), is_used)
 
 
 def _tensor_instance(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
@@ -70,7 +70,7 @@ def _tune_key(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, *_: o
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    x = norms.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
+    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
     out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
     return out, torch.full((1,), 0.05, device=device), x, bool(key["is_dynamic"]), None, 1
 
@@ -82,10 +82,10 @@ def _traffic(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, *_: ob
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """What linear layers read, with a scale that is known and with one to find."""
-    for count, columns in norms.linear_inputs(model, tp, tokens):
+    for count, columns in tune_shapes.linear_inputs(model, tp, tokens):
         for is_dynamic in (0, 1):
             yield {"rows": count, "columns": columns, "is_dynamic": is_dynamic, "dtype": model.dtype,
-                   "out_dtype": norms.fp8_name()}
+                   "out_dtype": tune_shapes.fp8_name()}
 
 
 def _tensor_self_check(device: torch.device) -> tuple:
@@ -99,7 +99,7 @@ _tensor_quant = Op(
     self_check=_tensor_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _tensor_quant_hip, unsupported=_hip_unsupported,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4, 8)]),
-              Backend("triton", "quant:tensor_quant", unsupported=kernel_unsupported,
+              Backend("triton", "triton_kernels.quant:tensor_quant", unsupported=kernel_unsupported,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8, 16)]),
               Backend("torch", tensor_quant_ref)))
 

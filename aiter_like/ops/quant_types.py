@@ -9,9 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from aiter_like import check, scales
+from aiter_like import check
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.common import quant_rule
 from aiter_like.ops.quant import per_group_quant_hip, per_token_quant_hip
 from aiter_like.ops.quant_block import check_shape, per_block_quant
 from aiter_like.ops.quant_tensor import per_tensor_quant_hip
@@ -51,9 +52,9 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
     """
     top = _largest("pertoken_quant", x, quant_dtype, dtypeMax)
     wide = x.float() if x_scale is None else x.float() * x_scale
-    amax = wide.abs().amax(-1, keepdim=True).clamp(min=scales.SMALLEST_AMAX)
-    own = scales.divided(amax, top) if scale is None else scale.float()
-    return scales.rounded((wide * (1 / own)).clamp(-top, top), quant_dtype), own.to(scale_dtype)
+    amax = wide.abs().amax(-1, keepdim=True).clamp(min=quant_rule.SMALLEST_AMAX)
+    own = quant_rule.divided(amax, top) if scale is None else scale.float()
+    return quant_rule.rounded((wide * (1 / own)).clamp(-top, top), quant_dtype), own.to(scale_dtype)
 
 
 def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.dtype = torch.float32,
@@ -227,10 +228,10 @@ def _largest(op: str, x: Tensor, dtype: torch.dtype, top: float | None) -> float
     check.tensor(op, "x", x, last_contiguous=False)
     if not x.is_floating_point():
         raise TypeError(f"{op}: x must be floating point, got {x.dtype}")
-    check.choice(op, "quant_dtype", dtype, scales.DTYPES)
+    check.choice(op, "quant_dtype", dtype, quant_rule.DTYPES)
     if top is None:
-        return scales.largest(dtype)
+        return quant_rule.largest(dtype)
     check.real(op, "dtypeMax", top, above=0.0)
-    if top > scales.largest(dtype):
-        raise ValueError(f"{op}: dtypeMax must be at most {scales.largest(dtype)} for {dtype}, got {top}")
+    if top > quant_rule.largest(dtype):
+        raise ValueError(f"{op}: dtypeMax must be at most {quant_rule.largest(dtype)} for {dtype}, got {top}")
     return float(top)

@@ -221,7 +221,7 @@ _rope = Op(
     round_field="tokens", writes=("out", "out_y"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rope_hip, unsupported=unsupported, space=space),
-              Backend("triton", "rope:rope", unsupported=unsupported, space=triton_space),
+              Backend("triton", "triton_kernels.rope:rope", unsupported=unsupported, space=triton_space),
               Backend("torch", rope_ref, differentiable=True)))
 
 

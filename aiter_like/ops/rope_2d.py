@@ -13,6 +13,7 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.rope import (
     DTYPES,
     check_flags,
@@ -25,7 +26,6 @@ from aiter_like.ops.rope import (
     unsupported,
     variant,
 )
-from aiter_like.tuning import norms
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["rope_2d_bwd", "rope_2d_bwd_inplace", "rope_2d_fwd", "rope_2d_fwd_inplace"]
@@ -85,7 +85,7 @@ def _tune_key(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w: T
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
     """One image, as near to a square as its number of patches allows."""
-    patches, random = key["patches"], norms.normal(device, seed, key["dtype"])
+    patches, random = key["patches"], tune_shapes.normal(device, seed, key["dtype"])
     height = next(size for size in range(math.isqrt(patches), 0, -1) if patches % size == 0)
     x = random(1, patches, key["heads"], key["head_dim"])
     tables = [random(1, size, 1, key["rotary_dim"] // 4).to(dtypes.DTYPES[key["table_dtype"]])
@@ -106,7 +106,7 @@ _rope_2d = Op(
     tune_fields=("patches", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="patches", self_check=_self_check, tuning=Tuning(_tune_case),
     backends=(Backend("hip", _rope_2d_hip, unsupported=unsupported, space=space),
-              Backend("triton", "rope:rope_2d", unsupported=unsupported, space=triton_space),
+              Backend("triton", "triton_kernels.rope:rope_2d", unsupported=unsupported, space=triton_space),
               Backend("torch", rope_2d_ref, differentiable=True)))
 
 

@@ -9,9 +9,9 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from aiter_like.device import target_of
-from aiter_like.scales import DTYPES, largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import DTYPES, largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _MAX_BLOCK = 4096  # elements of a row that one program keeps in registers, gate and up
 _TILE = 2048  # elements of out of one program: 8 per lane
@@ -95,9 +95,9 @@ def _act_and_mul_kernel(out, x, scale, expert_ids, bias, out_stride, x_stride, b
     else:
         y = activated(gate, ACTIVATION, IS_BF16)
     if scale is not None:
-        y *= scales.inverse_of(tl.load(scale))
+        y *= quant_rule.inverse_of(tl.load(scale))
     if LARGEST > 0:
-        y = scales.quantised(y, out.dtype.element_ty, LARGEST)
+        y = quant_rule.quantised(y, out.dtype.element_ty, LARGEST)
     tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
 
 
@@ -132,8 +132,8 @@ def _act_and_mul_quant_kernel(out, scale, x, weights, out_stride, x_stride, weig
         weights += row * weights_stride
     operands = (x + row * x_stride, limit, weights, weight_step)
     if scale is not None:
-        scales.quantise_row(out, scale + row * scale_stride, group_stride, columns, None, _gated, operands, ACTIVATION,
-                            BLOCK, IS_WHOLE, GROUP, LARGEST)
+        quant_rule.quantise_row(out, scale + row * scale_stride, group_stride, columns, None, _gated, operands,
+                                ACTIVATION, BLOCK, IS_WHOLE, GROUP, LARGEST)
     else:
         for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
             column = start + tl.arange(0, BLOCK)

@@ -11,9 +11,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from aiter_like import philox
 from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
+from aiter_like.ops.common import philox
+from aiter_like.ops.common.triton.launch import Launch, config
+from aiter_like.ops.common.triton.philox import attention_kept
 from aiter_like.paged_call import PagedCall
 from aiter_like.triton_kernels.attention_instance import Instance, instance_of, splits_of
 from aiter_like.triton_kernels.attention_parts import (
@@ -49,8 +51,6 @@ from aiter_like.triton_kernels.attention_strides import (
     strides_of_lse,
     strides_of_rows,
 )
-from aiter_like.triton_kernels.launch import Launch, config
-from aiter_like.triton_kernels.philox import attention_kept
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _COMBINE = {"num_warps": 4, "enable_fp_fusion": False}

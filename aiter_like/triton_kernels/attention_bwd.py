@@ -15,9 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aiter_like import philox
 from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.device import Target, target_of
+from aiter_like.ops.common import philox
+from aiter_like.ops.common.triton.launch import Launch, config
+from aiter_like.ops.common.triton.philox import attention_kept
 from aiter_like.triton_kernels.attention_bwd_parts import (
     PADDING,
     Bias,
@@ -40,8 +42,6 @@ from aiter_like.triton_kernels.attention_bwd_parts import (
 )
 from aiter_like.triton_kernels.attention_parts import LOG2_E
 from aiter_like.triton_kernels.attention_strides import stride_of_batch, strides_of_bias, strides_of_rows
-from aiter_like.triton_kernels.launch import Launch, config
-from aiter_like.triton_kernels.philox import attention_kept
 
 if TYPE_CHECKING:
     from aiter_like.triton_kernels import attention_bwd_hopper

@@ -23,6 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.device import Target
+from aiter_like.ops.common.triton.launch import Launch
 from aiter_like.triton_kernels.attention_bwd_hopper_parts import (
     OWN,
     block_of_program,
@@ -35,7 +36,6 @@ from aiter_like.triton_kernels.attention_bwd_hopper_parts import (
     store_own,
 )
 from aiter_like.triton_kernels.attention_parts import LOG2_E
-from aiter_like.triton_kernels.launch import Launch
 
 # Registers of a lane: at the start, and then in a warp group and in the warp that loads.
 _REGISTERS = 168

@@ -18,6 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aiter_like.attention_call import AttentionCall
 from aiter_like.device import Target
+from aiter_like.ops.common.triton.launch import launch
 from aiter_like.triton_kernels.attention_hopper_parts import (
     KEYS,
     VALUES,
@@ -35,7 +36,6 @@ from aiter_like.triton_kernels.attention_hopper_parts import (
 )
 from aiter_like.triton_kernels.attention_parts import LOG2_E, MINIMUM, clamped, key_ranges, keys_of, sequence
 from aiter_like.triton_kernels.attention_strides import strides_of_lse, strides_of_rows
-from aiter_like.triton_kernels.launch import launch
 
 _clamped, _key_ranges, _keys_of, _sequence = (gluon.jit(function.fn)
                                               for function in (clamped, key_ranges, keys_of, sequence))

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 
 @triton.jit(do_not_specialize=["seed", "offset", "threshold"])

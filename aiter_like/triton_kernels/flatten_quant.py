@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.scales import largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _MAX_BLOCK, _TILE = 8192, 2048  # elements of a row, and of short rows together, that a program keeps
 
@@ -28,10 +28,10 @@ def _flatten_group_quant_kernel(out, scale, x, out_stride, scale_stride, group_s
         mask = (row < rows) & (column < columns)
         values = tl.load(x + token * token_stride + head * head_stride + column, mask=mask, other=0.0).to(tl.float32)
         groups = tl.reshape(values, [ROWS * BLOCK // GROUP, GROUP])
-        own = scales.scale_of(scales.amax(groups, 1), LARGEST)
-        q = tl.reshape(groups * scales.inverse_of(own)[:, None], [ROWS, BLOCK])
-        tl.store(out + token * out_stride + head * columns + column, scales.quantised(q, out.dtype.element_ty, LARGEST),
-                 mask=mask)
+        own = quant_rule.scale_of(quant_rule.amax(groups, 1), LARGEST)
+        q = tl.reshape(groups * quant_rule.inverse_of(own)[:, None], [ROWS, BLOCK])
+        tl.store(out + token * out_stride + head * columns + column,
+                 quant_rule.quantised(q, out.dtype.element_ty, LARGEST), mask=mask)
         group = start // GROUP + tl.arange(0, BLOCK // GROUP)[None, :]
         place = scale + token * scale_stride + (head * (columns // GROUP) + group) * group_stride
         tl.store(place, tl.reshape(own, [ROWS, BLOCK // GROUP]), mask=(row < rows) & (group * GROUP < columns))

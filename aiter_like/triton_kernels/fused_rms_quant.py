@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.scales import largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.triton_kernels.norm import load_sum
 
 
@@ -44,14 +44,14 @@ def _fused_rms_quant_kernel(out, scale, plain_out, residual_out, second_out, x, 
         tl.store(plain_out + row * plain_out_stride + column, y.to(plain_out.dtype.element_ty), mask=mask)
     if out is not None:
         if IS_STATIC:
-            y = y * scales.inverse_of(tl.load(scale))
+            y = y * quant_rule.inverse_of(tl.load(scale))
         elif GROUP > 0:
-            y = scales.grouped(y, scale + row * scale_stride, group_stride, hidden // GROUP, BLOCK, GROUP, LARGEST)
+            y = quant_rule.grouped(y, scale + row * scale_stride, group_stride, hidden // GROUP, BLOCK, GROUP, LARGEST)
         else:
-            own = scales.scale_of(scales.amax(y, 0), LARGEST)
+            own = quant_rule.scale_of(quant_rule.amax(y, 0), LARGEST)
             tl.store(scale + row * scale_stride, own)
-            y = y * scales.inverse_of(own)
-        tl.store(out + row * out_stride + column, scales.quantised(y, out.dtype.element_ty, LARGEST), mask=mask)
+            y = y * quant_rule.inverse_of(own)
+        tl.store(out + row * out_stride + column, quant_rule.quantised(y, out.dtype.element_ty, LARGEST), mask=mask)
 
 
 @triton.jit

@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.quant_rule import quantised
 from aiter_like.triton_kernels.rope import load_pairs, places, row_angles, row_step
-from aiter_like.triton_kernels.scales import quantised
 
 _ELEMENTS = 2048  # of the heads that one program takes
 
@@ -184,5 +184,5 @@ def fused_qk_rope_cache(*args: torch.Tensor | float | str | None, elements: int 
                BLOCK_C=triton.next_power_of_2(head_dim - 2 * rotary_half), BLOCK_D=block_d,
                KEY_PACK=1 if layout == "rows" else key_cache.shape[4],
                VALUE_PACK=value_cache.shape[4] if layout == "shuffled" else 1,
-               LARGEST=scales.largest(key_cache.dtype) if is_fp8 else 0.0, IS_GPTJ=rotate_style == 1,
+               LARGEST=quant_rule.largest(key_cache.dtype) if is_fp8 else 0.0, IS_GPTJ=rotate_style == 1,
                IS_SHARED=is_shared, options={"num_warps": num_warps or (4 if block_h * block_d >= 2048 else 1)})

@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like import slices
 from aiter_like.device import target_of
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common import slices
+from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.triton_kernels.layer_norm import moments
 
 _MAX_PARTS = 256  # slices whose moments a program combines at a time

@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.scales import largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.triton_kernels.norm import load_sum
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
@@ -62,9 +62,9 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
                 w = _factor(weight, start + columns, hidden, 1.0)
                 b = _factor(bias, start + columns, hidden, -0.0)
             y = _normed((values - mean) * inverse_deviation, w, b, x_scale, start + columns, hidden)
-            most = scales.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
-        row_scale = scales.scale_of(scales.amax(most, 0), LARGEST)
-        inverse = scales.inverse_of(row_scale)
+            most = quant_rule.larger(most, tl.abs(tl.where(start + columns < hidden, y, 0.0)))
+        row_scale = quant_rule.scale_of(quant_rule.amax(most, 0), LARGEST)
+        inverse = quant_rule.inverse_of(row_scale)
         tl.store(scale + row * scale_stride, row_scale)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         column = start + columns
@@ -76,7 +76,8 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
             w, b = _factor(weight, column, hidden, 1.0), _factor(bias, column, hidden, -0.0)
         y = _normed((values - mean) * inverse_deviation, w, b, x_scale, column, hidden)
         if scale is not None:
-            tl.store(out + column, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=column < hidden)
+            tl.store(out + column, quant_rule.quantised(y * inverse, out.dtype.element_ty, LARGEST),
+                     mask=column < hidden)
         else:
             tl.store(out + column, y.to(out.dtype.element_ty), mask=column < hidden)
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels.launch import launch
+from aiter_like.ops.common.triton.launch import launch
 
 _LONGEST, _BLOCK = 16384, 8192  # elements of a row that 16 waves keep whole; of a block of a longer one
 

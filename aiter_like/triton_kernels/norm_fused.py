@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.scales import largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 _ELEMENTS, _PROGRAMS = 2048, 8  # of short rows that share a program; programs that each CU shall have
@@ -81,16 +81,16 @@ def _gated_rms_norm_kernel(out, scale, x, gate, weight, out_stride, x_stride, ga
         for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
             column = start + columns
             y = _gated(x, gate, weight, column, is_row[:, None], hidden, inverse_rms)
-            most = scales.larger(most, tl.abs(tl.where(column < hidden, y, 0.0)))
-        row_scale = scales.scale_of(scales.amax(most, 1), LARGEST)
-        inverse = scales.inverse_of(row_scale)[:, None]
+            most = quant_rule.larger(most, tl.abs(tl.where(column < hidden, y, 0.0)))
+        row_scale = quant_rule.scale_of(quant_rule.amax(most, 1), LARGEST)
+        inverse = quant_rule.inverse_of(row_scale)[:, None]
         tl.store(scale + row * scale_stride, row_scale, mask=is_row)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         column = start + columns
         y = _gated(x, gate, weight, column, is_row[:, None], hidden, inverse_rms)
         place, mask = out + (row * out_stride)[:, None] + column, is_row[:, None] & (column < hidden)
         if scale is not None:
-            tl.store(place, scales.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=mask)
+            tl.store(place, quant_rule.quantised(y * inverse, out.dtype.element_ty, LARGEST), mask=mask)
         else:
             tl.store(place, y.to(out.dtype.element_ty), mask=mask)
 

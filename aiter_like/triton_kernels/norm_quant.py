@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.scales import largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.triton_kernels.norm import load_sum, times
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
@@ -43,7 +43,7 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
         squares += values * values
         if HAS_PRODUCTS:
             y = _made(values, 1.0, weight, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE, IS_GEMMA)
-            largest = scales.larger(largest, tl.abs(y))
+            largest = quant_rule.larger(largest, tl.abs(y))
     if HAS_PRODUCTS:
         total, most = tl.reduce((squares, largest), 0, _sum_and_larger)
     else:
@@ -60,11 +60,11 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
                 y = _made(values, before, weight, start + columns, hidden, x.dtype.element_ty, IS_MODEL_SENSITIVE,
                           IS_GEMMA)
                 y = tl.where(start + columns < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
-                largest = scales.larger(largest, tl.abs(_smooth(y, x_scale, start + columns, hidden)))
-            most = scales.amax(largest, 0)
-        row_scale = scales.scale_of(most * after, LARGEST)
+                largest = quant_rule.larger(largest, tl.abs(_smooth(y, x_scale, start + columns, hidden)))
+            most = quant_rule.amax(largest, 0)
+        row_scale = quant_rule.scale_of(most * after, LARGEST)
         tl.store(scale, row_scale)
-        factor = after * scales.inverse_of(row_scale)
+        factor = after * quant_rule.inverse_of(row_scale)
     for start in range(0, BLOCK if IS_WHOLE else hidden, BLOCK):
         column = start + columns
         if not IS_WHOLE:
@@ -80,14 +80,14 @@ def _rms_norm_quant_kernel(out, scale, residual_out, plain_out, x, weight, resid
         if GROUP == 0:
             result = result * factor
         else:
-            result = scales.grouped(result, scale + start // GROUP * group_stride, group_stride,
+            result = quant_rule.grouped(result, scale + start // GROUP * group_stride, group_stride,
                                     (hidden - start) // GROUP, BLOCK, GROUP, LARGEST)
-        tl.store(out + column, scales.quantised(result, out.dtype.element_ty, LARGEST), mask=column < hidden)
+        tl.store(out + column, quant_rule.quantised(result, out.dtype.element_ty, LARGEST), mask=column < hidden)
 
 
 @triton.jit
 def _sum_and_larger(a, b, c, d):
-    return a + c, scales.larger(b, d)
+    return a + c, quant_rule.larger(b, d)
 
 
 @triton.jit

@@ -7,9 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.scales import largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _MAX_BLOCK = 16384  # elements that one program keeps in registers: 32 fp32 per lane at 16 waves of 32
 _TILE = 4096  # elements of a program that reduces nothing across it
@@ -28,7 +28,7 @@ def _row_quant_kernel(out, scale, x, smooth_scale, scale_ub, num_rows, num_rows_
     out += row * out_stride
     x += row * x_stride
     scale += row * scale_stride
-    scales.quantise_row(out, scale, group_stride, columns, scale_ub, _smoothed, (x, smooth_scale), None, BLOCK,
+    quant_rule.quantise_row(out, scale, group_stride, columns, scale_ub, _smoothed, (x, smooth_scale), None, BLOCK,
                         IS_WHOLE, GROUP, LARGEST)
 
 
@@ -64,7 +64,7 @@ def _tensor_amax_kernel(scale, x, num_rows, num_rows_factor, x_stride, rows, col
     await_stream(OVERLAPS)
     row, column, mask = _tile(tl.program_id(0), num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-    own = scales.scale_of(scales.amax(tl.reshape(values, [BLOCK_M * BLOCK_N]), 0), LARGEST)
+    own = quant_rule.scale_of(quant_rule.amax(tl.reshape(values, [BLOCK_M * BLOCK_N]), 0), LARGEST)
     tl.atomic_max(scale, own.to(tl.int32, bitcast=True), sem="relaxed")
 
 
@@ -77,7 +77,7 @@ def _tensor_quant_kernel(out, scale, x, num_rows, num_rows_factor, out_stride, x
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     row, column, mask = _tile(block, num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-    y = scales.quantised(values * scales.inverse_of(tl.load(scale)), out.dtype.element_ty, LARGEST)
+    y = quant_rule.quantised(values * quant_rule.inverse_of(tl.load(scale)), out.dtype.element_ty, LARGEST)
     tl.store(out + row * out_stride + column, y, mask=mask)
 
 

@@ -9,9 +9,9 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.scales import largest
-from aiter_like.triton_kernels import scales
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.quant_rule import largest
+from aiter_like.ops.common.triton import quant_rule
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _TILE = 16384  # elements of a block that a program keeps: 32 per lane at 8 waves of 64
 _MAX_BLOCK = 8192  # elements of a row that a program keeps
@@ -36,9 +36,9 @@ def _block_quant_kernel(out, scale, x, out_stride, x_stride, rows, columns, row_
         row = first + start + tl.arange(0, TILE_ROWS)[:, None]
         place = (matrix.to(tl.int64) * rows + row) * x_stride + column
         values = tl.load(x + place, mask=(row < end) & (column < columns), other=0.0).to(tl.float32)
-        magnitude = scales.larger(magnitude, tl.abs(values))
-    own = scales.scale_of(scales.amax(tl.reshape(magnitude, [TILE_ROWS * BLOCK_COLUMNS]), 0), LARGEST)
-    inverse = scales.inverse_of(own)
+        magnitude = quant_rule.larger(magnitude, tl.abs(values))
+    own = quant_rule.scale_of(quant_rule.amax(tl.reshape(magnitude, [TILE_ROWS * BLOCK_COLUMNS]), 0), LARGEST)
+    inverse = quant_rule.inverse_of(own)
     tl.store(scale + block, own)
     for start in range(0, BLOCK_ROWS, TILE_ROWS):
         row = first + start + tl.arange(0, TILE_ROWS)[:, None]
@@ -46,7 +46,7 @@ def _block_quant_kernel(out, scale, x, out_stride, x_stride, rows, columns, row_
         mask = (row < end) & (column < columns)
         if BLOCK_ROWS > TILE_ROWS:
             values = tl.load(x + index * x_stride + column, mask=mask, other=0.0).to(tl.float32)
-        q = scales.quantised(values * inverse, out.dtype.element_ty, LARGEST)
+        q = quant_rule.quantised(values * inverse, out.dtype.element_ty, LARGEST)
         tl.store(out + index * out_stride + column, q, mask=mask)
 
 
@@ -80,14 +80,14 @@ def _moe_smoothquant_kernel(out, scale, x, x_scale, topk_ids, out_stride, x_stri
     magnitude = tl.zeros([BLOCK], tl.float32)
     for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
         values = _smoothed(x, x_scale, start + lanes, used)
-        magnitude = scales.larger(magnitude, tl.abs(values))
-    own = scales.scale_of(scales.amax(magnitude, 0), LARGEST)
-    inverse = scales.inverse_of(own)
+        magnitude = quant_rule.larger(magnitude, tl.abs(values))
+    own = quant_rule.scale_of(quant_rule.amax(magnitude, 0), LARGEST)
+    inverse = quant_rule.inverse_of(own)
     tl.store(scale + row, own)
     for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
         if not IS_WHOLE:
             values = _smoothed(x, x_scale, start + lanes, used)
-        q = scales.quantised(values * inverse, out.dtype.element_ty, LARGEST)
+        q = quant_rule.quantised(values * inverse, out.dtype.element_ty, LARGEST)
         tl.store(out + start + lanes, q, mask=start + lanes < columns)
 
 

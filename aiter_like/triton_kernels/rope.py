@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.triton_kernels.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _ELEMENTS = 4096  # of either tensor's heads that one program takes
 _MAX_WARPS = 4  # of a trial of this layout on an H200, 16 + 2 heads of 128, 16384 tokens: 39.3 us, on 8 waves 41.9

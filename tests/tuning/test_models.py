@@ -8,7 +8,8 @@ import pytest
 import aiter_like  # noqa: F401  (declares the operators)
 from aiter_like.dispatch import OPS
 from aiter_like.errors import TuningError
-from aiter_like.tuning import models, norms
+from aiter_like.ops.common import tune_shapes
+from aiter_like.tuning import models
 
 
 def parameters(model):
@@ -76,14 +77,14 @@ def test_shapes_of_a_layer():
 def test_shapes_of_linear_layers():
     """Worked out by hand from the models' sizes; row_quant and tensor_quant see them too."""
     def inputs(name, tp):
-        return set(norms.linear_inputs(models.load(name), tp, 3))
+        return set(tune_shapes.linear_inputs(models.load(name), tp, 3))
 
     assert inputs("llama-3-8b", 2) == {(3, 4096), (3, 2048), (3, 7168)}
     assert inputs("qwen3-30b-a3b", 8) == {(3, 2048), (3, 512), (24, 96)}
     assert inputs("deepseek-v3", 8) == {(3, 7168), (3, 1536), (3, 2048), (3, 2304), (3, 256), (24, 256)}
-    assert list(norms.linear_weights(models.load("llama-3-8b"), 2)) == [
+    assert list(tune_shapes.linear_weights(models.load("llama-3-8b"), 2)) == [
         (1, 3072, 4096), (1, 4096, 2048), (1, 14336, 4096), (1, 4096, 7168)]
-    assert list(norms.linear_weights(models.load("deepseek-v3"), 8)) == [
+    assert list(tune_shapes.linear_weights(models.load("deepseek-v3"), 8)) == [
         (1, 2112, 7168), (1, 3072, 1536), (1, 4096, 512), (1, 7168, 2048), (1, 4608, 7168), (1, 7168, 2304),
         (1, 512, 7168), (1, 7168, 256), (256, 512, 7168), (256, 7168, 256)]
 
@@ -95,7 +96,7 @@ def test_shapes_of_linear_layers():
     assert keys("tensor_quant", "llama-3-8b", 2) == [
         (3, size, is_dynamic) for size in (4096, 2048, 7168) for is_dynamic in (0, 1)]
     assert keys("block_quant", "llama-3-8b", 2) == [
-        (*size, 128) for size in norms.linear_weights(models.load("llama-3-8b"), 2)]
+        (*size, 128) for size in tune_shapes.linear_weights(models.load("llama-3-8b"), 2)]
     assert keys("flatten_group_quant", "deepseek-v3") == [(3, 16, 128, 128)]
     assert keys("moe_smoothquant", "deepseek-v3") == [(3, 7168, 8, 256)]
     norm = {(7168, 0, 0), (7168, 0, 1), (1536, 512, 0)}

@@ -265,7 +265,7 @@ def _attention_tensors(batch: int, rows: int, keys: int, heads: int, kv_heads: i
 @contextlib.contextmanager
 def _captured(module: object) -> Iterator[list[tuple]]:
     """The launches that a Triton launcher makes, instead of running them."""
-    from aiter_like.triton_kernels import launch as launcher
+    from aiter_like.ops.common.triton import launch as launcher
 
     calls = []
 

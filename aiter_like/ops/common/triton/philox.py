@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Dropout of attention probabilities, the same bits in forward and backward: aiter_like/philox.py states the rule."""
+"""Dropout of attention probabilities, the same bits in forward and backward: aiter_like/ops/common/philox.py states
+the rule.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Philox4x32-10 in torch: what csrc/include/aiter_like/philox.h and triton_kernels/philox.py compute on a GPU.
+"""Philox4x32-10 in torch: what csrc/include/aiter_like/philox.h and ops/common/triton/philox.py compute on a GPU.
 
 Read by the references of ops with dropout. Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3 (2011).
 """

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, scales
+from aiter_like import check, dtypes
 from aiter_like.device import target_of
+from aiter_like.ops.common import quant_rule
 
 RANKS = {"rows": (4, 4), "mla": (4, 4), "columns": (5, 4), "shuffled": (5, 5)}
 """Layout → dimensions of K and V."""
@@ -149,7 +150,7 @@ def check_fp8(op: str, name: str, cache: Tensor, others: tuple[torch.dtype, ...]
         TypeError: another dtype, such as another device's fp8.
     """
     target = target_of(cache.device)
-    refusal = scales.refusal(target, cache.dtype)
+    refusal = quant_rule.refusal(target, cache.dtype)
     if refusal:
         raise TypeError(f"{op}: {name}: {refusal}")
     check.tensor(op, name, cache, dtypes=(dtypes.fp8_of(target.arch), *others), last_contiguous=False)

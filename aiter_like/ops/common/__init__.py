@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""What families of operators share, by subject; it imports no family."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Parts of Triton kernels that families share, and their launcher."""
