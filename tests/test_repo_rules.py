@@ -65,7 +65,8 @@ def lines_matching(pattern: str, names: list[str]) -> list[str]:
 
 
 def families() -> list[str]:
-    return [name for name in files(".py", under="aiter_like/ops/") if not name.endswith("__init__.py")]
+    return [name for name in files(".py", under="aiter_like/ops/")
+            if not name.endswith("__init__.py") and "/common/" not in name and "/triton/" not in name]
 
 
 def is_part(name: str) -> bool:

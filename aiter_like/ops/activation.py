@@ -14,16 +14,13 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import quant_rule, rows
+from aiter_like.ops.common import elements, quant_rule, rows
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["gelu_and_mul", "gelu_and_mul_bias", "gelu_fast", "gelu_tanh_and_mul", "scaled_silu_and_mul", "silu_and_mul",
            "silu_and_mul_bias", "swiglu_and_mul", "swiglu_and_mul_bias"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu")
-INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
-            torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
 SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702  # GPT-OSS
 
 
@@ -71,7 +68,7 @@ def _instance(out: Tensor, input: Tensor, activation: str, is_gated: bool, limit
              *([] if out.dtype == input.dtype else [dtypes.name(out.dtype)]), *(["scale"] if scale is not None else []),
              *([f"bias_{dtypes.name(bias_dtype)}"] if bias is not None else []), f"v{vectors}"]
     return Instance("_".join(parts), {
-        "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "BIAS": ELEMENTS[bias_dtype],
+        "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype], "BIAS": elements.CPP[bias_dtype],
         "ACTIVATION": activation, "VECTORS": vectors, "VEC": vec, "IS_GATED": int(is_gated),
         "HAS_SCALE": int(scale is not None), "HAS_BIAS": int(bias is not None)})
 
@@ -90,7 +87,7 @@ def _act_and_mul_hip(out: Tensor, input: Tensor, activation: str, is_gated: bool
 def _check(out: Tensor, input: Tensor, activation: str, is_gated: bool, limit: float, scale: Tensor | None,
            expert_ids: Tensor | None, bias: Tensor | None) -> object:
     op = "act_and_mul"
-    check.tensor(op, "input", input, dtypes=INPUT_DTYPES)
+    check.tensor(op, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{op}: input must have at least 1 dimension, got a scalar")
     if is_gated and input.shape[-1] % 2:

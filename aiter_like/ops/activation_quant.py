@@ -13,8 +13,8 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ACTIVATIONS, ELEMENTS, INPUT_DTYPES, SWIGLU_LIMIT, gated, mlp_shapes
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.activation import ACTIVATIONS, SWIGLU_LIMIT, gated, mlp_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
 from aiter_like.tuning.hooks import Tuning
 
@@ -49,12 +49,12 @@ def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_
     if weights is not None:
         weight_dtype, kind = weights.dtype, 2 if weights.shape == out.shape else 1
     name = "_".join([activation, dtypes.name(input.dtype),
-                     ELEMENTS[out.dtype].removesuffix("_t") if is_quantised else "plain",
+                     elements.short(out.dtype) if is_quantised else "plain",
                      *([f"g{group_size}"] if group_size else []),
                      *([f"{('row', 'each')[kind - 1]}_{dtypes.name(weight_dtype)}"] if kind else [])])
     return rows.layout(target, gate, lanes=lanes, vec=vec, takes_unaligned=True, tiles=2).instance(name, {
-        "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "ACTIVATION": activation, "GROUP": group_size,
-        "WEIGHT": ELEMENTS[weight_dtype], "WEIGHTS": kind, "IS_QUANTISED": int(is_quantised)})
+        "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype], "ACTIVATION": activation,
+        "GROUP": group_size, "WEIGHT": elements.CPP[weight_dtype], "WEIGHTS": kind, "IS_QUANTISED": int(is_quantised)})
 
 
 def _prebuilt() -> list[Instance]:
@@ -76,7 +76,7 @@ def _act_and_mul_quant_hip(out: Tensor, scale: Tensor | None, input: Tensor, act
 
 def _check(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
            weights: Tensor | None) -> object:
-    check.tensor(_OP, "input", input, dtypes=INPUT_DTYPES)
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0 or input.shape[-1] % 2:
         raise ValueError(f"{_OP}: input must have an even last dimension, gate and up, got shape {tuple(input.shape)}")
     shape = (*input.shape[:-1], input.shape[-1] // 2)

@@ -13,14 +13,12 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import philox, rows, tune_shapes
+from aiter_like.ops.common import elements, philox, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dropout_layer_norm"]
 
 _OP = "dropout_layer_norm"
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _LONGEST = 32768  # 1024 lanes of 32 elements
 _MASK = 0xFFFFFFFF
 
@@ -50,7 +48,7 @@ def _instance(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Ten
               p: float, seed: int, offset: int, epsilon: float, *, lanes: int | None = None) -> Instance:
     layout = rows.whole_layout(_OP, target_of(input.device), input, lanes)
     name = f"{dtypes.name(input.dtype)}{'_wfp32' if weight.dtype != input.dtype else ''}"
-    return layout.instance(name, {"ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype]})
+    return layout.instance(name, {"ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype]})
 
 
 @compile_ops("norm/dropout_layer_norm.hip", gen_func=_instance, prebuild=list)
@@ -60,7 +58,7 @@ def _dropout_layer_norm_hip(out: Tensor, residual_out: Tensor, input: Tensor, re
 
 def _check(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor, bias: Tensor,
            p: float, seed: int, offset: int, epsilon: float) -> object:
-    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     for name, tensor in (("residual", residual_in), ("out", out), ("residual_out", residual_out)):

@@ -15,8 +15,7 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import group_major
 from aiter_like.tuning.hooks import Tuning
 
@@ -34,9 +33,9 @@ def flatten_group_quant_ref(out: Tensor, scale: Tensor, input: Tensor, group_siz
 
 
 def _instance(out: Tensor, scale: Tensor, input: Tensor, group_size: int, *, lanes: int | None = None) -> Instance:
-    name = f"{dtypes.name(input.dtype)}_{ELEMENTS[out.dtype].removesuffix('_t')}_g{group_size}"
+    name = f"{dtypes.name(input.dtype)}_{elements.short(out.dtype)}_g{group_size}"
     return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance(
-        name, {"ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "GROUP": group_size})
+        name, {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype], "GROUP": group_size})
 
 
 @compile_ops("quant/flatten_group_quant.hip", gen_func=_instance, prebuild=list)
@@ -44,7 +43,7 @@ def _flatten_group_quant_hip(out: Tensor, scale: Tensor, input: Tensor, group_si
 
 
 def _check(out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> object:
-    check.tensor(_OP, "input", input, rank=3, dtypes=INPUT_DTYPES)
+    check.tensor(_OP, "input", input, rank=3, dtypes=elements.FLOATS)
     tokens, heads, columns = input.shape
     check_groups(columns, group_size)
     check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=(tokens, heads * columns), device=input.device)

@@ -16,8 +16,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.enums import QuantType
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
 from aiter_like.tuning.hooks import Tuning
 
@@ -62,7 +61,7 @@ def _instance(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None
     lanes = rows.whole_layout(_OP, target, _longer(input, second), lanes).lanes
     layout, other = (rows.whole_layout(_OP, target, x, lanes) for x in (input, input if second is None else second))
     quant = "none" if out is None else "fixed" if is_static else "found"
-    out_name = "int8_t" if out is None else ELEMENTS[out.dtype]
+    out_name = "int8_t" if out is None else elements.CPP[out.dtype]
     flags = {"HAS_RESIDUAL": residual_in is not None, "HAS_PLAIN": plain_out is not None,
              "HAS_SECOND": second is not None, "IS_ROUNDED": is_rounded, "IS_GEMMA": gemma_norm}
     names = ("add", "plain", f"second_v{other.vectors}", "rounded", "gemma")
@@ -70,7 +69,7 @@ def _instance(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None
              *([] if out is None else [out_name.removesuffix("_t")]), *([f"g{group_size}"] if group_size else []),
              *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
     return layout.instance("_".join(parts), {
-        "ELEMENT": ELEMENTS[input.dtype], "WEIGHT": ELEMENTS[weight.dtype], "OUT": out_name, "QUANT": quant,
+        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "OUT": out_name, "QUANT": quant,
         "GROUP": group_size, "SECOND_VECTORS": other.vectors, **{name: int(is_on) for name, is_on in flags.items()}})
 
 
@@ -86,7 +85,7 @@ def _check(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None, r
            second_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None,
            second: Tensor | None, second_weight: Tensor | None, second_epsilon: float, group_size: int,
            is_static: bool, is_rounded: bool, gemma_norm: bool) -> object:
-    check.tensor(_OP, "input", input, dtypes=INPUT_DTYPES)
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     hidden, device, dtype = input.shape[-1], input.device, input.dtype

@@ -17,8 +17,8 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import paged_cache, quant_rule, tune_shapes
-from aiter_like.ops.rope import DTYPES, ELEMENTS, INTEGERS, check_flags, check_table, rotated, triton_space
+from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes
+from aiter_like.ops.rope import DTYPES, INTEGERS, check_flags, check_table, rotated, triton_space
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle", "fused_qk_rope_reshape_and_cache"]
@@ -56,9 +56,9 @@ def _variant(dtype: torch.dtype, table_dtype: torch.dtype, is_fp8: bool, head_di
     parts = (dtypes.name(dtype), f"table_{dtypes.name(table_dtype)}", *(["fp8"] if is_fp8 else []), f"d{head_dim}",
              *(["norm"] if has_norm else []), *([] if is_shared else ["whole"]), f"v{vec}", f"t{threads}", f"s{share}")
     return Instance("_".join(parts), {
-        "ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "CACHE": "fp8" if is_fp8 else ELEMENTS[dtype],
-        "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm), "IS_SHARED": int(is_shared), "VEC": vec,
-        "THREADS": threads, "SHARE": share})
+        "ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table_dtype],
+        "CACHE": "fp8" if is_fp8 else elements.CPP[dtype], "HEAD_DIM": head_dim, "HAS_NORM": int(has_norm),
+        "IS_SHARED": int(is_shared), "VEC": vec, "THREADS": threads, "SHARE": share})
 
 
 def _vec(rotary_dim: int, tables: Sequence[Tensor], heads: Sequence[Tensor | None]) -> int:

@@ -14,14 +14,12 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import rows, slices, tune_shapes
+from aiter_like.ops.common import elements, rows, slices, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["group_norm"]
 
 _OP = "group_norm"
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _INTEGERS = (int, torch.SymInt)
 _MAX_SIZE = 2**30 - 1  # elements of a group
@@ -63,7 +61,7 @@ def _instance(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor |
     named = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
              *(name for name, is_on in flags.items() if is_on)]
     return layout.instance("_".join(named), {
-        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[factors], "HAS_WEIGHT": int(weight is not None),
+        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[factors], "HAS_WEIGHT": int(weight is not None),
         "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(is_last), "IS_SLICED": int(is_sliced)})
 
 
@@ -106,7 +104,7 @@ def _group_norm_hip(out: Tensor, parts: Tensor | None, input: Tensor, weight: Te
 
 def _check(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
            num_groups: int, epsilon: float, silu: bool) -> object:
-    check.tensor(_OP, "input", input, dtypes=_DTYPES, last_contiguous=False)
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS, last_contiguous=False)
     if input.ndim < 2:
         raise ValueError(f"{_OP}: input must have at least 2 dimensions, got {input.ndim}")
     channels = input.shape[1]

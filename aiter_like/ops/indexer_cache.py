@@ -10,7 +10,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import paged_cache, quant_rule
+from aiter_like.ops.common import elements, paged_cache, quant_rule
 
 __all__ = ["cp_gather_indexer_k_quant_cache", "indexer_k_quant_and_cache"]
 
@@ -81,7 +81,7 @@ def _instance(kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_siz
 
 def _variant(dtype: torch.dtype, quant_block_size: int) -> Instance:
     lanes = paged_cache.lanes_of(dtype, quant_block_size)
-    return Instance(f"{dtypes.name(dtype)}_l{lanes}", {"SOURCE": paged_cache.ELEMENTS[dtype], "LANES": lanes})
+    return Instance(f"{dtypes.name(dtype)}_l{lanes}", {"SOURCE": elements.CPP[dtype], "LANES": lanes})
 
 
 @compile_ops("kv_cache/indexer_k_quant_and_cache.hip", gen_func=_instance,
@@ -118,7 +118,7 @@ def _check_cache(op: str, kv_cache: Tensor, head_dim: int, groups: int, preshuff
 def _check_write(kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_size: int, scale_fmt: str,
                  preshuffle: bool) -> object:
     op = "indexer_k_quant_and_cache"
-    check.tensor(op, "k", k, rank=2, dtypes=paged_cache.FLOATS)
+    check.tensor(op, "k", k, rank=2, dtypes=elements.FLOATS)
     head_dim = k.shape[1]
     check.integer(op, "quant_block_size", quant_block_size, low=1)
     if head_dim % quant_block_size:
@@ -169,7 +169,7 @@ def _gather_unsupported(target: Target, dst_k: Tensor, dst_scale: Tensor, kv_cac
 def _write_case(device: torch.device) -> list[tuple]:
     """Each group size and layout; every byte of the cache is written."""
     cases, generator = [], torch.Generator().manual_seed(0)
-    for dtype in paged_cache.FLOATS:
+    for dtype in elements.FLOATS:
         for size in (64, 128, 256, 512):  # an instance each
             k = torch.randn(32, 512, generator=generator).to(device, dtype)
             cache = torch.zeros(2, 16, 512 + 2048 // size, dtype=dtypes.fp8_of(target_of(device).arch), device=device)

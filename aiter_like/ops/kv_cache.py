@@ -10,7 +10,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import paged_cache, quant_rule
+from aiter_like.ops.common import elements, paged_cache, quant_rule
 
 __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
 
@@ -46,7 +46,7 @@ def _variant(dtype: torch.dtype, kv_cache_dtype: str) -> Instance:
     if kv_cache_dtype == "auto":
         bits = 8 * dtype.itemsize
         return Instance(f"copy{bits}", {"SOURCE": f"uint{bits}_t", "CACHE": f"uint{bits}_t"})
-    return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": paged_cache.ELEMENTS[dtype], "CACHE": "fp8"})
+    return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": elements.CPP[dtype], "CACHE": "fp8"})
 
 
 def _prebuilt() -> list[Instance]:
@@ -63,10 +63,10 @@ def _check_dtypes(op: str, name: str, cache: Tensor, source_name: str, source: T
     """What a cache of `kv_cache_dtype` holds: the source's dtype, or fp8, also as bytes."""
     check.choice(op, "kv_cache_dtype", kv_cache_dtype, _CACHE_DTYPES)
     if kv_cache_dtype == "auto":
-        paged_cache.check_fp8(op, source_name, source, paged_cache.FLOATS)
+        paged_cache.check_fp8(op, source_name, source, elements.FLOATS)
         check.tensor(op, name, cache, dtypes=(source.dtype,), last_contiguous=False)
         return
-    check.tensor(op, source_name, source, dtypes=paged_cache.FLOATS, last_contiguous=False)
+    check.tensor(op, source_name, source, dtypes=elements.FLOATS, last_contiguous=False)
     paged_cache.check_fp8(op, name, cache, (torch.uint8,))
 
 
@@ -109,7 +109,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     scale = torch.tensor([0.5], device=device)
     cases = []
     fp8 = dtypes.fp8_of(target_of(device).arch)
-    for dtype in (*paged_cache.FLOATS, fp8):
+    for dtype in (*elements.FLOATS, fp8):
         key, value = (torch.randn(32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
         for kind, cache_dtype in (("auto", dtype), ("fp8", fp8))[:1 if dtype == fp8 else 2]:
             x = 16 // cache_dtype.itemsize

@@ -10,7 +10,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import paged_cache, quant_rule
+from aiter_like.ops.common import elements, paged_cache, quant_rule
 
 __all__ = ["reshape_and_cache_with_block_quant", "reshape_and_cache_with_pertoken_quant"]
 
@@ -44,7 +44,7 @@ def _variant(dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int) -> Ins
     lanes = paged_cache.lanes_of(dtype, head_dim)
     name, cache = ("i8", "int8_t") if cache_dtype == torch.int8 else ("fp8", "fp8")
     return Instance(f"{dtypes.name(dtype)}_{name}_l{lanes}",
-                    {"SOURCE": paged_cache.ELEMENTS[dtype], "CACHE": cache, "LANES": lanes})
+                    {"SOURCE": elements.CPP[dtype], "CACHE": cache, "LANES": lanes})
 
 
 def _prebuilt() -> list[Instance]:
@@ -78,7 +78,7 @@ def _check_quant(names: paged_cache.Names, key_cache: Tensor, value_cache: Tenso
     """Tokens that are quantised into caches of fp8 or int8."""
     check.choice(names.op, "layout", layout, ("columns", "shuffled"))
     paged_cache.check_caches(names, layout, key_cache, value_cache, key, value, rank)
-    check.tensor(names.op, "key", key, dtypes=paged_cache.FLOATS)
+    check.tensor(names.op, "key", key, dtypes=elements.FLOATS)
     paged_cache.check_fp8(names.op, "key_cache", key_cache, (torch.int8,))
     check.tensor(names.op, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
 
@@ -96,7 +96,7 @@ def _self_check(device: torch.device) -> list[tuple]:
     generator = torch.Generator().manual_seed(0)
     slots = torch.randperm(32, generator=generator).to(device)
     cases = []
-    for dtype in paged_cache.FLOATS:
+    for dtype in elements.FLOATS:
         for dim in (64, 128, 256, 512, 1024):  # an instance each
             key, value = (torch.randn(32, 2, dim, generator=generator).to(device, dtype) for _ in range(2))
             for cache_dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8):
@@ -204,7 +204,7 @@ def _block_instance(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Te
 
 def _block_variant(dtype: torch.dtype, cache_dtype: torch.dtype) -> Instance:
     name, cache = ("i8", "int8_t") if cache_dtype == torch.int8 else ("fp8", "fp8")
-    return Instance(f"{dtypes.name(dtype)}_{name}", {"SOURCE": paged_cache.ELEMENTS[dtype], "CACHE": cache})
+    return Instance(f"{dtypes.name(dtype)}_{name}", {"SOURCE": elements.CPP[dtype], "CACHE": cache})
 
 
 def _block_prebuilt() -> list[Instance]:
@@ -245,7 +245,7 @@ def _block_self_check(device: torch.device) -> list[tuple]:
     """Every element and scale of small caches: each layout and dtype; blocks are begun, so that nothing old is read."""
     generator = torch.Generator().manual_seed(0)
     slots, cases = torch.cat((torch.arange(16, 32), torch.arange(16))).to(device), []
-    for dtype in paged_cache.FLOATS:
+    for dtype in elements.FLOATS:
         key, value = (torch.randn(1, 32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
         for cache_dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8):
             for layout, shape in (("columns", (2, 2, 32, 16)), ("shuffled", (2, 2, 1, 32, 16))):

@@ -14,7 +14,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops import norm_backward
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, store_quantised
 from aiter_like.tuning.hooks import Tuning
 
@@ -23,9 +23,6 @@ __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layerno
            "layernorm2d_fwd_with_smoothquant"]
 
 _OP = "layer_norm"
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
-             torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
 
 
 def layer_norm_ref(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
@@ -59,11 +56,11 @@ def _instance(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, in
     factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
     flags = {"HAS_RESIDUAL": residual_in, "HAS_X_BIAS": x_bias, "HAS_WEIGHT": weight, "HAS_BIAS": bias,
              "IS_QUANT": scale, "HAS_SMOOTH": x_scale}
-    names = ("add", "xbias", "w", "b", _ELEMENTS[out.dtype].removesuffix("_t"), "smooth")
+    names = ("add", "xbias", "w", "b", elements.short(out.dtype), "smooth")
     parts = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
              *(name for name, tensor in zip(names, flags.values(), strict=True) if tensor is not None)]
     return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
-        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[factors], "OUT": _ELEMENTS[out.dtype],
+        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[factors], "OUT": elements.CPP[out.dtype],
         **{name: int(tensor is not None) for name, tensor in flags.items()}})
 
 
@@ -76,7 +73,7 @@ def _layer_norm_hip(out: Tensor, scale: Tensor | None, residual_out: Tensor | No
 def _check(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor, weight: Tensor | None,
            bias: Tensor | None, epsilon: float, x_bias: Tensor | None, residual_in: Tensor | None,
            x_scale: Tensor | None) -> object:
-    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     hidden, device = input.shape[-1], input.device

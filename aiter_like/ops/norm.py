@@ -16,14 +16,12 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 from aiter_like.ops import norm_backward
-from aiter_like.ops.common import rows, tune_shapes
+from aiter_like.ops.common import elements, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
            "rmsnorm2d_fwd_with_add"]
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _ASM_ARGUMENTS = {"out": "pointer", "input": "pointer", "weight": "pointer", "residual_in": "pointer",
                   "residual_out": "pointer", "out_stride": "u32", "input_stride": "u32", "epsilon": "fp32"}
 
@@ -57,7 +55,7 @@ def _variant(target: Target, out: Tensor, input: Tensor, weight: Tensor, use_mod
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
              *(name for name, is_on in (("add", has_residual), ("gemma", gemma_norm), ("t5", is_sensitive)) if is_on)]
     return rows.layout(target, *tensors, lanes=lanes).instance("_".join(parts), {
-        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "HAS_RESIDUAL": int(has_residual),
+        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "HAS_RESIDUAL": int(has_residual),
         "IS_GEMMA": int(gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive)})
 
 
@@ -88,7 +86,7 @@ def _rms_norm_asm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, us
 
 def _check(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
            residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> object:
-    check.tensor("rms_norm", "input", input, dtypes=_DTYPES)
+    check.tensor("rms_norm", "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError("rms_norm: input must have at least 1 dimension, got a scalar")
     hidden = input.shape[-1]

@@ -13,13 +13,12 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.common import rows, tune_shapes
+from aiter_like.ops.common import elements, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
 _OP = "norm_backward"
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LONGEST_BLOCK = 16384  # elements of a row that a Triton program keeps
 
 
@@ -46,7 +45,7 @@ def norm_backward_ref(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, 
 
 def _check(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor, x: Tensor, weight: Tensor | None,
            epsilon: float, has_mean: bool, parts: int) -> object:
-    check.tensor(_OP, "x", x, dtypes=_DTYPES)
+    check.tensor(_OP, "x", x, dtypes=elements.FLOATS)
     hidden = x.shape[-1]
     for name, tensor in (("dout", dout), ("dx", dx)):
         check.tensor(_OP, name, tensor, dtypes=(x.dtype,), shape=x.shape, device=x.device)
@@ -187,7 +186,7 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
     """
     for name, tensor in (("dout", dout), ("input", input)):
-        check.tensor(_OP, name, tensor, dtypes=_DTYPES, last_contiguous=False)
+        check.tensor(_OP, name, tensor, dtypes=elements.FLOATS, last_contiguous=False)
     return _derivatives(dout, input, weight, epsilon, False, True, False, backend)[:2]
 
 
@@ -219,5 +218,5 @@ def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsi
     Source: Ba, Kiros and Hinton, Layer Normalization (2016).
     """
     for name, tensor in (("dout", dout), ("input", input)):
-        check.tensor(_OP, name, tensor, dtypes=_DTYPES, last_contiguous=False)
+        check.tensor(_OP, name, tensor, dtypes=elements.FLOATS, last_contiguous=False)
     return _derivatives(dout, input, weight, epsilon, True, True, True, backend)

@@ -13,15 +13,13 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import rows, tune_shapes
+from aiter_like.ops.common import elements, rows, tune_shapes
 from aiter_like.ops.norm import rmsnorm, rmsnorm2d_fwd_with_add
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
 
 _QK = "fused_qk_rmsnorm"
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 _LONGEST = 32768  # 1024 lanes of 32 elements
 
 
@@ -39,7 +37,7 @@ def _qk_instance(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_ep
     longer = q if q.shape[-1] >= k.shape[-1] else k
     layout = rows.whole_layout(_QK, target_of(q.device), longer, lanes)
     name = f"{dtypes.name(q.dtype)}{'_wfp32' if q_weight.dtype != q.dtype else ''}"
-    return layout.instance(name, {"ELEMENT": _ELEMENTS[q.dtype], "WEIGHT": _ELEMENTS[q_weight.dtype]})
+    return layout.instance(name, {"ELEMENT": elements.CPP[q.dtype], "WEIGHT": elements.CPP[q_weight.dtype]})
 
 
 @compile_ops("norm/fused_qk_rmsnorm.hip", gen_func=_qk_instance, prebuild=list)
@@ -49,7 +47,7 @@ def _fused_qk_rmsnorm_hip(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Ten
 
 def _qk_check(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
               k_eps: float) -> object:
-    check.tensor(_QK, "q", q, dtypes=_DTYPES)
+    check.tensor(_QK, "q", q, dtypes=elements.FLOATS)
     check.tensor(_QK, "k", k, dtypes=(q.dtype,), device=q.device)
     check.tensor(_QK, "q_weight", q_weight, dtypes=tuple(dict.fromkeys((q.dtype, torch.float32))))
     for name, out, x, weight, epsilon in (("q", q_out, q, q_weight, q_eps), ("k", k_out, k, k_weight, k_eps)):
@@ -179,7 +177,7 @@ def fused_add_rmsnorm_pad(x: Tensor, weight: Tensor, epsilon: float, res: Tensor
 
     Source: AITER's `fused_add_rmsnorm_pad`.
     """
-    check.tensor("fused_add_rmsnorm_pad", "x", x, dtypes=_DTYPES)
+    check.tensor("fused_add_rmsnorm_pad", "x", x, dtypes=elements.FLOATS)
     check.integer("fused_add_rmsnorm_pad", "x_pad_to_multiple", x_pad_to_multiple, low=0)
     if x.ndim == 0:
         raise ValueError("fused_add_rmsnorm_pad: x must have at least 1 dimension, got a scalar")

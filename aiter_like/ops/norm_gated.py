@@ -13,16 +13,13 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, store_quantised
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
 
 _OP = "gated_rms_norm"
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
-             torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
 
 
 def gated_rms_norm_ref(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
@@ -40,10 +37,10 @@ def gated_rms_norm_ref(out: Tensor, scale: Tensor | None, input: Tensor, gate: T
 def _instance(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, *,
               lanes: int | None = None) -> Instance:
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
-             *([] if scale is None else [_ELEMENTS[out.dtype].removesuffix("_t")])]
+             *([] if scale is None else [elements.short(out.dtype)])]
     layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True, tiles=2)
     return layout.instance("_".join(parts), {
-        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
+        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "OUT": elements.CPP[out.dtype],
         "IS_QUANT": int(scale is not None)})
 
 
@@ -53,7 +50,7 @@ def _gated_rms_norm_hip(out: Tensor, scale: Tensor | None, input: Tensor, gate: 
 
 
 def _check(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> object:
-    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     device, weight_dtypes = input.device, tuple(dict.fromkeys((input.dtype, torch.float32)))

@@ -14,16 +14,13 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm_quant", "rmsnorm2d_fwd_with_add_dynamicquant", "rmsnorm2d_fwd_with_add_smoothquant",
            "rmsnorm2d_fwd_with_dynamicquant", "rmsnorm2d_fwd_with_smoothquant", "rmsnorm_quant"]
 
 _OP = "rms_norm_quant"
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float", torch.int8: "int8_t",
-             torch.float8_e4m3fn: "fp8", torch.float8_e4m3fnuz: "fp8"}  # in C++
 
 
 def rms_norm_quant_ref(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
@@ -87,14 +84,14 @@ def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out
              "IS_MODEL_SENSITIVE": bool(use_model_sensitive_rmsnorm)}
     names = ("add", "smooth", "plain", "gemma", "t5")
     parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
-             _ELEMENTS[out.dtype].removesuffix("_t"), *([f"g{group_size}"] if group_size else []),
+             elements.short(out.dtype), *([f"g{group_size}"] if group_size else []),
              *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
     target = target_of(input.device)
     if lanes is None and vec is None and group_size:
         vec = rows.vec_of_groups(target, input)
     layout = rows.layout(target, input, lanes=lanes, vec=vec, takes_unaligned=True)
     return layout.instance("_".join(parts), {
-        "ELEMENT": _ELEMENTS[input.dtype], "WEIGHT": _ELEMENTS[weight.dtype], "OUT": _ELEMENTS[out.dtype],
+        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "OUT": elements.CPP[out.dtype],
         "GROUP": group_size, **{name: int(is_on) for name, is_on in flags.items()}})
 
 
@@ -108,7 +105,7 @@ def _rms_norm_quant_hip(out: Tensor, scale: Tensor, residual_out: Tensor | None,
 def _check(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
            weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
            use_model_sensitive_rmsnorm: int, gemma_norm: bool) -> object:
-    check.tensor(_OP, "input", input, dtypes=_DTYPES)
+    check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     hidden, device = input.shape[-1], input.device

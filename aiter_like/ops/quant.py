@@ -13,8 +13,7 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
 from aiter_like.tuning.hooks import Tuning
 
@@ -62,10 +61,10 @@ def _row_instance(out: Tensor, scale: Tensor, input: Tensor, group_size: int, sm
 
 def _row_variant(target: Target, out: Tensor, input: Tensor, group_size: int, has_smooth: bool,
                  lanes: int | None, vec: int | None = None) -> Instance:
-    parts = [dtypes.name(input.dtype), ELEMENTS[out.dtype].removesuffix("_t"),
+    parts = [dtypes.name(input.dtype), elements.short(out.dtype),
              *([f"g{group_size}"] if group_size else []), *(["smooth"] if has_smooth else [])]
     return rows.layout(target, input, lanes=lanes, vec=vec, takes_unaligned=True).instance("_".join(parts), {
-        "ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "SMOOTH": "float", "GROUP": group_size,
+        "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype], "SMOOTH": "float", "GROUP": group_size,
         "HAS_SMOOTH": int(has_smooth)})
 
 
@@ -93,7 +92,7 @@ def check_matrices(op: str, out: Tensor, input: Tensor) -> None:
         TypeError: of another kind or dtype.
         ValueError: of another shape, layout or device.
     """
-    check.tensor(op, "input", input, dtypes=INPUT_DTYPES)
+    check.tensor(op, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{op}: input must have at least 1 dimension, got a scalar")
     check.tensor(op, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=input.device)

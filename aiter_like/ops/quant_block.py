@@ -15,8 +15,7 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ELEMENTS
-from aiter_like.ops.common import quant_rule, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.quant import check_matrices, kernel_unsupported
 from aiter_like.tuning.hooks import Tuning
 
@@ -43,8 +42,8 @@ def _instance(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_
 
 
 def _variant(out_dtype: torch.dtype, dtype: torch.dtype, block_rows: int, block_columns: int) -> Instance:
-    name = f"{dtypes.name(dtype)}_{ELEMENTS[out_dtype].removesuffix('_t')}_{block_rows}x{block_columns}"
-    return Instance(name, {"ELEMENT": ELEMENTS[dtype], "OUT": ELEMENTS[out_dtype], "BLOCK_ROWS": block_rows,
+    name = f"{dtypes.name(dtype)}_{elements.short(out_dtype)}_{block_rows}x{block_columns}"
+    return Instance(name, {"ELEMENT": elements.CPP[dtype], "OUT": elements.CPP[out_dtype], "BLOCK_ROWS": block_rows,
                            "BLOCK_COLUMNS": block_columns, "VEC": 16 // dtype.itemsize})
 
 

@@ -13,8 +13,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ELEMENTS, INPUT_DTYPES
-from aiter_like.ops.common import quant_rule, rows, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["moe_smoothquant_fwd"]
@@ -35,9 +34,9 @@ def moe_smoothquant_ref(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tens
 
 def _instance(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor, *,
               lanes: int | None = None) -> Instance:
-    name = f"{dtypes.name(input.dtype)}_{ELEMENTS[out.dtype].removesuffix('_t')}"
+    name = f"{dtypes.name(input.dtype)}_{elements.short(out.dtype)}"
     return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance(
-        name, {"ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype]})
+        name, {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype]})
 
 
 @compile_ops("quant/moe_smoothquant.hip", gen_func=_instance, prebuild=list)
@@ -45,7 +44,7 @@ def _moe_smoothquant_hip(out: Tensor, scale: Tensor, input: Tensor, x_scale: Ten
 
 
 def _check(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids: Tensor) -> object:
-    check.tensor(_OP, "input", input, rank=2, dtypes=INPUT_DTYPES)
+    check.tensor(_OP, "input", input, rank=2, dtypes=elements.FLOATS)
     (tokens, columns), device = input.shape, input.device
     check.tensor(_OP, "topk_ids", topk_ids, dtypes=(torch.int32,), shape=(tokens, None), device=device)
     check.tensor(_OP, "x_scale", x_scale, dtypes=(torch.float32,), shape=(None, columns), device=device)

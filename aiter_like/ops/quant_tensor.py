@@ -13,8 +13,7 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ELEMENTS
-from aiter_like.ops.common import quant_rule, tune_shapes
+from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.quant import check_matrices, check_number, kernel_unsupported, outputs, used_rows, write_rows
 from aiter_like.tuning.hooks import Tuning
 
@@ -36,8 +35,8 @@ def tensor_quant_ref(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool
 
 def _tensor_instance(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
                      num_rows_factor: int, *, vectors: int = 4) -> Instance:
-    name = f"{dtypes.name(input.dtype)}_{ELEMENTS[out.dtype].removesuffix('_t')}_v{vectors}"
-    return Instance(name, {"ELEMENT": ELEMENTS[input.dtype], "OUT": ELEMENTS[out.dtype], "VECTORS": vectors,
+    name = f"{dtypes.name(input.dtype)}_{elements.short(out.dtype)}_v{vectors}"
+    return Instance(name, {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype], "VECTORS": vectors,
                            "VEC": 16 // input.element_size()})
 
 

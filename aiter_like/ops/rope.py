@@ -18,6 +18,7 @@ from aiter_like import check, dtypes, torch_ops
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements
 from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["rope_fwd", "rope_fwd_inplace", "rope_bwd", "rope_bwd_inplace", "rope_2c_fwd", "rope_2c_fwd_inplace",
@@ -34,7 +35,6 @@ __all__ = ["rope_fwd", "rope_fwd_inplace", "rope_bwd", "rope_bwd_inplace", "rope
            "rope_thd_bwd_inplace"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}  # in C++
 INTEGERS = (torch.int64, torch.int32)
 _MAX_HEAD_DIM = 512
 _HEADS = (1, 2, 4)  # that a lane of the HIP kernel has in flight
@@ -88,7 +88,7 @@ def variant(dtype: torch.dtype, table_dtype: torch.dtype, is_angle: bool, heads:
         raise ValueError(f"heads must be one of {_HEADS} and share one of {_SHARES}, got {heads} and {share}")
     kind = "freqs" if is_angle else "table"
     return Instance(f"{dtypes.name(dtype)}_{kind}_{dtypes.name(table_dtype)}_h{heads}_s{share}", {
-        "ELEMENT": ELEMENTS[dtype], "TABLE": ELEMENTS[table_dtype], "IS_ANGLE": int(is_angle), "HEADS": heads,
+        "ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table_dtype], "IS_ANGLE": int(is_angle), "HEADS": heads,
         "SHARE": share})
 
 

@@ -12,18 +12,11 @@ from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
-from aiter_like.ops.common import quant_rule
+from aiter_like.ops.common import elements, quant_rule
 
 RANKS = {"rows": (4, 4), "mla": (4, 4), "columns": (5, 4), "shuffled": (5, 5)}
 """Layout → dimensions of K and V."""
 
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-"""What is written to caches."""
-
-ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "float"}
-"""FLOATS in C++."""
-
-_FP8 = (torch.float8_e4m3fnuz, torch.float8_e4m3fn)
 _SLOTS = (torch.int64, torch.int32)
 _MIN_LANES, _MAX_LANES = 8, 1024  # of a row to quantise; fewer would only make more builds
 _LANES_OF_LAUNCH = 2**30
@@ -50,7 +43,7 @@ def places(slot_mapping: Tensor, page_size: int, num_blocks: int) -> tuple[Tenso
 
 def as_bytes(tensor: Tensor) -> Tensor:
     """fp8 as bytes, which torch can index; everything else as it is."""
-    return tensor.view(torch.uint8) if tensor.dtype in _FP8 else tensor
+    return tensor.view(torch.uint8) if tensor.dtype in elements.FP8 else tensor
 
 
 def put(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target
+from aiter_like.ops.common import elements
 
 GROUPS = (32, 64, 128)
 """Group sizes, in columns, that the kernels take."""
 
 SMALLEST_AMAX = 2.0**-110  # keeps 1 / scale finite
-_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-DTYPES = (*_FP8, torch.int8)
+DTYPES = (*elements.FP8, torch.int8)
 """What a quantiser may write, by any architecture; see `refusal`."""
 
 
@@ -50,7 +50,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def refusal(target: Target, dtype: torch.dtype) -> str | None:
     """Why no kernel writes this dtype: it is the fp8 of other hardware."""
-    if dtype in _FP8 and dtype != dtypes.fp8_of(target.arch):
+    if dtype in elements.FP8 and dtype != dtypes.fp8_of(target.arch):
         return f"fp8 on {target.arch} is {dtypes.fp8_of(target.arch)}, got {dtype}"
     return None
 
