@@ -130,7 +130,7 @@ def _print_software() -> list[str]:
     import torch
 
     from aiter_like import __version__, paths
-    from aiter_like.jit import cache, toolchain
+    from aiter_like.build import cache, toolchain
 
     print("\nsoftware")
     print(f"  aiter_like   {__version__}, data in {paths.data_root()}")
@@ -157,7 +157,7 @@ def _print_devices() -> list[str]:
     import torch
 
     from aiter_like import device
-    from aiter_like.jit import toolchain
+    from aiter_like.build import toolchain
 
     print("\ndevices")
     names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]

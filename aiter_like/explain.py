@@ -115,7 +115,7 @@ def _not_buildable(target: Target, candidate: Candidate) -> str | None:
     """Why a module that may have to be built cannot be: no compiler. Prebuilt directories are taken at their word."""
     if not candidate.backend.is_jit or env.get("AITER_LIKE_PREBUILT_DIR"):
         return None
-    from aiter_like.jit import toolchain
+    from aiter_like.build import toolchain
 
     try:
         toolchain.find(target.platform)

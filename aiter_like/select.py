@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like import env, revision
+from aiter_like import env
+from aiter_like.build import revision
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, TuningError, UnsupportedError
 from aiter_like.tuning.table import Row
@@ -105,7 +106,7 @@ class Backend:
         if not self.is_jit:
             package = "triton" if isinstance(self.function, str) else "torch"
             return f"{package} {'.'.join(importlib.import_module(package).__version__.split('.')[:2])}"
-        from aiter_like.jit import toolchain
+        from aiter_like.build import toolchain
 
         try:
             found = toolchain.find(platform)

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from aiter_like import env, paths
+from aiter_like.build.build import load_or_build
+from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError, SimulatorError
-from aiter_like.jit.build import load_or_build
-from aiter_like.jit.recipe import ModuleSpec
 from aiter_like.sim_settings import CHECKS, DEFAULT_CHECKS, Settings, parse_settings
 
 _LAUNCH_FAILURE = 719  # hipErrorLaunchFailure

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes, sim, sim_check
-from aiter_like.jit import code_object
+from aiter_like.build import code_object
 
 _ARCH = "gfx942"
 _SCALARS = {"bool": "?", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q",

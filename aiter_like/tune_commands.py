@@ -116,8 +116,8 @@ def _import(files: list[Path], folder: Path) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401  (declares the operators)
+    from aiter_like.build.cache import cache_root
     from aiter_like.dispatch import find_op
-    from aiter_like.jit.cache import cache_root
     from aiter_like.tuning import report
     from aiter_like.tuning.tuner import Options, tune
 

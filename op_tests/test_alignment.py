@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from aiter_like import dispatch
+from aiter_like.build import recipe
 from aiter_like.dispatch import OPS
-from aiter_like.jit import recipe
 from aiter_like.tuning import judge
 
 FLAGS = ("-DCHECK_ALIGNMENT", "-Xclang", "-fsanitize=alignment", "-Xclang", "-fsanitize-trap=alignment")

@@ -81,7 +81,7 @@ class TestExplain:
 class TestDoctor:
     @pytest.fixture(autouse=True)
     def toolchains(self, monkeypatch):
-        from aiter_like.jit import toolchain
+        from aiter_like.build import toolchain
 
         clang = toolchain.Candidate("clang", toolchain.Toolchain("clang", "/usr/bin/clang++", (22, 1), "id", ""), "")
         monkeypatch.setattr(toolchain, "report", lambda: [clang, toolchain.Candidate("nvcc", None, "not found")])
@@ -113,7 +113,7 @@ class TestDoctor:
             assert text in out
 
     def test_no_compiler(self, capsys, monkeypatch):
-        from aiter_like.jit import toolchain
+        from aiter_like.build import toolchain
 
         def find(platform):
             raise BuildError("no compiler")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiter_like import paths, revision
+from aiter_like import paths
+from aiter_like.build import revision
 
 FILES = {
     "csrc/norm/scale.hip": '#include "aiter_like/rows.h"\n  #  include "beside.h"\n#include <vector>\n'

@@ -11,8 +11,8 @@ import torch
 from toys import HARDWARE, SIMULATED, FakeJit, make_op, self_check
 
 from aiter_like import device, dispatch, verify
+from aiter_like.build import cache
 from aiter_like.dispatch import Backend, explain
-from aiter_like.jit import cache
 
 
 @pytest.fixture(autouse=True)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from aiter_like import paths
+from aiter_like.build import build, code_object, manifest
+from aiter_like.build.manifest import Row
+from aiter_like.build.recipe import ModuleSpec
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.jit import build, code_object, manifest
 from aiter_like.jit.compile_ops import Instance, load_hip_runtime, register
-from aiter_like.jit.manifest import Row
-from aiter_like.jit.recipe import ModuleSpec
 
 ALIGNMENT = 16  # bytes, of every pointer: what a dwordx4 load takes at full speed
 

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from aiter_like import env
+from aiter_like.build import build, cache
+from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError
-from aiter_like.jit import build, cache
 from aiter_like.jit.compile_ops import registered
-from aiter_like.jit.recipe import ModuleSpec
 
 _BAR_WIDTH = 24  # characters
 

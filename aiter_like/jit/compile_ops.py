@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from aiter_like import paths
+from aiter_like.build import build
+from aiter_like.build.cache import META
+from aiter_like.build.recipe import ModuleSpec
 from aiter_like.device import Target, target_of
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
-from aiter_like.jit import build
-from aiter_like.jit.cache import META
-from aiter_like.jit.recipe import ModuleSpec
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")
 

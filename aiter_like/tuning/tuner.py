@@ -198,7 +198,7 @@ class _Run:
         return (self.hello["arch"], self.hello["cu_num"], *key.values())
 
     def _journal_path(self) -> Path:
-        from aiter_like.jit.cache import cache_root
+        from aiter_like.build.cache import cache_root
 
         place = journal.identity(str(self.folder.resolve()), self.hello["name"])
         return cache_root() / "tuning" / f"{self.op.name}.{self.hello['arch']}.{place}.jsonl"
@@ -236,8 +236,8 @@ class _Run:
 
     def _build(self, results: Sequence[Result]) -> None:
         """All modules of all trials, several at a time."""
-        from aiter_like.jit import build
-        from aiter_like.jit.recipe import ModuleSpec
+        from aiter_like.build import build
+        from aiter_like.build.recipe import ModuleSpec
 
         modules = {trial.module["name"]: trial.module for result in results if result.plan
                    for trial in result.plan.trials if trial.module is not None}

@@ -17,8 +17,8 @@ from checking import only
 from hip_program import PRELUDE, code_object
 
 from aiter_like import sim
+from aiter_like.build import recipe, toolchain
 from aiter_like.errors import SimulatorError
-from aiter_like.jit import recipe, toolchain
 from aiter_like.ops import attention_fwd, norm
 
 SOURCE = """

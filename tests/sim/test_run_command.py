@@ -12,7 +12,7 @@ import torch
 from asm import assemble
 
 from aiter_like import cli
-from aiter_like.jit.build import load_or_build
+from aiter_like.build.build import load_or_build
 from aiter_like.ops import norm
 from aiter_like.testing import check_rms_norm
 

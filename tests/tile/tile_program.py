@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from aiter_like import paths, sim
-from aiter_like.jit import build
-from aiter_like.jit.recipe import ModuleSpec
+from aiter_like.build import build
+from aiter_like.build.recipe import ModuleSpec
 
 _PRELUDE = """// SPDX-License-Identifier: MIT
 #include "{header}"

@@ -10,9 +10,9 @@ import torch
 from toys import FakeJit, make_op, run
 
 import aiter_like  # noqa: F401  (declares the operators)
+from aiter_like.build import toolchain
 from aiter_like.device import Target
 from aiter_like.dispatch import OPS, Backend
-from aiter_like.jit import toolchain
 from aiter_like.ops import attention_fwd
 from aiter_like.ops.common import rows
 from aiter_like.tuning import candidates, models

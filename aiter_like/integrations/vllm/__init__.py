@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from aiter_like import revision
+from aiter_like.build import revision
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
 

@@ -15,7 +15,8 @@ from unittest import mock
 import torch
 
 from aiter_like import sim
-from aiter_like.jit import Instance, JitFunction, build, code_object
+from aiter_like.build import build, code_object
+from aiter_like.jit import Instance, JitFunction
 from aiter_like.ops import attention_fast, attention_fwd, attention_plan, norm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

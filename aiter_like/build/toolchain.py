@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from aiter_like import env
+from aiter_like.build.cache import cache_root, read_json, write_json
 from aiter_like.errors import BuildError
-from aiter_like.jit.cache import cache_root, read_json, write_json
 
 ROCM_MIN = (6,)
 CLANG_MIN = (19,)  # the first with gfx942 code generation that all sources here were tried with

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import env
+from aiter_like.build import cache, recipe, toolchain
+from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError
-from aiter_like.jit import cache, recipe, toolchain
-from aiter_like.jit.recipe import ModuleSpec
 
 __all__ = ["LOCK_TIMEOUT", "Built", "ModuleSpec", "built", "default_jobs", "ensure", "load_or_build"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like import paths
+from aiter_like.build import cache
+from aiter_like.build.toolchain import Toolchain
 from aiter_like.errors import BuildError
-from aiter_like.jit import cache
-from aiter_like.jit.toolchain import Toolchain
 
 SCHEMA = 1  # of keys and meta.json; a change makes every older entry invisible
 
