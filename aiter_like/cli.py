@@ -180,8 +180,7 @@ def _print_devices() -> list[str]:
 
 
 def _print_tables() -> list[str]:
-    from aiter_like.dispatch import OPS
-    from aiter_like.tuning import table
+    from aiter_like.dispatch import OPS, table
 
     print("\ntuned tables")
     problems = dict.fromkeys(str(problem) for problem in table.strays(OPS))
@@ -211,7 +210,7 @@ def _explain(args: argparse.Namespace) -> int:
     name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     values = dict(_argument(text, torch.device(name)) for text in args.arguments)
     with torch.no_grad():
-        explanations = aiter_like.explain(function, **values)
+        explanations = aiter_like.dispatch.explain(function, **values)
     for explanation in explanations if isinstance(explanations, tuple) else (explanations,):
         print(explanation)
     return 0
@@ -247,8 +246,8 @@ def _argument(text: str, device: Any) -> tuple[str, Any]:
 def _verify(args: argparse.Namespace) -> int:
     import torch
 
-    from aiter_like import device, verify
-    from aiter_like.dispatch import OPS
+    from aiter_like import device
+    from aiter_like.dispatch import OPS, self_check
 
     unknown = sorted(set(args.ops) - set(OPS))
     if unknown:
@@ -259,11 +258,11 @@ def _verify(args: argparse.Namespace) -> int:
     if not is_gpu:
         device.use_simulator(True)
     target = device.target_of(torch.device("cuda:0" if is_gpu else "cpu"))
-    facts = verify.environment(target)
+    facts = self_check.environment(target)
     lines = [f"{name}: {value}" for name, value in facts.items()] + [""]
     print("\n".join(lines))
     records = []
-    for record in verify.report(target, args.ops):
+    for record in self_check.report(target, args.ops):
         records.append(record)
         lines.append(_line(record))
         print(lines[-1], flush=True)

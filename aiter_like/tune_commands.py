@@ -117,7 +117,7 @@ def _import(files: list[Path], folder: Path) -> int:
 def _tune(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.build.cache import cache_root
-    from aiter_like.dispatch import find_op
+    from aiter_like.dispatch.op import find_op
     from aiter_like.tuning import report
     from aiter_like.tuning.tuner import Options, tune
 
@@ -151,12 +151,12 @@ def _all_gpus(device: str) -> tuple[int, ...]:
 def _bench(args: argparse.Namespace) -> int:
     """Prints the table; 1 when a backend gave a wrong result."""
     import aiter_like  # noqa: F401  (declares the operators)
-    from aiter_like.dispatch import find_op
+    from aiter_like.dispatch.op import find_op
     from aiter_like.tuning import bench, harness
 
     op = find_op(args.op)
     if op.tuning is None:
-        raise ValueError(f"{op.name} declares nothing to be timed by (tuning/hooks.py)")
+        raise ValueError(f"{op.name} declares nothing to be timed by (dispatch/tuning.py)")
     if not (args.shape or args.shapes or args.model or args.recorded is not None):
         args.model, args.tokens = ["llama-3-8b"], args.tokens or ((1, 128) if args.device == "sim" else (1, 64, 4096))
     keys, _ = _keys(args, op)

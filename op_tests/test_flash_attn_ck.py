@@ -13,10 +13,11 @@ from attention_cases import check_dense, check_varlen, dense, features, packed
 from covering import covering
 
 import aiter_like
-from aiter_like import dtypes, sim, verify
+from aiter_like import dtypes, sim
 from aiter_like.attention_call import AttentionCall, check_call
 from aiter_like.build import build
 from aiter_like.device import target_of
+from aiter_like.dispatch import self_check
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck, ck_self_check, ck_space, tile_instance
@@ -205,7 +206,7 @@ def test_self_check_passes(device, run):
         terms = (call.bias is not None) + (call.alibi_slopes is not None) + (call.softcap > 0)
         if call.head_dim == 64 and call.mask == "causal" and call.how_v3_bf16_cvt == 0 and terms < 2:
             call = call._replace(bias=None if call.bias is None else call.bias.to(BF16))
-            error, tolerance = verify.compare(flash_attn_fwd, functools.partial(run, "ck", flash_attn_fwd),
+            error, tolerance = self_check.compare(flash_attn_fwd, functools.partial(run, "ck", flash_attn_fwd),
                                               ck_self_check(device, *call))
             assert error <= tolerance
 
@@ -323,7 +324,7 @@ def test_names_say_everything():
 
 def test_explain_names_the_instance(device):
     q, k, v = dense(device, 1, 8, 8, 1, 1, 96, BF16)
-    explanation = aiter_like.explain(aiter_like.flash_attn_func, q, k, v, causal=True)
+    explanation = aiter_like.dispatch.explain(aiter_like.flash_attn_func, q, k, v, causal=True)
     if explanation.target.arch == "gfx942":
         assert explanation.kernel == "flash_attn_fwd[bf16_obf16_d96x96_b128x64_w4_qrksvs_mask_nbias_nalibi_ncap_rtna]"
 

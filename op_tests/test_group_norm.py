@@ -15,9 +15,9 @@ import aiter_like
 from aiter_like import sim
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import OPS
+from aiter_like.dispatch.selection import Candidate
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import slices, tune_shapes
-from aiter_like.select import Candidate
 from aiter_like.testing import TOLERANCES, assert_within
 
 BF16 = torch.bfloat16

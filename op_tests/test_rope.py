@@ -16,11 +16,11 @@ from rope_cases import check_rope, tables
 import aiter_like
 from aiter_like import dispatch, sim
 from aiter_like.device import target_of
+from aiter_like.dispatch import table
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops import rope as family
 from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
-from aiter_like.tuning import table
 
 BACKENDS = ("hip", "triton", "torch")
 PAIRS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (torch.float32, torch.float32))
@@ -314,7 +314,7 @@ def test_heads_of_a_lane_from_a_user_row(device, monkeypatch, tmp_path, heads, s
             x = randn(tokens, 1, count, 128, dtype=torch.bfloat16, device=device)
             (cos, sin), exact = tables(angles(tokens, 64), torch.bfloat16, device)
             args = (x, cos, sin, 0, True, False)
-            assert aiter_like.explain(aiter_like.rope_cached_fwd, *args).kernel == f"rope[{name}]"
+            assert aiter_like.dispatch.explain(aiter_like.rope_cached_fwd, *args).kernel == f"rope[{name}]"
             check_rope(aiter_like.rope_cached_fwd(*args), x, *(each[:, None] for each in exact))
     finally:
         monkeypatch.undo()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from toys import HARDWARE
 
-from aiter_like import device, dispatch, verify
-from aiter_like.tuning import table
+from aiter_like import device, dispatch
+from aiter_like.dispatch import self_check, table
 
 
 def pytest_addoption(parser):
@@ -20,9 +20,10 @@ def pytest_addoption(parser):
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A hip target that runs plain Python functions; no packaged rows; operators of other tests are out of sight."""
-    monkeypatch.setattr(dispatch, "OPS", {})
+    monkeypatch.setattr(dispatch.OPS, "declared", {})
+    monkeypatch.setattr(dispatch.OPS, "index", {})
     monkeypatch.setattr(device, "_targets", {torch.device("cpu"): HARDWARE})
-    monkeypatch.setattr(verify, "applies", lambda backend, target: False)
+    monkeypatch.setattr(self_check, "applies", lambda backend, target: False)
     monkeypatch.setattr(table.paths, "tuned_csv", lambda: tmp_path / "packaged")
     for name in ("AITER_LIKE_DISABLE", "AITER_LIKE_BACKENDS", "AITER_LIKE_TUNED", "AITER_LIKE_RECORD"):
         monkeypatch.delenv(name, raising=False)

@@ -130,7 +130,8 @@ class TestDoctor:
 class TestVerify:
     @pytest.fixture(autouse=True)
     def toys(self, monkeypatch):
-        monkeypatch.setattr(dispatch, "OPS", {})
+        monkeypatch.setattr(dispatch.OPS, "declared", {})
+        monkeypatch.setattr(dispatch.OPS, "index", {})
         monkeypatch.setattr(paths, "tuned_csv", lambda: paths.data_root() / "absent")
 
     def test_report(self, capsys, tmp_path):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from toys import HOST, SIMULATED, FakeJit, make_op, public, run, scale_ref
 
-from aiter_like import device, plans
-from aiter_like.dispatch import Backend, Op, explain, use_backend
+from aiter_like import device
+from aiter_like.dispatch import Backend, Op, explain, plans, use_backend
 from aiter_like.errors import AddressError, BuildError, SimulatorError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("machine")

@@ -8,8 +8,7 @@ import torch
 from toys import FIELDS, FakeJit, make_op, public, run, scale_ref
 
 from aiter_like import dispatch
-from aiter_like.dispatch import Backend, explain, is_tuned, use_backend
-from aiter_like.tuning import table
+from aiter_like.dispatch import Backend, explain, is_tuned, table, use_backend
 
 pytestmark = pytest.mark.usefixtures("machine")
 

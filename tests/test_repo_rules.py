@@ -179,7 +179,7 @@ def test_each_kernel_file_belongs_to_one_family():
 def test_each_operator_has_a_test_and_a_table():
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.dispatch import OPS
-    from aiter_like.tuning.table import columns
+    from aiter_like.dispatch.table import columns
 
     assert OPS
     for name, op in OPS.items():

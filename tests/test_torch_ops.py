@@ -11,17 +11,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import HARDWARE, FakeJit, make_op
 
-from aiter_like import device, dispatch, torch_ops, verify
-from aiter_like.dispatch import Backend, Op, use_backend
+from aiter_like import device, dispatch
+from aiter_like.dispatch import Backend, Op, self_check, torch_ops, use_backend
 from aiter_like.errors import UnsupportedError
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A hip target that runs plain Python functions; operators of other tests are out of sight."""
-    monkeypatch.setattr(dispatch, "OPS", {})
+    monkeypatch.setattr(dispatch.OPS, "declared", {})
+    monkeypatch.setattr(dispatch.OPS, "index", {})
     monkeypatch.setattr(device, "_targets", {torch.device("cpu"): HARDWARE})
-    monkeypatch.setattr(verify, "applies", lambda backend, target: False)
+    monkeypatch.setattr(self_check, "applies", lambda backend, target: False)
     torch._dynamo.reset()
 
 

@@ -8,21 +8,22 @@ import logging
 
 import pytest
 import torch
-from toys import HARDWARE, SIMULATED, FakeJit, make_op, self_check
+from toys import HARDWARE, SIMULATED, FakeJit, make_op, self_check_case
 
-from aiter_like import device, dispatch, verify
+from aiter_like import device, dispatch
 from aiter_like.build import cache
-from aiter_like.dispatch import Backend, explain
+from aiter_like.dispatch import Backend, explain, self_check
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
     """A "real" gfx942 whose tensors live on the CPU, a cache of its own, and a switch for graph capture."""
-    monkeypatch.setattr(dispatch, "OPS", {})
+    monkeypatch.setattr(dispatch.OPS, "declared", {})
+    monkeypatch.setattr(dispatch.OPS, "index", {})
     monkeypatch.setattr(device, "_targets", {torch.device("cpu"): HARDWARE})
-    monkeypatch.setattr(verify, "torch_device", lambda target: torch.device("cpu"))
-    monkeypatch.setattr(verify, "device_name", lambda target: "AMD Instinct MI300X")
-    monkeypatch.setattr(verify, "_verdicts", {})
+    monkeypatch.setattr(self_check, "torch_device", lambda target: torch.device("cpu"))
+    monkeypatch.setattr(self_check, "device_name", lambda target: "AMD Instinct MI300X")
+    monkeypatch.setattr(self_check, "_verdicts", {})
     monkeypatch.setattr(cache, "cache_root", lambda: tmp_path)
     return tmp_path
 
@@ -64,7 +65,7 @@ def test_right_kernel_is_checked_once_per_process_and_machine(machine, caplog):
     (path,) = files(machine)
     assert path.relative_to(machine).as_posix() == "verified/AMD_Instinct_MI300X/key-scale.json"
     assert json.loads(path.read_text())["failure"] is None
-    verify._verdicts.clear()
+    self_check._verdicts.clear()
     op.reset()
     run(op, 2)
     assert hip.calls == 4  # the verdict came from the file
@@ -83,7 +84,7 @@ def test_wrong_kernel_is_out_of_use_with_one_warning(machine, caplog):
     assert "self-check differs" in explain(lambda x: op(torch.empty_like(x), x, 1.0, 0),
                                            torch.randn(9, 4)).rejected["hip"]
     op.reset()
-    verify._verdicts.clear()
+    self_check._verdicts.clear()
     run(op, 2)  # a stored failure counts too
 
 
@@ -92,7 +93,7 @@ def test_crash_and_missing_writes_are_failures(machine):
         raise RuntimeError("memory fault")
 
     for kernel, text in ((crash, "self-check raised memory fault"), (lambda *args: None, "by inf")):
-        verify._verdicts.clear()
+        self_check._verdicts.clear()
         for path in files(machine):
             path.unlink()
         op = make_op(Backend("hip", FakeJit(kernel)))
@@ -133,7 +134,7 @@ def test_each_instance_needs_a_case(machine):
 def test_list_of_cases(machine):
     def cases(device):
         x = torch.ones(2, 8)
-        return [self_check(device), (torch.empty_like(x), x, 2.0, 0)]
+        return [self_check_case(device), (torch.empty_like(x), x, 2.0, 0)]
 
     hip = FakeJit(instance=lambda out, x, factor, flag: f"d{x.shape[1]}")
     op = make_op(Backend("hip", hip), self_check=cases)
@@ -168,15 +169,15 @@ def test_operator_without_a_case_is_not_trusted(machine):
     ("hip", HARDWARE, True), ("ck", HARDWARE, True), ("asm", HARDWARE, True), ("triton", HARDWARE, False),
     ("torch", HARDWARE, False), ("hip", SIMULATED, False), ("hip", device.Target("cuda", "sm_90", 132, 32), False)])
 def test_applies_to_our_kernels_on_amd_hardware(backend, target, expected):
-    assert verify.applies(Backend(backend, FakeJit()), target) is expected
+    assert self_check.applies(Backend(backend, FakeJit()), target) is expected
 
 
 def test_report_keeps_the_verdict(machine):
     op = make_op(Backend("hip", FakeJit(wrong)), Backend("triton", "no_such_file:scale"))
     with pytest.raises(ImportError):
-        list(verify.report(HARDWARE, [op.name]))
+        list(self_check.report(HARDWARE, [op.name]))
     op.backends = op.backends[:1]
-    (record,) = verify.report(HARDWARE, [op.name])
+    (record,) = self_check.report(HARDWARE, [op.name])
     assert record["status"] == "failed"
     assert "self-check differs" in json.loads(files(machine)[0].read_text())["failure"]
 
@@ -185,7 +186,7 @@ class TestCompare:
     def error(self, kernel, reference, *args, writes=("out",)):
         op = make_op(writes=writes)
         op.reference = reference
-        return verify.compare(op, kernel, args)
+        return self_check.compare(op, kernel, args)
 
     def test_relative_to_the_largest_value(self):
         x = torch.tensor([[100.0, 0.0]])

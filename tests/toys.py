@@ -68,14 +68,14 @@ class FakeJit:
         return call
 
 
-def self_check(device: torch.device) -> tuple:
+def self_check_case(device: torch.device) -> tuple:
     x = torch.arange(12, dtype=torch.float32, device=device).reshape(3, 4)
     return torch.empty_like(x), x, 2.0, 0
 
 
 def make_op(*backends: Backend, **options: object) -> Op:
     """A toy operator of a new name: `backends`, then torch."""
-    settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS, "self_check": self_check}
+    settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS, "self_check": self_check_case}
     torch_backend = Backend("torch", scale_ref, differentiable=True)
     return Op(f"toy_{next(_numbers)}", reference=scale_ref, backends=(*backends, torch_backend), **(settings | options))
 

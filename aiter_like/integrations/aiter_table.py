@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from aiter_like.dispatch.selection import KINDS
 from aiter_like.integrations import aiter_names
 from aiter_like.integrations.aiter_names import Name
 from aiter_like.integrations.reach import operators
-from aiter_like.select import KINDS
 
 FILE = Path(__file__).with_name("AITER.md")
 

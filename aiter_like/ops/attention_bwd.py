@@ -18,11 +18,11 @@ from aiter_like import check
 from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_formula import row_blocks, scores_of
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.ops.common import philox
-from aiter_like.tuning.hooks import Tuning
 
 _OP = "flash_attn_bwd"
 _MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset

@@ -17,6 +17,7 @@ from aiter_like import dtypes
 from aiter_like.attention_call import OP, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.ops.attention_fast import (
     HEAD_DIMS,
     MASKS,
@@ -29,7 +30,6 @@ from aiter_like.ops.attention_formula import row_blocks, scores_of, softmax_of
 from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
 from aiter_like.ops.common import philox
 from aiter_like.triton_kernels.attention_strides import is_aligned
-from aiter_like.tuning.hooks import Tuning
 
 
 @takes(AttentionCall)

@@ -14,10 +14,10 @@ from aiter_like import check, dtypes
 from aiter_like.attention_call import MAX_ROWS, check_lengths, is_on_host, read_window, takes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_formula import scores_of, softmax_of
 from aiter_like.paged_call import PagedCall, unshuffled_axes
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["unified_attention"]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, philox, rows, tune_shapes
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dropout_layer_norm"]
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes
 from aiter_like.ops.rope import DTYPES, INTEGERS, check_flags, check_table, rotated, triton_space
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle", "fused_qk_rope_reshape_and_cache"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, torch_ops
+from aiter_like import check
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import rows
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["pack_int4", "unpack_int4"]
 

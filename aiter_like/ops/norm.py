@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, torch_ops
+from aiter_like import check, dtypes
 from aiter_like.device import Target, simulated_target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 from aiter_like.ops import norm_backward
 from aiter_like.ops.common import elements, rows, tune_shapes
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
            "rmsnorm2d_fwd_with_add"]

@@ -12,10 +12,10 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
 from aiter_like.ops.norm import rmsnorm, rmsnorm2d_fwd_with_add
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
 

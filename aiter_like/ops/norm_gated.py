@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, torch_ops
+from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, store_quantised
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, torch_ops
+from aiter_like import check, dtypes
 from aiter_like.device import Target, simulated_target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["dynamic_per_token_quant_fp8_i8", "dynamic_per_token_scaled_quant", "per_group_quant_hip",
            "per_token_quant_hip", "smoothquant_fwd"]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check, dtypes, torch_ops
+from aiter_like import check, dtypes
 from aiter_like.device import Target
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["rope_fwd", "rope_fwd_inplace", "rope_bwd", "rope_bwd_inplace", "rope_2c_fwd", "rope_2c_fwd_inplace",
            "rope_2c_bwd", "rope_2c_bwd_inplace", "rope_cached_fwd", "rope_cached_fwd_inplace", "rope_cached_bwd",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.rope import (
@@ -26,7 +27,6 @@ from aiter_like.ops.rope import (
     unsupported,
     variant,
 )
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["rope_2d_bwd", "rope_2d_bwd_inplace", "rope_2d_fwd", "rope_2d_fwd_inplace"]
 

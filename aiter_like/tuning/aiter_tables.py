@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import dtypes
+from aiter_like.dispatch import table
 from aiter_like.errors import TuningError
-from aiter_like.tuning import table
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.select import Request, select
 from aiter_like.tuning import judge
 from aiter_like.tuning.harness import Harness
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from aiter_like.device import Target
-from aiter_like.select import Backend, Candidate, Request, select
+from aiter_like.dispatch.selection import Backend, Candidate, Request, select
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op

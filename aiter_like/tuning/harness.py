@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from aiter_like import device, verify
+from aiter_like import device
 from aiter_like.device import Target
+from aiter_like.dispatch import self_check
 from aiter_like.tuning import clock
 from aiter_like.tuning.clock import Clock
 
@@ -59,7 +60,7 @@ def gpu(index: int) -> Harness:
     torch.cuda.set_device(index)
     place = torch.device("cuda", index)
     target = device.target_of(place)
-    return Harness(place, target, clock.GpuClock(target), verify.device_name(target), ceilings=clock.ceilings)
+    return Harness(place, target, clock.GpuClock(target), self_check.device_name(target), ceilings=clock.ceilings)
 
 
 def sim(index: int) -> Harness:
@@ -78,4 +79,4 @@ def sim(index: int) -> Harness:
 
         return call
 
-    return Harness(place, target, clock.SimClock(), verify.device_name(target), guarded)
+    return Harness(place, target, clock.SimClock(), self_check.device_name(target), guarded)

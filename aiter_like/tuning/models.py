@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import paths
+from aiter_like.dispatch import table
 from aiter_like.errors import TuningError
-from aiter_like.tuning import table
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
@@ -89,7 +89,7 @@ def keys(op: Op, model: Model, tp: int, tokens: Sequence[int] = TOKENS) -> list[
         TuningError: the operator declares no shapes, has none in this model, or `tp` does not divide the heads.
     """
     if op.tuning is None or op.tuning.shapes is None:
-        raise TuningError(f"{op.name} declares no shapes of models (tuning/hooks.py): use --shapes or --recorded")
+        raise TuningError(f"{op.name} declares no shapes of models (dispatch/tuning.py): use --shapes or --recorded")
     if tp < 1 or model.num_heads % tp:
         raise TuningError(f"{model.name}: tp must divide its {model.num_heads} heads, got {tp}")
     found = {table.normalised(op.name, op.tune_fields, key): None for key in _keys(op, model, tp, tokens)}

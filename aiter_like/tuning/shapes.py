@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aiter_like.dispatch import table
 from aiter_like.errors import TuningError
-from aiter_like.tuning import table
 
 _IGNORED = (*table.DEVICE_COLUMNS, *table.VALUE_COLUMNS)  # so that recorded shapes and tuned tables are shape files too
 

@@ -17,12 +17,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiter_like.dispatch import table
+from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, TuningError
-from aiter_like.tuning import journal, table, writer
+from aiter_like.tuning import journal, writer
 from aiter_like.tuning.candidates import Plan, Trial
 from aiter_like.tuning.pool import Lost, Worker
 from aiter_like.tuning.progress import Progress
-from aiter_like.tuning.table import Row
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
@@ -126,11 +127,11 @@ def tune(op: Any, shapes: Iterable[Mapping[str, Any]], options: Options | None =
             starts.
         ValueError: a shape has other fields than the operator's key.
     """
-    from aiter_like.dispatch import find_op
+    from aiter_like.dispatch.op import find_op
 
     found = find_op(op)
     if found.tuning is None:
-        raise TuningError(f"{found.name} declares nothing to be tuned by (tuning/hooks.py)")
+        raise TuningError(f"{found.name} declares nothing to be tuned by (dispatch/tuning.py)")
     values = dict.fromkeys(table.normalised(found.name, found.tune_fields, shape) for shape in shapes)
     keys = [dict(zip(found.tune_fields, value)) for value in sorted(values)]
     return _Run(found, options or Options()).run(keys)

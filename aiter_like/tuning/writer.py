@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiter_like import paths
+from aiter_like.dispatch import table
+from aiter_like.dispatch.table import Row
 from aiter_like.errors import TuningError
-from aiter_like.tuning import table
-from aiter_like.tuning.table import Row
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op

@@ -14,9 +14,9 @@ from torch import Tensor
 from aiter_like import device, dispatch
 from aiter_like.device import Target
 from aiter_like.dispatch import Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.tuning.clock import interleaved
 from aiter_like.tuning.harness import Harness
-from aiter_like.tuning.hooks import Tuning
 
 NAME = "planted"
 FIELDS = ("rows", "plant", "dtype")
@@ -117,7 +117,7 @@ class Counter(PlantedClock):
 
 
 def harness(index: int) -> Harness:
-    dispatch.OPS[NAME] = op()
+    dispatch.OPS.declared[NAME] = op()
     device._targets[torch.device("cpu")] = TARGET
     return Harness(torch.device("cpu"), TARGET, PlantedClock(), f"Toy {index}", ceilings=lambda target: (1e9, 1e12))
 

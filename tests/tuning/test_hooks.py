@@ -13,10 +13,10 @@ import aiter_like  # noqa: F401  (declares the operators)
 from aiter_like.build import toolchain
 from aiter_like.device import Target
 from aiter_like.dispatch import OPS, Backend
+from aiter_like.dispatch.table import columns
 from aiter_like.ops import attention_fwd
 from aiter_like.ops.common import rows
 from aiter_like.tuning import candidates, models
-from aiter_like.tuning.table import columns
 
 GPUS = (Target("hip", "gfx942", 304, 64), Target("cuda", "sm_90", 132, 32), Target("cuda", "sm_80", 108, 32))
 KEYS = {

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.tuning import judge
-from aiter_like.tuning.hooks import Tuning
 
 CPU = torch.device("cpu")
 

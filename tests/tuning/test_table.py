@@ -8,8 +8,8 @@ import re
 
 import pytest
 
+from aiter_like.dispatch import record, table
 from aiter_like.errors import TuningError
-from aiter_like.tuning import record, table
 
 FIELDS = ("rows", "hidden", "dtype")
 HEADER = "arch,cu_num,rows,hidden,dtype,backend,kernel,params,us,err,toolchain,kernel_rev,origin"

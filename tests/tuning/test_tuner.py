@@ -15,8 +15,9 @@ from pathlib import Path
 import planted
 import pytest
 
+from aiter_like.dispatch import table
 from aiter_like.errors import TuningError
-from aiter_like.tuning import table, tuner, writer
+from aiter_like.tuning import tuner, writer
 from aiter_like.tuning.tuner import Options, tune
 
 HERE = Path(__file__).parent

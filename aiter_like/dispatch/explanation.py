@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from aiter_like import env
 from aiter_like.device import Target
+from aiter_like.dispatch.selection import Candidate, Selection
 from aiter_like.errors import BuildError
-from aiter_like.select import Candidate, Selection
 
 if TYPE_CHECKING:
-    from aiter_like.dispatch import Op
+    from aiter_like.dispatch.op import Op
 
 # What applies to the calls of this context: a backend's name (use_backend), a Recorder (explain), or None.
 selector: ContextVar[Any] = ContextVar("aiter_like_selector", default=None)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiter_like import env
-from aiter_like.tuning.table import DEVICE_COLUMNS
+from aiter_like.dispatch.table import DEVICE_COLUMNS
 
 _log = logging.getLogger("aiter_like")
 _seen: set[tuple] = set()

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from aiter_like import env
 from aiter_like.build import revision
 from aiter_like.device import Target
+from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, TuningError, UnsupportedError
-from aiter_like.tuning.table import Row
 
 if TYPE_CHECKING:
-    from aiter_like.dispatch import Op
+    from aiter_like.dispatch.op import Op
 
 _log = logging.getLogger("aiter_like")
 
@@ -96,7 +96,7 @@ class Backend:
         if self.is_jit:
             path = self.function.source
         elif isinstance(self.function, str):
-            path = Path(__file__).parent / f"{self.function.partition(':')[0].replace('.', '/')}.py"
+            path = Path(__file__).parents[1] / f"{self.function.partition(':')[0].replace('.', '/')}.py"
         else:
             return ""
         return revision.of(path)

@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import device, env, log, torch_ops, verify
+from aiter_like import device, env, log
 from aiter_like.device import Target
+from aiter_like.dispatch import record, self_check, table, torch_ops
+from aiter_like.dispatch.explanation import Explanation, Recorder, describe, explain, selector
+from aiter_like.dispatch.plans import PlanCache
+from aiter_like.dispatch.registry import OPS
+from aiter_like.dispatch.selection import KINDS, Backend, Candidate, Request, Selection, select
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
-from aiter_like.explain import Explanation, Recorder, describe, explain, selector
-from aiter_like.plans import PlanCache
-from aiter_like.select import KINDS, Backend, Candidate, Request, Selection, select
-from aiter_like.tuning import record, table
-from aiter_like.tuning.hooks import Tuning
 
 __all__ = ["OPS", "SKIP", "Backend", "Explanation", "Op", "explain", "is_tuned", "reset", "use_backend"]
 
@@ -34,9 +35,6 @@ _selected = selector.get
 
 SKIP = object()
 """What an op's `check` returns when nothing is to be computed, as for empty tensors."""
-
-OPS: dict[str, Op] = {}
-"""Every operator by name; complete once `aiter_like` is imported."""
 
 
 class Op:
@@ -48,11 +46,11 @@ class Op:
         backends: in order of preference.
         check: of (*args): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
         tune_key: of (*args): the key of tuned rows, a dict with the names `tune_fields`.
-        round_field: the field that is rounded up where no row has its exact value (tuning/table.py).
+        round_field: the field that is rounded up where no row has its exact value (dispatch/table.py).
         writes: names of the arguments that are written.
         self_check: of (device): the arguments of one small case, or a list of cases (one per instance of a module);
             what a kernel must pass on hardware before its first automatic use (verify.py).
-        tuning: what the tuner needs to know of it (tuning/hooks.py); None: it cannot be tuned.
+        tuning: what the tuner needs to know of it (dispatch/tuning.py); None: it cannot be tuned.
         public: the public functions made of it (torch_ops.register).
         failures: (backend, kernel, target) → why it is out of use in this process.
         bad_rows: tuned rows that turned out not to fit (file:line).
@@ -62,7 +60,7 @@ class Op:
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
                  self_check: Callable[[torch.device], Any] | None = None, tuning: Tuning | None = None):
-        if name in OPS:
+        if name in OPS.declared:
             raise ValueError(f"operator {name} exists already")
         if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
             raise ValueError(f"{name}: tune_key, tune_fields and round_field do not fit together")
@@ -82,7 +80,7 @@ class Op:
         self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
         self._out_op = torch_ops.define(f"{name}_out", reference, kernel=self._eager, fake=_nothing, writes=writes)
-        OPS[name] = self
+        OPS.declared[name] = self
 
     def __repr__(self) -> str:
         return f"<Op {self.name}: {', '.join(backend.name for backend in self.backends)}>"
@@ -214,9 +212,9 @@ class Op:
                 self._fail(candidate, request.target, f"does not build: {error}")
                 selection.refused[name] = str(error).partition("\n")[0]
                 continue
-            if request.forced is None and verify.applies(candidate.backend, request.target):
-                verdict = verify.verdict(self, candidate, request.target, request.args)
-                if verdict is verify.LATER:
+            if request.forced is None and self_check.applies(candidate.backend, request.target):
+                verdict = self_check.verdict(self, candidate, request.target, request.args)
+                if verdict is self_check.LATER:
                     is_final = False
                     selection.refused[name] = "not checked on this device yet, and a graph is being captured"
                     continue

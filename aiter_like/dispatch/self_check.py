@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from aiter_like.device import Target
+from aiter_like.dispatch.selection import Backend, Candidate, Request, select
 from aiter_like.errors import AiterLikeError, UnsupportedError
-from aiter_like.select import Backend, Candidate, Request, select
 
 if TYPE_CHECKING:
-    from aiter_like.dispatch import Op
+    from aiter_like.dispatch.op import Op
 
 _log = logging.getLogger("aiter_like")
 
