@@ -84,7 +84,8 @@ def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
 @functools.cache
 def _simulator() -> tuple[Any, Callable[[list[dict]], str]]:
     """aiter_like.sim, and what gives the text of reports. CPU tensors run on the simulator from now on."""
-    from aiter_like import device, sim, sim_check
+    from aiter_like import device, sim
+    from aiter_like.sim import reports
 
     device.use_simulator(True)
-    return sim, lambda reports: "\n".join(map(sim_check.text_of, sim_check.merged(reports)))
+    return sim, lambda found: "\n".join(map(reports.text_of, reports.merged(found)))

@@ -39,3 +39,9 @@ def user_tuned() -> Path:
 def tuned_csv() -> Path:
     """Packaged tuned tables."""
     return data_root() / "tuned_csv"
+
+
+def mapped_libraries(name: str) -> list[str]:
+    """Paths of the shared libraries of this process whose file names begin with `name`, sorted."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        return sorted({line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if f"/{name}" in line})

@@ -13,11 +13,11 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
 from aiter_like import device, sim
+from aiter_like.sim import reports
 
 _DESCRIPTION = """Runs a Python script as __main__: kernels that it launches on CPU tensors, of this package or of
 Triton, run on the simulated MI300X with its checkers on. What they say goes to stderr, once per check, kernel and
@@ -51,39 +51,23 @@ def checks_of(text: str) -> tuple[str, ...]:
     return names
 
 
-def merged(reports: Iterable[dict]) -> list[dict]:
-    """One record per check, kernel and instruction, the first one, with the sum of the counts."""
-    found: dict[tuple, dict] = {}
-    for report in reports:
-        key = (report["check"], report["kernel"], report["pc"])
-        count = found[key]["count"] if key in found else 0
-        found[key] = {**found.get(key, report), "count": count + report["count"]}
-    return list(found.values())
-
-
-def text_of(report: dict) -> str:
-    """A report as the terminal shows it."""
-    count = report["count"]
-    return report["summary"] + (f" ({count} times)" if count > 1 else "")
-
-
 def _run(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file")
     if args.seeds < 1 or args.fuzz < 0:
         raise ValueError("--seeds must be at least 1, --fuzz at least 0")
-    reports, status = _run_children(args) if args.seeds > 1 else _run_here(args)
-    reports = merged(reports)
+    found, status = _run_children(args) if args.seeds > 1 else _run_here(args)
+    found = reports.merged(found)
     if args.json:
-        args.json.write_text(json.dumps(reports, indent=1) + "\n")
-    for report in [] if args.json else reports:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    for report in [] if args.json else found:
         seed = f" (seed {report['seed']})" if report["seed"] else ""
-        print(text_of(report) + seed, file=sys.stderr)
-    total = sum(report["count"] for report in reports)
+        print(reports.text_of(report) + seed, file=sys.stderr)
+    total = sum(report["count"] for report in found)
     seeds = f"seeds {args.fuzz} to {args.fuzz + args.seeds - 1}" if args.seeds > 1 else f"seed {args.fuzz}"
-    print(f"[sim] {args.script}: {len(reports)} distinct report(s), {total} in all; {seeds}, "
+    print(f"[sim] {args.script}: {len(found)} distinct report(s), {total} in all; {seeds}, "
           f"checks {','.join(args.checks)}", file=sys.stderr)
-    return 1 if reports else status
+    return 1 if found else status
 
 
 def _run_here(args: argparse.Namespace) -> tuple[list[dict], int]:
@@ -101,16 +85,16 @@ def _run_here(args: argparse.Namespace) -> tuple[list[dict], int]:
 
 def _run_children(args: argparse.Namespace) -> tuple[list[dict], int]:
     """All seeds' reports, and the first status that is not 0."""
-    reports, failed = [], 0
+    found, failed = [], 0
     for seed in range(args.fuzz, args.fuzz + args.seeds):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "reports.json")
             command = [sys.executable, "-m", "aiter_like", "sim", "check", "--checks", ",".join(args.checks),
                        "--fuzz", str(seed), "--json", str(file), str(args.script), *args.args]
             status = subprocess.run(command, check=False).returncode
-            reports += json.loads(file.read_text()) if file.exists() else []
+            found += json.loads(file.read_text()) if file.exists() else []
             failed = failed or (status if status >= 0 else 128 - status)  # killed by a signal: as shells say it
-    return reports, failed
+    return found, failed
 
 
 class _Shown:

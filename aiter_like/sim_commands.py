@@ -26,6 +26,7 @@ from torch import Tensor
 
 from aiter_like import dtypes, sim, sim_check
 from aiter_like.build import code_object
+from aiter_like.sim import reports as sim_reports
 
 _ARCH = "gfx942"
 _SCALARS = {"bool": "?", "i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q",
@@ -100,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         sim.checked_call(kernel.name, launch, tensors, writable)
     reports = session.reports if session else []
     for report in reports:
-        print(sim_check.text_of(report))
+        print(sim_reports.text_of(report))
     for counts in sim.counters().values():
         print(f"{kernel.name}: {counts['workgroups']} workgroups, {counts['waves']} waves, "
               f"{counts['wave_instructions']} wave instructions")

@@ -25,7 +25,8 @@ from aiter_like.build.manifest import Row
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.jit.compile_ops import Instance, load_hip_runtime, register
+from aiter_like.jit.compile_ops import Instance, register
+from aiter_like.jit.hip_runtime import load_hip_runtime
 
 ALIGNMENT = 16  # bytes, of every pointer: what a dwordx4 load takes at full speed
 

@@ -6,10 +6,8 @@ The annotations are the interface: they are compared once with the signature tha
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import json
-import os
 import re
 import types
 import typing
@@ -23,10 +21,10 @@ import torch
 
 from aiter_like import paths
 from aiter_like.build import build
-from aiter_like.build.cache import META
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.device import Target, target_of
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
+from aiter_like.jit.hip_runtime import load_hip_runtime
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")
 
@@ -250,27 +248,3 @@ def _schema_type(schema: dict) -> str:
     if schema["type"] == "ffi.Array":
         return f"tuple[{_schema_type(schema['args'][0])}]"
     return _SCHEMAS.get(schema["type"], schema["type"])
-
-
-def load_hip_runtime(simulated: bool) -> ctypes.CDLL:
-    """Makes the HIP entry points visible to modules, which name no runtime themselves; the runtime's library.
-
-    Raises:
-        BuildError: the process has no HIP runtime, or already resolves to the other one of simulator and hardware.
-    """
-    if simulated:
-        from aiter_like import sim
-
-        library = sim.load()
-    else:
-        with open("/proc/self/maps") as maps:
-            mapped = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libamdhip64.so" in line}
-        real = sorted(path for path in mapped if not os.path.exists(f"{os.path.dirname(path)}/{META}"))  # not ours
-        if not real:
-            raise BuildError("torch has loaded no HIP runtime (libamdhip64.so) in this process")
-        library = ctypes.CDLL(real[0], mode=ctypes.RTLD_GLOBAL)
-    own, seen = (ctypes.cast(scope.hipLaunchKernel, ctypes.c_void_p).value for scope in (library, ctypes.CDLL(None)))
-    if own != seen:
-        raise BuildError("this process already has another HIP runtime: use either the simulated MI300X or the "
-                         "hardware in one process")
-    return library

@@ -10,6 +10,7 @@ from hip_program import code_object
 
 from aiter_like import sim
 from aiter_like.errors import SimulatorError
+from aiter_like.sim.library import json_of
 
 KERNEL = """
 .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
@@ -32,7 +33,7 @@ probe:
 
 def disassemble(code: bytes) -> list[tuple[int, str, str]]:
     """[(offset, text, error)] of every instruction."""
-    return sim._json(sim.load().aiter_like_sim_disassemble(code, len(code)))
+    return json_of(sim.load().aiter_like_sim_disassemble(code, len(code)))
 
 
 def decode(*lines: str) -> list[tuple[str, str]]:

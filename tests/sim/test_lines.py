@@ -20,6 +20,7 @@ from aiter_like import sim
 from aiter_like.build import recipe, toolchain
 from aiter_like.errors import SimulatorError
 from aiter_like.ops import attention_fwd, norm
+from aiter_like.sim.library import json_of
 
 SOURCE = """
 __device__ float half_of(float x) {
@@ -87,7 +88,7 @@ def lines(elf: bytes) -> dict[int, str]:
     library = sim.load()
     address = library.aiter_like_sim_lines(elf, len(elf))
     assert address, library.hipGetErrorString(200)
-    return dict(sim._json(address))
+    return dict(json_of(address))
 
 
 def sections(elf: bytes) -> dict[str, tuple[int, int, int, int]]:

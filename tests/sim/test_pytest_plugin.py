@@ -94,9 +94,9 @@ def test_the_settings_of_a_run(pytester):
     pytester.makepyfile("""
         import pytest
         from aiter_like import sim
-        def test_on(): assert sim._sessions[-1][0].fuzz == 3 and not sim.checking()
+        def test_on(): assert sim.session._open[-1][0].fuzz == 3 and not sim.checking()
         @pytest.mark.sim_check
-        def test_marked(): assert sim._sessions[-1][0].checks == tuple(sim.DEFAULT_CHECKS)
+        def test_marked(): assert sim.session._open[-1][0].checks == tuple(sim.DEFAULT_CHECKS)
     """)
     run = pytester.runpytest_subprocess("-p", "pytest_aiter_like", "--strict-markers", "--sim-fuzz=3")
     run.assert_outcomes(passed=2)

@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -152,3 +153,27 @@ def test_a_forked_child_has_workers_of_its_own():
         run()
         os._exit(0 if np.array_equal(out, 2 * x) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_second_thread_may_not_open_a_session():
+    opened, seen = threading.Event(), []
+    ended = threading.Event()
+
+    def other() -> None:
+        with sim.enabled(fuzz=7, on_report="collect"):
+            opened.set()
+            ended.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    opened.wait()
+    try:
+        with pytest.raises(RuntimeError, match="another thread is in such a block"), sim.enabled():
+            seen.append("entered")
+        assert sim.session._open[-1][0].fuzz == 7 and not seen, "the other thread's settings stand"
+    finally:
+        ended.set()
+        thread.join()
+    with sim.enabled() as session, sim.enabled(checks=False):
+        pass
+    assert session.reports == [] and not sim.checking()

@@ -192,9 +192,10 @@ def test_enabling_is_idempotent_and_has_a_way_back():
 def test_nothing_is_switched_on_by_import_and_no_environment_is_left():
     program = """
 import os, torch, triton, aiter_like
-from aiter_like import sim, sim_triton
+from aiter_like import sim
+from aiter_like.sim.triton import SimulatorDriver
 before, environment = triton.runtime.driver._active, dict(os.environ)
-assert not isinstance(before, sim_triton.SimulatorDriver)
+assert not isinstance(before, SimulatorDriver)
 sim.enable_triton()
 triton.runtime.driver.active.get_current_target()
 sim.disable_triton()

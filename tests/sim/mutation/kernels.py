@@ -280,12 +280,12 @@ def _captured(module: object) -> Iterator[list[tuple]]:
 
 def _triton_kernels(calls: list[tuple], outputs: Sequence[int]) -> list[Kernel]:
     """A kernel per code object: sizes may change what Triton compiles."""
-    from aiter_like import sim_triton
+    from aiter_like.sim import triton as simulated
 
     formats = {"i1": "i", "i32": "i", "i64": "q", "fp32": "f"}
     found: dict[bytes, Kernel] = {}
     for kernel, grid, args, options, constants in calls:
-        with sim_triton.active():
+        with simulated.active():
             compiled = kernel.warmup(*args, grid=grid, **constants, **{"enable_fp_fusion": True, **options})
         kinds = list(compiled.src.signature.values())
         live = list(_live(args, kinds))

@@ -122,6 +122,6 @@ def _driver(target: Target) -> AbstractContextManager:
     """Triton's own driver for a GPU; the simulator's for the simulated one."""
     if not target.simulated:
         return nullcontext()
-    from aiter_like import sim_triton
+    from aiter_like.sim import triton as simulated
 
-    return sim_triton.active()
+    return simulated.active()

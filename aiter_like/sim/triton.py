@@ -20,15 +20,15 @@ from triton import knobs
 from triton.backends.amd.driver import HIPDriver, HIPLauncher
 from triton.runtime import driver as _drivers
 
-from aiter_like import sim
 from aiter_like.errors import SimulatorError
+from aiter_like.sim import reports, session
 
 
 class SimulatorDriver(HIPDriver):
     """Triton's AMD driver on the simulator's libamdhip64.so."""
 
     def __init__(self):
-        library = sim.load()
+        library = session.load()
         with knobs.amd.scope():  # the knob writes an environment variable, which the scope takes back
             knobs.amd.libhip_path = library._name
             super().__init__()
@@ -69,9 +69,9 @@ class SimulatorLauncher(HIPLauncher):
         self._name, self._num_params = metadata.name, len(src.fn.arg_names)
 
     def __call__(self, *args: Any) -> None:
-        if sim.checking():
+        if session.checking():
             arguments = tuple(_flat(args[-self._num_params:])) if self._num_params else ()
-            sim.checked_call(self._name, lambda *_: self._call(args), arguments, None)
+            session.checked_call(self._name, lambda *_: self._call(args), arguments, None)
         else:
             self._call(args)
 
@@ -204,8 +204,8 @@ def _simulator_error(name: str, error: RuntimeError) -> RuntimeError:
     """The error of a HIP call as SimulatorError; any other error as it is."""
     if not str(error).startswith("Triton Error [HIP]"):
         return error
-    sim.load().hipGetLastError()  # it is told here, and not to the next caller
-    told = sim.as_simulator_error(name, error)
+    session.load().hipGetLastError()  # it is told here, and not to the next caller
+    told = reports.as_simulator_error(name, error)
     return told if isinstance(told, SimulatorError) else SimulatorError(f"{name}: {error}")
 
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Reports of the simulator's checkers: taken from the library, kept by sessions, turned into errors and text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from aiter_like.errors import SimulatorError
+from aiter_like.sim import library
+
+_LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
+
+kept: list[list[dict]] = []
+"""Who keeps reports: each list gets all that `take` finds. The open sessions' lists, see session.py."""
+
+unclaimed: list[dict] = []
+"""Reports of launches that went past every operator, outside of any session."""
+
+
+def take_reports() -> list[dict]:
+    """The reports that nobody has taken yet, oldest first; the simulator forgets them."""
+    return library.json_of(library.load().aiter_like_sim_take_reports())
+
+
+def take() -> list[dict]:
+    """`take_reports`, and all open sessions keep them."""
+    found = take_reports()
+    for reports in kept:
+        reports.extend(found)
+    return found
+
+
+def set_aside() -> None:
+    """Takes the reports of launches before a block: for the blocks around it, or for the list at the process's end."""
+    found = take()
+    if not kept:
+        unclaimed.extend(found)
+
+
+def list_unclaimed() -> None:
+    """Writes what nobody has taken to stderr: for programs whose checks AITER_LIKE_SIM has switched on."""
+    for report in [*unclaimed, *take_reports()]:
+        sys.stderr.write(report["summary"] + "\n")
+
+
+def as_simulator_error(name: str, error: RuntimeError) -> RuntimeError:
+    """The error of a failed launch as SimulatorError with its reports; any other error as it is."""
+    found = [] if isinstance(error, SimulatorError) else take()
+    return SimulatorError(f"{name}: {error}", found) if found else error
+
+
+def raise_error(error: int) -> None:
+    """Raises the SimulatorError of a HIP error code, with the reports of a failed launch; nothing for 0."""
+    if error:
+        message = library.load().hipGetErrorString(error).decode(errors="replace")
+        library.load().hipGetLastError()  # the exception tells it, so the next caller must not see it
+        raise SimulatorError(message, take() if error == _LAUNCH_FAILURE else [])
+
+
+def merged(reports: Iterable[dict]) -> list[dict]:
+    """One record per check, kernel and instruction, the first one, with the sum of the counts."""
+    found: dict[tuple, dict] = {}
+    for report in reports:
+        key = (report["check"], report["kernel"], report["pc"])
+        count = found[key]["count"] if key in found else 0
+        found[key] = {**found.get(key, report), "count": count + report["count"]}
+    return list(found.values())
+
+
+def text_of(report: dict) -> str:
+    """A report as the terminal shows it."""
+    count = report["count"]
+    return report["summary"] + (f" ({count} times)" if count > 1 else "")

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: MIT
+"""Sessions: simulator settings for a with block, and what the checkers and counters say in it; checked calls, launches.
+
+Read by dispatch (checked calls), the Triton launcher and tests.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from aiter_like.errors import SimulatorError
+from aiter_like.sim import library as _library
+from aiter_like.sim import reports
+from aiter_like.sim.library import configure, counters, default_settings
+from aiter_like.sim.settings import DEFAULT_CHECKS, Settings
+
+_UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
+
+
+@dataclass
+class Session:
+    """What `enabled` yields.
+
+    Attributes:
+        reports: the checkers' records so far, each a dict (see csrc/sim/report.h).
+        on_report: "raise" or "collect".
+    """
+
+    on_report: str
+    reports: list[dict] = field(default_factory=list)
+    _before: dict[str, dict] = field(default_factory=dict)
+    _after: dict[str, dict] | None = None
+
+    @property
+    def counters(self) -> dict[str, dict]:
+        """Kernel → counts of the session, so far or as it ended; same shape as `counters()`."""
+        after = counters() if self._after is None else self._after
+        return {name: _minus(now, self._before.get(name, {})) for name, now in after.items()
+                if now != self._before.get(name)}
+
+
+def load() -> ctypes.CDLL:
+    """The simulator's library, built when necessary, its symbols visible to the modules loaded after it.
+
+    Raises:
+        BuildError: it cannot be built, or the process has already loaded a real HIP runtime.
+        ValueError: AITER_LIKE_SIM has an unknown setting.
+    """
+    library = _library.load()
+    _follow_environment()
+    return library
+
+
+def checking() -> bool:
+    """Whether any checker is on."""
+    return _checking
+
+
+@contextlib.contextmanager
+def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
+            dry: bool | None = None, instruction_limit: int | None = None, devices: int | None = None,
+            defer: bool | None = None, on_report: str = "raise") -> Iterator[Session]:
+    """Simulator settings for the duration of a with block.
+
+    Args:
+        checks: True = DEFAULT_CHECKS, False = none, or the names of those of CHECKS to switch on: "wait" (registers
+            and LDS used before a wait), "lds_race", "uninit" (undefined values that matter), "bounds", "waitstate"
+            (instructions too close together), "sanity" (misaligned atomics, barriers that some waves miss, lanes that
+            store different values to one place, MFMA with inactive lanes), and, only when named, "global_race"
+            (workgroups that conflict in global memory; runs on one thread).
+        fuzz, threads, dry, instruction_limit, devices, defer: as in `Settings`; None = unchanged.
+        on_report: "raise" = SimulatorError at the operator whose launch was reported; "collect" = only keep it.
+    Yields:
+        The session with `reports` and `counters`.
+    Raises:
+        ValueError: an unknown check or on_report.
+        RuntimeError: another thread is in such a block: there is one simulated device, with one set of settings.
+        SimulatorError: at the block's end, for reports of launches that went past every operator.
+    """
+    if on_report not in ("raise", "collect"):
+        raise ValueError(f"on_report must be 'raise' or 'collect', got {on_report!r}")
+    library = load()
+    with _claimed() as outer:
+        names = DEFAULT_CHECKS if checks is True else tuple(checks or ())
+        changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit,
+                   "devices": devices, "defer": defer}
+        given = {name: value for name, value in changes.items() if value is not None}
+        settings = replace(outer, checks=names, **given)
+        reports.set_aside()
+        session = Session(on_report, _before=counters())
+        reports.kept.append(session.reports)
+        _open.append((settings, session))
+        _apply(library)
+        try:
+            yield session
+            _collect("a kernel launch")
+        finally:
+            reports.take()  # the block may have failed
+            session._after = counters()
+            reports.kept.pop()
+            _open.pop()
+            _apply(library)
+
+
+def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | None) -> Any:
+    """`fn(*args)` with every tensor argument known to the bounds checker, and its reports turned into an exception.
+
+    Args:
+        name: the operator, for messages.
+        fn: the call that launches.
+        args: its arguments.
+        writes: positions of the arguments that the kernel may write; None = unknown: those that no caller has declared.
+    Raises:
+        SimulatorError: a checker reported something, or the launch failed; `reports` has the records.
+    """
+    with _registered(name, args, writes):
+        try:
+            result = fn(*args)
+        except RuntimeError as error:
+            raise reports.as_simulator_error(name, error) from error
+    _collect(name)
+    return result
+
+
+def launch(code_object: bytes, kernel: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int,
+           kernargs: bytes) -> None:
+    """Runs a kernel of a code object, e.g. of one that Triton compiled; it is loaded once and kept.
+
+    Args:
+        code_object: ELF file or offload bundle for gfx942.
+        kernel: its name.
+        grid, block: workgroups, and work-items per workgroup: three numbers each.
+        shared_bytes: dynamic LDS.
+        kernargs: the argument segment, explicit arguments at their offsets.
+    Raises:
+        SimulatorError: the code object does not load, or the launch failed.
+    """
+    library = load()
+    buffer = ctypes.create_string_buffer(kernargs, max(len(kernargs), 1))
+    size = ctypes.c_size_t(len(kernargs))
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
+    function = _function(code_object, kernel)
+    reports.raise_error(library.hipModuleLaunchKernel(function, *grid, *block, shared_bytes, None, None, extra))
+
+
+_lock = threading.Lock()
+_open: list[tuple[Settings, Session]] = []  # the blocks that have not ended, the innermost last
+_owner: int | None = None  # the thread that they belong to
+_checking = False
+
+
+@contextlib.contextmanager
+def _claimed() -> Iterator[Settings]:
+    """The settings around a block that this thread may open."""
+    global _owner
+    with _lock:
+        if _owner not in (None, threading.get_ident()):
+            raise RuntimeError("sim.enabled: another thread is in such a block, and there is one simulated device with "
+                               "one set of settings: end that block first, or use a process for each")
+        previous, _owner = _owner, threading.get_ident()
+    try:
+        yield _open[-1][0] if _open else default_settings()
+    finally:
+        with _lock:
+            _owner = previous
+
+
+def _apply(library: ctypes.CDLL) -> None:
+    """Gives the innermost block's settings to the library."""
+    global _checking
+    settings = _open[-1][0] if _open else default_settings()
+    _checking = bool(settings.checks)
+    configure(library, settings)
+
+
+@functools.cache
+def _follow_environment() -> None:
+    """Once, after the library has been loaded: checks that AITER_LIKE_SIM switches on are on from then on."""
+    global _checking
+    if default_settings().checks:
+        _checking = True
+        atexit.register(reports.list_unclaimed)
+
+
+@functools.lru_cache(maxsize=1024)
+def _module(code_object: bytes) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    reports.raise_error(load().hipModuleLoadData(ctypes.byref(handle), code_object))
+    return handle
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(code_object: bytes, kernel: str) -> ctypes.c_void_p:
+    handle = ctypes.c_void_p()
+    reports.raise_error(load().hipModuleGetFunction(ctypes.byref(handle), _module(code_object), kernel.encode()))
+    return handle
+
+
+@contextlib.contextmanager
+def _registered(name: str, args: tuple, writes: Sequence[int] | None) -> Iterator[None]:
+    """The tensors among `args`, also those in its tuples and lists, as ranges of device memory."""
+    tensors = [(index, part) for index, arg in enumerate(args)
+               for part in (arg if isinstance(arg, (tuple, list)) else (arg,)) if isinstance(part, torch.Tensor)]
+    count = len(tensors)
+    bases = (ctypes.c_uint64 * count)(*[tensor.data_ptr() for _, tensor in tensors])
+    sizes = (ctypes.c_uint64 * count)(*[_extent(tensor) for _, tensor in tensors])
+    labels = [f"{name} argument {index} {tuple(tensor.shape)}".encode() for index, tensor in tensors]
+    names = (ctypes.c_char_p * count)(*labels)
+    writable = (ctypes.c_uint8 * count)(*[_UNKNOWN if writes is None else index in writes for index, _ in tensors])
+    library = load()
+    merged = library.aiter_like_sim_register(count, bases, sizes, names, writable)
+    try:
+        yield
+    finally:
+        library.aiter_like_sim_unregister(merged, bases)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Bytes from the first to past the last element."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def _collect(name: str) -> None:
+    """Takes what the checkers said; raises it unless the innermost block collects."""
+    found = reports.take()
+    if found and (not _open or _open[-1][1].on_report == "raise"):
+        lines = [f"{name}: {len(found)} report(s) of the simulator's checkers"]
+        lines += [f"  {report['summary']}" for report in found]
+        raise SimulatorError("\n".join(lines), found)
+
+
+def _minus(now: dict, before: dict) -> dict:
+    return {key: _minus(value, before.get(key, {})) if isinstance(value, dict) else value - before.get(key, 0)
+            for key, value in now.items()}
