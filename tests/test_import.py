@@ -34,7 +34,7 @@ assert not logger.handlers and logger.level == logging.NOTSET and logger.propaga
 assert not torch.cuda.is_initialized(), "a GPU was initialised"
 assert torch.get_num_threads() == threads
 heavy = {"triton", "pandas", "numpy.f2py", "transformers", "torch._dynamo", "torch._inductor", "aiter_like.sim",
-         "aiter_like.cli", "aiter_like.demo", "tvm_ffi"} & (set(sys.modules) - before[4])
+         "aiter_like.cli", "aiter_like.cli.demo", "tvm_ffi"} & (set(sys.modules) - before[4])
 assert not heavy, f"imported: {sorted(heavy)}"
 assert not events, f"side effects: {events}"
 

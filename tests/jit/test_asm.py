@@ -16,9 +16,10 @@ from aiter_like import paths
 from aiter_like.build import code_object, manifest
 from aiter_like.build.build import load_or_build
 from aiter_like.build.cache import META, read_json
+from aiter_like.cli import build
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.jit import JitFunction, Launch, asm, asm_kernel, commands
+from aiter_like.jit import JitFunction, Launch, asm, asm_kernel
 
 SIM = Target("hip", "gfx942", 304, 64, simulated=True)
 ARGUMENTS = {"out": "pointer", "x": "pointer", "count": "u32", "factor": "fp32"}
@@ -198,11 +199,11 @@ def test_prebuilt_by_the_build_command(hsa, launched, tmp_path, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "aiter_like.sim", types.SimpleNamespace(module_spec=lambda: None))
     monkeypatch.setattr("aiter_like.sim", sys.modules["aiter_like.sim"], raising=False)
     specs = [spec for name in ("scale", "gfx942/toy/scale", "gfx942/toy/scale.s")
-             for spec in commands._selected([name], "gfx942")]
+             for spec in build._selected([name], "gfx942")]
     assert [spec.name for spec in specs] == ["hsa/gfx942/toy/scale"] * 3
     with pytest.raises(ValueError, match="no module scale"):
-        commands._selected(["scale"], "gfx950")
-    assert [error for _, _, error in commands.build_all(specs[:1], 1, root=tmp_path / "prebuilt")] == [None]
+        build._selected(["scale"], "gfx950")
+    assert [error for _, _, error in build.build_all(specs[:1], 1, root=tmp_path / "prebuilt")] == [None]
     monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(tmp_path / "prebuilt"))
     assert tmp_path / "prebuilt" in load_or_build(specs[0]).parents
 

@@ -9,7 +9,7 @@ import pytest
 from jit_project import Project
 
 from aiter_like.build.recipe import ModuleSpec
-from aiter_like.jit import commands
+from aiter_like.cli import build
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def modules(fake, project: Project, monkeypatch) -> list[ModuleSpec]:
 
     functions = [Function("add"), Function("mul", ("-d64", "-d128"), ("hip",))]
     simulator = project.spec(name="sim")
-    monkeypatch.setattr(commands, "registered", lambda: functions)
+    monkeypatch.setattr(build, "registered", lambda: functions)
     monkeypatch.setitem(sys.modules, "aiter_like.sim", types.SimpleNamespace(module_spec=lambda: simulator))
     monkeypatch.setattr("aiter_like.sim", sys.modules["aiter_like.sim"], raising=False)
     return functions
@@ -37,7 +37,7 @@ def modules(fake, project: Project, monkeypatch) -> list[ModuleSpec]:
 
 def _run(*words: str) -> int:
     parser = argparse.ArgumentParser()
-    commands.add_commands(parser.add_subparsers())
+    build.add_commands(parser.add_subparsers())
     args = parser.parse_args(words)
     return args.run(args)
 

@@ -152,7 +152,7 @@ def test_import_probes_nothing(tmp_path):
     code = ("import sys; ran = []; events = ('subprocess', 'os.posix_spawn', 'os.exec', 'os.mkdir')\n"
             "sys.addaudithook(lambda event, _: ran.append(event) if event.startswith(events) else None)\n"
             "import torch; before = len(ran)\n"
-            "import aiter_like.jit.commands; assert ran[before:] == [], ran[before:]\n"
+            "import aiter_like.cli.build; assert ran[before:] == [], ran[before:]\n"
             "assert not {'tvm_ffi', 'triton', 'filelock', 'aiter_like.sim'} & set(sys.modules)")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []

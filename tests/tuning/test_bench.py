@@ -6,7 +6,8 @@ from __future__ import annotations
 import planted
 import pytest
 
-from aiter_like import cli, device, dispatch, tune_commands
+from aiter_like import cli, device, dispatch
+from aiter_like.cli import tune
 from aiter_like.tuning import bench, harness
 
 
@@ -14,7 +15,7 @@ from aiter_like.tuning import bench, harness
 def gpu(toy, monkeypatch):
     """The planted device as GPU 0."""
     monkeypatch.setattr(harness, "gpu", planted.harness)
-    monkeypatch.setattr(tune_commands, "_all_gpus", lambda kind: (0,))
+    monkeypatch.setattr(tune, "_all_gpus", lambda kind: (0,))
 
 
 def run(capsys, *argv):

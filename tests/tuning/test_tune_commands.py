@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from aiter_like import cli, tune_commands
+from aiter_like import cli
+from aiter_like.cli import tune
 from aiter_like.tuning import tuner
 
 pytestmark = pytest.mark.usefixtures("toy")
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("toy")
 def gpu(monkeypatch):
     """The planted device as the machine's GPU."""
     monkeypatch.setitem(tuner.HARNESSES, "gpu", "planted:harness")
-    monkeypatch.setattr(tune_commands, "_all_gpus", lambda device: (0,))
+    monkeypatch.setattr(tune, "_all_gpus", lambda device: (0,))
 
 
 def run(capsys, *argv):

@@ -20,16 +20,16 @@ from aiter_like.errors import AiterLikeError
 
 # Command → the module whose add_commands defines it and what it needs; imported when the command is asked for.
 _COMMANDS = {
-    "demo": ("aiter_like.demo", "attention of a real transformer, checked against stock"),
+    "demo": ("aiter_like.cli.demo", "attention of a real transformer, checked against stock"),
     "doctor": ("aiter_like.cli", "environment, compilers, devices, cache and tuned tables; what is wrong with them"),
-    "build": ("aiter_like.jit.commands", "build modules ahead of their first use"),
-    "cache": ("aiter_like.jit.commands", "list, verify or prune built modules"),
-    "sim": ("aiter_like.sim_commands", "the simulated MI300X: launch any gfx942 code object, check a script's kernels"),
-    "tune": ("aiter_like.tune_commands", "measure the candidates of an operator and write its tuned rows"),
-    "bench": ("aiter_like.tune_commands", "time every backend of an operator on a shape, checked first"),
+    "build": ("aiter_like.cli.build", "build modules ahead of their first use"),
+    "cache": ("aiter_like.cli.build", "list, verify or prune built modules"),
+    "sim": ("aiter_like.cli.sim", "the simulated MI300X: launch any gfx942 code object, check a script's kernels"),
+    "tune": ("aiter_like.cli.tune", "measure the candidates of an operator and write its tuned rows"),
+    "bench": ("aiter_like.cli.tune", "time every backend of an operator on a shape, checked first"),
     "explain": ("aiter_like.cli", "which backend and kernel would serve a call, and why not the others"),
-    "names": ("aiter_like.integrations.commands", "AITER's names, and which backends serve each of them"),
-    "shim": ("aiter_like.integrations.commands", "where a package `aiter` lies, for engines without AMD's"),
+    "names": ("aiter_like.cli.integrations", "AITER's names, and which backends serve each of them"),
+    "shim": ("aiter_like.cli.integrations", "where a package `aiter` lies, for engines without AMD's"),
     "verify": ("aiter_like.cli", "run the self-check of every kernel on this device and write a report"),
 }
 

@@ -24,8 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import dtypes, sim, sim_check
+from aiter_like import dtypes, sim
 from aiter_like.build import code_object
+from aiter_like.cli import sim_check
 from aiter_like.sim import reports as sim_reports
 
 _ARCH = "gfx942"
