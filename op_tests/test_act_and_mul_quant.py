@@ -96,7 +96,7 @@ def test_clamped_and_weighted(device, run, backend):
     y = run(backend, CLAMP, x, swiglu_limit=2.0, weights=strided_like(each, (0, 8)))
     wanted = expected * each.cpu().double()
     assert_within("weighted", y, wanted, (2**-8 * 1.01 + ERROR) * wanted.abs())
-    explanation = aiter_like.dispatch.explain(CLAMP, x, activation="gelu", backend=backend)
+    explanation = aiter_like.explain(CLAMP, x, activation="gelu", backend=backend)
     assert (explanation.op, explanation.backend) == ("act_and_mul", backend)
 
 

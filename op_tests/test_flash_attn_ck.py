@@ -324,7 +324,7 @@ def test_names_say_everything():
 
 def test_explain_names_the_instance(device):
     q, k, v = dense(device, 1, 8, 8, 1, 1, 96, BF16)
-    explanation = aiter_like.dispatch.explain(aiter_like.flash_attn_func, q, k, v, causal=True)
+    explanation = aiter_like.explain(aiter_like.flash_attn_func, q, k, v, causal=True)
     if explanation.target.arch == "gfx942":
         assert explanation.kernel == "flash_attn_fwd[bf16_obf16_d96x96_b128x64_w4_qrksvs_mask_nbias_nalibi_ncap_rtna]"
 

@@ -283,9 +283,9 @@ def test_addresses_that_are_not_aligned(device, attend, caplog):
     reason = "k does not begin at a multiple of 16 bytes"
     with pytest.raises(UnsupportedError, match=f"hip: {reason}"):
         flash_attn_fwd(*call_of(q, shifted, v), backend="hip")
-    found = aiter_like.dispatch.explain(aiter_like.flash_attn_func, q, shifted, v)
+    found = aiter_like.explain(aiter_like.flash_attn_func, q, shifted, v)
     assert found.backend == "ck" and found.rejected["hip"] == reason
-    assert aiter_like.dispatch.explain(aiter_like.flash_attn_func, q, k, v).backend == "hip"
+    assert aiter_like.explain(aiter_like.flash_attn_func, q, k, v).backend == "hip"
 
 
 def test_strides_that_are_not_aligned_are_refused(device, attend):

@@ -68,7 +68,7 @@ def test_groups_beside_a_second_matrix(device, run, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_groups_alone_are_rms_norm_quant(device, run, backend):
     args = make(device, 4, 256, 0)
-    explanation = aiter_like.dispatch.explain(GROUP, **args, group_size=64, dtype_quant=torch.int8, backend=backend)
+    explanation = aiter_like.explain(GROUP, **args, group_size=64, dtype_quant=torch.int8, backend=backend)
     assert (explanation.op, explanation.backend) == ("rms_norm_quant", backend)
     if backend != "hip":  # test_rms_norm_quant.py has its kernel
         result = run(backend, GROUP, **args, group_size=64, dtype_quant=torch.int8)

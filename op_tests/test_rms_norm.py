@@ -239,11 +239,11 @@ def test_assembly_chosen_by_a_user_row(amd, device, monkeypatch, tmp_path):
     path, values = tmp_path / "rms_norm.csv", f"gfx942,{target_of(device).cu_num},6,8192,bf16,0,asm"
     path.write_text(f"{','.join(table.columns(('rows', 'hidden', 'dtype', 'has_residual')))}\n"
                     f"{values},rms_norm_bf16_h8192,,1.5,0,clang,,measured:test\n")
-    assert aiter_like.dispatch.explain(aiter_like.rms_norm, x, weight, EPSILON).backend == "hip"
+    assert aiter_like.explain(aiter_like.rms_norm, x, weight, EPSILON).backend == "hip"
     monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
     dispatch.reset()
     try:
-        explanation = aiter_like.dispatch.explain(aiter_like.rms_norm, x, weight, EPSILON)
+        explanation = aiter_like.explain(aiter_like.rms_norm, x, weight, EPSILON)
         assert (explanation.backend, explanation.kernel) == ("asm", "rms_norm_bf16_h8192"), str(explanation)
         assert explanation.source == f"tuned: {path}:2"
         with sim.enabled(checks=True) if device.type == "cpu" else contextlib.nullcontext() as session:

@@ -314,7 +314,7 @@ def test_heads_of_a_lane_from_a_user_row(device, monkeypatch, tmp_path, heads, s
             x = randn(tokens, 1, count, 128, dtype=torch.bfloat16, device=device)
             (cos, sin), exact = tables(angles(tokens, 64), torch.bfloat16, device)
             args = (x, cos, sin, 0, True, False)
-            assert aiter_like.dispatch.explain(aiter_like.rope_cached_fwd, *args).kernel == f"rope[{name}]"
+            assert aiter_like.explain(aiter_like.rope_cached_fwd, *args).kernel == f"rope[{name}]"
             check_rope(aiter_like.rope_cached_fwd(*args), x, *(each[:, None] for each in exact))
     finally:
         monkeypatch.undo()

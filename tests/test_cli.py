@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 
@@ -11,7 +12,7 @@ import torch
 from toys import SIMULATED, FakeJit, make_op
 
 import aiter_like
-from aiter_like import cli, device, dispatch, paths
+from aiter_like import cli, device, dispatch, env, paths
 from aiter_like.dispatch import Backend
 from aiter_like.errors import BuildError
 
@@ -20,7 +21,7 @@ from aiter_like.errors import BuildError
 def machine(monkeypatch):
     """A CPU with the simulated device, without environment variables of ours and with the logger as it was."""
     monkeypatch.setattr(device, "_targets", {torch.device("cpu"): SIMULATED})
-    for name in cli.env.VARIABLES:
+    for name in env.VARIABLES:
         if name != "AITER_LIKE_CACHE_DIR":
             monkeypatch.delenv(name, raising=False)
     logger = logging.getLogger("aiter_like")
@@ -90,7 +91,7 @@ class TestDoctor:
     def test_healthy(self, capsys):
         status, out, _ = run(capsys, "doctor")
         assert status == 0, out
-        for text in (*cli.env.VARIABLES, "clang 22.1", "nvcc         not found", "the simulated MI300X: gfx942 (hip)",
+        for text in (*env.VARIABLES, "clang 22.1", "nvcc         not found", "the simulated MI300X: gfx942 (hip)",
                      "rms_norm", "no problems found", aiter_like.__version__):
             assert text in out
 
@@ -123,7 +124,7 @@ class TestDoctor:
         assert status == 1 and "kernels for hip cannot be built: no compiler" in out
 
     def test_no_triton(self, capsys, monkeypatch):
-        monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
         assert "triton       absent (an extra)" in run(capsys, "doctor")[1]
 
 

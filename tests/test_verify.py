@@ -12,6 +12,7 @@ from toys import HARDWARE, SIMULATED, FakeJit, make_op, self_check_case
 
 from aiter_like import device, dispatch
 from aiter_like.build import cache
+from aiter_like.cli import verify
 from aiter_like.dispatch import Backend, explain, self_check
 
 
@@ -175,9 +176,9 @@ def test_applies_to_our_kernels_on_amd_hardware(backend, target, expected):
 def test_report_keeps_the_verdict(machine):
     op = make_op(Backend("hip", FakeJit(wrong)), Backend("triton", "no_such_file:scale"))
     with pytest.raises(ImportError):
-        list(self_check.report(HARDWARE, [op.name]))
+        list(verify.report(HARDWARE, [op.name]))
     op.backends = op.backends[:1]
-    (record,) = self_check.report(HARDWARE, [op.name])
+    (record,) = verify.report(HARDWARE, [op.name])
     assert record["status"] == "failed"
     assert "self-check differs" in json.loads(files(machine)[0].read_text())["failure"]
 

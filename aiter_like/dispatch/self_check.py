@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-import platform
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,8 @@ import torch
 from torch import Tensor
 
 from aiter_like.device import Target
-from aiter_like.dispatch.selection import Backend, Candidate, Request, select
-from aiter_like.errors import AiterLikeError, UnsupportedError
+from aiter_like.dispatch.selection import Backend, Candidate
+from aiter_like.errors import AiterLikeError
 
 if TYPE_CHECKING:
     from aiter_like.dispatch.op import Op
@@ -52,6 +50,12 @@ def verdict(op: Op, candidate: Candidate, target: Target, args: tuple) -> Any:
             _save(key, stored)
         _verdicts[key] = stored["failure"]
     return _verdicts[key]
+
+
+def keep(candidate: Candidate, target: Target, args: tuple, error: float, tolerance: float) -> None:
+    """Keeps the verdict on a case that was run outside of a call."""
+    failure = None if error <= tolerance else _failure_text(error, tolerance)
+    _save((_module_key(candidate, target, args), device_name(target)), {"failure": failure, "kernel": candidate.kernel})
 
 
 def forget() -> None:
@@ -91,53 +95,6 @@ def compare(op: Op, function: Any, args: tuple) -> tuple[float, float]:
                    default=0.0)
     errors = [_error(got[index], expected[index]) for index in op.write_indices if expected[index] is not None]
     return max(errors, default=0.0), TOLERANCE * coarsest
-
-
-def report(target: Target, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Runs every case of every backend but torch on `target`, whatever was decided before; one record each."""
-    from aiter_like.dispatch import OPS
-
-    for op in OPS.values():
-        if names and op.name not in names:
-            continue
-        for backend in op.backends:
-            if backend.name != "torch":
-                for args in cases(op, target):
-                    yield _run(op, backend, target, args)
-
-
-def environment(target: Target) -> dict[str, Any]:
-    """What a report says about the machine."""
-    from aiter_like import __version__
-
-    return {"aiter_like": __version__, "torch": torch.__version__, "hip": torch.version.hip, "cuda": torch.version.cuda,
-            "python": platform.python_version(), "device": device_name(target), "platform": target.platform,
-            "arch": target.arch, "cu_num": target.cu_num, "simulated": target.simulated}
-
-
-def _run(op: Op, backend: Backend, target: Target, args: tuple) -> dict[str, Any]:
-    outcome: dict[str, Any] = {"op": op.name, "backend": backend.name, "kernel": "", "status": "refused", "detail": "",
-                               "shapes": [list(arg.shape) for arg in args if isinstance(arg, Tensor)]}
-    start = time.perf_counter()
-    selection = select(op, Request(target, args, backend.name, "verify"))
-    if not selection.candidates:
-        return outcome | {"detail": selection.refused[backend.name]}
-    candidate = selection.candidates[-1]  # the backend's own choice, not a tuned row
-    outcome |= {"kernel": candidate.kernel, "status": "failed"}
-    try:
-        function = candidate.backend.bind(target, args, candidate)
-        error, tolerance = compare(op, function, args)
-    except UnsupportedError as refusal:
-        return outcome | {"status": "refused", "detail": str(refusal)}
-    except (AiterLikeError, RuntimeError) as failure:
-        return outcome | {"detail": str(failure)}
-    status = "passed" if error <= tolerance else "failed"
-    seconds = round(time.perf_counter() - start, 3)
-    if applies(backend, target):
-        key = (_module_key(candidate, target, args), device_name(target))
-        failure = None if status == "passed" else _failure_text(error, tolerance)
-        _save(key, {"failure": failure, "kernel": candidate.kernel})
-    return outcome | {"status": status, "error": error, "tolerance": tolerance, "seconds": seconds}
 
 
 def _judge(op: Op, candidate: Candidate, target: Target, call: tuple) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like explain`: which backend and kernel would serve a call."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+_SUMMARY = "which backend and kernel would serve a call, and why not the others"
+
+
+def add_commands(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `explain`; its parser sets `run`: of the parsed arguments, returns the exit status."""
+    explain = subparsers.add_parser(
+        "explain", description=_SUMMARY, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="A tensor is dtype[sizes], anything else a Python literal:\n"
+               "  aiter-like explain rms_norm input=bf16[32,4096] weight=bf16[4096] epsilon=1e-6\n"
+               "  aiter-like explain flash_attn_func q=bf16[1,99,8,64] k=bf16[1,99,2,64] v=bf16[1,99,2,64] causal=True")
+    explain.add_argument("op", help="a public function, e.g. rms_norm")
+    explain.add_argument("arguments", nargs="*", metavar="name=value")
+    explain.add_argument("--device", default="auto", help="auto, cpu (simulated MI300X where there is no GPU), cuda")
+    explain.set_defaults(run=_explain)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    import torch
+
+    import aiter_like
+
+    function = getattr(aiter_like, args.op, None)
+    if not callable(function):
+        raise ValueError(f"no operator {args.op!r}")
+    name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    values = dict(_argument(text, torch.device(name)) for text in args.arguments)
+    with torch.no_grad():
+        explanations = aiter_like.explain(function, **values)
+    for explanation in explanations if isinstance(explanations, tuple) else (explanations,):
+        print(explanation)
+    return 0
+
+
+def _argument(text: str, device: Any) -> tuple[str, Any]:
+    """`x=bf16[32,4096]` → ("x", tensor); `causal=True` → ("causal", True)."""
+    import ast
+
+    import torch
+
+    from aiter_like.dtypes import DTYPES
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"an argument must be name=value, got {text!r}")
+    dtype, bracket, sizes = value.partition("[")
+    if bracket and dtype in DTYPES:
+        try:
+            shape = [int(size) for size in sizes.removesuffix("]").split(",") if size]
+        except ValueError:
+            raise ValueError(f"{name} must be dtype[sizes], got {value!r}") from None
+        return name, torch.empty(shape, dtype=DTYPES[dtype], device=device)
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like verify`: every case of every compiled kernel against the reference, on this device, as a report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import aiter_like
+from aiter_like import device
+from aiter_like.device import Target
+from aiter_like.dispatch import OPS, Backend, Op, self_check
+from aiter_like.dispatch.selection import Request, select
+from aiter_like.errors import AiterLikeError, UnsupportedError
+
+_SUMMARY = "run the self-check of every kernel on this device and write a report"
+
+
+def add_commands(subparsers: argparse._SubParsersAction) -> None:
+    """Adds `verify`; its parser sets `run`: of the parsed arguments, returns the exit status."""
+    verify = subparsers.add_parser("verify", description=_SUMMARY)
+    verify.add_argument("ops", nargs="*", help="operators (default: all)")
+    verify.add_argument("--device", choices=("auto", "sim", "gpu"), default="auto")
+    verify.add_argument("--output", type=Path, default=Path("aiter_like_verify.json"),
+                        help="the report; a text version is printed and written beside it (default: %(default)s)")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(args: argparse.Namespace) -> int:
+    unknown = sorted(set(args.ops) - set(OPS))
+    if unknown:
+        raise ValueError(f"no operator {', '.join(unknown)}; known: {', '.join(OPS)}")
+    if args.device == "gpu" and not torch.cuda.is_available():
+        raise ValueError("torch sees no GPU; --device sim runs on the simulated MI300X")
+    is_gpu = args.device == "gpu" or (args.device == "auto" and torch.cuda.is_available())
+    if not is_gpu:
+        device.use_simulator(True)
+    target = device.target_of(torch.device("cuda:0" if is_gpu else "cpu"))
+    facts = environment(target)
+    lines = [f"{name}: {value}" for name, value in facts.items()] + [""]
+    print("\n".join(lines))
+    records = []
+    for record in report(target, args.ops):
+        records.append(record)
+        lines.append(_line(record))
+        print(lines[-1], flush=True)
+    statuses = [record["status"] for record in records]
+    count = {status: statuses.count(status) for status in ("passed", "failed", "refused")}
+    lines.append(", ".join(f"{number} {status}" for status, number in count.items()))
+    args.output.write_text(json.dumps({"environment": facts, "results": records}, indent=1) + "\n")
+    args.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")
+    print(f"{lines[-1]}; report: {args.output}, {args.output.with_suffix('.txt')}")
+    return 1 if count["failed"] or not count["passed"] else 0
+
+
+def _line(record: dict[str, Any]) -> str:
+    numbers = ""
+    if "error" in record:
+        numbers = f"error {record['error']:.3g} of {record['tolerance']:.3g}, {record['seconds']} s"
+    shapes = " ".join("x".join(map(str, shape)) for shape in record["shapes"])
+    return " | ".join(filter(None, (record["status"].upper(), record["op"], record["backend"], record["kernel"], shapes,
+                                    numbers, record["detail"])))
+
+
+def report(target: Target, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Runs every case of every backend but torch on `target`, whatever was decided before; one record each."""
+    for op in OPS.values():
+        if names and op.name not in names:
+            continue
+        for backend in op.backends:
+            if backend.name != "torch":
+                for args in self_check.cases(op, target):
+                    yield _outcome(op, backend, target, args)
+
+
+def environment(target: Target) -> dict[str, Any]:
+    """What a report says about the machine."""
+    return {"aiter_like": aiter_like.__version__, "torch": torch.__version__, "hip": torch.version.hip,
+            "cuda": torch.version.cuda, "python": platform.python_version(), "device": self_check.device_name(target),
+            "platform": target.platform, "arch": target.arch, "cu_num": target.cu_num, "simulated": target.simulated}
+
+
+def _outcome(op: Op, backend: Backend, target: Target, args: tuple) -> dict[str, Any]:
+    outcome: dict[str, Any] = {"op": op.name, "backend": backend.name, "kernel": "", "status": "refused", "detail": "",
+                               "shapes": [list(arg.shape) for arg in args if isinstance(arg, Tensor)]}
+    start = time.perf_counter()
+    selection = select(op, Request(target, args, backend.name, "verify"))
+    if not selection.candidates:
+        return outcome | {"detail": selection.refused[backend.name]}
+    candidate = selection.candidates[-1]  # the backend's own choice, not a tuned row
+    outcome |= {"kernel": candidate.kernel, "status": "failed"}
+    try:
+        function = candidate.backend.bind(target, args, candidate)
+        error, tolerance = self_check.compare(op, function, args)
+    except UnsupportedError as refusal:
+        return outcome | {"status": "refused", "detail": str(refusal)}
+    except (AiterLikeError, RuntimeError) as failure:
+        return outcome | {"detail": str(failure)}
+    status = "passed" if error <= tolerance else "failed"
+    seconds = round(time.perf_counter() - start, 3)
+    if self_check.applies(backend, target):
+        self_check.keep(candidate, target, args, error, tolerance)
+    return outcome | {"status": status, "error": error, "tolerance": tolerance, "seconds": seconds}
