@@ -13,7 +13,7 @@ from torch import Tensor
 
 import aiter_like
 from aiter_like.testing import ROUNDINGS
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 BACKENDS = ("hip", "triton", "torch")
 KERNELS = BACKENDS[:-1]

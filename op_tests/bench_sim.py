@@ -24,7 +24,7 @@ from aiter_like import device as devices
 from aiter_like import sim
 from aiter_like.build import toolchain
 from aiter_like.testing import check_rms_norm
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 _BARS = {"matrix": (10.0, 4.0), "vector": (25.0, 8.0)}  # million wave-instructions/s: unchecked, checked
 _LAUNCH_BAR_US = 50.0

@@ -20,7 +20,7 @@ from aiter_like.ops import attention_formula
 from aiter_like.ops.attention_bwd import attend, flash_attn_bwd, flash_attn_bwd_ref
 from aiter_like.ops.common import philox
 from aiter_like.testing import assert_within, strided_like
-from aiter_like.testing_attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
+from aiter_like.testing.attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
 
 BACKENDS = ("triton", "torch")
 LENGTHS = (1, 15, 63, 65, 127, 200)

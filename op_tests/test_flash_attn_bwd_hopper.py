@@ -14,7 +14,7 @@ from hopper_code import compiled_for_hopper, disassembled
 from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.device import Target, target_of
 from aiter_like.testing import strided_like
-from aiter_like.testing_attention_bwd import check_attention_gradients
+from aiter_like.testing.attention_bwd import check_attention_gradients
 
 LENGTHS = ((1, 1), (65, 127), (385, 200), (1000, 700), (129, 1), (1, 500), (640, 640))
 HOPPER = Target("cuda", "sm_90", 132, 32, False, 0)

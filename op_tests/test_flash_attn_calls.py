@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 DENSE, VARLEN = aiter_like.flash_attn_func, aiter_like.flash_attn_varlen_func
 

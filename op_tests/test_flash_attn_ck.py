@@ -22,7 +22,7 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck, ck_self_check, ck_space, tile_instance
 from aiter_like.testing import strided_like
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 BF16, F16 = torch.bfloat16, torch.float16
 # dtype, head dimension, causal, rounding: the instances that the tests of values share

@@ -19,7 +19,7 @@ from covering import covering
 import aiter_like
 from aiter_like.ops import attention_formula
 from aiter_like.testing import strided_like
-from aiter_like.testing_attention import attention_float64, check_attention
+from aiter_like.testing.attention import attention_float64, check_attention
 
 PAIRS = ((1, 1), (15, 64), (64, 15), (63, 65), (127, 63), (1, 1000), (383, 127), (384, 64), (385, 385))
 HEADS = ((2, 2), (4, 1), (6, 2))

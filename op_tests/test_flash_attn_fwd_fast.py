@@ -14,7 +14,7 @@ from aiter_like import sim
 from aiter_like.attention_call import AttentionCall
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 BF16 = torch.bfloat16
 ROWS = {64: 512, 128: 384}  # query rows of a workgroup

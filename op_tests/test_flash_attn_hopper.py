@@ -17,7 +17,7 @@ from covering import covering
 from aiter_like.attention_call import AttentionCall
 from aiter_like.device import Target, target_of
 from aiter_like.ops.attention_fwd import _triton_kernels, hopper_serves
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 from aiter_like.triton_kernels import attention
 
 BF16, F16 = torch.bfloat16, torch.float16

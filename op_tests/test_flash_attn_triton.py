@@ -19,7 +19,7 @@ from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
 from aiter_like.ops.attention_fwd import _triton_kernels, flash_attn_fwd
 from aiter_like.testing import strided_like
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 BF16, F16 = torch.bfloat16, torch.float16
 WINDOWS = ((0, 0), (17, 5), (-1, 40), (64, -1), (100, 0, 3), (30, 70, 70), (20, 0, 300))

@@ -21,7 +21,7 @@ from aiter_like.attention_call import AttentionCall
 from aiter_like.ops.attention_fwd import flash_attn_fwd
 from aiter_like.ops.attention_plan import CausalLaunch, KeySplit, split_causal_keys, split_keys
 from aiter_like.testing import strided_like
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 BACKENDS = ("triton", "torch")
 VARLEN = aiter_like.flash_attn_varlen_func

@@ -17,7 +17,7 @@ from covering import covering
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.testing_attention import check_attention
+from aiter_like.testing.attention import check_attention
 
 BACKENDS = ("triton", "torch")
 WITH_CACHE = aiter_like.flash_attn_with_kvcache

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 
-from aiter_like import __version__, device, sim, testing_attention
+from aiter_like import __version__, device, sim
 from aiter_like.build import build
 from aiter_like.dispatch import explain
 from aiter_like.errors import AiterLikeError
 from aiter_like.ops.attention import flash_attn_func
+from aiter_like.testing.attention import attention_float64, check_attention
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors
 MIN_COSINE = 0.9999
@@ -228,11 +229,11 @@ def _verdict(reports: list[dict]) -> str:
 def _compare_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict:
     """Causal attention against float64: ours, element by element within the tests' tolerance, and torch's."""
     out = flash_attn_func(q, k, v, causal=True)
-    exact = testing_attention.attention_float64(q, k, v, causal=True).out
+    exact = attention_float64(q, k, v, causal=True).out
     stock = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True)
     fault = None
     try:
-        testing_attention.check_attention(out, None, q, k, v, causal=True, rounding="rtna")  # flash_attn_func's default
+        check_attention(out, None, q, k, v, causal=True, rounding="rtna")  # flash_attn_func's default
     except AssertionError as error:
         fault = str(error)
     return {"max_error": (out.cpu() - exact).abs().max().item(), "fault": fault,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aiter_like.ops.common import philox
-from aiter_like.testing import TOLERANCES, assert_within, relative_l2
+from aiter_like.testing.compare import TOLERANCES, assert_within, relative_l2
 
 _FP8_UNIT = 2**-4  # unit roundoff of e4m3: of P, where q, k and v are fp8
 _FP8_SMALLEST = 2**-18  # half of its smallest subnormal, 2⁻¹¹, with P scaled by at least 2⁷

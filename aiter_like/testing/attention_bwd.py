@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.ops.common import philox
-from aiter_like.testing import TOLERANCES, assert_within, relative_l2
+from aiter_like.testing.compare import TOLERANCES, assert_within, relative_l2
 
 _FLUSHED = 2**-126  # fp32's smallest normal number, below which exp2 and products give 0
 

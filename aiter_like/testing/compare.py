@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""What tests and benchmarks share: float64 references, the table of tolerances, comparison, shapes, timing.
+"""Float64 references, the table of tolerances, comparison and shapes that the tests of several operators share.
 
-The references are written apart from the operators' own ones; attention's are in testing_attention.py. Read by
-op_tests/, demo.py and verify reports.
+The references are written apart from the operators' own ones.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,36 +113,3 @@ def strided_like(tensor: Tensor, paddings: Sequence[int], offset: int = 0) -> Te
     storage = torch.full((math.prod(sizes) + offset,), unused, dtype=tensor.dtype, device=tensor.device)
     view = storage[offset:].view(sizes)[tuple(slice(0, size) for size in tensor.shape)]
     return view.copy_(tensor)
-
-
-def time_us(function: Callable[..., Any], argument_sets: Sequence[tuple], *, repeats: int = 5,
-            warmup: int = 3) -> float:
-    """Median time of one call on the GPU in µs.
-
-    Args:
-        function: called with each of `argument_sets` in turn; together they must be larger than the last-level cache.
-        repeats: timed rounds over all sets; the median round counts.
-        warmup: rounds before.
-    """
-    rounds = []
-    for index in range(warmup + repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for args in argument_sets:
-            function(*args)
-        end.record()
-        end.synchronize()
-        if index >= warmup:
-            rounds.append(start.elapsed_time(end) * 1e3 / len(argument_sets))
-    return statistics.median(rounds)
-
-
-def host_time_us(function: Callable[[], Any], *, calls: int = 2_000, repeats: int = 50) -> float:
-    """Host time of `function()` in µs: the fastest of `repeats` loops of `calls`, since other load only ever adds."""
-    loops = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        loops.append((time.perf_counter() - start) * 1e6 / calls)
-    return min(loops)

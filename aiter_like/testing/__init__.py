@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: MIT
+"""What the package's tests, benchmarks and demo share, and what users may test their own kernels with."""
+
+from aiter_like.testing.compare import (
+    HIDDEN_SIZES,
+    LENGTHS,
+    ROUNDINGS,
+    TOLERANCES,
+    Tolerance,
+    assert_within,
+    check_rms_norm,
+    relative_l2,
+    rms_norm_float64,
+    strided_like,
+)
+from aiter_like.testing.timing import host_time_us, time_us
+
+__all__ = ["HIDDEN_SIZES", "LENGTHS", "ROUNDINGS", "TOLERANCES", "Tolerance", "assert_within", "check_rms_norm",
+           "host_time_us", "relative_l2", "rms_norm_float64", "strided_like", "time_us"]
