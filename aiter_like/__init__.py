@@ -11,9 +11,9 @@ from aiter_like.dispatch import is_tuned as is_tuned
 from aiter_like.dispatch import use_backend as use_backend
 from aiter_like.enums import ActivationType as ActivationType
 from aiter_like.enums import QuantType as QuantType
-from aiter_like.ops.activation import *  # noqa: F403
-from aiter_like.ops.activation_fused import *  # noqa: F403
-from aiter_like.ops.activation_quant import *  # noqa: F403
+from aiter_like.ops.activation.act_and_mul import *  # noqa: F403
+from aiter_like.ops.activation.act_and_mul_quant import *  # noqa: F403
+from aiter_like.ops.activation.fused import *  # noqa: F403
 from aiter_like.ops.attention import *  # noqa: F403
 from aiter_like.ops.attention_batch_prefill import *  # noqa: F403
 from aiter_like.ops.attention_fp8 import *  # noqa: F403

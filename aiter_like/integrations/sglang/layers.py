@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from aiter_like.ops.activation.act_and_mul import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from aiter_like.ops.norm import rms_norm, rmsnorm, rmsnorm2d_fwd_with_add
 from aiter_like.ops.rotary import rotary_embedding_fwd
 

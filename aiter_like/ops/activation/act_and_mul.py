@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations, out first as AITER has them. Kernels: csrc/activation/, triton_kernels/activation.py."""
+"""Gated activations, out first as AITER has them. Kernels: csrc/activation/, ops/activation/triton/act_and_mul.py."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ _act_and_mul = Op(
     tuning=Tuning(_tune_case, shapes=mlp_shapes),
     backends=(Backend("hip", _act_and_mul_hip, unsupported=_kernel_unsupported,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 3)]),
-              Backend("triton", "triton_kernels.activation:act_and_mul", unsupported=_kernel_unsupported,
+              Backend("triton", "ops.activation.triton.act_and_mul:act_and_mul", unsupported=_kernel_unsupported,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", act_and_mul_ref)))
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations as AITER's Triton library has them: on the operators of ops/activation.py and activation_quant.py.
+"""Gated activations as AITER's Triton library has them: on the operators of ops/activation/act_and_mul.py and
+activation_quant.py.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.activation import ACTIVATIONS, _act_and_mul, silu_and_mul
-from aiter_like.ops.activation_quant import _act_and_mul_quant
+from aiter_like.ops.activation.act_and_mul import ACTIVATIONS, _act_and_mul, silu_and_mul
+from aiter_like.ops.activation.act_and_mul_quant import _act_and_mul_quant
 from aiter_like.ops.common import quant_rule
 from aiter_like.ops.norm_quant import group_major
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations in Triton: bodies and launchers, named by the operators of ops/activation.py."""
+"""Gated activations in Triton: bodies and launchers, named by the operators of ops/activation/act_and_mul.py."""
 
 from __future__ import annotations
 

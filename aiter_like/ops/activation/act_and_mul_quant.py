@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations with a quantised result. Kernels: csrc/activation/, triton_kernels/activation.py."""
+"""Gated activations with a quantised result. Kernels: csrc/activation/, ops/activation/triton/act_and_mul.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiter_like.device import Target, simulated_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation import ACTIVATIONS, SWIGLU_LIMIT, gated, mlp_shapes
+from aiter_like.ops.activation.act_and_mul import ACTIVATIONS, SWIGLU_LIMIT, gated, mlp_shapes
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.norm_quant import check_scale, group_major
 
@@ -144,7 +144,7 @@ _act_and_mul_quant = Op(
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.activation:act_and_mul_quant",
+              Backend("triton", "ops.activation.triton.act_and_mul:act_and_mul_quant",
                       unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", act_and_mul_quant_ref)))
 

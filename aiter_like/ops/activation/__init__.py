@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Activations and their fused forms."""
