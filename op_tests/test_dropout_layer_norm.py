@@ -14,7 +14,7 @@ from norm_cases import BACKENDS, EPSILON, check_layer_norm, double, layer_norm64
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.dropout_norm import _random_words
+from aiter_like.ops.norm.dropout_layer_norm import _random_words
 from aiter_like.testing import assert_within, strided_like
 
 BF16 = torch.bfloat16

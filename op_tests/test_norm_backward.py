@@ -14,7 +14,7 @@ from norm_cases import EPSILON, double, layer_norm64, rms_norm64, rows_like, vec
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.norm_backward import norm_backward_ref
+from aiter_like.ops.norm.norm_backward import norm_backward_ref
 from aiter_like.testing import TOLERANCES, assert_within, strided_like
 
 BF16, FP32 = torch.bfloat16, torch.float32

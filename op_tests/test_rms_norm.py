@@ -20,7 +20,7 @@ from aiter_like.device import target_of
 from aiter_like.dispatch import table
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.norm import _rms_norm
+from aiter_like.ops.norm.rms_norm import _rms_norm
 from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like
 
 BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below

@@ -15,7 +15,7 @@ FILES = {
     "csrc/norm/apart.h": "int apart;\n",
     "csrc/include/aiter_like/rows.h": '#include "aiter_like/gpu.h"\n',
     "csrc/include/aiter_like/gpu.h": '#include "aiter_like/rows.h"  // a circle\n',
-    "aiter_like/triton_kernels/norm.py": "from aiter_like import env\n"
+    "aiter_like/ops/norm/triton/rms_norm.py": "from aiter_like import env\n"
                               "from aiter_like.ops.common.triton import quant_rule\n\n\n"
                               "def late():\n    from aiter_like.ops.common.triton.launch import launch\n",
     "aiter_like/ops/common/triton/quant_rule.py": "import triton\n",
@@ -42,8 +42,8 @@ def project(tmp_path, monkeypatch):
 @pytest.mark.parametrize("source, counted", [
     ("csrc/norm/scale.hip", ("csrc/norm/scale.hip", "csrc/norm/beside.h", "csrc/include/aiter_like/rows.h",
                              "csrc/include/aiter_like/gpu.h")),
-    ("aiter_like/triton_kernels/norm.py",
-     ("aiter_like/triton_kernels/norm.py", "aiter_like/ops/common/triton/quant_rule.py",
+    ("aiter_like/ops/norm/triton/rms_norm.py",
+     ("aiter_like/ops/norm/triton/rms_norm.py", "aiter_like/ops/common/triton/quant_rule.py",
       "aiter_like/ops/common/triton/launch.py", "aiter_like/triton_kernels/rows.py"))])
 def test_depends_on_the_files_that_make_the_kernel(project, source, counted):
     root = project("here")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What an operator declares so that it can be tuned: `Op(..., tuning=Tuning(...))`. Read by the tuner and `bench`.
 
-An operator gets there in three steps, of which rms_norm (ops/norm.py) is the model:
+An operator gets there in three steps, of which rms_norm (ops/norm/rms_norm.py) is the model:
 1. `Tuning(case=fn)`: from a tune key alone, the arguments of a call with that key. Then `aiter-like tune` and
    `aiter-like bench` work, choosing between its backends as they are.
 2. `Backend(..., space=fn)`: the values of its parameters that are worth a trial, as dicts that a tuned row can hold;

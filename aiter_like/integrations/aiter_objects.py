@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes, paths
-from aiter_like.ops.group_norm import group_norm
+from aiter_like.ops.norm.group_norm import group_norm
 
 AITER_CONFIGS = SimpleNamespace(AITER_CONFIG_GEMM_A8W8_FILE="", AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE="",
                                 AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE="", AITER_CONFIG_FMOE_FILE="")

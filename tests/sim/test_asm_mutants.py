@@ -13,7 +13,7 @@ from aiter_like import device, paths, sim
 from aiter_like.errors import SimulatorError
 from aiter_like.jit import Launch
 from aiter_like.jit.asm import AsmFunction
-from aiter_like.ops import norm
+from aiter_like.ops.norm import rms_norm
 
 _SOURCE = paths.hsa() / "gfx942/norm/rms_norm.s"
 _LINES = _SOURCE.read_text().splitlines()
@@ -27,7 +27,7 @@ def _launch(is_residual: bool) -> set[str]:
         return Launch({"dtype": "bf16", "hidden": 4096}, (2, 1, 1), (256, 1, 1),
                       {"out_stride": 8192, "input_stride": 8192})
 
-    function = AsmFunction(_rms_norm_asm, "gfx942/norm/rms_norm.s", "rms_norm", norm._rms_norm_asm.arguments)
+    function = AsmFunction(_rms_norm_asm, "gfx942/norm/rms_norm.s", "rms_norm", rms_norm._rms_norm_asm.arguments)
     x, weight = torch.randn(2, 4096).bfloat16(), torch.randn(4096).bfloat16()
     residuals = (x.clone(), torch.empty_like(x)) if is_residual else (None, None)
     args = (torch.empty_like(x), x, weight, *residuals, 1e-6)

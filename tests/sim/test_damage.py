@@ -15,7 +15,6 @@ from mutation.kernels import ATTENTION_ARGS, divider
 
 from aiter_like import device, paths, sim
 from aiter_like.build.build import load_or_build
-from aiter_like.ops import norm
 
 _ROWS, _HIDDEN = 2, 256
 _NORM = ("<QqQqQqQqQqif", "0", _HIDDEN, 0, _HIDDEN, "1", _HIDDEN, 0, _HIDDEN, "2", _ROWS, _HIDDEN, 1e-6)
@@ -80,7 +79,7 @@ def corpus(tmp_path_factory) -> Path:
                Sample("bundle", code_object(GATHER, *_BUNDLE), 64, (256, 256), gather),
                Sample("compressed", code_object(GATHER, *_BUNDLE, "--offload-compress"), 64, (256, 256), gather),
                _triton_kernel(),
-               Sample("assembly", load_or_build(norm._rms_norm_asm.spec(device.simulated_target())).read_bytes(), 256,
+               Sample("assembly", load_or_build(rms_norm._rms_norm_asm.spec(device.simulated_target())).read_bytes(), 256,
                       (16384,) * 3, ("<QQQQQIIf", "0", "1", "2", 0, 0, 8192, 8192, 1e-6))]
     if (old := _clang_19(folder)) is not None:
         samples.append(Sample("clang 19", old, 64, (256, 256), gather))

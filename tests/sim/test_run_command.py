@@ -13,7 +13,7 @@ from asm import assemble
 
 from aiter_like import cli
 from aiter_like.build.build import load_or_build
-from aiter_like.ops import norm
+from aiter_like.ops.norm import rms_norm
 from aiter_like.testing import check_rms_norm
 
 KERNEL = "rms_norm_bf16_h4096"
@@ -78,7 +78,7 @@ amdhsa.kernels:
 @pytest.fixture(scope="module")
 def rms_norm() -> Path:
     """The code object of an operator's assembly kernel."""
-    function = norm._rms_norm_asm
+    function = rms_norm._rms_norm_asm
     return load_or_build(function.instance_spec(function.instances()[0], "hip", "gfx942"))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """How long rows are cut into slices, a workgroup each, by kernels that read a row twice, in two launches.
 
-Read by ops/group_norm.py and triton_kernels/group_norm.py.
+Read by ops/norm/group_norm.py and ops/norm/triton/group_norm.py.
 """
 
 from __future__ import annotations

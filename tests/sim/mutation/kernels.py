@@ -17,7 +17,8 @@ import torch
 from aiter_like import sim
 from aiter_like.build import build, code_object
 from aiter_like.jit import Instance, JitFunction
-from aiter_like.ops import attention_fast, attention_fwd, attention_plan, norm
+from aiter_like.ops import attention_fast, attention_fwd, attention_plan
+from aiter_like.ops.norm import rms_norm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 _NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
@@ -120,7 +121,7 @@ _NORM_BUILDS = (
 def _norm_hip(how: NormBuild, access: int) -> list[Kernel]:
     """csrc/norm/rms_norm.hip, one build; `access`: elements per access, 1 for rows that are not aligned."""
     elements = {BF16: "bf16", F16: "f16", F32: "float"}
-    elf = _hip_code(norm._rms_norm_hip, Instance(f"mutation_{how.name}", {
+    elf = _hip_code(rms_norm._rms_norm_hip, Instance(f"mutation_{how.name}", {
         "ELEMENT": elements[how.dtype], "WEIGHT": elements[how.weight], "LANES": how.lanes, "VECTORS": how.vectors,
         "VEC": how.vec, "IS_WHOLE": int(how.is_whole), "HAS_RESIDUAL": int(how.has_residual),
         "IS_GEMMA": int(how.is_gemma), "IS_MODEL_SENSITIVE": int(how.is_model_sensitive)}))
@@ -220,7 +221,7 @@ def divider(number: int) -> tuple[int, int, int]:
 
 def _norm_asm(hidden: int) -> list[Kernel]:
     """hsa/gfx942/norm/rms_norm.s, with and without residual."""
-    elf = build.ensure(norm._rms_norm_asm.instance_spec(None, "hip", "gfx942")).path.read_bytes()
+    elf = build.ensure(rms_norm._rms_norm_asm.instance_spec(None, "hip", "gfx942")).path.read_bytes()
     launches = []
     for has_residual in (True, False):
         x, weight = random((2, hidden), BF16), random((hidden,), BF16)
@@ -232,8 +233,8 @@ def _norm_asm(hidden: int) -> list[Kernel]:
 
 
 def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -> list[Kernel]:
-    """triton_kernels/norm.py, as its launcher compiles it for rows of these sizes."""
-    from aiter_like.triton_kernels import norm as kernels
+    """ops/norm/triton/rms_norm.py, as its launcher compiles it for rows of these sizes."""
+    from aiter_like.ops.norm.triton import rms_norm as kernels
 
     with _captured(kernels) as calls:
         for hidden in sizes:

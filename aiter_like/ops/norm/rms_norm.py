@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Normalisation: rms_norm and its residual form. Kernels: csrc/norm/, hsa/gfx942/norm/, triton_kernels/norm.py."""
+"""Normalisation: rms_norm and its residual form. Kernels: csrc/norm/, hsa/gfx942/norm/, ops/norm/triton/rms_norm.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
-from aiter_like.ops import norm_backward
 from aiter_like.ops.common import elements, rows, tune_shapes
+from aiter_like.ops.norm import norm_backward
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
            "rmsnorm2d_fwd_with_add"]
@@ -184,7 +184,7 @@ _rms_norm = Op(
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
               Backend("asm", _rms_norm_asm, unsupported=_asm_unsupported),
-              Backend("triton", "triton_kernels.norm:rms_norm",
+              Backend("triton", "ops.norm.triton.rms_norm:rms_norm",
                       unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", rms_norm_ref, differentiable=True)))
 

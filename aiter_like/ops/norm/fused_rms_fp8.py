@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm with a quantised result as engines call it, returning new tensors: on the operators of ops/norm_quant.py and
-ops/fused_rms_quant.py.
+"""RMSNorm with a quantised result as engines call it, returning new tensors: on the operators of
+ops/norm/rms_norm_quant.py and ops/norm/fused_rms_quant.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch import Tensor
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.fused_rms_quant import fused_rms_quant
-from aiter_like.ops.norm_quant import _rms_norm_quant
+from aiter_like.ops.norm.fused_rms_quant import fused_rms_quant
+from aiter_like.ops.norm.rms_norm_quant import _rms_norm_quant
 
 __all__ = ["fused_rms_fp8_group_quant", "fused_rms_fp8_per_tensor_static_quant"]
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm quantised, and of a second matrix beside it, in Triton; named by the operator of ops/fused_rms_quant.py."""
+"""RMSNorm quantised, and of a second matrix beside it, in Triton; named by the operator of
+ops/norm/fused_rms_quant.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import triton.language as tl
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.triton_kernels.norm import load_sum
+from aiter_like.ops.norm.triton.rms_norm import load_sum
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """RMSNorm quantised, in one launch with that of a second matrix. Kernels: csrc/norm/fused_rms_quant.hip,
-triton_kernels/fused_rms_quant.py; what engines call of it: ops/fused_rms_fp8.py.
+ops/norm/triton/fused_rms_quant.py; what engines call of it: ops/norm/fused_rms_fp8.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.enums import QuantType
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm_quant import check_scale, group_major
+from aiter_like.ops.norm.rms_norm_quant import check_scale, group_major
 
 __all__ = ["fused_qk_rmsnorm_quant"]
 
@@ -220,7 +220,7 @@ fused_rms_quant = Op(
     round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _fused_rms_quant_hip, unsupported=_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.fused_rms_quant:fused_rms_quant",
+              Backend("triton", "ops.norm.triton.fused_rms_quant:fused_rms_quant",
                       unsupported=_unsupported, space=_triton_space),
               Backend("torch", fused_rms_quant_ref)))
 

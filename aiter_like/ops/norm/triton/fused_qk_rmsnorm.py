@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm fused with what stands beside it, in Triton; named by the operators of ops/norm_fused.py."""
+"""RMSNorm fused with what stands beside it, in Triton; named by the operators of ops/norm/fused_qk_rmsnorm.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Normalisation in Triton: bodies and launchers, named by the operators of ops/norm.py."""
+"""Normalisation in Triton: bodies and launchers, named by the operators of ops/norm/rms_norm.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm fused with what stands beside it. Kernels: csrc/norm/, triton_kernels/norm_fused.py."""
+"""RMSNorm fused with what stands beside it. Kernels: csrc/norm/, ops/norm/triton/fused_qk_rmsnorm.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
-from aiter_like.ops.norm import rmsnorm, rmsnorm2d_fwd_with_add
+from aiter_like.ops.norm.rms_norm import rmsnorm, rmsnorm2d_fwd_with_add
 
 __all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
 
@@ -107,7 +107,7 @@ _fused_qk_rmsnorm = Op(
     tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"),
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _fused_qk_rmsnorm_hip, unsupported=_qk_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.norm_fused:fused_qk_rmsnorm",
+              Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:fused_qk_rmsnorm",
                       unsupported=_qk_unsupported, space=_triton_space),
               Backend("torch", fused_qk_rmsnorm_ref, differentiable=True)))
 

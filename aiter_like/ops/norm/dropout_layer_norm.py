@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dropout, residual add and LayerNorm. Kernels: csrc/norm/, triton_kernels/dropout_layer_norm.py."""
+"""Dropout, residual add and LayerNorm. Kernels: csrc/norm/, ops/norm/triton/dropout_layer_norm.py."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ _dropout_layer_norm = Op(
     _OP, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "hidden", "dtype"),
     round_field="rows", writes=("out", "residual_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _dropout_layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.dropout_layer_norm:dropout_layer_norm", unsupported=_kernel_unsupported,
+              Backend("triton", "ops.norm.triton.dropout_layer_norm:dropout_layer_norm",
+                      unsupported=_kernel_unsupported,
                       space=_triton_space),
               Backend("torch", dropout_layer_norm_ref, differentiable=True)))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Group normalisation. Kernels: csrc/norm/group_norm.hip, triton_kernels/group_norm.py."""
+"""Group normalisation. Kernels: csrc/norm/group_norm.hip, ops/norm/triton/group_norm.py."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ _group_norm = Op(
     tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
     writes=("out", "parts"), tuning=Tuning(_tune_case, scratch=("parts",)),
     backends=(Backend("hip", _group_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.group_norm:group_norm",
+              Backend("triton", "ops.norm.triton.group_norm:group_norm",
                       unsupported=_kernel_unsupported, space=_triton_space),
               Backend("torch", group_norm_ref, differentiable=True)))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dropout, residual add and LayerNorm in Triton, named by the operator of ops/dropout_norm.py."""
+"""Dropout, residual add and LayerNorm in Triton, named by the operator of ops/norm/dropout_layer_norm.py."""
 
 from __future__ import annotations
 

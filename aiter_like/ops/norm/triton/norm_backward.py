@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Derivatives of the norms in Triton, named by the operator of ops/norm_backward.py."""
+"""Derivatives of the norms in Triton, named by the operator of ops/norm/norm_backward.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm times a gate. Kernels: csrc/norm/gated_rms_norm.hip, triton_kernels/norm_fused.py."""
+"""RMSNorm times a gate. Kernels: csrc/norm/gated_rms_norm.hip, ops/norm/triton/fused_qk_rmsnorm.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm_quant import check_scale, store_quantised
+from aiter_like.ops.norm.rms_norm_quant import check_scale, store_quantised
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
 
@@ -99,7 +99,7 @@ _gated_rms_norm = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _gated_rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.norm_fused:gated_rms_norm",
+              Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:gated_rms_norm",
                       unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))
 

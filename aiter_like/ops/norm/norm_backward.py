@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Derivatives of rms_norm and layer_norm. Kernel: triton_kernels/norm_backward.py. Read by both families."""
+"""Derivatives of rms_norm and layer_norm. Kernel: ops/norm/triton/norm_backward.py. Read by both families."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _norm_backward = Op(
     _OP, reference=norm_backward_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "has_mean"), round_field="rows", writes=("dx", "dweight", "dbias"),
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("triton", "triton_kernels.norm_backward:norm_backward",
+    backends=(Backend("triton", "ops.norm.triton.norm_backward:norm_backward",
                       unsupported=_triton_unsupported, space=_triton_space),
               Backend("torch", norm_backward_ref)))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Layer normalisation in Triton, named by the operators of ops/layer_norm.py."""
+"""Layer normalisation in Triton, named by the operators of ops/norm/layer_norm.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton.language as tl
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.triton_kernels.norm import load_sum
+from aiter_like.ops.norm.triton.rms_norm import load_sum
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 _MOST_KEPT = tl.constexpr(4096)  # of a row whose factors are kept beside it; of more, fewer rows fit an SM

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm quantised to fp8 or int8. Kernels: csrc/norm/rms_norm_quant.hip, triton_kernels/norm_quant.py."""
+"""RMSNorm quantised to fp8 or int8. Kernels: csrc/norm/rms_norm_quant.hip, ops/norm/triton/rms_norm_quant.py."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ _rms_norm_quant = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
     writes=("out", "scale", "residual_out", "plain_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.norm_quant:rms_norm_quant",
+              Backend("triton", "ops.norm.triton.rms_norm_quant:rms_norm_quant",
                       unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", rms_norm_quant_ref)))
 

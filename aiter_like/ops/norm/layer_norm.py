@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""LayerNorm, with residual and quantised. Kernels: csrc/norm/layer_norm.hip, triton_kernels/layer_norm.py."""
+"""LayerNorm, with residual and quantised. Kernels: csrc/norm/layer_norm.hip, ops/norm/triton/layer_norm.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops import norm_backward
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm_quant import check_scale, store_quantised
+from aiter_like.ops.norm import norm_backward
+from aiter_like.ops.norm.rms_norm_quant import check_scale, store_quantised
 
 __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
            "layernorm2d_fwd_with_add_smoothquant", "layernorm2d_fwd_with_dynamicquant",
@@ -137,7 +137,7 @@ _layer_norm = Op(
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.layer_norm:layer_norm",
+              Backend("triton", "ops.norm.triton.layer_norm:layer_norm",
                       unsupported=_kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", layer_norm_ref, differentiable=True)))
 
