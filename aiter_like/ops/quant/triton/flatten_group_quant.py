@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Flattening and quantisation by group in Triton, named by the operator of ops/flatten_quant.py."""
+"""Flattening and quantisation by group in Triton, named by the operator of ops/quant/flatten_group_quant.py."""
 
 from __future__ import annotations
 

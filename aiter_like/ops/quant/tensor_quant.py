@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers to fp8 and int8 with one scale. Kernels: csrc/quant/tensor_quant.hip, triton_kernels/quant.py."""
+"""Quantisers to fp8 and int8 with one scale. Kernels: csrc/quant/tensor_quant.hip, ops/quant/triton/row_quant.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.quant import check_matrices, check_number, kernel_unsupported, outputs, used_rows, write_rows
+from aiter_like.ops.quant.row_quant import (
+    check_matrices,
+    check_number,
+    kernel_unsupported,
+    outputs,
+    used_rows,
+    write_rows,
+)
 
 __all__ = ["dynamic_per_tensor_quant", "dynamic_per_tensor_quant_fp8_i8", "per_tensor_quant_hip",
            "static_per_tensor_quant", "static_per_tensor_quant_fp8_i8"]
@@ -98,7 +105,7 @@ _tensor_quant = Op(
     self_check=_tensor_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _tensor_quant_hip, unsupported=_hip_unsupported,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4, 8)]),
-              Backend("triton", "triton_kernels.quant:tensor_quant", unsupported=kernel_unsupported,
+              Backend("triton", "ops.quant.triton.row_quant:tensor_quant", unsupported=kernel_unsupported,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8, 16)]),
               Backend("torch", tensor_quant_ref)))
 

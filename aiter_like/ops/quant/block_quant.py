@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Quantisation to fp8 and int8 by blocks of rows and columns. Kernels: csrc/quant/block_quant.hip,
-triton_kernels/quant_block.py.
+ops/quant/triton/block_quant.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.quant import check_matrices, kernel_unsupported
+from aiter_like.ops.quant.row_quant import check_matrices, kernel_unsupported
 
 __all__ = ["per_block_quant"]
 
@@ -110,7 +110,7 @@ _block_quant = Op(
     tune_fields=("matrices", "rows", "columns", "block_rows", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _block_quant_hip, unsupported=_unsupported),
-              Backend("triton", "triton_kernels.quant_block:block_quant",
+              Backend("triton", "ops.quant.triton.block_quant:block_quant",
                       unsupported=_unsupported, space=_triton_space),
               Backend("torch", block_quant_ref)))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers in Triton: bodies and launchers, named by the operators of ops/quant.py."""
+"""Quantisers in Triton: bodies and launchers, named by the operators of ops/quant/row_quant.py."""
 
 from __future__ import annotations
 

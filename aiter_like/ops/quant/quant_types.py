@@ -13,9 +13,9 @@ from aiter_like import check
 from aiter_like.enums import QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.quant import per_group_quant_hip, per_token_quant_hip
-from aiter_like.ops.quant_block import check_shape, per_block_quant
-from aiter_like.ops.quant_tensor import per_tensor_quant_hip
+from aiter_like.ops.quant.block_quant import check_shape, per_block_quant
+from aiter_like.ops.quant.row_quant import per_group_quant_hip, per_token_quant_hip
+from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
 
 __all__ = ["get_hip_quant", "get_torch_quant", "get_triton_quant", "per_block_quant_wrapper", "per_tensor_quant",
            "pertoken_quant"]

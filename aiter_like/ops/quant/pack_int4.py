@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""4-bit numbers, two to a byte. Kernels: csrc/quant/pack_int4.hip, triton_kernels/quant_block.py."""
+"""4-bit numbers, two to a byte. Kernels: csrc/quant/pack_int4.hip, ops/quant/triton/block_quant.py."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _pack_int4 = Op(
     self_check=_self_check, tuning=Tuning(_tune_case),
     backends=(Backend("hip", _pack_int4_hip, unsupported=_unsupported,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
-              Backend("triton", "triton_kernels.quant_block:pack_int4", unsupported=_unsupported,
+              Backend("triton", "ops.quant.triton.block_quant:pack_int4", unsupported=_unsupported,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", pack_int4_ref)))
 

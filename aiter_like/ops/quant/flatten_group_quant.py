@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Flattening of heads and quantisation by group. Kernels: csrc/quant/flatten_group_quant.hip,
-triton_kernels/flatten_quant.py.
+ops/quant/triton/flatten_group_quant.py.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ _flatten_group_quant = Op(
     tune_fields=("tokens", "heads", "columns", "group_size", "dtype", "out_dtype"), round_field="tokens",
     writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _flatten_group_quant_hip, unsupported=_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.flatten_quant:flatten_group_quant",
+              Backend("triton", "ops.quant.triton.flatten_group_quant:flatten_group_quant",
                       unsupported=_unsupported, space=_triton_space),
               Backend("torch", flatten_group_quant_ref)))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Quantisation by block and per expert, and 4-bit packing, in Triton: bodies and launchers, named by the operators of
-ops/quant_block.py, quant_moe.py and int4.py.
+ops/quant/block_quant.py, quant_moe.py and int4.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers to fp8 and int8: by row or group. Kernels: csrc/quant/row_quant.hip, triton_kernels/quant.py."""
+"""Quantisers to fp8 and int8: by row or group. Kernels: csrc/quant/row_quant.hip, ops/quant/triton/row_quant.py."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ _row_quant = Op(
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _row_quant_hip, unsupported=kernel_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.quant:row_quant",
+              Backend("triton", "ops.quant.triton.row_quant:row_quant",
                       unsupported=kernel_unsupported, space=tune_shapes.row_space),
               Backend("torch", row_quant_ref)))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Smooth-quantisation per expert. Kernels: csrc/quant/moe_smoothquant.hip, triton_kernels/quant_block.py."""
+"""Smooth-quantisation per expert. Kernels: csrc/quant/moe_smoothquant.hip, ops/quant/triton/block_quant.py."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _moe_smoothquant = Op(
     tune_fields=("tokens", "columns", "topk", "num_experts", "dtype", "out_dtype"), round_field="tokens",
     writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _moe_smoothquant_hip, unsupported=_unsupported, space=_hip_space),
-              Backend("triton", "triton_kernels.quant_block:moe_smoothquant",
+              Backend("triton", "ops.quant.triton.block_quant:moe_smoothquant",
                       unsupported=_unsupported, space=tune_shapes.row_space),
               Backend("torch", moe_smoothquant_ref)))
 
