@@ -20,7 +20,6 @@ from aiter_like.ops.attention_fp8 import *  # noqa: F403
 from aiter_like.ops.attention_kvcache import *  # noqa: F403
 from aiter_like.ops.attention_paged import *  # noqa: F403
 from aiter_like.ops.attention_plan import *  # noqa: F403
-from aiter_like.ops.fused_rope import *  # noqa: F403
 from aiter_like.ops.indexer_cache import *  # noqa: F403
 from aiter_like.ops.kv_blocks import *  # noqa: F403
 from aiter_like.ops.kv_cache import *  # noqa: F403
@@ -43,9 +42,10 @@ from aiter_like.ops.quant.pack_int4 import *  # noqa: F403
 from aiter_like.ops.quant.quant_types import *  # noqa: F403
 from aiter_like.ops.quant.row_quant import *  # noqa: F403
 from aiter_like.ops.quant.tensor_quant import *  # noqa: F403
-from aiter_like.ops.rope import *  # noqa: F403
-from aiter_like.ops.rope_2d import *  # noqa: F403
-from aiter_like.ops.rotary import *  # noqa: F403
+from aiter_like.ops.rope.fused_qk_rope_cache import *  # noqa: F403
+from aiter_like.ops.rope.rope import *  # noqa: F403
+from aiter_like.ops.rope.rope_2d import *  # noqa: F403
+from aiter_like.ops.rope.rotary import *  # noqa: F403
 
 __version__ = "0.1.0"
 

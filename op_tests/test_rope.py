@@ -18,8 +18,8 @@ from aiter_like import dispatch, sim
 from aiter_like.device import target_of
 from aiter_like.dispatch import table
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops import rope as family
 from aiter_like.ops.common import tune_shapes
+from aiter_like.ops.rope import rope as family
 from aiter_like.testing import assert_within, strided_like
 
 BACKENDS = ("hip", "triton", "torch")
@@ -255,7 +255,7 @@ def test_signatures_and_docstrings():
             ("rope_thd_bwd", f"output_grads, cu_seqlens, freqs, {flags}"),
             ("rope_2d_fwd", f"input, cos_h, sin_h, cos_w, sin_w, img_height, img_width, {flags}")):
         assert ", ".join(inspect.signature(getattr(aiter_like, name)).parameters) == f"{expected}, backend"
-    for name in (*family.__all__, *aiter_like.ops.rope_2d.__all__):
+    for name in (*family.__all__, *aiter_like.ops.rope.rope_2d.__all__):
         function = getattr(aiter_like, name)
         assert function.__name__ == name
         for text in ("Args:", "Returns:", "Raises:", "Notes:", "Source:", *inspect.signature(function).parameters):
@@ -327,7 +327,7 @@ def test_triton_code_for_hopper(monkeypatch, heads, kv_heads, style):
     """q and k of a token in one program, 16 bytes per lane and access, pairs exchanged within a lane's registers."""
     from hopper_code import compiled_for_hopper
 
-    from aiter_like.triton_kernels import rope as kernels
+    from aiter_like.ops.rope.triton import rope as kernels
 
     x, y, out, out_y = (torch.empty(64, 1, count, 128, dtype=torch.bfloat16) for count in (heads, kv_heads) * 2)
     cos, positions = torch.empty(64, 1, 1, 64, dtype=torch.bfloat16), torch.arange(64)[:, None]

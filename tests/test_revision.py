@@ -21,7 +21,7 @@ FILES = {
     "aiter_like/ops/common/triton/quant_rule.py": "import triton\n",
     "aiter_like/ops/common/triton/launch.py": "from aiter_like.triton_kernels.rows import (\n    one,\n    two)\n",
     "aiter_like/triton_kernels/rows.py": "one = two = 1\n",
-    "aiter_like/triton_kernels/rope.py": "",
+    "aiter_like/ops/rope/triton/rope.py": "",
     "aiter_like/triton_kernels/env.py": "",
 }
 

@@ -18,7 +18,7 @@ from torch.nn.functional import gelu, silu
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.activation.act_and_mul import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from aiter_like.ops.norm.rms_norm import rms_norm, rms_norm_ref, rmsnorm
-from aiter_like.ops.rope import rope_cached_2c_fwd
+from aiter_like.ops.rope.rope import rope_cached_2c_fwd
 
 _PROBE_ROWS = 7
 _ACTIVATIONS = {silu_and_mul: silu, gelu_tanh_and_mul: lambda x: gelu(x, approximate="tanh"), gelu_and_mul: gelu}

@@ -15,7 +15,7 @@ from torch import Tensor
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.activation.act_and_mul import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from aiter_like.ops.norm.rms_norm import rms_norm, rmsnorm, rmsnorm2d_fwd_with_add
-from aiter_like.ops.rotary import rotary_embedding_fwd
+from aiter_like.ops.rope.rotary import rotary_embedding_fwd
 
 _GELU = {"tanh": gelu_tanh_and_mul, "none": gelu_and_mul}
 

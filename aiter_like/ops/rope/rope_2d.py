@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding of image patches: rope_2d. Kernels: csrc/rope/rope_2d.hip, triton_kernels/rope.py."""
+"""Rotary position embedding of image patches: rope_2d. Kernels: csrc/rope/rope_2d.hip, ops/rope/triton/rope.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.rope import (
+from aiter_like.ops.rope.rope import (
     DTYPES,
     check_flags,
     check_table,
@@ -106,7 +106,7 @@ _rope_2d = Op(
     tune_fields=("patches", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="patches", self_check=_self_check, tuning=Tuning(_tune_case),
     backends=(Backend("hip", _rope_2d_hip, unsupported=unsupported, space=space),
-              Backend("triton", "triton_kernels.rope:rope_2d", unsupported=unsupported, space=triton_space),
+              Backend("triton", "ops.rope.triton.rope:rope_2d", unsupported=unsupported, space=triton_space),
               Backend("torch", rope_2d_ref, differentiable=True)))
 
 

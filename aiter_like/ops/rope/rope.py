@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Rotary position embedding: the operator `rope` and the functions that AITER makes of it.
 
-Kernels: csrc/rope/rope.hip, triton_kernels/rope.py. Images: ops/rope_2d.py; what engines call: ops/rotary.py.
+Kernels: csrc/rope/rope.hip, ops/rope/triton/rope.py. Images: ops/rope/rope_2d.py; what engines call:
+ops/rope/rotary.py.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ _rope = Op(
     round_field="tokens", writes=("out", "out_y"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rope_hip, unsupported=unsupported, space=space),
-              Backend("triton", "triton_kernels.rope:rope", unsupported=unsupported, space=triton_space),
+              Backend("triton", "ops.rope.triton.rope:rope", unsupported=unsupported, space=triton_space),
               Backend("torch", rope_ref, differentiable=True)))
 
 

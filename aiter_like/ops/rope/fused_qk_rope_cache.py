@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """RMSNorm of q and k, rotary position embedding and the KV cache's write in one kernel.
 
-Kernels: csrc/rope/fused_qk_rope_cache.hip, triton_kernels/fused_rope.py.
+Kernels: csrc/rope/fused_qk_rope_cache.hip, ops/rope/triton/fused_qk_rope_cache.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, paged_cache, quant_rule, tune_shapes
-from aiter_like.ops.rope import DTYPES, INTEGERS, check_flags, check_table, rotated, triton_space
+from aiter_like.ops.rope.rope import DTYPES, INTEGERS, check_flags, check_table, rotated, triton_space
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle", "fused_qk_rope_reshape_and_cache"]
 
@@ -231,7 +231,7 @@ _fused_qk_rope_cache = Op(
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported, space=lambda *_: [
                   {"threads": threads, "share": share} for threads in (64, 128, 256) for share in (1, 4, 8)]),
-              Backend("triton", "triton_kernels.fused_rope:fused_qk_rope_cache",
+              Backend("triton", "ops.rope.triton.fused_qk_rope_cache:fused_qk_rope_cache",
                       unsupported=_triton_unsupported, space=triton_space),
               Backend("torch", _fused_ref)))
 

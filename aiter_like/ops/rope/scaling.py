@@ -2,7 +2,7 @@
 """Frequencies of rotary position embeddings as public models define them: linear, dynamic, llama3, yarn, longrope.
 
 Computed in fp32 like the models' own code, so that tables have the bits that the models were evaluated with. Read by
-ops/rotary.py.
+ops/rope/rotary.py.
 """
 
 from __future__ import annotations

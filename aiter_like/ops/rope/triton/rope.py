@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding in Triton: bodies and launchers, named by the operators of ops/rope.py and rope_2d.py."""
+"""Rotary position embedding in Triton: bodies and launchers, named by the operators of ops/rope/rope.py and
+rope_2d.py.
+"""
 
 from __future__ import annotations
 

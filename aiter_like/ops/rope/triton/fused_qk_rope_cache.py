@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""q/k norm, rotary embedding and the KV cache's write in Triton, named by the operator of ops/fused_rope.py."""
+"""q/k norm, rotary embedding and the KV cache's write in Triton, named by the operator of
+ops/rope/fused_qk_rope_cache.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import triton.language as tl
 from aiter_like.ops.common import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.common.triton.quant_rule import quantised
-from aiter_like.triton_kernels.rope import load_pairs, places, row_angles, row_step
+from aiter_like.ops.rope.triton.rope import load_pairs, places, row_angles, row_step
 
 _ELEMENTS = 2048  # of the heads that one program takes
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Rotary position embedding as engines and training call it: on flat tensors, as a module, under autograd.
 
-All of it ends in the operators of ops/rope.py and ops/rope_2d.py.
+All of it ends in the operators of ops/rope/rope.py and ops/rope/rope_2d.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like.ops import rope, rope_2d
-from aiter_like.rope_scaling import frequencies
+from aiter_like.ops.rope import rope, rope_2d
+from aiter_like.ops.rope.scaling import frequencies
 
 __all__ = ["RoPE", "RoPE2D", "RoPECached", "RoPETHD", "RotaryEmbedding", "batched_rotary_embedding", "get_rope",
            "rope_cached_thd_positions_2c_fwd_inplace", "rope_cached_thd_positions_offsets_2c_fwd_inplace",
