@@ -20,11 +20,11 @@ from aiter_like.ops.attention_fp8 import *  # noqa: F403
 from aiter_like.ops.attention_kvcache import *  # noqa: F403
 from aiter_like.ops.attention_paged import *  # noqa: F403
 from aiter_like.ops.attention_plan import *  # noqa: F403
-from aiter_like.ops.indexer_cache import *  # noqa: F403
-from aiter_like.ops.kv_blocks import *  # noqa: F403
-from aiter_like.ops.kv_cache import *  # noqa: F403
-from aiter_like.ops.kv_cache_quant import *  # noqa: F403
-from aiter_like.ops.layout import *  # noqa: F403
+from aiter_like.ops.kv_cache.copy_blocks import *  # noqa: F403
+from aiter_like.ops.kv_cache.indexer_k_quant_and_cache import *  # noqa: F403
+from aiter_like.ops.kv_cache.reshape_and_cache import *  # noqa: F403
+from aiter_like.ops.kv_cache.reshape_and_cache_with_pertoken_quant import *  # noqa: F403
+from aiter_like.ops.layout.shuffle_weight import *  # noqa: F403
 from aiter_like.ops.norm.dropout_layer_norm import *  # noqa: F403
 from aiter_like.ops.norm.fused_qk_rmsnorm import *  # noqa: F403
 from aiter_like.ops.norm.fused_rms_fp8 import *  # noqa: F403

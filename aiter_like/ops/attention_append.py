@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What flash_attn_with_kvcache does before it attends: where each sequence's keys are, rotation of q and k, appending.
 
-The operators: ops/rope/rope.py, ops/kv_cache.py.
+The operators: ops/rope/rope.py, ops/kv_cache/reshape_and_cache.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.attention_call import check_lengths
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.kv_cache import reshape_and_cache_flash
+from aiter_like.ops.kv_cache.reshape_and_cache import reshape_and_cache_flash
 from aiter_like.ops.rope.rope import rope_cached_positions_fwd
 
 OP = "flash_attn_with_kvcache"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Attention over a contiguous KV cache: flash_attn_with_kvcache. The operators behind it: ops/attention_fwd.py, and
-ops/kv_cache.py where keys are appended.
+ops/kv_cache/reshape_and_cache.py where keys are appended.
 """
 
 from __future__ import annotations

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Writing, copying and gathering paged KV caches."""
