@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from aiter_like.attention_call import AttentionBackwardCall
+from aiter_like.ops.attention.call import AttentionBackwardCall
 from aiter_like.testing.attention_bwd import fill_forward
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -22,7 +22,7 @@ import aiter_like
 from aiter_like import device, sim
 from aiter_like.build import build
 from aiter_like.dispatch import torch_ops
-from aiter_like.ops.attention_fwd import _dense, _flash_attn_fwd_hip, flash_attn_fwd
+from aiter_like.ops.attention.flash_attn_fwd import _dense, _flash_attn_fwd_hip, flash_attn_fwd
 from aiter_like.ops.norm.rms_norm import _rms_norm_hip
 from aiter_like.testing import host_time_us
 

@@ -14,10 +14,10 @@ from attention_bwd_cases import BF16, FEATURES, make
 
 import aiter_like
 from aiter_like import sim
-from aiter_like.attention_call import AttentionBackwardCall, AttentionCall
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops import attention_formula
-from aiter_like.ops.attention_bwd import attend, flash_attn_bwd, flash_attn_bwd_ref
+from aiter_like.ops.attention import reference
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall
+from aiter_like.ops.attention.flash_attn_bwd import attend, flash_attn_bwd, flash_attn_bwd_ref
 from aiter_like.ops.common import philox
 from aiter_like.testing import assert_within, strided_like
 from aiter_like.testing.attention_bwd import attention_gradients_float64, check_attention_gradients, fill_forward
@@ -60,7 +60,7 @@ def test_head_dims(device, run, head_dims):
 @pytest.mark.parametrize("most_scores", (1 << 27, 2000))
 def test_reference_is_exact(device, monkeypatch, most_scores):
     """In float64 what is left is float64's own rounding, also where the scores of all rows are too many at once."""
-    monkeypatch.setattr(attention_formula, "_MOST_SCORES", most_scores)
+    monkeypatch.setattr(reference, "_MOST_SCORES", most_scores)
     for features in FEATURES.values():
         call = make(device, **features)
         wide = AttentionBackwardCall(*(

@@ -11,8 +11,8 @@ import torch
 from attention_bwd_cases import BF16, FP16, make
 from hopper_code import compiled_for_hopper, disassembled
 
-from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.device import Target, target_of
+from aiter_like.ops.attention.call import AttentionBackwardCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention_bwd import check_attention_gradients
 
@@ -33,7 +33,7 @@ def strided_copy(tensor):
 @pytest.mark.parametrize("head_dim", (64, 128))
 def test_against_float64(device, head_dim, changes):
     """Lengths that end anywhere, rows and keys without a partner, cross-attention, groups of heads, strides."""
-    from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
+    from aiter_like.ops.attention.triton import flash_attn_bwd, flash_attn_bwd_hopper
 
     if target_of(device).arch != "sm_90":
         pytest.skip("for sm_90")
@@ -45,8 +45,8 @@ def test_against_float64(device, head_dim, changes):
         if index % 4 == 3:
             call = call._replace(**{name: strided_like(getattr(call, name), (0, 1, 1, 8))
                                     for name in ("dq", "dk", "dv", "dout", "q", "k", "v", "out")})
-        assert attention_bwd_hopper.serves(call, target_of(device))
-        repeat = attention_bwd.flash_attn_bwd(*call, **settings)
+        assert flash_attn_bwd_hopper.serves(call, target_of(device))
+        repeat = flash_attn_bwd.flash_attn_bwd(*call, **settings)
         check_attention_gradients(call)
         other = call._replace(**{name: strided_copy(getattr(call, name)) for name in ("dq", "dk", "dv", *INPUTS)})
         first = [gradient.clone() for gradient in call[:3]]
@@ -59,11 +59,11 @@ def test_against_float64(device, head_dim, changes):
 
 def test_repeated_calls(monkeypatch):
     """Descriptors are of the call's own tensors; where an address is none for them, the other kernels serve."""
+    from aiter_like.ops.attention.triton import flash_attn_bwd, flash_attn_bwd_hopper
     from aiter_like.ops.common.triton import launch as launcher
-    from aiter_like.triton_kernels import attention_bwd, attention_bwd_hopper
 
     launched = []
-    monkeypatch.setattr(attention_bwd, "target_of", lambda _: HOPPER)
+    monkeypatch.setattr(flash_attn_bwd, "target_of", lambda _: HOPPER)
     monkeypatch.setattr(launcher, "launch", lambda kernel, grid, *args, **_: launched.append((kernel, args)))
 
     def call():
@@ -74,16 +74,16 @@ def test_repeated_calls(monkeypatch):
 
     first, second, odd = call(), call(), call()
     odd = odd._replace(k=torch.zeros(odd.k.numel() + 1, dtype=BF16)[1:].view_as(odd.k))
-    repeat = attention_bwd.flash_attn_bwd(*first, **SETTINGS)
+    repeat = flash_attn_bwd.flash_attn_bwd(*first, **SETTINGS)
     for current in (first, second, odd, first):
         launched.clear()
         repeat(*current)
         (_, (delta, lse2, *_)), (dkdv_kernel, dkdv), (dq_kernel, dq) = launched
         if current is odd:
-            assert (dkdv_kernel, dq_kernel) == (attention_bwd._dkdv_kernel, attention_bwd._dq_kernel)
+            assert (dkdv_kernel, dq_kernel) == (flash_attn_bwd._dkdv_kernel, flash_attn_bwd._dq_kernel)
             assert dkdv[4] is odd.k and dq[3] is odd.k
             continue
-        assert (dkdv_kernel, dq_kernel) == (attention_bwd_hopper._dkdv_kernel, attention_bwd_hopper._dq_kernel)
+        assert (dkdv_kernel, dq_kernel) == (flash_attn_bwd_hopper._dkdv_kernel, flash_attn_bwd_hopper._dq_kernel)
         boxed = (current.q, current.dout, current.k, current.v)
         for boxes, tensors in ((dkdv[2:8], (*boxed, lse2, delta)), (dq[1:5], boxed)):
             for box, tensor in zip(boxes, tensors, strict=True):
@@ -106,11 +106,11 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
     """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
+    from aiter_like.ops.attention.triton import flash_attn_bwd
     from aiter_like.ops.common.triton import launch as launcher
-    from aiter_like.triton_kernels import attention_bwd
 
-    with compiled_for_hopper(monkeypatch, attention_bwd, launcher) as built:
-        attention_bwd.flash_attn_bwd(*call_of(head_dim), **params)
+    with compiled_for_hopper(monkeypatch, flash_attn_bwd, launcher) as built:
+        flash_attn_bwd.flash_attn_bwd(*call_of(head_dim), **params)
     assert len(built) == 3  # delta, dK and dV, dQ
     for kernel in built[1:]:
         sass = disassembled(kernel, tmp_path)
@@ -120,7 +120,7 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
 
 
 def test_what_it_serves():
-    from aiter_like.triton_kernels.attention_bwd_hopper import serves
+    from aiter_like.ops.attention.triton.flash_attn_bwd_hopper import serves
 
     assert serves(call_of(128), HOPPER) and serves(call_of(64, window_right=5), HOPPER)
     slopes = torch.empty(24, device="meta")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_bwd_cases import BF16, make
 
-from aiter_like.ops.attention_bwd import flash_attn_bwd
+from aiter_like.ops.attention.flash_attn_bwd import flash_attn_bwd
 from aiter_like.testing.attention_bwd import check_attention_gradients
 
 

@@ -14,13 +14,19 @@ from covering import covering
 
 import aiter_like
 from aiter_like import dtypes, sim
-from aiter_like.attention_call import AttentionCall, check_call
 from aiter_like.build import build
 from aiter_like.device import target_of
 from aiter_like.dispatch import self_check
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.attention_tile import TileInstance, _flash_attn_fwd_ck, ck_self_check, ck_space, tile_instance
+from aiter_like.ops.attention.call import AttentionCall, check_call
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.attention.flash_attn_fwd_ck import (
+    TileInstance,
+    _flash_attn_fwd_ck,
+    ck_self_check,
+    ck_space,
+    tile_instance,
+)
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention import check_attention
 

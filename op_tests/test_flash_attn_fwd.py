@@ -17,7 +17,7 @@ from attention_cases import BACKENDS, BF16, KERNELS, check_dense, dense
 from covering import covering
 
 import aiter_like
-from aiter_like.ops import attention_formula
+from aiter_like.ops.attention import reference
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention import attention_float64, check_attention
 
@@ -60,7 +60,7 @@ def test_reference_has_every_feature(device, run, monkeypatch, most_scores):
     """The torch backend against float64, each feature alone, then all at once, dense and packed, in one or more blocks
     of rows.
     """
-    monkeypatch.setattr(attention_formula, "_MOST_SCORES", most_scores)
+    monkeypatch.setattr(reference, "_MOST_SCORES", most_scores)
     q, k, v = dense(device, 2, 37, 70, 4, 2, 32, BF16, head_dim_v=16)
     options = cases.features(device, BF16, 4, 37, 70, batch=2)
     for chosen in (*options.values(), cases.together(options)):

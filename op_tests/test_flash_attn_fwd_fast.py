@@ -11,9 +11,9 @@ import torch
 
 import aiter_like
 from aiter_like import sim
-from aiter_like.attention_call import AttentionCall
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.testing.attention import check_attention
 
 BF16 = torch.bfloat16

@@ -14,11 +14,11 @@ import torch
 from attention_cases import dense, packed, random, rounding_of
 from covering import covering
 
-from aiter_like.attention_call import AttentionCall
 from aiter_like.device import Target, target_of
-from aiter_like.ops.attention_fwd import _triton_kernels, hopper_serves
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.flash_attn_fwd import _triton_kernels, hopper_serves
+from aiter_like.ops.attention.triton import flash_attn_fwd
 from aiter_like.testing.attention import check_attention
-from aiter_like.triton_kernels import attention
 
 BF16, F16 = torch.bfloat16, torch.float16
 SPECIALISED = [pytest.param(dtype, rounding, head_dim, {"GROUPS": groups, "PROGRAMS": programs, "BLOCK_M": rows,
@@ -40,7 +40,7 @@ def check_specialised(device, call, params, **options):
     def run():
         call.out.fill_(math.nan)
         call.lse.fill_(math.nan)
-        attention.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper", **params)
+        flash_attn_fwd.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper", **params)
         return call.out[:rows], call.lse if starts is None else call.lse[:, :rows]
 
     assert hopper_serves(call)
@@ -100,7 +100,7 @@ def test_lengths_that_lie(device):
             out = torch.empty_like(q)
             call = AttentionCall(out, None, q, k, v, lying, lying, *[None] * 9, longest, longest, 0.1,
                                  -1, 0, 0, 0.0, 0.0, 0, 1)
-            attention.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper")
+            flash_attn_fwd.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper")
     torch.cuda.synchronize()
 
 
@@ -170,7 +170,7 @@ def bench() -> None:
 
     def ours(call):
         def with_kernel(kernel):
-            attention.flash_attn_fwd(*call, kernel=kernel)
+            flash_attn_fwd.flash_attn_fwd(*call, kernel=kernel)
             return call.out
         return {f"triton, {kernel}": functools.partial(with_kernel, kernel) for kernel in (HOPPER, OTHER)}
 

@@ -15,9 +15,9 @@ from hopper_code import Hopper, compiled_for_hopper, disassembled
 
 import aiter_like
 from aiter_like import dtypes
-from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
-from aiter_like.ops.attention_fwd import _triton_kernels, flash_attn_fwd
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.flash_attn_fwd import _triton_kernels, flash_attn_fwd
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention import check_attention
 
@@ -117,14 +117,14 @@ def test_lengths_that_lie_touch_nothing_outside(device, run):
                          ids=str)
 def test_ways_to_lay_out_the_work(device, params):
     """What the tuner may choose changes no value but by the order of sums; descriptors only where addresses allow."""
-    from aiter_like.triton_kernels import attention
+    from aiter_like.ops.attention.triton import flash_attn_fwd
 
     for tensors in (dense(device, 2, 200, 300, 3, 3, 64, BF16), dense(device, 1, 200, 300, 3, 3, 60, BF16)):
         q, k, v = tensors
         out, lse = torch.empty_like(q), torch.empty(len(q), 3, 200, device=device)
         scale = q.shape[3] ** -0.5
         call = AttentionCall(out, lse, q, k, v, *[None] * 11, 200, 300, scale, -1, 0, 0, 0.0, 0.0, 0, 0)
-        attention.flash_attn_fwd(*call, **params)
+        flash_attn_fwd.flash_attn_fwd(*call, **params)
         check_attention(out, lse, q, k, v, None, True)
 
 
@@ -153,14 +153,14 @@ def hopper(device, monkeypatch):
     """hopper(call): compiles what the call launches for sm_90, and gives it; nothing runs."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
+    from aiter_like.ops.attention.triton import flash_attn_fwd, flash_attn_fwd_hopper
     from aiter_like.ops.common.triton import launch as launcher
-    from aiter_like.triton_kernels import attention, attention_hopper
 
-    with compiled_for_hopper(monkeypatch, attention, launcher, attention_hopper) as built:
+    with compiled_for_hopper(monkeypatch, flash_attn_fwd, launcher, flash_attn_fwd_hopper) as built:
         def compile_call(call, **params):
             built.clear()
-            kernel = _triton_kernels(attention.target_of(None), *call, **params)[0]
-            attention.flash_attn_fwd(*call, kernel=kernel, **params)
+            kernel = _triton_kernels(flash_attn_fwd.target_of(None), *call, **params)[0]
+            flash_attn_fwd.flash_attn_fwd(*call, kernel=kernel, **params)
             return built
 
         yield compile_call

@@ -17,9 +17,9 @@ from covering import covering
 import aiter_like
 from aiter_like import device as devices
 from aiter_like import dtypes
-from aiter_like.attention_call import AttentionCall
-from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.attention_plan import CausalLaunch, KeySplit, split_causal_keys, split_keys
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.attention.workspace import CausalLaunch, KeySplit, split_causal_keys, split_keys
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention import check_attention
 

@@ -18,8 +18,8 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_paged import unified_attention_op
-from aiter_like.paged_call import PagedCall, unshuffled_axes
+from aiter_like.ops.attention.paged_call import PagedCall, unshuffled_axes
+from aiter_like.ops.attention.unified_attention import unified_attention_op
 from aiter_like.testing import assert_within, time_us
 
 BACKENDS = ("triton", "torch")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from aiter_like import paths
-from aiter_like.ops.attention_plan import CausalLaunch, KeySplit, packed_heads, split_causal_keys, split_keys
+from aiter_like.ops.attention.workspace import CausalLaunch, KeySplit, packed_heads, split_causal_keys, split_keys
 
 sys.path.append(str(Path(__file__).parent / "sim"))
 import attention_gates as gates

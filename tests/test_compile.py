@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aiter_like
-from aiter_like.ops import attention_fwd
+from aiter_like.ops.attention import flash_attn_fwd
 
 
 def _attention_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -122,9 +122,9 @@ def test_opcheck(backend):
     out, lse = torch.empty_like(q), torch.empty(1, 4, 17)
     keyword = {"backend": backend}
     for args in ((out, lse, q, k, v, True, 1), (out, None, q, k, v, False, 0)):
-        torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, attention_fwd._dense(*args), keyword)
+        torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, flash_attn_fwd._dense(*args), keyword)
     starts = torch.tensor((0, 5, 17), dtype=torch.int32)
-    packed = attention_fwd._dense(out, None, q, k, v, True, 1)._replace(
+    packed = flash_attn_fwd._dense(out, None, q, k, v, True, 1)._replace(
         out=out[0], q=q[0], k=k[0], v=v[0], cu_seqlens_q=starts, cu_seqlens_k=starts, sink=torch.ones(4), softcap=3.0)
     torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, packed, {"backend": "triton"})
     x, weight = _norm_inputs()

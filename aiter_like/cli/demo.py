@@ -22,7 +22,7 @@ from aiter_like import __version__, device, sim
 from aiter_like.build import build
 from aiter_like.dispatch import explain
 from aiter_like.errors import AiterLikeError
-from aiter_like.ops.attention import flash_attn_func
+from aiter_like.ops.attention.flash_attn import flash_attn_func
 from aiter_like.testing.attention import attention_float64, check_attention
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of model.safetensors

@@ -20,7 +20,7 @@ from transformers.masking_utils import bidirectional_mask_function, causal_mask_
 from transformers.utils.import_utils import is_tracing
 
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention import flash_attn_func, flash_attn_varlen_func
+from aiter_like.ops.attention.flash_attn import flash_attn_func, flash_attn_varlen_func
 
 # What transformers passes besides and is not the attention function's business: position ids are in q and k.
 _NEUTRAL = {"position_ids", "cache_position", "encoder_hidden_states", "use_cache", "output_hidden_states",

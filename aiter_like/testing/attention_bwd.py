@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The float64 reference of attention's derivative, its limits, and the comparison. Read by op_tests/.
 
-Expected values come from autograd through the plain formula; nothing is shared with ops/attention_bwd.py.
+Expected values come from autograd through the plain formula; nothing is shared with ops/attention/flash_attn_bwd.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aiter_like.attention_call import AttentionBackwardCall
+from aiter_like.ops.attention.call import AttentionBackwardCall
 from aiter_like.ops.common import philox
 from aiter_like.testing.compare import TOLERANCES, assert_within, relative_l2
 

@@ -30,7 +30,7 @@
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(NUM_WAVES) || \
     !defined(PIPELINE) || !defined(IS_MASKED) || !defined(BIAS) || !defined(HAS_ALIBI) || !defined(HAS_SOFTCAP) || \
     !defined(ROUNDING)
-#error "flash_attn_fwd_tile.hip: the macros that ops/attention_tile.py gives are missing"
+#error "flash_attn_fwd_tile.hip: the macros that ops/attention/flash_attn_fwd_ck.py gives are missing"
 #endif
 
 namespace aiter_like {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which workgroup of flash_attn_fwd.hip does what: arithmetic on a flat index, no table. ops/attention_plan.py has the
+// Which workgroup of flash_attn_fwd.hip does what: arithmetic on a flat index, no table. ops/attention/workspace.py has the
 // same formula for the size of the workspace.
 //
 //   pack     the rows of a group's heads share a workgroup where they fit one

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
-from aiter_like.ops.attention_batch_prefill import mha_batch_prefill_func
+from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
 
 NAME = "aiter_like"
 

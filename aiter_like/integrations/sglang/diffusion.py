@@ -15,7 +15,7 @@ from torch import Tensor
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
-from aiter_like.ops.attention import flash_attn_func, flash_attn_varlen_func
+from aiter_like.ops.attention.flash_attn import flash_attn_func, flash_attn_varlen_func
 
 _SELECTOR = "sglang.multimodal_gen.runtime.layers.attention.selector.get_attn_backend"
 _DENSE = ("FA", "FA2", "AITER", "TORCH_SDPA", "TORCH_CUDNN_SDPA", "DYNAMIC_CUDNN_SDPA")

@@ -17,7 +17,7 @@ import torch
 from aiter_like import sim
 from aiter_like.build import build, code_object
 from aiter_like.jit import Instance, JitFunction
-from aiter_like.ops import attention_fast, attention_fwd, attention_plan
+from aiter_like.ops.attention import flash_attn_fwd, flash_attn_fwd_hip, workspace
 from aiter_like.ops.norm import rms_norm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -165,8 +165,8 @@ _PACKED = {
 
 def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
     """csrc/attention/flash_attn_fwd.hip, the causal build; bf16 with the rounding that is the default."""
-    instance = attention_fast.variant(dtype, head_dim, 1 if dtype == BF16 else 0, "right")
-    elf = _hip_code(attention_fast._flash_attn_fwd_hip, instance)
+    instance = flash_attn_fwd_hip.variant(dtype, head_dim, 1 if dtype == BF16 else 0, "right")
+    elf = _hip_code(flash_attn_fwd_hip._flash_attn_fwd_hip, instance)
     symbol = next(symbol for symbol in sim.inspect(elf) if "flash_attn_fwd_kernel" in symbol)
     launches = []
     for batch, rows, keys, heads, kv_heads, is_causal, has_lse in _ATTENTION_SHAPES:
@@ -198,7 +198,7 @@ def _attention_launch(name: str, tensors: Sequence[torch.Tensor], has_lse: bool,
                for word in (t, 0 if is_packed else 2 * t.stride(0), 2 * t.stride(1), 2 * t.stride(2))]
     block_rows, starts = {64: 512, 128: 384}[head_dim], lengths[0].tolist() if is_packed else [0, rows]
     longest = min(max(end - start for start, end in itertools.pairwise(starts)), rows)
-    pack = attention_plan.packed_heads(heads // kv_heads, longest, block_rows)
+    pack = workspace.packed_heads(heads // kv_heads, longest, block_rows)
     group = heads // kv_heads // pack
     slots = rows * pack // block_rows + batch if is_packed else -(-rows * pack // block_rows)
     columns = heads // pack * q.shape[0]
@@ -245,13 +245,13 @@ def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -
 
 
 def _attention_triton(dtype: torch.dtype, head_dim: int, is_causal: bool, has_lse: bool) -> list[Kernel]:
-    """triton_kernels/attention.py, as its launcher compiles it."""
-    from aiter_like.triton_kernels import attention as kernels
+    """ops/attention/triton/flash_attn_fwd.py, as its launcher compiles it."""
+    from aiter_like.ops.attention.triton import flash_attn_fwd as kernels
 
     with _captured(kernels) as calls:
         for rows, keys in ((70, 180), (133, 70), (128, 128), (129, 192), (70, 40)):
             q, k, v, out, lse = _attention_tensors(1, rows, keys, 2, 1, head_dim, dtype)
-            kernels.flash_attn_fwd(*attention_fwd._dense(out, lse if has_lse else None, q, k, v, is_causal,
+            kernels.flash_attn_fwd(*flash_attn_fwd._dense(out, lse if has_lse else None, q, k, v, is_causal,
                                                          1 if dtype == BF16 else 0))
     return _triton_kernels(calls, (0, 1))
 

@@ -11,14 +11,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
-from aiter_like.ops.common import philox
-from aiter_like.ops.common.triton.launch import Launch, config
-from aiter_like.ops.common.triton.philox import attention_kept
-from aiter_like.paged_call import PagedCall
-from aiter_like.triton_kernels.attention_instance import Instance, instance_of, splits_of
-from aiter_like.triton_kernels.attention_parts import (
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.paged_call import PagedCall
+from aiter_like.ops.attention.triton.instance import Instance, instance_of, splits_of
+from aiter_like.ops.attention.triton.parts import (
     LOG2_E,
     MASKED,
     _combine_kernel,
@@ -42,7 +39,7 @@ from aiter_like.triton_kernels.attention_parts import (
     store_part,
     tile_of_program,
 )
-from aiter_like.triton_kernels.attention_strides import (
+from aiter_like.ops.attention.triton.strides import (
     is_aligned,
     stride_of_batch,
     strides_of_bias,
@@ -51,6 +48,9 @@ from aiter_like.triton_kernels.attention_strides import (
     strides_of_lse,
     strides_of_rows,
 )
+from aiter_like.ops.common import philox
+from aiter_like.ops.common.triton.launch import Launch, config
+from aiter_like.ops.common.triton.philox import attention_kept
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
 _COMBINE = {"num_warps": 4, "enable_fp_fusion": False}
@@ -225,9 +225,11 @@ def flash_attn_fwd(*args: torch.Tensor | float | None, kernel: str = "flash_attn
     target = target_of(call.q.device)
     if kernel == "flash_attn_fwd_hopper":
         if all(is_aligned(tensor) for tensor in (call.q, call.k, call.v)):
-            from aiter_like.triton_kernels import attention_hopper  # not every Triton for AMD has Gluon for NVIDIA
+            from aiter_like.ops.attention.triton import (
+                flash_attn_fwd_hopper,  # not every Triton for AMD has Gluon for NVIDIA
+            )
 
-            attention_hopper.attend(call, {**config(kernel, target.arch, _width(call)), **params}, target)
+            flash_attn_fwd_hopper.attend(call, {**config(kernel, target.arch, _width(call)), **params}, target)
         else:
             attend(call, config("flash_attn_fwd", target.arch, _width(call)))
         return None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """flash_attn_fwd, the forward operator behind every function of ops/attention*.py that is not paged: reference, checks,
-backends. Kernels: csrc/attention/, triton_kernels/attention.py.
+backends. Kernels: csrc/attention/, ops/attention/triton/flash_attn_fwd.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
-from aiter_like.attention_call import OP, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
-from aiter_like.ops.attention_fast import (
+from aiter_like.ops.attention.call import OP, AttentionCall, beyond_launch, check_call, takes
+from aiter_like.ops.attention.flash_attn_fwd_ck import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
+from aiter_like.ops.attention.flash_attn_fwd_hip import (
     HEAD_DIMS,
     MASKS,
     VARIANTS,
@@ -26,10 +27,9 @@ from aiter_like.ops.attention_fast import (
     hip_misplaced,
     hip_unsupported,
 )
-from aiter_like.ops.attention_formula import row_blocks, scores_of, softmax_of
-from aiter_like.ops.attention_tile import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
+from aiter_like.ops.attention.reference import row_blocks, scores_of, softmax_of
+from aiter_like.ops.attention.triton.strides import is_aligned
 from aiter_like.ops.common import philox
-from aiter_like.triton_kernels.attention_strides import is_aligned
 
 
 @takes(AttentionCall)
@@ -241,7 +241,7 @@ flash_attn_fwd = Op(
     writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported, misplaced=hip_misplaced),
               Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, space=ck_space, self_check=ck_self_check),
-              Backend("triton", "triton_kernels.attention:flash_attn_fwd",
+              Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
                       unsupported=_triton_unsupported, kernels=_triton_kernels,
                       space=_triton_space, cost=_triton_cost, repeats=True),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The arguments of unified_attention, in order. Read by ops/attention_paged.py and triton_kernels/attention.py."""
+"""The arguments of unified_attention, in order. Read by ops/attention/unified_attention.py and
+ops/attention/triton/flash_attn_fwd.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from aiter_like.attention_call import AttentionCall
+from aiter_like.ops.attention.call import AttentionCall
 
 
 class PagedCall(NamedTuple):

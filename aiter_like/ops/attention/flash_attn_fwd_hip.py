@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from aiter_like import dtypes
-from aiter_like.attention_call import MAX_ROWS, AttentionCall, takes
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.attention.call import MAX_ROWS, AttentionCall, takes
 
 HEAD_DIMS = (64, 128)
 MASKS = ("none", "right", "both")  # sides on which keys may be hidden; the index is the kernel's MASK

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from aiter_like.triton_kernels import attention_parts
-from aiter_like.triton_kernels.attention_parts import LOG2_E, tanh
+from aiter_like.ops.attention.triton import parts
+from aiter_like.ops.attention.triton.parts import LOG2_E, tanh
 
 PADDING = tl.constexpr(128)  # of rows in the scratch of _delta_kernel: a multiple of every BLOCK_M
 
@@ -66,7 +66,7 @@ def sequence(cu_seqlens, batch, total, max_seqlen):
     if cu_seqlens is None:
         return batch * 0, max_seqlen
     else:
-        start, length = attention_parts.sequence(cu_seqlens, batch, total)
+        start, length = parts.sequence(cu_seqlens, batch, total)
         return start, tl.minimum(length, max_seqlen)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""mha_batch_prefill_func: the operator of ops/attention_paged.py with ragged page tables."""
+"""mha_batch_prefill_func: the operator of ops/attention/unified_attention.py with ragged page tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import check_lengths, read_window
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_paged import FP8, check_pages, unified_attention_op
-from aiter_like.paged_call import unshuffled_axes
+from aiter_like.ops.attention.call import check_lengths, read_window
+from aiter_like.ops.attention.paged_call import unshuffled_axes
+from aiter_like.ops.attention.unified_attention import FP8, check_pages, unified_attention_op
 
 __all__ = ["mha_batch_prefill_func"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Derivatives of attention in Triton, named by the operator of ops/attention_bwd.py.
+"""Derivatives of attention in Triton, named by the operator of ops/attention/flash_attn_bwd.py.
 
 Three kernels and no atomics: one number for each row, then dK and dV by blocks of keys, dQ by blocks of rows. P is
 computed again from the forward's LSE; sums over rows, heads and keys have one order.
@@ -15,12 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.device import Target, target_of
-from aiter_like.ops.common import philox
-from aiter_like.ops.common.triton.launch import Launch, config
-from aiter_like.ops.common.triton.philox import attention_kept
-from aiter_like.triton_kernels.attention_bwd_parts import (
+from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
     PADDING,
     Bias,
     Dropout,
@@ -40,11 +37,14 @@ from aiter_like.triton_kernels.attention_bwd_parts import (
     store_rows,
     view_of,
 )
-from aiter_like.triton_kernels.attention_parts import LOG2_E
-from aiter_like.triton_kernels.attention_strides import stride_of_batch, strides_of_bias, strides_of_rows
+from aiter_like.ops.attention.triton.parts import LOG2_E
+from aiter_like.ops.attention.triton.strides import stride_of_batch, strides_of_bias, strides_of_rows
+from aiter_like.ops.common import philox
+from aiter_like.ops.common.triton.launch import Launch, config
+from aiter_like.ops.common.triton.philox import attention_kept
 
 if TYPE_CHECKING:
-    from aiter_like.triton_kernels import attention_bwd_hopper
+    from aiter_like.ops.attention.triton import flash_attn_bwd_hopper
 
 _UNSPECIALIZED = ("num_heads", "group_size", "total_q", "total_k", "max_seqlen_q", "max_seqlen_k", "left", "right",
                   "sink_size", "threshold", "slopes_batch", "scratch_rows")
@@ -302,18 +302,18 @@ class _Launches:
 
 
 def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Target,
-                scratch_rows: int) -> attention_bwd_hopper.Launches | None:
+                scratch_rows: int) -> flash_attn_bwd_hopper.Launches | None:
     """The launches of attention_bwd_hopper.py, where those are asked for or expected to be faster, and serve."""
     forward = call.forward
     pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
     if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < _LEAST_PAIRS * target.cu_num):
         return None
-    from aiter_like.triton_kernels import attention_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
+    from aiter_like.ops.attention.triton import flash_attn_bwd_hopper  # not every Triton for AMD has Gluon for NVIDIA
 
-    if not attention_bwd_hopper.serves(call, target):
+    if not flash_attn_bwd_hopper.serves(call, target):
         return None
     settings = {**config("flash_attn_bwd_hopper", target.arch, f"d{forward.head_dim}"), **params}
-    return attention_bwd_hopper.Launches(call, scratch_rows, settings)
+    return flash_attn_bwd_hopper.Launches(call, scratch_rows, settings)
 
 
 class _Delta:

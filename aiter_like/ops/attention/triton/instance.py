@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from aiter_like.attention_call import AttentionCall
 from aiter_like.device import target_of
-from aiter_like.triton_kernels.attention_strides import strides_of_bias, strides_of_rows
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.triton.strides import strides_of_bias, strides_of_rows
 
 _WIDEST_ROW = 2**22  # elements between rows of which a tile of 256 spans less than 2^30
 _MOST_SPLITS = 64

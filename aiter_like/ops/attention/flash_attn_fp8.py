@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Attention of fp8 tensors with a scale each: flash_attn_fp8_pertensor_func and its form for packed sequences. The
-operator behind them: ops/attention_fwd.py.
+operator behind them: ops/attention/flash_attn_fwd.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import check_lengths, read_window
-from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.ops.attention.call import check_lengths, read_window
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 
 __all__ = ["flash_attn_fp8_pertensor_func", "flash_attn_varlen_fp8_pertensor_func"]
 

@@ -16,10 +16,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from aiter_like.attention_call import AttentionCall
 from aiter_like.device import Target
-from aiter_like.ops.common.triton.launch import launch
-from aiter_like.triton_kernels.attention_hopper_parts import (
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.triton.flash_attn_fwd_hopper_parts import (
     KEYS,
     VALUES,
     Shape,
@@ -34,8 +33,9 @@ from aiter_like.triton_kernels.attention_hopper_parts import (
     unpacked,
     wait_full,
 )
-from aiter_like.triton_kernels.attention_parts import LOG2_E, MINIMUM, clamped, key_ranges, keys_of, sequence
-from aiter_like.triton_kernels.attention_strides import strides_of_lse, strides_of_rows
+from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, clamped, key_ranges, keys_of, sequence
+from aiter_like.ops.attention.triton.strides import strides_of_lse, strides_of_rows
+from aiter_like.ops.common.triton.launch import launch
 
 _clamped, _key_ranges, _keys_of, _sequence = (gluon.jit(function.fn)
                                               for function in (clamped, key_ranges, keys_of, sequence))
@@ -261,7 +261,7 @@ def _attention_kernel(out, lse, sink, q_box, k_box, v_box, cu_seqlens_q, cu_seql
 
 
 def attend(call: AttentionCall, settings: dict[str, int], target: Target) -> None:
-    """Writes call.out and call.lse, of a call that `hopper_serves` of ops/attention_fwd.py names.
+    """Writes call.out and call.lse, of a call that `hopper_serves` of ops/attention/flash_attn_fwd.py names.
 
     settings: GROUPS, PROGRAMS (that share an SM), BLOCK_M (of a group), BLOCK_N, STAGES, HEADS (0: as many as L2 holds
     the keys and values of).

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Attention over a contiguous KV cache: flash_attn_with_kvcache. The operators behind it: ops/attention_fwd.py, and
-ops/kv_cache/reshape_and_cache.py where keys are appended.
+"""Attention over a contiguous KV cache: flash_attn_with_kvcache. The operators behind it:
+ops/attention/flash_attn_fwd.py, and ops/kv_cache/reshape_and_cache.py where keys are appended.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import check_lengths, read_window
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_append import OP, Cache, append, check_new, read_cache, rotated, without_padding
-from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.attention_paged import unified_attention_op
+from aiter_like.ops.attention.call import check_lengths, read_window
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.attention.kvcache_append import OP, Cache, append, check_new, read_cache, rotated, without_padding
+from aiter_like.ops.attention.unified_attention import unified_attention_op
 
 __all__ = ["flash_attn_with_kvcache"]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
-from aiter_like.attention_call import AttentionCall, beyond_launch, takes
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.attention.call import AttentionCall, beyond_launch, takes
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.float32: "float"}
 _HEAD_DIMS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (32, 64, 96, 128, 192, 256), "fp8": (64, 128, 192, 256)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention over paged keys: unified_attention. Kernel: triton_kernels/attention.py."""
+"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/flash_attn_fwd.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.attention_call import MAX_ROWS, check_lengths, is_on_host, read_window, takes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_formula import scores_of, softmax_of
-from aiter_like.paged_call import PagedCall, unshuffled_axes
+from aiter_like.ops.attention.call import MAX_ROWS, check_lengths, is_on_host, read_window, takes
+from aiter_like.ops.attention.paged_call import PagedCall, unshuffled_axes
+from aiter_like.ops.attention.reference import scores_of, softmax_of
 
 __all__ = ["unified_attention"]
 
@@ -260,7 +260,7 @@ unified_attention_op = Op(
     tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("triton", "triton_kernels.attention:unified_attention",
+    backends=(Backend("triton", "ops.attention.triton.flash_attn_fwd:unified_attention",
                       unsupported=_triton_unsupported, space=_triton_space,
                       repeats=True),
               Backend("torch", unified_attention_ref)))

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from aiter_like.triton_kernels.attention_parts import LN_2, LOG2_E, MASKED, round_finite, round_to
+from aiter_like.ops.attention.triton.parts import LN_2, LOG2_E, MASKED, round_finite, round_to
 
 KEYS, VALUES = gl.constexpr(0), gl.constexpr(1)
 _round_to, _round_finite = gluon.jit(round_to.fn), gluon.jit(round_finite.fn)

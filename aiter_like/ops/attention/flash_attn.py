@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Attention of dense and of packed sequences: flash_attn_func, flash_attn_varlen_func. The operator behind them:
-ops/attention_fwd.py.
+ops/attention/flash_attn_fwd.py.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import AttentionCall, check_lengths, read_window
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_batch_prefill import mha_batch_prefill_func
-from aiter_like.ops.attention_bwd import attend
-from aiter_like.ops.attention_fwd import flash_attn_fwd
-from aiter_like.ops.attention_padding import for_padding_too, with_padding
+from aiter_like.ops.attention.call import AttentionCall, check_lengths, read_window
+from aiter_like.ops.attention.flash_attn_bwd import attend
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
+from aiter_like.ops.attention.padding import for_padding_too, with_padding
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import read_window
 from aiter_like.device import target_of
+from aiter_like.ops.attention.call import read_window
 
 __all__ = ["attention_workspace_bytes"]
 

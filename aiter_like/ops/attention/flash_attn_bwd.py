@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """flash_attn_bwd, the derivative of flash_attn_fwd, and `Attention`, which binds the two for autograd.
 
-Kernels: triton_kernels/attention_bwd.py. Read by ops/attention.py.
+Kernels: ops/attention/triton/flash_attn_bwd.py. Read by ops/attention/flash_attn.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.attention_call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call, takes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention_formula import row_blocks, scores_of
-from aiter_like.ops.attention_fwd import flash_attn_fwd
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call, takes
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.attention.reference import row_blocks, scores_of
 from aiter_like.ops.common import philox
 
 _OP = "flash_attn_bwd"
@@ -233,7 +233,7 @@ flash_attn_bwd = Op(
     _OP, reference=flash_attn_bwd_ref, check=_check, tune_key=_tune_key, tune_fields=flash_attn_fwd.tune_fields,
     writes=("dq", "dk", "dv", "dsink"), self_check=_self_check,
     tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
-    backends=(Backend("triton", "triton_kernels.attention_bwd:flash_attn_bwd",
+    backends=(Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
                       unsupported=_triton_unsupported, space=_triton_space,
                       cost=_triton_cost, repeats=True),
               Backend("torch", flash_attn_bwd_ref)))

@@ -21,10 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from aiter_like.attention_call import AttentionBackwardCall
 from aiter_like.device import Target
-from aiter_like.ops.common.triton.launch import Launch
-from aiter_like.triton_kernels.attention_bwd_hopper_parts import (
+from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
     OWN,
     block_of_program,
     copy_tile,
@@ -35,7 +34,8 @@ from aiter_like.triton_kernels.attention_bwd_hopper_parts import (
     start_product,
     store_own,
 )
-from aiter_like.triton_kernels.attention_parts import LOG2_E
+from aiter_like.ops.attention.triton.parts import LOG2_E
+from aiter_like.ops.common.triton.launch import Launch
 
 # Registers of a lane: at the start, and then in a warp group and in the warp that loads.
 _REGISTERS = 168

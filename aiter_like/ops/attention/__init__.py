@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Attention: forward, backward, packed, paged, appending."""
