@@ -140,7 +140,7 @@ class TestVerify:
             out.copy_(x * factor + 1)
 
         op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit(wrong)),
-                     Backend("ck", FakeJit(), unsupported=lambda target, *args: "odd"))
+                     Backend("ck", FakeJit(), refusal=lambda target, *args: "odd"))
         report = tmp_path / "report.json"
         status, out, _ = run(capsys, "verify", "--device", "sim", "--output", str(report))
         assert status == 1

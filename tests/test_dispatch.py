@@ -29,7 +29,7 @@ def cache_kind(request, monkeypatch):
 class TestOrder:
     def test_first_backend_that_accepts_serves(self):
         hip, triton = FakeJit(), FakeJit()
-        op = make_op(Backend("hip", hip, unsupported=lambda target, *args: "no"), Backend("ck", triton))
+        op = make_op(Backend("hip", hip, refusal=lambda target, *args: "no"), Backend("ck", triton))
         x = torch.randn(2, 4)
         assert torch.equal(run(op, x), x * 3)
         assert (hip.calls, triton.calls) == (0, 1)
@@ -68,14 +68,14 @@ class TestOrder:
         assert explain(public(op), torch.randn(2, 4)).rejected == {"hip": "needs a GPU or the simulated MI300X"}
 
     def test_all_refuse(self):
-        op = make_op(Backend("hip", FakeJit(), unsupported=lambda target, *args: "hip says no"))
+        op = make_op(Backend("hip", FakeJit(), refusal=lambda target, *args: "hip says no"))
         op.backends = op.backends[:1]
         with pytest.raises(UnsupportedError, match="hip says no") as caught:
             run(op)
         assert caught.value.op == op.name and caught.value.reasons == {"hip": "hip says no"}
 
     def test_torch_fallback_is_told_once(self, caplog):
-        op = make_op(Backend("hip", FakeJit(), unsupported=lambda target, *args: "too wide"))
+        op = make_op(Backend("hip", FakeJit(), refusal=lambda target, *args: "too wide"))
         for rows in (2, 3, 4):
             run(op, torch.randn(rows, 4))
         told = [record for record in caplog.records if record.levelno == logging.WARNING]
@@ -119,7 +119,7 @@ class TestForced:
             pass
 
     def test_refusal_is_raised_with_its_reason_only(self):
-        op = make_op(Backend("hip", FakeJit(), unsupported=lambda target, *args: "odd rows"))
+        op = make_op(Backend("hip", FakeJit(), refusal=lambda target, *args: "odd rows"))
         with pytest.raises(UnsupportedError, match="hip: odd rows"):
             run(op, backend="hip")
 
@@ -188,16 +188,16 @@ class TestAddresses:
     def make():
         """Its hip kernel takes tensors that begin at a multiple of 16 bytes."""
 
-        def misplaced(out, x, *_):
+        def address_refusal(out, x, *_):
             return f"x is at {x.data_ptr() % 16} beyond a multiple of 16" if x.data_ptr() % 16 else None
 
         def launch(*args):
-            if reason := misplaced(*args):
+            if reason := address_refusal(*args):
                 raise AddressError(reason)
             scale_ref(*args)
 
         hip = FakeJit(launch)
-        return make_op(Backend("hip", hip, misplaced=misplaced), Backend("ck", ck := FakeJit())), hip, ck
+        return make_op(Backend("hip", hip, address_refusal=address_refusal), Backend("ck", ck := FakeJit())), hip, ck
 
     @pytest.mark.parametrize("odd_first", (False, True))
     def test_such_a_call_takes_the_next_backend(self, caplog, odd_first):

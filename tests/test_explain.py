@@ -40,7 +40,7 @@ class TestTunedRows:
         assert hip.calls == 1
 
     def test_row_of_a_refusing_backend_is_passed_over(self, monkeypatch, tmp_path):
-        op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit(), unsupported=lambda target, *args: "no"))
+        op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit(), refusal=lambda target, *args: "no"))
         self.rows(monkeypatch, tmp_path, op, "gfx942,304,2,4,float32,asm,scale,,1.5,0,clang,,measured:me")
         assert explain(public(op), torch.randn(2, 4)).backend == "hip"
 
@@ -92,7 +92,7 @@ class TestTunedRows:
 class TestExplain:
     def test_nothing_runs_and_everything_has_a_reason(self):
         hip, asm = FakeJit(), FakeJit()
-        op = make_op(Backend("hip", hip, unsupported=lambda target, *args: "odd"), Backend("asm", asm))
+        op = make_op(Backend("hip", hip, refusal=lambda target, *args: "odd"), Backend("asm", asm))
         found = explain(public(op), torch.randn(2, 4))
         assert (found.backend, found.kernel) == ("asm", "scale")
         assert found.source == "heuristic: first of hip, asm, torch to accept"

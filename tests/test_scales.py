@@ -15,7 +15,7 @@ from aiter_like.ops.common import quant_rule
 @pytest.mark.parametrize("dtype", quant_rule.DTYPES, ids=str)
 def test_largest_magnitude_becomes_the_largest_value(dtype):
     x = torch.tensor([[1.0, -3.0, 0.5, 0.0], [2.0**-100, 0.0, 0.0, 0.0]])
-    scale = quant_rule.of(x, dtype)
+    scale = quant_rule.row_scales(x, dtype)
     largest = {torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0, torch.int8: 127.0}[dtype]
     assert torch.equal(scale, torch.tensor([[3.0], [2.0**-100]]) / largest)
     q = quant_rule.quantised(x, scale, dtype)
@@ -26,7 +26,7 @@ def test_largest_magnitude_becomes_the_largest_value(dtype):
 @pytest.mark.parametrize("dtype", quant_rule.DTYPES, ids=str)
 def test_zeros_nan_and_infinity(dtype):
     x = torch.tensor([[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
-    scale = quant_rule.of(x, dtype)
+    scale = quant_rule.row_scales(x, dtype)
     assert 0 < scale[0] < 2.0**-110 and scale[1].isnan() and scale[2].isinf()
     q = quant_rule.quantised(x, scale, dtype).float()
     nan = 0.0 if dtype == torch.int8 else math.nan
@@ -36,7 +36,7 @@ def test_zeros_nan_and_infinity(dtype):
 
 def test_a_scale_per_group():
     x = torch.arange(1.0, 129.0).repeat(2, 1)
-    scale = quant_rule.of(x, torch.int8, 32)
+    scale = quant_rule.row_scales(x, torch.int8, 32)
     assert torch.equal(scale, torch.tensor([[32.0, 64.0, 96.0, 128.0]] * 2) / 127)
     q = quant_rule.quantised(x, scale, torch.int8)
     assert q[0, 31::32].tolist() == [127] * 4 and q[1, 0] == 4

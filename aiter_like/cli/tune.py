@@ -117,7 +117,7 @@ def _import(files: list[Path], folder: Path) -> int:
 def _tune(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.build.cache import cache_root
-    from aiter_like.dispatch.op import find_op
+    from aiter_like.dispatch import find_op
     from aiter_like.tuning import report
     from aiter_like.tuning.tuner import Options, tune
 
@@ -151,7 +151,7 @@ def _all_gpus(device: str) -> tuple[int, ...]:
 def _bench(args: argparse.Namespace) -> int:
     """Prints the table; 1 when a backend gave a wrong result."""
     import aiter_like  # noqa: F401  (declares the operators)
-    from aiter_like.dispatch.op import find_op
+    from aiter_like.dispatch import find_op
     from aiter_like.tuning import bench, harness
 
     op = find_op(args.op)

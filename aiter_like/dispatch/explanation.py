@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiter_like import env
 from aiter_like.device import Target
-from aiter_like.dispatch.selection import Candidate, Selection
+from aiter_like.dispatch.backend import Candidate
+from aiter_like.dispatch.declaration import Declaration
+from aiter_like.dispatch.selection import Selection
 from aiter_like.errors import BuildError
-
-if TYPE_CHECKING:
-    from aiter_like.dispatch.op import Op
 
 # What applies to the calls of this context: a backend's name (use_backend), a Recorder (explain), or None.
 selector: ContextVar[Any] = ContextVar("aiter_like_selector", default=None)
@@ -94,7 +93,7 @@ def explain(function: Callable, *args: Any, **kwargs: Any) -> Explanation | tupl
     return recorder.found[0] if len(recorder.found) == 1 else tuple(recorder.found)
 
 
-def describe(op: Op, target: Target, selection: Selection) -> Explanation:
+def describe(op: Declaration, target: Target, selection: Selection) -> Explanation:
     """The explanation of a selection: what would run first, and a reason for all others."""
     rejected, chosen = dict(selection.refused), None
     for candidate in selection.candidates:

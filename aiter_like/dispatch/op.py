@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Op: an operator's reference, checks, tune key and ordered backends, and the call that picks one of them.
+"""Op: an operator that can be called; the call picks one of its backends.
 
 A call whose arguments look like an earlier one goes straight to the function bound then (plans.py); everything that
-metadata decides is decided once: checks, backend (select.py), tuned row, build. Needs no GPU.
+metadata decides is decided once: checks, backend (selection.py), tuned row, build. Needs no GPU.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,70 +19,29 @@ from torch import Tensor
 from aiter_like import device, env, log
 from aiter_like.device import Target
 from aiter_like.dispatch import record, self_check, table, torch_ops
-from aiter_like.dispatch.explanation import Explanation, Recorder, describe, explain, selector
+from aiter_like.dispatch.backend import KINDS, Candidate
+from aiter_like.dispatch.declaration import SKIP, Declaration, find_op
+from aiter_like.dispatch.explanation import Explanation, Recorder, describe, selector
 from aiter_like.dispatch.plans import PlanCache
 from aiter_like.dispatch.registry import OPS
-from aiter_like.dispatch.selection import KINDS, Backend, Candidate, Request, Selection, select
-from aiter_like.dispatch.tuning import Tuning
+from aiter_like.dispatch.selection import Request, Selection, select
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
-
-__all__ = ["OPS", "SKIP", "Backend", "Explanation", "Op", "explain", "is_tuned", "reset", "use_backend"]
 
 _log = logging.getLogger("aiter_like")
 _is_tracing = torch.compiler.is_dynamo_compiling  # cheaper than is_compiling; whatever else traces brings fake tensors
 _selected = selector.get
 
-SKIP = object()
-"""What an op's `check` returns when nothing is to be computed, as for empty tensors."""
 
+class Op(Declaration):
+    """An operator that can be called. Private to its family's file, which wraps it into the public functions."""
 
-class Op:
-    """An operator. Private to its family's file, which wraps it into the public function.
-
-    Attributes:
-        name: also the stem of its files and the name in `torch.ops.aiter_like`.
-        reference: torch implementation, annotated; (*args) in the order of the backends; writes the outputs.
-        backends: in order of preference.
-        check: of (*args): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
-        tune_key: of (*args): the key of tuned rows, a dict with the names `tune_fields`.
-        round_field: the field that is rounded up where no row has its exact value (dispatch/table.py).
-        writes: names of the arguments that are written.
-        self_check: of (device): the arguments of one small case, or a list of cases (one per instance of a module);
-            what a kernel must pass on hardware before its first automatic use (verify.py).
-        tuning: what the tuner needs to know of it (dispatch/tuning.py); None: it cannot be tuned.
-        public: the public functions made of it (torch_ops.register).
-        failures: (backend, kernel, target) → why it is out of use in this process.
-        bad_rows: tuned rows that turned out not to fit (file:line).
-    """
-
-    def __init__(self, name: str, *, reference: Callable, backends: Sequence[Backend],
-                 check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
-                 tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
-                 self_check: Callable[[torch.device], Any] | None = None, tuning: Tuning | None = None):
-        if name in OPS.declared:
-            raise ValueError(f"operator {name} exists already")
-        if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
-            raise ValueError(f"{name}: tune_key, tune_fields and round_field do not fit together")
-        if len({backend.name for backend in backends}) != len(backends):
-            raise ValueError(f"{name}: two backends with one name")
-        parameters = list(inspect.signature(reference).parameters)
-        self.name, self.reference, self.backends = name, reference, tuple(backends)
-        self.check, self.tune_key, self.tune_fields = check, tune_key, tuple(tune_fields)
-        self.round_field, self.writes, self.self_check = round_field, tuple(writes), self_check
-        self.tuning = tuning
-        self.write_indices = tuple(parameters.index(written) for written in writes)
-        self.public: list[Callable] = []
-        self.failures: dict[tuple[str, str, Target], str] = {}
-        self.bad_rows: set[str] = set()
-        self._told: set[Any] = set()
+    def __init__(self, name: str, **declared: Any):
+        super().__init__(name, **declared)
         self._plans = PlanCache()
         self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
-        self._out_op = torch_ops.define(f"{name}_out", reference, kernel=self._eager, fake=_nothing, writes=writes)
-        OPS.declared[name] = self
-
-    def __repr__(self) -> str:
-        return f"<Op {self.name}: {', '.join(backend.name for backend in self.backends)}>"
+        self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
+                                        writes=self.writes)
 
     def __call__(self, *args: Any, backend: str | None = None) -> None:
         """Runs the operator. `backend` forces one; then nothing else is tried.
@@ -93,6 +51,7 @@ class Op:
             UnsupportedError: no backend, or not the forced one, serves the call.
             BuildError: the forced backend does not build.
         """
+        args = args[0] if len(args) == 1 else args
         if _is_tracing():
             self._out_op(*args, backend=backend)
             return
@@ -106,30 +65,13 @@ class Op:
         except AddressError:
             self._detour(chosen, args)(*args)
 
-    @functools.cached_property
-    def table(self) -> table.Table:
-        """The tuned rows, read when first asked for."""
-        kernels = {backend.name: backend.fixed_kernels() for backend in self.backends}
-        return table.load(self.name, self.tune_fields, kernels, self.round_field)
-
-    def stale_rows(self) -> list[str]:
-        """Tuned rows (file:line) that timed another revision of their kernel, or what another compiler made of it."""
-        backends = {backend.name: backend for backend in self.backends}
-        return [row.source for row in self.table.rows() if backends[row.backend].staleness(row) is not None]
-
     def reset(self) -> None:
         """Forget plans, failures and tuned rows."""
         self.forget_plans()
-        self._told.clear()
+        self._reported.clear()
         self.failures.clear()
         self.bad_rows.clear()
         self.__dict__.pop("table", None)
-
-    def tell_once(self, what: Any, message: str, *values: Any) -> None:
-        """A warning that is given once about `what`."""
-        if what not in self._told:
-            self._told.add(what)
-            _log.warning(message, *values)
 
     def forget_plans(self) -> None:
         """Let each call be decided again."""
@@ -185,7 +127,7 @@ class Op:
             selection = select(self, request)
             plan, is_final = self._bind_first(request, selection)
             for backend in self.backends:
-                if backend.misplaced is not None and (reason := backend.misplaced(*args)) is not None:
+                if backend.address_refusal is not None and (reason := backend.address_refusal(*args)) is not None:
                     self.tell_once((backend.name, reason), "%s: not %s but the next backend serves calls where %s",
                                    self.name, backend.name, reason)
             if is_final:
@@ -214,7 +156,7 @@ class Op:
                 continue
             if request.forced is None and self_check.applies(candidate.backend, request.target):
                 verdict = self_check.verdict(self, candidate, request.target, request.args)
-                if verdict is self_check.LATER:
+                if verdict is self_check.DEFERRED:
                     is_final = False
                     selection.refused[name] = "not checked on this device yet, and a graph is being captured"
                     continue
@@ -222,7 +164,7 @@ class Op:
                     self._fail(candidate, request.target, verdict)
                     selection.refused[name] = verdict
                     continue
-            self._tell(candidate, request, selection)
+            self._log_choice(candidate, request, selection)
             return self._watched(function, candidate, request.target), is_final
         message = f"{self.name}: no backend serves the call on {request.target.arch}"
         raise UnsupportedError(message, self.name, selection.refused)
@@ -269,13 +211,13 @@ class Op:
             self.failures[key] = why
             _log.warning("%s: backend %s (%s) is out of use on %s: %s", self.name, *key[:2], target.arch, why)
 
-    def _tell(self, candidate: Candidate, request: Request, selection: Selection) -> None:
+    def _log_choice(self, candidate: Candidate, request: Request, selection: Selection) -> None:
         """One line per backend and target when it first serves; a warning where only torch is left."""
         name, target = candidate.backend.name, request.target
         key = (name, target)
-        if key in self._told:
+        if key in self._reported:
             return
-        self._told.add(key)
+        self._reported.add(key)
         refused = "; ".join(f"{other}: {reason}" for other, reason in selection.refused.items())
         is_fallback = name == "torch" and request.forced is None and len(self.backends) > 1
         if is_fallback and self.name not in env.get("AITER_LIKE_DISABLE"):
@@ -302,7 +244,8 @@ def use_backend(name: str) -> Iterator[None]:
         selector.reset(token)
 
 
-def is_tuned(op: Op | str | Callable, *, arch: str = "gfx942", cu_num: int | None = None, **key: int | str) -> bool:
+def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: int | None = None,
+             **key: int | str) -> bool:
     """Whether a tuned row, exact or rounded, serves a key.
 
     Args:
@@ -334,23 +277,11 @@ def _forget_plans() -> None:
 device.on_change.append(_forget_plans)
 
 
-def find_op(op: Op | str | Callable) -> Op:
-    """The operator of a name, of a public function, or itself.
-
-    Raises:
-        ValueError: there is none.
-    """
-    for candidate in OPS.values():
-        if op is candidate or candidate.name in (op, getattr(op, "__name__", None)) or op in candidate.public:
-            return candidate
-    raise ValueError(f"{getattr(op, '__name__', op)} is no operator of aiter_like; known: {', '.join(OPS)}")
-
-
 def _runs_on_simulator(candidate: Candidate, target: Target) -> bool:
     return target.simulated and candidate.backend.name != "torch"
 
 
-def _read(op: Op, chosen: Any) -> tuple[str | None, str, Recorder | None]:
+def _read(op: Declaration, chosen: Any) -> tuple[str | None, str, Recorder | None]:
     """What forces a backend, who does, and the recorder of explain.
 
     Raises:

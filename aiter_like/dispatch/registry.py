@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from aiter_like.dispatch.declaration import Declaration
+from typing import Any
 
 
 class Registry(Mapping):
@@ -23,10 +20,10 @@ class Registry(Mapping):
     """
 
     def __init__(self) -> None:
-        self.declared: dict[str, Declaration] = {}
+        self.declared: dict[str, Any] = {}
         self.index: Mapping[str, str] = {}
 
-    def __getitem__(self, name: str) -> Declaration:
+    def __getitem__(self, name: str) -> Any:
         if name not in self.declared and name in self.index:
             importlib.import_module(self.index[name])
         return self.declared[name]

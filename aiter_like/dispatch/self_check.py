@@ -2,7 +2,7 @@
 """The self-check of compiled kernels on hardware: each module against the reference, before its first automatic use.
 
 These kernels were developed on a simulator; silicon is the judge. A verdict is kept in the cache directory by module
-key and device. `aiter-like verify` runs every case, also on the simulator, and writes a report. Used by dispatch.py.
+key and device. `aiter-like verify` runs every case, also on the simulator, and writes a report. Used by op.py.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import logging
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aiter_like.device import Target
-from aiter_like.dispatch.selection import Backend, Candidate
+from aiter_like.dispatch.backend import Backend, Candidate
+from aiter_like.dispatch.declaration import Declaration
 from aiter_like.errors import AiterLikeError
-
-if TYPE_CHECKING:
-    from aiter_like.dispatch.op import Op
 
 _log = logging.getLogger("aiter_like")
 
-LATER = object()
+DEFERRED = object()
 """Verdict while a graph is being captured: nothing may be launched or synchronised for a check."""
 
 TOLERANCE = 8  # times the coarsest dtype's eps: a check for wrong kernels, not for the last bit
@@ -38,14 +36,16 @@ def applies(backend: Backend, target: Target) -> bool:
     return target.platform == "hip" and not target.simulated and backend.name in ("hip", "ck", "asm")
 
 
-def verdict(op: Op, candidate: Candidate, target: Target, args: tuple) -> Any:
-    """None when the candidate's module passed on this device, the reason when it failed, LATER during graph capture."""
+def verdict(op: Declaration, candidate: Candidate, target: Target, args: tuple) -> Any:
+    """None when the candidate's module passed on this device, the reason when it failed, DEFERRED during graph
+    capture.
+    """
     key = (_module_key(candidate, target, args), device_name(target))
     if key not in _verdicts:
         stored = _load(key)
         if stored is None:
             if torch.cuda.is_current_stream_capturing():
-                return LATER
+                return DEFERRED
             stored = _judge(op, candidate, target, args)
             _save(key, stored)
         _verdicts[key] = stored["failure"]
@@ -63,12 +63,9 @@ def forget() -> None:
     _verdicts.clear()
 
 
-def cases(op: Op, target: Target) -> list[tuple]:
+def cases(op: Declaration, target: Target) -> list[tuple]:
     """The argument tuples of an operator's self-check."""
-    if op.self_check is None:
-        return []
-    found = op.self_check(torch_device(target))
-    return [found] if isinstance(found, tuple) else list(found)
+    return [] if op.cases is None else list(op.cases(torch_device(target)).values())
 
 
 def torch_device(target: Target) -> torch.device:
@@ -83,7 +80,7 @@ def device_name(target: Target) -> str:
     return torch.cuda.get_device_name(target.index) if target.platform != "cpu" else "cpu"
 
 
-def compare(op: Op, function: Any, args: tuple) -> tuple[float, float]:
+def compare(op: Declaration, function: Any, args: tuple) -> tuple[float, float]:
     """Runs `function` and the reference on one case; (largest error, tolerance), the error relative to the largest
     magnitude of the reference where that is above 1, infinite where non-finite values differ.
     """
@@ -97,7 +94,7 @@ def compare(op: Op, function: Any, args: tuple) -> tuple[float, float]:
     return max(errors, default=0.0), TOLERANCE * coarsest
 
 
-def _judge(op: Op, candidate: Candidate, target: Target, call: tuple) -> dict[str, Any]:
+def _judge(op: Declaration, candidate: Candidate, target: Target, call: tuple) -> dict[str, Any]:
     """Runs the cases that use the candidate's kernel."""
     backend, ran = candidate.backend, False
     outcome = {"kernel": candidate.kernel, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -122,7 +119,7 @@ def _failure_text(error: float, tolerance: float) -> str:
     return f"self-check differs from the reference by {error:.3g}, more than {tolerance:.3g}"
 
 
-def _poisoned(op: Op, args: tuple) -> tuple:
+def _poisoned(op: Declaration, args: tuple) -> tuple:
     """The arguments with copies of the written ones, filled with NaN (integers: -1): what is not written shows."""
     fresh = list(args)
     for index in op.write_indices:

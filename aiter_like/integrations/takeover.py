@@ -74,7 +74,7 @@ def take(name: str, ours: Callable, original: Callable | None, op: str | None = 
         except _REFUSALS as error:
             if not _is_tracing():  # neither a count nor a message belongs into a compiled graph
                 counts.fell_back += 1
-                _tell(name, error, original is not None)
+                _log_fallback(name, error, original is not None)
             if original is None:
                 raise
         else:
@@ -149,7 +149,7 @@ def _is_denied(names: set[str | None], ours: Callable) -> bool:
     return bool(listed) and not (names | {op.name for op in reach.operators(ours)}).isdisjoint(listed)
 
 
-def _tell(name: str, error: Exception, falls_back: bool) -> None:
+def _log_fallback(name: str, error: Exception, falls_back: bool) -> None:
     """One line per reason; reasons that differ in their numbers only, as in shapes, are one."""
     reason = "; ".join(line.strip() for line in str(error).splitlines())
     key = (name, re.sub(r"\d+", "#", reason))

@@ -25,6 +25,7 @@ from aiter_like.build.manifest import Row
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.jit.call import call_type
 from aiter_like.jit.compile_ops import Instance, register
 from aiter_like.jit.hip_runtime import load_hip_runtime
 
@@ -83,8 +84,9 @@ class AsmFunction:
         self.module, self.op, self.arguments = module, op, arguments
         self.arch = module.partition("/")[0]
         self.function_name = plan.__name__.removeprefix("_").removesuffix("_asm")
+        self.call = call_type(plan)
         code = plan.__code__
-        self.parameters = code.co_varnames[:code.co_argcount]
+        self.parameters = self.call._fields if self.call else code.co_varnames[:code.co_argcount]
         self._loaded: dict[tuple, Any] = {}  # (target, kernel) → (handle, key), or the BuildError
 
     def __repr__(self) -> str:
@@ -112,7 +114,7 @@ class AsmFunction:
 
     def kernel_name(self, args: Sequence[Any]) -> str:
         """The kernel that serves these arguments: its name in the manifest."""
-        return self._row(self.__wrapped__(*args).facts).kernel
+        return self._row(self._launch(args).facts).kernel
 
     def instances(self) -> tuple[Instance, ...]:
         """What `aiter-like build` makes: one code object with all kernels of the source."""
@@ -130,7 +132,7 @@ class AsmFunction:
 
     def module_key(self, target: Target, args: Sequence[Any]) -> str:
         """Content key of the code object that `bind` loads."""
-        return self._load(target, self._row(self.__wrapped__(*args).facts))[1]
+        return self._load(target, self._row(self._launch(args).facts))[1]
 
     def bind(self, target: Target, args: Sequence[Any]) -> Callable:
         """The function that launches the kernel for arguments with the metadata of `args`, on the current stream.
@@ -139,11 +141,14 @@ class AsmFunction:
             UnsupportedError: no kernel of the manifest is for these arguments.
             BuildError: no compiler, the source does not assemble, or the built kernel takes other arguments.
         """
-        launch = self.__wrapped__(*args)
+        launch = self._launch(args)
         if reason := self.refusal(target, launch.facts):
             raise UnsupportedError(f"{self.op}: {reason}", self.op)
         row = self._row(launch.facts)
         return _Bound(self, row.kernel, self._load(target, row)[0], target, launch)
+
+    def _launch(self, args: Sequence[Any]) -> Launch:
+        return self.__wrapped__(self.call(*args)) if self.call else self.__wrapped__(*args)
 
     def _row(self, facts: Mapping[str, int | str]) -> Row:
         rows = [row for row in manifest.read(self.source.parent)

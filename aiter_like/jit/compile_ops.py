@@ -24,6 +24,7 @@ from aiter_like.build import build
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.device import Target, target_of
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
+from aiter_like.jit.call import call_type, signature
 from aiter_like.jit.hip_runtime import load_hip_runtime
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")
@@ -109,9 +110,14 @@ class JitFunction:
         return f"<JitFunction {self.function_name} of {self.module}>"
 
     @cached_property
+    def call(self) -> type | None:
+        """The stub's call object; None for a stub that lists its parameters."""
+        return call_type(self.__wrapped__)
+
+    @cached_property
     def signature(self) -> inspect.Signature:
-        """The stub's signature, annotations evaluated."""
-        return inspect.signature(self.__wrapped__, eval_str=True)
+        """The built function's signature as the stub declares it, annotations evaluated."""
+        return signature(self.call) if self.call else inspect.signature(self.__wrapped__, eval_str=True)
 
     @property
     def source(self) -> Path:
@@ -165,7 +171,9 @@ class JitFunction:
                           arch=arch, defines=instance.defines, root=paths.csrc())
 
     def _instance(self, args: Sequence[Any], params: Mapping[str, Any]) -> Instance:
-        return self._gen_func(*args, **params) if self._gen_func else Instance()
+        if self._gen_func is None:
+            return Instance()
+        return self._gen_func(self.call(*args), **params) if self.call else self._gen_func(*args, **params)
 
     def _resolve(self, target: Target, args: Sequence[Any], params: Mapping[str, Any]) -> tuple[Callable, str]:
         if target.platform not in self.platforms:

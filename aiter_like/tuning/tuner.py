@@ -127,7 +127,7 @@ def tune(op: Any, shapes: Iterable[Mapping[str, Any]], options: Options | None =
             starts.
         ValueError: a shape has other fields than the operator's key.
     """
-    from aiter_like.dispatch.op import find_op
+    from aiter_like.dispatch import find_op
 
     found = find_op(op)
     if found.tuning is None:

@@ -15,6 +15,7 @@ from mutation.kernels import ATTENTION_ARGS, divider
 
 from aiter_like import device, paths, sim
 from aiter_like.build.build import load_or_build
+from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 
 _ROWS, _HIDDEN = 2, 256
 _NORM = ("<QqQqQqQqQqif", "0", _HIDDEN, 0, _HIDDEN, "1", _HIDDEN, 0, _HIDDEN, "2", _ROWS, _HIDDEN, 1e-6)
@@ -69,18 +70,19 @@ def _clang_19(folder: Path) -> bytes | None:
 def corpus(tmp_path_factory) -> Path:
     """The samples, in a file for the children."""
     folder = tmp_path_factory.mktemp("damage")
-    rms_norm = (paths.csrc() / "norm/rms_norm.hip").read_text()
+    norm_source = (paths.csrc() / "norm/rms_norm.hip").read_text()
     attention = (paths.csrc() / "attention/flash_attn_fwd.hip").read_text()
     instance = ("-DHEAD_DIM=64", "-DELEMENT=bf16", "-DROUNDING=0", "-DMASK=1", f"-I{paths.csrc() / 'attention'}")
     sizes, gather = (2048, 2048, 2048), ("<QQi4x", "0", "1", 3)
-    samples = [Sample("HIP rms_norm", code_object(rms_norm, *_BARE, *_NORM_INSTANCE), 256, sizes, _NORM),
+    assembly = load_or_build(_rms_norm_asm.spec(device.simulated_target()))
+    samples = [Sample("HIP rms_norm", code_object(norm_source, *_BARE, *_NORM_INSTANCE), 256, sizes, _NORM),
                Sample("HIP flash_attn", code_object(attention, *_BARE, *instance), 512, _ATTENTION_SIZES, _ATTENTION),
                Sample("HIP gather", code_object(GATHER, *_BARE), 64, (256, 256), gather),
                Sample("bundle", code_object(GATHER, *_BUNDLE), 64, (256, 256), gather),
                Sample("compressed", code_object(GATHER, *_BUNDLE, "--offload-compress"), 64, (256, 256), gather),
                _triton_kernel(),
-               Sample("assembly", load_or_build(rms_norm._rms_norm_asm.spec(device.simulated_target())).read_bytes(), 256,
-                      (16384,) * 3, ("<QQQQQIIf", "0", "1", "2", 0, 0, 8192, 8192, 1e-6))]
+               Sample("assembly", assembly.read_bytes(), 256, (16384,) * 3,
+                      ("<QQQQQIIf", "0", "1", "2", 0, 0, 8192, 8192, 1e-6))]
     if (old := _clang_19(folder)) is not None:
         samples.append(Sample("clang 19", old, 64, (256, 256), gather))
     path = folder / "corpus"

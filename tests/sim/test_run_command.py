@@ -13,7 +13,7 @@ from asm import assemble
 
 from aiter_like import cli
 from aiter_like.build.build import load_or_build
-from aiter_like.ops.norm import rms_norm
+from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 from aiter_like.testing import check_rms_norm
 
 KERNEL = "rms_norm_bf16_h4096"
@@ -76,17 +76,17 @@ amdhsa.kernels:
 
 
 @pytest.fixture(scope="module")
-def rms_norm() -> Path:
+def code_object() -> Path:
     """The code object of an operator's assembly kernel."""
-    function = rms_norm._rms_norm_asm
+    function = _rms_norm_asm
     return load_or_build(function.instance_spec(function.instances()[0], "hip", "gfx942"))
 
 
 @pytest.fixture
-def run(rms_norm, tmp_path, capsys):
+def run(code_object, tmp_path, capsys):
     """Writes SPEC.json and runs the command; (exit status, stdout, stderr)."""
 
-    def call(spec, *options, file=rms_norm, kernel=KERNEL, grid="4", block="256"):
+    def call(spec, *options, file=code_object, kernel=KERNEL, grid="4", block="256"):
         np.save(tmp_path / "weight.npy", torch.full((4096,), 3.0).bfloat16().view(torch.uint16).numpy())
         path = tmp_path / "spec.json"
         path.write_text(spec if isinstance(spec, str) else json.dumps(spec))

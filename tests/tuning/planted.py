@@ -84,7 +84,7 @@ def _key(out: Tensor, x: Tensor, plant: int) -> dict:
 def op() -> Op:
     """The operator; torch keeps the name, so one per process."""
     return Op(NAME, reference=scale_ref, tune_key=_key, tune_fields=FIELDS, tuning=Tuning(_case),
-              backends=(Backend("hip", kernel, space=_space), Backend("asm", kernel, unsupported=lambda *_: "never"),
+              backends=(Backend("hip", kernel, space=_space), Backend("asm", kernel, refusal=lambda *_: "never"),
                         Backend("torch", _slow)))
 
 

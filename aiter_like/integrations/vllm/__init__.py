@@ -30,7 +30,7 @@ def install() -> None:
         raise UnsupportedError("VLLM_BATCH_INVARIANT is set: our norms add up in an order that depends on the batch")
     attention.register(_platform())
     layers.register()
-    _mark_compiled_graphs(envs, f"{revision.of(Path(layers.__file__))}: {', '.join(layers.registered())}")
+    _mark_compiled_graphs(envs, f"{revision.source_hash(Path(layers.__file__))}: {', '.join(layers.registered())}")
 
 
 def uninstall() -> None:

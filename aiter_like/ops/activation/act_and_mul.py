@@ -114,7 +114,7 @@ def _check(out: Tensor, input: Tensor, activation: str, is_gated: bool, limit: f
     return SKIP if out.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, *_: object) -> str | None:
+def _kernel_refusal(target: Target, out: Tensor, input: Tensor, *_: object) -> str | None:
     return rows.refusal(input=input, out=out) or quant_rule.refusal(target, out.dtype)
 
 
@@ -151,9 +151,9 @@ _act_and_mul = Op(
     "act_and_mul", reference=act_and_mul_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "dtype", "out_dtype"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=mlp_shapes),
-    backends=(Backend("hip", _act_and_mul_hip, unsupported=_kernel_unsupported,
+    backends=(Backend("hip", _act_and_mul_hip, refusal=_kernel_refusal,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 3)]),
-              Backend("triton", "ops.activation.triton.act_and_mul:act_and_mul", unsupported=_kernel_unsupported,
+              Backend("triton", "ops.activation.triton.act_and_mul:act_and_mul", refusal=_kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", act_and_mul_ref)))
 

@@ -32,7 +32,7 @@ def act_and_mul_quant_ref(out: Tensor, scale: Tensor | None, input: Tensor, acti
     if scale is None:
         out.copy_(y)
         return
-    own = quant_rule.of(y, out.dtype, group_size)
+    own = quant_rule.row_scales(y, out.dtype, group_size)
     out.copy_(quant_rule.quantised(y, own, out.dtype))
     scale.copy_(own.view(scale.shape))
 
@@ -98,7 +98,7 @@ def _check(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, li
     return SKIP if out.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
+def _kernel_refusal(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
                         group_size: int, weights: Tensor | None) -> str | None:
     each = weights if weights is not None and weights.shape == out.shape else None
     return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, out=out, weights=each)
@@ -143,9 +143,9 @@ _act_and_mul_quant = Op(
     _OP, reference=act_and_mul_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _act_and_mul_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
+    backends=(Backend("hip", _act_and_mul_quant_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.activation.triton.act_and_mul:act_and_mul_quant",
-                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
+                      refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", act_and_mul_quant_ref)))
 
 

@@ -127,7 +127,7 @@ def _check(*args: Any) -> object:
     return SKIP if q.numel() == 0 and call.k.numel() == 0 and call.dsink is None else None
 
 
-def _triton_unsupported(target: Target, *args: Any) -> str | None:
+def _triton_refusal(target: Target, *args: Any) -> str | None:
     call = AttentionBackwardCall(*args)
     forward = call.forward
     if max(forward.head_dim, forward.head_dim_v) > 256:
@@ -234,8 +234,8 @@ flash_attn_bwd = Op(
     writes=("dq", "dk", "dv", "dsink"), self_check=_self_check,
     tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
     backends=(Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
-                      unsupported=_triton_unsupported, space=_triton_space,
-                      cost=_triton_cost, repeats=True),
+                      refusal=_triton_refusal, space=_triton_space,
+                      cost=_triton_cost, returns_relaunch=True),
               Backend("torch", flash_attn_bwd_ref)))
 
 

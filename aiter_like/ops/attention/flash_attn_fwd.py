@@ -18,14 +18,14 @@ from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.ops.attention.call import OP, AttentionCall, beyond_launch, check_call, takes
-from aiter_like.ops.attention.flash_attn_fwd_ck import _flash_attn_fwd_ck, ck_self_check, ck_space, ck_unsupported
+from aiter_like.ops.attention.flash_attn_fwd_ck import _flash_attn_fwd_ck, ck_refusal, ck_self_check, ck_space
 from aiter_like.ops.attention.flash_attn_fwd_hip import (
     HEAD_DIMS,
     MASKS,
     VARIANTS,
     _flash_attn_fwd_hip,
-    hip_misplaced,
-    hip_unsupported,
+    hip_address_refusal,
+    hip_refusal,
 )
 from aiter_like.ops.attention.reference import row_blocks, scores_of, softmax_of
 from aiter_like.ops.attention.triton.strides import is_aligned
@@ -91,18 +91,18 @@ def _check(*args: Any) -> object:
     return SKIP if call.out.numel() == 0 else None
 
 
-def _kernel_unsupported(call: AttentionCall) -> str | None:
+def _kernel_refusal(call: AttentionCall) -> str | None:
     """What both kernels refuse."""
     if call.softmax_scale > 1e30:
         return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
     return beyond_launch(call, call.max_seqlen_q, call.max_seqlen_k)
 
 
-def _triton_unsupported(target: Target, *args: Any) -> str | None:
+def _triton_refusal(target: Target, *args: Any) -> str | None:
     call = AttentionCall(*args)
     if max(call.head_dim, call.head_dim_v) > 256:
         return f"head dimensions at most 256, got {call.head_dim} and {call.head_dim_v}"
-    return _kernel_unsupported(call)
+    return _kernel_refusal(call)
 
 
 def hopper_serves(call: AttentionCall) -> bool:
@@ -239,9 +239,9 @@ flash_attn_fwd = Op(
     tune_fields=("mask", "layout", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
                  "head_dim_v", "features", "dtype"),
     writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _flash_attn_fwd_hip, unsupported=hip_unsupported, misplaced=hip_misplaced),
-              Backend("ck", _flash_attn_fwd_ck, unsupported=ck_unsupported, space=ck_space, self_check=ck_self_check),
+    backends=(Backend("hip", _flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),
+              Backend("ck", _flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
               Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
-                      unsupported=_triton_unsupported, kernels=_triton_kernels,
-                      space=_triton_space, cost=_triton_cost, repeats=True),
+                      refusal=_triton_refusal, kernels=_triton_kernels,
+                      space=_triton_space, cost=_triton_cost, returns_relaunch=True),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -137,17 +137,17 @@ def _prebuilt() -> list[Instance]:
 def _flash_attn_fwd_ck(call: AttentionCall) -> None: ...
 
 
-def ck_unsupported(target: Target, *args: Any) -> str | None:
+def ck_refusal(target: Target, *args: Any) -> str | None:
     """What the kernel refuses."""
     call = AttentionCall(*args)
     if target.platform != "hip" or target.arch != "gfx942":
         return f"an MFMA kernel for gfx942, not for {target.arch}"
     if call.dropout_p > 0:
         return "no dropout"
-    return _dtypes_unsupported(call) or _shapes_unsupported(call)
+    return _dtypes_refusal(call) or _shapes_refusal(call)
 
 
-def _dtypes_unsupported(call: AttentionCall) -> str | None:
+def _dtypes_refusal(call: AttentionCall) -> str | None:
     element = _ELEMENTS.get(call.q.dtype)
     if element not in _HEAD_DIMS or call.k.dtype != call.q.dtype or call.v.dtype != call.q.dtype:
         names = ", ".join(dtypes.name(tensor.dtype) for tensor in (call.q, call.k, call.v))
@@ -160,7 +160,7 @@ def _dtypes_unsupported(call: AttentionCall) -> str | None:
     return None
 
 
-def _shapes_unsupported(call: AttentionCall) -> str | None:
+def _shapes_refusal(call: AttentionCall) -> str | None:
     multiple, largest = 16 // call.q.element_size(), _HEAD_DIMS[_ELEMENTS[call.q.dtype]][-1]
     for dim in (call.head_dim, call.head_dim_v):
         if dim % multiple or dim > largest:
@@ -174,10 +174,10 @@ def _shapes_unsupported(call: AttentionCall) -> str | None:
         least, stride = tensor.shape[-1], tensor.stride(rows)
         if tensor.shape[rows] > 1 and not least <= stride <= _MAX_ROW_STRIDE:
             return f"row stride of {name} from {least} to {_MAX_ROW_STRIDE} elements, got {stride}"
-    return None if call.bias is None else _bias_unsupported(call.bias)
+    return None if call.bias is None else _bias_refusal(call.bias)
 
 
-def _bias_unsupported(bias: Tensor) -> str | None:
+def _bias_refusal(bias: Tensor) -> str | None:
     columns = bias.shape[-1]
     if columns > 1 and bias.stride(-1) != 1:
         return "bias must be contiguous in its last dimension"

@@ -41,7 +41,7 @@ def _instance(*args: Any) -> Instance:
 def _flash_attn_fwd_hip(call: AttentionCall) -> None: ...
 
 
-def hip_unsupported(target: Target, *args: Any) -> str | None:
+def hip_refusal(target: Target, *args: Any) -> str | None:
     """Why the kernel cannot serve a call; None: it can."""
     call = AttentionCall(*args)
     if target.platform != "hip" or target.arch != "gfx942":
@@ -57,10 +57,10 @@ def hip_unsupported(target: Target, *args: Any) -> str | None:
         return f"no {', '.join(refused)}"
     if call.softmax_scale > 1e30:
         return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
-    return _layout_unsupported(call)
+    return _layout_refusal(call)
 
 
-def _layout_unsupported(call: AttentionCall) -> str | None:
+def _layout_refusal(call: AttentionCall) -> str | None:
     """Rows are read in 16 bytes; K and V through descriptors of 64 rows."""
     row = 0 if call.is_varlen else 1  # dimension of rows
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
@@ -75,7 +75,7 @@ def _layout_unsupported(call: AttentionCall) -> str | None:
     return None
 
 
-def hip_misplaced(*args: Any) -> str | None:
+def hip_address_refusal(*args: Any) -> str | None:
     """Rows are read in 16 bytes."""
     call = AttentionCall(*args)
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):

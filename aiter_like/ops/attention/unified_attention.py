@@ -179,7 +179,7 @@ def _check_options(call: PagedCall) -> None:
     check.integer(_OP, "sink_size", call.sink_size, low=0)
 
 
-def _triton_unsupported(target: Target, *args: Any) -> str | None:
+def _triton_refusal(target: Target, *args: Any) -> str | None:
     call = PagedCall(*args)
     if max(call.q.shape[2], call.v.shape[3]) > 256:
         return f"head dimensions at most 256, got {call.q.shape[2]} and {call.v.shape[3]}"
@@ -261,8 +261,8 @@ unified_attention_op = Op(
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("triton", "ops.attention.triton.flash_attn_fwd:unified_attention",
-                      unsupported=_triton_unsupported, space=_triton_space,
-                      repeats=True),
+                      refusal=_triton_refusal, space=_triton_space,
+                      returns_relaunch=True),
               Backend("torch", unified_attention_ref)))
 
 

@@ -25,7 +25,7 @@ def largest(dtype: torch.dtype) -> float:
     return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
 
 
-def of(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> Tensor:
+def row_scales(x: Tensor, dtype: torch.dtype, group_size: int = 0) -> Tensor:
     """Scales of `x` [..., columns]: one per row ([..., 1]), or per group of columns ([..., columns / group_size])."""
     grouped = x.unflatten(-1, (-1, group_size)) if group_size else x.unsqueeze(-2)
     return divided(grouped.abs().amax(-1).clamp(min=SMALLEST_AMAX), largest(dtype))

@@ -56,7 +56,7 @@ def _check(to: Tensor, source: Tensor | None, block_mapping: Tensor, others: tup
     return SKIP if 0 in (to.numel(), block_mapping.numel()) or (source is not None and not source.numel()) else None
 
 
-def _hip_unsupported(target: Target, to: Tensor, source: Tensor | None, block_mapping: Tensor,
+def _hip_refusal(target: Target, to: Tensor, source: Tensor | None, block_mapping: Tensor,
                      *_: object) -> str | None:
     if to.ndim > _MAX_RANK:
         return f"caches of at most {_MAX_RANK} dimensions, got {to.ndim}"
@@ -81,7 +81,7 @@ def _self_check(device: torch.device) -> tuple:
 
 _copy_blocks = Op(
     "copy_blocks", reference=copy_blocks_ref, check=_check, writes=("to", "others"), self_check=_self_check,
-    backends=(Backend("hip", _copy_blocks_hip, unsupported=_hip_unsupported), Backend("torch", copy_blocks_ref)))
+    backends=(Backend("hip", _copy_blocks_hip, refusal=_hip_refusal), Backend("torch", copy_blocks_ref)))
 
 
 def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], block_mapping: Tensor, *,

@@ -38,7 +38,7 @@ def indexer_k_quant_and_cache_ref(kv_cache: Tensor, k: Tensor, slot_mapping: Ten
     kind, (num_blocks, page_size, width), head_dim = dtypes.fp8_of(target_of(k.device).arch), kv_cache.shape, k.shape[1]
     tokens, block, offset = paged_cache.places(slot_mapping, page_size, num_blocks)
     x = k[tokens].float()
-    scale = quant_rule.of(x, kind, quant_block_size)
+    scale = quant_rule.row_scales(x, kind, quant_block_size)
     if scale_fmt == "ue8m0":  # up to a power of two; NaN and infinity stay
         mantissa, exponent = scale.frexp()
         above = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
@@ -150,14 +150,14 @@ def _check_gather(dst_k: Tensor, dst_scale: Tensor, kv_cache: Tensor, block_tabl
     return SKIP if 0 in (dst_k.numel(), kv_cache.numel(), block_table.numel()) else None
 
 
-def _write_unsupported(target: Target, kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_size: int,
+def _write_refusal(target: Target, kv_cache: Tensor, k: Tensor, slot_mapping: Tensor, quant_block_size: int,
                        scale_fmt: str, preshuffle: bool) -> str | None:
     rows = slot_mapping.shape[0] * (k.shape[1] // quant_block_size)
     return (paged_cache.too_many_rows("groups", k.dtype, quant_block_size, rows)
             or paged_cache.too_many_slots(*kv_cache.shape[:2]))
 
 
-def _gather_unsupported(target: Target, dst_k: Tensor, dst_scale: Tensor, kv_cache: Tensor, block_table: Tensor,
+def _gather_refusal(target: Target, dst_k: Tensor, dst_scale: Tensor, kv_cache: Tensor, block_table: Tensor,
                         cu_seq_lens: Tensor, preshuffle: bool) -> str | None:
     if dst_k.shape[0] * (dst_k.shape[1] + _groups(dst_scale)) > _MAX_ITEMS:
         return f"{dst_k.shape[0]} tokens do not fit one launch"
@@ -188,13 +188,13 @@ def _gather_case(device: torch.device) -> tuple:
 _write = Op(
     "indexer_k_quant_and_cache", reference=indexer_k_quant_and_cache_ref, check=_check_write, writes=("kv_cache",),
     self_check=_write_case,
-    backends=(Backend("hip", _indexer_k_quant_and_cache_hip, unsupported=_write_unsupported),
+    backends=(Backend("hip", _indexer_k_quant_and_cache_hip, refusal=_write_refusal),
               Backend("torch", indexer_k_quant_and_cache_ref)))
 
 _gather = Op(
     "cp_gather_indexer_k_quant_cache", reference=cp_gather_indexer_k_quant_cache_ref, check=_check_gather,
     writes=("dst_k", "dst_scale"), self_check=_gather_case,
-    backends=(Backend("hip", _cp_gather_indexer_k_quant_cache_hip, unsupported=_gather_unsupported),
+    backends=(Backend("hip", _cp_gather_indexer_k_quant_cache_hip, refusal=_gather_refusal),
               Backend("torch", cp_gather_indexer_k_quant_cache_ref)))
 
 

@@ -93,7 +93,7 @@ def _check(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, s
     return SKIP if is_empty else None
 
 
-def _hip_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
+def _hip_refusal(target: Target, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
                      slot_mapping: Tensor, kv_cache_dtype: str, k_scale: Tensor | None,
                      v_scale: Tensor | None, layout: str) -> str | None:
     accesses = (slot_mapping.shape[0] + _TOKEN_GROUP) * key.shape[1] * max(key.shape[2], value.shape[2])
@@ -123,7 +123,7 @@ def _self_check(device: torch.device) -> list[tuple]:
 
 _reshape_and_cache = Op(
     "reshape_and_cache", reference=reshape_and_cache_ref, check=_check, writes=("key_cache", "value_cache"),
-    self_check=_self_check, backends=(Backend("hip", _reshape_and_cache_hip, unsupported=_hip_unsupported),
+    self_check=_self_check, backends=(Backend("hip", _reshape_and_cache_hip, refusal=_hip_refusal),
                                       Backend("torch", reshape_and_cache_ref)))
 
 

@@ -26,7 +26,7 @@ def pertoken_quant_ref(key_cache: Tensor, value_cache: Tensor, k_dequant_scales:
     tokens, block, offset = paged_cache.places(slot_mapping, page_size, num_blocks)
     rows = []
     for x, cache, stored in ((key, key_cache, k_dequant_scales), (value, value_cache, v_dequant_scales)):
-        scale = quant_rule.of(x.float(), cache.dtype)
+        scale = quant_rule.row_scales(x.float(), cache.dtype)
         rows.append(quant_rule.quantised(x.float(), scale, cache.dtype))
         if layout == "shuffled":
             stored[block, :, offset] = scale[tokens, :, 0]
@@ -83,7 +83,7 @@ def _check_quant(names: paged_cache.Names, key_cache: Tensor, value_cache: Tenso
     check.tensor(names.op, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
 
 
-def _hip_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
+def _hip_refusal(target: Target, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
                      v_dequant_scales: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
                      layout: str) -> str | None:
     size = max(key.shape[2], value.shape[2])
@@ -112,7 +112,7 @@ def _self_check(device: torch.device) -> list[tuple]:
 _pertoken_quant = Op(
     "reshape_and_cache_with_pertoken_quant", reference=pertoken_quant_ref, check=_check, self_check=_self_check,
     writes=("key_cache", "value_cache", "k_dequant_scales", "v_dequant_scales"),
-    backends=(Backend("hip", _reshape_and_cache_with_pertoken_quant_hip, unsupported=_hip_unsupported),
+    backends=(Backend("hip", _reshape_and_cache_with_pertoken_quant_hip, refusal=_hip_refusal),
               Backend("torch", pertoken_quant_ref)))
 
 
@@ -171,7 +171,7 @@ def block_quant_ref(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Te
             stored = scale_of[block] if layout == "shuffled" else scale_of[:, block]  # [num_heads]
             view = cache[block].permute(order)
             rows = view.clone(memory_format=torch.contiguous_format).view(len(tokens), shape[1], -1)
-            scale = quant_rule.of(tokens.flatten(1), cache.dtype)[:, 0]
+            scale = quant_rule.row_scales(tokens.flatten(1), cache.dtype)[:, 0]
             if offsets[0]:
                 scale = torch.maximum(scale, stored)  # NaN wins
                 scaled = quant_rule.rounded(rows[:, :offsets[0]].float() * (stored / scale)[:, None, None], cache.dtype)
@@ -229,7 +229,7 @@ def _check_block(key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tenso
     return SKIP if is_empty else None
 
 
-def _block_unsupported(target: Target, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
+def _block_refusal(target: Target, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
                        v_dequant_scales: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
                        layout: str) -> str | None:
     rows, page_size = slot_mapping.shape[0] * key.shape[2], paged_cache.page_size_of(key_cache)
@@ -258,7 +258,7 @@ def _block_self_check(device: torch.device) -> list[tuple]:
 _block_quant = Op(
     "reshape_and_cache_with_block_quant", reference=block_quant_ref, check=_check_block, self_check=_block_self_check,
     writes=("key_cache", "value_cache", "k_dequant_scales", "v_dequant_scales"),
-    backends=(Backend("hip", _reshape_and_cache_with_block_quant_hip, unsupported=_block_unsupported),
+    backends=(Backend("hip", _reshape_and_cache_with_block_quant_hip, refusal=_block_refusal),
               Backend("torch", block_quant_ref)))
 
 

@@ -75,7 +75,7 @@ def _check(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor,
+def _kernel_refusal(target: Target, out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor,
                         *_: object) -> str | None:
     """What every kernel refuses."""
     if input.shape[-1] > _LONGEST:
@@ -111,9 +111,9 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 _dropout_layer_norm = Op(
     _OP, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "hidden", "dtype"),
     round_field="rows", writes=("out", "residual_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _dropout_layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+    backends=(Backend("hip", _dropout_layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.dropout_layer_norm:dropout_layer_norm",
-                      unsupported=_kernel_unsupported,
+                      refusal=_kernel_refusal,
                       space=_triton_space),
               Backend("torch", dropout_layer_norm_ref, differentiable=True)))
 

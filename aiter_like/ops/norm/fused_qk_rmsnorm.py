@@ -59,7 +59,7 @@ def _qk_check(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: 
     return SKIP if q.numel() + k.numel() == 0 else None
 
 
-def _qk_unsupported(target: Target, q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
+def _qk_refusal(target: Target, q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
                     k_weight: Tensor, k_eps: float) -> str | None:
     """What every kernel refuses."""
     if q.numel() == 0 or k.numel() == 0:
@@ -106,9 +106,9 @@ _fused_qk_rmsnorm = Op(
     _QK, reference=fused_qk_rmsnorm_ref, check=_qk_check, tune_key=_qk_tune_key,
     tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"),
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _fused_qk_rmsnorm_hip, unsupported=_qk_unsupported, space=_hip_space),
+    backends=(Backend("hip", _fused_qk_rmsnorm_hip, refusal=_qk_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:fused_qk_rmsnorm",
-                      unsupported=_qk_unsupported, space=_triton_space),
+                      refusal=_qk_refusal, space=_triton_space),
               Backend("torch", fused_qk_rmsnorm_ref, differentiable=True)))
 
 

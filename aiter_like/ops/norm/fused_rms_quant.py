@@ -46,7 +46,7 @@ def fused_rms_quant_ref(out: Tensor | None, scale: Tensor | None, plain_out: Ten
     if out is not None and is_static:
         out.copy_(quant_rule.rounded(y * (1 / scale.reshape(())), out.dtype))
     elif out is not None:
-        own = quant_rule.of(y, out.dtype, group_size)
+        own = quant_rule.row_scales(y, out.dtype, group_size)
         out.copy_(quant_rule.quantised(y, own, out.dtype))
         scale.copy_(own.view(scale.shape))
     if second is not None:
@@ -135,7 +135,7 @@ def _check_second(second_out: Tensor, input: Tensor, weight: Tensor, second: Ten
     check.real(_OP, "second_epsilon", second_epsilon, low=0.0)
 
 
-def _unsupported(target: Target, out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None,
+def _refusal(target: Target, out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None,
                  residual_out: Tensor | None, second_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float,
                  residual_in: Tensor | None, second: Tensor | None, *_: object) -> str | None:
     """What every kernel refuses."""
@@ -219,9 +219,9 @@ fused_rms_quant = Op(
     tune_fields=("rows", "hidden", "second_hidden", "dtype", "out_dtype", "group_size", "is_static", "has_residual"),
     round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _fused_rms_quant_hip, unsupported=_unsupported, space=_hip_space),
+    backends=(Backend("hip", _fused_rms_quant_hip, refusal=_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.fused_rms_quant:fused_rms_quant",
-                      unsupported=_unsupported, space=_triton_space),
+                      refusal=_refusal, space=_triton_space),
               Backend("torch", fused_rms_quant_ref)))
 
 

@@ -64,7 +64,7 @@ def _check(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weigh
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
+def _kernel_refusal(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
                         epsilon: float) -> str | None:
     """What every kernel refuses."""
     return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, gate=gate, out=out)
@@ -98,9 +98,9 @@ _gated_rms_norm = Op(
     _OP, reference=gated_rms_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _gated_rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+    backends=(Backend("hip", _gated_rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:gated_rms_norm",
-                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
+                      refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))
 
 

@@ -125,7 +125,7 @@ def _check(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | No
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
+def _kernel_refusal(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
                         bias: Tensor | None, num_groups: int, *_: object) -> str | None:
     """What every kernel refuses."""
     layout = torch.contiguous_format if input.is_contiguous() else _LAST.get(input.ndim)
@@ -192,9 +192,9 @@ _group_norm = Op(
     _OP, reference=group_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
     writes=("out", "parts"), tuning=Tuning(_tune_case, scratch=("parts",)),
-    backends=(Backend("hip", _group_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+    backends=(Backend("hip", _group_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.group_norm:group_norm",
-                      unsupported=_kernel_unsupported, space=_triton_space),
+                      refusal=_kernel_refusal, space=_triton_space),
               Backend("torch", group_norm_ref, differentiable=True)))
 
 

@@ -97,7 +97,7 @@ def _check(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
+def _kernel_refusal(target: Target, out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
                         weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
                         residual_in: Tensor | None, x_scale: Tensor | None) -> str | None:
     """What every kernel refuses."""
@@ -136,9 +136,9 @@ _layer_norm = Op(
     _OP, reference=layer_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
     round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _layer_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
+    backends=(Backend("hip", _layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.layer_norm:layer_norm",
-                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
+                      refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", layer_norm_ref, differentiable=True)))
 
 

@@ -63,7 +63,7 @@ def _check(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tenso
     return SKIP if x.numel() == 0 else None
 
 
-def _triton_unsupported(target: Target, dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor,
+def _triton_refusal(target: Target, dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor,
                         x: Tensor, *_: object) -> str | None:
     return rows.refusal(x=x, dout=dout, dx=dx)
 
@@ -99,7 +99,7 @@ _norm_backward = Op(
     tune_fields=("rows", "hidden", "dtype", "has_mean"), round_field="rows", writes=("dx", "dweight", "dbias"),
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("triton", "ops.norm.triton.norm_backward:norm_backward",
-                      unsupported=_triton_unsupported, space=_triton_space),
+                      refusal=_triton_refusal, space=_triton_space),
               Backend("torch", norm_backward_ref)))
 
 

@@ -104,14 +104,14 @@ def _check(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
+def _kernel_refusal(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
                         use_model_sensitive_rmsnorm: int, residual_in: Tensor | None, residual_out: Tensor | None,
                         gemma_norm: bool) -> str | None:
     """What every kernel refuses."""
     return rows.refusal(input=input, out=out, residual_in=residual_in, residual_out=residual_out)
 
 
-def _asm_unsupported(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
+def _asm_refusal(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
                      use_model_sensitive_rmsnorm: int, residual_in: Tensor | None, residual_out: Tensor | None,
                      gemma_norm: bool) -> str | None:
     """Beyond what all kernels refuse: bf16 throughout, the manifest's row lengths, aligned rows, no variants."""
@@ -182,10 +182,10 @@ _rms_norm = Op(
     tune_fields=("rows", "hidden", "dtype", "has_residual"), round_field="rows", writes=("out", "residual_out"),
     self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _rms_norm_hip, unsupported=_kernel_unsupported, space=_hip_space),
-              Backend("asm", _rms_norm_asm, unsupported=_asm_unsupported),
+    backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
+              Backend("asm", _rms_norm_asm, refusal=_asm_refusal),
               Backend("triton", "ops.norm.triton.rms_norm:rms_norm",
-                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
+                      refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", rms_norm_ref, differentiable=True)))
 
 

@@ -42,7 +42,7 @@ def rms_norm_quant_ref(out: Tensor, scale: Tensor, residual_out: Tensor | None, 
 
 def store_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int) -> None:
     """Writes `y` quantised, and its scales."""
-    own = quant_rule.of(y, out.dtype, group_size)
+    own = quant_rule.row_scales(y, out.dtype, group_size)
     out.copy_(quant_rule.quantised(y, own, out.dtype))
     scale.copy_(own.view(scale.shape))
 
@@ -127,7 +127,7 @@ def _check(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: T
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_unsupported(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor | None,
+def _kernel_refusal(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor | None,
                         plain_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float,
                         residual_in: Tensor | None, *_: object) -> str | None:
     """What every kernel refuses."""
@@ -167,9 +167,9 @@ _rms_norm_quant = Op(
     _OP, reference=rms_norm_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
     writes=("out", "scale", "residual_out", "plain_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _rms_norm_quant_hip, unsupported=_kernel_unsupported, space=_hip_space),
+    backends=(Backend("hip", _rms_norm_quant_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.rms_norm_quant:rms_norm_quant",
-                      unsupported=_kernel_unsupported, space=tune_shapes.row_space),
+                      refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", rms_norm_quant_ref)))
 
 

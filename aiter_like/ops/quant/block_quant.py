@@ -17,7 +17,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.quant.row_quant import check_matrices, kernel_unsupported
+from aiter_like.ops.quant.row_quant import check_matrices, kernel_refusal
 
 __all__ = ["per_block_quant"]
 
@@ -70,10 +70,10 @@ def scale_shape(shape: torch.Size, block_rows: int, block_columns: int) -> tuple
     return (*shape[:-2], -(-shape[-2] // block_rows), -(-shape[-1] // block_columns))
 
 
-def _unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
+def _refusal(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
     if scale.numel() > _MOST_BLOCKS:
         return f"at most {_MOST_BLOCKS} blocks, got {scale.numel()}"
-    return kernel_unsupported(target, out, scale, input)
+    return kernel_refusal(target, out, scale, input)
 
 
 def _tune_key(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> dict[str, int | str]:
@@ -109,9 +109,9 @@ _block_quant = Op(
     _OP, reference=block_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("matrices", "rows", "columns", "block_rows", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _block_quant_hip, unsupported=_unsupported),
+    backends=(Backend("hip", _block_quant_hip, refusal=_refusal),
               Backend("triton", "ops.quant.triton.block_quant:block_quant",
-                      unsupported=_unsupported, space=_triton_space),
+                      refusal=_refusal, space=_triton_space),
               Backend("torch", block_quant_ref)))
 
 

@@ -27,7 +27,7 @@ _OP = "flatten_group_quant"
 def flatten_group_quant_ref(out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> None:
     """The rule of scales.py in torch."""
     x = input.flatten(1).float()
-    own = quant_rule.of(x, out.dtype, group_size)
+    own = quant_rule.row_scales(x, out.dtype, group_size)
     scale.copy_(own)
     out.copy_(quant_rule.quantised(x, own, out.dtype))
 
@@ -62,7 +62,7 @@ def check_groups(columns: int, group_size: int) -> None:
     quant_rule.check_group(_OP, columns, group_size)
 
 
-def _unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> str | None:
+def _refusal(target: Target, out: Tensor, scale: Tensor, input: Tensor, group_size: int) -> str | None:
     if input.shape[0] * input.shape[1] > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} heads of all tokens, got {input.shape[0] * input.shape[1]}"
     return quant_rule.refusal(target, out.dtype) or rows.refusal(out=out)
@@ -107,9 +107,9 @@ _flatten_group_quant = Op(
     _OP, reference=flatten_group_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "heads", "columns", "group_size", "dtype", "out_dtype"), round_field="tokens",
     writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _flatten_group_quant_hip, unsupported=_unsupported, space=_hip_space),
+    backends=(Backend("hip", _flatten_group_quant_hip, refusal=_refusal, space=_hip_space),
               Backend("triton", "ops.quant.triton.flatten_group_quant:flatten_group_quant",
-                      unsupported=_unsupported, space=_triton_space),
+                      refusal=_refusal, space=_triton_space),
               Backend("torch", flatten_group_quant_ref)))
 
 

@@ -27,7 +27,7 @@ def moe_smoothquant_ref(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tens
     is_expert = ((ids >= 0) & (ids < x_scale.shape[0])).unsqueeze(-1)
     smoothed = input.float().repeat(topk_ids.shape[1], 1) * x_scale[ids.clamp(0, x_scale.shape[0] - 1)]
     y = torch.where(is_expert, smoothed, 0.0)
-    own = quant_rule.of(y, out.dtype)
+    own = quant_rule.row_scales(y, out.dtype)
     scale.copy_(own.view(scale.shape))
     out.copy_(quant_rule.quantised(y, own, out.dtype))
 
@@ -61,7 +61,7 @@ def _check(out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor, topk_ids:
     return SKIP if out.numel() == 0 else None
 
 
-def _unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor,
+def _refusal(target: Target, out: Tensor, scale: Tensor, input: Tensor, x_scale: Tensor,
                  topk_ids: Tensor) -> str | None:
     if topk_ids.shape[1] >= 2**16:
         return f"at most {2**16 - 1} experts per token, got {topk_ids.shape[1]}"
@@ -106,9 +106,9 @@ _moe_smoothquant = Op(
     _OP, reference=moe_smoothquant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tokens", "columns", "topk", "num_experts", "dtype", "out_dtype"), round_field="tokens",
     writes=("out", "scale"), self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _moe_smoothquant_hip, unsupported=_unsupported, space=_hip_space),
+    backends=(Backend("hip", _moe_smoothquant_hip, refusal=_refusal, space=_hip_space),
               Backend("triton", "ops.quant.triton.block_quant:moe_smoothquant",
-                      unsupported=_unsupported, space=tune_shapes.row_space),
+                      refusal=_refusal, space=tune_shapes.row_space),
               Backend("torch", moe_smoothquant_ref)))
 
 

@@ -48,7 +48,7 @@ def _check(out: Tensor, input: Tensor, is_unpacking: bool) -> object:
     return SKIP if input.numel() == 0 else None
 
 
-def _unsupported(target: Target, out: Tensor, input: Tensor, is_unpacking: bool) -> str | None:
+def _refusal(target: Target, out: Tensor, input: Tensor, is_unpacking: bool) -> str | None:
     if input.shape[-1] > 1 and input.stride(-1) != 1:
         return f"input must be contiguous in its last dimension, got stride {input.stride(-1)} there"
     if min(out.numel(), input.numel()) > _MOST:
@@ -78,9 +78,9 @@ def _self_check(device: torch.device) -> list[tuple]:
 _pack_int4 = Op(
     _OP, reference=pack_int4_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "columns", "is_unpacking"),
     self_check=_self_check, tuning=Tuning(_tune_case),
-    backends=(Backend("hip", _pack_int4_hip, unsupported=_unsupported,
+    backends=(Backend("hip", _pack_int4_hip, refusal=_refusal,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
-              Backend("triton", "ops.quant.triton.block_quant:pack_int4", unsupported=_unsupported,
+              Backend("triton", "ops.quant.triton.block_quant:pack_int4", refusal=_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", pack_int4_ref)))
 

@@ -25,7 +25,7 @@ def row_quant_ref(out: Tensor, scale: Tensor, input: Tensor, group_size: int, sm
                   scale_ub: Tensor | None, num_rows: Tensor | None, num_rows_factor: int) -> None:
     """The rule of scales.py in torch."""
     x = input.float() if smooth_scale is None else input.float() * smooth_scale
-    own = quant_rule.of(x, out.dtype, group_size)
+    own = quant_rule.row_scales(x, out.dtype, group_size)
     if scale_ub is not None:
         bound = quant_rule.divided(scale_ub.reshape(()).clamp(min=quant_rule.SMALLEST_AMAX),
                                    quant_rule.largest(out.dtype))
@@ -128,7 +128,7 @@ def _row_check(out: Tensor, scale: Tensor, input: Tensor, group_size: int, smoot
     return SKIP if input.numel() == 0 else None
 
 
-def kernel_unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
+def kernel_refusal(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
     """What every kernel refuses."""
     return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, out=out)
 
@@ -171,9 +171,9 @@ _row_quant = Op(
     "row_quant", reference=row_quant_ref, check=_row_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
     self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _row_quant_hip, unsupported=kernel_unsupported, space=_hip_space),
+    backends=(Backend("hip", _row_quant_hip, refusal=kernel_refusal, space=_hip_space),
               Backend("triton", "ops.quant.triton.row_quant:row_quant",
-                      unsupported=kernel_unsupported, space=tune_shapes.row_space),
+                      refusal=kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", row_quant_ref)))
 
 

@@ -18,7 +18,7 @@ from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.quant.row_quant import (
     check_matrices,
     check_number,
-    kernel_unsupported,
+    kernel_refusal,
     outputs,
     used_rows,
     write_rows,
@@ -36,7 +36,7 @@ def tensor_quant_ref(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool
     x, is_used = input.float(), used_rows(input, num_rows, num_rows_factor)
     if is_dynamic:
         used = x if is_used is None else torch.where(is_used, x, 0.0)
-        scale.copy_(quant_rule.of(used.reshape(1, -1), out.dtype).view(scale.shape))
+        scale.copy_(quant_rule.row_scales(used.reshape(1, -1), out.dtype).view(scale.shape))
     write_rows(out, quant_rule.rounded(x * (1 / scale.reshape(())), out.dtype), is_used)
 
 
@@ -63,10 +63,10 @@ def _tensor_check(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, n
     return SKIP if input.numel() == 0 else None
 
 
-def _hip_unsupported(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
+def _hip_refusal(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
     if input.numel() > _MOST_ELEMENTS:
         return f"at most {_MOST_ELEMENTS} elements, got {input.numel()}"
-    return kernel_unsupported(target, out, scale, input)
+    return kernel_refusal(target, out, scale, input)
 
 
 def _tune_key(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, *_: object) -> dict[str, int | str]:
@@ -103,9 +103,9 @@ _tensor_quant = Op(
     "tensor_quant", reference=tensor_quant_ref, check=_tensor_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "is_dynamic", "dtype", "out_dtype"), round_field="rows", writes=("out", "scale"),
     self_check=_tensor_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _tensor_quant_hip, unsupported=_hip_unsupported,
+    backends=(Backend("hip", _tensor_quant_hip, refusal=_hip_refusal,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4, 8)]),
-              Backend("triton", "ops.quant.triton.row_quant:tensor_quant", unsupported=kernel_unsupported,
+              Backend("triton", "ops.quant.triton.row_quant:tensor_quant", refusal=kernel_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8, 16)]),
               Backend("torch", tensor_quant_ref)))
 

@@ -131,7 +131,7 @@ def _check(q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache:
     return SKIP if tokens == 0 or head_dim == 0 else None
 
 
-def _hip_unsupported(target: Target, q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor,
+def _hip_refusal(target: Target, q_out: Tensor, k_out: Tensor | None, v_out: Tensor | None, key_cache: Tensor,
                      value_cache: Tensor, q: Tensor, k: Tensor, v: Tensor, q_weight: Tensor | None,
                      k_weight: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor, offsets: Tensor | None,
                      slot_mapping: Tensor, k_scale: Tensor | None, v_scale: Tensor | None, epsilon: float,
@@ -151,7 +151,7 @@ def _hip_unsupported(target: Target, q_out: Tensor, k_out: Tensor | None, v_out:
     return paged_cache.too_many_slots(key_cache.shape[0], paged_cache.page_size_of(key_cache))
 
 
-def _triton_unsupported(target: Target, q_out: Tensor, *_: object) -> str | None:
+def _triton_refusal(target: Target, q_out: Tensor, *_: object) -> str | None:
     return f"head dimension at most 512, got {q_out.shape[-1]}" if q_out.shape[-1] > 512 else None
 
 
@@ -229,10 +229,10 @@ _fused_qk_rope_cache = Op(
                  "cache_dtype"),
     round_field="tokens", writes=("q_out", "k_out", "v_out", "key_cache", "value_cache"), self_check=_self_check,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _fused_qk_rope_cache_hip, unsupported=_hip_unsupported, space=lambda *_: [
+    backends=(Backend("hip", _fused_qk_rope_cache_hip, refusal=_hip_refusal, space=lambda *_: [
                   {"threads": threads, "share": share} for threads in (64, 128, 256) for share in (1, 4, 8)]),
               Backend("triton", "ops.rope.triton.fused_qk_rope_cache:fused_qk_rope_cache",
-                      unsupported=_triton_unsupported, space=triton_space),
+                      refusal=_triton_refusal, space=triton_space),
               Backend("torch", _fused_ref)))
 
 

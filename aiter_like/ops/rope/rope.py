@@ -221,8 +221,8 @@ _rope = Op(
     tune_fields=("tokens", "heads", "kv_heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="tokens", writes=("out", "out_y"), self_check=_self_check,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _rope_hip, unsupported=unsupported, space=space),
-              Backend("triton", "ops.rope.triton.rope:rope", unsupported=unsupported, space=triton_space),
+    backends=(Backend("hip", _rope_hip, refusal=unsupported, space=space),
+              Backend("triton", "ops.rope.triton.rope:rope", refusal=unsupported, space=triton_space),
               Backend("torch", rope_ref, differentiable=True)))
 
 

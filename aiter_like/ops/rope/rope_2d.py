@@ -105,8 +105,8 @@ _rope_2d = Op(
     "rope_2d", reference=rope_2d_ref, check=_check, tune_key=_tune_key,
     tune_fields=("patches", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
     round_field="patches", self_check=_self_check, tuning=Tuning(_tune_case),
-    backends=(Backend("hip", _rope_2d_hip, unsupported=unsupported, space=space),
-              Backend("triton", "ops.rope.triton.rope:rope_2d", unsupported=unsupported, space=triton_space),
+    backends=(Backend("hip", _rope_2d_hip, refusal=unsupported, space=space),
+              Backend("triton", "ops.rope.triton.rope:rope_2d", refusal=unsupported, space=triton_space),
               Backend("torch", rope_2d_ref, differentiable=True)))
 
 

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""Backend: one implementation of an operator, what it refuses, its kernels, its revision, and how it is bound."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiter_like.build import revision
+from aiter_like.device import Target
+from aiter_like.dispatch.table import Row
+from aiter_like.errors import BuildError, UnsupportedError
+from aiter_like.jit.call import with_fields
+
+KINDS = ("hip", "ck", "asm", "triton", "torch")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One implementation of an operator.
+
+    Attributes:
+        name: one of KINDS.
+        function: a `compile_ops` stub; "<module>:<function>", a module of this package that is imported on first use
+            ("ops.norm.triton.rms_norm:rms_norm"); or a function. It takes the call object; a tuned row's params arrive
+            by keyword (at a stub: in its gen_func).
+        refusal: of (target, call): None, or the reason why this backend cannot serve the call.
+        kernels: of (target, call, **params): names of its kernels that have these parameters, best first, where it has
+            several; the chosen one arrives by keyword as `kernel`.
+        differentiable: autograd passes through it.
+        space: of (target, call): the parameters that the tuner tries beyond the default, a dict for each trial, such
+            as {"num_warps": 8}; all of them values that a tuned row can hold (int, float, bool, text).
+        cost: of (target, call, **params): what a trial is expected to cost, in a unit of its own, infinite where it
+            cannot run; the tuner leaves out what is far from this backend's cheapest.
+        self_check: of (device, call): a small call that takes the same kernel as this one; for a backend with more
+            kernels than the operator's own cases can name.
+        address_refusal: of (call): None, or the reason why it cannot take the addresses of these tensors. It is not
+            asked for each call: a launcher that finds such an address raises AddressError.
+        returns_relaunch: a call of the function returns what serves later calls whose arguments have the same metadata,
+            as a function of the call's fields and at less cost on the host; or None, then the function itself goes on.
+        call: the operator's call object, which `Op` enters.
+        home: the operator's module, which `Op` enters: it counts in the kernel's revision.
+    """
+
+    name: str
+    function: Any
+    refusal: Callable[..., str | None] | None = None
+    kernels: Callable[..., list[str]] | None = None
+    differentiable: bool = False
+    space: Callable[..., Iterable[Mapping[str, Any]]] | None = None
+    cost: Callable[..., float] | None = None
+    self_check: Callable[..., tuple] | None = None
+    address_refusal: Callable[..., str | None] | None = None
+    returns_relaunch: bool = False
+    call: type | None = None
+    home: str = ""
+
+    def __post_init__(self):
+        if self.name not in KINDS:
+            raise ValueError(f"backend must be one of {', '.join(KINDS)}, got {self.name!r}")
+
+    @property
+    def is_jit(self) -> bool:
+        """Whether it is a module of our own that is built on first use."""
+        return hasattr(self.function, "bind")
+
+    def taking_fields(self, call: type | None, home: str) -> Backend:
+        """This backend as dispatch has it: its functions take the fields of `call` by position (jit/call.py)."""
+        if call is None:
+            return replace(self, home=home)
+        after_target = {name: with_fields(call, getattr(self, name), before=1)
+                        for name in ("refusal", "kernels", "space", "cost", "self_check")}
+        return replace(self, call=call, home=home, address_refusal=with_fields(call, self.address_refusal),
+                       **after_target)
+
+    def kernel_names(self, target: Target, args: tuple, params: Mapping[str, Any]) -> list[str]:
+        """The kernels that can serve the call, best first."""
+        if self.kernels is not None:
+            return list(self.kernels(target, *args, **params))
+        if self.is_jit:
+            return [self.function.kernel_name(args, **params)]
+        return [self.function.partition(":")[2] if isinstance(self.function, str) else self.name]
+
+    def fixed_kernels(self) -> frozenset[str] | None:
+        """The names a tuned row may give; None where they depend on the call."""
+        if self.kernels is not None or self.is_jit:
+            return None
+        return frozenset(self.kernel_names(None, (), {}))
+
+    @functools.cached_property
+    def revision(self) -> str:
+        """What a tuned row's kernel_rev is compared with: a hash of the operator's file and of the kernel's source,
+        with all that they use (build/revision.py); "" for a function in Python."""
+        if self.is_jit:
+            path = self.function.source
+        elif isinstance(self.function, str):
+            path = Path(__file__).parents[1] / f"{self.function.partition(':')[0].replace('.', '/')}.py"
+        else:
+            return ""
+        home = getattr(sys.modules.get(self.home), "__file__", None)
+        return revision.source_hash(path, *([Path(home)] if home else []))
+
+    def toolchain(self, platform: str) -> str:
+        """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; "" where that cannot be known."""
+        if not self.is_jit:
+            package = "triton" if isinstance(self.function, str) else "torch"
+            return f"{package} {'.'.join(importlib.import_module(package).__version__.split('.')[:2])}"
+        from aiter_like.build import toolchain
+
+        try:
+            found = toolchain.find(platform)
+        except BuildError:
+            return ""
+        return f"{found.name} {'.'.join(map(str, found.version[:2]))}"
+
+    def staleness(self, row: Row) -> str | None:
+        """Why a tuned row no longer speaks of this backend's kernel, or None. An empty cell makes no claim."""
+        if row.kernel_rev and row.kernel_rev != self.revision:
+            return f"it timed revision {row.kernel_rev} of the kernel, this is {self.revision or 'unknown'}"
+        name, _, version = row.toolchain.partition(" ")
+        here = self.toolchain("hip" if row.key[0].startswith("gfx") else "cuda") if version else ""
+        if here and f"{here}.".startswith(f"{name} {version}."):
+            return None
+        return f"it timed what {row.toolchain} made, here is {here}" if here else None
+
+    def bind(self, target: Target, args: tuple, candidate: Candidate) -> Callable:
+        """The function to call with the operator's arguments.
+
+        Raises:
+            BuildError: its module cannot be built or loaded.
+            UnsupportedError: a package that it needs is not installed.
+        """
+        params = dict(candidate.params)
+        if self.kernels is not None:
+            params["kernel"] = candidate.kernel
+        if self.is_jit:
+            return self.function.bind(target, args, **params)
+        function = _import(self.function) if isinstance(self.function, str) else self.function
+        function = functools.partial(function, **params) if params else function
+        if self.call is not None:
+            call, taking_call = self.call, function
+
+            def function(*args: Any) -> Any:
+                return taking_call(call(*args))
+
+        return _Relaunched(function) if self.returns_relaunch else function
+
+
+class _Relaunched:
+    """A function of a backend that `returns_relaunch`, in one plan."""
+
+    __slots__ = ("function", "relaunch")
+
+    def __init__(self, function: Callable):
+        self.function, self.relaunch = function, None
+
+    def __call__(self, *args: Any) -> None:
+        if self.relaunch is None:
+            self.relaunch = self.function(*args)
+        else:
+            self.relaunch(*args)
+
+
+def _import(name: str) -> Callable:
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(f"aiter_like.{module}"), function)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "triton":
+            raise
+        raise UnsupportedError(f"triton cannot be imported: {error}") from error
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend that serves the call, with kernel, parameters, and where the choice comes from."""
+
+    backend: Backend
+    kernel: str
+    params: Mapping[str, Any]
+    source: str

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Declaration: what an operator is, as data. OPS has every one of them; op.py makes it callable."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aiter_like.device import Target
+from aiter_like.dispatch import table
+from aiter_like.dispatch.backend import Backend
+from aiter_like.dispatch.registry import OPS
+from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit.call import with_fields
+
+_log = logging.getLogger("aiter_like")
+
+SKIP = object()
+"""What an operator's `check` returns when nothing is to be computed, as for empty tensors."""
+
+
+class Declaration:
+    """An operator as data.
+
+    Attributes:
+        name: also the stem of its files and the name in `torch.ops.aiter_like`.
+        call: its call object, a NamedTuple: the operator's arguments in the order of the built functions, with
+            annotations and defaults (jit/call.py). The functions below are declared with a call object as argument and
+            are kept as functions of its fields by position.
+        reference: of (call): the torch implementation, which writes the outputs.
+        backends: in order of preference.
+        check: of (call): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
+        tune_key: of (call): the key of tuned rows, a dict with the names `tune_fields`.
+        round_field: the field that is rounded up where no row has its exact value (dispatch/table.py).
+        writes: names of the arguments that are written.
+        cases: of (device): a few small calls by name that together reach every kernel of every compiled backend. Each
+            is what a kernel must pass on hardware before its first automatic use (dispatch/self_check.py), and what
+            verify, prebuilding and the tests over all operators run.
+        tuning: what the tuner needs to know of it (dispatch/tuning.py); None: it cannot be tuned.
+        public: the public functions made of it (torch_ops.register).
+        failures: (backend, kernel, target) → why it is out of use in this process.
+        bad_rows: tuned rows that turned out not to fit (file:line).
+    """
+
+    def __init__(self, name: str, *, call: type | None = None, reference: Callable[..., None],
+                 backends: Sequence[Backend],
+                 check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
+                 tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
+                 cases: Callable[[torch.device], Mapping[str, tuple]] | None = None,
+                 self_check: Callable | None = None, tuning: Tuning | None = None):
+        if name in OPS.declared:
+            raise ValueError(f"operator {name} exists already")
+        if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
+            raise ValueError(f"{name}: tune_key, tune_fields and round_field do not fit together")
+        if len({backend.name for backend in backends}) != len(backends):
+            raise ValueError(f"{name}: two backends with one name")
+        self.name, self.call, self.cases = name, call, cases
+        self.reference = with_fields(call, reference)
+        self.check, self.tune_key = with_fields(call, check), with_fields(call, tune_key)
+        self.backends = tuple(backend.taking_fields(call, reference.__module__) for backend in backends)
+        self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
+        self.tuning = tuning and replace(tuning, traffic=with_fields(call, tuning.traffic))
+        parameters = list(inspect.signature(self.reference).parameters)
+        self.write_indices = tuple(parameters.index(written) for written in writes)
+        if self_check is not None:  # until every family has call objects and cases
+            self.cases = lambda device: _numbered(self_check(device))
+        self.public: list[Callable] = []
+        self.failures: dict[tuple[str, str, Target], str] = {}
+        self.bad_rows: set[str] = set()
+        self._reported: set[Any] = set()
+        OPS.declared[name] = self
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}: {', '.join(backend.name for backend in self.backends)}>"
+
+    @functools.cached_property
+    def table(self) -> table.Table:
+        """The tuned rows, read when first asked for."""
+        kernels = {backend.name: backend.fixed_kernels() for backend in self.backends}
+        return table.load(self.name, self.tune_fields, kernels, self.round_field)
+
+    def stale_rows(self) -> list[str]:
+        """Tuned rows (file:line) that timed another revision of their kernel, or what another compiler made of it."""
+        backends = {backend.name: backend for backend in self.backends}
+        return [row.source for row in self.table.rows() if backends[row.backend].staleness(row) is not None]
+
+    def tell_once(self, what: Any, message: str, *values: Any) -> None:
+        """A warning that is given once about `what`."""
+        if what not in self._reported:
+            self._reported.add(what)
+            _log.warning(message, *values)
+
+
+def _numbered(found: Any) -> dict[str, tuple]:
+    return dict(enumerate([found] if isinstance(found, tuple) else found))
+
+
+def find_op(op: Declaration | str | Callable) -> Declaration:
+    """The operator of a name, of a public function, or itself.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for candidate in OPS.values():
+        if op is candidate or candidate.name in (op, getattr(op, "__name__", None)) or op in candidate.public:
+            return candidate
+    raise ValueError(f"{getattr(op, '__name__', op)} is no operator of aiter_like; known: {', '.join(OPS)}")

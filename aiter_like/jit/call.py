@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""The call object of an operator: a NamedTuple whose fields are the operator's arguments, in order, with defaults.
+
+It is the only place in Python where the arguments are listed. Reference, stubs, check, tune key, refusals, traffic and
+cases take it. Between them the machinery hands on its fields by position, as the built functions take them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+
+@functools.cache
+def signature(call: type) -> inspect.Signature:
+    """The signature of a function whose parameters are the fields of a call object, and which returns nothing."""
+    hints = typing.get_type_hints(call)
+    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[name])
+                              for name in call._fields], return_annotation=None)
+
+
+def with_fields(call: type, function: Callable[..., Any] | None, before: int = 0) -> Callable[..., Any] | None:
+    """`function(…, call(...), **params)` as a function of the fields by position, after `before` other arguments."""
+    if function is None or call is None:
+        return function
+    if before:
+        return functools.wraps(function)(
+            lambda *args, **params: function(*args[:before], call(*args[before:]), **params))
+
+    @functools.wraps(function)
+    def taking_fields(*args: Any, **params: Any) -> Any:
+        return function(call(*args), **params)
+
+    taking_fields.__signature__ = signature(call)
+    return taking_fields
+
+
+def call_type(function: Callable[..., Any]) -> type | None:
+    """The call object that a stub declares as its only parameter; None where it lists its parameters itself."""
+    kinds = [parameter.annotation for parameter in inspect.signature(function, eval_str=True).parameters.values()]
+    return kinds[0] if len(kinds) == 1 and hasattr(kinds[0], "_fields") else None
