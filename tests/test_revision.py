@@ -22,7 +22,8 @@ FILES = {
     "aiter_like/ops/common/rows.py": "one = two = 1\n",
     "aiter_like/ops/common/slices.py": "",
     "aiter_like/ops/norm/triton/scale.py": "from aiter_like import env\n"
-                                           "from aiter_like.ops.common.triton import launch\n\n\ndef late():\n    return launch.config('scale', 'gfx942', 'd64')\n",
+                                           "from aiter_like.ops.common.triton import launch\n\n\n"
+                                           "def late():\n    return launch.config('scale', 'gfx942', 'd64')\n",
     "aiter_like/ops/common/triton/launch.py": "from aiter_like.ops.common.slices import (\n    one,\n    two)\n",
 }
 HEADERS = {"csrc/norm/beside.h", "csrc/include/aiter_like/rows.h", "csrc/include/aiter_like/gpu.h"}

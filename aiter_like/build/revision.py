@@ -36,15 +36,14 @@ def source_hash(*sources: Path) -> str:
     while waiting:
         path = waiting.pop()
         if path not in seen:
-            seen[path], used = _read(path, path.stat().st_mtime_ns)
+            seen[path], used = _read(path, path.read_text(encoding="utf-8"))
             waiting += used
     return hashlib.sha256(b"".join(sorted(seen.values()))).hexdigest()[:12]
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(path: Path, mtime_ns: int) -> tuple[bytes, list[Path]]:
-    """A digest of what a file says, and the files of the project that it uses. `mtime_ns` tells edits apart."""
-    text = path.read_text(encoding="utf-8")
+def _read(path: Path, text: str) -> tuple[bytes, list[Path]]:
+    """A digest of what a file says, and the files of the project that it uses."""
     if path.suffix == ".py":
         tree = ast.parse(text)
         said, used = _python(text, tree), [*_modules(path, tree), *_tables(tree)]
