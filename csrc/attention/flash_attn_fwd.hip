@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Attention forward for gfx942: out = softmax(softmax_scale · q kᵀ + mask) v, online softmax, bf16 or f16, head
-// dimension 64 or 128; dense or packed sequences, causal or window (bottom-right), grouped KV heads, log-sum-exp. There
+// dimension 64 or 128; dense or varlen, causal or window (bottom-right), grouped KV heads, log-sum-exp. There
 // is one build per ELEMENT × HEAD_DIM × ROUNDING × MASK; flash_attn_fwd_body.h has its phases.
 //
 // A workgroup is alone on its CU and takes kBlockM query rows (384 | 512 at HEAD_DIM 128 | 64) of one head, or of all
@@ -67,7 +67,7 @@ namespace {
 constexpr int64_t kMostRows = int64_t{1} << 30, kMostGrid = int64_t{1} << 31;
 constexpr int64_t kLargestRowStride = int64_t{1} << 24;  // elements: 64 rows within a signed 32-bit offset
 
-/// A tensor [batch, rows, heads, kHeadDim], of packed sequences without batch, as the kernel takes it.
+/// A tensor [batch, rows, heads, kHeadDim], varlen without batch, as the kernel takes it.
 FlashAttnTensor heads_of(const ffi::Tensor& tensor, bool is_varlen, int64_t heads, const char* name) {
   ffi::check_type(ffi::has_element<Shape::Element>(tensor),
                   "flash_attn_fwd: q, k, v, out must have the dtype that this module was built for");
@@ -115,7 +115,7 @@ void check_options(const ffi::Tensor& q, const ffi::Tensor& k, double softmax_sc
                    "flash_attn_fwd: this module was built for another how_v3_bf16_cvt");
 }
 
-/// The order and the split of a launch. most_parts: 0 for no limit; 1 for packed sequences, whose lengths the host does
+/// The order and the split of a launch. most_parts: 0 for no limit; 1 for a varlen launch, whose lengths the host does
 /// not know.
 void plan_launch(FlashAttnArgs& args, int query_blocks, int most_parts, int num_cus) {
   const int group = static_cast<int>(args.group.divisor), pack = static_cast<int>(args.pack.divisor);

@@ -57,7 +57,7 @@ using ffi::check_value;
 using tile::GlobalView;
 using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
-/// A tensor [batch, rows, heads, dim] or packed [rows, heads, dim].
+/// The view of a tensor [batch, rows, heads, dim], or of packed sequences [rows, heads, dim].
 template <class T>
 GlobalView<T, 4> view_of(const ffi::Tensor& tensor, int ndim, int max_dim) {
   ffi::check_type(ffi::has_element<std::remove_const_t<T>>(tensor),
@@ -87,7 +87,7 @@ const int* indices(const OptionalTensor& tensor, int64_t count) {
   return static_cast<const int*>(value.data_ptr());
 }
 
-/// fp32 of `count` elements, or [batch, count].
+/// The data of an fp32 tensor [count], or [batch, count] with a batch stride; null for none.
 const float* floats(const OptionalTensor& tensor, int64_t count, int64_t batch, int64_t* batch_stride) {
   if (!tensor.has_value()) return nullptr;
   const ffi::Tensor value = tensor.value();
@@ -117,7 +117,7 @@ void set_bias(Args& args, const OptionalTensor& tensor, int64_t batch, bool is_p
     args.bias_batch_stride = stride(0);
     args.bias_head_stride = stride(1);
   }
-  // A single row serves all; for packed sequences the rows are those of q.
+  // A bias of one row serves all rows of q.
   check_value(rows == 1 || rows == args.q.sizes[1], "flash_attn_fwd: bias must have as many rows as q, or one");
   check_value(!is_packed || ndim == 2, "flash_attn_fwd: bias of packed sequences must be [total_q, max_seqlen_k]");
   args.bias = static_cast<const Shape::BiasElement*>(bias.data_ptr());

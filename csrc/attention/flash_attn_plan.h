@@ -39,7 +39,7 @@ __host__ __device__ inline int end_of_seen_blocks(int query, int above, int bloc
 }
 
 /// The query blocks of a dense launch that limits keys on the right, as a causal mask does. The `columns` are the heads
-/// of all sequences, or the packed ones; each has `slots` query blocks. Later slots see more keys.
+/// or the groups of packed heads of all sequences; each has `slots` query blocks. Later slots see more keys.
 struct CausalLaunch {
   int slots, columns;
   int queries, keys, pack;  // of a sequence
@@ -184,7 +184,7 @@ struct LongestFirst {
   }
 };
 
-/// Packed sequences need no table of query blocks: sequence s owns the slots from start(s) / block + s to those of the
+/// A varlen launch needs no table of query blocks: sequence s owns the slots from start(s) / block + s to those of the
 /// next sequence, which are at least as many as it needs.
 __host__ __device__ inline int first_slot(int start, int sequence, int block) { return start / block + sequence; }
 

@@ -8,24 +8,25 @@
 
 namespace aiter_like {
 
-/// Strides in bytes.
+/// A tensor of a launch; strides are in bytes.
 struct FlashAttnTensor {
   const void* data;
   int64_t batch, row, head;
 };
 
+/// What a launch works on. A varlen launch has `batch` sequences of different lengths behind one another in one tensor.
 struct FlashAttnArgs {
-  FlashAttnTensor q, k, v, out;    // [batch, rows, heads, kHeadDim]; packed sequences: [rows, heads, kHeadDim]
-  float* lse;                      // [batch, num_heads, seqlen_q], packed [num_heads, total_q]; or null
+  FlashAttnTensor q, k, v, out;    // [batch, rows, heads, kHeadDim], varlen [rows, heads, kHeadDim]
+  float* lse;                      // [batch, num_heads, seqlen_q], varlen [num_heads, total_q]; or null
   float* partials;                 // of split query blocks, see PartialResult
-  const int* cu_seqlens_q;         // [batch + 1] as cu_seqlens_k, of packed sequences; both null for dense ones
+  const int* cu_seqlens_q;         // [batch + 1], as cu_seqlens_k; both are null unless varlen
   const int* cu_seqlens_k;
   const int* seqlens_k;            // [batch], or null
   int64_t lse_batch, lse_head;     // strides
-  int batch, seqlen_q, seqlen_k;   // of packed sequences their number, all rows, all keys
+  int batch, seqlen_q, seqlen_k;   // varlen: number of sequences, all rows, all keys
   int window_left, window_right;   // keys before and after a row's own that it sees
   float scale_log2;                // softmax_scale · log2 e
-  int slots;                       // query blocks per head: of one sequence, or of all packed ones
+  int slots;                       // query blocks per head: of a sequence, varlen of all sequences
   KeySplit split;
   Divider pack;                    // heads of a group that share a workgroup: row r is query r / pack, head r % pack
   Divider group, kv_heads, parts;  // group: workgroups of a KV head and a slot
@@ -38,7 +39,7 @@ namespace flash_attn {
 /// A query block of one head, or of the packed heads of one group, of one sequence, and its share of the keys.
 template <class Shape>
 struct Task {
-  int sequence, head, kv_head;  // head: the first of packed ones
+  int sequence, head, kv_head;  // head: the first one of packed heads
   int first_query, queries;     // of the sequence: where they begin in q, and how many there are
   int first_key, keys;
   int rows;                     // of the sequence: queries · packed heads
@@ -106,7 +107,7 @@ struct Task {
     find_rows(args, chunk, place.column - chunk * group, place.slot);
   }
 
-  // chunk = sequence · kv_heads + kv_head; the slots of packed sequences belong to one.
+  // chunk = sequence · kv_heads + kv_head; a varlen launch has the slots of all sequences in sequence 0.
   __device__ void find_rows(const FlashAttnArgs& args, int chunk, int member, int slot) {
     sequence = static_cast<int>(args.kv_heads.divide(chunk));
     kv_head = chunk - sequence * static_cast<int>(args.kv_heads.divisor);
@@ -139,7 +140,7 @@ struct Task {
     keys = clamped(args.cu_seqlens_k[sequence + 1], first_key, args.seqlen_k) - first_key;
     row = (slot - first_slot(first_query * pack, sequence, Shape::kBlockM)) * Shape::kBlockM;
     if (row < 0) row = queries * pack;
-    sequence = 0;  // Packed tensors have no batch stride.
+    sequence = 0;  // Varlen tensors have no batch stride.
   }
 
   __device__ const char* base(const FlashAttnTensor& t, int first_row, int of_head) const {
