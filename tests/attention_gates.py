@@ -105,7 +105,7 @@ def assembly(instance: Instance, compiler: str) -> str:
     spec = _flash_attn_fwd_hip.instance_spec(instance, "hip", "gfx942")
     command = [*recipe.steps(spec, found)[0].command]
     command[command.index("-c"):command.index("-c") + 1] = ["-S"]
-    sources = [*sorted((paths.csrc() / "attention").glob("flash_attn*")),
+    sources = [*sorted((paths.csrc() / "attention").iterdir()),
                *sorted((paths.csrc() / "include").rglob("*.h"))]
     words = [found.identity, *command, *(cache.sha256_of(path) for path in sources)]
     kept = cache.cache_root() / "attention_gates" / f"{cache.sha256(chr(0).join(words).encode())}.s"

@@ -9,12 +9,12 @@ namespace aiter_like {
 
 __device__ inline int clamped(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
 
-/// A range of rows of a tensor. What the index tensors hold is not trusted: every range lies inside the tensor.
+/// A range of rows of a tensor. The index tensors are not trusted: whatever they hold, a range lies inside the tensor.
 struct RowRange {
   int first, count;
 
-  /// Sequence `index` of packed ones, or without `cu_seqlens` all of `rows`, of which `lengths` (if any) says how many
-  /// are there.
+  /// The rows of packed sequence `index`. Without `cu_seqlens` the range is that of a dense tensor of `rows` rows, of
+  /// which `lengths`, unless it is null, says how many sequence `index` has.
   static __device__ RowRange of(const int* cu_seqlens, const int* lengths, int index, int rows) {
     if (cu_seqlens == nullptr) return {0, lengths == nullptr ? rows : clamped(lengths[index], 0, rows)};
     const int first = clamped(cu_seqlens[index], 0, rows);
@@ -22,8 +22,8 @@ struct RowRange {
   }
 };
 
-/// Query row i sees the keys lowest(i) … highest(i), and key j < sink too as long as j ≤ highest(i). LIMITED false:
-/// all keys.
+/// Query row i sees the keys lowest(i) … highest(i), and each key j < sink with j ≤ highest(i). LIMITED false: a row
+/// sees all keys.
 template <bool LIMITED>
 struct Visibility {
   int keys;         // of the sequence
@@ -49,7 +49,7 @@ struct Visibility {
   }
 };
 
-/// The blocks of BLOCK_N keys that rows first … last see a key of: those with sink keys, then those of the window.
+/// The blocks of BLOCK_N keys that rows first … last see a key of: the blocks with sink keys, then those of the window.
 template <int BLOCK_N>
 struct KeyBlocks {
   int sink_end, window_begin, end;

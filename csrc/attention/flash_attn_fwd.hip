@@ -1,165 +1,61 @@
 // SPDX-License-Identifier: MIT
 // Attention forward for gfx942: out = softmax(softmax_scale · q kᵀ + mask) v, online softmax, bf16 or f16, head
-// dimension 64 or 128; dense or varlen, causal or window (bottom-right), grouped KV heads, log-sum-exp. One build per
-// ELEMENT × HEAD_DIM × ROUNDING × MASK.
+// dimension 64 or 128; dense or varlen, causal or window (bottom-right), grouped KV heads, log-sum-exp. There
+// is one build per ELEMENT × HEAD_DIM × ROUNDING × MASK; flash_attn_fwd_body.h has its phases.
 //
-// One workgroup, alone on its CU: kBlockM query rows (384 | 512 at HEAD_DIM 128 | 64), 8 waves of 3 | 4 tiles of 16
-// rows, of one head, or of all heads of a KV head where those rows fit. K and V blocks of 64 keys lie in LDS twice: one
-// is read while DMA fills the other. Two phases per block, and two groups of four waves, one of each per SIMD: while
-// group A multiplies, group B has its softmax.
-//   M(n)   O^T += V[n-1]ᵀ P, S^T = K[n] Qᵀ                                                  flash_attn_phases.h
-//   S(n)   group A starts to move K[n+1], group B V[n+1]; P = exp2(S · scale − m); first V fragments; DMA has landed
-// At the edges of a mask both phases leave out tiles of rows and keys that are hidden: flash_attn_visibility.h.
-// Only O, P, Q, m and l live from block to block. After the last one out = O / l, LSE = ln 2 · (m + log2 l).
-//
-//   slot   group A                                         group B
-//   2n     M(n): reads V[n-1], K[n]                        S(n-1): writes V[n], reads fragments of V[n-1]
-//   2n+1   S(n): writes K[n+1], reads fragments of V[n]    M(n): reads V[n-1], K[n]
-// A barrier ends each slot. K[n+1] replaces K[n-1], read last in slot 2n-1; V[n+1], written in slot 2n+2, replaces
-// V[n-1], read last in slot 2n+1. No other assignment of the moves does with two buffers.
+// A workgroup is alone on its CU and takes kBlockM query rows (384 | 512 at HEAD_DIM 128 | 64) of one head, or of all
+// heads of a KV head where those rows fit. It has 8 waves of 3 | 4 tiles of 16 rows.
 //
 // LDS: 4 · 64 · HEAD_DIM · 2 bytes (64 KB | 32 KB). Registers: O 96, Q 48, S 48 (then P 24) at HEAD_DIM 128.
-// Bound: MFMA. 192 | 128 instructions of 16 clk per wave and block; a K and V block is read once per kBlockM rows.
-// Rounding of P and out: ROUNDING 0 to nearest even, 1 to nearest away, 2 towards zero (f16: 0 and 2).
+// Bound: MFMA. A wave has 192 | 128 instructions of 16 clk per block; a K and V block is read once per kBlockM rows.
+// Rounding of P and out: ROUNDING 0 to nearest even, 1 to nearest away, 2 towards zero; f16 has 0 and 2.
 #include <optional>
 #include <type_traits>
 
 #include "aiter_like/dtype.h"
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
-#include "flash_attn_mover.h"
-#include "flash_attn_phases.h"
-#include "flash_attn_results.h"
-#include "flash_attn_task.h"
-#include "flash_attn_visibility.h"
+#include "flash_attn_fwd_body.h"
+
+#if !defined(ELEMENT) || !defined(HEAD_DIM) || !defined(ROUNDING) || !defined(MASK)
+#error "flash_attn_fwd.hip: -DELEMENT=bf16|f16 -DHEAD_DIM=64|128 -DROUNDING=0|1|2 -DMASK=0|1|2 (none, right, both)"
+#endif
 
 namespace aiter_like {
 namespace {
 
-/// All waves have come here; the compiler moves nothing across.
-__device__ void end_slot() {
-  tile::keep_order();
-  tile::meet();
-  tile::keep_order();
-}
-
-/// A wave on its way over the key blocks.
-struct BlockWalk {
-  WaveState wave;
-  BlockMover mover;
-
-  __device__ void start(const char* tiles) {
-    wave.lds = tiles;
-    wave.offsets = ReadOffsets::first_block();
-    mover.move();
-    tile::wait_vector_memory();
-    end_slot();
-    if (mover.is_group_b()) end_slot();  // from here on one slot behind
-    wave.request_first(kSteps);
-    matrix_steps<kSteps, 2 * kSteps>(wave);
-    end_slot();
-  }
-
-  /// Slots S(block), M(next), of blocks that hide nothing.
-  __device__ void step(float scale) {
-    mover.move();
-    softmax(wave, scale);
-    end_softmax();
-    matrix_steps<0, 2 * kSteps>(wave);
-    wave.offsets.flip_values();
-    end_slot();
-  }
-
-  /// The same at an edge of the mask.
-  __device__ void step_at_edge(const Visibility& visibility, int block, int next, float scale) {
-    mover.move();
-    softmax_at_edge(visibility, block, scale);
-    end_softmax();
-    seen_matrix_steps<0, 2 * kSteps>(
-        wave, [&](int step, int t) { return visibility.sees_step(t, step < kSteps ? block : next, step); });
-    wave.offsets.flip_values();
-    end_slot();
-  }
-
-  /// S and the first half of M, with nothing left to move or to multiply with keys.
-  __device__ void finish(const Visibility& visibility, int block, float scale) {
-    softmax_at_edge(visibility, block, scale);
-    wave.request_first(0);
-    end_slot();
-    seen_matrix_steps<0, kSteps>(wave, [&](int step, int t) { return visibility.sees_step(t, block, step); });
-    if (!mover.is_group_b()) end_slot();  // both groups have passed as many
-  }
-
- private:
-  __device__ void end_softmax() {
-    wave.request_first(0);
-    wave.offsets.flip_keys();
-    tile::wait_vector_memory();
-    end_slot();
-  }
-
-  /// S of the row tiles that see a key.
-  __device__ void softmax_at_edge(const Visibility& visibility, int block, float scale) {
-    seen_softmax(
-        wave, scale, [&](int t) { return visibility.sees_block(t, block); },
-        [&](int t) { visibility.mask(wave.scores[t], t, block); });
-  }
+struct Config {
+  using Element = ELEMENT;
+  static constexpr int kHeadDim = HEAD_DIM;
+  static constexpr Rounding kRounding = static_cast<Rounding>(ROUNDING);
+  static constexpr bool kLimitsRight = MASK != 0, kLimitsLeft = MASK == 2;
 };
+using Shape = flash_attn::Shape<Config>;
+using flash_attn::kThreads;
 
 }  // namespace
 
 __global__ __launch_bounds__(kThreads) void flash_attn_fwd_kernel(FlashAttnArgs args) {
-  __shared__ __attribute__((aligned(1024))) char tiles[kLdsBytes];
-  const Task task = Task::of(args, static_cast<int>(workgroup_index().x));
-  if (task.row >= task.rows) return;
-  const KeyBlocks range = KeyBlocks::of(args, task);
-  int block = range.first + task.part;
-  BlockWalk walk;
-  RowState& state = walk.wave.rows;
-  load_rows(state, args, task);
-  if (block < range.end) {
-    const int last = range.last_from(block, args, task);
-    const float scale = args.scale_log2;
-    const Visibility visibility(args, task);
-    walk.mover.start(task, args, block, tiles);
-    walk.start(tiles);
-    if (kLimitsLeft)
-      for (; block < last && block < range.clear; block += task.parts)
-        walk.step_at_edge(visibility, block, block + task.parts, scale);
-    const int clear_end = kLimitsRight && range.clear_end < last ? range.clear_end : last;
-    for (; block < clear_end; block += task.parts) walk.step(scale);
-    if (kLimitsRight)
-      for (; block < last; block += task.parts) walk.step_at_edge(visibility, block, block + task.parts, scale);
-    walk.finish(visibility, block, scale);
-  }
-  sum_rows(state);
-  if (!kSplits || task.parts == 1)
-    store_rows(state, args, task);
-  else
-    store_partial(state, args, task);
+  __shared__ __attribute__((aligned(1024))) char tiles[Shape::kLdsBytes];
+  flash_attn::forward_body<Config>(args, static_cast<int>(workgroup_index().x), tiles);
 }
 
-#if MASK != 2  // kSplits
-
-/// Workgroup w: kMergeRows rows of a split query block.
+static_assert(Shape::kSplits == (MASK != 2));
+#if MASK != 2
 __global__ __launch_bounds__(kThreads) void flash_attn_merge_kernel(FlashAttnArgs args) {
-  constexpr int kWorkgroups = kBlockM / kMergeRows, kLanes = kThreads / kMergeRows;
-  const int workgroup = static_cast<int>(workgroup_index().x);
-  const Task task = Task::of(args, Task::first_part(args, workgroup / kWorkgroups));
-  const int row = workgroup % kWorkgroups * kMergeRows + thread_index() / kLanes;
-  if (task.row + row < task.rows) merge_row(args, task, row, thread_index() % kLanes * 16);
+  flash_attn::merge_body<Config>(args, static_cast<int>(workgroup_index().x));
 }
-
 #endif
 
 void launch_flash_attn_fwd(const FlashAttnArgs& args, int query_blocks, Stream stream) {
   const int tail = query_blocks - args.split.whole;
-  flash_attn_fwd_kernel<<<static_cast<uint32_t>(args.split.whole + tail * args.split.parts), kThreads, 0, stream>>>(
-      args);
+  const dim3 grid(static_cast<uint32_t>(args.split.whole + tail * args.split.parts));
+  flash_attn_fwd_kernel<<<grid, kThreads, 0, stream>>>(args);
   check_launch("flash_attn_fwd_kernel");
 #if MASK != 2
   if (args.split.parts == 1) return;
-  flash_attn_merge_kernel<<<static_cast<uint32_t>(tail * (kBlockM / kMergeRows)), kThreads, 0, stream>>>(args);
+  const dim3 merge_grid(static_cast<uint32_t>(tail * (Shape::kBlockM / Shape::kMergeRows)));
+  flash_attn_merge_kernel<<<merge_grid, kThreads, 0, stream>>>(args);
   check_launch("flash_attn_merge_kernel");
 #endif
 }
@@ -171,18 +67,18 @@ namespace {
 constexpr int64_t kMostRows = int64_t{1} << 30, kMostGrid = int64_t{1} << 31;
 constexpr int64_t kLargestRowStride = int64_t{1} << 24;  // elements: 64 rows within a signed 32-bit offset
 
-/// A tensor [batch, rows, heads, HEAD_DIM], varlen without batch, as the kernel takes it.
+/// A tensor [batch, rows, heads, kHeadDim], varlen without batch, as the kernel takes it.
 FlashAttnTensor heads_of(const ffi::Tensor& tensor, bool is_varlen, int64_t heads, const char* name) {
-  ffi::check_type(ffi::has_element<Element>(tensor),
+  ffi::check_type(ffi::has_element<Shape::Element>(tensor),
                   "flash_attn_fwd: q, k, v, out must have the dtype that this module was built for");
   const int rank = is_varlen ? 3 : 4;
-  if (tensor.ndim() != rank || tensor.size(rank - 1) != kHeadDim || tensor.size(rank - 2) != heads ||
+  if (tensor.ndim() != rank || tensor.size(rank - 1) != Shape::kHeadDim || tensor.size(rank - 2) != heads ||
       tensor.stride(rank - 1) != 1)
     TVM_FFI_THROW(ValueError) << "flash_attn_fwd: " << name << " must be [" << (is_varlen ? "total" : "batch, seqlen")
-                              << ", " << heads << ", " << kHeadDim << "], its last dimension contiguous";
+                              << ", " << heads << ", " << Shape::kHeadDim << "], its last dimension contiguous";
   const auto stride = [&](int d) { return tensor.size(d) > 1 ? 2 * tensor.stride(d) : 0; };
   FlashAttnTensor result{tensor.data_ptr(), is_varlen ? 0 : stride(0), stride(rank - 3), stride(rank - 2)};
-  if (tensor.size(rank - 3) <= 1) result.row = kRowBytes;
+  if (tensor.size(rank - 3) <= 1) result.row = Shape::kRowBytes;
   if ((result.batch | result.row | result.head) % 16 != 0)
     TVM_FFI_THROW(ValueError) << "flash_attn_fwd: rows and heads of " << name << " must be multiples of 16 bytes apart";
   if (reinterpret_cast<uintptr_t>(result.data) % 16 != 0)
@@ -190,7 +86,7 @@ FlashAttnTensor heads_of(const ffi::Tensor& tensor, bool is_varlen, int64_t head
   return result;
 }
 
-/// int32 [size]; null for none.
+/// An int32 tensor of [size]; null for none.
 const int* lengths_of(const ffi::Optional<ffi::Tensor>& tensor, int64_t size, const char* name) {
   if (!tensor.has_value()) return nullptr;
   const ffi::Tensor value = tensor.value();
@@ -214,24 +110,26 @@ void check_options(const ffi::Tensor& q, const ffi::Tensor& k, double softmax_sc
                    "flash_attn_fwd: num_heads must be a multiple of num_kv_heads");
   ffi::check_value(softmax_scale >= 1e-8 && softmax_scale < 1e30,
                    "flash_attn_fwd: softmax_scale must be finite and at least 1e-8");
-  constexpr bool kIsF16 = std::is_same_v<Element, f16>;  // which has no ties away: RTNA is RTNE
+  constexpr bool kIsF16 = std::is_same_v<Shape::Element, f16>;  // f16 has no ties away: RTNA is RTNE
   ffi::check_value((kIsF16 && how_v3_bf16_cvt == 1 ? 0 : how_v3_bf16_cvt) == ROUNDING,
                    "flash_attn_fwd: this module was built for another how_v3_bf16_cvt");
 }
 
-/// Order and split of a launch whose shape is known. most_parts: 0 for no limit; 1 for varlen, whose lengths are not.
+/// The order and the split of a launch. most_parts: 0 for no limit; 1 for a varlen launch, whose lengths the host does
+/// not know.
 void plan_launch(FlashAttnArgs& args, int query_blocks, int most_parts, int num_cus) {
   const int group = static_cast<int>(args.group.divisor), pack = static_cast<int>(args.pack.divisor);
   args.split = {query_blocks, 1};
-  if (!kLimitsRight) {
+  if (!Shape::kLimitsRight) {
     if (most_parts != 1)
       args.split = KeySplit::plan(query_blocks, (args.seqlen_k + kBlockN - 1) / kBlockN, num_cus, most_parts);
     args.slots_of_group = Divider(static_cast<uint32_t>(args.slots * group));
   } else {
     int columns = query_blocks / args.slots;
-    if (kSplits && most_parts != 1)
-      args.split = KeySplit::plan({args.slots, columns, args.seqlen_q, args.seqlen_k, pack, kBlockM, args.window_right},
-                                  num_cus, most_parts);
+    if (Shape::kSplits && most_parts != 1)
+      args.split = KeySplit::plan(
+          {args.slots, columns, args.seqlen_q, args.seqlen_k, pack, Shape::kBlockM, args.window_right}, num_cus,
+          most_parts);
     const int whole = args.split.whole / columns;
     if (args.split.parts == 1) columns = band_columns(args.slots, columns, group, num_cus);
     args.order = LongestFirst(args.slots, whole, columns, args.split.parts);
@@ -253,8 +151,8 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   ffi::check_value(!bias.has_value() && !alibi_slopes.has_value() && !sink.has_value() && !q_descale.has_value() &&
                        !k_descale.has_value() && !v_descale.has_value() && softcap == 0 && dropout_p == 0 &&
                        (sink_size == 0 || window_left < 0),
-                   "flash_attn_fwd: no bias, ALiBi, sinks, descales, softcap or dropout here");
-  ffi::check_value((kLimitsLeft || window_left < 0) && (kLimitsRight || window_right < 0),
+                   "flash_attn_fwd: no bias, ALiBi, sink, descales, softcap or dropout here");
+  ffi::check_value((Shape::kLimitsLeft || window_left < 0) && (Shape::kLimitsRight || window_right < 0),
                    "flash_attn_fwd: this module was built for another mask");
   const bool is_varlen = cu_seqlens_q.has_value();
   ffi::check_value(q.ndim() >= 3 && k.ndim() >= 3 && is_varlen == cu_seqlens_k.has_value(),
@@ -274,7 +172,7 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
                    "flash_attn_fwd: q and out must be of one size, k and v of one, all of one batch");
   ffi::check_value(seqlen_q < kMostRows && seqlen_k < kMostRows && batch < kMostRows,
                    "flash_attn_fwd: at most 2^30 - 1 rows, keys and sequences fit one launch");
-  const auto is_row_stride = [](int64_t bytes) { return kRowBytes <= bytes && bytes < 2 * kLargestRowStride; };
+  const auto is_row_stride = [](int64_t bytes) { return Shape::kRowBytes <= bytes && bytes < 2 * kLargestRowStride; };
   ffi::check_value(is_row_stride(args.k.row) && is_row_stride(args.v.row),
                    "flash_attn_fwd: the row strides of k and v must be at least head_dim and below 2^24 elements");
   if (batch * seqlen_q * heads == 0) return;
@@ -299,9 +197,10 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   args.window_right = static_cast<int>(0 <= window_right && window_right < seqlen_q ? window_right : seqlen_q);
   args.scale_log2 = static_cast<float>(softmax_scale * 1.4426950408889634);
 
-  const int pack = packed_heads(heads / kv_heads, is_varlen ? max_seqlen_q : seqlen_q, seqlen_q, kBlockM);
+  const int pack = packed_heads(heads / kv_heads, is_varlen ? max_seqlen_q : seqlen_q, seqlen_q, Shape::kBlockM);
   const int64_t rows_of_heads = seqlen_q * pack;
-  const int64_t slots = is_varlen ? rows_of_heads / kBlockM + batch : (rows_of_heads + kBlockM - 1) / kBlockM;
+  const int64_t slots = is_varlen ? rows_of_heads / Shape::kBlockM + batch
+                                  : (rows_of_heads + Shape::kBlockM - 1) / Shape::kBlockM;
   const int64_t query_blocks = slots * (heads / pack) * (is_varlen ? 1 : batch);
   ffi::check_value(query_blocks * kMostPartsPerCu < kMostGrid, "flash_attn_fwd: more query blocks than a launch holds");
   args.slots = static_cast<int>(slots);
@@ -311,7 +210,7 @@ void flash_attn_fwd(ffi::Tensor out, ffi::Optional<ffi::Tensor> lse, ffi::Tensor
   plan_launch(args, static_cast<int>(query_blocks), is_varlen ? 1 : static_cast<int>(num_splits),
               num_compute_units(q.device().device_id));
   const int64_t tail = query_blocks - args.split.whole;
-  const int64_t bytes = tail * args.split.parts * PartialResult::kFloats * int64_t{sizeof(float)};
+  const int64_t bytes = tail * args.split.parts * flash_attn::PartialResult<Shape>::kFloats * int64_t{sizeof(float)};
   std::optional<ffi::Scratch> scratch;
   if (bytes != 0) {
     if (workspace.has_value())

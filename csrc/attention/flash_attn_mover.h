@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: MIT
-// The way of K and V from memory to LDS: group A moves K, group B moves V, 16 rows of each block per wave.
+// How K and V come from memory to LDS in flash_attn_fwd: group A moves K, group B moves V, and each wave moves 16 rows
+// of a block.
 #pragma once
 
 #include "aiter_like/tile/dma.h"
 #include "flash_attn_task.h"
 
-namespace aiter_like {
-namespace {
+namespace aiter_like::flash_attn {
 
 /// One wave's share of the blocks of K or of V. LDS is written linearly, 256 bytes per instruction, so the swizzle is
 /// applied to the source address.
+template <class Shape>
 struct BlockMover {
-  static constexpr int kRowsPerMove = 256 / kRowBytes;
+  static constexpr int kRowsPerMove = 256 / Shape::kRowBytes;
   static constexpr int kMoves = kBlockN / kGroupWaves / kRowsPerMove;
 
-  const char* block;      // first row of the next block; a 64-bit address, so that no span of keys is too long
-  int64_t block_bytes;    // from one block to the next
-  int rows, block_rows;   // rows from there to the end of the sequence; what a block takes of them
-  int row_bytes;          // from row to row
-  int first_row;          // of this wave in each block
-  int key_mask;           // all ones in group A
-  uint32_t lds;           // where the next block's first_row goes
+  const char* block;     // first row of the next block; a 64-bit address, so that no span of keys is too long
+  int64_t block_bytes;   // from one block to the next
+  int rows, block_rows;  // rows from the next block to the end of the sequence; rows from one block to the next
+  int row_bytes;         // from row to row
+  int first_row;         // of this wave in each block
+  int key_mask;          // all ones in group A, 0 in group B
+  uint32_t lds;          // where the next block's first_row goes
 
   __device__ bool is_group_b() const { return key_mask == 0; }
 
-  /// Begins with block `first_block`; from there every task.parts-th one.
-  __device__ void start(const Task& task, const FlashAttnArgs& args, int first_block, const char* tiles) {
+  /// Begins with block `first_block`; every task.parts-th block follows.
+  __device__ void start(const Task<Shape>& task, const FlashAttnArgs& args, int first_block, const char* tiles) {
     const int wave = wave_index(), group = wave / kGroupWaves;
     key_mask = group - 1;
     const FlashAttnTensor& source = group == 0 ? args.k : args.v;
@@ -35,25 +36,26 @@ struct BlockMover {
     rows = task.keys - kBlockN * first_block;
     block_rows = kBlockN * task.parts;
     first_row = wave % kGroupWaves * (kBlockN / kGroupWaves);
-    lds = tile::lds_address(tiles) + group * kValueTiles + first_row * kRowBytes;
+    lds = tile::lds_address(tiles) + group * Shape::kValueTiles + first_row * Shape::kRowBytes;
   }
 
   /// Begins to move the next block. Rows past the end become zeros.
   __device__ void move() {
     const int inside = rows < kBlockN ? rows : kBlockN;
     const tile::BufferDescriptor source =
-        tile::make_buffer(block, inside <= 0 ? 0 : (inside - 1) * row_bytes + kRowBytes);
-    const int byte = 4 * fresh_lane(), row = byte / kRowBytes;
-    move_rows<0>(source, (byte % kRowBytes) ^ swizzle(row), (first_row + row) * row_bytes);
+        tile::make_buffer(block, inside <= 0 ? 0 : (inside - 1) * row_bytes + Shape::kRowBytes);
+    const int byte = 4 * fresh_lane(), row = byte / Shape::kRowBytes;
+    move_rows<0>(source, (byte % Shape::kRowBytes) ^ swizzle(row), (first_row + row) * row_bytes);
     block += block_bytes;
     rows -= block_rows;
-    lds ^= kTileBytes;
+    lds ^= Shape::kTileBytes;
   }
 
  private:
-  // Of sums of a row below 8 · n and a row 8 · m alike: both swizzles are linear over XOR and depend on row mod 8.
+  // Both swizzles are linear over XOR and depend on row mod 8. A row is first_row, a multiple of 8, plus kRow, a
+  // multiple of kRowsPerMove, plus the lane's row, which is less: its swizzle is that of kRow XOR that of the lane's.
   __device__ int swizzle(int row) const {
-    return (KeyTile::swizzle(row) & key_mask) | (ValueTile::swizzle(row) & ~key_mask);
+    return (KeyTile<Shape>::swizzle(row) & key_mask) | (ValueTile<Shape>::swizzle(row) & ~key_mask);
   }
 
   template <int kMove>
@@ -66,5 +68,4 @@ struct BlockMover {
   }
 };
 
-}  // namespace
-}  // namespace aiter_like
+}  // namespace aiter_like::flash_attn

@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: MIT
-// The two phases of flash_attn_fwd.hip's loop, for one wave.
-//   M: matrix_steps   O^T += V[n-1]^T P, then S^T = K[n] Q^T      192 | 128 MFMA at HEAD_DIM 128 | 64
+// The two phases of flash_attn_fwd's loop, for one wave.
+//   M: matrix_steps   O^T += V[n-1]^T P, then S^T = K[n] Q^T      192 | 128 MFMA at kHeadDim 128 | 64
 //   S: softmax        P = exp2(S · scale - m), l += P
-// The fragments of both products are one stream of 2 kSteps steps, those of V first, requested from LDS ahead of their
-// use, kFetched of them before M begins. Key tile after key tile: scores need registers as P's become free.
+// The fragments of both products are one stream of 2 kSteps steps, V's before K's. Each fragment is requested from LDS
+// ahead of its use, the first kFetched of them before M begins. The steps go key tile by key tile, because the
+// registers of P become free in this order and scores need them.
 #pragma once
 
 #include "aiter_like/math.h"
 #include "aiter_like/tile/fence.h"
 #include "flash_attn_layout.h"
 
-namespace aiter_like {
-namespace {
+namespace aiter_like::flash_attn {
 
-constexpr Rounding kRounding = static_cast<Rounding>(ROUNDING);
-
-constexpr int kFetched = 4;  // fragments that the softmax phase requests, the first of V
+constexpr int kFetched = 4;  // fragments that the softmax phase requests: V's first ones
 // Steps (2 kRowTiles MFMA each: 96 | 128 clk) from a fragment's request to its use.
 constexpr int kAhead = 3;
 
-// Start value of m, and the raw score of a masked key. With a scale of at least 1e-8 a masked score stays below
-// kMinimum after scaling, so it never raises m, and exp2 makes it 0 exactly: a fully masked row needs no special case.
+// m begins with kMinimum, and a masked key has the raw score kMaskedScore. With a scale of at least 1e-8 a masked score
+// stays below kMinimum after scaling, so it never raises m, and exp2 makes it 0 exactly: a fully masked row needs no
+// special case.
 constexpr float kMinimum = -1e30f;
 constexpr float kMaskedScore = -3e38f;
 
@@ -31,71 +30,74 @@ __device__ inline float keep_scalar(float x) {
 }
 
 /// What a wave keeps over the blocks.
+template <class Shape>
 struct RowState {
-  Fragment q[kRowTiles][kDimGroups][2];
-  Accumulator out[kRowTiles][kDimGroups][2];
-  float maximum[kRowTiles];  // of the scaled scores in base 2; equal in the four lanes of a row
-  float sum[kRowTiles];      // this lane's part
+  Fragment q[Shape::kRowTiles][Shape::kDimGroups][2];
+  Accumulator out[Shape::kRowTiles][Shape::kDimGroups][2];
+  float maximum[Shape::kRowTiles];  // of the scaled scores in base 2; the four lanes of a row have the same
+  float sum[Shape::kRowTiles];      // of this lane's probabilities
 };
 
-using Scores = Accumulator[kRowTiles][kKeyTiles];
-using Probabilities = Fragment[kRowTiles][kKeyTiles];
-using FragmentStream = Chunk[kFetched];  // fragments on their way: step s in slot s % kFetched
-
 /// Where this lane reads step 0 of K and of V: byte offsets into LDS, buffer included.
+template <class Shape>
 struct ReadOffsets {
   int keys, values;
 
   __device__ static ReadOffsets first_block() {
-    return {KeyTile::lane_offset(), kValueTiles + ValueTile::lane_offset()};
+    return {KeyTile<Shape>::lane_offset(), Shape::kValueTiles + ValueTile<Shape>::lane_offset()};
   }
-  __device__ void flip_keys() { keys ^= kTileBytes; }
-  __device__ void flip_values() { values ^= kTileBytes; }
+  __device__ void flip_keys() { keys ^= Shape::kTileBytes; }
+  __device__ void flip_values() { values ^= Shape::kTileBytes; }
 };
 
 /// What a wave has in registers.
+template <class Shape>
 struct WaveState {
-  RowState rows;
-  Scores scores;
-  Probabilities p;
-  FragmentStream stream;
-  ReadOffsets offsets;
+  RowState<Shape> rows;
+  Accumulator scores[Shape::kRowTiles][kKeyTiles];
+  Fragment p[Shape::kRowTiles][kKeyTiles];
+  Chunk stream[kFetched];  // fragments on their way; the one of step s is in slot s % kFetched
+  ReadOffsets<Shape> offsets;
   const char* lds;
 
-  /// Begins to read fragment `step`: one of V for steps below kSteps, then one of K.
+  /// Begins to read the fragment of `step`: one of V for steps below kSteps, else one of K.
   __device__ void request(int step) {
-    stream[step % kFetched] = step < kSteps ? ValueTile::read(lds, offsets.values, step)
-                                            : KeyTile::read(lds, offsets.keys, step - kSteps);
+    stream[step % kFetched] = step < Shape::kSteps
+                                  ? ValueTile<Shape>::read(lds, offsets.values, step)
+                                  : KeyTile<Shape>::read(lds, offsets.keys, step - Shape::kSteps);
   }
-  /// The first kFetched of a stream that begins with step `first`.
+  /// Requests the first kFetched fragments of a stream that begins with step `first`.
   __device__ void request_first(int first) {
 #pragma unroll
     for (int step = first; step < first + kFetched; ++step) request(step);
   }
   __device__ StepOperands operands(int step) const {
     const Chunk& chunk = stream[step % kFetched];
-    return step < kSteps ? ValueTile::operands(chunk) : KeyTile::operands(chunk);
+    return step < Shape::kSteps ? ValueTile<Shape>::operands(chunk) : KeyTile<Shape>::operands(chunk);
   }
 };
 
-/// A step's product with row tile t: by the half, or even columns, of the fragment for which = 0, the other for 1.
-__device__ inline void multiply(WaveState& wave, StepOperands a, int step, int t, int which) {
-  const int kk = step % kSteps / kDimGroups, g = step % kDimGroups;
+/// A step's product with row tile t, by one of the two fragments of `a`: by the low half or the even columns for
+/// which = 0, by the high half or the odd columns for which = 1.
+template <class Shape>
+__device__ inline void multiply(WaveState<Shape>& wave, StepOperands a, int step, int t, int which) {
+  const int kk = step % Shape::kSteps / Shape::kDimGroups, g = step % Shape::kDimGroups;
   const Fragment fragment = which == 0 ? a.first : a.second;
-  if (step < kSteps) {
+  if (step < Shape::kSteps) {
     Accumulator& out = wave.rows.out[t][g][which];
-    out = mfma_16x16x16<Element>(fragment, wave.p[t][kk], out);
+    out = mfma_16x16x16<typename Shape::Element>(fragment, wave.p[t][kk], out);
   } else {
     Accumulator& score = wave.scores[t][kk];
-    score = mfma_16x16x16<Element>(fragment, wave.rows.q[t][g][which], score);
+    score = mfma_16x16x16<typename Shape::Element>(fragment, wave.rows.q[t][g][which], score);
   }
 }
 
-/// Orders a step: at most one instruction of another kind of each pipe between two MFMA, which leave room for three.
+/// Orders a step. An MFMA leaves room for three instructions behind it; at most one of each other pipe is put there.
+template <class Shape>
 __device__ inline void spread_between_mfma() {
   constexpr int kMfma = 0x8, kValu = 0x2, kLdsRead = 0x100;  // what a group of instructions is made of
 #pragma unroll
-  for (int i = 0; i < 2 * kRowTiles; ++i) {
+  for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
     __builtin_amdgcn_sched_group_barrier(kMfma, 1, 0);
     __builtin_amdgcn_sched_group_barrier(kValu, 1, 0);
     __builtin_amdgcn_sched_group_barrier(kLdsRead, 1, 0);
@@ -103,14 +105,14 @@ __device__ inline void spread_between_mfma() {
 }
 
 /// Steps kFirst … kEnd - 1 of the stream, whose first kFetched fragments are on their way.
-template <int kFirst, int kEnd>
-__device__ void matrix_steps(WaveState& wave) {
+template <int kFirst, int kEnd, class Shape>
+__device__ void matrix_steps(WaveState<Shape>& wave) {
   tile::keep_order();
   tile::set_priority<1>();
   StepOperands now = wave.operands(kFirst);
 #pragma unroll
   for (int step = kFirst; step < kEnd; ++step) {
-    tile::keep_order();  // step by step: the compiler's own order needs more registers than there are
+    tile::keep_order();  // Without it the compiler mixes steps, for which there are not enough registers.
     StepOperands next = now;
     if (step + 1 < kEnd) next = wave.operands(step + 1);
     const int ahead = step + kAhead;
@@ -118,29 +120,32 @@ __device__ void matrix_steps(WaveState& wave) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
 #pragma unroll
-      for (int t = 0; t < kRowTiles; ++t) {
-        if (step >= kSteps && step % kDimGroups + which == 0) wave.scores[t][step % kSteps / kDimGroups] = {};
+      for (int t = 0; t < Shape::kRowTiles; ++t) {
+        if (step >= Shape::kSteps && step % Shape::kDimGroups + which == 0)
+          wave.scores[t][step % Shape::kSteps / Shape::kDimGroups] = {};
         multiply(wave, now, step, t, which);
       }
     }
-    spread_between_mfma();
+    spread_between_mfma<Shape>();
     now = next;
   }
   tile::keep_order();
   tile::set_priority<0>();
 }
 
-/// Zeros, in registers from here on: as an operand of a product that a branch may leave out they would be there anyway,
-/// and beside the result.
+/// Zeros that are in registers from here on. As an operand of products that a branch may leave out, a constant would
+/// take these registers too, and beside those of the result.
 __device__ inline void begin_scores(Accumulator& scores) {
   scores = {};
   asm volatile("" : "+v"(scores));
 }
 
-/// The same at the edge of a mask: sees(step, t) says whether row tile t sees any of the step's keys; if not, it is
-/// left out, by one branch for the steps of a key tile. Their operands are all there then, the next ones requested.
-template <int kFirst, int kEnd, class SEES>
-__device__ void seen_matrix_steps(WaveState& wave, const SEES& sees) {
+/// matrix_steps at the edge of a mask. sees(step, t) says whether row tile t sees any of the step's keys; where it does
+/// not, one branch leaves the tile out of all steps of a key tile. The operands of all these steps have come by then,
+/// and the next ones are requested.
+template <int kFirst, int kEnd, class Shape, class SEES>
+__device__ void seen_matrix_steps(WaveState<Shape>& wave, const SEES& sees) {
+  constexpr int kDimGroups = Shape::kDimGroups, kSteps = Shape::kSteps;
   tile::keep_order();
   tile::set_priority<1>();
 #pragma unroll
@@ -153,7 +158,7 @@ __device__ void seen_matrix_steps(WaveState& wave, const SEES& sees) {
       if (first + kFetched + i < kEnd) wave.request(first + kFetched + i);
     tile::keep_order();
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
+    for (int t = 0; t < Shape::kRowTiles; ++t) {
       if (first >= kSteps) begin_scores(wave.scores[t][first % kSteps / kDimGroups]);
       if (!sees(first, t)) continue;
 #pragma unroll
@@ -168,7 +173,7 @@ __device__ void seen_matrix_steps(WaveState& wave, const SEES& sees) {
 }
 
 /// The largest score of a row tile in this lane, scaled.
-__device__ float lane_maximum(const Accumulator (&scores)[kKeyTiles], float scale) {
+__device__ inline float lane_maximum(const Accumulator (&scores)[kKeyTiles], float scale) {
   float largest = scores[0][0];
 #pragma unroll
   for (int kk = 0; kk < kKeyTiles; ++kk) {
@@ -179,13 +184,15 @@ __device__ float lane_maximum(const Accumulator (&scores)[kKeyTiles], float scal
 }
 
 /// The value of `x` in lane (own lane XOR 32).
-__device__ float other_half(float x) {
+__device__ inline float other_half(float x) {
   return __builtin_bit_cast(
       float, __builtin_amdgcn_ds_bpermute((fresh_lane() ^ 32) * 4, __builtin_bit_cast(int, x)));
 }
 
-/// Raises the running maximum of row tile t; what was accumulated under the old one is to be multiplied by the result.
-__device__ float raise_maximum(RowState& state, int t, float highest) {
+/// Raises the running maximum of row tile t. The caller multiplies the output that has been accumulated under the old
+/// maximum by the result.
+template <class Shape>
+__device__ float raise_maximum(RowState<Shape>& state, int t, float highest) {
   highest = __builtin_fmaxf(highest, lane_xor<16>(highest));
   highest = __builtin_fmaxf(highest, other_half(highest));
   const float maximum = __builtin_fmaxf(state.maximum[t], highest);
@@ -195,19 +202,21 @@ __device__ float raise_maximum(RowState& state, int t, float highest) {
   return rescale;
 }
 
-__device__ void rescale_out(RowState& state, int t, float rescale) {
+template <class Shape>
+__device__ void rescale_out(RowState<Shape>& state, int t, float rescale) {
 #pragma unroll
-  for (int g = 0; g < kDimGroups; ++g) {
+  for (int g = 0; g < Shape::kDimGroups; ++g) {
     state.out[t][g][0] *= rescale;
     state.out[t][g][1] *= rescale;
   }
 }
 
-/// p = exp2(score · scale - maximum) of row tile t: added to the sum unrounded, then rounded and packed for the second
-/// product.
-__device__ void exponentiate(WaveState& wave, int t, float scale) {
+/// p = exp2(score · scale - maximum) of row tile t. The sum takes p unrounded, the second product rounded and packed.
+template <class Shape>
+__device__ void exponentiate(WaveState<Shape>& wave, int t, float scale) {
+  using Packer = Pack<typename Shape::Element, Shape::kRounding>;
   float& sum = wave.rows.sum[t];
-  tile::keep_order();  // tile by tile, or the exponentials of all tiles are in registers at once
+  tile::keep_order();  // Without it the exponentials of all row tiles are in registers at once.
 #pragma unroll
   for (int kk = 0; kk < kKeyTiles; ++kk) {
     Accumulator e;
@@ -216,13 +225,15 @@ __device__ void exponentiate(WaveState& wave, int t, float scale) {
       e[i] = fast_exp2(__builtin_fmaf(wave.scores[t][kk][i], scale, -wave.rows.maximum[t]));
       sum += e[i];
     }
-    wave.p[t][kk] = Fragment{Pack<Element, kRounding>::pack(e[0], e[1]), Pack<Element, kRounding>::pack(e[2], e[3])};
+    wave.p[t][kk] = Fragment{Packer::pack(e[0], e[1]), Packer::pack(e[2], e[3])};
   }
   sum = keep_scalar(sum);
 }
 
 /// P of a block from its scores. Where no score exceeds its row's running maximum, nothing is rescaled.
-__device__ void softmax(WaveState& wave, float scale) {
+template <class Shape>
+__device__ void softmax(WaveState<Shape>& wave, float scale) {
+  constexpr int kRowTiles = Shape::kRowTiles;
   float highest[kRowTiles];
   bool is_higher[kRowTiles], is_any_higher = false;
 #pragma unroll
@@ -242,15 +253,16 @@ __device__ void softmax(WaveState& wave, float scale) {
   tile::keep_order();
 }
 
-/// From here on `x` holds anything: else what is not computed would stay what it was, in registers of its own.
+/// From here on `x` holds anything. Otherwise a fragment that a branch leaves out would stay what it was, in registers
+/// of its own.
 __device__ inline void forget(Fragment& x) { asm volatile("" : "=v"(x)); }
 
-/// The same at the edge of a mask, where sees(t) says whether row tile t sees any key, and hide(t) hides the scores of
-/// those that it does not see. Here each tile is rescaled: out in a branch would be in registers twice.
-template <class SEES, class HIDE>
-__device__ void seen_softmax(WaveState& wave, float scale, const SEES& sees, const HIDE& hide) {
+/// softmax at the edge of a mask. sees(t) says whether row tile t sees any key, and hide(t) hides the scores of the
+/// keys that it does not see. Every tile is rescaled: a rescaling in a branch would have the output in registers twice.
+template <class Shape, class SEES, class HIDE>
+__device__ void seen_softmax(WaveState<Shape>& wave, float scale, const SEES& sees, const HIDE& hide) {
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
+  for (int t = 0; t < Shape::kRowTiles; ++t) {
     float rescale = 1.f;
 #pragma unroll
     for (int kk = 0; kk < kKeyTiles; ++kk) forget(wave.p[t][kk]);
@@ -264,5 +276,4 @@ __device__ void seen_softmax(WaveState& wave, float scale, const SEES& sees, con
   tile::keep_order();
 }
 
-}  // namespace
-}  // namespace aiter_like
+}  // namespace aiter_like::flash_attn

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Which workgroup of flash_attn_fwd.hip does what: arithmetic on a flat index, no table. ops/attention/workspace.py has the
-// same formula for the size of the workspace.
+// Which workgroup of flash_attn_fwd does what: arithmetic on a flat index, no table. ops/attention/workspace.py has the same
+// formula for the size of the workspace.
 //
-//   pack     the rows of a group's heads share a workgroup where they fit one
-//   order    without a mask, chunks of workgroups that read the same keys (all query blocks of a KV head and its group)
-//            go to one XCD; under a mask the longest query blocks of all heads come first, a head's to one XCD
-//   split    keys are divided into `parts` of every parts-th block: without a mask those of the last, partly filled
-//            round over the CUs, under one those of the longest query blocks, which would end last
+//   pack     The rows of a group's heads share a workgroup where they fit one.
+//   order    Without a mask, chunks of workgroups that read the same keys (all query blocks of a KV head and its group)
+//            go to one XCD. Under a mask the longest query blocks of all heads come first, and a head's go to one XCD.
+//   split    The keys of a query block are divided into `parts`, each of which takes every parts-th key block. Without
+//            a mask the query blocks of the last, partly filled round over the CUs are split; under a mask the longest
+//            ones are, which would end last.
 #pragma once
 
 #include "aiter_like/gpu.h"
@@ -14,43 +15,46 @@
 
 namespace aiter_like {
 
-constexpr int kXcds = 8;              // of an MI300X; workgroups are dealt to them round-robin
+constexpr int kXcds = 8;              // of an MI300X, which deals workgroups to them round-robin
 constexpr int kBlockN = 64;           // keys per block
 constexpr int kMostPartsPerCu = 2;    // bounds the workspace
 constexpr int kLeastSplitBlocks = 48; // key blocks below which a query block is not worth the merge
 constexpr int kLeastPartBlocks = 4;   // key blocks of a part
-constexpr int kBlockOverhead = 3;     // of prologue and epilogue, in key blocks
-constexpr int kMergeOverhead = 3;     // of a part's merge
-constexpr int kBandRounds = 4;        // query blocks per CU, at least, of heads that are worked on side by side
+constexpr int kBlockOverhead = 3;     // time of prologue and epilogue, in key blocks
+constexpr int kMergeOverhead = 3;     // time of a part's merge, in key blocks
+constexpr int kBandRounds = 4;        // least number of query blocks per CU in a band of heads
 
-/// How many query heads share the rows of a workgroup: all of a KV head's group, where their rows fit one. Keys are
-/// read once for all of them then. length: of a sequence; total: of all of them, whose rows must stay countable.
+/// How many query heads share the rows of a workgroup: all of a KV head's group where their rows fit one, so that keys
+/// are read once for all of them; else one. length: of a sequence; total: of all sequences, whose rows must stay
+/// countable.
 inline int packed_heads(int64_t group, int64_t length, int64_t total, int block) {
   return length * group <= block && total * group < int64_t{1} << 30 ? static_cast<int>(group) : 1;
 }
 
-/// Behind the last key block of `blocks` that query `query` sees any of, if it sees keys up to query + above.
+/// The end of the key blocks that query `query` sees any key of, when it sees keys up to query + above. There are
+/// `blocks` in all.
 __host__ __device__ inline int end_of_seen_blocks(int query, int above, int blocks) {
   const int end = query + above < 0 ? 0 : (query + above) / kBlockN + 1;
   return end < blocks ? end : blocks;
 }
 
-/// The query blocks of a dense launch that limits keys on the right, under a causal mask that is: `slots` of each of
-/// `columns`, which are heads, or packed ones, of all sequences. Later slots see more keys.
+/// The query blocks of a dense launch that limits keys on the right, as a causal mask does. The `columns` are the heads
+/// or the groups of packed heads of all sequences; each has `slots` query blocks. Later slots see more keys.
 struct CausalLaunch {
   int slots, columns;
-  int queries, keys, pack, rows;  // of a sequence; rows: of a query block
+  int queries, keys, pack;  // of a sequence
+  int rows;                 // of a query block
   int window_right;
 
-  /// How many key blocks a slot sees any of.
+  /// How many key blocks a slot sees any key of.
   int seen_blocks(int slot) const {
     const int end_row = slot + 1 < slots ? (slot + 1) * rows : queries * pack;
     return end_of_seen_blocks((end_row - 1) / pack, keys - queries + window_right, (keys + kBlockN - 1) / kBlockN);
   }
 
-  /// When a launch has ended that divides the keys of the last `split` slots into `parts`, in key blocks. `seen`: of
-  /// all slots. No sooner than after each CU's share; and of the first r · num_cus + 1 workgroups, whole ones and
-  /// parts each longest first, r + 1 have one CU.
+  /// When a launch that divides the keys of the last `split` slots into `parts` has ended, in key blocks. `seen` is the
+  /// sum of seen_blocks over all slots. The launch takes no less than each CU's share; and among the first
+  /// r · num_cus + 1 workgroups, whole ones and parts each counted longest first, some r + 1 have the same CU.
   int64_t end_time(int64_t seen, int split, int parts, int num_cus) const {
     const int64_t whole_ids = int64_t{slots - split} * columns, part_ids = int64_t{split} * columns * parts;
     int64_t end = ceil_div(seen * columns + kBlockOverhead * (whole_ids + part_ids), num_cus);
@@ -69,10 +73,11 @@ struct CausalLaunch {
 
 /// How a launch is split.
 struct KeySplit {
-  int whole;   // workgroups that take all keys of their query block; the other query blocks are split
-  int parts;   // 1: none is
+  int whole;  // workgroups that take all keys of their query block; the other query blocks are split
+  int parts;  // of a split query block; 1: no query block is split
 
-  /// Without a mask. query_blocks: all of the launch; key_blocks: of the longest sequence; most_parts: 0 for no limit.
+  /// The split without a mask. query_blocks: of the whole launch; key_blocks: of the longest sequence; most_parts: 0
+  /// for no limit.
   static KeySplit plan(int query_blocks, int key_blocks, int num_cus, int most_parts) {
     const int tail = query_blocks % num_cus;
     const KeySplit none{query_blocks, 1};
@@ -88,8 +93,9 @@ struct KeySplit {
     return best == 1 ? none : KeySplit{query_blocks - tail, best};
   }
 
-  /// With a limit on the right: of the last slots of each column, down to the one that is not longer than half of the
-  /// longest part, as many as the workspace holds. The least end_time wins, the smaller number of parts among equals.
+  /// The split with a limit on the right. Split are the last slots of each column, as many as the workspace holds, but
+  /// no slot that is at most half as long as the longest part. The least end_time wins, and among equal ones the
+  /// smaller number of parts.
   static KeySplit plan(const CausalLaunch& launch, int num_cus, int most_parts) {
     const KeySplit none{launch.slots * launch.columns, 1};
     const int limit = kMostPartsPerCu * num_cus / launch.columns;  // parts of a column's query blocks, all together
@@ -100,7 +106,7 @@ struct KeySplit {
     for (int slot = 0; slot < launch.slots; ++slot) seen += launch.seen_blocks(slot);
     KeySplit best = none;
     int64_t least = launch.end_time(seen, 0, 1, num_cus);
-    int first = launch.slots;  // of the split slots, were there no limit
+    int first = launch.slots;  // the first slot that is long enough to be split
     for (int parts = 2; parts <= limit && (most_parts == 0 || parts <= most_parts); ++parts) {
       if (longest / parts < kLeastPartBlocks) break;
       while (first > 0 && launch.seen_blocks(first - 1) > (longest + parts - 1) / parts / 2) --first;
@@ -112,9 +118,9 @@ struct KeySplit {
   }
 };
 
-/// How many columns of a launch with a mask are worked on side by side, slot after slot: the more, the more evenly the
-/// CUs are filled at the end; the fewer, the more workgroups read the same keys at the same time. A divisor of
-/// `columns`, `group` of which read the same keys.
+/// How many columns of a launch with a mask make a band, whose heads are worked on side by side, slot after slot. With
+/// more columns the CUs are filled more evenly at the end; with fewer, more workgroups read the same keys at the same
+/// time. The result divides `columns`, of which each `group` read the same keys.
 inline int band_columns(int slots, int columns, int group, int num_cus) {
   const int chunks = columns / group;
   int64_t bands = int64_t{slots} * columns / (kBandRounds * num_cus);
@@ -123,8 +129,8 @@ inline int band_columns(int slots, int columns, int group, int num_cus) {
   return columns / static_cast<int>(bands > 1 ? bands : 1);
 }
 
-/// A bijection of [0, count) under which ids that lie `chunk` apart in the result go to the same XCD, chunk by chunk.
-/// What does not fill all XCDs once more goes there in eight equal pieces; the last ids stay.
+/// A bijection of [0, count) that gives each XCD whole chunks of `chunk` consecutive results. The remainder, which does
+/// not fill all XCDs once more, goes to them in eight equal pieces, and the last ids stay as they are.
 __host__ __device__ inline int xcd_order(int id, int count, int chunk) {
   const int rounds = count / (kXcds * chunk);
   int first = 0, size = chunk;
@@ -137,12 +143,11 @@ __host__ __device__ inline int xcd_order(int id, int count, int chunk) {
   return first + local / size * (kXcds * size) + (id - first) % kXcds * size + local % size;
 }
 
-/// The workgroups of a launch with a mask, the longest first: id = (band · places + place) · columns + column, where a
-/// band of columns goes through its places, which are the whole slots, last one first, then the parts of split ones,
-/// likewise.
+/// The workgroups of a launch with a mask, the longest first: id = (band · places + place) · columns + column. The
+/// places of a band are its whole slots, the last slot first, and then the parts of its split slots in the same order.
 struct LongestFirst {
-  int slots, whole;              // of a column; those that are not split
-  Divider columns, band, parts;  // columns: of a band; band: its workgroups
+  int slots, whole;              // slots of a column, and how many of them are not split
+  Divider columns, band, parts;  // columns of a band, workgroups of a band, parts of a split slot
 
   LongestFirst() = default;
   LongestFirst(int slots, int whole, int columns, int parts)
@@ -154,10 +159,10 @@ struct LongestFirst {
 
   struct Place {
     int column, slot;
-    int tail, part;  // tail: index among the split query blocks, -1: not split
+    int tail, part;  // tail: index among the split query blocks, -1 for one that is not split
   };
 
-  /// Columns of a group, which read the same keys, go to one XCD.
+  /// The place of workgroup `id`. The columns of a group, which read the same keys, go to one XCD.
   __device__ Place at(int id, int group) const {
     const int of_band = static_cast<int>(band.divide(id)), width = static_cast<int>(columns.divisor);
     id -= of_band * static_cast<int>(band.divisor);
@@ -172,15 +177,15 @@ struct LongestFirst {
     return found;
   }
 
-  /// The id of the first part of a split query block, of a launch of one band.
+  /// The id of the first part of a split query block, in a launch of one band.
   __device__ int first_part(int tail) const {
     const int width = static_cast<int>(columns.divisor);
     return whole * width + tail + static_cast<int>(columns.divide(tail) * (parts.divisor - 1)) * width;
   }
 };
 
-/// Varlen without a table of sequences: sequence s owns the query blocks that begin at start(s) / block + s, of which
-/// there are at least as many as it needs.
+/// A varlen launch needs no table of query blocks: sequence s owns the slots from start(s) / block + s to those of the
+/// next sequence, which are at least as many as it needs.
 __host__ __device__ inline int first_slot(int start, int sequence, int block) { return start / block + sequence; }
 
 }  // namespace aiter_like

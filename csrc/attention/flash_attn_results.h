@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// From a wave's registers to memory: out and LSE, or the partial result of a split query block, and its merge.
+// Between memory and a wave's registers in flash_attn_fwd: q comes in; out and LSE go out, or the partial result of a
+// split query block, whose parts are merged here.
 #pragma once
 
 #include <type_traits>
@@ -8,42 +9,45 @@
 #include "flash_attn_task.h"
 #include "flash_attn_visibility.h"
 
-namespace aiter_like {
-namespace {
+namespace aiter_like::flash_attn {
 
-constexpr float kLn2 = 0.693147180559945f;
-
-/// 8 elements of out; any NaN becomes one.
-template <class T>
+/// 8 elements of out, rounded. Any NaN becomes the one NaN of from_float.
+template <class Shape>
 __device__ inline Chunk round_row(const float (&values)[8]) {
+  using Element = typename Shape::Element;
+  constexpr Rounding kRounding = Shape::kRounding;
   Chunk rounded;
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
     const float low = values[2 * w], high = values[2 * w + 1];
-    if constexpr (std::is_same_v<T, f16>)
-      rounded[w] = Pack<T, kRounding>::pack(low, high);
+    if constexpr (std::is_same_v<Element, f16>)
+      rounded[w] = Pack<Element, kRounding>::pack(low, high);
     else
-      rounded[w] = from_float<T, kRounding>(low).bits | uint32_t{from_float<T, kRounding>(high).bits} << 16;
+      rounded[w] =
+          from_float<Element, kRounding>(low).bits | uint32_t{from_float<Element, kRounding>(high).bits} << 16;
   }
   return rounded;
 }
 
-__device__ inline float inverse_sum(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }  // 0: no key was visible
+/// A row that sees no key has the sum 0 and becomes zeros.
+__device__ inline float inverse_sum(float sum) { return sum == 0.f ? 0.f : 1.f / sum; }
 
 __device__ inline float natural_lse(float maximum, float sum) {
+  constexpr float kLn2 = 0.693147180559945f;
   return sum == 0.f ? -__builtin_inff() : (maximum + fast_log2(sum)) * kLn2;
 }
 
-/// q of the block's rows; rows past the end repeat the last one. Begins with nothing summed.
-__device__ void load_rows(RowState& state, const FlashAttnArgs& args, const Task& task) {
+/// Loads q of the block's rows and begins with nothing summed. Rows past the end repeat the last one.
+template <class Shape>
+__device__ void load_rows(RowState<Shape>& state, const FlashAttnArgs& args, const Task<Shape>& task) {
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
+  for (int t = 0; t < Shape::kRowTiles; ++t) {
     const int row = task.row + tile_row(t, column());
     const char* source = task.row_of(args.q, args, row < task.rows ? row : task.rows - 1) + 16 * quad();
     state.maximum[t] = kMinimum;
     state.sum[t] = 0.f;
 #pragma unroll
-    for (int j = 0; j < kDimGroups; ++j) {
+    for (int j = 0; j < Shape::kDimGroups; ++j) {
       const Chunk chunk = *reinterpret_cast<const Chunk*>(source + 64 * j);
       state.q[t][j][0] = chunk.lo;
       state.q[t][j][1] = chunk.hi;
@@ -52,58 +56,63 @@ __device__ void load_rows(RowState& state, const FlashAttnArgs& args, const Task
   }
 }
 
-/// The sum over a row's four lanes, for every tile.
-__device__ void sum_rows(RowState& state) {
+/// Makes each row's sum that over its four lanes.
+template <class Shape>
+__device__ void sum_rows(RowState<Shape>& state) {
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
+  for (int t = 0; t < Shape::kRowTiles; ++t) {
     state.sum[t] += lane_xor<16>(state.sum[t]);
     state.sum[t] += lane_xor<32>(state.sum[t]);
   }
 }
 
-__device__ void store_rows(const RowState& state, const FlashAttnArgs& args, const Task& task) {
+template <class Shape>
+__device__ void store_rows(const RowState<Shape>& state, const FlashAttnArgs& args, const Task<Shape>& task) {
   const int lane = fresh_lane();
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
+  for (int t = 0; t < Shape::kRowTiles; ++t) {
     const int row = task.row + tile_row(t, lane % 16);
     if (row >= task.rows) continue;
     char* out = task.row_of(args.out, args, row) + 16 * (lane / 16);
     const float inverse = inverse_sum(state.sum[t]);
 #pragma unroll
-    for (int g = 0; g < kDimGroups; ++g) {
+    for (int g = 0; g < Shape::kDimGroups; ++g) {
       float values[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][i / 2] * inverse;
-      *reinterpret_cast<Chunk*>(out + 64 * g) = round_row<Element>(values);
+      *reinterpret_cast<Chunk*>(out + 64 * g) = round_row<Shape>(values);
     }
     if (args.lse != nullptr && lane < 16) task.lse_of(args, row) = natural_lse(state.maximum[t], state.sum[t]);
   }
 }
 
-/// What a part of the keys gives: fp32 out [kBlockM, HEAD_DIM] not divided by the sum, maxima and sums [kBlockM].
+/// What a part of the keys gives, in fp32: out [kBlockM, kHeadDim], not divided by the sum, and the maxima and sums of
+/// the kBlockM rows.
+template <class Shape>
 struct PartialResult {
-  static constexpr int kFloats = kBlockM * (kHeadDim + 2);
+  static constexpr int kFloats = Shape::kBlockM * (Shape::kHeadDim + 2);
 
   float *out, *maximum, *sum;
 
   __device__ PartialResult(float* partials, int tail, int parts, int part)
       : out(partials + (static_cast<int64_t>(tail) * parts + part) * kFloats),
-        maximum(out + kBlockM * kHeadDim),
-        sum(maximum + kBlockM) {}
+        maximum(out + Shape::kBlockM * Shape::kHeadDim),
+        sum(maximum + Shape::kBlockM) {}
 };
 
-__device__ void store_partial(const RowState& state, const FlashAttnArgs& args, const Task& task) {
-  const PartialResult partial(args.partials, task.tail, task.parts, task.part);
+template <class Shape>
+__device__ void store_partial(const RowState<Shape>& state, const FlashAttnArgs& args, const Task<Shape>& task) {
+  const PartialResult<Shape> partial(args.partials, task.tail, task.parts, task.part);
   const int lane = fresh_lane();
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) {
+  for (int t = 0; t < Shape::kRowTiles; ++t) {
     const int row = tile_row(t, lane % 16);
 #pragma unroll
-    for (int g = 0; g < kDimGroups; ++g) {
+    for (int g = 0; g < Shape::kDimGroups; ++g) {
       Vec<float, 8> values;
 #pragma unroll
       for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][i / 2];
-      store_vec(partial.out + row * kHeadDim + 32 * g + 8 * (lane / 16), values);
+      store_vec(partial.out + row * Shape::kHeadDim + 32 * g + 8 * (lane / 16), values);
     }
     if (lane < 16) {
       partial.maximum[row] = state.maximum[t];
@@ -112,29 +121,27 @@ __device__ void store_partial(const RowState& state, const FlashAttnArgs& args, 
   }
 }
 
-}  // namespace
-
-constexpr int kMergeRows = kThreads / (kHeadDim / 8);  // of a workgroup: 8 elements of a row per work-item
-
-/// One row of a split query block from its parts, in their order.
-__device__ inline void merge_row(const FlashAttnArgs& args, Task task, int row, int byte) {
+/// Merges 8 elements, from `byte` on, of one row of a split query block from its parts, in their order.
+template <class Shape>
+__device__ inline void merge_row(const FlashAttnArgs& args, Task<Shape> task, int row, int byte) {
+  using Partial = PartialResult<Shape>;
   float maximum = kMinimum;
   for (int part = 0; part < task.parts; ++part)
-    maximum = __builtin_fmaxf(maximum, PartialResult(args.partials, task.tail, task.parts, part).maximum[row]);
+    maximum = __builtin_fmaxf(maximum, Partial(args.partials, task.tail, task.parts, part).maximum[row]);
   float values[8] = {}, sum = 0.f;
   for (int part = 0; part < task.parts; ++part) {
-    const PartialResult partial(args.partials, task.tail, task.parts, part);
+    const Partial partial(args.partials, task.tail, task.parts, part);
     const float weight = fast_exp2(partial.maximum[row] - maximum);
     sum += weight * partial.sum[row];
-    const Vec<float, 8> out = load_vec<8>(partial.out + row * kHeadDim + byte / 2);
+    const Vec<float, 8> out = load_vec<8>(partial.out + row * Shape::kHeadDim + byte / 2);
 #pragma unroll
     for (int i = 0; i < 8; ++i) values[i] += weight * out.data[i];
   }
   const float inverse = inverse_sum(sum);
 #pragma unroll
   for (int i = 0; i < 8; ++i) values[i] *= inverse;
-  *reinterpret_cast<Chunk*>(task.row_of(args.out, args, task.row + row) + byte) = round_row<Element>(values);
+  *reinterpret_cast<Chunk*>(task.row_of(args.out, args, task.row + row) + byte) = round_row<Shape>(values);
   if (args.lse != nullptr && byte == 0) task.lse_of(args, task.row + row) = natural_lse(maximum, sum);
 }
 
-}  // namespace aiter_like
+}  // namespace aiter_like::flash_attn

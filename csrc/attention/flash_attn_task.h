@@ -1,56 +1,57 @@
 // SPDX-License-Identifier: MIT
-// Arguments of flash_attn_fwd.hip's kernels, and what one workgroup takes of them.
+// Arguments of flash_attn_fwd's kernels, and what one workgroup takes of them.
 #pragma once
 
+#include "attention_sequence.h"
 #include "flash_attn_layout.h"
 #include "flash_attn_plan.h"
 
 namespace aiter_like {
 
-/// Strides in bytes.
+/// A tensor of a launch; strides are in bytes.
 struct FlashAttnTensor {
   const void* data;
   int64_t batch, row, head;
 };
 
+/// What a launch works on. A varlen launch has `batch` sequences of different lengths behind one another in one tensor.
 struct FlashAttnArgs {
-  FlashAttnTensor q, k, v, out;    // [batch, rows, heads, HEAD_DIM], varlen without batch
+  FlashAttnTensor q, k, v, out;    // [batch, rows, heads, kHeadDim], varlen [rows, heads, kHeadDim]
   float* lse;                      // [batch, num_heads, seqlen_q], varlen [num_heads, total_q]; or null
   float* partials;                 // of split query blocks, see PartialResult
-  const int* cu_seqlens_q;         // [batch + 1] each, or null: dense
+  const int* cu_seqlens_q;         // [batch + 1], as cu_seqlens_k; both are null unless varlen
   const int* cu_seqlens_k;
   const int* seqlens_k;            // [batch], or null
   int64_t lse_batch, lse_head;     // strides
-  int batch, seqlen_q, seqlen_k;   // varlen: number of sequences, total rows, total keys
+  int batch, seqlen_q, seqlen_k;   // varlen: number of sequences, all rows, all keys
   int window_left, window_right;   // keys before and after a row's own that it sees
   float scale_log2;                // softmax_scale · log2 e
-  int slots;                       // query blocks per head: of a sequence, or varlen of all sequences
+  int slots;                       // query blocks per head: of a sequence, varlen of all sequences
   KeySplit split;
   Divider pack;                    // heads of a group that share a workgroup: row r is query r / pack, head r % pack
   Divider group, kv_heads, parts;  // group: workgroups of a KV head and a slot
   Divider slots_of_group;          // without a mask
-  LongestFirst order;              // with one
+  LongestFirst order;              // with a mask
 };
 
-namespace {
-
-__device__ inline int clamp(int x, int low, int high) { return x < low ? low : x > high ? high : x; }
+namespace flash_attn {
 
 /// A query block of one head, or of the packed heads of one group, of one sequence, and its share of the keys.
+template <class Shape>
 struct Task {
-  int sequence, head, kv_head;  // head: the first of packed ones
-  int first_query, queries;   // of the sequence: where they begin in q, and how many
+  int sequence, head, kv_head;  // head: the first one of packed heads
+  int first_query, queries;     // of the sequence: where they begin in q, and how many there are
   int first_key, keys;
-  int rows;                   // of the sequence: queries · packed heads
-  int row;                    // first row of the block; not below `rows` for a slot that no row needs
+  int rows;                     // of the sequence: queries · packed heads
+  int row;                      // first row of the block; not below `rows` for a slot that no row needs
   int part, parts;
-  int tail;                   // index among the split query blocks
+  int tail;                     // index among the split query blocks
 
   __device__ static Task of(const FlashAttnArgs& args, int id) {
     Task task;
     task.part = task.tail = 0;
     task.parts = 1;
-    if (kLimitsRight)
+    if (Shape::kLimitsRight)
       task.find_longest_first(args, id);
     else
       task.find_chunk(args, id);
@@ -59,7 +60,7 @@ struct Task {
 
   /// The id of the first part of a split query block.
   __device__ static int first_part(const FlashAttnArgs& args, int tail) {
-    if (!kLimitsRight) return args.split.whole + tail * args.split.parts;
+    if (!Shape::kLimitsRight) return args.split.whole + tail * args.split.parts;
     return args.order.first_part(tail);
   }
 
@@ -75,7 +76,8 @@ struct Task {
   __device__ const char* keys_of(const FlashAttnTensor& t) const { return base(t, first_key, kv_head); }
 
  private:
-  // Query blocks equally long: id = (chunk · slots + slot) · group + member, parts of the last ones behind.
+  // All query blocks take equally long: id = (chunk · slots + slot) · group + member, and the parts of the last ones
+  // come behind.
   __device__ void find_chunk(const FlashAttnArgs& args, int id) {
     if (id < args.split.whole) {
       id = xcd_order(id, args.split.whole, static_cast<int>(args.slots_of_group.divisor));
@@ -92,11 +94,11 @@ struct Task {
     find_rows(args, chunk, id - slot * static_cast<int>(args.group.divisor), slot);
   }
 
-  // Later slots longer.
+  // Later slots take longer.
   __device__ void find_longest_first(const FlashAttnArgs& args, int id) {
     const int group = static_cast<int>(args.group.divisor);
     const LongestFirst::Place place = args.order.at(id, group);
-    if (kSplits && place.tail >= 0) {
+    if (Shape::kSplits && place.tail >= 0) {
       tail = place.tail;
       part = place.part;
       parts = args.split.parts;
@@ -105,7 +107,7 @@ struct Task {
     find_rows(args, chunk, place.column - chunk * group, place.slot);
   }
 
-  // chunk = sequence · kv_heads + kv_head; varlen: all sequences' slots in one.
+  // chunk = sequence · kv_heads + kv_head; a varlen launch has the slots of all sequences in sequence 0.
   __device__ void find_rows(const FlashAttnArgs& args, int chunk, int member, int slot) {
     sequence = static_cast<int>(args.kv_heads.divide(chunk));
     kv_head = chunk - sequence * static_cast<int>(args.kv_heads.divisor);
@@ -115,30 +117,30 @@ struct Task {
     } else {
       first_query = first_key = 0;
       queries = args.seqlen_q;
-      keys = args.seqlens_k == nullptr ? args.seqlen_k : clamp(args.seqlens_k[sequence], 0, args.seqlen_k);
-      row = slot * kBlockM;
+      keys = args.seqlens_k == nullptr ? args.seqlen_k : clamped(args.seqlens_k[sequence], 0, args.seqlen_k);
+      row = slot * Shape::kBlockM;
     }
     rows = queries * static_cast<int>(args.pack.divisor);
   }
 
-  // Whatever cu_seqlens holds, no row outside the tensors comes out.
+  // Whatever cu_seqlens holds, every row that comes out lies inside the tensors.
   __device__ void find_sequence(const FlashAttnArgs& args, int slot) {
     const int pack = static_cast<int>(args.pack.divisor);
-    int begun = 0;  // sequences whose slots begin here or before
+    int begun = 0;  // sequences whose slots begin at this one or before
     for (int first = 0; first < args.batch; first += kWaveSize) {
       const int s = first + lane_index();
-      const int start = clamp(args.cu_seqlens_q[s < args.batch ? s : args.batch], 0, args.seqlen_q);
+      const int start = clamped(args.cu_seqlens_q[s < args.batch ? s : args.batch], 0, args.seqlen_q);
       begun += __builtin_popcountll(
-          __builtin_amdgcn_ballot_w64(s < args.batch && first_slot(start * pack, s, kBlockM) <= slot));
+          __builtin_amdgcn_ballot_w64(s < args.batch && first_slot(start * pack, s, Shape::kBlockM) <= slot));
     }
     sequence = begun > 0 ? begun - 1 : 0;
-    first_query = clamp(args.cu_seqlens_q[sequence], 0, args.seqlen_q);
-    queries = clamp(args.cu_seqlens_q[sequence + 1], first_query, args.seqlen_q) - first_query;
-    first_key = clamp(args.cu_seqlens_k[sequence], 0, args.seqlen_k);
-    keys = clamp(args.cu_seqlens_k[sequence + 1], first_key, args.seqlen_k) - first_key;
-    row = (slot - first_slot(first_query * pack, sequence, kBlockM)) * kBlockM;
+    first_query = clamped(args.cu_seqlens_q[sequence], 0, args.seqlen_q);
+    queries = clamped(args.cu_seqlens_q[sequence + 1], first_query, args.seqlen_q) - first_query;
+    first_key = clamped(args.cu_seqlens_k[sequence], 0, args.seqlen_k);
+    keys = clamped(args.cu_seqlens_k[sequence + 1], first_key, args.seqlen_k) - first_key;
+    row = (slot - first_slot(first_query * pack, sequence, Shape::kBlockM)) * Shape::kBlockM;
     if (row < 0) row = queries * pack;
-    sequence = 0;  // varlen tensors have no batch stride
+    sequence = 0;  // Varlen tensors have no batch stride.
   }
 
   __device__ const char* base(const FlashAttnTensor& t, int first_row, int of_head) const {
@@ -146,38 +148,40 @@ struct Task {
   }
 };
 
-/// Key blocks of a task: [first, end), of which [clear, clear_end) hide nothing from any of its rows.
-struct KeyBlocks {
+/// The key blocks [first, end) of a task. The blocks [clear, clear_end) hide nothing from any of its rows.
+struct BlockRange {
   int first, end, clear, clear_end;
 
-  __device__ static KeyBlocks of(const FlashAttnArgs& args, const Task& task) {
+  template <class Shape>
+  __device__ static BlockRange of(const FlashAttnArgs& args, const Task<Shape>& task) {
     const int blocks = (task.keys + kBlockN - 1) / kBlockN, full = task.keys / kBlockN;
-    KeyBlocks range{0, blocks, 0, full};
-    if (!kLimitsRight) return range;
-    const int last_row = (task.row + kBlockM < task.rows ? task.row + kBlockM : task.rows) - 1;
+    BlockRange range{0, blocks, 0, full};
+    if (!Shape::kLimitsRight) return range;
+    const int last_row = (task.row + Shape::kBlockM < task.rows ? task.row + Shape::kBlockM : task.rows) - 1;
     const int first = static_cast<int>(args.pack.divide(task.row)), last = static_cast<int>(args.pack.divide(last_row));
     const int delta = task.keys - task.queries;
-    if (kLimitsLeft) {
+    if (Shape::kLimitsLeft) {
       const int hidden = first + delta - args.window_left;  // keys before it are hidden from all rows
       range.first = hidden > 0 ? hidden / kBlockN : 0;
       range.clear = (last + delta - args.window_left + kBlockN - 1) >> 6;
     }
     range.end = end_of_seen_blocks(last, delta + args.window_right, blocks);
-    range.clear_end = clamp((first + delta + args.window_right + 1) >> 6, 0, full);
+    range.clear_end = clamped((first + delta + args.window_right + 1) >> 6, 0, full);
     range.end = range.end < range.first ? range.first : range.end;
-    range.clear = clamp(range.clear, range.first, range.end);
-    range.clear_end = clamp(range.clear_end, range.clear, range.end);
+    range.clear = clamped(range.clear, range.first, range.end);
+    range.clear_end = clamped(range.clear_end, range.clear, range.end);
     return range;
   }
 
   /// The last block of a part whose first one is `block`.
-  __device__ int last_from(int block, const FlashAttnArgs& args, const Task& task) const {
-    if (!kSplits || task.parts == 1) return end - 1;
+  template <class Shape>
+  __device__ int last_from(int block, const FlashAttnArgs& args, const Task<Shape>& task) const {
+    if (!Shape::kSplits || task.parts == 1) return end - 1;
     return block + static_cast<int>(args.parts.divide(end - 1 - block)) * task.parts;
   }
 };
 
 static_assert(kBlockN == 1 << 6);
 
-}  // namespace
+}  // namespace flash_attn
 }  // namespace aiter_like

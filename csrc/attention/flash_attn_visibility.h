@@ -1,58 +1,60 @@
 // SPDX-License-Identifier: MIT
-// Which keys the rows of a wave of flash_attn_fwd.hip see: element by element at the edges of a mask, and by tiles of
-// 16 rows × 16 keys, of which hidden ones are not multiplied, nor exponentiated where a row tile's are all hidden. Row
-// tiles of a wave lie kWaves tiles apart, so that at the diagonal every wave has about as many that see something.
+// Which keys the rows of a wave of flash_attn_fwd see: element by element at the edges of a mask, and by tiles of 16
+// rows × 16 keys. Hidden tiles are not multiplied, and a row tile that sees no key of a block is not exponentiated. The
+// row tiles of a wave lie kWaves tiles apart, so that at the diagonal every wave has about as many that see something.
 #pragma once
 
 #include "flash_attn_phases.h"
 #include "flash_attn_task.h"
 
-namespace aiter_like {
-namespace {
+namespace aiter_like::flash_attn {
 
-/// Row of tile t of this wave within the block, for a lane's column.
+/// The row of tile t of this wave within the query block, for a lane's column.
 __device__ inline int tile_row(int t, int column) { return 16 * (wave_index() + kWaves * t) + column; }
 
 /// Which keys the rows of a wave see.
-struct Visibility {
+template <class Shape>
+struct WaveVisibility {
   const Divider& pack;
   int first_row;     // in tile 0
   int keys;          // of the sequence
   int below, above;  // query i sees keys i + below … i + above
-  int lowest[kRowTiles], highest[kRowTiles];  // keys that any row of a tile sees, the same in all lanes
+  int lowest[Shape::kRowTiles], highest[Shape::kRowTiles];  // keys that any row of a tile sees, the same in all lanes
 
-  __device__ Visibility(const FlashAttnArgs& args, const Task& task)
+  __device__ WaveVisibility(const FlashAttnArgs& args, const Task<Shape>& task)
       : pack(args.pack), first_row(task.row + tile_row(0, 0)), keys(task.keys) {
     const int delta = task.keys - task.queries;
     below = delta - args.window_left;
     above = delta + args.window_right;
 #pragma unroll
-    for (int t = 0; t < kRowTiles; ++t) {
-      lowest[t] = kLimitsLeft ? query_of(t, 0) + below : 0;
-      highest[t] = kLimitsRight ? smaller(query_of(t, 15) + above, keys - 1) : keys - 1;
+    for (int t = 0; t < Shape::kRowTiles; ++t) {
+      lowest[t] = Shape::kLimitsLeft ? query_of(t, 0) + below : 0;
+      highest[t] = Shape::kLimitsRight ? smaller(query_of(t, 15) + above, keys - 1) : keys - 1;
     }
   }
 
-  /// Whether row tile t sees any key of a block, or of the key tile that a step of a matrix phase takes of it.
+  /// Whether row tile t sees any key of a block.
   __device__ bool sees_block(int t, int block) const { return sees(t, kBlockN * block, kBlockN); }
+
+  /// Whether row tile t sees any key of the key tile that a step of a matrix phase takes of a block.
   __device__ bool sees_step(int t, int block, int step) const {
     int first = kBlockN * block;
-    asm("" : "+s"(first));  // a register for it, not one for each tile's limit less each step's place
-    return sees(t, first + 16 * (step % kSteps / kDimGroups), 16);
+    asm("" : "+s"(first));  // one register for the block, not one for each row tile's limit less each step's place
+    return sees(t, first + 16 * (step % Shape::kSteps / Shape::kDimGroups), 16);
   }
 
-  /// Hides the scores of row tile t and a block that a row does not see.
+  /// Hides the scores of row tile t in a block that their rows do not see.
   __device__ void mask(Accumulator (&scores)[kKeyTiles], int t, int block) const {
     if (is_whole(t, block)) return;
     const int lane = fresh_lane();
     const int key = kBlockN * block + 4 * (lane / 16);  // of element (0, 0)
     const int query = query_of(t, lane % 16);
-    const int last = kLimitsRight ? smaller(query + above, keys - 1) : keys - 1;
+    const int last = Shape::kLimitsRight ? smaller(query + above, keys - 1) : keys - 1;
 #pragma unroll
     for (int kk = 0; kk < kKeyTiles; ++kk) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const bool is_hidden = 16 * kk + i > last - key || (kLimitsLeft && 16 * kk + i < query + below - key);
+        const bool is_hidden = 16 * kk + i > last - key || (Shape::kLimitsLeft && 16 * kk + i < query + below - key);
         scores[kk][i] = is_hidden ? kMaskedScore : scores[kk][i];
       }
     }
@@ -70,10 +72,9 @@ struct Visibility {
   /// Whether all rows of tile t see all keys of the block.
   __device__ bool is_whole(int t, int block) const {
     const int first = kBlockN * block, last = first + kBlockN - 1;
-    return last < keys && (!kLimitsRight || last <= query_of(t, 0) + above) &&
-           (!kLimitsLeft || query_of(t, 15) + below <= first);
+    return last < keys && (!Shape::kLimitsRight || last <= query_of(t, 0) + above) &&
+           (!Shape::kLimitsLeft || query_of(t, 15) + below <= first);
   }
 };
 
-}  // namespace
-}  // namespace aiter_like
+}  // namespace aiter_like::flash_attn

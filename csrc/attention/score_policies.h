@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What may happen to a score q · k before the softmax, as functors that a kernel is composed of. A switched-off one is
-// the identity and costs nothing. Scores are in base 2 from the first step on: everything comes multiplied by log2 e.
+// What may happen to a score q · k before the softmax, as functors that a kernel is composed of. A functor that is
+// switched off is the identity and costs nothing. The first functor multiplies scores by log2 e, and so do the others
+// what they add: the softmax works in base 2.
 #pragma once
 
 #include <type_traits>
@@ -20,18 +21,19 @@ struct Softcap {
   __device__ float operator()(float x) const { return IS_ON ? outer * fast_tanh(inner * x) : inner * x; }
 };
 
-/// A bias that counts as -5e29 at least, above the kernels' start of the maximum, -1e30. A row whose keys all have
-/// torch.finfo(dtype).min, the usual mask, is their mean, as in torch: times log2 e those would be -inf, which hides a
-/// key for good. -inf and NaN stay what they are by the summand, 2^-33 of the bias, which is nothing beside any other.
+/// The bias, raised to about -5e29 where it is less: above -1e30, where the kernels' running maximum begins. A row
+/// whose keys all have the bias torch.finfo(dtype).min, the usual mask, becomes their mean, as in torch: times log2 e
+/// that bias would be -inf, which hides a key for good. The summand, 2^-33 of the bias, keeps -inf and NaN as they are,
+/// and is nothing beside a bias that is not raised.
 __device__ inline float raise_bias(float bias) {
   return __builtin_fmaf(bias, 0x1p-33f, __builtin_fmaxf(bias, -5e29f));
 }
 
-/// Adds element (row, column) of a matrix, row 0 being the wave's first one. Indices beyond the matrix, whose scores
-/// are not used, are moved to its edge. Row stride and columns are at most 2^24.
+/// Adds element (row, column) of a matrix, in which rows count from the wave's first one. Indices beyond the matrix are
+/// moved to its edge; the scores there are not used. Row stride and columns are at most 2^24.
 template <class T>
 struct Bias {
-  const T* data;  // the same in all lanes: with an offset of 32 bits no lane needs an address of its own
+  const T* data;  // The same in all lanes: with an offset of 32 bits no lane needs an address of its own.
   uint32_t row_stride;
   int rows, columns;
 
@@ -39,7 +41,7 @@ struct Bias {
       : data(data + offset + first_row * row_stride), row_stride(static_cast<uint32_t>(row_stride)),
         rows(rows - first_row), columns(columns) {}
 
-  /// For elements of one row, by their distance from `first_column`.
+  /// The bias of one row's elements, by their distance from `first_column`.
   struct Row {
     const T* data;
     uint32_t row_offset;
@@ -70,7 +72,7 @@ struct Alibi {
   float slope;  // times log2 e
   int delta;
 
-  /// For elements of one row, by their distance from `first_column`. In floats: exact up to 2^24.
+  /// The slope of one row's elements, by their distance from `first_column`, as floats: exact up to 2^24.
   struct Row {
     float slope, distance;
     __device__ float operator()(float x, int i) const {
