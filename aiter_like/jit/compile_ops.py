@@ -54,8 +54,8 @@ def compile_ops(module: str, fc_name: str | None = None, gen_func: Callable[...,
         fc_name: the exported function; default: the stub's name without a leading "_" and "_hip", "_ck" or "_asm".
         gen_func: of the call's arguments (and of a tuned row's parameters, by keyword): the Instance to build.
         gen_fake: of the call's arguments: the outputs' shapes, for torch.compile.
-        prebuild: the instances that `aiter-like build` makes, or a function that names them; default: the one without
-            macros, if there is no gen_func.
+        prebuild: calls (or instances) whose modules `aiter-like build` makes besides those of the operator's cases, or
+            a function that gives them; default: the one without macros, if there is no gen_func.
         platforms: what the source is for; one with gfx942 instructions says ("hip",).
     """
 
@@ -156,8 +156,12 @@ class JitFunction:
 
     def instances(self) -> tuple[Instance, ...]:
         """What `aiter-like build` makes."""
-        named = tuple(self._prebuild() if callable(self._prebuild) else self._prebuild)
-        return named or (() if self._gen_func else (Instance(),))
+        named = self._prebuild() if callable(self._prebuild) else self._prebuild
+        found = {instance.name: instance for instance in map(self._as_instance, named)}
+        return tuple(found.values()) or (() if self._gen_func else (Instance(),))
+
+    def _as_instance(self, named: Any) -> Instance:
+        return named if isinstance(named, Instance) else self._instance(named, {})
 
     def spec(self, target: Target, args: Sequence[Any] | None = None, **params: Any) -> ModuleSpec:
         """The module for these arguments; without them that of the macro-free instance."""

@@ -27,8 +27,9 @@ def wave_space(target: Target, hidden: int, block: int = _MAX_BLOCK) -> list[dic
     return [{"num_warps": count} for count in (1, 2, 4, 8, 16) if 4 <= lanes / count <= 64 or count == 1 > lanes / 4]
 
 
-def row_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
-    """A Triton backend's `space` where a program takes a row of `out`, the operator's first argument."""
+def row_space(target: Target, call: Any, *_: object) -> list[dict[str, int]]:
+    """A Triton backend's `space` where a program takes a row of `out`."""
+    out = call if isinstance(call, Tensor) else call.out
     return wave_space(target, out.shape[-1])
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target, simulated_target, target_of
+from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
@@ -26,107 +26,115 @@ _ASM_ARGUMENTS = {"out": "pointer", "input": "pointer", "weight": "pointer", "re
                   "residual_out": "pointer", "out_stride": "u32", "input_stride": "u32", "epsilon": "fp32"}
 
 
-def rms_norm_ref(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
-                 residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> None:
+class RmsNormCall(NamedTuple):
+    """One call of rms_norm. All tensors but `weight` are [..., hidden], rows evenly spaced.
+
+    Attributes:
+        out: written; dtype of `input`.
+        weight: [hidden], dtype of `input` or fp32.
+        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
+        residual_in: added to `input` first; comes with `residual_out`, to which the sum is written.
+        gemma_norm: multiply with `weight + 1`.
+    """
+
+    out: Tensor
+    input: Tensor
+    weight: Tensor
+    epsilon: float
+    use_model_sensitive_rmsnorm: int = 0
+    residual_in: Tensor | None = None
+    residual_out: Tensor | None = None
+    gemma_norm: bool = False
+
+    @property
+    def matrices(self) -> dict[str, Tensor]:
+        """The tensors that have rows, by name."""
+        found = {"out": self.out, "input": self.input, "residual_in": self.residual_in,
+                 "residual_out": self.residual_out}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def rms_norm_ref(call: RmsNormCall) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out` and `residual_out`."""
-    wide = torch.promote_types(input.dtype, torch.float32)
-    x = input.to(wide)
-    if residual_in is not None:
-        x = x + residual_in.to(wide)
-        residual_out.copy_(x)
-    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
-    if use_model_sensitive_rmsnorm:
-        scaled = scaled.to(input.dtype).to(wide)
-    out.copy_(scaled * (weight.to(wide) + gemma_norm))
+    wide = torch.promote_types(call.input.dtype, torch.float32)
+    x = call.input.to(wide)
+    if call.residual_in is not None:
+        x = x + call.residual_in.to(wide)
+        call.residual_out.copy_(x)
+    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + call.epsilon)
+    if call.use_model_sensitive_rmsnorm:
+        scaled = scaled.to(call.input.dtype).to(wide)
+    call.out.copy_(scaled * (call.weight.to(wide) + call.gemma_norm))
 
 
-def _instance(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
-              residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool, *,
-              lanes: int | None = None) -> Instance:
-    return _variant(target_of(input.device), out, input, weight, use_model_sensitive_rmsnorm, residual_in, residual_out,
-                    gemma_norm, lanes)
+def _instance(call: RmsNormCall, *, lanes: int | None = None) -> Instance:
+    dtype, is_sensitive = call.input.dtype, bool(call.use_model_sensitive_rmsnorm)
+    has_residual = call.residual_in is not None
+    parts = [dtypes.name(dtype), *(["wfp32"] if call.weight.dtype != dtype else []),
+             *(name for name, is_on in (("add", has_residual), ("gemma", call.gemma_norm), ("t5", is_sensitive))
+               if is_on)]
+    layout = rows.layout(target_of(call.input.device), *call.matrices.values(), lanes=lanes)
+    return layout.instance("_".join(parts), {
+        "ELEMENT": elements.CPP[dtype], "WEIGHT": elements.CPP[call.weight.dtype], "HAS_RESIDUAL": int(has_residual),
+        "IS_GEMMA": int(call.gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive)})
 
 
-def _variant(target: Target, out: Tensor, input: Tensor, weight: Tensor, use_model_sensitive_rmsnorm: int,
-             residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool,
-             lanes: int | None = None) -> Instance:
-    has_residual, is_sensitive = residual_in is not None, bool(use_model_sensitive_rmsnorm)
-    tensors = [tensor for tensor in (out, input, residual_in, residual_out) if tensor is not None]
-    parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
-             *(name for name, is_on in (("add", has_residual), ("gemma", gemma_norm), ("t5", is_sensitive)) if is_on)]
-    return rows.layout(target, *tensors, lanes=lanes).instance("_".join(parts), {
-        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "HAS_RESIDUAL": int(has_residual),
-        "IS_GEMMA": int(gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive)})
-
-
-def _prebuilt() -> list[Instance]:
-    """For decode and prefill of models with the usual hidden sizes in bf16."""
-    found = {}
+def _prebuild() -> list[RmsNormCall]:
+    """Decode and prefill of models with the usual hidden sizes in bf16."""
+    calls = []
     for hidden, count, has_residual in itertools.product((4096, 5120, 7168, 8192), (1, 4096), (False, True)):
-        x = torch.empty(count, hidden, dtype=torch.bfloat16, device="meta")
+        x = torch.empty(count, hidden, dtype=torch.bfloat16)
         residual = x if has_residual else None
-        instance = _variant(simulated_target(), x, x, x[0], 0, residual, residual, False)
-        found[instance.name] = instance
-    return list(found.values())
+        calls.append(RmsNormCall(x, x, x[0], 1e-6, residual_in=residual, residual_out=residual))
+    return calls
 
 
-@compile_ops("norm/rms_norm.hip", gen_func=_instance, prebuild=_prebuilt)
-def _rms_norm_hip(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
-                  residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> None: ...
+@compile_ops("norm/rms_norm.hip", gen_func=_instance, prebuild=_prebuild)
+def _rms_norm_hip(call: RmsNormCall) -> None: ...
 
 
 @asm_kernel("gfx942/norm/rms_norm.s", op="rms_norm", arguments=_ASM_ARGUMENTS)
-def _rms_norm_asm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
-                  residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> Launch:
+def _rms_norm_asm(call: RmsNormCall) -> Launch:
     """One workgroup of four waves per row; residual rows are `hidden` apart."""
-    hidden = input.shape[-1]
-    strides = {"out_stride": 2 * rows.stride(out), "input_stride": 2 * rows.stride(input)}
-    return Launch(_asm_facts(input), (input.numel() // hidden, 1, 1), (256, 1, 1), strides)
+    hidden = call.input.shape[-1]
+    strides = {"out_stride": 2 * rows.stride(call.out), "input_stride": 2 * rows.stride(call.input)}
+    return Launch(_asm_facts(call.input), (call.input.numel() // hidden, 1, 1), (256, 1, 1), strides)
 
 
-def _check(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
-           residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> object:
+def _check(call: RmsNormCall) -> object:
+    input, device = call.input, call.input.device if isinstance(call.input, Tensor) else None
     check.tensor("rms_norm", "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError("rms_norm: input must have at least 1 dimension, got a scalar")
-    hidden = input.shape[-1]
     weight_dtypes = tuple(dict.fromkeys((input.dtype, torch.float32)))
-    check.tensor("rms_norm", "weight", weight, dtypes=weight_dtypes, shape=(hidden,), device=input.device)
-    check.tensor("rms_norm", "out", out, dtypes=(input.dtype,), shape=input.shape, device=input.device)
-    check.real("rms_norm", "epsilon", epsilon, low=0.0)
-    check.choice("rms_norm", "use_model_sensitive_rmsnorm", use_model_sensitive_rmsnorm, (0, 1))
-    check.flag("rms_norm", "gemma_norm", gemma_norm)
-    if (residual_in is None) != (residual_out is None):
+    check.tensor("rms_norm", "weight", call.weight, dtypes=weight_dtypes, shape=input.shape[-1:], device=device)
+    check.tensor("rms_norm", "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=device)
+    check.real("rms_norm", "epsilon", call.epsilon, low=0.0)
+    check.choice("rms_norm", "use_model_sensitive_rmsnorm", call.use_model_sensitive_rmsnorm, (0, 1))
+    check.flag("rms_norm", "gemma_norm", call.gemma_norm)
+    if (call.residual_in is None) != (call.residual_out is None):
         raise ValueError("rms_norm: residual_in and residual_out must come together, got one of them")
-    for name, tensor in (("residual_in", residual_in), ("residual_out", residual_out)):
-        if tensor is not None:
-            check.tensor("rms_norm", name, tensor, dtypes=(input.dtype,), shape=input.shape, device=input.device)
+    for name in ("residual_in", "residual_out"):
+        if (tensor := getattr(call, name)) is not None:
+            check.tensor("rms_norm", name, tensor, dtypes=(input.dtype,), shape=input.shape, device=device)
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_refusal(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
-                        use_model_sensitive_rmsnorm: int, residual_in: Tensor | None, residual_out: Tensor | None,
-                        gemma_norm: bool) -> str | None:
+def _kernel_refusal(target: Target, call: RmsNormCall) -> str | None:
     """What every kernel refuses."""
-    return rows.refusal(input=input, out=out, residual_in=residual_in, residual_out=residual_out)
+    return rows.refusal(input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out)
 
 
-def _asm_refusal(target: Target, out: Tensor, input: Tensor, weight: Tensor, epsilon: float,
-                     use_model_sensitive_rmsnorm: int, residual_in: Tensor | None, residual_out: Tensor | None,
-                     gemma_norm: bool) -> str | None:
+def _asm_refusal(target: Target, call: RmsNormCall) -> str | None:
     """Beyond what all kernels refuse: bf16 throughout, the manifest's row lengths, aligned rows, no variants."""
-    reason = (rows.refusal(input=input, out=out, residual_in=residual_in, residual_out=residual_out)
-              or _rms_norm_asm.refusal(target, _asm_facts(input)))
+    reason = _kernel_refusal(target, call) or _rms_norm_asm.refusal(target, _asm_facts(call.input))
     if reason:
         return reason
-    if weight.dtype != input.dtype:
-        return f"weight must have the dtype of input, got {weight.dtype}"
-    if use_model_sensitive_rmsnorm or gemma_norm:
+    if call.weight.dtype != call.input.dtype:
+        return f"weight must have the dtype of input, got {call.weight.dtype}"
+    if call.use_model_sensitive_rmsnorm or call.gemma_norm:
         return "use_model_sensitive_rmsnorm must be 0, gemma_norm False"
-    for name, tensor in (("out", out), ("input", input), ("weight", weight), ("residual_in", residual_in),
-                         ("residual_out", residual_out)):
-        if tensor is None:
-            continue
+    for name, tensor in {**call.matrices, "weight": call.weight}.items():
         step = rows.stride(tensor)
         if tensor.data_ptr() % ALIGNMENT or 2 * step % ALIGNMENT or not 0 <= 2 * step < 2**32:
             return f"the rows of {name} must start at multiples of {ALIGNMENT} bytes and be less than 4 GiB apart"
@@ -139,32 +147,34 @@ def _asm_facts(input: Tensor) -> dict[str, int | str]:
     return {"dtype": dtypes.name(input.dtype), "hidden": input.shape[-1]}
 
 
-def _tune_key(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int,
-              residual_in: Tensor | None, residual_out: Tensor | None, gemma_norm: bool) -> dict[str, int | str]:
-    hidden = input.shape[-1]
-    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
-            "has_residual": residual_in is not None}
+def _tune_key(call: RmsNormCall) -> dict[str, int | str]:
+    hidden = call.input.shape[-1]
+    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype),
+            "has_residual": call.residual_in is not None}
 
 
-def _self_check(device: torch.device) -> list[tuple]:
-    """One case per assembly kernel."""
+def _cases(device: torch.device) -> dict[str, RmsNormCall]:
+    """The row lengths of the assembly kernels, and the residual form."""
     generator = torch.Generator().manual_seed(0)
-    cases = []
+    calls = {}
     for hidden in (4096, 8192):
         x, weight = (torch.randn(rows, hidden, generator=generator).to(device, torch.bfloat16) for rows in (5, 1))
-        cases.append((torch.empty_like(x), x, weight[0], 1e-6, 0, None, None, False))
-    return cases
+        calls[f"hidden {hidden}"] = RmsNormCall(torch.empty_like(x), x, weight[0], 1e-6)
+    calls["residual"] = calls["hidden 4096"]._replace(residual_in=calls["hidden 4096"].input.flip(0),
+                                                      residual_out=torch.empty_like(calls["hidden 4096"].out))
+    return calls
 
 
-def _hip_space(target: Target, out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, out, input)
+def _hip_space(target: Target, call: RmsNormCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, call.out, call.input)
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RmsNormCall:
     random = tune_shapes.normal(device, seed, key["dtype"])
     x, weight = random(key["rows"], key["hidden"]), random(key["hidden"])
     residual = random(key["rows"], key["hidden"]) if key["has_residual"] else None
-    return (torch.empty_like(x), x, weight, 1e-6, 0, residual, None if residual is None else torch.empty_like(x), False)
+    return RmsNormCall(torch.empty_like(x), x, weight, 1e-6, residual_in=residual,
+                       residual_out=None if residual is None else torch.empty_like(x))
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -178,10 +188,9 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 _rms_norm = Op(
-    "rms_norm", reference=rms_norm_ref, check=_check, tune_key=_tune_key,
+    "rms_norm", call=RmsNormCall, reference=rms_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "has_residual"), round_field="rows", writes=("out", "residual_out"),
-    self_check=_self_check,
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("asm", _rms_norm_asm, refusal=_asm_refusal),
               Backend("triton", "ops.norm.triton.rms_norm:rms_norm",
@@ -226,7 +235,7 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
                 lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
                 False, epsilon, input, weight, None)
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm, None, None, False, backend=backend)
+    _rms_norm(RmsNormCall(out, input, weight, epsilon, use_model_sensitive_rmsnorm), backend=backend)
     return out
 
 
@@ -263,8 +272,8 @@ def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, resi
     Source: AITER's `rmsnorm2d_fwd_with_add`.
     """
     gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm  # engines pass 0 by position
-    _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm, residual_in, residual_out, gemma_norm,
-              backend=backend)
+    _rms_norm(RmsNormCall(out, input, weight, epsilon, use_model_sensitive_rmsnorm, residual_in=residual_in,
+                          residual_out=residual_out, gemma_norm=gemma_norm), backend=backend)
 
 
 def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False, *,
@@ -293,7 +302,7 @@ def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_no
     Source: AITER's `rmsnorm`, `rms_norm_cu`.
     """
     gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm
-    _rms_norm(out, input, weight, epsilon, 0, None, None, gemma_norm, backend=backend)
+    _rms_norm(RmsNormCall(out, input, weight, epsilon, gemma_norm=gemma_norm), backend=backend)
 
 
 def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, epsilon: float, *,
@@ -320,7 +329,8 @@ def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, ep
 
     Source: AITER's `fused_add_rms_norm_cu`.
     """
-    _rms_norm(input, input, weight, epsilon, 0, residual_in, residual_in, False, backend=backend)
+    _rms_norm(RmsNormCall(input, input, weight, epsilon, residual_in=residual_in, residual_out=residual_in),
+              backend=backend)
 
 
 # AITER's other names of the same calls, with the same order of arguments.

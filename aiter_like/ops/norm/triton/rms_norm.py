@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.norm.rms_norm import RmsNormCall
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 
@@ -69,16 +69,15 @@ def load_sum(x, residual, columns, hidden):
     return values
 
 
-def rms_norm(out: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, epsilon: float,
-             use_model_sensitive_rmsnorm: int, residual_in: torch.Tensor | None, residual_out: torch.Tensor | None,
-             gemma_norm: bool, num_warps: int | None = None) -> None:
-    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `residual_out`."""
-    hidden = input.shape[-1]
+def rms_norm(call: RmsNormCall, num_warps: int | None = None) -> None:
+    """Writes `out` and `residual_out`, with Triton's `num_warps`."""
+    hidden = call.input.shape[-1]
     block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
     num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
-                for tensor in (out, input, residual_in, residual_out)]
+                for tensor in (call.out, call.input, call.residual_in, call.residual_out)]
     strides = [0 if matrix is None else matrix.stride(0) for matrix in matrices]
-    launch(_rms_norm_kernel, (matrices[0].shape[0],), matrices[0], matrices[1], weight, *matrices[2:], *strides, hidden,
-           float(epsilon), BLOCK=block, IS_WHOLE=hidden <= block, IS_MODEL_SENSITIVE=bool(use_model_sensitive_rmsnorm),
-           IS_GEMMA=gemma_norm, options={"num_warps": num_warps})
+    launch(_rms_norm_kernel, (matrices[0].shape[0],), matrices[0], matrices[1], call.weight, *matrices[2:], *strides,
+           hidden, float(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block,
+           IS_MODEL_SENSITIVE=bool(call.use_model_sensitive_rmsnorm), IS_GEMMA=call.gemma_norm,
+           options={"num_warps": num_warps})
