@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tests of the norms share: inputs, float64 references, comparison of quantised rows."""
+"""What the tests of the norms share: inputs, float64 references; testing/quantised.py compares quantised rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from aiter_like import dtypes
-from aiter_like.device import target_of
 from aiter_like.testing import TOLERANCES, assert_within
+from aiter_like.testing.quantised import check_quantised as check_quantised
+from aiter_like.testing.quantised import double as double
+from aiter_like.testing.quantised import quantised_dtypes as quantised_dtypes
 
 EPSILON = 1e-6
 BACKENDS = ("hip", "triton", "torch")
@@ -25,10 +26,6 @@ def rows_like(device: torch.device, rows: int, hidden: int, dtype: torch.dtype, 
 
 def vector_like(device: torch.device, hidden: int, dtype: torch.dtype, seed: int = 100) -> Tensor:
     return torch.randn(hidden, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-
-
-def double(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().double()
 
 
 def rms_norm64(x: Tensor, weight: Tensor, epsilon: float = EPSILON) -> Tensor:
@@ -67,38 +64,3 @@ def check_layer_norm(out: Tensor, x: Tensor, weight: Tensor | float = 1.0, bias:
     tolerance = TOLERANCES[out.dtype, "rtne"]
     limit = tolerance.unit * (1 + tolerance.unit) * expected.abs() + tolerance.smallest
     return assert_within("layer_norm", out, expected, limit + 2**-24 * (8 + math.sqrt(x.shape[-1])) * terms)
-
-
-def quantised_dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
-    """What the quantisers write on this device."""
-    return dtypes.fp8_of(target_of(device).arch), torch.int8
-
-
-def largest(dtype: torch.dtype) -> float:
-    return 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
-
-
-def check_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int = 0, error: float = 1e-5) -> float:
-    """Compares quantised rows with the float64 rows `y`: every scale, every element.
-
-    A scale may be off by `error` of itself; an element by half a step of its dtype at its value, and by `error` of
-    itself, once for its own error and once for the scale's.
-
-    Returns:
-        The largest error as a fraction of its limit.
-
-    Raises:
-        AssertionError: one is beyond its limit.
-    """
-    groups = y.unflatten(-1, (-1, group_size)) if group_size else y.unsqueeze(-2)
-    amax = groups.abs().amax(-1)
-    expected_scale = amax.clamp(min=2.0**-110) / largest(out.dtype)
-    worst = assert_within("scale", scale.reshape(expected_scale.shape), expected_scale, expected_scale * error)
-    value = out.detach().cpu().float().double().view(groups.shape) * expected_scale.unsqueeze(-1)
-    if out.dtype == torch.int8:
-        half_step = expected_scale.unsqueeze(-1) / 2
-    else:  # 3 bits behind the leading one; 2^-9 (FNUZ: 2^-10) is the smallest subnormal
-        smallest = 2.0**-9 if out.dtype == torch.float8_e4m3fn else 2.0**-10
-        half_step = (groups.abs() / 16).maximum(expected_scale.unsqueeze(-1) * smallest / 2)
-    limit = half_step * (1 + 2 * error) + 2 * groups.abs() * error + 2.0**-150
-    return max(worst, assert_within("quantised", value, groups, limit))

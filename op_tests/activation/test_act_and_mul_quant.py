@@ -12,8 +12,6 @@ import pytest
 import torch
 from activation_cases import GATED, gated_float64
 from covering import covering
-from norm_cases import check_quantised, quantised_dtypes
-from quant_cases import BACKENDS
 from torch import Tensor
 
 import aiter_like
@@ -21,7 +19,9 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
+from aiter_like.testing.quantised import check_quantised, quantised_dtypes
 
+BACKENDS = ("hip", "triton", "torch")
 INT8, BF16 = torch.int8, torch.bfloat16
 QUANT, SILU = aiter_like.act_mul_and_fp8_group_quant, aiter_like.silu_and_mul_quant
 CLAMP = aiter_like.fused_clamp_act_mul

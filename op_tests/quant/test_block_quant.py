@@ -11,7 +11,6 @@ import benching
 import pytest
 import torch
 from covering import covering
-from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import strided_like
+from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
 INT8, BF16 = torch.int8, torch.bfloat16
 QUANT = aiter_like.per_block_quant

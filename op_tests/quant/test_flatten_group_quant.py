@@ -9,7 +9,6 @@ import benching
 import pytest
 import torch
 from covering import covering
-from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers, special
 from torch import Tensor
 
@@ -17,6 +16,7 @@ import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
+from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
 INT8 = torch.int8
 QUANT = aiter_like.fused_flatten_fp8_group_quant

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from norm_cases import check_quantised, double
 from quant_cases import matrix, same_numbers
 
 import aiter_like
 from aiter_like import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
+from aiter_like.testing.quantised import check_quantised, double
 
 GETTERS = (aiter_like.get_hip_quant, aiter_like.get_torch_quant, aiter_like.get_triton_quant)
 

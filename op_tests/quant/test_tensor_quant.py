@@ -11,7 +11,6 @@ import benching
 import pytest
 import torch
 from covering import covering
-from norm_cases import check_quantised, double, quantised_dtypes
 from quant_cases import BACKENDS, matrix, same_numbers
 from torch import Tensor
 
@@ -19,6 +18,7 @@ import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import quant_rule, tune_shapes
 from aiter_like.testing import strided_like
+from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
 INT8 = torch.int8
 QUANT, STATIC, DYNAMIC = (aiter_like.per_tensor_quant_hip, aiter_like.static_per_tensor_quant,
