@@ -15,8 +15,8 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
+from aiter_like.ops.common.quant_rule import check_scale, store_quantised
 from aiter_like.ops.norm import norm_backward
-from aiter_like.ops.norm.rms_norm_quant import check_scale, store_quantised
 
 __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
            "layernorm2d_fwd_with_add_smoothquant", "layernorm2d_fwd_with_dynamicquant",

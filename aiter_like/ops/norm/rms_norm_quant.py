@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
+from aiter_like.ops.common.quant_rule import check_scale, group_major, store_quantised
 
 __all__ = ["add_rmsnorm_quant", "rmsnorm2d_fwd_with_add_dynamicquant", "rmsnorm2d_fwd_with_add_smoothquant",
            "rmsnorm2d_fwd_with_dynamicquant", "rmsnorm2d_fwd_with_smoothquant", "rmsnorm_quant"]
@@ -38,41 +38,6 @@ def rms_norm_quant_ref(out: Tensor, scale: Tensor, residual_out: Tensor | None, 
     if plain_out is not None:
         plain_out.copy_(y)
     store_quantised(out, scale, y if x_scale is None else y * x_scale, group_size)
-
-
-def store_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int) -> None:
-    """Writes `y` quantised, and its scales."""
-    own = quant_rule.row_scales(y, out.dtype, group_size)
-    out.copy_(quant_rule.quantised(y, own, out.dtype))
-    scale.copy_(own.view(scale.shape))
-
-
-def check_scale(op: str, name: str, scale: Tensor, input: Tensor, group_size: int) -> None:
-    """`scale` has an element per row, or per row and group: dense in memory, or a matrix of any strides.
-
-    Raises:
-        TypeError: it is no tensor of fp32.
-        ValueError: its shape or layout does not fit.
-    """
-    check.tensor(op, name, scale, dtypes=(torch.float32,), device=input.device, last_contiguous=False)
-    outer, groups = tuple(input.shape[:-1]), input.shape[-1] // group_size if group_size else 1
-    shapes = [(*outer, groups), (math.prod(outer), groups), *([outer, (math.prod(outer),)] if groups == 1 else [])]
-    if tuple(scale.shape) not in shapes:
-        raise ValueError(f"{op}: {name} must have shape {shapes[0]}, got {tuple(scale.shape)}")
-    if not scale.is_contiguous() and (scale.ndim, scale.shape[-1]) != (2, groups):
-        raise ValueError(f"{op}: {name} must be dense in memory, got strides {scale.stride()}")
-
-
-def group_major(scale: Tensor, shuffle_scale: bool) -> Tensor:
-    """`scale`; with `shuffle_scale` the matrix whose memory is that of `scale` with groups outermost.
-
-    Raises:
-        TypeError: `shuffle_scale` is no bool.
-    """
-    check.flag(_OP, "shuffle_scale", shuffle_scale)
-    if not shuffle_scale or scale.ndim == 0 or not scale.is_contiguous():  # (1, rows) strides say it themselves
-        return scale
-    return scale.view(scale.shape[-1], -1).t()
 
 
 def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
