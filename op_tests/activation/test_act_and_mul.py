@@ -19,6 +19,7 @@ import aiter_like
 from aiter_like import dtypes, sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.activation.act_and_mul import ActAndMulCall
 from aiter_like.ops.common import quant_rule, tune_shapes
 from aiter_like.testing import strided_like
 
@@ -236,8 +237,8 @@ def test_compiles_whole(device, backend):
         x = make(device, 3, 96)
         assert torch.equal(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x))
     x = make(device, 3, 32)
-    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_out,
-                          (make(device, 3, 16), x, "silu", True, 0.0, None, None, None), {"backend": backend})
+    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_out, ActAndMulCall(make(device, 3, 16), x),
+                          {"backend": backend})
 
 
 def test_moves_each_byte_once(device):

@@ -17,6 +17,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.activation.act_and_mul_quant import ActAndMulQuantCall
 from aiter_like.ops.common import tune_shapes
 from aiter_like.testing import assert_within, strided_like
 from aiter_like.testing.quantised import check_quantised, quantised_dtypes
@@ -182,9 +183,9 @@ def test_bad_input_is_named(device):
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_opcheck(device, backend):
     x = make(device, 3, 768)
-    args = (torch.empty(3, 384, dtype=INT8, device=device), torch.empty(3, 3, device=device), x, "silu", 0.0, 128,
-            None)
-    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant_out, args, {"backend": backend})
+    call = ActAndMulQuantCall(torch.empty(3, 384, dtype=INT8, device=device), torch.empty(3, 3, device=device), x,
+                              group_size=128)
+    torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant_out, call, {"backend": backend})
     torch.library.opcheck(torch.ops.aiter_like.act_and_mul_quant, (x, "silu", 128, INT8), {"backend": backend})
 
 

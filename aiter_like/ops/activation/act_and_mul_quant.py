@@ -1,92 +1,108 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations with a quantised result. Kernels: csrc/activation/, ops/activation/triton/act_and_mul.py."""
+"""Gated activations with a quantised result. Kernels: csrc/activation/, ops/activation/triton/act_and_mul_quant.py."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target, simulated_target, target_of
+from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation.act_and_mul import ACTIVATIONS, SWIGLU_LIMIT, gated, mlp_shapes
+from aiter_like.ops.activation.parts import ACTIVATIONS, SWIGLU_LIMIT, gated, mlp_shapes
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.common.quant_rule import check_scale, group_major
 
 __all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
 
 _OP = "act_and_mul_quant"
 
 
-def act_and_mul_quant_ref(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
-                          group_size: int, weights: Tensor | None) -> None:
+class ActAndMulQuantCall(NamedTuple):
+    """One call of act_and_mul_quant. The rows of `out` and `input` are evenly spaced.
+
+    Attributes:
+        out: [..., d], written; fp8 or int8, or the dtype of `input` where `scale` is None.
+        scale: written: an fp32 number per row, or per row and group; None: the result is not quantised.
+        input: [..., 2d], gate and up.
+        activation: one of ACTIVATIONS.
+        limit: above 0: gate is at most that and up within ± that first.
+        group_size: columns with a scale of their own; 0: one scale per row.
+        weights: [..., 1] or [..., d] that multiply the result, dtype of `input` or fp32.
+    """
+
+    out: Tensor
+    scale: Tensor | None
+    input: Tensor
+    activation: str = "silu"
+    limit: float = 0.0
+    group_size: int = 0
+    weights: Tensor | None = None
+
+    @property
+    def has_weight_each(self) -> bool:
+        """Each element has a weight; otherwise a row has one, if any."""
+        return self.weights is not None and self.weights.shape == self.out.shape
+
+
+def act_and_mul_quant_ref(call: ActAndMulQuantCall) -> None:
     """The formula in torch, in fp32."""
-    y = gated(input.float(), activation, limit)
-    if weights is not None:
-        y = y * weights.float().view(*y.shape[:-1], -1)
-    if scale is None:
-        out.copy_(y)
-        return
-    own = quant_rule.row_scales(y, out.dtype, group_size)
-    out.copy_(quant_rule.quantised(y, own, out.dtype))
-    scale.copy_(own.view(scale.shape))
+    y = gated(call.input.float(), call.activation, call.limit)
+    if call.weights is not None:
+        y = y * call.weights.float().view(*y.shape[:-1], -1)
+    if call.scale is None:
+        call.out.copy_(y)
+    else:
+        quant_rule.store_quantised(call.out, call.scale, y, call.group_size)
 
 
-def _instance(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
-              weights: Tensor | None, *, lanes: int | None = None, vec: int | None = None) -> Instance:
-    return _variant(target_of(input.device), out, input, activation, group_size, weights, lanes, vec)
-
-
-def _variant(target: Target, out: Tensor, input: Tensor, activation: str, group_size: int, weights: Tensor | None,
-             lanes: int | None, vec: int | None = None) -> Instance:
-    gate = input[..., :input.shape[-1] // 2]
-    is_quantised, weight_dtype, kind = out.dtype in quant_rule.DTYPES, input.dtype, 0
-    if weights is not None:
-        weight_dtype, kind = weights.dtype, 2 if weights.shape == out.shape else 1
-    name = "_".join([activation, dtypes.name(input.dtype),
-                     elements.short(out.dtype) if is_quantised else "plain",
+def _instance(call: ActAndMulQuantCall, *, lanes: int | None = None, vec: int | None = None) -> Instance:
+    input, out_dtype, weights, group_size = call.input, call.out.dtype, call.weights, call.group_size
+    gate, weight_dtype = input[..., :input.shape[-1] // 2], input.dtype if weights is None else weights.dtype
+    kind = 0 if weights is None else 2 if call.has_weight_each else 1
+    is_quantised = out_dtype in quant_rule.DTYPES
+    name = "_".join([call.activation, dtypes.name(input.dtype),
+                     elements.short(out_dtype) if is_quantised else "plain",
                      *([f"g{group_size}"] if group_size else []),
                      *([f"{('row', 'each')[kind - 1]}_{dtypes.name(weight_dtype)}"] if kind else [])])
-    return rows.layout(target, gate, lanes=lanes, vec=vec, takes_unaligned=True, tiles=2).instance(name, {
-        "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype], "ACTIVATION": activation,
+    layout = rows.layout(target_of(input.device), gate, lanes=lanes, vec=vec, takes_unaligned=True, tiles=2)
+    return layout.instance(name, {
+        "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "ACTIVATION": call.activation,
         "GROUP": group_size, "WEIGHT": elements.CPP[weight_dtype], "WEIGHTS": kind, "IS_QUANTISED": int(is_quantised)})
 
 
-def _prebuilt() -> list[Instance]:
+def _prebuild() -> list[ActAndMulQuantCall]:
     """silu to fp8 by 128 columns, in bf16, for the intermediate sizes of experts."""
-    found = {}
-    for columns in (2048, 4096, 7168):
-        for count in (1, 4096):
-            x = torch.empty(count, 2 * columns, dtype=torch.bfloat16, device="meta")
-            out = torch.empty(count, columns, dtype=torch.float8_e4m3fnuz, device="meta")
-            instance = _variant(simulated_target(), out, x, "silu", 128, None, None)
-            found[instance.name] = instance
-    return list(found.values())
+    calls = []
+    for columns, count in itertools.product((2048, 4096, 7168), (1, 4096)):
+        x = torch.empty(count, 2 * columns, dtype=torch.bfloat16)
+        out = torch.empty(count, columns, dtype=torch.float8_e4m3fnuz)
+        calls.append(ActAndMulQuantCall(out, torch.empty(count, columns // 128), x, group_size=128))
+    return calls
 
 
-@compile_ops("activation/act_and_mul_quant.hip", gen_func=_instance, prebuild=_prebuilt)
-def _act_and_mul_quant_hip(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
-                           group_size: int, weights: Tensor | None) -> None: ...
+@compile_ops("activation/act_and_mul_quant.hip", gen_func=_instance, prebuild=_prebuild)
+def _act_and_mul_quant_hip(call: ActAndMulQuantCall) -> None: ...
 
 
-def _check(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
-           weights: Tensor | None) -> object:
+def _check(call: ActAndMulQuantCall) -> object:
+    input, weights = call.input, call.weights
     check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0 or input.shape[-1] % 2:
         raise ValueError(f"{_OP}: input must have an even last dimension, gate and up, got shape {tuple(input.shape)}")
     shape = (*input.shape[:-1], input.shape[-1] // 2)
-    out_dtypes = (input.dtype,) if scale is None else quant_rule.DTYPES
-    check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=shape, device=input.device)
-    check.choice(_OP, "activation", activation, ACTIVATIONS)
-    check.real(_OP, "limit", limit, low=0.0)
-    quant_rule.check_group(_OP, shape[-1], group_size)
-    if scale is not None:
-        check_scale(_OP, "scale", scale, out, group_size)
+    out_dtypes = (input.dtype,) if call.scale is None else quant_rule.DTYPES
+    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=shape, device=input.device)
+    check.choice(_OP, "activation", call.activation, ACTIVATIONS)
+    check.real(_OP, "limit", call.limit, low=0.0)
+    quant_rule.check_group(_OP, shape[-1], call.group_size)
+    if call.scale is not None:
+        quant_rule.check_scale(_OP, "scale", call.scale, call.out, call.group_size)
     if weights is not None:
         check.tensor(_OP, "weights", weights, dtypes=tuple(dict.fromkeys((input.dtype, torch.float32))),
                      device=input.device)
@@ -95,57 +111,63 @@ def _check(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, li
                              f"{tuple(weights.shape)}")
         if tuple(weights.shape) != shape and not weights.is_contiguous():
             raise ValueError(f"{_OP}: weights must be dense in memory, got strides {weights.stride()}")
-    return SKIP if out.numel() == 0 else None
+    return SKIP if call.out.numel() == 0 else None
 
 
-def _kernel_refusal(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
-                        group_size: int, weights: Tensor | None) -> str | None:
-    each = weights if weights is not None and weights.shape == out.shape else None
-    return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, out=out, weights=each)
+def _refusal(target: Target, call: ActAndMulQuantCall) -> str | None:
+    each = call.weights if call.has_weight_each else None
+    return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, out=call.out, weights=each)
 
 
-def _tune_key(out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float, group_size: int,
-              weights: Tensor | None) -> dict[str, int | str]:
-    columns = out.shape[-1]
-    return {"rows": out.numel() // columns, "columns": columns, "group_size": group_size,
-            "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
+def _tune_key(call: ActAndMulQuantCall) -> dict[str, int | str]:
+    columns = call.out.shape[-1]
+    return {"rows": call.out.numel() // columns, "columns": columns, "group_size": call.group_size,
+            "dtype": dtypes.name(call.input.dtype), "out_dtype": dtypes.name(call.out.dtype)}
 
 
-def _self_check(device: torch.device) -> tuple:
-    x = torch.randn(5, 2048, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    out = torch.empty(5, 1024, dtype=torch.int8, device=device)
-    return out, torch.empty(5, 8, device=device), x, "silu", 0.0, 128, None
+def _cases(device: torch.device) -> dict[str, ActAndMulQuantCall]:
+    """By group and by row, with weights of rows and of elements, and not quantised."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 2048, generator=generator).to(device, torch.bfloat16)
+    weights = torch.rand(5, 1024, generator=generator).to(device) + 0.5
+    out, scale = torch.empty(5, 1024, dtype=torch.int8, device=device), torch.empty(5, 8, device=device)
+    fp8 = torch.empty(5, 1024, dtype=dtypes.fp8_of(target_of(device).arch), device=device)
+    return {"group": ActAndMulQuantCall(out, scale, x, group_size=128),
+            "row": ActAndMulQuantCall(fp8, torch.empty(5, 1, device=device), x, "gelu"),
+            "weighted rows": ActAndMulQuantCall(out, scale, x, limit=2.0, group_size=128,
+                                                weights=weights[:, :1].contiguous()),
+            "weighted elements": ActAndMulQuantCall(torch.empty_like(x[:, :1024]), None, x, "swiglu", SWIGLU_LIMIT,
+                                                    weights=weights)}
 
 
-def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, activation: str, limit: float,
-               group_size: int, weights: Tensor | None) -> list[dict[str, int]]:
-    return rows.lane_space(target, input[..., :out.shape[-1]], group_size=group_size, is_8bit=out.element_size() == 1)
+def _hip_space(target: Target, call: ActAndMulQuantCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, call.input[..., :call.out.shape[-1]], group_size=call.group_size,
+                           is_8bit=call.out.element_size() == 1)
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    x = torch.randn(key["rows"], 2 * key["columns"], generator=torch.Generator(device).manual_seed(seed), device=device,
-                    dtype=dtypes.DTYPES[key["dtype"]])
-    groups = key["columns"] // key["group_size"] if key["group_size"] else 1
-    scale = torch.empty(key["rows"], groups, device=device)
-    out = torch.empty(key["rows"], key["columns"], dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    return out, scale, x, "silu", 0.0, key["group_size"], None
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> ActAndMulQuantCall:
+    count, columns, group_size = key["rows"], key["columns"], key["group_size"]
+    x = tune_shapes.normal(device, seed, key["dtype"])(count, 2 * columns)
+    out = torch.empty(count, columns, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
+    scale = torch.empty(count, columns // group_size if group_size else 1, device=device)
+    return ActAndMulQuantCall(out, scale, x, group_size=group_size)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """As act_and_mul's, to fp8 with a scale per row and per 128 columns."""
+    """The shapes of act_and_mul, to fp8 with a scale per row and per 128 columns."""
     for key in mlp_shapes(model, tp, tokens):
         for group_size in (0, 128):
             if group_size == 0 or key["columns"] % group_size == 0:
                 yield {**key, "group_size": group_size, "out_dtype": tune_shapes.fp8_name()}
 
 
-_act_and_mul_quant = Op(
-    _OP, reference=act_and_mul_quant_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"),
-    self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _act_and_mul_quant_hip, refusal=_kernel_refusal, space=_hip_space),
-              Backend("triton", "ops.activation.triton.act_and_mul:act_and_mul_quant",
-                      refusal=_kernel_refusal, space=tune_shapes.row_space),
+act_and_mul_quant = Op(
+    _OP, call=ActAndMulQuantCall, reference=act_and_mul_quant_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "group_size", "dtype", "out_dtype"), writes=("out", "scale"), cases=_cases,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _act_and_mul_quant_hip, refusal=_refusal, space=_hip_space),
+              Backend("triton", "ops.activation.triton.act_and_mul_quant:act_and_mul_quant", refusal=_refusal,
+                      space=tune_shapes.row_space),
               Backend("torch", act_and_mul_quant_ref)))
 
 
@@ -178,8 +200,8 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
 
     Source: AITER's `silu_and_mul_quant`.
     """
-    _act_and_mul_quant(out, group_major(scale, shuffle_scale), input, "silu", limit, group_size, None,
-                       backend=backend)
+    scale = quant_rule.group_major(scale, shuffle_scale)
+    act_and_mul_quant(ActAndMulQuantCall(out, scale, input, limit=limit, group_size=group_size), backend=backend)
 
 
 def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
@@ -218,8 +240,8 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
     groups = columns // group_size if group_size else 1
     scale = torch.empty((*x.shape[:-1], groups), dtype=torch.float32, device=x.device)
     limit = SWIGLU_LIMIT if activation == "swiglu" else 0.0
-    _act_and_mul_quant(out, scale, x, activation, limit, group_size, None, backend=backend)
+    act_and_mul_quant(ActAndMulQuantCall(out, scale, x, activation, limit, group_size), backend=backend)
     return out, scale
 
 
-torch_ops.register(_act_and_mul_quant, act_mul_and_fp8_group_quant)
+torch_ops.register(act_and_mul_quant, act_mul_and_fp8_group_quant)

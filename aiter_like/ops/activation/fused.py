@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations as AITER's Triton library has them: on the operators of ops/activation/act_and_mul.py and
-activation_quant.py.
+"""Gated activations by the names of AITER's Triton library, made of the operators of ops/activation/act_and_mul.py and
+act_and_mul_quant.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.activation.act_and_mul import ACTIVATIONS, _act_and_mul, silu_and_mul
-from aiter_like.ops.activation.act_and_mul_quant import _act_and_mul_quant
+from aiter_like.ops.activation.act_and_mul import ActAndMulCall, act_and_mul, silu_and_mul
+from aiter_like.ops.activation.act_and_mul_quant import ActAndMulQuantCall, act_and_mul_quant
+from aiter_like.ops.activation.parts import ACTIVATIONS
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.common.quant_rule import group_major
 
 __all__ = ["fused_clamp_act_mul", "fused_silu_mul"]
 
@@ -94,9 +94,10 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     if dtype_quant is None:
         out = _output(name, inp, inp.dtype if isinstance(inp, Tensor) else None) if out is None else out
         if weights is None:
-            _act_and_mul(out, inp, activation, True, float(swiglu_limit), None, None, None, backend=backend)
+            act_and_mul(ActAndMulCall(out, inp, activation, limit=float(swiglu_limit)), backend=backend)
         else:
-            _act_and_mul_quant(out, None, inp, activation, float(swiglu_limit), 0, weights, backend=backend)
+            act_and_mul_quant(ActAndMulQuantCall(out, None, inp, activation, float(swiglu_limit), weights=weights),
+                              backend=backend)
         return out
     check.choice(name, "dtype_quant", dtype_quant, quant_rule.DTYPES)
     out = _output(name, inp, dtype_quant) if out is None else out
@@ -110,8 +111,8 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     elif transpose_scale:
         check.tensor(name, "scale", scale, shape=(shape[-1], out.numel() // max(out.shape[-1], 1)))
         scale = scale.view(shape)
-    _act_and_mul_quant(out, group_major(scale, transpose_scale), inp, activation, float(swiglu_limit), quant_block_size,
-                       weights, backend=backend)
+    act_and_mul_quant(ActAndMulQuantCall(out, quant_rule.group_major(scale, transpose_scale), inp, activation,
+                                         float(swiglu_limit), quant_block_size, weights), backend=backend)
     return out, scale
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dynamic quantisation to fp8 and int8 in torch: the rule of csrc/include/aiter_like/quant.h, and the layouts of scales.
+"""Dynamic quantisation to fp8 and int8 in torch: the rule of csrc/include/aiter_like/quant.h, and how scales lie.
 
 Read by the references and checks of every operator that quantises.
 """
@@ -40,7 +40,7 @@ def divided(amax: Tensor, top: float) -> Tensor:
 
 
 def quantised(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` divided by `scale` (shaped as `row_scales` gives it), rounded to nearest even and saturated; int8 NaNs become 0."""
+    """`x` divided by `scale`, which `row_scales` shaped, rounded to nearest even and saturated; int8 NaNs become 0."""
     groups = x.unflatten(-1, (scale.shape[-1], -1)) * (1 / scale).unsqueeze(-1)
     return rounded(groups.flatten(-2), dtype)
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Gated activations in Triton: bodies and launchers, named by the operators of ops/activation/act_and_mul.py."""
+"""Gated activations in Triton, named by the operator of ops/activation/act_and_mul.py; and the activations as such,
+which act_and_mul_quant.py reads too.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from aiter_like.device import target_of
+from aiter_like.ops.activation.act_and_mul import ActAndMulCall
 from aiter_like.ops.common.quant_rule import DTYPES, largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
 
-_MAX_BLOCK = 4096  # elements of a row that one program keeps in registers, gate and up
 _TILE = 2048  # elements of out of one program: 8 per lane
 _MAX_GRID = 65535  # programs along the second and third dimension
 
@@ -101,71 +103,17 @@ def _act_and_mul_kernel(out, x, scale, expert_ids, bias, out_stride, x_stride, b
     tl.store(out + row * out_stride + column, y.to(out.dtype.element_ty), mask=mask)
 
 
-def act_and_mul(out: torch.Tensor, input: torch.Tensor, activation: str, is_gated: bool, limit: float,
-                scale: torch.Tensor | None, expert_ids: torch.Tensor | None, bias: torch.Tensor | None,
-                num_warps: int | None = None) -> None:
-    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out`."""
-    columns = out.shape[-1]
-    y, x = out.view(-1, columns), input.view(-1, input.shape[-1])
+def act_and_mul(call: ActAndMulCall, num_warps: int | None = None) -> None:
+    """Writes `out`, with Triton's `num_warps`."""
+    out, bias, columns = call.out, call.bias, call.out.shape[-1]
+    y, x = out.view(-1, columns), call.input.view(-1, call.input.shape[-1])
     block_n = min(triton.next_power_of_2(columns), _TILE)
     block_m = max(1, min(_TILE // block_n, triton.next_power_of_2(y.shape[0])))
     blocks = triton.cdiv(y.shape[0], block_m)
     grid = (triton.cdiv(columns, block_n), min(blocks, _MAX_GRID), triton.cdiv(blocks, _MAX_GRID))
     top = largest(out.dtype) if out.dtype in DTYPES else 0.0
-    launch(_act_and_mul_kernel, grid, y, x, scale, expert_ids, bias, y.stride(0), x.stride(0),
+    launch(_act_and_mul_kernel, grid, y, x, call.scale, call.expert_ids, bias, y.stride(0), x.stride(0),
            0 if bias is None else bias.stride(0), y.shape[0], columns, 0 if bias is None else bias.shape[0],
-           float(limit) or None, ACTIVATION=activation, IS_GATED=is_gated, LARGEST=top,
+           float(call.limit) or None, ACTIVATION=call.activation, IS_GATED=call.is_gated, LARGEST=top,
            IS_BF16=out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n,
-           options={"num_warps": num_warps or _TILE // (8 * target_of(input.device).wave_size)})
-
-
-@triton.jit
-def _act_and_mul_quant_kernel(out, scale, x, weights, out_stride, x_stride, weights_stride, scale_stride, group_stride,
-                              weight_step, columns, limit, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr,
-                              IS_WHOLE: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr,
-                              OVERLAPS: tl.constexpr):
-    """act(gate) · up · weights quantised by row or by group, or as it is, one row per program; bound: memory."""
-    await_stream(OVERLAPS)
-    row = tl.program_id(0).to(tl.int64)
-    out += row * out_stride
-    if weights is not None:
-        weights += row * weights_stride
-    operands = (x + row * x_stride, limit, weights, weight_step)
-    if scale is not None:
-        quant_rule.quantise_row(out, scale + row * scale_stride, group_stride, columns, None, _gated, operands,
-                                ACTIVATION, BLOCK, IS_WHOLE, GROUP, LARGEST)
-    else:
-        for start in range(0, BLOCK if IS_WHOLE else columns, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            y = _gated(column, columns, operands, ACTIVATION)
-            tl.store(out + column, y.to(out.dtype.element_ty), mask=column < columns)
-
-
-@triton.jit
-def _gated(column, columns, operands, ACTIVATION: tl.constexpr):
-    """act(gate) · up · weights in fp32; zeros beyond the row."""
-    x, limit, weights, weight_step = operands
-    gate = tl.load(x + column, mask=column < columns, other=0.0).to(tl.float32)
-    up = tl.load(x + columns + column, mask=column < columns, other=0.0).to(tl.float32)
-    y = gated(gate, up, limit, ACTIVATION, False)
-    if weights is not None:
-        y *= tl.load(weights + column * weight_step, mask=column < columns, other=0.0).to(tl.float32)
-    return y
-
-
-def act_and_mul_quant(out: torch.Tensor, scale: torch.Tensor | None, input: torch.Tensor, activation: str, limit: float,
-                      group_size: int, weights: torch.Tensor | None, num_warps: int | None = None) -> None:
-    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `scale`."""
-    columns = out.shape[-1]
-    y, x = out.view(-1, columns), input.view(-1, 2 * columns)
-    block = min(triton.next_power_of_2(columns), _MAX_BLOCK)
-    num_warps = num_warps or min(max(block // 512, 1), 8)  # at least 8 elements per lane on a wave of 64
-    groups = columns // group_size if group_size else 1
-    is_matrix = scale is not None and scale.ndim == 2 and scale.shape[1] == groups
-    strides = scale.stride() if is_matrix else (groups, 1)
-    is_each = weights is not None and weights.shape == out.shape  # else one per row, dense
-    weights = weights.view(-1, columns if is_each else 1) if weights is not None else None
-    launch(_act_and_mul_quant_kernel, (y.shape[0],), y, scale, x, weights, y.stride(0), x.stride(0),
-           0 if weights is None else weights.stride(0), *strides, int(is_each), columns, float(limit) or None,
-           ACTIVATION=activation, BLOCK=block, IS_WHOLE=columns <= block, GROUP=group_size,
-           LARGEST=0.0 if scale is None else largest(out.dtype), options={"num_warps": num_warps})
+           options={"num_warps": num_warps or _TILE // (8 * target_of(call.input.device).wave_size)})
