@@ -19,6 +19,7 @@ from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
+from aiter_like.ops.quant.block_quant import BlockQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -134,16 +135,16 @@ def test_bad_input_is_named(device):
             ("fp8 on .* is", UnsupportedError, (x, None, other), {"backend": "triton"})):
         with pytest.raises(kind, match=message):
             QUANT(*args, **options)
-    args = torch.empty_like(x, dtype=INT8), torch.empty(3, 1, device=device), x, 128, 128
+    call = BlockQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(3, 1, device=device), x)
     with pytest.raises(ValueError, match=r"scale must have shape \(1, 2\), got \(3, 1\)"):
-        torch.ops.aiter_like.block_quant_out(*args)
+        torch.ops.aiter_like.block_quant_out(*call)
 
 
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_opcheck(device, backend):
     x = matrix(device, 150, 208)
-    args = torch.empty_like(x, dtype=INT8), torch.empty(2, 2, device=device), x, 128, 128
-    torch.library.opcheck(torch.ops.aiter_like.block_quant_out, args, {"backend": backend})
+    call = BlockQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(2, 2, device=device), x)
+    torch.library.opcheck(torch.ops.aiter_like.block_quant_out, call, {"backend": backend})
     torch.library.opcheck(torch.ops.aiter_like.block_quant, (x,), {"backend": backend})
 
 

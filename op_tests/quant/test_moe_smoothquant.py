@@ -17,6 +17,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.quant.moe_smoothquant import MoeSmoothquantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -145,7 +146,7 @@ def test_bits_of_a_nan_reach_no_int8(device, run, backend):
 def test_opcheck(device, backend):
     x, factors, ids = make(device, 3, 40, 2)
     out, scale = torch.empty(6, 40, dtype=INT8, device=device), torch.empty(6, 1, device=device)
-    torch.library.opcheck(torch.ops.aiter_like.moe_smoothquant_out, (out, scale, x, factors, ids),
+    torch.library.opcheck(torch.ops.aiter_like.moe_smoothquant_out, MoeSmoothquantCall(out, scale, x, factors, ids),
                           {"backend": backend})
 
 

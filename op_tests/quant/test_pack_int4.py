@@ -13,6 +13,7 @@ from quant_cases import BACKENDS
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
+from aiter_like.ops.quant.pack_int4 import PackInt4Call
 from aiter_like.testing import strided_like
 
 PACK, UNPACK = aiter_like.pack_int4, aiter_like.unpack_int4
@@ -105,7 +106,7 @@ def test_bad_input_is_named(device):
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_opcheck(device, backend):
     x = numbers(device, 3, 32)
-    torch.library.opcheck(torch.ops.aiter_like.pack_int4_out, (torch.empty_like(x[:, :16]), x, False),
+    torch.library.opcheck(torch.ops.aiter_like.pack_int4_out, PackInt4Call(torch.empty_like(x[:, :16]), x),
                           {"backend": backend})
     torch.library.opcheck(torch.ops.aiter_like.pack_int4, (x,), {"backend": backend})
 

@@ -19,6 +19,7 @@ from aiter_like import sim
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
+from aiter_like.ops.quant.row_quant import RowQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -203,8 +204,7 @@ def test_compiles_whole(device, backend):
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
         assert all(torch.equal(got, expected) for got, expected in zip(compiled, model(x), strict=True))
     out, scale = torch.empty_like(x, dtype=INT8), torch.empty(3, 1, device=device)
-    torch.library.opcheck(torch.ops.aiter_like.row_quant_out, (out, scale, x, 0, None, None, None, 1),
-                          {"backend": backend})
+    torch.library.opcheck(torch.ops.aiter_like.row_quant_out, RowQuantCall(out, scale, x), {"backend": backend})
     torch.library.opcheck(torch.ops.aiter_like.row_quant, (x,), {"backend": backend})
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import quant_rule, tune_shapes
+from aiter_like.ops.quant.tensor_quant import TensorQuantCall
 from aiter_like.testing import strided_like
 from aiter_like.testing.quantised import check_quantised, double, quantised_dtypes
 
@@ -150,8 +151,8 @@ def test_bad_input_is_named(device):
 @pytest.mark.parametrize("backend", ("hip", "triton"))
 def test_opcheck(device, backend):
     x = matrix(device, 3, 264)
-    args = torch.empty_like(x, dtype=INT8), torch.empty(1, device=device), x, True, None, 1
-    torch.library.opcheck(torch.ops.aiter_like.tensor_quant_out, args, {"backend": backend})
+    call = TensorQuantCall(torch.empty_like(x, dtype=INT8), torch.empty(1, device=device), x)
+    torch.library.opcheck(torch.ops.aiter_like.tensor_quant_out, call, {"backend": backend})
     torch.library.opcheck(torch.ops.aiter_like.tensor_quant, (x,), {"backend": backend})
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Dynamic quantisation to fp8 and int8 in torch: the rule of csrc/include/aiter_like/quant.h, and how scales lie.
-
-Read by the references and checks of every operator that quantises.
+"""Dynamic quantisation to fp8 and int8 in torch: the rule of csrc/include/aiter_like/quant.h. Read by the operators'
+references and checks.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def divided(amax: Tensor, top: float) -> Tensor:
 
 
 def quantised(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` divided by `scale`, which `row_scales` shaped, rounded to nearest even and saturated; int8 NaNs become 0."""
+    """`x` divided by `scale` (in the shape of `row_scales`), rounded to nearest even and saturated; int8 NaNs become 0.
+    """
     groups = x.unflatten(-1, (scale.shape[-1], -1)) * (1 / scale).unsqueeze(-1)
     return rounded(groups.flatten(-2), dtype)
 
@@ -70,7 +70,7 @@ def check_group(op: str, columns: int, group_size: int) -> None:
 
 
 def store_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int) -> None:
-    """Writes `y` quantised, and its scales."""
+    """Writes `y` quantised to `out`, and to `scale` its scales by row, or by group of `group_size` columns."""
     own = row_scales(y, out.dtype, group_size)
     out.copy_(quantised(y, own, out.dtype))
     scale.copy_(own.view(scale.shape))
@@ -98,7 +98,7 @@ def group_major(scale: Tensor, shuffle_scale: bool) -> Tensor:
     Raises:
         TypeError: `shuffle_scale` is no bool.
     """
-    check.flag("group_major", "shuffle_scale", shuffle_scale)
+    check.flag("rms_norm_quant", "shuffle_scale", shuffle_scale)
     if not shuffle_scale or scale.ndim == 0 or not scale.is_contiguous():  # (1, rows) strides say it themselves
         return scale
     return scale.view(scale.shape[-1], -1).t()

@@ -6,87 +6,102 @@ ops/quant/triton/block_quant.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.quant.row_quant import check_matrices, kernel_refusal
+from aiter_like.ops.quant import parts
 
 __all__ = ["per_block_quant"]
 
 _OP = "block_quant"
-_MOST_ROWS, _MOST_BLOCKS = 2**16, 2**24 - 1  # of a block; of a launch of fewer than 2^32 work-items
+_MOST_ROWS = 2**16  # of a block
+_MOST_BLOCKS = 2**24 - 1  # of a launch, which has fewer than 2^32 work-items
 
 
-def block_quant_ref(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> None:
-    """The rule of scales.py in torch."""
-    rows, columns = input.shape[-2:]
-    padded = torch.nn.functional.pad(input.float(), (0, -columns % block_columns, 0, -rows % block_rows))
+class BlockQuantCall(NamedTuple):
+    """One call of block_quant.
+
+    Attributes:
+        out: [..., N, K], written; fp8 or int8; rows evenly spaced.
+        scale: [..., ceil(N / block_rows), ceil(K / block_columns)] fp32, written; dense.
+        input: [..., N, K], rows evenly spaced.
+    """
+
+    out: Tensor
+    scale: Tensor
+    input: Tensor
+    block_rows: int = 128
+    block_columns: int = 128
+
+
+def block_quant_ref(call: BlockQuantCall) -> None:
+    """The rule of ops/common/quant_rule.py."""
+    out, block_rows, block_columns = call.out, call.block_rows, call.block_columns
+    rows, columns = call.input.shape[-2:]
+    padded = torch.nn.functional.pad(call.input.float(), (0, -columns % block_columns, 0, -rows % block_rows))
     blocks = padded.unflatten(-1, (-1, block_columns)).unflatten(-3, (-1, block_rows))  # [..., R, rows, C, columns]
     amax = blocks.abs().amax((-3, -1)).clamp(min=quant_rule.SMALLEST_AMAX)
     own = quant_rule.divided(amax, quant_rule.largest(out.dtype))
-    scale.copy_(own)
+    call.scale.copy_(own)
     q = quant_rule.rounded(blocks * (1 / own)[..., :, None, :, None], out.dtype)
     out.copy_(q.flatten(-2).flatten(-3, -2)[..., :rows, :columns])
 
 
-def _instance(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> Instance:
-    return _variant(out.dtype, input.dtype, block_rows, block_columns)
+def _instance(call: BlockQuantCall) -> Instance:
+    dtype, out_dtype = call.input.dtype, call.out.dtype
+    name = f"{dtypes.name(dtype)}_{elements.short(out_dtype)}_{call.block_rows}x{call.block_columns}"
+    return Instance(name, {"ELEMENT": elements.CPP[dtype], "OUT": elements.CPP[out_dtype],
+                           "BLOCK_ROWS": call.block_rows, "BLOCK_COLUMNS": call.block_columns,
+                           "VEC": 16 // dtype.itemsize})
 
 
-def _variant(out_dtype: torch.dtype, dtype: torch.dtype, block_rows: int, block_columns: int) -> Instance:
-    name = f"{dtypes.name(dtype)}_{elements.short(out_dtype)}_{block_rows}x{block_columns}"
-    return Instance(name, {"ELEMENT": elements.CPP[dtype], "OUT": elements.CPP[out_dtype], "BLOCK_ROWS": block_rows,
-                           "BLOCK_COLUMNS": block_columns, "VEC": 16 // dtype.itemsize})
+@compile_ops("quant/block_quant.hip", gen_func=_instance)
+def _block_quant_hip(call: BlockQuantCall) -> None: ...
 
 
-@compile_ops("quant/block_quant.hip", gen_func=_instance,
-             prebuild=[_variant(torch.float8_e4m3fnuz, torch.bfloat16, 128, 128)])
-def _block_quant_hip(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> None: ...
-
-
-def _check(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> object:
-    check_matrices(_OP, out, input)
-    check.integer(_OP, "block_rows", block_rows, low=1, high=_MOST_ROWS)
-    check.choice(_OP, "block_columns", block_columns, quant_rule.GROUPS)
+def _check(call: BlockQuantCall) -> object:
+    input, scale = call.input, call.scale
+    parts.check_matrices(_OP, call.out, input)
+    check.integer(_OP, "block_rows", call.block_rows, low=1, high=_MOST_ROWS)
+    check.choice(_OP, "block_columns", call.block_columns, quant_rule.GROUPS)
     if input.ndim < 2:
         raise ValueError(f"{_OP}: input must have at least 2 dimensions, got shape {tuple(input.shape)}")
-    shape = scale_shape(input.shape, block_rows, block_columns)
+    shape = _scale_shape(input.shape, call.block_rows, call.block_columns)
     check.tensor(_OP, "scale", scale, dtypes=(torch.float32,), shape=shape, device=input.device)
     if not scale.is_contiguous():
         raise ValueError(f"{_OP}: scale must be dense in memory, got strides {scale.stride()}")
     return SKIP if input.numel() == 0 else None
 
 
-def scale_shape(shape: torch.Size, block_rows: int, block_columns: int) -> tuple[int, ...]:
-    """Of the scales of [..., rows, columns]."""
+def _scale_shape(shape: torch.Size, block_rows: int, block_columns: int) -> tuple[int, ...]:
+    """The shape of the scales of [..., rows, columns]."""
     return (*shape[:-2], -(-shape[-2] // block_rows), -(-shape[-1] // block_columns))
 
 
-def _refusal(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
-    if scale.numel() > _MOST_BLOCKS:
-        return f"at most {_MOST_BLOCKS} blocks, got {scale.numel()}"
-    return kernel_refusal(target, out, scale, input)
+def _refusal(target: Target, call: BlockQuantCall) -> str | None:
+    if call.scale.numel() > _MOST_BLOCKS:
+        return f"at most {_MOST_BLOCKS} blocks, got {call.scale.numel()}"
+    return parts.refusal(target, call)
 
 
-def _tune_key(out: Tensor, scale: Tensor, input: Tensor, block_rows: int, block_columns: int) -> dict[str, int | str]:
+def _tune_key(call: BlockQuantCall) -> dict[str, int | str]:
+    input = call.input
     return {"matrices": input.shape[:-2].numel(), "rows": input.shape[-2], "columns": input.shape[-1],
-            "block_rows": block_rows, "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
+            "block_rows": call.block_rows, "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(call.out.dtype)}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    shape = torch.Size((key["matrices"], key["rows"], key["columns"]))
-    x = torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device,
-                    dtype=dtypes.DTYPES[key["dtype"]])
-    scale = torch.empty(scale_shape(shape, key["block_rows"], 128), device=device)
-    return torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), scale, x, key["block_rows"], 128
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> BlockQuantCall:
+    x = tune_shapes.normal(device, seed, key["dtype"])(key["matrices"], key["rows"], key["columns"])
+    scale = torch.empty(_scale_shape(x.shape, key["block_rows"], 128), device=device)
+    return BlockQuantCall(torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), scale, x, key["block_rows"])
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -100,18 +115,20 @@ def _triton_space(*_: object) -> Iterator[dict[str, int]]:
     return ({"num_warps": count} for count in (4, 8, 16))
 
 
-def _self_check(device: torch.device) -> tuple:
+def _cases(device: torch.device) -> dict[str, BlockQuantCall]:
+    """Several matrices whose last blocks are cut, in int8 and fp8; more rows than a workgroup keeps."""
     x = torch.randn(2, 130, 300, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    return torch.empty_like(x, dtype=torch.int8), torch.empty(2, 2, 3, device=device), x, 128, 128
+    call = BlockQuantCall(torch.empty_like(x, dtype=torch.int8), torch.empty(2, 2, 3, device=device), x)
+    return {"int8": call, "fp8": call._replace(out=torch.empty_like(x, dtype=dtypes.fp8_of(target_of(device).arch))),
+            "tall": call._replace(scale=torch.empty(2, 1, 5, device=device), block_rows=300, block_columns=64)}
 
 
 _block_quant = Op(
-    _OP, reference=block_quant_ref, check=_check, tune_key=_tune_key,
+    _OP, call=BlockQuantCall, reference=block_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("matrices", "rows", "columns", "block_rows", "dtype", "out_dtype"), writes=("out", "scale"),
-    self_check=_self_check, tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _block_quant_hip, refusal=_refusal),
-              Backend("triton", "ops.quant.triton.block_quant:block_quant",
-                      refusal=_refusal, space=_triton_space),
+              Backend("triton", "ops.quant.triton.block_quant:block_quant", refusal=_refusal, space=_triton_space),
               Backend("torch", block_quant_ref)))
 
 
@@ -145,17 +162,17 @@ def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.d
     """
     if scale is not None:
         raise ValueError(f"per_block_quant: scale must be None, the scales are found; got {type(scale).__name__}")
-    check_matrix("per_block_quant", x, quant_dtype)
+    _check_matrix("per_block_quant", x, quant_dtype)
     rows, columns = check_shape("per_block_quant", block_shape)
     check.choice("per_block_quant", "block_shape[1]", columns, quant_rule.GROUPS)
     out = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
-    own = torch.empty(scale_shape(x.shape, rows, columns), dtype=torch.float32, device=x.device)
-    _block_quant(out, own, x, rows, columns, backend=backend)
+    own = torch.empty(_scale_shape(x.shape, rows, columns), dtype=torch.float32, device=x.device)
+    _block_quant(BlockQuantCall(out, own, x, rows, columns), backend=backend)
     return out, own
 
 
-def check_matrix(op: str, x: Tensor, dtype: torch.dtype) -> None:
-    """`x` is a matrix or several, `dtype` what a quantiser writes.
+def _check_matrix(op: str, x: Tensor, dtype: torch.dtype) -> None:
+    """`x` is a matrix or several; `dtype` is one that a quantiser writes.
 
     Raises:
         TypeError: `x` is no tensor.

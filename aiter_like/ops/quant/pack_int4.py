@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""4-bit numbers, two to a byte. Kernels: csrc/quant/pack_int4.hip, ops/quant/triton/block_quant.py."""
+"""4-bit numbers, two to a byte. Kernels: csrc/quant/pack_int4.hip, ops/quant/triton/pack_int4.py."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,36 +19,58 @@ from aiter_like.ops.common import rows
 __all__ = ["pack_int4", "unpack_int4"]
 
 _OP = "pack_int4"
-_MOST = 2**31 - 2**16  # accesses that pack_int4.hip numbers; of single bytes in the worst case
+_MOST = 2**31 - 2**16  # packed bytes: pack_int4.hip counts no further, and an access may be a single byte
 
 
-def pack_int4_ref(out: Tensor, input: Tensor, is_unpacking: bool) -> None:
+class PackInt4Call(NamedTuple):
+    """One call of pack_int4. All elements are int8.
+
+    Attributes:
+        out: [..., K / 2], written; [..., 2 · K] where the call unpacks.
+        input: [..., K].
+        is_unpacking: the halves of each byte become two numbers.
+    """
+
+    out: Tensor
+    input: Tensor
+    is_unpacking: bool = False
+
+    @property
+    def packed_columns(self) -> int:
+        """Bytes of a packed row."""
+        return min(self.out.shape[-1], self.input.shape[-1])
+
+
+def pack_int4_ref(call: PackInt4Call) -> None:
     """The formula in torch."""
-    if is_unpacking:
-        out.copy_(torch.stack(((input << 4) >> 4, input >> 4), -1).flatten(-2))
+    x = call.input
+    if call.is_unpacking:
+        call.out.copy_(torch.stack(((x << 4) >> 4, x >> 4), -1).flatten(-2))
     else:
-        out.copy_((input[..., ::2] & 15) | (input[..., 1::2] << 4))
+        call.out.copy_((x[..., ::2] & 15) | (x[..., 1::2] << 4))
 
 
-def _instance(out: Tensor, input: Tensor, is_unpacking: bool, *, vectors: int = 2) -> Instance:
+def _instance(call: PackInt4Call, *, vectors: int = 2) -> Instance:
     return Instance(f"v{vectors}", {"VECTORS": vectors})
 
 
-@compile_ops("quant/pack_int4.hip", gen_func=_instance, prebuild=[Instance("v2", {"VECTORS": 2})])
-def _pack_int4_hip(out: Tensor, input: Tensor, is_unpacking: bool) -> None: ...
+@compile_ops("quant/pack_int4.hip", gen_func=_instance)
+def _pack_int4_hip(call: PackInt4Call) -> None: ...
 
 
-def _check(out: Tensor, input: Tensor, is_unpacking: bool) -> object:
+def _check(call: PackInt4Call) -> object:
+    input, is_unpacking = call.input, call.is_unpacking
     check.flag(_OP, "is_unpacking", is_unpacking)
     check.tensor(_OP, "input", input, dtypes=(torch.int8,), last_contiguous=False)
     if input.ndim == 0 or (input.shape[-1] % 2 and not is_unpacking):
         raise ValueError(f"{_OP}: input must have an even last dimension, got shape {tuple(input.shape)}")
     shape = (*input.shape[:-1], input.shape[-1] * 2 if is_unpacking else input.shape[-1] // 2)
-    check.tensor(_OP, "out", out, dtypes=(torch.int8,), shape=shape, device=input.device)
+    check.tensor(_OP, "out", call.out, dtypes=(torch.int8,), shape=shape, device=input.device)
     return SKIP if input.numel() == 0 else None
 
 
-def _refusal(target: Target, out: Tensor, input: Tensor, is_unpacking: bool) -> str | None:
+def _refusal(target: Target, call: PackInt4Call) -> str | None:
+    out, input = call.out, call.input
     if input.shape[-1] > 1 and input.stride(-1) != 1:
         return f"input must be contiguous in its last dimension, got stride {input.stride(-1)} there"
     if min(out.numel(), input.numel()) > _MOST:
@@ -56,31 +78,31 @@ def _refusal(target: Target, out: Tensor, input: Tensor, is_unpacking: bool) -> 
     return rows.refusal(input=input, out=out)
 
 
-def _tune_key(out: Tensor, input: Tensor, is_unpacking: bool) -> dict[str, int | str]:
-    columns = min(out.shape[-1], input.shape[-1])
-    return {"rows": input.shape[:-1].numel(), "columns": columns, "is_unpacking": is_unpacking}
+def _tune_key(call: PackInt4Call) -> dict[str, int | str]:
+    return {"rows": call.input.shape[:-1].numel(), "columns": call.packed_columns, "is_unpacking": call.is_unpacking}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> PackInt4Call:
     count, columns, is_unpacking = key["rows"], key["columns"], bool(key["is_unpacking"])
     x = torch.randint(-128, 128, (count, columns if is_unpacking else 2 * columns), device=device, dtype=torch.int8,
                       generator=torch.Generator(device).manual_seed(seed))
     out = torch.empty(count, 2 * columns if is_unpacking else columns, dtype=torch.int8, device=device)
-    return out, x, is_unpacking
+    return PackInt4Call(out, x, is_unpacking)
 
 
-def _self_check(device: torch.device) -> list[tuple]:
+def _cases(device: torch.device) -> dict[str, PackInt4Call]:
     """Both directions."""
     x = torch.randint(-128, 128, (5, 272), generator=torch.Generator().manual_seed(0), dtype=torch.int8).to(device)
-    return [(torch.empty_like(x[:, :136]), x, False), (torch.empty_like(x[:, :136]).repeat(1, 4), x, True)]
+    return {"pack": PackInt4Call(torch.empty_like(x[:, :136]), x),
+            "unpack": PackInt4Call(torch.empty(5, 544, dtype=torch.int8, device=device), x, is_unpacking=True)}
 
 
 _pack_int4 = Op(
-    _OP, reference=pack_int4_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "columns", "is_unpacking"),
-    self_check=_self_check, tuning=Tuning(_tune_case),
+    _OP, call=PackInt4Call, reference=pack_int4_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "is_unpacking"), cases=_cases, tuning=Tuning(_tune_case),
     backends=(Backend("hip", _pack_int4_hip, refusal=_refusal,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4)]),
-              Backend("triton", "ops.quant.triton.block_quant:pack_int4", refusal=_refusal,
+              Backend("triton", "ops.quant.triton.pack_int4:pack_int4", refusal=_refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8)]),
               Backend("torch", pack_int4_ref)))
 
@@ -109,7 +131,7 @@ def pack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
     Source: the byte order of AITER's i4x2.
     """
     out = _output(x, False)
-    _pack_int4(out, x, False, backend=backend)
+    _pack_int4(PackInt4Call(out, x), backend=backend)
     return out
 
 
@@ -136,7 +158,7 @@ def unpack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
     Source: the byte order of AITER's i4x2.
     """
     out = _output(x, True)
-    _pack_int4(out, x, True, backend=backend)
+    _pack_int4(PackInt4Call(out, x, is_unpacking=True), backend=backend)
     return out
 
 

@@ -1,89 +1,99 @@
 # SPDX-License-Identifier: MIT
-"""Quantisers to fp8 and int8 with one scale. Kernels: csrc/quant/tensor_quant.hip, ops/quant/triton/row_quant.py."""
+"""Quantisers to fp8 and int8 with one scale. Kernels: csrc/quant/tensor_quant.hip, ops/quant/triton/tensor_quant.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.quant.row_quant import (
-    check_matrices,
-    check_number,
-    kernel_refusal,
-    outputs,
-    used_rows,
-    write_rows,
-)
+from aiter_like.ops.quant import parts
 
 __all__ = ["dynamic_per_tensor_quant", "dynamic_per_tensor_quant_fp8_i8", "per_tensor_quant_hip",
            "static_per_tensor_quant", "static_per_tensor_quant_fp8_i8"]
 
-_MOST_ELEMENTS = 2**31 - 2**16  # that tensor_quant.hip numbers
+_MOST_ELEMENTS = 2**31 - 2**16  # tensor_quant.hip counts no further
 
 
-def tensor_quant_ref(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
-                     num_rows_factor: int) -> None:
-    """The rule of scales.py in torch."""
-    x, is_used = input.float(), used_rows(input, num_rows, num_rows_factor)
-    if is_dynamic:
+class TensorQuantCall(NamedTuple):
+    """One call of tensor_quant. The rows of `out` and `input` are evenly spaced.
+
+    Attributes:
+        out: [..., K], written; fp8 or int8.
+        scale: one fp32 number, written where the call is dynamic.
+        input: [..., K].
+        is_dynamic: the scale is found among the elements.
+        num_rows: one int32 number: only the first num_rows · num_rows_factor rows are quantised; None: all.
+    """
+
+    out: Tensor
+    scale: Tensor
+    input: Tensor
+    is_dynamic: bool = True
+    num_rows: Tensor | None = None
+    num_rows_factor: int = 1
+
+
+def tensor_quant_ref(call: TensorQuantCall) -> None:
+    """The rule of ops/common/quant_rule.py."""
+    out, scale, x = call.out, call.scale, call.input.float()
+    is_used = parts.used_rows(call.input, call.num_rows, call.num_rows_factor)
+    if call.is_dynamic:
         used = x if is_used is None else torch.where(is_used, x, 0.0)
         scale.copy_(quant_rule.row_scales(used.reshape(1, -1), out.dtype).view(scale.shape))
-    write_rows(out, quant_rule.rounded(x * (1 / scale.reshape(())), out.dtype), is_used)
+    parts.write_rows(out, quant_rule.rounded(x * (1 / scale.reshape(())), out.dtype), is_used)
 
 
-def _tensor_instance(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
-                     num_rows_factor: int, *, vectors: int = 4) -> Instance:
-    name = f"{dtypes.name(input.dtype)}_{elements.short(out.dtype)}_v{vectors}"
-    return Instance(name, {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out.dtype], "VECTORS": vectors,
+def _instance(call: TensorQuantCall, *, vectors: int = 4) -> Instance:
+    input, out_dtype = call.input, call.out.dtype
+    name = f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}_v{vectors}"
+    return Instance(name, {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "VECTORS": vectors,
                            "VEC": 16 // input.element_size()})
 
 
-@compile_ops("quant/tensor_quant.hip", gen_func=_tensor_instance, prebuild=list)
-def _tensor_quant_hip(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
-                      num_rows_factor: int) -> None: ...
+@compile_ops("quant/tensor_quant.hip", gen_func=_instance)
+def _tensor_quant_hip(call: TensorQuantCall) -> None: ...
 
 
-def _tensor_check(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, num_rows: Tensor | None,
-                  num_rows_factor: int) -> object:
-    op = "tensor_quant"
-    check_matrices(op, out, input)
-    check.tensor(op, "scale", scale, dtypes=(torch.float32,), device=input.device)
-    check_number(op, "scale", scale, torch.float32, input.device)
-    check_number(op, "num_rows", num_rows, torch.int32, input.device)
-    check.integer(op, "num_rows_factor", num_rows_factor, low=1)
-    return SKIP if input.numel() == 0 else None
+def _check(call: TensorQuantCall) -> object:
+    op, device = "tensor_quant", call.input.device if isinstance(call.input, Tensor) else None
+    parts.check_matrices(op, call.out, call.input)
+    check.tensor(op, "scale", call.scale, dtypes=(torch.float32,), device=device)
+    parts.check_number(op, "scale", call.scale, torch.float32, device)
+    parts.check_number(op, "num_rows", call.num_rows, torch.int32, device)
+    check.integer(op, "num_rows_factor", call.num_rows_factor, low=1)
+    return SKIP if call.input.numel() == 0 else None
 
 
-def _hip_refusal(target: Target, out: Tensor, scale: Tensor, input: Tensor, *_: object) -> str | None:
-    if input.numel() > _MOST_ELEMENTS:
-        return f"at most {_MOST_ELEMENTS} elements, got {input.numel()}"
-    return kernel_refusal(target, out, scale, input)
+def _hip_refusal(target: Target, call: TensorQuantCall) -> str | None:
+    if call.input.numel() > _MOST_ELEMENTS:
+        return f"at most {_MOST_ELEMENTS} elements, got {call.input.numel()}"
+    return parts.refusal(target, call)
 
 
-def _tune_key(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, *_: object) -> dict[str, int | str]:
-    columns = input.shape[-1]
-    return {"rows": input.numel() // columns, "columns": columns, "is_dynamic": is_dynamic,
-            "dtype": dtypes.name(input.dtype), "out_dtype": dtypes.name(out.dtype)}
+def _tune_key(call: TensorQuantCall) -> dict[str, int | str]:
+    columns = call.input.shape[-1]
+    return {"rows": call.input.numel() // columns, "columns": columns, "is_dynamic": call.is_dynamic,
+            "dtype": dtypes.name(call.input.dtype), "out_dtype": dtypes.name(call.out.dtype)}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> TensorQuantCall:
     x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
     out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
-    return out, torch.full((1,), 0.05, device=device), x, bool(key["is_dynamic"]), None, 1
+    return TensorQuantCall(out, torch.full((1,), 0.05, device=device), x, bool(key["is_dynamic"]))
 
 
-def _traffic(out: Tensor, scale: Tensor, input: Tensor, is_dynamic: bool, *_: object) -> tuple[int, int]:
+def _traffic(call: TensorQuantCall) -> tuple[int, int]:
     """A scale that has to be found takes a pass of its own."""
-    return out.nbytes + input.nbytes * (2 if is_dynamic else 1), 0
+    return call.out.nbytes + call.input.nbytes * (2 if call.is_dynamic else 1), 0
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -94,18 +104,22 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
                    "out_dtype": tune_shapes.fp8_name()}
 
 
-def _tensor_self_check(device: torch.device) -> tuple:
+def _cases(device: torch.device) -> dict[str, TensorQuantCall]:
+    """A scale that is found, in int8 and fp8; the number of rows on the device."""
     x = torch.randn(5, 4096, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    return torch.empty_like(x, dtype=torch.int8), torch.empty(1, device=device), x, True, None, 1
+    dynamic = TensorQuantCall(torch.empty_like(x, dtype=torch.int8), torch.empty(1, device=device), x)
+    return {"dynamic": dynamic,
+            "first rows": dynamic._replace(num_rows=torch.full((1,), 3, dtype=torch.int32, device=device)),
+            "fp8": dynamic._replace(out=torch.empty_like(x, dtype=dtypes.fp8_of(target_of(device).arch)))}
 
 
 _tensor_quant = Op(
-    "tensor_quant", reference=tensor_quant_ref, check=_tensor_check, tune_key=_tune_key,
+    "tensor_quant", call=TensorQuantCall, reference=tensor_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "columns", "is_dynamic", "dtype", "out_dtype"), round_field="rows", writes=("out", "scale"),
-    self_check=_tensor_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _tensor_quant_hip, refusal=_hip_refusal,
                       space=lambda *_: [{"vectors": count} for count in (1, 2, 4, 8)]),
-              Backend("triton", "ops.quant.triton.row_quant:tensor_quant", refusal=kernel_refusal,
+              Backend("triton", "ops.quant.triton.tensor_quant:tensor_quant", refusal=parts.refusal,
                       space=lambda *_: [{"num_warps": count} for count in (2, 4, 8, 16)]),
               Backend("torch", tensor_quant_ref)))
 
@@ -137,9 +151,9 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
 
     Source: AITER's `per_tensor_quant_hip`.
     """
-    out, found = outputs("per_tensor_quant_hip", x, quant_dtype, None)
+    out, found = parts.outputs("per_tensor_quant_hip", x, quant_dtype, None)
     used = found if scale is None else scale
-    _tensor_quant(out, used, x, scale is None, num_rows, num_rows_factor, backend=backend)
+    _tensor_quant(TensorQuantCall(out, used, x, scale is None, num_rows, num_rows_factor), backend=backend)
     return out, used.view(1)
 
 
@@ -167,7 +181,7 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
 
     Source: AITER's `static_per_tensor_quant`.
     """
-    _tensor_quant(out, scale, input, False, None, 1, backend=backend)
+    _tensor_quant(TensorQuantCall(out, scale, input, is_dynamic=False), backend=backend)
 
 
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
@@ -193,7 +207,7 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backe
 
     Source: AITER's `dynamic_per_tensor_quant`.
     """
-    _tensor_quant(out, scale, input, True, None, 1, backend=backend)
+    _tensor_quant(TensorQuantCall(out, scale, input), backend=backend)
 
 
 def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *, backend: str | None = None) -> Tensor:

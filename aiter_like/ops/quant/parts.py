@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""What the quantisers of matrices share: checks, refusals, rows that are not used, new results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.device import Target
+from aiter_like.ops.common import elements, quant_rule, rows
+
+
+def used_rows(matrix: Tensor, num_rows: Tensor | None, factor: int) -> Tensor | None:
+    """[..., 1]: whether a row is one of the first num_rows · factor; None means all rows. The number stays on the
+    device.
+    """
+    if num_rows is None:
+        return None
+    index = torch.arange(matrix.shape[:-1].numel(), device=matrix.device)
+    return (index < num_rows.reshape(()) * factor).view(*matrix.shape[:-1], 1)
+
+
+def write_rows(out: Tensor, value: Tensor, is_used: Tensor | None) -> None:
+    """Writes the used rows of `value` to `out`, which has as many elements."""
+    if is_used is not None:
+        bits = torch.int8 if out.element_size() == 1 else out.dtype  # torch cannot choose between fp8 elements
+        value = torch.where(is_used, value.view(bits), out.reshape(value.shape).view(bits)).view(out.dtype)
+    out.copy_(value.view(out.shape))
+
+
+def check_matrices(op: str, out: Tensor, input: Tensor) -> None:
+    """`input` and `out` are what a quantiser takes.
+
+    Raises:
+        TypeError: one is of another kind or dtype.
+        ValueError: one has another shape, layout or device.
+    """
+    check.tensor(op, "input", input, dtypes=elements.FLOATS)
+    if input.ndim == 0:
+        raise ValueError(f"{op}: input must have at least 1 dimension, got a scalar")
+    check.tensor(op, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=input.device)
+
+
+def check_number(op: str, name: str, value: Tensor | None, dtype: torch.dtype, device: torch.device) -> None:
+    """`value` is None or one number on `device`.
+
+    Raises:
+        TypeError: it is of another kind or dtype.
+        ValueError: it holds several numbers, or is on another device.
+    """
+    if value is not None:
+        check.tensor(op, name, value, dtypes=(dtype,), device=device)
+        if value.numel() != 1:
+            raise ValueError(f"{op}: {name} must have one element, got shape {tuple(value.shape)}")
+
+
+def refusal(target: Target, call: Any) -> str | None:
+    """What every kernel refuses of a call with `out` and `input`."""
+    return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, out=call.out)
+
+
+def outputs(op: str, x: Tensor, dtype: torch.dtype, group_size: int | None) -> tuple[Tensor, Tensor]:
+    """New q and scales: a scale per group, per row where `group_size` is 0, for the whole tensor where it is None.
+
+    Raises:
+        TypeError: `x` is no tensor.
+        ValueError: `dtype` is none that a quantiser writes, or `x` is a scalar.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: x must be a tensor, got {type(x).__name__}")
+    check.choice(op, "quant_dtype", dtype, quant_rule.DTYPES)
+    if x.ndim == 0:
+        raise ValueError(f"{op}: x must have at least 1 dimension, got a scalar")
+    shape = (1,) if group_size is None else (*x.shape[:-1], x.shape[-1] // group_size if group_size else 1)
+    scale = torch.empty(shape, dtype=torch.float32, device=x.device)
+    if x.numel() == 0:
+        scale.fill_(quant_rule.SMALLEST_AMAX / quant_rule.largest(dtype))  # the scale of zeros
+    return torch.empty(x.shape, dtype=dtype, device=x.device), scale
