@@ -70,8 +70,8 @@ def families() -> list[str]:
 
 
 def is_part(name: str) -> bool:
-    """Whether a file is what a family's operators share, or a part of another file: attention_fwd.py of attention.py. It
-    may have no public names.
+    """Whether a file is a family's parts.py, or a part of another file, as attention_fwd.py of attention.py. It may
+    have no public names.
     """
     return Path(name).stem == "parts" or any(Path(name).stem.startswith(f"{Path(other).stem}_") for other in families())
 
