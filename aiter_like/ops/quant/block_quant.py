@@ -135,7 +135,7 @@ _block_quant = Op(
 def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.dtype = torch.int8,
                     block_shape: tuple[int, int] = (128, 128), *,
                     backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises each block of rows × columns with its own scale, as weights for block-scaled products are.
+    """Quantises each block of rows × columns with its own scale, as block-scaled products take their weights.
 
     `q · scale` is x up to the rounding of q.
 

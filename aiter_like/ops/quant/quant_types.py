@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The quantiser of a QuantType, and the ones that are made of torch operations, for weights."""
+"""The quantiser of each QuantType, and quantisers for weights that are made of torch operations."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, s
 
 def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
                                    backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Quantises each row with its own scale, into tensors that are there.
+    """Quantises each row with its own scale, into tensors that the caller gives.
 
     Args:
         qx: [..., K], written; the hardware's fp8, or int8.

@@ -185,7 +185,7 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
 
 
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
-    """Quantises a tensor with one scale, which is found and written without a word to the host.
+    """Quantises a tensor with one scale, which is found and written on the device.
 
     Args:
         out: [..., K], written; the hardware's fp8, or int8.

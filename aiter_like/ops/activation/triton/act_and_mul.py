@@ -22,9 +22,9 @@ _MAX_GRID = 65535  # programs along the second and third dimension
 
 @triton.jit
 def _gelu(x, IS_BF16: tl.constexpr):
-    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|), by csrc/include/aiter_like/activation.h's fits; IS_BF16: the short one.
+    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|), by the fits of activation.h; IS_BF16 takes the short one.
 
-    Counted for sm_90: 24 instructions per element of bf16, 26 of others, all of the kernel included; silu: 15."""
+    On sm_90 the whole kernel has 24 instructions per element of bf16 and 26 of other dtypes; with silu it has 15."""
     a = tl.minimum(tl.abs(x), 40.0)  # an infinity would make 0 · ∞ of the tail; NaN stays in the power
     if IS_BF16:
         u = libdevice.fast_dividef(a, a * 0.35 + 1.0)
@@ -48,8 +48,9 @@ def _gelu(x, IS_BF16: tl.constexpr):
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr):
-    """act(x) in fp32, for a result in bf16 or also another; swiglu: x · sigmoid(1.702 x); gelu_tanh: 0.5 x (1 + tanh u)
-    = x · sigmoid(2 u). One instruction per power and per quotient: tl.exp and `/` take care of denormal numbers too."""
+    """act(x) in fp32; with IS_BF16 as exact as bf16 needs. swiglu is x · sigmoid(1.702 x); gelu_tanh is
+    0.5 x (1 + tanh u) = x · sigmoid(2 u). A power and a quotient are one instruction each here, where tl.exp and `/`
+    spend more on denormal numbers."""
     if ACTIVATION == "silu":
         return libdevice.fast_dividef(x, 1.0 + tl.exp2(-1.44269504 * x))
     elif ACTIVATION == "swiglu":
@@ -63,7 +64,7 @@ def activated(x, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr):
 
 @triton.jit
 def gated(gate, up, limit, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr):
-    """act(gate) · up, or · (up + 1) for swiglu; a limit bounds gate from above, up on both sides; NaN stays."""
+    """act(gate) · up, or · (up + 1) for swiglu; a limit bounds gate from above and up on both sides, and keeps NaN."""
     if limit is not None:
         gate = tl.where(gate > limit, limit, gate)
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))

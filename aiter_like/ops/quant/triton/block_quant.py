@@ -14,7 +14,7 @@ from aiter_like.ops.quant.block_quant import BlockQuantCall
 _TILE = 16384  # elements of a block that a program keeps: 32 per lane at 8 waves of 64
 
 
-@triton.jit(do_not_specialize=["rows", "row_blocks", "column_blocks"])  # a build for each would serve nothing
+@triton.jit(do_not_specialize=["rows", "row_blocks", "column_blocks"])  # a build for each value would gain nothing
 def _block_quant_kernel(out, scale, x, out_stride, x_stride, rows, columns, row_blocks, column_blocks,
                         BLOCK_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
                         LARGEST: tl.constexpr, OVERLAPS: tl.constexpr):

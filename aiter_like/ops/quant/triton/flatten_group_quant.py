@@ -11,14 +11,15 @@ from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.quant.flatten_group_quant import FlattenGroupQuantCall
 
-_MAX_BLOCK, _TILE = 8192, 2048  # elements of a row, and of short rows together, that a program keeps
+_MAX_BLOCK = 8192  # elements of a row that a program keeps
+_TILE = 2048  # elements of several short rows that a program keeps
 
 
-@triton.jit(do_not_specialize=["rows", "heads"])  # a build for each would serve nothing
+@triton.jit(do_not_specialize=["rows", "heads"])  # a build for each value would gain nothing
 def _flatten_group_quant_kernel(out, scale, x, out_stride, scale_stride, group_stride, token_stride, head_stride,
                                 rows, heads, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
                                 LARGEST: tl.constexpr, OVERLAPS: tl.constexpr):
-    """ROWS rows of a head each, a scale per group; bound: memory."""
+    """One program takes ROWS rows, each of one head of one token, with a scale per group; bound: memory."""
     await_stream(OVERLAPS)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     token = (row // heads).to(tl.int64)

@@ -18,7 +18,7 @@ _MAX_BLOCK = 8192  # elements of a row that a program keeps
 def _moe_smoothquant_kernel(out, scale, x, x_scale, topk_ids, out_stride, x_stride, factor_stride, tokens, columns,
                             topk, experts, BLOCK: tl.constexpr, IS_WHOLE: tl.constexpr, LARGEST: tl.constexpr,
                             OVERLAPS: tl.constexpr):
-    """A token for one of its experts per program, a token's beside one another; bound: memory."""
+    """One program takes a token for one of its experts; the programs of a token are neighbours. Bound: memory."""
     await_stream(OVERLAPS)
     token = (tl.program_id(0) // topk).to(tl.int64)
     slot = tl.program_id(0) % topk

@@ -18,7 +18,7 @@ _TILE = 4096  # elements of a program
 @triton.jit
 def _tensor_amax_kernel(scale, x, num_rows, num_rows_factor, x_stride, rows, columns, LARGEST: tl.constexpr,
                         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, OVERLAPS: tl.constexpr):
-    """The scale of a tile, made the maximum with the one in memory, whose bits are ordered as an integer's."""
+    """Raises the scale in memory to that of a tile. The bits of positive numbers are ordered as integers are."""
     await_stream(OVERLAPS)
     row, column, mask = _tile(tl.program_id(0), num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
     values = tl.load(x + row * x_stride + column, mask=mask, other=0.0).to(tl.float32)
@@ -30,7 +30,9 @@ def _tensor_amax_kernel(scale, x, num_rows, num_rows_factor, x_stride, rows, col
 def _tensor_quant_kernel(out, scale, x, num_rows, num_rows_factor, out_stride, x_stride, rows, columns,
                          LARGEST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                          OVERLAPS: tl.constexpr):
-    """x / scale, rounded and saturated, last rows first: what a cache still has of the pass before. Bound: memory."""
+    """x / scale, rounded and saturated. The last rows come first: a cache still has them of the pass before.
+
+    Bound: memory."""
     await_stream(OVERLAPS)
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     row, column, mask = _tile(block, num_rows, num_rows_factor, rows, columns, BLOCK_M, BLOCK_N)
@@ -41,7 +43,7 @@ def _tensor_quant_kernel(out, scale, x, num_rows, num_rows_factor, out_stride, x
 
 @triton.jit
 def _tile(block, num_rows, num_rows_factor, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Rows of this block and columns of this program, and which of them there are to be quantised."""
+    """The rows of a block, the columns of this program, and which of these elements are to be quantised."""
     row = block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     mask = (row < rows) & (column < columns)
