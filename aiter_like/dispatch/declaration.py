@@ -107,6 +107,8 @@ def find_op(op: Declaration | str | Callable) -> Declaration:
     Raises:
         ValueError: there is none.
     """
+    if isinstance(op, str) and op in OPS:
+        return OPS[op]
     for candidate in OPS.values():
         if op is candidate or candidate.name in (op, getattr(op, "__name__", None)) or op in candidate.public:
             return candidate

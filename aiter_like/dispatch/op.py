@@ -265,12 +265,12 @@ def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: 
 
 def reset() -> None:
     """Forget every plan, failure and tuned table: the environment variables are read anew."""
-    for op in OPS.values():
+    for op in list(OPS.declared.values()):
         op.reset()
 
 
 def _forget_plans() -> None:
-    for op in OPS.values():
+    for op in list(OPS.declared.values()):
         op.forget_plans()
 
 
