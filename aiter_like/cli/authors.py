@@ -18,7 +18,7 @@ from aiter_like.dispatch import OPS
 from aiter_like.dispatch.declaration import Declaration
 
 _INDEX = "aiter_like/ops/index.py"
-_README = "README.md"
+_README, _PAGE = "README.md", "aiter_like/ops/README.md"
 _MARKS = "<!-- operators: written by `aiter-like generate` -->", "<!-- end of operators -->"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -40,11 +40,12 @@ def generated(root: Path) -> dict[Path, str]:
     """File → its text as it follows from the operators that the checkout at `root` declares."""
     modules = {name: importlib.import_module(f"aiter_like.ops.{name}") for name in _module_names(root)}
     operators = {op.name: op for op in OPS.declared.values() if op.reference.__module__.startswith("aiter_like.ops.")}
-    readme = (root / _README).read_text(encoding="utf-8")
-    before, _, rest = readme.partition(_MARKS[0])
-    _, _, after = rest.partition(_MARKS[1])
-    table = "\n".join([_MARKS[0], *_table(modules, operators), _MARKS[1]])
-    return {root / _INDEX: _index(modules, operators), root / _README: f"{before}{table}{after}"}
+    texts = {root / _INDEX: _index(modules, operators)}
+    for place, rows in ((_README, _family_table(modules, operators)), (_PAGE, _file_table(modules, operators))):
+        before, _, rest = (root / place).read_text(encoding="utf-8").partition(_MARKS[0])
+        after = rest.partition(_MARKS[1])[2]
+        texts[root / place] = "\n".join([f"{before}{_MARKS[0]}", *rows, f"{_MARKS[1]}{after}"])
+    return texts
 
 
 def _generate(args: argparse.Namespace) -> int:
@@ -84,18 +85,33 @@ def _index(modules: dict[str, ModuleType], operators: dict[str, Declaration]) ->
             f"OPERATORS = {{\n{lines(home)}}}\n\nPUBLIC = {{\n{lines(public)}}}\n")
 
 
-def _table(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> Iterator[str]:
-    """Rows of README's table: the public functions of a module, and the backends of the operators that it declares."""
-    yield "| family | file | functions | backends |"
-    yield "|---|---|---|---|"
+def _backends(operators: dict[str, Declaration], prefix: str) -> str:
+    """Backends but torch of the operators whose modules begin so, in the order in which they are declared."""
+    found = {backend.name: None for op in operators.values() if f"{op.reference.__module__}.".startswith(f"{prefix}.")
+             for backend in op.backends if backend.name != "torch"}
+    return ", ".join(found) or "torch"
+
+
+def _family_table(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> Iterator[str]:
+    """README's rows: a family, its files, and the backends of its operators."""
+    yield "| family | files of `aiter_like/ops/<family>/` with public functions | backends |"
+    yield "|---|---|---|"
+    for family in dict.fromkeys(name.partition(".")[0] for name in modules):
+        stems = [name.partition(".")[2] for name, module in modules.items()
+                 if name.startswith(f"{family}.") and getattr(module, "__all__", ())]
+        yield f"| {family} | {', '.join(stems)} | {_backends(operators, f'aiter_like.ops.{family}')} |"
+
+
+def _file_table(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> Iterator[str]:
+    """Rows of the operators' page: the public functions of a file, and the backends of what it declares."""
+    yield "| file | functions | backends |"
+    yield "|---|---|---|"
     for name, module in modules.items():
-        public = getattr(module, "__all__", ())
-        backends = {backend.name: None for op in operators.values() if op.reference.__module__ == module.__name__
-                    for backend in op.backends if backend.name != "torch"}
-        if public or backends:
-            family, _, stem = name.partition(".")
-            yield (f"| {family} | `{stem}` | {', '.join(f'`{function}`' for function in public)} | "
-                   f"{', '.join(backends)} |")
+        if public := getattr(module, "__all__", ()):
+            declares = any(op.reference.__module__ == module.__name__ for op in operators.values())
+            backends = _backends(operators, module.__name__) if declares else ""
+            functions = ", ".join(f"`{function}`" for function in public)
+            yield f"| `{name.replace('.', '/')}.py` | {functions} | {backends} |"
 
 
 def _new_op(args: argparse.Namespace) -> int:
@@ -111,7 +127,7 @@ def _new_op(args: argparse.Namespace) -> int:
               "test.py": f"op_tests/{args.family}/test_{args.name}.py"}
     if existing := [place for place in places.values() if (root / place).exists()]:
         raise ValueError(f"new-op: {existing[0]} exists")
-    words = {"op": args.name, "family": args.family, "Call": "".join(map(str.capitalize, args.name.split("_"))) + "Call"}
+    words = {"op": args.name, "family": args.family, "Name": "".join(map(str.capitalize, args.name.split("_")))}
     templates = Path(__file__).with_name("new_op")
     for folder in {f"aiter_like/ops/{args.family}", f"aiter_like/ops/{args.family}/triton"}:
         start = root / folder / "__init__.py"
