@@ -6,7 +6,7 @@
 //   1. LANES lanes hold a group: one load of 16 bytes each, the largest magnitude, the scale
 //   2. quantise and store: in rows, or in the tiles of 16 tokens by 16 elements that matrix instructions read
 // Slots outside the cache are skipped. LDS: 4 bytes per wave. Bound: memory, 3 bytes per element.
-#include "aiter_like/kv_quant.h"
+#include "kv_quant.h"
 
 #if !defined(SOURCE) || !defined(LANES)
 #error "indexer_k_quant_and_cache.hip: -DSOURCE=bf16|f16|float -DLANES=8…1024"

@@ -10,7 +10,7 @@
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 8 bytes per wave.
 // Bound: memory. A row moves 4 · hidden · sizeof(ELEMENT) bytes, for 10 flop and 15 integer operations per element.
 #include "aiter_like/philox.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC)
 #error "dropout_layer_norm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DLANES -DVECTORS -DVEC"

@@ -9,7 +9,7 @@
 //
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
 // Bound: at decode sizes the launch, which is why there is one; beyond, memory: 2 · sizeof(ELEMENT) bytes per element.
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC)
 #error "fused_qk_rmsnorm.hip: -DELEMENT=bf16|f16|float -DWEIGHT=ELEMENT|float -DLANES -DVECTORS -DVEC"

@@ -14,7 +14,7 @@
 // Bound: at decode sizes the launch, which is why there is one; beyond, memory: sizeof(ELEMENT) + 1 bytes per element
 // of input, 3 · sizeof(ELEMENT) + 1 with a residual, 2 · sizeof(ELEMENT) of second.
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(SECOND_VECTORS) || !defined(QUANT) || !defined(GROUP) || !defined(HAS_RESIDUAL) || \

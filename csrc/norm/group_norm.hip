@@ -4,7 +4,7 @@
 // below. A group is a row: its positions, channel after channel as NCHW has them in memory; or (IS_CHANNELS_LAST) its
 // channels, position after position.
 //
-//   1. load the row into registers; mean and variance over the row's lanes, at once where that is exact (row_pairs.h)
+//   1. load the row into registers; mean and variance over the row's lanes, at once where that is exact (rows/pairs.h)
 //   2. scale, multiply with the weight, add the bias, silu, round, store
 //
 // A row longer than one workgroup should take (IS_SLICED) is cut into slices of what a workgroup's registers hold, in
@@ -18,7 +18,7 @@
 // Bound: memory, 2 · sizeof(ELEMENT) bytes per element; of slices that do not stay in a cache, 3 · sizeof(ELEMENT).
 #include "aiter_like/ffi.h"
 #include "aiter_like/math.h"
-#include "aiter_like/row_pairs.h"
+#include "aiter_like/rows/pairs.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(HAS_WEIGHT) || !defined(HAS_BIAS) || \
     !defined(IS_CHANNELS_LAST) || !defined(IS_SLICED) || !defined(LANES) || !defined(VECTORS) || !defined(VEC)

@@ -4,7 +4,7 @@
 // row. HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
 //   1. load the row (and what is added to it) into registers; mean and variance over the row's lanes, at once where
-//      that is exact (row_pairs.h)
+//      that is exact (rows/pairs.h)
 //   2. IS_QUANT: largest magnitude of y · x_scale over the row's lanes
 //   3. vector by vector: scale, multiply with the weight, add the bias; round, store
 // A row longer than the registers' capacity (IS_WHOLE 0) is read again for each step, mostly from cache.
@@ -13,8 +13,8 @@
 // Bound: memory. A row moves hidden · (sizeof(ELEMENT) + sizeof(OUT)) bytes, 2 · hidden · sizeof(ELEMENT) more with a
 // residual, for 7 flop per element. 4096 × 4096 bf16 = 67 MB, 12.7 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
-#include "aiter_like/row_pairs.h"
+#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/pairs.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(HAS_RESIDUAL) || !defined(HAS_X_BIAS) || !defined(HAS_WEIGHT) || \

@@ -14,8 +14,8 @@
 // Bound: memory. A row moves hidden · (sizeof(ELEMENT) + 1) bytes, 3 · sizeof(ELEMENT) + 1 with a residual: 4096 × 4096
 // bf16 = 50 MB, 9.5 us at 5.3 TB/s; about 7 flop per element.
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
-#include "aiter_like/row_pairs.h"
+#include "aiter_like/rows/operands.h"
+#include "aiter_like/rows/pairs.h"
 
 #if !defined(ELEMENT) || !defined(WEIGHT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(HAS_RESIDUAL) || !defined(HAS_SMOOTH) || \

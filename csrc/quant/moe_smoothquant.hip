@@ -13,7 +13,7 @@
 // Bound: memory. columns · (sizeof(ELEMENT) + topk) bytes per token, the factors mostly from cache: 4096 × 4096 bf16 to
 // 8 experts = 168 MB, 32 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || !defined(IS_WHOLE)
 #error "moe_smoothquant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t and sizes"

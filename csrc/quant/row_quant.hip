@@ -11,7 +11,7 @@
 // Bound: memory. A row moves columns · (sizeof(ELEMENT) + 1) bytes for 5 instructions per element: 8192 × 8192 bf16 =
 // 201 MB, 38 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(SMOOTH) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(HAS_SMOOTH)

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Dynamic quantisation of rows held as tiles (rows.h), to fp8 or int8: a scale per row (token), or per group of
+// Dynamic quantisation of rows held as tiles (rows/rows.h), to fp8 or int8: a scale per row (token), or per group of
 // consecutive columns. The rule, the same in scales.py and in triton_kernels/scales.py:
 //   scale = max(amax, 2^-110) / largest, q = round(x · (1 / scale)), saturated; value = q · scale
 // A row of zeros gives zeros and a finite scale above 0; a NaN makes the scale NaN, and with it every fp8 element NaN,
 // every int8 element 0; an infinity makes the scale infinite: its fp8 element NaN, all else 0.
 #pragma once
 
-#include "aiter_like/rows.h"
+#include "aiter_like/rows/rows.h"
 
 namespace aiter_like {
 

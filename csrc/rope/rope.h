@@ -4,8 +4,8 @@
 #pragma once
 
 #include "aiter_like/ffi.h"
-#include "aiter_like/rows.h"
-#include "aiter_like/sincos.h"
+#include "aiter_like/rows/rows.h"
+#include "sincos.h"
 
 namespace aiter_like {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "aiter_like/ffi.h"
-#include "aiter_like/rows.h"
+#include "aiter_like/rows/rows.h"
 
 #if AITER_LIKE_HOST_PASS
 namespace aiter_like::ffi {

@@ -3,7 +3,7 @@
 // two. For kernels that need a row's mean and variance, or its sum of squares and its largest magnitude.
 #pragma once
 
-#include "aiter_like/rows.h"
+#include "aiter_like/rows/rows.h"
 
 namespace aiter_like {
 
