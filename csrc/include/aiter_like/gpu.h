@@ -16,6 +16,7 @@
 #define __device__ __attribute__((device))
 #define __global__ __attribute__((global))
 #define __shared__ __attribute__((shared))
+#define __forceinline__ inline __attribute__((always_inline))
 #endif
 // clang ignores CUDA's launch bounds for AMD targets: without this attribute it assumes 1024 work-items, 128 VGPRs. The
 // second bound, workgroups per multiprocessor, is for CUDA's register allocation alone.

@@ -32,6 +32,9 @@ struct RowLayout {
 
   static_assert((kLanes & (kLanes - 1)) == 0 && kLanes <= 1024, "a power of two that fits a workgroup");
 
+  /// Workgroups that `rows` rows take.
+  static uint32_t workgroups(int64_t rows) { return static_cast<uint32_t>((rows + kRows - 1) / kRows); }
+
   __device__ static int lane() { return thread_index() % kLanes; }
   __device__ static int64_t row() {
     return int64_t{workgroup_index().x} * kRows + (kRows > 1 ? thread_index() / kLanes : 0);
