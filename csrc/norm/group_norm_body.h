@@ -31,19 +31,19 @@ struct GroupNormArgs {
   const Element* input;
   const Weight* weight;  // [channels], like bias
   const Weight* bias;
-  float* parts;  // [rows, slices, 2]: mean of a slice and sum of the squared deviations from it; kIsChannelsLast:
-                 // [samples, slices + 1, channels, 2], behind the slices mean and variance of groups instead
+  float* parts;  // [rows, slices, 2]: mean of a slice and sum of the squared deviations from it. kIsChannelsLast:
+                 // [samples, slices + 1, channels, 2]; the last slice holds mean and variance of the groups instead
   int64_t rows;
-  int size;        // of a row: channels of a group · positions
-  int channels;    // of a group
-  Divider groups;  // by those of a sample
-  Divider slices;  // by those of a row
-  Divider run;     // by the elements of one channel in a row; kIsChannelsLast: of one position
+  int size;        // elements of a row: channels of a group · positions
+  int channels;    // channels of a group
+  Divider groups;  // divides by the groups of a sample
+  Divider slices;  // divides by the slices of a row, or of a sample if kIsChannelsLast
+  Divider run;     // divides by the elements of one channel in a row, or of one position if kIsChannelsLast
   float epsilon;
   bool is_silu;
 };
 
-/// `size` elements of a row from `start` on, in the registers of the lanes; none of a row that is not there.
+/// `size` elements of a row, from element `start` on, in the registers of the lanes. A row that is not there has none.
 template <class Config, bool kIsAligned>
 struct GroupSlice {
   using Element = typename Config::Element;
@@ -51,12 +51,12 @@ struct GroupSlice {
   using Layout = typename Config::template Layout<kIsAligned>;
   using Args = GroupNormArgs<Config>;
 
-  // Aligned, an access stays within a channel's positions or a position's channels.
-  static constexpr int kFactors = kIsAligned && !Config::kIsChannelsLast ? 1 : Layout::kVec;  // of an access
+  // Factors of an access: an aligned one stays within a channel's positions or a position's channels.
+  static constexpr int kFactors = kIsAligned && !Config::kIsChannelsLast ? 1 : Layout::kVec;
 
   const Args& args;
-  int64_t first;  // of the row's elements, in the tensor
-  int channel;    // the row's first
+  int64_t first;  // index of the row's first element in the tensor
+  int channel;    // the row's first channel
   int start, size;
   RowTile<Layout, Element> x;
 
@@ -68,7 +68,7 @@ struct GroupSlice {
                                     : int64_t{row} * args.size;
   }
 
-  /// Of an element of the slice, from the row's first.
+  /// How far an element of the slice is from the row's first, in elements.
   __device__ int64_t offset(int column) const {
     if constexpr (!Config::kIsChannelsLast) return start + column;
     const int64_t position = args.run.divide(start + column);
@@ -98,7 +98,7 @@ struct GroupSlice {
     }
   }
 
-  /// Over the slice's lanes, of `count` elements.
+  /// Moments of the `count` elements that the lanes of the row hold together.
   __device__ Moments moments(int count, PairScratch<Layout>& sums_scratch, RowScratch<Layout>& deviations_scratch) {
     Pair sums{};
 #pragma unroll
@@ -122,7 +122,7 @@ struct GroupSlice {
   }
 
   using Factors = Packed<Weight, kFactors>;
-  /// Of an aligned access; of an unaligned one `factor` reads each itself.
+  /// Loads the factors of an aligned access. In an unaligned one `factor` reads each by itself.
   __device__ void load_factors(Factors& factors, const Weight* of_channels, int column) const {
     if constexpr (!kIsAligned) return;
     factors.load_if(column < size, of_channels + channel_of(column), of_channels);
@@ -132,10 +132,10 @@ struct GroupSlice {
     return column + e < size ? to_float(of_channels[channel_of(column + e)]) : 0.f;
   }
 
-  /// Writes the result, with the moments of the row.
+  /// Writes the result, for the moments of the row.
   __device__ void store(Moments moments) {
     x.drop_floats();
-    if constexpr (Config::kIsChannelsLast || !kIsAligned) {  // offsets are found again instead of kept since load()
+    if constexpr (Config::kIsChannelsLast || !kIsAligned) {  // computes offsets again instead of keeping them
       start = static_cast<int>(opaque(static_cast<uint32_t>(start)));
       size = static_cast<int>(opaque(static_cast<uint32_t>(size)));
     }
@@ -172,23 +172,18 @@ struct GroupSlice {
   }
 };
 
-/// Mean and variance of a row of `size` elements from its parts [slices, 2]: the squared deviations from the row's mean
-/// are those from each slice's, and its elements times the square of what is between the means (Chan et al. 1979).
-template <class Layout>
-__device__ inline Moments combined(const float* parts, int slices, int size, RowScratch<Layout>& means_scratch,
+/// Mean and variance of `size` elements from those of parts. each(f) calls f(elements, mean, squared deviations) for
+/// the lane's parts. The squared deviations from the mean of all are those from a part's mean, and its elements times
+/// the square of the difference between the two means (Chan et al. 1979).
+template <class Layout, class E>
+__device__ inline Moments combined(E each, int size, RowScratch<Layout>& means_scratch,
                                    RowScratch<Layout>& deviations_scratch) {
-  const auto count = [&](int slice) {
-    return static_cast<float>(slice < slices - 1 ? Layout::kCapacity : size - slice * Layout::kCapacity);
-  };
   float sum = 0.f, squares = 0.f;
-#pragma unroll 1
-  for (int slice = thread_index(); slice < slices; slice += Layout::kThreads) sum += count(slice) * parts[2 * slice];
+  each([&](float count, float mean, float) { sum += count * mean; });
   const float mean = row_sum<Layout>(sum, means_scratch) / static_cast<float>(size);
-#pragma unroll 1
-  for (int slice = thread_index(); slice < slices; slice += Layout::kThreads) {
-    const float deviation = parts[2 * slice] - mean;
-    squares += parts[2 * slice + 1] + count(slice) * deviation * deviation;
-  }
+  each([&](float count, float of_part, float deviations) {
+    squares += deviations + count * (of_part - mean) * (of_part - mean);
+  });
   return {mean, row_sum<Layout>(squares, deviations_scratch) / static_cast<float>(size)};
 }
 
@@ -201,7 +196,7 @@ struct SliceIndex {
   __device__ int64_t part(const Divider& slices) const { return int64_t{row} * slices.divisor + slice; }
 };
 
-/// The rows or the slice of one workgroup.
+/// What one workgroup does to its rows, or to its slice of a row.
 template <class Config, bool kIsAligned>
 struct GroupNormBody {
   using Element = typename Config::Element;
@@ -210,8 +205,9 @@ struct GroupNormBody {
   using Args = GroupNormArgs<Config>;
   using Slice = GroupSlice<Config, kIsAligned>;
 
-  /// Workgroups that a CUDA multiprocessor is to hold, by the registers that nvcc 13 needs not to spill: those of the
-  /// elements, of two accesses' factors where each element has its own, of the places of elements accessed one by one.
+  /// Workgroups that a CUDA multiprocessor is to hold, by the registers that nvcc 13 needs not to spill: for the
+  /// elements, for the factors of two accesses where each element has its own, and for the places of elements that are
+  /// accessed one by one.
   static constexpr int kMinGroups = [] {
     constexpr int kVectors = Layout::kVectors;
     constexpr int kElements = kVectors * Layout::kVec * int{sizeof(Element)} / 4 + (kVectors > 8 ? kVectors : 0);
@@ -232,7 +228,7 @@ struct GroupNormBody {
     row.store(moments);
   }
 
-  /// The moments of a slice.
+  /// The first launch for slices: the moments of a slice.
   __device__ __forceinline__ static void run_parts(const Args& args) {
     __shared__ PairScratch<Layout> sums_scratch;
     __shared__ RowScratch<Layout> deviations_scratch;
@@ -246,7 +242,7 @@ struct GroupNormBody {
     part[1] = moments.variance * static_cast<float>(slice.size);
   }
 
-  /// A slice, with the moments of its row.
+  /// The second launch: the result of a slice, for the moments of its row.
   __device__ __forceinline__ static void run_slices(const Args& args) {
     __shared__ RowScratch<Layout> means_scratch, deviations_scratch;
     const uint32_t slices = args.slices.divisor;
@@ -254,7 +250,15 @@ struct GroupNormBody {
     Slice slice = slice_of(args, index);
     slice.load();
     const float* parts = args.parts + 2 * (index.part(args.slices) - index.slice);
-    slice.store(combined<Layout>(parts, static_cast<int>(slices), args.size, means_scratch, deviations_scratch));
+    const auto each = [&](auto f) {
+      const int last = static_cast<int>(slices) - 1;
+#pragma unroll 1
+      for (int i = thread_index(); i <= last; i += Layout::kThreads) {
+        const int count = i < last ? Layout::kCapacity : args.size - i * Layout::kCapacity;
+        f(static_cast<float>(count), parts[2 * i], parts[2 * i + 1]);
+      }
+    };
+    slice.store(combined<Layout>(each, args.size, means_scratch, deviations_scratch));
   }
 
  private:

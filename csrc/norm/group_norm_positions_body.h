@@ -6,15 +6,15 @@
 //
 // Tile: kLanes lanes take the channels of as many positions as they cover, kVec channels each, kVectors accesses at a
 // time. LDS: 8 bytes per element of an access of all lanes.
-// Bound: memory, 3 · sizeof(Element) bytes per element, 2 · of slices that stay in a cache.
+// Bound: memory, 3 · sizeof(Element) bytes per element; 2 · sizeof(Element) of slices that stay in a cache.
 #pragma once
 
 #include "group_norm_body.h"
 
 namespace aiter_like {
 
-/// Some positions of a sample, with the channels that a workgroup takes, kVec neighbours per lane: kLanes / `width`
-/// positions at once, kVectors accesses of a lane in flight.
+/// Some positions of a sample, with the channels that a workgroup takes. A lane takes kVec neighbouring channels, and a
+/// workgroup kLanes / `width` positions at once, with kVectors accesses of each lane in flight.
 template <class Config, int kVec>
 struct Positions {
   using Element = typename Config::Element;
@@ -23,10 +23,11 @@ struct Positions {
   static constexpr int kLanes = Layout::kLanes, kVectors = Layout::kVectors;
 
   const Args& args;
-  int sample, slice, width, row, rows;  // lanes of a position; the lane's place among the positions taken at once
-  int channel, channels;                // the lane's first; of the tensor
-  int first, count;                     // positions of the slice
-  bool is_there;
+  int sample, slice;
+  int width, row, rows;   // lanes of a position; the lane's position among the `rows` that are taken at once
+  int channel, channels;  // the lane's first channel; channels of the tensor
+  int first, count;       // the slice's first position, and how many it has
+  bool is_there;          // lanes that a position needs no more are not
 
   __device__ Positions(const Args& args, uint32_t index) : args(args) {
     const uint32_t slices = args.slices.divisor;
@@ -43,13 +44,13 @@ struct Positions {
     first = slice * length < positions ? slice * length : positions;
     count = positions - first < length ? positions - first : length;
   }
-  /// Positions of the slice that row `row` of lanes takes.
+  /// How many positions of the slice row `row` of lanes takes.
   __device__ int count_of(int row) const { return row < count ? (count - row + rows - 1) / rows : 0; }
   __device__ int64_t place(int position) const {
     return (int64_t{sample} * (args.size / args.channels) + first + position) * channels + channel;
   }
 
-  /// f(position, access) for each position of the lane, kVectors of which are loaded before the first is used.
+  /// Calls f(position, access) for each position of the lane. kVectors of them are loaded before the first is used.
   template <class F>
   __device__ void each(F f) const {
     if (!is_there) return;
@@ -70,8 +71,8 @@ struct Positions {
   }
 };
 
-/// Mean and squared deviations of each channel in a slice. A lane's are of differences from its first value, which cost
-/// no more digits than that is standard deviations away from their mean.
+/// The first launch: mean and squared deviations of each channel in a slice. A lane sums differences from its first
+/// value: the further that is from the mean, in standard deviations, the more digits are lost.
 template <class Config, int kVec>
 struct GroupNormChannelsBody {
   using Element = typename Config::Element;
@@ -105,7 +106,7 @@ struct GroupNormChannelsBody {
     }
     workgroup_barrier();
     const int taken = positions.width * kVec, total = positions.count;
-    for (int c = thread_index(); c < taken; c += kLanes) {  // as `combined` does, over the rows of lanes
+    for (int c = thread_index(); c < taken; c += kLanes) {  // like `combined`, over the rows of lanes
       float mean = 0.f, deviation = 0.f;
       for (int row = 0; row < positions.rows; ++row)
         mean += static_cast<float>(positions.count_of(row)) * means[row * taken + c];
@@ -121,7 +122,7 @@ struct GroupNormChannelsBody {
   }
 };
 
-/// Mean and variance of a group per workgroup, from those of its channels in all slices.
+/// The second launch: a workgroup makes a group's mean and variance from those of its channels in all slices.
 template <class Config>
 struct GroupNormMomentsBody {
   using Args = GroupNormArgs<Config>;
@@ -143,21 +144,15 @@ struct GroupNormMomentsBody {
         f(static_cast<float>(rest < 0 ? 0 : rest < length ? rest : length), part[0], part[1]);
       }
     };
-    float sum = 0.f, squares = 0.f;
-    each([&](float count, float mean, float) { sum += count * mean; });
-    const float mean = row_sum<Layout>(sum, means_scratch) / static_cast<float>(args.size);
-    each([&](float count, float of_slice, float deviations) {
-      squares += deviations + count * (of_slice - mean) * (of_slice - mean);
-    });
-    const float variance = row_sum<Layout>(squares, deviations_scratch) / static_cast<float>(args.size);
+    const Moments moments = combined<Layout>(each, args.size, means_scratch, deviations_scratch);
     if (thread_index() != 0) return;
-    float* moments = parts + 2 * (int64_t{slices} * channels + group);
-    moments[0] = mean;
-    moments[1] = variance;
+    float* of_groups = parts + 2 * (int64_t{slices} * channels + group);
+    of_groups[0] = moments.mean;
+    of_groups[1] = moments.variance;
   }
 };
 
-/// The result of a slice, with the moments of its groups.
+/// The third launch: the result of a slice, for the moments of its groups.
 template <class Config, int kVec>
 struct GroupNormPositionsBody {
   using Element = typename Config::Element;
