@@ -97,7 +97,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
 
 void launch_act_and_mul_quant(const ActAndMulQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+  const dim3 grid(Layout::workgroups(args.rows));
   if (is_aligned)
     launch_overlapped(act_and_mul_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else

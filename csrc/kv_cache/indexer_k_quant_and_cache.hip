@@ -35,7 +35,7 @@ indexer_k_quant_and_cache_kernel(IndexerArgs args) {
 
 void launch_indexer_k_quant_and_cache(const IndexerArgs& args, bool is_tiled, bool is_wide, Stream stream) {
   using Layout = RowLayout<LANES, 1, 1>;
-  const dim3 grid((args.tokens * args.groups + Layout::kRows - 1) / Layout::kRows);
+  const dim3 grid(Layout::workgroups(args.tokens * args.groups));
   if (is_tiled && is_wide)
     launch_overlapped(indexer_k_quant_and_cache_kernel<kVector, Pack::kTiles>, grid, Layout::kThreads, stream, args);
   else if (is_tiled)

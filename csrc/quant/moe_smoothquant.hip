@@ -77,9 +77,9 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
 
 void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const int64_t groups = (args.tokens + Layout::kRows - 1) / Layout::kRows;
-  const int step = groups * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
-  const dim3 grid(static_cast<uint32_t>(groups), static_cast<uint32_t>(step));
+  const uint32_t groups = Layout::workgroups(args.tokens);
+  const int step = int64_t{groups} * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
+  const dim3 grid(groups, static_cast<uint32_t>(step));
   if (is_aligned)
     launch_overlapped(moe_smoothquant_kernel<true>, grid, Layout::kThreads, stream, args, step);
   else

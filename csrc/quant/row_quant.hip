@@ -89,7 +89,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
 
 void launch_row_quant(const RowQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+  const dim3 grid(Layout::workgroups(args.rows));
   if (is_aligned)
     launch_overlapped(row_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else
