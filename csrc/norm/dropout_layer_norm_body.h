@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Dropout, residual add and LayerNorm: x = dropout(input) + residual_in, row by row, in fp32, its rounded value becomes
-// residual_out; out = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias. HIP (gfx9) and CUDA.
+// Dropout, residual add and LayerNorm: x = dropout(input) + residual_in, row by row, in fp32, and its rounded value
+// becomes residual_out; out = (x - mean(x)) / sqrt(var(x) + epsilon) · weight + bias. HIP (gfx9) and CUDA.
 // dropout_layer_norm.hip says what a Config holds; its kLanes · kVectors · kVec elements cover a row.
 //
 //   1. load row and residual; drop elements by Philox, four of them per counter
@@ -28,12 +28,12 @@ struct DropoutLayerNormArgs {
   uint64_t seed, offset;
   int64_t rows;
   int hidden;
-  uint32_t threshold;  // of 2^24: elements whose random number is below are dropped
+  uint32_t threshold;  // an element is dropped if its random number of 24 bits is below
   float kept_scale;    // 1 / (1 - p)
   float epsilon;
 };
 
-/// The rows of one workgroup.
+/// What one workgroup does to its rows.
 template <class Config, bool kIsAligned>
 struct DropoutLayerNormBody {
   using Element = typename Config::Element;
@@ -54,7 +54,7 @@ struct DropoutLayerNormBody {
     RowTile<Layout, Element> input, residual;
     input.load(args.input.row(row), hidden);
     residual.load(args.residual_in.row(row), hidden);
-    RowTile<Layout, float> x;  // the sum with what is kept
+    RowTile<Layout, float> x;  // residual_in + dropout(input)
     const uint64_t first = args.offset + static_cast<uint64_t>(row) * ((args.hidden + 3) / 4);
 #pragma unroll
     for (int v = 0; v < Layout::kVectors; ++v) {

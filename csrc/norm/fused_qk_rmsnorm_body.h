@@ -8,7 +8,8 @@
 //   3. scale, multiply with the weight, round, store
 //
 // Tile: kLanes lanes take a row, kVectors · kVec elements each. LDS: 4 bytes per wave.
-// Bound: at decode sizes the launch, which is why there is one; beyond, memory: 2 · sizeof(Element) bytes per element.
+// Bound: at decode sizes the time of a launch, which is why there is only one; at larger ones memory:
+// 2 · sizeof(Element) bytes per element.
 #pragma once
 
 #include "aiter_like/rows/rows.h"
@@ -33,7 +34,7 @@ struct QkRmsNormArgs {
   int64_t q_rows;  // rounded up to whole workgroups
 };
 
-/// The rows of one workgroup.
+/// What one workgroup does to its rows.
 template <class Config, bool kIsAligned>
 struct QkRmsNormBody {
   using Element = typename Config::Element;

@@ -6,12 +6,13 @@
 //
 //   1. the first workgroups take the rows of input, the others those of second: each loads its row into registers
 //   2. stores the sum with the residual; the sum of squares over the row's lanes
-//   3. stores y as it is where that is wanted, as it always is of second
+//   3. stores y as it is: of second always, of input if kHasPlain
 //   4. scale found per row: largest magnitude of y over the row's lanes; y quantised is stored
 //
 // Tile: kLanes lanes take a row, kVectors · kVec elements each. LDS: 8 bytes per wave.
-// Bound: at decode sizes the launch, which is why there is one; beyond, memory: sizeof(Element) + 1 bytes per element
-// of input, 3 · sizeof(Element) + 1 with a residual, 2 · sizeof(Element) of second.
+// Bound: at decode sizes the time of a launch, which is why there is only one; at larger ones memory:
+// sizeof(Element) + 1 bytes per element of input, 3 · sizeof(Element) + 1 with a residual; 2 · sizeof(Element) per
+// element of second.
 #pragma once
 
 #include "aiter_like/quant.h"
@@ -21,7 +22,7 @@ namespace aiter_like {
 /// How y is quantised: not at all, by a scale in memory, or by scales found per row or per kGroup columns (quant.h).
 enum class Quant { none, fixed, found };
 
-/// What both matrices have.
+/// What the operator takes of either matrix.
 template <class Config>
 struct NormSide {
   using Element = typename Config::Element;
@@ -42,12 +43,12 @@ struct FusedRmsQuantArgs {
   Matrix<typename Config::Out> out;
   Matrix<Element> residual_out;
   Matrix<const Element> residual_in;
-  float* scale;                        // [1] if fixed
+  float* scale;                        // [1] if Quant::fixed
   int64_t scale_stride, group_stride;  // scales from row to row, from group to group
   int64_t first_rows;                  // rounded up to whole workgroups
 };
 
-/// The rows of one workgroup.
+/// What one workgroup does to its rows.
 template <class Config, bool kIsAligned>
 struct FusedRmsQuantBody {
   using Element = typename Config::Element;
@@ -68,7 +69,7 @@ struct FusedRmsQuantBody {
   }
 
  private:
-  /// Rows of input (kIsFirst) or of second, `index` counted among them.
+  /// The lane's row, number `index` of input (kIsFirst) or of second.
   template <class Rows, bool kIsFirst>
   __device__ static void norm_rows(const Args& args, const NormSide<Config>& side, int64_t index) {
     constexpr bool kHasResidual = kIsFirst && Config::kHasResidual, kHasPlain = !kIsFirst || Config::kHasPlain;

@@ -32,7 +32,7 @@ struct GatedRmsNormArgs {
   float epsilon;
 };
 
-/// The rows of one workgroup.
+/// What one workgroup does to its rows.
 template <class Config, bool kIsAligned>
 struct GatedRmsNormBody {
   using Element = typename Config::Element;

@@ -38,7 +38,7 @@ struct LayerNormArgs {
   float epsilon;
 };
 
-/// The rows of one workgroup.
+/// What one workgroup does to its rows.
 template <class Config, bool kIsAligned>
 struct LayerNormBody {
   using Element = typename Config::Element;

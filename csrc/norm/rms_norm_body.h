@@ -30,7 +30,7 @@ struct RmsNormArgs {
   float epsilon;
 };
 
-/// The rows of one workgroup.
+/// What one workgroup does to its rows: device code that a kernel of another module may call too.
 template <class Config, bool kIsAligned>
 struct RmsNormBody {
   using Element = typename Config::Element;
@@ -90,6 +90,7 @@ struct RmsNormBody {
   }
 };
 
+/// The kernel is a template of its body, so that two configurations are two kernels.
 template <class Body>
 __global__ __launch_bounds__(Body::Layout::kThreads, Body::kMinGroups) void rms_norm_kernel(typename Body::Args args) {
   await_stream();

@@ -37,7 +37,7 @@ struct RmsNormQuantArgs {
   float epsilon;
 };
 
-/// The rows of one workgroup.
+/// What one workgroup does to its rows.
 template <class Config, bool kIsAligned>
 struct RmsNormQuantBody {
   using Element = typename Config::Element;
