@@ -17,6 +17,7 @@ struct Config {
   using Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>;
 };
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
 template void launch_dropout_layer_norm(const DropoutLayerNormArgs<Config>&, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS

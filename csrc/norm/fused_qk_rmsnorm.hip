@@ -16,6 +16,7 @@ struct Config {
   using Layout = RowLayout<LANES, VECTORS, VEC, kIsAligned>;
 };
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
 template void launch_fused_qk_rmsnorm(QkRmsNormArgs<Config>, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS

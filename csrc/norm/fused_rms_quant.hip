@@ -28,6 +28,7 @@ struct Config {
   static constexpr bool kIsGemma = IS_GEMMA;      // multiplies by weight + 1
 };
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
 template void launch_fused_rms_quant(FusedRmsQuantArgs<Config>, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS

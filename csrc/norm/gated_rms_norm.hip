@@ -20,6 +20,7 @@ struct Config {
   static constexpr bool kIsQuant = IS_QUANT;
 };
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
 template void launch_gated_rms_norm(const GatedRmsNormArgs<Config>&, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS

@@ -30,6 +30,7 @@ void launch_aligned(const GroupNormArgs<Config>& args, Stream stream) {
     launch_group_norm<Config, kIsAligned>(args, stream);
 }
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
 void launch(const GroupNormArgs<Config>& args, bool is_aligned, Stream stream) {
   if (is_aligned)
     launch_aligned<true>(args, stream);

@@ -24,6 +24,7 @@ struct Config {
   static constexpr bool kHasSmooth = HAS_SMOOTH;  // x_scale
 };
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
 template void launch_layer_norm(const LayerNormArgs<Config>&, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS

@@ -21,6 +21,7 @@ struct Config {
   static constexpr bool kIsModelSensitive = IS_MODEL_SENSITIVE;  // rounds before it multiplies with the weight
 };
 
+// In both passes, since the device pass compiles only the kernels that a launch names.
 template void launch_rms_norm(const RmsNormArgs<Config>&, bool, Stream);
 
 #if AITER_LIKE_HOST_PASS
