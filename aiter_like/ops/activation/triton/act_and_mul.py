@@ -20,7 +20,7 @@ _MAX_GRID = 65535  # programs along the second and third dimension
 
 @triton.jit
 def _gelu(x, IS_BF16: tl.constexpr):
-    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|), by csrc/include/aiter_like/activation.h's fits; IS_BF16: the short one.
+    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|), by csrc/activation/activation.h's fits; IS_BF16: the short one.
 
     Counted for sm_90: 24 instructions per element of bf16, 26 of others, all of the kernel included; silu: 15."""
     a = tl.minimum(tl.abs(x), 40.0)  # an infinity would make 0 · ∞ of the tail; NaN stays in the power

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Two numbers of a row at once: waves that share it meet at one barrier, where two reductions one after the other need
-// two. For kernels that need a row's mean and variance, or its sum of squares and its largest magnitude.
+// Reductions of two numbers of a row at once: the waves that share the row meet at one barrier, not at two. Kernels
+// need them for a row's mean and variance, or for its sum of squares and its largest magnitude.
 #pragma once
 
-#include "aiter_like/rows.h"
+#include "aiter_like/rows/rows.h"
 
 namespace aiter_like {
 
@@ -17,7 +17,7 @@ struct PairScratch {
   Pair partial[Layout::kThreads / kWaveSize];
 };
 
-/// Combines the waves' pairs, from zeros on and in their order, in every lane: f(f(f({}, first), second), …).
+/// Combines the waves' pairs in their order, starting with zeros, in every lane: f(f(f({}, first), second), …).
 template <class Layout, class F>
 __device__ inline Pair across_row(Pair of_wave, PairScratch<Layout>& scratch, F f) {
   if constexpr (Layout::kLanes <= kWaveSize) return of_wave;
@@ -29,7 +29,7 @@ __device__ inline Pair across_row(Pair of_wave, PairScratch<Layout>& scratch, F 
   return total;
 }
 
-/// Half the lanes of a wave that share a row.
+/// Half as many as the lanes of a wave that share a row.
 template <class Layout>
 constexpr int kHalfLanes = (Layout::kLanes < kWaveSize ? Layout::kLanes : kWaveSize) / 2;
 
@@ -48,7 +48,8 @@ __device__ inline Pair row_sum_and_max(Pair x, PairScratch<Layout>& scratch) {
       x, scratch, [](Pair a, Pair b) { return Pair{a.first + b.first, larger(a.second, b.second)}; });
 }
 
-/// Whether `condition`, alike in the lanes of a row, holds for a row of the wave: all its lanes then branch alike.
+/// Whether `condition`, which is the same in the lanes of a row, holds for any row of the wave: all lanes of the wave
+/// then take the same branch.
 template <class Layout>
 __device__ inline bool any_row(bool condition) {
   return Layout::kLanes > kWaveSize ? condition : wave_any(condition);
@@ -59,15 +60,16 @@ struct Moments {
 };
 
 /// Mean and variance of a row of `size` elements, from the sums of a lane's elements and of their squares.
-/// deviations(mean) gives a lane's sum of squared deviations from it; it is asked where a difference of the sums would
-/// lose more than a binary digit (mean² above the variance: an offset, or equal elements), as two reductions have it.
+/// deviations(mean) gives a lane's sum of squared deviations from the mean. It is called where the difference of the
+/// two sums would lose more than a binary digit: where mean² is above the variance, because of an offset or of equal
+/// elements.
 template <class Layout, class F>
 __device__ inline Moments row_moments(Pair sums, float size, F deviations, PairScratch<Layout>& scratch,
                                       RowScratch<Layout>& deviations_scratch) {
   const Pair total = row_sums<Layout>(sums, scratch);
   const float mean = total.first / size;
   float variance = total.second / size - mean * mean;
-  const bool is_lossy = !(mean * mean <= variance);  // as NaN is
+  const bool is_lossy = !(mean * mean <= variance);  // true for NaN
   if (any_row<Layout>(is_lossy)) {
     const float exact = row_sum<Layout>(deviations(mean), deviations_scratch) / size;
     variance = is_lossy ? exact : variance;  // a row's result does not depend on its neighbours

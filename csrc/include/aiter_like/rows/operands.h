@@ -4,7 +4,7 @@
 #pragma once
 
 #include "aiter_like/ffi.h"
-#include "aiter_like/rows.h"
+#include "aiter_like/rows/rows.h"
 
 #if AITER_LIKE_HOST_PASS
 namespace aiter_like::ffi {
@@ -55,7 +55,7 @@ class RowOperands {
     return tensor.has_value() ? vector<T>(tensor.value(), name) : nullptr;
   }
 
-  /// The scales [rows, groups] of a quantiser; the elements from group to group go to `group_stride`.
+  /// The scales [rows, groups] of a quantiser. `group_stride` becomes the number of elements from group to group.
   /// Throws TypeError or ValueError unless `tensor` is such a matrix, or has that many dense elements.
   Matrix<float> scales(const Tensor& tensor, int64_t groups, int64_t& group_stride) const {
     if (!has_element<float>(tensor)) TVM_FFI_THROW(TypeError) << op_ << ": scale must have dtype float32";

@@ -20,9 +20,10 @@ struct RowLayout {
   static constexpr int kRows = kThreads / kLanes;  // rows of a workgroup
   static constexpr int kCapacity = kLanes * kVectors * kVec;
 
-  /// Workgroups that a CUDA multiprocessor shall hold: as many as their registers allow, since a barrier idles a
-  /// workgroup and others must keep the memory busy meanwhile. For a kernel that keeps `bytes` for each element of a
-  /// lane and, of two vectors at a time, factors of `factor_bytes`. The formula is what nvcc 13 needs not to spill.
+  /// Workgroups that a CUDA multiprocessor is to hold: as many as their registers allow, since a workgroup idles at a
+  /// barrier and others must keep the memory busy meanwhile. The kernel keeps `bytes` for each element of a lane, and
+  /// `factor_bytes` for each element of two vectors at a time. nvcc 13 needs as many registers not to spill as the
+  /// formula gives.
   static constexpr int min_groups(int bytes, int factor_bytes = 2) {
     const int words = bytes * kVectors * kVec / 4, factor_words = 2 * kVec * (factor_bytes - 2) / 4;
     const int registers = words <= 8 && factor_bytes <= 4 ? 32 : 22 + (words + factor_words) * 9 / 8;
@@ -32,12 +33,15 @@ struct RowLayout {
 
   static_assert((kLanes & (kLanes - 1)) == 0 && kLanes <= 1024, "a power of two that fits a workgroup");
 
+  /// Workgroups that `rows` rows take.
+  static uint32_t workgroups(int64_t rows) { return static_cast<uint32_t>((rows + kRows - 1) / kRows); }
+
   __device__ static int lane() { return thread_index() % kLanes; }
   __device__ static int64_t row() {
     return int64_t{workgroup_index().x} * kRows + (kRows > 1 ? thread_index() / kLanes : 0);
   }
   __device__ static int column(int vector) { return (vector * kLanes + lane()) * kVec; }
-  /// Address of a vector's first element. Those of a lane's vectors are a constant apart, which an access adds itself.
+  /// Address of a vector's first element. A lane's vectors are a constant apart, which an access adds itself.
   template <class T>
   __device__ static T* place(T* row, int vector) {
     return row + static_cast<uint32_t>(lane() * kVec) + static_cast<int64_t>(vector) * (kLanes * kVec);
@@ -113,7 +117,7 @@ struct RowTile {
     for (int v = 0; v < Layout::kVectors; ++v) load(row, columns, v);
   }
 
-  /// Of a tile of floats.
+  /// Only in a tile of floats.
   __device__ void set(int vector, int element, float x) { data[vector].words[element] = float_bits(x); }
   __device__ float at(int vector, int element) const { return data[vector].at(element); }
 
@@ -125,7 +129,7 @@ struct RowTile {
 };
 
 /// The elements of a row that a lane holds, or (kIsSum) their sums with other rows': a sum is kept in fp32, in no more
-/// registers than its terms, and converted once.
+/// registers than its terms, and is converted once.
 template <class Layout, class T, bool kIsSum>
 struct SumTile : RowTile<Layout, T> {};
 
@@ -143,8 +147,9 @@ struct SumTile<Layout, T, true> : RowTile<Layout, float> {
   }
 };
 
-/// f(vector) for each vector of the lane, load(vector) before it and before the previous f: what f stores could be what
-/// load reads, for all the compiler knows, and two vectors of factors take fewer registers than a tile of them.
+/// Calls f(vector) for each vector of the lane, and load(vector) before the previous vector's f. The compiler has to
+/// assume that f stores what a later load reads, so it would not move a load up; and the factors of two vectors take
+/// fewer registers than those of all.
 template <class Layout, class L, class F>
 __device__ inline void each_vector(L load, F f) {
   load(0);

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "aiter_like/ffi.h"
-#include "aiter_like/rows.h"
-#include "aiter_like/sincos.h"
+#include "aiter_like/rows/rows.h"
+#include "sincos.h"
 
 namespace aiter_like {
 
@@ -21,13 +21,10 @@ struct RopeIndices {
 
 /// kVec neighbouring elements as they are in memory.
 template <class T, int kVec>
-struct RopePack {
-  using Word = typename WordOf<kVec * sizeof(T) % 4 == 0 ? 4 : kVec * sizeof(T)>::type;
-  static constexpr int kPerWord = sizeof(Word) / sizeof(T), kWords = kVec / kPerWord;
+struct RopePack : Packed<T, kVec> {
+  using typename Packed<T, kVec>::Word;
+  using Packed<T, kVec>::kPerWord, Packed<T, kVec>::kWords, Packed<T, kVec>::words;
 
-  Vec<Word, kWords> words;
-
-  __device__ void load(const T* address) { words = load_vec<kWords>(reinterpret_cast<const Word*>(address)); }
   /// Its first half from `low`, its second from `high`.
   __device__ void load_halves(const T* low, const T* high) {
     const auto first = load_vec<kWords / 2>(reinterpret_cast<const Word*>(low));
@@ -39,16 +36,6 @@ struct RopePack {
     }
   }
   __device__ void store(T* address) const { store_vec(reinterpret_cast<Word*>(address), words); }
-  __device__ float at(int element) const {
-    const Word word = words[element / kPerWord] >> (8 * sizeof(T) * (element % kPerWord));
-    return to_float(__builtin_bit_cast(T, static_cast<typename WordOf<sizeof(T)>::type>(word)));
-  }
-  /// As Packed's: the floats of it are made again where they are used from here on.
-  __device__ void drop_floats() {
-    if constexpr (sizeof(Word) == 4)
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) words[w] = opaque(words[w]);
-  }
   __device__ void negate() {
     constexpr uint32_t kSigns = sizeof(T) == 2 && kPerWord == 2 ? 0x80008000u : 1u << (8 * sizeof(T) - 1);
 #pragma unroll
