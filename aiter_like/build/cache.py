@@ -67,6 +67,8 @@ def _usable_root(override: str, _xdg: str, _home: str | None) -> Path:  # the la
             root = Path(override).expanduser().absolute()
         else:
             root = platformdirs.user_cache_path("aiter_like", appauthor=False)
+            if not root.is_absolute():
+                raise RuntimeError(f"there is no home directory for {root}")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()
         if status.st_uid != os.geteuid():  # libraries from here are loaded: nobody else may write them
