@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 

@@ -4,10 +4,10 @@
 #pragma once
 #include <memory>
 
-#include "memory.h"
 #include "report.h"
+#include "run/memory.h"
+#include "run/wave.h"
 #include "settings.h"
-#include "wave.h"
 
 namespace sim {
 

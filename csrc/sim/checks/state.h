@@ -6,7 +6,7 @@
 
 #include "checks/checks.h"
 #include "checks/waitstate.h"
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 

@@ -8,8 +8,8 @@
 
 #include "checks/state.h"
 #include "isa/dpp.h"
+#include "isa/lanes.h"
 #include "isa/mfma.h"
-#include "lanes.h"
 
 namespace sim {
 namespace {

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "hip/defer.h"
-#include "memory.h"
 #include "report.h"
+#include "run/memory.h"
 #include "settings.h"
 
 namespace sim::hip {

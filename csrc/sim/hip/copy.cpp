@@ -5,8 +5,8 @@
 
 #include "hip/defer.h"
 #include "hip/graph.h"
-#include "memory.h"
-#include "traps.h"
+#include "run/memory.h"
+#include "run/traps.h"
 
 namespace sim::hip {
 namespace {

@@ -7,7 +7,7 @@
 #include <condition_variable>
 #include <utility>
 
-#include "slot.h"
+#include "run/slot.h"
 
 namespace sim::hip {
 

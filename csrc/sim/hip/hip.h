@@ -7,8 +7,8 @@
 #include <mutex>
 #include <string>
 
-#include "loader.h"
-#include "run.h"
+#include "load/loader.h"
+#include "run/run.h"
 
 #define HIP_API extern "C" __attribute__((visibility("default")))
 

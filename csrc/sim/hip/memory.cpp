@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Allocations, registered host memory, and what the program may ask about a pointer.
-#include "memory.h"
+#include "run/memory.h"
 
 #include <cstring>
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "hip/stream.h"
-#include "memory.h"
+#include "run/memory.h"
 
 extern "C" int hipMallocAsync(void** out, size_t bytes, void* stream);
 

@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "checks/checks.h"
-#include "lanes.h"
+#include "isa/lanes.h"
 
 namespace sim {
 

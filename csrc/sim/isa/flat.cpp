@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // GLOBAL, FLAT and SCRATCH: device memory, the LDS and scratch apertures, private memory. Cache bits have no effect.
 #include "isa/atomics.h"
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {

@@ -2,7 +2,7 @@
 // The 8-bit floats of gfx942 (FNUZ): e4m3 has bias 8 and largest value 240, e5m2 bias 16 and 57,344. 0x80 is the only
 // NaN; there is no infinity and no -0. Sources: CDNA3 ISA document; torch.float8_e4m3fnuz and float8_e5m2fnuz.
 #pragma once
-#include "math.h"
+#include "isa/math.h"
 
 namespace sim {
 

@@ -8,11 +8,11 @@
 
 #include <algorithm>
 
-#include "decode.h"
 #include "isa/dpp.h"
 #include "isa/half_flush.h"
 #include "isa/math.h"
-#include "loader.h"
+#include "load/decode.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Control: branches, the program counter, waits, barriers, the end of a wave; hardware registers.
-#include "salu.h"
+#include "isa/salu.h"
 
 namespace sim {
 namespace {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Vector operations with modifiers: DPP, SDWA, op_sel, neg/abs/sext on the sources; clamp, dst_sel and op_sel on the
 // result. One generic body for all rows; what a row computes comes in as Form::body.
-#include "valu.h"
+#include "isa/valu.h"
 
-#include "dpp.h"
+#include "isa/dpp.h"
 
 namespace sim {
 namespace {

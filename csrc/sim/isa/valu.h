@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lanes.h"
+#include "isa/lanes.h"
 
 // Loops that call libm stay scalar; that is no mistake worth a warning.
 #pragma clang diagnostic ignored "-Wpass-failed"

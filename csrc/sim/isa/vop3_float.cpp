@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // VOP3 on floats: fused multiply-add, min/max/med of three, f64 arithmetic, the division helpers, packing conversions.
-#include "float8.h"
-#include "valu.h"
+#include "isa/float8.h"
+#include "isa/valu.h"
 
 namespace sim {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ELF → Code: mapped image, relocations, kernels with their metadata, decoded functions. Input may be
 // damaged: every read is checked, and a bad one is a Fault that names the field.
-#include "loader.h"
+#include "load/loader.h"
 
 #include <elf.h>
 #include <sys/mman.h>
@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "container.h"
-#include "decode.h"
-#include "memory.h"
-#include "msgpack.h"
+#include "load/container.h"
+#include "load/decode.h"
+#include "load/msgpack.h"
+#include "run/memory.h"
 
 namespace sim {
 namespace {

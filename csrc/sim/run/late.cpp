@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which counter retires what, in the adversary's order: as late as the waits allow. vmcnt retires in issue order, and
 // so does lgkmcnt for LDS; scalar loads among them come in any order.
-#include "late.h"
+#include "run/late.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Grid → workgroups on worker threads: who runs next, forward progress between workgroups, deadlocks, counters.
-#include "run.h"
+#include "run/run.h"
 
 #include <sched.h>
 #include <xmmintrin.h>
@@ -14,12 +14,12 @@
 #include <utility>
 
 #include "checks/checks.h"
-#include "launch_state.h"
 #include "report.h"
+#include "run/launch_state.h"
+#include "run/traps.h"
+#include "run/waves.h"
+#include "run/workers.h"
 #include "settings.h"
-#include "traps.h"
-#include "waves.h"
-#include "workers.h"
 
 namespace sim {
 namespace {

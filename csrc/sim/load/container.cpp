@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Finding the gfx942 ELF file in what clang wraps around it.
-#include "container.h"
+#include "load/container.h"
 
 #include <dlfcn.h>
 #include <elf.h>

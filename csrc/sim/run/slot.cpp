@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Memory of resident workgroups and how many of them there may be.
-#include "slot.h"
+#include "run/slot.h"
 
 #include <sys/mman.h>
 
 #include <algorithm>
 
-#include "launch_state.h"
+#include "run/launch_state.h"
 
 namespace sim {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Bytes → text by LLVM's C disassembler, found at run time; text → Inst by parse.cpp. Joins the tables of isa/.
-#include "decode.h"
+#include "load/decode.h"
 
 #include <dlfcn.h>
 
@@ -8,8 +8,8 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "loader.h"
-#include "traps.h"
+#include "load/loader.h"
+#include "run/traps.h"
 
 namespace sim {
 namespace {

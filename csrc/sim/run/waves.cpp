@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The run loop. A wave that used up its share, or sleeps, is looked at: one that comes back to the same instruction
 // with the same registers waits for memory that others write, and will wait for ever if they wait too.
-#include "waves.h"
+#include "run/waves.h"
 
 #include <algorithm>
 #include <numeric>
@@ -9,7 +9,7 @@
 
 #include "checks/checks.h"
 #include "isa/mode.h"
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Argument segment, dispatch packet and initial registers, as LLVM's AMDGPU usage guide describes them for gfx942.
-#include "launch_state.h"
+#include "run/launch_state.h"
 
 #include <algorithm>
 #include <cstring>

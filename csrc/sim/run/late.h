@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 

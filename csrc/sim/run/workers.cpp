@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A pool of one job at a time.
-#include "workers.h"
+#include "run/workers.h"
 
 #include <sched.h>
 #include <unistd.h>

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "checks/waitstate.h"
-#include "debug_line.h"
-#include "wave.h"
+#include "load/debug_line.h"
+#include "run/wave.h"
 
 namespace sim {
 

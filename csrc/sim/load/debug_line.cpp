@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The line number program of DWARF 2 to 5 (section 6.2 of each). Every read goes through Bytes, which throws at a
 // section's end.
-#include "debug_line.h"
+#include "load/debug_line.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "container.h"
+#include "load/container.h"
 
 namespace sim {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The signal handlers. A signal outside a simulated wave is none of ours: the previous action is restored and the
 // faulting instruction runs again into it.
-#include "traps.h"
+#include "run/traps.h"
 
 #include <signal.h>
 

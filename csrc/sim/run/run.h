@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "decode.h"
+#include "load/decode.h"
 
 namespace sim {
 namespace {

@@ -3,8 +3,8 @@
 #pragma once
 #include <vector>
 
-#include "late.h"
-#include "wave.h"
+#include "run/late.h"
+#include "run/wave.h"
 
 namespace sim {
 
