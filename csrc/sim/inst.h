@@ -86,7 +86,7 @@ struct Spec {
   u32 flags = 0;
   Handler plain = nullptr;                     // no modifiers beyond memory offsets
   Handler full = nullptr;                      // any modifier this operation takes; nullptr: modifiers are a Fault
-  Handler plain_checked = nullptr;             // memory operations only: the checkers see each access
+  Handler plain_observed = nullptr;            // memory operations only: tells the observers of each access
 };
 
 struct Op {
@@ -121,7 +121,7 @@ inline constexpr std::string_view kGuardText = "<end of function>";    // after 
 // Fields are in the order of how often executing reads them: the first cache lines serve the run loop and handlers.
 struct alignas(64) Inst {
   Handler run = nullptr;                       // chosen at decode: plain, full or fail
-  Handler run_checked = nullptr;
+  Handler run_observed = nullptr;
   u32 index = 0;                               // position in the code's Inst array (for counters)
   i32 imm = 0;                                 // SOPP and SOPK: the 16-bit immediate, sign-extended
   i64 target = 0;                              // branch: absolute pc

@@ -203,7 +203,7 @@ std::string describe(const LaunchChecks& c, u64 address) {
   return text;
 }
 
-u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
+u64 Checkers::global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
   const LaunchChecks& c = launch_checks(w);
   w.checks->flat_spaces |= 1;
   if (c.on(kCheckSanity)) lanes = sanity_memory(w, i, address, lanes, touch);
@@ -212,7 +212,7 @@ u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const To
   return lanes;
 }
 
-u64 check_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
+u64 Checkers::lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
   const LaunchChecks& c = launch_checks(w);
   WorkgroupChecks& g = *w.group->checks;
   w.checks->flat_spaces |= 2;
@@ -232,7 +232,7 @@ u64 check_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch&
   return inside;
 }
 
-u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
+u64 Checkers::scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
   const LaunchChecks& c = launch_checks(w);
   w.checks->flat_spaces |= 1;
   const u32 size = w.group->launch->kernel->private_bytes;
@@ -249,7 +249,7 @@ u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const To
   return inside;
 }
 
-bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
+bool Checkers::scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
   if (!check_scalar_range(w, i, address, bytes)) return false;
   if (launch_checks(w).on(kCheckGlobalRace)) {
     const u32 flags = i.op->spec.flags;
@@ -259,7 +259,7 @@ bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
   return true;
 }
 
-void check_range_rules(Wave& w, const Inst& i, u64 lanes) {
+void Checkers::disputed_range(Wave& w, const Inst& i, u64 lanes) {
   if (!launch_checks(w).on(kCheckBounds)) return;
   report_lanes(w, i, lanes, 0,
                "is out of the descriptor's range only because soffset counts; the ISA text checks without it; "

@@ -215,9 +215,8 @@ void release(const Visit& v, u64 address) {
 void race_begin(LaunchChecks& c) { c.race = std::make_shared<RaceShadow>(); }
 
 void race_begin(Workgroup& g) {
-  const Launch& l = *g.launch;
   g.checks->race = std::make_shared<RaceGroup>();
-  g.checks->race->id = g.id[0] + l.grid[0] * (g.id[1] + l.grid[1] * g.id[2]);
+  g.checks->race->id = g.number();
 }
 
 void race_before(Wave& w, const Inst& i) {

@@ -385,12 +385,12 @@ void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& tou
   else if (is_lds_dma(i)) load_dma(w, i, undefined, touch, bytes);
 }
 
-void check_zeros(Wave& w, const Touch& touch, u64 lanes) {
+void Checkers::out_of_range(Wave& w, const Touch& touch, u64 lanes) {
   if (!launch_checks(w).on(kCheckUninit) || touch.result == kNoRow) return;
   define_results(w.checks->undefined, touch, lanes);
 }
 
-void check_shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec) {
+void Checkers::shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec) {
   if (!launch_checks(w).on(kCheckUninit)) return;
   Undefined& u = w.checks->undefined;
   if (!u.lanes[data]) {

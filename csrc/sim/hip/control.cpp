@@ -8,7 +8,9 @@
 
 #include "hip/defer.h"
 #include "report.h"
+#include "run/counters.h"
 #include "run/memory.h"
+#include "run/observers.h"
 #include "settings.h"
 
 namespace sim::hip {
@@ -107,6 +109,9 @@ HIP_API void aiter_like_sim_set_defer(int defer) {
   if (!defer && deferring()) finish_all();
   settings().defer = defer != 0;
 }
+
+// An observer that a library of its own brings (run/observer.h): offered every launch from now on, or no longer.
+HIP_API void aiter_like_sim_observe(MakeObserver make, int on) { on ? add_observer(make) : remove_observer(make); }
 
 // The tensors of one launch. Ranges that overlap (views of one storage) become one, writable if any is. writable = 2:
 // it is unless the memory is known already, whose owner has said what may be written.

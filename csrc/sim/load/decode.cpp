@@ -106,7 +106,7 @@ const Op* find_op(std::string_view name) {
 
 void set_error(Inst& inst, std::string why) {
   inst.error = std::move(why);
-  inst.run = inst.run_checked = fail;
+  inst.run = inst.run_observed = fail;
 }
 
 void decode_range(const u8* bytes, u64 begin, u64 end, std::vector<Inst>& out) {

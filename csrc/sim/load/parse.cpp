@@ -463,7 +463,7 @@ void choose_handler(Inst& inst) {
   if (!inst.run) {
     throw Fault(modified ? "this operation does not take these modifiers" : "this operation has no handler");
   }
-  inst.run_checked = !modified && spec.plain_checked ? spec.plain_checked : inst.run;
+  inst.run_observed = !modified && spec.plain_observed ? spec.plain_observed : inst.run;
 }
 
 void parse_line(Text text, const u8* bytes, Inst& inst) {

@@ -94,7 +94,7 @@ u32 groups_per_cu(const Kernel& kernel, u64 block, u64 lds_bytes) {
 u64 resident_limit(const Launch& launch, bool cooperative) {
   const Kernel& k = *launch.kernel;
   const u64 per_wave = (k.arch_rows() + k.accum_rows()) * kLanes * sizeof(u32) + u64{k.private_bytes} * kLanes;
-  const u64 shadow = launch.checks ? 2 : 1;              // the checkers' state of a workgroup is about as large
+  const u64 shadow = launch.observer ? 2 : 1;            // the checkers' state of a workgroup is about as large
   const u64 bytes = (num_waves(launch) * per_wave + launch.lds_bytes) * shadow + kLdsBytes;
   const u64 block = launch.block[0] * launch.block[1] * launch.block[2];
   const u64 device = groups_per_cu(k, block, launch.lds_bytes) * kNumCus;

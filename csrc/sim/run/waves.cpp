@@ -7,9 +7,9 @@
 #include <numeric>
 #include <utility>
 
-#include "checks/checks.h"
 #include "isa/mode.h"
 #include "load/loader.h"
+#include "run/counters.h"
 
 namespace sim {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 constexpr u64 kShare = 1 << 20;                // instructions of a wave before another workgroup gets its turn
 constexpr int kLongestSpin = 512;              // instructions of a waiting loop
 
-template <bool kChecked, bool kLate>
+template <bool kObserved, bool kLate>
 class Runner {
  public:
   Runner(Slot& slot, u64 quantum, const std::atomic<bool>& failed)
@@ -71,7 +71,7 @@ class Runner {
     bool waiting = false;
     for (Wave& w : group_.waves) waiting |= w.stop == Stop::barrier;
     if (!waiting) return false;
-    if constexpr (kChecked) check_barrier(group_);
+    if constexpr (kObserved) group_.observer->barrier();
     for (Wave& w : group_.waves) {
       if (w.stop == Stop::barrier) w.stop = Stop::running;
     }
@@ -82,19 +82,20 @@ class Runner {
 
   template <bool kUnusualMode>
   void run_wave(Wave& w, u64 budget) {
-    u64* hits = group_.hits;
+    HitCounter counter(group_.hits);
+    Observer* const observer = group_.observer.get();
     u64 n = 0;
     while (n < budget) {
       const Inst& next = *w.ip;
-      ++hits[next.index];
+      counter.before(w, next);
       ++n;
       w.ip = &next + 1;
       const Inst& inst = kUnusualMode ? enter_mode(w, next) : next;
       if constexpr (kLate) slot_.late[w.id].before(w, inst);
-      if constexpr (kChecked) {
-        check_before(w, inst);
-        inst.run_checked(w, inst);
-        check_after(w, inst);
+      if constexpr (kObserved) {
+        observer->before(w, inst);
+        inst.run_observed(w, inst);
+        observer->after(w, inst);
       } else {
         inst.run(w, inst);
       }
@@ -152,7 +153,7 @@ class Runner {
 }  // namespace
 
 Turn run_waves(Slot& slot, u64 quantum, const std::atomic<bool>& failed) {
-  if (slot.group.launch->checks) {
+  if (slot.group.observer) {
     return slot.fuzzed() ? Runner<true, true>(slot, quantum, failed).run()
                          : Runner<true, false>(slot, quantum, failed).run();
   }
