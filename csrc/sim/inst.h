@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A decoded instruction and the description (Op) of what a mnemonic does. decode.cpp makes Insts, isa/*.cpp define Ops.
+// A decoded instruction and the description (Op) of what a mnemonic does. load/ makes Insts, isa/*.cpp define Ops.
 #pragma once
 #include <array>
 #include <span>
@@ -42,12 +42,12 @@ enum class DppCtrl : u8 {
   row_mirror, row_half_mirror, row_bcast15, row_bcast31, row_newbcast
 };
 
-// Everything after the operands. A modifier that decode.cpp does not know is a Fault when the instruction executes.
+// Everything after the operands. A modifier that load/parse.cpp does not know is a Fault when the instruction executes.
 struct Modifiers {
   bool clamp = false;
   u8 omod = 0;                                             // 0 none, 1 mul:2, 2 mul:4, 3 div:2
   u8 op_sel = 0, op_sel_hi = 0, neg_lo = 0, neg_hi = 0;    // bit i = i-th element of the list; op_sel bit 3 may be dst
-  bool has_op_sel_hi = false;                              // printed; else packed operations use all ones
+  bool has_op_sel_hi = false;                              // it was printed; without it all are ones
   DppCtrl dpp = DppCtrl::none;
   u8 dpp_arg = 0, row_mask = 15, bank_mask = 15;           // dpp_arg: shift count, or quad_perm packed 2 bits per lane
   bool bound_ctrl = false;
@@ -94,7 +94,7 @@ struct Op {
   Spec spec;
 };
 
-// The rows of each isa/<encoding>.cpp; decode.cpp joins them. Names are unique over all tables (checked at load).
+// The rows of each isa/<encoding>.cpp. load/decode.cpp joins them, and checks that no two tables share a name.
 std::span<const Op> sop_ops();
 std::span<const Op> sopp_ops();
 std::span<const Op> smem_ops();

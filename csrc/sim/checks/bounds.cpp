@@ -11,7 +11,7 @@ namespace {
 
 constexpr u32 kNoRange = ~0u;
 
-// An access at the top of the address space wraps: its end is before its begin.
+// The end of an access at the top of the address space wraps and lies before its begin.
 bool covers(const Range& r, u64 begin, u64 end) {
   return begin >= r.base && begin <= end && end <= r.base + r.bytes;
 }
@@ -96,7 +96,7 @@ Span span_of(const u64* address, u64 lanes, u32 bytes) {
   return {low, high + bytes};
 }
 
-// The slow way: each lane by itself. Returns the lanes that may go on; range[lane] = its range.
+// The slow way looks at each lane by itself. It returns the lanes that may go on, and sets range[lane] to their ranges.
 u64 check_lanes(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch, u32* range) {
   const LaunchChecks& c = launch_checks(w);
   u64 bad = 0;
@@ -165,7 +165,7 @@ bool check_scalar_range(Wave& w, const Inst& i, u64 address, u32 bytes) {
   u32& cached = w.checks->range_cache[i.index % 32];
   if (cached < c.ranges.size() && covers(c.ranges[cached], address, address + bytes) && !c.ranges[cached].freed)
     return true;
-  // Compilers widen a scalar load when its start is aligned: what follows the end is then never used.
+  // Compilers widen a scalar load whose start is aligned. They never use what such a load reads beyond the end.
   const u32 found = find_range(c, {address, address + (address % 16 == 0 ? 4 : bytes)}, false);
   if (found != kNoRange) {
     cached = found;

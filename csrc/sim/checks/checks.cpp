@@ -10,7 +10,7 @@
 namespace sim {
 namespace {
 
-// Each thread keeps the state of a workgroup that has ended: a new one would cost more than the workgroup.
+// Each thread keeps the state of a workgroup that has ended, because a new one would cost more than the workgroup.
 std::unique_ptr<WorkgroupChecks>& kept() {
   thread_local std::unique_ptr<WorkgroupChecks> instance;
   return instance;
@@ -54,7 +54,7 @@ LaunchChecks::~LaunchChecks() {
     r.kernel = launch->kernel->name;
     r.pc = key.second - launch->kernel->entry;
     r.count = count - 1;
-    add_report(std::move(r));                  // the full one is there: this only counts
+    add_report(std::move(r));                  // the list has the full report, and this adds to its count
   }
 }
 

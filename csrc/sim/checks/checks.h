@@ -8,7 +8,7 @@
 
 namespace sim {
 
-// Those in `checks` (bits of Check). What they find becomes reports; lanes with a bad access are stopped.
+// The checkers in `checks` (bits of Check). They turn what they find into reports and stop lanes with a bad access.
 std::unique_ptr<LaunchObserver> make_checkers(const Launch& launch, u32 checks);
 
 }  // namespace sim

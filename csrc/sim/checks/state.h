@@ -258,8 +258,9 @@ void uninit_propagate(Wave& w, const Inst& i, u64 exec, const Origin& origin);
 u32 undefined_bits(const Undefined& u, u16 row, int lane);
 void set_undefined(Undefined& u, u16 row, int lane, u32 bits, const Origin& origin);
 void uninit_report(Wave& w, const Inst& i, u64 lanes, const std::string& what, const Origin& origin);
-// Definedness of one access. written[lane]: the flags of the lane's bytes (1 = written), or null = all defined.
-// `escapes`: other workgroups or the host can see the bytes, so undefined ones must not be stored.
+// Which bytes of one access are defined. written[lane] points to the flags of the lane's bytes (1 = written); null says
+// that all are defined. `escapes` says that other workgroups or the host can see the bytes: it is then an error to
+// store undefined ones.
 struct Bytes { u8* written[kLanes]; };
 void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Bytes* bytes, bool escapes);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Use of values that nobody wrote: definedness bits of registers, LDS, scratch and hipMalloc memory. Moving and
-// computing undefined values is silent; an address, a branch, EXEC, or a store that others can see is reported.
+// Use of values that nobody wrote: definedness bits of registers, LDS, scratch and hipMalloc memory. Undefined values
+// may be moved and computed with; the checker reports them in an address, a branch, EXEC, or a store that others can
+// see.
 #include <algorithm>
 #include <bit>
 

@@ -23,8 +23,9 @@ struct BufferPlaces : Places {
   u8 dwords[kLanes];                           // … this many
 };
 
-// Range rule of gfx9 (SIMULATOR.md): with idxen and a stride, index < num_records; else the byte offset counts, soffset
-// included, and x2-x4 accesses are clamped dword by dword, atomics and formatted ones (`whole_items`) as a whole.
+// Range rule of gfx9: with idxen and a stride the index must be below num_records. Otherwise the byte offset counts,
+// soffset included; x2 to x4 accesses are clamped dword by dword, atomics and formatted ones (`whole_items`) as a
+// whole.
 template <bool observed>
 inline void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& touch, BufferPlaces& p,
                     bool whole_items = false) {

@@ -6,7 +6,7 @@
 namespace sim {
 namespace {
 
-constexpr u32 kSharedAperture = 1 << 16, kPrivateAperture = 2 << 16;   // high dwords (lanes.h: src_shared_base …)
+constexpr u32 kSharedAperture = 1 << 16, kPrivateAperture = 2 << 16;   // high dwords (as in isa/lanes.h)
 
 // v[2] + offset, or s[2] + u32 v + offset. `saddr` is absent on FLAT.
 void global_addresses(const Wave& w, const Inst& i, const Operand& vaddr, const Operand& saddr, u64 (&at)[kLanes]) {

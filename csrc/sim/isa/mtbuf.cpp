@@ -144,7 +144,7 @@ void load(Wave& w, const Inst& i) {
   BufferPlaces p;
   resolve<observed>(w, i, 0, exec, {.access = Access::load, .bytes = static_cast<u8>(f.layout.bytes())}, p, true);
   const u16 row = i.dst[0].reg;
-  // Converted, the bytes' shadow has no place in the registers: they count as defined.
+  // The shadow of converted bytes has no place in the registers, so the results count as defined.
   if constexpr (observed) {
     observer(w).out_of_range(w, {.access = Access::load, .bytes = 4 * shape.rows(), .result = row}, exec);
   }

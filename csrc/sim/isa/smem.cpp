@@ -126,8 +126,8 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool in_buffer, bool observed)
 void nothing(Wave&, const Inst&) {}
 
 // Clocks count the instructions of the wave, 4 cycles each, so that runs repeat; s_memrealtime ticks at 100 MHz while
-// the core runs at 2,100 MHz. The count is brought up to date when a wave pauses, so a reading makes it pause: the next
-// one is larger by what this one left out.
+// the core runs at 2,100 MHz. The run loop updates the count when a wave pauses, so a reading makes the wave pause: the
+// next reading is larger by the instructions that this one left out.
 u64 cycles(Wave& w) {
   w.stop = Stop::yield;
   return 4 * w.executed;

@@ -117,7 +117,7 @@ class UnitReader {
     std::vector<std::pair<std::string_view, u64>> list;
     const u64 count = header.unsigned_leb();
     if (fields.empty() && count) throw Fault("line table with an impossible list");
-    for (u64 i = 0; i < count; ++i) {          // each field takes a byte or more, so that the section's end is met
+    for (u64 i = 0; i < count; ++i) {          // a field takes a byte or more: a wrong count meets the section's end
       auto& [path, folder] = list.emplace_back();
       for (const auto& [content, form] : fields) {
         std::string_view text;

@@ -66,7 +66,7 @@ class Disassembler {
     try {
       with_traps([&] { used = llvm().disassemble(context_, bytes, size, pc, text, text_size); });
     } catch (const Fault&) {
-      open();                                    // the old one is left as it is: it may be in any state
+      open();                                    // without disposing of the old context, which may be in any state
       used = 0;
     }
     return used;

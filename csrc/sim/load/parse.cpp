@@ -329,7 +329,7 @@ struct Line {
   size_t num_modifiers = 0;
 };
 
-// Commas and spaces inside brackets do not separate. What follows the last operand after a space is modifiers.
+// Commas and spaces inside brackets do not separate. Modifiers follow the last operand after a space.
 Line split(Text rest) {
   Line line;
   bool in_modifiers = false;

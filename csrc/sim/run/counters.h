@@ -22,7 +22,7 @@ std::map<std::string, KernelCounters> counters();
 void reset_counters();
 const char* class_name(Class cls);
 
-// The observer of every wave. The run loop knows its type, so that a call is one increment.
+// The observer that every wave has. The run loop knows its type, so its call is one increment.
 class HitCounter final : public Observer {
  public:
   explicit HitCounter(u64* hits) : hits_(hits) {}

@@ -28,8 +28,8 @@ class DeadlockVote {
     mine.stuck_turns = 0;
   }
   // A workgroup can go on only if somebody else writes memory. The worker votes when that is so for all `resident` ones
-  // and it `may_start` no more. True: every worker has voted, nobody has made progress since, and it stayed so for a
-  // while: the launch is deadlocked.
+  // and it `may_start` no more. The result is true when every worker has voted and nobody has made progress since
+  // for a while: the launch is deadlocked.
   bool stuck(Ballot& mine, u64 resident, bool may_start);
 
  private:

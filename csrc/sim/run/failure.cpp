@@ -10,7 +10,7 @@
 namespace sim {
 namespace {
 
-// ip is one past the instruction that runs, unless a jump to a bad place left it there: one past it all the same.
+// ip is one past the instruction that runs. A jump to a bad place leaves it there too.
 const Inst* running_inst(const Wave& w) {
   const Inst* first = w.group->launch->code->insts.data();
   return w.ip > first ? w.ip - 1 : first;

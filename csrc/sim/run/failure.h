@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What is said of a launch that fails.
+// The reports of launches that fail.
 #pragma once
 #include <map>
 #include <string>

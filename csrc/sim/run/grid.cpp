@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr u32 kMxcsrDefault = 0x1f80;          // nearest-even, denormals kept, exceptions masked
 
-// What one thread keeps; memory outlives launches.
+// What one thread needs to run workgroups. Its memory outlives launches.
 struct Worker {
   Backlog backlog;
   DeadlockVote::Ballot ballot;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Several observers of one launch or workgroup as one: each sees every call, and a lane goes on when all let it.
+// Several observers of one launch or workgroup as one. Each sees the lanes that the ones before it let go on.
 #include "run/observers.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Where the hardware would run a wave: what the kernel reads from its hardware registers, and observers may assume.
+// Where the hardware would run a wave: the kernel reads it from hardware registers, and observers may assume it.
 #pragma once
 #include "run/wave.h"
 

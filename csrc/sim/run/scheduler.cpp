@@ -27,7 +27,7 @@ Scheduler::Scheduler(u64 workgroups, u64 seed, u64 resident_limit)
 }
 
 std::optional<u64> Scheduler::start(Backlog& mine, Random& random) {
-  // Those that fuzzing interleaves may need others to go on: after some turns without an end they get them.
+  // The workgroups that fuzzing interleaves may need others to go on, and get them after some turns without an end.
   const bool needs_more = mine.turns > 2 * mine.resident.size();
   const u64 limit = seed_ && !needs_more ? std::min(limit_, kFuzzedResidents) : limit_;
   if (!mine.resident.empty() && (resident_ >= limit || !wants_new(mine, random))) return std::nullopt;

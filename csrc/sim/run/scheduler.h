@@ -10,7 +10,7 @@
 
 namespace sim {
 
-// One worker's workgroups that it has started, that are not finished and do not run now.
+// The workgroups that one worker has started, that are not finished and do not run now.
 struct Backlog {
   std::deque<std::unique_ptr<Slot>> resident;  // the one that has waited longest first
   u64 turns = 0;                               // since the worker started or ended a workgroup
@@ -27,11 +27,11 @@ class Scheduler {
   u64 quantum() const { return quantum_; }
   bool may_start() const { return next_ < total_ && resident_ < limit_; }
 
-  // The number in the grid of a workgroup that the worker starts now; none: it goes on with one of its own.
+  // The number in the grid of a workgroup that the worker starts now; without one it goes on with one of its own.
   std::optional<u64> start(Backlog& mine, Random& random);
   // The worker's own workgroup whose turn it is; null when it has none left. `stuck`: its last turn made no progress.
   std::unique_ptr<Slot> resume(Backlog& mine, Random& random, bool stuck);
-  // What a turn has come to: the workgroup has ended, or gives way.
+  // How a turn ended: the workgroup has ended, or gives way.
   void ended(Backlog& mine);
   void gave_way(Backlog& mine, std::unique_ptr<Slot> slot);
 

@@ -51,7 +51,7 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
   group.id[1] = static_cast<u32>(index / launch.grid[0] % launch.grid[1]);
   group.id[2] = static_cast<u32>(index / launch.grid[0] / launch.grid[1]);
   random = {seed + 1 + index * 0x9e3779b9};
-  // Undefined state is the same for every workgroup of a launch: what depends on it differs between seeds.
+  // Every workgroup of a launch has the same undefined state, so results that depend on it differ between seeds only.
   const u32 poison = seed ? static_cast<u32>(Random{seed}.next()) : kPoison;
 
   const u64 count = num_waves(launch), lane_bytes = launch.kernel->private_bytes, scratch_bytes = lane_bytes * kLanes;

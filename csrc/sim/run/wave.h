@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// State of a wave, its workgroup and its launch. Handlers get a Wave; everything else hangs off it.
+// State of a wave, its workgroup and its launch. Handlers get a Wave and reach everything else from it.
 #pragma once
 #include <atomic>
 #include <cstring>
@@ -78,7 +78,7 @@ struct Workgroup {
   u32 number() const { return id[0] + launch->grid[0] * (id[1] + launch->grid[1] * id[2]); }
 };
 
-// Whoever watches the wave's workgroup: in handlers that run only when somebody does.
+// The observer of the wave's workgroup, for handlers that run only when there is one.
 inline Observer& observer(const Wave& w) { return *w.group->observer; }
 
 }  // namespace sim

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The run loop. A wave that used up its share, or sleeps, is looked at: one that comes back to the same instruction
+// The run loop. It looks at a wave that has used up its share or sleeps: a wave that comes back to the same instruction
 // with the same registers waits for memory that others write, and will wait for ever if they wait too.
 #include "run/waves.h"
 
@@ -32,7 +32,7 @@ class Runner {
     u64 share = kShare;
     while (!failed_) {
       if (kLate) shuffle(order, n);
-      // Looking for loops leaves other waves less room in between: under fuzzing only a turn's last round does.
+      // A look for loops leaves other waves less room in between, so under fuzzing only a turn's last round looks.
       const bool last = kLate ? slot_.random.next() % 16 == 0 : share <= quantum_, looks = !kLate || last;
       bool running = false, waiting = true, stuck = true;
       for (int i = 0; i < n; ++i) {
@@ -110,7 +110,7 @@ class Runner {
     }
   }
 
-  // A clock makes a wave pause too (smem.cpp), but not to wait.
+  // A wave that reads a clock pauses too (isa/smem.cpp), but it does not wait.
   static bool reads_clock(const Wave& w) {
     const Inst& last = *(w.ip - 1);
     return last.op && last.op->spec.cls == Class::smem;
