@@ -204,43 +204,40 @@ std::string describe(const LaunchChecks& c, u64 address) {
 }
 
 u64 Checkers::global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
-  const LaunchChecks& c = launch_checks(w);
   w.checks->flat_spaces |= 1;
-  if (c.on(kCheckSanity)) lanes = sanity_memory(w, i, address, lanes, touch);
+  if (launch_.on(kCheckSanity)) lanes = sanity_memory(w, i, address, lanes, touch);
   lanes = check_ranges(w, i, address, lanes, touch);
-  if (c.on(kCheckGlobalRace)) race_access(w, i, address, lanes, touch);
+  if (launch_.on(kCheckGlobalRace)) race_access(w, i, address, lanes, touch);
   return lanes;
 }
 
 u64 Checkers::lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
-  const LaunchChecks& c = launch_checks(w);
-  WorkgroupChecks& g = *w.group->checks;
   w.checks->flat_spaces |= 2;
   const u32 size = w.group->launch->lds_bytes;
   const u64 inside = within(offset, lanes, touch.bytes, size);
-  if (inside != lanes && c.on(kCheckBounds)) {
+  if (inside != lanes && launch_.on(kCheckBounds)) {
     report_offset(w, i, lanes & ~inside, offset, touch,
                   "LDS beyond the workgroup's " + bytes_text(size) + " (reads give 0, writes are lost)");
   }
-  if (inside && c.on(kCheckSanity)) sanity_lds(w, i, offset, inside, touch);
-  if (inside && (c.on(kCheckWait) || c.on(kCheckLdsRace))) lds_access(w, i, offset, inside, touch);
-  if (c.on(kCheckUninit)) {
+  if (inside && launch_.on(kCheckSanity)) sanity_lds(w, i, offset, inside, touch);
+  if (inside && (launch_.on(kCheckWait) || launch_.on(kCheckLdsRace))) lds_access(w, i, offset, inside, touch);
+  if (launch_.on(kCheckUninit)) {
     Bytes bytes;
-    for (int lane = 0; lane < kLanes; ++lane) bytes.written[lane] = g.lds.data() + offset[lane];
+    u8* const written = state_->lds.data();
+    for (int lane = 0; lane < kLanes; ++lane) bytes.written[lane] = written + offset[lane];
     uninit_memory(w, i, lanes, inside, touch, &bytes, false);
   }
   return inside;
 }
 
 u64 Checkers::scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
-  const LaunchChecks& c = launch_checks(w);
   w.checks->flat_spaces |= 1;
   const u32 size = w.group->launch->kernel->private_bytes;
   const u64 inside = within(offset, lanes, touch.bytes, size);
-  if (inside != lanes && c.on(kCheckBounds)) {
+  if (inside != lanes && launch_.on(kCheckBounds)) {
     report_offset(w, i, lanes & ~inside, offset, touch, "scratch beyond the lane's " + bytes_text(size));
   }
-  if (c.on(kCheckUninit)) {
+  if (launch_.on(kCheckUninit)) {
     Bytes bytes;
     for (u64 lane = 0; lane < kLanes; ++lane)
       bytes.written[lane] = w.checks->scratch.data() + lane * size + offset[lane];
@@ -251,7 +248,7 @@ u64 Checkers::scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, cons
 
 bool Checkers::scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
   if (!check_scalar_range(w, i, address, bytes)) return false;
-  if (launch_checks(w).on(kCheckGlobalRace)) {
+  if (launch_.on(kCheckGlobalRace)) {
     const u32 flags = i.op->spec.flags;
     const Access access = flags & kAtomic ? Access::atomic : flags & kStore ? Access::store : Access::load;
     race_access(w, i, &address, 1, {.access = access, .bytes = static_cast<u8>(bytes)});
@@ -260,7 +257,7 @@ bool Checkers::scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
 }
 
 void Checkers::disputed_range(Wave& w, const Inst& i, u64 lanes) {
-  if (!launch_checks(w).on(kCheckBounds)) return;
+  if (!launch_.on(kCheckBounds)) return;
   report_lanes(w, i, lanes, 0,
                "is out of the descriptor's range only because soffset counts; the ISA text checks without it; "
                "fix: put the whole offset into voffset");

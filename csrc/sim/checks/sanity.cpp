@@ -240,7 +240,7 @@ void sanity_end(Workgroup& g) {
 }
 
 void Checkers::unrounded_address(Wave& w, const Inst& i, u64 address) {
-  if (!(address & 3) || !launch_checks(w).on(kCheckSanity)) return;
+  if (!(address & 3) || !launch_.on(kCheckSanity)) return;
   report(w, i, 1, address, "has the address " + hex(address) + ", of which the hardware drops the two low bits; fix: "
                            "align it to a dword, or use a vector load");
 }

@@ -387,12 +387,12 @@ void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& tou
 }
 
 void Checkers::out_of_range(Wave& w, const Touch& touch, u64 lanes) {
-  if (!launch_checks(w).on(kCheckUninit) || touch.result == kNoRow) return;
+  if (!launch_.on(kCheckUninit) || touch.result == kNoRow) return;
   define_results(w.checks->undefined, touch, lanes);
 }
 
 void Checkers::shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec) {
-  if (!launch_checks(w).on(kCheckUninit)) return;
+  if (!launch_.on(kCheckUninit)) return;
   Undefined& u = w.checks->undefined;
   if (!u.lanes[data]) {
     define(u, result, exec);
