@@ -223,8 +223,8 @@ u64 Checkers::lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const To
   if (inside && (launch_.on(kCheckWait) || launch_.on(kCheckLdsRace))) lds_access(w, i, offset, inside, touch);
   if (launch_.on(kCheckUninit)) {
     Bytes bytes;
-    u8* const written = state_->lds.data();
-    for (int lane = 0; lane < kLanes; ++lane) bytes.written[lane] = written + offset[lane];
+    WorkgroupChecks& g = *state_;
+    for (int lane = 0; lane < kLanes; ++lane) bytes.written[lane] = g.lds.data() + offset[lane];
     uninit_memory(w, i, lanes, inside, touch, &bytes, false);
   }
   return inside;
