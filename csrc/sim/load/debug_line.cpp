@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The line number program of DWARF 2 to 5 (section 6.2 of each). Every read goes through Bytes, which throws at a
 // section's end.
-#include "debug_line.h"
+#include "load/debug_line.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "container.h"
+#include "load/container.h"
 
 namespace sim {
 namespace {
@@ -117,7 +117,7 @@ class UnitReader {
     std::vector<std::pair<std::string_view, u64>> list;
     const u64 count = header.unsigned_leb();
     if (fields.empty() && count) throw Fault("line table with an impossible list");
-    for (u64 i = 0; i < count; ++i) {          // each field takes a byte or more, so that the section's end is met
+    for (u64 i = 0; i < count; ++i) {          // a field takes a byte or more: a wrong count meets the section's end
       auto& [path, folder] = list.emplace_back();
       for (const auto& [content, form] : fields) {
         std::string_view text;

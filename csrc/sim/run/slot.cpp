@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Memory of resident workgroups and how many of them there may be.
-#include "slot.h"
+#include "run/slot.h"
 
 #include <sys/mman.h>
 
 #include <algorithm>
 
-#include "launch_state.h"
+#include "run/launch_state.h"
 
 namespace sim {
 namespace {
@@ -51,7 +51,7 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
   group.id[1] = static_cast<u32>(index / launch.grid[0] % launch.grid[1]);
   group.id[2] = static_cast<u32>(index / launch.grid[0] / launch.grid[1]);
   random = {seed + 1 + index * 0x9e3779b9};
-  // Undefined state is the same for every workgroup of a launch: what depends on it differs between seeds.
+  // Every workgroup of a launch has the same undefined state, so results that depend on it differ between seeds only.
   const u32 poison = seed ? static_cast<u32>(Random{seed}.next()) : kPoison;
 
   const u64 count = num_waves(launch), lane_bytes = launch.kernel->private_bytes, scratch_bytes = lane_bytes * kLanes;
@@ -94,7 +94,7 @@ u32 groups_per_cu(const Kernel& kernel, u64 block, u64 lds_bytes) {
 u64 resident_limit(const Launch& launch, bool cooperative) {
   const Kernel& k = *launch.kernel;
   const u64 per_wave = (k.arch_rows() + k.accum_rows()) * kLanes * sizeof(u32) + u64{k.private_bytes} * kLanes;
-  const u64 shadow = launch.checks ? 2 : 1;              // the checkers' state of a workgroup is about as large
+  const u64 shadow = launch.observer ? 2 : 1;            // the checkers' state of a workgroup is about as large
   const u64 bytes = (num_waves(launch) * per_wave + launch.lds_bytes) * shadow + kLdsBytes;
   const u64 block = launch.block[0] * launch.block[1] * launch.block[2];
   const u64 device = groups_per_cu(k, block, launch.lds_bytes) * kNumCus;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A code object in memory: image, kernels, decoded instructions. Made by loader.cpp, read by run.cpp and hip/.
+// A code object in memory: image, kernels, decoded instructions. loader.cpp makes it; run/, checks/ and hip/ read it.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "checks/waitstate.h"
-#include "debug_line.h"
-#include "wave.h"
+#include "load/debug_line.h"
+#include "run/wave.h"
 
 namespace sim {
 
@@ -51,7 +51,7 @@ struct Code {
   std::vector<u32> inst_at;                    // (pc - text_begin) / 4 → index into insts, ~0u = none
   std::vector<Class> classes;                  // of each instruction, for counters
 
-  mutable std::once_flag issue_once;           // issue: filled by the first launch whose wait states are checked
+  mutable std::once_flag issue_once;           // the first launch whose wait states are checked fills `issue`
   mutable IssueTable issue;
 
   mutable DebugSections debug;                         // until the first source_of
@@ -69,8 +69,8 @@ struct Code {
   u64 image_bytes = 0;
 };
 
-// Loads an offload bundle (also a fat binary's image) or a bare ELF. `bytes` = 0: unknown, the image's own headers are
-// trusted for its extent. Throws Fault with a clear reason.
+// Loads an offload bundle (also a fat binary's image) or a bare ELF. `bytes` = 0 means unknown: the
+// image's own headers then give its extent. Throws Fault with a clear reason.
 std::unique_ptr<Code> load_code(const void* image, u64 bytes, std::string name);
 
 // decode.cpp: fills one Inst per instruction of [begin, end); text it does not understand gives Inst::error.

@@ -9,7 +9,7 @@
 
 namespace sim {
 
-// Copies of the sections: the file may be gone by the first report.
+// Copies of the sections, because the file may be gone by the first report.
 struct DebugSections {
   std::vector<u8> line, line_str, str;         // .debug_line, .debug_line_str, .debug_str
 };
@@ -17,8 +17,8 @@ struct DebugSections {
 class LineTable {
  public:
   LineTable() = default;
-  // Never fails: a unit that is damaged, or of an unknown version, gives the lines before the damage. Code below
-  // `text_begin` is left out: the linker moves what it drops to address 0.
+  // This never fails: a unit that is damaged, or of an unknown version, gives the lines before the damage. The table
+  // leaves out code below `text_begin`, because the linker moves what it drops to address 0.
   LineTable(DebugSections sections, u64 text_begin);
   LineTable(LineTable&&) = default;
   LineTable& operator=(LineTable&&) = default;

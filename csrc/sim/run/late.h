@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Late loads, a part of schedule fuzzing: what a load brings is not there before the wait that retires it. Until then
-// its destination registers, and the LDS bytes of an LDS-DMA, hold poison.
+// Late loads are a part of schedule fuzzing: what a load brings is not there before the wait that retires it. Until
+// then its destination registers, and the LDS bytes of an LDS-DMA, hold poison.
 #pragma once
 #include <utility>
 #include <vector>
 
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 

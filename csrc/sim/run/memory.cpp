@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The table of known device memory and the allocator behind hipMalloc: poisoned, with guard pages on both sides, and
 // quarantined after free so that a late access is seen.
-#include "memory.h"
+#include "run/memory.h"
 
 #include <sys/mman.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Finding the gfx942 ELF file in what clang wraps around it.
-#include "container.h"
+#include "load/container.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -36,7 +36,7 @@ bool is_gfx942(std::string_view id) {
   return at != std::string_view::npos && (at + 6 == id.size() || id[at + 6] == ':');
 }
 
-// How many bytes from `data` on the process can read: what bounds an image of unknown size whose headers are damaged.
+// How many bytes from `data` on the process can read: this bounds an image of unknown size whose headers are damaged.
 u64 readable_bytes(const u8* data) {
   const u64 begin = reinterpret_cast<u64>(data);
   u64 end = begin;

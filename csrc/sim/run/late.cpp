@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Which counter retires what, in the adversary's order: as late as the waits allow. vmcnt retires in issue order, and
-// so does lgkmcnt for LDS; scalar loads among them come in any order.
-#include "late.h"
+// Loads retire as late as the waits allow. vmcnt retires in issue order, and so does lgkmcnt for LDS; scalar loads come
+// in any order, which the seed draws.
+#include "run/late.h"
 
 #include <algorithm>
 
@@ -16,7 +16,7 @@ bool is_memory(Class c) {
          c == Class::mubuf;
 }
 
-// A load into LDS: an LDS form has no destination.
+// Whether the instruction loads into LDS: such forms have no destination.
 bool is_dma(const Inst& i) {
   const Class c = i.op->spec.cls;
   const bool may = c == Class::global || c == Class::mubuf || c == Class::scratch;
@@ -131,7 +131,7 @@ void LateLoads::deliver(Wave& w, const Flight& f) {
   for (const auto& [at, dword] : f.lds) std::memcpy(w.group->lds + at, &dword, 4);
 }
 
-// Takes one instruction off a counter and delivers it when no other counter holds it. False: none is outstanding.
+// Takes one instruction off a counter and delivers it when no other counter holds it. False when none is outstanding.
 bool LateLoads::retire_one(Wave& w, bool Flight::*counter) {
   std::vector<size_t> candidates;              // the oldest of those that return in order, and every scalar load
   bool ordered = false;

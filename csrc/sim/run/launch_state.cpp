@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Argument segment, dispatch packet and initial registers, as LLVM's AMDGPU usage guide describes them for gfx942.
-#include "launch_state.h"
+#include "run/launch_state.h"
 
 #include <algorithm>
 #include <cstring>
@@ -17,7 +17,7 @@ void put(u8* at, T value) {
 }
 
 // The value of a hidden argument. HIP has no partial workgroups, so remainders are 0; services that the simulator does
-// not have (hostcall, heap, queues) are null, which is what code sees that does not use them.
+// not have (hostcall, heap, queues) are null, as they are for code that does not use them.
 u64 hidden_value(const Launch& l, std::string_view kind, u32 dynamic_lds) {
   for (int axis = 0; axis < 3; ++axis) {
     const char letter = static_cast<char>('x' + axis);
@@ -28,7 +28,7 @@ u64 hidden_value(const Launch& l, std::string_view kind, u32 dynamic_lds) {
     return l.grid[2] * l.block[2] > 1 ? 3 : l.grid[1] * l.block[1] > 1 ? 2 : 1;
   }
   if (kind == "hidden_dynamic_lds_size") return dynamic_lds;
-  if (kind == "hidden_private_base") return 0x20000;             // high dwords of the apertures, as in lanes.h
+  if (kind == "hidden_private_base") return 0x20000;             // high dwords of the apertures, as in isa/lanes.h
   if (kind == "hidden_shared_base") return 0x10000;
   for (std::string_view zero : {"hidden_remainder_", "hidden_global_offset_", "hidden_none", "hidden_hostcall_buffer",
                                 "hidden_multigrid_sync_arg", "hidden_heap_v1", "hidden_default_queue",
@@ -110,7 +110,7 @@ namespace {
 
 // User SGPRs in the order that the descriptor's property bits give them; returns how many.
 u32 user_sgprs(Wave& w, const Launch& l) {
-  static const std::array<u8, 256> queue{};    // nothing that compiled code reads is not in the hidden arguments
+  static const std::array<u8, 256> queue{};    // compiled code finds what it reads of a queue in the hidden arguments
   const Kernel& k = *l.kernel;
   u32 n = 0;
   const auto pointer = [&](const void* p) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The run loop. A wave that used up its share, or sleeps, is looked at: one that comes back to the same instruction
+// The run loop. It looks at a wave that has used up its share or sleeps: a wave that comes back to the same instruction
 // with the same registers waits for memory that others write, and will wait for ever if they wait too.
-#include "waves.h"
+#include "run/waves.h"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
-#include "checks/checks.h"
 #include "isa/mode.h"
-#include "loader.h"
+#include "load/loader.h"
+#include "run/counters.h"
 
 namespace sim {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 constexpr u64 kShare = 1 << 20;                // instructions of a wave before another workgroup gets its turn
 constexpr int kLongestSpin = 512;              // instructions of a waiting loop
 
-template <bool kChecked, bool kLate>
+template <bool kObserved, bool kLate>
 class Runner {
  public:
   Runner(Slot& slot, u64 quantum, const std::atomic<bool>& failed)
@@ -32,7 +32,7 @@ class Runner {
     u64 share = kShare;
     while (!failed_) {
       if (kLate) shuffle(order, n);
-      // Looking for loops leaves other waves less room in between: under fuzzing only a turn's last round does.
+      // A look for loops leaves other waves less room in between, so under fuzzing only a turn's last round looks.
       const bool last = kLate ? slot_.random.next() % 16 == 0 : share <= quantum_, looks = !kLate || last;
       bool running = false, waiting = true, stuck = true;
       for (int i = 0; i < n; ++i) {
@@ -71,7 +71,7 @@ class Runner {
     bool waiting = false;
     for (Wave& w : group_.waves) waiting |= w.stop == Stop::barrier;
     if (!waiting) return false;
-    if constexpr (kChecked) check_barrier(group_);
+    if constexpr (kObserved) group_.observer->barrier();
     for (Wave& w : group_.waves) {
       if (w.stop == Stop::barrier) w.stop = Stop::running;
     }
@@ -82,19 +82,20 @@ class Runner {
 
   template <bool kUnusualMode>
   void run_wave(Wave& w, u64 budget) {
-    u64* hits = group_.hits;
+    HitCounter counter(group_.hits);
+    Observer* const observer = group_.observer.get();
     u64 n = 0;
     while (n < budget) {
       const Inst& next = *w.ip;
-      ++hits[next.index];
+      counter.before(w, next);
       ++n;
       w.ip = &next + 1;
       const Inst& inst = kUnusualMode ? enter_mode(w, next) : next;
       if constexpr (kLate) slot_.late[w.id].before(w, inst);
-      if constexpr (kChecked) {
-        check_before(w, inst);
-        inst.run_checked(w, inst);
-        check_after(w, inst);
+      if constexpr (kObserved) {
+        observer->before(w, inst);
+        inst.run_observed(w, inst);
+        observer->after(w, inst);
       } else {
         inst.run(w, inst);
       }
@@ -109,7 +110,7 @@ class Runner {
     }
   }
 
-  // A clock makes a wave pause too (smem.cpp), but not to wait.
+  // A wave that reads a clock pauses too (isa/smem.cpp), but it does not wait.
   static bool reads_clock(const Wave& w) {
     const Inst& last = *(w.ip - 1);
     return last.op && last.op->spec.cls == Class::smem;
@@ -152,7 +153,7 @@ class Runner {
 }  // namespace
 
 Turn run_waves(Slot& slot, u64 quantum, const std::atomic<bool>& failed) {
-  if (slot.group.launch->checks) {
+  if (slot.group.observer) {
     return slot.fuzzed() ? Runner<true, true>(slot, quantum, failed).run()
                          : Runner<true, false>(slot, quantum, failed).run();
   }

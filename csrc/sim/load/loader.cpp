@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ELF → Code: mapped image, relocations, kernels with their metadata, decoded functions. Input may be
 // damaged: every read is checked, and a bad one is a Fault that names the field.
-#include "loader.h"
+#include "load/loader.h"
 
 #include <elf.h>
 #include <sys/mman.h>
@@ -9,10 +9,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "container.h"
-#include "decode.h"
-#include "memory.h"
-#include "msgpack.h"
+#include "load/container.h"
+#include "load/decode.h"
+#include "load/msgpack.h"
+#include "run/memory.h"
 
 namespace sim {
 namespace {
@@ -22,7 +22,7 @@ constexpr u8 kOsAbiHsa = 64;
 constexpr u32 kMachGfx942 = 0x4c;
 constexpr u32 kNoteMetadata = 32, kRelocAbs64 = 3, kRelocRelative64 = 13;
 constexpr u64 kPage = 4096;
-constexpr u64 kMaxText = u64{256} << 20;       // from the first to the last instruction: bounds the table of them
+constexpr u64 kMaxText = u64{256} << 20;       // from the first to the last instruction; it bounds the size of inst_at
 
 struct Symbol {
   std::string name;
@@ -325,7 +325,7 @@ class Loader {
     }
   }
 
-  // A convenience: what is wrong with these sections is no reason to refuse the code. Compressed ones are left alone.
+  // Lines are a convenience, so damage of these sections is no reason to refuse the code. Compressed ones are not read.
   void keep_debug_lines() {
     try {
       const Elf64_Shdr names = section(header_.e_shstrndx);

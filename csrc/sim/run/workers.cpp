@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A pool of one job at a time.
-#include "workers.h"
+#include "run/workers.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -28,7 +28,7 @@ class Pool {
     wake_.notify_all();
     body();
     std::unique_lock lock(mutex_);
-    job_ = nullptr;                              // who wakes now finds nothing
+    job_ = nullptr;                              // a thread that wakes now finds no job
     wanted_ = 0;
     done_.wait(lock, [this] { return active_ == 0; });
   }
@@ -54,8 +54,8 @@ class Pool {
   u32 num_threads_ = 0, wanted_ = 0, active_ = 0;
 };
 
-// After fork() the child has none of the threads: it gets a pool of its own. Pools are never destroyed, so that a
-// thread asleep at exit has something to sleep on.
+// After fork() the child has none of the threads, so it gets a pool of its own. Pools are never destroyed, because
+// threads may sleep on them at exit.
 Pool& pool() {
   static std::mutex mutex;
   static Pool* instance = nullptr;

@@ -3,7 +3,7 @@
 #pragma once
 #include <bit>
 
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 

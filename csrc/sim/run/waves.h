@@ -3,7 +3,7 @@
 #pragma once
 #include <atomic>
 
-#include "slot.h"
+#include "run/slot.h"
 
 namespace sim {
 

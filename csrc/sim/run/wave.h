@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// State of a wave, its workgroup and its launch. Handlers get a Wave; everything else hangs off it.
+// State of a wave, its workgroup and its launch. Handlers get a Wave and reach everything else from it.
 #pragma once
 #include <atomic>
 #include <cstring>
@@ -7,15 +7,15 @@
 #include <vector>
 
 #include "inst.h"
+#include "run/observer.h"
 
 namespace sim {
 
-struct Code;            // loader.h: one loaded code object
-struct Kernel;          // loader.h: descriptor and metadata of one kernel
+struct Code;            // load/loader.h: one loaded code object
+struct Kernel;          // load/loader.h: descriptor and metadata of one kernel
 struct Workgroup;
-struct WaveChecks;      // checks/checks.h: per-wave shadow state, null in the fast build
+struct WaveChecks;      // checks/state.h: what the checkers know about a wave; null without checkers
 struct WorkgroupChecks;
-struct LaunchChecks;
 
 enum class Stop : u8 { running, barrier, yield, ended };
 
@@ -50,7 +50,7 @@ struct alignas(64) Wave {
   void set_pair(u16 reg, u64 x) { std::memcpy(&s[reg], &x, 8); }
   u64 exec() const { return pair(kExec); }
   u64 vcc() const { return pair(kVcc); }
-  void jump(i64 pc);                           // loader.cpp: sets ip; Fault when pc is no instruction
+  void jump(i64 pc);                           // load/loader.cpp: sets ip; Fault when pc is no instruction
 };
 
 struct Launch {
@@ -62,7 +62,7 @@ struct Launch {
   u8* kernarg = nullptr;
   u8* packet = nullptr;                        // 64-byte AQL packet
   u64 instruction_limit = 0;                   // per wave, 0 = none
-  LaunchChecks* checks = nullptr;              // null = unchecked
+  LaunchObserver* observer = nullptr;          // null = nobody watches
 };
 
 struct Workgroup {
@@ -71,7 +71,14 @@ struct Workgroup {
   u8* lds = nullptr;                           // launch->lds_bytes
   std::vector<Wave> waves;
   u64* hits = nullptr;                         // executions per Inst::index, of this worker
+  std::unique_ptr<Observer> observer;          // null = nobody watches
   WorkgroupChecks* checks = nullptr;
+
+  // Its place in the grid, counted along x, then y, then z.
+  u32 number() const { return id[0] + launch->grid[0] * (id[1] + launch->grid[1] * id[2]); }
 };
+
+// The observer of the wave's workgroup, for handlers that run only when there is one.
+inline Observer& observer(const Wave& w) { return *w.group->observer; }
 
 }  // namespace sim

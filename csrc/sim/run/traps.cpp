@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The signal handlers. A signal outside a simulated wave is none of ours: the previous action is restored and the
-// faulting instruction runs again into it.
-#include "traps.h"
+// The signal handlers. A signal outside a simulated wave belongs to others: the handler restores the previous action,
+// and the faulting instruction runs again into it.
+#include "run/traps.h"
 
 #include <signal.h>
 
@@ -26,7 +26,8 @@ void handle(int signal, siginfo_t* info, void*) {
     trap->address = info->si_code == SI_KERNEL ? 0 : reinterpret_cast<u64>(info->si_addr);
     siglongjmp(trap->resume, 1);
   }
-  // A handler that restores us and raises again would loop: the second time the default action ends the process.
+  // A previous handler that puts ours back and raises again would loop, so the second time the default action is
+  // restored, which ends the process.
   struct sigaction next = {};
   next.sa_handler = SIG_DFL;
   for (int i = 0; i < 3; ++i) {

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Running a kernel: what hip/ calls, and the counters that a launch leaves behind.
+// Running a kernel: what hip/ calls.
 #pragma once
-#include <map>
-#include <string>
-
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 
@@ -23,15 +20,5 @@ struct LaunchRequest {
 void run_kernel(const LaunchRequest& request);
 // Throws what run_kernel does for a launch that cannot start: for those that start later.
 void check_launch(const LaunchRequest& request);
-
-struct KernelCounters {
-  u64 launches = 0, workgroups = 0, waves = 0, wave_instructions = 0;
-  u64 by_class[kNumClasses] = {};
-  std::map<std::string_view, u64> accesses;    // of global, flat, scratch and buffer memory, by mnemonic
-};
-
-std::map<std::string, KernelCounters> counters();
-void reset_counters();
-const char* class_name(Class cls);
 
 }  // namespace sim

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "decode.h"
+#include "load/decode.h"
 
 namespace sim {
 namespace {
@@ -329,7 +329,7 @@ struct Line {
   size_t num_modifiers = 0;
 };
 
-// Commas and spaces inside brackets do not separate. What follows the last operand after a space is modifiers.
+// Commas and spaces inside brackets do not separate. Modifiers follow the last operand after a space.
 Line split(Text rest) {
   Line line;
   bool in_modifiers = false;
@@ -463,7 +463,7 @@ void choose_handler(Inst& inst) {
   if (!inst.run) {
     throw Fault(modified ? "this operation does not take these modifiers" : "this operation has no handler");
   }
-  inst.run_checked = !modified && spec.plain_checked ? spec.plain_checked : inst.run;
+  inst.run_observed = !modified && spec.plain_observed ? spec.plain_observed : inst.run;
 }
 
 void parse_line(Text text, const u8* bytes, Inst& inst) {

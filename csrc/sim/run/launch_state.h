@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "run.h"
+#include "run/run.h"
 
 namespace sim {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Bytes → text by LLVM's C disassembler, found at run time; text → Inst by parse.cpp. Joins the tables of isa/.
-#include "decode.h"
+#include "load/decode.h"
 
 #include <dlfcn.h>
 
@@ -8,8 +8,8 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "loader.h"
-#include "traps.h"
+#include "load/loader.h"
+#include "run/traps.h"
 
 namespace sim {
 namespace {
@@ -66,7 +66,7 @@ class Disassembler {
     try {
       with_traps([&] { used = llvm().disassemble(context_, bytes, size, pc, text, text_size); });
     } catch (const Fault&) {
-      open();                                    // the old one is left as it is: it may be in any state
+      open();                                    // without disposing of the old context, which may be in any state
       used = 0;
     }
     return used;
@@ -106,7 +106,7 @@ const Op* find_op(std::string_view name) {
 
 void set_error(Inst& inst, std::string why) {
   inst.error = std::move(why);
-  inst.run = inst.run_checked = fail;
+  inst.run = inst.run_observed = fail;
 }
 
 void decode_range(const u8* bytes, u64 begin, u64 end, std::vector<Inst>& out) {

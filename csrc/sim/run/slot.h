@@ -3,8 +3,8 @@
 #pragma once
 #include <vector>
 
-#include "late.h"
-#include "wave.h"
+#include "run/late.h"
+#include "run/wave.h"
 
 namespace sim {
 
@@ -17,12 +17,12 @@ class Slot {
   Slot& operator=(const Slot&) = delete;
   ~Slot();
 
-  // The workgroup with this linear index, at its first instruction. Memory is kept from the one before.
+  // Puts the workgroup with this linear index at its first instruction, in the memory of the workgroup before.
   void begin(const Launch& launch, u64 index, u64 seed, u64* hits);
   bool fuzzed() const { return seed_ != 0; }
 
   Workgroup group;
-  Wave* current = nullptr;                     // the running wave; not a local variable: those are lost in a trap
+  Wave* current = nullptr;                     // the running wave; a trap would lose a local variable
   Random random{0};                            // fuzzing: this workgroup's own decisions
   std::vector<LateLoads> late;                 // per wave; used under fuzzing
   std::vector<u32> saved;                      // registers that a wave is compared with (waves.cpp)
@@ -33,8 +33,8 @@ class Slot {
   u64 scratch_bytes_ = 0;
 };
 
-// Most workgroups of this launch that are resident at once: what the hardware's CUs hold, bounded by host memory except
-// for cooperative launches, which are refused when they do not fit (Fault).
+// How many workgroups of this launch may be resident at once. The hardware's CUs hold so many; host memory bounds it
+// too, except for cooperative launches, which are refused when they do not fit (Fault).
 u64 resident_limit(const Launch& launch, bool cooperative);
 
 // Workgroups of `block` work-items and `lds_bytes` of LDS that one CU holds, by registers, LDS, waves, workgroups.
