@@ -22,9 +22,9 @@ import torch
 from aiter_like import paths
 from aiter_like.build import build
 from aiter_like.build.recipe import ModuleSpec
+from aiter_like.call import call_type, signature
 from aiter_like.device import Target, target_of
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
-from aiter_like.jit.call import call_type, signature
 from aiter_like.jit.hip_runtime import load_hip_runtime
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")
