@@ -30,11 +30,23 @@ def __getattr__(name: str) -> _Any:
     elif name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:
-        from aiter_like.integrations import aiter_names
+        value = _module(name)
+        if value is None:
+            from aiter_like.integrations import aiter_names
 
-        value = aiter_names.attribute(name)
+            value = aiter_names.attribute(name)
     globals()[name] = value
     return value
+
+
+def _module(name: str) -> _Any:
+    """A module of this package that nothing has imported yet; it goes before a name of AITER's."""
+    try:
+        return _importlib.import_module(f"aiter_like.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"aiter_like.{name}":
+            raise
+        return None
 
 
 def __dir__() -> list[str]:
