@@ -43,18 +43,6 @@ def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: C
         raise ValueError(f"{op}: {name} must be contiguous in its last dimension, got stride {value.stride(-1)} there")
 
 
-def extent(op: str, name: str, value: Tensor, limit: int = INT32_MAX) -> None:
-    """The distance in elements from the first to the last element of `value` fits `limit` (default: 32 bits).
-
-    Raises:
-        ValueError: it does not.
-    """
-    span = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) if value.numel() else 0
-    if span > limit:
-        raise ValueError(f"{op}: {name} must span at most {limit} elements, got {span} "
-                         f"(shape {tuple(value.shape)}, strides {value.stride()})")
-
-
 def real(op: str, name: str, value: Any, *, low: float | None = None, above: float | None = None) -> None:
     """`value` is a finite int or float, ≥ `low` and > `above` where given.
 

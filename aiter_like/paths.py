@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
+
+import platformdirs
 
 
 @cache
@@ -33,7 +34,7 @@ def configs() -> Path:
 
 def user_tuned() -> Path:
     """The user's own tuned tables, which a tuner writes where the package is installed and not a checkout."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "aiter_like" / "tuned"
+    return platformdirs.user_data_path("aiter_like", appauthor=False) / "tuned"
 
 
 def tuned_csv() -> Path:

@@ -36,6 +36,8 @@ assert torch.get_num_threads() == threads
 heavy = {"triton", "pandas", "numpy.f2py", "transformers", "torch._dynamo", "torch._inductor", "aiter_like.sim",
          "aiter_like.cli", "aiter_like.cli.demo", "tvm_ffi"} & (set(sys.modules) - before[4])
 assert not heavy, f"imported: {sorted(heavy)}"
+operators = [name for name in sys.modules if name.startswith("aiter_like.ops.") and name != "aiter_like.ops.index"]
+assert not operators, f"operators that nobody asked for: {operators}"
 assert not events, f"side effects: {events}"
 
 from aiter_like import device

@@ -53,9 +53,10 @@ def test_wheel_carries_the_package_and_its_data_and_nothing_else(wheel):
         assert any(name.startswith(f"aiter_like/_data/{folder}/") for name in carried), folder
 
 
-def test_plain_install_needs_four_unpinned_packages_and_no_triton(metadata):
+def test_plain_install_needs_five_unpinned_packages_and_no_triton(metadata):
     needed = metadata.get_all("Requires-Dist")
-    assert sorted(line for line in needed if ";" not in line) == ["apache-tvm-ffi", "filelock", "ninja", "torch"]
+    assert sorted(line for line in needed if ";" not in line) == ["apache-tvm-ffi", "filelock", "ninja",
+                                                                         "platformdirs", "torch"]
     assert "triton; extra == 'triton'" in needed
     assert metadata["Requires-Python"] == ">=3.11"
 
@@ -84,7 +85,7 @@ def test_install_beside_a_vendor_triton_changes_no_distribution(wheel, tmp_path)
     python = tmp_path / "image" / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     for name, version in (("torch", "2.9.1+rocm7.1"), ("triton", "3.5.1+rocm7.1"), ("apache-tvm-ffi", "0.1.2"),
-                          ("ninja", "1.11.1"), ("filelock", "3.12.0")):
+                          ("ninja", "1.11.1"), ("filelock", "3.12.0"), ("platformdirs", "4.0.0")):
         fake_distribution(site, name, version)
     before = contents(site)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}

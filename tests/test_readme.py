@@ -50,7 +50,7 @@ def test_make_targets_exist():
     assert set(re.findall(r"\bmake ([a-z]+)", README)) - {"for"} <= set(targets)
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"`aiter-like ([a-z]+)", README))))
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"`aiter-like ([a-z-]+)", README))))
 def test_commands_exist(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])

@@ -24,6 +24,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from aiter_like import env
 from aiter_like.errors import BuildError
 
@@ -59,12 +61,14 @@ def cache_root() -> Path:
 
 
 @cache
-def _usable_root(override: str, xdg: str, home: str | None) -> Path:
+def _usable_root(override: str, _xdg: str, _home: str | None) -> Path:  # the last two are platformdirs' own inputs
     try:
         if override:
             root = Path(override).expanduser().absolute()
-        else:  # the XDG specification: a relative path is ignored
-            root = (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "aiter_like"
+        else:
+            root = platformdirs.user_cache_path("aiter_like", appauthor=False)
+            if not root.is_absolute():
+                raise RuntimeError(f"there is no home directory for {root}")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()
         if status.st_uid != os.geteuid():  # libraries from here are loaded: nobody else may write them

@@ -26,6 +26,8 @@ _COMMANDS = {
     "explain": ("aiter_like.cli.explain", "which backend and kernel would serve a call, and why not the others"),
     "names": ("aiter_like.cli.integrations", "AITER's names, and which backends serve each of them"),
     "shim": ("aiter_like.cli.integrations", "where a package `aiter` lies, for engines without AMD's"),
+    "new-op": ("aiter_like.cli.authors", "write the four files of a new operator"),
+    "generate": ("aiter_like.cli.authors", "write the texts that follow from the operators' declarations"),
     "verify": ("aiter_like.cli.verify", "run the self-check of every kernel on this device and write a report"),
 }
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like.build import revision
+from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.jit.call import with_fields
 
 KINDS = ("hip", "ck", "asm", "triton", "torch")
 
@@ -70,7 +70,7 @@ class Backend:
         return hasattr(self.function, "bind")
 
     def taking_fields(self, call: type | None, home: str) -> Backend:
-        """This backend as dispatch has it: its functions take the fields of `call` by position (jit/call.py)."""
+        """This backend as dispatch has it: its functions take the fields of `call` by position (call.py)."""
         if call is None:
             return replace(self, home=home)
         after_target = {name: with_fields(call, getattr(self, name), before=1)

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch import table
 from aiter_like.dispatch.backend import Backend
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.tuning import Tuning
-from aiter_like.jit.call import with_fields
 
 _log = logging.getLogger("aiter_like")
 
@@ -31,7 +31,7 @@ class Declaration:
     Attributes:
         name: also the stem of its files and the name in `torch.ops.aiter_like`.
         call: its call object, a NamedTuple: the operator's arguments in the order of the built functions, with
-            annotations and defaults (jit/call.py). The functions below are declared with a call object as argument and
+            annotations and defaults (call.py). The functions below are declared with a call object as argument and
             are kept as functions of its fields by position.
         reference: of (call): the torch implementation, which writes the outputs.
         backends: in order of preference.
@@ -107,6 +107,8 @@ def find_op(op: Declaration | str | Callable) -> Declaration:
     Raises:
         ValueError: there is none.
     """
+    if isinstance(op, str) and op in OPS:
+        return OPS[op]
     for candidate in OPS.values():
         if op is candidate or candidate.name in (op, getattr(op, "__name__", None)) or op in candidate.public:
             return candidate

@@ -8,6 +8,7 @@ metadata decides is decided once: checks, backend (selection.py), tuned row, bui
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,18 +41,32 @@ class Op(Declaration):
         self._plans = PlanCache()
         self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
+        # How many inputs are given → the fields behind them; building a call object of defaults would cost 0.2 µs.
+        self._defaults = self._tails()
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
 
-    def __call__(self, *args: Any, backend: str | None = None) -> None:
-        """Runs the operator. `backend` forces one; then nothing else is tried.
+    def _tails(self) -> dict[int, tuple]:
+        if self.call is None:
+            count = len(inspect.signature(self.reference).parameters)
+            return {count: ()}
+        defaults = tuple(self.call._field_defaults.values())
+        count = len(self.call._fields)
+        return {given: defaults[len(defaults) - (count - given):] for given in range(count - len(defaults), count + 1)}
+
+    def __call__(self, *inputs: Any, backend: str | None = None, **options: Any) -> None:
+        """Runs the operator on a call object, or on its first fields and, by name, those of the others that are not the
+        defaults. `backend` forces one; then nothing else is tried.
 
         Raises:
             ValueError, TypeError: an argument is wrong.
             UnsupportedError: no backend, or not the forced one, serves the call.
             BuildError: the forced backend does not build.
         """
-        args = args[0] if len(args) == 1 else args
+        if options:
+            args = self.call(*inputs, **options)
+        else:
+            args = inputs[0] if len(inputs) == 1 else inputs + self._defaults[len(inputs)]
         if _is_tracing():
             self._out_op(*args, backend=backend)
             return
@@ -265,12 +280,12 @@ def is_tuned(op: Declaration | str | Callable, *, arch: str = "gfx942", cu_num: 
 
 def reset() -> None:
     """Forget every plan, failure and tuned table: the environment variables are read anew."""
-    for op in OPS.values():
+    for op in list(OPS.declared.values()):
         op.reset()
 
 
 def _forget_plans() -> None:
-    for op in OPS.values():
+    for op in list(OPS.declared.values()):
         op.forget_plans()
 
 

@@ -15,10 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from aiter_like.dispatch.registry import OPS
 from aiter_like.errors import UnsupportedError
 
 NAMESPACE = "aiter_like"
 
+
+class _Namespace(torch._ops._OpNamespace):
+    """`torch.ops.aiter_like`: an operator's module is imported when its name is first asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        OPS.get(name.removesuffix("_out"))
+        return super().__getattr__(name)
+
+
+setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # noqa: TOR901: lives as long as the process
 
 _TYPES = {"Tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool", "str": "str", "dtype": "ScalarType",

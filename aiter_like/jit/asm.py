@@ -23,9 +23,9 @@ from aiter_like import paths
 from aiter_like.build import build, code_object, manifest
 from aiter_like.build.manifest import Row
 from aiter_like.build.recipe import ModuleSpec
+from aiter_like.call import call_type
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.jit.call import call_type
 from aiter_like.jit.compile_ops import Instance, register
 from aiter_like.jit.hip_runtime import load_hip_runtime
 

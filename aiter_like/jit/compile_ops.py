@@ -22,9 +22,9 @@ import torch
 from aiter_like import paths
 from aiter_like.build import build
 from aiter_like.build.recipe import ModuleSpec
+from aiter_like.call import call_type, signature
 from aiter_like.device import Target, target_of
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
-from aiter_like.jit.call import call_type, signature
 from aiter_like.jit.hip_runtime import load_hip_runtime
 
 _SUFFIX = re.compile(r"_(hip|ck|asm)$")
@@ -53,14 +53,15 @@ def compile_ops(module: str, fc_name: str | None = None, gen_func: Callable[...,
         module: the source below csrc/, "norm/rms_norm.hip".
         fc_name: the exported function; default: the stub's name without a leading "_" and "_hip", "_ck" or "_asm".
         gen_func: of the call's arguments (and of a tuned row's parameters, by keyword): the Instance to build.
-        gen_fake: of the call's arguments: the outputs' shapes, for torch.compile.
+        gen_fake: taken for AITER's signature and not used: a traced call goes through the operator's own fake
+            (dispatch/torch_ops.py), which every `Op` has.
         prebuild: calls (or instances) whose modules `aiter-like build` makes besides those of the operator's cases, or
             a function that gives them; default: the one without macros, if there is no gen_func.
         platforms: what the source is for; one with gfx942 instructions says ("hip",).
     """
 
     def decorate(stub: Callable) -> JitFunction:
-        return register(JitFunction(stub, module, fc_name, gen_func, gen_fake, prebuild, tuple(platforms)))
+        return register(JitFunction(stub, module, fc_name, gen_func, prebuild, tuple(platforms)))
 
     return decorate
 
@@ -89,18 +90,16 @@ class JitFunction:
     Attributes:
         module: the source below csrc/.
         function_name: the exported function.
-        gen_fake: the fake function for torch.compile, or None.
         platforms: what the source is for, "hip" and "cuda" if it is portable.
     """
 
     def __init__(self, stub: Callable, module: str, fc_name: str | None, gen_func: Callable[..., Instance] | None,
-                 gen_fake: Callable | None, prebuild: Sequence[Instance] | Callable[[], Sequence[Instance]],
+                 prebuild: Sequence[Instance] | Callable[[], Sequence[Instance]],
                  platforms: tuple[str, ...]):
         self.__name__, self.__doc__, self.__module__ = stub.__name__, stub.__doc__, stub.__module__
         self.__wrapped__ = stub
         self.module = module
         self.function_name = fc_name or _SUFFIX.sub("", stub.__name__.removeprefix("_"))
-        self.gen_fake = gen_fake
         self.platforms = platforms
         self._gen_func = gen_func
         self._prebuild = prebuild

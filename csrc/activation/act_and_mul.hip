@@ -11,7 +11,7 @@
 // Bound: memory. Per element of out 2 sizeof(ELEMENT) bytes read and sizeof(OUT) written for 15 instructions (gelu: 24;
 // counted on sm_90; a limit takes 3 more): 8192 × 8192 bf16 = 403 MB, 76 us at 5.3 TB/s.
 #include "aiter_like/ffi.h"
-#include "aiter_like/activation.h"
+#include "activation.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(BIAS) || !defined(ACTIVATION) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_GATED) || !defined(HAS_SCALE) || !defined(HAS_BIAS)

@@ -12,9 +12,9 @@
 // Tile: LANES lanes take a row, VECTORS · VEC elements each. LDS: 4 bytes per wave.
 // Bound: memory. A row moves columns · (2 sizeof(ELEMENT) + 1) bytes for about 15 instructions per element:
 // 8192 × 8192 bf16 = 336 MB, 63 us at 5.3 TB/s.
-#include "aiter_like/activation.h"
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
+#include "activation.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(ACTIVATION) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(WEIGHT) || !defined(WEIGHTS) || \
@@ -97,7 +97,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(4)) void act_a
 
 void launch_act_and_mul_quant(const ActAndMulQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+  const dim3 grid(Layout::workgroups(args.rows));
   if (is_aligned)
     launch_overlapped(act_and_mul_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else

@@ -6,7 +6,7 @@
 //   1. LANES lanes hold a group: one load of 16 bytes each, the largest magnitude, the scale
 //   2. quantise and store: in rows, or in the tiles of 16 tokens by 16 elements that matrix instructions read
 // Slots outside the cache are skipped. LDS: 4 bytes per wave. Bound: memory, 3 bytes per element.
-#include "aiter_like/kv_quant.h"
+#include "kv_quant.h"
 
 #if !defined(SOURCE) || !defined(LANES)
 #error "indexer_k_quant_and_cache.hip: -DSOURCE=bf16|f16|float -DLANES=8…1024"
@@ -35,7 +35,7 @@ indexer_k_quant_and_cache_kernel(IndexerArgs args) {
 
 void launch_indexer_k_quant_and_cache(const IndexerArgs& args, bool is_tiled, bool is_wide, Stream stream) {
   using Layout = RowLayout<LANES, 1, 1>;
-  const dim3 grid((args.tokens * args.groups + Layout::kRows - 1) / Layout::kRows);
+  const dim3 grid(Layout::workgroups(args.tokens * args.groups));
   if (is_tiled && is_wide)
     launch_overlapped(indexer_k_quant_and_cache_kernel<kVector, Pack::kTiles>, grid, Layout::kThreads, stream, args);
   else if (is_tiled)

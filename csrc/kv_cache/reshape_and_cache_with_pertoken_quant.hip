@@ -11,8 +11,8 @@
 //
 // The first workgroups write K, the others V. Slots outside the cache are skipped. LDS: 8.8 KiB.
 // Bound: memory. A token moves heads · 2 · head_dim · (sizeof(SOURCE) + 1) bytes and the scales.
-#include "aiter_like/kv_quant.h"
 #include "aiter_like/kv_tile.h"
+#include "kv_quant.h"
 
 #if !defined(SOURCE) || !defined(CACHE) || !defined(LANES)
 #error "reshape_and_cache_with_pertoken_quant.hip: -DSOURCE=bf16|f16|float -DCACHE=fp8|int8_t -DLANES=8…1024"

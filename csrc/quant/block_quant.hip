@@ -13,7 +13,7 @@
 // 5.3 TB/s.
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(BLOCK_ROWS) || !defined(BLOCK_COLUMNS) || !defined(VEC)
 #error "block_quant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t -DBLOCK_ROWS -DBLOCK_COLUMNS=32|64|128 -DVEC"

@@ -13,7 +13,7 @@
 // 5.3 TB/s.
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || \
     !defined(IS_WHOLE) || !defined(GROUP)
@@ -59,7 +59,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
 
 void launch_flatten_group_quant(const FlattenGroupQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const dim3 grid((args.rows + Layout::kRows - 1) / Layout::kRows);
+  const dim3 grid(Layout::workgroups(args.rows));
   if (is_aligned)
     launch_overlapped(flatten_group_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else

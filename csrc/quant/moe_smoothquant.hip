@@ -13,7 +13,7 @@
 // Bound: memory. columns · (sizeof(ELEMENT) + topk) bytes per token, the factors mostly from cache: 4096 × 4096 bf16 to
 // 8 experts = 168 MB, 32 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(LANES) || !defined(VECTORS) || !defined(VEC) || !defined(IS_WHOLE)
 #error "moe_smoothquant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t and sizes"
@@ -77,9 +77,9 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(sizeof(ELEMENT
 
 void launch_moe_smoothquant(const MoeSmoothquantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const int64_t groups = (args.tokens + Layout::kRows - 1) / Layout::kRows;
-  const int step = groups * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
-  const dim3 grid(static_cast<uint32_t>(groups), static_cast<uint32_t>(step));
+  const uint32_t groups = Layout::workgroups(args.tokens);
+  const int step = int64_t{groups} * Layout::kThreads < 1 << 17 ? args.topk : 1;  // 2^17 lanes fill 64 CUs
+  const dim3 grid(groups, static_cast<uint32_t>(step));
   if (is_aligned)
     launch_overlapped(moe_smoothquant_kernel<true>, grid, Layout::kThreads, stream, args, step);
   else

@@ -11,7 +11,7 @@
 // Bound: memory. A row moves columns · (sizeof(ELEMENT) + 1) bytes for 5 instructions per element: 8192 × 8192 bf16 =
 // 201 MB, 38 us at 5.3 TB/s.
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(SMOOTH) || !defined(LANES) || !defined(VECTORS) || \
     !defined(VEC) || !defined(IS_WHOLE) || !defined(GROUP) || !defined(HAS_SMOOTH)
@@ -89,7 +89,7 @@ __global__ __launch_bounds__(Layout::kThreads, Layout::min_groups(kBytes)) void 
 
 void launch_row_quant(const RowQuantArgs& args, bool is_aligned, Stream stream) {
   using Layout = RowLayout<LANES, VECTORS, VEC>;
-  const dim3 grid(static_cast<uint32_t>((args.rows + Layout::kRows - 1) / Layout::kRows));
+  const dim3 grid(Layout::workgroups(args.rows));
   if (is_aligned)
     launch_overlapped(row_quant_kernel<true>, grid, Layout::kThreads, stream, args);
   else

@@ -12,7 +12,7 @@
 // 336 MB, 63 us at 5.3 TB/s.
 #include "aiter_like/math.h"
 #include "aiter_like/quant.h"
-#include "aiter_like/row_operands.h"
+#include "aiter_like/rows/operands.h"
 
 #if !defined(ELEMENT) || !defined(OUT) || !defined(VECTORS) || !defined(VEC)
 #error "tensor_quant.hip: -DELEMENT=bf16|f16|float -DOUT=fp8|int8_t -DVECTORS -DVEC"

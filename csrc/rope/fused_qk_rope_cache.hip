@@ -17,7 +17,7 @@
 // Bound: memory. A token moves each element of q, k and v once in, once out; weights and tables stay in cache.
 #include "aiter_like/ffi.h"
 #include "aiter_like/kv_tile.h"
-#include "aiter_like/rope.h"
+#include "rope.h"
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(CACHE) || !defined(HEAD_DIM) || !defined(HAS_NORM) || \
     !defined(IS_SHARED) || !defined(VEC) || !defined(THREADS) || !defined(SHARE)

@@ -13,7 +13,7 @@
 
 #include "aiter_like/ffi.h"
 #include "aiter_like/math.h"
-#include "aiter_like/rope.h"
+#include "rope.h"
 
 #if !defined(ELEMENT) || !defined(TABLE) || !defined(IS_ANGLE) || !defined(HEADS) || !defined(SHARE)
 #error "rope: -DELEMENT=bf16|f16|float -DTABLE=bf16|f16|float -DIS_ANGLE=0|1 -DHEADS=1|2|4 -DSHARE=1…16"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A decoded instruction and the description (Op) of what a mnemonic does. decode.cpp makes Insts, isa/*.cpp define Ops.
+// A decoded instruction and the description (Op) of what a mnemonic does. load/ makes Insts, isa/*.cpp define Ops.
 #pragma once
 #include <array>
 #include <span>
@@ -42,12 +42,12 @@ enum class DppCtrl : u8 {
   row_mirror, row_half_mirror, row_bcast15, row_bcast31, row_newbcast
 };
 
-// Everything after the operands. A modifier that decode.cpp does not know is a Fault when the instruction executes.
+// Everything after the operands. A modifier that load/parse.cpp does not know is a Fault when the instruction executes.
 struct Modifiers {
   bool clamp = false;
   u8 omod = 0;                                             // 0 none, 1 mul:2, 2 mul:4, 3 div:2
   u8 op_sel = 0, op_sel_hi = 0, neg_lo = 0, neg_hi = 0;    // bit i = i-th element of the list; op_sel bit 3 may be dst
-  bool has_op_sel_hi = false;                              // printed; else packed operations use all ones
+  bool has_op_sel_hi = false;                              // it was printed; without it all are ones
   DppCtrl dpp = DppCtrl::none;
   u8 dpp_arg = 0, row_mask = 15, bank_mask = 15;           // dpp_arg: shift count, or quad_perm packed 2 bits per lane
   bool bound_ctrl = false;
@@ -86,7 +86,7 @@ struct Spec {
   u32 flags = 0;
   Handler plain = nullptr;                     // no modifiers beyond memory offsets
   Handler full = nullptr;                      // any modifier this operation takes; nullptr: modifiers are a Fault
-  Handler plain_checked = nullptr;             // memory operations only: the checkers see each access
+  Handler plain_observed = nullptr;            // memory operations only: tells the observers of each access
 };
 
 struct Op {
@@ -94,7 +94,7 @@ struct Op {
   Spec spec;
 };
 
-// The rows of each isa/<encoding>.cpp; decode.cpp joins them. Names are unique over all tables (checked at load).
+// The rows of each isa/<encoding>.cpp. load/decode.cpp joins them, and checks that no two tables share a name.
 std::span<const Op> sop_ops();
 std::span<const Op> sopp_ops();
 std::span<const Op> smem_ops();
@@ -121,7 +121,7 @@ inline constexpr std::string_view kGuardText = "<end of function>";    // after 
 // Fields are in the order of how often executing reads them: the first cache lines serve the run loop and handlers.
 struct alignas(64) Inst {
   Handler run = nullptr;                       // chosen at decode: plain, full or fail
-  Handler run_checked = nullptr;
+  Handler run_observed = nullptr;
   u32 index = 0;                               // position in the code's Inst array (for counters)
   i32 imm = 0;                                 // SOPP and SOPK: the 16-bit immediate, sign-extended
   i64 target = 0;                              // branch: absolute pc

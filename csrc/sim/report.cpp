@@ -7,12 +7,12 @@
 #include <mutex>
 #include <utility>
 
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {
 
-constexpr size_t kMaxReports = 256;            // distinct ones; further repeats of a known one are still counted
+constexpr size_t kMaxReports = 256;            // distinct ones; repeats of a known report are counted beyond it
 
 struct Reports {
   std::mutex mutex;
@@ -78,7 +78,7 @@ std::string place_text(u64 pc, const std::string& source, const std::string& tex
 }
 
 std::string summary(const Report& r) {
-  if (r.check == "launch") return "[sim:launch] " + r.message;     // it names its place itself
+  if (r.check == "launch") return "[sim:launch] " + r.message;     // its message names the place
   char where[96];
   std::snprintf(where, sizeof where, " wg(%u,%u,%u) wave %d lanes 0x%llx ", r.workgroup[0], r.workgroup[1],
                 r.workgroup[2], r.wave, static_cast<unsigned long long>(r.lanes));

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 
@@ -19,7 +19,7 @@ struct Report {
   std::string text;                            // disassembly of the offender
   std::string source;                          // "file:line", when the code object has line tables
   u64 address = 0;
-  u64 count = 1;                               // same check, kernel and pc are counted, not repeated
+  u64 count = 1;                               // reports with the same check, kernel and pc
   struct {                                     // the producer or the other access; no text = there is none
     u64 pc = 0;
     std::string text, source;

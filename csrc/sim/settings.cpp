@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The settings of the process. sim_settings.py reads AITER_LIKE_SIM too, for Python's own messages: one grammar.
+// The settings of the process. Python reads AITER_LIKE_SIM too, for its own messages, by the same grammar.
 #include "settings.h"
 
 #include <algorithm>

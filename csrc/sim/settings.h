@@ -20,7 +20,7 @@ struct Settings {
   bool dry = false;                            // launches return without executing (host-overhead benchmarks)
   bool defer = false;                          // streams execute at synchronisation points (hip/defer.h)
   u64 instruction_limit = 2'000'000'000;       // per wave; a wave beyond it stops the launch with a report
-  bool prints_reports = true;                  // nobody else asks for them: to stderr, and the launch has failed
+  bool prints_reports = true;                  // to stderr, and the launch has failed; Python asks for them instead
   std::string error;                           // AITER_LIKE_SIM does not parse: every launch is refused with this
 };
 

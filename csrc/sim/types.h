@@ -20,7 +20,8 @@ using f16 = _Float16;
 inline constexpr int kLanes = 64;
 inline constexpr u64 kAllLanes = ~u64{0};
 
-// Stops the launch; the message reaches the caller through hipGetErrorString. run.cpp adds kernel, pc and disassembly.
+// Stops the launch; the message reaches the caller through hipGetErrorString. run/failure.cpp adds kernel, pc and
+// disassembly.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rows of a matrix as csrc/include/aiter_like/rows.h takes them. Read by the families that work row by row."""
+"""Rows of a matrix as csrc/include/aiter_like/rows/rows.h takes them. Read by the families that work row by row."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Dynamic quantisation of rows held as tiles (rows.h), to fp8 or int8: a scale per row (token), or per group of
-// consecutive columns. The rule, the same in scales.py and in ops/common/triton/quant_rule.py:
+// Dynamic quantisation of rows held as tiles (rows/rows.h), to fp8 or int8: a scale per row (token), or per group of
+// consecutive columns. The rule is the same in ops/common/quant_rule.py and in ops/common/triton/quant_rule.py:
 //   scale = max(amax, 2^-110) / largest, q = round(x · (1 / scale)), saturated; value = q · scale
 // A row of zeros gives zeros and a finite scale above 0; a NaN makes the scale NaN, and with it every fp8 element NaN,
 // every int8 element 0; an infinity makes the scale infinite: its fp8 element NaN, all else 0.
 #pragma once
 
-#include "aiter_like/rows.h"
+#include "aiter_like/rows/rows.h"
 
 namespace aiter_like {
 
@@ -32,7 +32,7 @@ __device__ inline float vector_amax(int vector, F f) {
   return amax;
 }
 
-/// Largest magnitude of f(vector, element) over the lane's elements; row_max makes the row's of it.
+/// Largest magnitude of f(vector, element) over the lane's elements; row_max makes the row's of those of its lanes.
 template <class Layout, class F>
 __device__ inline float lane_amax(F f) {
   float amax = 0.f;
@@ -47,8 +47,8 @@ __device__ inline void store_quantised(Q* row, int columns, float inverse, F f) 
   store_row<Layout>(row, columns, [&](int v, int e) { return f(v, e) * inverse; });
 }
 
-/// As store_quantised, by a scale that is no less than the one of these very elements: of int8 none is then beyond the
-/// largest, and with a NaN or an infinity among them all become 0 (the scale is none either).
+/// Like store_quantised, with a scale found for these very elements or for more of them, so that no int8 result is
+/// beyond the largest. Where a NaN or an infinity is among the elements, the scale is not finite and all become 0.
 template <class Layout, class Q, class F>
 __device__ inline void store_by_own_scale(Q* row, int columns, QuantScale scale, F f) {
   if constexpr (__is_same(Q, int8_t) && Layout::kIsAligned && Layout::kVec % 4 == 0) {
@@ -74,8 +74,8 @@ template <class Layout, int kGroup>
 constexpr bool kHasGroups = kGroup % Layout::kVec == 0 && Layout::kLanes >= kGroup / Layout::kVec &&
                             kGroup / Layout::kVec <= kWaveSize;
 
-/// As store_quantised, with a scale for each kGroup columns: group g's goes to scales[g · scale_stride]. Every lane of
-/// the wave takes part; `columns` is a multiple of kGroup.
+/// Like store_quantised, with a scale for each kGroup columns: that of group g goes to scales[g · scale_stride]. Every
+/// lane of the wave takes part; `columns` is a multiple of kGroup.
 template <class Layout, int kGroup, class Q, class F>
 __device__ inline void store_groups(Q* row, float* scales, int64_t scale_stride, int columns, F f) {
   static_assert(kHasGroups<Layout, kGroup>, "a group's lanes must be neighbours in a wave");

@@ -11,7 +11,7 @@ namespace {
 
 constexpr u32 kNoRange = ~0u;
 
-// An access at the top of the address space wraps: its end is before its begin.
+// The end of an access at the top of the address space wraps and lies before its begin.
 bool covers(const Range& r, u64 begin, u64 end) {
   return begin >= r.base && begin <= end && end <= r.base + r.bytes;
 }
@@ -96,7 +96,7 @@ Span span_of(const u64* address, u64 lanes, u32 bytes) {
   return {low, high + bytes};
 }
 
-// The slow way: each lane by itself. Returns the lanes that may go on; range[lane] = its range.
+// The slow way looks at each lane by itself. It returns the lanes that may go on, and sets range[lane] to their ranges.
 u64 check_lanes(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch, u32* range) {
   const LaunchChecks& c = launch_checks(w);
   u64 bad = 0;
@@ -165,7 +165,7 @@ bool check_scalar_range(Wave& w, const Inst& i, u64 address, u32 bytes) {
   u32& cached = w.checks->range_cache[i.index % 32];
   if (cached < c.ranges.size() && covers(c.ranges[cached], address, address + bytes) && !c.ranges[cached].freed)
     return true;
-  // Compilers widen a scalar load when its start is aligned: what follows the end is then never used.
+  // Compilers widen a scalar load whose start is aligned. They never use what such a load reads beyond the end.
   const u32 found = find_range(c, {address, address + (address % 16 == 0 ? 4 : bytes)}, false);
   if (found != kNoRange) {
     cached = found;
@@ -203,44 +203,41 @@ std::string describe(const LaunchChecks& c, u64 address) {
   return text;
 }
 
-u64 check_global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
-  const LaunchChecks& c = launch_checks(w);
+u64 Checkers::global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
   w.checks->flat_spaces |= 1;
-  if (c.on(kCheckSanity)) lanes = sanity_memory(w, i, address, lanes, touch);
+  if (launch_.on(kCheckSanity)) lanes = sanity_memory(w, i, address, lanes, touch);
   lanes = check_ranges(w, i, address, lanes, touch);
-  if (c.on(kCheckGlobalRace)) race_access(w, i, address, lanes, touch);
+  if (launch_.on(kCheckGlobalRace)) race_access(w, i, address, lanes, touch);
   return lanes;
 }
 
-u64 check_lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
-  const LaunchChecks& c = launch_checks(w);
-  WorkgroupChecks& g = *w.group->checks;
+u64 Checkers::lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
   w.checks->flat_spaces |= 2;
   const u32 size = w.group->launch->lds_bytes;
   const u64 inside = within(offset, lanes, touch.bytes, size);
-  if (inside != lanes && c.on(kCheckBounds)) {
+  if (inside != lanes && launch_.on(kCheckBounds)) {
     report_offset(w, i, lanes & ~inside, offset, touch,
                   "LDS beyond the workgroup's " + bytes_text(size) + " (reads give 0, writes are lost)");
   }
-  if (inside && c.on(kCheckSanity)) sanity_lds(w, i, offset, inside, touch);
-  if (inside && (c.on(kCheckWait) || c.on(kCheckLdsRace))) lds_access(w, i, offset, inside, touch);
-  if (c.on(kCheckUninit)) {
+  if (inside && launch_.on(kCheckSanity)) sanity_lds(w, i, offset, inside, touch);
+  if (inside && (launch_.on(kCheckWait) || launch_.on(kCheckLdsRace))) lds_access(w, i, offset, inside, touch);
+  if (launch_.on(kCheckUninit)) {
     Bytes bytes;
+    WorkgroupChecks& g = *state_;
     for (int lane = 0; lane < kLanes; ++lane) bytes.written[lane] = g.lds.data() + offset[lane];
     uninit_memory(w, i, lanes, inside, touch, &bytes, false);
   }
   return inside;
 }
 
-u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
-  const LaunchChecks& c = launch_checks(w);
+u64 Checkers::scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) {
   w.checks->flat_spaces |= 1;
   const u32 size = w.group->launch->kernel->private_bytes;
   const u64 inside = within(offset, lanes, touch.bytes, size);
-  if (inside != lanes && c.on(kCheckBounds)) {
+  if (inside != lanes && launch_.on(kCheckBounds)) {
     report_offset(w, i, lanes & ~inside, offset, touch, "scratch beyond the lane's " + bytes_text(size));
   }
-  if (c.on(kCheckUninit)) {
+  if (launch_.on(kCheckUninit)) {
     Bytes bytes;
     for (u64 lane = 0; lane < kLanes; ++lane)
       bytes.written[lane] = w.checks->scratch.data() + lane * size + offset[lane];
@@ -249,9 +246,9 @@ u64 check_scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const To
   return inside;
 }
 
-bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
+bool Checkers::scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
   if (!check_scalar_range(w, i, address, bytes)) return false;
-  if (launch_checks(w).on(kCheckGlobalRace)) {
+  if (launch_.on(kCheckGlobalRace)) {
     const u32 flags = i.op->spec.flags;
     const Access access = flags & kAtomic ? Access::atomic : flags & kStore ? Access::store : Access::load;
     race_access(w, i, &address, 1, {.access = access, .bytes = static_cast<u8>(bytes)});
@@ -259,8 +256,8 @@ bool check_scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
   return true;
 }
 
-void check_range_rules(Wave& w, const Inst& i, u64 lanes) {
-  if (!launch_checks(w).on(kCheckBounds)) return;
+void Checkers::disputed_range(Wave& w, const Inst& i, u64 lanes) {
+  if (!launch_.on(kCheckBounds)) return;
   report_lanes(w, i, lanes, 0,
                "is out of the descriptor's range only because soffset counts; the ISA text checks without it; "
                "fix: put the whole offset into voffset");

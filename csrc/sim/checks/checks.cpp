@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Life of the shadow state, and the calls that run.cpp makes around each instruction.
+// Life of the shadow state, and who is called around each instruction.
 #include "checks/checks.h"
 
 #include <bit>
+#include <utility>
 
 #include "checks/state.h"
 
 namespace sim {
 namespace {
 
-// Each thread keeps the state of a workgroup that has ended: a new one would cost more than the workgroup.
+// Each thread keeps the state of a workgroup that has ended, because a new one would cost more than the workgroup.
 std::unique_ptr<WorkgroupChecks>& kept() {
   thread_local std::unique_ptr<WorkgroupChecks> instance;
   return instance;
@@ -53,12 +54,12 @@ LaunchChecks::~LaunchChecks() {
     r.kernel = launch->kernel->name;
     r.pc = key.second - launch->kernel->entry;
     r.count = count - 1;
-    add_report(std::move(r));                  // the full one is there: this only counts
+    add_report(std::move(r));                  // the list has the full report, and this adds to its count
   }
 }
 
-std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 checks) {
-  auto c = std::make_shared<LaunchChecks>();
+std::unique_ptr<LaunchObserver> make_checkers(const Launch& launch, u32 checks) {
+  auto c = std::make_unique<LaunchChecks>();
   c->launch = &launch;
   c->checks = checks;
   bounds_begin(*c);
@@ -71,15 +72,19 @@ std::shared_ptr<LaunchChecks> make_launch_checks(const Launch& launch, u32 check
   return c;
 }
 
-void begin_workgroup(Workgroup& group) {
-  const LaunchChecks& c = *group.launch->checks;
-  group.checks = kept() ? kept().release() : new WorkgroupChecks;
-  WorkgroupChecks& g = *group.checks;
+std::unique_ptr<Observer> LaunchChecks::begin(Workgroup& group) { return std::make_unique<Checkers>(group, *this); }
+
+Checkers::Checkers(Workgroup& group, LaunchChecks& launch)
+    : group_(group), launch_(launch),
+      state_(kept() ? std::move(kept()) : std::make_unique<WorkgroupChecks>()) {
+  WorkgroupChecks& g = *state_;
+  group.checks = &g;
+  g.launch = &launch;
   const size_t num_waves = group.waves.size();
   while (g.waves.size() < num_waves) g.waves.push_back(std::make_unique<WaveChecks>());
-  if (tracks_waits(c)) lds_begin(group);
-  if (c.on(kCheckGlobalRace)) race_begin(group);
-  if (c.on(kCheckUninit)) {
+  if (tracks_waits(launch)) lds_begin(group);
+  if (launch.on(kCheckGlobalRace)) race_begin(group);
+  if (launch.on(kCheckUninit)) {
     g.lds.assign(group.launch->lds_bytes, 0);
     const size_t words = num_waves * kNumRows * kLanes;
     if (g.bits.size() < words) g.bits.resize(words);
@@ -91,44 +96,42 @@ void begin_workgroup(Workgroup& group) {
     wave.flat_spaces = 0;
     wait_begin(wave);
     waitstate_begin(wave);
-    if (!c.on(kCheckUninit)) continue;
+    if (!launch.on(kCheckUninit)) continue;
     wave.undefined.bits = reinterpret_cast<u32(*)[kLanes]>(g.bits.data()) + k * kNumRows;
     uninit_begin(group.waves[k]);
   }
-  if (c.on(kCheckSanity)) sanity_begin(group);
+  if (launch.on(kCheckSanity)) sanity_begin(group);
 }
 
-void end_workgroup(Workgroup& group) {
-  if (group.launch->checks->on(kCheckSanity)) sanity_end(group);
-  for (Wave& w : group.waves) w.checks = nullptr;
-  kept().reset(group.checks);
-  group.checks = nullptr;
+Checkers::~Checkers() {
+  if (launch_.on(kCheckSanity)) sanity_end(group_);
+  for (Wave& w : group_.waves) w.checks = nullptr;
+  group_.checks = nullptr;
+  kept() = std::move(state_);
 }
 
-void check_before(Wave& w, const Inst& i) {
+void Checkers::before(Wave& w, const Inst& i) {
   WaveChecks& c = *w.checks;
-  const LaunchChecks& launch = launch_checks(w);
   ++c.executed;
-  if (!i.op) return;                           // run_checked throws
-  if (tracks_waits(launch)) {
-    c.first_record = w.group->checks->lds_shadow.next();
+  if (!i.op) return;                           // run_observed throws
+  if (tracks_waits(launch_)) {
+    c.first_record = state_->lds_shadow.next();
     wait_before(w, i);
   }
-  if (launch.on(kCheckWaitState)) waitstate_before(w, i);
-  if (launch.on(kCheckSanity)) sanity_before(w, i);
-  if (launch.on(kCheckGlobalRace)) race_before(w, i);
-  if (launch.on(kCheckUninit)) uninit_before(w, i);
+  if (launch_.on(kCheckWaitState)) waitstate_before(w, i);
+  if (launch_.on(kCheckSanity)) sanity_before(w, i);
+  if (launch_.on(kCheckGlobalRace)) race_before(w, i);
+  if (launch_.on(kCheckUninit)) uninit_before(w, i);
 }
 
-void check_after(Wave& w, const Inst& i) {
-  if (i.op && tracks_waits(launch_checks(w))) wait_after(w, i);
+void Checkers::after(Wave& w, const Inst& i) {
+  if (i.op && tracks_waits(launch_)) wait_after(w, i);
 }
 
-void check_barrier(Workgroup& group) {
-  const LaunchChecks& c = *group.launch->checks;
-  if (tracks_waits(c)) lds_barrier(group);
-  if (c.on(kCheckSanity)) sanity_barrier(group);
-  if (c.on(kCheckGlobalRace)) race_barrier(group);
+void Checkers::barrier() {
+  if (tracks_waits(launch_)) lds_barrier(group_);
+  if (launch_.on(kCheckSanity)) sanity_barrier(group_);
+  if (launch_.on(kCheckGlobalRace)) race_barrier(group_);
 }
 
 }  // namespace sim

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Conflicts in global memory between workgroups of one launch, and between waves of one workgroup. Runs on one thread,
-// in the order of execution; with another order (fuzz=SEED) it may find others.
+// in the order of execution; another order (fuzz=SEED) may show other conflicts.
 //
-// Two accesses conflict when one is a plain write and nothing orders them. Writing the value that is there already is
-// no conflict. Atomics, and loads and stores with sc1 (agent scope), do not conflict among themselves; through them
-// workgroups are ordered, by their address: what a workgroup did before it wrote there comes before what another does
-// after it read from there. That is the order of vector clocks, one per workgroup: what one of its waves has released
-// or acquired counts for all.
+// Two accesses conflict when one is a plain write and nothing orders them. A write of the value that is there already
+// is no conflict. Atomics, and loads and stores with sc1 (agent scope), do not conflict among themselves. They order
+// workgroups by their address: what a workgroup did before it wrote there comes before what another workgroup does
+// after it has read from there. Each workgroup has one vector clock for this order, so what one of its waves releases
+// or acquires counts for all of them.
 //
 // Order is not enough for plain data, because each XCD has its own L2 (LLVM AMDGPU usage, memory model of gfx942): the
-// writer needs buffer_wbl2 sc1 before its atomic, the reader buffer_inv sc1 after its own. Waits around them are not
-// looked at.
+// writer needs buffer_wbl2 sc1 before its atomic, the reader buffer_inv sc1 after its own. This checker does not look
+// at the waits around them.
 #include <algorithm>
 #include <unordered_map>
 
@@ -215,9 +215,8 @@ void release(const Visit& v, u64 address) {
 void race_begin(LaunchChecks& c) { c.race = std::make_shared<RaceShadow>(); }
 
 void race_begin(Workgroup& g) {
-  const Launch& l = *g.launch;
   g.checks->race = std::make_shared<RaceGroup>();
-  g.checks->race->id = g.id[0] + l.grid[0] * (g.id[1] + l.grid[1] * g.id[2]);
+  g.checks->race->id = g.number();
 }
 
 void race_before(Wave& w, const Inst& i) {

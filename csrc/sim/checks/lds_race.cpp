@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // LDS accesses of different waves with no barrier between them, or with a barrier that came before the writer's wait.
-// A write is published by a barrier that opens after its wave has waited for it; a read counts as done at the barrier.
+// A barrier publishes the writes that their waves have waited for before it opens; it ends every read.
 #include <algorithm>
 #include <bit>
 
@@ -70,7 +70,7 @@ void against_read(const Visit& v, int lane, u32 dword, u32 bytes, u32 word) {
          "lds_race", "fix: s_barrier between the read and the write");
 }
 
-// The dword that the lane is about to store there is already in memory: two waves may write the same value.
+// Whether memory already holds the dword that the lane is about to store: two waves may write the same value.
 bool stores_same(const Visit& v, int lane, u32 offset) {
   if (v.touch.access != Access::store || v.touch.data == kNoRow) return false;
   const Stored value = stored_by(v.w, v.touch, lane);
@@ -109,7 +109,7 @@ void visit_lane(const Visit& v, int lane, u32 offset) {
   }
 }
 
-// Whole aligned dwords. False: some lane needs the general case, nothing has been changed.
+// Whole aligned dwords. The result is false when some lane needs the general case; then nothing has changed.
 template <int N>
 bool visit_dwords(const Visit& v, const u32* dword) {
   LdsShadow& s = v.shadow;
@@ -164,7 +164,7 @@ bool visit_fast(const Visit& v, const u32* offset, u64 lanes) {
   }
 }
 
-void forget(LdsShadow& s) {                    // stamps are used up: start again, knowing nothing
+void forget(LdsShadow& s) {                    // all stamps are used up, so the shadow starts again without any access
   std::fill(s.writer.begin(), s.writer.end(), 0);
   std::fill(s.reader.begin(), s.reader.end(), 0);
   s.records.clear();

@@ -2,13 +2,14 @@
 // Sanity: what the hardware executes without a complaint and no author means.
 //
 // Alignment. ROCm runs gfx942 in unaligned mode: plain global, scratch and LDS accesses of any width may start at any
-// byte (LLVM: FeatureUnalignedDSAccess, FeatureUnalignedBufferAccess, "+unaligned-access-mode" on amdhsa), slow ones
-// included. What needs alignment all the same: an atomic its own size; scalar memory a dword (the low bits are
-// dropped); the LDS side of an LDS-DMA a dword.
+// byte (LLVM: FeatureUnalignedDSAccess, FeatureUnalignedBufferAccess, "+unaligned-access-mode" on amdhsa). Three kinds
+// need alignment all the same: an atomic to its own size, scalar memory to a dword (the hardware drops the low bits),
+// and the LDS side of an LDS-DMA to a dword.
 //
-// Barriers. s_barrier counts waves: it opens when all that have not ended wait, at whichever s_barrier. Waves that wait
-// at different ones are no fault as long as each passes as many (the two halves of a workgroup may run shifted by one);
-// nor is a wave that ends without having used LDS or a barrier. Reported are waves of which some pass fewer.
+// Barriers. s_barrier counts waves: it opens when all waves that have not ended wait at any s_barrier. Waves may wait
+// at different ones as long as each passes the same number (the two halves of a workgroup may run shifted by one), and
+// a wave may end that has used neither LDS nor a barrier. The checker reports waves that pass fewer barriers than
+// others.
 #include <algorithm>
 #include <array>
 #include <bitset>
@@ -70,7 +71,7 @@ struct Met {
   u8 lane[kSlots];
   u32 now = 0;
 
-  // The lane that has met this unit last; `mine` if none has. Now it is `mine`.
+  // The lane that has met this unit last, which becomes `mine`; `mine` when no lane has met it.
   int meet(u64 u, int mine) {
     u32 slot = static_cast<u32>(u * 0x9e3779b97f4a7c15 >> 52);
     while (stamp[slot] == now && unit[slot] != u) slot = (slot + 1) % kSlots;
@@ -136,7 +137,7 @@ namespace {
 
 constexpr u32 kLdsBytes = 65536;
 
-// Offsets of an LDS store relative to its first lane's, known to be disjoint: a loop's stores repeat their pattern.
+// Offsets of an LDS store relative to its first lane's that are known to be disjoint: stores in a loop repeat them.
 struct Pattern {
   u64 lanes = 0;
   u32 bytes = 0;
@@ -238,8 +239,8 @@ void sanity_end(Workgroup& g) {
          split.other);
 }
 
-void check_dropped_bits(Wave& w, const Inst& i, u64 address) {
-  if (!(address & 3) || !launch_checks(w).on(kCheckSanity)) return;
+void Checkers::unrounded_address(Wave& w, const Inst& i, u64 address) {
+  if (!(address & 3) || !launch_.on(kCheckSanity)) return;
   report(w, i, 1, address, "has the address " + hex(address) + ", of which the hardware drops the two low bits; fix: "
                            "align it to a dword, or use a vector load");
 }

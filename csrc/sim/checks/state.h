@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Shadow state of the checkers, and what the files of this folder call in one another. Nothing outside includes it.
+// Shadow state of the checkers, the observer that they are together, and what the files of this folder call in one
+// another. Nothing outside includes it.
 #pragma once
 #include <map>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <vector>
 
 #include "checks/checks.h"
 #include "checks/waitstate.h"
-#include "loader.h"
+#include "load/loader.h"
+#include "report.h"
+#include "run/memory.h"
+#include "run/wave.h"
 
 namespace sim {
 
@@ -125,7 +132,10 @@ struct WaveChecks {
 struct RaceGroup;                              // global_race.cpp
 struct RaceShadow;
 
+struct LaunchChecks;
+
 struct WorkgroupChecks {
+  LaunchChecks* launch = nullptr;
   std::vector<std::unique_ptr<WaveChecks>> waves;
   LdsShadow lds_shadow;
   std::vector<u8> lds;                         // per byte of LDS: 1 = written
@@ -134,7 +144,7 @@ struct WorkgroupChecks {
   std::shared_ptr<RaceGroup> race;             // when global races are checked
 };
 
-struct LaunchChecks {
+struct LaunchChecks final : LaunchObserver {
   const Launch* launch = nullptr;
   u32 checks = 0;
   std::vector<Range> ranges;                   // sorted by base
@@ -142,7 +152,9 @@ struct LaunchChecks {
   std::vector<u64> reach;                      // largest end of ranges[0..i]: bounds the search backwards
   std::shared_ptr<RaceShadow> race;            // when global races are checked
 
-  ~LaunchChecks();
+  ~LaunchChecks() override;
+  std::unique_ptr<Observer> begin(Workgroup& group) override;
+  bool needs_one_thread() const override { return on(kCheckGlobalRace); }   // it judges in the order of execution
   bool on(Check check) const { return checks & check; }
   // True the first time for this check and instruction; later times are only counted.
   bool first(const char* check, const Inst& i);
@@ -152,7 +164,32 @@ struct LaunchChecks {
   std::map<std::pair<std::string, u64>, u64> seen_;
 };
 
-inline LaunchChecks& launch_checks(const Wave& w) { return *w.group->launch->checks; }
+inline LaunchChecks& launch_checks(const Wave& w) { return *w.group->checks->launch; }
+
+// All checkers of one workgroup: each call goes to those that are on.
+class Checkers final : public Observer {
+ public:
+  Checkers(Workgroup& group, LaunchChecks& launch);      // allocates the shadow of LDS and of each wave
+  ~Checkers() override;
+
+  void before(Wave& w, const Inst& i) override;
+  void after(Wave& w, const Inst& i) override;
+  void barrier() override;
+
+  u64 global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) override;      // bounds.cpp
+  u64 lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) override;
+  u64 scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) override;
+  bool scalar(Wave& w, const Inst& i, u64 address, u32 bytes) override;
+  void disputed_range(Wave& w, const Inst& i, u64 lanes) override;
+  void unrounded_address(Wave& w, const Inst& i, u64 address) override;                                // sanity.cpp
+  void out_of_range(Wave& w, const Touch& touch, u64 lanes) override;                                  // uninit.cpp
+  void shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec) override;
+
+ private:
+  Workgroup& group_;
+  LaunchChecks& launch_;
+  std::unique_ptr<WorkgroupChecks> state_;
+};
 
 // ---- reports --------------------------------------------------------------------------------------------------------
 
@@ -221,8 +258,9 @@ void uninit_propagate(Wave& w, const Inst& i, u64 exec, const Origin& origin);
 u32 undefined_bits(const Undefined& u, u16 row, int lane);
 void set_undefined(Undefined& u, u16 row, int lane, u32 bits, const Origin& origin);
 void uninit_report(Wave& w, const Inst& i, u64 lanes, const std::string& what, const Origin& origin);
-// Definedness of one access. written[lane]: the flags of the lane's bytes (1 = written), or null = all defined.
-// `escapes`: other workgroups or the host can see the bytes, so undefined ones must not be stored.
+// Which bytes of one access are defined. written[lane] points to the flags of the lane's bytes (1 = written); null says
+// that all are defined. `escapes` says that other workgroups or the host can see the bytes: it is then an error to
+// store undefined ones.
 struct Bytes { u8* written[kLanes]; };
 void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Bytes* bytes, bool escapes);
 

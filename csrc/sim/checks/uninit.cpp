@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Use of values that nobody wrote: definedness bits of registers, LDS, scratch and hipMalloc memory. Moving and
-// computing undefined values is silent; an address, a branch, EXEC, or a store that others can see is reported.
+// Use of values that nobody wrote: definedness bits of registers, LDS, scratch and hipMalloc memory. Undefined values
+// may be moved and computed with; the checker reports them in an address, a branch, EXEC, or a store that others can
+// see.
 #include <algorithm>
 #include <bit>
 
@@ -385,13 +386,13 @@ void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& tou
   else if (is_lds_dma(i)) load_dma(w, i, undefined, touch, bytes);
 }
 
-void check_zeros(Wave& w, const Touch& touch, u64 lanes) {
-  if (!launch_checks(w).on(kCheckUninit) || touch.result == kNoRow) return;
+void Checkers::out_of_range(Wave& w, const Touch& touch, u64 lanes) {
+  if (!launch_.on(kCheckUninit) || touch.result == kNoRow) return;
   define_results(w.checks->undefined, touch, lanes);
 }
 
-void check_shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec) {
-  if (!launch_checks(w).on(kCheckUninit)) return;
+void Checkers::shuffle(Wave& w, u16 result, u16 data, const i8* from, u64 exec) {
+  if (!launch_.on(kCheckUninit)) return;
   Undefined& u = w.checks->undefined;
   if (!u.lanes[data]) {
     define(u, result, exec);

@@ -8,8 +8,8 @@
 
 #include "checks/state.h"
 #include "isa/dpp.h"
+#include "isa/lanes.h"
 #include "isa/mfma.h"
-#include "lanes.h"
 
 namespace sim {
 namespace {
@@ -24,7 +24,7 @@ u64 rule_and(Value a, Value b) { return (a.undefined & (b.bits | b.undefined)) |
 Value inverse(Value a) { return {~a.bits, a.undefined}; }
 u64 rule_or(Value a, Value b) { return rule_and(inverse(a), inverse(b)); }
 
-// A shift by an undefined count gives nothing; else the undefined bits move along.
+// A shift by an undefined count has no defined bits; otherwise the undefined bits move along.
 template <class Shift>
 u64 shifted(Value x, Value count, Shift shift) { return count.undefined ? ~u64{0} : shift(x.undefined, count.bits); }
 u64 left32(u64 x, u64 n) { return static_cast<u32>(x) << (n & 31); }
@@ -392,7 +392,7 @@ void scalar_rule(const Step& s) {
   } else if (s.name.starts_with("s_bitcmp") && !in[1].undefined) {
     scc = in[0].undefined >> (in[1].bits & 63) & 1;
   }
-  // SCC = "result is not zero": known when a defined bit of it is set, which only and/or tell cheaply.
+  // SCC = "result is not zero" is defined when some defined bit of the result is set. Only `and` and `or` tell cheaply.
   if (s.name.starts_with("s_and_b")) scc = undefined && !(in[0].bits & in[1].bits & ~undefined);
   if (s.name.starts_with("s_or_b")) scc = undefined && !((in[0].bits | in[1].bits) & ~undefined);
   if (d.dwords < 2) undefined &= 0xffffffff;
@@ -414,7 +414,7 @@ void scalar_rule(const Step& s) {
 }  // namespace
 
 void uninit_propagate(Wave& w, const Inst& i, u64 exec, const Origin& origin) {
-  const Origin from = origin;                  // the caller's may lie in a row that is about to change
+  const Origin from = origin;                  // a copy: the caller's may lie in a row that is about to change
   const Step s{w, i, exec, from};
   if (i.op->spec.cls == Class::salu || i.op->spec.cls == Class::other) scalar_rule(s);
   else vector_rule(s);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Wait counters: what is in flight, and registers that are used before it has arrived. vmcnt retires in issue order.
-// So does lgkmcnt for LDS alone; with a scalar load or a FLAT access to LDS outstanding only lgkmcnt(0) is proof.
+// Wait counters: which operations are in flight, and which registers are used before their data has arrived. vmcnt
+// retires in issue order, and so does lgkmcnt for LDS alone. While a scalar load or a FLAT access to LDS is
+// outstanding, only lgkmcnt(0) proves anything.
 #include <bit>
 
 #include "checks/state.h"
@@ -39,7 +40,7 @@ void mark(WaitState& s, u8 slot) {
   s.num_pending += s.ops[slot].num_dsts != 0;
 }
 
-// The operation's registers have arrived. One that a later operation writes too stays in flight.
+// The operation's registers have arrived. A register that a later operation writes too stays in flight.
 void unmark(WaitState& s, u8 slot) {
   Pending& op = s.ops[slot];
   s.num_pending -= op.num_dsts != 0;
@@ -186,7 +187,7 @@ void wait_after(Wave& w, const Inst& i) {
   if (lgkm) {
     s.lgkm.push(slot);
     if (s.lgkm.size() > kLgkmMax && lgkm_in_order(s)) pop_lgkm(w, kLgkmMax);
-    else if (s.lgkm.size() > 4 * kLgkmMax) pop_lgkm(w, 0);       // the queue here has an end
+    else if (s.lgkm.size() > 4 * kLgkmMax) pop_lgkm(w, 0);       // because this queue has an end
   }
 }
 

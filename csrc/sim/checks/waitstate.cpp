@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Wait states: two instructions of a wave that are too close together. Every instruction counts one wait state, s_nop N
-// counts N + 1. A wave's latest instructions are hashed, and looked at only when the hash is new for the last of them.
+// counts N + 1. The checker hashes a wave's latest instructions, and looks at them
+// only when the hash is new for the last one.
 #include "checks/waitstate.h"
 
 #include <bit>

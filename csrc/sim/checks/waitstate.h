@@ -15,17 +15,17 @@ struct Code;
 
 // What an instruction is, for the rows below. One instruction has several roles.
 enum Role : u32 {
-  kRoleXdl = 1 << 0,            // MFMA but for f32 and f64
+  kRoleXdl = 1 << 0,            // every MFMA except f32 and f64
   kRoleMfma32 = 1 << 1,
   kRoleMfma64Large = 1 << 2,    // f64 16x16x4
   kRoleMfma64Small = 1 << 3,    // f64 4x4x4
   kRoleTwoPass = 1 << 4,        // MFMA of two passes
-  kRoleValu = 1 << 5,           // vector arithmetic but for MFMA
+  kRoleValu = 1 << 5,           // vector arithmetic without MFMA
   kRoleTrans = 1 << 6,
-  kRolePlain = 1 << 7,          // kRoleValu but for kRoleTrans
+  kRolePlain = 1 << 7,          // kRoleValu without kRoleTrans
   kRolePartial = 1 << 8,        // writes a part of its destination: SDWA, op_sel
   kRoleDot = 1 << 9,
-  kRoleNotDot = 1 << 10,        // kRoleValu but for kRoleDot
+  kRoleNotDot = 1 << 10,        // kRoleValu without kRoleDot
   kRoleFma64 = 1 << 11,
   kRoleWritesSgpr = 1 << 12,    // vector arithmetic that writes SGPRs, VCC or EXEC
   kRoleReadsSgpr = 1 << 13,     // vector arithmetic that reads SGPRs or VCC
@@ -41,14 +41,14 @@ enum Role : u32 {
   kRoleUsesM0 = 1 << 23,        // LDS-DMA, ds_*_addtid, s_sendmsg, s_movrel
   kRoleSetReg = 1 << 24,
   kRoleGetReg = 1 << 25,        // s_getreg, s_setreg
-  kRoleWideStoreAtSgpr = 1 << 26,   // such a store of a buffer at an offset in an SGPR, which is no kRoleWideStore
+  kRoleWideStoreAtSgpr = 1 << 26,   // a wide buffer store with its offset in an SGPR; it is no kRoleWideStore
 };
 
 // Registers of an instruction that a row compares.
 enum class Part : u8 {
   none,                         // the two instructions alone matter
   writes, reads, touches,       // vector registers
-  src_ab, src_c, same_c, other_c,     // MFMA sources; same_c: exactly the earlier result, other_c: overlaps otherwise
+  src_ab, src_c, same_c, other_c,     // MFMA sources; same_c is just the earlier result, other_c overlaps it otherwise
   store_data,
   scalar_writes, scalar_reads, lane, vcc, exec, m0, hwreg,
   dot_ab, dot_other,            // of the same v_dot* / anything of another operation
@@ -71,8 +71,8 @@ struct IssueFacts {
   u64 earlier = 0, later = 0;   // rows (bit = index in wait_rows()) that take it as the earlier, as the later one
 };
 
-// Facts of a code object's instructions, by Inst::index. Whether an instruction comes too early depends only on those
-// issued just before it, so `clean` keeps, per instruction, hashes of histories in which it does not.
+// Facts about a code object's instructions, by Inst::index. Whether an instruction comes too early depends only on the
+// ones issued just before it, so `clean` keeps for each instruction the hashes of histories after which it does not.
 struct IssueTable {
   static constexpr int kHistories = 4;         // an instruction after a join is reached in several ways
   std::vector<IssueFacts> facts;

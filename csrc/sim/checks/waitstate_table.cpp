@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {

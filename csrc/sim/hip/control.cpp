@@ -7,8 +7,10 @@
 #include <cstring>
 
 #include "hip/defer.h"
-#include "memory.h"
 #include "report.h"
+#include "run/counters.h"
+#include "run/memory.h"
+#include "run/observers.h"
 #include "settings.h"
 
 namespace sim::hip {
@@ -108,9 +110,12 @@ HIP_API void aiter_like_sim_set_defer(int defer) {
   settings().defer = defer != 0;
 }
 
-// The tensors of one launch. Ranges that overlap (views of one storage) become one, writable if any is. writable = 2:
-// it is unless the memory is known already, whose owner has said what may be written.
-// Returns how many `bases` were put back into the array, for aiter_like_sim_unregister.
+// A library can bring its own observer (run/observer.h): `make` is asked at every launch from now on, or no longer.
+HIP_API void aiter_like_sim_observe(MakeObserver make, int on) { on ? add_observer(make) : remove_observer(make); }
+
+// The tensors of one launch. Ranges that overlap (views of one storage) become one, which is writable if any of them
+// is. writable = 2 means writable unless the memory is known already: then its owner has said what may be written. The
+// result is how many `bases` the function has put back into the array, for aiter_like_sim_unregister.
 HIP_API u64 aiter_like_sim_register(u64 count, u64* bases, const u64* bytes, const char* const* names,
                                     const u8* writable) {
   std::vector<Range> ranges;

@@ -5,8 +5,8 @@
 
 #include "hip/defer.h"
 #include "hip/graph.h"
-#include "memory.h"
-#include "traps.h"
+#include "run/memory.h"
+#include "run/traps.h"
 
 namespace sim::hip {
 namespace {
@@ -43,8 +43,8 @@ Error fill_now(void* to, T value, size_t pitch, size_t count, size_t height) {
 
 bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(pointer)).has_value(); }
 
-// In order with the stream's other work. Host memory that is not pinned is copied through a buffer of the runtime,
-// which waits for it.
+// The copy keeps its place among the stream's other work. The runtime copies host memory that is not pinned through a
+// buffer of its own, and waits for that.
 Error copy_on(void* stream, void* to, const void* from, Plane p) {
   return guarded(kInvalidHandle, [&] {
     const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, p); });
@@ -64,7 +64,7 @@ Error fill_on(void* stream, void* to, T value, size_t count, size_t pitch = 0, s
   });
 }
 
-// The host waits for these, which no capture allows.
+// The host waits for these copies, which no capture allows.
 Error copy(void* to, const void* from, size_t bytes) {
   if (const Error error = forbidden_in_capture("a copy that waits")) return error;
   if (const Error error = copy_on(nullptr, to, from, bytes)) return error;

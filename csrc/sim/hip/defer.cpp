@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Deferred work: a graph of pieces, each after others. Seed 0 runs only what a synchronisation point waits for, in the
-// order of submission: as late as possible. Another seed draws from all that could run.
+// Deferred work is a graph of pieces, each of which comes after others. Seed 0 runs only what a synchronisation point
+// waits for, in the order of submission, which is as late as possible. Other seeds draw from all pieces that could run.
 #include "hip/defer.h"
 
 #include <algorithm>
 #include <condition_variable>
 #include <utility>
 
-#include "slot.h"
+#include "run/slot.h"
 
 namespace sim::hip {
 
@@ -50,7 +50,7 @@ bool needs(const DeferredPtr& target, const DeferredPtr& work) {
                      [&](const DeferredPtr& d) { return d->state != d->done && needs(d, work); });
 }
 
-// The piece to run next for `target` (null: for everything); null when another thread is at it.
+// The piece to run next for `target` (null = for everything); null when another thread is running it.
 DeferredPtr choose(Queue& q, const DeferredPtr& target) {
   std::vector<DeferredPtr> ready;
   for (const DeferredPtr& work : q.pending) {
@@ -79,7 +79,7 @@ void step(Queue& q, std::unique_lock<std::mutex>& lock, const DeferredPtr& targe
   lock.lock();
   work->state = Deferred::done;
   work->time = std::chrono::steady_clock::now();
-  work->work = nullptr;                          // its arguments, and what came before, are needed no more
+  work->work = nullptr;                          // nobody needs its arguments any more, nor what came before it
   work->after.clear();
   std::erase(q.pending, work);
   if (q.failure == kSuccess) q.failure = error;
@@ -136,7 +136,7 @@ Error finish(const DeferredPtr& work) {
   return work ? run_until(q, lock, work) : kSuccess;
 }
 
-// Waiting for the default stream is waiting for what it would wait for: the blocking streams.
+// Whoever waits for the default stream waits for the blocking streams, for which that stream would wait.
 Error finish(const Stream* stream) {
   if (!stream) defer(nullptr, [] { return kSuccess; });
   Queue& q = queue();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The setting `defer`: what is submitted to a stream runs at a synchronisation point, and other streams' work in
-// between or not, by seed. A program that does not synchronise sees old data, as it may on hardware.
+// The setting `defer`: what is submitted to a stream runs at a synchronisation point. The seed decides whether work of
+// other streams runs in between. A program that does not synchronise sees old data, as it may on hardware.
 #pragma once
 #include <chrono>
 
@@ -14,7 +14,7 @@ using DeferredPtr = std::shared_ptr<Deferred>;
 
 inline bool deferring() { return settings().defer; }
 
-// Adds work to a stream, null for the default one. That one waits for all blocking streams, and they for it.
+// Adds work to a stream, null for the default one. The default stream waits for all blocking streams, and they for it.
 DeferredPtr defer(const Stream* stream, Work work);
 // What the stream does next comes after `work` too.
 void follow(const Stream* stream, const DeferredPtr& work);
@@ -25,7 +25,7 @@ std::chrono::steady_clock::time_point done_at(const DeferredPtr& work);
 Error finish(const DeferredPtr& work);
 Error finish(const Stream* stream);
 Error finish_all();
-// For queries, which a program may repeat until they are true: runs one piece of work. kNotReady if there is more.
+// For queries, which a program may repeat until they are true: runs one piece of work; kNotReady when more is left.
 Error advance(const DeferredPtr& work);
 Error advance(const Stream* stream);
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "hip/defer.h"
-#include "memory.h"
+#include "run/memory.h"
 #include "settings.h"
 
 namespace sim::hip {

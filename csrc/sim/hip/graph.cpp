@@ -35,7 +35,7 @@ Works works_of(const Graph& graph) {
   return works;
 }
 
-// A graph made ready to run: it stays as it is when the graph that it was made from is destroyed.
+// An executable graph stays as it is when the graph that it was made from is destroyed.
 struct Executable {
   std::shared_ptr<const Works> works;            // in the order of running
   std::map<const Node*, size_t> places;          // node of the graph → its work

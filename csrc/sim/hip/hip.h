@@ -7,8 +7,8 @@
 #include <mutex>
 #include <string>
 
-#include "loader.h"
-#include "run.h"
+#include "load/loader.h"
+#include "run/run.h"
 
 #define HIP_API extern "C" __attribute__((visibility("default")))
 
@@ -26,8 +26,8 @@ enum Error : int {
 
 struct Dim3 { u32 x, y, z; };
 
-// A registered code object. It is loaded when first used, as most kernels of a library never are; each device has its
-// own copy, with its own variables.
+// A registered code object. It is loaded at its first use, because most kernels of a library are never used. Each
+// device has its own copy with its own variables.
 class Module {
  public:
   Module(const void* image, u64 bytes, std::string name) : image_(image), bytes_(bytes), name_(std::move(name)) {}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Launches, by host stub (<<<>>>) or by module function. A launch has finished when the call returns, unless its stream
-// is capturing; the arguments are copied by then in both cases.
+// Launches by host stub (<<<>>>) or by module function. A launch has finished when the call returns, unless its stream
+// is capturing; in both cases the arguments have been copied by then.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Allocations, registered host memory, and what the program may ask about a pointer.
-#include "memory.h"
+#include "run/memory.h"
 
 #include <cstring>
 
@@ -40,7 +40,7 @@ Error allocate(void** out, size_t bytes, const char* call, Kind kind = kDevice, 
   const std::lock_guard lock(all.mutex);
   const u64 base = memory().allocate(bytes, std::string(call) + " #" + std::to_string(++all.serial));
   if (!base) return set_error(kOutOfMemory, "cannot allocate " + std::to_string(bytes) + " bytes");
-  // What the host writes itself is not seen, so memory that it can reach counts as written.
+  // The simulator does not see what the host writes itself, so memory that the host can reach counts as written.
   if (kind != kDevice) memory().set_defined(base, bytes);
   all.by_base[base] = {kind, current_device(), flags};
   *out = reinterpret_cast<void*>(base);
@@ -190,7 +190,7 @@ HIP_API int hipPointerGetAttribute(void* out, int which, void* pointer) {
       std::memcpy(out, &value, sizeof value);
       return kSuccess;
     };
-    // Device and host pointer: any host address is a device address; only more than that is known for some alone.
+    // Any host address is a device address, so this part of the answer is there even for memory that nobody registered.
     if (which == 3 || which == 4) return put(pointer);
     const auto place = find(pointer);
     if (!place) throw Fault("the pointer is in no known allocation");

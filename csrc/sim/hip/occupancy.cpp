@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "hip/hip.h"
-#include "slot.h"
+#include "run/slot.h"
 
 namespace sim::hip {
 namespace {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Memory pools. Every pool draws from the device's memory at once and gives back at once: there is nothing to hold or
-// to trim, and its attributes are kept as they were set.
+// Memory pools. Every pool takes from the device's memory and gives back at once, so it has nothing to hold or to trim.
+// It keeps its attributes as they were set.
 #include <array>
 #include <cstring>
 
 #include "hip/stream.h"
-#include "memory.h"
+#include "run/memory.h"
 
 extern "C" int hipMallocAsync(void** out, size_t bytes, void* stream);
 

@@ -84,7 +84,7 @@ Variable registered_variable(const void* host) {
 
 HIP_API void** __hipRegisterFatBinary(const void* data) {
   const auto* wrapper = static_cast<const FatBinaryWrapper*>(data);
-  // A wrapper of another kind has no image we know; its kernels fail when launched, with the loader's reason.
+  // A wrapper of another kind has no image that is known here; its kernels fail at launch with the loader's reason.
   const void* image = wrapper->magic == kFatBinaryMagic ? wrapper->image : data;
   auto* module = new Module(image, 0, library_of(data));
   const std::lock_guard lock(registry().mutex);

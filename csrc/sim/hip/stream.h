@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Streams, and the one door through which work on a stream passes: it runs at once, or a graph being captured keeps it.
+// Streams, and the one door through which work on a stream passes: it runs at once, or a graph that is captured keeps
+// it.
 #pragma once
 #include <deque>
 #include <functional>

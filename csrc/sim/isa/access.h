@@ -4,8 +4,7 @@
 #pragma once
 #include <bit>
 
-#include "checks/checks.h"
-#include "lanes.h"
+#include "isa/lanes.h"
 
 namespace sim {
 
@@ -156,10 +155,10 @@ inline u64 lanes_within(const u32* offset, u64 lanes, u32 bytes, u32 size) {
   return lanes & inside;
 }
 
-// LDS byte offsets → places. Out of the allocation: not in p.lanes (reads 0, writes drop, reported when checked).
-template <bool checked>
+// LDS byte offsets → places. Out of the allocation: not in p.lanes (reads 0, writes drop).
+template <bool observed>
 inline void lds_places(Wave& w, const Inst& i, const u32* offset, u64 exec, const Touch& touch, Places& p) {
-  p.lanes = checked ? check_lds(w, i, offset, exec, touch) : exec;
+  p.lanes = observed ? observer(w).lds(w, i, offset, exec, touch) : exec;
   p.lanes = lanes_within(offset, p.lanes, touch.bytes, w.group->launch->lds_bytes);
   const u64 base = reinterpret_cast<u64>(w.group->lds);
   for (int lane = 0; lane < kLanes; ++lane) p.at[lane] = base + offset[lane];
@@ -167,13 +166,13 @@ inline void lds_places(Wave& w, const Inst& i, const u32* offset, u64 exec, cons
 
 // Writes a dword per lane at M0-style `base` + 4 * lane of LDS: the destination side of LDS-DMA. Inactive lanes keep
 // their slot; lanes that the memory side refused write 0.
-template <Form form, bool checked>
+template <Form form, bool observed>
 inline void load_to_lds(Wave& w, const Inst& i, const Places& from, u32 base, u64 exec) {
   alignas(64) u32 values[1][kLanes] = {}, offset[kLanes];
   load_form<form>(from, values, exec);
   for (u32 lane = 0; lane < kLanes; ++lane) offset[lane] = base + 4 * lane;
   Places to;
-  lds_places<checked>(w, i, offset, exec, {.access = Access::store, .bytes = 4, .dma = true}, to);
+  lds_places<observed>(w, i, offset, exec, {.access = Access::store, .bytes = 4, .dma = true}, to);
   store_dwords<1>(to, values);
 }
 

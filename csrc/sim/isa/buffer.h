@@ -23,9 +23,10 @@ struct BufferPlaces : Places {
   u8 dwords[kLanes];                           // … this many
 };
 
-// Range rule of gfx9 (SIMULATOR.md): with idxen and a stride, index < num_records; else the byte offset counts, soffset
-// included, and x2-x4 accesses are clamped dword by dword, atomics and formatted ones (`whole_items`) as a whole.
-template <bool checked>
+// Range rule of gfx9: with idxen and a stride the index must be below num_records. Otherwise the byte offset counts,
+// soffset included; x2 to x4 accesses are clamped dword by dword, atomics and formatted ones (`whole_items`) as a
+// whole.
+template <bool observed>
 inline void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& touch, BufferPlaces& p,
                     bool whole_items = false) {
   const Operand& vaddr = i.src[first];
@@ -54,20 +55,20 @@ inline void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& to
         p.partial |= u64{1} << lane;
       });
     }
-    if (checked && soffset) {
+    if (observed && soffset) {
       u64 differs = 0;
       for_lanes(exec & ~whole, [&](int lane) { differs |= u64{end[lane] - soffset <= d.num_records} << lane; });
-      if (differs) check_range_rules(w, i, differs);
+      if (differs) observer(w).disputed_range(w, i, differs);
     }
   }
   p.lanes = exec & whole;
-  if constexpr (checked) {
-    if (exec & ~whole) check_zeros(w, touch, exec & ~whole);
-    p.lanes = check_global(w, i, p.at, p.lanes, touch);
+  if constexpr (observed) {
+    if (exec & ~whole) observer(w).out_of_range(w, touch, exec & ~whole);
+    p.lanes = observer(w).global(w, i, p.at, p.lanes, touch);
     for_lanes(p.partial, [&](int lane) {
       Touch part = touch;
       part.bytes = static_cast<u8>(4 * p.dwords[lane]);
-      if (!check_global(w, i, p.at, u64{1} << lane, part)) p.partial &= ~(u64{1} << lane);
+      if (!observer(w).global(w, i, p.at, u64{1} << lane, part)) p.partial &= ~(u64{1} << lane);
     });
   }
 }

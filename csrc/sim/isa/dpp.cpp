@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // DPP lane patterns, tabulated.
-#include "dpp.h"
+#include "isa/dpp.h"
 
 #include <immintrin.h>
 

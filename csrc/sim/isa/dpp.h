@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Data-parallel primitives: which lane each lane reads, and which lanes are written. A row is 16 lanes, a bank 4.
 #pragma once
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 

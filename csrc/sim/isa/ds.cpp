@@ -18,7 +18,7 @@ void addtid_offsets(const Wave& w, u32 offset, Offsets& out) {
   for (u32 lane = 0; lane < kLanes; ++lane) out[lane] = (w.s[kM0] & 0xffff) + offset + 4 * lane;
 }
 
-template <Form form, bool checked, bool addtid>
+template <Form form, bool observed, bool addtid>
 void load(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
@@ -26,11 +26,11 @@ void load(Wave& w, const Inst& i) {
   if constexpr (addtid) addtid_offsets(w, i.mod.offset, at);
   else ds_offsets(w, i.src[0], i.mod.offset, at);
   Places p;
-  lds_places<checked>(w, i, at.at, exec, touch_load(form, i.dst[0].reg), p);
+  lds_places<observed>(w, i, at.at, exec, touch_load(form, i.dst[0].reg), p);
   load_form<form>(p, w.v + i.dst[0].reg, exec);
 }
 
-template <Form form, bool checked, bool addtid>
+template <Form form, bool observed, bool addtid>
 void store(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
@@ -39,12 +39,12 @@ void store(Wave& w, const Inst& i) {
   if constexpr (addtid) addtid_offsets(w, i.mod.offset, at);
   else ds_offsets(w, i.src[0], i.mod.offset, at);
   Places p;
-  lds_places<checked>(w, i, at.at, exec, touch_store(form, data.reg), p);
+  lds_places<observed>(w, i, at.at, exec, touch_store(form, data.reg), p);
   store_form<form>(p, w.v + data.reg);
 }
 
 // Two items; offsets count elements, or 64 elements (st64). Both addresses are read before the first write.
-template <Form form, u32 stride, bool checked>
+template <Form form, u32 stride, bool observed>
 void load2(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
@@ -53,13 +53,13 @@ void load2(Wave& w, const Inst& i) {
   ds_offsets(w, i.src[0], i.mod.offset * stride, at0);
   ds_offsets(w, i.src[0], i.mod.offset1 * stride, at1);
   Places p;
-  lds_places<checked>(w, i, at0.at, exec, touch_load(form, row), p);
+  lds_places<observed>(w, i, at0.at, exec, touch_load(form, row), p);
   load_form<form>(p, w.v + row, exec);
-  lds_places<checked>(w, i, at1.at, exec, touch_load(form, second), p);
+  lds_places<observed>(w, i, at1.at, exec, touch_load(form, second), p);
   load_form<form>(p, w.v + second, exec);
 }
 
-template <Form form, u32 stride, bool checked>
+template <Form form, u32 stride, bool observed>
 void store2(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
@@ -68,13 +68,13 @@ void store2(Wave& w, const Inst& i) {
   for (int k = 0; k < 2; ++k) {
     const u16 row = i.src[1 + k].reg;
     ds_offsets(w, i.src[0], (k ? i.mod.offset1 : i.mod.offset) * stride, at);
-    lds_places<checked>(w, i, at.at, exec, touch_store(form, row), p);
+    lds_places<observed>(w, i, at.at, exec, touch_store(form, row), p);
     store_form<form>(p, w.v + row);
   }
 }
 
 template <class T>
-void atomic(Wave& w, const Inst& i, Combine<T> f, bool checked) {
+void atomic(Wave& w, const Inst& i, Combine<T> f, bool observed) {
   const u64 exec = w.exec();
   if (!exec) return;
   const bool returns = i.dst[0].kind == Kind::vgpr, two = i.num_src > 2;
@@ -83,14 +83,14 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool checked) {
   const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = i.src[1].reg,
                     .result = returns ? i.dst[0].reg : kNoRow};
   Places p;
-  if (checked) lds_places<true>(w, i, at.at, exec, touch, p);
+  if (observed) lds_places<true>(w, i, at.at, exec, touch, p);
   else lds_places<false>(w, i, at.at, exec, touch, p);
   atomic_lanes<T>(p, {w.v + i.src[1].reg, two ? w.v + i.src[2].reg : nullptr, returns ? w.v + i.dst[0].reg : nullptr},
                   exec, f, false);
 }
 
 // Two exchanges, each with its own offset; the old values are the halves of the destination.
-template <class T, u32 stride, bool checked>
+template <class T, u32 stride, bool observed>
 void exchange2(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
@@ -103,14 +103,14 @@ void exchange2(Wave& w, const Inst& i) {
     const u16 data = i.src[1 + k].reg;
     const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data,
                       .result = static_cast<u16>(i.dst[0].reg + k * kRows)};
-    lds_places<checked>(w, i, at.at, exec, touch, p);
+    lds_places<observed>(w, i, at.at, exec, touch, p);
     atomic_lanes<T>(p, {w.v + data, nullptr, old + k * kRows}, exec, combine::swap<T>, false);
   }
   for (int row = 0; row < 2 * kRows; ++row) write_row(w.v[i.dst[0].reg + row], old[row], exec);
 }
 
 // ds_append / ds_consume: the counter at M0 + offset moves by the number of active lanes; all get the old value.
-template <int sign, bool checked>
+template <int sign, bool observed>
 void count_lanes(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
@@ -119,7 +119,7 @@ void count_lanes(Wave& w, const Inst& i) {
   for (int lane = 0; lane < kLanes; ++lane) at[lane] = (w.s[kM0] & 0xffff) + i.mod.offset;
   const Touch touch{.access = Access::atomic, .bytes = 4, .result = i.dst[0].reg};
   Places p;
-  lds_places<checked>(w, i, at.at, first, touch, p);
+  lds_places<observed>(w, i, at.at, first, touch, p);
   u32 old = 0;
   for_lanes(p.lanes, [&](int lane) {
     std::memcpy(&old, reinterpret_cast<const void*>(p.at[lane]), 4);
@@ -130,26 +130,26 @@ void count_lanes(Wave& w, const Inst& i) {
 }
 
 // Writes data[from[lane]] to each active lane; -1 gives 0.
-template <bool checked>
+template <bool observed>
 void shuffle(Wave& w, const Operand& dst, const Operand& data, const i8 (&from)[kLanes], u64 exec) {
-  if constexpr (checked) check_shuffle(w, dst.reg, data.reg, from, exec);
+  if constexpr (observed) observer(w).shuffle(w, dst.reg, data.reg, from, exec);
   Lanes<u32> out;
   for (int lane = 0; lane < kLanes; ++lane) out[lane] = from[lane] < 0 ? 0 : w.v[data.reg][from[lane]];
   write_row(w.v[dst.reg], out.at, exec);
 }
 
 // Push: lane sends its data to lane address / 4; of several senders the highest wins, lanes without one get 0.
-template <bool checked>
+template <bool observed>
 void permute(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   i8 from[kLanes];
   std::memset(from, -1, sizeof from);
   for_lanes(exec, [&](int lane) { from[(w.v[i.src[0].reg][lane] + i.mod.offset) / 4 % kLanes] = i8(lane); });
-  shuffle<checked>(w, i.dst[0], i.src[1], from, exec);
+  shuffle<observed>(w, i.dst[0], i.src[1], from, exec);
 }
 
 // Pull: lane reads from lane address / 4; an inactive source gives 0.
-template <bool checked>
+template <bool observed>
 void bpermute(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   i8 from[kLanes];
@@ -157,7 +157,7 @@ void bpermute(Wave& w, const Inst& i) {
     const int source = (w.v[i.src[0].reg][lane] + i.mod.offset) / 4 % kLanes;
     from[lane] = active(exec, source) ? i8(source) : i8{-1};
   }
-  shuffle<checked>(w, i.dst[0], i.src[1], from, exec);
+  shuffle<observed>(w, i.dst[0], i.src[1], from, exec);
 }
 
 // Bit 15: a permutation of each four lanes; else and/or/xor masks on the lane number within each 32 lanes.
@@ -167,7 +167,7 @@ int swizzle_source(int lane, u32 pattern) {
   return (lane & 32) | ((((lane & 31) & and_mask) | or_mask) ^ xor_mask);
 }
 
-template <bool checked>
+template <bool observed>
 void swizzle(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   i8 from[kLanes];
@@ -175,13 +175,13 @@ void swizzle(Wave& w, const Inst& i) {
     const int source = swizzle_source(lane, i.mod.offset);
     from[lane] = active(exec, source) ? i8(source) : i8{-1};
   }
-  shuffle<checked>(w, i.dst[0], i.src[0], from, exec);
+  shuffle<observed>(w, i.dst[0], i.src[0], from, exec);
 }
 
 void nothing(Wave&, const Inst&) {}
 
-Spec row(u8 num_dst, u32 flags, Handler plain, Handler checked) {
-  return {.cls = Class::ds, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_checked = checked};
+Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
+  return {.cls = Class::ds, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_observed = observed};
 }
 
 template <Form form>

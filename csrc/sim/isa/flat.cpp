@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // GLOBAL, FLAT and SCRATCH: device memory, the LDS and scratch apertures, private memory. Cache bits have no effect.
 #include "isa/atomics.h"
-#include "loader.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {
 
-constexpr u32 kSharedAperture = 1 << 16, kPrivateAperture = 2 << 16;   // high dwords (lanes.h: src_shared_base …)
+constexpr u32 kSharedAperture = 1 << 16, kPrivateAperture = 2 << 16;   // high dwords (as in isa/lanes.h)
 
 // v[2] + offset, or s[2] + u32 v + offset. `saddr` is absent on FLAT.
 void global_addresses(const Wave& w, const Inst& i, const Operand& vaddr, const Operand& saddr, u64 (&at)[kLanes]) {
@@ -21,10 +21,10 @@ void global_addresses(const Wave& w, const Inst& i, const Operand& vaddr, const 
   }
 }
 
-template <bool checked>
+template <bool observed>
 void scratch_places(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch, Places& p) {
   const u32 size = w.group->launch->kernel->private_bytes;
-  p.lanes = checked ? check_scratch(w, i, offset, lanes, touch) : lanes;
+  p.lanes = observed ? observer(w).scratch(w, i, offset, lanes, touch) : lanes;
   p.lanes = lanes_within(offset, p.lanes, touch.bytes, size);
   const u64 base = reinterpret_cast<u64>(w.scratch);
   for (u64 lane = 0; lane < kLanes; ++lane) p.at[lane] = base + lane * size + offset[lane];
@@ -33,29 +33,29 @@ void scratch_places(Wave& w, const Inst& i, const u32* offset, u64 lanes, const 
 struct Global {
   static constexpr Class kClass = Class::global;
   // `saddr` is the operand after the address (loads) or after the data (stores, atomics).
-  template <bool checked>
+  template <bool observed>
   static void resolve(Wave& w, const Inst& i, int saddr, u64 exec, const Touch& touch, Places& p) {
     global_addresses(w, i, i.src[0], i.src[saddr], p.at);
-    p.lanes = checked ? check_global(w, i, p.at, exec, touch) : exec;
+    p.lanes = observed ? observer(w).global(w, i, p.at, exec, touch) : exec;
   }
 };
 
 struct Scratch {
   static constexpr Class kClass = Class::scratch;
-  template <bool checked>
+  template <bool observed>
   static void resolve(Wave& w, const Inst& i, int saddr, u64 exec, const Touch& touch, Places& p) {
     u32 base = i.mod.offset;
     if (i.src[saddr].kind != Kind::none) base += static_cast<u32>(scalar_source(w, i.src[saddr]));
     Lanes<u32> offset;
     for (int lane = 0; lane < kLanes; ++lane)
       offset[lane] = base + (i.src[0].kind == Kind::vgpr ? w.v[i.src[0].reg][lane] : 0);
-    scratch_places<checked>(w, i, offset.at, exec, touch, p);
+    scratch_places<observed>(w, i, offset.at, exec, touch, p);
   }
 };
 
 struct Flat {
   static constexpr Class kClass = Class::flat;
-  template <bool checked>
+  template <bool observed>
   static void resolve(Wave& w, const Inst& i, int, u64 exec, const Touch& touch, Places& p) {
     global_addresses(w, i, i.src[0], Operand{}, p.at);
     u64 shared = 0, scratch = 0;
@@ -65,7 +65,7 @@ struct Flat {
     }
     shared &= exec, scratch &= exec;
     p.lanes = exec & ~shared & ~scratch;
-    if (checked && p.lanes) p.lanes = check_global(w, i, p.at, p.lanes, touch);
+    if (observed && p.lanes) p.lanes = observer(w).global(w, i, p.at, p.lanes, touch);
     if (!(shared | scratch)) return;
     Lanes<u32> offset;
     for (int lane = 0; lane < kLanes; ++lane) offset[lane] = static_cast<u32>(p.at[lane]);
@@ -74,32 +74,32 @@ struct Flat {
       p.lanes |= q.lanes;
     };
     Places q;
-    if (shared) lds_places<checked>(w, i, offset.at, shared, touch, q), merge(q, shared);
-    if (scratch) scratch_places<checked>(w, i, offset.at, scratch, touch, q), merge(q, scratch);
+    if (shared) lds_places<observed>(w, i, offset.at, shared, touch, q), merge(q, shared);
+    if (scratch) scratch_places<observed>(w, i, offset.at, scratch, touch, q), merge(q, scratch);
   }
 };
 
-template <class Space, Form form, bool checked>
+template <class Space, Form form, bool observed>
 void load(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
   Places p;
-  Space::template resolve<checked>(w, i, 1, exec, touch_load(form, i.dst[0].reg), p);
+  Space::template resolve<observed>(w, i, 1, exec, touch_load(form, i.dst[0].reg), p);
   load_form<form>(p, w.v + i.dst[0].reg, exec);
 }
 
-template <class Space, Form form, bool checked>
+template <class Space, Form form, bool observed>
 void store(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
   Places p;
-  Space::template resolve<checked>(w, i, 2, exec, touch_store(form, i.src[1].reg), p);
+  Space::template resolve<observed>(w, i, 2, exec, touch_store(form, i.src[1].reg), p);
   store_form<form>(p, w.v + i.src[1].reg);
 }
 
 // Data registers: the operand, then (cmpswap) the compare value.
 template <class Space, class T>
-void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool checked) {
+void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool observed) {
   const u64 exec = w.exec();
   if (!exec) return;
   const u16 data = i.src[1].reg;
@@ -107,25 +107,25 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool checked) {
   const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data,
                     .result = returns ? i.dst[0].reg : kNoRow};
   Places p;
-  if (checked) Space::template resolve<true>(w, i, 2, exec, touch, p);
+  if (observed) Space::template resolve<true>(w, i, 2, exec, touch, p);
   else Space::template resolve<false>(w, i, 2, exec, touch, p);
   atomic_lanes<T>(p, {w.v + data, compares ? w.v + data + sizeof(T) / 4 : nullptr,
                       returns ? w.v + i.dst[0].reg : nullptr}, exec, f, true);
 }
 
 // Memory and LDS address both get the instruction's offset.
-template <class Space, Form form, bool checked>
+template <class Space, Form form, bool observed>
 void load_lds(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
   Places p;
-  Space::template resolve<checked>(w, i, 1, exec, {.access = Access::load, .bytes = form.bytes}, p);
-  load_to_lds<form, checked>(w, i, p, (w.s[kM0] & 0x3fffc) + i.mod.offset, exec);
+  Space::template resolve<observed>(w, i, 1, exec, {.access = Access::load, .bytes = form.bytes}, p);
+  load_to_lds<form, observed>(w, i, p, (w.s[kM0] & 0x3fffc) + i.mod.offset, exec);
 }
 
 template <class Space>
-Spec row(u8 num_dst, u32 flags, Handler plain, Handler checked) {
-  return {.cls = Space::kClass, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_checked = checked};
+Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
+  return {.cls = Space::kClass, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_observed = observed};
 }
 
 template <class Space, Form form>

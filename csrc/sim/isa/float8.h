@@ -2,7 +2,7 @@
 // The 8-bit floats of gfx942 (FNUZ): e4m3 has bias 8 and largest value 240, e5m2 bias 16 and 57,344. 0x80 is the only
 // NaN; there is no infinity and no -0. Sources: CDNA3 ISA document; torch.float8_e4m3fnuz and float8_e5m2fnuz.
 #pragma once
-#include "math.h"
+#include "isa/math.h"
 
 namespace sim {
 
@@ -12,7 +12,7 @@ struct Float8 {
   static constexpr int kDropped = 23 - kMantissa;                  // mantissa bits of a float beyond the format's
   static constexpr u8 kNan = 0x80;
 
-  // The code's exponent and mantissa in a float's place are the number, but for the difference of the biases.
+  // The code's exponent and mantissa, put in a float's place, are the number times a power of two: the biases differ.
   static float decode(u8 code) {
     const float scaled = std::bit_cast<float>(u32{code & 0x7fu} << kDropped);
     const float x = scaled * std::bit_cast<float>(static_cast<u32>(127 + 127 - kBias) << 23);
@@ -39,8 +39,8 @@ struct Float8 {
   static constexpr float kUnitsPerOne = static_cast<float>(1u << (kBias - 1 + kMantissa));  // denormal steps
   static constexpr u32 kSmallestNormal = static_cast<u32>(128 - kBias) << 23;
 
-  // `normal`: exponent and mantissa with a float's bias; `units`: the number in units of the smallest denormal. A carry
-  // into the next binade or into the first normal number gives the right code by itself.
+  // `normal` is exponent and mantissa with a float's bias, `units` the number in units of the smallest denormal. A
+  // carry into the next binade or into the first normal number gives the right code by itself.
   static u8 finish(float x, u32 normal, float units, bool saturate) {
     const bool denormal = magnitude(x) < kSmallestNormal;
     const u32 small = static_cast<u32>(denormal ? units : 0.0f);

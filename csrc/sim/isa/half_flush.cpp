@@ -2,8 +2,8 @@
 #include "isa/half_flush.h"
 
 #include "isa/dpp.h"
+#include "isa/lanes.h"
 #include "isa/math.h"
-#include "lanes.h"
 
 namespace sim {
 namespace {

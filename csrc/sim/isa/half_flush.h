@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Flushing of f16 denormals, which the host has no mode for. isa/mode.cpp calls this around an instruction.
 #pragma once
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <bit>
 
-#include "../lanes.h"
-#include "float8.h"
-#include "mfma.h"
+#include "isa/float8.h"
+#include "isa/lanes.h"
+#include "isa/mfma.h"
 
 // Vectors wider than the host's registers only pass between functions of this file.
 #pragma clang diagnostic ignored "-Wpsabi"

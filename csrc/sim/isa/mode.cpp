@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// VGPR indexing, rounding and flushed denormals. Rounding and denormals are the host's business (MXCSR), set per
+// VGPR indexing, rounding and flushed denormals. The host does rounding and denormals (MXCSR), which are set for each
 // instruction by the types in its name, because f32 has fields of its own in MODE. The host's conversions to f16 obey
 // its rounding but not its denormal mode: f16 operands and results are flushed here (half_flush.cpp).
 #include "isa/mode.h"
@@ -8,11 +8,11 @@
 
 #include <algorithm>
 
-#include "decode.h"
 #include "isa/dpp.h"
 #include "isa/half_flush.h"
 #include "isa/math.h"
-#include "loader.h"
+#include "load/decode.h"
+#include "load/loader.h"
 
 namespace sim {
 namespace {
@@ -84,7 +84,7 @@ u32 kept(const Wave& w, std::string_view type) {
 u32 denormals(const Wave& w, const Inst& i) {
   const u32 keep32 = w.mode.bits >> 4 & 3, keep64 = w.mode.bits >> 6 & 3;
   if ((keep32 & keep64) == 3) return 0;
-  if (names(i, "v_div_")) return 0;                      // they look at exponents and keep denormals
+  if (names(i, "v_div_")) return 0;                      // these look at exponents and keep denormals
   if (names(i, "_mix")) throw Fault("MODE: flushing denormals of mixed f16 and f32 is not modelled");
   const u32 outputs = kept(w, result_type(i)), inputs = kept(w, source_type(i));
   return (inputs & 1 ? 0 : kFlushInputs) | (outputs & 2 ? 0 : kFlushOutputs);
@@ -116,7 +116,7 @@ u32 float_mode(const Wave& w, const Inst& i) {
   return kMxcsr | denormals(w, i) | rounding(w, i);
 }
 
-// Minimum, maximum and median give an operand as it is; the flush of operand or result is done here.
+// The host's minimum, maximum and median return an operand as it is, so this flushes the operand or the result.
 void flush_selected(Wave& w, const Inst& i) {
   const bool selects = names(i, "v_min") || names(i, "v_max") || names(i, "v_med3");
   const bool wide = names(i, "f64");

@@ -2,7 +2,7 @@
 // How instructions run while MODE is not as compiled code leaves it: VGPR indexing, flushed denormals, rounding other
 // than to nearest even. Only the run loop's slow variant calls this.
 #pragma once
-#include "wave.h"
+#include "run/wave.h"
 
 namespace sim {
 

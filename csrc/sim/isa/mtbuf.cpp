@@ -135,17 +135,19 @@ Texel decode_texel(u64 at, const Format& f) {
 
 void put_half(u32& x, bool high, u32 bits) { x = high ? (x & 0xffff) | bits << 16 : (x & 0xffff0000u) | bits; }
 
-template <Shape shape, bool kFromDescriptor, bool checked>
+template <Shape shape, bool kFromDescriptor, bool observed>
 void load(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
   if (i.mod.lds) throw Fault("a formatted load has no LDS form");
   const Format f = format_of<kFromDescriptor>(w, i, i.src[1], shape);
   BufferPlaces p;
-  resolve<checked>(w, i, 0, exec, {.access = Access::load, .bytes = static_cast<u8>(f.layout.bytes())}, p, true);
+  resolve<observed>(w, i, 0, exec, {.access = Access::load, .bytes = static_cast<u8>(f.layout.bytes())}, p, true);
   const u16 row = i.dst[0].reg;
-  // Converted, the bytes' shadow has no place in the registers: they count as defined.
-  if constexpr (checked) check_zeros(w, {.access = Access::load, .bytes = 4 * shape.rows(), .result = row}, exec);
+  // The shadow of converted bytes has no place in the registers, so the results count as defined.
+  if constexpr (observed) {
+    observer(w).out_of_range(w, {.access = Access::load, .bytes = 4 * shape.rows(), .result = row}, exec);
+  }
   for_lanes(exec, [&](int lane) {
     const Texel texel = active(p.lanes, lane) ? decode_texel(p.at[lane], f) : Texel{};     // out of range: zeros
     for (int c = 0; c < shape.count; ++c) {
@@ -158,7 +160,7 @@ void load(Wave& w, const Inst& i) {
   });
 }
 
-template <Shape shape, bool kFromDescriptor, bool checked>
+template <Shape shape, bool kFromDescriptor, bool observed>
 void store(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
@@ -169,7 +171,8 @@ void store(Wave& w, const Inst& i) {
   }
   const u16 row = i.src[0].reg;
   BufferPlaces p;
-  resolve<checked>(w, i, 1, exec, {.access = Access::store, .bytes = static_cast<u8>(f.layout.bytes()), .data = row}, p,
+  const Touch touch{.access = Access::store, .bytes = static_cast<u8>(f.layout.bytes()), .data = row};
+  resolve<observed>(w, i, 1, exec, touch, p,
                    true);
   for_lanes(p.lanes, [&](int lane) {
     u64 words[2] = {};
@@ -185,12 +188,12 @@ void store(Wave& w, const Inst& i) {
 template <Shape shape, bool kFromDescriptor>
 Spec read() {
   return {.cls = Class::mubuf, .num_dst = 1, .flags = kLoad | (shape.half ? kReadsDst : 0),
-          .plain = load<shape, kFromDescriptor, false>, .plain_checked = load<shape, kFromDescriptor, true>};
+          .plain = load<shape, kFromDescriptor, false>, .plain_observed = load<shape, kFromDescriptor, true>};
 }
 template <Shape shape, bool kFromDescriptor>
 Spec write() {
   return {.cls = Class::mubuf, .flags = kStore, .plain = store<shape, kFromDescriptor, false>,
-          .plain_checked = store<shape, kFromDescriptor, true>};
+          .plain_observed = store<shape, kFromDescriptor, true>};
 }
 
 constexpr Shape kX{1}, kXy{2}, kXyz{3}, kXyzw{4};

@@ -6,21 +6,21 @@
 namespace sim {
 namespace {
 
-template <Form form, bool checked>
+template <Form form, bool observed>
 void load(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
   BufferPlaces p;
   if (i.mod.lds) {
     if constexpr (form.bytes <= 4 && form.half == Half::none) {
-      resolve<checked>(w, i, 0, exec, {.access = Access::load, .bytes = form.bytes}, p);
-      load_to_lds<form, checked>(w, i, p, (w.s[kM0] & 0xffff) + i.mod.offset, exec);
+      resolve<observed>(w, i, 0, exec, {.access = Access::load, .bytes = form.bytes}, p);
+      load_to_lds<form, observed>(w, i, p, (w.s[kM0] & 0xffff) + i.mod.offset, exec);
       return;
     }
     throw Fault("this buffer load has no LDS form");
   }
   const u16 row = i.dst[0].reg;
-  resolve<checked>(w, i, 0, exec, touch_load(form, row), p);
+  resolve<observed>(w, i, 0, exec, touch_load(form, row), p);
   load_form<form>(p, w.v + row, exec);
   for_lanes(p.partial, [&](int lane) {
     for (int k = 0; k < p.dwords[lane]; ++k)
@@ -28,13 +28,13 @@ void load(Wave& w, const Inst& i) {
   });
 }
 
-template <Form form, bool checked>
+template <Form form, bool observed>
 void store(Wave& w, const Inst& i) {
   const u64 exec = w.exec();
   if (!exec) return;
   const u16 row = i.src[0].reg;
   BufferPlaces p;
-  resolve<checked>(w, i, 1, exec, touch_store(form, row), p);
+  resolve<observed>(w, i, 1, exec, touch_store(form, row), p);
   store_form<form>(p, w.v + row);
   for_lanes(p.partial, [&](int lane) {
     for (int k = 0; k < p.dwords[lane]; ++k)
@@ -44,13 +44,13 @@ void store(Wave& w, const Inst& i) {
 
 // The data registers are also the destination when sc0 asks for the old value.
 template <class T>
-void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool checked) {
+void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool observed) {
   const u64 exec = w.exec();
   if (!exec) return;
   const u16 data = i.src[0].reg;
   const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data, .result = i.mod.sc0 ? data : kNoRow};
   BufferPlaces p;
-  if (checked) resolve<true>(w, i, 1, exec, touch, p);
+  if (observed) resolve<true>(w, i, 1, exec, touch, p);
   else resolve<false>(w, i, 1, exec, touch, p);
   atomic_lanes<T>(p, {w.v + data, compares ? w.v + data + sizeof(T) / 4 : nullptr, i.mod.sc0 ? w.v + data : nullptr},
                   exec, f, true);
@@ -59,8 +59,8 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool checked) {
 // Caches do not exist here: write-back and invalidate have nothing to do.
 void nothing(Wave&, const Inst&) {}
 
-Spec row(u8 num_dst, u32 flags, Handler plain, Handler checked) {
-  return {.cls = Class::mubuf, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_checked = checked};
+Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
+  return {.cls = Class::mubuf, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_observed = observed};
 }
 
 template <Form form>

@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lanes.h"
+#include "isa/lanes.h"
 
 namespace sim {
 

@@ -16,17 +16,17 @@ i64 offset_of(const Wave& w, const Inst& i) {
 }
 
 // The hardware ignores the two low bits of the sum.
-template <bool kChecked>
+template <bool kObserved>
 u64 address_of(Wave& w, const Inst& i) {
   const u64 sum = scalar_source(w, i.src[0]) + static_cast<u64>(offset_of(w, i));
-  if (kChecked) check_dropped_bits(w, i, sum);
+  if (kObserved) observer(w).unrounded_address(w, i, sum);
   return sum & ~u64{3};
 }
 
-template <bool kChecked, int kDwords>
+template <bool kObserved, int kDwords>
 void load(Wave& w, const Inst& i) {
-  const u64 address = address_of<kChecked>(w, i);
-  if (kChecked && !check_scalar(w, i, address, 4 * kDwords)) {
+  const u64 address = address_of<kObserved>(w, i);
+  if (kObserved && !observer(w).scalar(w, i, address, 4 * kDwords)) {
     std::memset(&w.s[i.dst[0].reg], 0, 4 * kDwords);
     return;
   }
@@ -43,23 +43,26 @@ Inst without_data(const Inst& i) {
   return shifted;
 }
 
-template <bool kChecked, int kDwords>
+template <bool kObserved, int kDwords>
 void store(Wave& w, const Inst& i) {
-  const u64 address = address_of<kChecked>(w, without_data(i));
-  if (kChecked && !check_scalar(w, i, address, 4 * kDwords)) return;
+  const u64 address = address_of<kObserved>(w, without_data(i));
+  if (kObserved && !observer(w).scalar(w, i, address, 4 * kDwords)) return;
   std::memcpy(reinterpret_cast<void*>(address), &w.s[i.src[0].reg], 4 * kDwords);
 }
 
 // Dwords at `offset` of what a descriptor names; its size is num_records in bytes, or in records of `stride` bytes.
 struct ScalarBuffer {
   u64 base, bytes, offset;
-  ScalarBuffer(Wave& w, const Inst& i, bool checked) {   // i: the descriptor is src[0]
+  ScalarBuffer(Wave& w, const Inst& i, bool observed) {   // i: the descriptor is src[0]
     const u32* descriptor = &w.s[i.src[0].reg];
     const u64 stride = descriptor[1] >> 16 & 0x3fff;
     base = u64{descriptor[1] & 0xffff} << 32 | descriptor[0];
     bytes = stride ? stride * descriptor[2] : descriptor[2];
     offset = static_cast<u64>(offset_of(w, i));
-    if (checked) check_dropped_bits(w, i, (base & ~u64{3}) + offset), check_dropped_bits(w, i, base);
+    if (observed) {
+      observer(w).unrounded_address(w, i, (base & ~u64{3}) + offset);
+      observer(w).unrounded_address(w, i, base);
+    }
     base &= ~u64{3};
     offset &= ~u64{3};
   }
@@ -67,28 +70,28 @@ struct ScalarBuffer {
 };
 
 // Dwords out of bounds read 0.
-template <bool kChecked, int kDwords>
+template <bool kObserved, int kDwords>
 void buffer_load(Wave& w, const Inst& i) {
-  const ScalarBuffer buffer(w, i, kChecked);
+  const ScalarBuffer buffer(w, i, kObserved);
   u32 data[kDwords];
   for (int at = 0; at < kDwords; ++at) {
     const u64 begin = buffer.offset + 4 * static_cast<u64>(at);
     data[at] = 0;
     if (!buffer.holds(begin, 4)) continue;
-    if (kChecked && !check_scalar(w, i, buffer.base + begin, 4)) continue;
+    if (kObserved && !observer(w).scalar(w, i, buffer.base + begin, 4)) continue;
     std::memcpy(&data[at], reinterpret_cast<const void*>(buffer.base + begin), 4);
   }
   std::memcpy(&w.s[i.dst[0].reg], data, sizeof data);
 }
 
 // Dwords out of bounds are dropped.
-template <bool kChecked, int kDwords>
+template <bool kObserved, int kDwords>
 void buffer_store(Wave& w, const Inst& i) {
-  const ScalarBuffer buffer(w, without_data(i), kChecked);
+  const ScalarBuffer buffer(w, without_data(i), kObserved);
   for (int at = 0; at < kDwords; ++at) {
     const u64 begin = buffer.offset + 4 * static_cast<u64>(at);
     if (!buffer.holds(begin, 4)) continue;
-    if (kChecked && !check_scalar(w, i, buffer.base + begin, 4)) continue;
+    if (kObserved && !observer(w).scalar(w, i, buffer.base + begin, 4)) continue;
     std::memcpy(reinterpret_cast<void*>(buffer.base + begin), &w.s[i.src[0].reg + at], 4);
   }
 }
@@ -96,21 +99,21 @@ void buffer_store(Wave& w, const Inst& i) {
 // Data, then (cmpswap) the compare value; with glc the data registers get the old value. Out of bounds nothing is
 // changed and the old value is 0.
 template <class T>
-void atomic(Wave& w, const Inst& i, Combine<T> f, bool in_buffer, bool checked) {
+void atomic(Wave& w, const Inst& i, Combine<T> f, bool in_buffer, bool observed) {
   u64 address = 0;
   bool inside = true;
   if (in_buffer) {
-    const ScalarBuffer buffer(w, without_data(i), checked);
+    const ScalarBuffer buffer(w, without_data(i), observed);
     inside = buffer.holds(buffer.offset, sizeof(T));
     address = buffer.base + buffer.offset;
   } else {
     const Inst plain = without_data(i);
-    address = checked ? address_of<true>(w, plain) : address_of<false>(w, plain);
+    address = observed ? address_of<true>(w, plain) : address_of<false>(w, plain);
   }
   T data[2] = {}, old = 0;
   const bool two = i.src[0].dwords > sizeof(T) / 4;
   std::memcpy(data, &w.s[i.src[0].reg], two ? 2 * sizeof(T) : sizeof(T));
-  if (checked && inside) inside = check_scalar(w, i, address, sizeof(T));
+  if (observed && inside) inside = observer(w).scalar(w, i, address, sizeof(T));
   if (inside) {
     T* const at = reinterpret_cast<T*>(address);
     old = __atomic_load_n(at, __ATOMIC_RELAXED);
@@ -123,8 +126,8 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool in_buffer, bool checked) 
 void nothing(Wave&, const Inst&) {}
 
 // Clocks count the instructions of the wave, 4 cycles each, so that runs repeat; s_memrealtime ticks at 100 MHz while
-// the core runs at 2,100 MHz. The count is brought up to date when a wave pauses, so a reading makes it pause: the next
-// one is larger by what this one left out.
+// the core runs at 2,100 MHz. The run loop updates the count when a wave pauses, so a reading makes the wave pause: the
+// next reading is larger by the instructions that this one left out.
 u64 cycles(Wave& w) {
   w.stop = Stop::yield;
   return 4 * w.executed;
@@ -132,14 +135,14 @@ u64 cycles(Wave& w) {
 void core_clock(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], cycles(w)); }
 void real_time_clock(Wave& w, const Inst& i) { write_scalar(w, i.dst[0], cycles(w) / 21); }
 
-constexpr Spec smem(u8 num_dst, u32 flags, Handler plain, Handler checked) {
+constexpr Spec smem(u8 num_dst, u32 flags, Handler plain, Handler observed) {
   Spec s;
   s.cls = Class::smem;
   s.num_dst = num_dst;
   s.dst = {num_dst ? Type::b32 : Type::none};
   s.flags = flags;
   s.plain = plain;
-  s.plain_checked = checked;
+  s.plain_observed = observed;
   return s;
 }
 template <int kDwords>

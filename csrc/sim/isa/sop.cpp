@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Scalar operations: SOP1, SOP2, SOPC, SOPK. A lambda's last parameter of type bool is SCC; a result Scc<T> also sets
 // it, a result bool is a comparison that only sets it. Branches and the rest of SOPP are in sopp.cpp.
-#include "math.h"
-#include "salu.h"
+#include "isa/math.h"
+#include "isa/salu.h"
 
 namespace sim {
 namespace {

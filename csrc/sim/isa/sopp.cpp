@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Control: branches, the program counter, waits, barriers, the end of a wave; hardware registers.
-#include "salu.h"
+#include "isa/salu.h"
+#include "run/placement.h"
 
 namespace sim {
 namespace {
@@ -42,21 +43,16 @@ void call(Wave& w, const Inst& i) {
 
 enum HwReg { kMode = 1, kHwId = 4, kXccId = 20 };
 
-// A plausible place: workgroups go to the 8 XCDs in turn , waves to the 4 SIMDs of a CU in turn.
-u32 workgroup_number(const Wave& w) {
-  const Launch& launch = *w.group->launch;
-  return w.group->id[0] + launch.grid[0] * (w.group->id[1] + launch.grid[1] * w.group->id[2]);
-}
 u32 hardware_id(const Wave& w) {
-  const u32 wave = static_cast<u32>(w.id), cu = workgroup_number(w) / 8 % 38;
-  return (wave / 4 & 15) | (wave & 3) << 4 | (cu & 15) << 8 | (cu >> 4) << 13;
+  const Placement p = placement(w);
+  return (p.slot & 15) | p.simd << 4 | (p.cu & 15) << 8 | (p.cu >> 4) << 13;
 }
 
 u32 read_hw_reg(const Wave& w, int id) {
   switch (id) {
     case kMode: return w.mode.bits;
     case kHwId: return hardware_id(w);
-    case kXccId: return workgroup_number(w) % 8;
+    case kXccId: return placement(w).xcd;
     default: throw Fault("hardware register " + std::to_string(id) + " is not modelled");
   }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Vector operations with modifiers: DPP, SDWA, op_sel, neg/abs/sext on the sources; clamp, dst_sel and op_sel on the
 // result. One generic body for all rows; what a row computes comes in as Form::body.
-#include "valu.h"
+#include "isa/valu.h"
 
-#include "dpp.h"
+#include "isa/dpp.h"
 
 namespace sim {
 namespace {
@@ -112,8 +112,8 @@ void clamp_rows(Lane lane, bool nan_to_zero, Rows& rows) {
   }
 }
 
-// MODE.FP16_OVFL on f16 results. An infinity is none of an overflow when one came in, or when the operation has a pole
-// at a source that is zero.
+// MODE.FP16_OVFL on f16 results. An infinity does not come from an overflow when a source is infinite, or when the
+// operation has a pole at a source that is zero.
 void limit_halves(const Inst& i, const Form& form, const Source* in, Rows& rows) {
   constexpr std::string_view kPoles[] = {"v_rcp_f16", "v_rsq_f16", "v_log_f16", "v_div_fixup_f16",
                                          "v_div_fixup_legacy_f16"};

@@ -10,9 +10,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "lanes.h"
+#include "isa/lanes.h"
 
-// Loops that call libm stay scalar; that is no mistake worth a warning.
+// Loops that call libm stay scalar, which needs no warning.
 #pragma clang diagnostic ignored "-Wpass-failed"
 
 namespace sim {
@@ -273,7 +273,7 @@ constexpr Spec accumulate(F) { return make_valu<F, Last::old_dst>(Class::valu); 
 template <class F>
 constexpr Spec with_vcc(F) { return make_valu<F, Last::vcc>(Class::valu); }
 
-// A 16-bit result that leaves the destination's other half alone.
+// A 16-bit result that keeps the destination's other half.
 template <class F>
 constexpr Spec keep_high(F) { return make_valu<F, Last::operand, true>(Class::valu); }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // VOP1: one source. Moves, conversions, rounding, transcendental functions.
-#include "float8.h"
-#include "valu.h"
+#include "isa/float8.h"
+#include "isa/valu.h"
 
 namespace sim {
 namespace {

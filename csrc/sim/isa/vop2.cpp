@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // VOP2: two sources. The e64 forms with modifiers use the same rows.
-#include "math.h"
-#include "valu.h"
+#include "isa/math.h"
+#include "isa/valu.h"
 
 namespace sim {
 namespace {

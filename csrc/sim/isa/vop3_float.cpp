@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // VOP3 on floats: fused multiply-add, min/max/med of three, f64 arithmetic, the division helpers, packing conversions.
-#include "float8.h"
-#include "valu.h"
+#include "isa/float8.h"
+#include "isa/valu.h"
 
 namespace sim {
 namespace {
@@ -84,7 +84,7 @@ T div_fixup(T quotient, T denominator, T numerator) {
   if constexpr (sizeof(T) > 2) {
     if (exponent(numerator) - exponent(denominator) < -Division<T>::kUnderflow) return with_sign(T(0), negative);
   }
-  // A quotient that overflows on the way leaves infinity - infinity behind.
+  // A quotient that overflows on the way ends as infinity - infinity.
   return with_sign(is_nan(quotient) ? infinity<T>() : quotient, negative);
 }
 

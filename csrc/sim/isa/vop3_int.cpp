@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // VOP3 on integers and bits, and the cross-lane operations of that encoding.
-#include "math.h"
-#include "valu.h"
+#include "isa/math.h"
+#include "isa/valu.h"
 
 namespace sim {
 namespace {

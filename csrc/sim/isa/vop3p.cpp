@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "../lanes.h"
-#include "math.h"
+#include "isa/lanes.h"
+#include "isa/math.h"
 
 namespace sim {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // VOPC: comparisons. The result is a bit per lane in an SGPR pair, 0 for inactive lanes; v_cmpx writes EXEC as well.
-#include "math.h"
-#include "valu.h"
+#include "isa/math.h"
+#include "isa/valu.h"
 
 namespace sim {
 namespace {

@@ -125,7 +125,8 @@ def _norm_hip(how: NormBuild, access: int) -> list[Kernel]:
         "ELEMENT": elements[how.dtype], "WEIGHT": elements[how.weight], "LANES": how.lanes, "VECTORS": how.vectors,
         "VEC": how.vec, "IS_WHOLE": int(how.is_whole), "HAS_RESIDUAL": int(how.has_residual),
         "IS_GEMMA": int(how.is_gemma), "IS_MODEL_SENSITIVE": int(how.is_model_sensitive)}))
-    symbol = next(symbol for symbol in sim.inspect(elf) if f"rms_norm_kernelILb{int(access == how.vec)}E" in symbol)
+    body = f"RmsNormBodyINS_6ConfigELb{int(access == how.vec)}E"
+    symbol = next(symbol for symbol in sim.inspect(elf) if "rms_norm_kernel" in symbol and body in symbol)
     block, per_group = max(how.lanes, 256), max(256 // how.lanes, 1)
     launches = []
     sizes = [vectors * how.vec for vectors in how.lengths]

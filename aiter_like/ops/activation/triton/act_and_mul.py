@@ -22,7 +22,7 @@ _MAX_GRID = 65535  # programs along the second and third dimension
 
 @triton.jit
 def _gelu(x, IS_BF16: tl.constexpr):
-    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|), by the fits of activation.h; IS_BF16 takes the short one.
+    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|), by the fits of csrc/activation/activation.h; bf16 takes a short one.
 
     On sm_90 the whole kernel has 24 instructions per element of bf16 and 26 of other dtypes; with silu it has 15."""
     a = tl.minimum(tl.abs(x), 40.0)  # an infinity would make 0 · ∞ of the tail; NaN stays in the power

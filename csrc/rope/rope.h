@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+// Rotary position embedding of heads: which elements form a pair, where a pair's angle stands, the rotation itself. The
+// kernels of csrc/rope/ are written with it.
+#pragma once
+
+#include "aiter_like/ffi.h"
+#include "aiter_like/rows/rows.h"
+#include "sincos.h"
+
+namespace aiter_like {
+
+/// Integers of 32 or 64 bits, [s, b]; their lower 32 bits are enough: no table has 2^31 rows.
+struct RopeIndices {
+  const void* data;
+  int64_t stride_s, stride_b;
+  bool is_long;
+
+  __device__ int32_t at(int64_t offset) const { return static_cast<const int32_t*>(data)[offset << is_long]; }
+  __device__ int32_t at(int64_t s, int64_t b) const { return at(s * stride_s + b * stride_b); }
+};
+
+/// kVec neighbouring elements as they are in memory.
+template <class T, int kVec>
+struct RopePack : Packed<T, kVec> {
+  using typename Packed<T, kVec>::Word;
+  using Packed<T, kVec>::kPerWord, Packed<T, kVec>::kWords, Packed<T, kVec>::words;
+
+  /// Its first half from `low`, its second from `high`.
+  __device__ void load_halves(const T* low, const T* high) {
+    const auto first = load_vec<kWords / 2>(reinterpret_cast<const Word*>(low));
+    const auto second = load_vec<kWords / 2>(reinterpret_cast<const Word*>(high));
+#pragma unroll
+    for (int w = 0; w < kWords / 2; ++w) {
+      words[w] = first[w];
+      words[kWords / 2 + w] = second[w];
+    }
+  }
+  __device__ void store(T* address) const { store_vec(reinterpret_cast<Word*>(address), words); }
+  __device__ void negate() {
+    constexpr uint32_t kSigns = sizeof(T) == 2 && kPerWord == 2 ? 0x80008000u : 1u << (8 * sizeof(T) - 1);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) words[w] ^= static_cast<Word>(kSigns);
+  }
+};
+
+/// Whether the two packs of a lane's pairs are neighbours: single elements that make one GPT-J pair. All others are
+/// half the rotated part apart, so that neighbouring lanes access neighbours; with both packs side by side each access
+/// of 16 bytes per lane would touch twice as much memory as it takes.
+template <int kVec, bool kIsGptj>
+constexpr bool kAreNeighbours = kIsGptj && kVec == 1;
+
+/// kVec pairs of a head: two packs of kVec elements. NeoX: pair e is (low[e], high[e]). GPT-J: pair e is elements 2e
+/// and 2e + 1 of both packs, one after the other.
+template <class T, int kVec, bool kIsGptj>
+struct Pairs {
+  RopePack<T, kVec> low, high;
+
+  __device__ float flat(int element) const { return element < kVec ? low.at(element) : high.at(element - kVec); }
+  __device__ float first(int pair) const { return kIsGptj ? flat(2 * pair) : low.at(pair); }
+  __device__ float second(int pair) const { return kIsGptj ? flat(2 * pair + 1) : high.at(pair); }
+};
+
+/// Writes pairs (first(e), second(e)) to the places of a Pairs.
+template <bool kIsGptj, int kVec, class T, class First, class Second>
+__device__ inline void store_pairs(T* low, T* high, First first, Second second) {
+  float x[kVec], y[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) {
+    x[e] = !kIsGptj ? first(e) : e % 2 == 0 ? first(e / 2) : second(e / 2);
+    const int f = e + kVec;
+    y[e] = !kIsGptj ? second(e) : f % 2 == 0 ? first(f / 2) : second(f / 2);
+  }
+  store_vec<kVec>(low, vec_from_float<T>(x));
+  store_vec<kVec>(high, vec_from_float<T>(y));
+}
+
+/// The angles of kVec pairs: from a table of cosines and one of sines, or from one of angles (kIsAngle). A table row
+/// has a value per pair (kIsShared), or one per element: its first and second need not have the same angle then.
+template <class Table, int kVec, bool kIsGptj, bool kIsShared, bool kIsAngle>
+struct Turn {
+  static constexpr int kCount = kIsShared ? kVec : 2 * kVec;
+
+  Pairs<Table, kVec, kIsGptj> cosines, sines;
+  float computed[kIsAngle ? 2 * kCount : 1];  // cosines, then sines; unused where both come from tables
+  bool is_transposed = false;
+
+  /// `low`: the low pack's first element among the rotated ones; `distance`: from there to the high pack's.
+  __device__ void load(const Table* cosine_row, const Table* sine_row, int low, int distance) {
+    load(cosines, cosine_row, low, distance);
+    if constexpr (kIsAngle) {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e) {
+        sine_cosine(kIsShared ? cosines.low.at(e) : cosines.first(e), computed[kCount + e], computed[e]);
+        if constexpr (!kIsShared)
+          sine_cosine(cosines.second(e), computed[kCount + kVec + e], computed[kVec + e]);
+      }
+    } else {
+      load(sines, sine_row, low, distance);
+    }
+  }
+
+  __device__ float cosine(int pair, bool is_second) const {
+    if constexpr (kIsAngle) return computed[kIsShared || !is_second ? pair : kVec + pair];
+    else return pick(cosines, pair, is_second);
+  }
+  __device__ float sine(int pair, bool is_second) const {
+    if constexpr (kIsShared) return of_element(pair, false);
+    const float own = of_element(pair, is_second), other = of_element(pair, !is_second);
+    return is_transposed ? other : own;
+  }
+
+  /// Keeps the tables as they are in memory, not as floats, from one head to the next.
+  __device__ void drop_floats() {
+    Pairs<Table, kVec, kIsGptj>* const tables[] = {&cosines, &sines};
+    for (auto* table : tables) {
+      table->low.drop_floats();
+      if constexpr (!kIsShared) table->high.drop_floats();
+    }
+  }
+
+  /// Turns back: takes each sine from the other element of the pair, negative.
+  __device__ void transpose() {
+    is_transposed = true;
+    if constexpr (kIsAngle) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) computed[kCount + e] = -computed[kCount + e];
+    } else {
+      sines.low.negate();
+      if constexpr (!kIsShared) sines.high.negate();
+    }
+  }
+
+ private:
+  __device__ static void load(Pairs<Table, kVec, kIsGptj>& to, const Table* row, int low, int distance) {
+    if constexpr (!kIsShared) {
+      to.low.load(row + low);
+      to.high.load(row + low + distance);
+    } else if constexpr (kIsGptj && !kAreNeighbours<kVec, kIsGptj>) {
+      to.low.load_halves(row + low / 2, row + (low + distance) / 2);
+    } else {
+      to.low.load(row + (kIsGptj ? low / 2 : low));
+    }
+  }
+  __device__ float of_element(int pair, bool is_second) const {
+    if constexpr (kIsAngle) return computed[kCount + (kIsShared || !is_second ? pair : kVec + pair)];
+    else return pick(sines, pair, is_second);
+  }
+  __device__ static float pick(const Pairs<Table, kVec, kIsGptj>& from, int pair, bool is_second) {
+    if constexpr (kIsShared) return from.low.at(pair);
+    else return is_second ? from.second(pair) : from.first(pair);
+  }
+};
+
+/// Rotates x by its angles and writes it: first·cos - second·sin, second·cos + first·sin.
+template <int kVec, bool kIsGptj, class T, class Turn>
+__device__ inline void rotate_pairs(T* low, T* high, const Pairs<T, kVec, kIsGptj>& x, const Turn& turn) {
+  store_pairs<kIsGptj, kVec>(
+      low, high, [&](int e) { return x.first(e) * turn.cosine(e, false) - x.second(e) * turn.sine(e, false); },
+      [&](int e) { return x.second(e) * turn.cosine(e, true) + x.first(e) * turn.sine(e, true); });
+}
+
+#if AITER_LIKE_HOST_PASS
+namespace ffi {
+
+/// `tensor` as indices [s, b]; none where it is absent.
+inline RopeIndices rope_indices(const Optional<Tensor>& optional) {
+  if (!optional.has_value()) return {};
+  const Tensor tensor = optional.value();
+  const bool is_long = has_element<int64_t>(tensor);
+  check_type(is_long || has_element<int32_t>(tensor), "rope: positions and offsets must be int32 or int64");
+  return {tensor.data_ptr(), tensor.stride(0), tensor.ndim() > 1 ? tensor.stride(1) : 0, is_long};
+}
+
+}  // namespace ffi
+#endif
+
+}  // namespace aiter_like

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// From a request to a grid: its state, its observers, its threads.
+#include "run/run.h"
+
+#include <memory>
+
+#include "report.h"
+#include "run/failure.h"
+#include "run/grid.h"
+#include "run/launch_state.h"
+#include "run/observers.h"
+#include "run/slot.h"
+#include "run/traps.h"
+#include "run/workers.h"
+#include "settings.h"
+
+namespace sim {
+namespace {
+
+[[noreturn]] void refuse(const Kernel& kernel, const std::string& why) {
+  const Report r = refusal(kernel, why);
+  add_report(r);
+  throw Fault(r.message);
+}
+
+std::unique_ptr<LaunchState> make_state(const LaunchRequest& request) {
+  try {
+    return std::make_unique<LaunchState>(request);
+  } catch (const Fault& fault) {
+    refuse(*request.kernel, fault.what());
+  }
+}
+
+}  // namespace
+
+void check_launch(const LaunchRequest& request) { make_state(request); }
+
+void run_kernel(const LaunchRequest& request) {
+  const Settings now = settings();
+  if (!now.error.empty()) refuse(*request.kernel, now.error);
+  const std::unique_ptr<LaunchState> state = make_state(request);
+  if (now.dry) return;
+  Launch& launch = state->launch;
+  launch.instruction_limit = now.instruction_limit;
+  const std::unique_ptr<LaunchObserver> observer = observers_of(launch, now.checks);
+  launch.observer = observer.get();
+  u64 limit = 0;
+  try {
+    limit = resident_limit(launch, request.cooperative);
+  } catch (const Fault& fault) {
+    refuse(*request.kernel, fault.what());
+  }
+  install_traps();
+  run_grid(launch, now.seed, limit, observer && observer->needs_one_thread() ? 1 : num_threads());
+}
+
+}  // namespace sim

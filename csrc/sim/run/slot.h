@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+// The place of one resident workgroup: its waves, register files, LDS and scratch, and where it stands in its schedule.
+#pragma once
+#include <vector>
+
+#include "run/late.h"
+#include "run/wave.h"
+
+namespace sim {
+
+inline constexpr int kMaxWaves = 16;
+
+class Slot {
+ public:
+  Slot() = default;
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+  ~Slot();
+
+  // Puts the workgroup with this linear index at its first instruction, in the memory of the workgroup before.
+  void begin(const Launch& launch, u64 index, u64 seed, u64* hits);
+  bool fuzzed() const { return seed_ != 0; }
+
+  Workgroup group;
+  Wave* current = nullptr;                     // the running wave; a trap would lose a local variable
+  Random random{0};                            // fuzzing: this workgroup's own decisions
+  std::vector<LateLoads> late;                 // per wave; used under fuzzing
+  std::vector<u32> saved;                      // registers that a wave is compared with (waves.cpp)
+
+ private:
+  u64 seed_ = 0;
+  u8 *files_ = nullptr, *lds_ = nullptr, *scratch_ = nullptr;
+  u64 scratch_bytes_ = 0;
+};
+
+// How many workgroups of this launch may be resident at once. The hardware's CUs hold so many; host memory bounds it
+// too, except for cooperative launches, which are refused when they do not fit (Fault).
+u64 resident_limit(const Launch& launch, bool cooperative);
+
+// Workgroups of `block` work-items and `lds_bytes` of LDS that one CU holds, by registers, LDS, waves, workgroups.
+u32 groups_per_cu(const Kernel& kernel, u64 block, u64 lds_bytes);
+
+}  // namespace sim

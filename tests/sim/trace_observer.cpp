@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+// An observer in a library of its own, as test_observer.py loads it: one line of text per call.
+#include <cstdio>
+#include <mutex>
+#include <string>
+
+#include "run/placement.h"
+
+using namespace sim;
+
+namespace {
+
+std::mutex mutex;
+std::string text;
+u32 watched_of = 1;                            // every how many-th workgroup is watched
+u64 kept_lanes = kAllLanes;                    // the lanes whose accesses to memory go on
+
+class Trace final : public Observer {
+ public:
+  explicit Trace(Workgroup& group) : group_(group) {
+    for (const Wave& w : group.waves) {
+      const Placement p = placement(w);
+      line(w, "wave", {p.xcd, p.cu, p.simd, p.slot});
+    }
+  }
+  ~Trace() override {
+    const std::lock_guard lock(mutex);
+    text += lines_;
+  }
+
+  void before(Wave& w, const Inst& i) override { line(w, i.op->name.data(), {i.pc, w.exec(), w.v[0][0]}); }
+  void after(Wave& w, const Inst& i) override {
+    if (w.stop == Stop::ended) line(w, "ended", {i.pc});
+  }
+  void barrier() override { line(group_.waves[0], "barrier", {}); }
+  u64 global(Wave& w, const Inst&, const u64* address, u64 lanes, const Touch& touch) override {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (lanes >> lane & 1) line(w, touch.access == Access::load ? "load" : "store", {address[lane], touch.bytes});
+    }
+    return lanes & kept_lanes;
+  }
+  u64 lds(Wave& w, const Inst&, const u32* offset, u64 lanes, const Touch& touch) override {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      if (lanes >> lane & 1) line(w, touch.access == Access::load ? "ds_load" : "ds_store", {offset[lane]});
+    }
+    return lanes;
+  }
+  bool scalar(Wave& w, const Inst&, u64 address, u32 bytes) override {
+    line(w, "scalar", {address, bytes});
+    return true;
+  }
+
+ private:
+  void line(const Wave& w, const char* event, std::initializer_list<u64> values) {
+    lines_ += std::to_string(group_.number()) + " " + std::to_string(w.id) + " " + event;
+    for (u64 value : values) lines_ += " " + std::to_string(value);
+    lines_ += "\n";
+  }
+
+  Workgroup& group_;
+  std::string lines_;
+};
+
+struct TraceLaunch final : LaunchObserver {
+  std::unique_ptr<Observer> begin(Workgroup& group) override {
+    return group.number() % watched_of ? nullptr : std::make_unique<Trace>(group);
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+LaunchObserver* trace_launch(const Launch&) { return new TraceLaunch; }
+
+void trace_begin(u32 every, u64 lanes) {
+  text.clear();
+  watched_of = every;
+  kept_lanes = lanes;
+}
+
+const char* trace_text() { return text.c_str(); }
+
+}  // extern "C"
