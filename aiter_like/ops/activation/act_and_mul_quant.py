@@ -16,7 +16,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.act_and_mul import ACTIVATIONS, SWIGLU_LIMIT, gated, mlp_shapes
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm.rms_norm_quant import check_scale, group_major
+from aiter_like.ops.common.quant_rule import check_scale, group_major
 
 __all__ = ["act_mul_and_fp8_group_quant", "silu_and_mul_quant"]
 

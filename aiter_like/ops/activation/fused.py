@@ -12,7 +12,7 @@ from aiter_like import check
 from aiter_like.ops.activation.act_and_mul import ACTIVATIONS, _act_and_mul, silu_and_mul
 from aiter_like.ops.activation.act_and_mul_quant import _act_and_mul_quant
 from aiter_like.ops.common import quant_rule
-from aiter_like.ops.norm.rms_norm_quant import group_major
+from aiter_like.ops.common.quant_rule import group_major
 
 __all__ = ["fused_clamp_act_mul", "fused_silu_mul"]
 

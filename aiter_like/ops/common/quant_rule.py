@@ -5,6 +5,8 @@ references and checks.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,8 @@ def divided(amax: Tensor, top: float) -> Tensor:
 
 
 def quantised(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` divided by `scale` (shaped as `of` gives it), rounded to nearest even and saturated; int8 NaNs become 0."""
+    """`x` divided by `scale` (in the shape of `row_scales`), rounded to nearest even and saturated; int8 NaNs become 0.
+    """
     groups = x.unflatten(-1, (scale.shape[-1], -1)) * (1 / scale).unsqueeze(-1)
     return rounded(groups.flatten(-2), dtype)
 
@@ -64,3 +67,38 @@ def check_group(op: str, columns: int, group_size: int) -> None:
     check.choice(op, "group_size", group_size, (0, *GROUPS))
     if group_size and columns % group_size:
         raise ValueError(f"{op}: group_size must divide the row, got {group_size} for rows of {columns} elements")
+
+
+def store_quantised(out: Tensor, scale: Tensor, y: Tensor, group_size: int) -> None:
+    """Writes `y` quantised to `out`, and to `scale` its scales by row, or by group of `group_size` columns."""
+    own = row_scales(y, out.dtype, group_size)
+    out.copy_(quantised(y, own, out.dtype))
+    scale.copy_(own.view(scale.shape))
+
+
+def check_scale(op: str, name: str, scale: Tensor, input: Tensor, group_size: int) -> None:
+    """`scale` has an element per row, or per row and group: dense in memory, or a matrix of any strides.
+
+    Raises:
+        TypeError: it is no tensor of fp32.
+        ValueError: its shape or layout does not fit.
+    """
+    check.tensor(op, name, scale, dtypes=(torch.float32,), device=input.device, last_contiguous=False)
+    outer, groups = tuple(input.shape[:-1]), input.shape[-1] // group_size if group_size else 1
+    shapes = [(*outer, groups), (math.prod(outer), groups), *([outer, (math.prod(outer),)] if groups == 1 else [])]
+    if tuple(scale.shape) not in shapes:
+        raise ValueError(f"{op}: {name} must have shape {shapes[0]}, got {tuple(scale.shape)}")
+    if not scale.is_contiguous() and (scale.ndim, scale.shape[-1]) != (2, groups):
+        raise ValueError(f"{op}: {name} must be dense in memory, got strides {scale.stride()}")
+
+
+def group_major(scale: Tensor, shuffle_scale: bool) -> Tensor:
+    """`scale`; with `shuffle_scale` the matrix whose memory is that of `scale` with groups outermost.
+
+    Raises:
+        TypeError: `shuffle_scale` is no bool.
+    """
+    check.flag("rms_norm_quant", "shuffle_scale", shuffle_scale)
+    if not shuffle_scale or scale.ndim == 0 or not scale.is_contiguous():  # (1, rows) strides say it themselves
+        return scale
+    return scale.view(scale.shape[-1], -1).t()

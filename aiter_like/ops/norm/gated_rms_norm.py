@@ -15,7 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm.rms_norm_quant import check_scale, store_quantised
+from aiter_like.ops.common.quant_rule import check_scale, store_quantised
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
 

@@ -17,7 +17,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm.rms_norm_quant import group_major
+from aiter_like.ops.common.quant_rule import group_major
 
 __all__ = ["fused_flatten_fp8_group_quant"]
 

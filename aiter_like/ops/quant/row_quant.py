@@ -15,7 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.norm.rms_norm_quant import check_scale, group_major
+from aiter_like.ops.common.quant_rule import check_scale, group_major
 
 __all__ = ["dynamic_per_token_quant_fp8_i8", "dynamic_per_token_scaled_quant", "per_group_quant_hip",
            "per_token_quant_hip", "smoothquant_fwd"]
