@@ -147,8 +147,8 @@ def test_long_rows(device, run, backend, rows, hidden):
     check(got, dout, x, weight, bias)
     check(run(backend, aiter_like.rms_norm_backward, dout, x, weight, EPSILON), dout, x, weight)
     dx, parts = torch.empty_like(x), torch.full((2, 2, hidden), math.nan, device=device)
-    OPS["norm_backward"](NormBackwardCall(dx, *parts, dout, x=x, weight=weight, epsilon=EPSILON, has_mean=True, parts=2),
-                         backend=backend)
+    call = NormBackwardCall(dx, *parts, dout, x=x, weight=weight, epsilon=EPSILON, has_mean=True, parts=2)
+    OPS["norm_backward"](call, backend=backend)
     check((dx, *parts.sum(1)), dout, x, weight, bias)
 
 

@@ -26,7 +26,7 @@ _OP = "layer_norm"
 
 
 class LayerNormCall(NamedTuple):
-    """One call of layer_norm. `out`, `residual_out`, `input` and `residual_in` are [..., hidden] with evenly spaced rows.
+    """One call of layer_norm. `out`, `residual_out`, `input` and `residual_in` are [..., hidden], rows evenly spaced.
 
     Attributes:
         out: written; dtype of `input`, with `scale` fp8 or int8.
@@ -52,8 +52,7 @@ class LayerNormCall(NamedTuple):
 
 def layer_norm_ref(call: LayerNormCall) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`, `scale` and `residual_out`."""
-    wide = torch.promote_types(call.input.dtype, torch.float32)
-    x = call.input.to(wide)
+    x = call.input.to(wide := torch.promote_types(call.input.dtype, torch.float32))
     if call.x_bias is not None:
         x = x + call.x_bias.to(wide)
     if call.residual_in is not None:
@@ -97,8 +96,8 @@ def _check(call: LayerNormCall) -> object:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     hidden, device = input.shape[-1], input.device
     factors, either = weight.dtype if isinstance(weight, Tensor) else None, parts.weight_dtypes(input)
-    as_weight = (factors,) if factors in either else either
-    for name, tensor, accepted in (("weight", weight, either), ("bias", call.bias, as_weight),
+    for name, tensor, accepted in (("weight", weight, either),
+                                   ("bias", call.bias, (factors,) if factors in either else either),
                                    ("x_bias", call.x_bias, (input.dtype,)), ("xscale", call.x_scale, (torch.float32,))):
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=accepted, shape=(hidden,), device=device)
@@ -316,15 +315,8 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
 
     Args:
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        residual_in: [..., hidden], dtype of `input`; added in fp32.
-        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
-        bias: [hidden], dtype of `weight`, contiguous; None: 0.
-        epsilon: added to the variance; finite, ≥ 0.
-        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        input, residual_in, residual_out, weight, bias, epsilon, x_bias, backend: see `layernorm2d_fwd_with_add`.
 
     Returns:
         Nothing: `out`, `residual_out` and `yscale` are written.
@@ -339,8 +331,8 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
 
     Source: AITER's `layernorm2d_fwd_with_add_dynamicquant`.
     """
-    _layer_norm(LayerNormCall(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
-                              residual_in=residual_in), backend=backend)
+    _layer_norm(LayerNormCall(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon,
+                              x_bias=x_bias, residual_in=residual_in), backend=backend)
 
 
 def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor | None,
@@ -352,14 +344,9 @@ def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor,
 
     Args:
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
-        bias: [hidden], dtype of `weight`, contiguous; None: 0.
-        epsilon: added to the variance; finite, ≥ 0.
-        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        input, weight, bias, epsilon, x_bias, backend: see `layernorm2d_fwd_with_dynamicquant`.
 
     Returns:
         Nothing: `out` and `yscale` are written.
@@ -389,16 +376,9 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
 
     Args:
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        residual_in: [..., hidden], dtype of `input`; added in fp32.
-        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
-        bias: [hidden], dtype of `weight`, contiguous; None: 0.
-        epsilon: added to the variance; finite, ≥ 0.
-        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        input, residual_in, residual_out, weight, bias, epsilon, x_bias, backend: see `layernorm2d_fwd_with_add`.
 
     Returns:
         Nothing: `out`, `residual_out` and `yscale` are written.
@@ -413,8 +393,8 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
 
     Source: AITER's `layernorm2d_fwd_with_add_smoothquant`.
     """
-    _layer_norm(LayerNormCall(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
-                              residual_in=residual_in, x_scale=xscale), backend=backend)
+    _layer_norm(LayerNormCall(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon,
+                              x_bias=x_bias, residual_in=residual_in, x_scale=xscale), backend=backend)
 
 
 torch_ops.register(_layer_norm, layer_norm)

@@ -12,7 +12,7 @@ import triton.language as tl
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.norm.triton.rms_norm import load_sum
+from aiter_like.ops.norm.triton.parts import load_sum
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -12,7 +12,7 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.ops.common import slices
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.norm.triton.layer_norm import moments
+from aiter_like.ops.norm.triton.parts import moments
 
 _MAX_PARTS = 256  # slices whose moments a program combines at a time
 _CHANNELS, _TILE = 64, 4096  # of channels last: channels of a program, elements of a tile of their positions

@@ -10,7 +10,7 @@ from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.norm.layer_norm import LayerNormCall
-from aiter_like.ops.norm.triton.rms_norm import load_sum
+from aiter_like.ops.norm.triton.parts import load_sum, moments
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 _MOST_KEPT = tl.constexpr(4096)  # of a row whose factors are kept beside it; of more, fewer rows fit a CU
@@ -80,23 +80,6 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
                      mask=column < hidden)
         else:
             tl.store(out + column, y.to(out.dtype.element_ty), mask=column < hidden)
-
-
-@triton.jit
-def moments(total, squares, count):
-    """(mean, variance, whether it needs the squared deviations) of a row, by the sums of elements and of squares.
-
-    Their difference loses more than a binary digit where mean² is above the variance: an offset, or equal elements.
-    """
-    total, squares = tl.reduce((total, squares), 0, _add_both)
-    mean = tl.div_rn(total, count)
-    variance = squares / count - mean * mean
-    return mean, variance, not (mean * mean <= variance)
-
-
-@triton.jit
-def _add_both(a, b, c, d):
-    return a + c, b + d
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.norm.rms_norm_quant import RmsNormQuantCall
-from aiter_like.ops.norm.triton.rms_norm import load_sum, times
+from aiter_like.ops.norm.triton.parts import load_sum, times
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 _LEAST_PRODUCT, _MOST_PRODUCT = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)  # one between has lost no bits
