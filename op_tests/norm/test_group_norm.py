@@ -52,7 +52,7 @@ def check(out, x, groups, weight, bias):
 
 
 def check_silu(out, x, groups, weight, bias, is_rounded_before=False):
-    """`is_rounded_before`: SiLU itself is of a rounded number, as of two operators one after the other."""
+    """`is_rounded_before`: SiLU takes a rounded number, as it does where it is an operator of its own."""
     rows, w, b = by_group(x, groups, weight, bias)
     y = layer_norm64(rows, w, b, EPSILON)
     expected = torch.nn.functional.silu(y)

@@ -23,7 +23,7 @@ UNITS = {dtype: TOLERANCES[dtype, "rtne"].unit for dtype in (BF16, torch.float16
 
 
 def exact(dout, x, weight, bias=None):
-    """dx, dweight and dbias by autograd in float64; without bias of RMSNorm."""
+    """dx, dweight and dbias by autograd in float64; without a bias the norm is RMSNorm."""
     values = [double(tensor).requires_grad_() for tensor in (x, weight, *([] if bias is None else [bias]))]
     with torch.enable_grad():
         x64, weight64, *bias64 = values

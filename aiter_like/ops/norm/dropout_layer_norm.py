@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Dropout, residual add and LayerNorm. Kernels: csrc/norm/, ops/norm/triton/dropout_layer_norm.py."""
+"""Dropout, residual add and LayerNorm. Kernels: csrc/norm/dropout_layer_norm.hip,
+ops/norm/triton/dropout_layer_norm.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm of queries and keys in one launch, and into padded rows. Kernels of the former:
-csrc/norm/fused_qk_rmsnorm.hip, ops/norm/triton/fused_qk_rmsnorm.py; the latter is rms_norm's.
+"""RMSNorm of queries and keys in one launch; and rms_norm's into padded rows, which has no kernel of its own. Kernels:
+csrc/norm/fused_qk_rmsnorm.hip, ops/norm/triton/fused_qk_rmsnorm.py.
 """
 
 from __future__ import annotations

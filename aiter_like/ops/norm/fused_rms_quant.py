@@ -68,7 +68,7 @@ class FusedRmsQuantCall(NamedTuple):
 
 
 def fused_rms_quant_ref(call: FusedRmsQuantCall) -> None:
-    """The formula in torch, in fp32; writes the first five."""
+    """The formula in torch, in fp32; writes all that is to be written."""
     def normed(x: Tensor, factor: Tensor, epsilon: float) -> Tensor:
         y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * (factor.float() + call.gemma_norm)
         return y.to(call.input.dtype).float() if call.is_rounded else y

@@ -56,7 +56,7 @@ class GroupNormCall(NamedTuple):
 
     @property
     def is_channels_last(self) -> bool:
-        """Whether the channels are the innermost dimension in memory; of a call that a kernel takes."""
+        """Whether `input`, which is contiguous in one way or the other, has its channels innermost in memory."""
         return not self.input.is_contiguous()
 
     @property

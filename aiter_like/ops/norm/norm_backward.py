@@ -94,7 +94,7 @@ def _tune_key(call: NormBackwardCall) -> dict[str, int | str]:
 
 
 def _cases(device: torch.device) -> dict[str, NormBackwardCall]:
-    """The derivatives of RMSNorm and of LayerNorm, with fewer parts than rows; and without any but dx."""
+    """The derivatives of RMSNorm and of LayerNorm, with fewer parts than rows; and dx alone."""
     random = tune_shapes.normal(device, 0, "bf16")
     x, dout, parts = random(5, 256), random(5, 256), torch.empty(2, 2, 256, device=device)
     rms = NormBackwardCall(torch.empty_like(x), parts[0], None, dout, x=x, weight=random(256), epsilon=1e-6,
@@ -178,7 +178,7 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
     new = torch.empty if x.numel() else torch.zeros  # without rows nothing is launched
     wanted = new(for_weight + for_bias, parts, hidden, dtype=torch.float32, device=x.device)
     dweight, dbias = (wanted[0] if for_weight else None), (wanted[-1] if for_bias else None)
-    if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # as the derivative of a sum, expanded
+    if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # a sum's derivative is one number, expanded
         dout = dout.contiguous()
     _norm_backward(NormBackwardCall(dx, dweight, dbias, dout, x=x, weight=weight, epsilon=epsilon, has_mean=has_mean,
                                     parts=parts), backend=backend)
