@@ -90,7 +90,9 @@ def compare(op: Declaration, function: Any, args: tuple) -> tuple[float, float]:
         op.reference(*expected)
     coarsest = max((torch.finfo(arg.dtype).eps for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()),
                    default=0.0)
-    errors = [_error(got[index], expected[index]) for index in op.write_indices if expected[index] is not None]
+    scratch = op.tuning.scratch if op.tuning else ()
+    errors = [_error(got[index], expected[index]) for name, index in zip(op.writes, op.write_indices, strict=True)
+              if expected[index] is not None and name not in scratch]
     return max(errors, default=0.0), TOLERANCE * coarsest
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Dropout, residual add and LayerNorm. Kernels: csrc/norm/, ops/norm/triton/dropout_layer_norm.py."""
+"""Dropout, residual add and LayerNorm. Kernels: csrc/norm/dropout_layer_norm.hip,
+ops/norm/triton/dropout_layer_norm.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, philox, rows, tune_shapes
+from aiter_like.ops.norm.parts import dtype_names, weight_dtypes
 
 __all__ = ["dropout_layer_norm"]
 
@@ -23,19 +26,43 @@ _LONGEST = 32768  # 1024 lanes of 32 elements
 _MASK = 0xFFFFFFFF
 
 
-def dropout_layer_norm_ref(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor,
-                           bias: Tensor, p: float, seed: int, offset: int, epsilon: float) -> None:
+class DropoutLayerNormCall(NamedTuple):
+    """One call of dropout_layer_norm. All tensors but `weight` and `bias` are [..., hidden], rows evenly spaced, of the
+    dtype of `input`.
+
+    Attributes:
+        out: written.
+        residual_out: written: the sum that is normalised.
+        weight: [hidden], dtype of `input` or fp32.
+        bias: [hidden], dtype of `weight`.
+        p: share of `input` that is dropped, in units of 2^-24.
+        offset: the first Philox counter.
+    """
+
+    out: Tensor
+    residual_out: Tensor
+    input: Tensor
+    residual_in: Tensor
+    weight: Tensor
+    bias: Tensor
+    p: float
+    seed: int
+    offset: int = 0
+    epsilon: float = 1e-5
+
+
+def dropout_layer_norm_ref(call: DropoutLayerNormCall) -> None:
     """The formula in torch, in fp32, differentiable; writes `out` and `residual_out`."""
-    kept = _random_words(input, seed, offset) >> 8 >= philox.threshold(p)
-    x = torch.where(kept, input.float() * (1.0 / (1.0 - p)), 0.0) + residual_in.float()
-    residual_out.copy_(x)
+    kept = random_words(call.input, call.seed, call.offset) >> 8 >= philox.threshold(call.p)
+    x = torch.where(kept, call.input.float() * (1.0 / (1.0 - call.p)), 0.0) + call.residual_in.float()
+    call.residual_out.copy_(x)
     deviation = x - x.mean(-1, keepdim=True)
-    scaled = deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + epsilon)
-    out.copy_(scaled * weight.float() + bias.float())
+    scaled = deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + call.epsilon)
+    call.out.copy_(scaled * call.weight.float() + call.bias.float())
 
 
-def _random_words(like: Tensor, seed: int, offset: int) -> Tensor:
-    """Philox4x32-10, the rule of csrc/include/aiter_like/philox.h: a word per element, a counter per four columns."""
+def random_words(like: Tensor, seed: int, offset: int) -> Tensor:
+    """Philox4x32-10 by the rule of csrc/include/aiter_like/philox.h: a word per element, a counter per four columns."""
     hidden = like.shape[-1]
     per_row = (hidden + 3) // 4
     counter = offset + torch.arange(like.numel() // hidden * per_row, device=like.device)
@@ -44,63 +71,70 @@ def _random_words(like: Tensor, seed: int, offset: int) -> Tensor:
     return words.view(-1, per_row * 4)[:, :hidden].reshape(like.shape)
 
 
-def _instance(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor, bias: Tensor,
-              p: float, seed: int, offset: int, epsilon: float, *, lanes: int | None = None) -> Instance:
-    layout = rows.whole_layout(_OP, target_of(input.device), input, lanes)
-    name = f"{dtypes.name(input.dtype)}{'_wfp32' if weight.dtype != input.dtype else ''}"
-    return layout.instance(name, {"ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype]})
+def _instance(call: DropoutLayerNormCall, *, lanes: int | None = None) -> Instance:
+    dtype, weight = call.input.dtype, call.weight.dtype
+    layout = rows.whole_layout(_OP, target_of(call.input.device), call.input, lanes)
+    return layout.instance("_".join(dtype_names(dtype, weight)), {"ELEMENT": elements.CPP[dtype],
+                                                                  "WEIGHT": elements.CPP[weight]})
 
 
-@compile_ops("norm/dropout_layer_norm.hip", gen_func=_instance, prebuild=list)
-def _dropout_layer_norm_hip(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor,
-                            bias: Tensor, p: float, seed: int, offset: int, epsilon: float) -> None: ...
+@compile_ops("norm/dropout_layer_norm.hip", gen_func=_instance)
+def _dropout_layer_norm_hip(call: DropoutLayerNormCall) -> None: ...
 
 
-def _check(out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor, weight: Tensor, bias: Tensor,
-           p: float, seed: int, offset: int, epsilon: float) -> object:
+def _check(call: DropoutLayerNormCall) -> object:
+    input = call.input
     check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
-    for name, tensor in (("residual", residual_in), ("out", out), ("residual_out", residual_out)):
+    for name, tensor in (("residual", call.residual_in), ("out", call.out), ("residual_out", call.residual_out)):
         check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=input.device)
-    weight_dtypes = tuple(dict.fromkeys((input.dtype, torch.float32)))
-    check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=input.shape[-1:], device=input.device)
-    check.tensor(_OP, "bias", bias, dtypes=(weight.dtype,), shape=input.shape[-1:], device=input.device)
-    check.real(_OP, "p", p, low=0.0)
-    if p >= 1:
-        raise ValueError(f"{_OP}: p must be less than 1, got {p}")
-    check.integer(_OP, "seed", seed, low=0, high=2**63 - 1)
-    check.integer(_OP, "offset", offset, low=0, high=2**62)
-    check.real(_OP, "epsilon", epsilon, low=0.0)
+    check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(input), shape=input.shape[-1:], device=input.device)
+    check.tensor(_OP, "bias", call.bias, dtypes=(call.weight.dtype,), shape=input.shape[-1:], device=input.device)
+    check.real(_OP, "p", call.p, low=0.0)
+    if call.p >= 1:
+        raise ValueError(f"{_OP}: p must be less than 1, got {call.p}")
+    check.integer(_OP, "seed", call.seed, low=0, high=2**63 - 1)
+    check.integer(_OP, "offset", call.offset, low=0, high=2**62)
+    check.real(_OP, "epsilon", call.epsilon, low=0.0)
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_refusal(target: Target, out: Tensor, residual_out: Tensor, input: Tensor, residual_in: Tensor,
-                        *_: object) -> str | None:
+def _kernel_refusal(target: Target, call: DropoutLayerNormCall) -> str | None:
     """What every kernel refuses."""
-    if input.shape[-1] > _LONGEST:
-        return f"rows of at most {_LONGEST} elements, got {input.shape[-1]}"
-    return rows.refusal(input=input, residual=residual_in, out=out, residual_out=residual_out)
+    if call.input.shape[-1] > _LONGEST:
+        return f"rows of at most {_LONGEST} elements, got {call.input.shape[-1]}"
+    return rows.refusal(input=call.input, residual=call.residual_in, out=call.out, residual_out=call.residual_out)
 
 
-def _tune_key(out: Tensor, residual_out: Tensor, input: Tensor, *_: object) -> dict[str, int | str]:
-    hidden = input.shape[-1]
-    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype)}
+def _tune_key(call: DropoutLayerNormCall) -> dict[str, int | str]:
+    hidden = call.input.shape[-1]
+    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype)}
 
 
-def _hip_space(target: Target, out: Tensor, residual_out: Tensor, input: Tensor, *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, input, takes_pieces=False)
+def _cases(device: torch.device) -> dict[str, DropoutLayerNormCall]:
+    """Aligned rows, and rows of odd length with a counter whose upper word changes."""
+    calls = {}
+    for name, hidden, offset in (("aligned", 256, 0), ("odd", 101, 2**32 - 5)):
+        key = {"rows": 3, "hidden": hidden, "dtype": "bf16"}
+        calls[name] = _tune_case(key, device, 0)._replace(p=0.25, offset=offset)
+    return calls
 
 
-def _triton_space(target: Target, out: Tensor, *_: object) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, out.shape[-1], _LONGEST)
+def _hip_space(target: Target, call: DropoutLayerNormCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, call.input, takes_pieces=False)
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _triton_space(target: Target, call: DropoutLayerNormCall) -> list[dict[str, int]]:
+    return tune_shapes.wave_space(target, call.out.shape[-1], _LONGEST)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> DropoutLayerNormCall:
     random = tune_shapes.normal(device, seed, key["dtype"])
     x, residual = (random(key["rows"], key["hidden"]) for _ in range(2))
     weight, bias = random(key["hidden"]), random(key["hidden"])
-    return torch.empty_like(x), torch.empty_like(x), x, residual, weight, bias, 0.1, seed, 0, 1e-5
+    return DropoutLayerNormCall(torch.empty_like(x), torch.empty_like(x), x, residual, weight=weight, bias=bias, p=0.1,
+                                seed=seed)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -109,12 +143,12 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 _dropout_layer_norm = Op(
-    _OP, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key, tune_fields=("rows", "hidden", "dtype"),
-    round_field="rows", writes=("out", "residual_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    _OP, call=DropoutLayerNormCall, reference=dropout_layer_norm_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "hidden", "dtype"), round_field="rows", writes=("out", "residual_out"), cases=_cases,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _dropout_layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.dropout_layer_norm:dropout_layer_norm",
-                      refusal=_kernel_refusal,
-                      space=_triton_space),
+                      refusal=_kernel_refusal, space=_triton_space),
               Backend("torch", dropout_layer_norm_ref, differentiable=True)))
 
 
@@ -153,5 +187,6 @@ def dropout_layer_norm(input: Tensor, residual: Tensor, weight: Tensor, bias: Te
     if not isinstance(input, Tensor):
         raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
     out, residual_out = (torch.empty(input.shape, dtype=input.dtype, device=input.device) for _ in range(2))
-    _dropout_layer_norm(out, residual_out, input, residual, weight, bias, p, seed, offset, epsilon, backend=backend)
+    _dropout_layer_norm(DropoutLayerNormCall(out, residual_out, input, residual, weight=weight, bias=bias, p=p,
+                                             seed=seed, offset=offset, epsilon=epsilon), backend=backend)
     return out, residual_out

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm fused with what stands beside it. Kernels: csrc/norm/, ops/norm/triton/fused_qk_rmsnorm.py."""
+"""RMSNorm of queries and keys in one launch; and rms_norm's into padded rows, which has no kernel of its own. Kernels:
+csrc/norm/fused_qk_rmsnorm.hip, ops/norm/triton/fused_qk_rmsnorm.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,81 +17,118 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, tune_shapes
+from aiter_like.ops.norm.parts import dtype_names, weight_dtypes
 from aiter_like.ops.norm.rms_norm import rmsnorm, rmsnorm2d_fwd_with_add
 
 __all__ = ["fused_add_rmsnorm_pad", "fused_qk_rmsnorm"]
 
-_QK = "fused_qk_rmsnorm"
+_OP = "fused_qk_rmsnorm"
 _LONGEST = 32768  # 1024 lanes of 32 elements
 
 
-def fused_qk_rmsnorm_ref(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
-                         k_weight: Tensor, k_eps: float) -> None:
+class FusedQkRmsnormCall(NamedTuple):
+    """One call of fused_qk_rmsnorm: q and k are [..., q_hidden] and [..., k_hidden] with evenly spaced rows, of one
+    dtype, and of any numbers of rows.
+
+    Attributes:
+        q_out: written.
+        k_out: written.
+        q_weight: [q_hidden], dtype of `q` or fp32.
+        k_weight: [k_hidden], dtype of `q_weight`.
+    """
+
+    q_out: Tensor
+    k_out: Tensor
+    q: Tensor
+    q_weight: Tensor
+    q_eps: float
+    k: Tensor
+    k_weight: Tensor
+    k_eps: float
+
+    @property
+    def longer(self) -> Tensor:
+        """Which of `q` and `k` has the longer rows; `q` where they are equal."""
+        return self.q if self.q.shape[-1] >= self.k.shape[-1] else self.k
+
+    @property
+    def sides(self) -> tuple[tuple[str, Tensor, Tensor, Tensor, float], ...]:
+        """(name, out, input, weight, epsilon) of q and of k."""
+        return (("q", self.q_out, self.q, self.q_weight, self.q_eps),
+                ("k", self.k_out, self.k, self.k_weight, self.k_eps))
+
+
+def fused_qk_rmsnorm_ref(call: FusedQkRmsnormCall) -> None:
     """The formula in torch, in fp32, differentiable; writes `q_out` and `k_out`."""
-    for out, x, weight, epsilon in ((q_out, q, q_weight, q_eps), (k_out, k, k_weight, k_eps)):
+    for _, out, x, weight, epsilon in call.sides:
         wide = torch.promote_types(x.dtype, torch.float32)
         scale = torch.rsqrt(x.to(wide).square().mean(-1, keepdim=True) + epsilon)
         out.copy_(x.to(wide) * scale * weight.to(wide))
 
 
-def _qk_instance(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
-                 k_eps: float, *, lanes: int | None = None) -> Instance:
-    longer = q if q.shape[-1] >= k.shape[-1] else k
-    layout = rows.whole_layout(_QK, target_of(q.device), longer, lanes)
-    name = f"{dtypes.name(q.dtype)}{'_wfp32' if q_weight.dtype != q.dtype else ''}"
-    return layout.instance(name, {"ELEMENT": elements.CPP[q.dtype], "WEIGHT": elements.CPP[q_weight.dtype]})
+def _instance(call: FusedQkRmsnormCall, *, lanes: int | None = None) -> Instance:
+    dtype, weight = call.q.dtype, call.q_weight.dtype
+    layout = rows.whole_layout(_OP, target_of(call.q.device), call.longer, lanes)
+    return layout.instance("_".join(dtype_names(dtype, weight)), {"ELEMENT": elements.CPP[dtype],
+                                                                  "WEIGHT": elements.CPP[weight]})
 
 
-@compile_ops("norm/fused_qk_rmsnorm.hip", gen_func=_qk_instance, prebuild=list)
-def _fused_qk_rmsnorm_hip(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
-                          k_weight: Tensor, k_eps: float) -> None: ...
+@compile_ops("norm/fused_qk_rmsnorm.hip", gen_func=_instance)
+def _fused_qk_rmsnorm_hip(call: FusedQkRmsnormCall) -> None: ...
 
 
-def _qk_check(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
-              k_eps: float) -> object:
-    check.tensor(_QK, "q", q, dtypes=elements.FLOATS)
-    check.tensor(_QK, "k", k, dtypes=(q.dtype,), device=q.device)
-    check.tensor(_QK, "q_weight", q_weight, dtypes=tuple(dict.fromkeys((q.dtype, torch.float32))))
-    for name, out, x, weight, epsilon in (("q", q_out, q, q_weight, q_eps), ("k", k_out, k, k_weight, k_eps)):
+def _check(call: FusedQkRmsnormCall) -> object:
+    q = call.q
+    check.tensor(_OP, "q", q, dtypes=elements.FLOATS)
+    check.tensor(_OP, "k", call.k, dtypes=(q.dtype,), device=q.device)
+    check.tensor(_OP, "q_weight", call.q_weight, dtypes=weight_dtypes(q))
+    for name, out, x, weight, epsilon in call.sides:
         if x.ndim == 0:
-            raise ValueError(f"{_QK}: {name} must have at least 1 dimension, got a scalar")
-        check.tensor(_QK, f"{name}_weight", weight, dtypes=(q_weight.dtype,), shape=x.shape[-1:], device=q.device)
-        check.tensor(_QK, f"{name}_out", out, dtypes=(q.dtype,), shape=x.shape, device=q.device)
-        check.real(_QK, f"{name}_eps", epsilon, low=0.0)
-    return SKIP if q.numel() + k.numel() == 0 else None
+            raise ValueError(f"{_OP}: {name} must have at least 1 dimension, got a scalar")
+        check.tensor(_OP, f"{name}_weight", weight, dtypes=(call.q_weight.dtype,), shape=x.shape[-1:], device=q.device)
+        check.tensor(_OP, f"{name}_out", out, dtypes=(q.dtype,), shape=x.shape, device=q.device)
+        check.real(_OP, f"{name}_eps", epsilon, low=0.0)
+    return SKIP if q.numel() + call.k.numel() == 0 else None
 
 
-def _qk_refusal(target: Target, q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor,
-                    k_weight: Tensor, k_eps: float) -> str | None:
+def _kernel_refusal(target: Target, call: FusedQkRmsnormCall) -> str | None:
     """What every kernel refuses."""
+    q, k = call.q, call.k
     if q.numel() == 0 or k.numel() == 0:
         return "q and k must both have elements"
-    if max(q.shape[-1], k.shape[-1]) > _LONGEST:
-        return f"rows of at most {_LONGEST} elements, got {max(q.shape[-1], k.shape[-1])}"
+    if call.longer.shape[-1] > _LONGEST:
+        return f"rows of at most {_LONGEST} elements, got {call.longer.shape[-1]}"
     if (q.numel() // q.shape[-1]) + (k.numel() // k.shape[-1]) > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} rows of q and k together"
-    return rows.refusal(q=q, k=k, q_out=q_out, k_out=k_out)
+    return rows.refusal(q=q, k=k, q_out=call.q_out, k_out=call.k_out)
 
 
-def _qk_tune_key(q_out: Tensor, k_out: Tensor, q: Tensor, q_weight: Tensor, q_eps: float, k: Tensor, k_weight: Tensor,
-                 k_eps: float) -> dict[str, int | str]:
+def _tune_key(call: FusedQkRmsnormCall) -> dict[str, int | str]:
+    q, k = call.q, call.k
     return {"q_rows": q.numel() // max(q.shape[-1], 1), "q_hidden": q.shape[-1],
             "k_rows": k.numel() // max(k.shape[-1], 1), "k_hidden": k.shape[-1], "dtype": dtypes.name(q.dtype)}
 
 
-def _hip_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, max(q_out, k_out, key=lambda out: out.shape[-1]), takes_pieces=False)
+def _cases(device: torch.device) -> dict[str, FusedQkRmsnormCall]:
+    """Rows of different lengths and numbers, aligned and odd."""
+    return {name: _tune_case({"q_rows": 3, "q_hidden": q_hidden, "k_rows": 5, "k_hidden": k_hidden, "dtype": "bf16"},
+                             device, 0) for name, q_hidden, k_hidden in (("aligned", 256, 128), ("odd", 101, 300))}
 
 
-def _triton_space(target: Target, q_out: Tensor, k_out: Tensor, *_: object) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, max(q_out.shape[-1], k_out.shape[-1]), _LONGEST)
+def _hip_space(target: Target, call: FusedQkRmsnormCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, max(call.q_out, call.k_out, key=lambda out: out.shape[-1]), takes_pieces=False)
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _triton_space(target: Target, call: FusedQkRmsnormCall) -> list[dict[str, int]]:
+    return tune_shapes.wave_space(target, call.longer.shape[-1], _LONGEST)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> FusedQkRmsnormCall:
     random = tune_shapes.normal(device, seed, key["dtype"])
     (q, q_weight), (k, k_weight) = ((random(key[f"{side}_rows"], key[f"{side}_hidden"]), random(key[f"{side}_hidden"]))
                                     for side in "qk")
-    return torch.empty_like(q), torch.empty_like(k), q, q_weight, 1e-6, k, k_weight, 1e-6
+    return FusedQkRmsnormCall(torch.empty_like(q), torch.empty_like(k), q=q, q_weight=q_weight, q_eps=1e-6, k=k,
+                              k_weight=k_weight, k_eps=1e-6)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -103,12 +142,12 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 _fused_qk_rmsnorm = Op(
-    _QK, reference=fused_qk_rmsnorm_ref, check=_qk_check, tune_key=_qk_tune_key,
-    tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"),
+    _OP, call=FusedQkRmsnormCall, reference=fused_qk_rmsnorm_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("q_rows", "q_hidden", "k_rows", "k_hidden", "dtype"), writes=("q_out", "k_out"), cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _fused_qk_rmsnorm_hip, refusal=_qk_refusal, space=_hip_space),
+    backends=(Backend("hip", _fused_qk_rmsnorm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:fused_qk_rmsnorm",
-                      refusal=_qk_refusal, space=_triton_space),
+                      refusal=_kernel_refusal, space=_triton_space),
               Backend("torch", fused_qk_rmsnorm_ref, differentiable=True)))
 
 
@@ -144,10 +183,11 @@ def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: f
     """
     for name, x in (("q", q), ("k", k)):
         if not isinstance(x, Tensor):
-            raise TypeError(f"{_QK}: {name} must be a tensor, got {type(x).__name__}")
+            raise TypeError(f"{_OP}: {name} must be a tensor, got {type(x).__name__}")
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
-    _fused_qk_rmsnorm(q_out, k_out, q, q_weight, q_eps, k, k_weight, k_eps, backend=backend)
+    _fused_qk_rmsnorm(FusedQkRmsnormCall(q_out, k_out, q=q, q_weight=q_weight, q_eps=q_eps, k=k, k_weight=k_weight,
+                                         k_eps=k_eps), backend=backend)
     return q_out, k_out
 
 

@@ -6,7 +6,7 @@ ops/norm/triton/fused_rms_quant.py; what engines call of it: ops/norm/fused_rms_
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.enums import QuantType
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
-from aiter_like.ops.common.quant_rule import check_scale, group_major
+from aiter_like.ops.norm.parts import dtype_names, weight_dtypes
 
 __all__ = ["fused_qk_rmsnorm_quant"]
 
@@ -26,144 +26,190 @@ _OP = "fused_rms_quant"
 _LONGEST = 32768  # 1024 lanes of 32 elements
 
 
-def fused_rms_quant_ref(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None,
-                        residual_out: Tensor | None, second_out: Tensor | None, input: Tensor, weight: Tensor,
-                        epsilon: float, residual_in: Tensor | None, second: Tensor | None,
-                        second_weight: Tensor | None, second_epsilon: float, group_size: int, is_static: bool,
-                        is_rounded: bool, gemma_norm: bool) -> None:
-    """The formula in torch, in fp32; writes the first five."""
+class FusedRmsQuantCall(NamedTuple):
+    """One call of fused_rms_quant. `out`, `plain_out`, `residual_out`, `input` and `residual_in` are [..., hidden];
+    `second_out` and `second` are [..., second_hidden] with any number of rows. All rows are evenly spaced.
+
+    Attributes:
+        out: written; fp8 or int8; None: only `plain_out` is wanted.
+        scale: fp32; written, an element per row, or per row and group; with `is_static` one element that is read.
+        plain_out: written: the normalised rows before quantisation; None: not wanted.
+        residual_out: written: the sum that is normalised; comes with `residual_in`.
+        second_out: written: `second` normalised; comes with it and `second_weight`.
+        input: its dtype is that of all other matrices but `out`.
+        weight: [hidden], dtype of `input` or fp32.
+        second_weight: [second_hidden], dtype of `weight`.
+        group_size: columns that share a scale; 0: the whole row does.
+        is_rounded: the normalised rows are rounded to the dtype of `input` before they are quantised.
+        gemma_norm: multiply with the weights + 1.
+    """
+
+    out: Tensor | None
+    scale: Tensor | None
+    plain_out: Tensor | None
+    residual_out: Tensor | None
+    second_out: Tensor | None
+    input: Tensor
+    weight: Tensor
+    epsilon: float
+    residual_in: Tensor | None = None
+    second: Tensor | None = None
+    second_weight: Tensor | None = None
+    second_epsilon: float = 1e-6
+    group_size: int = 0
+    is_static: bool = False
+    is_rounded: bool = False
+    gemma_norm: bool = False
+
+    @property
+    def longer(self) -> Tensor:
+        """Which of `input` and `second` has the longer rows; `input` where there is no other or they are equal."""
+        return self.input if self.second is None else max(self.input, self.second, key=lambda x: x.shape[-1])
+
+
+def fused_rms_quant_ref(call: FusedRmsQuantCall) -> None:
+    """The formula in torch, in fp32; writes all that is to be written."""
     def normed(x: Tensor, factor: Tensor, epsilon: float) -> Tensor:
-        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * (factor.float() + gemma_norm)
-        return y.to(input.dtype).float() if is_rounded else y
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * (factor.float() + call.gemma_norm)
+        return y.to(call.input.dtype).float() if call.is_rounded else y
 
-    x = input.float()
-    if residual_in is not None:
-        x = x + residual_in.float()
-        residual_out.copy_(x)
-    y = normed(x, weight, epsilon)
-    if plain_out is not None:
-        plain_out.copy_(y)
-    if out is not None and is_static:
-        out.copy_(quant_rule.rounded(y * (1 / scale.reshape(())), out.dtype))
+    x, out = call.input.float(), call.out
+    if call.residual_in is not None:
+        x = x + call.residual_in.float()
+        call.residual_out.copy_(x)
+    y = normed(x, call.weight, call.epsilon)
+    if call.plain_out is not None:
+        call.plain_out.copy_(y)
+    if out is not None and call.is_static:
+        out.copy_(quant_rule.rounded(y * (1 / call.scale.reshape(())), out.dtype))
     elif out is not None:
-        own = quant_rule.row_scales(y, out.dtype, group_size)
-        out.copy_(quant_rule.quantised(y, own, out.dtype))
-        scale.copy_(own.view(scale.shape))
-    if second is not None:
-        second_out.copy_(normed(second.float(), second_weight, second_epsilon))
+        quant_rule.store_quantised(out, call.scale, y, call.group_size)
+    if call.second is not None:
+        call.second_out.copy_(normed(call.second.float(), call.second_weight, call.second_epsilon))
 
 
-def _instance(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None, residual_out: Tensor | None,
-              second_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None,
-              second: Tensor | None, second_weight: Tensor | None, second_epsilon: float, group_size: int,
-              is_static: bool, is_rounded: bool, gemma_norm: bool, *, lanes: int | None = None) -> Instance:
+def _instance(call: FusedRmsQuantCall, *, lanes: int | None = None) -> Instance:
+    input, weight, out, second, group_size = call.input, call.weight, call.out, call.second, call.group_size
     target = target_of(input.device)
-    lanes = rows.whole_layout(_OP, target, _longer(input, second), lanes).lanes
+    lanes = rows.whole_layout(_OP, target, call.longer, lanes).lanes
     layout, other = (rows.whole_layout(_OP, target, x, lanes) for x in (input, input if second is None else second))
-    quant = "none" if out is None else "fixed" if is_static else "found"
+    quant = "none" if out is None else "fixed" if call.is_static else "found"
     out_name = "int8_t" if out is None else elements.CPP[out.dtype]
-    flags = {"HAS_RESIDUAL": residual_in is not None, "HAS_PLAIN": plain_out is not None,
-             "HAS_SECOND": second is not None, "IS_ROUNDED": is_rounded, "IS_GEMMA": gemma_norm}
+    flags = {"HAS_RESIDUAL": call.residual_in is not None, "HAS_PLAIN": call.plain_out is not None,
+             "HAS_SECOND": second is not None, "IS_ROUNDED": call.is_rounded, "IS_GEMMA": call.gemma_norm}
     names = ("add", "plain", f"second_v{other.vectors}", "rounded", "gemma")
-    parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []), quant,
-             *([] if out is None else [out_name.removesuffix("_t")]), *([f"g{group_size}"] if group_size else []),
-             *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
-    return layout.instance("_".join(parts), {
+    name = [*dtype_names(input.dtype, weight.dtype), quant, *([] if out is None else [out_name.removesuffix("_t")]),
+            *([f"g{group_size}"] if group_size else []),
+            *(flag for flag, is_on in zip(names, flags.values(), strict=True) if is_on)]
+    return layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "OUT": out_name, "QUANT": quant,
         "GROUP": group_size, "SECOND_VECTORS": other.vectors, **{name: int(is_on) for name, is_on in flags.items()}})
 
 
-@compile_ops("norm/fused_rms_quant.hip", gen_func=_instance, prebuild=list)
-def _fused_rms_quant_hip(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None,
-                         residual_out: Tensor | None, second_out: Tensor | None, input: Tensor, weight: Tensor,
-                         epsilon: float, residual_in: Tensor | None, second: Tensor | None,
-                         second_weight: Tensor | None, second_epsilon: float, group_size: int, is_static: bool,
-                         is_rounded: bool, gemma_norm: bool) -> None: ...
+@compile_ops("norm/fused_rms_quant.hip", gen_func=_instance)
+def _fused_rms_quant_hip(call: FusedRmsQuantCall) -> None: ...
 
 
-def _check(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None, residual_out: Tensor | None,
-           second_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None,
-           second: Tensor | None, second_weight: Tensor | None, second_epsilon: float, group_size: int,
-           is_static: bool, is_rounded: bool, gemma_norm: bool) -> object:
+def _check(call: FusedRmsQuantCall) -> object:
+    input, out, group_size = call.input, call.out, call.group_size
     check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     hidden, device, dtype = input.shape[-1], input.device, input.dtype
-    check.tensor(_OP, "weight", weight, dtypes=tuple(dict.fromkeys((dtype, torch.float32))), shape=(hidden,),
-                 device=device)
-    for name, value in (("is_static", is_static), ("is_rounded", is_rounded), ("gemma_norm", gemma_norm)):
-        check.flag(_OP, name, value)
-    check.real(_OP, "epsilon", epsilon, low=0.0)
+    check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(input), shape=(hidden,), device=device)
+    for name in ("is_static", "is_rounded", "gemma_norm"):
+        check.flag(_OP, name, getattr(call, name))
+    check.real(_OP, "epsilon", call.epsilon, low=0.0)
     quant_rule.check_group(_OP, hidden, group_size)
-    for names, given in ((("out", "scale"), (out, scale)),
-                         (("residual_in", "residual_out"), (residual_in, residual_out)),
-                         (("second", "second_out", "second_weight"), (second, second_out, second_weight))):
-        if len({value is None for value in given}) > 1:
+    for names in (("out", "scale"), ("residual_in", "residual_out"), ("second", "second_out", "second_weight")):
+        if len({getattr(call, name) is None for name in names}) > 1:
             raise ValueError(f"{_OP}: {', '.join(names[:-1])} and {names[-1]} must come together, got some of them")
-    for name, tensor in (("residual_in", residual_in), ("residual_out", residual_out), ("plain_out", plain_out)):
-        if tensor is not None:
+    for name in ("residual_in", "residual_out", "plain_out"):
+        if (tensor := getattr(call, name)) is not None:
             check.tensor(_OP, name, tensor, dtypes=(dtype,), shape=input.shape, device=device)
-    if out is None and plain_out is None:
+    if out is None and call.plain_out is None:
         raise ValueError(f"{_OP}: out or plain_out must be given, got neither")
-    if (is_static or out is None) and group_size:
+    if (call.is_static or out is None) and group_size:
         raise ValueError(f"{_OP}: group_size must be 0 where no scales are found, got {group_size}")
     if out is not None:
         check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=device)
-        _check_scale(scale, input, group_size, is_static)
-    if second is not None:
-        _check_second(second_out, input, weight, second, second_weight, second_epsilon)
-    return SKIP if input.numel() + (0 if second is None else second.numel()) == 0 else None
+        _check_scale(call)
+    if call.second is not None:
+        _check_second(call)
+    return SKIP if input.numel() + (0 if call.second is None else call.second.numel()) == 0 else None
 
 
-def _check_scale(scale: Tensor, input: Tensor, group_size: int, is_static: bool) -> None:
-    if not is_static:
-        check_scale(_OP, "scale", scale, input, group_size)
+def _check_scale(call: FusedRmsQuantCall) -> None:
+    if not call.is_static:
+        quant_rule.check_scale(_OP, "scale", call.scale, call.input, call.group_size)
         return
-    check.tensor(_OP, "scale", scale, dtypes=(torch.float32,), device=input.device)
-    if scale.numel() != 1:
-        raise ValueError(f"{_OP}: scale must have one element, got shape {tuple(scale.shape)}")
+    check.tensor(_OP, "scale", call.scale, dtypes=(torch.float32,), device=call.input.device)
+    if call.scale.numel() != 1:
+        raise ValueError(f"{_OP}: scale must have one element, got shape {tuple(call.scale.shape)}")
 
 
-def _check_second(second_out: Tensor, input: Tensor, weight: Tensor, second: Tensor, second_weight: Tensor,
-                  second_epsilon: float) -> None:
-    check.tensor(_OP, "second", second, dtypes=(input.dtype,), device=input.device)
+def _check_second(call: FusedRmsQuantCall) -> None:
+    second, dtype, device = call.second, call.input.dtype, call.input.device
+    check.tensor(_OP, "second", second, dtypes=(dtype,), device=device)
     if second.ndim == 0:
         raise ValueError(f"{_OP}: second must have at least 1 dimension, got a scalar")
-    check.tensor(_OP, "second_weight", second_weight, dtypes=(weight.dtype,), shape=second.shape[-1:],
-                 device=input.device)
-    check.tensor(_OP, "second_out", second_out, dtypes=(input.dtype,), shape=second.shape, device=input.device)
-    check.real(_OP, "second_epsilon", second_epsilon, low=0.0)
+    check.tensor(_OP, "second_weight", call.second_weight, dtypes=(call.weight.dtype,), shape=second.shape[-1:],
+                 device=device)
+    check.tensor(_OP, "second_out", call.second_out, dtypes=(dtype,), shape=second.shape, device=device)
+    check.real(_OP, "second_epsilon", call.second_epsilon, low=0.0)
 
 
-def _refusal(target: Target, out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None,
-                 residual_out: Tensor | None, second_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float,
-                 residual_in: Tensor | None, second: Tensor | None, *_: object) -> str | None:
+def _kernel_refusal(target: Target, call: FusedRmsQuantCall) -> str | None:
     """What every kernel refuses."""
-    for name, tensor in (("input", input), ("second", second)):
+    for name, tensor in (("input", call.input), ("second", call.second)):
         if tensor is not None and tensor.numel() == 0:
             return f"{name} must have elements"
         if tensor is not None and tensor.shape[-1] > _LONGEST:
             return f"rows of at most {_LONGEST} elements, {name} has {tensor.shape[-1]}"
-    count = sum(tensor.numel() // tensor.shape[-1] for tensor in (input, second) if tensor is not None)
+    count = sum(tensor.numel() // tensor.shape[-1] for tensor in (call.input, call.second) if tensor is not None)
     if count > rows.MAX_ROWS:
         return f"at most {rows.MAX_ROWS} rows of both matrices, got {count}"
-    if out is not None and quant_rule.refusal(target, out.dtype):
-        return quant_rule.refusal(target, out.dtype)
-    return rows.refusal(input=input, out=out, plain_out=plain_out, residual_in=residual_in, residual_out=residual_out,
-                        second=second, second_out=second_out)
+    if call.out is not None and (reason := quant_rule.refusal(target, call.out.dtype)):
+        return reason
+    return rows.refusal(input=call.input, out=call.out, plain_out=call.plain_out, residual_in=call.residual_in,
+                        residual_out=call.residual_out, second=call.second, second_out=call.second_out)
 
 
-def _tune_key(out: Tensor | None, scale: Tensor | None, plain_out: Tensor | None, residual_out: Tensor | None,
-              second_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None,
-              second: Tensor | None, second_weight: Tensor | None, second_epsilon: float, group_size: int,
-              is_static: bool, *_: object) -> dict[str, int | str]:
-    return {"rows": input.numel() // max(input.shape[-1], 1), "hidden": input.shape[-1],
-            "second_hidden": 0 if second is None else second.shape[-1], "dtype": dtypes.name(input.dtype),
-            "out_dtype": "none" if out is None else dtypes.name(out.dtype), "group_size": group_size,
-            "is_static": is_static, "has_residual": residual_in is not None}
+def _tune_key(call: FusedRmsQuantCall) -> dict[str, int | str]:
+    hidden = call.input.shape[-1]
+    return {"rows": call.input.numel() // max(hidden, 1), "hidden": hidden,
+            "second_hidden": 0 if call.second is None else call.second.shape[-1],
+            "dtype": dtypes.name(call.input.dtype),
+            "out_dtype": "none" if call.out is None else dtypes.name(call.out.dtype), "group_size": call.group_size,
+            "is_static": call.is_static, "has_residual": call.residual_in is not None}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _cases(device: torch.device) -> dict[str, FusedRmsQuantCall]:
+    """Scales by group, by row and given; no quantisation; with and without the second matrix."""
+    random = tune_shapes.normal(device, 0, "bf16")
+    x, residual, weight = random(5, 1024), random(5, 1024), random(1024)
+    out, plain, total = torch.empty_like(x, dtype=torch.int8), torch.empty_like(x), torch.empty_like(x)
+    one = FusedRmsQuantCall(out, torch.empty(5, 1, device=device), None, None, None, input=x, weight=weight,
+                            epsilon=1e-6)
+    two = one._replace(second_out=torch.empty(5, 512, dtype=x.dtype, device=device), second=residual[:, :512],
+                       second_weight=weight[:512], second_epsilon=1e-5)
+    return {"groups, second": two._replace(scale=torch.empty(5, 8, device=device), plain_out=plain, residual_out=total,
+                                           residual_in=residual, group_size=128),
+            "row, gemma": one._replace(gemma_norm=True),
+            "static": one._replace(scale=torch.full((1,), 0.03, device=device), is_static=True, is_rounded=True,
+                                   plain_out=plain),
+            "plain, second": two._replace(out=None, scale=None, plain_out=plain)}
+
+
+def _hip_space(target: Target, call: FusedRmsQuantCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, call.longer, group_size=call.group_size, takes_pieces=False)
+
+
+def _triton_space(target: Target, call: FusedRmsQuantCall) -> list[dict[str, int]]:
+    return tune_shapes.wave_space(target, call.longer.shape[-1], _LONGEST)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> FusedRmsQuantCall:
     """The second matrix, where there is one, has as many rows."""
     random, group_size, count = tune_shapes.normal(device, seed, key["dtype"]), key["group_size"], key["rows"]
     x, weight = random(count, key["hidden"]), random(key["hidden"])
@@ -173,9 +219,11 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     residual = random(count, key["hidden"]) if key["has_residual"] else None
     second = random(count, key["second_hidden"]) if key["second_hidden"] else None
     second_weight = None if second is None else random(key["second_hidden"])
-    empty = [None if tensor is None else torch.empty_like(tensor) for tensor in (residual, second)]
-    return (out, torch.ones(shape, device=device) if has_out else None, None if has_out else torch.empty_like(x),
-            *empty, x, weight, 1e-6, residual, second, second_weight, 1e-6, group_size, is_static, False, False)
+    residual_out, second_out = (None if like is None else torch.empty_like(like) for like in (residual, second))
+    return FusedRmsQuantCall(
+        out, torch.ones(shape, device=device) if has_out else None, None if has_out else torch.empty_like(x),
+        residual_out, second_out=second_out, input=x, weight=weight, epsilon=1e-6, residual_in=residual, second=second,
+        second_weight=second_weight, group_size=group_size, is_static=is_static)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -191,37 +239,14 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
                        "has_residual": has_residual}
 
 
-def _longer(input: Tensor, second: Tensor | None) -> Tensor:
-    return input if second is None else max(input, second, key=lambda tensor: tensor.shape[-1])
-
-
-def _hip_space(target: Target, *args: Any) -> list[dict[str, int]]:
-    input, second, group_size = args[5], args[9], args[12]
-    return rows.lane_space(target, _longer(input, second), group_size=group_size, takes_pieces=False)
-
-
-def _triton_space(target: Target, *args: Any) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, _longer(args[5], args[9]).shape[-1], _LONGEST)
-
-
-def _self_check(device: torch.device) -> tuple:
-    generator = torch.Generator().manual_seed(0)
-    x, residual, weight = (torch.randn(*shape, generator=generator).to(device, torch.bfloat16)
-                           for shape in ((5, 1024), (5, 1024), (1024,)))
-    second = residual[:, :512]
-    return (torch.empty_like(x, dtype=torch.int8), torch.empty(5, 8, device=device), torch.empty_like(x),
-            torch.empty_like(x), torch.empty(5, 512, dtype=x.dtype, device=device), x, weight, 1e-6, residual, second,
-            weight[:512], 1e-5, 128, False, False, False)
-
-
 fused_rms_quant = Op(
-    _OP, reference=fused_rms_quant_ref, check=_check, tune_key=_tune_key,
+    _OP, call=FusedRmsQuantCall, reference=fused_rms_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "second_hidden", "dtype", "out_dtype", "group_size", "is_static", "has_residual"),
-    round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), self_check=_self_check,
+    round_field="rows", writes=("out", "scale", "plain_out", "residual_out", "second_out"), cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
-    backends=(Backend("hip", _fused_rms_quant_hip, refusal=_refusal, space=_hip_space),
+    backends=(Backend("hip", _fused_rms_quant_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.fused_rms_quant:fused_rms_quant",
-                      refusal=_refusal, space=_triton_space),
+                      refusal=_kernel_refusal, space=_triton_space),
               Backend("torch", fused_rms_quant_ref)))
 
 
@@ -284,7 +309,9 @@ def fused_qk_rmsnorm_quant(
         raise ValueError(f"{name}: q_out_quantized and q_out_scale must be given with {kind}")
     elif kind == QuantType.per_1x128:
         group = 128 if group_size is None else group_size
-        q_out_scale = group_major(q_out_scale, transpose_scale)
-    fused_rms_quant(q_out_quantized, q_out_scale, plain, q_res_out, k_out, q, q_weight, q_epsilon, q_residual, k,
-                    k_weight, q_epsilon if k_epsilon is None else k_epsilon, group, False, False, gemma_norm,
-                    backend=backend)
+        q_out_scale = quant_rule.group_major(q_out_scale, transpose_scale)
+    fused_rms_quant(FusedRmsQuantCall(
+        q_out_quantized, q_out_scale, plain, q_res_out, second_out=k_out, input=q, weight=q_weight, epsilon=q_epsilon,
+        residual_in=q_residual, second=k, second_weight=k_weight,
+        second_epsilon=q_epsilon if k_epsilon is None else k_epsilon, group_size=group, gemma_norm=gemma_norm),
+        backend=backend)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""RMSNorm times a gate. Kernels: csrc/norm/gated_rms_norm.hip, ops/norm/triton/fused_qk_rmsnorm.py."""
+"""RMSNorm times a gate. Kernels: csrc/norm/gated_rms_norm.hip, ops/norm/triton/gated_rms_norm.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,76 +16,98 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.common.quant_rule import check_scale, store_quantised
+from aiter_like.ops.norm.parts import dtype_names, weight_dtypes
 
 __all__ = ["gated_rms_norm", "gated_rms_norm_quant"]
 
 _OP = "gated_rms_norm"
 
 
-def gated_rms_norm_ref(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
-                       epsilon: float) -> None:
+class GatedRmsNormCall(NamedTuple):
+    """One call of gated_rms_norm. `out`, `input` and `gate` are [..., hidden] with evenly spaced rows.
+
+    Attributes:
+        out: written; dtype of `input`, with `scale` fp8 or int8.
+        scale: written: fp32, an element per row; None: the result is not quantised.
+        gate: dtype of `input`.
+        weight: [hidden], dtype of `input` or fp32.
+    """
+
+    out: Tensor
+    scale: Tensor | None
+    input: Tensor
+    gate: Tensor
+    weight: Tensor
+    epsilon: float
+
+
+def gated_rms_norm_ref(call: GatedRmsNormCall) -> None:
     """The formula in torch, in fp32, differentiable without scale; writes `out` and `scale`."""
-    x = input.float()
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight.float()
-    y = y * torch.nn.functional.silu(gate.float())
-    if scale is None:
-        out.copy_(y)
+    x = call.input.float()
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + call.epsilon) * call.weight.float()
+    y = y * torch.nn.functional.silu(call.gate.float())
+    if call.scale is None:
+        call.out.copy_(y)
     else:
-        store_quantised(out, scale, y, 0)
+        store_quantised(call.out, call.scale, y, 0)
 
 
-def _instance(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, *,
-              lanes: int | None = None) -> Instance:
-    parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
-             *([] if scale is None else [elements.short(out.dtype)])]
+def _instance(call: GatedRmsNormCall, *, lanes: int | None = None) -> Instance:
+    input, weight, out = call.input, call.weight.dtype, call.out.dtype
+    name = [*dtype_names(input.dtype, weight), *([] if call.scale is None else [elements.short(out)])]
     layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True, tiles=2)
-    return layout.instance("_".join(parts), {
-        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "OUT": elements.CPP[out.dtype],
-        "IS_QUANT": int(scale is not None)})
+    return layout.instance("_".join(name), {
+        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight], "OUT": elements.CPP[out],
+        "IS_QUANT": int(call.scale is not None)})
 
 
-@compile_ops("norm/gated_rms_norm.hip", gen_func=_instance, prebuild=list)
-def _gated_rms_norm_hip(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
-                        epsilon: float) -> None: ...
+@compile_ops("norm/gated_rms_norm.hip", gen_func=_instance)
+def _gated_rms_norm_hip(call: GatedRmsNormCall) -> None: ...
 
 
-def _check(out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> object:
+def _check(call: GatedRmsNormCall) -> object:
+    input = call.input
     check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
-    device, weight_dtypes = input.device, tuple(dict.fromkeys((input.dtype, torch.float32)))
-    check.tensor(_OP, "gate", gate, dtypes=(input.dtype,), shape=input.shape, device=device)
-    check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=input.shape[-1:], device=device)
-    out_dtypes = (input.dtype,) if scale is None else quant_rule.DTYPES
-    check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=input.shape, device=device)
-    check.real(_OP, "epsilon", epsilon, low=0.0)
-    if scale is not None:
-        check_scale(_OP, "scale", scale, input, 0)
+    check.tensor(_OP, "gate", call.gate, dtypes=(input.dtype,), shape=input.shape, device=input.device)
+    check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(input), shape=input.shape[-1:], device=input.device)
+    out_dtypes = (input.dtype,) if call.scale is None else quant_rule.DTYPES
+    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=input.shape, device=input.device)
+    check.real(_OP, "epsilon", call.epsilon, low=0.0)
+    if call.scale is not None:
+        check_scale(_OP, "scale", call.scale, input, 0)
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_refusal(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, gate: Tensor, weight: Tensor,
-                        epsilon: float) -> str | None:
+def _kernel_refusal(target: Target, call: GatedRmsNormCall) -> str | None:
     """What every kernel refuses."""
-    return quant_rule.refusal(target, out.dtype) or rows.refusal(input=input, gate=gate, out=out)
+    return quant_rule.refusal(target, call.out.dtype) or rows.refusal(input=call.input, gate=call.gate, out=call.out)
 
 
-def _tune_key(out: Tensor, scale: Tensor | None, input: Tensor, *_: object) -> dict[str, int | str]:
-    hidden = input.shape[-1]
-    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
-            "out_dtype": dtypes.name(out.dtype)}
+def _tune_key(call: GatedRmsNormCall) -> dict[str, int | str]:
+    hidden = call.input.shape[-1]
+    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype),
+            "out_dtype": dtypes.name(call.out.dtype)}
 
 
-def _hip_space(target: Target, out: Tensor, scale: Tensor | None, input: Tensor, *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, input)
+def _cases(device: torch.device) -> dict[str, GatedRmsNormCall]:
+    """With and without quantisation."""
+    key = {"rows": 3, "hidden": 256, "dtype": "bf16"}
+    return {"plain": _tune_case({**key, "out_dtype": "bf16"}, device, 0),
+            "quantised": _tune_case({**key, "out_dtype": "i8"}, device, 0)}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _hip_space(target: Target, call: GatedRmsNormCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, call.input)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GatedRmsNormCall:
     random = tune_shapes.normal(device, seed, key["dtype"])
     x, gate, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
     out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
     scale = None if key["out_dtype"] == key["dtype"] else torch.empty(key["rows"], 1, device=device)
-    return out, scale, x, gate, weight, 1e-6
+    return GatedRmsNormCall(out, scale, x, gate, weight=weight, epsilon=1e-6)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -95,11 +117,11 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 _gated_rms_norm = Op(
-    _OP, reference=gated_rms_norm_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"),
-    round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    _OP, call=GatedRmsNormCall, reference=gated_rms_norm_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "hidden", "dtype", "out_dtype"), writes=("out", "scale"), round_field="rows", cases=_cases,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _gated_rms_norm_hip, refusal=_kernel_refusal, space=_hip_space),
-              Backend("triton", "ops.norm.triton.fused_qk_rmsnorm:gated_rms_norm",
+              Backend("triton", "ops.norm.triton.gated_rms_norm:gated_rms_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
               Backend("torch", gated_rms_norm_ref, differentiable=True)))
 
@@ -135,7 +157,7 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _gated_rms_norm(out, None, input, gate, weight, epsilon, backend=backend)
+    _gated_rms_norm(GatedRmsNormCall(out, None, input, gate, weight=weight, epsilon=epsilon), backend=backend)
     return out
 
 
@@ -167,7 +189,7 @@ def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor
 
     Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
     """
-    _gated_rms_norm(out, scale, input, gate, weight, epsilon, backend=backend)
+    _gated_rms_norm(GatedRmsNormCall(out, scale, input, gate, weight=weight, epsilon=epsilon), backend=backend)
 
 
 torch_ops.register(_gated_rms_norm, gated_rms_norm)

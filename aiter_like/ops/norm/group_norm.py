@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, rows, slices, tune_shapes
+from aiter_like.ops.norm import parts
 
 __all__ = ["group_norm"]
 
@@ -23,56 +24,84 @@ _OP = "group_norm"
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _INTEGERS = (int, torch.SymInt)
 _MAX_SIZE = 2**30 - 1  # elements of a group
-_LANE_BYTES, _MOST_LANES = 64, 512  # of a workgroup's lanes where groups are long: four accesses of each
+_LANE_BYTES, _MOST_LANES = 64, 512  # where groups are long: bytes of a lane, in four accesses; lanes of a workgroup
 
 
-def group_norm_ref(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                   num_groups: int, epsilon: float, silu: bool) -> None:
-    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`.
+class GroupNormCall(NamedTuple):
+    """One call of group_norm. `out` and `input` are [samples, channels, ...], both contiguous or both channels-last.
 
-    `parts` is memory for kernels that cut long groups into slices: fp32 [groups of all samples, slices, 2], or
-    [samples, slices + 1, channels, 2] of channels last.
+    Attributes:
+        out: written; dtype of `input`.
+        parts: memory for kernels that cut long groups into slices: fp32 [groups of all samples, slices, 2], or
+            [samples, slices + 1, channels, 2] of channels last; None: the groups are not cut.
+        weight: [channels], dtype of `input` or fp32; None: 1.
+        bias: [channels], dtype of `weight`; None: 0.
+        silu: the result goes through SiLU before it is rounded.
     """
-    x = input.to(torch.promote_types(input.dtype, torch.float32))
-    grouped = x.reshape(x.shape[0], num_groups, -1)
+
+    out: Tensor
+    parts: Tensor | None
+    input: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    num_groups: int
+    epsilon: float
+    silu: bool = False
+
+    @property
+    def groups(self) -> Tensor:
+        """A row for each group, as the kernels see it; without memory."""
+        count = self.input.shape[0] * self.num_groups
+        return torch.empty(count, self.input.numel() // count, dtype=self.input.dtype, device="meta")
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether `input`, which is contiguous in one way or the other, has its channels innermost in memory."""
+        return not self.input.is_contiguous()
+
+    @property
+    def slices_positions(self) -> bool:
+        """Whether the slices are of a sample's positions, with all channels: `parts` of channels last says so."""
+        return self.is_channels_last and self.parts is not None
+
+
+def group_norm_ref(call: GroupNormCall) -> None:
+    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`."""
+    x = call.input.to(torch.promote_types(call.input.dtype, torch.float32))
+    grouped = x.reshape(x.shape[0], call.num_groups, -1)
     deviation = grouped - grouped.mean(-1, keepdim=True)
-    y = (deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + epsilon)).view(x.shape)
+    y = (deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + call.epsilon)).view(x.shape)
     per_channel = (-1, *[1] * (x.ndim - 2))
-    if weight is not None:
-        y = y * weight.to(x.dtype).view(per_channel)
-    if bias is not None:
-        y = y + bias.to(x.dtype).view(per_channel)
-    out.copy_(torch.nn.functional.silu(y) if silu else y)
+    if call.weight is not None:
+        y = y * call.weight.to(x.dtype).view(per_channel)
+    if call.bias is not None:
+        y = y + call.bias.to(x.dtype).view(per_channel)
+    call.out.copy_(torch.nn.functional.silu(y) if call.silu else y)
 
 
-def _instance(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-              num_groups: int, epsilon: float, silu: bool, *, lanes: int | None = None,
-              slice: int | None = None) -> Instance:
+def _instance(call: GroupNormCall, *, lanes: int | None = None, slice: int | None = None) -> Instance:
+    input, weight, bias = call.input, call.weight, call.bias
     factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
-    is_last = not input.is_contiguous()
-    groups, channels = _matrix(input, num_groups), input.shape[1] // num_groups
-    is_sliced = is_last and parts is not None
-    if is_sliced:
-        layout = rows.Layout(lanes or 256, 4, math.gcd(input.shape[1], 16 // input.element_size()), True)
+    if call.slices_positions:
+        vec = math.gcd(input.shape[1], 16 // input.element_size())
+        layout, is_sliced = rows.Layout(lanes or 256, 4, vec, is_whole=True), True
     else:
-        run = channels if is_last else groups.shape[-1] // channels
-        layout, is_sliced = _layout(target_of(input.device), groups, run, lanes, slice)
-    flags = {"w": weight is not None, "b": bias is not None, "nhwc": is_last, "sliced": is_sliced}
-    named = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
-             *(name for name, is_on in flags.items() if is_on)]
-    return layout.instance("_".join(named), {
+        layout, is_sliced = _layout(target_of(input.device), call, lanes, slice)
+    flags = {"w": weight is not None, "b": bias is not None, "nhwc": call.is_channels_last, "sliced": is_sliced}
+    name = [*parts.dtype_names(input.dtype, factors), *(flag for flag, is_on in flags.items() if is_on)]
+    return layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[factors], "HAS_WEIGHT": int(weight is not None),
-        "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(is_last), "IS_SLICED": int(is_sliced)})
+        "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(call.is_channels_last), "IS_SLICED": int(is_sliced)})
 
 
-def _layout(target: Target, groups: Tensor, run: int, lanes: int | None,
-            slice: int | None) -> tuple[rows.Layout, bool]:
-    """How lanes share a group or, second, slices of it. Accesses are no wider than `run`, elements of one channel or
-    position; where those are of odd number, the kernel's form for single elements has the same columns per lane.
+def _layout(target: Target, call: GroupNormCall, lanes: int | None, slice: int | None) -> tuple[rows.Layout, bool]:
+    """How lanes share a group or, second, slices of it. Accesses are no wider than the run of elements of one channel
+    or position; where those are of odd number, the kernel's form for single elements has the same columns per lane.
 
     Raises:
         ValueError: `lanes` cannot keep so many elements, or `slice` has fewer than there is room for in `parts`.
     """
+    groups, channels = call.groups, call.input.shape[1] // call.num_groups
     count, size = groups.shape
     element_size = groups.element_size()
     slice = slices.default(target, count, size, element_size) if slice is None else slice
@@ -84,114 +113,116 @@ def _layout(target: Target, groups: Tensor, run: int, lanes: int | None,
         lanes = lanes or min(slice * element_size // _LANE_BYTES, _MOST_LANES)
     elif target.wave_size == 32 and size * element_size > _LANE_BYTES * _MOST_LANES:
         lanes = lanes or _MOST_LANES
-    vec = math.gcd(run, 16 // element_size)
+    vec = math.gcd(channels if call.is_channels_last else size // channels, 16 // element_size)
     layout = rows.layout(target, groups, lanes=lanes, vec=vec if vec > 1 else None, takes_unaligned=True)
     if not layout.is_whole:
         raise ValueError(f"{_OP}: {layout.lanes} lanes cannot keep {groups.shape[-1]} elements")
     return layout, is_sliced
 
 
-def _matrix(input: Tensor, num_groups: int) -> Tensor:
-    """A row for each group, as the kernels see it; without memory."""
-    count = input.shape[0] * num_groups
-    return torch.empty(count, input.numel() // count, dtype=input.dtype, device="meta")
+@compile_ops("norm/group_norm.hip", gen_func=_instance)
+def _group_norm_hip(call: GroupNormCall) -> None: ...
 
 
-@compile_ops("norm/group_norm.hip", gen_func=_instance, prebuild=list)
-def _group_norm_hip(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-                    num_groups: int, epsilon: float, silu: bool) -> None: ...
-
-
-def _check(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-           num_groups: int, epsilon: float, silu: bool) -> object:
+def _check(call: GroupNormCall) -> object:
+    input, weight = call.input, call.weight
     check.tensor(_OP, "input", input, dtypes=elements.FLOATS, last_contiguous=False)
     if input.ndim < 2:
         raise ValueError(f"{_OP}: input must have at least 2 dimensions, got {input.ndim}")
     channels = input.shape[1]
-    check.integer(_OP, "num_groups", num_groups, low=1)
-    if channels % num_groups:
-        raise ValueError(f"{_OP}: num_groups must divide the {channels} channels, got {num_groups}")
-    factors = weight.dtype if isinstance(weight, Tensor) else None
-    either = tuple(dict.fromkeys((input.dtype, torch.float32)))
+    check.integer(_OP, "num_groups", call.num_groups, low=1)
+    if channels % call.num_groups:
+        raise ValueError(f"{_OP}: num_groups must divide the {channels} channels, got {call.num_groups}")
+    factors, either = weight.dtype if isinstance(weight, Tensor) else None, parts.weight_dtypes(input)
     for name, tensor, accepted in (("weight", weight, either),
-                                   ("bias", bias, (factors,) if factors in either else either)):
+                                   ("bias", call.bias, (factors,) if factors in either else either)):
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=accepted, shape=(channels,), device=input.device)
-    check.tensor(_OP, "out", out, dtypes=(input.dtype,), shape=input.shape, device=input.device, last_contiguous=False)
-    if parts is not None:
-        check.tensor(_OP, "parts", parts, dtypes=(torch.float32,), device=input.device)
-    check.real(_OP, "eps", epsilon, low=0.0)
-    check.flag(_OP, "silu", silu)
+    check.tensor(_OP, "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=input.device,
+                 last_contiguous=False)
+    if call.parts is not None:
+        check.tensor(_OP, "parts", call.parts, dtypes=(torch.float32,), device=input.device)
+    check.real(_OP, "eps", call.epsilon, low=0.0)
+    check.flag(_OP, "silu", call.silu)
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_refusal(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
-                        bias: Tensor | None, num_groups: int, *_: object) -> str | None:
+def _kernel_refusal(target: Target, call: GroupNormCall) -> str | None:
     """What every kernel refuses."""
-    layout = torch.contiguous_format if input.is_contiguous() else _LAST.get(input.ndim)
-    for name, tensor in (("input", input), ("out", out)):
-        if layout is None or not tensor.is_contiguous(memory_format=layout):
+    input = call.input
+    memory_format = torch.contiguous_format if input.is_contiguous() else _LAST.get(input.ndim)
+    for name, tensor in (("input", input), ("out", call.out)):
+        if memory_format is None or not tensor.is_contiguous(memory_format=memory_format):
             return f"input and out must both be contiguous, or channels-last; {name} has strides {tensor.stride()}"
-    count = input.shape[0] * num_groups
+    count = input.shape[0] * call.num_groups
     if count > rows.MAX_ROWS or input.numel() // count > _MAX_SIZE:
         return f"at most {rows.MAX_ROWS} groups of {_MAX_SIZE} elements"
     return None
 
 
-def _tune_key(out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None, bias: Tensor | None,
-              num_groups: int, *_: object) -> dict[str, int | str]:
-    samples, channels = input.shape[:2]
-    return {"samples": samples, "channels": channels, "positions": input.numel() // (samples * channels),
-            "num_groups": num_groups, "dtype": dtypes.name(input.dtype), "channels_last": not input.is_contiguous()}
+def _tune_key(call: GroupNormCall) -> dict[str, int | str]:
+    samples, channels = call.input.shape[:2]
+    return {"samples": samples, "channels": channels, "positions": call.input.numel() // (samples * channels),
+            "num_groups": call.num_groups, "dtype": dtypes.name(call.input.dtype),
+            "channels_last": call.is_channels_last}
 
 
-def _hip_space(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
-               bias: Tensor | None, num_groups: int, *_: object) -> list[dict[str, int]]:
+def _cases(device: torch.device) -> dict[str, GroupNormCall]:
+    """Whole groups and groups in slices, contiguous and channels-last; with SiLU where they are whole."""
+    calls = {}
+    for name, channels, positions, num_groups, is_last in (
+            ("whole", 64, 64, 8, False), ("channels last", 64, 36, 4, True), ("slices", 4, 12000, 1, False),
+            ("slices, channels last", 16, 3000, 1, True)):
+        key = {"samples": 2, "channels": channels, "positions": positions, "num_groups": num_groups, "dtype": "bf16",
+               "channels_last": is_last}
+        calls[name] = _tune_case(key, device, 0)
+    return calls | {name: calls[name]._replace(silu=True) for name in ("whole", "channels last")}
+
+
+def _hip_space(target: Target, call: GroupNormCall) -> list[dict[str, int]]:
     """Whole groups on all lanes that keep them; slices on the lanes that keep 64 or 128 bytes each."""
-    groups = _matrix(input, num_groups)
-    size, element_size = groups.shape[-1], input.element_size()
-    if parts is not None and not input.is_contiguous():
+    groups = call.groups
+    size, element_size = groups.shape[-1], groups.element_size()
+    if call.slices_positions:
         return [{"lanes": count} for count in (128, 256, 512)]
     is_short = size * element_size <= slices.MOST_BYTES
     found = rows.lane_space(target, groups, takes_pieces=False) if is_short else []
-    for slice in _slice_space(parts, size, element_size):
+    for slice in _slice_space(call):
         lanes = slice * element_size // _LANE_BYTES
         found += [{"lanes": count, "slice": slice} for count in (lanes // 2, lanes) if 128 <= count <= _MOST_LANES]
     return found
 
 
-def _triton_space(target: Target, out: Tensor, parts: Tensor | None, input: Tensor, weight: Tensor | None,
-                  bias: Tensor | None, num_groups: int, *_: object) -> list[dict[str, int]]:
+def _triton_space(target: Target, call: GroupNormCall) -> list[dict[str, int]]:
     """Whole groups on all waves; slices on the waves that leave each lane 16 or 32 elements."""
-    size, element_size = _matrix(input, num_groups).shape[-1], input.element_size()
-    if parts is not None and not input.is_contiguous():
+    if call.slices_positions:
         return [{"num_warps": count} for count in (2, 4, 8)]
-    most = slices.MOST_BYTES // element_size
+    size, most = call.groups.shape[-1], slices.MOST_BYTES // call.input.element_size()
     found = tune_shapes.wave_space(target, size, most) if size <= most else []
     return found + [{"num_warps": slice // kept // target.wave_size, "slice": slice}
-                    for slice in _slice_space(parts, size, element_size) for kept in (32, 16)
-                    if slice // kept // target.wave_size <= 16]
+                    for slice in _slice_space(call) for kept in (32, 16) if slice // kept // target.wave_size <= 16]
 
 
-def _slice_space(parts: Tensor | None, size: int, element_size: int) -> list[int]:
-    """None where there is no memory for their moments."""
-    return [] if parts is None else slices.space(size, element_size)
+def _slice_space(call: GroupNormCall) -> list[int]:
+    """The lengths of slices to try; none where there is no memory for their moments."""
+    return [] if call.parts is None else slices.space(call.groups.shape[-1], call.input.element_size())
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GroupNormCall:
     """With weight and bias, as models have them."""
     random = tune_shapes.normal(device, seed, key["dtype"])
     x = random(key["samples"], key["channels"], key["positions"], 1)
     if key["channels_last"]:
         x = x.contiguous(memory_format=torch.channels_last)
     weight, bias = random(key["channels"]), random(key["channels"])
-    return torch.empty_like(x), _parts(x, key["num_groups"]), x, weight, bias, key["num_groups"], 1e-5, False
+    return GroupNormCall(torch.empty_like(x), _parts(x, key["num_groups"]), x, weight, bias=bias,
+                         num_groups=key["num_groups"], epsilon=1e-5)
 
 
 _group_norm = Op(
-    _OP, reference=group_norm_ref, check=_check, tune_key=_tune_key,
+    _OP, call=GroupNormCall, reference=group_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("samples", "channels", "positions", "num_groups", "dtype", "channels_last"),
-    writes=("out", "parts"), tuning=Tuning(_tune_case, scratch=("parts",)),
+    writes=("out", "parts"), cases=_cases, tuning=Tuning(_tune_case, scratch=("parts",)),
     backends=(Backend("hip", _group_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.group_norm:group_norm",
                       refusal=_kernel_refusal, space=_triton_space),
@@ -200,18 +231,18 @@ _group_norm = Op(
 
 def _parts(input: Tensor, num_groups: int) -> Tensor | None:
     """Memory for the moments of slices where groups are long enough to be cut; None too where _check refuses."""
-    elements, element_size = input.numel(), input.element_size()
-    if elements * element_size <= slices.WHOLE_BYTES or input.ndim < 2:
+    total, element_size = input.numel(), input.element_size()
+    if total * element_size <= slices.WHOLE_BYTES or input.ndim < 2:
         return None
     if not isinstance(num_groups, _INTEGERS) or num_groups < 1:
         return None
     samples, channels = input.shape[:2]
-    size = elements // (samples * num_groups)
+    size = total // (samples * num_groups)
     shape = (samples * num_groups, slices.most(size, element_size), 2)
     if not input.is_contiguous():
         if size * element_size <= slices.MOST_BYTES:
             return None
-        positions = elements // (samples * channels)
+        positions = total // (samples * channels)
         count = slices.of_positions(target_of(input.device), samples, positions, channels * element_size)
         shape = (samples, count + 1, channels, 2)
     return None if shape[1] == 1 else torch.empty(shape, dtype=torch.float32, device=input.device)
@@ -255,7 +286,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
         out = torch.empty_like(input)
-    _group_norm(out, _parts(input, num_groups), input, weight, bias, num_groups, eps, silu, backend=backend)
+    _group_norm(GroupNormCall(out, _parts(input, num_groups), input, weight, bias=bias, num_groups=num_groups,
+                              epsilon=eps, silu=silu), backend=backend)
     return out
 
 

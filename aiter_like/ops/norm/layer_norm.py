@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.common.quant_rule import check_scale, store_quantised
-from aiter_like.ops.norm import norm_backward
+from aiter_like.ops.norm import norm_backward, parts
 
 __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layernorm2d_fwd_with_add_dynamicquant",
            "layernorm2d_fwd_with_add_smoothquant", "layernorm2d_fwd_with_dynamicquant",
@@ -25,106 +25,132 @@ __all__ = ["layer_norm", "layernorm2d_fwd", "layernorm2d_fwd_with_add", "layerno
 _OP = "layer_norm"
 
 
-def layer_norm_ref(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
-                   weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
-                   residual_in: Tensor | None, x_scale: Tensor | None) -> None:
-    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes the first three."""
-    wide = torch.promote_types(input.dtype, torch.float32)
-    x = input.to(wide)
-    if x_bias is not None:
-        x = x + x_bias.to(wide)
-    if residual_in is not None:
-        x = x + residual_in.to(wide)
-        residual_out.copy_(x)
+class LayerNormCall(NamedTuple):
+    """One call of layer_norm. `out`, `residual_out`, `input` and `residual_in` are [..., hidden], rows evenly spaced.
+
+    Attributes:
+        out: written; dtype of `input`, with `scale` fp8 or int8.
+        scale: written: fp32, an element per row; None: the result is not quantised.
+        residual_out: written: the sum that is normalised; comes with `residual_in`.
+        weight: [hidden], dtype of `input` or fp32; None: 1.
+        bias: [hidden], dtype of `weight`; None: 0.
+        x_bias: [hidden], dtype of `input`, added to each row first; None: 0.
+        x_scale: [hidden] fp32: what each column is multiplied with before it is quantised (smoothing).
+    """
+
+    out: Tensor
+    scale: Tensor | None
+    residual_out: Tensor | None
+    input: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    epsilon: float
+    x_bias: Tensor | None = None
+    residual_in: Tensor | None = None
+    x_scale: Tensor | None = None
+
+
+def layer_norm_ref(call: LayerNormCall) -> None:
+    """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`, `scale` and `residual_out`."""
+    x = call.input.to(wide := torch.promote_types(call.input.dtype, torch.float32))
+    if call.x_bias is not None:
+        x = x + call.x_bias.to(wide)
+    if call.residual_in is not None:
+        x = x + call.residual_in.to(wide)
+        call.residual_out.copy_(x)
     deviation = x - x.mean(-1, keepdim=True)
-    y = deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + epsilon)
-    if weight is not None:
-        y = y * weight.to(wide)
-    if bias is not None:
-        y = y + bias.to(wide)
-    if x_scale is not None:
-        y = y * x_scale
-    if scale is None:
-        out.copy_(y)
+    y = deviation * torch.rsqrt(deviation.square().mean(-1, keepdim=True) + call.epsilon)
+    if call.weight is not None:
+        y = y * call.weight.to(wide)
+    if call.bias is not None:
+        y = y + call.bias.to(wide)
+    if call.x_scale is not None:
+        y = y * call.x_scale
+    if call.scale is None:
+        call.out.copy_(y)
     else:
-        store_quantised(out, scale, y, 0)
+        store_quantised(call.out, call.scale, y, 0)
 
 
-def _instance(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor, weight: Tensor | None,
-              bias: Tensor | None, epsilon: float, x_bias: Tensor | None, residual_in: Tensor | None,
-              x_scale: Tensor | None, *, lanes: int | None = None) -> Instance:
-    factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
-    flags = {"HAS_RESIDUAL": residual_in, "HAS_X_BIAS": x_bias, "HAS_WEIGHT": weight, "HAS_BIAS": bias,
-             "IS_QUANT": scale, "HAS_SMOOTH": x_scale}
+def _instance(call: LayerNormCall, *, lanes: int | None = None) -> Instance:
+    input, out = call.input, call.out
+    factors = next((tensor.dtype for tensor in (call.weight, call.bias) if tensor is not None), input.dtype)
+    flags = {"HAS_RESIDUAL": call.residual_in, "HAS_X_BIAS": call.x_bias, "HAS_WEIGHT": call.weight,
+             "HAS_BIAS": call.bias, "IS_QUANT": call.scale, "HAS_SMOOTH": call.x_scale}
     names = ("add", "xbias", "w", "b", elements.short(out.dtype), "smooth")
-    parts = [dtypes.name(input.dtype), *(["wfp32"] if factors != input.dtype else []),
-             *(name for name, tensor in zip(names, flags.values(), strict=True) if tensor is not None)]
-    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(parts), {
+    name = [*parts.dtype_names(input.dtype, factors),
+            *(flag for flag, tensor in zip(names, flags.values(), strict=True) if tensor is not None)]
+    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(name), {
         "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[factors], "OUT": elements.CPP[out.dtype],
         **{name: int(tensor is not None) for name, tensor in flags.items()}})
 
 
-@compile_ops("norm/layer_norm.hip", gen_func=_instance, prebuild=list)
-def _layer_norm_hip(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
-                    weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
-                    residual_in: Tensor | None, x_scale: Tensor | None) -> None: ...
+@compile_ops("norm/layer_norm.hip", gen_func=_instance)
+def _layer_norm_hip(call: LayerNormCall) -> None: ...
 
 
-def _check(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor, weight: Tensor | None,
-           bias: Tensor | None, epsilon: float, x_bias: Tensor | None, residual_in: Tensor | None,
-           x_scale: Tensor | None) -> object:
+def _check(call: LayerNormCall) -> object:
+    input, weight = call.input, call.weight
     check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     hidden, device = input.shape[-1], input.device
-    factors = weight.dtype if isinstance(weight, Tensor) else None
-    either = tuple(dict.fromkeys((input.dtype, torch.float32)))
-    as_weight = (factors,) if factors in either else either
-    for name, tensor, accepted in (("weight", weight, either), ("bias", bias, as_weight),
-                                   ("x_bias", x_bias, (input.dtype,)), ("xscale", x_scale, (torch.float32,))):
+    factors, either = weight.dtype if isinstance(weight, Tensor) else None, parts.weight_dtypes(input)
+    for name, tensor, accepted in (("weight", weight, either),
+                                   ("bias", call.bias, (factors,) if factors in either else either),
+                                   ("x_bias", call.x_bias, (input.dtype,)), ("xscale", call.x_scale, (torch.float32,))):
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=accepted, shape=(hidden,), device=device)
-    out_dtypes = (input.dtype,) if scale is None else quant_rule.DTYPES
-    check.tensor(_OP, "out", out, dtypes=out_dtypes, shape=input.shape, device=device)
-    check.real(_OP, "epsilon", epsilon, low=0.0)
-    if scale is not None:
-        check_scale(_OP, "yscale", scale, input, 0)
-    if (residual_in is None) != (residual_out is None):
+    out_dtypes = (input.dtype,) if call.scale is None else quant_rule.DTYPES
+    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=input.shape, device=device)
+    check.real(_OP, "epsilon", call.epsilon, low=0.0)
+    if call.scale is not None:
+        check_scale(_OP, "yscale", call.scale, input, 0)
+    if (call.residual_in is None) != (call.residual_out is None):
         raise ValueError(f"{_OP}: residual_in and residual_out must come together, got one of them")
-    for name, tensor in (("residual_in", residual_in), ("residual_out", residual_out)):
+    for name, tensor in (("residual_in", call.residual_in), ("residual_out", call.residual_out)):
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=device)
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_refusal(target: Target, out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
-                        weight: Tensor | None, bias: Tensor | None, epsilon: float, x_bias: Tensor | None,
-                        residual_in: Tensor | None, x_scale: Tensor | None) -> str | None:
+def _kernel_refusal(target: Target, call: LayerNormCall) -> str | None:
     """What every kernel refuses."""
-    return quant_rule.refusal(target, out.dtype) or rows.refusal(
-        input=input, out=out, residual_in=residual_in, residual_out=residual_out)
+    return quant_rule.refusal(target, call.out.dtype) or rows.refusal(
+        input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out)
 
 
-def _tune_key(out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor, *_: object) -> dict:
-    hidden = input.shape[-1]
-    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
-            "out_dtype": dtypes.name(out.dtype), "has_residual": residual_out is not None}
+def _tune_key(call: LayerNormCall) -> dict[str, int | str]:
+    hidden = call.input.shape[-1]
+    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype),
+            "out_dtype": dtypes.name(call.out.dtype), "has_residual": call.residual_out is not None}
 
 
-def _hip_space(target: Target, out: Tensor, scale: Tensor | None, residual_out: Tensor | None, input: Tensor,
-               *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, input)
+def _cases(device: torch.device) -> dict[str, LayerNormCall]:
+    """All that may be added, and the quantised form with smoothing."""
+    random = tune_shapes.normal(device, 0, "bf16")
+    x, residual, weight, bias = random(3, 256), random(3, 256), random(256), random(256)
+    plain = LayerNormCall(torch.empty_like(x), None, None, x, weight=weight, bias=bias, epsilon=1e-5)
+    residual = plain._replace(residual_out=torch.empty_like(x), residual_in=residual)
+    quantised = residual._replace(out=torch.empty_like(x, dtype=torch.int8), scale=torch.empty(3, 1, device=device),
+                                  x_scale=weight.float().abs() + 0.5)
+    return {"plain": plain, "residual": residual, "x_bias, no weight": plain._replace(weight=None, x_bias=bias),
+            "quantised": quantised}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _hip_space(target: Target, call: LayerNormCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, call.input)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> LayerNormCall:
     """With weight and bias, as models have them."""
     random = tune_shapes.normal(device, seed, key["dtype"])
     x, residual = (random(key["rows"], key["hidden"]) for _ in range(2))
     out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
     scale = None if key["out_dtype"] == key["dtype"] else torch.empty(key["rows"], 1, device=device)
     residual, residual_out = (residual, torch.empty_like(x)) if key["has_residual"] else (None, None)
-    weight, bias = random(key["hidden"]), random(key["hidden"])
-    return out, scale, residual_out, x, weight, bias, 1e-5, None, residual, None
+    return LayerNormCall(out, scale, residual_out, x, weight=random(key["hidden"]), bias=random(key["hidden"]),
+                         epsilon=1e-5, residual_in=residual)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -133,9 +159,9 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 _layer_norm = Op(
-    _OP, reference=layer_norm_ref, check=_check, tune_key=_tune_key,
+    _OP, call=LayerNormCall, reference=layer_norm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "has_residual"), writes=("out", "scale", "residual_out"),
-    round_field="rows", tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    round_field="rows", cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _layer_norm_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.layer_norm:layer_norm",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
@@ -180,7 +206,8 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
                 lambda input, weight, bias: layer_norm(input, weight, bias, epsilon, backend=backend), True, epsilon,
                 input, weight, bias)
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _layer_norm(out, None, None, input, weight, bias, epsilon, x_bias, None, None, backend=backend)
+    _layer_norm(LayerNormCall(out, None, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias),
+                backend=backend)
     return out
 
 
@@ -239,7 +266,9 @@ def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, re
 
     Source: AITER's `layernorm2d_fwd_with_add`.
     """
-    _layer_norm(out, None, residual_out, input, weight, bias, epsilon, x_bias, residual_in, None, backend=backend)
+    _layer_norm(LayerNormCall(out, None, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
+                              residual_in=residual_in), backend=backend)
+
 
 def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor | None,
                                       bias: Tensor | None, epsilon: float, x_bias: Tensor | None = None, *,
@@ -272,7 +301,8 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
 
     Source: AITER's `layernorm2d_fwd_with_dynamicquant`.
     """
-    _layer_norm(out, yscale, None, input, weight, bias, epsilon, x_bias, None, None, backend=backend)
+    _layer_norm(LayerNormCall(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias),
+                backend=backend)
 
 
 def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -285,15 +315,8 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
 
     Args:
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        residual_in: [..., hidden], dtype of `input`; added in fp32.
-        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
-        bias: [hidden], dtype of `weight`, contiguous; None: 0.
-        epsilon: added to the variance; finite, ≥ 0.
-        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        input, residual_in, residual_out, weight, bias, epsilon, x_bias, backend: see `layernorm2d_fwd_with_add`.
 
     Returns:
         Nothing: `out`, `residual_out` and `yscale` are written.
@@ -308,7 +331,8 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
 
     Source: AITER's `layernorm2d_fwd_with_add_dynamicquant`.
     """
-    _layer_norm(out, yscale, residual_out, input, weight, bias, epsilon, x_bias, residual_in, None, backend=backend)
+    _layer_norm(LayerNormCall(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon,
+                              x_bias=x_bias, residual_in=residual_in), backend=backend)
 
 
 def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor | None,
@@ -320,14 +344,9 @@ def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor,
 
     Args:
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
-        bias: [hidden], dtype of `weight`, contiguous; None: 0.
-        epsilon: added to the variance; finite, ≥ 0.
-        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        input, weight, bias, epsilon, x_bias, backend: see `layernorm2d_fwd_with_dynamicquant`.
 
     Returns:
         Nothing: `out` and `yscale` are written.
@@ -342,7 +361,8 @@ def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor,
 
     Source: AITER's `layernorm2d_fwd_with_smoothquant`.
     """
-    _layer_norm(out, yscale, None, input, weight, bias, epsilon, x_bias, None, xscale, backend=backend)
+    _layer_norm(LayerNormCall(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
+                              x_scale=xscale), backend=backend)
 
 
 def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -356,16 +376,9 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
 
     Args:
         out: [..., hidden] fp8 (the device's e4m3) or int8, written.
-        input: [..., hidden] bf16|fp16|fp32, last dimension contiguous, rows evenly spaced.
-        residual_in: [..., hidden], dtype of `input`; added in fp32.
-        residual_out: [..., hidden], written: the rounded sum; dtype of `input`. It may be `residual_in`.
         xscale: [hidden] fp32: what each column is multiplied with before it is quantised.
         yscale: [..., 1] fp32, written; `out · yscale` is the value.
-        weight: [hidden], dtype of `input` or fp32, contiguous; None: 1.
-        bias: [hidden], dtype of `weight`, contiguous; None: 0.
-        epsilon: added to the variance; finite, ≥ 0.
-        x_bias: [hidden], dtype of `input`, added to it first; None: 0.
-        backend: "hip", "triton" or "torch" instead of the automatic choice.
+        input, residual_in, residual_out, weight, bias, epsilon, x_bias, backend: see `layernorm2d_fwd_with_add`.
 
     Returns:
         Nothing: `out`, `residual_out` and `yscale` are written.
@@ -380,7 +393,8 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
 
     Source: AITER's `layernorm2d_fwd_with_add_smoothquant`.
     """
-    _layer_norm(out, yscale, residual_out, input, weight, bias, epsilon, x_bias, residual_in, xscale, backend=backend)
+    _layer_norm(LayerNormCall(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon,
+                              x_bias=x_bias, residual_in=residual_in, x_scale=xscale), backend=backend)
 
 
 torch_ops.register(_layer_norm, layer_norm)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Derivatives of rms_norm and layer_norm. Kernel: ops/norm/triton/norm_backward.py. Read by both families."""
+"""Derivatives of rms_norm and layer_norm, whose files import this one. Kernel: ops/norm/triton/norm_backward.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements, rows, tune_shapes
+from aiter_like.ops.norm.parts import weight_dtypes
 
 __all__ = ["layer_norm_backward", "rms_norm_backward"]
 
@@ -22,70 +23,99 @@ _OP = "norm_backward"
 _LONGEST_BLOCK = 16384  # elements of a row that a Triton program keeps
 
 
-def norm_backward_ref(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor, x: Tensor,
-                      weight: Tensor | None, epsilon: float, has_mean: bool, parts: int) -> None:
-    """The formulas in torch, in fp32; writes `dx`, and `dweight` and `dbias` [parts, hidden], to which the rows are
-    dealt out in turn and whose sums count.
+class NormBackwardCall(NamedTuple):
+    """One call of norm_backward. `dx`, `dout` and `x` are [..., hidden], of one dtype, with evenly spaced rows.
+
+    Attributes:
+        dx: written.
+        dweight: written: fp32 [parts, hidden]; None: not wanted.
+        dbias: as `dweight`.
+        weight: [hidden], dtype of `x` or fp32; None: 1.
+        has_mean: the norm subtracts the mean, as LayerNorm does.
+        parts: the rows are dealt out in turn to so many rows of `dweight` and `dbias`, whose sums are the derivatives.
     """
-    values, slope = x.float(), dout.float()
-    if has_mean:
+
+    dx: Tensor
+    dweight: Tensor | None
+    dbias: Tensor | None
+    dout: Tensor
+    x: Tensor
+    weight: Tensor | None
+    epsilon: float
+    has_mean: bool
+    parts: int
+
+
+def norm_backward_ref(call: NormBackwardCall) -> None:
+    """The formulas in torch, in fp32; writes `dx`, `dweight` and `dbias`."""
+    values, slope = call.x.float(), call.dout.float()
+    if call.has_mean:
         values = values - values.mean(-1, keepdim=True)
-    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + epsilon)
+    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + call.epsilon)
     normed = values * scale
-    for part, terms in ((dweight, slope * normed), (dbias, slope)):
+    for part, terms in ((call.dweight, slope * normed), (call.dbias, slope)):
         if part is not None:
-            rows_of = terms.reshape(-1, x.shape[-1])
-            whole = torch.nn.functional.pad(rows_of, (0, 0, 0, -rows_of.shape[0] % parts))
-            part.copy_(whole.unflatten(0, (-1, parts)).sum(0))
-    if weight is not None:
-        slope = slope * weight.float()
+            rows_of = terms.reshape(-1, call.x.shape[-1])
+            whole = torch.nn.functional.pad(rows_of, (0, 0, 0, -rows_of.shape[0] % call.parts))
+            part.copy_(whole.unflatten(0, (-1, call.parts)).sum(0))
+    if call.weight is not None:
+        slope = slope * call.weight.float()
     result = slope - normed * (slope * normed).mean(-1, keepdim=True)
-    dx.copy_((result - slope.mean(-1, keepdim=True) if has_mean else result) * scale)
+    call.dx.copy_((result - slope.mean(-1, keepdim=True) if call.has_mean else result) * scale)
 
 
-def _check(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor, x: Tensor, weight: Tensor | None,
-           epsilon: float, has_mean: bool, parts: int) -> object:
+def _check(call: NormBackwardCall) -> object:
+    x = call.x
     check.tensor(_OP, "x", x, dtypes=elements.FLOATS)
     hidden = x.shape[-1]
-    for name, tensor in (("dout", dout), ("dx", dx)):
+    for name, tensor in (("dout", call.dout), ("dx", call.dx)):
         check.tensor(_OP, name, tensor, dtypes=(x.dtype,), shape=x.shape, device=x.device)
-    if weight is not None:
-        check.tensor(_OP, "weight", weight, dtypes=tuple(dict.fromkeys((x.dtype, torch.float32))), shape=(hidden,),
-                     device=x.device)
-    check.integer(_OP, "parts", parts, low=1)
-    for name, part in (("dweight", dweight), ("dbias", dbias)):
+    if call.weight is not None:
+        check.tensor(_OP, "weight", call.weight, dtypes=weight_dtypes(x), shape=(hidden,), device=x.device)
+    check.integer(_OP, "parts", call.parts, low=1)
+    for name, part in (("dweight", call.dweight), ("dbias", call.dbias)):
         if part is not None:
-            check.tensor(_OP, name, part, dtypes=(torch.float32,), shape=(parts, hidden), device=x.device)
+            check.tensor(_OP, name, part, dtypes=(torch.float32,), shape=(call.parts, hidden), device=x.device)
             if not part.is_contiguous():
                 raise ValueError(f"{_OP}: {name} must be contiguous, got strides {part.stride()}")
-    check.real(_OP, "epsilon", epsilon, low=0.0)
-    check.flag(_OP, "has_mean", has_mean)
+    check.real(_OP, "epsilon", call.epsilon, low=0.0)
+    check.flag(_OP, "has_mean", call.has_mean)
     return SKIP if x.numel() == 0 else None
 
 
-def _triton_refusal(target: Target, dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor,
-                        x: Tensor, *_: object) -> str | None:
-    return rows.refusal(x=x, dout=dout, dx=dx)
+def _triton_refusal(target: Target, call: NormBackwardCall) -> str | None:
+    return rows.refusal(x=call.x, dout=call.dout, dx=call.dx)
 
 
-def _tune_key(dx: Tensor, dweight: Tensor | None, dbias: Tensor | None, dout: Tensor, x: Tensor,
-              weight: Tensor | None, epsilon: float, has_mean: bool, parts: int) -> dict[str, int | str]:
-    hidden = x.shape[-1]
-    return {"rows": x.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(x.dtype), "has_mean": has_mean}
+def _tune_key(call: NormBackwardCall) -> dict[str, int | str]:
+    hidden = call.x.shape[-1]
+    return {"rows": call.x.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.x.dtype),
+            "has_mean": call.has_mean}
 
 
-def _triton_space(target: Target, dx: Tensor, *_: object) -> list[dict[str, int]]:
-    return tune_shapes.wave_space(target, dx.shape[-1], _LONGEST_BLOCK)
+def _cases(device: torch.device) -> dict[str, NormBackwardCall]:
+    """The derivatives of RMSNorm and of LayerNorm, with fewer parts than rows; and dx alone."""
+    random = tune_shapes.normal(device, 0, "bf16")
+    x, dout, parts = random(5, 256), random(5, 256), torch.empty(2, 2, 256, device=device)
+    rms = NormBackwardCall(torch.empty_like(x), parts[0], None, dout, x=x, weight=random(256), epsilon=1e-6,
+                           has_mean=False, parts=2)
+    return {"rms": rms, "layer": rms._replace(dbias=parts[1], has_mean=True),
+            "dx alone": rms._replace(dweight=None, weight=None)}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _triton_space(target: Target, call: NormBackwardCall) -> list[dict[str, int]]:
+    return tune_shapes.wave_space(target, call.dx.shape[-1], _LONGEST_BLOCK)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> NormBackwardCall:
     """All derivatives, those of a bias where there is a mean."""
     random, has_mean = tune_shapes.normal(device, seed, key["dtype"]), bool(key["has_mean"])
     x, dout = (random(key["rows"], key["hidden"]) for _ in range(2))
     parts = _parts(x)
     dweight, dbias = (torch.zeros(parts, key["hidden"], device=device) if is_there else None
                       for is_there in (True, has_mean))
-    return torch.empty_like(x), dweight, dbias, dout, x, random(key["hidden"]), 1e-6, has_mean, parts
+    return NormBackwardCall(torch.empty_like(x), dweight, dbias, dout, x=x, weight=random(key["hidden"]), epsilon=1e-6,
+                            has_mean=has_mean, parts=parts)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -95,9 +125,9 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 _norm_backward = Op(
-    _OP, reference=norm_backward_ref, check=_check, tune_key=_tune_key,
+    _OP, call=NormBackwardCall, reference=norm_backward_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "has_mean"), round_field="rows", writes=("dx", "dweight", "dbias"),
-    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("triton", "ops.norm.triton.norm_backward:norm_backward",
                       refusal=_triton_refusal, space=_triton_space),
               Backend("torch", norm_backward_ref)))
@@ -131,24 +161,27 @@ class Norm(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph
             raise UnsupportedError("the derivative of a norm has no derivative: take backend='torch'", _OP)
         x, weight = ctx.saved_tensors
-        dx, dweight, dbias = _derivatives(dout, x, weight, ctx.epsilon, ctx.has_mean, *ctx.needs_input_grad[4:6], None)
+        for_weight, for_bias = ctx.needs_input_grad[4:6]
+        dx, dweight, dbias = _derivatives(dout, x, weight, ctx.epsilon, has_mean=ctx.has_mean, for_weight=for_weight,
+                                          for_bias=for_bias)
         return (None, None, None, dx if ctx.needs_input_grad[3] else None,
                 None if dweight is None else dweight.to(weight.dtype),
                 None if dbias is None else dbias.to(ctx.bias_dtype))
 
 
-def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float, has_mean: bool, for_weight: bool,
-                 for_bias: bool, backend: str | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """dx, and in fp32 dweight and dbias where they are wanted: each workgroup's part is added up at the end."""
+def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float, *, has_mean: bool, for_weight: bool,
+                 for_bias: bool, backend: str | None = None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """dx, and in fp32 dweight and dbias where they are wanted: the workgroups' parts are added up at the end."""
     hidden = x.shape[-1]
     parts = _parts(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     new = torch.empty if x.numel() else torch.zeros  # without rows nothing is launched
     wanted = new(for_weight + for_bias, parts, hidden, dtype=torch.float32, device=x.device)
     dweight, dbias = (wanted[0] if for_weight else None), (wanted[-1] if for_bias else None)
-    if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # as the derivative of a sum, expanded
+    if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # a sum's derivative is one number, expanded
         dout = dout.contiguous()
-    _norm_backward(dx, dweight, dbias, dout, x, weight, epsilon, has_mean, parts, backend=backend)
+    _norm_backward(NormBackwardCall(dx, dweight, dbias, dout, x=x, weight=weight, epsilon=epsilon, has_mean=has_mean,
+                                    parts=parts), backend=backend)
     sums = wanted.sum(1) if for_weight or for_bias else wanted
     return dx, sums[0] if for_weight else None, sums[-1] if for_bias else None
 
@@ -187,7 +220,8 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
     """
     for name, tensor in (("dout", dout), ("input", input)):
         check.tensor(_OP, name, tensor, dtypes=elements.FLOATS, last_contiguous=False)
-    return _derivatives(dout, input, weight, epsilon, False, True, False, backend)[:2]
+    return _derivatives(dout, input, weight, epsilon, has_mean=False, for_weight=True, for_bias=False,
+                        backend=backend)[:2]
 
 
 def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsilon: float, *,
@@ -219,4 +253,4 @@ def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsi
     """
     for name, tensor in (("dout", dout), ("input", input)):
         check.tensor(_OP, name, tensor, dtypes=elements.FLOATS, last_contiguous=False)
-    return _derivatives(dout, input, weight, epsilon, True, True, True, backend)
+    return _derivatives(dout, input, weight, epsilon, has_mean=True, for_weight=True, for_bias=True, backend=backend)

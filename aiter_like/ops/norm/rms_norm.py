@@ -17,7 +17,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, Launch, asm_kernel, compile_ops
 from aiter_like.jit.asm import ALIGNMENT
 from aiter_like.ops.common import elements, rows, tune_shapes
-from aiter_like.ops.norm import norm_backward
+from aiter_like.ops.norm import norm_backward, parts
 
 __all__ = ["add_rmsnorm", "fused_add_rms_norm_cu", "rms_norm", "rms_norm_cu", "rmsnorm", "rmsnorm2d_fwd",
            "rmsnorm2d_fwd_with_add"]
@@ -70,11 +70,10 @@ def rms_norm_ref(call: RmsNormCall) -> None:
 def _instance(call: RmsNormCall, *, lanes: int | None = None) -> Instance:
     dtype, is_sensitive = call.input.dtype, bool(call.use_model_sensitive_rmsnorm)
     has_residual = call.residual_in is not None
-    parts = [dtypes.name(dtype), *(["wfp32"] if call.weight.dtype != dtype else []),
-             *(name for name, is_on in (("add", has_residual), ("gemma", call.gemma_norm), ("t5", is_sensitive))
-               if is_on)]
+    flags = {"add": has_residual, "gemma": call.gemma_norm, "t5": is_sensitive}
+    name = [*parts.dtype_names(dtype, call.weight.dtype), *(flag for flag, is_on in flags.items() if is_on)]
     layout = rows.layout(target_of(call.input.device), *call.matrices.values(), lanes=lanes)
-    return layout.instance("_".join(parts), {
+    return layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[dtype], "WEIGHT": elements.CPP[call.weight.dtype], "HAS_RESIDUAL": int(has_residual),
         "IS_GEMMA": int(call.gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive)})
 
@@ -102,12 +101,13 @@ def _rms_norm_asm(call: RmsNormCall) -> Launch:
 
 
 def _check(call: RmsNormCall) -> object:
-    input, device = call.input, call.input.device if isinstance(call.input, Tensor) else None
+    input = call.input
     check.tensor("rms_norm", "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError("rms_norm: input must have at least 1 dimension, got a scalar")
-    weight_dtypes = tuple(dict.fromkeys((input.dtype, torch.float32)))
-    check.tensor("rms_norm", "weight", call.weight, dtypes=weight_dtypes, shape=input.shape[-1:], device=device)
+    device = input.device
+    check.tensor("rms_norm", "weight", call.weight, dtypes=parts.weight_dtypes(input), shape=input.shape[-1:],
+                 device=device)
     check.tensor("rms_norm", "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=device)
     check.real("rms_norm", "epsilon", call.epsilon, low=0.0)
     check.choice("rms_norm", "use_model_sensitive_rmsnorm", call.use_model_sensitive_rmsnorm, (0, 1))
@@ -235,10 +235,7 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
                 lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
                 False, epsilon, input, weight, None)
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    if use_model_sensitive_rmsnorm == 0 and type(use_model_sensitive_rmsnorm) is int:
-        _rms_norm(out, input, weight, epsilon, backend=backend)
-    else:
-        _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
+    _rms_norm(RmsNormCall(out, input, weight, epsilon, use_model_sensitive_rmsnorm), backend=backend)
     return out
 
 
@@ -274,9 +271,8 @@ def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, resi
 
     Source: AITER's `rmsnorm2d_fwd_with_add`.
     """
-    gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm  # engines pass 0 by position
-    _rms_norm(out, input, weight, epsilon, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm,
-              residual_in=residual_in, residual_out=residual_out, gemma_norm=gemma_norm, backend=backend)
+    _rms_norm(RmsNormCall(out, input, weight, epsilon, use_model_sensitive_rmsnorm, residual_in=residual_in,
+                          residual_out=residual_out, gemma_norm=parts.as_flag(gemma_norm)), backend=backend)
 
 
 def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False, *,
@@ -305,7 +301,7 @@ def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_no
     Source: AITER's `rmsnorm`, `rms_norm_cu`.
     """
     gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm
-    _rms_norm(out, input, weight, epsilon, gemma_norm=gemma_norm, backend=backend)
+    _rms_norm(RmsNormCall(out, input, weight, epsilon, gemma_norm=parts.as_flag(gemma_norm)), backend=backend)
 
 
 def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, epsilon: float, *,
@@ -332,7 +328,8 @@ def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, ep
 
     Source: AITER's `fused_add_rms_norm_cu`.
     """
-    _rms_norm(input, input, weight, epsilon, residual_in=residual_in, residual_out=residual_in, backend=backend)
+    _rms_norm(RmsNormCall(input, input, weight, epsilon, residual_in=residual_in, residual_out=residual_in),
+              backend=backend)
 
 
 # AITER's other names of the same calls, with the same order of arguments.

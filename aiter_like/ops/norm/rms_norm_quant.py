@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, rows, tune_shapes
 from aiter_like.ops.common.quant_rule import check_scale, group_major, store_quantised
+from aiter_like.ops.norm import parts
 
 __all__ = ["add_rmsnorm_quant", "rmsnorm2d_fwd_with_add_dynamicquant", "rmsnorm2d_fwd_with_add_smoothquant",
            "rmsnorm2d_fwd_with_dynamicquant", "rmsnorm2d_fwd_with_smoothquant", "rmsnorm_quant"]
@@ -23,104 +24,137 @@ __all__ = ["add_rmsnorm_quant", "rmsnorm2d_fwd_with_add_dynamicquant", "rmsnorm2
 _OP = "rms_norm_quant"
 
 
-def rms_norm_quant_ref(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
-                       weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None,
-                       group_size: int, use_model_sensitive_rmsnorm: int, gemma_norm: bool) -> None:
-    """The formula in torch, in fp32; writes the first four."""
-    x = input.float()
-    if residual_in is not None:
-        x = x + residual_in.float()
-        residual_out.copy_(x)
-    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
-    if use_model_sensitive_rmsnorm:
-        y = y.to(input.dtype).float()
-    y = y * (weight.float() + gemma_norm)
-    if plain_out is not None:
-        plain_out.copy_(y)
-    store_quantised(out, scale, y if x_scale is None else y * x_scale, group_size)
+class RmsNormQuantCall(NamedTuple):
+    """One call of rms_norm_quant. `out`, `residual_out`, `plain_out`, `input` and `residual_in` are [..., hidden] with
+    evenly spaced rows.
+
+    Attributes:
+        out: written; fp8 or int8.
+        scale: written; fp32, an element per row, or per row and group.
+        residual_out: written: the sum that is normalised; comes with `residual_in`.
+        plain_out: written: the normalised rows before smoothing and quantisation; None: not wanted.
+        input: the dtype of `residual_in`, `residual_out` and `plain_out` too.
+        weight: [hidden], dtype of `input` or fp32.
+        x_scale: [hidden] fp32: what each column is multiplied with before it is quantised (smoothing).
+        group_size: columns that share a scale; 0: the whole row does.
+        use_model_sensitive_rmsnorm: 1 rounds to the dtype of `input` before the multiplication with `weight` (T5).
+        gemma_norm: multiply with `weight + 1`.
+    """
+
+    out: Tensor
+    scale: Tensor
+    residual_out: Tensor | None
+    plain_out: Tensor | None
+    input: Tensor
+    weight: Tensor
+    epsilon: float
+    residual_in: Tensor | None = None
+    x_scale: Tensor | None = None
+    group_size: int = 0
+    use_model_sensitive_rmsnorm: int = 0
+    gemma_norm: bool = False
 
 
-def _instance(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
-              weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
-              use_model_sensitive_rmsnorm: int, gemma_norm: bool, *, lanes: int | None = None,
-              vec: int | None = None) -> Instance:
-    flags = {"HAS_RESIDUAL": residual_in is not None, "HAS_SMOOTH": x_scale is not None,
-             "HAS_PLAIN": plain_out is not None, "IS_GEMMA": gemma_norm,
-             "IS_MODEL_SENSITIVE": bool(use_model_sensitive_rmsnorm)}
+def rms_norm_quant_ref(call: RmsNormQuantCall) -> None:
+    """The formula in torch, in fp32; writes `out`, `scale`, `residual_out` and `plain_out`."""
+    x = call.input.float()
+    if call.residual_in is not None:
+        x = x + call.residual_in.float()
+        call.residual_out.copy_(x)
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + call.epsilon)
+    if call.use_model_sensitive_rmsnorm:
+        y = y.to(call.input.dtype).float()
+    y = y * (call.weight.float() + call.gemma_norm)
+    if call.plain_out is not None:
+        call.plain_out.copy_(y)
+    store_quantised(call.out, call.scale, y if call.x_scale is None else y * call.x_scale, call.group_size)
+
+
+def _instance(call: RmsNormQuantCall, *, lanes: int | None = None, vec: int | None = None) -> Instance:
+    dtype, group_size = call.input.dtype, call.group_size
+    flags = {"HAS_RESIDUAL": call.residual_in is not None, "HAS_SMOOTH": call.x_scale is not None,
+             "HAS_PLAIN": call.plain_out is not None, "IS_GEMMA": call.gemma_norm,
+             "IS_MODEL_SENSITIVE": bool(call.use_model_sensitive_rmsnorm)}
     names = ("add", "smooth", "plain", "gemma", "t5")
-    parts = [dtypes.name(input.dtype), *(["wfp32"] if weight.dtype != input.dtype else []),
-             elements.short(out.dtype), *([f"g{group_size}"] if group_size else []),
-             *(name for name, is_on in zip(names, flags.values(), strict=True) if is_on)]
-    target = target_of(input.device)
+    name = [*parts.dtype_names(dtype, call.weight.dtype), elements.short(call.out.dtype),
+            *([f"g{group_size}"] if group_size else []),
+            *(flag for flag, is_on in zip(names, flags.values(), strict=True) if is_on)]
+    target = target_of(call.input.device)
     if lanes is None and vec is None and group_size:
-        vec = rows.vec_of_groups(target, input)
-    layout = rows.layout(target, input, lanes=lanes, vec=vec, takes_unaligned=True)
-    return layout.instance("_".join(parts), {
-        "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "OUT": elements.CPP[out.dtype],
+        vec = rows.vec_of_groups(target, call.input)
+    layout = rows.layout(target, call.input, lanes=lanes, vec=vec, takes_unaligned=True)
+    return layout.instance("_".join(name), {
+        "ELEMENT": elements.CPP[dtype], "WEIGHT": elements.CPP[call.weight.dtype], "OUT": elements.CPP[call.out.dtype],
         "GROUP": group_size, **{name: int(is_on) for name, is_on in flags.items()}})
 
 
-@compile_ops("norm/rms_norm_quant.hip", gen_func=_instance, prebuild=list)
-def _rms_norm_quant_hip(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None,
-                        input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None,
-                        x_scale: Tensor | None, group_size: int, use_model_sensitive_rmsnorm: int,
-                        gemma_norm: bool) -> None: ...
+@compile_ops("norm/rms_norm_quant.hip", gen_func=_instance)
+def _rms_norm_quant_hip(call: RmsNormQuantCall) -> None: ...
 
 
-def _check(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
-           weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
-           use_model_sensitive_rmsnorm: int, gemma_norm: bool) -> object:
+def _check(call: RmsNormQuantCall) -> object:
+    input = call.input
     check.tensor(_OP, "input", input, dtypes=elements.FLOATS)
     if input.ndim == 0:
         raise ValueError(f"{_OP}: input must have at least 1 dimension, got a scalar")
     hidden, device = input.shape[-1], input.device
-    weight_dtypes = tuple(dict.fromkeys((input.dtype, torch.float32)))
-    check.tensor(_OP, "weight", weight, dtypes=weight_dtypes, shape=(hidden,), device=device)
-    check.tensor(_OP, "out", out, dtypes=quant_rule.DTYPES, shape=input.shape, device=device)
-    check.real(_OP, "epsilon", epsilon, low=0.0)
-    quant_rule.check_group(_OP, hidden, group_size)
-    check.choice(_OP, "use_model_sensitive_rmsnorm", use_model_sensitive_rmsnorm, (0, 1))
-    check.flag(_OP, "gemma_norm", gemma_norm)
-    check_scale(_OP, "scale", scale, input, group_size)
-    if (residual_in is None) != (residual_out is None):
+    check.tensor(_OP, "weight", call.weight, dtypes=parts.weight_dtypes(input), shape=(hidden,), device=device)
+    check.tensor(_OP, "out", call.out, dtypes=quant_rule.DTYPES, shape=input.shape, device=device)
+    check.real(_OP, "epsilon", call.epsilon, low=0.0)
+    quant_rule.check_group(_OP, hidden, call.group_size)
+    check.choice(_OP, "use_model_sensitive_rmsnorm", call.use_model_sensitive_rmsnorm, (0, 1))
+    check.flag(_OP, "gemma_norm", call.gemma_norm)
+    check_scale(_OP, "scale", call.scale, input, call.group_size)
+    if (call.residual_in is None) != (call.residual_out is None):
         raise ValueError(f"{_OP}: residual_in and residual_out must come together, got one of them")
-    for name, tensor in (("residual_in", residual_in), ("residual_out", residual_out), ("out_before_quant", plain_out)):
+    for name, tensor in (("residual_in", call.residual_in), ("residual_out", call.residual_out),
+                         ("out_before_quant", call.plain_out)):
         if tensor is not None:
             check.tensor(_OP, name, tensor, dtypes=(input.dtype,), shape=input.shape, device=device)
-    if x_scale is not None:
-        check.tensor(_OP, "xscale", x_scale, dtypes=(torch.float32,), shape=(hidden,), device=device)
+    if call.x_scale is not None:
+        check.tensor(_OP, "xscale", call.x_scale, dtypes=(torch.float32,), shape=(hidden,), device=device)
     return SKIP if input.numel() == 0 else None
 
 
-def _kernel_refusal(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor | None,
-                        plain_out: Tensor | None, input: Tensor, weight: Tensor, epsilon: float,
-                        residual_in: Tensor | None, *_: object) -> str | None:
+def _kernel_refusal(target: Target, call: RmsNormQuantCall) -> str | None:
     """What every kernel refuses."""
-    return quant_rule.refusal(target, out.dtype) or rows.refusal(
-        input=input, out=out, residual_in=residual_in, residual_out=residual_out, out_before_quant=plain_out)
+    return quant_rule.refusal(target, call.out.dtype) or rows.refusal(
+        input=call.input, out=call.out, residual_in=call.residual_in, residual_out=call.residual_out,
+        out_before_quant=call.plain_out)
 
 
-def _tune_key(out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None, input: Tensor,
-              weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None, group_size: int,
-              *_: object) -> dict[str, int | str]:
-    hidden = input.shape[-1]
-    return {"rows": input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(input.dtype),
-            "out_dtype": dtypes.name(out.dtype), "group_size": group_size, "has_residual": residual_in is not None}
+def _tune_key(call: RmsNormQuantCall) -> dict[str, int | str]:
+    hidden = call.input.shape[-1]
+    return {"rows": call.input.numel() // hidden, "hidden": hidden, "dtype": dtypes.name(call.input.dtype),
+            "out_dtype": dtypes.name(call.out.dtype), "group_size": call.group_size,
+            "has_residual": call.residual_in is not None}
 
 
-def _hip_space(target: Target, out: Tensor, scale: Tensor, residual_out: Tensor | None, plain_out: Tensor | None,
-               input: Tensor, weight: Tensor, epsilon: float, residual_in: Tensor | None, x_scale: Tensor | None,
-               group_size: int, *_: object) -> list[dict[str, int]]:
-    return rows.lane_space(target, input, group_size=group_size, is_8bit=True)
+def _cases(device: torch.device) -> dict[str, RmsNormQuantCall]:
+    """A scale per row and per group, with and without residual; smoothing with the rows as they are before it."""
+    random = tune_shapes.normal(device, 0, "bf16")
+    x, residual, weight = random(3, 256), random(3, 256), random(256)
+    row = RmsNormQuantCall(torch.empty_like(x, dtype=torch.int8), torch.empty(3, 1, device=device), None, None, input=x,
+                           weight=weight, epsilon=1e-6)
+    groups = row._replace(scale=torch.empty(3, 4, device=device), group_size=64)
+    sums = {"residual_in": residual, "residual_out": torch.empty_like(x)}
+    smooth = row._replace(**sums, plain_out=torch.empty_like(x), x_scale=weight.float().abs() + 0.5,
+                          use_model_sensitive_rmsnorm=1)
+    return {"row": row._replace(weight=weight.float(), gemma_norm=True), "groups": groups,
+            "groups, residual": groups._replace(**sums), "smooth, T5": smooth}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _hip_space(target: Target, call: RmsNormQuantCall) -> list[dict[str, int]]:
+    return rows.lane_space(target, call.input, group_size=call.group_size, is_8bit=True)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RmsNormQuantCall:
     random, group_size = tune_shapes.normal(device, seed, key["dtype"]), key["group_size"]
     x, residual, weight = random(key["rows"], key["hidden"]), random(key["rows"], key["hidden"]), random(key["hidden"])
     scale = torch.empty(key["rows"], key["hidden"] // group_size if group_size else 1, device=device)
     residual, residual_out = (residual, torch.empty_like(x)) if key["has_residual"] else (None, None)
-    out = torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]])
-    return out, scale, residual_out, None, x, weight, 1e-6, residual, None, group_size, 0, False
+    return RmsNormQuantCall(torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), scale, residual_out, None,
+                            input=x, weight=weight, epsilon=1e-6, residual_in=residual, group_size=group_size)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -128,10 +162,10 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
         yield from ({**key, "group_size": group_size} for group_size in (0, 128))
 
 
-_rms_norm_quant = Op(
-    _OP, reference=rms_norm_quant_ref, check=_check, tune_key=_tune_key,
+rms_norm_quant = Op(
+    _OP, call=RmsNormQuantCall, reference=rms_norm_quant_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "hidden", "dtype", "out_dtype", "group_size", "has_residual"), round_field="rows",
-    writes=("out", "scale", "residual_out", "plain_out"), tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    writes=("out", "scale", "residual_out", "plain_out"), cases=_cases, tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _rms_norm_quant_hip, refusal=_kernel_refusal, space=_hip_space),
               Backend("triton", "ops.norm.triton.rms_norm_quant:rms_norm_quant",
                       refusal=_kernel_refusal, space=tune_shapes.row_space),
@@ -170,8 +204,9 @@ def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, 
 
     Source: AITER's `rmsnorm2d_fwd_with_dynamicquant`.
     """
-    _rms_norm_quant(out, group_major(yscale, shuffle_scale), None, None, input, weight, epsilon, None, None, group_size,
-                    use_model_sensitive_rmsnorm, False, backend=backend)
+    rms_norm_quant(RmsNormQuantCall(
+        out, group_major(yscale, shuffle_scale), None, None, input=input, weight=weight, epsilon=epsilon,
+        group_size=group_size, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm), backend=backend)
 
 
 def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -209,8 +244,10 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
 
     Source: AITER's `rmsnorm2d_fwd_with_add_dynamicquant`.
     """
-    _rms_norm_quant(out, group_major(yscale, shuffle_scale), residual_out, None, input, weight, epsilon, residual_in,
-                    None, group_size, use_model_sensitive_rmsnorm, False, backend=backend)
+    rms_norm_quant(RmsNormQuantCall(
+        out, group_major(yscale, shuffle_scale), residual_out, None, input=input, weight=weight, epsilon=epsilon,
+        residual_in=residual_in, group_size=group_size, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm),
+        backend=backend)
 
 
 def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor,
@@ -243,8 +280,9 @@ def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, y
 
     Source: AITER's `rmsnorm2d_fwd_with_smoothquant`.
     """
-    _rms_norm_quant(out, yscale, None, None, input, weight, epsilon, None, xscale, 0, use_model_sensitive_rmsnorm,
-                    False, backend=backend)
+    rms_norm_quant(RmsNormQuantCall(
+        out, yscale, None, None, input=input, weight=weight, epsilon=epsilon, x_scale=xscale,
+        use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm), backend=backend)
 
 
 def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -282,8 +320,10 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
 
     Source: AITER's `rmsnorm2d_fwd_with_add_smoothquant`.
     """
-    _rms_norm_quant(out, yscale, residual_out, out_before_quant, input, weight, epsilon, residual_in, xscale, 0,
-                    use_model_sensitive_rmsnorm, False, backend=backend)
+    rms_norm_quant(RmsNormQuantCall(
+        out, yscale, residual_out, out_before_quant, input=input, weight=weight, epsilon=epsilon,
+        residual_in=residual_in, x_scale=xscale, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm),
+        backend=backend)
 
 
 def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, epsilon: float, group_size: int = 0,
@@ -316,8 +356,9 @@ def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, eps
 
     Source: AITER's `rmsnorm_quant`.
     """
-    _rms_norm_quant(out, group_major(scale, shuffle_scale), None, None, input, weight, epsilon, None, None, group_size,
-                    0, _flag(gemma_norm), backend=backend)
+    rms_norm_quant(RmsNormQuantCall(
+        out, group_major(scale, shuffle_scale), None, None, input=input, weight=weight, epsilon=epsilon,
+        group_size=group_size, gemma_norm=parts.as_flag(gemma_norm)), backend=backend)
 
 
 def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, scale: Tensor,
@@ -354,10 +395,6 @@ def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_
 
     Source: AITER's `add_rmsnorm_quant`.
     """
-    _rms_norm_quant(out, group_major(scale, shuffle_scale), residual_out, None, input, weight, epsilon, residual_in,
-                    None, group_size, 0, _flag(gemma_norm), backend=backend)
-
-
-def _flag(value: bool) -> bool:
-    """Engines pass 0 and 1 too."""
-    return bool(value) if value in (0, 1) else value
+    rms_norm_quant(RmsNormQuantCall(
+        out, group_major(scale, shuffle_scale), residual_out, None, input=input, weight=weight, epsilon=epsilon,
+        residual_in=residual_in, group_size=group_size, gemma_norm=parts.as_flag(gemma_norm)), backend=backend)

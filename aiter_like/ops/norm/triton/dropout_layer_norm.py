@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
+from aiter_like.ops.common.philox import threshold
 from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.norm.dropout_layer_norm import DropoutLayerNormCall
 
 
 @triton.jit(do_not_specialize=["seed", "offset", "threshold"])
@@ -38,14 +39,12 @@ def _dropout_layer_norm_kernel(out, residual_out, x, residual_in, weight, bias, 
              mask=is_inside)
 
 
-def dropout_layer_norm(out: torch.Tensor, residual_out: torch.Tensor, input: torch.Tensor, residual_in: torch.Tensor,
-                       weight: torch.Tensor, bias: torch.Tensor, p: float, seed: int, offset: int, epsilon: float,
-                       num_warps: int | None = None) -> None:
-    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes `out` and `residual_out`."""
-    hidden = input.shape[-1]
+def dropout_layer_norm(call: DropoutLayerNormCall, num_warps: int | None = None) -> None:
+    """Writes `out` and `residual_out`, with Triton's `num_warps`."""
+    hidden = call.input.shape[-1]
     block = max(triton.next_power_of_2(hidden), 4)
     num_warps = num_warps or min(max(block // 512, 1), 16)  # at least 8 elements per lane on a wave of 64
-    matrices = [tensor.view(-1, hidden) for tensor in (out, residual_out, input, residual_in)]
-    launch(_dropout_layer_norm_kernel, (matrices[0].shape[0],), *matrices, weight, bias,
-           *(matrix.stride(0) for matrix in matrices), hidden, seed, offset, int(p * (1 << 24)), 1.0 / (1.0 - p),
-           float(epsilon), BLOCK=block, options={"num_warps": num_warps})
+    matrices = [tensor.view(-1, hidden) for tensor in (call.out, call.residual_out, call.input, call.residual_in)]
+    launch(_dropout_layer_norm_kernel, (matrices[0].shape[0],), *matrices, call.weight, call.bias,
+           *(matrix.stride(0) for matrix in matrices), hidden, call.seed, call.offset, threshold(call.p),
+           1.0 / (1.0 - call.p), float(call.epsilon), BLOCK=block, options={"num_warps": num_warps})

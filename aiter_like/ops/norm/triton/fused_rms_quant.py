@@ -5,14 +5,14 @@ ops/norm/fused_rms_quant.py.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.norm.triton.rms_norm import load_sum
+from aiter_like.ops.norm.fused_rms_quant import FusedRmsQuantCall
+from aiter_like.ops.norm.triton.parts import load_sum
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -69,24 +69,21 @@ def _normed(values, weight, epsilon, column, hidden, dtype: tl.constexpr, IS_ROU
     return tl.where(column < hidden, y, 0.0)  # a NaN row has its scale from its own elements alone
 
 
-def fused_rms_quant(out: torch.Tensor | None, scale: torch.Tensor | None, plain_out: torch.Tensor | None,
-                    residual_out: torch.Tensor | None, second_out: torch.Tensor | None, input: torch.Tensor,
-                    weight: torch.Tensor, epsilon: float, residual_in: torch.Tensor | None,
-                    second: torch.Tensor | None, second_weight: torch.Tensor | None, second_epsilon: float,
-                    group_size: int, is_static: bool, is_rounded: bool, gemma_norm: bool,
-                    num_warps: int | None = None) -> None:
-    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first five."""
-    sizes = [input.shape[-1], 1 if second is None else second.shape[-1]]
+def fused_rms_quant(call: FusedRmsQuantCall, num_warps: int | None = None) -> None:
+    """Writes `out`, `scale`, `plain_out`, `residual_out` and `second_out`, with Triton's `num_warps`."""
+    scale, group_size = call.scale, call.group_size
+    sizes = [call.input.shape[-1], 1 if call.second is None else call.second.shape[-1]]
     blocks = [triton.next_power_of_2(size) for size in sizes]
     num_warps = num_warps or min(max(max(blocks) // 1024, 1), 16)  # at least 16 elements per lane on a wave of 64
-    matrices = [None if tensor is None else tensor.view(-1, tensor.shape[-1])
-                for tensor in (out, plain_out, residual_out, second_out, input, residual_in, second)]
+    matrices = [None if tensor is None else tensor.view(-1, tensor.shape[-1]) for tensor in (
+        call.out, call.plain_out, call.residual_out, call.second_out, call.input, call.residual_in, call.second)]
     y, plain, total, other, x, residual, more = matrices
     groups = sizes[0] // group_size if group_size else 1
     is_matrix = scale is not None and scale.ndim == 2 and scale.shape[1] == groups
     launch(_fused_rms_quant_kernel, (x.shape[0] + (0 if more is None else more.shape[0]),), y, scale, plain, total,
-           other, x, weight, float(epsilon), residual, more, second_weight, float(second_epsilon),
+           other, x, call.weight, float(call.epsilon), residual, more, call.second_weight, float(call.second_epsilon),
            *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
            *(scale.stride() if is_matrix else (groups, 1)), x.shape[0], *sizes, BLOCK=blocks[0],
-           SECOND_BLOCK=blocks[1], GROUP=group_size, LARGEST=largest(out.dtype) if out is not None else 0.0,
-           IS_STATIC=is_static, IS_ROUNDED=is_rounded, IS_GEMMA=gemma_norm, options={"num_warps": num_warps})
+           SECOND_BLOCK=blocks[1], GROUP=group_size, LARGEST=0.0 if y is None else largest(y.dtype),
+           IS_STATIC=call.is_static, IS_ROUNDED=call.is_rounded, IS_GEMMA=call.gemma_norm,
+           options={"num_warps": num_warps})

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
 from aiter_like.ops.common import slices
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.norm.triton.layer_norm import moments
+from aiter_like.ops.norm.group_norm import GroupNormCall
+from aiter_like.ops.norm.triton.parts import moments
 
 _MAX_PARTS = 256  # slices whose moments a program combines at a time
 _CHANNELS, _TILE = 64, 4096  # of channels last: channels of a program, elements of a tile of their positions
@@ -162,7 +162,7 @@ def _channels_kernel(parts, x, positions, slices, channels, BLOCK_P: tl.constexp
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     x += (sample * positions + first) * channels
     shift = tl.load(x + channel, mask=(channel < channels) & (count > 0), other=0.0).to(tl.float32)
-    shift = tl.where(tl.abs(shift) < float("inf"), shift, 0.0)  # one NaN shall make one, not NaNs of several bits
+    shift = tl.where(tl.abs(shift) < float("inf"), shift, 0.0)  # one NaN makes one NaN result, not NaNs of several bits
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     squares = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for start in range(0, count, BLOCK_P):
@@ -258,9 +258,9 @@ def _tile(start, count, channel, channels, BLOCK_P: tl.constexpr):
     return position.to(tl.int64) * channels + channel[None, :], (position < count) & (channel < channels)[None, :]
 
 
-def _channels_last(out: torch.Tensor, parts: torch.Tensor, input: torch.Tensor, weight: torch.Tensor | None,
-                   bias: torch.Tensor | None, num_groups: int, epsilon: float, silu: bool, num_warps: int) -> None:
+def _channels_last(call: GroupNormCall, num_warps: int) -> None:
     """Long groups of channels last, in three launches: channels of slices, groups, results."""
+    input, parts, num_groups = call.input, call.parts, call.num_groups
     samples, channels = input.shape[:2]
     is_right = parts.ndim == 4 and parts.shape[1] > 1 and parts.shape == (samples, parts.shape[1], channels, 2)
     if not is_right or not parts.is_contiguous():
@@ -272,38 +272,37 @@ def _channels_last(out: torch.Tensor, parts: torch.Tensor, input: torch.Tensor, 
     launch(_channels_kernel, grid, parts, input, positions, count, channels, **tile, options=options)
     launch(_group_moments_kernel, (samples * num_groups,), parts, positions, count, num_groups, channels // num_groups,
            float(input.numel() // (samples * num_groups)), BLOCK=1024, options={"num_warps": 4})
-    launch(_positions_kernel, grid, out, parts, input, weight, bias, positions, count, num_groups,
-           channels // num_groups, float(epsilon), IS_SILU=silu, **tile, options=options)
+    launch(_positions_kernel, grid, call.out, parts, input, call.weight, call.bias, positions, count, num_groups,
+           channels // num_groups, float(call.epsilon), IS_SILU=call.silu, **tile, options=options)
 
 
-def group_norm(out: torch.Tensor, parts: torch.Tensor | None, input: torch.Tensor, weight: torch.Tensor | None,
-               bias: torch.Tensor | None, num_groups: int, epsilon: float, silu: bool, num_warps: int | None = None,
-               slice: int | None = None) -> None:
-    """Same arguments as the operator's other backends, Triton's `num_warps`, and the elements of a slice, a power of
-    two; writes `out` and `parts`.
+def group_norm(call: GroupNormCall, num_warps: int | None = None, slice: int | None = None) -> None:
+    """Writes `out` and `parts`, with Triton's `num_warps` and slices of `slice` elements, a power of two.
 
     Raises:
         ValueError: `parts` is too small for slices of this length.
     """
+    is_last = call.is_channels_last
+    if is_last and call.parts is not None:
+        _channels_last(call, num_warps or 4)
+        return
+    out, parts, input, num_groups = call.out, call.parts, call.input, call.num_groups
     rows = input.shape[0] * num_groups
     channels, size = input.shape[1] // num_groups, input.numel() // rows
-    is_last = not input.is_contiguous()
-    if is_last and parts is not None:
-        _channels_last(out, parts, input, weight, bias, num_groups, epsilon, silu, num_warps or 4)
-        return
     slice = slice or slices.default(target_of(input.device), rows, size, input.element_size())
     block = triton.next_power_of_2(min(slice, size))
     vec = math.gcd(channels if is_last else size // channels, block, 16 // input.element_size())
     options = {"num_warps": num_warps or min(max(block // 512, 1), 16)}  # at least 8 elements per lane of a wave of 64
-    shape = (size, num_groups, channels)
+    shape, epsilon = (size, num_groups, channels), float(call.epsilon)
     constants = {"BLOCK": block, "VEC": vec, "options": options}
     if slice >= size:
-        launch(_group_norm_kernel, (rows,), out, input, weight, bias, *shape, size // channels, float(size),
-               float(epsilon), IS_CHANNELS_LAST=is_last, IS_SILU=silu, **constants)
+        launch(_group_norm_kernel, (rows,), out, input, call.weight, call.bias, *shape, size // channels, float(size),
+               epsilon, IS_CHANNELS_LAST=is_last, IS_SILU=call.silu, **constants)
         return
     count = triton.cdiv(size, block)
     if parts is None or parts.numel() < 2 * rows * count or not parts.is_contiguous():
         raise ValueError(f"group_norm: parts must have room for {count} slices of each of {rows} groups")
     launch(_group_norm_parts_kernel, (rows * count,), parts, input, *shape, count, **constants)
-    launch(_group_norm_slices_kernel, (rows * count,), out, parts, input, weight, bias, *shape, size // channels, count,
-           float(size), float(epsilon), PARTS=min(triton.next_power_of_2(count), _MAX_PARTS), IS_SILU=silu, **constants)
+    launch(_group_norm_slices_kernel, (rows * count,), out, parts, input, call.weight, call.bias, *shape,
+           size // channels, count, float(size), epsilon, PARTS=min(triton.next_power_of_2(count), _MAX_PARTS),
+           IS_SILU=call.silu, **constants)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Layer normalisation in Triton, named by the operators of ops/norm/layer_norm.py."""
+"""Layer normalisation in Triton, named by the operator of ops/norm/layer_norm.py."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.norm.triton.rms_norm import load_sum
+from aiter_like.ops.norm.layer_norm import LayerNormCall
+from aiter_like.ops.norm.triton.parts import load_sum, moments
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
-_MOST_KEPT = tl.constexpr(4096)  # of a row whose factors are kept beside it; of more, fewer rows fit an SM
+_MOST_KEPT = tl.constexpr(4096)  # of a row whose factors are kept beside it; of more, fewer rows fit a CU
 
 
 @triton.jit
@@ -83,23 +83,6 @@ def _layer_norm_kernel(out, scale, residual_out, x, weight, bias, x_bias, residu
 
 
 @triton.jit
-def moments(total, squares, count):
-    """(mean, variance, whether it needs the squared deviations) of a row, by the sums of elements and of squares.
-
-    Their difference loses more than a binary digit where mean² is above the variance: an offset, or equal elements.
-    """
-    total, squares = tl.reduce((total, squares), 0, _add_both)
-    mean = tl.div_rn(total, count)
-    variance = squares / count - mean * mean
-    return mean, variance, not (mean * mean <= variance)
-
-
-@triton.jit
-def _add_both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def _load(x, residual, x_bias, column, hidden):
     """x, plus what is to be added to it, in fp32; zeros beyond the row."""
     values = load_sum(x, x_bias, column, hidden)
@@ -126,18 +109,16 @@ def _normed(scaled, w, b, x_scale, column, hidden):
     return scaled
 
 
-def layer_norm(out: torch.Tensor, scale: torch.Tensor | None, residual_out: torch.Tensor | None, input: torch.Tensor,
-               weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float, x_bias: torch.Tensor | None,
-               residual_in: torch.Tensor | None, x_scale: torch.Tensor | None, num_warps: int | None = None) -> None:
-    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first three."""
-    hidden = input.shape[-1]
+def layer_norm(call: LayerNormCall, num_warps: int | None = None) -> None:
+    """Writes `out`, `scale` and `residual_out`, with Triton's `num_warps`."""
+    hidden, scale = call.input.shape[-1], call.scale
     block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
     num_warps = num_warps or max(block // 1024, 1)  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
-                for tensor in (out, residual_out, input, residual_in)]
+                for tensor in (call.out, call.residual_out, call.input, call.residual_in)]
     is_column = scale is not None and scale.ndim == 2 and scale.shape[1] == 1
-    launch(_layer_norm_kernel, (input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2], weight, bias,
-           x_bias, matrices[3], x_scale, *(0 if matrix is None else matrix.stride(0) for matrix in matrices),
-           scale.stride(0) if is_column else 1, hidden, float(hidden), float(epsilon), BLOCK=block,
-           IS_WHOLE=hidden <= block, LARGEST=0.0 if scale is None else largest(out.dtype),
-           options={"num_warps": num_warps})
+    launch(_layer_norm_kernel, (call.input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2],
+           call.weight, call.bias, call.x_bias, matrices[3], call.x_scale,
+           *(0 if matrix is None else matrix.stride(0) for matrix in matrices), scale.stride(0) if is_column else 1,
+           hidden, float(hidden), float(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block,
+           LARGEST=0.0 if scale is None else largest(call.out.dtype), options={"num_warps": num_warps})

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from aiter_like.ops.common.triton.launch import launch
+from aiter_like.ops.norm.norm_backward import NormBackwardCall
 
 _LONGEST, _BLOCK = 16384, 8192  # elements of a row that 16 waves keep whole; of a block of a longer one
 
@@ -131,15 +131,13 @@ def _add(parts, part, column, hidden, values, IS_SUM: tl.constexpr):
         tl.store(place, values, mask=column < hidden)
 
 
-def norm_backward(dx: torch.Tensor, dweight: torch.Tensor | None, dbias: torch.Tensor | None, dout: torch.Tensor,
-                  x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, has_mean: bool, parts: int,
-                  num_warps: int | None = None) -> None:
-    """Same arguments as the operator's other backends, and Triton's `num_warps`; writes the first three."""
-    hidden = x.shape[-1]
+def norm_backward(call: NormBackwardCall, num_warps: int | None = None) -> None:
+    """Writes `dx`, `dweight` and `dbias`, with Triton's `num_warps`."""
+    hidden = call.x.shape[-1]
     kernel = _norm_backward_kernel if hidden <= _LONGEST else _long_norm_backward_kernel
     block = triton.next_power_of_2(hidden) if hidden <= _LONGEST else _BLOCK
     num_warps = num_warps or min(max(block // 512, 1), 16)  # at least 8 elements per lane on a wave of 64
-    dx, dout, x = (tensor.view(-1, hidden) for tensor in (dx, dout, x))
-    launch(kernel, (parts,), dx, dweight, dbias, dout, x, weight, dx.stride(0), dout.stride(0),
-           x.stride(0), x.shape[0], hidden, float(epsilon), BLOCK=block, HAS_MEAN=has_mean,
+    dx, dout, x = (tensor.view(-1, hidden) for tensor in (call.dx, call.dout, call.x))
+    launch(kernel, (call.parts,), dx, call.dweight, call.dbias, dout, x, call.weight, dx.stride(0), dout.stride(0),
+           x.stride(0), x.shape[0], hidden, float(call.epsilon), BLOCK=block, HAS_MEAN=call.has_mean,
            options={"num_warps": num_warps})

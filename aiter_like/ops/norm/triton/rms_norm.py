@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Normalisation in Triton: bodies and launchers, named by the operators of ops/norm/rms_norm.py."""
+"""Normalisation in Triton: the kernel and its launcher, named by the operator of ops/norm/rms_norm.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import triton.language as tl
 
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.norm.rms_norm import RmsNormCall
+from aiter_like.ops.norm.triton.parts import load_sum, times
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 
@@ -47,26 +48,6 @@ def row_rms(x, residual, hidden, epsilon, BLOCK: tl.constexpr, IS_WHOLE: tl.cons
         values = load_sum(x, residual, start + tl.arange(0, BLOCK), hidden)
         squares += values * values
     return values, tl.rsqrt(tl.sum(squares, 0) / hidden + epsilon)
-
-
-@triton.jit
-def times(scaled, w, dtype: tl.constexpr, IS_MODEL_SENSITIVE: tl.constexpr, IS_GEMMA: tl.constexpr):
-    """scaled · w, or · (w + 1); `scaled` is rounded to `dtype` first for T5."""
-    if IS_MODEL_SENSITIVE:
-        scaled = scaled.to(dtype).to(tl.float32)
-    w = w.to(tl.float32)
-    if IS_GEMMA:
-        w += 1.0
-    return scaled * w
-
-
-@triton.jit
-def load_sum(x, residual, columns, hidden):
-    """x, plus the residual where there is one, in fp32; zeros beyond the row."""
-    values = tl.load(x + columns, mask=columns < hidden, other=0.0).to(tl.float32)
-    if residual is not None:
-        values += tl.load(residual + columns, mask=columns < hidden, other=0.0).to(tl.float32)
-    return values
 
 
 def rms_norm(call: RmsNormCall, num_warps: int | None = None) -> None:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""Normalisation with a quantised result in Triton, named by the operators of ops/norm/rms_norm_quant.py."""
+"""Normalisation with a quantised result in Triton, named by the operator of ops/norm/rms_norm_quant.py."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
 from aiter_like.ops.common.quant_rule import largest
 from aiter_like.ops.common.triton import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.norm.triton.rms_norm import load_sum, times
+from aiter_like.ops.norm.rms_norm_quant import RmsNormQuantCall
+from aiter_like.ops.norm.triton.parts import load_sum, times
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
 _LEAST_PRODUCT, _MOST_PRODUCT = tl.constexpr(2.0**-100), tl.constexpr(2.0**100)  # one between has lost no bits
@@ -106,20 +106,17 @@ def _smooth(y, x_scale, column, hidden):
     return y
 
 
-def rms_norm_quant(out: torch.Tensor, scale: torch.Tensor, residual_out: torch.Tensor | None,
-                   plain_out: torch.Tensor | None, input: torch.Tensor, weight: torch.Tensor, epsilon: float,
-                   residual_in: torch.Tensor | None, x_scale: torch.Tensor | None, group_size: int,
-                   use_model_sensitive_rmsnorm: int, gemma_norm: bool, **options: int) -> None:
-    """Same arguments as the operator's other backends, and Triton's options; writes the first four."""
-    hidden = input.shape[-1]
+def rms_norm_quant(call: RmsNormQuantCall, **options: int) -> None:
+    """Writes `out`, `scale`, `residual_out` and `plain_out`, with Triton's options."""
+    hidden, scale = call.input.shape[-1], call.scale
     block = min(triton.next_power_of_2(hidden), _MAX_BLOCK)
     options.setdefault("num_warps", max(block // 1024, 1))  # at least 16 elements per lane on a wave of 64
     matrices = [None if tensor is None else tensor.view(-1, hidden)
-                for tensor in (out, residual_out, plain_out, input, residual_in)]
-    groups = hidden // group_size if group_size else 1
+                for tensor in (call.out, call.residual_out, call.plain_out, call.input, call.residual_in)]
+    groups = hidden // call.group_size if call.group_size else 1
     strides = scale.stride() if scale.ndim == 2 and scale.shape[1] == groups else (groups, 1)
-    launch(_rms_norm_quant_kernel, (input.numel() // hidden,), matrices[0], scale, matrices[1], matrices[2],
-           matrices[3], weight, matrices[4], x_scale,
-           *(0 if matrix is None else matrix.stride(0) for matrix in matrices), *strides, hidden, float(epsilon),
-           BLOCK=block, IS_WHOLE=hidden <= block, GROUP=group_size, LARGEST=largest(out.dtype),
-           IS_MODEL_SENSITIVE=bool(use_model_sensitive_rmsnorm), IS_GEMMA=gemma_norm, options=options)
+    launch(_rms_norm_quant_kernel, (call.input.numel() // hidden,), matrices[0], scale, *matrices[1:4], call.weight,
+           matrices[4], call.x_scale, *(0 if matrix is None else matrix.stride(0) for matrix in matrices), *strides,
+           hidden, float(call.epsilon), BLOCK=block, IS_WHOLE=hidden <= block, GROUP=call.group_size,
+           LARGEST=largest(call.out.dtype), IS_MODEL_SENSITIVE=bool(call.use_model_sensitive_rmsnorm),
+           IS_GEMMA=call.gemma_norm, options=options)

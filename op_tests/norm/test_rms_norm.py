@@ -20,7 +20,7 @@ from aiter_like.device import target_of
 from aiter_like.dispatch import table
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.norm.rms_norm import _rms_norm
+from aiter_like.ops.norm.rms_norm import RmsNormCall
 from aiter_like.testing import HIDDEN_SIZES, check_rms_norm, strided_like
 
 BACKENDS = ("hip", "triton", "torch")  # asm, which takes few shapes, has tests of its own below
@@ -346,15 +346,15 @@ def bench() -> None:
     def case(rows, hidden, has_residual, compiled, seed):
         random = tune_shapes.normal(device, seed, "bf16")
         x, weight, residual = random(rows, hidden), random(hidden), random(rows, hidden) if has_residual else None
-        args = (torch.empty_like(x), x, weight, EPSILON, 0, residual, torch.empty_like(x) if has_residual else None,
-                False)
-        calls = {name: lambda name=name: _rms_norm(*args, backend=name) for name in ("hip", "triton")}
+        call = RmsNormCall(torch.empty_like(x), x, weight, EPSILON, residual_in=residual,
+                           residual_out=torch.empty_like(x) if has_residual else None)
+        calls = {name: lambda name=name: dispatch.OPS["rms_norm"](call, backend=name) for name in ("hip", "triton")}
         calls["torch.compile"] = lambda: compiled(x, weight, residual)
         calls |= (bench_peers.calls("add_rms_norm", x, weight, EPSILON, residual) if has_residual else
                   bench_peers.calls("rms_norm", x, weight, EPSILON))
 
         def check(result):
-            got = args[0] if result is None else result[0] if has_residual else result
+            got = call.out if result is None else result[0] if has_residual else result
             exact = x[:64].cpu().double() + (residual[:64].cpu().double() if has_residual else 0)
             return check_rms_norm(got[:64], exact, weight, EPSILON)
 

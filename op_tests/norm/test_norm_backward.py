@@ -12,9 +12,10 @@ from covering import covering
 from norm_cases import EPSILON, double, layer_norm64, rms_norm64, rows_like, vector_like
 
 import aiter_like
+from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.norm.norm_backward import norm_backward_ref
+from aiter_like.ops.norm.norm_backward import NormBackwardCall, norm_backward_ref
 from aiter_like.testing import TOLERANCES, assert_within, strided_like
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -22,7 +23,7 @@ UNITS = {dtype: TOLERANCES[dtype, "rtne"].unit for dtype in (BF16, torch.float16
 
 
 def exact(dout, x, weight, bias=None):
-    """dx, dweight and dbias by autograd in float64; without bias of RMSNorm."""
+    """dx, dweight and dbias by autograd in float64; without a bias the norm is RMSNorm."""
     values = [double(tensor).requires_grad_() for tensor in (x, weight, *([] if bias is None else [bias]))]
     with torch.enable_grad():
         x64, weight64, *bias64 = values
@@ -146,7 +147,8 @@ def test_long_rows(device, run, backend, rows, hidden):
     check(got, dout, x, weight, bias)
     check(run(backend, aiter_like.rms_norm_backward, dout, x, weight, EPSILON), dout, x, weight)
     dx, parts = torch.empty_like(x), torch.full((2, 2, hidden), math.nan, device=device)
-    torch.ops.aiter_like.norm_backward_out(dx, *parts, dout, x, weight, EPSILON, True, 2, backend=backend)
+    call = NormBackwardCall(dx, *parts, dout, x=x, weight=weight, epsilon=EPSILON, has_mean=True, parts=2)
+    OPS["norm_backward"](call, backend=backend)
     check((dx, *parts.sum(1)), dout, x, weight, bias)
 
 
@@ -191,7 +193,8 @@ def bench() -> None:
     def stock(has_mean):
         def derivatives(dout, x, weight):
             dx, dweight, dbias = torch.empty_like(x), *(dout.new_empty(1, x.shape[1], dtype=FP32) for _ in range(2))
-            norm_backward_ref(dx, dweight, dbias if has_mean else None, dout, x, weight, EPSILON, has_mean, 1)
+            norm_backward_ref(NormBackwardCall(dx, dweight, dbias if has_mean else None, dout, x=x, weight=weight,
+                                               epsilon=EPSILON, has_mean=has_mean, parts=1))
             return dx, dweight[0], dbias[0]
 
         return benching.compiled(derivatives)

@@ -18,6 +18,7 @@ from aiter_like.dispatch import OPS
 from aiter_like.dispatch.selection import Candidate
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import slices, tune_shapes
+from aiter_like.ops.norm.group_norm import GroupNormCall
 from aiter_like.testing import TOLERANCES, assert_within
 
 BF16 = torch.bfloat16
@@ -51,7 +52,7 @@ def check(out, x, groups, weight, bias):
 
 
 def check_silu(out, x, groups, weight, bias, is_rounded_before=False):
-    """`is_rounded_before`: SiLU itself is of a rounded number, as of two operators one after the other."""
+    """`is_rounded_before`: SiLU takes a rounded number, as it does where it is an operator of its own."""
     rows, w, b = by_group(x, groups, weight, bias)
     y = layer_norm64(rows, w, b, EPSILON)
     expected = torch.nn.functional.silu(y)
@@ -140,20 +141,20 @@ def test_slices_of_a_tuned_row(device, backend, params):
     x, (weight, bias) = make(device, (2, 4, 50, 101), BF16), factors(device, 4, BF16)
     op, out = OPS["group_norm"], torch.empty_like(x)
     (found,) = (candidate for candidate in op.backends if candidate.name == backend)
-    args = (out, torch.empty(2, 5, 2, device=device), x, weight, bias, 1, EPSILON, False)
+    call = GroupNormCall(out, torch.empty(2, 5, 2, device=device), x, weight, bias=bias, num_groups=1, epsilon=EPSILON)
 
-    def call(*args, **params):
+    def launch(call, **params):
         candidate = Candidate(found, backend, params, "test")
-        op._watched(found.bind(target_of(device), args, candidate), candidate, target_of(device))(*args)
+        op._watched(found.bind(target_of(device), call, candidate), candidate, target_of(device))(*call)
 
     assert number_of_slices(x, 1) == 1
-    call(*args, **params)
+    launch(call, **params)
     check(out, x, 1, weight, bias)
-    for parts in (None, args[1][:1]):
+    for parts in (None, call.parts[:1]):
         with pytest.raises(ValueError, match="group_norm: parts must"):
-            call(out, parts, *args[2:], **params)
+            launch(call._replace(parts=parts), **params)
     with pytest.raises(ValueError, match="group_norm: (slice|parts) must"):
-        call(*args, **{**params, "slice": 2048})
+        launch(call, **{**params, "slice": 2048})
 
 
 @pytest.mark.parametrize("backend", ("hip", "triton"))
@@ -161,24 +162,25 @@ def test_memory_for_slices_of_positions(device, backend):
     """As many slices as `parts` has room for, one among them; another shape is refused."""
     x, (weight, bias) = make(device, (2, 24, 40, 50), BF16, is_last=True, mean=3.0), factors(device, 24, BF16)
     op, out = OPS["group_norm"], torch.empty_like(x)
+    call = GroupNormCall(out, None, x, weight, bias=bias, num_groups=3, epsilon=EPSILON)
     for count in (1, 7, 2000):
         out.fill_(math.nan)
-        op(out, torch.empty(2, count + 1, 24, 2, device=device), x, weight, bias, 3, EPSILON, False, backend=backend)
+        op(call._replace(parts=torch.empty(2, count + 1, 24, 2, device=device)), backend=backend)
         check(out, x, 3, weight, bias)
     for shape in ((2, 8, 2), (1, 8, 24, 2), (2, 1, 24, 2), (2, 8, 12, 2)):
         with pytest.raises(ValueError, match="group_norm: parts must"):
-            op(out, torch.empty(shape, device=device), x, weight, bias, 3, EPSILON, False, backend=backend)
+            op(call._replace(parts=torch.empty(shape, device=device)), backend=backend)
 
 
 @pytest.mark.parametrize("is_last, positions, is_cut", ((True, 2048, False), (False, 2048, True), (False, 1024, False)))
 def test_a_tuner_tries_slices_where_there_is_memory_for_them(device, is_last, positions, is_cut):
     """Channels last, groups of 40 KB are one launch, and nothing else can serve them; else they may be cut."""
     op = OPS["group_norm"]
-    args = op.tuning.case({"samples": 2, "channels": 320, "positions": positions, "num_groups": 32, "dtype": "bf16",
+    call = op.tuning.case({"samples": 2, "channels": 320, "positions": positions, "num_groups": 32, "dtype": "bf16",
                            "channels_last": is_last}, device, 0)
-    assert (args[1] is not None) == is_cut
+    assert (call.parts is not None) == is_cut
     for backend in op.backends[:2]:
-        found = backend.space(target_of(device), *args)
+        found = backend.space(target_of(device), *call)
         assert found and any("slice" in params for params in found) == is_cut, backend.name
 
 

@@ -14,7 +14,7 @@ from norm_cases import BACKENDS, EPSILON, check_layer_norm, double, layer_norm64
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.norm.dropout_layer_norm import _random_words
+from aiter_like.ops.norm.dropout_layer_norm import random_words
 from aiter_like.testing import assert_within, strided_like
 
 BF16 = torch.bfloat16
@@ -37,12 +37,12 @@ def mask(run, backend, device, rows, hidden, p, **kwargs):
 
 def test_words_of_philox():
     """The known answer of Random123 for key and counter 0."""
-    words = _random_words(torch.empty(1, 4), 0, 0).flatten().tolist()
+    words = random_words(torch.empty(1, 4), 0, 0).flatten().tolist()
     assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 def check_call(run, backend, x, residual, p):
-    kept = _random_words(x, BIG, 2**33 - 5) >> 8 >= int(p * 2**24)
+    kept = random_words(x, BIG, 2**33 - 5) >> 8 >= int(p * 2**24)
     total = torch.where(kept.cpu(), double(x) / (1 - p), 0.0) + double(residual)
     out, residual_out, weight, bias = call(run, backend, x, residual, p)
     check_layer_norm(out, total, weight, bias)
