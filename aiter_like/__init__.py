@@ -42,6 +42,7 @@ from aiter_like.ops.quant.pack_int4 import *  # noqa: F403
 from aiter_like.ops.quant.quant_types import *  # noqa: F403
 from aiter_like.ops.quant.row_quant import *  # noqa: F403
 from aiter_like.ops.quant.tensor_quant import *  # noqa: F403
+from aiter_like.ops.rope.fused_qk_norm_rope_cache import *  # noqa: F403
 from aiter_like.ops.rope.fused_qk_rope_cache import *  # noqa: F403
 from aiter_like.ops.rope.rope import *  # noqa: F403
 from aiter_like.ops.rope.rope_2d import *  # noqa: F403

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like.ops.rope import rope, rope_2d
+from aiter_like.ops.rope import parts, rope, rope_2d
 from aiter_like.ops.rope.scaling import frequencies
 
 __all__ = ["RoPE", "RoPE2D", "RoPECached", "RoPETHD", "RotaryEmbedding", "batched_rotary_embedding", "get_rope",
@@ -112,7 +112,7 @@ def rope_cached_thd_positions_2c_fwd_inplace(
     """
     name = "rope_cached_thd_positions_2c_fwd_inplace"
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1)):
-        rope.has_rank(name, argument, tensor, rank)
+        parts.has_rank(name, argument, tensor, rank)
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), None,
           backend)
     return x, y
@@ -145,7 +145,7 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
     name = "rope_cached_thd_positions_offsets_2c_fwd_inplace"
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1), ("offsets", offsets, 1)):
         if argument != "offsets" or tensor is not None:
-            rope.has_rank(name, argument, tensor, rank)
+            parts.has_rank(name, argument, tensor, rank)
     if transpose_output:
         raise ValueError(f"{name}: transpose_output must be False, got {transpose_output}")
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), offsets,
@@ -211,8 +211,8 @@ class RotaryEmbedding(torch.nn.Module):
         if self.sections and (len(self.sections) != 3 or sum(self.sections) != rotary_dim // 2):
             raise ValueError(f"get_rope: rope_scaling['mrope_section'] must be three sizes with sum {rotary_dim // 2}, "
                              f"got {self.sections}")
-        for name, parts in zip(("cos_cache", "sin_cache"), zip(*(piece.table() for piece in pieces)), strict=True):
-            self.register_buffer(name, torch.cat(parts)[:, None, None].to(dtype), persistent=False)
+        for name, tables in zip(("cos_cache", "sin_cache"), zip(*(piece.table() for piece in pieces)), strict=True):
+            self.register_buffer(name, torch.cat(tables)[:, None, None].to(dtype), persistent=False)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None, offsets: Tensor | None = None,
                 is_nope_first: bool = False) -> Tensor | tuple[Tensor, Tensor]:
