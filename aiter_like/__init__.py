@@ -21,8 +21,10 @@ from aiter_like.ops.attention.mha_batch_prefill import *  # noqa: F403
 from aiter_like.ops.attention.unified_attention import *  # noqa: F403
 from aiter_like.ops.attention.workspace import *  # noqa: F403
 from aiter_like.ops.kv_cache.copy_blocks import *  # noqa: F403
+from aiter_like.ops.kv_cache.cp_gather_indexer_k_quant_cache import *  # noqa: F403
 from aiter_like.ops.kv_cache.indexer_k_quant_and_cache import *  # noqa: F403
 from aiter_like.ops.kv_cache.reshape_and_cache import *  # noqa: F403
+from aiter_like.ops.kv_cache.reshape_and_cache_with_block_quant import *  # noqa: F403
 from aiter_like.ops.kv_cache.reshape_and_cache_with_pertoken_quant import *  # noqa: F403
 from aiter_like.ops.layout.shuffle_weight import *  # noqa: F403
 from aiter_like.ops.norm.dropout_layer_norm import *  # noqa: F403
