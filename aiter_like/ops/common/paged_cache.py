@@ -17,7 +17,6 @@ from aiter_like.ops.common import elements, quant_rule
 RANKS = {"rows": (4, 4), "mla": (4, 4), "columns": (5, 4), "shuffled": (5, 5)}
 """Layout → dimensions of K and V."""
 
-_SLOTS = (torch.int64, torch.int32)
 _MIN_LANES, _MAX_LANES = 8, 1024  # of a row to quantise; fewer would only make more builds
 _LANES_OF_LAUNCH = 2**30
 
@@ -124,7 +123,7 @@ def check_slots(op: str, slot_mapping: Tensor, num_tokens: int, device: torch.de
     Raises:
         TypeError, ValueError: more, or no such tensor.
     """
-    check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=_SLOTS, device=device)
+    check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=elements.INTEGERS, device=device)
     if slot_mapping.shape[0] > num_tokens:
         raise ValueError(f"{op}: slot_mapping must have at most {num_tokens} elements, one for each token, got "
                          f"{slot_mapping.shape[0]}")

@@ -13,6 +13,7 @@ from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
+from aiter_like.ops.common import elements
 
 __all__ = ["copy_blocks", "swap_blocks"]
 
@@ -60,7 +61,7 @@ def _check(call: CopyBlocksCall) -> object:
     if source is not None:
         check.tensor("copy_blocks", "src", source, dtypes=(to.dtype,), shape=(None, *to.shape[1:]), device=to.device,
                      last_contiguous=False)
-    check.tensor("copy_blocks", "block_mapping", call.block_mapping, dtypes=(torch.int64, torch.int32),
+    check.tensor("copy_blocks", "block_mapping", call.block_mapping, dtypes=elements.INTEGERS,
                  shape=(None, 2), device=to.device)
     if call.others and source is not None:
         raise ValueError("copy_blocks: others must be None where there is a source")
@@ -183,7 +184,7 @@ def copy_each(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
     Raises:
         TypeError, ValueError: an argument is wrong, or a block is outside its cache; then nothing is copied.
     """
-    check.tensor("swap_blocks", "block_mapping", block_mapping, dtypes=(torch.int64, torch.int32), shape=(None, 2),
+    check.tensor("swap_blocks", "block_mapping", block_mapping, dtypes=elements.INTEGERS, shape=(None, 2),
                  device=torch.device("cpu"))
     check.tensor("swap_blocks", "dst", dst, last_contiguous=False)
     if dst.ndim == 0:

@@ -159,7 +159,7 @@ def _check(call: FusedQkRopeCacheCall) -> object:
     check.tensor(_OP, "sin", call.sin, dtypes=(call.cos.dtype,), shape=call.cos.shape, device=q.device)
     for name, tensor in (("positions", call.positions), ("offsets", call.offsets)):
         if tensor is not None:
-            check.tensor(_OP, name, tensor, dtypes=parts.INTEGERS, shape=(tokens,), device=q.device,
+            check.tensor(_OP, name, tensor, dtypes=elements.INTEGERS, shape=(tokens,), device=q.device,
                          last_contiguous=False)
     paged_cache.check_caches(_NAMES, call.layout, call.key_cache, call.value_cache, k, call.v)
     paged_cache.check_slots(_OP, call.slot_mapping, tokens, q.device)
@@ -207,7 +207,8 @@ def _tune_key(call: FusedQkRopeCacheCall) -> dict[str, int | str]:
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> FusedQkRopeCacheCall:
-    """As prefill fills pages, one after the other, wherever they are; k is also wanted by itself where it has no norm.
+    """Tokens fill one page after the other, as in prefill, and pages lie in random order; without norms `k_out` is
+    written too.
     """
     random, has_norm = tune_shapes.normal(device, seed, key["dtype"]), key["has_norm"]
     tokens, heads, kv_heads, head_dim, page_size = (

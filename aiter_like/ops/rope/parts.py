@@ -15,9 +15,6 @@ from aiter_like.device import Target
 from aiter_like.jit import Instance
 from aiter_like.ops.common import elements
 
-INTEGERS = (torch.int64, torch.int32)
-"""The dtypes of positions and offsets."""
-
 MAX_HEAD_DIM = 512
 """The largest head that the kernels of rope and rope_2d take, and the Triton kernel of fused_qk_rope_cache."""
 

@@ -120,12 +120,12 @@ def _check(call: RopeCall) -> object:
     if call.sin is not None:
         check.tensor("rope", "sin", call.sin, dtypes=(call.cos.dtype,), shape=call.cos.shape, device=input.device)
     if isinstance(call.positions, Tensor) and call.is_packed:
-        check.tensor("rope", "cu_seqlens", call.positions, dtypes=parts.INTEGERS, device=input.device)
+        check.tensor("rope", "cu_seqlens", call.positions, dtypes=elements.INTEGERS, device=input.device)
         if call.positions.shape[0] < 2:
             raise ValueError("rope: cu_seqlens must have at least 2 elements, got 1 sequence start or none")
     for name, tensor in (("positions", call.positions), ("offsets", call.offsets)):
         if tensor is not None and (name == "offsets" or tensor.ndim != 1):
-            check.tensor("rope", name, tensor, dtypes=parts.INTEGERS, shape=input.shape[:2], device=input.device,
+            check.tensor("rope", name, tensor, dtypes=elements.INTEGERS, shape=input.shape[:2], device=input.device,
                          last_contiguous=False)
     return SKIP if input.numel() == 0 and (call.input_y is None or call.input_y.numel() == 0) else None
 
@@ -140,7 +140,7 @@ def _tune_key(call: RopeCall) -> dict[str, int | str]:
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RopeCall:
-    """One tensor, or with kv_heads two; tables of the positions 0, 1, … read in this order."""
+    """One tensor, or two where the key has kv_heads; each token reads the next row of the tables."""
     generator = torch.Generator(device).manual_seed(seed)
     random = functools.partial(torch.randn, generator=generator, device=device)
     dtype, table_dtype = (dtypes.DTYPES[key[name]] for name in ("dtype", "table_dtype"))

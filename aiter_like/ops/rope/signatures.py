@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Makes the public functions of rope and rope_2d: AITER has 40 of them, which differ in a few parameters.
 
-Each gets a signature, a docstring and arguments in order; what it runs is the operator's own file's.
+Here each gets its signature, its docstring and its arguments in order; the operator's own file gives what it runs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from aiter_like.ops.common.triton.quant_rule import quantised
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall
 from aiter_like.ops.rope.triton.parts import load_pairs, places, row_angles, row_step
 
-_ELEMENTS = 2048  # of the heads that one program takes
+_ELEMENTS = 2048  # that one program takes, of all its heads together
 
 
 @triton.jit

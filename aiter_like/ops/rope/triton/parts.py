@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the Triton kernels of rope, rope_2d and fused_qk_rope_cache share: angles, a head's pairs, their turn, tiles."""
+"""What the Triton kernels of rope, rope_2d and fused_qk_rope_cache share: angles, pairs of heads, tiles."""
 
 from __future__ import annotations
 
@@ -94,28 +94,37 @@ def load_pairs(x, head_step, heads, first_head, rotary_begin, rotary_half, BLOCK
 
 
 @triton.jit
-def turn_heads(out, x, first, second, out_head, x_head, heads, first_head, cos_1, sin_1, cos_2, sin_2, rotary_begin,
-               rotary_half, copied_begin, copied, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-               IS_GPTJ: tl.constexpr, IS_IN_PLACE: tl.constexpr):
-    """first' = first · cos - second · sin, second' = second · cos + first · sin; then copies the rest."""
+def turned(first, second, cos_1, sin_1, cos_2, sin_2, dtype: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_P: tl.constexpr,
+           IS_GPTJ: tl.constexpr):
+    """first' = first · cos - second · sin, second' = second · cos + first · sin, rounded to `dtype`."""
     if IS_GPTJ:
         first, second = tl.split(tl.reshape(first, (BLOCK_H, BLOCK_P, 2)))
     first, second = first.to(tl.float32), second.to(tl.float32)
-    turned_1 = (first * cos_1 - second * sin_1).to(out.dtype.element_ty)
-    turned_2 = (second * cos_2 + first * sin_2).to(out.dtype.element_ty)
-    place, mask = places(out_head, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
+    return (first * cos_1 - second * sin_1).to(dtype), (second * cos_2 + first * sin_2).to(dtype)
+
+
+@triton.jit
+def store_pairs(out, first, second, head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H: tl.constexpr,
+                BLOCK_P: tl.constexpr, IS_GPTJ: tl.constexpr, IS_IN_PLACE: tl.constexpr):
+    """The pairs that `turned` gave, to where load_pairs takes them from."""
+    place, mask = places(head_step, heads, first_head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
     if IS_IN_PLACE:
         tl.debug_barrier()  # a wave may load what another one, with the same elements, is about to store
     if IS_GPTJ:
-        tl.store(out + place, tl.reshape(tl.join(turned_1, turned_2), (BLOCK_H, 2 * BLOCK_P)), mask=mask)
+        tl.store(out + place, tl.reshape(tl.join(first, second), (BLOCK_H, 2 * BLOCK_P)), mask=mask)
     else:
-        tl.store(out + place, turned_1, mask=mask)
-        tl.store(out + place + rotary_half, turned_2, mask=mask)
+        tl.store(out + place, first, mask=mask)
+        tl.store(out + place + rotary_half, second, mask=mask)
+
+
+@triton.jit
+def copy_rest(out, x, out_head, x_head, heads, first_head, begin, count, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Copies what of BLOCK_H heads is not rotated, `count` elements from `begin` on; BLOCK_C 0 copies nothing."""
     if BLOCK_C > 0:
         head = first_head + tl.arange(0, BLOCK_H).to(tl.int64)[:, None]
         column = tl.arange(0, BLOCK_C)[None, :]
-        mask = (head < heads) & (column < copied)
-        column += copied_begin
+        mask = (head < heads) & (column < count)
+        column += begin
         tl.store(out + head * out_head + column, tl.load(x + head * x_head + column, mask=mask), mask=mask)
 
 

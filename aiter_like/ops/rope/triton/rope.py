@@ -12,11 +12,13 @@ from aiter_like.ops.rope.rope import RopeCall
 from aiter_like.ops.rope.triton.parts import (
     DEFAULT_ELEMENTS,
     constants,
+    copy_rest,
     load_pairs,
     row_angles,
     row_step,
+    store_pairs,
     tiles,
-    turn_heads,
+    turned,
 )
 
 
@@ -55,13 +57,19 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
     cos_1, sin_1, cos_2, sin_2 = row_angles(cos + row * cos_row, sines, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED,
                                             IS_BACKWARD)
     if BLOCK_H > 0:
-        turn_heads(out + s * out_s + b * out_b, x, first, second, out_head, x_head, heads, head, cos_1, sin_1, cos_2,
-                   sin_2, rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ,
-                   IS_IN_PLACE)
+        out += s * out_s + b * out_b
+        first, second = turned(first, second, cos_1, sin_1, cos_2, sin_2, out.dtype.element_ty, BLOCK_H, BLOCK_P,
+                               IS_GPTJ)
+        store_pairs(out, first, second, out_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ,
+                    IS_IN_PLACE)
+        copy_rest(out, x, out_head, x_head, heads, head, copied_begin, copied, BLOCK_H, BLOCK_C)
     if BLOCK_Y > 0:
-        turn_heads(out_y + s * out_y_s + b * out_y_b, y, first_y, second_y, out_y_head, y_head, y_heads, y_first, cos_1,
-                   sin_1, cos_2, sin_2, rotary_begin, rotary_half, copied_begin, copied, BLOCK_Y, BLOCK_P, BLOCK_C,
-                   IS_GPTJ, IS_IN_PLACE)
+        out_y += s * out_y_s + b * out_y_b
+        first_y, second_y = turned(first_y, second_y, cos_1, sin_1, cos_2, sin_2, out_y.dtype.element_ty, BLOCK_Y,
+                                   BLOCK_P, IS_GPTJ)
+        store_pairs(out_y, first_y, second_y, out_y_head, y_heads, y_first, rotary_begin, rotary_half, BLOCK_Y,
+                    BLOCK_P, IS_GPTJ, IS_IN_PLACE)
+        copy_rest(out_y, y, out_y_head, y_head, y_heads, y_first, copied_begin, copied, BLOCK_Y, BLOCK_C)
 
 
 def rope(call: RopeCall, elements: int | None = None, num_warps: int | None = None) -> None:
@@ -88,7 +96,7 @@ def rope(call: RopeCall, elements: int | None = None, num_warps: int | None = No
 
 
 def _strides(tensor: torch.Tensor | None) -> tuple[int, int, int]:
-    """Of s, b and head."""
+    """The strides of s, b and head; zeros where there is no tensor."""
     if tensor is None:
         return 0, 0, 0
     return (*tensor.stride()[:2], tensor.stride(-2)) if tensor.ndim == 4 else (tensor.stride(0), 0, tensor.stride(1))

@@ -13,11 +13,13 @@ from aiter_like.ops.rope.rope_2d import Rope2dCall
 from aiter_like.ops.rope.triton.parts import (
     DEFAULT_ELEMENTS,
     constants,
+    copy_rest,
     load_pairs,
     row_angles,
     row_step,
+    store_pairs,
     tiles,
-    turn_heads,
+    turned,
 )
 
 
@@ -42,10 +44,16 @@ def _rope_2d_kernel(out, x, cos_h, sin_h, cos_w, sin_w, out_b, out_s, out_head, 
                                             IS_GPTJ, IS_SHARED, IS_BACKWARD)
     cos_3, sin_3, cos_4, sin_4 = row_angles(cos_w + column * cos_w_row, sin_w + column * sin_w_row, rotary_half,
                                             BLOCK_P, IS_GPTJ, IS_SHARED, IS_BACKWARD)
-    turn_heads(out, x, first, second, out_head, x_head, heads, head, cos_1, sin_1, cos_2, sin_2, rotary_begin,
-               rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
-    turn_heads(out + half_dim, x + half_dim, first_w, second_w, out_head, x_head, heads, head, cos_3, sin_3, cos_4,
-               sin_4, rotary_begin, rotary_half, copied_begin, copied, BLOCK_H, BLOCK_P, BLOCK_C, IS_GPTJ, IS_IN_PLACE)
+    kind = out.dtype.element_ty
+    first, second = turned(first, second, cos_1, sin_1, cos_2, sin_2, kind, BLOCK_H, BLOCK_P, IS_GPTJ)
+    store_pairs(out, first, second, out_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ,
+                IS_IN_PLACE)
+    copy_rest(out, x, out_head, x_head, heads, head, copied_begin, copied, BLOCK_H, BLOCK_C)
+    out += half_dim
+    first_w, second_w = turned(first_w, second_w, cos_3, sin_3, cos_4, sin_4, kind, BLOCK_H, BLOCK_P, IS_GPTJ)
+    store_pairs(out, first_w, second_w, out_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ,
+                IS_IN_PLACE)
+    copy_rest(out, x + half_dim, out_head, x_head, heads, head, copied_begin, copied, BLOCK_H, BLOCK_C)
 
 
 def rope_2d(call: Rope2dCall, elements: int | None = None, num_warps: int | None = None) -> None:
