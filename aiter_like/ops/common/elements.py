@@ -8,6 +8,9 @@ import torch
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 """The dtypes that operators on rows and caches compute with."""
 
+INTEGERS = (torch.int64, torch.int32)
+"""The dtypes of positions, slots and block numbers."""
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """The e4m3 formats, OCP and FNUZ; `dtypes.fp8_of` names the one that an architecture has."""
 

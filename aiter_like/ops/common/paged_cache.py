@@ -5,7 +5,7 @@ that write caches.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from aiter_like.ops.common import elements, quant_rule
 RANKS = {"rows": (4, 4), "mla": (4, 4), "columns": (5, 4), "shuffled": (5, 5)}
 """Layout → dimensions of K and V."""
 
-_SLOTS = (torch.int64, torch.int32)
 _MIN_LANES, _MAX_LANES = 8, 1024  # of a row to quantise; fewer would only make more builds
 _LANES_OF_LAUNCH = 2**30
 
@@ -124,10 +123,29 @@ def check_slots(op: str, slot_mapping: Tensor, num_tokens: int, device: torch.de
     Raises:
         TypeError, ValueError: more, or no such tensor.
     """
-    check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=_SLOTS, device=device)
+    check.tensor(op, "slot_mapping", slot_mapping, rank=1, dtypes=elements.INTEGERS, device=device)
     if slot_mapping.shape[0] > num_tokens:
         raise ValueError(f"{op}: slot_mapping must have at most {num_tokens} elements, one for each token, got "
                          f"{slot_mapping.shape[0]}")
+
+
+def check_scale(op: str, name: str, scale: Tensor | None, device: torch.device) -> None:
+    """One fp32 element, or None.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    if scale is None:
+        return
+    check.tensor(op, name, scale, dtypes=(torch.float32,), device=device)
+    if scale.numel() != 1:
+        raise ValueError(f"{op}: {name} must have 1 element, got shape {tuple(scale.shape)}")
+
+
+def writes_nothing(call: Any) -> bool:
+    """A call with `key`, `value`, caches and `slot_mapping` has no token, no slot or no elements."""
+    return 0 in (call.slot_mapping.numel(), call.key_cache.numel() + call.value_cache.numel(),
+                 call.key.numel() + call.value.numel())
 
 
 def too_many_slots(num_blocks: int, page_size: int) -> str | None:

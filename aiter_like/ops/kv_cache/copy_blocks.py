@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,20 +13,36 @@ from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import compile_ops
+from aiter_like.ops.common import elements
 
 __all__ = ["copy_blocks", "swap_blocks"]
 
-_MAX_RANK = 5  # a block's dimensions are at most four, and contiguous elements
-_GROUP_BYTES = 256 * 4  # of a workgroup with the narrowest words; a launch has fewer than 2^24 workgroups
+_MAX_RANK = 5  # of a cache: the kernel takes blocks of at most four dimensions
+_GROUP_BYTES = 256 * 4  # what a workgroup copies in the narrowest words; a launch has fewer than 2^24 workgroups
 
 
-def copy_blocks_ref(to: Tensor, source: Tensor | None, block_mapping: Tensor,
-                    others: tuple[Tensor, ...] | None) -> None:
-    """In torch; the bytes of the elements, whatever their dtype. `others` are caches like `to`, each its own source."""
-    pairs = block_mapping.long()
+class CopyBlocksCall(NamedTuple):
+    """One call of copy_blocks: `to[block_mapping[i, 1]] = source[block_mapping[i, 0]]`.
+
+    Attributes:
+        to: written, [num_blocks, …] of any dtype and strides.
+        source: like `to` but for the number of blocks; None: `to` itself.
+        block_mapping: [pairs, 2].
+        others: caches like `to`, written too, each from itself; only without `source`.
+    """
+
+    to: Tensor
+    source: Tensor | None
+    block_mapping: Tensor
+    others: tuple[Tensor, ...] | None = None
+
+
+def copy_blocks_ref(call: CopyBlocksCall) -> None:
+    """In torch; it copies the bytes of the elements, whatever their dtype."""
+    to, source, pairs = call.to, call.source, call.block_mapping.long()
     limit = torch.tensor([to.shape[0] if source is None else source.shape[0], to.shape[0]], device=to.device)
     pairs = pairs[((pairs >= 0) & (pairs < limit)).all(1)]
-    for cache in (to, *(others or ())):
+    for cache in (to, *(call.others or ())):
         given = cache if source is None else source
         if cache.element_size() == 1:  # fp8, which torch cannot index
             cache, given = cache.view(torch.uint8), given.view(torch.uint8)
@@ -33,54 +50,57 @@ def copy_blocks_ref(to: Tensor, source: Tensor | None, block_mapping: Tensor,
 
 
 @compile_ops("kv_cache/copy_blocks.hip")
-def _copy_blocks_hip(to: Tensor, source: Tensor | None, block_mapping: Tensor,
-                     others: tuple[Tensor, ...] | None) -> None: ...
+def _copy_blocks_hip(call: CopyBlocksCall) -> None: ...
 
 
-def _check(to: Tensor, source: Tensor | None, block_mapping: Tensor, others: tuple[Tensor, ...] | None) -> object:
+def _check(call: CopyBlocksCall) -> object:
+    to, source = call.to, call.source
     check.tensor("copy_blocks", "dst", to, last_contiguous=False)
     if to.ndim == 0:
         raise ValueError("copy_blocks: dst must have at least 1 dimension, got a scalar")
     if source is not None:
         check.tensor("copy_blocks", "src", source, dtypes=(to.dtype,), shape=(None, *to.shape[1:]), device=to.device,
                      last_contiguous=False)
-    check.tensor("copy_blocks", "block_mapping", block_mapping, dtypes=(torch.int64, torch.int32), shape=(None, 2),
-                 device=to.device)
-    if others and source is not None:
+    check.tensor("copy_blocks", "block_mapping", call.block_mapping, dtypes=elements.INTEGERS,
+                 shape=(None, 2), device=to.device)
+    if call.others and source is not None:
         raise ValueError("copy_blocks: others must be None where there is a source")
-    for cache in others or ():
+    for cache in call.others or ():
         check.tensor("copy_blocks", "others", cache, dtypes=(to.dtype,), shape=to.shape, device=to.device,
                      last_contiguous=False)
         if cache.stride() != to.stride():
             raise ValueError(f"copy_blocks: others must have strides {to.stride()}, got {cache.stride()}")
-    return SKIP if 0 in (to.numel(), block_mapping.numel()) or (source is not None and not source.numel()) else None
+    is_empty = 0 in (to.numel(), call.block_mapping.numel()) or (source is not None and not source.numel())
+    return SKIP if is_empty else None
 
 
-def _hip_refusal(target: Target, to: Tensor, source: Tensor | None, block_mapping: Tensor,
-                     *_: object) -> str | None:
-    if to.ndim > _MAX_RANK:
-        return f"caches of at most {_MAX_RANK} dimensions, got {to.ndim}"
-    if not block_mapping.is_contiguous():
+def _hip_refusal(target: Target, call: CopyBlocksCall) -> str | None:
+    if call.to.ndim > _MAX_RANK:
+        return f"caches of at most {_MAX_RANK} dimensions, got {call.to.ndim}"
+    if not call.block_mapping.is_contiguous():
         return "block_mapping must be contiguous"
-    for name, tensor in (("dst", to), ("src", source)):
+    for name, tensor in (("dst", call.to), ("src", call.source)):
         if tensor is not None and any(step <= 0 for size, step in zip(tensor.shape, tensor.stride()) if size > 1):
             return f"{name} must not be expanded, got strides {tensor.stride()}"
         if tensor is not None and all(step != 1 for size, step in zip(tensor.shape[1:], tensor.stride()[1:])
                                       if size > 1) and tensor[0].numel() > 1:
             return f"{name} must have contiguous elements, got strides {tensor.stride()}"
-    size = to[0].numel() * to.element_size()
-    if size >= 2**31 or -(-size // _GROUP_BYTES) * block_mapping.shape[0] >= 2**24:
-        return f"{block_mapping.shape[0]} blocks of {size} bytes do not fit one launch"
+    size, pairs = call.to[0].numel() * call.to.element_size(), call.block_mapping.shape[0]
+    if size >= 2**31 or -(-size // _GROUP_BYTES) * pairs >= 2**24:
+        return f"{pairs} blocks of {size} bytes do not fit one launch"
     return None
 
 
-def _self_check(device: torch.device) -> tuple:
+def _cases(device: torch.device) -> dict[str, CopyBlocksCall]:
+    """From cache to cache, and within one."""
     source = torch.randn(4, 16, 2, 24, generator=torch.Generator().manual_seed(0)).to(device)
-    return torch.zeros_like(source), source, torch.tensor([[0, 3], [2, 0], [1, 2], [3, 1]], device=device), None
+    return {"swap": CopyBlocksCall(torch.zeros_like(source), source,
+                                   torch.tensor([[0, 3], [2, 0], [1, 2], [3, 1]], device=device)),
+            "copy": CopyBlocksCall(source.clone(), None, torch.tensor([[0, 3], [2, 1]], device=device))}
 
 
 _copy_blocks = Op(
-    "copy_blocks", reference=copy_blocks_ref, check=_check, writes=("to", "others"), self_check=_self_check,
+    "copy_blocks", call=CopyBlocksCall, reference=copy_blocks_ref, check=_check, writes=("to", "others"), cases=_cases,
     backends=(Backend("hip", _copy_blocks_hip, refusal=_hip_refusal), Backend("torch", copy_blocks_ref)))
 
 
@@ -120,7 +140,7 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
             raise TypeError(f"copy_blocks: dst must be a tensor, got {type(cache).__name__}")
         alike.setdefault((cache.shape, cache.stride(), cache.dtype, cache.device), []).append(cache)
     for first, *others in alike.values():
-        _copy_blocks(first, None, block_mapping, tuple(others) or None, backend=backend)
+        _copy_blocks(CopyBlocksCall(first, None, block_mapping, tuple(others) or None), backend=backend)
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str | None = None) -> None:
@@ -153,14 +173,18 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
         if not isinstance(tensor, Tensor):
             raise TypeError(f"swap_blocks: {name} must be a tensor, got {type(tensor).__name__}")
     if src.device == dst.device == block_mapping.device:
-        _copy_blocks(dst, src, block_mapping, None, backend=backend)
+        _copy_blocks(CopyBlocksCall(dst, src, block_mapping), backend=backend)
     else:
-        _copy_each(src, dst, block_mapping)
+        copy_each(src, dst, block_mapping)
 
 
-def _copy_each(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
-    """One copy per pair, by torch."""
-    check.tensor("swap_blocks", "block_mapping", block_mapping, dtypes=(torch.int64, torch.int32), shape=(None, 2),
+def copy_each(src: Tensor, dst: Tensor, block_mapping: Tensor) -> None:
+    """`swap_blocks` with a mapping on the host: one copy per pair, by torch.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or a block is outside its cache; then nothing is copied.
+    """
+    check.tensor("swap_blocks", "block_mapping", block_mapping, dtypes=elements.INTEGERS, shape=(None, 2),
                  device=torch.device("cpu"))
     check.tensor("swap_blocks", "dst", dst, last_contiguous=False)
     if dst.ndim == 0:

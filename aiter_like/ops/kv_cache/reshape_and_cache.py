@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -20,111 +22,108 @@ _TOKEN_GROUP = 64  # reshape_and_cache.hip rounds tokens up to it
 _NAMES = {"rows": paged_cache.Names("reshape_and_cache_flash"), "columns": paged_cache.Names("reshape_and_cache"),
           "shuffled": paged_cache.Names("reshape_and_cache"),
           "mla": paged_cache.Names("concat_and_cache_mla", "kv_c", "k_pe", "kv_cache[..., :kv_lora_rank]",
-                                 "kv_cache[..., kv_lora_rank:]", "scale", "scale")}
+                                   "kv_cache[..., kv_lora_rank:]", "scale", "scale")}
 
 
-def reshape_and_cache_ref(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
-                          kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
-                          layout: str) -> None:
+class ReshapeAndCacheCall(NamedTuple):
+    """One call of reshape_and_cache. `key` and `value` are [tokens, heads, …], the caches lie in `layout`.
+
+    Attributes:
+        key_cache: written, and so is `value_cache`; only the slots that `slot_mapping` names.
+        slot_mapping: [≤ tokens], the place of each of the first tokens.
+        kv_cache_dtype: "auto" copies; "fp8" or "fp8_e4m3" quantises to the device's fp8.
+        k_scale: 1 element, what an element of the cache counts; None: 1. `v_scale` likewise.
+        layout: "rows", "mla", "columns" or "shuffled" (ops/common/paged_cache.py).
+    """
+
+    key_cache: Tensor
+    value_cache: Tensor
+    key: Tensor
+    value: Tensor
+    slot_mapping: Tensor
+    kv_cache_dtype: str = "auto"
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    layout: str = "rows"
+
+
+def reshape_and_cache_ref(call: ReshapeAndCacheCall) -> None:
     """In torch, with the kernel's rounding: x · (1 / scale) in fp32, saturated, to nearest even."""
-    if kv_cache_dtype != "auto":
+    key, value = call.key, call.value
+    if call.kv_cache_dtype != "auto":
         kind = dtypes.fp8_of(target_of(key.device).arch)
         one = torch.ones(1, device=key.device)
         key, value = (
-            quant_rule.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(key_cache.dtype)
-            for x, scale in ((key, k_scale), (value, v_scale)))
-    paged_cache.put(key_cache, value_cache, key, value, slot_mapping)
+            quant_rule.quantised(x.float(), (one if scale is None else scale).view(1), kind).view(call.key_cache.dtype)
+            for x, scale in ((key, call.k_scale), (value, call.v_scale)))
+    paged_cache.put(call.key_cache, call.value_cache, key, value, call.slot_mapping)
 
 
-def _instance(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
-              kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
-              layout: str) -> Instance:
-    return _variant(key.dtype, kv_cache_dtype)
-
-
-def _variant(dtype: torch.dtype, kv_cache_dtype: str) -> Instance:
-    if kv_cache_dtype == "auto":
+def _instance(call: ReshapeAndCacheCall) -> Instance:
+    dtype = call.key.dtype
+    if call.kv_cache_dtype == "auto":
         bits = 8 * dtype.itemsize
         return Instance(f"copy{bits}", {"SOURCE": f"uint{bits}_t", "CACHE": f"uint{bits}_t"})
     return Instance(f"{dtypes.name(dtype)}_fp8", {"SOURCE": elements.CPP[dtype], "CACHE": "fp8"})
 
 
-def _prebuilt() -> list[Instance]:
-    return [_variant(torch.bfloat16, "auto"), _variant(torch.bfloat16, "fp8")]
+@compile_ops("kv_cache/reshape_and_cache.hip", gen_func=_instance)
+def _reshape_and_cache_hip(call: ReshapeAndCacheCall) -> None: ...
 
 
-@compile_ops("kv_cache/reshape_and_cache.hip", gen_func=_instance, prebuild=_prebuilt)
-def _reshape_and_cache_hip(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
-                           kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
-                           layout: str) -> None: ...
+def _check_dtypes(names: paged_cache.Names, call: ReshapeAndCacheCall) -> None:
+    """The caches hold the dtype of `key`, or fp8, also as bytes."""
+    check.choice(names.op, "kv_cache_dtype", call.kv_cache_dtype, _CACHE_DTYPES)
+    if call.kv_cache_dtype == "auto":
+        paged_cache.check_fp8(names.op, names.key, call.key, elements.FLOATS)
+        check.tensor(names.op, names.key_cache, call.key_cache, dtypes=(call.key.dtype,), last_contiguous=False)
+    else:
+        check.tensor(names.op, names.key, call.key, dtypes=elements.FLOATS, last_contiguous=False)
+        paged_cache.check_fp8(names.op, names.key_cache, call.key_cache, (torch.uint8,))
+    check.tensor(names.op, names.value_cache, call.value_cache, dtypes=(call.key_cache.dtype,), last_contiguous=False)
 
 
-def _check_dtypes(op: str, name: str, cache: Tensor, source_name: str, source: Tensor, kv_cache_dtype: str) -> None:
-    """What a cache of `kv_cache_dtype` holds: the source's dtype, or fp8, also as bytes."""
-    check.choice(op, "kv_cache_dtype", kv_cache_dtype, _CACHE_DTYPES)
-    if kv_cache_dtype == "auto":
-        paged_cache.check_fp8(op, source_name, source, elements.FLOATS)
-        check.tensor(op, name, cache, dtypes=(source.dtype,), last_contiguous=False)
-        return
-    check.tensor(op, source_name, source, dtypes=elements.FLOATS, last_contiguous=False)
-    paged_cache.check_fp8(op, name, cache, (torch.uint8,))
+def _check(call: ReshapeAndCacheCall) -> object:
+    check.choice("reshape_and_cache", "layout", call.layout, tuple(_NAMES))
+    names, key = _NAMES[call.layout], call.key
+    paged_cache.check_caches(names, call.layout, call.key_cache, call.value_cache, key, call.value)
+    _check_dtypes(names, call)
+    paged_cache.check_slots(names.op, call.slot_mapping, key.shape[0], key.device)
+    paged_cache.check_scale(names.op, names.k_scale, call.k_scale, key.device)
+    paged_cache.check_scale(names.op, names.v_scale, call.v_scale, key.device)
+    return SKIP if paged_cache.writes_nothing(call) else None
 
 
-def _check_scale(op: str, name: str, scale: Tensor | None, device: torch.device) -> None:
-    if scale is None:
-        return
-    check.tensor(op, name, scale, dtypes=(torch.float32,), device=device)
-    if scale.numel() != 1:
-        raise ValueError(f"{op}: {name} must have 1 element, got shape {tuple(scale.shape)}")
-
-
-def _check(key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor, slot_mapping: Tensor,
-           kv_cache_dtype: str, k_scale: Tensor | None, v_scale: Tensor | None,
-           layout: str) -> object:
-    check.choice("reshape_and_cache", "layout", layout, tuple(_NAMES))
-    names = _NAMES[layout]
-    paged_cache.check_caches(names, layout, key_cache, value_cache, key, value)
-    _check_dtypes(names.op, names.key_cache, key_cache, names.key, key, kv_cache_dtype)
-    check.tensor(names.op, names.value_cache, value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
-    paged_cache.check_slots(names.op, slot_mapping, key.shape[0], key.device)
-    _check_scale(names.op, names.k_scale, k_scale, key.device)
-    _check_scale(names.op, names.v_scale, v_scale, key.device)
-    is_empty = 0 in (slot_mapping.numel(), key_cache.numel() + value_cache.numel(), key.numel() + value.numel())
-    return SKIP if is_empty else None
-
-
-def _hip_refusal(target: Target, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
-                     slot_mapping: Tensor, kv_cache_dtype: str, k_scale: Tensor | None,
-                     v_scale: Tensor | None, layout: str) -> str | None:
-    accesses = (slot_mapping.shape[0] + _TOKEN_GROUP) * key.shape[1] * max(key.shape[2], value.shape[2])
+def _hip_refusal(target: Target, call: ReshapeAndCacheCall) -> str | None:
+    tokens, heads, key_dim = call.slot_mapping.shape[0] + _TOKEN_GROUP, *call.key.shape[1:]
+    accesses = tokens * heads * max(key_dim, call.value.shape[2])
     if accesses > _MAX_ACCESSES:
         return f"at most {_MAX_ACCESSES} elements of key or value fit one launch, got {accesses}"
-    return paged_cache.too_many_slots(key_cache.shape[0], paged_cache.page_size_of(key_cache))
+    return paged_cache.too_many_slots(call.key_cache.shape[0], paged_cache.page_size_of(call.key_cache))
 
 
-def _self_check(device: torch.device) -> list[tuple]:
+def _cases(device: torch.device) -> dict[str, ReshapeAndCacheCall]:
     """Every element of small caches: each layout, copied and as fp8."""
     generator = torch.Generator().manual_seed(0)
     slots = torch.randperm(32, generator=generator).to(device)
     scale = torch.tensor([0.5], device=device)
-    cases = []
     fp8 = dtypes.fp8_of(target_of(device).arch)
+    calls = {}
     for dtype in (*elements.FLOATS, fp8):
         key, value = (torch.randn(32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
         for kind, cache_dtype in (("auto", dtype), ("fp8", fp8))[:1 if dtype == fp8 else 2]:
-            x = 16 // cache_dtype.itemsize
-            packed = (2, 2, 32 // x, 16, x)
-            for layout, shapes in (("rows", ((2, 16, 2, 32),) * 2), ("columns", (packed, (2, 2, 32, 16))),
-                                   ("shuffled", (packed, (2, 2, 16 // x, 32, x)))):
-                caches = [torch.zeros(shape, dtype=cache_dtype, device=device) for shape in shapes]
-                cases.append((*caches, key, value, slots, kind, scale, scale, layout))
-    return cases
+            for layout in ("rows", "columns", "shuffled"):
+                caches = paged_cache.zeros(layout, 2, 16, 2, 32, cache_dtype, device)
+                calls[f"{dtypes.name(dtype)} {kind} {layout}"] = ReshapeAndCacheCall(
+                    *caches, key, value, slot_mapping=slots, kv_cache_dtype=kind, k_scale=scale, v_scale=scale,
+                    layout=layout)
+    return calls
 
 
 _reshape_and_cache = Op(
-    "reshape_and_cache", reference=reshape_and_cache_ref, check=_check, writes=("key_cache", "value_cache"),
-    self_check=_self_check, backends=(Backend("hip", _reshape_and_cache_hip, refusal=_hip_refusal),
-                                      Backend("torch", reshape_and_cache_ref)))
+    "reshape_and_cache", call=ReshapeAndCacheCall, reference=reshape_and_cache_ref, check=_check,
+    writes=("key_cache", "value_cache"), cases=_cases,
+    backends=(Backend("hip", _reshape_and_cache_hip, refusal=_hip_refusal), Backend("torch", reshape_and_cache_ref)))
 
 
 def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
@@ -164,8 +163,9 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     Source: AITER's `reshape_and_cache`.
     """
     check.flag("reshape_and_cache", "asm_layout", asm_layout)
-    _reshape_and_cache(key_cache, value_cache, key, value, slot_mapping, kv_cache_dtype, k_scale, v_scale,
-                       "shuffled" if asm_layout else "columns", backend=backend)
+    _reshape_and_cache(ReshapeAndCacheCall(
+        key_cache, value_cache, key, value, slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype, k_scale=k_scale,
+        v_scale=v_scale, layout="shuffled" if asm_layout else "columns"), backend=backend)
 
 
 def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
@@ -201,8 +201,9 @@ def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value
 
     Source: AITER's `reshape_and_cache_flash`.
     """
-    _reshape_and_cache(key_cache, value_cache, key, value, slot_mapping, kv_cache_dtype, k_scale, v_scale, "rows",
-                       backend=backend)
+    _reshape_and_cache(ReshapeAndCacheCall(
+        key_cache, value_cache, key, value, slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype, k_scale=k_scale,
+        v_scale=v_scale, layout="rows"), backend=backend)
 
 
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
@@ -244,5 +245,6 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
     rank = kv_c.shape[1]
     k_pe = k_pe.unsqueeze(1) if k_pe.ndim == 2 else k_pe
     cache = kv_cache.unsqueeze(2) if kv_cache.ndim == 3 else kv_cache
-    _reshape_and_cache(cache[..., :rank], cache[..., rank:], kv_c.unsqueeze(1), k_pe, slot_mapping, kv_cache_dtype,
-                       scale, scale, "mla", backend=backend)
+    _reshape_and_cache(ReshapeAndCacheCall(
+        cache[..., :rank], cache[..., rank:], kv_c.unsqueeze(1), k_pe, slot_mapping=slot_mapping,
+        kv_cache_dtype=kv_cache_dtype, k_scale=scale, v_scale=scale, layout="mla"), backend=backend)

@@ -66,7 +66,7 @@ def unshuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bo
 
     Args:
         x: [..., N, K], contiguous, as `shuffle_weight` returned it.
-        layout: as it was given to `shuffle_weight`; so the next three.
+        layout: what `shuffle_weight` was given; the next three likewise.
         use_int4: 4-bit numbers, one per element.
         is_guinterleave: the form of 4-bit experts.
         gate_up: N is gate and up.
@@ -91,14 +91,14 @@ def unshuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bo
 
 def shuffle_scale(src: Tensor | None, experts_cnt: int | None = None, is_guinterleave: bool = False,
                   gate_up: bool = False) -> Tensor | None:
-    """Block exponents of MXFP4 weights in tiles of 32 rows × 8 groups; fp32 block scales, which stay as they are.
+    """Block exponents of MXFP4 weights in tiles of 32 rows × 8 groups; fp32 block scales stay as they are.
 
     Exponent (m, g) of the filled matrix goes to row-major [M/32, G/8, 4, 16, 2, 2] at (m // 32, g // 8, g % 4, m % 16,
     g % 8 // 4, m % 32 // 16).
 
     Args:
         src: [M, G] of 1-byte exponents, one per 32 columns; fp32 scales of any shape; or None.
-        experts_cnt: of the interleaved form, which is not there.
+        experts_cnt: None; it belongs to the interleaved form, which is not offered.
         is_guinterleave: False; the interleaved form belongs to kernels of gfx950.
         gate_up: False, likewise.
 

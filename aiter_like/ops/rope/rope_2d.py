@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Rotary position embedding of image patches: rope_2d. Kernels: csrc/rope/rope_2d.hip, ops/rope/triton/rope.py."""
+"""Rotary position embedding of image patches: rope_2d. Kernels: csrc/rope/rope_2d.hip, ops/rope/triton/rope_2d.py."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,99 +14,119 @@ from aiter_like import check, dtypes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import tune_shapes
-from aiter_like.ops.rope.rope import (
-    DTYPES,
-    check_flags,
-    check_table,
-    has_rank,
-    public,
-    rotated,
-    space,
-    triton_space,
-    unsupported,
-    variant,
-)
+from aiter_like.ops.common import elements, tune_shapes
+from aiter_like.ops.rope import parts, signatures
 
 __all__ = ["rope_2d_bwd", "rope_2d_bwd_inplace", "rope_2d_fwd", "rope_2d_fwd_inplace"]
 
 
-def rope_2d_ref(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w: Tensor, sin_w: Tensor,
-                img_height: int, img_width: int, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool,
-                is_backward: bool) -> None:
+class Rope2dCall(NamedTuple):
+    """One call of rope_2d: patches [b, img_height · img_width, heads, head_dim], row by row.
+
+    Attributes:
+        out: written; shape and dtype of `input`.
+        cos_h: [1, ≥ img_height, 1, width]: the patch's row turns the first half of a head.
+        cos_w: [1, ≥ img_width, 1, width]: the patch's column turns the second half.
+        rotate_style: 0 pairs elements i and i + rotary_dim / 2 of a half, 1 elements 2i and 2i + 1.
+        reuse_freqs_front_part: a row of a table has a value per pair, not one per rotated element.
+        nope_first: the rotated part is the last of each half.
+        is_backward: multiply by the transposed matrix.
+    """
+
+    out: Tensor
+    input: Tensor
+    cos_h: Tensor
+    sin_h: Tensor
+    cos_w: Tensor
+    sin_w: Tensor
+    img_height: int
+    img_width: int
+    rotate_style: int = 0
+    reuse_freqs_front_part: bool = True
+    nope_first: bool = False
+    is_backward: bool = False
+
+
+def rope_2d_ref(call: Rope2dCall) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out`."""
-    wide = torch.promote_types(input.dtype, torch.float32)
-    patches = torch.arange(img_height * img_width, device=input.device)
+    wide = torch.promote_types(call.input.dtype, torch.float32)
+    patches = torch.arange(call.img_height * call.img_width, device=call.input.device)
+    first, second = call.input.to(wide).chunk(2, -1)
     halves = []
-    for half, cos, sin, rows in ((0, cos_h, sin_h, patches // img_width), (1, cos_w, sin_w, patches % img_width)):
+    for x, cos, sin, rows in ((first, call.cos_h, call.sin_h, patches // call.img_width),
+                              (second, call.cos_w, call.sin_w, patches % call.img_width)):
         angles = [table.flatten(0, -2).to(wide)[rows, None] for table in (cos, sin)]  # [patches, 1, width]
-        x = input.to(wide).chunk(2, -1)[half]
-        halves.append(rotated(x, *angles, rotate_style, reuse_freqs_front_part, nope_first, is_backward))
-    out.copy_(torch.cat(halves, -1))
+        halves.append(parts.rotated(x, *angles, call.rotate_style, call.reuse_freqs_front_part, call.nope_first,
+                                    call.is_backward))
+    call.out.copy_(torch.cat(halves, -1))
 
 
-def _instance(out: Tensor, input: Tensor, cos_h: Tensor, *_: object, heads: int | None = None,
-              share: int | None = None) -> Instance:
-    return variant(input.dtype, cos_h.dtype, False, heads, share)
+def _instance(call: Rope2dCall, *, heads: int | None = None, share: int | None = None) -> Instance:
+    return parts.instance_of(call.input.dtype, call.cos_h.dtype, heads=heads, share=share)
 
 
-@compile_ops("rope/rope_2d.hip", gen_func=_instance, prebuild=[variant(torch.bfloat16, torch.bfloat16, False, None)])
-def _rope_2d_hip(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w: Tensor, sin_w: Tensor,
-                 img_height: int, img_width: int, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool,
-                 is_backward: bool) -> None: ...
+@compile_ops("rope/rope_2d.hip", gen_func=_instance)
+def _rope_2d_hip(call: Rope2dCall) -> None: ...
 
 
-def _check(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w: Tensor, sin_w: Tensor,
-              img_height: int, img_width: int, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool,
-              is_backward: bool) -> object:
-    check.integer("rope_2d", "img_height", img_height, low=0)
-    check.integer("rope_2d", "img_width", img_width, low=0)
-    check.tensor("rope_2d", "input", input, dtypes=DTYPES, shape=(None, img_height * img_width, None, None))
+def _check(call: Rope2dCall) -> object:
+    input, is_shared = call.input, call.reuse_freqs_front_part
+    check.integer("rope_2d", "img_height", call.img_height, low=0)
+    check.integer("rope_2d", "img_width", call.img_width, low=0)
+    check.tensor("rope_2d", "input", input, dtypes=elements.FLOATS,
+                 shape=(None, call.img_height * call.img_width, None, None))
     if input.shape[-1] % 2:
         raise ValueError(f"rope_2d: input must have an even head dimension, got shape {tuple(input.shape)}")
-    check.tensor("rope_2d", "out", out, dtypes=(input.dtype,), shape=input.shape, device=input.device)
-    check_flags("rope_2d", rotate_style, reuse_freqs_front_part, nope_first)
-    for name, cos, sin, count in (("h", cos_h, sin_h, img_height), ("w", cos_w, sin_w, img_width)):
-        check_table("rope_2d", f"cos_{name}", cos, input, input.shape[-1] // 2, count, reuse_freqs_front_part)
+    check.tensor("rope_2d", "out", call.out, dtypes=(input.dtype,), shape=input.shape, device=input.device)
+    parts.check_flags("rope_2d", call.rotate_style, is_shared, call.nope_first)
+    for name, cos, sin, count in (("h", call.cos_h, call.sin_h, call.img_height),
+                                  ("w", call.cos_w, call.sin_w, call.img_width)):
+        parts.check_table("rope_2d", f"cos_{name}", cos, input, input.shape[-1] // 2, count, is_shared)
         check.tensor("rope_2d", f"sin_{name}", sin, dtypes=(cos.dtype,), shape=cos.shape, device=input.device)
-    check.tensor("rope_2d", "cos_w", cos_w, dtypes=(cos_h.dtype,))
-    if cos_w.shape[-1] != cos_h.shape[-1]:
-        raise ValueError(f"rope_2d: cos_w must have rows of {cos_h.shape[-1]} like cos_h, got {cos_w.shape[-1]}")
+    check.tensor("rope_2d", "cos_w", call.cos_w, dtypes=(call.cos_h.dtype,))
+    if call.cos_w.shape[-1] != call.cos_h.shape[-1]:
+        raise ValueError(f"rope_2d: cos_w must have rows of {call.cos_h.shape[-1]} like cos_h, got "
+                         f"{call.cos_w.shape[-1]}")
     return SKIP if input.numel() == 0 else None
 
 
-def _tune_key(out: Tensor, input: Tensor, cos_h: Tensor, sin_h: Tensor, cos_w: Tensor, sin_w: Tensor,
-              img_height: int, img_width: int, rotate_style: int, reuse_freqs_front_part: bool,
-              *_: object) -> dict[str, int | str]:
-    return {"patches": input.shape[:2].numel(), "heads": input.shape[2], "head_dim": input.shape[3],
-            "rotary_dim": 2 * cos_h.shape[-1] * (2 if reuse_freqs_front_part else 1),
-            "dtype": dtypes.name(input.dtype), "table_dtype": dtypes.name(cos_h.dtype), "rotate_style": rotate_style}
+def _tune_key(call: Rope2dCall) -> dict[str, int | str]:
+    return {"patches": call.input.shape[:2].numel(), "heads": call.input.shape[2], "head_dim": call.input.shape[3],
+            "rotary_dim": 2 * call.cos_h.shape[-1] * (2 if call.reuse_freqs_front_part else 1),
+            "dtype": dtypes.name(call.input.dtype), "table_dtype": dtypes.name(call.cos_h.dtype),
+            "rotate_style": call.rotate_style}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Rope2dCall:
     """One image, as near to a square as its number of patches allows."""
     patches, random = key["patches"], tune_shapes.normal(device, seed, key["dtype"])
     height = next(size for size in range(math.isqrt(patches), 0, -1) if patches % size == 0)
     x = random(1, patches, key["heads"], key["head_dim"])
     tables = [random(1, size, 1, key["rotary_dim"] // 4).to(dtypes.DTYPES[key["table_dtype"]])
               for size in (height, height, patches // height, patches // height)]
-    return (torch.empty_like(x), x, *tables, height, patches // height, key["rotate_style"], True, False, False)
+    return Rope2dCall(torch.empty_like(x), x, *tables, img_height=height, img_width=patches // height,
+                      rotate_style=key["rotate_style"])
 
 
-def _self_check(device: torch.device) -> tuple:
+def _cases(device: torch.device) -> dict[str, Rope2dCall]:
+    """Both styles, tables of fp32 and bf16, whole halves and parts of them."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 12, 3, 64, generator=generator).to(device, torch.bfloat16)
     angles = [torch.rand(1, size, 1, 16, generator=generator).to(device) * 6 for size in (3, 4)]
     tables = [function(angle) for angle in angles for function in (torch.cos, torch.sin)]
-    return (torch.empty_like(x), x, *tables, 3, 4, 0, True, False, False)
+    halves = Rope2dCall(torch.empty_like(x), x, *tables, img_height=3, img_width=4)
+    parted = [table[..., :8].bfloat16() for table in tables]
+    return {"halves": halves, "neighbours of a part": Rope2dCall(
+        torch.empty_like(x), x, *parted, img_height=3, img_width=4, rotate_style=1, nope_first=True)}
 
 
 _rope_2d = Op(
-    "rope_2d", reference=rope_2d_ref, check=_check, tune_key=_tune_key,
+    "rope_2d", call=Rope2dCall, reference=rope_2d_ref, check=_check, tune_key=_tune_key,
     tune_fields=("patches", "heads", "head_dim", "rotary_dim", "dtype", "table_dtype", "rotate_style"),
-    round_field="patches", self_check=_self_check, tuning=Tuning(_tune_case),
-    backends=(Backend("hip", _rope_2d_hip, refusal=unsupported, space=space),
-              Backend("triton", "ops.rope.triton.rope:rope_2d", refusal=unsupported, space=triton_space),
+    round_field="patches", cases=_cases, tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _rope_2d_hip, refusal=parts.kernel_refusal, space=parts.hip_space),
+              Backend("triton", "ops.rope.triton.rope_2d:rope_2d", refusal=parts.kernel_refusal,
+                      space=parts.triton_space),
               Backend("torch", rope_2d_ref, differentiable=True)))
 
 
@@ -116,15 +136,15 @@ def _function(name: str) -> Callable:
              "rotate_style", "reuse_freqs_front_part", "nope_first")
 
     def run(args: Sequence[Any], backend: str | None) -> Tensor:
-        has_rank(name, names[0], args[0], 4)
+        parts.has_rank(name, names[0], args[0], 4)
         out = args[0] if is_in_place else torch.empty(args[0].shape, dtype=args[0].dtype, device=args[0].device)
-        _rope_2d(out, *args, is_backward, backend=backend)
+        _rope_2d(Rope2dCall(out, *args, is_backward=is_backward), backend=backend)
         return out
 
     what = "The gradient of rotary position embedding" if is_backward else "Rotary position embedding"
-    return public(name, names, run, f"{what} of image patches [b, img_height · img_width, heads, head_dim]: the first "
-                  f"half\nof a head turns by the patch's row, the second by its column{', in place' * is_in_place}.",
-                  f"The tensor{', which is written' * is_in_place}.")
+    return signatures.public(name, names, run, f"{what} of image patches [b, img_height · img_width, heads, head_dim]: "
+                             "the first half\nof a head turns by the patch's row, the second by its column"
+                             f"{', in place' * is_in_place}.", f"The tensor{', which is written' * is_in_place}.")
 
 
 rope_2d_fwd, rope_2d_fwd_inplace, rope_2d_bwd, rope_2d_bwd_inplace = (_function(name) for name in (

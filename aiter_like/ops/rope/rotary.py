@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like.ops.rope import rope, rope_2d
+from aiter_like.ops.rope import parts, rope, rope_2d
 from aiter_like.ops.rope.scaling import frequencies
 
 __all__ = ["RoPE", "RoPE2D", "RoPECached", "RoPETHD", "RotaryEmbedding", "batched_rotary_embedding", "get_rope",
@@ -57,7 +57,7 @@ def rotary_embedding_fwd(positions: Tensor, query: Tensor, key: Tensor | None, h
 def batched_rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_cache: Tensor,
                              sin_cache: Tensor, is_neox: bool, is_nope_first: bool, rot_dim: int,
                              cos_sin_cache_offsets: Tensor, *, backend: str | None = None) -> None:
-    """`rotary_embedding_fwd` with an offset into the caches for each token, as several scaled tables in one need.
+    """`rotary_embedding_fwd` with an offset into the caches for each token, for caches that hold several tables.
 
     Args:
         positions: as for `rotary_embedding_fwd`, with query, key, head_size, cos_cache, sin_cache, is_neox,
@@ -112,7 +112,7 @@ def rope_cached_thd_positions_2c_fwd_inplace(
     """
     name = "rope_cached_thd_positions_2c_fwd_inplace"
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1)):
-        rope.has_rank(name, argument, tensor, rank)
+        parts.has_rank(name, argument, tensor, rank)
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), None,
           backend)
     return x, y
@@ -145,7 +145,7 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
     name = "rope_cached_thd_positions_offsets_2c_fwd_inplace"
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1), ("offsets", offsets, 1)):
         if argument != "offsets" or tensor is not None:
-            rope.has_rank(name, argument, tensor, rank)
+            parts.has_rank(name, argument, tensor, rank)
     if transpose_output:
         raise ValueError(f"{name}: transpose_output must be False, got {transpose_output}")
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), offsets,
@@ -155,7 +155,7 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
 
 def _turn(name: str, positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, tables: Sequence[Tensor],
           flags: tuple, offsets: Tensor | None, backend: str | None) -> None:
-    """In place, on any tensors that are heads of the tokens of `positions`."""
+    """Turns tensors that hold the heads of the tokens of `positions`, in place."""
     if not isinstance(positions, Tensor) or positions.ndim not in (1, 2):
         raise ValueError(f"{name}: positions must be a tensor of 1 or 2 dimensions, got {_shape(positions)}")
     tokens = (1, *positions.shape) if positions.ndim == 1 else tuple(positions.shape)
@@ -211,8 +211,8 @@ class RotaryEmbedding(torch.nn.Module):
         if self.sections and (len(self.sections) != 3 or sum(self.sections) != rotary_dim // 2):
             raise ValueError(f"get_rope: rope_scaling['mrope_section'] must be three sizes with sum {rotary_dim // 2}, "
                              f"got {self.sections}")
-        for name, parts in zip(("cos_cache", "sin_cache"), zip(*(piece.table() for piece in pieces)), strict=True):
-            self.register_buffer(name, torch.cat(parts)[:, None, None].to(dtype), persistent=False)
+        for name, tables in zip(("cos_cache", "sin_cache"), zip(*(piece.table() for piece in pieces)), strict=True):
+            self.register_buffer(name, torch.cat(tables)[:, None, None].to(dtype), persistent=False)
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor | None = None, offsets: Tensor | None = None,
                 is_nope_first: bool = False) -> Tensor | tuple[Tensor, Tensor]:
@@ -262,13 +262,13 @@ def get_rope(head_size: int, rotary_dim: int, max_position: int, base: float, is
 
     Args:
         head_size: elements of a head.
-        rotary_dim: of which rotated.
+        rotary_dim: elements of a head that are rotated.
         max_position: positions of the table, before scaling.
-        base: theta.
+        base: of the powers in the formula, theta in configurations.
         is_neox_style: True: pairs (i, i + rotary_dim / 2); False: pairs (2i, 2i + 1).
         rope_scaling: None, or the model's rope_scaling: rope_type default, linear, dynamic, llama3, yarn,
             deepseek_yarn, longrope (su), with that type's entries; mrope_section with default or mrope.
-        dtype: of the tables; default: torch's default dtype.
+        dtype: dtype of the tables; default: torch's default dtype.
         partial_rotary_factor: below 1: the part of `rotary_dim` that is rotated.
         dual_chunk_attention_config: None; the dual-chunk form is not offered.
 

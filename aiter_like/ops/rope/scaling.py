@@ -22,9 +22,9 @@ class Frequencies:
 
     Attributes:
         inverse: [rotary_dim / 2] fp32, radians per position.
-        rows: positions.
-        scale: of cosines and sines (yarn, longrope).
-        divisor: of positions (linear).
+        rows: the number of positions.
+        scale: what cosines and sines are multiplied by (yarn, longrope).
+        divisor: what positions are divided by (linear).
     """
 
     inverse: Tensor
@@ -96,7 +96,7 @@ def _yarn(rotary_dim: int, max_position: int, base: float, scaling: Mapping[str,
     original = scaling.get("original_max_position_embeddings", max_position)
 
     def element(turns: float) -> float:
-        """Whose wave makes `turns` turns within the original context."""
+        """The element whose wave makes `turns` turns within the original context."""
         return rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = element(scaling.get("beta_fast", 32)), element(scaling.get("beta_slow", 1))
@@ -122,7 +122,7 @@ def _yarn_scale(factor: float, scaling: Mapping[str, Any]) -> float:
 
 
 def _longrope(rotary_dim: int, max_position: int, base: float, scaling: Mapping[str, Any]) -> list[Frequencies]:
-    """Ding et al., LongRoPE (2024): factors per frequency, of one list up to the original length, of another beyond."""
+    """Ding et al., LongRoPE (2024): factors per frequency, another list of them beyond the original length."""
     original = int(_entry(scaling, "original_max_position_embeddings"))
     lists = [_entry(scaling, name) for name in ("short_factor", "long_factor")]
     for name, factors in zip(("short_factor", "long_factor"), lists):

@@ -16,7 +16,7 @@ from rope_cases import check_rope, tables
 import aiter_like
 from aiter_like import dispatch, sim
 from aiter_like.device import target_of
-from aiter_like.dispatch import table
+from aiter_like.dispatch import OPS, table
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import tune_shapes
 from aiter_like.ops.rope import rope as family
@@ -303,7 +303,7 @@ def test_bytes_moved_are_the_least(device, run):
 def test_heads_of_a_lane_from_a_user_row(device, monkeypatch, tmp_path, heads, share):
     """The parameters that a tuned row may set; one token, a few, and enough that a lane takes several heads."""
     sizes, target, name = ((1, 1), (3, 40), (4096, 9)), target_of(device), f"bf16_table_bf16_h{heads}_s{share}"
-    lines = [",".join(table.columns(family._rope.tune_fields))]
+    lines = [",".join(table.columns(OPS["rope"].tune_fields))]
     lines += [f"{target.arch},{target.cu_num},{tokens},{count},0,128,128,bf16,bf16,0,hip,rope[{name}],"
               f"heads={heads};share={share},1,0,compiler,,measured:test" for tokens, count in sizes]
     (tmp_path / "rope.csv").write_text("\n".join(lines) + "\n")
@@ -327,12 +327,13 @@ def test_triton_code_for_hopper(monkeypatch, heads, kv_heads, style):
     """q and k of a token in one program, 16 bytes per lane and access, pairs exchanged within a lane's registers."""
     from hopper_code import compiled_for_hopper
 
+    from aiter_like.ops.rope.triton import parts
     from aiter_like.ops.rope.triton import rope as kernels
 
     x, y, out, out_y = (torch.empty(64, 1, count, 128, dtype=torch.bfloat16) for count in (heads, kv_heads) * 2)
     cos, positions = torch.empty(64, 1, 1, 64, dtype=torch.bfloat16), torch.arange(64)[:, None]
-    with compiled_for_hopper(monkeypatch, kernels, kernels) as built:
-        kernels.rope(out, out_y, x, y, cos, cos, positions, None, style, True, False, False)
+    with compiled_for_hopper(monkeypatch, parts, kernels) as built:
+        kernels.rope(family.RopeCall(out, out_y, x, y, cos=cos, sin=cos, positions=positions, rotate_style=style))
     (kernel,) = built
     accesses = re.findall(r"(ld|st)\.global[.\w]*?((?:\.v\d)?\.b\d+)", kernel.asm["ptx"])
     tables = {("ld", ".b64")} | ({("ld", ".v2.b32")} if style else set())  # and the position

@@ -12,8 +12,9 @@ from kv_cache_cases import LAYOUTS, make
 
 import aiter_like
 from aiter_like import sim
+from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.kv_cache import copy_blocks
+from aiter_like.ops.kv_cache.copy_blocks import CopyBlocksCall, copy_each
 
 BACKENDS = ("hip", "torch")
 PAIRS = ((0, 3), (5, 1), (-1, 4), (4, -1), (6, 4), (4, 6), (2**40, 2), (2, -(2**40)))
@@ -76,7 +77,7 @@ def test_odd_sizes_and_int32_pairs(device, backend):
             cache = storage[start:start + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
             expected, pairs = storage.clone(), torch.tensor(PAIRS[:6], dtype=torch.int32, device=device)
             apply(cache.clone(), expected[start:start + cache.nbytes].view(dtype).view(shape), PAIRS[:6])
-            copy_blocks._copy_blocks(cache, None, pairs, None, backend=backend)
+            OPS["copy_blocks"](CopyBlocksCall(cache, None, pairs), backend=backend)
             assert torch.equal(storage, expected), (shape, dtype)
 
 
@@ -99,7 +100,7 @@ def test_swap_with_the_host(device):
     expected, pairs = target.key.cpu().clone(), torch.tensor([[0, 6], [4, 1]])
     apply(source.key.cpu(), expected, pairs.tolist())
     host = target.key.cpu().clone()
-    copy_blocks._copy_each(source.key, host, pairs)
+    copy_each(source.key, host, pairs)
     if device.type == "cuda":
         torch.cuda.synchronize()
         aiter_like.swap_blocks(source.key, target.key, pairs)
@@ -107,9 +108,9 @@ def test_swap_with_the_host(device):
     assert torch.equal(host.view(torch.int16), expected.view(torch.int16))
     for bad in ([[5, 0]], [[0, 7]], [[-1, 0]]):
         with pytest.raises(ValueError, match="swap_blocks: block_mapping must name blocks below 5 and 7"):
-            copy_blocks._copy_each(source.key, host, torch.tensor(bad))
+            copy_each(source.key, host, torch.tensor(bad))
     with pytest.raises(TypeError, match="swap_blocks: src must have dtype"):
-        copy_blocks._copy_each(source.key.float(), host, pairs)
+        copy_each(source.key.float(), host, pairs)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -229,7 +230,7 @@ def _bench_case(count: int, seed: int) -> benching.Case:
         cache[pairs[:, 1]] = 0.0  # the next contender has to copy again
         return 0.0
 
-    calls = benching.by_backend(copy_blocks._copy_blocks, cache, None, pairs, None, backends=BACKENDS)
+    calls = benching.by_backend(OPS["copy_blocks"], CopyBlocksCall(cache, None, pairs), backends=BACKENDS)
     return benching.Case(f"{count} blocks", 2 * count * cache[0].nbytes, calls, check)
 
 

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""What the writers of caches with scales made on the way share: kernel instances and checks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.jit import Instance
+from aiter_like.ops.common import elements, paged_cache
+
+
+def instance_of(dtype: torch.dtype, cache_dtype: torch.dtype) -> Instance:
+    """The instance for tokens and caches of these dtypes; the architecture decides which fp8 it is."""
+    name = "i8" if cache_dtype == torch.int8 else "fp8"
+    return Instance(f"{dtypes.name(dtype)}_{name}",
+                    {"SOURCE": elements.CPP[dtype], "CACHE": elements.CPP[cache_dtype]})
+
+
+def check_quantised(names: paged_cache.Names, key_cache: Tensor, value_cache: Tensor, key: Tensor, value: Tensor,
+                    layout: str, rank: int = 3) -> None:
+    """Tokens of `rank` dimensions fit caches of fp8 or int8 with packed keys.
+
+    Raises:
+        TypeError, ValueError: they do not; the message names the argument.
+    """
+    check.choice(names.op, "layout", layout, ("columns", "shuffled"))
+    paged_cache.check_caches(names, layout, key_cache, value_cache, key, value, rank)
+    check.tensor(names.op, "key", key, dtypes=elements.FLOATS)
+    paged_cache.check_fp8(names.op, "key_cache", key_cache, (torch.int8,))
+    check.tensor(names.op, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: MIT
+"""Writing paged KV caches with scales made on the way, per block and head.
+
+Kernel: csrc/kv_cache/reshape_and_cache_with_block_quant.hip.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements, paged_cache, quant_rule
+from aiter_like.ops.kv_cache import parts
+
+__all__ = ["reshape_and_cache_with_block_quant"]
+
+_NAMES = paged_cache.Names("reshape_and_cache_with_block_quant")
+_MAX_ROWS = 2**23  # a row has a workgroup for keys and one for values
+
+
+class ReshapeAndCacheWithBlockQuantCall(NamedTuple):
+    """One call of reshape_and_cache_with_block_quant. `key` and `value` are [batch, seq_len, heads, …].
+
+    Attributes:
+        key_cache: read and written, of fp8 or int8, and so is `value_cache`.
+        k_dequant_scales: read and written, [heads, blocks], or [blocks, heads] in the layout "shuffled".
+            `v_dequant_scales` likewise.
+        slot_mapping: [≤ batch · seq_len], the place of each of the first tokens.
+        layout: "columns" or "shuffled" (ops/common/paged_cache.py).
+    """
+
+    key_cache: Tensor
+    value_cache: Tensor
+    k_dequant_scales: Tensor
+    v_dequant_scales: Tensor
+    key: Tensor
+    value: Tensor
+    slot_mapping: Tensor
+    layout: str = "columns"
+
+
+def block_quant_ref(call: ReshapeAndCacheWithBlockQuantCall) -> None:
+    """In torch, run by run, with the kernel's rounding."""
+    # Each order makes a block's dimensions heads, tokens and elements.
+    orders = {"key": (0, 2, 1, 3), "columns": (0, 2, 1), "shuffled": (0, 1, 3, 2)}
+    planes = ((call.key, call.key_cache, call.k_dequant_scales, orders["key"]),
+              (call.value, call.value_cache, call.v_dequant_scales, orders[call.layout]))
+    seq_len, shape = call.key.shape[1], (call.key_cache.shape[0], paged_cache.page_size_of(call.key_cache))
+    for token, block, offsets in _runs(call.slot_mapping, seq_len, *shape):
+        batch, position = divmod(token, seq_len)
+        for x, cache, scale_of, order in planes:
+            tokens = x[batch, position:position + len(offsets)].float().transpose(0, 1)  # [num_heads, tokens, dims]
+            stored = scale_of[block] if call.layout == "shuffled" else scale_of[:, block]  # [num_heads]
+            view = cache[block].permute(order)
+            rows = view.clone(memory_format=torch.contiguous_format).view(len(tokens), shape[1], -1)
+            scale = quant_rule.row_scales(tokens.flatten(1), cache.dtype)[:, 0]
+            if offsets[0]:
+                scale = torch.maximum(scale, stored)  # NaN wins
+                scaled = quant_rule.rounded(rows[:, :offsets[0]].float() * (stored / scale)[:, None, None], cache.dtype)
+                grown = scale != stored
+                paged_cache.as_bytes(rows)[grown, :offsets[0]] = paged_cache.as_bytes(scaled)[grown]
+            stored.copy_(scale)
+            quantised = quant_rule.rounded(tokens * (1 / scale)[:, None, None], cache.dtype)
+            paged_cache.as_bytes(rows)[:, offsets] = paged_cache.as_bytes(quantised)
+            view.copy_(rows.view(view.shape))
+
+
+def _runs(slot_mapping: Tensor, seq_len: int, num_blocks: int, page_size: int) -> list[tuple[int, int, list[int]]]:
+    """The runs: tokens that follow one another in a sequence and go to one block, as (first token, block, offsets)."""
+    runs: list[tuple[int, int, list[int]]] = []
+    last = None
+    for token, slot in enumerate(slot_mapping.tolist()):
+        block, offset = divmod(slot, page_size) if 0 <= slot < num_blocks * page_size else (None, 0)
+        if block is not None and block == last and token % seq_len:
+            runs[-1][2].append(offset)
+        elif block is not None:
+            runs.append((token, block, [offset]))
+        last = block
+    return runs
+
+
+def _instance(call: ReshapeAndCacheWithBlockQuantCall) -> Instance:
+    return parts.instance_of(call.key.dtype, call.key_cache.dtype)
+
+
+@compile_ops("kv_cache/reshape_and_cache_with_block_quant.hip", gen_func=_instance)
+def _reshape_and_cache_with_block_quant_hip(call: ReshapeAndCacheWithBlockQuantCall) -> None: ...
+
+
+def _check(call: ReshapeAndCacheWithBlockQuantCall) -> object:
+    op, key = _NAMES.op, call.key
+    parts.check_quantised(_NAMES, call.key_cache, call.value_cache, key, call.value, call.layout, rank=4)
+    paged_cache.check_slots(op, call.slot_mapping, key.shape[0] * key.shape[1], key.device)
+    shape = (call.key_cache.shape[0], key.shape[2])[::1 if call.layout == "shuffled" else -1]
+    for name in ("k_dequant_scales", "v_dequant_scales"):
+        check.tensor(op, name, getattr(call, name), dtypes=(torch.float32,), shape=shape, device=key.device,
+                     last_contiguous=False)
+    return SKIP if paged_cache.writes_nothing(call) else None
+
+
+def _hip_refusal(target: Target, call: ReshapeAndCacheWithBlockQuantCall) -> str | None:
+    rows, page_size = call.slot_mapping.shape[0] * call.key.shape[2], paged_cache.page_size_of(call.key_cache)
+    if rows >= _MAX_ROWS:
+        return f"less than {_MAX_ROWS} heads of tokens fit one launch, got {rows}"
+    size = page_size * max(call.key.shape[3], call.value.shape[3])
+    if page_size >= 2**24 or size >= 2**31:
+        return f"blocks of less than {2**24} tokens and {2**31} elements of a head, got {page_size} and {size}"
+    return paged_cache.too_many_slots(call.key_cache.shape[0], page_size)
+
+
+def _cases(device: torch.device) -> dict[str, ReshapeAndCacheWithBlockQuantCall]:
+    """Every element and scale of small caches: each layout and dtype; blocks are begun, so that nothing old is read."""
+    generator = torch.Generator().manual_seed(0)
+    slots, calls = torch.cat((torch.arange(16, 32), torch.arange(16))).to(device), {}
+    for dtype in elements.FLOATS:
+        key, value = (torch.randn(1, 32, 2, 32, generator=generator).to(device, dtype) for _ in range(2))
+        for cache_dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8):
+            for layout in ("columns", "shuffled"):
+                caches = paged_cache.zeros(layout, 2, 16, 2, 32, cache_dtype, device)
+                scales = [torch.zeros(2, 2, device=device) for _ in range(2)]
+                calls[f"{dtypes.name(dtype)} {dtypes.name(cache_dtype)} {layout}"] = ReshapeAndCacheWithBlockQuantCall(
+                    *caches, *scales, key=key, value=value, slot_mapping=slots, layout=layout)
+    return calls
+
+
+_block_quant = Op(
+    "reshape_and_cache_with_block_quant", call=ReshapeAndCacheWithBlockQuantCall, reference=block_quant_ref,
+    check=_check, cases=_cases, writes=("key_cache", "value_cache", "k_dequant_scales", "v_dequant_scales"),
+    backends=(Backend("hip", _reshape_and_cache_with_block_quant_hip, refusal=_hip_refusal),
+              Backend("torch", block_quant_ref)))
+
+
+def reshape_and_cache_with_block_quant(
+        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
+        v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, *, backend: str | None = None) -> None:
+    """Quantises tokens into their slots of a paged cache with packed keys, one scale for each block and head.
+
+    A run is what follows one another in a sequence and goes to one block: `scale = max(amax(|run|), 2^-110) / largest`,
+    for a run that does not begin its block at least the block's scale so far; when that grows, the slots before the run
+    become `round(q · (old / scale))`. Stored is `round(x · (1 / scale))`.
+
+    Args:
+        key: [batch, seq_len, num_heads, head_dim] bf16|fp16|fp32, last dimension contiguous.
+        value: [batch, seq_len, num_heads, value_dim], dtype of `key`, last dimension contiguous.
+        key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], the device's e4m3 or int8, any strides; x is a
+            power of two, 16.
+        value_cache: [num_blocks, num_heads, value_dim, page_size], dtype of `key_cache`, any strides; with `asm_layout`
+            [num_blocks, num_heads, page_size / x, value_dim, x].
+        k_dequant_scales: [num_heads, num_blocks] fp32, read and written; with `asm_layout` [num_blocks, num_heads].
+        v_dequant_scales: the same for the values.
+        slot_mapping: [≤ batch · seq_len] int64|int32, `block · page_size + offset`; ascending within a run.
+        asm_layout: the shuffled value cache.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: caches and scales are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        A slot below 0, and one beyond the cache, is skipped and ends a run. Two runs of one call in one block, and two
+        tokens with one slot: undefined. A NaN makes the block's scale NaN. Can be captured in a graph.
+
+    Source: AITER's `reshape_and_cache_with_block_quant`.
+    """
+    check.flag(_NAMES.op, "asm_layout", asm_layout)
+    _block_quant(ReshapeAndCacheWithBlockQuantCall(
+        key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value, slot_mapping=slot_mapping,
+        layout="shuffled" if asm_layout else "columns"), backend=backend)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""The operator fused_qk_rope_cache (ops/rope/fused_qk_rope_cache.py) as AITER calls it for models that norm q and k."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache, layout_of
+
+__all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle"]
+
+
+def fused_qk_norm_rope_cache_pts_quant_shuffle(
+        qkv: Tensor, qw: Tensor, kw: Tensor, cos_sin: Tensor, positions: Tensor, num_tokens: int, num_heads_q: int,
+        num_heads_k: int, num_heads_v: int, head_size: int, is_neox_style: bool, eps: float, q_out: Tensor,
+        k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, per_tensor_k_scale: Tensor,
+        per_tensor_v_scale: Tensor, k_out: Tensor | None, v_out: Tensor | None, return_kv: bool,
+        use_shuffle_layout: bool, block_size: int, x: int, rotary_dim: int = 0, *,
+        backend: str | None = None) -> None:
+    """RMSNorm of q and k heads, rotary position embedding, and the write of k and v into a paged cache.
+
+    `q_out = rope(norm(q) · qw)`; `k = rope(norm(k) · kw)` and `v` into the cache, in fp8 `round(x · (1 / scale))`.
+
+    Args:
+        qkv: [num_tokens, (num_heads_q + num_heads_k + num_heads_v) · head_size] bf16|fp16|fp32, contiguous rows.
+        qw: [head_size], dtype of `qkv`.
+        kw: like `qw`.
+        cos_sin: [max_position, rotary_dim]: cosines, then sines, of a position's pairs; or flat.
+        positions: [num_tokens] int32|int64: rows of `cos_sin`.
+        num_tokens: tokens.
+        num_heads_q: heads of q.
+        num_heads_k: heads of k.
+        num_heads_v: heads of v; as many.
+        head_size: elements of a head.
+        is_neox_style: True: pairs (i, i + rotary_dim / 2); False: pairs (2i, 2i + 1).
+        eps: added to the mean of squares; finite, ≥ 0.
+        q_out: [num_tokens, num_heads_q, head_size], or flat heads; dtype of `qkv`; written.
+        k_cache: dtype of `qkv` or the device's fp8; written: [slots, num_heads_k, head_size], or
+            [num_blocks, block_size, num_heads_k, head_size] of any strides; with `use_shuffle_layout`
+            [num_blocks, num_heads_k, head_size / x, block_size, x], or a view of those bytes as the former.
+        v_cache: likewise; with `use_shuffle_layout` [num_blocks, num_heads_k, block_size / x, head_size, x].
+        slot_mapping: [≤ num_tokens] int32|int64.
+        per_tensor_k_scale: 1 fp32 element on the device; read where the cache is fp8.
+        per_tensor_v_scale: the same for v.
+        k_out: with `return_kv`: k as it is before quantisation, like `q_out`; written. Or None.
+        v_out: the same for v.
+        return_kv: whether `k_out` and `v_out` are written.
+        use_shuffle_layout: the packed caches.
+        block_size: tokens of a block of the packed caches.
+        x: elements in 16 bytes of the packed caches.
+        rotary_dim: rotated elements of a head, its first; 0: all.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `q_out`, the caches, and with `return_kv` `k_out` and `v_out` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        fp32 throughout, each result rounded to nearest even once, the cache's from the fp32 value; fp8 saturates. The
+        scales stay on the device: no synchronisation. A slot outside the cache is skipped. Deterministic; can be
+        captured in a graph.
+
+    Source: AITER's function of this name.
+    """
+    name = "fused_qk_norm_rope_cache_pts_quant_shuffle"
+    if num_heads_v != num_heads_k:
+        raise ValueError(f"{name}: num_heads_v must be num_heads_k, {num_heads_k}, got {num_heads_v}")
+    counts = (num_heads_q, num_heads_k, num_heads_v)
+    rotary_dim = rotary_dim or head_size
+    keys, values = k_cache, v_cache
+    if use_shuffle_layout:
+        heads = (num_heads_k, head_size // x, block_size, x), (num_heads_k, block_size // x, head_size, x)
+        keys, values = (_viewed(name, argument, tensor, (tensor.shape[0], *shape)) for argument, tensor, shape in (
+            ("k_cache", k_cache, heads[0]), ("v_cache", v_cache, heads[1])))
+    elif k_cache.ndim == 3:
+        keys, values = k_cache.unsqueeze(1), v_cache.unsqueeze(1)
+    q, k, v = _viewed(name, "qkv", qkv, (num_tokens, sum(counts), head_size)).split(counts, 1)
+    outs = [None if out is None else _viewed(name, argument, out, (num_tokens, count, head_size))
+            for argument, out, count in zip(("q_out", "k_out", "v_out"), (
+                q_out, k_out if return_kv else None, v_out if return_kv else None), counts)]
+    cos, sin = _viewed(name, "cos_sin", cos_sin, (-1, rotary_dim)).chunk(2, -1)
+    found = (None, None) if keys.dtype == qkv.dtype else (per_tensor_k_scale, per_tensor_v_scale)
+    fused_qk_rope_cache(FusedQkRopeCacheCall(
+        *outs, keys, value_cache=values, q=q, k=k, v=v, q_weight=qw, k_weight=kw, cos=cos, sin=sin,
+        positions=positions, offsets=None, slot_mapping=slot_mapping, k_scale=found[0], v_scale=found[1], epsilon=eps,
+        rotate_style=0 if is_neox_style else 1, layout=layout_of(name, keys, values)), backend=backend)
+
+
+def _viewed(name: str, argument: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: {argument} must be a tensor, got {type(tensor).__name__}")
+    try:
+        return tensor.view(shape)
+    except RuntimeError:  # another number of elements, or strides that no view can express
+        raise ValueError(f"{name}: {argument} must be a view of {shape}, got shape {tuple(tensor.shape)}, strides "
+                         f"{tensor.stride()}") from None

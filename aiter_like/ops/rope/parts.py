@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""What the operators of rotary position embedding share: the formula on a head, kernel instances, checks, refusals and
+what the tuner tries.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target
+from aiter_like.jit import Instance
+from aiter_like.ops.common import elements
+
+MAX_HEAD_DIM = 512
+"""The largest head that the kernels of rope and rope_2d take, and the Triton kernel of fused_qk_rope_cache."""
+
+_HEADS = (1, 2, 4)  # that a lane of the HIP kernel has in flight
+_SHARES = (1, 2, 4, 8, 16)  # heads that the lane takes in all, with one row of the table
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate_style: int, is_shared: bool, nope_first: bool,
+             is_backward: bool) -> Tensor:
+    """`x` with its rotary part turned; the tables' rows broadcast over the heads."""
+    rotary_dim = cos.shape[-1] * (2 if is_shared else 1)
+    begin = x.shape[-1] - rotary_dim if nope_first else 0
+
+    def pairs(tensor: Tensor) -> tuple[Tensor, Tensor]:
+        return tensor.chunk(2, -1) if rotate_style == 0 else (tensor[..., 0::2], tensor[..., 1::2])
+
+    first, second = pairs(x[..., begin:begin + rotary_dim])
+    (cos_1, cos_2), (sin_1, sin_2) = ((table, table) if is_shared else pairs(table) for table in (cos, sin))
+    if is_backward:
+        sin_1, sin_2 = -sin_2, -sin_1
+    turned = (first * cos_1 - second * sin_1, second * cos_2 + first * sin_2)
+    turned = torch.cat(turned, -1) if rotate_style == 0 else torch.stack(turned, -1).flatten(-2)
+    return torch.cat((x[..., :begin], turned, x[..., begin + rotary_dim:]), -1)
+
+
+def instance_of(dtype: torch.dtype, table_dtype: torch.dtype, *, is_angle: bool = False, heads: int | None = None,
+                share: int | None = None) -> Instance:
+    """The instance of csrc/rope/rope.hip or rope_2d.hip for these dtypes; a tuned row sets `heads` and `share`."""
+    heads, share = 2 if heads is None else heads, 4 if share is None else share
+    if heads not in _HEADS or share not in _SHARES:
+        raise ValueError(f"heads must be one of {_HEADS} and share one of {_SHARES}, got {heads} and {share}")
+    kind = "freqs" if is_angle else "table"
+    return Instance(f"{dtypes.name(dtype)}_{kind}_{dtypes.name(table_dtype)}_h{heads}_s{share}", {
+        "ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table_dtype], "IS_ANGLE": int(is_angle), "HEADS": heads,
+        "SHARE": share})
+
+
+def check_flags(op: str, rotate_style: int, reuse_freqs_front_part: bool, nope_first: bool) -> None:
+    check.choice(op, "rotate_style", rotate_style, (0, 1))
+    check.flag(op, "reuse_freqs_front_part", reuse_freqs_front_part)
+    check.flag(op, "nope_first", nope_first)
+
+
+def check_table(op: str, name: str, table: Tensor, input: Tensor, head_dim: int, count: int, is_shared: bool) -> None:
+    """`table` has at least `count` rows, each of which turns whole pairs of a head.
+
+    Of the dimensions before the last, at most one is longer than 1.
+
+    Raises:
+        TypeError, ValueError: it does not; the message names the argument.
+    """
+    check.tensor(op, name, table, dtypes=elements.FLOATS, device=input.device)
+    shape, outer = tuple(table.shape), [size for size in table.shape[:-1] if size != 1]
+    if table.ndim < 2 or len(outer) > 1:
+        raise ValueError(f"{op}: {name} must be a table of rows, as [s, 1, 1, width], got shape {shape}")
+    width = shape[-1] * (2 if is_shared else 1)
+    if width > head_dim or width % 2:
+        raise ValueError(f"{op}: {name} must turn an even number of elements, at most {head_dim}, got {width} "
+                         f"(shape {shape}, reuse_freqs_front_part={is_shared})")
+    if (outer[0] if outer else 1) < count:
+        raise ValueError(f"{op}: {name} must have at least {count} rows, got shape {shape}")
+
+
+def has_rank(op: str, name: str, value: Any, rank: int) -> None:
+    """`value` is a tensor of that many dimensions; the operator checks the rest, which dynamo cannot trace."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(value).__name__}")
+    if value.ndim != rank:
+        raise ValueError(f"{op}: {name} must have {rank} dimensions, got shape {tuple(value.shape)}")
+
+
+def kernel_refusal(target: Target, call: Any) -> str | None:
+    """What the kernels of rope and rope_2d refuse."""
+    shape = call.out.shape
+    if shape[-1] > MAX_HEAD_DIM:
+        return f"head dimension at most {MAX_HEAD_DIM}, got {shape[-1]}"
+    tokens = shape[:-2].numel()
+    return f"less than {2**30} tokens, got {tokens}" if tokens >= 2**30 else None
+
+
+def hip_space(target: Target, call: Any) -> list[dict[str, int]]:
+    """The heads and shares beyond the default that a tuner should try with the HIP kernels."""
+    return [{"heads": heads, "share": share} for heads in _HEADS for share in _SHARES
+            if share >= heads and (heads, share) != (2, 4)]
+
+
+def triton_space(target: Target, call: Any) -> list[dict[str, int]]:
+    """Tiles and waves that leave each lane 4 to 32 elements."""
+    return [{"elements": elements, "num_warps": warps} for elements in (512, 1024, 2048, 4096, 8192)
+            for warps in (1, 2, 4, 8) if 4 <= elements // (target.wave_size * warps) <= 32]

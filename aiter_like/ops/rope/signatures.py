@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Makes the public functions of rope and rope_2d: AITER has 40 of them, which differ in a few parameters.
+
+Here each gets its signature, its docstring and its arguments in order; the operator's own file gives what it runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_ABOUT = {
+    "input": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
+    "input_x": "[s, b, heads, head_dim] bf16|fp16|fp32, last dimension contiguous, any other strides.",
+    "input_y": "as `input_x`, with a number of heads of its own.",
+    "output_grads": "gradient of the forward function's result, like its input.",
+    "output_grads_x": "gradient of the forward function's first result, like its input.",
+    "output_grads_y": "gradient of the second.",
+    "freqs": "[≥ s, 1, 1, width] bf16|fp16|fp32: angles, whose sines and cosines are taken in fp32.",
+    "cos": "[≥ s, 1, 1, width] bf16|fp16|fp32: cosines; with positions a row for each position.",
+    "sin": "sines, like `cos`.",
+    "positions": "[s, b] int32|int64: rows of `cos` and `sin`, which must be there.",
+    "offsets": "[s, b] int32|int64: added to `positions`.",
+    "cu_seqlens": "[sequences + 1] int32|int64: starts of the packed sequences, and the end of the last.",
+    "cos_h": "[1, ≥ img_height, 1, width] bf16|fp16|fp32: cosines for the patch rows.",
+    "sin_h": "sines, like `cos_h`.",
+    "cos_w": "[1, ≥ img_width, 1, width]: cosines for the patch columns.",
+    "sin_w": "sines, like `cos_w`.",
+    "img_height": "rows of patches.",
+    "img_width": "columns of patches.",
+    "rotate_style": "0: the pairs are elements i and i + rotary/2 (NeoX); 1: elements 2i and 2i + 1 (GPT-J).",
+    "reuse_freqs_front_part": "True: a table row has a value per pair; False: per rotated element.",
+    "nope_first": "the rotated part is the head's last, not its first; all of it where `width` covers the head.",
+    "transpose_output": "True: the result lies in memory as [b, s, heads, head_dim].",
+    "backend": '"hip", "triton" or "torch" instead of the automatic choice.',
+}
+
+
+def public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str | None], Any], summary: str,
+           returns: str) -> Callable:
+    """The function `name`, with these parameters by position or keyword and `backend`; `run` gets them in order."""
+    count = len(names)
+
+    def function(*args: Any, backend: str | None = None, **named: Any) -> Any:
+        if named or len(args) != count:
+            args = _in_order(name, names, args, named)
+        return run(args, backend)
+
+    kinds = {"rotate_style": "int", "img_height": "int", "img_width": "int", "reuse_freqs_front_part": "bool",
+             "nope_first": "bool", "transpose_output": "bool"}
+    parameters = [inspect.Parameter(each, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=kinds.get(each, "Tensor"),
+                                    default=False if each == "transpose_output" else inspect.Parameter.empty)
+                  for each in names]
+    parameters.append(inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None,
+                                        annotation="str | None"))
+    is_two = "_2c_" in name
+    function.__signature__ = inspect.Signature(
+        parameters, return_annotation="tuple[Tensor, Tensor]" if is_two else "Tensor")
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = "aiter_like"
+    arguments = "\n".join(f"    {each}: {_ABOUT[each]}" for each in (*names, "backend"))
+    function.__doc__ = _TEXT.format(summary=summary, arguments=arguments, returns=returns, name=name)
+    return function
+
+
+_TEXT = """{summary}
+
+`first' = first · cos - second · sin`, `second' = second · cos + first · sin` for each pair of a head's rotated part;
+the backward functions multiply by the transposed matrix.
+
+Args:
+{arguments}
+
+Returns:
+    {returns}
+
+Raises:
+    TypeError: an argument is of another kind or dtype.
+    ValueError: shapes, devices, layout or flags do not fit.
+    UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+Notes:
+    Rotated in fp32, rounded to nearest even once; the rest of a head is copied bit for bit; deterministic; can be
+    captured in a graph. Only "torch" has a derivative: an input that requires grad selects it.
+
+Source: Su et al., RoFormer (2021); AITER's `{name}`.
+"""
+
+
+def _in_order(name: str, names: Sequence[str], args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+    """The values of a call's parameters; `transpose_output` may be left out."""
+    if len(args) > len(names):
+        raise TypeError(f"{name}: takes {len(names)} arguments by position, got {len(args)}")
+    values = list(args)
+    for each in names[len(args):]:
+        if each not in named and each != "transpose_output":
+            raise TypeError(f"{name}: {each} is missing")
+        values.append(named.get(each, False))
+    unknown = [each for each in named if each not in names[len(args):]]
+    if unknown:
+        raise TypeError(f"{name}: {unknown[0]} is no parameter, or given twice")
+    return values
