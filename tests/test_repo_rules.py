@@ -178,19 +178,15 @@ def test_each_kernel_file_belongs_to_one_family():
     assert users and all(len(names) == 1 for names in users.values()), users
 
 
-def test_each_operator_has_a_test_and_a_table():
+def test_each_operator_has_a_test_and_each_table_an_operator():
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.dispatch import OPS
     from aiter_like.dispatch.table import columns
 
     assert OPS
     for name, op in OPS.items():
-<<<<<<< HEAD
         assert any(file.startswith("op_tests/") and file.endswith(f"/test_{name}.py") for file in tracked()), name
-=======
-        assert any(re.fullmatch(rf"op_tests/(\w+/)?test_{name}.py", path) for path in tracked()), name
->>>>>>> h-rope
-        if op.tune_fields:
+        if f"tuned_csv/{name}.csv" in tracked():  # without one the operator has no rows
             assert text(f"tuned_csv/{name}.csv").splitlines()[0] == ",".join(columns(op.tune_fields))
             assert not op.table.problems
     tables = {Path(name).stem for name in files(".csv", under="tuned_csv/")}
