@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """flash_attn_fwd, the forward operator behind every function of ops/attention*.py that is not paged: reference, checks,
-backends. Kernels: csrc/attention/, ops/attention/triton/flash_attn_fwd.py.
+backends. Kernels: csrc/attention/, ops/attention/triton/flash_attn_fwd_parts.py.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _triton_kernels(target: Target, *args: Any, **params: int) -> list[str]:
     """attention_hopper.py's first where the rows fill its tiles and the GPU; GROUPS is a parameter of that one only.
 
     The other one took 1.12 (head dimension 64) to 2.0 times as long (window and sinks) on packed sequences of 256 to
-    6000 rows, H200: `test_flash_attn_hopper.py --bench`.
+    6000 rows, H200: `test_flash_attn_fwd_hopper.py --bench`.
     """
     call = AttentionCall(*args)
     hopper = ["flash_attn_fwd_hopper"] if target.arch == "sm_90" and hopper_serves(call) else []
@@ -241,7 +241,7 @@ flash_attn_fwd = Op(
     writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", _flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),
               Backend("ck", _flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
-              Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
+              Backend("triton", "ops.attention.triton.flash_attn_fwd_parts:flash_attn_fwd",
                       refusal=_triton_refusal, kernels=_triton_kernels,
                       space=_triton_space, cost=_triton_cost, returns_relaunch=True),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The arguments of unified_attention, in order. Read by ops/attention/unified_attention.py and
-ops/attention/triton/flash_attn_fwd.py.
+ops/attention/triton/flash_attn_fwd_parts.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/flash_attn_fwd.py."""
+"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/flash_attn_fwd_parts.py."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ unified_attention_op = Op(
     tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("triton", "ops.attention.triton.flash_attn_fwd:unified_attention",
+    backends=(Backend("triton", "ops.attention.triton.flash_attn_fwd_parts:unified_attention",
                       refusal=_triton_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", unified_attention_ref)))

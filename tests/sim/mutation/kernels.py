@@ -245,8 +245,8 @@ def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -
 
 
 def _attention_triton(dtype: torch.dtype, head_dim: int, is_causal: bool, has_lse: bool) -> list[Kernel]:
-    """ops/attention/triton/flash_attn_fwd.py, as its launcher compiles it."""
-    from aiter_like.ops.attention.triton import flash_attn_fwd as kernels
+    """ops/attention/triton/flash_attn_fwd_parts.py, as its launcher compiles it."""
+    from aiter_like.ops.attention.triton import flash_attn_fwd_parts as kernels
 
     with _captured(kernels) as calls:
         for rows, keys in ((70, 180), (133, 70), (128, 128), (129, 192), (70, 40)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """attention_hopper.py, a kernel of backend "triton" for sm_90, against float64; `--bench`: beside attention.py's. What
-its code is like: test_flash_attn_triton.py.
+its code is like: test_flash_attn_fwd_triton.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from covering import covering
 from aiter_like.device import Target, target_of
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.flash_attn_fwd import _triton_kernels, hopper_serves
-from aiter_like.ops.attention.triton import flash_attn_fwd
+from aiter_like.ops.attention.triton import flash_attn_fwd_parts as flash_attn_fwd
 from aiter_like.testing.attention import check_attention
 
 BF16, F16 = torch.bfloat16, torch.float16

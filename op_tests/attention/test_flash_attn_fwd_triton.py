@@ -117,7 +117,7 @@ def test_lengths_that_lie_touch_nothing_outside(device, run):
                          ids=str)
 def test_ways_to_lay_out_the_work(device, params):
     """What the tuner may choose changes no value but by the order of sums; descriptors only where addresses allow."""
-    from aiter_like.ops.attention.triton import flash_attn_fwd
+    from aiter_like.ops.attention.triton import flash_attn_fwd_parts as flash_attn_fwd
 
     for tensors in (dense(device, 2, 200, 300, 3, 3, 64, BF16), dense(device, 1, 200, 300, 3, 3, 60, BF16)):
         q, k, v = tensors
@@ -153,7 +153,8 @@ def hopper(device, monkeypatch):
     """hopper(call): compiles what the call launches for sm_90, and gives it; nothing runs."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
-    from aiter_like.ops.attention.triton import flash_attn_fwd, flash_attn_fwd_hopper
+    from aiter_like.ops.attention.triton import flash_attn_fwd_hopper
+    from aiter_like.ops.attention.triton import flash_attn_fwd_parts as flash_attn_fwd
     from aiter_like.ops.common.triton import launch as launcher
 
     with compiled_for_hopper(monkeypatch, flash_attn_fwd, launcher, flash_attn_fwd_hopper) as built:
