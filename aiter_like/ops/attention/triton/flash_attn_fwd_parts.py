@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Attention forward in Triton, dense, varlen and paged: the kernel, and the launchers named by operators of ops/."""
+"""The kernel behind Triton's flash_attn_fwd and unified_attention: dense, varlen and paged keys, and its launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,14 +10,11 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from aiter_like.device import target_of
 from aiter_like.ops.attention.call import AttentionCall
-from aiter_like.ops.attention.paged_call import PagedCall
-from aiter_like.ops.attention.triton.instance import Instance, instance_of, splits_of
+from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.parts import (
     LOG2_E,
     MASKED,
-    _combine_kernel,
     adjusted,
     bias_of,
     clamped,
@@ -39,8 +35,8 @@ from aiter_like.ops.attention.triton.parts import (
     store_part,
     tile_of_program,
 )
+from aiter_like.ops.attention.triton.shape import Shape, shape_of, splits_of
 from aiter_like.ops.attention.triton.strides import (
-    is_aligned,
     stride_of_batch,
     strides_of_bias,
     strides_of_descale,
@@ -49,7 +45,7 @@ from aiter_like.ops.attention.triton.strides import (
     strides_of_rows,
 )
 from aiter_like.ops.common import philox
-from aiter_like.ops.common.triton.launch import Launch, config
+from aiter_like.ops.common.triton.launch import Launch
 from aiter_like.ops.common.triton.philox import attention_kept
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
@@ -214,74 +210,73 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
                 SHAPE.ROUNDING)
 
 
-def flash_attn_fwd(*args: torch.Tensor | float | None, kernel: str = "flash_attn_fwd",
-                   **params: int) -> Callable[..., None] | None:
-    """Same arguments as the operator's other backends; writes `out` and `lse`. What it returns: see Backend.repeats.
+@triton.jit(do_not_specialize=["seqlen_q", "num_heads", "num_splits", "max_seqlen_q", "group_size"])
+def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_scale, out_strides, lse_strides,
+                   part_strides, sum_strides, split_strides, descale_strides, seqlen_q, max_seqlen_q, num_heads,
+                   group_size, num_splits, value_scale, SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr,
+                   DV: tl.constexpr, ROUNDING: tl.constexpr):
+    """Adds the parts of one row of one head, always in the same order; bound: memory."""
+    index = tl.program_id(0)
+    query, head, batch = index % max_seqlen_q, index // max_seqlen_q % num_heads, index // max_seqlen_q // num_heads
+    batch, head, start, row_batch = batch.to(tl.int64), head.to(tl.int64), batch.to(tl.int64) * 0, batch.to(tl.int64)
+    if cu_seqlens_q is not None:
+        start, seqlen_q = sequence(cu_seqlens_q, batch, seqlen_q)
+        row_batch = batch * 0
+    if query >= seqlen_q:
+        return
+    row = (start + query).to(tl.int64)
+    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DV)
+    is_split = splits < num_splits
+    at = sums + row_batch * sum_strides[0] + row * sum_strides[1] + head * sum_strides[2] + splits * split_strides[1]
+    maxima = tl.load(at + split_strides[2], mask=is_split, other=-1.0e30)
+    maximum = tl.max(maxima, 0)
+    weights = tl.exp2(maxima - maximum)
+    total = tl.sum(tl.load(at, mask=is_split, other=0.0) * weights, 0)
+    at = parts + row_batch * part_strides[0] + row * part_strides[1] + head * part_strides[2]
+    acc = tl.load(at + splits.to(tl.int64)[:, None] * split_strides[0] + dims[None, :],
+                  mask=is_split[:, None] & (dims < HEAD_DIM_V)[None, :], other=0.0)
+    acc = tl.sum(acc * weights[:, None], 0)[None, :]
+    one = tl.zeros([1], tl.int32)
+    out_rows = out + row_batch * out_strides[0] + row * out_strides[1] + head * out_strides[2] + one
+    lse_rows, sinks = None, None
+    if lse is not None:
+        lse_rows = lse + row_batch * lse_strides[0] + row * lse_strides[1] + head * lse_strides[2] + one
+    if sink is not None:
+        sinks = tl.load(sink + head + one).to(tl.float32) * LOG2_E
+    if v_descale is not None:
+        value_scale *= tl.load(v_descale + batch * descale_strides[0] + head // group_size * descale_strides[1])
+    if out_scale is not None:
+        value_scale /= tl.load(out_scale)
+    finish_rows(out_rows, lse_rows, one == 0, acc, total + one, maximum + one, sinks, value_scale, HEAD_DIM_V, DV,
+                ROUNDING)
 
-    kernel: "flash_attn_fwd_hopper" is that of attention_hopper.py; where an address forbids it the other takes over.
-    params: a tuned row's values instead of those of configs/triton/<kernel>.toml.
-    """
-    call = AttentionCall(*args)
-    target = target_of(call.q.device)
-    if kernel == "flash_attn_fwd_hopper":
-        if all(is_aligned(tensor) for tensor in (call.q, call.k, call.v)):
-            from aiter_like.ops.attention.triton import (
-                flash_attn_fwd_hopper,  # not every Triton for AMD has Gluon for NVIDIA
-            )
 
-            flash_attn_fwd_hopper.attend(call, {**config(kernel, target.arch, _width(call)), **params}, target)
-        else:
-            attend(call, config("flash_attn_fwd", target.arch, _width(call)))
-        return None
-    launches = attend(call, {**config("flash_attn_fwd", target.arch, _width(call)), **params})
-    return None if launches is None else lambda *args: launches(AttentionCall(*args))
-
-
-def unified_attention(*args: torch.Tensor | float | None, **params: int) -> Callable[..., None] | None:
-    """Same arguments as the operator's other backends; writes `out` and `lse`. What it returns: see Backend.repeats.
-
-    params: a tuned row's values instead of those of configs/triton/unified_attention.toml.
-    """
-    call = PagedCall(*args)
-    attention = call.attention
-    kind = "short" if call.max_seqlen_q * (attention.num_heads // attention.num_kv_heads) <= 32 else "long"
-    variant = f"{kind}_{_width(attention)}"
-    settings = {**config("unified_attention", target_of(call.q.device).arch, variant), **params}
-    launches = attend(attention, settings, call.block_table, call.output_scale)
-
-    def again(*args: torch.Tensor | float | None) -> None:
-        call = PagedCall(*args)
-        launches(call.attention, call.block_table, call.output_scale)
-
-    return None if launches is None else again
-
-
-def _width(call: AttentionCall) -> str:
-    """The name of a configuration: padded head dimensions; 192 is 192 and 128, as of DeepSeek's latent attention."""
+def width(call: AttentionCall) -> str:
+    """The name of a configuration: padded head dimensions; "d192" is 192 and 128, as of DeepSeek's latent attention."""
     if 128 < call.head_dim <= 192 and call.head_dim_v <= 128:
         return "d192"
     return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
 
 
 def attend(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None = None,
-           out_scale: torch.Tensor | None = None) -> _Launches | None:
+           out_scale: torch.Tensor | None = None) -> Launches | None:
     """Launches a call; what launches others of the same metadata, or None where addresses decide too.
 
     settings: BLOCK_M, BLOCK_N, XCDS, TMA, launch options. With a block table, k and v are pages [num_pages, page_size,
     num_kv_heads, head_dim], and the bias is one of queries and their own keys, [seqlen, seqlen].
     """
-    shape = instance_of(call, settings, block_table)
+    shape = shape_of(call, settings, block_table)
     boxes = _boxes(call, shape) if settings.get("TMA") else (None, None)
     options = {name: value for name, value in settings.items() if not name.isupper()}
-    launches = _Launches(call, replace(shape, HAS_BOXES=boxes[0] is not None), options, block_table)
+    launches = Launches(call, replace(shape, HAS_BOXES=boxes[0] is not None), options, block_table)
     launches(call, block_table, out_scale, boxes)
     return None if settings.get("TMA") else launches
 
 
-class _Launches:
+class Launches:
     """The launch of the kernel, and that of the sum of its parts where the keys are split."""
 
-    def __init__(self, call: AttentionCall, shape: Instance, options: dict[str, int],
+    def __init__(self, call: AttentionCall, shape: Shape, options: dict[str, int],
                  block_table: torch.Tensor | None):
         if shape.M <= 32:
             options["num_warps"] = min(options["num_warps"], 4)
@@ -340,7 +335,7 @@ def _descales(call: AttentionCall) -> tuple[torch.Tensor | None, torch.Tensor | 
     return (q_descale, call.k_descale, call.v_descale) if call.k.element_size() == 1 else (q_descale, None, None)
 
 
-def _boxes(call: AttentionCall, shape: Instance) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
+def _boxes(call: AttentionCall, shape: Shape) -> tuple[TensorDescriptor | None, TensorDescriptor | None]:
     """Descriptors of k and v as [batch, keys, heads, dim], or None for both where a stride or an address forbids."""
     boxes = []
     for tensor, dim in ((call.k, shape.D), (call.v, shape.DV)):

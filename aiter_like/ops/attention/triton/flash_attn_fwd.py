@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""flash_attn_fwd in Triton: one launcher, which chooses the kernel of flash_attn_fwd_parts.py or that for Hopper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiter_like.device import target_of
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.checks import is_aligned
+from aiter_like.ops.attention.triton.flash_attn_fwd_parts import attend, width
+from aiter_like.ops.common.triton.launch import config
+
+
+def flash_attn_fwd(call: AttentionCall, kernel: str = "flash_attn_fwd",
+                   **params: int) -> Callable[..., None] | None:
+    """Writes `out` and `lse`. What it returns: see Backend.returns_relaunch.
+
+    kernel: "flash_attn_fwd_hopper" is that of flash_attn_fwd_hopper.py; where an address forbids it the other takes
+    over. params: a tuned row's values instead of those of configs/triton/<kernel>.toml.
+    """
+    target = target_of(call.q.device)
+    if kernel == "flash_attn_fwd_hopper":
+        if all(is_aligned(tensor) for tensor in (call.q, call.k, call.v)):
+            from aiter_like.ops.attention.triton import (
+                flash_attn_fwd_hopper,  # not every Triton for AMD has Gluon for NVIDIA
+            )
+
+            settings = {**config("flash_attn_fwd_hopper", target.arch, width(call)), **params}
+            flash_attn_fwd_hopper.attend(call, settings, target)
+        else:
+            attend(call, config("flash_attn_fwd", target.arch, width(call)))
+        return None
+    launches = attend(call, {**config("flash_attn_fwd", target.arch, width(call)), **params})
+    return None if launches is None else lambda *fields: launches(AttentionCall(*fields))
