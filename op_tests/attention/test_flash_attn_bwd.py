@@ -35,7 +35,7 @@ def check(run, backend, call):
 def again(call):
     """The same call with outputs of its own."""
     return call._replace(**{name: None if tensor is None else torch.full_like(tensor, math.nan)
-                            for name, tensor in zip(call._fields[:4], call[:4])})
+                            for name, tensor in zip(("dq", "dk", "dv", "dsink"), call.results)})
 
 
 @pytest.mark.parametrize("features", FEATURES)
@@ -82,10 +82,10 @@ def test_strides(device, run, backend):
     for view in (strided(call, (1, 2, 1, 8)), strided(call, (0, 1, 1, 3), offset=1),
                  call._replace(**{name: getattr(call, name).transpose(1, 2).contiguous().transpose(1, 2)
                                   for name in ("dq", "dk", "dv", "q", "k", "v")})):
-        for gradient in view[:3]:
+        for gradient in view.gradients:
             gradient.fill_(math.nan)
         run(backend, flash_attn_bwd, view)
-        assert all(torch.equal(got, expected) for got, expected in zip(view[:3], call[:3]))
+        assert all(torch.equal(got, expected) for got, expected in zip(view.gradients, call.gradients))
     shared = make(device, lengths=(37, 70), heads=(4, 2), batch=2)
     shared = shared._replace(k=shared.k[:1].expand(2, -1, -1, -1), v=shared.v[:, :, :1].expand(-1, -1, 2, -1))
     check(run, backend, fill_forward(shared))
@@ -118,10 +118,10 @@ def test_nothing_to_do(device, run, backend):
     for lengths, batch, heads in (((5, 0), 2, 2), ((0, 5), 2, 2), ((5, 7), 0, 2), ((5, 7), 1, 0)):
         call = make(device, lengths=lengths, batch=batch, heads=(heads, heads), sink=True)
         flash_attn_bwd(call, backend=backend)
-        assert not any(gradient.any() for gradient in call[:4])
+        assert not any(gradient.any() for gradient in call.results)
     call = make(device, packed=((5, 0), (0, 9)), sink=True)
     run(backend, flash_attn_bwd, call)
-    assert not any(gradient.any() for gradient in call[:4])
+    assert not any(gradient.any() for gradient in call.results)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -130,7 +130,7 @@ def test_rows_of_no_sequence_get_zeros(device, run, backend):
     starts = (torch.tensor([9, 25], dtype=torch.int32, device=device),
               torch.tensor([11, 31], dtype=torch.int32, device=device))
     run(backend, flash_attn_bwd, fill_forward(call._replace(cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])))
-    for gradient, (start, end) in zip(call[:3], ((9, 25), (11, 31), (11, 31))):
+    for gradient, (start, end) in zip(call.gradients, ((9, 25), (11, 31), (11, 31))):
         assert not gradient[:start].any() and not gradient[end:].any() and gradient[start:end].any()
 
 
@@ -163,7 +163,7 @@ def test_repeats_bit_for_bit(device, run, features):
                 run("triton", flash_attn_bwd, repeat)
         else:
             run("triton", flash_attn_bwd, repeat)
-        assert all(torch.equal(got, expected) for got, expected in zip(repeat[:4], first[:4]))
+        assert all(torch.equal(got, expected) for got, expected in zip(repeat.results, first.results))
 
 
 def test_forward_and_backward_drop_the_same(device, run):
@@ -189,10 +189,10 @@ def test_any_cu_seqlens_stay_inside(device, run, starts):
     call = make(device, packed=((20, 20), (20, 20)), window=(-1, 0), bias="shared")
     broken = torch.tensor(starts, dtype=torch.int64).to(device, torch.int32)
     for q_starts, k_starts in ((broken, call.cu_seqlens_k), (call.cu_seqlens_q, broken), (broken, broken)):
-        for gradient in call[:3]:
+        for gradient in call.gradients:
             gradient.fill_(math.nan)
         run("triton", flash_attn_bwd, call._replace(cu_seqlens_q=q_starts, cu_seqlens_k=k_starts))
-        assert all(gradient.isfinite().all() for gradient in call[:3])
+        assert all(gradient.isfinite().all() for gradient in call.gradients)
 
 
 def bad_calls(device):
@@ -382,7 +382,7 @@ def bench() -> None:
 
         def ours():
             flash_attn_bwd(call, backend="triton")
-            return call[:3]
+            return call.gradients
 
         flops = 10 * batch * heads * seqlen**2 * head_dim // (2 if causal else 1)
         return benching.Case(f"{','.join(map(str, shape))}{' causal' if causal else ''}", sum(

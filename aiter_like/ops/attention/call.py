@@ -162,6 +162,15 @@ class AttentionBackwardCall(NamedTuple):
     dropout_p: float = 0.0
 
     @property
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.dq, self.dk, self.dv
+
+    @property
+    def results(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """What the operator writes."""
+        return self.dq, self.dk, self.dv, self.dsink
+
+    @property
     def forward(self) -> AttentionCall:
         """The call of flash_attn_fwd that this is the derivative of."""
         return AttentionCall(**{name: getattr(self, name) for name in _SHARED})

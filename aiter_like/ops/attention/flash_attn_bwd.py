@@ -32,7 +32,7 @@ _MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 def flash_attn_bwd_ref(call: AttentionBackwardCall) -> None:
     """The formulas in torch, in fp32 (fp64 for fp64 input), one sequence at a time; writes dq, dk, dv and dsink."""
     q, k, lse, dlse = call.q, call.k, call.lse, call.dlse
-    for gradient in (call.dq, call.dk, call.dv, call.dsink):
+    for gradient in call.results:
         if gradient is not None:
             gradient.zero_()
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -45,7 +45,7 @@ def flash_attn_bwd_ref(call: AttentionBackwardCall) -> None:
         tensors = [tensor[index].transpose(0, 1).to(wide) for tensor, index in (
             (q, rows), (k, keys), (call.v, keys), (call.dout, rows), (call.out, rows))]  # each [heads, rows, dim]
         parts = _one_sequence(call, batch, rows, *tensors, lse_rows.to(wide), dlse_rows)
-        for gradient, index, part in zip((call.dq, call.dk, call.dv), (rows, keys, keys), parts[:3], strict=True):
+        for gradient, index, part in zip(call.gradients, (rows, keys, keys), parts[:3], strict=True):
             gradient[index] = part.transpose(0, 1).to(gradient.dtype)
         if call.dsink is not None:
             call.dsink.add_(parts[3])

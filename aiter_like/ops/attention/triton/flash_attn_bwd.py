@@ -266,7 +266,7 @@ def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> Callable[..., 
     of flash_attn_bwd_hopper.toml, for the kernels of flash_attn_bwd_hopper.py.
     """
     if not call.forward.batch or not call.forward.num_heads or not call.max_seqlen_q:
-        for gradient in (call.dq, call.dk, call.dv, call.dsink):
+        for gradient in call.results:
             if gradient is not None:
                 gradient.zero_()
         return None
@@ -289,7 +289,7 @@ class _Launches:
 
     def run(self, call: AttentionBackwardCall) -> None:
         if call.cu_seqlens_q is not None:  # rows of no sequence
-            for gradient in (call.dq, call.dk, call.dv):
+            for gradient in call.gradients:
                 gradient.zero_()
         delta, lse2, parts = self.delta(call)
         if self.hopper is not None and self.hopper.takes(call):
