@@ -22,6 +22,9 @@ u8, u32, u64 = torch.uint8, torch.uint32, torch.uint64
 
 DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
 
+ROUNDINGS = ("rtne", "rtna", "rtz")
+"""To nearest even, to nearest with ties away from zero, towards zero: AITER's how_v3_bf16_cvt 0, 1, 2."""
+
 
 def name(dtype: torch.dtype) -> str:
     """Short name of a dtype.

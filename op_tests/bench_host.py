@@ -22,7 +22,9 @@ import aiter_like
 from aiter_like import device, sim
 from aiter_like.build import build
 from aiter_like.dispatch import torch_ops
-from aiter_like.ops.attention.flash_attn_fwd import _dense, _flash_attn_fwd_hip, flash_attn_fwd
+from aiter_like.ops.attention.call import dense_call
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
+from aiter_like.ops.attention.flash_attn_fwd_hip import flash_attn_fwd_hip
 from aiter_like.ops.norm.rms_norm import _rms_norm_hip
 from aiter_like.testing import host_time_us
 
@@ -55,8 +57,8 @@ def in_new_process(code: str, repeats: int = 5) -> float:
 def builds(with_simulator: bool) -> None:
     """Cold builds into an empty cache."""
     rms_norm = _rms_norm_hip.instance_spec(_rms_norm_hip.instances()[0], "hip", "gfx942")
-    instances = {instance.name: instance for instance in _flash_attn_fwd_hip.instances()}
-    attention = _flash_attn_fwd_hip.instance_spec(instances["bf16_d128_right_rtna"], "hip", "gfx942")
+    instances = {instance.name: instance for instance in flash_attn_fwd_hip.instances()}
+    attention = flash_attn_fwd_hip.instance_spec(instances["bf16_d128_right_rtna"], "hip", "gfx942")
     specs = [(rms_norm, 5.0), (attention, 15.0)] + ([(sim.module_spec(), 90.0)] if with_simulator else [])
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, AITER_LIKE_CACHE_DIR=folder):
         for spec, limit in specs:
@@ -85,8 +87,8 @@ def calls() -> None:
     q = torch.randn(1, 128, 8, 64, dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 128, 2, 64, dtype=torch.bfloat16)
     out_attention = torch.empty_like(q)
-    args_attention = _dense(out_attention, None, q, k, v, True, 1)
-    bare_attention = _flash_attn_fwd_hip.bind(target, args_attention)
+    args_attention = dense_call(out_attention, None, q, k, v, window_right=0, how_v3_bf16_cvt=1)
+    bare_attention = flash_attn_fwd_hip.bind(target, args_attention)
     parameters = torch_ops.parameters(flash_attn_fwd.reference, writes=("out",)).removesuffix(", *, str? backend=None")
     custom = as_custom_op("flash_attn_func", bare_attention, f"({parameters}) -> ()")
     compare("flash_attn_func", lambda: bare_attention(*args_attention),

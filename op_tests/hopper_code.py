@@ -35,7 +35,7 @@ def compiled_for_hopper(monkeypatch: pytest.MonkeyPatch, asks: ModuleType, *laun
     """A list that grows by each kernel that is launched: compiled for sm_90, nothing runs.
 
     Args:
-        asks: the module of triton_kernels/ that asks for the target.
+        asks: the Triton module that asks for the target.
         launches: those that call `launch`.
     """
     from triton.runtime import driver

@@ -23,7 +23,7 @@ from pathlib import Path
 from aiter_like import paths
 from aiter_like.build import cache, recipe, toolchain
 from aiter_like.jit import Instance
-from aiter_like.ops.attention.flash_attn_fwd_hip import HEAD_DIMS, MASKS, VARIANTS, _flash_attn_fwd_hip, variant
+from aiter_like.ops.attention.flash_attn_fwd_hip import HEAD_DIMS, MASKS, VARIANTS, flash_attn_fwd_hip, variant
 
 COMPILERS = ("clang++-19", "clang++-22")
 ROCM = "hipcc"
@@ -102,7 +102,7 @@ def assembly(instance: Instance, compiler: str) -> str:
     found = _candidate(compiler).toolchain
     if found is None:
         raise FileNotFoundError(f"{compiler} is needed for the static gates of attention: see .ci/setup.sh")
-    spec = _flash_attn_fwd_hip.instance_spec(instance, "hip", "gfx942")
+    spec = flash_attn_fwd_hip.instance_spec(instance, "hip", "gfx942")
     command = [*recipe.steps(spec, found)[0].command]
     command[command.index("-c"):command.index("-c") + 1] = ["-S"]
     sources = [*sorted((paths.csrc() / "attention").iterdir()),

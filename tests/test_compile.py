@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aiter_like
-from aiter_like.ops.attention import flash_attn_fwd
+from aiter_like.ops.attention.call import dense_call
 
 
 def _attention_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -121,12 +121,12 @@ def test_opcheck(backend):
     q, k, v = _attention_inputs()
     out, lse = torch.empty_like(q), torch.empty(1, 4, 17)
     keyword = {"backend": backend}
-    for args in ((out, lse, q, k, v, True, 1), (out, None, q, k, v, False, 0)):
-        torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, flash_attn_fwd._dense(*args), keyword)
+    for call in (dense_call(out, lse, q, k, v, window_right=0, how_v3_bf16_cvt=1), dense_call(out, None, q, k, v)):
+        torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, tuple(call), keyword)
     starts = torch.tensor((0, 5, 17), dtype=torch.int32)
-    packed = flash_attn_fwd._dense(out, None, q, k, v, True, 1)._replace(
+    packed = dense_call(out, None, q, k, v, window_right=0, how_v3_bf16_cvt=1)._replace(
         out=out[0], q=q[0], k=k[0], v=v[0], cu_seqlens_q=starts, cu_seqlens_k=starts, sink=torch.ones(4), softcap=3.0)
-    torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, packed, {"backend": "triton"})
+    torch.library.opcheck(torch.ops.aiter_like.flash_attn_fwd_out, tuple(packed), {"backend": "triton"})
     x, weight = _norm_inputs()
     torch.library.opcheck(torch.ops.aiter_like.rms_norm_out,
                             (torch.empty_like(x), x, weight, 1e-6, 0, None, None, False), keyword)

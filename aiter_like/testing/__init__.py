@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """What the package's tests, benchmarks and demo share, and what users may test their own kernels with."""
 
+from aiter_like.dtypes import ROUNDINGS
 from aiter_like.testing.compare import (
     HIDDEN_SIZES,
     LENGTHS,
-    ROUNDINGS,
     TOLERANCES,
     Tolerance,
     assert_within,

@@ -107,7 +107,7 @@ def attention_gradients_float64(call: AttentionBackwardCall, rounding: str = "rt
     smallest subnormal, and what fp32 flushes to 0.
     """
     found = {name: Gradient(*(torch.zeros(tensor.shape, dtype=torch.float64) for _ in range(2)))
-             for name, tensor in zip(("dq", "dk", "dv", "dsink"), call[:4], strict=True) if tensor is not None}
+             for name, tensor in zip(("dq", "dk", "dv", "dsink"), call.results, strict=True) if tensor is not None}
     for batch, rows, keys in _places(call):
         sequence = _sequence(call, batch, rows, keys)
         gradients, limits = _exact(call, sequence), _limits(call, sequence, rounding)

@@ -44,7 +44,6 @@ TOLERANCES: dict[tuple[torch.dtype, str], Tolerance] = {
     (torch.float16, "rtz"): Tolerance(2**-10, 1.2e-3, smallest=2**-24),
     (torch.float32, "rtne"): Tolerance(2**-24, 1e-6),
 }
-ROUNDINGS = ("rtne", "rtna", "rtz")
 
 
 def rms_norm_float64(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_rmsnorm: int = 0) -> Tensor:

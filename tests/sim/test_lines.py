@@ -19,7 +19,7 @@ from hip_program import PRELUDE, code_object
 from aiter_like import sim
 from aiter_like.build import recipe, toolchain
 from aiter_like.errors import SimulatorError
-from aiter_like.ops.attention import flash_attn_fwd
+from aiter_like.ops.attention import flash_attn_fwd_hip
 from aiter_like.ops.norm import rms_norm
 from aiter_like.sim.library import json_of
 
@@ -263,7 +263,7 @@ def text_section(bundle: bytes) -> bytes:
     return elf[offset:offset + size]
 
 
-@pytest.mark.parametrize("function", [rms_norm._rms_norm_hip, flash_attn_fwd._flash_attn_fwd_hip],
+@pytest.mark.parametrize("function", [rms_norm._rms_norm_hip, flash_attn_fwd_hip.flash_attn_fwd_hip],
                          ids=lambda f: f.function_name)
 def test_lines_do_not_change_the_machine_code(function, tmp_path):
     """What lets the JIT always compile with -gline-tables-only."""

@@ -14,7 +14,7 @@ from aiter_like.build import toolchain
 from aiter_like.device import Target
 from aiter_like.dispatch import OPS, Backend
 from aiter_like.dispatch.table import columns
-from aiter_like.ops.attention import flash_attn_fwd
+from aiter_like.ops.attention.call import dense_call
 from aiter_like.ops.common import rows
 from aiter_like.tuning import candidates, models
 
@@ -145,7 +145,7 @@ def test_accesses_of_16_elements_for_8_bit_results():
 def test_tiles_that_do_not_fit_cost_infinitely():
     backend = next(backend for backend in OPS["flash_attn_fwd"].backends if backend.name == "triton")
     q, k = (torch.empty(2, 4096, heads, 128, dtype=torch.bfloat16, device="meta") for heads in (4, 2))
-    args = flash_attn_fwd._dense(q, None, q, k, k, True, 1)
+    args = dense_call(q, None, q, k, k, window_right=0, how_v3_bf16_cvt=1)
     costs = {(trial["BLOCK_N"], trial["num_stages"]): backend.cost(GPUS[0], *args, **trial)
              for trial in backend.space(GPUS[0], *args) if trial["BLOCK_M"] == 128 and trial["num_warps"] == 8}
     assert math.isinf(costs[128, 3]) and math.isfinite(costs[64, 1])

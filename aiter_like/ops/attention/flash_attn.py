@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.dtypes import ROUNDINGS
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.call import AttentionCall, check_lengths, read_window
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.checks import check_lengths, read_window
 from aiter_like.ops.attention.flash_attn_bwd import attend
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
@@ -22,7 +24,6 @@ from aiter_like.ops.attention.padding import for_padding_too, with_padding
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
 _is_grad_enabled = torch.is_grad_enabled
-_ROUND_MODES = {"rtne": 0, "rtna": 1, "rtz": 2}  # how_v3_bf16_cvt
 _AITER_ROUNDING = 1
 
 
@@ -121,12 +122,7 @@ def flash_attn_func(
     if softmax_scale is None:
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
     lse = None
-    if needs_grad:
-        out, lse = _differentiable(
-            op, AttentionCall(out, None, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None,
-                              rng_state, workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size,
-                              logits_soft_cap, dropout_p, num_splits, how_v3_bf16_cvt), backend)
-    else:
+    if not needs_grad:
         if out is None:
             if layout == "bshd":
                 out = torch.empty(batch, seqlen_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
@@ -135,9 +131,15 @@ def flash_attn_func(
                 out = given.transpose(1, 2)
         if return_lse:
             lse = torch.empty(batch, num_heads, seqlen_q, dtype=torch.float32, device=q.device)
-        flash_attn_fwd(out, lse, q, k, v, None, None, seqlens_k, bias, alibi_slopes, sink_ptr, None, None, None,
-                       rng_state, workspace, seqlen_q, seqlen_k, softmax_scale, left, right, sink_size,
-                       logits_soft_cap, dropout_p, num_splits, how_v3_bf16_cvt, backend=backend)
+    call = AttentionCall(
+        out, lse, q, k, v, seqlens_k=seqlens_k, bias=bias, alibi_slopes=alibi_slopes, sink=sink_ptr,
+        rng_state=rng_state, workspace=workspace, max_seqlen_q=seqlen_q, max_seqlen_k=seqlen_k,
+        softmax_scale=softmax_scale, window_left=left, window_right=right, sink_size=sink_size,
+        softcap=logits_soft_cap, dropout_p=dropout_p, num_splits=num_splits, how_v3_bf16_cvt=how_v3_bf16_cvt)
+    if needs_grad:
+        out, lse = _differentiable(op, call, backend)
+    else:
+        flash_attn_fwd(call, backend=backend)
     if given is not None:
         out = given
     elif layout != "bshd":
@@ -232,19 +234,20 @@ def flash_attn_varlen_func(
     if softmax_scale is None:
         softmax_scale = head_dim ** -0.5 if head_dim else 1.0
     lse = None
-    if needs_grad:
-        out, lse = _differentiable(
-            op, AttentionCall(out, None, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None,
-                              None, None, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right,
-                              sink_size, logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt), backend)
-    else:
+    if not needs_grad:
         if out is None:
             out = torch.empty(total_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
         if return_lse:
             lse = torch.empty(num_heads, total_q, dtype=torch.float32, device=q.device)
-        flash_attn_fwd(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, None, bias, alibi_slopes, sink_ptr, None, None,
-                       None, rng_state, workspace, max_seqlen_q, max_seqlen_k, softmax_scale, left, right, sink_size,
-                       logits_soft_cap, dropout_p, 0, how_v3_bf16_cvt, backend=backend)
+    call = AttentionCall(
+        out, lse, q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, bias=bias, alibi_slopes=alibi_slopes,
+        sink=sink_ptr, rng_state=rng_state, workspace=workspace, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        softmax_scale=softmax_scale, window_left=left, window_right=right, sink_size=sink_size,
+        softcap=logits_soft_cap, dropout_p=dropout_p, how_v3_bf16_cvt=how_v3_bf16_cvt)
+    if needs_grad:
+        out, lse = _differentiable(op, call, backend)
+    else:
+        flash_attn_fwd(call, backend=backend)
     if return_lse is False and return_attn_probs is False:
         return out
     return _results(op, out, lse, return_lse, return_attn_probs, dropout_p)
@@ -278,7 +281,7 @@ def _differentiable(op: str, call: AttentionCall, backend: str | None) -> tuple[
         shape = call.q.shape[:-1]
         out = call.q.new_empty(*shape, call.head_dim_v)
         lse = call.q.new_empty(shape[::-1] if call.is_varlen else (shape[0], shape[2], shape[1]), dtype=torch.float32)
-        flash_attn_fwd(out, lse, *call[2:], backend=backend)
+        flash_attn_fwd(call._replace(out=out, lse=lse), backend=backend)
         return out, lse
     return attend(call, backend)
 
@@ -297,8 +300,8 @@ def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> 
     Raises:
         ValueError: no such mode, not for this dtype, or another one than how_v3_bf16_cvt asks for.
     """
-    check.choice(op, "round_mode", round_mode, tuple(_ROUND_MODES))
-    found = _ROUND_MODES[round_mode]
+    check.choice(op, "round_mode", round_mode, ROUNDINGS)
+    found = ROUNDINGS.index(round_mode)
     if how_v3_bf16_cvt not in (_AITER_ROUNDING, found):
         raise ValueError(f"{op}: round_mode and how_v3_bf16_cvt must agree, got {round_mode!r} and {how_v3_bf16_cvt}")
     if round_mode == "rtna" and q.dtype != torch.bfloat16:

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, beyond_launch, check_call, takes
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call, dense_call
+from aiter_like.ops.attention.checks import check_call, launch_refusal
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.reference import row_blocks, scores_of
 from aiter_like.ops.common import philox
@@ -28,27 +29,26 @@ _OP = "flash_attn_bwd"
 _MAX_ROW_STRIDE = 2**24 - 1  # 128 rows within a signed 32-bit offset
 
 
-@takes(AttentionBackwardCall)
 def flash_attn_bwd_ref(call: AttentionBackwardCall) -> None:
-    """The formulas in torch, in fp32 (fp64 for fp64 input), one sequence at a time; writes the first four."""
-    dq, dk, dv, dsink, dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = call[:13]
-    for gradient in (dq, dk, dv, dsink):
+    """The formulas in torch, in fp32 (fp64 for fp64 input), one sequence at a time; writes dq, dk, dv and dsink."""
+    q, k, lse, dlse = call.q, call.k, call.lse, call.dlse
+    for gradient in call.results:
         if gradient is not None:
             gradient.zero_()
     wide = torch.promote_types(q.dtype, torch.float32)
     for batch in range(call.forward.batch):
-        rows, keys = _rows_of(call, cu_seqlens_q, batch, q), _rows_of(call, cu_seqlens_k, batch, k)
+        rows, keys = _rows_of(call, call.cu_seqlens_q, batch, q), _rows_of(call, call.cu_seqlens_k, batch, k)
         if not call.forward.is_varlen:
             lse_rows, dlse_rows = lse[batch], None if dlse is None else dlse[batch]
         else:
             lse_rows, dlse_rows = lse[:, rows[0]], None if dlse is None else dlse[:, rows[0]]
         tensors = [tensor[index].transpose(0, 1).to(wide) for tensor, index in (
-            (q, rows), (k, keys), (v, keys), (dout, rows), (out, rows))]  # each [heads, rows, dim]
+            (q, rows), (k, keys), (call.v, keys), (call.dout, rows), (call.out, rows))]  # each [heads, rows, dim]
         parts = _one_sequence(call, batch, rows, *tensors, lse_rows.to(wide), dlse_rows)
-        for gradient, index, part in zip((dq, dk, dv), (rows, keys, keys), parts[:3], strict=True):
+        for gradient, index, part in zip(call.gradients, (rows, keys, keys), parts[:3], strict=True):
             gradient[index] = part.transpose(0, 1).to(gradient.dtype)
-        if dsink is not None:
-            dsink += parts[3]
+        if call.dsink is not None:
+            call.dsink.add_(parts[3])
 
 
 def _rows_of(call: AttentionBackwardCall, cu_seqlens: Tensor | None, batch: int, tensor: Tensor) -> tuple:
@@ -105,8 +105,7 @@ def _some_rows(call: AttentionBackwardCall, batch: int, rows: slice, num_rows: i
     return ds @ k, ds.transpose(1, 2) @ q, survivors.transpose(1, 2) @ dout, dsink
 
 
-def _check(*args: Any) -> object:
-    call = AttentionBackwardCall(*args)
+def _check(call: AttentionBackwardCall) -> object:
     forward, q = call.forward, call.q
     if not isinstance(call.lse, Tensor):  # which the forward can do without
         check.tensor(_OP, "lse", call.lse)
@@ -127,12 +126,11 @@ def _check(*args: Any) -> object:
     return SKIP if q.numel() == 0 and call.k.numel() == 0 and call.dsink is None else None
 
 
-def _triton_refusal(target: Target, *args: Any) -> str | None:
-    call = AttentionBackwardCall(*args)
+def _triton_refusal(target: Target, call: AttentionBackwardCall) -> str | None:
     forward = call.forward
     if max(forward.head_dim, forward.head_dim_v) > 256:
         return f"head dimension at most 256, got {max(forward.head_dim, forward.head_dim_v)}"
-    if reason := beyond_launch(forward, forward.max_seqlen_q, forward.max_seqlen_k):
+    if reason := launch_refusal(forward, forward.max_seqlen_q, forward.max_seqlen_k):
         return reason
     for name in ("q", "k", "v", "dout", "out"):
         if (stride := getattr(call, name).stride(-3)) > _MAX_ROW_STRIDE:
@@ -140,36 +138,36 @@ def _triton_refusal(target: Target, *args: Any) -> str | None:
     return None
 
 
-def _tune_key(*args: Any) -> dict[str, int | str]:
-    return flash_attn_fwd.tune_key(*AttentionBackwardCall(*args).forward)
+def _tune_key(call: AttentionBackwardCall) -> dict[str, int | str]:
+    return flash_attn_fwd.tune_key(*call.forward)
 
 
-def _arguments(forward: AttentionCall, dout: Tensor) -> tuple:
-    """The arguments of the derivative of a forward call; runs the forward."""
+def _derivative_of(forward: AttentionCall, dout: Tensor) -> AttentionBackwardCall:
+    """The derivative of a forward call with an LSE of its own; runs the forward."""
     lse = torch.empty(forward.q.shape[0], forward.num_heads, forward.max_seqlen_q, dtype=torch.float32,
                       device=forward.q.device)
     forward = forward._replace(lse=lse)
-    flash_attn_fwd(*forward)
-    return AttentionBackwardCall(
-        *(torch.empty_like(tensor) for tensor in (forward.q, forward.k, forward.v)), None, dout, None, forward.q,
-        forward.k, forward.v, forward.out, lse, *[None] * 6, *forward[16:24])
+    flash_attn_fwd(forward)
+    return backward_call(forward, dout)
 
 
-def _self_check(device: torch.device) -> list[tuple]:
+def _cases(device: torch.device) -> dict[str, AttentionBackwardCall]:
+    """Both head dimensions that Hopper's kernels have, causal, with lengths that end within a tile."""
     generator = torch.Generator().manual_seed(0)
-    cases = []
+    calls = {}
     for head_dim, dtype in ((64, torch.bfloat16), (128, torch.float16)):
         q, out, dout = torch.randn(3, 1, 130, 4, head_dim, generator=generator).to(device, dtype)
         k, v = torch.randn(2, 1, 200, 2, head_dim, generator=generator).to(device, dtype)
-        forward = AttentionCall(out, None, q, k, v, *[None] * 11, 130, 200, head_dim ** -0.5, -1, 0, 0, 0.0, 0.0, 0, 0)
-        cases.append(_arguments(forward, dout))
-    return cases
+        calls[f"{dtypes.name(dtype)}, head_dim {head_dim}"] = _derivative_of(
+            dense_call(out, None, q, k, v, window_right=0), dout)
+    return calls
 
 
-def _triton_space(target: Target, *_: Any) -> Iterator[dict[str, int]]:
-    """Tiles of both kernels; the rows of one and the keys of the other are what its loop walks along.
+def _triton_space(target: Target, call: AttentionBackwardCall) -> Iterator[dict[str, int]]:
+    """Tiles of both kernels; the loop of the one walks along rows, that of the other along keys.
 
-    On Hopper also the kernels of attention_bwd_hopper.py, with what made a difference: tiles at once, heads in turn.
+    On Hopper there are also the kernels of triton/flash_attn_bwd_hopper.py; only what made a difference is tried: how
+    many tiles are in work at once, and how many heads take turns.
     """
     if target.arch == "sm_90":
         for unroll, unroll_dq, heads, heads_dq in itertools.product((1, 2), (1, 2), (4, 16), (1, 4, 16)):
@@ -183,15 +181,16 @@ def _triton_space(target: Target, *_: Any) -> Iterator[dict[str, int]]:
                "dq_BLOCK_M": m_dq, "dq_BLOCK_N": n_dq, "dq_num_warps": warps_dq, "dq_num_stages": stages_dq}
 
 
-def _triton_cost(target: Target, *args: Any, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_N: int = 64, dkdv_num_warps: int = 4,
-                 dkdv_num_stages: int = 1, dq_BLOCK_M: int = 64, dq_BLOCK_N: int = 64, dq_num_warps: int = 4,
-                 dq_num_stages: int = 1, dkdv_STAGES: int = 0, dq_STAGES: int = 0, **_: int) -> float:
+def _triton_cost(target: Target, call: AttentionBackwardCall, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_N: int = 64,
+                 dkdv_num_warps: int = 4, dkdv_num_stages: int = 1, dq_BLOCK_M: int = 64, dq_BLOCK_N: int = 64,
+                 dq_num_warps: int = 4, dq_num_stages: int = 1, dkdv_STAGES: int = 0, dq_STAGES: int = 0,
+                 **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
     The fp32 sums (two for dK and dV) and two tiles of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane,
     and the tiles of all stages local memory.
     """
-    forward = AttentionBackwardCall(*args).forward
+    forward = call.forward
     if dkdv_STAGES:  # two groups of 64 keys or rows of their own, 4 warps each
         dkdv_BLOCK_N, dkdv_num_warps, dkdv_num_stages = 128, 8, dkdv_STAGES
         dq_BLOCK_M, dq_num_warps, dq_num_stages = 128, 8, dq_STAGES
@@ -211,16 +210,15 @@ def _triton_cost(target: Target, *args: Any, dkdv_BLOCK_M: int = 64, dkdv_BLOCK_
     return total
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
-    forward = AttentionCall(*flash_attn_fwd.tuning.case(key, device, seed))
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> AttentionBackwardCall:
+    forward = flash_attn_fwd.tuning.case(key, device, seed)
     dout = torch.randn(forward.out.shape, generator=torch.Generator(device).manual_seed(seed + 1), device=device,
                        dtype=forward.out.dtype)
-    return _arguments(forward, dout)
+    return _derivative_of(forward, dout)
 
 
-def _traffic(*args: Any) -> tuple[int, int]:
+def _traffic(call: AttentionBackwardCall) -> tuple[int, int]:
     """Each tensor once; five products per pair of query and key, about half of the pairs where causal."""
-    call = AttentionBackwardCall(*args)
     forward = call.forward
     pairs = forward.batch * forward.num_heads * forward.max_seqlen_q * forward.max_seqlen_k
     flops = 2 * pairs * (3 * forward.head_dim + 2 * forward.head_dim_v)
@@ -230,13 +228,18 @@ def _traffic(*args: Any) -> tuple[int, int]:
 
 
 flash_attn_bwd = Op(
-    _OP, reference=flash_attn_bwd_ref, check=_check, tune_key=_tune_key, tune_fields=flash_attn_fwd.tune_fields,
-    writes=("dq", "dk", "dv", "dsink"), self_check=_self_check,
+    _OP, call=AttentionBackwardCall, reference=flash_attn_bwd_ref, check=_check, tune_key=_tune_key,
+    tune_fields=flash_attn_fwd.tune_fields,
+    writes=("dq", "dk", "dv", "dsink"), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, flash_attn_fwd.tuning.shapes),
     backends=(Backend("triton", "ops.attention.triton.flash_attn_bwd:flash_attn_bwd",
                       refusal=_triton_refusal, space=_triton_space,
                       cost=_triton_cost, returns_relaunch=True),
               Backend("torch", flash_attn_bwd_ref)))
+
+
+_OPTIONS = ("max_seqlen_q", "max_seqlen_k", "softmax_scale", "window_left", "window_right", "sink_size", "softcap",
+            "dropout_p")
 
 
 class Attention(torch.autograd.Function):
@@ -269,13 +272,15 @@ class Attention(torch.autograd.Function):
         dsink = None
         if ctx.needs_input_grad[4]:
             dsink = torch.empty(sink.shape, dtype=torch.float32, device=q.device)
-        flash_attn_bwd(dq, dk, dv, dsink, dout, None if dlse is None else dlse.contiguous(), q, k, v, out, lse,
-                       cu_seqlens_q, cu_seqlens_k, bias, alibi_slopes, sink, rng_state, *ctx.options)
+        flash_attn_bwd(AttentionBackwardCall(
+            dq, dk, dv, dsink, dout, dlse=None if dlse is None else dlse.contiguous(), q=q, k=k, v=v, out=out, lse=lse,
+            cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
+            rng_state=rng_state, **dict(zip(_OPTIONS, ctx.options, strict=True))))
         return None, dq, dk, dv, dsink, *[None] * (5 + len(ctx.options))
 
 
 def attend(call: AttentionCall, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """Runs `flash_attn_fwd(*call)` so that q, k, v and sink get their derivatives, by any backend.
+    """Runs `flash_attn_fwd(call)` so that q, k, v and sink get their derivatives, by any backend.
 
     Args:
         call: its `out` and `lse` count for nothing.
@@ -298,8 +303,8 @@ def attend(call: AttentionCall, backend: str | None = None) -> tuple[Tensor, Ten
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         shape = (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
         lse = torch.empty(shape, dtype=torch.float32, device=q.device)
-        flash_attn_fwd(out, lse, q, k, v, *call[5:10], sink, *call[11:], backend=backend)
+        flash_attn_fwd(call._replace(out=out, lse=lse, q=q, k=k, v=v, sink=sink), backend=backend)
         return out, lse
 
     return Attention.apply(run, call.q, call.k, call.v, call.sink, call.bias, call.alibi_slopes, call.cu_seqlens_q,
-                           call.cu_seqlens_k, call.rng_state, *call[16:24])
+                           call.cu_seqlens_k, call.rng_state, *[getattr(call, name) for name in _OPTIONS])

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.call import check_lengths, read_window
+from aiter_like.ops.attention.call import AttentionCall
+from aiter_like.ops.attention.checks import check_lengths, read_window
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 
 __all__ = ["flash_attn_fp8_pertensor_func", "flash_attn_varlen_fp8_pertensor_func"]
@@ -53,8 +54,11 @@ def flash_attn_fp8_pertensor_func(
     if out is None:
         out = torch.empty(*q.shape[:3], v.shape[3], dtype=torch.bfloat16, device=q.device)
     scale = max(q.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale
-    flash_attn_fwd(out, None, q, k, v, None, None, None, None, None, sink_ptr, q_descale, k_descale, v_descale, None,
-                   None, q.shape[1], v.shape[1], scale, left, right, sink_size, 0.0, 0.0, 0, 0, backend=backend)
+    call = AttentionCall(
+        out, None, q, k, v, sink=sink_ptr, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+        max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1], softmax_scale=scale, window_left=left, window_right=right,
+        sink_size=sink_size)
+    flash_attn_fwd(call, backend=backend)
     return out
 
 
@@ -99,9 +103,11 @@ def flash_attn_varlen_fp8_pertensor_func(
     if out is None:
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=torch.bfloat16, device=q.device)
     scale = max(q.shape[2], 1) ** -0.5 if softmax_scale is None else softmax_scale
-    flash_attn_fwd(out, None, q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, None, sink_ptr, q_descale, k_descale,
-                   v_descale, None, None, max_seqlen_q, max_seqlen_k, scale, left, right, sink_size, logits_soft_cap,
-                   0.0, 0, 0, backend=backend)
+    call = AttentionCall(
+        out, None, q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sink=sink_ptr, q_descale=q_descale,
+        k_descale=k_descale, v_descale=v_descale, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        softmax_scale=scale, window_left=left, window_right=right, sink_size=sink_size, softcap=logits_soft_cap)
+    flash_attn_fwd(call, backend=backend)
     return out
 
 

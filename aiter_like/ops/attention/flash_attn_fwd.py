@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""flash_attn_fwd, the forward operator behind every function of ops/attention*.py that is not paged: reference, checks,
-backends. Kernels: csrc/attention/, ops/attention/triton/flash_attn_fwd.py.
+"""flash_attn_fwd, the forward operator behind every function of attention that is not paged: reference, backends.
+
+Kernels: csrc/attention/, ops/attention/triton/flash_attn_fwd.py.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from aiter_like import dtypes
 from aiter_like.device import Target, local_memory_bytes
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
-from aiter_like.ops.attention.call import OP, AttentionCall, beyond_launch, check_call, takes
-from aiter_like.ops.attention.flash_attn_fwd_ck import _flash_attn_fwd_ck, ck_refusal, ck_self_check, ck_space
+from aiter_like.ops.attention.call import AttentionCall, dense_call
+from aiter_like.ops.attention.checks import check_call, is_aligned, launch_refusal, scale_refusal
+from aiter_like.ops.attention.flash_attn_fwd_ck import ck_refusal, ck_self_check, ck_space, flash_attn_fwd_ck
 from aiter_like.ops.attention.flash_attn_fwd_hip import (
     HEAD_DIMS,
     MASKS,
     VARIANTS,
-    _flash_attn_fwd_hip,
+    flash_attn_fwd_hip,
     hip_address_refusal,
     hip_refusal,
+    variant,
 )
 from aiter_like.ops.attention.reference import row_blocks, scores_of, softmax_of
-from aiter_like.ops.attention.triton.strides import is_aligned
 from aiter_like.ops.common import philox
 
 
-@takes(AttentionCall)
 def flash_attn_fwd_ref(call: AttentionCall) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out` and `lse`.
 
@@ -85,28 +86,19 @@ def _attend(call: AttentionCall, out: Tensor, lse: Tensor | None, q: Tensor, k: 
         out[:, rows].copy_((p @ values).transpose(1, 2))
 
 
-def _check(*args: Any) -> object:
-    call = AttentionCall(*args)
+def _check(call: AttentionCall) -> object:
     check_call(call)
     return SKIP if call.out.numel() == 0 else None
 
 
-def _kernel_refusal(call: AttentionCall) -> str | None:
-    """What both kernels refuse."""
-    if call.softmax_scale > 1e30:
-        return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
-    return beyond_launch(call, call.max_seqlen_q, call.max_seqlen_k)
-
-
-def _triton_refusal(target: Target, *args: Any) -> str | None:
-    call = AttentionCall(*args)
+def _triton_refusal(target: Target, call: AttentionCall) -> str | None:
     if max(call.head_dim, call.head_dim_v) > 256:
         return f"head dimensions at most 256, got {call.head_dim} and {call.head_dim_v}"
-    return _kernel_refusal(call)
+    return scale_refusal(call.softmax_scale) or launch_refusal(call, call.max_seqlen_q, call.max_seqlen_k)
 
 
 def hopper_serves(call: AttentionCall) -> bool:
-    """Whether the kernel of attention_hopper.py takes the call: 16 bits, nothing added to the scores, no dropout."""
+    """Whether triton/flash_attn_fwd_hopper.py takes the call: 16 bits, nothing added to the scores, no dropout."""
     if call.head_dim not in (64, 128) or call.head_dim_v != call.head_dim or call.is_fp8 or call.max_seqlen_k == 0:
         return False
     if set(call.features) - {"seqlens", "sink"} or call.sink_size > 0 or call.num_splits > 1:
@@ -114,13 +106,12 @@ def hopper_serves(call: AttentionCall) -> bool:
     return all(is_aligned(tensor) for tensor in (call.q, call.k, call.v))
 
 
-def _triton_kernels(target: Target, *args: Any, **params: int) -> list[str]:
-    """attention_hopper.py's first where the rows fill its tiles and the GPU; GROUPS is a parameter of that one only.
+def triton_kernels(target: Target, call: AttentionCall, **params: int) -> list[str]:
+    """The one for Hopper comes first where the rows fill its tiles and the GPU; only it has the parameter GROUPS.
 
     The other one took 1.12 (head dimension 64) to 2.0 times as long (window and sinks) on packed sequences of 256 to
-    6000 rows, H200: `test_flash_attn_hopper.py --bench`.
+    6000 rows, H200: `test_flash_attn_fwd_hopper.py --bench`.
     """
-    call = AttentionCall(*args)
     hopper = ["flash_attn_fwd_hopper"] if target.arch == "sm_90" and hopper_serves(call) else []
     if params:
         return hopper if "GROUPS" in params else ["flash_attn_fwd"]
@@ -128,47 +119,40 @@ def _triton_kernels(target: Target, *args: Any, **params: int) -> list[str]:
     return [*hopper, "flash_attn_fwd"] if fills else ["flash_attn_fwd", *hopper]
 
 
-def _tune_key(*args: Any) -> dict[str, int | str]:
-    call = AttentionCall(*args)
-    return {"mask": call.mask, "layout": call.layout, "batch": call.batch, "seqlen_q": call.max_seqlen_q,
-            "seqlen_k": call.max_seqlen_k, "num_heads": call.num_heads, "num_kv_heads": call.num_kv_heads,
-            "head_dim": call.head_dim, "head_dim_v": call.head_dim_v, "features": "+".join(call.features) or "none",
-            "dtype": dtypes.name(call.q.dtype)}
+def _tune_key(call: AttentionCall) -> dict[str, int | str]:
+    return {"mask": call.mask, "layout": "varlen" if call.is_varlen else "dense", "batch": call.batch,
+            "seqlen_q": call.max_seqlen_q, "seqlen_k": call.max_seqlen_k, "num_heads": call.num_heads,
+            "num_kv_heads": call.num_kv_heads, "head_dim": call.head_dim, "head_dim_v": call.head_dim_v,
+            "features": "+".join(call.features) or "none", "dtype": dtypes.name(call.q.dtype)}
 
 
-def _dense(out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, rounding: int) -> tuple:
-    """The arguments of a plain dense call."""
-    return AttentionCall(out, lse, q, k, v, *[None] * 11, q.shape[1], k.shape[1], q.shape[3] ** -0.5, -1,
-                         0 if is_causal else -1, 0, 0.0, 0.0, 0, rounding)
-
-
-def _self_check(device: torch.device) -> list[tuple]:
-    """One case per instance of the module."""
+def _cases(device: torch.device) -> dict[str, AttentionCall]:
+    """One for each instance of the hip kernel, by its name."""
     generator = torch.Generator().manual_seed(0)
     windows = {"none": (-1, -1), "right": (-1, 0), "both": (33, 0)}
-    cases = []
+    calls = {}
     for head_dim, (dtype, rounding), mask in itertools.product(HEAD_DIMS, VARIANTS, MASKS):
         q = torch.randn(1, 130, 4, head_dim, generator=generator).to(device, dtype)
         k, v = torch.randn(2, 1, 200, 2, head_dim, generator=generator).to(device, dtype)
         lse = torch.empty(1, 4, 130, dtype=torch.float32, device=device)
         left, right = windows[mask]
-        cases.append(_dense(torch.empty_like(q), lse, q, k, v, False, rounding)._replace(window_left=left,
-                                                                                        window_right=right))
-    return cases
+        calls[variant(dtype, head_dim, rounding, mask).name] = dense_call(
+            torch.empty_like(q), lse, q, k, v, window_left=left, window_right=right, how_v3_bf16_cvt=rounding)
+    return calls
 
 
-def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
+def _triton_space(target: Target, call: AttentionCall) -> Iterator[dict[str, int]]:
     """Tiles and stages; on Hopper tensor descriptors (TMA), on MI300X the order of workgroups (XCDS).
 
-    On Hopper the kernel of attention_hopper.py, which has GROUPS of rows, alone where it serves a long call: the other
-    one took 1.3 to 1.5 times as long wherever both were measured.
+    On Hopper the kernel of triton/flash_attn_fwd_hopper.py, which has GROUPS of rows, is alone where it serves a long
+    call: the other one took 1.3 to 1.5 times as long wherever both were measured.
     """
-    if target.arch == "sm_90" and hopper_serves(AttentionCall(*args)):
+    if target.arch == "sm_90" and hopper_serves(call):
         tiles = ((2, 1, 64, 128), (2, 1, 64, 64), (2, 1, 128, 64), (1, 2, 64, 128), (1, 2, 128, 64), (1, 3, 64, 64))
         for (groups, programs, block_m, block_n), stages, heads in itertools.product(tiles, (2, 3), (4, 16, 64)):
             yield {"GROUPS": groups, "PROGRAMS": programs, "BLOCK_M": block_m, "BLOCK_N": block_n, "STAGES": stages,
                    "HEADS": heads}
-        if AttentionCall(*args).max_seqlen_q >= 1024:
+        if call.max_seqlen_q >= 1024:
             return
     extra = {"sm_90": ("TMA", (0, 1)), "gfx942": ("XCDS", (1, 8))}.get(target.arch, ("XCDS", (1,)))
     for block_m, block_n, num_warps, num_stages, value in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3),
@@ -177,14 +161,13 @@ def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
                extra[0]: value}
 
 
-def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,
+def _triton_cost(target: Target, call: AttentionCall, BLOCK_M: int = 128, BLOCK_N: int = 64, num_warps: int = 4,
                  num_stages: int = 1, GROUPS: int = 0, PROGRAMS: int = 1, STAGES: int = 0, **_: int) -> float:
     """Elements of score tiles that a CU computes, padding included; infinite where the tiles do not fit.
 
     The fp32 accumulator and a tile of scores must fit 512 (AMD) or 255 (NVIDIA) registers of a lane, and the K and V
     tiles of all stages local memory.
     """
-    call = AttentionCall(*args)
     if GROUPS:  # of 128 lanes; an SM has PROGRAMS such programs
         rows = GROUPS * BLOCK_M
         registers = BLOCK_M * (call.head_dim + 1.5 * BLOCK_N) / 128
@@ -202,7 +185,7 @@ def _triton_cost(target: Target, *args: Any, BLOCK_M: int = 128, BLOCK_N: int = 
     return -(-workgroups // target.cu_num) * BLOCK_M * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> AttentionCall:
     generator = torch.Generator(device).manual_seed(seed)
 
     def random(length: str, heads: str, dim: str) -> Tensor:
@@ -212,12 +195,11 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     q, k, v = (random("seqlen_q", "num_heads", "head_dim"), random("seqlen_k", "num_kv_heads", "head_dim"),
                random("seqlen_k", "num_kv_heads", "head_dim_v"))
     out = torch.empty(*q.shape[:3], v.shape[3], dtype=q.dtype, device=device)
-    return _dense(out, None, q, k, v, key["mask"] == "causal", 1)
+    return dense_call(out, None, q, k, v, window_right=0 if key["mask"] == "causal" else -1, how_v3_bf16_cvt=1)
 
 
-def _traffic(*args: Any) -> tuple[int, int]:
+def _traffic(call: AttentionCall) -> tuple[int, int]:
     """Each tensor once; two products per pair of query and key, about half of the pairs where causal."""
-    call = AttentionCall(*args)
     pairs = call.batch * call.num_heads * call.max_seqlen_q * call.max_seqlen_k
     flops = 2 * pairs * (call.head_dim + call.head_dim_v)
     moved = sum(tensor.numel() * tensor.element_size() for tensor in (call.out, call.q, call.k, call.v))
@@ -235,13 +217,13 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 flash_attn_fwd = Op(
-    OP, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
+    "flash_attn_fwd", call=AttentionCall, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
     tune_fields=("mask", "layout", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
                  "head_dim_v", "features", "dtype"),
-    writes=("out", "lse", "workspace"), self_check=_self_check, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),
-              Backend("ck", _flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
+    writes=("out", "lse", "workspace"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    backends=(Backend("hip", flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),
+              Backend("ck", flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
               Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",
-                      refusal=_triton_refusal, kernels=_triton_kernels,
+                      refusal=_triton_refusal, kernels=triton_kernels,
                       space=_triton_space, cost=_triton_cost, returns_relaunch=True),
               Backend("torch", flash_attn_fwd_ref, differentiable=True)))

@@ -6,20 +6,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from aiter_like import dtypes
 from aiter_like.device import Target
+from aiter_like.dtypes import ROUNDINGS
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.attention.call import AttentionCall, beyond_launch, takes
+from aiter_like.ops.attention.call import AttentionCall, dense_call
+from aiter_like.ops.attention.checks import launch_refusal, scale_refusal
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.float32: "float"}
 _HEAD_DIMS = {"bf16": (32, 64, 96, 128, 192, 256), "f16": (32, 64, 96, 128, 192, 256), "fp8": (64, 128, 192, 256)}
 _PIPELINES = {"qrksvs": "QrKsVs", "qrasync": "QrAsync"}  # name → type in the kernel
-_ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
 _BLOCK = "b128x64"  # rows and keys of a workgroup's tile, as in the kernel
 _MAX_ROW_STRIDE = 2**23 - 1  # 64 rows within 31 bits of bytes
 _MAX_ASYNC_DIMS = 256  # two LDS tiles of 64 rows of K and of V in 64 KiB
@@ -61,7 +61,7 @@ class TileInstance:
             self.element, f"o{self.out_element}", f"d{self.head_dim}x{self.head_dim_v}",
             _BLOCK, f"w{self.waves}", self.pipeline,
             "mask" if self.is_masked else "nmask", f"bias{self.bias}" if self.bias else "nbias",
-            "alibi" if self.has_alibi else "nalibi", "cap" if self.has_softcap else "ncap", _ROUNDINGS[self.rounding]))
+            "alibi" if self.has_alibi else "nalibi", "cap" if self.has_softcap else "ncap", ROUNDINGS[self.rounding]))
 
     @staticmethod
     def parse(name: str) -> TileInstance:
@@ -76,7 +76,7 @@ class TileInstance:
         part = found.groupdict()
         return TileInstance(part["element"], part["out"], int(part["dim"]), int(part["dim_v"]),
                             int(part["waves"]), part["pipeline"], part["mask"] == "mask", part["bias"] or "",
-                            part["alibi"] == "alibi", part["cap"] == "cap", _ROUNDINGS.index(part["rounding"]))
+                            part["alibi"] == "alibi", part["cap"] == "cap", ROUNDINGS.index(part["rounding"]))
 
     def instance(self) -> Instance:
         """For the JIT."""
@@ -90,7 +90,7 @@ class TileInstance:
 _NAME = re.compile(
     rf"(?P<element>bf16|f16|fp8)_o(?P<out>bf16|f16|float)_d(?P<dim>\d+)x(?P<dim_v>\d+)_{_BLOCK}_w(?P<waves>[48])"
     rf"_(?P<pipeline>qrksvs|qrasync)_(?P<mask>n?mask)_(?:nbias|bias(?P<bias>bf16|f16|float))_(?P<alibi>n?alibi)"
-    rf"_(?P<cap>n?cap)_(?P<rounding>{'|'.join(_ROUNDINGS)})")
+    rf"_(?P<cap>n?cap)_(?P<rounding>{'|'.join(ROUNDINGS)})")
 
 
 def _waves(head_dim: int, head_dim_v: int, num_terms: int) -> int:
@@ -109,7 +109,6 @@ def tile_instance(call: AttentionCall, pipeline: str = "qrksvs") -> TileInstance
     element, out_element = _ELEMENTS[call.q.dtype], _ELEMENTS[call.out.dtype]
     head_dim, head_dim_v = (next(size for size in _HEAD_DIMS[element] if size >= dim)
                             for dim in (call.head_dim, call.head_dim_v))
-    rounding = call.how_v3_bf16_cvt if out_element == "bf16" or call.how_v3_bf16_cvt == 2 else 0
     if pipeline not in _PIPELINES or (pipeline == "qrasync" and head_dim + head_dim_v > _MAX_ASYNC_DIMS):
         raise ValueError(f"flash_attn_fwd: pipeline must be one of {', '.join(_PIPELINES)}, the last one for head "
                          f"dimensions of {_MAX_ASYNC_DIMS} together at most, got {pipeline!r}")
@@ -117,14 +116,14 @@ def tile_instance(call: AttentionCall, pipeline: str = "qrksvs") -> TileInstance
     waves = _waves(head_dim, head_dim_v, has_bias + has_alibi + has_softcap)
     return TileInstance(element, out_element, head_dim, head_dim_v, 8 if pipeline == "qrasync" else waves, pipeline,
                         is_masked=call.mask != "none", bias=_ELEMENTS[call.bias.dtype] if has_bias else "",
-                        has_alibi=has_alibi, has_softcap=has_softcap, rounding=rounding)
+                        has_alibi=has_alibi, has_softcap=has_softcap, rounding=call.rounding)
 
 
-def _instance(*args: Any, pipeline: str = "qrksvs") -> Instance:
-    return tile_instance(AttentionCall(*args), pipeline).instance()
+def _instance(call: AttentionCall, pipeline: str = "qrksvs") -> Instance:
+    return tile_instance(call, pipeline).instance()
 
 
-def _prebuilt() -> list[Instance]:
+def _prebuild() -> list[Instance]:
     """Plain and masked, without further terms, for the default rounding."""
     return [TileInstance(element, element, dim, dim_v, _waves(dim, dim_v, 0), "qrksvs", is_masked, "", False, False,
                          1 if element == "bf16" else 0).instance()
@@ -132,14 +131,12 @@ def _prebuilt() -> list[Instance]:
             for dim, dim_v in ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256))]
 
 
-@compile_ops("attention/flash_attn_fwd_tile.hip", gen_func=_instance, platforms=("hip",), prebuild=_prebuilt)
-@takes(AttentionCall)
-def _flash_attn_fwd_ck(call: AttentionCall) -> None: ...
+@compile_ops("attention/flash_attn_fwd_tile.hip", gen_func=_instance, platforms=("hip",), prebuild=_prebuild)
+def flash_attn_fwd_ck(call: AttentionCall) -> None: ...
 
 
-def ck_refusal(target: Target, *args: Any) -> str | None:
+def ck_refusal(target: Target, call: AttentionCall) -> str | None:
     """What the kernel refuses."""
-    call = AttentionCall(*args)
     if target.platform != "hip" or target.arch != "gfx942":
         return f"an MFMA kernel for gfx942, not for {target.arch}"
     if call.dropout_p > 0:
@@ -165,10 +162,9 @@ def _shapes_refusal(call: AttentionCall) -> str | None:
     for dim in (call.head_dim, call.head_dim_v):
         if dim % multiple or dim > largest:
             return f"head dimensions must be multiples of {multiple}, at most {largest}, got {dim}"
-    if call.softmax_scale > 1e30:
-        return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
     rows = 0 if call.is_varlen else 1
-    if reason := beyond_launch(call, call.q.shape[rows], call.k.shape[rows]):
+    reason = scale_refusal(call.softmax_scale) or launch_refusal(call, call.q.shape[rows], call.k.shape[rows])
+    if reason:
         return reason
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
         least, stride = tensor.shape[-1], tensor.stride(rows)
@@ -187,9 +183,8 @@ def _bias_refusal(bias: Tensor) -> str | None:
     return None
 
 
-def ck_self_check(device: torch.device, *args: Any) -> tuple:
-    """A small dense call that takes the same instance as the call `args`."""
-    call = AttentionCall(*args)
+def ck_self_check(device: torch.device, call: AttentionCall) -> AttentionCall:
+    """A small dense call that takes the same instance as `call`."""
     generator = torch.Generator().manual_seed(0)
     batch, rows, keys, heads, kv_heads = 1, 130, 200, 4, 2
 
@@ -200,20 +195,22 @@ def ck_self_check(device: torch.device, *args: Any) -> tuple:
     k = random(batch, keys, kv_heads, call.head_dim, dtype=call.q.dtype)
     v = random(batch, keys, kv_heads, call.head_dim_v, dtype=call.q.dtype)
     out = torch.empty(batch, rows, heads, call.head_dim_v, dtype=call.out.dtype, device=device)
-    bias = None if call.bias is None else random(1, heads, rows, keys, dtype=call.bias.dtype)
-    slopes = None if call.alibi_slopes is None else random(heads).abs()
-    descale = random(1).abs() if call.is_fp8 else None
-    window = (-1, -1) if call.mask == "none" else (100, 0)
-    return AttentionCall(
-        out=out, lse=torch.empty(batch, heads, rows, device=device), q=q, k=k, v=v, cu_seqlens_q=None,
-        cu_seqlens_k=None, seqlens_k=None, bias=bias, alibi_slopes=slopes, sink=random(heads), q_descale=descale,
-        k_descale=descale, v_descale=descale, rng_state=None, workspace=None, max_seqlen_q=rows, max_seqlen_k=keys,
-        softmax_scale=call.head_dim ** -0.5, window_left=window[0], window_right=window[1], sink_size=3,
-        softcap=2.0 if call.softcap > 0 else 0.0, dropout_p=0.0, num_splits=0, how_v3_bf16_cvt=call.how_v3_bf16_cvt)
+    options = {"sink_size": 3, "how_v3_bf16_cvt": call.how_v3_bf16_cvt}
+    if call.bias is not None:
+        options["bias"] = random(1, heads, rows, keys, dtype=call.bias.dtype)
+    if call.alibi_slopes is not None:
+        options["alibi_slopes"] = random(heads).abs()
+    if call.is_fp8:
+        options |= dict.fromkeys(("q_descale", "k_descale", "v_descale"), random(1).abs())
+    if call.mask != "none":
+        options |= {"window_left": 100, "window_right": 0}
+    if call.softcap > 0:
+        options["softcap"] = 2.0
+    return dense_call(out, torch.empty(batch, heads, rows, device=device), q, k, v, sink=random(heads), **options)
 
 
-def ck_space(target: Target, *args: Any) -> Iterator[dict[str, str]]:
+def ck_space(target: Target, call: AttentionCall) -> Iterator[dict[str, str]]:
     """The other pipeline, where LDS holds it."""
-    instance = tile_instance(AttentionCall(*args))
+    instance = tile_instance(call)
     if instance.head_dim + instance.head_dim_v <= _MAX_ASYNC_DIMS:
         yield {"pipeline": "qrasync"}

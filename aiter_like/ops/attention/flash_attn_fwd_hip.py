@@ -3,33 +3,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from aiter_like import dtypes
 from aiter_like.device import Target
+from aiter_like.dtypes import ROUNDINGS
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.attention.call import MAX_ROWS, AttentionCall, takes
+from aiter_like.ops.attention.call import FLOATS, AttentionCall, rounding_of
+from aiter_like.ops.attention.checks import ALIGNMENT, MAX_ROWS, scale_refusal
 
 HEAD_DIMS = (64, 128)
 MASKS = ("none", "right", "both")  # sides on which keys may be hidden; the index is the kernel's MASK
 VARIANTS = ((torch.bfloat16, 0), (torch.bfloat16, 1), (torch.bfloat16, 2), (torch.float16, 0), (torch.float16, 2))
-_ROUNDINGS = ("rtne", "rtna", "rtz")  # how_v3_bf16_cvt 0, 1, 2
 _MAX_ROW_STRIDE = 2**24 - 1  # elements: 64 rows within a signed 32-bit offset
 
 
 def variant(dtype: torch.dtype, head_dim: int, how_v3_bf16_cvt: int, mask: str) -> Instance:
     """One build of the kernel. Varlen, strides, lengths, grouped heads, LSE and split keys are arguments of each."""
-    is_bf16 = dtype == torch.bfloat16
-    rounding = how_v3_bf16_cvt if is_bf16 or how_v3_bf16_cvt == 2 else 0  # fp16 has no ties away
-    return Instance(f"{dtypes.name(dtype)}_d{head_dim}_{mask}_{_ROUNDINGS[rounding]}",
-                    {"ELEMENT": "bf16" if is_bf16 else "f16", "HEAD_DIM": head_dim, "ROUNDING": rounding,
-                     "MASK": MASKS.index(mask)})
+    rounding = rounding_of(dtype, how_v3_bf16_cvt)
+    return Instance(f"{dtypes.name(dtype)}_d{head_dim}_{mask}_{ROUNDINGS[rounding]}",
+                    {"ELEMENT": "bf16" if dtype == torch.bfloat16 else "f16", "HEAD_DIM": head_dim,
+                     "ROUNDING": rounding, "MASK": MASKS.index(mask)})
 
 
-def _instance(*args: Any) -> Instance:
-    call = AttentionCall(*args)
+def _instance(call: AttentionCall) -> Instance:
     mask = "both" if call.window_left >= 0 else "right" if call.window_right >= 0 else "none"
     return variant(call.q.dtype, call.head_dim, call.how_v3_bf16_cvt, mask)
 
@@ -37,16 +34,14 @@ def _instance(*args: Any) -> Instance:
 @compile_ops("attention/flash_attn_fwd.hip", gen_func=_instance, platforms=("hip",), prebuild=[
     variant(dtype, head_dim, rounding, mask)
     for head_dim in HEAD_DIMS for dtype, rounding in VARIANTS for mask in MASKS])
-@takes(AttentionCall)
-def _flash_attn_fwd_hip(call: AttentionCall) -> None: ...
+def flash_attn_fwd_hip(call: AttentionCall) -> None: ...
 
 
-def hip_refusal(target: Target, *args: Any) -> str | None:
+def hip_refusal(target: Target, call: AttentionCall) -> str | None:
     """Why the kernel cannot serve a call; None: it can."""
-    call = AttentionCall(*args)
     if target.platform != "hip" or target.arch != "gfx942":
         return f"an MFMA kernel for gfx942, not for {target.arch}"
-    if call.q.dtype not in (torch.bfloat16, torch.float16):
+    if call.q.dtype not in FLOATS:
         return f"bf16 or fp16, got {call.q.dtype}"
     if call.head_dim not in HEAD_DIMS or call.head_dim_v != call.head_dim:
         return f"head dimension must be one of {HEAD_DIMS}, got {call.head_dim} and {call.head_dim_v}"
@@ -55,19 +50,17 @@ def hip_refusal(target: Target, *args: Any) -> str | None:
         refused.append("sink tokens")
     if refused:
         return f"no {', '.join(refused)}"
-    if call.softmax_scale > 1e30:
-        return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
-    return _layout_refusal(call)
+    return scale_refusal(call.softmax_scale) or _stride_refusal(call)
 
 
-def _layout_refusal(call: AttentionCall) -> str | None:
+def _stride_refusal(call: AttentionCall) -> str | None:
     """Rows are read in 16 bytes; K and V through descriptors of 64 rows."""
     row = 0 if call.is_varlen else 1  # dimension of rows
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
         if tensor.shape[row] > MAX_ROWS:
             return f"length of {name} at most {MAX_ROWS}, got {tensor.shape[row]}"
         strides = [stride for size, stride in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
-        if any(stride % 8 for stride in strides):
+        if any(2 * stride % ALIGNMENT for stride in strides):
             return f"strides of {name} must be multiples of 8 elements, got {tensor.stride()}"
         stride = tensor.stride(row)
         if name in ("k", "v") and tensor.shape[row] > 1 and not call.head_dim <= stride <= _MAX_ROW_STRIDE:
@@ -75,10 +68,9 @@ def _layout_refusal(call: AttentionCall) -> str | None:
     return None
 
 
-def hip_address_refusal(*args: Any) -> str | None:
+def hip_address_refusal(call: AttentionCall) -> str | None:
     """Rows are read in 16 bytes."""
-    call = AttentionCall(*args)
     for name, tensor in (("q", call.q), ("k", call.k), ("v", call.v), ("out", call.out)):
-        if tensor.data_ptr() % 16:
-            return f"{name} does not begin at a multiple of 16 bytes"
+        if tensor.data_ptr() % ALIGNMENT:
+            return f"{name} does not begin at a multiple of {ALIGNMENT} bytes"
     return None

@@ -6,19 +6,20 @@ ops/attention/flash_attn_fwd.py, and ops/kv_cache/reshape_and_cache.py where key
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.call import check_lengths, read_window
+from aiter_like.ops.attention.call import AttentionCall, PagedCall
+from aiter_like.ops.attention.checks import check_lengths, read_window
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.kvcache_append import OP, Cache, append, check_new, read_cache, rotated, without_padding
 from aiter_like.ops.attention.unified_attention import unified_attention_op
 
 __all__ = ["flash_attn_with_kvcache"]
-
 
 
 def flash_attn_with_kvcache(
@@ -101,7 +102,7 @@ def flash_attn_with_kvcache(
     if rotary_cos is not None or rotary_sin is not None or rotary_seqlens is not None:
         first = lengths if rotary_seqlens is None else _read_lengths(rotary_seqlens, batch, None, q.device)
         q, k = rotated(q, k, rotary_cos, rotary_sin, first, cu_seqlens_q, cu_seqlens_k_new,
-                        rotary_interleaved, is_all_at_first=(left, right) == (-1, -1))
+                       rotary_interleaved, is_all_at_first=(left, right) == (-1, -1))
     if k is not None:
         lengths = append(k, v, cache, lengths, cu_seqlens_k_new, (k_descale, v_descale), batch)
     seqlen_q = q.shape[1] if cu_seqlens_q is None else max_seqlen_q
@@ -111,14 +112,16 @@ def flash_attn_with_kvcache(
         dtype = torch.bfloat16 if q.element_size() == 1 else q.dtype
         out = torch.empty(*q.shape[:-1], v_cache.shape[3], dtype=dtype, device=q.device)
     scale = max(q.shape[-1], 1) ** -0.5 if softmax_scale is None else softmax_scale
-    descales, limits = (q_descale, k_descale, v_descale), (scale, left, right, sink_size, softcap)
+    options = {"max_seqlen_q": seqlen_q, "softmax_scale": scale, "window_left": left, "window_right": right,
+               "sink_size": sink_size, "softcap": softcap, "q_descale": q_descale, "k_descale": k_descale,
+               "v_descale": v_descale}
     if cache.table is None and cache_leftpad is None and cu_seqlens_q is None:
-        lse = _attend(out, q, cache, lengths, descales, workspace, limits, num_splits, return_softmax_lse, backend)
+        lse = _attend(out, q, cache, lengths, return_softmax_lse, backend, workspace=workspace, num_splits=num_splits,
+                      **options)
     else:
         if cache_leftpad is not None:
             cache, lengths = without_padding(cache, lengths, cache_leftpad, batch)
-        lse = _attend_pages(out, q, cache, lengths, cu_seqlens_q, seqlen_q, descales, limits, return_softmax_lse,
-                            backend)
+        lse = _attend_pages(out, q, cache, lengths, cu_seqlens_q, return_softmax_lse, backend, **options)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -161,27 +164,26 @@ def _read_lengths(lengths: Tensor | int | None, batch: int, most: int | None, de
     return lengths
 
 
-def _attend(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, descales: tuple, workspace: Tensor | None,
-            limits: tuple, num_splits: int, has_lse: bool, backend: str | None) -> Tensor | None:
-    """Contiguous caches: writes `out`; the LSE."""
+def _attend(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, has_lse: bool, backend: str | None,
+            **options: Any) -> Tensor | None:
+    """Contiguous caches: writes `out`; the LSE. options: fields of AttentionCall."""
     (batch, seqlen_q, num_heads, _), k, v = q.shape, cache.k, cache.v
-    scale, left, right, sink_size, softcap = limits
     if isinstance(lengths, int):
         k, v, lengths = k[:, :lengths], v[:, :lengths], None
     lse = torch.empty(batch, num_heads, seqlen_q, device=q.device) if has_lse else None
-    flash_attn_fwd(out, lse, q, k, v, None, None, lengths, None, None, None, *descales, None, workspace, seqlen_q,
-                   k.shape[1], scale, left, right, sink_size, softcap, 0.0, num_splits, 0, backend=backend)
+    flash_attn_fwd(AttentionCall(out, lse, q, k, v, seqlens_k=lengths, max_seqlen_k=k.shape[1], **options),
+                   backend=backend)
     return lse
 
 
 def _attend_pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, cu_seqlens_q: Tensor | None,
-                  seqlen_q: int, descales: tuple, limits: tuple, has_lse: bool, backend: str | None) -> Tensor | None:
-    """Pages: writes `out`; the LSE.
+                  has_lse: bool, backend: str | None, **options: Any) -> Tensor | None:
+    """Pages: writes `out`; the LSE. options: fields of PagedCall.
 
     Raises:
         ValueError: `out` is no tensor of rows.
     """
-    device, rows_q, rows_out, starts = q.device, q, out, cu_seqlens_q
+    device, rows_q, rows_out, starts, seqlen_q = q.device, q, out, cu_seqlens_q, options["max_seqlen_q"]
     batch = len(q) if starts is None else len(starts) - 1
     if starts is None:
         starts = torch.arange(batch + 1, dtype=torch.int32, device=device) * seqlen_q
@@ -195,6 +197,6 @@ def _attend_pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, c
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=device)
     lse = torch.empty(q.shape[-2], len(rows_q), device=device) if has_lse else None
-    unified_attention_op(rows_out, lse, rows_q, cache.k, cache.v, starts, lengths, table, None, *descales, None, None,
-                         None, None, seqlen_q, longest, *limits, backend=backend)
+    unified_attention_op(PagedCall(rows_out, lse, rows_q, cache.k, cache.v, cu_seqlens_q=starts, seqlens_k=lengths,
+                                   block_table=table, max_seqlen_k=longest, **options), backend=backend)
     return lse if lse is None or cu_seqlens_q is not None else lse.unflatten(1, (batch, seqlen_q)).transpose(0, 1)

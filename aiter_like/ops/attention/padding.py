@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.call import check_lengths, is_on_host
+from aiter_like.ops.attention.checks import check_lengths, is_on_host
 
 
 def with_padding(op: str, name: str, starts: Tensor, padded: Tensor | None, total: int) -> Tensor:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall
-from aiter_like.ops.attention.paged_call import PagedCall
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, PagedCall
 
 _MOST_SCORES = 1 << 27  # at once: 1 GiB in fp64, of which several are alive
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/flash_attn_fwd.py."""
+"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/unified_attention.py."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.call import MAX_ROWS, check_lengths, is_on_host, read_window, takes
-from aiter_like.ops.attention.paged_call import PagedCall, unshuffled_axes
+from aiter_like.ops.attention.call import FP8, PagedCall, unshuffled_axes
+from aiter_like.ops.attention.checks import (
+    MAX_ROWS,
+    check_lengths,
+    check_paged_call,
+    check_pages,
+    read_window,
+    scale_refusal,
+)
 from aiter_like.ops.attention.reference import scores_of, softmax_of
 
 __all__ = ["unified_attention"]
 
 _OP = "unified_attention"
-_FLOATS = (torch.bfloat16, torch.float16)
-FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-_MIN_SCALE = 1e-8  # below it a masked score is no longer below every real one in the kernel's fp32
 _MAX_COLUMN_STRIDE = 2**22  # of shuffled pages: a head of 256 columns within a signed 32-bit offset
 
 
-@takes(PagedCall)
 def unified_attention_ref(call: PagedCall) -> None:
     """The formula in torch, in fp32, sequence by sequence; writes `out` and `lse`. Reads the lengths on the host."""
     bounds = call.cu_seqlens_q.clamp(0, call.q.shape[0]).tolist()
@@ -74,7 +77,7 @@ def _sequence_ref(call: PagedCall, index: int, rows: slice, keys: Tensor, values
         bias[:seen, first:first + seen] = call.qq_bias[:seen, :seen]
     if slopes is not None and slopes.ndim == 2:
         slopes = slopes[index]
-    p, lse = softmax_of(*scores_of(call, q, keys, bias, slopes)[:2], call.sinks)
+    p, lse = softmax_of(*scores_of(call, q, keys, bias, slopes)[:2], call.sink)
     result = (p @ values).transpose(0, 1)
     if call.output_scale is not None:
         limit = torch.finfo(call.out.dtype).max
@@ -84,107 +87,16 @@ def _sequence_ref(call: PagedCall, index: int, rows: slice, keys: Tensor, values
         call.lse[:, rows] = lse
 
 
-def _check(*args: Any) -> object:
-    call = PagedCall(*args)
-    q, k = call.q, call.k
-    check.tensor(_OP, "q", q, rank=3, dtypes=(*_FLOATS, *FP8))
-    total_q, num_heads, head_dim = q.shape
-    check.tensor(_OP, "k", k, dtypes=(*_FLOATS, *FP8), device=q.device)
-    shape_k, shape_v = (None, None, None, head_dim), (*k.shape[:3], None)
-    if call.is_shuffled:
-        x = 16 // k.element_size()
-        shape_k = (None, None, None, head_dim // x, x)
-        shape_v = (k.shape[0], call.page_size // x, k.shape[2], None, x)
-        if head_dim % x or call.page_size % x:
-            raise ValueError(f"{_OP}: head dimension and page size of shuffled pages must be multiples of {x}, got "
-                             f"{head_dim} and {call.page_size}")
-    check.tensor(_OP, "k", k, shape=shape_k)
-    check.tensor(_OP, "v", call.v, dtypes=(k.dtype,), shape=shape_v, device=q.device)
-    if k.dtype != q.dtype and k.dtype not in FP8:
-        raise TypeError(f"{_OP}: k must have dtype {q.dtype} or fp8, got {k.dtype}")
-    if 0 in (head_dim, call.v.shape[3], call.page_size):
-        raise ValueError(f"{_OP}: pages and heads must not be empty, got k {tuple(k.shape)}, v {tuple(call.v.shape)}")
-    if k.shape[2] == 0 or num_heads % k.shape[2]:
-        raise ValueError(f"{_OP}: the heads of q must be a multiple of the heads of k, got {num_heads} and "
-                         f"{k.shape[2]}")
-    out_dtypes = FP8 if call.output_scale is not None else _FLOATS if q.dtype in FP8 else (q.dtype,)
-    check.tensor(_OP, "out", call.out, dtypes=out_dtypes, shape=(total_q, num_heads, call.v.shape[3]), device=q.device)
-    if call.lse is not None:
-        check.tensor(_OP, "lse", call.lse, dtypes=(torch.float32,), shape=(num_heads, total_q), device=q.device)
-    _check_lengths(call)
-    _check_options(call)
-    return SKIP if q.numel() == 0 or call.cu_seqlens_q.shape[0] < 2 else None
+def _check(call: PagedCall) -> object:
+    check_paged_call(call)
+    return SKIP if call.q.numel() == 0 or call.batch == 0 else None
 
 
-def _check_lengths(call: PagedCall) -> None:
-    integers = {"dtypes": (torch.int32,), "device": call.q.device}
-    check.tensor(_OP, "cu_seqlens_q", call.cu_seqlens_q, rank=1, **integers)
-    batch = max(call.cu_seqlens_q.shape[0] - 1, 0)
-    if call.page_starts is None:
-        check.tensor(_OP, "seqused_k", call.seqlens_k, shape=(batch,), **integers)
-        check.tensor(_OP, "block_table", call.block_table, shape=(batch, None), **integers)
-    else:
-        check.tensor(_OP, "kv_indptr", call.page_starts, shape=(batch + 1,), **integers)
-        check.tensor(_OP, "kv_page_indices", call.block_table, rank=1, **integers)
-        if call.seqlens_k is not None:
-            check.tensor(_OP, "kv_last_page_lens", call.seqlens_k, shape=(batch,), **integers)
-    check.integer(_OP, "max_seqlen_q", call.max_seqlen_q, low=0)
-    check.integer(_OP, "max_seqlen_k", call.max_seqlen_k, low=0)
-
-
-def check_pages(op: str, table: Tensor, lengths: Tensor, k: Tensor, longest: int) -> None:
-    """Numbers of pages and lengths on the CPU are within the cache; those on a GPU would have to be waited for.
-
-    Raises:
-        ValueError: they are not.
-    """
-    if not (is_on_host(table) and is_on_host(lengths) and table.ndim == 2 and lengths.shape == table.shape[:1]
-            and k.shape[1] and isinstance(longest, int)):
-        return  # the operator says what else does not fit
-    most = min(table.shape[1] * k.shape[1], longest)
-    if ((lengths < 0) | (lengths > most)).any():
-        raise ValueError(f"{op}: the keys of a sequence must be between 0 and {most}, as max_seqlen_k and the pages in "
-                         f"block_table have it, got {lengths.tolist()}")
-    used = table[torch.arange(table.shape[1]) * k.shape[1] < lengths[:, None]]
-    if ((used < 0) | (used >= k.shape[0])).any():
-        raise ValueError(f"{op}: block_table must name pages from 0 to {k.shape[0] - 1}, got "
-                         f"{used[(used < 0) | (used >= k.shape[0])][0].item()}")
-
-
-def _check_options(call: PagedCall) -> None:
-    device, num_heads = call.q.device, call.q.shape[1]
-    batch = call.cu_seqlens_q.shape[0] - 1
-    for name, scale in (("q_descale", call.q_descale), ("output_scale", call.output_scale)):
-        if scale is not None:
-            check.tensor(_OP, name, scale, dtypes=(torch.float32,), device=device)
-            if scale.numel() != 1:
-                raise ValueError(f"{_OP}: {name} must have 1 element, got shape {tuple(scale.shape)}")
-    for name, scale in (("k_descale", call.k_descale), ("v_descale", call.v_descale)):
-        if scale is not None and scale.numel() != 1:
-            check.tensor(_OP, name, scale, shape=(batch, call.k.shape[2]), last_contiguous=False)
-        if scale is not None:
-            check.tensor(_OP, name, scale, dtypes=(torch.float32,), device=device, last_contiguous=False)
-    if call.alibi_slopes is not None:
-        rank = (num_heads,) if call.alibi_slopes.ndim == 1 else (batch, num_heads)
-        check.tensor(_OP, "alibi_slopes", call.alibi_slopes, dtypes=(torch.float32,), shape=rank, device=device)
-    if call.sinks is not None:
-        check.tensor(_OP, "sinks", call.sinks, dtypes=(torch.float32, *_FLOATS), shape=(num_heads,), device=device)
-    if call.qq_bias is not None:
-        size = call.qq_bias.shape[-1] if isinstance(call.qq_bias, Tensor) and call.qq_bias.ndim else 0
-        check.tensor(_OP, "qq_bias", call.qq_bias, dtypes=(torch.float32, *_FLOATS), shape=(size, size), device=device)
-    check.real(_OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
-    check.real(_OP, "softcap", call.softcap, low=0.0)
-    for name in ("window_left", "window_right"):
-        check.integer(_OP, name, getattr(call, name), low=-1)
-    check.integer(_OP, "sink_size", call.sink_size, low=0)
-
-
-def _triton_refusal(target: Target, *args: Any) -> str | None:
-    call = PagedCall(*args)
+def _triton_refusal(target: Target, call: PagedCall) -> str | None:
     if max(call.q.shape[2], call.v.shape[3]) > 256:
         return f"head dimensions at most 256, got {call.q.shape[2]} and {call.v.shape[3]}"
-    if call.softmax_scale > 1e30:
-        return f"softmax_scale beyond fp32 after scaling: {call.softmax_scale}"
+    if reason := scale_refusal(call.softmax_scale):
+        return reason
     for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
         if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
             return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
@@ -197,16 +109,14 @@ def _triton_refusal(target: Target, *args: Any) -> str | None:
     return None
 
 
-def _tune_key(*args: Any) -> dict[str, int | str]:
-    call = PagedCall(*args)
-    mask = {(-1, -1): "none", (-1, 0): "causal"}.get((call.window_left, call.window_right), "window")
-    return {"mask": mask, "batch": call.cu_seqlens_q.shape[0] - 1, "seqlen_q": call.max_seqlen_q,
+def _tune_key(call: PagedCall) -> dict[str, int | str]:
+    return {"mask": call.mask, "batch": call.batch, "seqlen_q": call.max_seqlen_q,
             "seqlen_k": call.max_seqlen_k, "num_heads": call.q.shape[1], "num_kv_heads": call.k.shape[2],
             "head_dim": call.q.shape[2], "page_size": call.page_size, "features": "+".join(call.features) or "none",
             "dtype": dtypes.name(call.q.dtype), "kv_dtype": dtypes.name(call.k.dtype)}
 
 
-def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple:
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> PagedCall:
     """Sequences of equal lengths on pages in random order."""
     generator = torch.Generator(device).manual_seed(seed)
     batch, page_size, head_dim = key["batch"], key["page_size"], key["head_dim"]
@@ -220,14 +130,32 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple
     table = torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32).view(batch, pages)
     starts = torch.arange(batch + 1, device=device, dtype=torch.int32) * key["seqlen_q"]
     used = torch.full((batch,), key["seqlen_k"], device=device, dtype=torch.int32)
-    return PagedCall(torch.empty_like(q), None, q, k, v, starts, used, table, *[None] * 8, key["seqlen_q"],
-                     key["seqlen_k"], head_dim ** -0.5, -1, -1 if key["mask"] == "none" else 0, 0, 0.0)
+    return PagedCall(torch.empty_like(q), None, q, k, v, cu_seqlens_q=starts, seqlens_k=used, block_table=table,
+                     max_seqlen_q=key["seqlen_q"], max_seqlen_k=key["seqlen_k"], softmax_scale=head_dim ** -0.5,
+                     window_right=-1 if key["mask"] == "none" else 0)
 
 
-def _traffic(*args: Any) -> tuple[int, int]:
+def _cases(device: torch.device) -> dict[str, PagedCall]:
+    """Decoding, whose keys are split; prefill; and shuffled pages of fp8 with all that changes a score."""
+    key = {"mask": "causal", "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "page_size": 16, "dtype": "bf16",
+           "kv_dtype": "bf16"}
+    generator = torch.Generator(device).manual_seed(1)
+    calls = {"decode": _tune_case({**key, "batch": 2, "seqlen_q": 1, "seqlen_k": 700}, device, 0),
+             "prefill": _tune_case({**key, "batch": 1, "seqlen_q": 40, "seqlen_k": 70}, device, 0)}
+    fp8 = dtypes.name(dtypes.fp8_of(target_of(device).arch))
+    case = _tune_case({**key, "batch": 2, "seqlen_q": 5, "seqlen_k": 70, "kv_dtype": fp8}, device, 0)
+    k, v = unshuffled_axes(case.k.unflatten(3, (-1, 16)).permute(0, 2, 3, 1, 4).contiguous(),
+                           case.v.unflatten(1, (-1, 16)).permute(0, 3, 1, 4, 2).contiguous())
+    calls["shuffled pages of fp8"] = case._replace(
+        k=k, v=v, sink=torch.randn(4, generator=generator, device=device), softcap=2.0, window_left=30,
+        k_descale=torch.full((1,), 0.5, device=device), v_descale=torch.full((1,), 2.0, device=device),
+        lse=torch.empty(4, len(case.q), device=device))
+    return calls
+
+
+def _traffic(call: PagedCall) -> tuple[int, int]:
     """Queries, and the keys and values in use, once; two products per pair, about half of them where causal."""
-    call = PagedCall(*args)
-    batch, heads = call.cu_seqlens_q.shape[0] - 1, call.q.shape[1]
+    batch, heads = call.batch, call.q.shape[1]
     widths = call.q.shape[2] + call.v.shape[3]
     moved = batch * call.max_seqlen_k * call.k.shape[2] * widths * call.k.element_size()
     moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.q, call.out))
@@ -248,19 +176,18 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
         yield {**key, "batch": 1, "seqlen_q": tokens, "seqlen_k": tokens}
 
 
-def _triton_space(target: Target, *args: Any) -> Iterator[dict[str, int]]:
-    call = PagedCall(*args)
+def _triton_space(target: Target, call: PagedCall) -> Iterator[dict[str, int]]:
     rows = (16, 32, 64) if call.max_seqlen_q * call.q.shape[1] // call.k.shape[2] <= 32 else (64, 128)
     for block_m, block_n, num_warps, num_stages in itertools.product(rows, (32, 64, 128), (4, 8), (1, 2, 3)):
         yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
 
 
 unified_attention_op = Op(
-    _OP, reference=unified_attention_ref, check=_check, tune_key=_tune_key,
+    _OP, call=PagedCall, reference=unified_attention_ref, check=_check, tune_key=_tune_key,
     tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
                  "features", "dtype", "kv_dtype"),
-    writes=("out", "lse"), tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("triton", "ops.attention.triton.flash_attn_fwd:unified_attention",
+    writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    backends=(Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
                       refusal=_triton_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", unified_attention_ref)))
@@ -335,9 +262,12 @@ def unified_attention(
     check_lengths(_OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
     check_pages(_OP, block_table, seqused_k, k, max_seqlen_k)
     left, right, sink_size = read_window(_OP, window_size, causal)
-    unified_attention_op(out, None, q, k, v, cu_seqlens_q, seqused_k, block_table, None, q_descale, k_descale,
-                         v_descale, alibi_slopes, output_scale, qq_bias, sinks, max_seqlen_q, max_seqlen_k,
-                         softmax_scale, left, right, sink_size, softcap, backend=backend)
+    call = PagedCall(
+        out, None, q, k, v, cu_seqlens_q=cu_seqlens_q, seqlens_k=seqused_k, block_table=block_table,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, alibi_slopes=alibi_slopes,
+        output_scale=output_scale, qq_bias=qq_bias, sink=sinks, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        softmax_scale=softmax_scale, window_left=left, window_right=right, sink_size=sink_size, softcap=softcap)
+    unified_attention_op(call, backend=backend)
     return out
 
 

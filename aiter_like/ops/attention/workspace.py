@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.device import target_of
-from aiter_like.ops.attention.call import read_window
+from aiter_like.ops.attention.checks import read_window
 
 __all__ = ["attention_workspace_bytes"]
 

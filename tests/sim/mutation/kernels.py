@@ -17,7 +17,8 @@ import torch
 from aiter_like import sim
 from aiter_like.build import build, code_object
 from aiter_like.jit import Instance, JitFunction
-from aiter_like.ops.attention import flash_attn_fwd, flash_attn_fwd_hip, workspace
+from aiter_like.ops.attention import flash_attn_fwd_hip, workspace
+from aiter_like.ops.attention.call import dense_call
 from aiter_like.ops.norm import rms_norm
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -167,7 +168,7 @@ _PACKED = {
 def _attention_hip(dtype: torch.dtype, head_dim: int) -> list[Kernel]:
     """csrc/attention/flash_attn_fwd.hip, the causal build; bf16 with the rounding that is the default."""
     instance = flash_attn_fwd_hip.variant(dtype, head_dim, 1 if dtype == BF16 else 0, "right")
-    elf = _hip_code(flash_attn_fwd_hip._flash_attn_fwd_hip, instance)
+    elf = _hip_code(flash_attn_fwd_hip.flash_attn_fwd_hip, instance)
     symbol = next(symbol for symbol in sim.inspect(elf) if "flash_attn_fwd_kernel" in symbol)
     launches = []
     for batch, rows, keys, heads, kv_heads, is_causal, has_lse in _ATTENTION_SHAPES:
@@ -252,8 +253,9 @@ def _attention_triton(dtype: torch.dtype, head_dim: int, is_causal: bool, has_ls
     with _captured(kernels) as calls:
         for rows, keys in ((70, 180), (133, 70), (128, 128), (129, 192), (70, 40)):
             q, k, v, out, lse = _attention_tensors(1, rows, keys, 2, 1, head_dim, dtype)
-            kernels.flash_attn_fwd(*flash_attn_fwd._dense(out, lse if has_lse else None, q, k, v, is_causal,
-                                                         1 if dtype == BF16 else 0))
+            kernels.flash_attn_fwd(dense_call(
+                out, lse if has_lse else None, q, k, v, window_right=0 if is_causal else -1,
+                how_v3_bf16_cvt=1 if dtype == BF16 else 0))
     return _triton_kernels(calls, (0, 1))
 
 

@@ -259,20 +259,19 @@ def _limit(size: int, longest: int) -> int | None:
     return None if size < 0 or size >= longest - 1 else size
 
 
-def flash_attn_bwd(*args: Any, **params: int) -> Callable[..., None] | None:
-    """Same arguments as the operator's other backends; writes dq, dk, dv and dsink. What it returns: Backend.repeats.
+def flash_attn_bwd(call: AttentionBackwardCall, **params: int) -> Callable[..., None] | None:
+    """Writes dq, dk, dv and dsink. What it returns: see Backend.returns_relaunch.
 
     params: a tuned row's values instead of those of configs/triton/flash_attn_bwd.toml; where dq_HEADS is one of them,
-    of flash_attn_bwd_hopper.toml, for the kernels of attention_bwd_hopper.py.
+    of flash_attn_bwd_hopper.toml, for the kernels of flash_attn_bwd_hopper.py.
     """
-    call = AttentionBackwardCall(*args)
     if not call.forward.batch or not call.forward.num_heads or not call.max_seqlen_q:
-        for gradient in call[:4]:
+        for gradient in call.results:
             if gradient is not None:
                 gradient.zero_()
         return None
     launches = _Launches(call, params)
-    launches(*args)
+    launches.run(call)
     return launches
 
 
@@ -285,10 +284,12 @@ class _Launches:
         self.params = {} if "dq_HEADS" in params else params
         self.others: _Others | None = None  # until a call needs them
 
-    def __call__(self, *args: Any) -> None:
-        call = AttentionBackwardCall(*args)
+    def __call__(self, *fields: Any) -> None:
+        self.run(AttentionBackwardCall(*fields))
+
+    def run(self, call: AttentionBackwardCall) -> None:
         if call.cu_seqlens_q is not None:  # rows of no sequence
-            for gradient in call[:3]:
+            for gradient in call.gradients:
                 gradient.zero_()
         delta, lse2, parts = self.delta(call)
         if self.hopper is not None and self.hopper.takes(call):
@@ -303,7 +304,7 @@ class _Launches:
 
 def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Target,
                 scratch_rows: int) -> flash_attn_bwd_hopper.Launches | None:
-    """The launches of attention_bwd_hopper.py, where those are asked for or expected to be faster, and serve."""
+    """The launches of flash_attn_bwd_hopper.py, where those are asked for or expected to be faster, and serve."""
     forward = call.forward
     pairs = forward.batch * forward.num_heads * call.max_seqlen_q * call.max_seqlen_k
     if "dq_HEADS" not in params and (target.arch != "sm_90" or params or pairs < _LEAST_PAIRS * target.cu_num):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Derivatives of dense attention for Hopper in Gluon: TMA, asynchronous products, specialised warps.
 
-As in attention_bwd.py one kernel for dK and dV by blocks of keys, one for dQ by blocks of rows, and no atomics. One
+As in flash_attn_bwd.py one kernel for dK and dV by blocks of keys, one for dQ by blocks of rows, and no atomics. One
 warp loads what the loop walks along into rings in shared memory; each of two warp groups has 64 keys or rows of its
 own, and starts products before it needs them: those of one group run while the other computes probabilities. What this
-does not serve is left to the kernels of attention_bwd.py.
+does not serve is left to the kernels of flash_attn_bwd.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aiter_like.device import Target
 from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.checks import ALIGNMENT, has_aligned_strides
 from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
     OWN,
     block_of_program,
@@ -312,7 +313,7 @@ def serves(call: AttentionBackwardCall, target: Target) -> bool:
         return False
     if call.bias is not None or call.alibi_slopes is not None:
         return False
-    return not any(2 * stride % 16 for tensor in (call.q, call.k, call.v, call.dout) for stride in tensor.stride()[:3])
+    return all(has_aligned_strides(tensor) for tensor in (call.q, call.k, call.v, call.dout))
 
 
 class Launches:
@@ -348,10 +349,10 @@ class Launches:
     @staticmethod
     def takes(call: AttentionBackwardCall) -> bool:
         """Whether the addresses too are such as descriptors can have."""
-        return not (call.q.data_ptr() | call.k.data_ptr() | call.v.data_ptr() | call.dout.data_ptr()) % 16
+        return not (call.q.data_ptr() | call.k.data_ptr() | call.v.data_ptr() | call.dout.data_ptr()) % ALIGNMENT
 
     def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor) -> None:
-        """delta, lse2: as attention_bwd.py has them."""
+        """delta, lse2: as flash_attn_bwd.py has them."""
         m, own, n = self.rows
         boxes = {key: _moved(box, getattr(call, key[0])) for key, box in self.boxes.items()}
         self.dkdv(call.dk, call.dv, boxes["q", m], boxes["dout", m], boxes["k", own], boxes["v", own],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Parts of attention_bwd_hopper.py: rings of tiles that TMA fills, the order of programs, rows that are written."""
+"""Parts of flash_attn_bwd_hopper.py: rings of tiles that TMA fills, the order of programs, rows that are written."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Parts of attention_bwd.py: a call's tensors and rules, addresses, which pairs are visible, P from the LSE."""
+"""Parts of flash_attn_bwd.py: a call's tensors and rules, addresses, which pairs are visible, P from the LSE."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 One warp loads tiles of queries, keys and values into shared memory; each of GROUPS warp groups attends for BLOCK_M rows
 of queries. A group starts the product of the next keys and that of the present values together, and the other groups'
-products run while it computes exponentials. What this does not serve is left to the kernel of attention.py.
+products run while it computes exponentials. What this does not serve is left to the kernel of flash_attn_fwd_parts.py.
 
 Source: the schedule is that of FlashAttention-3 (Shah et al. 2024, arXiv:2407.08608), sections 3.1 and 3.2.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a warp group of attention_hopper.py does with tiles: scores, softmax, rounding, products, ends of rows."""
+"""What a warp group of flash_attn_fwd_hopper.py does with tiles: scores, softmax, rounding, products, ends of rows."""
 
 from __future__ import annotations
 

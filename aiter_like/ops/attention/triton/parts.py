@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What the attention kernels share: rounding, which keys a tile of rows sees, loads of tiles, scores, ends of rows.
 
-SHAPE is an Instance of attention.py.
+SHAPE is a Shape of shape.py, or what flash_attn_fwd_hopper.py has in its place.
 """
 
 from __future__ import annotations
@@ -292,44 +292,3 @@ def store_part(out_rows, lse_rows, strides, split, is_row, acc, total, maximum, 
     at = lse_rows + split.to(tl.int64) * strides[1]
     tl.store(at, total, mask=is_row)
     tl.store(at + strides[2], maximum, mask=is_row)
-
-
-@triton.jit(do_not_specialize=["seqlen_q", "num_heads", "num_splits", "max_seqlen_q", "group_size"])
-def _combine_kernel(out, lse, parts, sums, cu_seqlens_q, sink, v_descale, out_scale, out_strides, lse_strides,
-                   part_strides, sum_strides, split_strides, descale_strides, seqlen_q, max_seqlen_q, num_heads,
-                   group_size, num_splits, value_scale, SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr,
-                   DV: tl.constexpr, ROUNDING: tl.constexpr):
-    """Adds the parts of one row of one head, always in the same order; bound: memory."""
-    index = tl.program_id(0)
-    query, head, batch = index % max_seqlen_q, index // max_seqlen_q % num_heads, index // max_seqlen_q // num_heads
-    batch, head, start, row_batch = batch.to(tl.int64), head.to(tl.int64), batch.to(tl.int64) * 0, batch.to(tl.int64)
-    if cu_seqlens_q is not None:
-        start, seqlen_q = sequence(cu_seqlens_q, batch, seqlen_q)
-        row_batch = batch * 0
-    if query >= seqlen_q:
-        return
-    row = (start + query).to(tl.int64)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DV)
-    is_split = splits < num_splits
-    at = sums + row_batch * sum_strides[0] + row * sum_strides[1] + head * sum_strides[2] + splits * split_strides[1]
-    maxima = tl.load(at + split_strides[2], mask=is_split, other=-1.0e30)
-    maximum = tl.max(maxima, 0)
-    weights = tl.exp2(maxima - maximum)
-    total = tl.sum(tl.load(at, mask=is_split, other=0.0) * weights, 0)
-    at = parts + row_batch * part_strides[0] + row * part_strides[1] + head * part_strides[2]
-    acc = tl.load(at + splits.to(tl.int64)[:, None] * split_strides[0] + dims[None, :],
-                  mask=is_split[:, None] & (dims < HEAD_DIM_V)[None, :], other=0.0)
-    acc = tl.sum(acc * weights[:, None], 0)[None, :]
-    one = tl.zeros([1], tl.int32)
-    out_rows = out + row_batch * out_strides[0] + row * out_strides[1] + head * out_strides[2] + one
-    lse_rows, sinks = None, None
-    if lse is not None:
-        lse_rows = lse + row_batch * lse_strides[0] + row * lse_strides[1] + head * lse_strides[2] + one
-    if sink is not None:
-        sinks = tl.load(sink + head + one).to(tl.float32) * LOG2_E
-    if v_descale is not None:
-        value_scale *= tl.load(v_descale + batch * descale_strides[0] + head // group_size * descale_strides[1])
-    if out_scale is not None:
-        value_scale /= tl.load(out_scale)
-    finish_rows(out_rows, lse_rows, one == 0, acc, total + one, maximum + one, sinks, value_scale, HEAD_DIM_V, DV,
-                ROUNDING)

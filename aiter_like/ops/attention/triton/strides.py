@@ -42,9 +42,3 @@ def stride_of_batch(matrix: torch.Tensor | None) -> int:
 def strides_of_descale(descale: torch.Tensor | None) -> tuple[int, int]:
     """Of [batch, num_kv_heads]; zeros for one number."""
     return (0, 0) if descale is None or descale.numel() == 1 else (descale.stride(0), descale.stride(1))
-
-
-def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether a tensor descriptor can describe it: multiples of 16 bytes, but for the last axis."""
-    steps = (stride * tensor.element_size() for stride in tensor.stride()[:-1])
-    return 0 not in tensor.shape and not any(step % 16 for step in (tensor.data_ptr(), *steps))

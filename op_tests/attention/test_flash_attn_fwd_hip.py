@@ -28,8 +28,10 @@ def call_of(q, k, v, *, window=(-1, -1), seqlens_k=None, workspace=None, num_spl
     shape = (q.shape[1], q.shape[0]) if is_varlen else (q.shape[0], q.shape[2], q.shape[1])
     lse = torch.full(shape, torch.nan, dtype=torch.float32, device=q.device)
     row = 0 if is_varlen else 1
-    return AttentionCall(out, lse, q, k, v, *cu_seqlens, seqlens_k, *[None] * 7, workspace, q.shape[row], k.shape[row],
-                         q.shape[-1] ** -0.5, *window, 0, 0.0, 0.0, num_splits, rounding)
+    return AttentionCall(
+        out, lse, q, k, v, cu_seqlens_q=cu_seqlens[0], cu_seqlens_k=cu_seqlens[1], seqlens_k=seqlens_k,
+        workspace=workspace, max_seqlen_q=q.shape[row], max_seqlen_k=k.shape[row], softmax_scale=q.shape[-1] ** -0.5,
+        window_left=window[0], window_right=window[1], num_splits=num_splits, how_v3_bf16_cvt=rounding)
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def attend(run):
 
     def outputs(q, k, v, **options):
         call = call_of(q, k, v, **options)
-        run("hip", flash_attn_fwd, *call)
+        run("hip", flash_attn_fwd, call)
         return call.out, call.lse
 
     return outputs
@@ -250,7 +252,7 @@ def test_heads_of_packed_sequences_share_workgroups(device, run):
             cases.check_varlen(run, "hip", *args, **options)
     q, k, v, *starts, _, _ = args
     call = call_of(q, k, v, window=(-1, 0), cu_seqlens=starts)._replace(max_seqlen_q=1)
-    run("hip", flash_attn_fwd, *call)
+    run("hip", flash_attn_fwd, call)
     check_attention(call.out, call.lse, q, k, v, None, True, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
                     rounding="rtne")
 
@@ -277,12 +279,12 @@ def test_addresses_that_are_not_aligned(device, attend, caplog):
     with caplog.at_level("WARNING", logger="aiter_like"):
         for keys in (shifted, k, shifted):
             call = call_of(q, keys, v)
-            flash_attn_fwd(*call)
+            flash_attn_fwd(call)
             check_attention(call.out, call.lse, q, k, v, rounding="rtne")
     assert "not hip but the next backend serves calls where k does not begin at a multiple of 16 bytes" in caplog.text
     reason = "k does not begin at a multiple of 16 bytes"
     with pytest.raises(UnsupportedError, match=f"hip: {reason}"):
-        flash_attn_fwd(*call_of(q, shifted, v), backend="hip")
+        flash_attn_fwd(call_of(q, shifted, v), backend="hip")
     found = aiter_like.explain(aiter_like.flash_attn_func, q, shifted, v)
     assert found.backend == "ck" and found.rejected["hip"] == reason
     assert aiter_like.explain(aiter_like.flash_attn_func, q, k, v).backend == "hip"
@@ -292,4 +294,4 @@ def test_strides_that_are_not_aligned_are_refused(device, attend):
     q, k, v = cases.dense(device, 1, 5, 9, 1, 1, 64, BF16)
     attend(q, k, v)
     with pytest.raises(UnsupportedError, match="strides of q must be multiples of 8 elements"):
-        flash_attn_fwd(*call_of(torch.empty(1, 5, 1, 65, dtype=BF16, device=device)[..., :64], k, v), backend="hip")
+        flash_attn_fwd(call_of(torch.empty(1, 5, 1, 65, dtype=BF16, device=device)[..., :64], k, v), backend="hip")

@@ -26,7 +26,7 @@ BENCH_SHAPES = (  # (batch, heads, KV heads, length, head dimension), causal
     ((4, 32, 8, 4096, 128), True), ((2, 32, 8, 8192, 128), True), ((8, 16, 16, 2048, 64), True))
 DTYPES = (torch.bfloat16, torch.float16)
 
-# Keywords of the public functions → of testing_attention.attention_float64.
+# Keywords of the public functions → of testing.attention.attention_float64.
 _REFERENCE_NAMES = {"window_size": "window_size", "logits_soft_cap": "softcap", "bias": "bias",
                     "alibi_slopes": "alibi_slopes", "sink_ptr": "sink", "softmax_scale": "softmax_scale",
                     "causal": "causal", "dropout_p": "dropout_p"}

@@ -18,13 +18,14 @@ from aiter_like.build import build
 from aiter_like.device import target_of
 from aiter_like.dispatch import self_check
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.call import AttentionCall, check_call
+from aiter_like.ops.attention.call import AttentionCall, dense_call
+from aiter_like.ops.attention.checks import check_call
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.flash_attn_fwd_ck import (
     TileInstance,
-    _flash_attn_fwd_ck,
     ck_self_check,
     ck_space,
+    flash_attn_fwd_ck,
     tile_instance,
 )
 from aiter_like.testing import strided_like
@@ -182,26 +183,27 @@ def test_lengths_that_lie_touch_nothing_outside(device, run):
     for starts in ([0, 500, 100], [0, -7, 100], [90, 20, 3], [2**31 - 1, -(2**31), 2**31 - 1]):
         lying = torch.tensor(starts, dtype=torch.int32, device=device)
         for longest in (0, 50, 10**6):
-            run("ck", flash_attn_fwd, out, lse, q, k, v, lying, lying, *[None] * 9, longest, longest, 0.125, -1, 0, 0,
-                0.0, 0.0, 0, 0)
+            run("ck", flash_attn_fwd, AttentionCall(
+                out, lse, q, k, v, cu_seqlens_q=lying, cu_seqlens_k=lying, max_seqlen_q=longest, max_seqlen_k=longest,
+                softmax_scale=0.125, window_right=0))
 
 
 def calls(device):
-    """Arguments of flash_attn_fwd: every kind of instance."""
+    """Every kind of instance."""
     for dtype, dim, dim_v in ((BF16, 64, 64), (F16, 80, 40), (BF16, 192, 128), (torch.float8_e4m3fnuz, 128, 128)):
         q, k, v = (torch.zeros(1, 5, 4, size, device=device).to(dtype) for size in (dim, dim, dim_v))
         out = torch.zeros(1, 5, 4, dim_v, dtype=BF16 if dtype.itemsize == 1 else dtype, device=device)
         bias, slopes = torch.zeros(1, 1, 5, 5, device=device), torch.zeros(4, device=device)
         for masked, terms, rounding in itertools.product((False, True), range(8), range(3)):
-            yield AttentionCall(out, None, q, k, v, None, None, None, bias if terms & 1 else None,
-                                slopes if terms & 2 else None, *[None] * 6, 5, 5, 0.1, -1, 0 if masked else -1, 0,
-                                8.0 if terms & 4 else 0.0, 0.0, 0, rounding)
+            yield dense_call(
+                out, None, q, k, v, bias=bias if terms & 1 else None, alibi_slopes=slopes if terms & 2 else None,
+                window_right=0 if masked else -1, softcap=8.0 if terms & 4 else 0.0, how_v3_bf16_cvt=rounding)
 
 
 def test_self_check_takes_the_instance_of_the_call(device):
     need_gfx942(device)
     for call in calls(device):
-        case = AttentionCall(*ck_self_check(device, *call))
+        case = ck_self_check(device, call)
         assert tile_instance(case) == tile_instance(call)
         check_call(case)
 
@@ -213,7 +215,7 @@ def test_self_check_passes(device, run):
         if call.head_dim == 64 and call.mask == "causal" and call.how_v3_bf16_cvt == 0 and terms < 2:
             call = call._replace(bias=None if call.bias is None else call.bias.to(BF16))
             error, tolerance = self_check.compare(flash_attn_fwd, functools.partial(run, "ck", flash_attn_fwd),
-                                              ck_self_check(device, *call))
+                                                  ck_self_check(device, call))
             assert error <= tolerance
 
 
@@ -296,10 +298,12 @@ def test_async_pipeline(device, is_packed, window):
     if is_packed:
         q, k, v, starts, *_ = packed(device, (70, 0, 70), (70, 0, 70), 4, 2, 64, BF16)
     out, lse = torch.full_like(q, math.nan), torch.full((*q.shape[:-3], 4, q.shape[-3]), math.nan, device=device)
-    call = AttentionCall(out, lse, q, k, v, starts, starts, *[None] * 9, q.shape[-3], k.shape[-3], 0.125, *window, 0.0,
-                         0.0, 0, 0)
-    assert list(ck_space(target_of(device), *call)) == [{"pipeline": "qrasync"}]
-    function = _flash_attn_fwd_ck.bind(target_of(device), call, pipeline="qrasync")
+    call = AttentionCall(
+        out, lse, q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=q.shape[-3],
+        max_seqlen_k=k.shape[-3], softmax_scale=0.125, window_left=window[0], window_right=window[1],
+        sink_size=window[2])
+    assert list(ck_space(target_of(device), call)) == [{"pipeline": "qrasync"}]
+    function = flash_attn_fwd_ck.bind(target_of(device), call, pipeline="qrasync")
     if device.type == "cpu":
         sim.checked_call("qrasync", function, call, flash_attn_fwd.write_indices)
     else:
@@ -309,8 +313,8 @@ def test_async_pipeline(device, is_packed, window):
 
 def test_pipelines_that_do_not_fit_are_refused(device):
     q, k, v = dense(device, 1, 8, 8, 1, 1, 192, BF16)
-    call = AttentionCall(q, None, q, k, v, *[None] * 11, 8, 8, 0.1, -1, -1, 0, 0.0, 0.0, 0, 0)
-    assert not list(ck_space(target_of(device), *call))
+    call = dense_call(q, None, q, k, v)
+    assert not list(ck_space(target_of(device), call))
     for name in ("qrasync", "qr"):
         with pytest.raises(ValueError, match="pipeline must be one of qrksvs, qrasync"):
             tile_instance(call, name)
@@ -365,7 +369,7 @@ def test_instances_keep_their_registers(device, name):
     if device.type != "cpu":
         pytest.skip("static: the code for gfx942 is the same wherever the tests run")
     tile = TileInstance.parse(name)
-    library = build.ensure(_flash_attn_fwd_ck.instance_spec(tile.instance(), "hip", "gfx942")).path.read_bytes()
+    library = build.ensure(flash_attn_fwd_ck.instance_spec(tile.instance(), "hip", "gfx942")).path.read_bytes()
     (kernel,) = sim.inspect(library[library.index(b"__CLANG_OFFLOAD_BUNDLE__"):]).values()
     assert kernel["vgprs"] <= REGISTERS[name]
     assert not any(kernel[nothing] for nothing in ("agprs", "vgpr_spills", "private_bytes"))

@@ -33,7 +33,7 @@ def test_repeated_calls(device, run, monkeypatch, features):
             memory.append(torch.empty(getattr(call, name).numel() + offset, dtype=BF16, device=device))
             call = call._replace(**{name: memory[-1][offset:].view_as(getattr(call, name)).copy_(getattr(call, name))})
         memory.append(call)
-        run("triton", flash_attn_bwd, *call)
+        run("triton", flash_attn_bwd, call)
         check_attention_gradients(call)
         if seed == 1:
             assert len(launched) == 3
@@ -41,5 +41,5 @@ def test_repeated_calls(device, run, monkeypatch, features):
     shorter = {name: ((60, 50), (30, 9)) if name == "packed" else (60, 30)
                for name in ("packed", "lengths") if name in features}
     call = make(device, heads=(2, 1), head_dims=(32, 32), **{**features, **shorter})
-    run("triton", flash_attn_bwd, *call)
+    run("triton", flash_attn_bwd, call)
     check_attention_gradients(call)

@@ -16,8 +16,8 @@ from hopper_code import Hopper, compiled_for_hopper, disassembled
 import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
-from aiter_like.ops.attention.call import AttentionCall
-from aiter_like.ops.attention.flash_attn_fwd import _triton_kernels, flash_attn_fwd
+from aiter_like.ops.attention.call import AttentionCall, dense_call
+from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd, triton_kernels
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention import check_attention
 
@@ -83,8 +83,7 @@ def test_dropout(device, run):
     rng_state = torch.tensor([0x123456789, 2**33 + 5], device=device)
     for backend in ("triton", "torch"):
         out, lse = torch.empty_like(q), torch.empty(2, 2, 140, device=device)
-        run(backend, flash_attn_fwd, out, lse, q, k, v, *[None] * 9, rng_state, None, 140, 200, 0.125, -1, 0, 0, 0.0,
-            0.3, 0, 0)
+        run(backend, flash_attn_fwd, dense_call(out, lse, q, k, v, rng_state=rng_state, window_right=0, dropout_p=0.3))
         check_attention(out, lse, q, k, v, None, True, dropout_p=0.3, rng_state=rng_state)
 
 
@@ -105,12 +104,12 @@ def test_lengths_that_lie_touch_nothing_outside(device, run):
     for starts in ([0, 500, 100], [0, -7, 100], [90, 20, 3], [2**31 - 1, -(2**31), 2**31 - 1]):
         lying = torch.tensor(starts, dtype=torch.int32, device=device)
         for longest in (1, 50, 10**6):
-            run("triton", flash_attn_fwd, out, lse, q, k, v, lying, lying, None, bias if longest == 50 else None,
-                *[None] * 7, longest, longest, 0.125, -1, 0, 0, 0.0, 0.0, 0, 0)
+            run("triton", flash_attn_fwd, AttentionCall(
+                out, lse, q, k, v, cu_seqlens_q=lying, cu_seqlens_k=lying, bias=bias if longest == 50 else None,
+                max_seqlen_q=longest, max_seqlen_k=longest, softmax_scale=0.125, window_right=0))
     lengths = torch.tensor([10**9, -5], dtype=torch.int32, device=device)
     q, k, v = dense(device, 2, 3, 70, 2, 2, 64, BF16)
-    flash_attn_fwd(torch.empty_like(q), None, q, k, v, None, None, lengths, *[None] * 8, 3, 70, 0.125, -1, 0, 0, 0.0,
-                   0.0, 0, 0, backend="triton")
+    flash_attn_fwd(dense_call(torch.empty_like(q), None, q, k, v, seqlens_k=lengths, window_right=0), backend="triton")
 
 
 @pytest.mark.parametrize("params", ({"TMA": 1}, {"XCDS": 8}, {"TMA": 1, "XCDS": 3, "BLOCK_M": 64, "BLOCK_N": 32}),
@@ -122,9 +121,7 @@ def test_ways_to_lay_out_the_work(device, params):
     for tensors in (dense(device, 2, 200, 300, 3, 3, 64, BF16), dense(device, 1, 200, 300, 3, 3, 60, BF16)):
         q, k, v = tensors
         out, lse = torch.empty_like(q), torch.empty(len(q), 3, 200, device=device)
-        scale = q.shape[3] ** -0.5
-        call = AttentionCall(out, lse, q, k, v, *[None] * 11, 200, 300, scale, -1, 0, 0, 0.0, 0.0, 0, 0)
-        flash_attn_fwd.flash_attn_fwd(*call, **params)
+        flash_attn_fwd.flash_attn_fwd(dense_call(out, lse, q, k, v, window_right=0), **params)
         check_attention(out, lse, q, k, v, None, True)
 
 
@@ -159,8 +156,8 @@ def hopper(device, monkeypatch):
     with compiled_for_hopper(monkeypatch, flash_attn_fwd, launcher, flash_attn_fwd_hopper) as built:
         def compile_call(call, **params):
             built.clear()
-            kernel = _triton_kernels(flash_attn_fwd.target_of(None), *call, **params)[0]
-            flash_attn_fwd.flash_attn_fwd(*call, kernel=kernel, **params)
+            kernel = triton_kernels(flash_attn_fwd.target_of(None), call, **params)[0]
+            flash_attn_fwd.flash_attn_fwd(call, kernel=kernel, **params)
             return built
 
         yield compile_call
@@ -170,8 +167,7 @@ def hopper(device, monkeypatch):
 def test_products_on_hopper_are_asynchronous(hopper, tmp_path, causal):
     """Several wgmma between two waits: ptxas can give that up, and says so only to who asks for its messages."""
     q = torch.empty(1, 4096, 24, 128, dtype=BF16, device="meta")
-    (kernel,) = hopper(AttentionCall(q, None, q, q, q, *[None] * 11, 4096, 4096, 0.1, -1, 0 if causal else -1, 0, 0.0,
-                                     0.0, 1, 0), TMA=0)
+    (kernel,) = hopper(dense_call(q, None, q, q, q, window_right=0 if causal else -1, num_splits=1), TMA=0)
     sass = disassembled(kernel, tmp_path)
     assert sass.count("HGMMA") >= 32 and sass.count("WARPGROUP.ARRIVE") <= 4
 
@@ -180,8 +176,8 @@ def test_products_on_hopper_are_asynchronous(hopper, tmp_path, causal):
 def test_specialised_warps_on_hopper(hopper, tmp_path, head_dim, groups):
     """Registers move from the warp that loads to those that attend, which spill no sums: a few addresses at most."""
     q = torch.empty(2, 4096, 24, head_dim, dtype=BF16, device="meta")
-    (kernel,) = hopper(AttentionCall(q, torch.empty(2, 24, 4096, device="meta"), q, q, q, *[None] * 11, 4096, 4096, 0.1,
-                                     -1, 0, 0, 0.0, 0.0, 1, 1))
+    (kernel,) = hopper(dense_call(q, torch.empty(2, 24, 4096, device="meta"), q, q, q, window_right=0, num_splits=1,
+                                  how_v3_bf16_cvt=1))
     sass = disassembled(kernel, tmp_path)
     assert sass.count("HGMMA") >= 24 and "USETMAXREG" in sass and "UTMALDG" in sass
     assert sass.count("STL") + sass.count("LDL") <= 24
@@ -207,13 +203,13 @@ def test_hopper_takes_every_product_and_feature(hopper, monkeypatch, tmp_path, v
     q, k, v = (torch.empty(1, rows, 4, width, dtype=dtype, device="meta")
                for rows, width in ((140, dim), (200, dim), (200, dim_v)))
     found = features(torch.device("meta"), BF16, 4, 140, 200)
-    options = {name: value for part in ("alibi", "bias", "sink") if feature in (part, "all")
-               for name, value in found[part].items()}
-    call = AttentionCall(torch.empty(1, 140, 4, dim_v, dtype=BF16, device="meta"), None, q, k, v, None, None, None,
-                         options.get("bias"), options.get("alibi_slopes"), options.get("sink_ptr"), None, None, None,
-                         torch.empty(2, dtype=torch.int64, device="meta") if feature in ("dropout", "all") else None,
-                         None, 140, 200, 0.1, -1, 0, 0, 2.0 if feature in ("softcap", "all") else 0.0,
-                         0.3 if feature in ("dropout", "all") else 0.0, 1, 0)
+    terms = {"alibi": {"alibi_slopes": found["alibi"]["alibi_slopes"]}, "bias": {"bias": found["bias"]["bias"]},
+             "sink": {"sink": found["sink"]["sink_ptr"]}, "softcap": {"softcap": 2.0},
+             "dropout": {"dropout_p": 0.3, "rng_state": torch.empty(2, dtype=torch.int64, device="meta")}}
+    options = {name: value for part, fields in terms.items() if feature in (part, "all")
+               for name, value in fields.items()}
+    call = dense_call(torch.empty(1, 140, 4, dim_v, dtype=BF16, device="meta"), None, q, k, v, window_right=0,
+                      num_splits=1, **options)
     assert "tt.dot" in hopper(call)[0].asm["ttir"]
 
 

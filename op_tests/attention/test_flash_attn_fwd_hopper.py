@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""attention_hopper.py, a kernel of backend "triton" for sm_90, against float64; `--bench`: beside attention.py's. What
-its code is like: test_flash_attn_triton.py.
+"""flash_attn_fwd_hopper.py, a kernel of backend "triton" for sm_90, against float64; `--bench`: beside the other one.
+What its code is like: test_flash_attn_fwd_triton.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from attention_cases import dense, packed, random, rounding_of
 from covering import covering
 
 from aiter_like.device import Target, target_of
-from aiter_like.ops.attention.call import AttentionCall
-from aiter_like.ops.attention.flash_attn_fwd import _triton_kernels, hopper_serves
+from aiter_like.ops.attention.call import AttentionCall, dense_call
+from aiter_like.ops.attention.flash_attn_fwd import hopper_serves, triton_kernels
 from aiter_like.ops.attention.triton import flash_attn_fwd
 from aiter_like.testing.attention import check_attention
 
@@ -36,11 +36,11 @@ def _only_on_hopper(request):
 
 
 def check_specialised(device, call, params, **options):
-    """Runs attention_hopper.py's kernel, compares with float64, and runs it again."""
+    """Runs flash_attn_fwd_hopper.py's kernel, compares with float64, and runs it again."""
     def run():
         call.out.fill_(math.nan)
         call.lse.fill_(math.nan)
-        flash_attn_fwd.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper", **params)
+        flash_attn_fwd.flash_attn_fwd(call, kernel="flash_attn_fwd_hopper", **params)
         return call.out[:rows], call.lse if starts is None else call.lse[:, :rows]
 
     assert hopper_serves(call)
@@ -66,9 +66,9 @@ def test_specialised_warps(device, dtype, rounding, head_dim, params):
         tensors = dense(device, 2, seqlen_q, seqlen_k, *heads, head_dim, dtype)
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors) if row["is_bhsd"] else tensors
         sink = random(device, (heads[0],), torch.float32) if row["has_sink"] else None
-        call = AttentionCall(torch.empty_like(q), torch.empty(2, heads[0], seqlen_q, device=device), q, k, v,
-                             *[None] * 5, sink, *[None] * 5, seqlen_q, seqlen_k, head_dim**-0.5, *row["window"], 0, 0.0,
-                             0.0, 0, rounding)
+        left, right = row["window"]
+        call = dense_call(torch.empty_like(q), torch.empty(2, heads[0], seqlen_q, device=device), q, k, v, sink=sink,
+                          window_left=left, window_right=right, how_v3_bf16_cvt=rounding)
         check_specialised(device, call, params, window_size=row["window"], sink=sink)
 
 
@@ -79,8 +79,10 @@ def test_sequences(device, dtype, rounding, head_dim, params):
     for window in ((-1, -1), (-1, 0), (100, 20)):
         q, k, v, *starts, longest_q, longest_k = packed(device, *lengths, 4, 2, head_dim, dtype)
         q, k, v = (torch.cat((x, torch.full_like(x[:150], math.nan))) for x in (q, k, v))
-        call = AttentionCall(torch.empty_like(q), torch.empty(4, len(q), device=device), q, k, v, *starts, *[None] * 9,
-                             longest_q, longest_k, head_dim**-0.5, *window, 0, 0.0, 0.0, 0, rounding)
+        call = AttentionCall(
+            torch.empty_like(q), torch.empty(4, len(q), device=device), q, k, v, cu_seqlens_q=starts[0],
+            cu_seqlens_k=starts[1], max_seqlen_q=longest_q, max_seqlen_k=longest_k, softmax_scale=head_dim**-0.5,
+            window_left=window[0], window_right=window[1], how_v3_bf16_cvt=rounding)
         check_specialised(device, call, params, window_size=window, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])
         q, k, v = dense(device, 3, 150, 700, 4, 2, head_dim, dtype)
         counts = torch.tensor([700, 0, 70], dtype=torch.int32, device=device)
@@ -98,9 +100,9 @@ def test_lengths_that_lie(device):
         lying = torch.tensor(starts, dtype=torch.int32, device=device)
         for longest in (1, 50, 10**5):
             out = torch.empty_like(q)
-            call = AttentionCall(out, None, q, k, v, lying, lying, *[None] * 9, longest, longest, 0.1,
-                                 -1, 0, 0, 0.0, 0.0, 0, 1)
-            flash_attn_fwd.flash_attn_fwd(*call, kernel="flash_attn_fwd_hopper")
+            call = AttentionCall(out, None, q, k, v, cu_seqlens_q=lying, cu_seqlens_k=lying, max_seqlen_q=longest,
+                                 max_seqlen_k=longest, softmax_scale=0.1, window_right=0, how_v3_bf16_cvt=1)
+            flash_attn_fwd.flash_attn_fwd(call, kernel="flash_attn_fwd_hopper")
     torch.cuda.synchronize()
 
 
@@ -130,14 +132,13 @@ def test_which_kernel(change, params, names):
     """By the call, or by the parameters of a tuned row; short queries and few rows leave tiles and the GPU empty."""
     def call_of(rows, **change):
         q = torch.empty(16, rows, 8, 64, dtype=BF16, device="meta")
-        call = AttentionCall(q, None, q, q, q, *[None] * 11, rows, rows, 0.1, -1, 0, 0, 0.0, 0.0, 0, 1)
-        return call._replace(**change)
+        return dense_call(q, None, q, q, q, window_right=0, how_v3_bf16_cvt=1)._replace(**change)
 
     hopper = Target("cuda", "sm_90", 132, 32, False, 0)
-    assert _triton_kernels(hopper, *call_of(256, **change), **params) == names
-    assert _triton_kernels(hopper, *call_of(33)) == [OTHER, HOPPER]
-    assert _triton_kernels(hopper, *call_of(128)) == [OTHER, HOPPER]
-    assert _triton_kernels(Target("hip", "gfx942", 304, 64, True, 0), *call_of(256, **change)) == [OTHER]
+    assert triton_kernels(hopper, call_of(256, **change), **params) == names
+    assert triton_kernels(hopper, call_of(33)) == [OTHER, HOPPER]
+    assert triton_kernels(hopper, call_of(128)) == [OTHER, HOPPER]
+    assert triton_kernels(Target("hip", "gfx942", 304, 64, True, 0), call_of(256, **change)) == [OTHER]
 
 
 BENCH_CALLS = (  # lengths of queries, of keys (None: the same), heads, kv heads, head_dim, window, sinks
@@ -170,7 +171,7 @@ def bench() -> None:
 
     def ours(call):
         def with_kernel(kernel):
-            flash_attn_fwd.flash_attn_fwd(*call, kernel=kernel)
+            flash_attn_fwd.flash_attn_fwd(call, kernel=kernel)
             return call.out
         return {f"triton, {kernel}": functools.partial(with_kernel, kernel) for kernel in (HOPPER, OTHER)}
 
@@ -183,8 +184,10 @@ def bench() -> None:
         lengths = lengths_q, lengths_k or lengths_q
         q, k, v, *starts = packed(device, *lengths, heads, kv_heads, head_dim, BF16)
         sink, count = random(device, (heads,), torch.float32) if has_sink else None, heads // kv_heads
-        call = AttentionCall(torch.empty_like(q), None, q, k, v, *starts[:2], *[None] * 3, sink, *[None] * 5,
-                             *starts[2:], head_dim**-0.5, *window, 0, 0.0, 0.0, 0, 0)
+        call = AttentionCall(
+            torch.empty_like(q), None, q, k, v, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1], sink=sink,
+            max_seqlen_q=starts[2], max_seqlen_k=starts[3], softmax_scale=head_dim**-0.5, window_left=window[0],
+            window_right=window[1])
 
         def check(out):
             """The last rows of the first sequence's first heads."""
@@ -201,8 +204,7 @@ def bench() -> None:
         lengths = [512] * 8, list(range(1000, 9000, 1000))
         q, k, v = dense(device, 8, 512, _CACHE, 32, 8, 128, BF16)
         counts = torch.tensor(lengths[1], dtype=torch.int32, device=device)
-        call = AttentionCall(torch.empty_like(q), None, q, k, v, None, None, counts, *[None] * 8, 512, _CACHE,
-                             128**-0.5, -1, 0, 0, 0.0, 0.0, 0, 0)
+        call = dense_call(torch.empty_like(q), None, q, k, v, seqlens_k=counts, window_right=0)
         return case("512 on 8 caches", call, lengths, (-1, 0), lambda out: check_attention(
             out[:1, -64:, :4], None, q[:1, -64:, :4], k[:1, :1000, :1], v[:1, :1000, :1], causal=True), {})
 

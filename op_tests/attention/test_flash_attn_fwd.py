@@ -310,7 +310,7 @@ def test_everything(device, run, seed, backend, part):
     occurs with each of every other factor, so every two lengths with one another, and each with either mask, every
     grouping of heads, every rounding, all strides, each dtype, head dimension and batch size.
 
-    Triton's, whose compilations take longer: test_grid_of_lengths of test_flash_attn_triton.py.
+    Triton's, whose compilations take longer: test_grid_of_lengths of test_flash_attn_fwd_triton.py.
     """
     for index, row in enumerate(everything(seed)[part::8]):
         tensors = dense(device, row["batch"], row["seqlen_q"], row["seqlen_k"], *row["heads"], row["head_dim"],

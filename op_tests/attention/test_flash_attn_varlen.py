@@ -80,8 +80,9 @@ def test_lengths_that_lie_stay_inside(device, starts):
     pairs, windows = ((wrong, right), (right, wrong), (wrong, wrong)), ((-1, -1), (-1, 0), (9, 4))
     for pair, window, backend in itertools.product(pairs, windows, BACKENDS):
         out, lse = torch.zeros_like(q), torch.zeros(2, 60, device=device)
-        flash_attn_fwd(*AttentionCall(out, lse, q, k, v, *pair, *[None] * 9, 40, 40, 0.125, *window, 0, 0.0, 0.0, 0, 0),
-                       backend=backend)
+        flash_attn_fwd(AttentionCall(
+            out, lse, q, k, v, cu_seqlens_q=pair[0], cu_seqlens_k=pair[1], max_seqlen_q=40, max_seqlen_k=40,
+            softmax_scale=0.125, window_left=window[0], window_right=window[1]), backend=backend)
         assert not out.isnan().any()
 
 

@@ -16,7 +16,7 @@ import aiter_like
 from aiter_like import sim
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention import reference
-from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall
+from aiter_like.ops.attention.call import AttentionBackwardCall, backward_call, dense_call
 from aiter_like.ops.attention.flash_attn_bwd import attend, flash_attn_bwd, flash_attn_bwd_ref
 from aiter_like.ops.common import philox
 from aiter_like.testing import assert_within, strided_like
@@ -27,7 +27,7 @@ LENGTHS = (1, 15, 63, 65, 127, 200)
 
 
 def check(run, backend, call):
-    run(backend, flash_attn_bwd, *call)
+    run(backend, flash_attn_bwd, call)
     check_attention_gradients(call)
     return call
 
@@ -35,7 +35,7 @@ def check(run, backend, call):
 def again(call):
     """The same call with outputs of its own."""
     return call._replace(**{name: None if tensor is None else torch.full_like(tensor, math.nan)
-                            for name, tensor in zip(call._fields[:4], call[:4])})
+                            for name, tensor in zip(("dq", "dk", "dv", "dsink"), call.results)})
 
 
 @pytest.mark.parametrize("features", FEATURES)
@@ -65,7 +65,7 @@ def test_reference_is_exact(device, monkeypatch, most_scores):
         call = make(device, **features)
         wide = AttentionBackwardCall(*(
             arg.double() if isinstance(arg, torch.Tensor) and arg.is_floating_point() else arg for arg in call))
-        flash_attn_bwd_ref(*fill_forward(wide))
+        flash_attn_bwd_ref(fill_forward(wide))
         for name, gradient in attention_gradients_float64(call).items():
             assert torch.allclose(getattr(wide, name).cpu(), gradient.expected, rtol=1e-9, atol=1e-11), (features, name)
 
@@ -82,10 +82,10 @@ def test_strides(device, run, backend):
     for view in (strided(call, (1, 2, 1, 8)), strided(call, (0, 1, 1, 3), offset=1),
                  call._replace(**{name: getattr(call, name).transpose(1, 2).contiguous().transpose(1, 2)
                                   for name in ("dq", "dk", "dv", "q", "k", "v")})):
-        for gradient in view[:3]:
+        for gradient in view.gradients:
             gradient.fill_(math.nan)
-        run(backend, flash_attn_bwd, *view)
-        assert all(torch.equal(got, expected) for got, expected in zip(view[:3], call[:3]))
+        run(backend, flash_attn_bwd, view)
+        assert all(torch.equal(got, expected) for got, expected in zip(view.gradients, call.gradients))
     shared = make(device, lengths=(37, 70), heads=(4, 2), batch=2)
     shared = shared._replace(k=shared.k[:1].expand(2, -1, -1, -1), v=shared.v[:, :, :1].expand(-1, -1, 2, -1))
     check(run, backend, fill_forward(shared))
@@ -109,7 +109,7 @@ def test_rows_that_see_nothing(device, run, backend):
     call = check(run, backend, make(device, lengths=(150, 20), heads=(2, 1), window=(-1, 0)))
     assert not call.dq[:, :130].any() and call.dq[:, 130:].any()
     call.dout[:, :130] = math.nan
-    run(backend, flash_attn_bwd, *call)
+    run(backend, flash_attn_bwd, call)
     assert not call.dq[:, :130].any() and call.dq[:, 130:].isfinite().all()
 
 
@@ -117,11 +117,11 @@ def test_rows_that_see_nothing(device, run, backend):
 def test_nothing_to_do(device, run, backend):
     for lengths, batch, heads in (((5, 0), 2, 2), ((0, 5), 2, 2), ((5, 7), 0, 2), ((5, 7), 1, 0)):
         call = make(device, lengths=lengths, batch=batch, heads=(heads, heads), sink=True)
-        flash_attn_bwd(*call, backend=backend)
-        assert not any(gradient.any() for gradient in call[:4])
+        flash_attn_bwd(call, backend=backend)
+        assert not any(gradient.any() for gradient in call.results)
     call = make(device, packed=((5, 0), (0, 9)), sink=True)
-    run(backend, flash_attn_bwd, *call)
-    assert not any(gradient.any() for gradient in call[:4])
+    run(backend, flash_attn_bwd, call)
+    assert not any(gradient.any() for gradient in call.results)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -129,8 +129,8 @@ def test_rows_of_no_sequence_get_zeros(device, run, backend):
     call = make(device, packed=((9, 20), (11, 30)), heads=(2, 1))
     starts = (torch.tensor([9, 25], dtype=torch.int32, device=device),
               torch.tensor([11, 31], dtype=torch.int32, device=device))
-    run(backend, flash_attn_bwd, *fill_forward(call._replace(cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])))
-    for gradient, (start, end) in zip(call[:3], ((9, 25), (11, 31), (11, 31))):
+    run(backend, flash_attn_bwd, fill_forward(call._replace(cu_seqlens_q=starts[0], cu_seqlens_k=starts[1])))
+    for gradient, (start, end) in zip(call.gradients, ((9, 25), (11, 31), (11, 31))):
         assert not gradient[:start].any() and not gradient[end:].any() and gradient[start:end].any()
 
 
@@ -139,14 +139,14 @@ def test_nan_reaches_what_depends_on_it(device, run, backend):
     """A row with NaN: its dq, and dk and dv of the keys that it sees. A key with NaN: all rows that see it."""
     call = make(device, lengths=(70, 70), window=(-1, 0))
     call.q[0, 40, 1, 3] = math.nan
-    run(backend, flash_attn_bwd, *fill_forward(call))
+    run(backend, flash_attn_bwd, fill_forward(call))
     assert call.dq[0, 40, 1].isnan().all() and not call.dq[0, :, 0].isnan().any()
     assert not call.dq[0, :40, 1].isnan().any() and not call.dq[0, 41:, 1].isnan().any()
     assert call.dv[0, :41, 1].isnan().all() and call.dk[0, :41, 1].isnan().all()
     assert not call.dv[0, :, 0].isnan().any() and not call.dk[0, :, 0].isnan().any()
     call = make(device, lengths=(70, 70), window=(-1, 0))
     call.k[0, 30, 0, 5] = math.nan
-    run(backend, flash_attn_bwd, *fill_forward(call))
+    run(backend, flash_attn_bwd, fill_forward(call))
     assert call.dq[0, 30:, 0].isnan().all() and not call.dq[0, :, 1].isnan().any()
     assert call.dk[0, :, 0].isnan().all() and not call.dk[0, :, 1].isnan().any()
 
@@ -155,15 +155,15 @@ def test_nan_reaches_what_depends_on_it(device, run, backend):
 def test_repeats_bit_for_bit(device, run, features):
     """Also when waves and workgroups take turns in another order."""
     first = make(device, **FEATURES[features])
-    run("triton", flash_attn_bwd, *first)
+    run("triton", flash_attn_bwd, first)
     for seed in (0, 1, 2):
         repeat = again(first)
         if device.type == "cpu":
             with sim.enabled(fuzz=seed):
-                run("triton", flash_attn_bwd, *repeat)
+                run("triton", flash_attn_bwd, repeat)
         else:
-            run("triton", flash_attn_bwd, *repeat)
-        assert all(torch.equal(got, expected) for got, expected in zip(repeat[:4], first[:4]))
+            run("triton", flash_attn_bwd, repeat)
+        assert all(torch.equal(got, expected) for got, expected in zip(repeat.results, first.results))
 
 
 def test_forward_and_backward_drop_the_same(device, run):
@@ -178,7 +178,7 @@ def test_forward_and_backward_drop_the_same(device, run):
         dout = torch.zeros_like(call.dout)
         dout[:, :, head] = identity[:, 0]
         one = again(call)._replace(dout=dout, out=out, lse=lse)
-        run("triton", flash_attn_bwd, *one)
+        run("triton", flash_attn_bwd, one)
         assert torch.equal(one.dv[:, :, head // 2].cpu() != 0, kept[:, head].transpose(1, 2))
     assert 0.55 < kept.float().mean() < 0.65
 
@@ -189,10 +189,10 @@ def test_any_cu_seqlens_stay_inside(device, run, starts):
     call = make(device, packed=((20, 20), (20, 20)), window=(-1, 0), bias="shared")
     broken = torch.tensor(starts, dtype=torch.int64).to(device, torch.int32)
     for q_starts, k_starts in ((broken, call.cu_seqlens_k), (call.cu_seqlens_q, broken), (broken, broken)):
-        for gradient in call[:3]:
+        for gradient in call.gradients:
             gradient.fill_(math.nan)
-        run("triton", flash_attn_bwd, *call._replace(cu_seqlens_q=q_starts, cu_seqlens_k=k_starts))
-        assert all(gradient.isfinite().all() for gradient in call[:3])
+        run("triton", flash_attn_bwd, call._replace(cu_seqlens_q=q_starts, cu_seqlens_k=k_starts))
+        assert all(gradient.isfinite().all() for gradient in call.gradients)
 
 
 def bad_calls(device):
@@ -225,13 +225,13 @@ def bad_calls(device):
 def test_bad_input_is_named(device):
     for call, kind, message in bad_calls(device):
         with pytest.raises(kind, match=f"flash_attn_[bf]wd: .*{message}"):
-            flash_attn_bwd(*call)
+            flash_attn_bwd(call)
 
 
 def test_what_triton_refuses(device):
     call = make(device, lengths=(5, 7), head_dims=(264, 264))
     with pytest.raises(UnsupportedError, match="head dimension at most 256, got 264"):
-        flash_attn_bwd(*call, backend="triton")
+        flash_attn_bwd(call, backend="triton")
 
 
 def forward_call(call, **changes):
@@ -304,7 +304,7 @@ def test_compiled_training_step(device):
     tensors = (inputs.q, inputs.k, inputs.v)
 
     def step(q, k, v):
-        out, lse = attend(AttentionCall(None, None, q * 2, k, v, *inputs[5:]))
+        out, lse = attend(inputs._replace(q=q * 2, k=k, v=v))
         return out, lse
 
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
@@ -376,15 +376,13 @@ def bench() -> None:
         generator = torch.Generator(device).manual_seed(0)
         q, k, v, dout = (torch.randn(batch, seqlen, count, head_dim, dtype=BF16, device=device, generator=generator)
                          for count in (heads, kv_heads, kv_heads, heads))
-        forward = AttentionCall(None, None, q, k, v, *[None] * 11, seqlen, seqlen, head_dim ** -0.5, -1,
-                                0 if causal else -1, 0, 0.0, 0.0, 0, 0)
+        forward = dense_call(None, None, q, k, v, window_right=0 if causal else -1)
         out, lse = attend(forward)
-        call = AttentionBackwardCall(*map(torch.empty_like, (q, k, v)), None, dout, None, q, k, v, out, lse,
-                                     *[None] * 6, *forward[16:24])
+        call = backward_call(forward._replace(out=out, lse=lse), dout)
 
         def ours():
-            flash_attn_bwd(*call, backend="triton")
-            return call[:3]
+            flash_attn_bwd(call, backend="triton")
+            return call.gradients
 
         flops = 10 * batch * heads * seqlen**2 * head_dim // (2 if causal else 1)
         return benching.Case(f"{','.join(map(str, shape))}{' causal' if causal else ''}", sum(

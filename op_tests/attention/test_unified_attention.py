@@ -18,7 +18,7 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.paged_call import PagedCall, unshuffled_axes
+from aiter_like.ops.attention.call import PagedCall, unshuffled_axes
 from aiter_like.ops.attention.unified_attention import unified_attention_op
 from aiter_like.testing import assert_within, time_us
 
@@ -190,9 +190,10 @@ def test_whatever_lengths_and_pages_hold(device, backend):
         bad = [torch.tensor(values, dtype=torch.int32, device=device) for values in (starts, used)]
         for k, v in ((case.k, case.v), unshuffled_axes(*shuffled(case))):
             for table, page_starts in ((case.block_table, None), (case.block_table.flatten(), bad[0] // 3)):
-                unified_attention_op(*PagedCall(
-                    storage[1:-1], None, case.q, k, v, *bad, torch.full_like(table, page), page_starts, *[None] * 7, 9,
-                    40, 0.125, -1, 0, 0, 0.0), backend=backend)
+                unified_attention_op(PagedCall(
+                    storage[1:-1], None, case.q, k, v, cu_seqlens_q=bad[0], seqlens_k=bad[1],
+                    block_table=torch.full_like(table, page), page_starts=page_starts, max_seqlen_q=9,
+                    max_seqlen_k=40, softmax_scale=0.125, window_right=0), backend=backend)
     assert (storage[0] == 3).all() and (storage[-1] == 3).all()
 
 
@@ -223,9 +224,11 @@ def test_batch_prefill(device, run, backend, form):
 def test_opcheck(device):
     case = make(device, ((1, 20), (5, 9)), head_dim=32)
     out, lse = torch.empty_like(case.q), torch.empty(4, 6, device=device)
-    args = (out, lse, case.q, case.k.nan_to_num(), case.v.nan_to_num(), case.cu_seqlens_q, case.seqused_k,
-            case.block_table, *[None] * 8, 5, 20, 0.2, -1, 0, 0, 0.0)
-    torch.library.opcheck(torch.ops.aiter_like.unified_attention_out, args, {"backend": "triton"})
+    call = PagedCall(
+        out, lse, case.q, case.k.nan_to_num(), case.v.nan_to_num(), cu_seqlens_q=case.cu_seqlens_q,
+        seqlens_k=case.seqused_k, block_table=case.block_table, max_seqlen_q=5, max_seqlen_k=20, softmax_scale=0.2,
+        window_right=0)
+    torch.library.opcheck(torch.ops.aiter_like.unified_attention_out, tuple(call), {"backend": "triton"})
     assert unified_attention_op.public
 
 

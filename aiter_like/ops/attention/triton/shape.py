@@ -18,7 +18,7 @@ _KEYS_PER_SPLIT = 256  # below, adding the parts costs more than another program
 
 
 @dataclass(frozen=True)
-class Instance:
+class Shape:
     """What the kernel is compiled for: its one constexpr argument. Optional tensors show as None.
 
     Attributes:
@@ -34,7 +34,7 @@ class Instance:
         IS_SPLIT: a program sees a part of the keys only.
         HAS_BOXES: the interior is loaded by tensor descriptors (on NVIDIA: TMA).
         IS_QQ_BIAS: the bias is one matrix for all sequences, between the queries and the keys of the same tokens.
-        ROUNDING: of P and out, see round_to.
+        ROUNDING: of P and out, a value of how_v3_bf16_cvt.
     """
 
     M: int
@@ -59,7 +59,7 @@ class Instance:
     HAS_BOXES: bool = False
 
 
-def instance_of(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Instance:
+def shape_of(call: AttentionCall, settings: dict[str, int], block_table: torch.Tensor | None) -> Shape:
     """Of a call, without boxes and splits."""
     group, block_m = call.num_heads // call.num_kv_heads, settings["BLOCK_M"]
     is_short = call.max_seqlen_q < block_m or block_table is not None  # a batch with pages has sequences of one query
@@ -70,7 +70,7 @@ def instance_of(call: AttentionCall, settings: dict[str, int], block_table: torc
     row_strides = [strides_of_rows(tensor)[1] for tensor in (call.q, call.k, call.v, call.out)]
     head_strides = [strides_of_rows(tensor)[2] for tensor in (call.q, call.out)]
     bias_strides = strides_of_bias(call.bias)
-    return Instance(
+    return Shape(
         M=min(block_m, max(16, triton.next_power_of_2(call.max_seqlen_q * pack))), N=settings["BLOCK_N"],
         HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail,
         DV=max(triton.next_power_of_2(call.head_dim_v), 16), PACK=pack, XCDS=settings.get("XCDS", 1),

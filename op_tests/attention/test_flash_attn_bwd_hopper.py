@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""attention_bwd_hopper.py: on an H200 against float64; anywhere what the compiler makes of it."""
+"""flash_attn_bwd_hopper.py: on an H200 against float64; anywhere what the compiler makes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attention_bwd_cases import BF16, FP16, make
 from hopper_code import compiled_for_hopper, disassembled
 
 from aiter_like.device import Target, target_of
-from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.call import backward_call, dense_call
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention_bwd import check_attention_gradients
 
@@ -46,15 +46,15 @@ def test_against_float64(device, head_dim, changes):
             call = call._replace(**{name: strided_like(getattr(call, name), (0, 1, 1, 8))
                                     for name in ("dq", "dk", "dv", "dout", "q", "k", "v", "out")})
         assert flash_attn_bwd_hopper.serves(call, target_of(device))
-        repeat = flash_attn_bwd.flash_attn_bwd(*call, **settings)
+        repeat = flash_attn_bwd.flash_attn_bwd(call, **settings)
         check_attention_gradients(call)
         other = call._replace(**{name: strided_copy(getattr(call, name)) for name in ("dq", "dk", "dv", *INPUTS)})
-        first = [gradient.clone() for gradient in call[:3]]
-        for tensor in (*call[:3], *other[:3], *(getattr(call, name) for name in INPUTS)):
+        first = [gradient.clone() for gradient in call.gradients]
+        for tensor in (*call.gradients, *other.gradients, *(getattr(call, name) for name in INPUTS)):
             tensor.fill_(math.nan)  # what is not to be read or written again, and what is to be written
         repeat(*other)
-        assert all(torch.equal(got, expected) for got, expected in zip(other[:3], first))
-        assert all(gradient.isnan().all() for gradient in call[:3])
+        assert all(torch.equal(got, expected) for got, expected in zip(other.gradients, first))
+        assert all(gradient.isnan().all() for gradient in call.gradients)
 
 
 def test_repeated_calls(monkeypatch):
@@ -69,12 +69,12 @@ def test_repeated_calls(monkeypatch):
     def call():
         q, out, dout, dq = torch.zeros(4, 2, 200, 4, 64, dtype=BF16)
         k, v, dk, dv = torch.zeros(4, 2, 300, 2, 64, dtype=BF16)
-        return AttentionBackwardCall(dq, dk, dv, None, dout, None, q, k, v, out, torch.zeros(2, 4, 200), *[None] * 6,
-                                     200, 300, 0.1, -1, 0, 0, 0.0, 0.0)
+        forward = dense_call(out, torch.zeros(2, 4, 200), q, k, v, window_right=0)
+        return backward_call(forward, dout, dq=dq, dk=dk, dv=dv)
 
     first, second, odd = call(), call(), call()
     odd = odd._replace(k=torch.zeros(odd.k.numel() + 1, dtype=BF16)[1:].view_as(odd.k))
-    repeat = flash_attn_bwd.flash_attn_bwd(*first, **SETTINGS)
+    repeat = flash_attn_bwd.flash_attn_bwd(first, **SETTINGS)
     for current in (first, second, odd, first):
         launched.clear()
         repeat(*current)
@@ -95,9 +95,8 @@ def test_repeated_calls(monkeypatch):
 def call_of(head_dim, **changes):
     """A call without storage."""
     q = torch.empty(2, 4096, 24, head_dim, dtype=BF16, device="meta")
-    call = AttentionBackwardCall(q, q, q, None, q, None, q, q, q, q, torch.empty(2, 24, 4096, device="meta"),
-                                 *[None] * 6, 4096, 4096, 0.1, -1, 0, 0, 0.0, 0.0)
-    return call._replace(**changes)
+    forward = dense_call(q, torch.empty(2, 24, 4096, device="meta"), q, q, q, window_right=0)
+    return backward_call(forward, q)._replace(**changes)
 
 
 @pytest.mark.parametrize("params", ({}, {**SETTINGS, **UNROLLED}), ids=("default", "unrolled"))
@@ -110,7 +109,7 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
     from aiter_like.ops.common.triton import launch as launcher
 
     with compiled_for_hopper(monkeypatch, flash_attn_bwd, launcher) as built:
-        flash_attn_bwd.flash_attn_bwd(*call_of(head_dim), **params)
+        flash_attn_bwd.flash_attn_bwd(call_of(head_dim), **params)
     assert len(built) == 3  # delta, dK and dV, dQ
     for kernel in built[1:]:
         sass = disassembled(kernel, tmp_path)

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import torch
 
-from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.call import AttentionBackwardCall, AttentionCall, backward_call
 from aiter_like.testing.attention_bwd import fill_forward
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -53,12 +54,16 @@ def make(device: torch.device, *, lengths: tuple[int, int] = (0, 0), heads: tupl
     q, dout = random(*of_q, num_heads, dim), random(*of_q, num_heads, dim_v)
     k, v = random(*of_k, num_kv_heads, dim), random(*of_k, num_kv_heads, dim_v)
     bias_shape = (*of_q, lengths[1]) if packed else (1, num_heads if bias == "heads" else 1, *lengths)
-    call = AttentionBackwardCall(
-        *(torch.full_like(tensor, math.nan) for tensor in (q, k, v)),
-        torch.full((num_heads,), math.nan, device=device) if sink else None, dout,
-        random(*of_lse).float() if dlse else None, q, k, v, torch.empty_like(dout), torch.empty(of_lse, device=device),
-        *starts, random(*bias_shape[:-2], *bias_shape[:-3:-1]).mT if bias else None,
-        random(*(batch, num_heads)[-alibi:]).float().abs() * 0.2 if alibi else None,
-        random(num_heads).float() if sink else None, torch.tensor([77 << 33, 5], device=device) if dropout_p else None,
-        *lengths, dim ** -0.5, *window, sink_size, softcap, dropout_p)
-    return fill_forward(call)
+    nan = functools.partial(torch.full_like, fill_value=math.nan)
+    gradients = {"dq": nan(q), "dk": nan(k), "dv": nan(v),
+                 "dsink": torch.full((num_heads,), math.nan, device=device) if sink else None,
+                 "dlse": random(*of_lse).float() if dlse else None}
+    forward = AttentionCall(
+        torch.empty_like(dout), torch.empty(of_lse, device=device), q, k, v, cu_seqlens_q=starts[0],
+        cu_seqlens_k=starts[1], bias=random(*bias_shape[:-2], *bias_shape[:-3:-1]).mT if bias else None,
+        alibi_slopes=random(*(batch, num_heads)[-alibi:]).float().abs() * 0.2 if alibi else None,
+        sink=random(num_heads).float() if sink else None,
+        rng_state=torch.tensor([77 << 33, 5], device=device) if dropout_p else None, max_seqlen_q=lengths[0],
+        max_seqlen_k=lengths[1], softmax_scale=dim ** -0.5, window_left=window[0], window_right=window[1],
+        sink_size=sink_size, softcap=softcap, dropout_p=dropout_p)
+    return fill_forward(backward_call(forward, dout, **gradients))
