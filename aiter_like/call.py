@@ -24,8 +24,8 @@ def signature(call: type) -> inspect.Signature:
 
 def with_fields(call: type, function: Callable[..., Any] | None, before: int = 0) -> Callable[..., Any] | None:
     """`function(…, call(...), **params)` as a function of the fields by position, after `before` other arguments."""
-    if function is None or call is None:
-        return function
+    if function is None:
+        return None
     if before:
         return functools.wraps(function)(
             lambda *args, **params: function(*args[:before], call(*args[before:]), **params))

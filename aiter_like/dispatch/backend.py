@@ -69,10 +69,8 @@ class Backend:
         """Whether it is a module of our own that is built on first use."""
         return hasattr(self.function, "bind")
 
-    def taking_fields(self, call: type | None, home: str) -> Backend:
+    def taking_fields(self, call: type, home: str) -> Backend:
         """This backend as dispatch has it: its functions take the fields of `call` by position (call.py)."""
-        if call is None:
-            return replace(self, home=home)
         after_target = {name: with_fields(call, getattr(self, name), before=1)
                         for name in ("refusal", "kernels", "space", "cost", "self_check")}
         return replace(self, call=call, home=home, address_refusal=with_fields(call, self.address_refusal),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +32,8 @@ class Declaration:
         call: its call object, a NamedTuple: the operator's arguments in the order of the built functions, with
             annotations and defaults (call.py). The functions below are declared with a call object as argument and
             are kept as functions of its fields by position.
+        fields: of the fields, by position or name: all of them in order, defaults included, as a plain tuple. Public
+            functions hand this to the operator: a call object costs the host twice as much to make and to unpack.
         reference: of (call): the torch implementation, which writes the outputs.
         backends: in order of preference.
         check: of (call): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
@@ -48,12 +49,12 @@ class Declaration:
         bad_rows: tuned rows that turned out not to fit (file:line).
     """
 
-    def __init__(self, name: str, *, call: type | None = None, reference: Callable[..., None],
+    def __init__(self, name: str, *, call: type, reference: Callable[..., None],
                  backends: Sequence[Backend],
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
                  cases: Callable[[torch.device], Mapping[str, tuple]] | None = None,
-                 self_check: Callable | None = None, tuning: Tuning | None = None):
+                 tuning: Tuning | None = None):
         if name in OPS.declared:
             raise ValueError(f"operator {name} exists already")
         if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
@@ -66,10 +67,8 @@ class Declaration:
         self.backends = tuple(backend.taking_fields(call, reference.__module__) for backend in backends)
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
         self.tuning = tuning and replace(tuning, traffic=with_fields(call, tuning.traffic))
-        parameters = list(inspect.signature(self.reference).parameters)
-        self.write_indices = tuple(parameters.index(written) for written in writes)
-        if self_check is not None:  # until every family has call objects and cases
-            self.cases = lambda device: _numbered(self_check(device))
+        self.fields = functools.partial(call.__new__, tuple)
+        self.write_indices = tuple(call._fields.index(written) for written in writes)
         self.public: list[Callable] = []
         self.failures: dict[tuple[str, str, Target], str] = {}
         self.bad_rows: set[str] = set()
@@ -95,10 +94,6 @@ class Declaration:
         if what not in self._reported:
             self._reported.add(what)
             _log.warning(message, *values)
-
-
-def _numbered(found: Any) -> dict[str, tuple]:
-    return dict(enumerate([found] if isinstance(found, tuple) else found))
 
 
 def find_op(op: Declaration | str | Callable) -> Declaration:

@@ -8,7 +8,6 @@ metadata decides is decided once: checks, backend (selection.py), tuned row, bui
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,32 +40,24 @@ class Op(Declaration):
         self._plans = PlanCache()
         self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
-        # How many inputs are given → the fields behind them; building a call object of defaults would cost 0.2 µs.
-        self._defaults = self._tails()
+        defaults, count = tuple(self.call._field_defaults.values()), len(self.call._fields)
+        self._defaults = {count - omitted: defaults[len(defaults) - omitted:] for omitted in range(len(defaults) + 1)}
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
 
-    def _tails(self) -> dict[int, tuple]:
-        if self.call is None:
-            count = len(inspect.signature(self.reference).parameters)
-            return {count: ()}
-        defaults = tuple(self.call._field_defaults.values())
-        count = len(self.call._fields)
-        return {given: defaults[len(defaults) - (count - given):] for given in range(count - len(defaults), count + 1)}
+    def __call__(self, *inputs: Any, backend: str | None = None) -> None:
+        """Runs the operator. `backend` forces one; then nothing else is tried.
 
-    def __call__(self, *inputs: Any, backend: str | None = None, **options: Any) -> None:
-        """Runs the operator on a call object, or on its first fields and, by name, those of the others that are not the
-        defaults. `backend` forces one; then nothing else is tried.
+        Args:
+            inputs: what `fields` gives, or a call object; or the first fields themselves, where all others have their
+                defaults.
 
         Raises:
             ValueError, TypeError: an argument is wrong.
             UnsupportedError: no backend, or not the forced one, serves the call.
             BuildError: the forced backend does not build.
         """
-        if options:
-            args = self.call(*inputs, **options)
-        else:
-            args = inputs[0] if len(inputs) == 1 else inputs + self._defaults[len(inputs)]
+        args = inputs[0] if len(inputs) == 1 else inputs + self._defaults[len(inputs)]
         if _is_tracing():
             self._out_op(*args, backend=backend)
             return

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.activation.act_and_mul import ActAndMulCall, act_and_mul, silu_and_mul
-from aiter_like.ops.activation.act_and_mul_quant import ActAndMulQuantCall, act_and_mul_quant
+from aiter_like.ops.activation.act_and_mul import act_and_mul, silu_and_mul
+from aiter_like.ops.activation.act_and_mul_quant import act_and_mul_quant
 from aiter_like.ops.activation.parts import ACTIVATIONS
 from aiter_like.ops.common import quant_rule
 
@@ -94,10 +94,10 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     if dtype_quant is None:
         out = _output(name, inp, inp.dtype if isinstance(inp, Tensor) else None) if out is None else out
         if weights is None:
-            act_and_mul(ActAndMulCall(out, inp, activation, limit=float(swiglu_limit)), backend=backend)
+            act_and_mul(act_and_mul.fields(out, inp, activation, limit=float(swiglu_limit)), backend=backend)
         else:
-            act_and_mul_quant(ActAndMulQuantCall(out, None, inp, activation, float(swiglu_limit), weights=weights),
-                              backend=backend)
+            act_and_mul_quant(act_and_mul_quant.fields(out, None, inp, activation, float(swiglu_limit),
+                                                       weights=weights), backend=backend)
         return out
     check.choice(name, "dtype_quant", dtype_quant, quant_rule.DTYPES)
     out = _output(name, inp, dtype_quant) if out is None else out
@@ -111,8 +111,8 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     elif transpose_scale:
         check.tensor(name, "scale", scale, shape=(shape[-1], out.numel() // max(out.shape[-1], 1)))
         scale = scale.view(shape)
-    act_and_mul_quant(ActAndMulQuantCall(out, quant_rule.group_major(scale, transpose_scale), inp, activation,
-                                         float(swiglu_limit), quant_block_size, weights), backend=backend)
+    act_and_mul_quant(act_and_mul_quant.fields(out, quant_rule.group_major(scale, transpose_scale), inp, activation,
+                                               float(swiglu_limit), quant_block_size, weights), backend=backend)
     return out, scale
 
 
