@@ -21,7 +21,7 @@ test: setup
 	$(VENV) -m pytest -n $(JOBS) $(TESTS)
 
 bench: setup
-	$(VENV) op_tests/bench_host.py
+	$(VENV) op_tests/bench/bench_host.py
 
 lint: setup
 	$(VENV) -m ruff check .
