@@ -18,7 +18,7 @@ demo: setup
 	$(VENV) -m aiter_like demo
 
 test: setup
-	$(VENV) -m pytest -n $(JOBS) $(TESTS)
+	$(VENV) -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 bench: setup
 	$(VENV) op_tests/bench/bench_host.py
