@@ -17,7 +17,7 @@ from aiter_like import device, env
 from aiter_like.build import build, cache
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.device import Target
-from aiter_like.dispatch import OPS
+from aiter_like.dispatch import OPS, Op
 from aiter_like.errors import BuildError
 from aiter_like.jit.compile_ops import JitFunction, registered
 
@@ -96,9 +96,9 @@ def selected(names: list[str], arch: str) -> list[ModuleSpec]:
     Raises:
         ValueError: a name means nothing; the message lists what there is.
     """
-    import aiter_like  # noqa: F401  (declares every function)
     from aiter_like import sim
 
+    operators = list(OPS.values())  # their modules declare every function
     by_name: dict[str, list[Any]] = {}
     with device.planning_for(arch) as target:
         for function in registered():
@@ -111,16 +111,16 @@ def selected(names: list[str], arch: str) -> list[ModuleSpec]:
             raise ValueError(f"no module {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
         chosen = names or known
         functions = dict.fromkeys(function for name in chosen for function in by_name.get(name, ()))
-        specs = [spec for function in functions for spec in _specs(function, target)]
+        specs = [spec for function in functions for spec in _specs(function, operators, target)]
     specs += [sim.module_spec()] if "sim" in chosen else []
     return sorted({(spec.name, spec.arch): spec for spec in specs}.values(), key=lambda spec: spec.name)
 
 
-def _specs(function: Any, target: Target) -> Iterator[ModuleSpec]:
+def _specs(function: Any, operators: Iterable[Op], target: Target) -> Iterator[ModuleSpec]:
     """The modules of a function: the instances that it declares, and those that its operator's cases take."""
     for instance in function.instances():
         yield function.instance_spec(instance, target.platform, target.arch)
-    for op in OPS.values():
+    for op in operators:
         for backend in op.backends:
             if backend.function is function and isinstance(function, JitFunction) and op.cases is not None:
                 for call in op.cases(torch.device("cpu")).values():

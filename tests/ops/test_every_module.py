@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import rotation
 
-import aiter_like  # noqa: F401  (declares the functions)
 from aiter_like.build import build, toolchain
 from aiter_like.cli.build import selected
+from aiter_like.dispatch import OPS
 from aiter_like.errors import BuildError
 from aiter_like.jit.compile_ops import JitFunction, registered
 
 ARCHS = {"gfx942": "hip", "sm_90": "cuda"}
+assert list(OPS)  # each one that is read declares its functions
 FUNCTIONS = [(function.function_name, arch) for function in registered() if isinstance(function, JitFunction)
              for arch, platform in ARCHS.items() if platform in function.platforms]
 
