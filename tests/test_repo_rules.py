@@ -192,6 +192,14 @@ def test_each_operator_has_a_test_and_a_table():
     assert tables <= set(OPS), "tables of no operator"
 
 
+def test_each_operator_has_cases():
+    """What runs over all operators (self-check, alignment, `aiter-like build`) sees only those."""
+    from aiter_like.dispatch import OPS
+
+    without = [name for name, op in OPS.items() if op.cases is None]
+    assert len(OPS) and not without, without
+
+
 def test_ruff_is_clean():
     run = subprocess.run([sys.executable, "-m", "ruff", "check", "--output-format=concise", "."], cwd=ROOT,
                          capture_output=True, text=True, check=False)
