@@ -18,10 +18,10 @@ demo: setup
 	$(VENV) -m aiter_like demo
 
 test: setup
-	$(VENV) -m pytest -n $(JOBS) $(TESTS)
+	$(VENV) -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 bench: setup
-	$(VENV) op_tests/bench_host.py
+	$(VENV) op_tests/bench/bench_host.py
 
 lint: setup
 	$(VENV) -m ruff check .

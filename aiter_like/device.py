@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
@@ -63,6 +64,29 @@ def use_simulator(enable: bool) -> None:
     """Let CPU tensors run on the simulated MI300X (True) or nowhere (False), whatever GPU is present."""
     _targets[torch.device("cpu")] = simulated_target() if enable else _CPU
     _changed()
+
+
+@contextmanager
+def planning_for(arch: str) -> Iterator[Target]:
+    """Within the block CPU tensors count as tensors of such a device: what it decides about a call can be asked.
+
+    An architecture without a file counts as large as the one of its platform that has a file.
+    """
+    platform, likest = ("hip", "gfx942") if arch.startswith("gfx") else ("cuda", "sm_90")
+    try:
+        facts = arch_facts(arch)
+    except ValueError:
+        facts = arch_facts(likest)
+    cpu = torch.device("cpu")
+    before, target = _targets.get(cpu), Target(platform, arch, facts["cu_num"], facts["wave_size"])
+    _targets[cpu] = target
+    _changed()
+    try:
+        yield target
+    finally:
+        _targets.pop(cpu)
+        _targets.update({} if before is None else {cpu: before})
+        _changed()
 
 
 @cache

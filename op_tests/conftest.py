@@ -9,34 +9,48 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rotation
 import torch
 
 from aiter_like import device as devices
 from aiter_like.dispatch import explain
+
+_FOLDER = Path(__file__).resolve().parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=("sim", "gpu"), default="sim",
                      help="sim: the simulated MI300X with its checkers on; gpu: the GPU of this machine (default: sim)")
     parser.addoption("--seed", type=int, help="of the covering designs of exhaustive tests (default: a new one)")
+    parser.addoption("--turn", type=int, help="which part of the cases large tests run (default: by the commit)")
+    parser.addoption("--all-cases", action="store_true", help="large tests run all their cases, as on a GPU")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draws the seed before processes of pytest-xdist get the options: all work on the same designs."""
+    """Draws the seed before processes of pytest-xdist get the options: all work on the same cases."""
+    if config.option.turn is None:
+        config.option.turn = rotation.turn_of(_FOLDER)
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """How to repeat the designs of this run."""
-    return f"covering designs: --seed {config.option.seed}"
+    """How to repeat the cases of this run."""
+    return f"covering designs: --seed {config.option.seed}; large tests: --turn {config.option.turn}, or --all-cases"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every launch on the simulated device runs under all checkers; a report fails the test."""
-    for item in items:
-        if config.getoption("--device") == "sim" and item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker("sim_check")
+    """Every launch on the simulated device runs under all checkers, of which a report fails the test; large tests run
+    this turn's part of their cases there.
+    """
+    if config.getoption("--device") != "sim":
+        return
+    own = [item for item in items if item.path.is_relative_to(_FOLDER)]
+    for item in own:
+        item.add_marker("sim_check")
+    for item in [] if config.getoption("--all-cases") else rotation.items_left_out(own, config.option.turn):
+        item.add_marker("exhaustive")
 
 
 @pytest.fixture(scope="session")

@@ -18,16 +18,6 @@ from aiter_like.dispatch import OPS
 from aiter_like.tuning import judge
 
 FLAGS = ("-DCHECK_ALIGNMENT", "-Xclang", "-fsanitize=alignment", "-Xclang", "-fsanitize-trap=alignment")
-KEYS = {
-    "rms_norm_quant": {"rows": 3, "hidden": 256, "dtype": "bf16", "out_dtype": "i8", "group_size": 64,
-                       "has_residual": 1},
-    "dropout_layer_norm": {"rows": 3, "hidden": 256, "dtype": "bf16"},
-    "group_norm": {"samples": 2, "channels": 64, "positions": 64, "num_groups": 8, "dtype": "bf16", "channels_last": 0},
-    "layer_norm": {"rows": 3, "hidden": 256, "dtype": "bf16", "out_dtype": "bf16", "has_residual": 1},
-    "fused_qk_rmsnorm": {"q_rows": 3, "q_hidden": 256, "k_rows": 5, "k_hidden": 128, "dtype": "bf16"},
-    "gated_rms_norm": {"rows": 3, "hidden": 256, "dtype": "bf16", "out_dtype": "bf16"},
-}
-"""For operators without a self-check."""
 
 
 def portable() -> list[str]:
@@ -40,13 +30,6 @@ def shifted(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     storage = torch.zeros(extent + elements, dtype=tensor.dtype, device=tensor.device)
     return storage.as_strided(tensor.shape, tensor.stride(), elements).copy_(tensor)
-
-
-def cases(op: dispatch.Op, device: torch.device) -> list[tuple]:
-    if op.self_check is None:
-        return [op.tuning.case(KEYS[op.name], device, 0)]
-    found = op.self_check(device)
-    return found if isinstance(found, list) else [found]
 
 
 @pytest.fixture
@@ -69,7 +52,9 @@ def checked_builds(device, monkeypatch):
 def check(name: str, device: torch.device) -> None:
     """Right, and never at an address that is not a multiple of an access's size; a call may ask for aligned tensors."""
     op = OPS[name]
-    for case in cases(op, device):
+    if op.cases is None:
+        pytest.skip(f"{name} has no cases yet")
+    for case in op.cases(device).values():
         expected = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in case]
         op.reference(*expected)
         for elements in (1, 2, 4, 8, 16):
@@ -81,7 +66,7 @@ def check(name: str, device: torch.device) -> None:
                 assert elements < 16 and ("multiple" in str(refusal) or "aligned" in str(refusal)), refusal
         for index in op.write_indices:
             if args[index] is not None:
-                error, fault = judge._difference(args[index], expected[index], 1e-3)
+                error, fault = judge.difference(args[index], expected[index], 1e-3)
                 assert fault is None, f"{name}: argument {index}: {fault} ({error})"
 
 

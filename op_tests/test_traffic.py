@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: MIT
 """What the kernels move on gfx942, by the simulator's counters: no more than the operation needs, 16 bytes at a time,
-and no scratch. A case is an operator's own for the tuner."""
+and no scratch.
+
+The calls are the tuner's: an operator's own cases are a few rows of odd lengths, with lanes that move nothing and
+accesses narrower than a whole row's.
+"""
 
 from __future__ import annotations
 

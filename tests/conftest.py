@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from jit_project import Compiler, Project, fake_compiler, forget, make_hip_project
 from toys import HARDWARE
 
-from aiter_like import device, dispatch
+from aiter_like import device, dispatch, paths
 from aiter_like.dispatch import self_check, table
+from aiter_like.jit import JitFunction
 
 
 def pytest_addoption(parser):
@@ -27,3 +32,38 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(table.paths, "tuned_csv", lambda: tmp_path / "packaged")
     for name in ("AITER_LIKE_DISABLE", "AITER_LIKE_BACKENDS", "AITER_LIKE_TUNED", "AITER_LIKE_RECORD"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def jit_folders(tmp_path, monkeypatch):
+    """A cache of the test's own, and no memory of compilers."""
+    for name in ("AITER_LIKE_TOOLCHAIN", "AITER_LIKE_PREBUILT_DIR", "AITER_LIKE_JOBS", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AITER_LIKE_CACHE_DIR", str(tmp_path / "cache"))
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch) -> Compiler:
+    """The fake compiler, chosen through AITER_LIKE_TOOLCHAIN."""
+    compiler = fake_compiler(tmp_path / "bin")
+    monkeypatch.setenv("AITER_LIKE_TOOLCHAIN", str(compiler.path))
+    return compiler
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    return Project(tmp_path / "csrc")
+
+
+@pytest.fixture
+def hip_project(tmp_path, monkeypatch) -> Path:
+    """A csrc/ with this package's headers and op/scale.hip, in place of the real one; its kernels are not run."""
+    root = make_hip_project(tmp_path / "csrc")
+    monkeypatch.setattr(paths, "csrc", lambda: root)
+    module = sys.modules[JitFunction.__module__]  # jit.compile_ops names the decorator
+    monkeypatch.setattr(module, "load_hip_runtime", lambda simulated: None)
+    monkeypatch.setattr(module, "_registry", {})
+    return root

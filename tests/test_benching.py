@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The benchmarks' machinery, op_tests/benching.py and bench_all.py, on a clock that needs no GPU."""
+"""The benchmarks' machinery, op_tests/bench/benching.py and bench_all.py, on a clock that needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from aiter_like.errors import UnsupportedError
 
-OP_TESTS = Path(__file__).parent.parent / "op_tests"
+BENCH = Path(__file__).parent.parent / "op_tests" / "bench"
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def benching(monkeypatch):
     """The module as a script sees it, freshly imported."""
-    monkeypatch.syspath_prepend(str(OP_TESTS))
+    monkeypatch.syspath_prepend(str(BENCH))
     for name in ("benching", "bench_peers"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import benching
@@ -131,7 +131,7 @@ def test_all_benches_into_one_file(benching, monkeypatch, tmp_path, capsys):
                "hangs": "import time\ntime.sleep(60)\n", "none": ""}
     for name, body in scripts.items():
         (tmp_path / f"test_{name}.py").write_text("" if name == "none" else f"def f(): ...\ndef bench(): ...\n{body}")
-    monkeypatch.setattr(bench_all, "_HERE", tmp_path)
+    monkeypatch.setattr(bench_all.run, "TESTS", tmp_path)
     output = tmp_path / "out.md"
     monkeypatch.setattr(sys, "argv", ["bench_all.py", "--output", str(output), "--limit", "0.5", "--jobs", "1"])
     bench_all.main()

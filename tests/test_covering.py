@@ -4,12 +4,8 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "op_tests"))
 from covering import covering
 
 FACTORS = {"dtype": ("bf16", "fp16"), "terms": range(16), "window": ((0, 0), (3, 4), (-1, 0), (-1, -1), (9, 9)),

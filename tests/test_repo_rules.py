@@ -184,6 +184,7 @@ def test_each_operator_has_a_test_and_each_table_an_operator():
     from aiter_like.dispatch.table import columns
 
     assert OPS
+    tests = {Path(name).name for name in files(".py", under="op_tests/")}
     for name, op in OPS.items():
         assert any(file.startswith("op_tests/") and file.endswith(f"/test_{name}.py") for file in tracked()), name
         if f"tuned_csv/{name}.csv" in tracked():  # without one the operator has no rows
@@ -191,6 +192,14 @@ def test_each_operator_has_a_test_and_each_table_an_operator():
             assert not op.table.problems
     tables = {Path(name).stem for name in files(".csv", under="tuned_csv/")}
     assert tables <= set(OPS), "tables of no operator"
+
+
+def test_each_operator_has_cases():
+    """What runs over all operators (self-check, alignment, `aiter-like build`) sees only those."""
+    from aiter_like.dispatch import OPS
+
+    without = [name for name, op in OPS.items() if op.cases is None]
+    assert len(OPS) and not without, without
 
 
 def test_ruff_is_clean():

@@ -6,15 +6,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
-from aiter_like import env
+import torch
+
+from aiter_like import device, env
 from aiter_like.build import build, cache
 from aiter_like.build.recipe import ModuleSpec
+from aiter_like.device import Target
+from aiter_like.dispatch import OPS, Op
 from aiter_like.errors import BuildError
-from aiter_like.jit.compile_ops import registered
+from aiter_like.jit.compile_ops import JitFunction, registered
 
 _BAR_WIDTH = 24  # characters
 
@@ -66,7 +71,7 @@ def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Iterable[_Ou
 
 
 def _build(args: argparse.Namespace) -> int:
-    specs = _selected([] if args.all else args.names, args.arch)
+    specs = selected([] if args.all else args.names, args.arch)
     if args.output:
         args.output.mkdir(parents=True, exist_ok=True)
     failures = []
@@ -85,29 +90,42 @@ def _build(args: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _selected(names: list[str], arch: str) -> list[ModuleSpec]:
+def selected(names: list[str], arch: str) -> list[ModuleSpec]:
     """The modules that the names mean; all of them for no names.
 
     Raises:
         ValueError: a name means nothing; the message lists what there is.
     """
-    import aiter_like  # noqa: F401  (declares every function)
     from aiter_like import sim
 
-    platform = "hip" if arch.startswith("gfx") else "cuda"
-    by_name: dict[str, list[ModuleSpec]] = {}
-    for function in registered():
-        if platform not in function.platforms or getattr(function, "arch", arch) != arch:  # assembly is for one arch
-            continue
-        specs = [function.instance_spec(instance, platform, arch) for instance in function.instances()]
-        for name in {function.module, function.module.rpartition(".")[0], function.function_name}:
-            by_name.setdefault(name, []).extend(specs)
-    if platform == "hip":
-        by_name["sim"] = [sim.module_spec()]
-    if unknown := [name for name in names if name not in by_name]:
-        raise ValueError(f"no module {', '.join(unknown)}; there are: {', '.join(sorted(by_name))}")
-    chosen = [spec for name in names or by_name for spec in by_name[name]]
-    return sorted({(spec.name, spec.arch): spec for spec in chosen}.values(), key=lambda spec: spec.name)
+    operators = list(OPS.values())  # their modules declare every function
+    by_name: dict[str, list[Any]] = {}
+    with device.planning_for(arch) as target:
+        for function in registered():
+            if target.platform not in function.platforms or getattr(function, "arch", arch) != arch:  # of assembly
+                continue
+            for name in {function.module, function.module.rpartition(".")[0], function.function_name}:
+                by_name.setdefault(name, []).append(function)
+        known = {*by_name, *(("sim",) if target.platform == "hip" else ())}
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"no module {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+        chosen = names or known
+        functions = dict.fromkeys(function for name in chosen for function in by_name.get(name, ()))
+        specs = [spec for function in functions for spec in _specs(function, operators, target)]
+    specs += [sim.module_spec()] if "sim" in chosen else []
+    return sorted({(spec.name, spec.arch): spec for spec in specs}.values(), key=lambda spec: spec.name)
+
+
+def _specs(function: Any, operators: Iterable[Op], target: Target) -> Iterator[ModuleSpec]:
+    """The modules of a function: the instances that it declares, and those that its operator's cases take."""
+    for instance in function.instances():
+        yield function.instance_spec(instance, target.platform, target.arch)
+    for op in operators:
+        for backend in op.backends:
+            if backend.function is function and isinstance(function, JitFunction) and op.cases is not None:
+                for call in op.cases(torch.device("cpu")).values():
+                    if backend.refusal is None or backend.refusal(target, *call) is None:
+                        yield function.spec(target, call)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ class Case:
         """(largest error, why `args`, after the call, are not what the reference says, or None)."""
         errors, reason = [0.0], None
         for output in self.outputs:
-            error, fault = _difference(args[output.index], output.expected, output.own)
+            error, fault = difference(args[output.index], output.expected, output.own)
             errors.append(error)
             reason = reason or fault
         return max(errors), reason
@@ -135,7 +135,7 @@ def _native(op: Op, args: tuple, indices: list[int]) -> dict[int, Tensor]:
     return {index: fresh[index] for index in indices}
 
 
-def _difference(got: Tensor, expected: Tensor, own: float) -> tuple[float, str | None]:
+def difference(got: Tensor, expected: Tensor, own: float) -> tuple[float, str | None]:
     """(error, what is wrong): the error relative to the expected values as a whole, the part that differs of 8-bit
     integers; other integers must be equal.
     """

@@ -199,10 +199,10 @@ def test_prebuilt_by_the_build_command(hsa, launched, tmp_path, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "aiter_like.sim", types.SimpleNamespace(module_spec=lambda: None))
     monkeypatch.setattr("aiter_like.sim", sys.modules["aiter_like.sim"], raising=False)
     specs = [spec for name in ("scale", "gfx942/toy/scale", "gfx942/toy/scale.s")
-             for spec in build._selected([name], "gfx942")]
+             for spec in build.selected([name], "gfx942")]
     assert [spec.name for spec in specs] == ["hsa/gfx942/toy/scale"] * 3
     with pytest.raises(ValueError, match="no module scale"):
-        build._selected(["scale"], "gfx950")
+        build.selected(["scale"], "gfx950")
     assert [error for _, _, error in build.build_all(specs[:1], 1, root=tmp_path / "prebuilt")] == [None]
     monkeypatch.setenv("AITER_LIKE_PREBUILT_DIR", str(tmp_path / "prebuilt"))
     assert tmp_path / "prebuilt" in load_or_build(specs[0]).parents

@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 import functools
-import sys
-from pathlib import Path
 
+import hip_program
 import pytest
 
 from aiter_like import paths, sim
-
-sys.path.append(str(Path(__file__).parent / "sim"))
-import hip_program
 
 PROGRAM = """
 #include "flash_attn_fwd_body.h"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Tokens per second of a transformers Llama before and after `aiter_like.integrations.transformers.enable`.
 
-`python op_tests/bench_generate.py` takes a model of a billion parameters with random weights on the GPU, greedy, and
-prints one table; `--tiny` runs the same code on a CPU, whose times mean nothing. Every variant is checked before it is
-timed: logits against float32, tokens against the first variant's.
+`python op_tests/bench/bench_generate.py` takes a model of a billion parameters with random weights on the GPU, greedy,
+and prints one table; `--tiny` runs the same code on a CPU, whose times mean nothing. Every variant is checked before it
+is timed: logits against float32, tokens against the first variant's.
 """
 
 from __future__ import annotations

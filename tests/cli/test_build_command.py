@@ -11,6 +11,8 @@ from jit_project import Project
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.cli import build
 
+pytestmark = pytest.mark.usefixtures("jit_folders")
+
 
 @pytest.fixture
 def modules(fake, project: Project, monkeypatch) -> list[ModuleSpec]:

@@ -17,13 +17,14 @@ from jit_project import counting_clang, fake_compiler, forget
 
 from aiter_like.build.build import load_or_build
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 
 
 def _run(mode: str, folder: Path, **environment: str) -> dict:
     """Output of cold_processes.py, a JSON object."""
+    path = os.pathsep.join([str(HERE.parent), str(HERE.parent.parent)])
     run = subprocess.run([sys.executable, HERE / "cold_processes.py", mode, folder], capture_output=True, text=True,
-                         env=os.environ | environment, timeout=120, check=False)
+                         env=os.environ | {"PYTHONPATH": path} | environment, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 

@@ -10,18 +10,14 @@ import functools
 import heapq
 import itertools
 import re
-import sys
-from pathlib import Path
 
+import attention_gates as gates
+import hip_program
 import numpy as np
 import pytest
 
 from aiter_like import paths
 from aiter_like.ops.attention.workspace import CausalLaunch, KeySplit, packed_heads, split_causal_keys, split_keys
-
-sys.path.append(str(Path(__file__).parent / "sim"))
-import attention_gates as gates
-import hip_program
 
 PLAN = """
 #include "{plan}"

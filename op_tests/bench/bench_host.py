@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What an operator costs on the host: import, cold build, warm load, eager call over the bare tvm-ffi function.
 
-`python op_tests/bench_host.py`. Nothing is computed: the simulated device runs dry: a launch costs its host side only.
-The same calls through torch.library.custom_op, in the same run, are the yardstick.
+`python op_tests/bench/bench_host.py`. Nothing is computed: the simulated device runs dry: a launch costs its host side
+only. The same calls through torch.library.custom_op, in the same run, are the yardstick.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from aiter_like.testing import host_time_us
 _IMPORT = "import time, torch; start = time.perf_counter(); import aiter_like; print(time.perf_counter() - start)"
 _LOAD = """
 import time, torch, tvm_ffi
-from aiter_like import device, sim, torch_ops
-from aiter_like.ops.norm import _rms_norm_hip
+from aiter_like import device, sim
+from aiter_like.ops.norm.rms_norm import _rms_norm_hip
 sim.load()
 x = torch.ones(1, 64)
 target = device.target_of(x.device)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Every operator's `--bench`, one after the other, into one markdown file: `python op_tests/bench_all.py --peers`.
+"""Every operator's `--bench`, one after the other, into one markdown file.
 
-First all of them run at once with `--warm`, which builds and checks the kernels; then each alone, timed. A run that was
-cut short goes on where it ended: what an operator printed is kept beside the file.
+`python op_tests/bench/bench_all.py --peers`. First all of them run at once with `--warm`, which builds and checks the
+kernels; then each alone, timed. A run that was cut short goes on where it ended: what an operator printed is kept
+beside the file.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+import run
+
 _COLUMNS = "| shape | by | µs | TB/s | of copy | error/limit | |\n|---|---|---|---|---|---|---|"
 
 
 def main() -> None:
     args = _parser().parse_args()
-    scripts = [path for path in sorted(_HERE.glob("test_*.py")) if "\ndef bench(" in path.read_text(encoding="utf-8")
-               and (not args.only or any(part in path.stem for part in args.only))]
+    scripts = [path for name, path in run.scripts().items()
+               if not args.only or any(part in name for part in args.only)]
     folder = args.output.with_suffix(".rows")
     folder.mkdir(parents=True, exist_ok=True)
     if args.again:
@@ -74,12 +76,10 @@ def _timed(script: Path, folder: Path, limit: float, has_peers: bool) -> tuple[f
 def _run(script: Path, options: list[str], output: Path, limit: float) -> tuple[float, str]:
     """(seconds, what went wrong or nothing) of `script --bench`; what it prints goes to `output`."""
     start = time.monotonic()
-    path = os.pathsep.join(filter(None, [str(_HERE.parent), os.environ.get("PYTHONPATH")]))
     with output.open("w", encoding="utf-8") as file:
         try:
             code = subprocess.run([sys.executable, str(script), "--bench", *options], stdout=file, check=False,
-                                  stderr=subprocess.STDOUT, timeout=limit, env={**os.environ, "PYTHONPATH": path}
-                                  ).returncode
+                                  stderr=subprocess.STDOUT, timeout=limit, env=run.environment()).returncode
         except subprocess.TimeoutExpired:
             return time.monotonic() - start, f", stopped after the limit of {limit:.0f} s"
     last = output.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Speed of the simulator: kernels and single instructions, unchecked and with all default checkers, launch cost.
 
-`python op_tests/bench_sim.py`. Every figure is CPU time of the process, not wall time, so that other work on the host
-counts little; it still costs what shared caches and hardware threads cost. Bars are per core.
+`python op_tests/bench/bench_sim.py`. Every figure is CPU time of the process, not wall time, so that other work on the
+host counts little; it still costs what shared caches and hardware threads cost. Bars are per core.
 """
 
 from __future__ import annotations

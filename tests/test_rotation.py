@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: MIT
+"""op_tests/rotation.py: no case of a large test is lost, and no run lacks a backend or a dtype."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import rotation
+import torch
+
+
+def items(*grids, test="test_x"):
+    """pytest's items of one test, as far as they are read."""
+    return [SimpleNamespace(nodeid=f"{test}[{'-'.join(map(str, values))}]",
+                            callspec=SimpleNamespace(id="-".join(map(str, values)), params=dict(enumerate(values))))
+            for values in itertools.product(*grids)]
+
+
+def runs(cases, turn):
+    out = {item.nodeid for item in rotation.items_left_out(cases, turn)}
+    return {item.nodeid for item in cases} - out
+
+
+@pytest.mark.parametrize("first", (0, 1, 77, 2**32 - 2))
+@pytest.mark.parametrize("sizes", range(1, 12))
+def test_every_case_comes_up_within_a_period(first, sizes):
+    cases = items(("hip", "triton", "torch"), ("bf16", "fp16"), range(sizes))
+    seen = set().union(*(runs(cases, turn) for turn in range(first, first + rotation.PERIOD)))
+    assert seen == {case.nodeid for case in cases}
+
+
+@pytest.mark.parametrize("turn", range(rotation.PERIOD))
+def test_every_run_has_each_backend_with_each_dtype(turn):
+    cases = items(("hip", "asm", "torch"), (torch.bfloat16, torch.float16), range(20)) + items(
+        ("ck",), (torch.float32,), (0,))
+    chosen = runs(cases, turn)
+    assert len(chosen) == 6 * 5 + 1
+    for backend, dtype in itertools.product(("hip", "asm", "torch"), ("bfloat16", "float16")):
+        assert sum(f"[{backend}-torch.{dtype}-" in case for case in chosen) == 5
+
+
+def test_a_dtype_counts_where_its_name_is_not_in_the_id():
+    assert rotation.kind("hip-dtype0-3", {"dtype": torch.float16}) != rotation.kind("hip-dtype1-3",
+                                                                                   {"dtype": torch.bfloat16})
+    assert rotation.kind("hip_bf16_d64", {}) == {"hip", "bf16"} and rotation.kind("rows8-x2", {}) == set()
+
+
+def test_small_tests_and_tests_without_cases_run_whole():
+    cases = items(range(rotation.LARGE)) + items(range(3), test="test_y") + [SimpleNamespace(nodeid="test_z")]
+    assert rotation.items_left_out(cases, 1) == []
+
+
+def test_the_order_of_collection_does_not_matter():
+    cases = items(("hip", "triton"), range(30))
+    assert runs(cases, 3) == runs(cases[::-1], 3) != runs(cases, 4)
+
+
+def test_commits_in_a_row_have_turns_in_a_row(tmp_path):
+    assert rotation.turn_of(tmp_path) == 0
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    for count in (1, 2, 3):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+        assert rotation.turn_of(tmp_path) == count
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "-q", "--depth=1", f"file://{tmp_path}", str(clone)], check=True)
+    assert rotation.turn_of(clone) > 2**8
