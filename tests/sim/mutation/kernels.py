@@ -242,7 +242,9 @@ def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -
         for hidden in sizes:
             out, x = unwritten((3, hidden), dtype), random((3, hidden), dtype)
             residuals = (random((3, hidden), dtype, 1), unwritten((3, hidden), dtype)) if has_residual else (None, None)
-            kernels.rms_norm(out, x, random((hidden,), dtype), EPSILON, int(not has_residual), *residuals, False)
+            kernels.rms_norm(rms_norm.RmsNormCall(
+                out, x, random((hidden,), dtype), EPSILON, use_model_sensitive_rmsnorm=int(not has_residual),
+                residual_in=residuals[0], residual_out=residuals[1]))
     return _triton_kernels(calls, (0, 4))
 
 
