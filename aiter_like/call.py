@@ -18,8 +18,10 @@ from typing import Any
 def signature(call: type) -> inspect.Signature:
     """The signature of a function whose parameters are the fields of a call object, and which returns nothing."""
     hints = typing.get_type_hints(call)
-    return inspect.Signature([inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[name])
-                              for name in call._fields], return_annotation=None)
+    return inspect.Signature([
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hints[name],
+                          default=call._field_defaults.get(name, inspect.Parameter.empty))
+        for name in call._fields], return_annotation=None)
 
 
 def with_fields(call: type, function: Callable[..., Any] | None, before: int = 0) -> Callable[..., Any] | None:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +23,15 @@ HOST = Target("cpu", "cpu", 0, 1)
 FIELDS = ("rows", "hidden", "dtype")
 
 _numbers = itertools.count()
+
+
+class ScaleCall(NamedTuple):
+    """A call of a toy operator."""
+
+    out: Tensor
+    x: Tensor
+    factor: float
+    flag: int = 0
 
 
 def scale_ref(out: Tensor, x: Tensor, factor: float, flag: int = 0) -> None:
@@ -73,11 +85,27 @@ def self_check_case(device: torch.device) -> tuple:
     return torch.empty_like(x), x, 2.0, 0
 
 
+def takes_call(function: Callable | None, before: int = 0) -> Callable | None:
+    """The tests' functions take fields by position; an operator's take the call object."""
+    if function is None:
+        return None
+    return functools.wraps(function)(lambda *args, **params: function(*args[:before], *args[before], **params))
+
+
 def make_op(*backends: Backend, **options: object) -> Op:
-    """A toy operator of a new name: `backends`, then torch."""
-    settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS, "self_check": self_check_case}
-    torch_backend = Backend("torch", scale_ref, differentiable=True)
-    return Op(f"toy_{next(_numbers)}", reference=scale_ref, backends=(*backends, torch_backend), **(settings | options))
+    """A toy operator of a new name: `backends`, then torch. All functions take the fields of a call."""
+    settings = {"check": scale_check, "tune_key": scale_key, "tune_fields": FIELDS,
+                "cases": lambda device: {"only": self_check_case(device)}} | options
+    for name in ("check", "tune_key"):
+        settings[name] = takes_call(settings[name])
+    found = []
+    for backend in (*backends, Backend("torch", scale_ref, differentiable=True)):
+        changes = {name: takes_call(getattr(backend, name), 1)
+                   for name in ("refusal", "kernels", "space", "cost", "self_check")}
+        if callable(backend.function) and not backend.is_jit:
+            changes["function"] = takes_call(backend.function)
+        found.append(dataclasses.replace(backend, address_refusal=takes_call(backend.address_refusal), **changes))
+    return Op(f"toy_{next(_numbers)}", call=ScaleCall, reference=takes_call(scale_ref), backends=found, **settings)
 
 
 def run(op, x=None, factor=3.0, flag=0, **options):

@@ -48,7 +48,8 @@ def _named(function: types.FunctionType) -> list[Any]:
     found += [cell.cell_contents for cell in function.__closure__ or ()]
     for module in [value for value in found if isinstance(value, types.ModuleType)]:
         if module.__name__.split(".")[0] == "aiter_like":
-            found += [vars(module)[name] for name in sorted(names) if name in vars(module)]
+            served = {*vars(module), *getattr(module, "__all__", ())}  # the root loads its functions when asked
+            found += [getattr(module, name) for name in sorted(names & served)]
             if "getattr" in names:  # by a name that is put together: any of the module's operators
                 found += [value for value in vars(module).values() if isinstance(value, Op)]
     kinds = (Op, types.FunctionType, functools.partial)

@@ -17,7 +17,7 @@ from torch.nn.functional import gelu, silu
 
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.activation.act_and_mul import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
-from aiter_like.ops.norm.rms_norm import rms_norm, rms_norm_ref, rmsnorm
+from aiter_like.ops.norm.rms_norm import RmsNormCall, rms_norm, rms_norm_ref, rmsnorm
 from aiter_like.ops.rope.rope import rope_cached_2c_fwd
 
 _PROBE_ROWS = 7
@@ -73,7 +73,7 @@ def _norm_variant(module: nn.Module, epsilon: float) -> tuple[int, bool] | None:
     errors = {}
     for variant in ((0, False), (1, False), (0, True)):
         out = torch.empty_like(x)
-        rms_norm_ref(out, x, weight, epsilon, variant[0], None, None, variant[1])
+        rms_norm_ref(RmsNormCall(out, x, weight, epsilon, variant[0], gemma_norm=variant[1]))
         errors[variant] = (out.double() - expected.double()).norm() / expected.double().norm()
     best = min(errors, key=errors.get)
     return best if errors[best] < 2**-10 else None  # another formula is off by more than a rounding of each element

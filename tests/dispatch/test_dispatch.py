@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,6 +18,13 @@ from aiter_like.dispatch import Backend, Op, explain, plans, use_backend
 from aiter_like.errors import AddressError, BuildError, SimulatorError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("machine")
+
+
+class SumCall(NamedTuple):
+    """A call with tensors in a tuple."""
+
+    out: Tensor
+    others: tuple[Tensor, ...] | None
 
 
 @pytest.fixture(params=["guards", "dictionary"])
@@ -260,13 +268,13 @@ class TestPlans:
             op(out, change(x), 2.0, 0)
 
     def test_tensors_in_a_tuple_are_in_the_key(self, cache_kind):
-        def first_ref(out: Tensor, others: tuple[Tensor, ...] | None) -> None:
+        def first_ref(call: SumCall) -> None:
             """Sums up."""
-            out.copy_(sum(others))
+            call.out.copy_(sum(call.others))
 
         checked = []
-        op = Op(f"sum_up_{plans.TensorGuards is None}", reference=first_ref,
-                check=lambda out, others: checked.append(len(others)), backends=(Backend("torch", first_ref),))
+        op = Op(f"sum_up_{plans.TensorGuards is None}", call=SumCall, reference=first_ref,
+                check=lambda call: checked.append(len(call.others)), backends=(Backend("torch", first_ref),))
         out, x = torch.empty(2, 4), torch.ones(2, 4)
         for others, plans_made in (((x, x), 1), ((x, 2 * x), 1), ([x, x], 1), ((x, x, x), 2), ((x, x.half()), 3),
                                    ((x, torch.ones(4, 2).t()), 4), ((x, x[:1]), 5)):

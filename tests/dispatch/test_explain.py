@@ -133,7 +133,7 @@ class TestDeclaration:
     def test_duplicate_name(self):
         op = make_op()
         with pytest.raises(ValueError, match=f"operator {op.name} exists already"):
-            dispatch.Op(op.name, reference=scale_ref, backends=())
+            dispatch.Op(op.name, call=op.call, reference=scale_ref, backends=())
 
     def test_fields_without_key(self):
         with pytest.raises(ValueError, match="do not fit together"):

@@ -135,10 +135,10 @@ def test_each_instance_needs_a_case(machine):
 def test_list_of_cases(machine):
     def cases(device):
         x = torch.ones(2, 8)
-        return [self_check_case(device), (torch.empty_like(x), x, 2.0, 0)]
+        return {"narrow": self_check_case(device), "wide": (torch.empty_like(x), x, 2.0, 0)}
 
     hip = FakeJit(instance=lambda out, x, factor, flag: f"d{x.shape[1]}")
-    op = make_op(Backend("hip", hip), self_check=cases)
+    op = make_op(Backend("hip", hip), cases=cases)
     for width in (4, 8):
         x = torch.randn(2, width)
         op(torch.empty_like(x), x, 3.0, 0)
@@ -161,7 +161,7 @@ def test_a_backend_makes_a_case_for_the_kernel_of_the_call(machine):
 
 
 def test_operator_without_a_case_is_not_trusted(machine):
-    op = make_op(Backend("hip", hip := FakeJit()), self_check=None)
+    op = make_op(Backend("hip", hip := FakeJit()), cases=None)
     run(op)
     assert hip.calls == 0
 

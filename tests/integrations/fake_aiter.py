@@ -34,7 +34,7 @@ def rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm=0):
 def rmsnorm(out, input, weight, epsilon, gemma_norm=True):  # another default than the one that callers rely on
     out.fill_(7)
 """,
-    "ops/activation/act_and_mul.py": """
+    "ops/activation.py": """
 import torch
 from ..record import recorded
 @recorded

@@ -18,7 +18,7 @@ import torch
 from hip_program import code_object
 
 from aiter_like import paths, sim
-from aiter_like.jit import toolchain
+from aiter_like.build import toolchain
 
 GROUPS, LANES, ALL = 3, 128, 2**64 - 1
 SOURCE = """

@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import time
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,14 +38,23 @@ _elapsed = 0.0
 _calls = 0
 
 
-def scale_ref(out: Tensor, x: Tensor, plant: int) -> None:
+class PlantedCall(NamedTuple):
+    """A call of the planted operator."""
+
+    out: Tensor
+    x: Tensor
+    plant: int
+
+
+def scale_ref(call: PlantedCall) -> None:
     """out = 2 · x."""
-    out.copy_(x * 2.0)
+    call.out.copy_(call.x * 2.0)
 
 
-def kernel(out: Tensor, x: Tensor, plant: int, mode: str = "good", us: float = DEFAULT_US) -> None:
+def kernel(call: PlantedCall, mode: str = "good", us: float = DEFAULT_US) -> None:
     """scale_ref, or what `mode` plants."""
     global _elapsed, _calls
+    out, x, _ = call
     _elapsed += us
     _calls += 1
     if mode == "raise":
@@ -67,29 +77,29 @@ def kernel(out: Tensor, x: Tensor, plant: int, mode: str = "good", us: float = D
         out[0, 0] = float("nan")
 
 
-def _space(target: Target, out: Tensor, x: Tensor, plant: int) -> list[dict]:
-    return [{"mode": mode, "us": us} for mode, us in PLANTS[plant]]
+def _space(target: Target, call: PlantedCall) -> list[dict]:
+    return [{"mode": mode, "us": us} for mode, us in PLANTS[call.plant]]
 
 
-def _case(key: dict, place: torch.device, seed: int) -> tuple:
+def _case(key: dict, place: torch.device, seed: int) -> PlantedCall:
     x = torch.randn(key["rows"], 8, generator=torch.Generator(place).manual_seed(seed))
-    return torch.empty_like(x), x, key["plant"]
+    return PlantedCall(torch.empty_like(x), x, key["plant"])
 
 
-def _key(out: Tensor, x: Tensor, plant: int) -> dict:
-    return {"rows": x.shape[0], "plant": plant, "dtype": "fp32"}
+def _key(call: PlantedCall) -> dict:
+    return {"rows": call.x.shape[0], "plant": call.plant, "dtype": "fp32"}
 
 
 @functools.cache
 def op() -> Op:
     """The operator; torch keeps the name, so one per process."""
-    return Op(NAME, reference=scale_ref, tune_key=_key, tune_fields=FIELDS, tuning=Tuning(_case),
+    return Op(NAME, call=PlantedCall, reference=scale_ref, tune_key=_key, tune_fields=FIELDS, tuning=Tuning(_case),
               backends=(Backend("hip", kernel, space=_space), Backend("asm", kernel, refusal=lambda *_: "never"),
                         Backend("torch", _slow)))
 
 
-def _slow(out: Tensor, x: Tensor, plant: int) -> None:
-    kernel(out, x, plant, us=30.0)
+def _slow(call: PlantedCall) -> None:
+    kernel(call, us=30.0)
 
 
 class PlantedClock:
