@@ -15,6 +15,7 @@ from types import ModuleType
 
 from aiter_like import paths
 from aiter_like.dispatch import OPS
+from aiter_like.dispatch.backend import KINDS
 from aiter_like.dispatch.declaration import Declaration
 
 _INDEX = "aiter_like/ops/index.py"
@@ -86,10 +87,10 @@ def _index(modules: dict[str, ModuleType], operators: dict[str, Declaration]) ->
 
 
 def _backends(operators: dict[str, Declaration], prefix: str) -> str:
-    """Backends but torch of the operators whose modules begin so, in the order in which they are declared."""
-    found = {backend.name: None for op in operators.values() if f"{op.reference.__module__}.".startswith(f"{prefix}.")
-             for backend in op.backends if backend.name != "torch"}
-    return ", ".join(found) or "torch"
+    """Backends but torch of the operators whose modules begin so."""
+    found = {backend.name for op in operators.values() if f"{op.reference.__module__}.".startswith(f"{prefix}.")
+             for backend in op.backends}
+    return ", ".join(kind for kind in KINDS if kind in found and kind != "torch") or "torch"
 
 
 def _family_table(modules: dict[str, ModuleType], operators: dict[str, Declaration]) -> Iterator[str]:

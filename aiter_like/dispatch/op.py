@@ -90,6 +90,7 @@ class Op(Declaration):
 
     def _eager(self, *args: Any, backend: str | None = None) -> None:
         """The kernel of the registered operator: as `__call__`, without routing back into torch.library."""
+        args += self._defaults[len(args)]  # torch.library leaves out what equals the schema's defaults
         chosen = _selected()
         chosen = backend if chosen is None else (chosen, backend)
         plan = self._plans.find(chosen, args) or self._plan(chosen, args)

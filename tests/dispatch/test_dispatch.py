@@ -20,9 +20,7 @@ from aiter_like.errors import AddressError, BuildError, SimulatorError, Unsuppor
 pytestmark = pytest.mark.usefixtures("machine")
 
 
-class SumCall(NamedTuple):
-    """A call with tensors in a tuple."""
-
+class SumCall(NamedTuple):  # a call with tensors in a tuple
     out: Tensor
     others: tuple[Tensor, ...] | None
 
