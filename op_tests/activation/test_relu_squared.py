@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""relu_squared: every backend against float64, odd sizes, strides, special values, bad input; `--bench`."""
+
+from __future__ import annotations
+
+import functools
+
+import benching
+import pytest
+import torch
+
+import aiter_like
+from aiter_like.testing import strided_like
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def exact(x: torch.Tensor) -> torch.Tensor:
+    """The formula in float64, written apart from the operator's reference."""
+    return torch.nn.functional.relu(x.double()).square()
+
+
+def compare(out: torch.Tensor, x: torch.Tensor) -> None:
+    """One unit in the last place of the dtype, which for numbers below the normal ones is the smallest of all."""
+    facts = torch.finfo(out.dtype)
+    torch.testing.assert_close(out.double(), exact(x), rtol=facts.eps, atol=facts.smallest_normal * facts.eps,
+                               equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", ((1, 1), (3, 7), (5, 264), (2, 3, 1000), (1, 8200)), ids=str)
+def test_every_backend(device, run, backend, dtype, shape):
+    x = torch.randn(shape, dtype=dtype, device=device)
+    compare(run(backend, aiter_like.relu_squared, x), x)
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_strided_rows(device, run, backend):
+    x = strided_like(torch.randn(9, 300, device=device).bfloat16(), (5, 0))
+    compare(run(backend, aiter_like.relu_squared, x), x)
+
+
+@pytest.mark.parametrize("backend", ("hip", "triton"))
+def test_special_values(device, run, backend):
+    x = torch.tensor([[0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e-38, -1e38, 3.0]], device=device)
+    compare(run(backend, aiter_like.relu_squared, x), x)
+
+
+def test_bad_input_is_named(device):
+    x = torch.randn(4, 8, device=device)
+    with pytest.raises(TypeError, match="relu_squared: input must be a tensor, got list"):
+        aiter_like.relu_squared([1.0])
+    with pytest.raises(TypeError, match="relu_squared: input must have dtype"):
+        aiter_like.relu_squared(x.int())
+    with pytest.raises(ValueError, match="relu_squared: out must have shape"):
+        aiter_like.relu_squared(x, out=x[:2])
+    assert aiter_like.relu_squared(x[:0]).shape == (0, 8)
+
+
+def bench() -> None:
+    device = torch.device("cuda")
+
+    def case(rows: int, columns: int, compiled: object, seed: int) -> benching.Case:
+        generator = torch.Generator(device).manual_seed(seed)
+        x = torch.randn(rows, columns, device=device, generator=generator, dtype=torch.bfloat16)
+        calls = benching.by_backend(aiter_like.relu_squared, x) | {"torch.compile": functools.partial(compiled, x)}
+
+        def check(result: torch.Tensor) -> float:
+            compare(result, x)
+            return 0.0
+
+        return benching.Case(f"{rows}×{columns}", 2 * x.nbytes, calls, check)
+
+    compiled = benching.compiled(functools.partial(aiter_like.relu_squared, backend="torch"))
+    shapes = ((8192, 8192), (4096, 14336), (64, 8192))
+    benching.table("relu_squared", (benching.rotating(functools.partial(case, *shape, compiled)) for shape in shapes))
+
+
+if __name__ == "__main__":
+    benching.main(bench, __doc__)
