@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import struct
 import sys
 import types
@@ -196,6 +197,7 @@ def test_assembler_errors_are_shown_and_kept(hsa, launched):
 
 def test_prebuilt_by_the_build_command(hsa, launched, tmp_path, monkeypatch, capsys):
     make()
+    importlib.import_module("aiter_like.sim")  # before the stand-in, which the root would keep
     monkeypatch.setitem(sys.modules, "aiter_like.sim", types.SimpleNamespace(module_spec=lambda: None))
     monkeypatch.setattr("aiter_like.sim", sys.modules["aiter_like.sim"], raising=False)
     specs = [spec for name in ("scale", "gfx942/toy/scale", "gfx942/toy/scale.s")
