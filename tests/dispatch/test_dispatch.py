@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 import threading
@@ -21,7 +20,9 @@ from aiter_like.errors import AddressError, BuildError, SimulatorError, Unsuppor
 pytestmark = pytest.mark.usefixtures("machine")
 
 
-SumCall = NamedTuple("SumCall", [("out", Tensor), ("others", tuple[Tensor, ...] | None)])
+class SumCall(NamedTuple):
+    out: Tensor
+    others: tuple[Tensor, ...] | None
 
 
 @pytest.fixture(params=["guards", "dictionary"])
@@ -377,9 +378,8 @@ class TestSimulated:
             def as_simulator_error(name, error):
                 return SimulatorError(f"{name}: {error}") if "launch" in str(error) else error
 
-        importlib.import_module("aiter_like.sim")  # before the stand-in, which the root would keep
+        monkeypatch.setattr("aiter_like.sim", Sim)  # the real one first: the root would keep a stand-in
         monkeypatch.setitem(sys.modules, "aiter_like.sim", Sim)
-        monkeypatch.setattr("aiter_like.sim", Sim, raising=False)
         op = make_op(Backend("hip", hip := FakeJit()))
         run(op)
         Sim.on = True
