@@ -102,7 +102,8 @@ def selected(names: list[str], arch: str) -> list[ModuleSpec]:
     by_name: dict[str, list[Any]] = {}
     with device.planning_for(arch) as target:
         for function in registered():
-            if target.platform not in function.platforms or getattr(function, "arch", arch) != arch:  # of assembly
+            # An assembly function names the one architecture that it is written for.
+            if target.platform not in function.platforms or getattr(function, "arch", arch) != arch:
                 continue
             for name in {function.module, function.module.rpartition(".")[0], function.function_name}:
                 by_name.setdefault(name, []).append(function)

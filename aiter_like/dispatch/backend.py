@@ -140,12 +140,7 @@ class Backend:
             return self.function.bind(target, args, **params)
         function = _import(self.function) if isinstance(self.function, str) else self.function
         function = functools.partial(function, **params) if params else function
-        if self.call is not None:
-            call, taking_call = self.call, function
-
-            def function(*args: Any) -> Any:
-                return taking_call(call(*args))
-
+        function = with_fields(self.call, function) if self.call is not None else function
         return _Relaunched(function) if self.returns_relaunch else function
 
 

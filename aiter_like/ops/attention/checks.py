@@ -21,9 +21,9 @@ MAX_ROWS = 2**30 - 1
 ALIGNMENT = 16
 """Bytes of which addresses and strides must be multiples for wide loads and for tensor descriptors."""
 
-_MIN_SCALE = 1e-8  # of the scores: below it a masked score is no longer below every real one in the kernels' fp32
+_MIN_SCALE = 1e-8  # Below this scale a masked score is no longer below every real one in the kernels' fp32.
 _MAX_SCALE = 1e30
-_MAX_GRID = 65535  # of a launch's second and third dimension, HIP and CUDA alike
+_MAX_GRID = 65535  # HIP and CUDA alike take so many workgroups in a launch's second and third dimension.
 
 
 def read_window(op: str, window_size: Sequence[int] | None, causal: bool) -> tuple[int, int, int]:

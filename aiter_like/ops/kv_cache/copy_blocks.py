@@ -17,8 +17,8 @@ from aiter_like.ops.common import elements
 
 __all__ = ["copy_blocks", "swap_blocks"]
 
-_MAX_RANK = 5  # of a cache: the kernel takes blocks of at most four dimensions
-_GROUP_BYTES = 256 * 4  # what a workgroup copies in the narrowest words; a launch has fewer than 2^24 workgroups
+_MAX_RANK = 5  # A cache has one dimension more than its blocks, of which the kernel takes four.
+_GROUP_BYTES = 256 * 4  # A workgroup copies so much in the narrowest words; a launch has fewer than 2^24 of them.
 
 
 class CopyBlocksCall(NamedTuple):

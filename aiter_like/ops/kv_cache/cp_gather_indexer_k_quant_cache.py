@@ -20,7 +20,7 @@ from aiter_like.ops.kv_cache import indexer_cache
 
 __all__ = ["cp_gather_indexer_k_quant_cache"]
 
-_MAX_ITEMS = 2**31 - 1  # of a launch
+_MAX_ITEMS = 2**31 - 1  # A launch numbers its items with 32 bits.
 
 
 class CpGatherIndexerKQuantCacheCall(NamedTuple):

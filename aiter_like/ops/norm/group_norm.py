@@ -24,7 +24,7 @@ _OP = "group_norm"
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _INTEGERS = (int, torch.SymInt)
 _MAX_SIZE = 2**30 - 1  # elements of a group
-_LANE_BYTES, _MOST_LANES = 64, 512  # where groups are long: bytes of a lane, in four accesses; lanes of a workgroup
+_LANE_BYTES, _MOST_LANES = 64, 512  # Long groups give a lane four accesses, a workgroup at most 512 lanes.
 
 
 class GroupNormCall(NamedTuple):

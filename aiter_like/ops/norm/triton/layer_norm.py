@@ -13,7 +13,7 @@ from aiter_like.ops.norm.layer_norm import LayerNormCall
 from aiter_like.ops.norm.triton.parts import load_sum, moments
 
 _MAX_BLOCK = 8192  # elements that one program keeps in registers: 32 fp32 per lane at 4 waves of 64
-_MOST_KEPT = tl.constexpr(4096)  # of a row whose factors are kept beside it; of more, fewer rows fit a CU
+_MOST_KEPT = tl.constexpr(4096)  # Longer rows do not keep their factors: fewer of them would fit a CU.
 
 
 @triton.jit
