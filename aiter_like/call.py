@@ -40,6 +40,24 @@ def with_fields(call: type, function: Callable[..., Any] | None, before: int = 0
     return taking_fields
 
 
+def entry(call: type, serve: Callable[[tuple, str | None], None]) -> Callable[..., None]:
+    """`serve(fields, backend)` as a function of the fields of a call object, by position or name, and of `backend=`.
+
+    It is made from source text, as collections.namedtuple makes its constructor: all public functions pass here, and a
+    function with named parameters costs the host a third of what a call object, or `**kwargs`, would.
+    """
+    defaults = {f"default_{name}": value for name, value in call._field_defaults.items()}
+    fields = ", ".join(call._fields)
+    parameters = ", ".join(name + (f"=default_{name}" if name in call._field_defaults else "") for name in call._fields)
+    namespace: dict[str, Any] = {"__name__": __name__}
+    # A closure, as torch.compile looks up globals in the module that `__name__` names.
+    exec(f"def make({', '.join(['serve', *defaults])}):\n"
+         f"    def run({parameters}, *, backend=None):\n"
+         f"        serve(({fields},), backend)\n"
+         f"    return run", namespace)
+    return namespace["make"](serve, **defaults)
+
+
 def call_type(function: Callable[..., Any]) -> type | None:
     """The call object that a stub declares as its only parameter; None where it lists its parameters itself."""
     kinds = [parameter.annotation for parameter in inspect.signature(function, eval_str=True).parameters.values()]

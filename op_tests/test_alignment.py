@@ -60,7 +60,7 @@ def check(name: str, device: torch.device) -> None:
         for elements in (1, 2, 4, 8, 16):
             args = tuple(shifted(arg, elements) if isinstance(arg, torch.Tensor) else arg for arg in case)
             try:
-                op(*args, backend="hip")
+                op(args, backend="hip")
                 break
             except ValueError as refusal:
                 assert elements < 16 and ("multiple" in str(refusal) or "aligned" in str(refusal)), refusal

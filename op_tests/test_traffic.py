@@ -88,7 +88,7 @@ def test_moves_each_byte_once_in_wide_accesses(device, monkeypatch, case):
     args = op.tuning.case(case.key, device, 0)
     op.reset()  # the call that is counted binds its kernel
     with sim.enabled(checks=False) as session:
-        op(*args, backend="hip")
+        op(args, backend="hip")
     ((kernel, counts),) = session.counters.items()
 
     accesses = counts["accesses"]

@@ -112,7 +112,7 @@ def run(op, x=None, factor=3.0, flag=0, **options):
     """What an operator made by `make_op` writes for `x`."""
     x = torch.randn(2, 4) if x is None else x
     out = torch.empty_like(x)
-    op(out, x, factor, flag, **options)
+    op.run(out, x, factor, flag, **options)
     return out
 
 
@@ -121,7 +121,7 @@ def public(op):
 
     def scale(x, factor=3.0, flag=0, *, out=None, backend=None):
         out = torch.empty_like(x) if out is None else out
-        op(out, x, factor, flag, backend=backend)
+        op.run(out, x, factor, flag, backend=backend)
         return out
 
     return scale

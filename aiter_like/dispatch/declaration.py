@@ -32,8 +32,6 @@ class Declaration:
         call: its call object, a NamedTuple: the operator's arguments in the order of the built functions, with
             annotations and defaults (call.py). The functions below are declared with a call object as argument and
             are kept as functions of its fields by position.
-        fields: of the fields, by position or name: all of them in order, defaults included, as a plain tuple. Public
-            functions hand this to the operator: a call object costs the host twice as much to make and to unpack.
         reference: of (call): the torch implementation, which writes the outputs.
         backends: in order of preference.
         check: of (call): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
@@ -67,7 +65,6 @@ class Declaration:
         self.backends = tuple(backend.taking_fields(call, reference.__module__) for backend in backends)
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
         self.tuning = tuning and replace(tuning, traffic=with_fields(call, tuning.traffic))
-        self.fields = functools.partial(call.__new__, tuple)
         self.write_indices = tuple(call._fields.index(written) for written in writes)
         self.public: list[Callable] = []
         self.failures: dict[tuple[str, str, Target], str] = {}

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import device, env, log
+from aiter_like.call import entry
 from aiter_like.device import Target
 from aiter_like.dispatch import record, self_check, table, torch_ops
 from aiter_like.dispatch.backend import KINDS, Candidate
@@ -33,31 +34,33 @@ _selected = selector.get
 
 
 class Op(Declaration):
-    """An operator that can be called. Private to its family's file, which wraps it into the public functions."""
+    """An operator that can be called. Private to its family's file, which wraps it into the public functions.
+
+    Attributes:
+        run: of the fields of the call object, by position or name, and of `backend=`: runs the operator, as `op(call)`
+            does. Public functions call this: it makes no call object, which would cost the host half as much again.
+    """
 
     def __init__(self, name: str, **declared: Any):
         super().__init__(name, **declared)
         self._plans = PlanCache()
         self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
-        defaults, count = tuple(self.call._field_defaults.values()), len(self.call._fields)
-        self._defaults = {count - omitted: defaults[len(defaults) - omitted:] for omitted in range(len(defaults) + 1)}
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
+        self.run = entry(self.call, self._serve)
 
-    def __call__(self, *inputs: Any, backend: str | None = None) -> None:
+    def __call__(self, call: tuple, *, backend: str | None = None) -> None:
         """Runs the operator. `backend` forces one; then nothing else is tried.
-
-        Args:
-            inputs: what `fields` gives, or a call object; or the first fields themselves, where all others have their
-                defaults.
 
         Raises:
             ValueError, TypeError: an argument is wrong.
             UnsupportedError: no backend, or not the forced one, serves the call.
             BuildError: the forced backend does not build.
         """
-        args = inputs[0] if len(inputs) == 1 else inputs + self._defaults[len(inputs)]
+        self._serve(tuple(call), backend)
+
+    def _serve(self, args: tuple, backend: str | None) -> None:
         if _is_tracing():
             self._out_op(*args, backend=backend)
             return
@@ -90,7 +93,7 @@ class Op(Declaration):
 
     def _eager(self, *args: Any, backend: str | None = None) -> None:
         """The kernel of the registered operator: as `__call__`, without routing back into torch.library."""
-        args += self._defaults[len(args)]  # torch.library leaves out what equals the schema's defaults
+        args = tuple(self.call(*args))  # torch.library leaves out what equals the schema's defaults
         chosen = _selected()
         chosen = backend if chosen is None else (chosen, backend)
         plan = self._plans.find(chosen, args) or self._plan(chosen, args)

@@ -261,9 +261,9 @@ class TestPlans:
         x = torch.randn(2, 4)
         out = torch.empty_like(x)
         for _ in range(3):
-            op(out, x, 2.0, 0)
+            op.run(out, x, 2.0, 0)
         with pytest.raises((TypeError, ValueError), match="scale: "):
-            op(out, change(x), 2.0, 0)
+            op.run(out, change(x), 2.0, 0)
 
     def test_tensors_in_a_tuple_are_in_the_key(self, cache_kind):
         def first_ref(call: SumCall) -> None:
@@ -277,7 +277,7 @@ class TestPlans:
         for others, plans_made in (((x, x), 1), ((x, 2 * x), 1), ([x, x], 1), ((x, x, x), 2), ((x, x.half()), 3),
                                    ((x, torch.ones(4, 2).t()), 4), ((x, x[:1]), 5)):
             for _ in range(3):
-                op(out, others)
+                op.run(out, others)
             assert len(op._plans) == len(checked) == plans_made
             assert torch.equal(out, sum(others))
 
@@ -288,7 +288,7 @@ class TestPlans:
         find = op._plans.find
         monkeypatch.setattr(op._plans, "find", lambda *args: finds.append(1) or find(*args))
         for _ in range(5):
-            op(x, x, 2.0, 0)
+            op.run(x, x, 2.0, 0)
         if plans.TensorGuards is not None:
             assert len(finds) == 2  # the first call, and the one that made it a recent one
         assert torch.equal(x, torch.full((2, 4), 32.0))
@@ -300,9 +300,9 @@ class TestPlans:
         x, out = torch.randn(2, 4, requires_grad=True), torch.empty(2, 4)
         for _ in range(3):
             with torch.no_grad():
-                op(out, x, 2.0, 0)
+                op.run(out, x, 2.0, 0)
         calls = hip.calls
-        op(torch.empty(2, 4), x, 2.0, 0)
+        op.run(torch.empty(2, 4), x, 2.0, 0)
         assert calls == hip.calls == 3
 
     def test_bounded(self, monkeypatch):

@@ -47,7 +47,7 @@ def wrong(out, x, factor, flag):
 def run(op, rows=2, **options):
     x = torch.randn(rows, 4)
     out = torch.empty_like(x)
-    op(out, x, 3.0, 0, **options)
+    op.run(out, x, 3.0, 0, **options)
     assert torch.equal(out, x * 3) or options
     return out
 
@@ -82,7 +82,7 @@ def test_wrong_kernel_is_out_of_use_with_one_warning(machine, caplog):
     assert f"{op.name}: backend hip (scale) is out of use on gfx942: self-check differs from the reference by" in \
         warnings[0]
     assert "self-check differs" in json.loads(files(machine)[0].read_text())["failure"]
-    assert "self-check differs" in explain(lambda x: op(torch.empty_like(x), x, 1.0, 0),
+    assert "self-check differs" in explain(lambda x: op.run(torch.empty_like(x), x, 1.0, 0),
                                            torch.randn(9, 4)).rejected["hip"]
     op.reset()
     self_check._verdicts.clear()
@@ -127,7 +127,7 @@ def test_each_instance_needs_a_case(machine):
     op = make_op(Backend("hip", hip))
     run(op)
     x = torch.randn(2, 8)
-    op(torch.empty_like(x), x, 3.0, 0)
+    op.run(torch.empty_like(x), x, 3.0, 0)
     assert hip.calls == 2
     assert op.failures[("hip", "scale[d8]", HARDWARE)] == "no self-check case covers scale[d8]"
 
@@ -141,7 +141,7 @@ def test_list_of_cases(machine):
     op = make_op(Backend("hip", hip), cases=cases)
     for width in (4, 8):
         x = torch.randn(2, width)
-        op(torch.empty_like(x), x, 3.0, 0)
+        op.run(torch.empty_like(x), x, 3.0, 0)
     assert hip.calls == 4 and len(files(machine)) == 2
 
 
@@ -156,7 +156,7 @@ def test_a_backend_makes_a_case_for_the_kernel_of_the_call(machine):
     op = make_op(Backend("hip", hip, self_check=own))
     for width in (7, 9, 9):
         x = torch.randn(5, width)
-        op(torch.empty_like(x), x, 3.0, 0)
+        op.run(torch.empty_like(x), x, 3.0, 0)
     assert seen == [(5, 7), (5, 9)] and hip.calls == 5 and not op.failures
 
 

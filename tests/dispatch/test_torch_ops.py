@@ -39,7 +39,7 @@ def scale(op):
               backend: str | None = None) -> Tensor:
         if out is None:
             out = torch.empty_like(x)
-        op(out, x, factor, flag, backend=backend)
+        op.run(out, x, factor, flag, backend=backend)
         return out
 
     torch_ops.register(op, scale)
@@ -97,8 +97,8 @@ class TestSchema:
     def test_two_results(self, op):
         def both(x: Tensor, factor: float) -> tuple[Tensor, Tensor]:
             first, second = torch.empty_like(x), torch.empty_like(x)
-            op(first, x, factor, 0)
-            op(second, x, -factor, 0)
+            op.run(first, x, factor, 0)
+            op.run(second, x, -factor, 0)
             return first, second
 
         torch_ops.register(op, both)

@@ -34,8 +34,10 @@ def vllm(monkeypatch):
     monkeypatch.setenv("AITER_LIKE", "1")
     for name in ("AITER_LIKE_DISABLE", "VLLM_PLUGINS"):
         monkeypatch.delenv(name, raising=False)
+    takeover.forget()  # what another test of this process has taken would stand among the names
     yield engine
     integrations.uninstall()
+    takeover.forget()
 
 
 def run(capsys) -> tuple[int, str]:

@@ -177,7 +177,7 @@ def silu_and_mul(out: Tensor, input: Tensor, limit: float = 0.0, *, backend: str
 
     Source: Shazeer, GLU Variants Improve Transformer (2020); AITER's `silu_and_mul`.
     """
-    act_and_mul(act_and_mul.fields(out, input, limit=limit), backend=backend)
+    act_and_mul.run(out, input, limit=limit, backend=backend)
 
 
 def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
@@ -203,7 +203,7 @@ def gelu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> N
 
     Source: AITER's `gelu_and_mul`.
     """
-    act_and_mul(out, input, "gelu", backend=backend)
+    act_and_mul.run(out, input, "gelu", backend=backend)
 
 
 def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
@@ -229,7 +229,7 @@ def gelu_tanh_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None)
 
     Source: AITER's `gelu_tanh_and_mul`.
     """
-    act_and_mul(out, input, "gelu_tanh", backend=backend)
+    act_and_mul.run(out, input, "gelu_tanh", backend=backend)
 
 
 def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
@@ -255,7 +255,7 @@ def gelu_fast(out: Tensor, input: Tensor, *, backend: str | None = None) -> None
 
     Source: AITER's `gelu_fast`.
     """
-    act_and_mul(act_and_mul.fields(out, input, "gelu_tanh", is_gated=False), backend=backend)
+    act_and_mul.run(out, input, "gelu_tanh", is_gated=False, backend=backend)
 
 
 def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:
@@ -281,7 +281,7 @@ def swiglu_and_mul(out: Tensor, input: Tensor, *, backend: str | None = None) ->
 
     Source: AITER's `swiglu_and_mul`.
     """
-    act_and_mul(act_and_mul.fields(out, input, "swiglu", limit=SWIGLU_LIMIT), backend=backend)
+    act_and_mul.run(out, input, "swiglu", limit=SWIGLU_LIMIT, backend=backend)
 
 
 def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
@@ -308,7 +308,7 @@ def silu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
     Source: AITER's `silu_and_mul_bias`.
     """
-    act_and_mul(act_and_mul.fields(out, input, expert_ids=expert_ids, bias=bias), backend=backend)
+    act_and_mul.run(out, input, expert_ids=expert_ids, bias=bias, backend=backend)
 
 
 def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
@@ -335,8 +335,7 @@ def swiglu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Te
 
     Source: AITER's `swiglu_and_mul_bias`.
     """
-    act_and_mul(act_and_mul.fields(out, input, "swiglu", limit=SWIGLU_LIMIT, expert_ids=expert_ids, bias=bias),
-                backend=backend)
+    act_and_mul.run(out, input, "swiglu", limit=SWIGLU_LIMIT, expert_ids=expert_ids, bias=bias, backend=backend)
 
 
 def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tensor, *,
@@ -363,7 +362,7 @@ def gelu_and_mul_bias(out: Tensor, input: Tensor, expert_ids: Tensor, bias: Tens
 
     Source: AITER's `gelu_and_mul_bias`.
     """
-    act_and_mul(act_and_mul.fields(out, input, "gelu", expert_ids=expert_ids, bias=bias), backend=backend)
+    act_and_mul.run(out, input, "gelu", expert_ids=expert_ids, bias=bias, backend=backend)
 
 
 def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
@@ -390,4 +389,4 @@ def scaled_silu_and_mul(out: Tensor, input: Tensor, scale: Tensor, *, backend: s
 
     Source: AITER's `scaled_silu_and_mul`.
     """
-    act_and_mul(act_and_mul.fields(out, input, scale=scale), backend=backend)
+    act_and_mul.run(out, input, scale=scale, backend=backend)

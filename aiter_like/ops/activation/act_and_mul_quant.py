@@ -201,7 +201,7 @@ def silu_and_mul_quant(out: Tensor, input: Tensor, scale: Tensor, group_size: in
     Source: AITER's `silu_and_mul_quant`.
     """
     scale = quant_rule.group_major(scale, shuffle_scale)
-    act_and_mul_quant(act_and_mul_quant.fields(out, scale, input, limit=limit, group_size=group_size), backend=backend)
+    act_and_mul_quant.run(out, scale, input, limit=limit, group_size=group_size, backend=backend)
 
 
 def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dtype_quant: torch.dtype | None = None, *,
@@ -240,7 +240,7 @@ def act_mul_and_fp8_group_quant(x: Tensor, activation: str, group_size: int, dty
     groups = columns // group_size if group_size else 1
     scale = torch.empty((*x.shape[:-1], groups), dtype=torch.float32, device=x.device)
     limit = SWIGLU_LIMIT if activation == "swiglu" else 0.0
-    act_and_mul_quant(act_and_mul_quant.fields(out, scale, x, activation, limit, group_size), backend=backend)
+    act_and_mul_quant.run(out, scale, x, activation, limit=limit, group_size=group_size, backend=backend)
     return out, scale
 
 

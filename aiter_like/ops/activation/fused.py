@@ -94,10 +94,10 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     if dtype_quant is None:
         out = _output(name, inp, inp.dtype if isinstance(inp, Tensor) else None) if out is None else out
         if weights is None:
-            act_and_mul(act_and_mul.fields(out, inp, activation, limit=float(swiglu_limit)), backend=backend)
+            act_and_mul.run(out, inp, activation, limit=float(swiglu_limit), backend=backend)
         else:
-            act_and_mul_quant(act_and_mul_quant.fields(out, None, inp, activation, float(swiglu_limit),
-                                                       weights=weights), backend=backend)
+            act_and_mul_quant.run(out, None, inp, activation, limit=float(swiglu_limit), weights=weights,
+                                  backend=backend)
         return out
     check.choice(name, "dtype_quant", dtype_quant, quant_rule.DTYPES)
     out = _output(name, inp, dtype_quant) if out is None else out
@@ -111,8 +111,8 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     elif transpose_scale:
         check.tensor(name, "scale", scale, shape=(shape[-1], out.numel() // max(out.shape[-1], 1)))
         scale = scale.view(shape)
-    act_and_mul_quant(act_and_mul_quant.fields(out, quant_rule.group_major(scale, transpose_scale), inp, activation,
-                                               float(swiglu_limit), quant_block_size, weights), backend=backend)
+    act_and_mul_quant.run(out, quant_rule.group_major(scale, transpose_scale), inp, activation,
+                          limit=float(swiglu_limit), group_size=quant_block_size, weights=weights, backend=backend)
     return out, scale
 
 

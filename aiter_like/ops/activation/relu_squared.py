@@ -119,7 +119,7 @@ def relu_squared(input: Tensor, *, out: Tensor | None = None, backend: str | Non
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _relu_squared(ReluSquaredCall(out, input), backend=backend)
+    _relu_squared.run(out, input, backend=backend)
     return out
 
 

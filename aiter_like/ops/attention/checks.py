@@ -36,13 +36,13 @@ def read_window(op: str, window_size: Sequence[int] | None, causal: bool) -> tup
     check.flag(op, "causal", causal)
     if window_size is None:
         return -1, 0 if causal else -1, 0
-    if not isinstance(window_size, (tuple, list)) or not all(type(size) is int for size in window_size):
+    if not isinstance(window_size, (tuple, list)) or {*map(type, window_size)} - {int}:
         raise TypeError(f"{op}: window_size must be 2 or 3 integers or None, got {window_size!r}")
-    if len(window_size) not in (2, 3) or min(window_size) < -1 or min(window_size[2:], default=0) < 0:
+    left, right, sink_size = (*window_size, 0) if len(window_size) == 2 else (*window_size, -1, -1, -1)[:3]
+    if len(window_size) > 3 or left < -1 or right < -1 or sink_size < 0:
         raise ValueError(f"{op}: window_size must be (left, right[, sink tokens]), -1 = no limit, got {window_size}")
-    left, right, *sink_size = window_size
     # Without a left limit sink tokens are visible anyway.
-    return left, 0 if causal else right, sink_size[0] if sink_size and left >= 0 else 0
+    return left, 0 if causal else right, sink_size if left >= 0 else 0
 
 
 def is_on_host(tensor: Any) -> bool:

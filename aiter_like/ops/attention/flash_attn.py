@@ -98,16 +98,17 @@ def flash_attn_func(
             alibi_slopes=alibi_slopes, return_lse=return_lse, return_attn_probs=return_attn_probs,
             how_v3_bf16_cvt=how_v3_bf16_cvt, sink_ptr=sink_ptr, round_mode=round_mode, workspace=workspace,
             backend=backend)
-    left, right, sink_size, seqlens_k, rng_state, given = -1, 0 if causal else -1, 0, None, None, out
+    left, right, sink_size, options, given = -1, 0 if causal else -1, 0, {}, out
     if layout != "bshd":
         check.choice(op, "layout", layout, ("bshd", "bhsd"))
         q, k, v, out = (_swapped(op, name, x) for name, x in (("q", q), ("k", k), ("v", v), ("out", out)))
-    if (causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0)
-            or bias is not None or dropout_p or cu_seqlens_kv is not None):
+    if causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0):
         left, right, sink_size = read_window(op, window_size, causal)
-        bias = _with_four_dimensions(op, bias)
-        rng_state = _new_rng_state(op, dropout_p, q)
-        seqlens_k = _key_lengths(op, cu_seqlens_kv, k)
+    if bias is not None or type(dropout_p) is not float or dropout_p or cu_seqlens_kv is not None:
+        options = {"bias": _with_four_dimensions(op, bias), "rng_state": _new_rng_state(op, dropout_p, q),
+                   "dropout_p": dropout_p, "seqlens_k": _key_lengths(op, cu_seqlens_kv, k)}
+    if alibi_slopes is not None or sink_ptr is not None or workspace is not None:
+        options |= {"alibi_slopes": alibi_slopes, "sink": sink_ptr, "workspace": workspace}
     if round_mode is not None:
         how_v3_bf16_cvt = read_rounding(op, round_mode, how_v3_bf16_cvt, q)
     try:
@@ -131,15 +132,20 @@ def flash_attn_func(
                 out = given.transpose(1, 2)
         if return_lse:
             lse = torch.empty(batch, num_heads, seqlen_q, dtype=torch.float32, device=q.device)
-    call = AttentionCall(
-        out, lse, q, k, v, seqlens_k=seqlens_k, bias=bias, alibi_slopes=alibi_slopes, sink=sink_ptr,
-        rng_state=rng_state, workspace=workspace, max_seqlen_q=seqlen_q, max_seqlen_k=seqlen_k,
-        softmax_scale=softmax_scale, window_left=left, window_right=right, sink_size=sink_size,
-        softcap=logits_soft_cap, dropout_p=dropout_p, num_splits=num_splits, how_v3_bf16_cvt=how_v3_bf16_cvt)
-    if needs_grad:
-        out, lse = _differentiable(op, call, backend)
+    if not options and not needs_grad:  # `**` alone would cost each such call a microsecond
+        flash_attn_fwd.run(
+            out, lse, q=q, k=k, v=v, max_seqlen_q=seqlen_q, max_seqlen_k=seqlen_k, softmax_scale=softmax_scale,
+            window_left=left, window_right=right, sink_size=sink_size, softcap=logits_soft_cap, num_splits=num_splits,
+            how_v3_bf16_cvt=how_v3_bf16_cvt, backend=backend)
     else:
-        flash_attn_fwd(call, backend=backend)
+        call = AttentionCall(
+            out, lse, q=q, k=k, v=v, max_seqlen_q=seqlen_q, max_seqlen_k=seqlen_k, softmax_scale=softmax_scale,
+            window_left=left, window_right=right, sink_size=sink_size, softcap=logits_soft_cap, num_splits=num_splits,
+            how_v3_bf16_cvt=how_v3_bf16_cvt, **options)
+        if needs_grad:
+            out, lse = _differentiable(op, call, backend)
+        else:
+            flash_attn_fwd(call, backend=backend)
     if given is not None:
         out = given
     elif layout != "bshd":
@@ -201,7 +207,7 @@ def flash_attn_varlen_func(
     Source: AITER's `flash_attn_varlen_func`.
     """
     op = "flash_attn_varlen_func"
-    left, right, sink_size, rng_state = -1, 0 if causal else -1, 0, None
+    left, right, sink_size, options = -1, 0 if causal else -1, 0, {}
     if block_table is not None:
         _refuse_beside(op, "block_table", bias=bias is not None, round_mode=round_mode not in (None, "rtne"),
                        cu_seqlens_q_padded=cu_seqlens_q_padded is not None,
@@ -211,10 +217,10 @@ def flash_attn_varlen_func(
             q, k, v, cu_seqlens_q, None, None, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, logits_soft_cap,
             causal, window_size, alibi_slopes, deterministic, return_lse, return_attn_probs, out,
             block_table=block_table, seqlen_k=cu_seqlens_k.diff(), sink_ptr=sink_ptr, backend=backend)
-    if (causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0)
-            or dropout_p):
+    if causal is not True and causal is not False or type(window_size) is not tuple or window_size != (-1, -1, 0):
         left, right, sink_size = read_window(op, window_size, causal)
-        rng_state = _new_rng_state(op, dropout_p, q)
+    if type(dropout_p) is not float or dropout_p:
+        options = {"rng_state": _new_rng_state(op, dropout_p, q), "dropout_p": dropout_p}
     if round_mode is not None:
         how_v3_bf16_cvt = read_rounding(op, round_mode, how_v3_bf16_cvt, q)
     try:
@@ -239,15 +245,22 @@ def flash_attn_varlen_func(
             out = torch.empty(total_q, num_heads, head_dim_v, dtype=q.dtype, device=q.device)
         if return_lse:
             lse = torch.empty(num_heads, total_q, dtype=torch.float32, device=q.device)
-    call = AttentionCall(
-        out, lse, q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, bias=bias, alibi_slopes=alibi_slopes,
-        sink=sink_ptr, rng_state=rng_state, workspace=workspace, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        softmax_scale=softmax_scale, window_left=left, window_right=right, sink_size=sink_size,
-        softcap=logits_soft_cap, dropout_p=dropout_p, how_v3_bf16_cvt=how_v3_bf16_cvt)
-    if needs_grad:
-        out, lse = _differentiable(op, call, backend)
+    if bias is not None or alibi_slopes is not None or sink_ptr is not None or workspace is not None:
+        options |= {"bias": bias, "alibi_slopes": alibi_slopes, "sink": sink_ptr, "workspace": workspace}
+    if not options and not needs_grad:
+        flash_attn_fwd.run(
+            out, lse, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, window_left=left, window_right=right,
+            sink_size=sink_size, softcap=logits_soft_cap, how_v3_bf16_cvt=how_v3_bf16_cvt, backend=backend)
     else:
-        flash_attn_fwd(call, backend=backend)
+        call = AttentionCall(
+            out, lse, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, window_left=left, window_right=right,
+            sink_size=sink_size, softcap=logits_soft_cap, how_v3_bf16_cvt=how_v3_bf16_cvt, **options)
+        if needs_grad:
+            out, lse = _differentiable(op, call, backend)
+        else:
+            flash_attn_fwd(call, backend=backend)
     if return_lse is False and return_attn_probs is False:
         return out
     return _results(op, out, lse, return_lse, return_attn_probs, dropout_p)

@@ -272,10 +272,10 @@ class Attention(torch.autograd.Function):
         dsink = None
         if ctx.needs_input_grad[4]:
             dsink = torch.empty(sink.shape, dtype=torch.float32, device=q.device)
-        flash_attn_bwd(flash_attn_bwd.fields(dq, dk, dv, dsink, dout, dlse=None if dlse is None else dlse.contiguous(),
-                                             q=q, k=k, v=v, out=out, lse=lse, cu_seqlens_q=cu_seqlens_q,
-                                             cu_seqlens_k=cu_seqlens_k, bias=bias, alibi_slopes=alibi_slopes, sink=sink,
-                                             rng_state=rng_state, **dict(zip(_OPTIONS, ctx.options, strict=True))))
+        flash_attn_bwd.run(dq, dk, dv, dsink, dout=dout, dlse=None if dlse is None else dlse.contiguous(), q=q, k=k,
+                           v=v, out=out, lse=lse, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, bias=bias,
+                           alibi_slopes=alibi_slopes, sink=sink, rng_state=rng_state,
+                           **dict(zip(_OPTIONS, ctx.options, strict=True)))
         return None, dq, dk, dv, dsink, *[None] * (5 + len(ctx.options))
 
 

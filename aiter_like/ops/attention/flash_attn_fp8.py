@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.checks import check_lengths, read_window
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 
@@ -54,11 +53,10 @@ def flash_attn_fp8_pertensor_func(
     if out is None:
         out = torch.empty(*q.shape[:3], v.shape[3], dtype=torch.bfloat16, device=q.device)
     scale = max(q.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale
-    call = AttentionCall(
-        out, None, q, k, v, sink=sink_ptr, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+    flash_attn_fwd.run(
+        out, None, q=q, k=k, v=v, sink=sink_ptr, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
         max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1], softmax_scale=scale, window_left=left, window_right=right,
-        sink_size=sink_size)
-    flash_attn_fwd(call, backend=backend)
+        sink_size=sink_size, backend=backend)
     return out
 
 
@@ -103,11 +101,11 @@ def flash_attn_varlen_fp8_pertensor_func(
     if out is None:
         out = torch.empty(*q.shape[:2], v.shape[2], dtype=torch.bfloat16, device=q.device)
     scale = max(q.shape[2], 1) ** -0.5 if softmax_scale is None else softmax_scale
-    call = AttentionCall(
-        out, None, q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sink=sink_ptr, q_descale=q_descale,
-        k_descale=k_descale, v_descale=v_descale, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        softmax_scale=scale, window_left=left, window_right=right, sink_size=sink_size, softcap=logits_soft_cap)
-    flash_attn_fwd(call, backend=backend)
+    flash_attn_fwd.run(
+        out, None, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, sink=sink_ptr,
+        q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k, softmax_scale=scale, window_left=left, window_right=right, sink_size=sink_size,
+        softcap=logits_soft_cap, backend=backend)
     return out
 
 

@@ -170,8 +170,7 @@ def _attend(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, has_lse
     if isinstance(lengths, int):
         k, v, lengths = k[:, :lengths], v[:, :lengths], None
     lse = torch.empty(batch, num_heads, seqlen_q, device=q.device) if has_lse else None
-    flash_attn_fwd(flash_attn_fwd.fields(out, lse, q, k, v, seqlens_k=lengths, max_seqlen_k=k.shape[1], **options),
-                   backend=backend)
+    flash_attn_fwd.run(out, lse, q=q, k=k, v=v, seqlens_k=lengths, max_seqlen_k=k.shape[1], **options, backend=backend)
     return lse
 
 
@@ -196,7 +195,6 @@ def _attend_pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, c
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=device)
     lse = torch.empty(q.shape[-2], len(rows_q), device=device) if has_lse else None
-    unified_attention_op(unified_attention_op.fields(rows_out, lse, rows_q, cache.k, cache.v, cu_seqlens_q=starts,
-                                                     seqlens_k=lengths, block_table=table, max_seqlen_k=longest,
-                                                     **options), backend=backend)
+    unified_attention_op.run(rows_out, lse, q=rows_q, k=cache.k, v=cache.v, cu_seqlens_q=starts, seqlens_k=lengths,
+                             block_table=table, max_seqlen_k=longest, **options, backend=backend)
     return lse if lse is None or cu_seqlens_q is not None else lse.unflatten(1, (batch, seqlen_q)).transpose(0, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.call import FP8, PagedCall, unshuffled_axes
+from aiter_like.ops.attention.call import FP8, unshuffled_axes
 from aiter_like.ops.attention.checks import check_lengths, check_pages, read_window
 from aiter_like.ops.attention.unified_attention import unified_attention_op
 
@@ -102,12 +102,11 @@ def mha_batch_prefill_func(
         check_pages(op, table, lengths, k, max_seqlen_k)
     elif isinstance(table, Tensor):
         check_lengths(op, "kv_indptr", starts, len(table), None)
-    call = PagedCall(
-        out, lse, q, k, v, cu_seqlens_q=cu_seqlens_q, seqlens_k=lengths, block_table=table, page_starts=starts,
+    unified_attention_op.run(
+        out, lse, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqlens_k=lengths, block_table=table, page_starts=starts,
         q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, alibi_slopes=alibi_slopes, sink=sink_ptr,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=scale, window_left=left,
-        window_right=right, sink_size=max(sink_size, tokens), softcap=logits_soft_cap)
-    unified_attention_op(call, backend=backend)
+        window_right=right, sink_size=max(sink_size, tokens), softcap=logits_soft_cap, backend=backend)
     return out if lse is None else (out, lse)
 
 

@@ -262,12 +262,12 @@ def unified_attention(
     check_lengths(_OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
     check_pages(_OP, block_table, seqused_k, k, max_seqlen_k)
     left, right, sink_size = read_window(_OP, window_size, causal)
-    call = PagedCall(
-        out, None, q, k, v, cu_seqlens_q=cu_seqlens_q, seqlens_k=seqused_k, block_table=block_table,
+    unified_attention_op.run(
+        out, None, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqlens_k=seqused_k, block_table=block_table,
         q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, alibi_slopes=alibi_slopes,
         output_scale=output_scale, qq_bias=qq_bias, sink=sinks, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-        softmax_scale=softmax_scale, window_left=left, window_right=right, sink_size=sink_size, softcap=softcap)
-    unified_attention_op(call, backend=backend)
+        softmax_scale=softmax_scale, window_left=left, window_right=right, sink_size=sink_size, softcap=softcap,
+        backend=backend)
     return out
 
 

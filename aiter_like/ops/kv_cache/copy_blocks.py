@@ -140,7 +140,7 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
             raise TypeError(f"copy_blocks: dst must be a tensor, got {type(cache).__name__}")
         alike.setdefault((cache.shape, cache.stride(), cache.dtype, cache.device), []).append(cache)
     for first, *others in alike.values():
-        _copy_blocks(first, None, block_mapping, tuple(others) or None, backend=backend)
+        _copy_blocks.run(first, None, block_mapping, tuple(others) or None, backend=backend)
 
 
 def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str | None = None) -> None:
@@ -173,7 +173,7 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
         if not isinstance(tensor, Tensor):
             raise TypeError(f"swap_blocks: {name} must be a tensor, got {type(tensor).__name__}")
     if src.device == dst.device == block_mapping.device:
-        _copy_blocks(dst, src, block_mapping, backend=backend)
+        _copy_blocks.run(dst, src, block_mapping, backend=backend)
     else:
         copy_each(src, dst, block_mapping)
 

@@ -143,6 +143,5 @@ def cp_gather_indexer_k_quant_cache(kv_cache: Tensor, dst_k: Tensor, dst_scale: 
 
     Source: AITER's `cp_gather_indexer_k_quant_cache`.
     """
-    _cp_gather_indexer_k_quant_cache(_cp_gather_indexer_k_quant_cache.fields(dst_k, dst_scale, kv_cache, block_table,
-                                                                             cu_seq_lens=cu_seq_lens,
-                                                                             preshuffle=preshuffle), backend=backend)
+    _cp_gather_indexer_k_quant_cache.run(dst_k, dst_scale, kv_cache, block_table, cu_seq_lens=cu_seq_lens,
+                                         preshuffle=preshuffle, backend=backend)

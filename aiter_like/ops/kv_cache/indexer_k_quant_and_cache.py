@@ -142,6 +142,5 @@ def indexer_k_quant_and_cache(k: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
 
     Source: AITER's `indexer_k_quant_and_cache`; DeepSeek-V3.2 (2025).
     """
-    _indexer_k_quant_and_cache(_indexer_k_quant_and_cache.fields(kv_cache, k, slot_mapping, quant_block_size,
-                                                                 scale_fmt=scale_fmt, preshuffle=preshuffle),
-                               backend=backend)
+    _indexer_k_quant_and_cache.run(kv_cache, k, slot_mapping, quant_block_size, scale_fmt=scale_fmt,
+                                   preshuffle=preshuffle, backend=backend)

@@ -163,9 +163,9 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     Source: AITER's `reshape_and_cache`.
     """
     check.flag("reshape_and_cache", "asm_layout", asm_layout)
-    _reshape_and_cache(_reshape_and_cache.fields(key_cache, value_cache, key, value, slot_mapping=slot_mapping,
-                                                 kv_cache_dtype=kv_cache_dtype, k_scale=k_scale, v_scale=v_scale,
-                                                 layout="shuffled" if asm_layout else "columns"), backend=backend)
+    _reshape_and_cache.run(key_cache, value_cache, key, value, slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype,
+                           k_scale=k_scale, v_scale=v_scale, layout="shuffled" if asm_layout else "columns",
+                           backend=backend)
 
 
 def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor,
@@ -201,9 +201,8 @@ def reshape_and_cache_flash(key: Tensor, value: Tensor, key_cache: Tensor, value
 
     Source: AITER's `reshape_and_cache_flash`.
     """
-    _reshape_and_cache(_reshape_and_cache.fields(key_cache, value_cache, key, value, slot_mapping=slot_mapping,
-                                                 kv_cache_dtype=kv_cache_dtype, k_scale=k_scale, v_scale=v_scale,
-                                                 layout="rows"), backend=backend)
+    _reshape_and_cache.run(key_cache, value_cache, key, value, slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype,
+                           k_scale=k_scale, v_scale=v_scale, layout="rows", backend=backend)
 
 
 def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
@@ -245,6 +244,5 @@ def concat_and_cache_mla(kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapp
     rank = kv_c.shape[1]
     k_pe = k_pe.unsqueeze(1) if k_pe.ndim == 2 else k_pe
     cache = kv_cache.unsqueeze(2) if kv_cache.ndim == 3 else kv_cache
-    _reshape_and_cache(_reshape_and_cache.fields(cache[..., :rank], cache[..., rank:], kv_c.unsqueeze(1), k_pe,
-                                                 slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype,
-                                                 k_scale=scale, v_scale=scale, layout="mla"), backend=backend)
+    _reshape_and_cache.run(cache[..., :rank], cache[..., rank:], kv_c.unsqueeze(1), k_pe, slot_mapping=slot_mapping,
+                           kv_cache_dtype=kv_cache_dtype, k_scale=scale, v_scale=scale, layout="mla", backend=backend)

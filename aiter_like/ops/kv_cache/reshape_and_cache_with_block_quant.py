@@ -173,6 +173,5 @@ def reshape_and_cache_with_block_quant(
     Source: AITER's `reshape_and_cache_with_block_quant`.
     """
     check.flag(_NAMES.op, "asm_layout", asm_layout)
-    _block_quant(_block_quant.fields(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
-                                     slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns"),
-                 backend=backend)
+    _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
+                     slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns", backend=backend)

@@ -154,6 +154,5 @@ def reshape_and_cache_with_pertoken_quant(
     Source: AITER's `reshape_and_cache_with_pertoken_quant`.
     """
     check.flag(_NAMES.op, "asm_layout", asm_layout)
-    _pertoken_quant(_pertoken_quant.fields(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key,
-                                           value=value, slot_mapping=slot_mapping,
-                                           layout="shuffled" if asm_layout else "columns"), backend=backend)
+    _pertoken_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
+                        slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns", backend=backend)

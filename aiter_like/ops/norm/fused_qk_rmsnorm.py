@@ -186,8 +186,8 @@ def fused_qk_rmsnorm(q_out: Tensor | None, q: Tensor, q_weight: Tensor, q_eps: f
             raise TypeError(f"{_OP}: {name} must be a tensor, got {type(x).__name__}")
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
-    _fused_qk_rmsnorm(_fused_qk_rmsnorm.fields(q_out, k_out, q=q, q_weight=q_weight, q_eps=q_eps, k=k,
-                                               k_weight=k_weight, k_eps=k_eps), backend=backend)
+    _fused_qk_rmsnorm.run(q_out, k_out, q=q, q_weight=q_weight, q_eps=q_eps, k=k, k_weight=k_weight, k_eps=k_eps,
+                          backend=backend)
     return q_out, k_out
 
 

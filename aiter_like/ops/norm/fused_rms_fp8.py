@@ -66,15 +66,13 @@ def fused_rms_fp8_group_quant(
     scale = torch.empty((*inp1.shape[:-1], groups), dtype=torch.float32, device=inp1.device)
     strided = scale.view(groups, -1).t() if transpose_scale else scale
     if inp2 is None:
-        rms_norm_quant(rms_norm_quant.fields(q, strided, res_out, out1, input=inp1, weight=inp1_weight,
-                                             epsilon=inp1_epsilon, residual_in=res1, group_size=group_size),
-                       backend=backend)
+        rms_norm_quant.run(q, strided, res_out, out1, input=inp1, weight=inp1_weight, epsilon=inp1_epsilon,
+                           residual_in=res1, group_size=group_size, backend=backend)
     else:
-        fused_rms_quant(fused_rms_quant.fields(q, strided, out1, res_out, second_out=out2, input=inp1,
-                                               weight=inp1_weight, epsilon=inp1_epsilon, residual_in=res1, second=inp2,
-                                               second_weight=inp2_weight,
-                                               second_epsilon=inp1_epsilon if inp2_epsilon is None else inp2_epsilon,
-                                               group_size=group_size), backend=backend)
+        fused_rms_quant.run(q, strided, out1, res_out, second_out=out2, input=inp1, weight=inp1_weight,
+                            epsilon=inp1_epsilon, residual_in=res1, second=inp2, second_weight=inp2_weight,
+                            second_epsilon=inp1_epsilon if inp2_epsilon is None else inp2_epsilon,
+                            group_size=group_size, backend=backend)
     return (q, strided if transpose_scale and is_x_scale_strided else scale), out1, out2, res_out
 
 
@@ -122,11 +120,10 @@ def fused_rms_fp8_per_tensor_static_quant(
     q, out1, out2, res_out = _outputs(name, inp1, inp2, dtype_quant, res1, output_unquantized_inp1)
     if inp2 is None:
         inp2_weight = None
-    fused_rms_quant(fused_rms_quant.fields(q, inp1_scale, out1, res_out, second_out=out2, input=inp1,
-                                           weight=inp1_weight, epsilon=inp1_epsilon, residual_in=res1, second=inp2,
-                                           second_weight=inp2_weight,
-                                           second_epsilon=inp1_epsilon if inp2_epsilon is None else inp2_epsilon,
-                                           is_static=True, is_rounded=rmsnorm_convert_to_inp1_type), backend=backend)
+    fused_rms_quant.run(q, inp1_scale, out1, res_out, second_out=out2, input=inp1, weight=inp1_weight,
+                        epsilon=inp1_epsilon, residual_in=res1, second=inp2, second_weight=inp2_weight,
+                        second_epsilon=inp1_epsilon if inp2_epsilon is None else inp2_epsilon, is_static=True,
+                        is_rounded=rmsnorm_convert_to_inp1_type, backend=backend)
     return q, out1, out2, res_out
 
 

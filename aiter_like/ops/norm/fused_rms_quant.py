@@ -310,8 +310,7 @@ def fused_qk_rmsnorm_quant(
     elif kind == QuantType.per_1x128:
         group = 128 if group_size is None else group_size
         q_out_scale = quant_rule.group_major(q_out_scale, transpose_scale)
-    fused_rms_quant(fused_rms_quant.fields(q_out_quantized, q_out_scale, plain, q_res_out, second_out=k_out, input=q,
-                                           weight=q_weight, epsilon=q_epsilon, residual_in=q_residual, second=k,
-                                           second_weight=k_weight,
-                                           second_epsilon=q_epsilon if k_epsilon is None else k_epsilon,
-                                           group_size=group, gemma_norm=gemma_norm), backend=backend)
+    fused_rms_quant.run(q_out_quantized, q_out_scale, plain, q_res_out, second_out=k_out, input=q, weight=q_weight,
+                        epsilon=q_epsilon, residual_in=q_residual, second=k, second_weight=k_weight,
+                        second_epsilon=q_epsilon if k_epsilon is None else k_epsilon, group_size=group,
+                        gemma_norm=gemma_norm, backend=backend)

@@ -157,7 +157,7 @@ def gated_rms_norm(input: Tensor, gate: Tensor, weight: Tensor, epsilon: float, 
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _gated_rms_norm(_gated_rms_norm.fields(out, None, input, gate, weight=weight, epsilon=epsilon), backend=backend)
+    _gated_rms_norm.run(out, None, input, gate, weight=weight, epsilon=epsilon, backend=backend)
     return out
 
 
@@ -189,7 +189,7 @@ def gated_rms_norm_quant(out: Tensor, input: Tensor, gate: Tensor, scale: Tensor
 
     Source: the output norm of gated linear attention: Yang et al., Gated Delta Networks (2024).
     """
-    _gated_rms_norm(_gated_rms_norm.fields(out, scale, input, gate, weight=weight, epsilon=epsilon), backend=backend)
+    _gated_rms_norm.run(out, scale, input, gate, weight=weight, epsilon=epsilon, backend=backend)
 
 
 torch_ops.register(_gated_rms_norm, gated_rms_norm)

@@ -286,8 +286,8 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
         if not isinstance(input, Tensor):
             raise TypeError(f"{_OP}: input must be a tensor, got {type(input).__name__}")
         out = torch.empty_like(input)
-    _group_norm(_group_norm.fields(out, _parts(input, num_groups), input, weight, bias=bias, num_groups=num_groups,
-                                   epsilon=eps, silu=silu), backend=backend)
+    _group_norm.run(out, _parts(input, num_groups), input, weight, bias=bias, num_groups=num_groups, epsilon=eps,
+                    silu=silu, backend=backend)
     return out
 
 

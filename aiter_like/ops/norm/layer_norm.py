@@ -206,8 +206,7 @@ def layer_norm(input: Tensor, weight: Tensor | None = None, bias: Tensor | None 
                 lambda input, weight, bias: layer_norm(input, weight, bias, epsilon, backend=backend), True, epsilon,
                 input, weight, bias)
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _layer_norm(_layer_norm.fields(out, None, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias),
-                backend=backend)
+    _layer_norm.run(out, None, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias, backend=backend)
     return out
 
 
@@ -266,8 +265,8 @@ def layernorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, re
 
     Source: AITER's `layernorm2d_fwd_with_add`.
     """
-    _layer_norm(_layer_norm.fields(out, None, residual_out, input, weight=weight, bias=bias, epsilon=epsilon,
-                                   x_bias=x_bias, residual_in=residual_in), backend=backend)
+    _layer_norm.run(out, None, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
+                    residual_in=residual_in, backend=backend)
 
 
 def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, weight: Tensor | None,
@@ -301,8 +300,7 @@ def layernorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor
 
     Source: AITER's `layernorm2d_fwd_with_dynamicquant`.
     """
-    _layer_norm(_layer_norm.fields(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias),
-                backend=backend)
+    _layer_norm.run(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias, backend=backend)
 
 
 def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -331,8 +329,8 @@ def layernorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_i
 
     Source: AITER's `layernorm2d_fwd_with_add_dynamicquant`.
     """
-    _layer_norm(_layer_norm.fields(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon,
-                                   x_bias=x_bias, residual_in=residual_in), backend=backend)
+    _layer_norm.run(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
+                    residual_in=residual_in, backend=backend)
 
 
 def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor | None,
@@ -361,8 +359,8 @@ def layernorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor,
 
     Source: AITER's `layernorm2d_fwd_with_smoothquant`.
     """
-    _layer_norm(_layer_norm.fields(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
-                                   x_scale=xscale), backend=backend)
+    _layer_norm.run(out, yscale, None, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias, x_scale=xscale,
+                    backend=backend)
 
 
 def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -393,8 +391,8 @@ def layernorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in
 
     Source: AITER's `layernorm2d_fwd_with_add_smoothquant`.
     """
-    _layer_norm(_layer_norm.fields(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon,
-                                   x_bias=x_bias, residual_in=residual_in, x_scale=xscale), backend=backend)
+    _layer_norm.run(out, yscale, residual_out, input, weight=weight, bias=bias, epsilon=epsilon, x_bias=x_bias,
+                    residual_in=residual_in, x_scale=xscale, backend=backend)
 
 
 torch_ops.register(_layer_norm, layer_norm)

@@ -180,8 +180,8 @@ def _derivatives(dout: Tensor, x: Tensor, weight: Tensor | None, epsilon: float,
     dweight, dbias = (wanted[0] if for_weight else None), (wanted[-1] if for_bias else None)
     if not rows.is_even(dout) or hidden > 1 and dout.stride(-1) != 1:  # a sum's derivative is one number, expanded
         dout = dout.contiguous()
-    _norm_backward(_norm_backward.fields(dx, dweight, dbias, dout, x=x, weight=weight, epsilon=epsilon,
-                                         has_mean=has_mean, parts=parts), backend=backend)
+    _norm_backward.run(dx, dweight, dbias, dout, x=x, weight=weight, epsilon=epsilon, has_mean=has_mean, parts=parts,
+                       backend=backend)
     sums = wanted.sum(1) if for_weight or for_bias else wanted
     return dx, sums[0] if for_weight else None, sums[-1] if for_bias else None
 

@@ -235,7 +235,7 @@ def rms_norm(input: Tensor, weight: Tensor, epsilon: float, use_model_sensitive_
                 lambda input, weight, _: rms_norm(input, weight, epsilon, use_model_sensitive_rmsnorm, backend=backend),
                 False, epsilon, input, weight, None)
         out = torch.empty(input.shape, dtype=input.dtype, device=input.device)
-    _rms_norm(_rms_norm.fields(out, input, weight, epsilon, use_model_sensitive_rmsnorm), backend=backend)
+    _rms_norm.run(out, input, weight, epsilon, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
     return out
 
 
@@ -271,8 +271,9 @@ def rmsnorm2d_fwd_with_add(out: Tensor, input: Tensor, residual_in: Tensor, resi
 
     Source: AITER's `rmsnorm2d_fwd_with_add`.
     """
-    _rms_norm(_rms_norm.fields(out, input, weight, epsilon, use_model_sensitive_rmsnorm, residual_in=residual_in,
-                               residual_out=residual_out, gemma_norm=parts.as_flag(gemma_norm)), backend=backend)
+    _rms_norm.run(out, input, weight, epsilon, residual_in=residual_in, residual_out=residual_out,
+                  use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, gemma_norm=parts.as_flag(gemma_norm),
+                  backend=backend)
 
 
 def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_norm: bool = False, *,
@@ -301,7 +302,7 @@ def rmsnorm(out: Tensor, input: Tensor, weight: Tensor, epsilon: float, gemma_no
     Source: AITER's `rmsnorm`, `rms_norm_cu`.
     """
     gemma_norm = bool(gemma_norm) if gemma_norm in (0, 1) else gemma_norm
-    _rms_norm(_rms_norm.fields(out, input, weight, epsilon, gemma_norm=parts.as_flag(gemma_norm)), backend=backend)
+    _rms_norm.run(out, input, weight, epsilon, gemma_norm=parts.as_flag(gemma_norm), backend=backend)
 
 
 def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, epsilon: float, *,
@@ -328,8 +329,7 @@ def fused_add_rms_norm_cu(input: Tensor, residual_in: Tensor, weight: Tensor, ep
 
     Source: AITER's `fused_add_rms_norm_cu`.
     """
-    _rms_norm(_rms_norm.fields(input, input, weight, epsilon, residual_in=residual_in, residual_out=residual_in),
-              backend=backend)
+    _rms_norm.run(input, input, weight, epsilon, residual_in=residual_in, residual_out=residual_in, backend=backend)
 
 
 # AITER's other names of the same calls, with the same order of arguments.

@@ -204,9 +204,8 @@ def rmsnorm2d_fwd_with_dynamicquant(out: Tensor, input: Tensor, yscale: Tensor, 
 
     Source: AITER's `rmsnorm2d_fwd_with_dynamicquant`.
     """
-    rms_norm_quant(rms_norm_quant.fields(out, group_major(yscale, shuffle_scale), None, None, input=input,
-                                         weight=weight, epsilon=epsilon, group_size=group_size,
-                                         use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm), backend=backend)
+    rms_norm_quant.run(out, group_major(yscale, shuffle_scale), None, None, input=input, weight=weight, epsilon=epsilon,
+                       group_size=group_size, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
 
 
 def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -244,9 +243,9 @@ def rmsnorm2d_fwd_with_add_dynamicquant(out: Tensor, input: Tensor, residual_in:
 
     Source: AITER's `rmsnorm2d_fwd_with_add_dynamicquant`.
     """
-    rms_norm_quant(rms_norm_quant.fields(out, group_major(yscale, shuffle_scale), residual_out, None, input=input,
-                                         weight=weight, epsilon=epsilon, residual_in=residual_in, group_size=group_size,
-                                         use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm), backend=backend)
+    rms_norm_quant.run(out, group_major(yscale, shuffle_scale), residual_out, None, input=input, weight=weight,
+                       epsilon=epsilon, residual_in=residual_in, group_size=group_size,
+                       use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
 
 
 def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, yscale: Tensor, weight: Tensor,
@@ -279,9 +278,8 @@ def rmsnorm2d_fwd_with_smoothquant(out: Tensor, input: Tensor, xscale: Tensor, y
 
     Source: AITER's `rmsnorm2d_fwd_with_smoothquant`.
     """
-    rms_norm_quant(rms_norm_quant.fields(out, yscale, None, None, input=input, weight=weight, epsilon=epsilon,
-                                         x_scale=xscale, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm),
-                   backend=backend)
+    rms_norm_quant.run(out, yscale, None, None, input=input, weight=weight, epsilon=epsilon, x_scale=xscale,
+                       use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm, backend=backend)
 
 
 def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor,
@@ -319,9 +317,9 @@ def rmsnorm2d_fwd_with_add_smoothquant(out: Tensor, input: Tensor, residual_in: 
 
     Source: AITER's `rmsnorm2d_fwd_with_add_smoothquant`.
     """
-    rms_norm_quant(rms_norm_quant.fields(out, yscale, residual_out, out_before_quant, input=input, weight=weight,
-                                         epsilon=epsilon, residual_in=residual_in, x_scale=xscale,
-                                         use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm), backend=backend)
+    rms_norm_quant.run(out, yscale, residual_out, out_before_quant, input=input, weight=weight, epsilon=epsilon,
+                       residual_in=residual_in, x_scale=xscale, use_model_sensitive_rmsnorm=use_model_sensitive_rmsnorm,
+                       backend=backend)
 
 
 def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, epsilon: float, group_size: int = 0,
@@ -354,9 +352,8 @@ def rmsnorm_quant(out: Tensor, input: Tensor, scale: Tensor, weight: Tensor, eps
 
     Source: AITER's `rmsnorm_quant`.
     """
-    rms_norm_quant(rms_norm_quant.fields(out, group_major(scale, shuffle_scale), None, None, input=input, weight=weight,
-                                         epsilon=epsilon, group_size=group_size, gemma_norm=parts.as_flag(gemma_norm)),
-                   backend=backend)
+    rms_norm_quant.run(out, group_major(scale, shuffle_scale), None, None, input=input, weight=weight, epsilon=epsilon,
+                       group_size=group_size, gemma_norm=parts.as_flag(gemma_norm), backend=backend)
 
 
 def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_out: Tensor, scale: Tensor,
@@ -393,6 +390,6 @@ def add_rmsnorm_quant(out: Tensor, input: Tensor, residual_in: Tensor, residual_
 
     Source: AITER's `add_rmsnorm_quant`.
     """
-    rms_norm_quant(rms_norm_quant.fields(out, group_major(scale, shuffle_scale), residual_out, None, input=input,
-                                         weight=weight, epsilon=epsilon, residual_in=residual_in, group_size=group_size,
-                                         gemma_norm=parts.as_flag(gemma_norm)), backend=backend)
+    rms_norm_quant.run(out, group_major(scale, shuffle_scale), residual_out, None, input=input, weight=weight,
+                       epsilon=epsilon, residual_in=residual_in, group_size=group_size,
+                       gemma_norm=parts.as_flag(gemma_norm), backend=backend)

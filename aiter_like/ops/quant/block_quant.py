@@ -167,7 +167,7 @@ def per_block_quant(x: Tensor, scale: Tensor | None = None, quant_dtype: torch.d
     check.choice("per_block_quant", "block_shape[1]", columns, quant_rule.GROUPS)
     out = torch.empty(x.shape, dtype=quant_dtype, device=x.device)
     own = torch.empty(_scale_shape(x.shape, rows, columns), dtype=torch.float32, device=x.device)
-    _block_quant(_block_quant.fields(out, own, x, rows, columns), backend=backend)
+    _block_quant.run(out, own, x, rows, block_columns=columns, backend=backend)
     return out, own
 
 

@@ -167,7 +167,7 @@ def fused_flatten_fp8_group_quant(x: Tensor, group_size: int, dtype_quant: torch
     out = torch.empty((tokens, heads * columns), dtype=dtype, device=x.device)
     scale = torch.empty((tokens, heads * columns // group_size), dtype=torch.float32, device=x.device)
     scale = quant_rule.group_major(scale, transpose_scale)
-    _flatten_group_quant(out, scale, x, group_size, backend=backend)
+    _flatten_group_quant.run(out, scale, x, group_size, backend=backend)
     return out, scale
 
 

@@ -160,4 +160,4 @@ def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: T
 
     Source: Xiao et al., SmoothQuant (2023); AITER's `moe_smoothquant_fwd`.
     """
-    _moe_smoothquant(_moe_smoothquant.fields(out, y_scale, input, x_scale, topk_ids), backend=backend)
+    _moe_smoothquant.run(out, y_scale, input, x_scale, topk_ids=topk_ids, backend=backend)

@@ -131,7 +131,7 @@ def pack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
     Source: the byte order of AITER's i4x2.
     """
     out = _output(x, False)
-    _pack_int4(out, x, backend=backend)
+    _pack_int4.run(out, x, backend=backend)
     return out
 
 
@@ -158,7 +158,7 @@ def unpack_int4(x: Tensor, *, backend: str | None = None) -> Tensor:
     Source: the byte order of AITER's i4x2.
     """
     out = _output(x, True)
-    _pack_int4(_pack_int4.fields(out, x, is_unpacking=True), backend=backend)
+    _pack_int4.run(out, x, is_unpacking=True, backend=backend)
     return out
 
 

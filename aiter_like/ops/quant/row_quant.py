@@ -183,7 +183,7 @@ def per_token_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
     """
     _refuse_scale("per_token_quant_hip", scale)
     out, scale = parts.outputs("per_token_quant_hip", x, quant_dtype, 0)
-    _row_quant(_row_quant.fields(out, scale, x, num_rows=num_rows, num_rows_factor=num_rows_factor), backend=backend)
+    _row_quant.run(out, scale, x, num_rows=num_rows, num_rows_factor=num_rows_factor, backend=backend)
     return out, scale
 
 
@@ -222,8 +222,8 @@ def per_group_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: tor
     check.choice("per_group_quant_hip", "group_size", group_size, quant_rule.GROUPS)
     check.choice("per_group_quant_hip", "scale_type", scale_type, (torch.float32,))
     out, scale = parts.outputs("per_group_quant_hip", x, quant_dtype, group_size)
-    _row_quant(_row_quant.fields(out, quant_rule.group_major(scale, transpose_scale), x, group_size, num_rows=num_rows,
-                                 num_rows_factor=num_rows_factor), backend=backend)
+    _row_quant.run(out, quant_rule.group_major(scale, transpose_scale), x, group_size, num_rows=num_rows,
+                   num_rows_factor=num_rows_factor, backend=backend)
     return out, scale
 
 
@@ -260,9 +260,8 @@ def dynamic_per_token_scaled_quant(out: Tensor, input: Tensor, scales: Tensor, s
     if isinstance(input, Tensor) and isinstance(scales, Tensor) and input.ndim and scales.numel():
         groups = scales.numel() * input.shape[-1] // max(input.numel(), 1)
         group_size = input.shape[-1] // groups if groups > 1 else 0
-    _row_quant(_row_quant.fields(out, quant_rule.group_major(scales, shuffle_scale), input, group_size,
-                                 scale_ub=scale_ub, num_rows=num_rows, num_rows_factor=num_rows_factor),
-               backend=backend)
+    _row_quant.run(out, quant_rule.group_major(scales, shuffle_scale), input, group_size, scale_ub=scale_ub,
+                   num_rows=num_rows, num_rows_factor=num_rows_factor, backend=backend)
 
 
 def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, *,
@@ -288,7 +287,7 @@ def dynamic_per_token_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_out: Tensor, 
 
     Source: AITER's `dynamic_per_token_quant_fp8_i8`.
     """
-    _row_quant(qx, scale_out, x_in, backend=backend)
+    _row_quant.run(qx, scale_out, x_in, backend=backend)
     return qx, scale_out
 
 
@@ -319,7 +318,7 @@ def smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, y_scale: Tensor
     """
     if isinstance(x_scale, Tensor) and x_scale.ndim == 2 and x_scale.shape[0] == 1:
         x_scale = x_scale[0]
-    _row_quant(_row_quant.fields(out, y_scale, input, smooth_scale=x_scale), backend=backend)
+    _row_quant.run(out, y_scale, input, smooth_scale=x_scale, backend=backend)
 
 
 def _refuse_scale(op: str, scale: object) -> None:

@@ -153,7 +153,8 @@ def per_tensor_quant_hip(x: Tensor, scale: Tensor | None = None, quant_dtype: to
     """
     out, found = parts.outputs("per_tensor_quant_hip", x, quant_dtype, None)
     used = found if scale is None else scale
-    _tensor_quant(_tensor_quant.fields(out, used, x, scale is None, num_rows, num_rows_factor), backend=backend)
+    _tensor_quant.run(out, used, x, scale is None, num_rows=num_rows,
+                      num_rows_factor=num_rows_factor, backend=backend)
     return out, used.view(1)
 
 
@@ -181,7 +182,7 @@ def static_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backen
 
     Source: AITER's `static_per_tensor_quant`.
     """
-    _tensor_quant(_tensor_quant.fields(out, scale, input, is_dynamic=False), backend=backend)
+    _tensor_quant.run(out, scale, input, is_dynamic=False, backend=backend)
 
 
 def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backend: str | None = None) -> None:
@@ -207,7 +208,7 @@ def dynamic_per_tensor_quant(out: Tensor, input: Tensor, scale: Tensor, *, backe
 
     Source: AITER's `dynamic_per_tensor_quant`.
     """
-    _tensor_quant(out, scale, input, backend=backend)
+    _tensor_quant.run(out, scale, input, backend=backend)
 
 
 def static_per_tensor_quant_fp8_i8(qx: Tensor, x_in: Tensor, scale_in: Tensor, *, backend: str | None = None) -> Tensor:

@@ -340,12 +340,11 @@ def fused_qk_rope_reshape_and_cache(
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
     k_out = torch.empty(k.shape, dtype=k.dtype, device=k.device) if k_out is None else k_out
     found = (k_scale, v_scale) if apply_scale else (None, None)
-    fused_qk_rope_cache(fused_qk_rope_cache.fields(q_out, k_out, None, key_cache, value_cache=value_cache, q=q, k=k,
-                                                   v=v, q_weight=None, k_weight=None, cos=cos, sin=sin, positions=pos,
-                                                   offsets=offs, slot_mapping=slot_mapping[:q.shape[0]],
-                                                   k_scale=found[0], v_scale=found[1], rotate_style=0 if is_neox else 1,
-                                                   reuse_freqs_front_part=2 * cos.shape[-1] == q.shape[-1],
-                                                   layout=layout), backend=backend)
+    fused_qk_rope_cache.run(q_out, k_out, None, key_cache, value_cache=value_cache, q=q, k=k, v=v, q_weight=None,
+                            k_weight=None, cos=cos, sin=sin, positions=pos, offsets=offs,
+                            slot_mapping=slot_mapping[:q.shape[0]], k_scale=found[0], v_scale=found[1],
+                            rotate_style=0 if is_neox else 1, reuse_freqs_front_part=2 * cos.shape[-1] == q.shape[-1],
+                            layout=layout, backend=backend)
     if zeros_out is None and not output_zeros:
         return q_out, k_out, key_cache, value_cache
     return q_out, k_out, key_cache, value_cache, torch.zeros_like(q_out) if zeros_out is None else zeros_out.zero_()

@@ -223,9 +223,9 @@ def _runner(name: str, names: Sequence[str], tables: Sequence[str], is_backward:
             parts.has_rank(name, "positions", positions, 2)
         out_y, input_y = (outs[1], tensors[1]) if count == 2 else (None, None)
         rotate_style, reuse_freqs_front_part, nope_first = flags
-        _rope(_rope.fields(outs[0], out_y, tensors[0], input_y, cos=cos, sin=sin, positions=positions, offsets=offsets,
-                           rotate_style=rotate_style, reuse_freqs_front_part=reuse_freqs_front_part,
-                           nope_first=nope_first, is_backward=is_backward), backend=backend)
+        _rope.run(outs[0], out_y, tensors[0], input_y, cos=cos, sin=sin, positions=positions, offsets=offsets,
+                  rotate_style=rotate_style, reuse_freqs_front_part=reuse_freqs_front_part, nope_first=nope_first,
+                  is_backward=is_backward, backend=backend)
         return tuple(outs) if count == 2 else outs[0]
 
     return run
