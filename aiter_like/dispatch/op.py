@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,7 +105,21 @@ class Op(Declaration):
     def _find(self, chosen: Any, args: tuple) -> Callable:
         if torch_ops.intercepted(args):
             return functools.partial(self._out_op, backend=chosen[1] if isinstance(chosen, tuple) else chosen)
+        if any(map(_is_lazy, _tensors(args))):
+            return functools.partial(self._resolved, chosen)
         return self._plans.find(chosen, args) or self._plan(chosen, args)
+
+    def _resolved(self, chosen: Any, *args: Any) -> None:
+        """Runs the operator on copies of the views that torch negates or conjugates where it reads them, as no kernel
+        does; results are written back.
+        """
+        copies = {id(tensor): tensor.resolve_conj().resolve_neg() for tensor in _tensors(args) if _is_lazy(tensor)}
+        plain = tuple(tuple(copies.get(id(one), one) for one in arg) if isinstance(arg, (tuple, list))
+                      else copies.get(id(arg), arg) for arg in args)
+        self._serve(plain, chosen[1] if isinstance(chosen, tuple) else chosen)
+        for tensor in _tensors(args[index] for index in self.write_indices):
+            if id(tensor) in copies:
+                tensor.copy_(copies[id(tensor)])
 
     def _plan(self, chosen: Any, args: tuple) -> Callable:
         """Decides a call of new metadata: check, select, bind."""
@@ -208,7 +222,7 @@ class Op(Declaration):
         return describe(self, request.target, select(self, request))
 
     def _request(self, args: tuple, forced: str | None, forced_by: str, of_addresses: bool = False) -> Request:
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        tensors = [*_tensors(args)]
         if not tensors:
             raise TypeError(f"{self.name}: no tensor among the arguments")
         needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -234,6 +248,19 @@ class Op(Declaration):
             _log.warning("%s runs as torch reference on %s: %s", self.name, target.arch, refused)
         else:
             _log.info("%s runs on %s as %s (%s; %s)", self.name, target.arch, name, candidate.kernel, candidate.source)
+
+
+def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments, and in lists of them."""
+    for arg in args:
+        if isinstance(arg, Tensor):
+            yield arg
+        elif isinstance(arg, (tuple, list)):
+            yield from (one for one in arg if isinstance(one, Tensor))
+
+
+def _is_lazy(tensor: Tensor) -> bool:
+    return tensor.is_neg() or tensor.is_conj()
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 """Plan cache of an operator: the metadata of a call's arguments → the function that serves it. Used by dispatch.py.
 
 What was decided once (checks, backend, tuned row, build) holds for every call whose arguments look the same: shape,
-strides, dtype, device, type, requires_grad under grad mode; scalars by type and value. Not in the key: addresses
-(a kernel that needs alignment checks it itself), and whether arguments overlap.
+strides, dtype, device, type, requires_grad under grad mode, lazy negation and conjugation; scalars by type and value.
+Not in the key: addresses (a kernel that needs alignment checks it itself), and whether arguments overlap.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ except ImportError:  # private to torch, so it may go: then every call takes the
     TensorGuards = None
 
 _is_grad_enabled = torch.is_grad_enabled
+_is_nested = Tensor.is_nested.__get__
 
 RECENT = 4  # a decoder layer alternates between a few shapes of one op; a miss here costs 0.2 µs per entry
 
@@ -36,7 +37,8 @@ def metadata(args: tuple) -> tuple:
     grad = _is_grad_enabled()
     for arg in args:
         if isinstance(arg, Tensor):
-            key += (type(arg), arg.shape, arg.stride(), arg.dtype, arg.device, grad and arg.requires_grad)
+            key += (type(arg), arg.shape, arg.stride(), arg.dtype, arg.device, grad and arg.requires_grad,
+                    arg.is_neg(), arg.is_conj())
         elif _is_tensors(arg):
             key.append(metadata(arg))
         else:
@@ -101,7 +103,12 @@ class PlanCache:
         Also misses, unlike `find`, under a torch dispatch mode or transform that was not active then.
         """
         for entry in self._recent:
-            if entry.selector == selector and entry.check(*entry.tensors(args)) and entry.grad is _is_grad_enabled():
+            if entry.selector != selector:
+                continue
+            tensors = entry.tensors(args)
+            if True in map(_is_nested, tensors):  # they have no strides, and TensorGuards would end the process
+                return None
+            if entry.check(*tensors) and entry.grad is _is_grad_enabled():
                 values = entry.others(args)
                 typed = values if entry.typed is None else entry.typed(args)
                 if (values == entry.values and [*map(type, typed)] == entry.types

@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import asm
 import pytest
+import rotation
+import torch
 from mutants import instructions
-from mutation import campaign, equivalents, execute, kernels, operators
+from mutation import campaign, cases, equivalents, execute, kernels, operators
 from mutation.execute import Task
 from mutation.program import Program
 from mutation.waits import first_hazard
 
-RAW, WITHOUT_EQUIVALENTS = 0.85, 0.95
+from aiter_like.dispatch import OPS
+
+RAW, WITHOUT_EQUIVALENTS, OF_CASES = 0.85, 0.95, 0.6
+TURN = rotation.turn_of(Path(__file__).parent)
 _BRANCH = "s_cmp_eq_u32 s8, 0\n s_cselect_b64 s[10:11], -1, 0\n s_and_b64 vcc, exec, s[10:11]\n s_cbranch_vccnz 1f\n"
 
 
@@ -25,14 +32,49 @@ def _check(results: list[campaign.Result]) -> None:
 
 
 def test_sample_of_the_campaign():
+    """Each sixth mutant, within four commits."""
     pytest.importorskip("triton")
     chosen = kernels.kernels("rms_norm.s 4096", "rms_norm.hip bf16_bf16", "flash_attn_fwd.hip bf16 d64",
                              "triton rms_norm bf16")
-    results = campaign.run(chosen, every=6, seeds=20)
-    assert len(results) > 120
+    results = campaign.run(chosen, every=24, seeds=20, first=TURN % 4 * 6)
+    assert len(results) > 25
     checks = {check for result in results for check in result.verdict.detail.split("+")}
     assert {"wait", "lds_race", "bounds", "waitstate"} <= checks and any(r.verdict.by == "output" for r in results)
     _check(results)
+
+
+def test_sample_of_an_operators_cases():
+    """Two kernels of one operator and backend, others at each commit. Cases are few and small: they see less."""
+    pytest.importorskip("triton")
+    name, backend = cases.SERVED[TURN % len(cases.SERVED)]
+    own = cases.kernels(name, backend)
+    chosen = [own[(TURN + index) % len(own)] for index in range(min(2, len(own)))]
+    results = campaign.run(chosen, every=8, seeds=10, first=TURN % 2)
+    assert campaign.shares(results)[1] >= OF_CASES, campaign.table(results)
+
+
+@pytest.mark.parametrize("name, backend", [("act_and_mul", "triton"), ("rms_norm", "asm"), ("pack_int4", "hip")])
+def test_kernels_of_cases(name, backend):
+    """Launches that are written down run as the operator's call did: buffers, offsets into them, and outputs."""
+    if backend == "triton":
+        pytest.importorskip("triton")
+    own = cases.kernels(name, backend)
+    launches = [launch for kernel in own for launch in kernel.launches]
+    assert {launch.name for launch in launches} == set(OPS[name].cases(torch.device("cpu")))
+    for kernel in own:
+        machine = execute.Machine(kernel)
+        for index, launch in enumerate(kernel.launches):
+            before = b"".join(buffer.data for buffer in launch.buffers if buffer.is_output)
+            assert launch.pointers and machine.expected(index) != before
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name, backend", cases.SERVED)
+def test_campaign_of_an_operators_cases(name, backend):
+    pytest.importorskip("triton")
+    results = campaign.run(cases.kernels(name, backend), every=4, seeds=10)
+    assert campaign.shares(results)[1] >= OF_CASES, campaign.table(results)
 
 
 @pytest.mark.exhaustive

@@ -6,19 +6,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import functools
 import struct
-import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from hip_program import code_object
+from trace_library import library
 
-from aiter_like import paths, sim
-from aiter_like.build import toolchain
+from aiter_like import sim
 
 GROUPS, LANES, ALL = 3, 128, 2**64 - 1
 SOURCE = """
@@ -31,20 +27,6 @@ extern "C" __global__ void reverse(const float* x, float* out) {
 }
 """
 Event = collections.namedtuple("Event", "group wave name values")
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """trace_observer.cpp, compiled against the simulator's headers."""
-    source = Path(__file__).with_name("trace_observer.cpp")
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder, "trace.so")
-        command = [toolchain.find("host").host_compiler, "-std=c++20", "-O1", "-Wall", "-Werror", "-fPIC", "-shared",
-                   f"-I{paths.csrc() / 'sim'}", "-o", str(output), str(source)]
-        subprocess.run(command, check=True)
-        loaded = ctypes.CDLL(str(output))
-    loaded.trace_text.restype = ctypes.c_char_p
-    return loaded
 
 
 @contextlib.contextmanager

@@ -56,10 +56,15 @@ def test_bad_fixture(early):
 
 
 @pytest.fixture
-def run(pytester, monkeypatch):
-    """run(*arguments): pytest in a process of its own on TESTS, with the plugin and none of this project's options."""
-    for name, folder in CACHES.items():  # pytester moves HOME: the simulator would be built again for each test
+def caches(pytester, monkeypatch):
+    """pytester moves HOME: the simulator would be built again for each test."""
+    for name, folder in CACHES.items():
         monkeypatch.setenv(name, os.environ.get(name, folder))
+
+
+@pytest.fixture
+def run(pytester, caches):
+    """run(*arguments): pytest in a process of its own on TESTS, with the plugin and none of this project's options."""
     pytester.makepyfile(test_kernels=TESTS.format(folder=str(FOLDER)))
     return lambda *arguments: pytester.runpytest_subprocess("-p", "pytest_aiter_like", "-p", "no:cacheprovider",
                                                             *arguments)
@@ -90,6 +95,7 @@ def test_some_checks_and_a_seed(run):
     result.stderr.fnmatch_lines(["*--sim-check: 'waits' is none of all, wait, *"])
 
 
+@pytest.mark.usefixtures("caches")
 def test_the_settings_of_a_run(pytester):
     pytester.makepyfile("""
         import pytest

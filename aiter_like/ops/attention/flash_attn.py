@@ -142,10 +142,7 @@ def flash_attn_func(
             out, lse, q=q, k=k, v=v, max_seqlen_q=seqlen_q, max_seqlen_k=seqlen_k, softmax_scale=softmax_scale,
             window_left=left, window_right=right, sink_size=sink_size, softcap=logits_soft_cap, num_splits=num_splits,
             how_v3_bf16_cvt=how_v3_bf16_cvt, **options)
-        if needs_grad:
-            out, lse = _differentiable(op, call, backend)
-        else:
-            flash_attn_fwd(call, backend=backend)
+        out, lse = _served(op, call, needs_grad, backend)
     if given is not None:
         out = given
     elif layout != "bshd":
@@ -257,10 +254,7 @@ def flash_attn_varlen_func(
             out, lse, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, window_left=left, window_right=right,
             sink_size=sink_size, softcap=logits_soft_cap, how_v3_bf16_cvt=how_v3_bf16_cvt, **options)
-        if needs_grad:
-            out, lse = _differentiable(op, call, backend)
-        else:
-            flash_attn_fwd(call, backend=backend)
+        out, lse = _served(op, call, needs_grad, backend)
     if return_lse is False and return_attn_probs is False:
         return out
     return _results(op, out, lse, return_lse, return_attn_probs, dropout_p)
@@ -279,6 +273,14 @@ def _name_wrong_tensor(op: str, rank: int, **tensors: Any) -> None:
     for name, tensor in tensors.items():
         if name != "sink_ptr" or tensor is not None:
             check.tensor(op, name, tensor, rank=1 if name == "sink_ptr" else rank)
+
+
+def _served(op: str, call: AttentionCall, needs_grad: bool, backend: str | None) -> tuple[Tensor, Tensor | None]:
+    """Out and lse of a call with options, or with derivatives."""
+    if needs_grad:
+        return _differentiable(op, call, backend)
+    flash_attn_fwd(call, backend=backend)
+    return call.out, call.lse
 
 
 def _differentiable(op: str, call: AttentionCall, backend: str | None) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The mutation campaign: are the simulator's checkers able to see faults in the project's own kernels?
 
-    python tests/sim/mutation/campaign.py [--kernels TEXT…] [--every N] [--seeds N] [--report FILE.md]
+    python tests/sim/mutation/campaign.py [--kernels TEXT…] [--operators NAME…] [--every N] [--seeds N] [--report FILE]
 
 One instruction of a kernel is deleted or weakened (operators.py), the kernel runs on small launches of odd sizes
-(kernels.py, execute.py) with every checker on, in program order, then under fuzzing. A mutant is caught by a checker's
-report, by a failing launch, or by another output. What survives all seeds is an equivalent if a hazard argument holds
-(equivalents.py), and a survivor otherwise.
+(kernels.py; with --operators those of the operators' own cases: cases.py) with every checker on, in program order, then
+under fuzzing (execute.py). A mutant is caught by a checker's report, by a failing launch, or by another output. What
+survives all seeds is an equivalent if a hazard argument holds (equivalents.py), and a survivor otherwise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mutation import equivalents, kernels, operators
+from aiter_like.dispatch import OPS
+from mutation import cases, equivalents, kernels, operators
 from mutation.execute import Task, Verdict, verdicts
 from mutation.operators import Mutant
 from mutation.program import Program
@@ -48,19 +49,20 @@ class Result:
         return self.verdict.by or ("equivalent" if self.argument else "survivor")
 
 
-def run(chosen: Sequence[kernels.Kernel], every: int = 1, seeds: int = SEEDS) -> list[Result]:
+def run(chosen: Sequence[kernels.Kernel], every: int = 1, seeds: int = SEEDS, first: int = 0) -> list[Result]:
     """The campaign over these kernels.
 
     Args:
-        every: only each N-th mutant of an operator and kernel, at least one.
+        every: only each N-th mutant of an operator and kernel.
         seeds: of fuzzing, for the mutants that program order does not give away.
+        first: where to begin to count, below `every`.
     Raises:
         AssertionError: a kernel itself is not silent and repeatable, or the proof about waits contradicts the checker.
     """
     programs = [Program(kernel.elf, kernel.symbol) for kernel in chosen]
     _check_clean(chosen, seeds)
     picked = [(index, mutant) for index, program in enumerate(programs)
-              for mutant in _sample(operators.mutants(program), every)]
+              for mutant in _sample(operators.mutants(program), every, first)]
     found = verdicts(chosen, [Task(index, mutant.elf, range(_CHECKED_SEEDS + 1)) for index, mutant in picked])
     _fuzz(chosen, picked, found, seeds)
     results = []
@@ -119,11 +121,11 @@ def _row(result: Result, *more: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _sample(mutants: Sequence[Mutant], every: int) -> list[Mutant]:
+def _sample(mutants: Sequence[Mutant], every: int, first: int) -> list[Mutant]:
     seen = collections.Counter()
     picked = []
     for mutant in mutants:
-        if seen[mutant.operator] % every == 0:
+        if seen[mutant.operator] % every == first:
             picked.append(mutant)
         seen[mutant.operator] += 1
     return picked
@@ -150,13 +152,17 @@ def _fuzz(chosen: Sequence[kernels.Kernel], picked: Sequence[tuple[int, Mutant]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", nargs="*", default=(), help="only those whose name contains one of these")
+    parser.add_argument("--operators", nargs="*", default=(), help="the cases of these operators instead; all: of all")
     parser.add_argument("--every", type=int, default=1, help="each N-th mutant of an operator and kernel")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--report", type=Path, help="write the table there")
     options = parser.parse_args()
-    chosen = kernels.kernels(*options.kernels)
+    names = OPS if options.operators == ["all"] else options.operators
+    chosen = [kernel for name, backend in cases.SERVED if name in names for kernel in cases.kernels(name, backend)]
+    if not options.operators:
+        chosen = kernels.kernels(*options.kernels)
     if not chosen:
-        parser.error(f"no kernel has one of {options.kernels} in its name")
+        parser.error(f"no kernel has one of {options.operators or options.kernels} in its name")
     start = time.perf_counter()
     results = run(chosen, options.every, options.seeds)
     text = table(results)

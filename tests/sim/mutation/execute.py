@@ -118,8 +118,8 @@ class _Memory:
         self._addresses = [base + offset for offset in self._offsets]
         self.bases = (ctypes.c_uint64 * len(self._addresses))()
         arguments = bytearray(launch.arguments)
-        for offset, index in launch.pointers:
-            struct.pack_into("<Q", arguments, offset, self._addresses[index])
+        for offset, index, byte in launch.pointers:
+            struct.pack_into("<Q", arguments, offset, self._addresses[index] + byte)
         self.arguments = bytes(arguments)
 
     def reset(self) -> None:

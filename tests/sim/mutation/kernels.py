@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -24,6 +25,7 @@ from aiter_like.ops.norm import rms_norm
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 _NAMES = {BF16: "bf16", F16: "f16", F32: "f32"}
 EPSILON = 1e-6
+UNWRITTEN = -77.0
 ATTENTION_ARGS = "Qqqq" * 4 + "QQQQQqqiiiiifiii" + "IIi" * 5 + "ii" + "IIi" * 3  # FlashAttnArgs, as formats of struct
 
 
@@ -38,7 +40,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch; `pointers`: offsets in the argument segment where the buffers' addresses go."""
+    """One launch; `pointers`: an offset in the argument segment, a buffer, and which of its bytes is pointed at."""
 
     name: str
     grid: tuple[int, int, int]
@@ -46,7 +48,7 @@ class Launch:
     shared: int
     arguments: bytes
     buffers: tuple[Buffer, ...]
-    pointers: tuple[tuple[int, int], ...]
+    pointers: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def launch(name: str, grid: Sequence[int], block: int, kinds: str, values: Seque
     buffers, pointers, packed = [], [], []
     for index, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            pointers.append((struct.calcsize("@" + kinds[:index + 1]) - 8, len(buffers)))
+            pointers.append((struct.calcsize("@" + kinds[:index + 1]) - 8, len(buffers), 0))
             data = value.contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b""
             buffers.append(Buffer(f"argument {index}", data, index in outputs))
         packed.append(0 if value is None or isinstance(value, torch.Tensor) else value)
@@ -83,7 +85,7 @@ def random(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Ten
 
 def unwritten(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Output before the launch: values that no kernel computes."""
-    return torch.full(tuple(shape), -77.0, dtype=dtype)
+    return torch.full(tuple(shape), UNWRITTEN, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -238,27 +240,27 @@ def _norm_triton(dtype: torch.dtype, sizes: Sequence[int], has_residual: bool) -
     """ops/norm/triton/rms_norm.py, as its launcher compiles it for rows of these sizes."""
     from aiter_like.ops.norm.triton import rms_norm as kernels
 
-    with _captured(kernels) as calls:
+    with captured(kernels) as calls:
         for hidden in sizes:
             out, x = unwritten((3, hidden), dtype), random((3, hidden), dtype)
             residuals = (random((3, hidden), dtype, 1), unwritten((3, hidden), dtype)) if has_residual else (None, None)
             kernels.rms_norm(rms_norm.RmsNormCall(
                 out, x, random((hidden,), dtype), EPSILON, use_model_sensitive_rmsnorm=int(not has_residual),
                 residual_in=residuals[0], residual_out=residuals[1]))
-    return _triton_kernels(calls, (0, 4))
+    return triton_kernels(calls, _is_unwritten)
 
 
 def _attention_triton(dtype: torch.dtype, head_dim: int, is_causal: bool, has_lse: bool) -> list[Kernel]:
     """ops/attention/triton/flash_attn_fwd.py, as its launcher compiles it."""
     from aiter_like.ops.attention.triton import flash_attn_fwd as kernels
 
-    with _captured(kernels) as calls:
+    with captured(kernels) as calls:
         for rows, keys in ((70, 180), (133, 70), (128, 128), (129, 192), (70, 40)):
             q, k, v, out, lse = _attention_tensors(1, rows, keys, 2, 1, head_dim, dtype)
             kernels.flash_attn_fwd(dense_call(
                 out, lse if has_lse else None, q, k, v, window_right=0 if is_causal else -1,
                 how_v3_bf16_cvt=1 if dtype == BF16 else 0))
-    return _triton_kernels(calls, (0, 1))
+    return triton_kernels(calls, _is_unwritten)
 
 
 def _attention_tensors(batch: int, rows: int, keys: int, heads: int, kv_heads: int, head_dim: int,
@@ -270,7 +272,7 @@ def _attention_tensors(batch: int, rows: int, keys: int, heads: int, kv_heads: i
 
 
 @contextlib.contextmanager
-def _captured(module: object) -> Iterator[list[tuple]]:
+def captured(*modules: object) -> Iterator[list[tuple]]:
     """The launches that a Triton launcher makes, instead of running them."""
     from aiter_like.ops.common.triton import launch as launcher
 
@@ -280,11 +282,13 @@ def _captured(module: object) -> Iterator[list[tuple]]:
         early = {"OVERLAPS": False} if "OVERLAPS" in kernel.arg_names else {}  # as the launcher says of gfx942
         calls.append((kernel, grid, args, options, {**constants, **early}))
 
-    with mock.patch.object(launcher, "launch", keep), mock.patch.object(module, "launch", keep, create=True):
+    with contextlib.ExitStack() as stack:
+        for module in (launcher, *modules):
+            stack.enter_context(mock.patch.object(module, "launch", keep, create=True))
         yield calls
 
 
-def _triton_kernels(calls: list[tuple], outputs: Sequence[int]) -> list[Kernel]:
+def triton_kernels(calls: list[tuple], is_output: Callable[[torch.Tensor], bool]) -> list[Kernel]:
     """A kernel per code object: sizes may change what Triton compiles."""
     from aiter_like.sim import triton as simulated
 
@@ -295,7 +299,7 @@ def _triton_kernels(calls: list[tuple], outputs: Sequence[int]) -> list[Kernel]:
             compiled = kernel.warmup(*args, grid=grid, **constants, **{"enable_fp_fusion": True, **options})
         kinds = list(compiled.src.signature.values())
         live = list(_live(args, kinds))
-        where = [index for index, arg in enumerate(arg for arg, _ in live) if any(arg is args[k] for k in outputs)]
+        where = [index for index, (arg, _) in enumerate(live) if isinstance(arg, torch.Tensor) and is_output(arg)]
         form = "".join("Q" if kind.startswith("*") else formats[kind] for _, kind in live) + "QQ"  # two scratch buffers
         elf, shape = compiled.asm["hsaco"], "x".join(map(str, args[0].shape))
         shot = launch(shape, grid, compiled.metadata.num_warps * 64, form, [*[arg for arg, _ in live], None, None],
@@ -303,6 +307,10 @@ def _triton_kernels(calls: list[tuple], outputs: Sequence[int]) -> list[Kernel]:
         before = found.get(elf)
         found[elf] = Kernel("", elf, compiled.metadata.name, (*(before.launches if before else ()), shot))
     return list(found.values())
+
+
+def _is_unwritten(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 0 and bool((tensor == UNWRITTEN).all())
 
 
 def _live(args: Sequence[object], kinds: Sequence[str | tuple]) -> Iterator[tuple[object, str]]:
@@ -316,8 +324,14 @@ def _live(args: Sequence[object], kinds: Sequence[str | tuple]) -> Iterator[tupl
 
 def _hip_code(function: JitFunction, instance: Instance) -> bytes:
     """The code object in the module that the JIT builds."""
-    library = build.load_or_build(function.instance_spec(instance, "hip", "gfx942")).read_bytes()
-    return code_object.unbundled(library[library.index(b"__CLANG_OFFLOAD_BUNDLE__"):], "gfx942")
+    return device_code(build.load_or_build(function.instance_spec(instance, "hip", "gfx942")))
+
+
+def device_code(built: Path) -> bytes:
+    """The code object in what a build made."""
+    image = built.read_bytes()
+    bundle = image.find(b"__CLANG_OFFLOAD_BUNDLE__")
+    return image if bundle < 0 else code_object.unbundled(image[bundle:], "gfx942")
 
 
 def _factories() -> dict[str, Callable[[], list[Kernel]]]:

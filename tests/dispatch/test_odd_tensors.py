@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Tensors that are not what their metadata says: lazily negated and conjugated views, nested and sparse tensors, over
+every operator's cases. A plain call of the same shape comes first, so that a plan is there to be taken wrongly.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from aiter_like import rms_norm
+from aiter_like.dispatch import OPS
+from aiter_like.dispatch.op import Op
+from aiter_like.errors import UnsupportedError
+
+LAZY = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _copy(args: tuple) -> list:
+    return [arg.clone() if isinstance(arg, Tensor) else arg for arg in args]
+
+
+def _negated(tensor: Tensor) -> Tensor:
+    return torch._neg_view(tensor.neg())
+
+
+def _conjugated(tensor: Tensor) -> Tensor:
+    """The imaginary part of a conjugate, which torch negates where it is read."""
+    return torch.complex(torch.zeros(tensor.shape), tensor.neg()).conj().imag
+
+
+def _first_case(name: str) -> tuple[Op, tuple]:
+    op = OPS[name]
+    return op, next(iter(op.cases(torch.device("cpu")).values()))
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_a_lazily_negated_tensor_is_the_negated_one(name):
+    op, case = _first_case(name)
+    expected = _copy(case)
+    op(expected, backend="torch")
+    for index, arg in enumerate(case):
+        if isinstance(arg, Tensor) and arg.dtype in LAZY:
+            args = _copy(case)
+            args[index] = _negated(args[index])
+            assert args[index].is_neg()
+            op(args, backend="torch")
+            for written in op.write_indices:
+                if isinstance(expected[written], Tensor):
+                    assert torch.equal(args[written].resolve_neg().nan_to_num(7) if args[written].dtype in LAZY
+                                       else args[written].view(torch.uint8),
+                                       expected[written].nan_to_num(7) if args[written].dtype in LAZY
+                                       else expected[written].view(torch.uint8)), op.call._fields[index]
+
+
+@pytest.mark.parametrize("backend", ["hip", "triton"])
+@pytest.mark.parametrize("view", [_negated, _conjugated])
+def test_a_kernel_reads_and_writes_lazily_negated_tensors(backend, view):
+    x, weight = torch.randn(3, 64), torch.rand(64)
+    expected = rms_norm(x, weight, 1e-6, backend=backend)
+    out = view(torch.zeros(3, 64))
+    assert out.is_neg() and rms_norm(view(x), weight, 1e-6, out=out, backend=backend) is out
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_nested_and_sparse_tensors_are_refused_and_nothing_is_written(name):
+    op, case = _first_case(name)
+    op(_copy(case), backend="torch")
+    for index, arg in enumerate(case):
+        if not isinstance(arg, Tensor):
+            continue
+        for strange in (torch.nested.nested_tensor([torch.zeros(3, 4), torch.zeros(2, 4)], dtype=arg.dtype),
+                        torch.zeros(arg.shape).to_sparse()):
+            args = _copy(case)
+            args[index] = strange
+            before = _copy(case)
+            named = rf"^{name}: .*{op.call._fields[index]}"
+            with pytest.raises((ValueError, TypeError, UnsupportedError), match=named):
+                op(args, backend="torch")
+            for written in op.write_indices:
+                if written != index and isinstance(case[written], Tensor):
+                    assert torch.equal(args[written].view(torch.uint8), before[written].view(torch.uint8))
