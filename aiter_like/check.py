@@ -52,10 +52,14 @@ def real(op: str, name: str, value: Any, *, low: float | None = None, above: flo
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{op}: {name} must be a number, got {_show(value)}")
-    if not math.isfinite(value):
-        raise ValueError(f"{op}: {name} must be finite, got {value}")
+    try:
+        is_finite = math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        is_finite = False
+    if not is_finite:
+        raise ValueError(f"{op}: {name} must be finite, got {_number(value)}")
     if low is not None and value < low:
-        raise ValueError(f"{op}: {name} must be at least {low}, got {value}")
+        raise ValueError(f"{op}: {name} must be at least {low}, got {_number(value)}")
     if above is not None and value <= above:
         raise ValueError(f"{op}: {name} must be greater than {above}, got {value}")
 
@@ -70,7 +74,7 @@ def integer(op: str, name: str, value: Any, low: int = -INT32_MAX - 1, high: int
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{op}: {name} must be an integer, got {_show(value)}")
     if not low <= value <= high:
-        raise ValueError(f"{op}: {name} must be between {low} and {high}, got {value}")
+        raise ValueError(f"{op}: {name} must be between {low} and {high}, got {_number(value)}")
 
 
 def flag(op: str, name: str, value: Any) -> None:
@@ -93,6 +97,25 @@ def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
         raise ValueError(f"{op}: {name} must be {_either(map(repr, accepted))}, got {_show(value)}")
 
 
+def refuse_kind(op: str, name: str, value: Any, wanted: str) -> None:
+    """The refusal of a value that is not `wanted`.
+
+    Raises:
+        TypeError: always.
+    """
+    if isinstance(value, Tensor):
+        raise TypeError(f"{op}: {name} must be {wanted}, got {_sort(value)}")
+    raise TypeError(f"{op}: {name} must be {wanted}, got {_show(value)}")
+
+
+def _sort(value: Tensor) -> str:
+    if value.is_nested:
+        return "a nested tensor"
+    if value.layout is not torch.strided:
+        return f"a tensor with layout {value.layout}"
+    return "a quantised tensor" if value.is_quantized else f"a tensor of shape {tuple(value.shape)}"
+
+
 def _shape(op: str, name: str, value: Tensor, shape: Sequence[int | None]) -> None:
     got = tuple(value.shape)
     if len(got) == len(shape) and all(want is None or want == size for want, size in zip(shape, got)):
@@ -107,6 +130,14 @@ def _either(options: Any) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
+def _number(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 200:  # Python refuses to write out the longest
+        return f"an integer of {value.bit_length()} bits"
+    return str(value)
+
+
 def _show(value: Any) -> str:
+    if isinstance(value, int):
+        return f"{type(value).__name__} {_number(value)}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

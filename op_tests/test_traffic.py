@@ -73,6 +73,14 @@ CASES = (
 
 # Operators with a HIP kernel that no case above counts, and why the rule does not hold for them.
 ELSEWHERE = {
+    **dict.fromkeys(("copy_blocks", "cp_gather_indexer_k_quant_cache", "indexer_k_quant_and_cache", "reshape_and_cache",
+                     "reshape_and_cache_with_block_quant", "reshape_and_cache_with_pertoken_quant"),
+                    "copies between caches have no key to be tuned by, so no tuner's call"),
+    **dict.fromkeys(("flash_attn_fwd", "group_norm"), "reads its input again, by design"),
+    **dict.fromkeys(("rope", "rope_2d", "fused_qk_rope_cache"), "rows of a head are narrower than a wave's access"),
+    **dict.fromkeys(("dropout_layer_norm", "fused_rms_quant"), "the body of layer_norm, of rms_norm_quant"),
+    **dict.fromkeys(("moe_smoothquant", "tensor_quant", "pack_int4", "relu_squared"),
+                    "the row loops of row_quant and act_and_mul"),
 }
 
 

@@ -23,6 +23,7 @@ from aiter_like.dispatch import record, self_check, table, torch_ops
 from aiter_like.dispatch.backend import KINDS, Candidate
 from aiter_like.dispatch.declaration import SKIP, Declaration, find_op
 from aiter_like.dispatch.explanation import Explanation, Recorder, describe, selector
+from aiter_like.dispatch.kinds import check_kinds, check_outputs
 from aiter_like.dispatch.plans import PlanCache
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.selection import Request, Selection, select
@@ -125,7 +126,9 @@ class Op(Declaration):
         """Decides a call of new metadata: check, select, bind."""
         log.first_use()
         forced, forced_by, recorder = _read(self, chosen)
+        check_kinds(self.name, self.call, args)
         skip = self.check is not None and self.check(*args) is SKIP
+        check_outputs(self.name, self.call, args, self.write_indices)
         if recorder is not None:
             recorder.found.append(self._explain(args, forced, forced_by, skip))
             return _nothing

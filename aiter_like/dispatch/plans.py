@@ -2,8 +2,8 @@
 """Plan cache of an operator: the metadata of a call's arguments → the function that serves it. Used by dispatch.py.
 
 What was decided once (checks, backend, tuned row, build) holds for every call whose arguments look the same: shape,
-strides, dtype, device, type, requires_grad under grad mode, lazy negation and conjugation; scalars by type and value.
-Not in the key: addresses (a kernel that needs alignment checks it itself), and whether arguments overlap.
+strides, layout, dtype, device, type, requires_grad under grad mode, lazy negation and conjugation; scalars by type and
+value. Not in the key: addresses (a kernel that needs alignment checks it itself), and whether arguments overlap.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def metadata(args: tuple) -> tuple:
     for arg in args:
         if isinstance(arg, Tensor):
             key += (type(arg), arg.shape, arg.stride(), arg.dtype, arg.device, grad and arg.requires_grad,
-                    arg.is_neg(), arg.is_conj())
+                    arg.layout, arg.is_neg(), arg.is_conj())
         elif _is_tensors(arg):
             key.append(metadata(arg))
         else:
@@ -102,18 +102,21 @@ class PlanCache:
 
         Also misses, unlike `find`, under a torch dispatch mode or transform that was not active then.
         """
-        for entry in self._recent:
-            if entry.selector != selector:
-                continue
-            tensors = entry.tensors(args)
-            if True in map(_is_nested, tensors):  # they have no strides, and TensorGuards would end the process
-                return None
-            if entry.check(*tensors) and entry.grad is _is_grad_enabled():
-                values = entry.others(args)
-                typed = values if entry.typed is None else entry.typed(args)
-                if (values == entry.values and [*map(type, typed)] == entry.types
-                        and (not entry.same or all(args[index] is args[earlier] for index, earlier in entry.same))):
-                    return entry.plan
+        try:
+            for entry in self._recent:
+                if entry.selector != selector:
+                    continue
+                tensors = entry.tensors(args)
+                if True in map(_is_nested, tensors):  # they have no strides: TensorGuards would end the process
+                    return None
+                if entry.check(*tensors) and entry.grad is _is_grad_enabled():
+                    values = entry.others(args)
+                    typed = values if entry.typed is None else entry.typed(args)
+                    if (values == entry.values and [*map(type, typed)] == entry.types
+                            and (not entry.same or all(args[index] is args[earlier] for index, earlier in entry.same))):
+                        return entry.plan
+        except (TypeError, RuntimeError):  # no tensor where there was one, or a tensor where a number was
+            pass
         return None
 
     def find(self, selector: Any, args: tuple) -> Callable | None:

@@ -87,6 +87,7 @@ def check_caches(names: Names, layout: str, key_cache: Tensor, value_cache: Tens
         TypeError, ValueError: they do not; the message names the argument.
     """
     op = names.op
+    check.choice(op, "layout", layout, tuple(RANKS))
     check.tensor(op, names.key, key, rank=rank)
     check.tensor(op, names.value, value, dtypes=(key.dtype,), shape=(*key.shape[:-1], None), device=key.device)
     for name, tensor, dims in zip((names.key_cache, names.value_cache), (key_cache, value_cache), RANKS[layout]):

@@ -67,6 +67,8 @@ def norm_backward_ref(call: NormBackwardCall) -> None:
 def _check(call: NormBackwardCall) -> object:
     x = call.x
     check.tensor(_OP, "x", x, dtypes=elements.FLOATS)
+    if x.ndim == 0:
+        raise ValueError(f"{_OP}: x must have at least 1 dimension, got a scalar")
     hidden = x.shape[-1]
     for name, tensor in (("dout", call.dout), ("dx", call.dx)):
         check.tensor(_OP, name, tensor, dtypes=(x.dtype,), shape=x.shape, device=x.device)
