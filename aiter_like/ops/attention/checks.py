@@ -11,6 +11,7 @@ from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import target_of
+from aiter_like.dtypes import ROUNDINGS
 from aiter_like.ops.attention.call import FLOATS, FP8, AttentionCall, PagedCall
 
 _OP = "flash_attn_fwd"
@@ -20,6 +21,9 @@ MAX_ROWS = 2**30 - 1
 
 ALIGNMENT = 16
 """Bytes of which addresses and strides must be multiples for wide loads and for tensor descriptors."""
+
+AITER_ROUNDING = 1
+"""how_v3_bf16_cvt where nobody says otherwise."""
 
 _MIN_SCALE = 1e-8  # Below this scale a masked score is no longer below every real one in the kernels' fp32.
 _MAX_SCALE = 1e30
@@ -43,6 +47,21 @@ def read_window(op: str, window_size: Sequence[int] | None, causal: bool) -> tup
         raise ValueError(f"{op}: window_size must be (left, right[, sink tokens]), -1 = no limit, got {window_size}")
     # Without a left limit sink tokens are visible anyway.
     return left, 0 if causal else right, sink_size if left >= 0 else 0
+
+
+def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> int:
+    """how_v3_bf16_cvt of a round_mode.
+
+    Raises:
+        ValueError: no such mode, not for this dtype, or another one than how_v3_bf16_cvt asks for.
+    """
+    check.choice(op, "round_mode", round_mode, ROUNDINGS)
+    found = ROUNDINGS.index(round_mode)
+    if how_v3_bf16_cvt not in (AITER_ROUNDING, found):
+        raise ValueError(f"{op}: round_mode and how_v3_bf16_cvt must agree, got {round_mode!r} and {how_v3_bf16_cvt}")
+    if round_mode == "rtna" and q.dtype != torch.bfloat16:
+        raise ValueError(f"{op}: round_mode 'rtna' is for bfloat16, got {q.dtype}")
+    return found
 
 
 def is_on_host(tensor: Any) -> bool:

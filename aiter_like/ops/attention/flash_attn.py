@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.dtypes import ROUNDINGS
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import AttentionCall
-from aiter_like.ops.attention.checks import check_lengths, read_window
+from aiter_like.ops.attention.checks import AITER_ROUNDING, check_lengths, read_rounding, read_window
 from aiter_like.ops.attention.flash_attn_bwd import attend
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.ops.attention.mha_batch_prefill import mha_batch_prefill_func
@@ -24,14 +23,13 @@ from aiter_like.ops.attention.padding import for_padding_too, with_padding
 __all__ = ["flash_attn_func", "flash_attn_varlen_func"]
 
 _is_grad_enabled = torch.is_grad_enabled
-_AITER_ROUNDING = 1
 
 
 def flash_attn_func(
         q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
         causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0), bias: Tensor | None = None,
         alibi_slopes: Tensor | None = None, deterministic: bool = True, return_lse: bool = False,
-        return_attn_probs: bool = False, how_v3_bf16_cvt: int = _AITER_ROUNDING, cu_seqlens_q: Tensor | None = None,
+        return_attn_probs: bool = False, how_v3_bf16_cvt: int = AITER_ROUNDING, cu_seqlens_q: Tensor | None = None,
         cu_seqlens_kv: Tensor | None = None, sink_ptr: Tensor | None = None, num_splits: int = 0, *,
         logits_soft_cap: float = 0.0, layout: str = "bshd", round_mode: str | None = None,
         workspace: Tensor | None = None, out: Tensor | None = None,
@@ -157,7 +155,7 @@ def flash_attn_varlen_func(
         max_seqlen_k: int, min_seqlen_q: int = 0, dropout_p: float = 0.0, softmax_scale: float | None = None,
         logits_soft_cap: float = 0.0, causal: bool = False, window_size: Sequence[int] | None = (-1, -1, 0),
         bias: Tensor | None = None, alibi_slopes: Tensor | None = None, deterministic: bool = False,
-        return_lse: bool = False, return_attn_probs: bool = False, how_v3_bf16_cvt: int = _AITER_ROUNDING,
+        return_lse: bool = False, return_attn_probs: bool = False, how_v3_bf16_cvt: int = AITER_ROUNDING,
         block_table: Tensor | None = None, out: Tensor | None = None, cu_seqlens_q_padded: Tensor | None = None,
         cu_seqlens_k_padded: Tensor | None = None, sink_ptr: Tensor | None = None, *, round_mode: str | None = None,
         workspace: Tensor | None = None, backend: str | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -307,21 +305,6 @@ def _swapped(op: str, name: str, tensor: Any) -> Any:
         return None
     check.tensor(op, name, tensor, rank=4)
     return tensor.transpose(1, 2)
-
-
-def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> int:
-    """how_v3_bf16_cvt of a round_mode.
-
-    Raises:
-        ValueError: no such mode, not for this dtype, or another one than how_v3_bf16_cvt asks for.
-    """
-    check.choice(op, "round_mode", round_mode, ROUNDINGS)
-    found = ROUNDINGS.index(round_mode)
-    if how_v3_bf16_cvt not in (_AITER_ROUNDING, found):
-        raise ValueError(f"{op}: round_mode and how_v3_bf16_cvt must agree, got {round_mode!r} and {how_v3_bf16_cvt}")
-    if round_mode == "rtna" and q.dtype != torch.bfloat16:
-        raise ValueError(f"{op}: round_mode 'rtna' is for bfloat16, got {q.dtype}")
-    return found
 
 
 def _with_four_dimensions(op: str, bias: Tensor | None) -> Tensor | None:
