@@ -104,7 +104,7 @@ def refuse_kind(op: str, name: str, value: Any, wanted: str) -> None:
         TypeError: always.
     """
     if isinstance(value, Tensor):
-        raise TypeError(f"{op}: {name} must be {wanted}, got {_sort(value)}")
+        raise TypeError(f"{op}: {name} must be {wanted.replace('tensor', 'dense tensor')}, got {_sort(value)}")
     raise TypeError(f"{op}: {name} must be {wanted}, got {_show(value)}")
 
 
@@ -137,6 +137,8 @@ def _number(value: float) -> str:
 
 
 def _show(value: Any) -> str:
+    if value is None:
+        return "None"
     if isinstance(value, int):
         return f"{type(value).__name__} {_number(value)}"
     text = repr(value)

@@ -59,7 +59,7 @@ class TestScalars:
     @pytest.mark.parametrize(("value", "rules", "kind", "text"), [
         (True, {}, TypeError, "op: s must be a number, got bool True"),
         ("1", {}, TypeError, "op: s must be a number, got str '1'"),
-        (None, {}, TypeError, "op: s must be a number, got NoneType None"),
+        (None, {}, TypeError, "op: s must be a number, got None"),
         (float("nan"), {}, ValueError, "op: s must be finite, got nan"),
         (float("-inf"), {}, ValueError, "op: s must be finite, got -inf"),
         (-0.5, {"low": 0.0}, ValueError, "op: s must be at least 0.0, got -0.5"),

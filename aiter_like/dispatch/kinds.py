@@ -103,8 +103,8 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_RULES = (("tuple[torch.Tensor", _are_tensors, "a tuple of dense tensors"),
-          ("Tensor", _is_tensor, "a dense tensor"),
+_RULES = (("tuple[torch.Tensor", _are_tensors, "a tuple of tensors"),
+          ("Tensor", _is_tensor, "a tensor"),
           ("bool", lambda value: isinstance(value, bool), "True or False"),
           ("int", _is_integer, "an integer"),
           ("float", lambda value: isinstance(value, float) or _is_integer(value), "a number"),

@@ -128,7 +128,6 @@ class Op(Declaration):
         forced, forced_by, recorder = _read(self, chosen)
         check_kinds(self.name, self.call, args)
         skip = self.check is not None and self.check(*args) is SKIP
-        check_outputs(self.name, self.call, args, self.write_indices)
         if recorder is not None:
             recorder.found.append(self._explain(args, forced, forced_by, skip))
             return _nothing
@@ -137,6 +136,8 @@ class Op(Declaration):
             return _nothing
         request = self._request(args, forced, forced_by)
         selection = select(self, request)
+        if selection.candidates:  # else the reasons of the backends say more
+            check_outputs(self.name, self.call, args, self.write_indices)
         if selection.key is not None:
             values = table.normalised(self.name, self.tune_fields, selection.key)
             record.record(self.name, self.tune_fields, request.target.arch, request.target.cu_num, values)
