@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import pytest
+
+_TRITON: pytest.StashKey[ExitStack] = pytest.StashKey()  # holds Triton's driver while a test is set up, runs and ends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--sim-check[=CHECKS]` and `--sim-fuzz SEED`."""
     group = parser.getgroup("aiter_like", "the simulated MI300X")
-    group.addoption("--sim-check", nargs="?", const="all", metavar="CHECKS",
-                    help="run tests with the simulator's checkers on; a report fails its test. CHECKS: all, or a comma "
-                         "list, after an equals sign")
+    group.addoption("--sim-check", nargs="?", const="", metavar="CHECKS",
+                    help="run tests with the simulator's checkers on, all but global_race; a report fails its test. "
+                         "Kernels of Triton, too, run on it, on CPU tensors. CHECKS: a comma list, or all, after an "
+                         "equals sign")
     group.addoption("--sim-fuzz", type=int, metavar="SEED",
                     help="draw the simulator's schedules, late loads and undefined values by this seed")
 
@@ -29,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
     """A bare `--sim-check` takes no value: not the path that follows it."""
     if "--sim-check" in args:
-        args[:] = ["--sim-check=all" if word == "--sim-check" else word for word in args]
+        args[:] = ["--sim-check=" if word == "--sim-check" else word for word in args]
         early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(early_config.option))
 
 
@@ -37,11 +42,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declares the mark; a mistake in the options is one before any test runs."""
     config.addinivalue_line("markers", "sim_check: run with the checkers of the simulated MI300X, as --sim-check does")
     text = config.getoption("--sim-check")
-    if text and text != "all":
-        from aiter_like.sim import CHECKS
+    if text:
+        from aiter_like.sim import parse_checks
 
-        if unknown := [name for name in text.split(",") if name not in CHECKS]:
-            raise pytest.UsageError(f"--sim-check: {unknown[0]!r} is none of all, {', '.join(CHECKS)}")
+        try:
+            parse_checks(text)
+        except ValueError as error:
+            raise pytest.UsageError(f"--sim-check: {error}") from None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -65,27 +72,40 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
     text, seed = item.config.getoption("--sim-check"), item.config.getoption("--sim-fuzz")
     if text is None and item.get_closest_marker("sim_check"):
-        text = "all"
+        text = ""
     if text is None and seed is None:
         return (yield)
-    sim, shown = _simulator()
-    checks = text == "all" or (text.split(",") if text else ())
-    with sim.enabled(checks=checks, fuzz=seed, on_report="collect") as session:
-        try:
-            result = yield
-        except BaseException:
-            item.add_report_section(phase, "simulator", shown(session.reports + sim.take_reports()))
-            raise
+    sim, triton, shown = _simulator()
+    checks = text or text is not None  # an empty text: those on by default
+    if phase == "setup":  # once for all phases: a fixture may choose another driver for its test
+        item.stash[_TRITON] = ExitStack()
+        item.stash[_TRITON].enter_context(triton())
+    try:
+        with sim.enabled(checks=checks, fuzz=seed, on_report="collect") as session:
+            try:
+                result = yield
+            except BaseException:
+                item.add_report_section(phase, "simulator", shown(session.reports + sim.take_reports()))
+                raise
+    finally:
+        if phase == "teardown" and _TRITON in item.stash:
+            item.stash[_TRITON].close()
     if session.reports:
         pytest.fail(shown(session.reports), pytrace=False)
     return result
 
 
 @functools.cache
-def _simulator() -> tuple[Any, Callable[[list[dict]], str]]:
-    """aiter_like.sim, and what gives the text of reports. CPU tensors run on the simulator from now on."""
+def _simulator() -> tuple[Any, Callable[[], AbstractContextManager], Callable[[list[dict]], str]]:
+    """aiter_like.sim, a block in which Triton runs on it, and what gives the text of reports.
+
+    CPU tensors run on the simulator from now on.
+    """
     from aiter_like import device, sim
     from aiter_like.sim import reports
 
     device.use_simulator(True)
-    return sim, lambda found: "\n".join(map(reports.text_of, reports.merged(found)))
+    triton: Callable[[], AbstractContextManager] = nullcontext
+    if importlib.util.find_spec("triton"):
+        from aiter_like.sim.triton import enabled as triton
+    return sim, triton, lambda found: "\n".join(map(reports.text_of, reports.merged(found)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -41,21 +41,29 @@ def with_fields(call: type, function: Callable[..., Any] | None, before: int = 0
 
 
 def entry(call: type, serve: Callable[[tuple, str | None], None]) -> Callable[..., None]:
-    """`serve(fields, backend)` as a function of the fields of a call object, by position or name, and of `backend=`.
+    """`serve(fields, backend)` as a function of the fields of a call object, by position or name, and of `backend=`."""
+    empty = inspect.Parameter.empty
+    fields = {name: call._field_defaults.get(name, empty) for name in call._fields}
+    return handing_on("run", fields, {"backend": None}, (f"serve(({', '.join(fields)},), backend)",), serve=serve)
 
-    It is made from source text, as collections.namedtuple makes its constructor: all public functions pass here, and a
-    function with named parameters costs the host a third of what a call object, or `**kwargs`, would.
+
+def handing_on(name: str, positional: Mapping[str, Any], named: Mapping[str, Any], statements: Iterable[str],
+               **used: Any) -> Callable[..., Any]:
+    """A function `name` of `statements`, which see `used` and the parameters: name → default, or Parameter.empty.
+
+    It is made from source text, as collections.namedtuple makes its constructor: every call of the package passes such
+    functions, and one with named parameters costs the host a third of what a call object, or `**kwargs`, would.
     """
-    defaults = {f"default_{name}": value for name, value in call._field_defaults.items()}
-    fields = ", ".join(call._fields)
-    parameters = ", ".join(name + (f"=default_{name}" if name in call._field_defaults else "") for name in call._fields)
+    parameters = [*positional.items(), *named.items()]
+    defaults = {f"default_{each}": value for each, value in parameters if value is not inspect.Parameter.empty}
+    listed = [each + f"=default_{each}" * (f"default_{each}" in defaults) for each, _ in parameters]
+    listed[len(positional):len(positional)] = ["*"] * bool(named)
+    body = "".join(f"\n        {statement}" for statement in statements)
     namespace: dict[str, Any] = {"__name__": __name__}
     # A closure, as torch.compile looks up globals in the module that `__name__` names.
-    exec(f"def make({', '.join(['serve', *defaults])}):\n"
-         f"    def run({parameters}, *, backend=None):\n"
-         f"        serve(({fields},), backend)\n"
-         f"    return run", namespace)
-    return namespace["make"](serve, **defaults)
+    exec(f"def make({', '.join([*used, *defaults])}):\n    def {name}({', '.join(listed)}):{body}\n    return {name}",
+         namespace)
+    return namespace["make"](**used, **defaults)
 
 
 def call_type(function: Callable[..., Any]) -> type | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 
 INT32_MAX = 2**31 - 1
+MOST_SEQUENCES = 1 << 20  # of a packed batch
 
 
 def tensor(op: str, name: str, value: Any, *, rank: int | None = None, dtypes: Collection[torch.dtype] | None = None,
@@ -77,6 +79,16 @@ def integer(op: str, name: str, value: Any, low: int = -INT32_MAX - 1, high: int
         raise ValueError(f"{op}: {name} must be between {low} and {high}, got {_number(value)}")
 
 
+def floating(op: str, name: str, value: Any) -> None:
+    """`value` is a floating-point dtype.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, torch.dtype) or not value.is_floating_point:
+        raise TypeError(f"{op}: {name} must be a floating-point dtype, got {_show(value)}")
+
+
 def flag(op: str, name: str, value: Any) -> None:
     """`value` is a bool.
 
@@ -88,13 +100,42 @@ def flag(op: str, name: str, value: Any) -> None:
 
 
 def choice(op: str, name: str, value: Any, accepted: Collection[Any]) -> None:
-    """`value` is one of `accepted`.
+    """`value` is one of `accepted`; a member of an IntEnum stands for its number, as AITER's callers pass them.
 
     Raises:
         ValueError: it is not.
     """
-    if not any(type(value) is type(option) and value == option for option in accepted):
+    kind = type(value)
+    if isinstance(value, Enum) and isinstance(value, (int, str)):
+        kind = int if isinstance(value, int) else str
+    if not any(kind is type(option) and value == option for option in accepted):
         raise ValueError(f"{op}: {name} must be {_either(map(repr, accepted))}, got {_show(value)}")
+
+
+def is_on_host(value: Any) -> bool:
+    """Whether the values of a tensor can be looked at without waiting: one on the CPU, and no tracing."""
+    return not torch.compiler.is_compiling() and type(value) is Tensor and value.device.type == "cpu"
+
+
+def dense(op: str, name: str, value: Any) -> None:
+    """`value` is a tensor whose elements lie in memory one by one, of any strides.
+
+    Raises:
+        TypeError: it is nested, sparse or quantised, or no tensor.
+    """
+    if not isinstance(value, Tensor) or value.is_nested or value.layout is not torch.strided or value.is_quantized:
+        refuse_kind(op, name, value, "a tensor")
+
+
+def sequence_starts(op: str, name: str, value: Any) -> None:
+    """`value`, where it is a tensor of one dimension, has the starts of no more than MOST_SEQUENCES sequences. To be
+    asked before the values are looked at: an expanded tensor of any length takes no memory, but for ever to read.
+
+    Raises:
+        ValueError: it has more.
+    """
+    if type(value) is Tensor and value.ndim == 1 and value.shape[0] > MOST_SEQUENCES + 1:
+        raise ValueError(f"{op}: {name} must have at most {MOST_SEQUENCES + 1} elements, got {value.shape[0]}")
 
 
 def refuse_kind(op: str, name: str, value: Any, wanted: str) -> None:

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""AITER's enums, by its names and numbers."""
+"""AITER's enums, by its names and numbers, and the short names of dtypes: what needs no torch."""
 
 from __future__ import annotations
 
 from enum import IntEnum
+
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64",
+          "float8_e4m3fnuz": "fp8_e4m3fnuz", "float8_e4m3fn": "fp8_e4m3fn", "int8": "i8", "uint8": "u8",
+          "int16": "i16", "int32": "i32", "int64": "i64", "bool": "bool"}
+"""torch's name of a dtype → the short one of tune keys, instances and command lines."""
 
 
 class _Named(IntEnum):

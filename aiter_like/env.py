@@ -43,7 +43,7 @@ class Variable:
 
 _REGISTRY = (
     Variable("AITER_LIKE", _switch, False, "0 or 1: whether vLLM, SGLang and transformers are served",
-             "when an engine loads its plugins"),
+             "when an engine loads its plugins; for transformers, when the interpreter starts"),
     Variable("AITER_LIKE_DISABLE", _names, (), "comma list of operators that engines keep for themselves, and that "
              "only the torch reference serves here",
              "when an operator first sees a shape"),
@@ -64,8 +64,9 @@ _REGISTRY = (
     Variable("AITER_LIKE_LOG", str, "", "log level of the aiter_like logger: debug, info, warning, error",
              "when the package first logs"),
     Variable("AITER_LIKE_JOBS", _jobs, 0, "parallel build jobs, 0 = one per core", "at each build"),
-    Variable("AITER_LIKE_SIM", str, "", "simulator settings, comma list: check, threads=N, fuzz=SEED, devices=N, "
-             "limit=N, dry, defer; any value also selects the simulator for CPU tensors where a GPU is present",
+    Variable("AITER_LIKE_SIM", str, "", "simulator settings, comma list: check, check=NAME (several: NAME+NAME; all, "
+             "with global_race: all), threads=N, fuzz=SEED, devices=N, limit=N, dry, defer; any value also selects the "
+             "simulator for CPU tensors where a GPU is present",
              "when the simulator is first used"),
 )
 

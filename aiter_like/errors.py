@@ -3,7 +3,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """` (did you mean x or y?)`, to follow an unknown name in a message; "" where no known one is like it."""
+    import difflib
+
+    spelt = {one.casefold(): one for one in known}
+    given = str(name).casefold()
+    found = difflib.get_close_matches(given, spelt, n=2, cutoff=0.65)
+    likeness = [difflib.SequenceMatcher(None, one, given).ratio() for one in found]
+    if len(found) == 2 and likeness[1] < likeness[0] - 0.1:  # the first is what was meant
+        found.pop()
+    return f" (did you mean {' or '.join(spelt[one] for one in found)}?)" if found else ""
 
 
 class AiterLikeError(Exception):

@@ -7,6 +7,7 @@ import functools
 import logging
 
 from aiter_like import env
+from aiter_like.errors import did_you_mean
 
 _LEVELS = ("debug", "info", "warning", "error")
 _log = logging.getLogger("aiter_like")
@@ -35,4 +36,5 @@ def first_use() -> None:
     """Once per process, when an operator first runs: apply AITER_LIKE_LOG, and warn about misspelt variables."""
     configure()
     for name in env.unknown():
-        _log.warning("%s is not a variable of aiter_like; known: %s", name, ", ".join(env.VARIABLES))
+        like = did_you_mean(name, env.VARIABLES)
+        _log.warning("%s is not a variable of aiter_like%s; known: %s", name, like, ", ".join(env.VARIABLES))

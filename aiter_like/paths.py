@@ -32,6 +32,16 @@ def configs() -> Path:
     return data_root() / "configs"
 
 
+def shim() -> Path:
+    """The folder of a package `aiter` (integrations/shim.py)."""
+    return Path(__file__).resolve().parent / "integrations" / "shim_path"
+
+
+def prebuilt() -> Path:
+    """Modules that a wheel brings built (hatch_build.py); a checkout has none."""
+    return Path(__file__).resolve().parent / "_data" / "prebuilt"
+
+
 def user_tuned() -> Path:
     """The user's own tuned tables, which a tuner writes where the package is installed and not a checkout."""
     return platformdirs.user_data_path("aiter_like", appauthor=False) / "tuned"

@@ -64,7 +64,7 @@ def check(name: str, device: torch.device) -> None:
                 break
             except ValueError as refusal:
                 assert elements < 16 and ("multiple" in str(refusal) or "aligned" in str(refusal)), refusal
-        for index in op.write_indices:
+        for index in op.result_indices:
             if args[index] is not None:
                 error, fault = judge.difference(args[index], expected[index], 1e-3)
                 assert fault is None, f"{name}: argument {index}: {fault} ({error})"

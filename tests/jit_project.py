@@ -60,7 +60,7 @@ class Compiler:
 def forget():
     """What a new process would not know."""
     toolchain._candidates.cache_clear()
-    cache._usable_root.cache_clear()
+    cache._private_root.cache_clear()
 
 
 def fake_compiler(folder: Path) -> Compiler:

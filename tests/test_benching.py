@@ -66,6 +66,20 @@ def test_times_what_is_right_and_says_why_not_else(benching, monkeypatch, tmp_pa
     assert all(row["share"] == row["tbps"] / 4 for row in rows if "us" in row)
 
 
+def test_a_terminal_shows_what_is_done_of_a_shape_from_the_start(benching, monkeypatch, tmp_path, capsys):
+    seen = []
+
+    def cases():
+        seen.append(capsys.readouterr().err)
+        yield benching.Case("large", 4000, {"hip": lambda: 1, "torch": lambda: 1}, lambda result: 0.5)
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    run(benching, monkeypatch, tmp_path, cases())
+    assert seen[0].startswith("\rtoys, shape 1: 0/5 steps, about 00:")
+    written = capsys.readouterr().err
+    assert "\rtoys, shape 1: 3/4 steps, " in written and written.rstrip("\r").endswith(" ") and "\n" not in written
+
+
 def refuse_text():
     with pytest.raises(UnsupportedError) as caught:
         refuse()
@@ -128,13 +142,21 @@ def test_all_benches_into_one_file(benching, monkeypatch, tmp_path, capsys):
                         '    open(sys.argv[-1], "a").write(\'{"title": "toys", "shape": "1", "by": "hip", "us": 2.0, '
                         '"tbps": 3.0, "share": 0.75, "error": 0.5, "how": ""}\\n\')\n# benching.main(bench, __doc__)\n',
                "text": 'print("4 TFLOP/s")\n', "fails": 'raise SystemExit("wrong")\n',
-               "hangs": "import time\ntime.sleep(60)\n", "none": ""}
-    for name, body in scripts.items():
+               "none": ""}
+
+    def write(name, body):
         (tmp_path / f"test_{name}.py").write_text("" if name == "none" else f"def f(): ...\ndef bench(): ...\n{body}")
+
+    for name, body in scripts.items():
+        write(name, body)
     monkeypatch.setattr(bench_all.run, "TESTS", tmp_path)
     output = tmp_path / "out.md"
-    monkeypatch.setattr(sys, "argv", ["bench_all.py", "--output", str(output), "--limit", "0.5", "--jobs", "1"])
+    monkeypatch.setattr(sys, "argv", ["bench_all.py", "--output", str(output), "--limit", "3600", "--jobs", "1"])
     bench_all.main()
+    write("hangs", "import time\ntime.sleep(1000)\n")  # the others are done: the limit is for it alone
+    with monkeypatch.context() as there:
+        there.setattr(sys, "argv", ["bench_all.py", "--output", str(output), "--limit", "0.5", "--jobs", "1"])
+        bench_all.main()
     text = output.read_text()
     assert "| 1 | hip | 2.00 | 3.00 | 75.0% | 0.50 |  |" in text and "```\n4 TFLOP/s\n```" in text
     assert "## fails, exit code 1: wrong" in text and "## hangs, stopped after the limit of 0 s" in text

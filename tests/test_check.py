@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 
 import pytest
@@ -94,6 +95,16 @@ class TestScalars:
                 check.choice("op", "mode", value, (0, 1))
         with raises(ValueError, "op: mode must be 'a', 'b' or 'c', got str 'd'"):
             check.choice("op", "mode", "d", ("a", "b", "c"))
+
+    def test_choice_takes_members_of_enums_of_numbers_and_words(self):
+        number = enum.IntEnum("number", {"one": 1, "two": 2})
+        word = enum.Enum("word", {"silu": "silu"}, type=str)
+        plain = enum.Enum("plain", {"one": 1})
+        check.choice("op", "style", number.one, (0, 1))
+        check.choice("op", "style", word.silu, ("silu", "gelu"))
+        for value in (number.two, plain.one, True, 1.0):
+            with pytest.raises(ValueError, match="op: style must be 0 or 1"):
+                check.choice("op", "style", value, (0, 1))
 
     def test_a_long_value_is_cut(self):
         with pytest.raises(TypeError) as caught:

@@ -48,6 +48,31 @@ for name in ("rms_norm", "flash_attn_func", "explain", "is_tuned", "use_backend"
 
 
 def test_import_has_no_side_effects():
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert (run.stdout, run.stderr) == ("", "")
+
+
+USE = """
+import sys
+import aiter_like
+
+ours = sorted(name for name in sys.modules if name.startswith("aiter_like"))
+assert ours == ["aiter_like", "aiter_like.dispatch", "aiter_like.dispatch.registry", "aiter_like.enums",
+                "aiter_like.ops", "aiter_like.ops.index"], ours
+assert "torch" not in sys.modules
+
+aiter_like.rms_norm
+families = {name.split(".")[2] for name in sys.modules if name.startswith("aiter_like.ops.")}
+assert families == {"common", "index", "norm"}, families
+operators = set(aiter_like.dispatch.OPS.declared)
+assert operators == {"rms_norm", "norm_backward"}, operators  # and its gradient
+unused = {"aiter_like.sim", "aiter_like.testing", "aiter_like.tuning", "aiter_like.integrations", "aiter_like.cli",
+          "triton", "tvm_ffi", "transformers", "torch._inductor", "filelock", "ninja"} & set(sys.modules)
+assert not unused, unused
+"""
+
+
+def test_only_what_is_used_is_imported():
+    run = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr

@@ -6,8 +6,10 @@ from __future__ import annotations
 import email
 import hashlib
 import os
+import socket
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
@@ -43,14 +45,26 @@ def metadata(wheel):
 def test_wheel_carries_the_package_and_its_data_and_nothing_else(wheel):
     listed = run("git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
     expected = {name for name in listed if name.startswith("aiter_like/") and (ROOT / name).is_file()}
-    expected.add("pytest_aiter_like.py")
+    expected |= {"pytest_aiter_like.py", "aiter_like_startup.py", "aiter_like_startup.pth"}
+    expected.remove("aiter_like/integrations/aiter_like_startup.pth")  # read in site-packages itself, and only there
     expected |= {f"aiter_like/_data/{name}" for name in listed
                  if name.split("/")[0] in DATA_FOLDERS and (ROOT / name).is_file()}
     with zipfile.ZipFile(wheel) as archive:
         carried = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert carried == expected
+    built = {name for name in carried if name.startswith("aiter_like/_data/prebuilt/sim/")}
+    assert sorted(name.rpartition("/")[2] for name in built) == ["libamdhip64.so", "meta.json"]
+    assert carried - built == expected
     for folder in DATA_FOLDERS:
         assert any(name.startswith(f"aiter_like/_data/{folder}/") for name in carried), folder
+
+
+def test_wheel_is_for_this_platform_and_any_python(wheel):
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        meta = next(name for name in archive.namelist() if name.endswith("/meta.json"))
+        text = archive.read(meta).decode()
+    assert socket.gethostname() not in text and str(Path.home()) not in text and str(ROOT) not in text
 
 
 def test_plain_install_needs_five_unpinned_packages_and_no_triton(metadata):
@@ -94,6 +108,9 @@ def test_install_beside_a_vendor_triton_changes_no_distribution(wheel, tmp_path)
     after = contents(site)
     assert {name: after.get(name) for name in before} == before
     assert all(name.startswith(("aiter_like", "pytest_aiter_like")) for name in after.keys() - before.keys())
+    code = "import sys; print([type(one).__module__ for one in sys.meta_path].count('aiter_like_startup'))"
+    for switch, found in (("1", "1"), ("0", "0"), ("", "0")):
+        assert run(python, "-c", code, env=environment | {"AITER_LIKE": switch}).strip() == found, "read at the start"
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +144,70 @@ def test_pytest_finds_the_plugin_of_the_wheel(installed, tmp_path):
     assert "--sim-check" in printed and "--sim-fuzz" in printed
 
 
-def test_editable_install_points_at_the_checkout(tmp_path):
-    code = "import sys; from hatchling.build import build_editable; print(build_editable(sys.argv[1]))"
-    name = run(sys.executable, "-c", code, tmp_path, cwd=ROOT).split()[-1]
+_KERNEL = """
+import torch, triton, triton.language as tl
+from aiter_like import sim
+from aiter_like.build import build, toolchain
+from aiter_like.errors import BuildError
+
+@triton.jit
+def twice(x, out, n, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) * factor, at < n)
+
+try:
+    raise SystemExit(f"there is a compiler: {toolchain.find('host')}")
+except BuildError:
+    pass
+sim.enable_triton()
+x, out = torch.randn(100), torch.empty(100)
+with sim.enabled():
+    twice[(2,)](x, out, 100, 2.0, BLOCK=64)
+torch.testing.assert_close(out, 2 * x)
+print(build.built[0].entry.path)
+"""
+
+
+@pytest.fixture
+def without_compilers(installed, tmp_path) -> dict[str, str]:
+    """The wheel's environment, with nothing on PATH and nothing in any cache."""
+    (tmp_path / "bin").mkdir()
+    own = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "triton"),
+           "AITER_LIKE_CACHE_DIR": str(tmp_path / "cache"), "AITER_LIKE_PREBUILT_DIR": ""}
+    return {name: value for name, value in installed.items() if name not in ("CC", "CXX", "ROCM_PATH")} | own
+
+
+def test_a_triton_kernel_runs_from_the_wheel_without_a_compiler(without_compilers, tmp_path):
+    pytest.importorskip("triton")
+    (tmp_path / "kernel.py").write_text(_KERNEL)
+    printed = run(sys.executable, "kernel.py", env=without_compilers, cwd=tmp_path)
+    assert printed.strip().startswith(str(Path(without_compilers["PYTHONPATH"]) / "aiter_like/_data/prebuilt/sim"))
+
+
+@pytest.mark.exhaustive
+def test_the_demo_runs_from_the_wheel_without_a_compiler(without_compilers, tmp_path):
+    pytest.importorskip("triton")
+    run(sys.executable, "-m", "aiter_like", "demo", "--device", "sim", env=without_compilers, cwd=tmp_path)
+
+
+def built_without_cache(kind: str, tmp_path: Path, **environment: str) -> str:
+    """File name of a wheel of that kind, made with an empty cache."""
+    code = f"import sys; from hatchling.build import build_{kind}; print(build_{kind}(sys.argv[1]))"
+    own = os.environ | {"AITER_LIKE_CACHE_DIR": str(tmp_path / "cache")} | environment
+    return run(sys.executable, "-c", code, tmp_path, cwd=ROOT, env=own).split()[-1]
+
+
+def test_without_a_compiler_the_wheel_is_one_of_sources(tmp_path):
+    name = built_without_cache("wheel", tmp_path, PATH=str(tmp_path))
+    assert name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(tmp_path / name) as archive:
-        files = [name for name in archive.namelist() if ".dist-info/" not in name]
-        assert len(files) == 1 and files[0].endswith(".pth")
+        assert not any("prebuilt" in name for name in archive.namelist())
+
+
+def test_editable_install_points_at_the_checkout_and_compiles_nothing(tmp_path):
+    name = built_without_cache("editable", tmp_path)
+    assert not (tmp_path / "cache").exists()
+    with zipfile.ZipFile(tmp_path / name) as archive:
+        files = sorted(name for name in archive.namelist() if ".dist-info/" not in name)
+        assert files == ["_aiter_like.pth", "aiter_like_startup.pth"], "in this order: the second imports by the first"
         assert archive.read(files[0]).decode().strip() == str(ROOT)

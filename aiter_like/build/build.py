@@ -6,6 +6,8 @@ Read by compile_ops.py, sim.py and commands.py.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
 import re
@@ -13,12 +15,13 @@ import shlex
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aiter_like import env
-from aiter_like.build import cache, recipe, toolchain
+from aiter_like import env, paths
+from aiter_like.build import cache, partial, processes, progress, recipe, toolchain
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError
 
@@ -26,7 +29,8 @@ __all__ = ["LOCK_TIMEOUT", "Built", "ModuleSpec", "built", "default_jobs", "ensu
 
 _log = logging.getLogger("aiter_like")
 
-LOCK_TIMEOUT = 600.0  # seconds; several times the longest build here (the simulator, 90 s on 2 cores)
+LOCK_TIMEOUT = 600.0  # seconds; several times the longest build here, the simulator's, on a busy machine
+_INTERRUPTED = 130  # ninja's exit status after a signal
 _ATTEMPTS = 3  # builds in a row during which somebody may save a source file
 
 # These change what a compiler does behind the command line that is in the key.
@@ -70,7 +74,8 @@ def ensure(spec: ModuleSpec, *, root: Path | None = None, rebuild: bool = False,
         entry = None if root or rebuild else _prebuilt(spec)
         compiled = False
         if entry is None:
-            entry, compiled = _find_or_compile(spec, root or cache.cache_root(), rebuild, jobs, lock_timeout)
+            place = Path(root).resolve() if root else cache.cache_root()
+            entry, compiled = _find_or_compile(spec, place, rebuild, jobs, lock_timeout)
     except OSError as error:
         raise BuildError(f"{spec.name}: {error}", module=spec.name) from error
     built.append(Built(spec, entry, time.perf_counter() - start, compiled))
@@ -87,13 +92,18 @@ def _request(inputs: dict[str, Any]) -> str:
 
 
 def _prebuilt(spec: ModuleSpec) -> cache.Entry | None:
-    """From the prebuilt directory: same sources, project headers, macros, target and ABI, whatever compiler made it."""
+    """From the prebuilt directory, else from the wheel: same sources, project headers, macros, target and ABI, whatever
+    compiler made it. A module for a lower level of the host's processor will do."""
     directory = env.get("AITER_LIKE_PREBUILT_DIR")
-    if not directory:
-        return None
-    if not os.path.isdir(directory):
+    if directory and not os.path.isdir(directory):
         raise BuildError(f"AITER_LIKE_PREBUILT_DIR={directory!r} is no directory", module=spec.name)
-    return cache.find(Path(directory), spec.folder, _request(spec.inputs()), None, spec.root)
+    for root in ([Path(directory).resolve()] if directory else []) + [paths.prebuilt()]:
+        if (root / spec.folder).is_dir():
+            for arch in recipe.runs_on(spec):
+                request = _request(dataclasses.replace(spec, arch=arch).inputs())
+                if entry := cache.find(root, spec.folder, request, None, spec.root):
+                    return entry
+    return None
 
 
 def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
@@ -110,7 +120,7 @@ def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
         request = _request(spec.inputs())
         if entry := find(request):
             return entry, False
-        with cache.locked(root / spec.folder, request, lock_timeout):
+        with _locked(spec, root, request, lock_timeout):
             if entry := find(request):  # another process built it while this one waited
                 return entry, False
             _log.info("building %s for %s with %s", spec.name, spec.arch, compiler)
@@ -121,16 +131,33 @@ def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
     raise BuildError(f"{spec.name}: its sources changed during each of {_ATTEMPTS} builds", module=spec.name)
 
 
+@contextlib.contextmanager
+def _locked(spec: ModuleSpec, root: Path, request: str, timeout: float) -> Iterator[None]:
+    """Holds the lock of the request; the wait for another process that holds it is no silent one."""
+    def holder() -> dict | None:
+        return cache.read_json(root / spec.folder / f"{request}.holder")
+
+    with contextlib.ExitStack() as lock:
+        with progress.shown(progress.of_wait(spec.title, holder)):
+            lock.enter_context(cache.locked(root / spec.folder, request, timeout))
+        yield
+
+
 def _build_once(spec: ModuleSpec, steps: list[recipe.Step], build: dict, root: Path, request: str, compiler: str,
                 jobs: int) -> cache.Entry | None:
     """Compiles and publishes; None when a file changed meanwhile, so that nobody knows what was compiled."""
     module_dir = root / spec.folder
-    started_ns = time.time_ns()
-    with cache.scratch_directory(module_dir, request) as scratch:
-        seconds = _compile(spec, steps, scratch, root / "logs" / f"{spec.folder}.log", jobs)
+    before = cache.contents(spec.root)
+    state = {"build": build, "project": before}
+    with cache.scratch_directory(module_dir, request, lambda left: partial.take(left, state, spec.root)) as scratch:
+        try:
+            seconds = _compile(spec, steps, scratch, root / "logs" / f"{spec.folder}.log", jobs)
+        except KeyboardInterrupt:
+            partial.keep(scratch, steps, state, spec.root)
+            raise
         headers = cache.record_files(_files_read(steps, scratch, spec), spec.root)
         inputs = spec.inputs()
-        if _request(inputs) != request or _saved_since(started_ns, headers):
+        if _request(inputs) != request or _differs(headers, before):
             return None
         meta = {"module": spec.name, "inputs": inputs, "build": build, "headers": headers,
                 "output": {"name": spec.output, "sha256": cache.sha256_of(scratch / spec.output)},
@@ -146,23 +173,25 @@ def _compile(spec: ModuleSpec, steps: list[recipe.Step], scratch: Path, log_path
 
     Raises:
         BuildError: a command failed. Its output stays in `log_path`.
+        KeyboardInterrupt: Ctrl-C, which reaches ninja, too; all that it started has ended.
     """
-    (scratch / "build.ninja").write_text(recipe.ninja_file(steps))
+    (scratch / "build.ninja").write_bytes(os.fsencode(recipe.ninja_file(steps)))
     jobs = jobs or default_jobs()
     environment = {name: value for name, value in os.environ.items() if name not in _HIDDEN_FLAGS}
     start = time.perf_counter()
-    run = subprocess.run([toolchain.find_ninja(), "-j", str(jobs)], cwd=scratch, env=environment | {"LC_ALL": "C"},
-                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    with (progress.shown(progress.of_build(spec.title, scratch, [step.output for step in steps])),
+          processes.child([toolchain.find_ninja(), "-j", str(jobs)], cwd=scratch, env=environment | {"LC_ALL": "C"},
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as ninja):
+        output = ninja.communicate()[0].decode(errors="replace")
     seconds = time.perf_counter() - start
-    output = run.stdout.decode(errors="replace")
-    (scratch / "build.log").write_text(output)
-    if run.returncode == 0:
+    (scratch / "build.log").write_text(output, encoding="utf-8")
+    if ninja.returncode == 0:
         return seconds
-    log_path.parent.mkdir(exist_ok=True)
-    log_path.write_text(output)
+    if ninja.returncode == _INTERRUPTED:
+        raise KeyboardInterrupt
     command, message = _failure(output, steps)
     raise BuildError(f"{spec.name}: the build for {spec.arch} failed", module=spec.name, command=command,
-                     output=message, log_path=log_path)
+                     output=message, log_path=cache.write_log(log_path, output))
 
 
 def _failure(output: str, steps: list[recipe.Step]) -> tuple[str, str]:
@@ -180,12 +209,12 @@ def _files_read(steps: list[recipe.Step], scratch: Path, spec: ModuleSpec) -> se
     found: set[str] = set()
     for step in steps:
         if step.depfile:
-            names = recipe.parse_depfile((scratch / step.depfile).read_text())
+            names = recipe.parse_depfile(os.fsdecode((scratch / step.depfile).read_bytes()))
             found.update(os.path.join(scratch, name) for name in names)
     own = {str(spec.root / source) for source in spec.sources}
     return {path for path in found if path not in own and not path.startswith(f"{scratch}{os.sep}")}
 
 
-def _saved_since(start_ns: int, headers: list[list]) -> bool:
-    """Whether a project header was saved after `start_ns`: the compiler may have read it before, or half."""
-    return any(not os.path.isabs(name) and mtime_ns > start_ns for name, _, mtime_ns, _ in headers)
+def _differs(headers: list[list], before: dict[str, str]) -> bool:
+    """Whether a project header is not what it was before the build: the compiler may have read the one or the other."""
+    return any(not os.path.isabs(name) and before.get(name) != digest for name, _, _, digest in headers)

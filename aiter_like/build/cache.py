@@ -14,19 +14,22 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
 from aiter_like import env
+from aiter_like.build import processes, trust
 from aiter_like.errors import BuildError
 
 _log = logging.getLogger("aiter_like")
@@ -34,6 +37,9 @@ _log = logging.getLogger("aiter_like")
 META = "meta.json"
 REQUEST_DIGITS = 32  # of each half of a key, in hex
 _SCRATCH = ".tmp-"  # private directories: builds in progress, damaged entries being removed
+_FOLDER = re.compile(rf"[0-9a-f]{{{2 * REQUEST_DIGITS}}}|{re.escape(_SCRATCH)}[0-9a-f]{{{REQUEST_DIGITS}}}-\w+")
+_SEAL = "sha256"  # the field of a JSON file that has the digest of the others
+_JSON_BYTES = 1 << 24  # several times the longest meta.json
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,13 @@ class Entry:
 
 
 def cache_root() -> Path:
-    """The cache directory: 0700, ours. A private temporary one, with a warning, where that cannot be had."""
-    return _usable_root(env.get("AITER_LIKE_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME", ""), os.environ.get("HOME"))
+    """The cache directory, which nobody else may write. A private temporary one, with a warning, where the chosen one
+    cannot be had. An existing directory's mode is left as it is.
 
-
-@cache
-def _usable_root(override: str, _xdg: str, _home: str | None) -> Path:  # the last two are platformdirs' own inputs
+    Raises:
+        BuildError: others may write the temporary directory, too.
+    """
+    override = env.get("AITER_LIKE_CACHE_DIR")
     try:
         if override:
             root = Path(override).expanduser().absolute()
@@ -69,20 +76,46 @@ def _usable_root(override: str, _xdg: str, _home: str | None) -> Path:  # the la
             root = platformdirs.user_cache_path("aiter_like", appauthor=False)
             if not root.is_absolute():
                 raise RuntimeError(f"there is no home directory for {root}")
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.stat()
-        if status.st_uid != os.geteuid():  # libraries from here are loaded: nobody else may write them
-            raise PermissionError(f"{root} belongs to user {status.st_uid}")
-        if status.st_mode & 0o077:
-            root.chmod(0o700)
-        tempfile.TemporaryFile(dir=root).close()  # the file system may be read-only
+        own_folder(root.resolve(), mode=0o700)
+        root = root.resolve()
+        if reason := trust.fault(root, is_folder=True):
+            raise PermissionError(reason)
+        if not os.access(root, os.W_OK | os.X_OK):  # the file system may be read-only
+            raise PermissionError(f"{root} cannot be written")
     except (OSError, RuntimeError) as error:
-        private = Path(tempfile.mkdtemp(prefix="aiter_like-"))
-        atexit.register(shutil.rmtree, private, ignore_errors=True)
-        _log.warning("no usable cache directory (%s): modules built by this process go to %s and are lost at its end; "
-                     "set AITER_LIKE_CACHE_DIR", error, private)
-        return private
+        return _private_root(str(error))
     return root
+
+
+@cache
+def _private_root(why: str) -> Path:
+    private = Path(tempfile.mkdtemp(prefix="aiter_like-")).resolve()
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    if reason := trust.fault(private, is_folder=True):
+        raise BuildError(f"no directory for built modules: {why}; {reason}. Set AITER_LIKE_CACHE_DIR to one that only "
+                         "you can write")
+    _log.warning("no usable cache directory (%s): modules built by this process go to %s and are lost at its end; "
+                 "set AITER_LIKE_CACHE_DIR to one that only you can write", why, private)
+    return private
+
+
+def own_folder(path: Path, mode: int = 0o755) -> None:
+    """Makes a folder and those above it that are missing, writable by nobody else under any umask."""
+    if not path.exists():
+        own_folder(path.parent, mode)
+        path.mkdir(mode=mode, exist_ok=True)
+
+
+def _cleared(path: Path, *, is_folder: bool = False) -> Path:
+    """The path, free for a file (a folder) of ours: what others made or may write, or is of another kind, is renamed.
+
+    It is renamed and not removed, since somebody may have had another use for that name.
+    """
+    if os.path.lexists(path) and (reason := trust.own_fault(path, is_folder=is_folder)):
+        aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f"{path.name}.set-aside-"))
+        os.rename(path, aside / path.name)
+        _log.warning("%s: it is now in %s", reason, aside)
+    return path
 
 
 # ---- hashes and small files
@@ -103,21 +136,41 @@ def canonical(value: Any) -> bytes:
 
 
 def read_json(path: Path) -> dict | None:
-    """The object in a JSON file; None when it is missing or damaged."""
+    """What write_json wrote; None where that is missing, is not exactly that, or could be somebody else's."""
     try:
+        if trust.own_fault(path) or path.stat().st_size > _JSON_BYTES:
+            return None
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        seal = value.pop(_SEAL)
+        return value if seal == sha256(canonical(value)) else None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Replaces the file at once: a reader sees the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Replaces the file at once: a reader sees the old text or the new one. A digest of it shows any later damage."""
+    for folder in (path.parent.parent, path.parent):
+        if not folder.is_dir():
+            own_folder(_cleared(folder, is_folder=True))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=_SCRATCH)
-    with os.fdopen(handle, "w") as file:
-        json.dump(value, file, indent=1)
-    os.replace(temporary, path)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(value | {_SEAL: sha256(canonical(value))}, file, indent=1)
+        os.replace(temporary, _cleared(path))
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_log(path: Path, text: str) -> Path | None:
+    """Keeps a compiler's output for people; None, with a warning, where that cannot be done."""
+    try:
+        own_folder(_cleared(path.parent, is_folder=True))
+        _cleared(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        _log.warning("the build's log is not kept: %s", error)
+        return None
+    return path
 
 
 # ---- headers: what a compilation read
@@ -133,23 +186,34 @@ def record_files(paths: Iterable[str], root: Path) -> list[list]:
     return records
 
 
+def contents(root: Path) -> dict[str, str]:
+    """The SHA-256 of every file below `root`, by the name that record_files gives it."""
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return {os.path.relpath(path, root): sha256_of(path) for path in found
+            if os.path.isfile(path) and not os.path.islink(path)}
+
+
 def files_unchanged(records: list[list], root: Path, *, project_only: bool = False) -> bool:
-    """Whether the recorded files have the recorded content. Ours are read; of others, size and time are trusted."""
-    for name, size, mtime_ns, digest in records:
-        is_ours = not os.path.isabs(name)
-        if project_only and not is_ours:
-            continue
-        path = os.path.join(root, name)
-        try:
-            if not is_ours:
-                status = os.stat(path)
-                if status.st_size == size and status.st_mtime_ns == mtime_ns:
-                    continue
-            if sha256_of(path) != digest:
-                return False
-        except OSError:
-            return False
-    return True
+    """Whether the recorded files have the recorded content, whatever their times are."""
+    try:
+        return all(_digest(os.path.join(root, name), size) == digest for name, size, _, digest in records
+                   if not (project_only and os.path.isabs(name)))
+    except OSError:
+        return False
+
+
+def _digest(path: str, size: int) -> str:
+    """The SHA-256 of a file of so many bytes, "" for any other. A system header is read once per process: all modules
+    include the same ones. The time of change, which nobody can set, tells whether it is still that file."""
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+        return ""
+    return _digest_once(path, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=8192)
+def _digest_once(path: str, *_state: int) -> str:
+    return sha256_of(path)
 
 
 # ---- entries
@@ -171,11 +235,14 @@ def find(root: Path, module: str, request: str, build: dict | None, sources: Pat
         return None
     for name in names:
         directory = root / module / name
-        if not directory.is_dir():  # the request's lock file
+        if not os.path.isdir(directory):  # the request's lock file
+            continue
+        if reason := trust.fault(directory / META):
+            _log.warning("%s: the module is not loaded but built again", reason)
             continue
         meta = read_json(directory / META)
         if meta is None:
-            _log.warning("%s: %s is missing or damaged: the module is built again", directory, META)
+            _log.warning("%s is damaged: the module is built again", directory / META)
             continue
         if build is not None and meta["build"] != build:
             continue
@@ -193,9 +260,11 @@ def find(root: Path, module: str, request: str, build: dict | None, sources: Pat
 
 def damage(entry: Entry) -> str:
     """What is wrong with an entry's library; "" when it is what was published."""
+    if reason := trust.own_fault(entry.path):
+        return reason
     try:
         digest = sha256_of(entry.path)
-    except (OSError, KeyError) as error:
+    except OSError as error:
         return f"unreadable ({error})"
     return "" if digest == entry.meta["output"]["sha256"] else f"{entry.path.name} does not have its recorded SHA-256"
 
@@ -203,13 +272,14 @@ def damage(entry: Entry) -> str:
 def publish(scratch: Path, module_dir: Path, key: str, meta: dict) -> Entry:
     """Completes a private build directory and moves it to its place in one step. The caller holds the module's lock."""
     for file in scratch.iterdir():
-        if file.suffix in (".o", ".d") or file.name.startswith(".ninja"):
+        if file.suffix in (".o", ".d", ".pch") or file.name.startswith(".ninja"):
             file.unlink()
     write_json(scratch / META, meta)
-    (scratch / META).chmod(0o644)  # a prebuilt directory is read by other users; the cache root itself is 0700
+    for file in scratch.iterdir():
+        file.chmod(0o644)  # under any umask: nobody else may write it, and a prebuilt directory is read by other users
     scratch.chmod(0o755)
     final = module_dir / key
-    if final.exists():  # damaged, or built again on demand
+    if os.path.lexists(final):  # damaged, or built again on demand
         old = Path(tempfile.mkdtemp(dir=module_dir, prefix=f"{_SCRATCH}{key[:REQUEST_DIGITS]}-"))
         os.rename(final, old / key)
         shutil.rmtree(old, ignore_errors=True)
@@ -218,16 +288,26 @@ def publish(scratch: Path, module_dir: Path, key: str, meta: dict) -> Entry:
 
 
 @contextlib.contextmanager
-def scratch_directory(module_dir: Path, request: str) -> Iterator[Path]:
-    """A private directory for one build, removed unless it was published. The caller holds the lock of `request`, so
-    another one of the same request belongs to a builder that was killed: it goes too."""
-    for stale in module_dir.glob(f"{_SCRATCH}{request}-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(dir=module_dir, prefix=f"{_SCRATCH}{request}-"))
+def scratch_directory(module_dir: Path, request: str, take: Callable[[list[Path]], Path | None]) -> Iterator[Path]:
+    """A private directory for one build, removed unless it was published or the build was interrupted. The caller holds
+    the lock of `request`, so others of the same request belong to builders that have ended: they go, too, except the
+    one that `take` chooses to go on with.
+    """
+    left = sorted(module_dir.glob(f"{_SCRATCH}{request}-*"))
+    directory = take(left)
+    for stale in left:
+        if stale != directory:
+            shutil.rmtree(stale, ignore_errors=True)
+    directory = directory or Path(tempfile.mkdtemp(dir=module_dir, prefix=f"{_SCRATCH}{request}-"))
+    is_interrupted = False
     try:
         yield directory
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        if not is_interrupted:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 # ---- lock
@@ -242,19 +322,24 @@ def locked(module_dir: Path, request: str, timeout: float) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    module_dir.mkdir(parents=True, exist_ok=True)
-    path = module_dir / f"{request}.lock"
+    own_folder(_cleared(module_dir, is_folder=True))
+    path = _cleared(module_dir / f"{request}.lock")
     holder = module_dir / f"{request}.holder"
     lock = FileLock(path)
-    try:
-        lock.acquire(timeout=timeout, poll_interval=0.02)
-    except Timeout:
+    until = time.monotonic() + timeout
+    while not lock.is_locked:
+        processes.check()
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=max(0.0, min(0.1, until - time.monotonic())), poll_interval=0.02)
+            break
+        if time.monotonic() < until:
+            continue
         by = read_json(holder) or {"pid": "?", "host": "?", "since": "?"}
         raise BuildError(f"{module_dir.name}: another process has been building it for more than {timeout:g} s: "
                          f"pid {by['pid']} on {by['host']}, since {by['since']} holds {path}",
                          module=module_dir.name) from None
     try:
-        holder.write_bytes(canonical({"pid": os.getpid(), "host": socket.gethostname(), "since": timestamp()}))
+        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": timestamp()})
         yield
     finally:
         holder.unlink(missing_ok=True)
@@ -268,13 +353,20 @@ def timestamp() -> str:
 # ---- maintenance
 
 
+def _built_folders(root: Path) -> Iterator[Path]:
+    """The folders below `root` that have an entry's name, or that of a build in progress: a user may have named any
+    folder as cache, and what else lies there is not ours."""
+    for folder in sorted(root.glob("*/*/")):
+        if _FOLDER.fullmatch(folder.name) and not folder.is_symlink():
+            yield folder
+
+
 def entries(root: Path) -> Iterator[Entry | Path]:
     """Every entry below `root`; the directory alone where its meta.json is missing or damaged."""
-    for meta_dir in sorted(root.glob("*/*/")):
-        if meta_dir.name.startswith(_SCRATCH):
-            continue
-        meta = read_json(meta_dir / META)
-        yield meta_dir if meta is None else Entry(meta_dir, meta)
+    for directory in _built_folders(root):
+        if not directory.name.startswith(_SCRATCH):
+            meta = read_json(directory / META)
+            yield directory if meta is None else Entry(directory, meta)
 
 
 def prune(root: Path, days: float) -> tuple[int, int]:
@@ -285,13 +377,14 @@ def prune(root: Path, days: float) -> tuple[int, int]:
     for stale in (path for path in root.glob(f"{_SCRATCH}*") if path.is_file()):  # of a killed write_json
         stale.unlink(missing_ok=True)
     removed = freed = 0
-    for directory in sorted(root.glob("*/*/")):
+    for directory in _built_folders(root):
         is_scratch = directory.name.startswith(_SCRATCH)
         if not is_scratch and directory.stat().st_mtime > oldest:
             continue
-        request = directory.name.removeprefix(_SCRATCH).split("-")[0][:REQUEST_DIGITS]
+        request = directory.name.removeprefix(_SCRATCH)[:REQUEST_DIGITS]
         try:
-            with FileLock(directory.parent / f"{request}.lock", timeout=0):  # a build in progress holds it
+            # A build in progress holds it.
+            with FileLock(_cleared(directory.parent / f"{request}.lock"), timeout=0):
                 size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
                 shutil.rmtree(directory, ignore_errors=True)
         except Timeout:

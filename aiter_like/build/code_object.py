@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: MIT
 """What an AMD code object says about its kernels: names, arguments, workgroup size. Needs no GPU and no simulator.
 
-LLVM's "Code Object V3 and Above Metadata": a msgpack map in an ELF note. Read by asm.py and `aiter-like sim run`.
+LLVM's "Code Object V3 and Above Metadata": msgpack maps in ELF notes. Read by asm.py and `aiter-like sim run`.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 _BUNDLE, _COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
+_SEGMENT_BYTES = 56  # of a program header
 _PT_NOTE, _NT_AMDGPU_METADATA = 4, 32
+_MOST_KERNARG_BYTES = 1 << 16  # as csrc/sim/load/loader.cpp
+_DEEPEST = 16  # levels of lists and maps; LLVM writes four
+_U32 = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,10 @@ def kernels(data: bytes, arch: str = "gfx942") -> dict[str, Kernel]:
     """The kernels of a code object, or of the entry for `arch` in an uncompressed offload bundle.
 
     Raises:
-        ValueError: it is neither, is damaged, or has no metadata.
+        ValueError: it is neither, is damaged, or has no metadata; the message says what is wrong.
     """
-    try:
-        metadata = _metadata(unbundled(data, arch))
-        found = [_kernel(entry) for entry in metadata["amdhsa.kernels"]]
-    except (struct.error, IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"damaged code object: {type(error).__name__}: {error}") from error
+    found = [_kernel(entry) for metadata in _metadata(unbundled(data, arch))
+             for entry in _field(metadata, "amdhsa.kernels", list, "the metadata")]
     return {kernel.name: kernel for kernel in found}
 
 
@@ -64,44 +66,111 @@ def unbundled(data: bytes, arch: str) -> bytes:
     """The entry for `arch` of an uncompressed offload bundle; any other data as it is.
 
     Raises:
-        ValueError: a compressed bundle, or one without code for `arch`.
+        ValueError: a compressed bundle, a damaged one, or one without code for `arch`.
     """
     if data.startswith(_COMPRESSED):
         raise ValueError("a compressed offload bundle: take the code object out with clang-offload-bundler --unbundle")
     if not data.startswith(_BUNDLE):
         return data
-    (count,), at, targets = struct.unpack_from("<Q", data, 24), 32, []
-    for _ in range(count):
-        offset, size, length = struct.unpack_from("<3Q", data, at)
-        target = data[at + 24:at + 24 + length].decode()
+    (count,), at, targets = _unpack("<Q", data, 24, "the bundle's header"), 32, []
+    for _ in range(min(count, len(data))):  # an entry takes some bytes: beyond that the count is damaged
+        offset, size, length = _unpack("<3Q", data, at, "the bundle's table")
+        target = _decoded(_slice(data, at + 24, length, "a target of the bundle"))
         if size and target.split("--")[-1].split(":")[0].endswith(arch):
-            return data[offset:offset + size]
+            return _slice(data, offset, size, f"the bundle's code for {arch}")
         targets.append(target)
         at += 24 + length
-    raise ValueError(f"an offload bundle without code for {arch}; it has: {', '.join(targets) or 'nothing'}")
+    raise ValueError(f"an offload bundle without code for {arch}; it has: {', '.join(targets[:16]) or 'nothing'}")
 
 
-def _metadata(elf: bytes) -> dict:
+def _metadata(elf: bytes) -> list[dict]:
+    """The maps of all metadata notes: the new offload driver links code objects, and leaves each its own."""
     if elf[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not an AMD code object: no 64-bit little-endian ELF file")
-    (table,), (entry_size, count) = struct.unpack_from("<Q", elf, 0x20), struct.unpack_from("<HH", elf, 0x36)
+    (table,) = _unpack("<Q", elf, 0x20, "the ELF header")
+    entry_size, count = _unpack("<HH", elf, 0x36, "the ELF header")
+    if count and entry_size != _SEGMENT_BYTES:
+        raise _damage(f"its program headers have {entry_size} bytes instead of {_SEGMENT_BYTES}")
+    found, total = [], 0
     for index in range(count):
-        kind, _, offset, _, _, size = struct.unpack_from("<IIQQQQ", elf, table + index * entry_size)
-        end = offset + size
-        while kind == _PT_NOTE and offset < end:
-            name_size, desc_size, note = struct.unpack_from("<3I", elf, offset)
-            start = offset + 12 + -(-name_size // 4) * 4
-            if note == _NT_AMDGPU_METADATA and elf[offset + 12:offset + 18] == b"AMDGPU":
-                return _Msgpack(elf[start:start + desc_size]).value()
-            offset = start + -(-desc_size // 4) * 4
-    raise ValueError("a code object without kernel metadata (code object version 3 or later has it)")
+        kind, _, offset, _, _, size = _unpack("<IIQQQQ", elf, table + index * _SEGMENT_BYTES, "a program header")
+        if kind != _PT_NOTE:
+            continue
+        total += size
+        if total > len(elf):  # a table of equal headers would have the same notes read as often as it is long
+            raise _damage("it has more notes than bytes")
+        found += [_Msgpack(note).read() for note in _notes(_slice(elf, offset, size, "the notes"))]
+    if not found:
+        raise ValueError("a code object without kernel metadata (code object version 3 or later has it)")
+    return found
 
 
-def _kernel(entry: dict) -> Kernel:
-    arguments = [Argument(argument.get(".name", ""), argument[".offset"], argument[".size"], argument[".value_kind"])
-                 for argument in entry.get(".args", ()) if not argument[".value_kind"].startswith("hidden_")]
-    return Kernel(entry[".name"], tuple(arguments), entry[".kernarg_segment_size"],
-                  entry.get(".max_flat_workgroup_size", 1024))
+def _notes(segment: bytes) -> Iterator[bytes]:
+    """The contents of the AMDGPU metadata notes of a segment."""
+    at = 0
+    while at + 12 <= len(segment):
+        name_size, size, kind = _unpack("<3I", segment, at, "a note")
+        start = at + 12 + -(-name_size // 4) * 4
+        content = _slice(segment, start, size, "a note")
+        if kind == _NT_AMDGPU_METADATA and segment[at + 12:at + 18] == b"AMDGPU":
+            yield content
+        at = start + -(-size // 4) * 4
+
+
+def _kernel(entry: Any) -> Kernel:
+    name = _field(entry, ".name", str, "a kernel")
+    if not name.isprintable() or not name:
+        raise _damage(f"a kernel is named {name[:80]!a}")
+    place = f"kernel {name}"
+    kernarg_bytes = _field(entry, ".kernarg_segment_size", int, place, _MOST_KERNARG_BYTES)
+    arguments = [_argument(argument, kernarg_bytes, place) for argument in _field(entry, ".args", list, place, None, [])
+                 if not _field(argument, ".value_kind", str, f"an argument of {place}").startswith("hidden_")]
+    return Kernel(name, tuple(arguments), kernarg_bytes, _field(entry, ".max_flat_workgroup_size", int, place, _U32))
+
+
+def _argument(entry: dict, kernarg_bytes: int, place: str) -> Argument:
+    offset, size = (_field(entry, key, int, f"an argument of {place}", kernarg_bytes) for key in (".offset", ".size"))
+    if offset + size > kernarg_bytes:
+        raise _damage(f"an argument of {place} lies outside its argument segment of {kernarg_bytes} bytes")
+    return Argument(_field(entry, ".name", str, f"an argument of {place}", default=""), offset, size,
+                    entry[".value_kind"])
+
+
+def _field(entry: Any, key: str, kind: type, place: str, most: int | None = None, default: Any = None) -> Any:
+    """A key's value of type `kind`; an integer is a count up to `most`. Without a default the key has to be there."""
+    if not isinstance(entry, dict):
+        raise _damage(f"{place} is no map")
+    value = entry.get(key, default)
+    if value is None:
+        raise _damage(f"{place} has no {key}")
+    if type(value) is not kind or (most is not None and not 0 <= value <= most):
+        what = {int: f"count up to {most}", str: "text", list: "list"}[kind]
+        raise _damage(f"{key} of {place} is no {what}")
+    return value
+
+
+# ---- bytes, every read of which is checked against their end
+
+
+def _damage(text: str) -> ValueError:
+    return ValueError(f"damaged code object: {text}")
+
+
+def _slice(data: bytes, at: int, size: int, what: str) -> bytes:
+    if at + size > len(data):
+        raise _damage(f"{what} would end at byte {at + size} of {len(data)}")
+    return data[at:at + size]
+
+
+def _unpack(layout: str, data: bytes, at: int, what: str) -> tuple:
+    return struct.unpack(layout, _slice(data, at, struct.calcsize(layout), what))
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise _damage(f"a name is no UTF-8: {data[:80]!r}") from None
 
 
 class _Msgpack:
@@ -110,40 +179,46 @@ class _Msgpack:
     _NUMBERS = {0xca: ">f", 0xcb: ">d", 0xcc: ">B", 0xcd: ">H", 0xce: ">I", 0xcf: ">Q", 0xd0: ">b", 0xd1: ">h",
                 0xd2: ">i", 0xd3: ">q"}
     _LENGTHS = {0xd9: ">B", 0xda: ">H", 0xdb: ">I", 0xdc: ">H", 0xdd: ">I", 0xde: ">H", 0xdf: ">I"}
+    _CONSTANTS = {0xc0: None, 0xc2: False, 0xc3: True}
 
     def __init__(self, data: bytes):
         self._data, self._at = data, 0
 
-    def value(self) -> Any:
+    def read(self, depth: int = 0) -> Any:
+        """The next value."""
+        if depth > _DEEPEST:
+            raise _damage("its metadata is nested too deeply")
         code = self._number(">B")
-        if code < 0x80:
-            return code
-        if code >= 0xe0:
-            return code - 0x100
-        if code < 0x90:
-            return self._map(code & 0xf)
-        if code < 0xa0:
-            return self._array(code & 0xf)
-        if code < 0xc0:
-            return self._text(code & 0x1f)
-        if code in (0xc0, 0xc2, 0xc3):
-            return {0xc0: None, 0xc2: False, 0xc3: True}[code]
+        if code < 0x80 or code >= 0xe0:
+            return code if code < 0x80 else code - 0x100
+        if code in self._CONSTANTS:
+            return self._CONSTANTS[code]
         if code in self._NUMBERS:
             return self._number(self._NUMBERS[code])
-        length = self._number(self._LENGTHS[code])  # KeyError: damaged
-        return self._text(length) if code < 0xdc else self._array(length) if code < 0xde else self._map(length)
+        if code >= 0xc0 and code not in self._LENGTHS:
+            raise _damage(f"its metadata has a value of unknown type {code:#x}")
+        if code >= 0xc0:
+            length, is_text, is_list = self._number(self._LENGTHS[code]), code < 0xdc, code < 0xde
+        else:
+            length, is_text, is_list = code & (0x1f if code >= 0xa0 else 0xf), code >= 0xa0, code >= 0x90
+        if is_text:
+            return _decoded(self._take(length))
+        if length > len(self._data) - self._at:  # an element takes at least one byte
+            raise _damage(f"its metadata has {length} elements in {len(self._data) - self._at} bytes")
+        if is_list:
+            return [self.read(depth + 1) for _ in range(length)]
+        return dict(self._pair(depth + 1) for _ in range(length))
+
+    def _pair(self, depth: int) -> tuple[str, Any]:
+        key = self.read(depth)
+        if not isinstance(key, str):
+            raise _damage("a key of its metadata is no text")
+        return key, self.read(depth)
 
     def _number(self, layout: str) -> Any:
-        (number,) = struct.unpack_from(layout, self._data, self._at)
-        self._at += struct.calcsize(layout)
-        return number
+        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
 
-    def _text(self, length: int) -> str:
-        self._at += length
-        return self._data[self._at - length:self._at].decode()
-
-    def _array(self, length: int) -> list:
-        return [self.value() for _ in range(length)]
-
-    def _map(self, length: int) -> dict:
-        return {self.value(): self.value() for _ in range(length)}
+    def _take(self, size: int) -> bytes:
+        taken = _slice(self._data, self._at, size, "its metadata")
+        self._at += size
+        return taken

@@ -18,7 +18,8 @@ from aiter_like.build import cache
 from aiter_like.build.toolchain import Toolchain
 from aiter_like.errors import BuildError
 
-SCHEMA = 1  # of keys and meta.json; a change makes every older entry invisible
+_PCH = "precompiled.pch"
+SCHEMA = 2  # of keys and meta.json; a change makes every older entry invisible
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class ModuleSpec:
         output: file name of the library.
         flags: further compiler flags.
         link_flags: further linker flags ("host" only).
+        precompiled: a header below `root`, parsed once for all sources and put before each of them ("host" only).
+        own_flags: folder or source below `root` → what its sources get after `flags` ("host" only).
         root: folder of the project's sources, with `include/` below it.
     """
 
@@ -45,6 +48,8 @@ class ModuleSpec:
     output: str = "module.so"
     flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
+    precompiled: str = ""
+    own_flags: Mapping[str, tuple[str, ...]] | tuple[tuple[str, tuple[str, ...]], ...] = ()
     root: Path = field(default_factory=paths.csrc)
 
     def __post_init__(self):
@@ -54,6 +59,7 @@ class ModuleSpec:
         fill("defines", tuple(sorted((name, _macro(value)) for name, value in dict(self.defines).items())))
         fill("flags", tuple(self.flags))
         fill("link_flags", tuple(self.link_flags))
+        fill("own_flags", tuple(sorted(dict(self.own_flags).items())))
         if self.kind == "host":
             fill("arch", self.arch or host_arch())
         elif len(self.sources) != 1:
@@ -63,6 +69,11 @@ class ModuleSpec:
     def folder(self) -> str:
         """Name of the module's folder in the cache."""
         return self.name.replace("/", ".")
+
+    @property
+    def title(self) -> str:
+        """What a user is told that is built."""
+        return "the simulator" if self.name == "sim" else f"{self.name} for {self.arch}"
 
     @property
     def platform(self) -> str:
@@ -79,8 +90,10 @@ class ModuleSpec:
             sources = {name: cache.sha256_of(self.root / name) for name in self.sources}
         except OSError as error:
             raise BuildError(f"{self.name}: {error}", module=self.name) from error
-        return {"schema": SCHEMA, "name": self.name, "kind": self.kind, "arch": self.arch, "abi": binding_abi(),
-                "defines": dict(self.defines), "flags": [*self.flags, *self.link_flags], "output": self.output,
+        own = [" ".join((place, *flags)) for place, flags in self.own_flags]
+        abi = "" if self.kind == "host" else binding_abi()  # plain C++, loaded by ctypes
+        return {"schema": SCHEMA, "name": self.name, "kind": self.kind, "arch": self.arch, "abi": abi,
+                "defines": dict(self.defines), "flags": [*self.flags, *own, *self.link_flags], "output": self.output,
                 "sources": sources}
 
 
@@ -110,7 +123,8 @@ def steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
 def normalised(spec: ModuleSpec, build: list[Step]) -> list[str]:
     """The command lines without the folders of this installation, as they enter the key."""
     lines = [shlex.join(step.command) for step in build]
-    for path, name in ((str(spec.root), "{root}"), (str(_tvm_ffi().parent), "{packages}")):
+    places = {str(spec.root): "{root}"} | ({} if spec.kind == "host" else {str(_tvm_ffi().parent): "{packages}"})
+    for path, name in places.items():
         lines = [line.replace(path, name) for line in lines]
     return lines
 
@@ -136,6 +150,14 @@ def binding_abi() -> str:
     import tvm_ffi
 
     return f"tvm-ffi {tvm_ffi.__version__}"
+
+
+_LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+
+
+def runs_on(spec: ModuleSpec) -> tuple[str, ...]:
+    """The architectures whose code runs where that of `spec` does, the best first."""
+    return _LEVELS[_LEVELS.index(spec.arch):] if spec.arch in _LEVELS else (spec.arch,)
 
 
 @functools.cache
@@ -203,7 +225,8 @@ def _cuda_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
 
 
 def _host_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
-    """One object per source, in parallel, and a link. The sources' common folder is on the include path.
+    """A precompiled header where there is one, an object per source, in parallel, and a link. The sources' common
+    folder is on the include path.
 
     -ffp-contract=off: the same results with and without host FMA.
     """
@@ -211,15 +234,36 @@ def _host_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     march = [f"-march={spec.arch}"] if spec.arch.startswith("x86-64") else []
     common = [toolchain.host_compiler, "-std=c++20", "-O3", "-ffp-contract=off", *march, "-Wall", "-fPIC", "-pthread",
               f"-ffile-prefix-map={spec.root}=csrc", f"-I{folder}", *_include(spec), *_defines(spec), *spec.flags]
-    objects = [f"{index}.o" for index in range(len(spec.sources))]
-    compiles = [Step(name, (), (*common, "-MD", "-MF", f"{name}.d", "-c", "-o", name, f"{spec.root}/{source}"),
-                     f"{name}.d") for name, source in zip(objects, spec.sources, strict=True)]
+    header, use = [], ()
+    if spec.precompiled:  # it is this build's own, and its files are compared afterwards: it need not be validated
+        header = [_precompiled(common, f"{spec.root}/{spec.precompiled}")]
+        use = ("-include-pch", header[0].output, "-Xclang", "-fno-validate-pch")
+    compiles = []
+    for index, source in enumerate(spec.sources):
+        name = f"{index}.o"
+        command = (*common, *_own_flags(spec, source), *use, "-MD", "-MF", f"{name}.d", "-c", "-o", name,
+                   f"{spec.root}/{source}")
+        compiles.append(Step(name, tuple(step.output for step in header), command, f"{name}.d"))
+    objects = [step.output for step in compiles]
     link = (toolchain.host_compiler, "-shared", "-pthread", "-o", spec.output, *objects, "-ldl", *spec.link_flags)
-    return [*compiles, Step(spec.output, tuple(objects), link)]
+    return [*header, *compiles, Step(spec.output, tuple(objects), link)]
+
+
+def _precompiled(common: list[str], header: str) -> Step:
+    """Its templates are instantiated in it, once for all that read it. No times: the same bytes of the same text."""
+    own = ("-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp", "-x", "c++-header")
+    return Step(_PCH, (), (*common, *own, "-MD", "-MF", f"{_PCH}.d", "-o", _PCH, header), f"{_PCH}.d")
+
+
+def _own_flags(spec: ModuleSpec, source: str) -> list[str]:
+    """What `own_flags` gives a source; those of a deeper place come last, and win."""
+    return [flag for place, flags in spec.own_flags for flag in flags
+            if source == place or source.startswith(f"{place}/")]
 
 
 def _include(spec: ModuleSpec) -> list[str]:
-    return [f"-I{spec.root}/include", "-isystem", str(_tvm_ffi() / "include")]
+    binding = [] if spec.kind == "host" else ["-isystem", str(_tvm_ffi() / "include")]
+    return [f"-I{spec.root}/include", *binding]
 
 
 def _mapped(spec: ModuleSpec, name: str) -> list[str]:

@@ -18,11 +18,13 @@ from functools import cache
 from pathlib import Path
 
 from aiter_like import env
+from aiter_like.build import processes
 from aiter_like.build.cache import cache_root, read_json, write_json
 from aiter_like.errors import BuildError
 
 ROCM_MIN = (6,)
 CLANG_MIN = (19,)  # the first with gfx942 code generation that all sources here were tried with
+_VERSION_SECONDS = 30.0  # a busy machine and a compiler on a network's disk take a few
 CLANG_MAX = 30  # newest versioned name looked for, as in clang++-30
 
 _PLATFORMS = {"hipcc": ("hip", "host"), "clang": ("hip", "host"), "nvcc": ("cuda",)}
@@ -154,7 +156,10 @@ def _executables(name: str, path: str, rocm_path: str) -> list[str]:
 
 def _identify(executable: str) -> Candidate:
     """What kind of compiler an executable is, from its version text."""
-    text = _version_text(executable)
+    try:
+        text = _version_text(executable)
+    except TimeoutError as error:
+        return Candidate(Path(executable).name, None, str(error))
     matches = {name: match for name, pattern in _VERSIONS.items() if (match := re.search(pattern, text))}
     if not matches:
         first = (text.strip().splitlines() or ["no output"])[0]
@@ -172,17 +177,25 @@ def _identify(executable: str) -> Candidate:
 
 
 def _version_text(executable: str) -> str:
-    """Output of `executable --version`; from the cache while its files are unchanged (a run costs 20 to 300 ms)."""
+    """Output of `executable --version`; from the cache while its files are unchanged (a run costs 20 to 300 ms).
+
+    Raises:
+        TimeoutError: it does not end.
+    """
     record_path = cache_root() / "compilers.json"
     records = read_json(record_path) or {}
     known = records.get(executable)
     if known and known["stamp"] == _stamp(executable, known["text"]):
         return known["text"]
     try:
-        run = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        with processes.child([executable, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE) as run:
+            out, err = (text.decode(errors="replace") for text in run.communicate(timeout=_VERSION_SECONDS))
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"{executable} --version has not ended after {_VERSION_SECONDS:g} s") from None
+    except OSError as error:
         return f"{error}"
-    text = run.stdout + (run.stderr if run.returncode else "")
+    text = out + (err if run.returncode else "")
     if run.returncode == 0:
         records[executable] = {"stamp": _stamp(executable, text), "text": text}
         write_json(record_path, records)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import logging
 import os
@@ -11,11 +10,12 @@ import sys
 from collections.abc import Sequence
 
 from aiter_like import log
+from aiter_like.cli.parser import Parser
 from aiter_like.errors import AiterLikeError
 
 # Command → the module whose add_commands defines it and what it needs; imported when the command is asked for.
 _COMMANDS = {
-    "demo": ("aiter_like.cli.demo", "attention of a real transformer, checked against stock"),
+    "demo": ("aiter_like.cli.demo_command", "attention of a real transformer, checked against stock"),
     "doctor": ("aiter_like.cli.doctor",
                "environment, compilers, devices, cache and tuned tables; what is wrong with them"),
     "build": ("aiter_like.cli.build", "build modules ahead of their first use"),
@@ -26,6 +26,8 @@ _COMMANDS = {
     "explain": ("aiter_like.cli.explain", "which backend and kernel would serve a call, and why not the others"),
     "names": ("aiter_like.cli.integrations", "AITER's names, and which backends serve each of them"),
     "shim": ("aiter_like.cli.integrations", "where a package `aiter` lies, for engines without AMD's"),
+    "aiter-tests": ("aiter_like.cli.aiter_tests",
+                    "run a folder of AITER's own tests through the shim, and count what they check"),
     "new-op": ("aiter_like.cli.authors", "write the four files of a new operator"),
     "generate": ("aiter_like.cli.authors", "write the texts that follow from the operators' declarations"),
     "verify": ("aiter_like.cli.verify", "run the self-check of every kernel on this device and write a report"),
@@ -33,20 +35,24 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; its exit status: 0 when all is well, 1 when something failed, 2 for wrong usage."""
+    """Runs one command; its exit status: 0 when all is well, 1 when something failed, 2 for wrong usage, 130 after
+    Ctrl-C."""
     argv = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in argv if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="aiter-like", description="GPU operators for AMD MI300X, real or simulated.")
+    parser = Parser(prog="aiter-like", description="GPU operators for AMD MI300X, real or simulated.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="command")
-    if command in _COMMANDS:
-        importlib.import_module(_COMMANDS[command][0]).add_commands(subparsers)
-    else:  # help or a mistake: names and summaries are enough
-        for name, (_, summary) in _COMMANDS.items():
-            subparsers.add_parser(name, help=summary)
     try:
+        if command in _COMMANDS:
+            importlib.import_module(_COMMANDS[command][0]).add_commands(subparsers)
+        else:  # help or a mistake: names and summaries are enough
+            for name, (_, summary) in _COMMANDS.items():
+                subparsers.add_parser(name, help=summary)
         args = parser.parse_args(argv)
         log.configure("warning")
         return args.run(args)
+    except KeyboardInterrupt:
+        print(f"aiter-like {command}: interrupted", file=sys.stderr)
+        return 130  # as shells say it: 128 + SIGINT
     except (AiterLikeError, ValueError, TypeError) as error:
         if logging.getLogger("aiter_like").isEnabledFor(logging.DEBUG):
             raise

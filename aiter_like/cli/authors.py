@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import Template
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from aiter_like import paths
 from aiter_like.dispatch import OPS
-from aiter_like.dispatch.backend import KINDS
-from aiter_like.dispatch.declaration import Declaration
+
+if TYPE_CHECKING:
+    from aiter_like.dispatch import Declaration
 
 _INDEX = "aiter_like/ops/index.py"
 _README, _PAGE = "README.md", "aiter_like/ops/README.md"
@@ -88,6 +90,8 @@ def _index(modules: dict[str, ModuleType], operators: dict[str, Declaration]) ->
 
 def _backends(operators: dict[str, Declaration], prefix: str) -> str:
     """Backends but torch of the operators whose modules begin so."""
+    from aiter_like.dispatch.backend import KINDS
+
     found = {backend.name for op in operators.values() if f"{op.reference.__module__}.".startswith(f"{prefix}.")
              for backend in op.backends}
     return ", ".join(kind for kind in KINDS if kind in found and kind != "torch") or "torch"

@@ -4,22 +4,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import as_completed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from aiter_like import device, env
-from aiter_like.build import build, cache
+from aiter_like import env
+from aiter_like.build import build, cache, processes, progress
 from aiter_like.build.recipe import ModuleSpec
-from aiter_like.device import Target
-from aiter_like.dispatch import OPS, Op
-from aiter_like.errors import BuildError
-from aiter_like.jit.compile_ops import JitFunction, registered
+from aiter_like.dispatch import OPS
+from aiter_like.errors import BuildError, did_you_mean
+
+if TYPE_CHECKING:
+    from aiter_like.device import Target
+    from aiter_like.dispatch import Op
 
 _BAR_WIDTH = 24  # characters
 
@@ -52,8 +53,10 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 _Outcome = tuple[ModuleSpec, float, BuildError | None]  # the seconds it took, and what failed
 
 
-def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Iterable[_Outcome]:
-    """Builds modules in parallel, with the options of build.ensure; yields an outcome as each one ends."""
+def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Generator[_Outcome]:
+    """Builds modules in parallel, with the options of build.ensure; yields an outcome as each one ends. When it is
+    closed or interrupted, the builds under way end.
+    """
     jobs = jobs or build.default_jobs()
 
     def one(spec: ModuleSpec) -> _Outcome:
@@ -65,7 +68,7 @@ def build_all(specs: Iterable[ModuleSpec], jobs: int, **options) -> Iterable[_Ou
             error = failure
         return spec, time.perf_counter() - start, error
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with processes.threads(jobs) as pool:
         for future in as_completed([pool.submit(one, spec) for spec in specs]):
             yield future.result()
 
@@ -77,13 +80,15 @@ def _build(args: argparse.Namespace) -> int:
     failures = []
     width = max(len(spec.name) for spec in specs)
     start = time.perf_counter()
-    _progress(0, len(specs))
     done = build_all(specs, args.jobs, root=args.output, rebuild=args.rebuild, lock_timeout=args.lock_timeout)
-    for count, (spec, seconds, error) in enumerate(done, 1):
-        _say(f"{spec.name:{width}}  {spec.arch}  {seconds:6.1f} s  {'FAILED' if error else 'ok'}")
-        _progress(count, len(specs))
-        if error:
-            failures.append(error)
+    # The lines and the bar tell how far many modules are; one alone shows its own steps.
+    with contextlib.closing(done), progress.left_to_caller() if len(specs) > 1 else contextlib.nullcontext():
+        _progress(0, len(specs))
+        for count, (spec, seconds, error) in enumerate(done, 1):
+            _say(f"{spec.name:{width}}  {spec.arch}  {seconds:6.1f} s  {'FAILED' if error else 'ok'}")
+            _progress(count, len(specs))
+            if error:
+                failures.append(error)
     for error in failures:
         _say(f"\n{error}")
     _say(f"{len(specs) - len(failures)} of {len(specs)} modules in {time.perf_counter() - start:.1f} s")
@@ -96,7 +101,8 @@ def selected(names: list[str], arch: str) -> list[ModuleSpec]:
     Raises:
         ValueError: a name means nothing; the message lists what there is.
     """
-    from aiter_like import sim
+    from aiter_like import device, sim
+    from aiter_like.jit.compile_ops import registered
 
     operators = list(OPS.values())  # their modules declare every function
     by_name: dict[str, list[Any]] = {}
@@ -109,7 +115,8 @@ def selected(names: list[str], arch: str) -> list[ModuleSpec]:
                 by_name.setdefault(name, []).append(function)
         known = {*by_name, *(("sim",) if target.platform == "hip" else ())}
         if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"no module {', '.join(unknown)}; there are: {', '.join(sorted(known))}")
+            like = did_you_mean(unknown[0], known)
+            raise ValueError(f"no module {', '.join(unknown)}{like}; there are: {', '.join(sorted(known))}")
         chosen = names or known
         functions = dict.fromkeys(function for name in chosen for function in by_name.get(name, ()))
         specs = [spec for function in functions for spec in _specs(function, operators, target)]
@@ -119,6 +126,10 @@ def selected(names: list[str], arch: str) -> list[ModuleSpec]:
 
 def _specs(function: Any, operators: Iterable[Op], target: Target) -> Iterator[ModuleSpec]:
     """The modules of a function: the instances that it declares, and those that its operator's cases take."""
+    import torch
+
+    from aiter_like.jit.compile_ops import JitFunction
+
     for instance in function.instances():
         yield function.instance_spec(instance, target.platform, target.arch)
     for op in operators:
@@ -169,7 +180,7 @@ def _say(line: str) -> None:
 
 
 def _progress(done: int, total: int) -> None:
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and total > 1:
         filled = _BAR_WIDTH * done // total
         sys.stderr.write(f"\r[{'#' * filled}{'.' * (_BAR_WIDTH - filled)}] {done}/{total}")
         sys.stderr.write("\n" if done == total else "")

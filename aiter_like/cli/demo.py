@@ -14,12 +14,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
 from aiter_like import __version__, device, sim
-from aiter_like.build import build
+from aiter_like.build import build, progress
 from aiter_like.dispatch import explain
 from aiter_like.errors import AiterLikeError
 from aiter_like.ops.attention.flash_attn import flash_attn_func
@@ -41,16 +40,6 @@ SENTENCES = (
     "The compiler turns source code into machine instructions.",
     "Programs are translated to machine language before the processor can run them.",
 )
-
-
-def add_commands(subparsers: argparse._SubParsersAction) -> None:
-    """Adds `demo`; the parser sets `run`, a function of the parsed arguments that returns the exit status."""
-    parser = subparsers.add_parser("demo", help="attention of a real transformer, checked against stock")
-    parser.add_argument("--device", choices=("auto", "sim", "gpu"), default="auto",
-                        help="the simulated MI300X or the GPU (default: the GPU where there is one)")
-    parser.add_argument("--json", type=Path, default=Path("demo.json"),
-                        help="machine-readable result (default: %(default)s)")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -110,7 +99,7 @@ def _demonstrate(model: _Model, where: torch.device, result: dict) -> None:
     kernels.append(_measure_kernel([q, k, v], causal=True))
     result["attention"] = LARGE | _compare_attention(q, k, v)
     large = result["attention"]
-    print(f"   largest error against float64: {large['max_error']:.2e}; torch's own {str(DTYPE)[6:]} attention: "
+    print(f"   max abs error against float64: {large['max_error']:.2e}; torch's own {str(DTYPE)[6:]} attention: "
           f"{large['torch_max_error']:.2e}\n")
     checks["large attention within the tolerance of the tests"] = large["fault"] is None
 
@@ -263,8 +252,7 @@ def _build_simulator(where: torch.device) -> dict | None:
     """Loads the simulator, which is built on a first run; None where there is no need of it."""
     if not device.target_of(where).simulated:
         return None
-    with _progress("building the simulator"):
-        sim.load()
+    sim.load()  # its build shows its progress
     built = next(built for built in build.built if built.spec.name == "sim")
     seconds = built.entry.meta["seconds"]
     print(f"   simulator: built {_when(built.compiled)} in {seconds:.1f} s\n")
@@ -291,7 +279,8 @@ def _progress(text: str) -> Iterator[None]:
     ticker = threading.Thread(target=tick, daemon=True)
     ticker.start()
     try:
-        yield
+        with progress.left_to_caller():
+            yield
     finally:
         done.set()
         ticker.join()

@@ -7,10 +7,11 @@ import argparse
 import importlib.metadata
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from aiter_like import env
-from aiter_like.errors import AiterLikeError
+from aiter_like.errors import AiterLikeError, did_you_mean
 
 _SUMMARY = "environment, compilers, devices, cache and tuned tables; what is wrong with them"
 
@@ -24,9 +25,10 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _doctor() -> int:
-    """Prints the state of the installation; 1 when something is broken rather than absent."""
-    problems = [*_print_environment(), *_print_software(), *_print_devices(), *_print_tables()]
-    return _print_problems([""], problems)
+    """Prints the state of the installation; 1 when something is broken rather than absent or out of date."""
+    problems, notes = [*_print_environment(), *_print_software(), *_print_devices()], []
+    problems += _print_tables(notes)
+    return _print_problems([""], problems, notes)
 
 
 def _doctor_engine(engine: str) -> int:
@@ -37,10 +39,15 @@ def _doctor_engine(engine: str) -> int:
     return _print_problems([*lines, ""], problems)
 
 
-def _print_problems(lines: list[str], problems: list[str]) -> int:
-    for line in [*lines, *(f"PROBLEM  {problem}" for problem in problems)]:
+def _print_problems(lines: list[str], problems: list[str], notes: Sequence[str] = ()) -> int:
+    """`notes`: what is not as it should be, and breaks nothing."""
+    for line in [*lines, *(f"NOTE     {note}" for note in notes), *(f"PROBLEM  {problem}" for problem in problems)]:
         print(line)
-    print("no problems found" if not problems else f"{len(problems)} problem(s)")
+    if not problems and not notes:
+        print("no problems found")
+    else:
+        counts = [f"{len(problems)} problem(s)" if problems else "nothing is broken", f"{len(notes)} note(s)"]
+        print("; ".join(counts if notes else counts[:1]))
     return 1 if problems else 0
 
 
@@ -56,9 +63,12 @@ def _print_environment() -> list[str]:
         mark = "=" if name in os.environ else " "
         shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
         print(f"  {name:24}{mark} {shown!s:20}  {variable.help}; read {variable.read}")
+    from aiter_like.integrations import takeover
+
+    problems += takeover.unknown_names()
     for name in env.unknown():
         print(f"  {name:24}= {os.environ[name]:20}  UNKNOWN")
-        problems.append(f"{name} is not a variable of aiter_like")
+        problems.append(f"{name} is not a variable of aiter_like{did_you_mean(name, env.VARIABLES)}")
     return problems
 
 
@@ -115,7 +125,8 @@ def _print_devices() -> list[str]:
     return problems
 
 
-def _print_tables() -> list[str]:
+def _print_tables(notes: list[str]) -> list[str]:
+    """`notes` gets a line for each operator with stale rows."""
     from aiter_like.dispatch import OPS, table
 
     print("\ntuned tables")
@@ -126,7 +137,18 @@ def _print_tables() -> list[str]:
         layers = "; ".join(f"{layer.title}: {sum(map(len, layer.rows.values()))} rows" for layer in op.table.layers)
         print(f"  {op.name:20} {layers or 'no file'}")
         problems |= dict.fromkeys(map(str, op.table.problems))
-        stale = op.stale_rows()
-        if stale:
-            print(f"  {'':20} {len(stale)} stale rows (kernel revision, toolchain) are ignored, the first: {stale[0]}")
+        notes += _stale(op)
     return list(problems)
+
+
+def _stale(op: Any) -> list[str]:
+    """What to do about the rows of an operator that timed something else than what would run now."""
+    backends = {backend.name: backend for backend in op.backends}
+    reasons = {row.source: reason for row in op.table.rows()
+               if (reason := backends[row.backend].staleness(row)) is not None}
+    if not reasons:
+        return []
+    first, reason = next(iter(reasons.items()))
+    total = sum(1 for _ in op.table.rows())
+    return [f"{op.name}: {len(reasons)} of {total} tuned rows are stale and not used, the first: {first}: {reason}; "
+            f"measure again: aiter-like tune {op.name} --shapes {first.rpartition(':')[0]}"]

@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from aiter_like.errors import did_you_mean
+
 _SUMMARY = "which backend and kernel would serve a call, and why not the others"
 
 
@@ -29,7 +31,7 @@ def _explain(args: argparse.Namespace) -> int:
 
     function = getattr(aiter_like, args.op, None)
     if not callable(function):
-        raise ValueError(f"no operator {args.op!r}")
+        raise ValueError(_no_function(args.op))
     name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     values = dict(_argument(text, torch.device(name)) for text in args.arguments)
     with torch.no_grad():
@@ -37,6 +39,17 @@ def _explain(args: argparse.Namespace) -> int:
     for explanation in explanations if isinstance(explanations, tuple) else (explanations,):
         print(explanation)
     return 0
+
+
+def _no_function(name: str) -> str:
+    """What to ask for instead of a name that is no public function."""
+    import aiter_like
+    from aiter_like.dispatch import OPS
+
+    if name in OPS:
+        functions = ", ".join(function.__name__ for function in OPS[name].public)
+        return f"{name} is an operator, and no function" + (f"; made of it: {functions}" if functions else "")
+    return f"no public function {name!r}{did_you_mean(name, aiter_like.__all__)}"
 
 
 def _argument(text: str, device: Any) -> tuple[str, Any]:

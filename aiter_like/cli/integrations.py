@@ -7,6 +7,8 @@ import argparse
 import importlib.machinery
 import sys
 
+from aiter_like import paths
+
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds names and shim; each parser sets `run`, a function of the parsed arguments."""
@@ -33,11 +35,9 @@ def _names(args: argparse.Namespace) -> int:
 
 
 def _shim() -> int:
-    from aiter_like.integrations import shim
-
     found = importlib.machinery.PathFinder.find_spec("aiter")
-    if found is not None and found.origin and not found.origin.startswith(str(shim.PATH)):
+    if found is not None and found.origin and not found.origin.startswith(str(paths.shim())):
         print(f"aiter-like: an aiter is installed ({found.origin}); the shim would hide it. AITER_LIKE=1 alone "
               "replaces what is served in it.", file=sys.stderr)
-    print(shim.PATH)
+    print(paths.shim())
     return 0

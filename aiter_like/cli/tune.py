@@ -57,6 +57,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     bench.add_argument("--device", choices=("gpu", "sim"), default="gpu")
     bench.add_argument("--gpu", type=int, default=0, metavar="N", help="which GPU (default: 0)")
     bench.add_argument("--peers", action="store_true", help="also the reference under torch.compile")
+    bench.add_argument("--quiet", action="store_true", help="no progress line")
     bench.set_defaults(run=_bench)
 
 
@@ -118,7 +119,7 @@ def _tune(args: argparse.Namespace) -> int:
     import aiter_like  # noqa: F401  (declares the operators)
     from aiter_like.build.cache import cache_root
     from aiter_like.dispatch import find_op
-    from aiter_like.tuning import report
+    from aiter_like.tuning import report, writer
     from aiter_like.tuning.tuner import Options, tune
 
     if args.import_aiter:
@@ -131,9 +132,11 @@ def _tune(args: argparse.Namespace) -> int:
                       journal=args.journal, budget=args.budget, min_improvement=args.min_improvement,
                       timeout=args.timeout, retune=args.retune, compare=args.compare, hints=hints,
                       progress=not args.quiet)
+    pages = args.report or cache_root() / "tuning"
+    writer.prepare(pages, "the report", "--report")
     outcome = tune(op, keys, options)
     _print(outcome)
-    for path in report.write(outcome, args.report or cache_root() / "tuning"):
+    for path in report.write(outcome, pages):
         print(f"report: {path}")
     return 0 if outcome.is_complete and all(result.best is not None for result in outcome.results) else 1
 
@@ -163,15 +166,22 @@ def _bench(args: argparse.Namespace) -> int:
     _all_gpus(args.device)
     if args.peers and args.device == "sim":
         raise ValueError("--peers needs a GPU: the simulated device has no time")
-    place = getattr(harness, args.device)(args.gpu)
-    ceilings = place.ceilings(place.target) if place.ceilings else None
-    print(f"{op.name} on {place.name}; {place.clock.unit}"
-          + (f"; copy {ceilings[0] / 1e12:.2f} TB/s" if ceilings else ", counted: no time"))
-    is_right = True
-    for key in keys:
-        found = bench.lines(op, key, place, args.peers)
-        print("\n".join(bench.text(found, place.clock.unit, ceilings[0] if ceilings else None)), flush=True)
-        is_right &= not any(line.is_wrong for line in found)
+    progress = bench.progress_of(op, len(keys), args.peers, not args.quiet)
+    try:
+        place = getattr(harness, args.device)(args.gpu)
+        ceilings = place.ceilings(place.target) if place.ceilings else None
+        progress.clear()
+        print(f"{op.name} on {place.name}; {place.clock.unit}"
+              + (f"; copy {ceilings[0] / 1e12:.2f} TB/s" if ceilings else ", counted: no time"))
+        is_right = True
+        for key in keys:
+            found = bench.lines(op, key, place, args.peers, progress.step)
+            progress.clear()
+            print("\n".join(bench.text(found, place.clock.unit, ceilings[0] if ceilings else None)), flush=True)
+            progress.shape_done()
+            is_right &= not any(line.is_wrong for line in found)
+    finally:
+        progress.end()
     return 0 if is_right else 1
 
 

@@ -9,17 +9,15 @@ import platform
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from aiter_like import __version__
+from aiter_like.dispatch import OPS
+from aiter_like.errors import AiterLikeError, UnsupportedError, did_you_mean
 
-import aiter_like
-from aiter_like import device
-from aiter_like.device import Target
-from aiter_like.dispatch import OPS, Backend, Op, self_check
-from aiter_like.dispatch.selection import Request, select
-from aiter_like.errors import AiterLikeError, UnsupportedError
+if TYPE_CHECKING:
+    from aiter_like.device import Target
+    from aiter_like.dispatch import Backend, Op
 
 _SUMMARY = "run the self-check of every kernel on this device and write a report"
 
@@ -35,9 +33,14 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
+    import torch
+
+    from aiter_like import device
+
     unknown = sorted(set(args.ops) - set(OPS))
     if unknown:
-        raise ValueError(f"no operator {', '.join(unknown)}; known: {', '.join(OPS)}")
+        like = "".join(did_you_mean(name, OPS) for name in unknown[:1])
+        raise ValueError(f"no operator {', '.join(unknown)}{like}; known: {', '.join(OPS)}")
     if args.device == "gpu" and not torch.cuda.is_available():
         raise ValueError("torch sees no GPU; --device sim runs on the simulated MI300X")
     is_gpu = args.device == "gpu" or (args.device == "auto" and torch.cuda.is_available())
@@ -64,7 +67,8 @@ def _verify(args: argparse.Namespace) -> int:
 def _line(record: dict[str, Any]) -> str:
     numbers = ""
     if "error" in record:
-        numbers = f"error {record['error']:.3g} of {record['tolerance']:.3g}, {record['seconds']} s"
+        numbers = (f"max abs error {record['error']:.3g}, limit {record['tolerance']:.3g} "
+                   f"(per max(1, max |reference|)), {record['seconds']} s")
     shapes = " ".join("x".join(map(str, shape)) for shape in record["shapes"])
     return " | ".join(filter(None, (record["status"].upper(), record["op"], record["backend"], record["kernel"], shapes,
                                     numbers, record["detail"])))
@@ -72,6 +76,8 @@ def _line(record: dict[str, Any]) -> str:
 
 def report(target: Target, names: list[str]) -> Iterator[dict[str, Any]]:
     """Runs every case of every backend but torch on `target`, whatever was decided before; one record each."""
+    from aiter_like.dispatch import self_check
+
     for op in OPS.values():
         if names and op.name not in names:
             continue
@@ -83,12 +89,21 @@ def report(target: Target, names: list[str]) -> Iterator[dict[str, Any]]:
 
 def environment(target: Target) -> dict[str, Any]:
     """What a report says about the machine."""
-    return {"aiter_like": aiter_like.__version__, "torch": torch.__version__, "hip": torch.version.hip,
+    import torch
+
+    from aiter_like.dispatch import self_check
+
+    return {"aiter_like": __version__, "torch": torch.__version__, "hip": torch.version.hip,
             "cuda": torch.version.cuda, "python": platform.python_version(), "device": self_check.device_name(target),
             "platform": target.platform, "arch": target.arch, "cu_num": target.cu_num, "simulated": target.simulated}
 
 
 def _outcome(op: Op, backend: Backend, target: Target, args: tuple) -> dict[str, Any]:
+    from torch import Tensor
+
+    from aiter_like.dispatch import self_check
+    from aiter_like.dispatch.selection import Request, select
+
     outcome: dict[str, Any] = {"op": op.name, "backend": backend.name, "kernel": "", "status": "refused", "detail": "",
                                "shapes": [list(arg.shape) for arg in args if isinstance(arg, Tensor)]}
     start = time.perf_counter()

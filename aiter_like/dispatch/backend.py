@@ -171,9 +171,10 @@ def _import(name: str) -> Callable:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A backend that serves the call, with kernel, parameters, and where the choice comes from."""
+    """A backend that serves the call, with kernel, parameters, and where the choice comes from; `row`: a tuned one."""
 
     backend: Backend
     kernel: str
     params: Mapping[str, Any]
     source: str
+    row: Row | None = None

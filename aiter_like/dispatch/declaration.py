@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from aiter_like import env
 from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch import table
 from aiter_like.dispatch.backend import Backend
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.tuning import Tuning
+from aiter_like.errors import did_you_mean
 
 _log = logging.getLogger("aiter_like")
 
@@ -66,6 +69,8 @@ class Declaration:
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)
         self.tuning = tuning and replace(tuning, traffic=with_fields(call, tuning.traffic))
         self.write_indices = tuple(call._fields.index(written) for written in writes)
+        scratch = tuning.scratch if tuning else ()
+        self.result_indices = tuple(index for name, index in zip(writes, self.write_indices) if name not in scratch)
         self.public: list[Callable] = []
         self.failures: dict[tuple[str, str, Target], str] = {}
         self.bad_rows: set[str] = set()
@@ -101,7 +106,21 @@ def find_op(op: Declaration | str | Callable) -> Declaration:
     """
     if isinstance(op, str) and op in OPS:
         return OPS[op]
+    op = getattr(op, "__wrapped__", op)
     for candidate in OPS.values():
         if op is candidate or candidate.name in (op, getattr(op, "__name__", None)) or op in candidate.public:
             return candidate
-    raise ValueError(f"{getattr(op, '__name__', op)} is no operator of aiter_like; known: {', '.join(OPS)}")
+    name = getattr(op, "__name__", op)
+    raise ValueError(f"{name} is no operator of aiter_like{did_you_mean(name, OPS.names())}; known: {', '.join(OPS)}")
+
+
+@functools.cache
+def tell_unknown_disabled() -> None:
+    """Once per process, when an operator first runs: warns about names in AITER_LIKE_DISABLE that are no operators.
+
+    Where engines' functions are taken, that is integrations/takeover.py's business: it knows their names too.
+    """
+    if "aiter_like.integrations.takeover" not in sys.modules:
+        for name in env.get("AITER_LIKE_DISABLE"):
+            if name not in OPS:
+                _log.warning("AITER_LIKE_DISABLE: %r is no operator%s", name, did_you_mean(name, OPS.names()))

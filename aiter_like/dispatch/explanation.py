@@ -1,25 +1,46 @@
 # SPDX-License-Identifier: MIT
-"""`explain`: which backend would serve a call, and why not the others. Nothing is built or launched.
+"""`explain`: which backend would serve a call, which others would, and what tuned rows say. Nothing is built or run.
 
 A public function is called as usual; its operators see the `Recorder` in the selector and describe instead of running.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiter_like import env
 from aiter_like.device import Target
-from aiter_like.dispatch.backend import Candidate
+from aiter_like.dispatch.backend import Backend, Candidate
 from aiter_like.dispatch.declaration import Declaration
-from aiter_like.dispatch.selection import Selection
+from aiter_like.dispatch.selection import Request, Selection, refusal
+from aiter_like.dispatch.table import Row, is_text, normalised
 from aiter_like.errors import BuildError
 
 # What applies to the calls of this context: a backend's name (use_backend), a Recorder (explain), or None.
 selector: ContextVar[Any] = ContextVar("aiter_like_selector", default=None)
+
+
+@dataclass(frozen=True)
+class RowNote:
+    """What a tuned row has to do with a call.
+
+    Attributes:
+        source: file:line.
+        state: "used"; "stale", "ignored" or "behind", of a row for this very key; "nearest", of one for another key
+            where none is used.
+        text: kernel and parameters, what its key has that the call has not, and why it is not used.
+    """
+
+    source: str
+    state: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.source}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -35,6 +56,8 @@ class Explanation:
         params: the tuned row's parameters.
         source: where the choice comes from: `tuned: file:line`, `heuristic: …`, `forced: …`.
         rejected: every other backend → the reason, those behind the chosen one in the order included.
+        accepts: every backend → why it could not serve the call if it was asked for, or None: it could.
+        rows: the tuned rows that speak of the call, or the nearest.
     """
 
     op: str
@@ -45,6 +68,8 @@ class Explanation:
     params: Mapping[str, Any]
     source: str
     rejected: Mapping[str, str]
+    accepts: Mapping[str, str | None] = field(default_factory=dict)
+    rows: tuple[RowNote, ...] = ()
 
     def __str__(self) -> str:
         simulated = ", simulated" if self.target.simulated else ""
@@ -56,7 +81,12 @@ class Explanation:
             lines.insert(-1, f"  kernel   {self.kernel}")
         if self.params:
             lines.insert(-1, "  params   " + ";".join(f"{name}={value}" for name, value in self.params.items()))
-        lines += [f"  not      {name}: {reason}" for name, reason in self.rejected.items()]
+        for name, reason in self.accepts.items():
+            verdict = "serves the call" if name == self.backend else f"would serve it, but {self.rejected[name]}"
+            lines.append(f"    {name:7}{verdict if reason is None else f'cannot serve it: {reason}'}")
+        lines += [f"  row      {row}" for row in self.rows]
+        if self.key and not self.rows:
+            lines.append(f"  row      none for {self.target.arch} with {self.target.cu_num} CUs")
         return "\n".join(lines)
 
 
@@ -93,26 +123,37 @@ def explain(function: Callable, *args: Any, **kwargs: Any) -> Explanation | tupl
     return recorder.found[0] if len(recorder.found) == 1 else tuple(recorder.found)
 
 
-def describe(op: Declaration, target: Target, selection: Selection) -> Explanation:
-    """The explanation of a selection: what would run first, and a reason for all others."""
-    rejected, chosen = dict(selection.refused), None
+def describe(op: Declaration, request: Request, selection: Selection) -> Explanation:
+    """The explanation of a selection: what would run first, what else could, and what tuned rows say."""
+    rejected, chosen, target = dict(selection.refused), None, request.target
     for candidate in selection.candidates:
         name = candidate.backend.name
-        reason = None if chosen else _not_buildable(target, candidate)
+        reason = None if chosen else _not_buildable(target, candidate.backend)
         if chosen is None and reason is None:
             chosen = candidate
         elif chosen is None or name != chosen.backend.name:
-            rejected.setdefault(name, reason or f"comes after {chosen.backend.name}")
+            rejected.setdefault(name, reason or f"it comes after {chosen.backend.name}")
+    if chosen is not None:
+        rejected.pop(chosen.backend.name, None)
+    accepts = {backend.name: _verdict(op, backend, request) for backend in op.backends}
+    rows = tuple(_rows(op, request, selection, chosen)) if selection.key is not None else ()
     if chosen is None:
-        return Explanation(op.name, target, selection.key, None, "", {}, "every backend refuses", rejected)
-    rejected.pop(chosen.backend.name, None)
+        return Explanation(op.name, target, selection.key, None, "", {}, "every backend refuses", rejected, accepts,
+                           rows)
     return Explanation(op.name, target, selection.key, chosen.backend.name, chosen.kernel, dict(chosen.params),
-                       chosen.source, rejected)
+                       chosen.source, rejected, accepts, rows)
 
 
-def _not_buildable(target: Target, candidate: Candidate) -> str | None:
+def _verdict(op: Declaration, backend: Backend, request: Request) -> str | None:
+    """Why a backend could not serve the call, whatever the order and whoever is forced; None: it could."""
+    failed = (why for (name, _, target), why in op.failures.items() if (name, target) == (backend.name, request.target))
+    return (refusal(op, backend, replace(request, forced=None, forced_by="")) or next(failed, None)
+            or _not_buildable(request.target, backend))
+
+
+def _not_buildable(target: Target, backend: Backend) -> str | None:
     """Why a module that may have to be built cannot be: no compiler. Prebuilt directories are taken at their word."""
-    if not candidate.backend.is_jit or env.get("AITER_LIKE_PREBUILT_DIR"):
+    if not backend.is_jit or env.get("AITER_LIKE_PREBUILT_DIR"):
         return None
     from aiter_like.build import toolchain
 
@@ -121,3 +162,48 @@ def _not_buildable(target: Target, candidate: Candidate) -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+# ---- tuned rows
+
+
+def _rows(op: Declaration, request: Request, selection: Selection, chosen: Candidate | None) -> Iterator[RowNote]:
+    """The rows of the call's key, and the nearest of all where none of them is used."""
+    backends = {backend.name: backend for backend in op.backends}
+    problems = {source: str(problem).removeprefix(f"{source}: ") for problem in op.table.problems
+                if (source := str(problem).partition(": ")[0]) in op.bad_rows}
+    device = (request.target.arch, request.target.cu_num)
+    key = normalised(op.name, op.tune_fields, selection.key)
+    matching = list(op.table.matching(*device, selection.key))
+    used = chosen.row if chosen is not None else None
+    for row in matching:
+        stale = backends[row.backend].staleness(row)
+        if row is used:
+            state, why = "used", ""
+        elif row.source in op.bad_rows:
+            state, why = "ignored", problems.get(row.source, "it does not fit its kernel")
+        elif stale is not None:
+            state, why = "stale", stale
+        elif row.backend in selection.refused:
+            state, why = "ignored", f"{row.backend}: {selection.refused[row.backend]}"
+        else:
+            state, why = "behind", "another row goes before it"
+        yield _note(op, row, state, key, why)
+    others = [row for row in op.table.rows() if row.key[:2] == device and row not in matching
+              and row.source not in op.bad_rows and backends[row.backend].staleness(row) is None]
+    if used is None and others:
+        yield _note(op, min(others, key=lambda row: _distance(op.tune_fields, row.key[2:], key)), "nearest", key, "")
+
+
+def _note(op: Declaration, row: Row, state: str, key: tuple, why: str) -> RowNote:
+    params = ";".join(f"{name}={value}" for name, value in row.params.items())
+    others = ", ".join(f"{name}={theirs} for {ours}" for name, theirs, ours in zip(op.tune_fields, row.key[2:], key)
+                       if theirs != ours)
+    return RowNote(row.source, state, "; ".join(filter(None, (" ".join(filter(None, (row.backend, row.kernel, params))),
+                                                              others, why))))
+
+
+def _distance(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> float:
+    """How far two keys are apart: texts that differ first, then the sizes' ratios."""
+    return sum((1e3 if one != other else 0.0) if is_text(name) else abs(math.log2((abs(one) + 1) / (abs(other) + 1)))
+               for name, one, other in zip(fields, theirs, ours))

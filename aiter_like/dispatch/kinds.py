@@ -6,6 +6,7 @@ a check may then ask a tensor for its shape, and a number for its size.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from aiter_like import check
 from aiter_like.call import signature
+from aiter_like.dispatch.addresses import overlaps_itself
 
 
 def check_kinds(op: str, call: type, args: tuple) -> None:
@@ -41,7 +43,7 @@ def check_outputs(op: str, call: type, args: tuple, writes: Iterable[int]) -> No
         for tensor in args[index] if isinstance(args[index], (tuple, list)) else (args[index],):
             if tensor is None:
                 continue
-            if _overlaps_itself(tensor):
+            if overlaps_itself(tensor):
                 raise ValueError(f"{op}: {name} must not overlap itself, got shape {tuple(tensor.shape)} with strides "
                                  f"{tensor.stride()}")
             owner = tensor if tensor._base is None else tensor._base
@@ -50,43 +52,25 @@ def check_outputs(op: str, call: type, args: tuple, writes: Iterable[int]) -> No
                                  "torch.no_grad()")
 
 
-def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two indices lead to one element. Exact where each stride steps over all smaller dimensions, and for
-    tensors of no more than 2²⁰ elements; larger ones that do not are taken for overlapping.
-    """
-    dims = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride()) if size > 1)
-    if tensor.numel() == 0 or not dims:
-        return False
-    end = 1
-    for stride, size in dims:
-        if stride < end:
-            break
-        end += stride * (size - 1)
-    else:
-        return False
-    if dims[0][0] == 0 or tensor.numel() > 1 << 20:
-        return True
-    offsets = torch.zeros(1, dtype=torch.int64)
-    for stride, size in dims:
-        offsets = (offsets[:, None] + torch.arange(size) * stride).flatten()
-    return offsets.unique().numel() < offsets.numel()
-
-
 @functools.cache
 def _kinds(call: type) -> list[tuple[str, Callable[[Any], bool], str]]:
     found = []
     for name, parameter in signature(call).parameters.items():
-        text = str(parameter.annotation)
-        is_right, wanted = next(rule for kind, *rule in _RULES if kind in text)
-        if "None" in text:
-            found.append((name, functools.partial(_is_none_or, is_right), f"{wanted} or None"))
-        else:
-            found.append((name, is_right, wanted))
+        annotation = parameter.annotation
+        found.append((name, *kind_of(annotation.__name__ if isinstance(annotation, type) else str(annotation))))
     return found
 
 
-def _is_none_or(is_right: Callable[[Any], bool], value: Any) -> bool:
-    return value is None or is_right(value)
+@functools.cache
+def kind_of(annotation: str) -> tuple[Callable[[Any], bool], str]:
+    """(whether a value is of the kind that an annotation names, that kind in words); true of what has no rule."""
+    rules = [next((rule for kind, *rule in _RULES if re.fullmatch(kind, part)), None)
+             for part in annotation.replace("torch.", "").split(" | ")]
+    if None in rules:
+        return lambda value: True, ""
+    if len(rules) == 1:
+        return tuple(rules[0])
+    return (lambda value: any(is_right(value) for is_right, _ in rules)), " or ".join(wanted for _, wanted in rules)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -99,12 +83,19 @@ def _are_tensors(value: Any) -> bool:
     return isinstance(value, (tuple, list)) and all(map(_is_tensor, value))
 
 
+def _are_integers(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and all(map(_is_integer, value))
+
+
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_RULES = (("tuple[torch.Tensor", _are_tensors, "a tuple of tensors"),
+_RULES = (("None|NoneType", lambda value: value is None, "None"),
+          (r"(tuple|Sequence)\[Tensor.*", _are_tensors, "a tuple of tensors"),
+          (r"(tuple|Sequence)\[int.*", _are_integers, "a tuple of integers"),
           ("Tensor", _is_tensor, "a tensor"),
+          ("dtype", lambda value: isinstance(value, torch.dtype), "a torch.dtype"),
           ("bool", lambda value: isinstance(value, bool), "True or False"),
           ("int", _is_integer, "an integer"),
           ("float", lambda value: isinstance(value, float) or _is_integer(value), "a number"),

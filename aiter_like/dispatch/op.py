@@ -19,14 +19,16 @@ from torch import Tensor
 from aiter_like import device, env, log
 from aiter_like.call import entry
 from aiter_like.device import Target
-from aiter_like.dispatch import record, self_check, table, torch_ops
+from aiter_like.dispatch import record, self_check, table, torch_ops, tuned_rows
+from aiter_like.dispatch.addresses import guarded
 from aiter_like.dispatch.backend import KINDS, Candidate
-from aiter_like.dispatch.declaration import SKIP, Declaration, find_op
+from aiter_like.dispatch.declaration import SKIP, Declaration, find_op, tell_unknown_disabled
 from aiter_like.dispatch.explanation import Explanation, Recorder, describe, selector
 from aiter_like.dispatch.kinds import check_kinds, check_outputs
 from aiter_like.dispatch.plans import PlanCache
 from aiter_like.dispatch.registry import OPS
 from aiter_like.dispatch.selection import Request, Selection, select
+from aiter_like.dispatch.table import Row
 from aiter_like.errors import AddressError, BuildError, UnsupportedError
 
 _log = logging.getLogger("aiter_like")
@@ -40,6 +42,8 @@ class Op(Declaration):
     Attributes:
         run: of the fields of the call object, by position or name, and of `backend=`: runs the operator, as `op(call)`
             does. Public functions call this: it makes no call object, which would cost the host half as much again.
+        prepare: of the same: decides and builds what `run` will do and raises what it would raise, but runs nothing. A
+            function that runs several operators prepares those that come after the first write.
     """
 
     def __init__(self, name: str, **declared: Any):
@@ -49,7 +53,7 @@ class Op(Declaration):
         self._recent = self._plans.recent
         self._out_op = torch_ops.define(f"{name}_out", self.reference, kernel=self._eager, fake=_nothing,
                                         writes=self.writes)
-        self.run = entry(self.call, self._serve)
+        self.run, self.prepare = entry(self.call, self._serve), entry(self.call, self._prepare)
 
     def __call__(self, call: tuple, *, backend: str | None = None) -> None:
         """Runs the operator. `backend` forces one; then nothing else is tried.
@@ -68,12 +72,26 @@ class Op(Declaration):
         chosen = _selected()
         chosen = backend if chosen is None else (chosen, backend)
         plan = self._recent(chosen, args)
-        if plan is None:
-            plan = self._find(chosen, args)
         try:
-            plan(*args)
-        except AddressError:
-            self._detour(chosen, args)(*args)
+            if plan is None:
+                plan = self._find(chosen, args)
+            try:
+                plan(*args)
+            except AddressError:
+                self._detour(chosen, args)(*args)
+        except (ValueError, TypeError, UnsupportedError) as error:
+            error.fields = dict(zip(self.call._fields, args))  # public.py looks up which parameters these are
+            raise
+
+    def _prepare(self, args: tuple, backend: str | None) -> None:
+        if _is_tracing() or isinstance(context := _selected(), Recorder):
+            return
+        try:
+            plan = self._find(backend if context is None else (context, backend), args)
+            getattr(plan, "refuse_addresses", _nothing)(*args)
+        except (ValueError, TypeError, UnsupportedError) as error:
+            error.fields = dict(zip(self.call._fields, args))
+            raise
 
     def reset(self) -> None:
         """Forget plans, failures and tuned rows."""
@@ -125,6 +143,7 @@ class Op(Declaration):
     def _plan(self, chosen: Any, args: tuple) -> Callable:
         """Decides a call of new metadata: check, select, bind."""
         log.first_use()
+        tell_unknown_disabled()
         forced, forced_by, recorder = _read(self, chosen)
         check_kinds(self.name, self.call, args)
         skip = self.check is not None and self.check(*args) is SKIP
@@ -141,10 +160,7 @@ class Op(Declaration):
         if selection.key is not None:
             values = table.normalised(self.name, self.tune_fields, selection.key)
             record.record(self.name, self.tune_fields, request.target.arch, request.target.cu_num, values)
-        plan, is_final = self._bind_first(request, selection)
-        if is_final:
-            self._plans.store(chosen, args, plan)
-        return plan
+        return self._bind_first(request, selection, self._plans, chosen)
 
     def _detour(self, chosen: Any, args: tuple) -> Callable:
         """Decides a call that the planned kernel has just refused for an address; the plan stays for the others."""
@@ -153,17 +169,17 @@ class Op(Declaration):
             forced, forced_by, _ = _read(self, chosen)
             request = self._request(args, forced, forced_by, of_addresses=True)
             selection = select(self, request)
-            plan, is_final = self._bind_first(request, selection)
+            plan = self._bind_first(request, selection, self._detours, chosen)
             for backend in self.backends:
                 if backend.address_refusal is not None and (reason := backend.address_refusal(*args)) is not None:
                     self.tell_once((backend.name, reason), "%s: not %s but the next backend serves calls where %s",
                                    self.name, backend.name, reason)
-            if is_final:
-                self._detours.store(chosen, args, plan)
         return plan
 
-    def _bind_first(self, request: Request, selection: Selection) -> tuple[Callable, bool]:
-        """The first candidate that builds and, on hardware, passes its self-check; and whether that may be kept."""
+    def _bind_first(self, request: Request, selection: Selection, cache: PlanCache, chosen: Any) -> Callable:
+        """The plan of the first candidate that builds and, on hardware, passes its self-check. `cache` keeps it, unless
+        a candidate before it could not be judged now.
+        """
         is_final = True
         for candidate in selection.candidates:
             name = candidate.backend.name
@@ -176,8 +192,11 @@ class Op(Declaration):
             except UnsupportedError as error:
                 selection.refused[name] = str(error)
                 continue
-            except BuildError as error:
-                if request.forced is not None:
+            except Exception as error:
+                if candidate.row is not None and tuned_rows.is_to_blame(error):
+                    tuned_rows.drop_row(self, candidate.row, error)
+                    return self._bind_first(request, select(self, request), cache, chosen)
+                if not isinstance(error, BuildError) or request.forced is not None and candidate.row is None:
                     raise
                 self._fail(candidate, request.target, f"does not build: {error}")
                 selection.refused[name] = str(error).partition("\n")[0]
@@ -193,9 +212,29 @@ class Op(Declaration):
                     selection.refused[name] = verdict
                     continue
             self._log_choice(candidate, request, selection)
-            return self._watched(function, candidate, request.target), is_final
+            plan = self._guarded(running := self._watched(function, candidate, request.target), request.args)
+            if is_final and candidate.row is not None:  # behind the guard: what it refuses is no fault of the row
+                first = self._first_run(running, plan, candidate.row, request, cache, chosen)
+                plan = self._guarded(first, request.args)
+            if is_final:
+                cache.store(chosen, request.args, plan)
+            return plan
         message = f"{self.name}: no backend serves the call on {request.target.arch}"
         raise UnsupportedError(message, self.name, selection.refused)
+
+    def _first_run(self, running: Callable, plan: Callable, row: Row, request: Request, cache: PlanCache,
+                   chosen: Any) -> Callable:
+        """A tuned row's function, until it has run once: then `plan` is what calls take."""
+        decision = (request.forced, request.forced_by, request.of_addresses)  # not the request: it holds tensors
+
+        def decide(args: tuple) -> Callable:
+            again = self._request(args, *decision)
+            return self._bind_first(again, select(self, again), cache, chosen)
+
+        return tuned_rows.first_run(self, row, running, lambda args: cache.store(chosen, args, plan), decide)
+
+    def _guarded(self, function: Callable, args: tuple) -> Callable:
+        return guarded(self.name, self.call._fields, args, self.write_indices, function)
 
     def _watched(self, function: Callable, candidate: Candidate, target: Target) -> Callable:
         """`function`; on the simulated device with its errors, and through its checkers whenever they are on."""
@@ -223,7 +262,7 @@ class Op(Declaration):
         request = self._request(args, forced, forced_by, of_addresses=True)
         if skip:
             return Explanation(self.name, request.target, None, None, "", {}, "empty: nothing to compute", {})
-        return describe(self, request.target, select(self, request))
+        return describe(self, request, select(self, request))
 
     def _request(self, args: tuple, forced: str | None, forced_by: str, of_addresses: bool = False) -> Request:
         tensors = [*_tensors(args)]

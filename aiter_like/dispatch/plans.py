@@ -3,7 +3,7 @@
 
 What was decided once (checks, backend, tuned row, build) holds for every call whose arguments look the same: shape,
 strides, layout, dtype, device, type, requires_grad under grad mode, lazy negation and conjugation; scalars by type and
-value. Not in the key: addresses (a kernel that needs alignment checks it itself), and whether arguments overlap.
+value. Not in the key: addresses. A kernel that needs alignment checks it itself, addresses.py the rest.
 """
 
 from __future__ import annotations
@@ -130,12 +130,14 @@ class PlanCache:
         return plan
 
     def store(self, selector: Any, args: tuple, plan: Callable) -> None:
-        """Keep a plan."""
+        """Keep a plan, in place of an earlier one for such arguments."""
         try:
             key = (selector, *metadata(args))
         except (TypeError, RuntimeError):
             return
-        if len(self._plans) >= self.limit:
+        if key in self._plans:
+            self._recent = ()
+        elif len(self._plans) >= self.limit:
             self._plans.pop(next(iter(self._plans)), None)
         self._plans[key] = plan
 

@@ -34,6 +34,10 @@ class Registry(Mapping):
                 importlib.import_module(self.index[name])
         return iter(list(self.declared))
 
+    def names(self) -> list[str]:
+        """Of every operator; imports none."""
+        return [*dict.fromkeys((*self.index, *self.declared))]
+
     def __len__(self) -> int:
         return sum(1 for _ in self)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from aiter_like import env
 from aiter_like.device import Target
+from aiter_like.dispatch import tuned_rows
 from aiter_like.dispatch.backend import KINDS, Backend, Candidate
 from aiter_like.dispatch.declaration import Declaration
 from aiter_like.dispatch.table import Row
-from aiter_like.errors import TuningError
 
 _log = logging.getLogger("aiter_like")
 
@@ -61,14 +61,14 @@ def select(op: Declaration, request: Request) -> Selection:
     refused: dict[str, str] = {}
     order, source = _order(op, request)
     for backend in (*order, *(backend for backend in op.backends if backend not in order)):
-        reason = _refusal(op, backend, request, backend in order)
+        reason = refusal(op, backend, request, backend in order)
         if reason is None:
             accepted[backend.name] = backend
         else:
             refused[backend.name] = reason
     key = op.tune_key(*request.args) if op.tune_key is not None else None
     row = _tuned_row(op, request, key, accepted) if key is not None else None
-    tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"tuned: {row.source}")] if row else []
+    tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"tuned: {row.source}", row)] if row else []
     own = [Candidate(backend, backend.kernel_names(request.target, request.args, {})[0], {}, source)
            for backend in accepted.values()]
     candidates = []
@@ -94,7 +94,8 @@ def _order(op: Declaration, request: Request) -> tuple[list[Backend], str]:
     return list(op.backends), f"heuristic: first of {', '.join(backend.name for backend in op.backends)} to accept"
 
 
-def _refusal(op: Declaration, backend: Backend, request: Request, is_listed: bool) -> str | None:
+def refusal(op: Declaration, backend: Backend, request: Request, is_listed: bool = True) -> str | None:
+    """Why a backend does not serve a call, or None; `is_listed`: it is in the order that applies."""
     if request.forced is not None and backend.name != request.forced:
         return f"not asked for: {request.forced_by}"
     if backend.name != "torch" and op.name in env.get("AITER_LIKE_DISABLE"):
@@ -131,19 +132,6 @@ def _tuned_row(op: Declaration, request: Request, key: Mapping[str, Any],
             op.tell_once((backend.name, reason), "%s: tuned row ignored, as all of %s %s like it: %s", row.source,
                          op.name, backend.name, reason)
             return False
-        try:
-            known = backend.kernel_names(request.target, request.args, row.params)
-        except TypeError as error:  # gen_func does not take a parameter of the row
-            return _drop(op, row, f"params do not fit {row.kernel}: {error}")
-        return row.kernel in known or _drop(op, row, f"kernel must be one of {', '.join(known)} for this call, "
-                                                     f"got {row.kernel!r}")
+        return tuned_rows.fits(op, backend, row, request.target, request.args)
 
     return op.table.find(request.target.arch, request.target.cu_num, key, usable)
-
-
-def _drop(op: Declaration, row: Row, why: str) -> bool:
-    op.bad_rows.add(row.source)
-    problem = TuningError(f"{row.source}: {why}")
-    op.table.problems.append(problem)
-    _log.warning("tuned table: %s", problem)
-    return False

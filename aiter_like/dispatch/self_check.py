@@ -90,9 +90,7 @@ def compare(op: Declaration, function: Any, args: tuple) -> tuple[float, float]:
         op.reference(*expected)
     coarsest = max((torch.finfo(arg.dtype).eps for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()),
                    default=0.0)
-    scratch = op.tuning.scratch if op.tuning else ()
-    errors = [_error(got[index], expected[index]) for name, index in zip(op.writes, op.write_indices, strict=True)
-              if expected[index] is not None and name not in scratch]
+    errors = [_error(got[index], expected[index]) for index in op.result_indices if expected[index] is not None]
     return max(errors, default=0.0), TOLERANCE * coarsest
 
 
@@ -118,7 +116,8 @@ def _judge(op: Declaration, candidate: Candidate, target: Target, call: tuple) -
 
 
 def _failure_text(error: float, tolerance: float) -> str:
-    return f"self-check differs from the reference by {error:.3g}, more than {tolerance:.3g}"
+    return (f"self-check differs from the reference by a max abs error of {error:.3g}, limit {tolerance:.3g} (per "
+            "max(1, max |reference|))")
 
 
 def _poisoned(op: Declaration, args: tuple) -> tuple:

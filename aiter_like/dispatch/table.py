@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,9 @@ DEVICE_COLUMNS = ("arch", "cu_num")
 VALUE_COLUMNS = ("backend", "kernel", "params", "us", "err", "toolchain", "kernel_rev", "origin")
 _told: set[str] = set()
 _PARAM = re.compile(r"[A-Za-z_]\w*")
-_INTEGER = re.compile(r"-?\d+")
+_INTEGER = re.compile(r"-?[0-9]+")
+_NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_MAX_DIGITS = 18  # of an integer: what surely has 64 bits
 
 
 def columns(fields: Sequence[str]) -> tuple[str, ...]:
@@ -32,8 +35,8 @@ def columns(fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_text(name: str) -> bool:
-    """Whether a key field holds text (dtypes, layouts, masks, features); any other is an integer, a flag 0 or 1."""
-    return name.endswith(("dtype", "layout", "mask", "features"))
+    """Whether a key field holds text (dtypes, layouts, masks …); any other is an integer, a flag 0 or 1."""
+    return name in ("features", "packing") or name.endswith(("dtype", "layout", "mask"))
 
 
 @dataclass(frozen=True)
@@ -89,12 +92,13 @@ class Table:
         The highest layer that answers wins; within a layer the exact key comes first, then the rounded ones (see
         `rounded`); among the rows of one key the fastest that is `usable`.
         """
+        return next((row for row in self.matching(arch, cu_num, key) if usable(row)), None)
+
+    def matching(self, arch: str, cu_num: int, key: Mapping[str, Any]) -> Iterator[Row]:
+        """The rows that speak of a call, in the order in which `find` asks for them."""
         for layer in self.layers:
             for values in self._keys(key):
-                for row in layer.rows.get((arch, cu_num, *values), ()):
-                    if usable(row):
-                        return row
-        return None
+                yield from layer.rows.get((arch, cu_num, *values), ())
 
     def rows(self) -> Iterator[Row]:
         """Every valid row."""
@@ -195,30 +199,43 @@ def _read(path: Path, title: str, table: Table, kernels: Mapping[str, frozenset[
     layer = Layer(title)
     seen: dict[tuple, int] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.reader(file)
-            header = next(reader, [])
-            if tuple(header) != columns(table.fields):
-                wanted = ",".join(columns(table.fields))
-                raise TuningError(f"{path}:1: columns must be {wanted}, got {','.join(header)}")
-            for cells in reader:
-                line = reader.line_num
-                try:
-                    row = _row(cells, f"{path}:{line}", table, kernels, origins)
-                    same = seen.setdefault((row.key, row.backend, row.kernel, tuple(row.params.items())), line)
-                    if same != line:
-                        raise TuningError(f"{path}:{line}: same key, backend, kernel and params as line {same}")
-                except TuningError as problem:
-                    table.problems.append(problem)
-                else:
-                    layer.rows.setdefault(row.key, []).append(row)
-    except TuningError as problem:
-        table.problems.append(problem)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        lines = path.read_bytes().splitlines() or [b""]
+    except OSError as error:
         table.problems.append(TuningError(f"{path}:0: cannot be read: {error}"))
+        return layer
+    for line, text in enumerate(lines, 1):
+        source = f"{path}:{line}"
+        try:
+            cells = _cells(text, source)
+            if line == 1:
+                _check_header(cells, source, table)
+                continue
+            row = _row(cells, source, table, kernels, origins)
+            same = seen.setdefault((row.key, row.backend, row.kernel, tuple(row.params.items())), line)
+            if same != line:
+                raise TuningError(f"{source}: same key, backend, kernel and params as line {same}")
+        except TuningError as problem:
+            table.problems.append(problem)
+            if line == 1:
+                break
+        else:
+            layer.rows.setdefault(row.key, []).append(row)
     for rows in layer.rows.values():
         rows.sort(key=lambda row: row.us)
     return layer
+
+
+def _cells(text: bytes, source: str) -> list[str]:
+    """The cells of one line. Each line is read by itself, so that a damaged one takes no other with it."""
+    try:
+        return next(csv.reader([text.decode()], strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TuningError(f"{source}: must be cells in UTF-8, got what cannot be read: {error}") from error
+
+
+def _check_header(cells: list[str], source: str, table: Table) -> None:
+    if tuple(cells) != columns(table.fields):
+        raise TuningError(f"{source}: columns must be {','.join(columns(table.fields))}, got {_short(','.join(cells))}")
 
 
 def _row(cells: list[str], source: str, table: Table, kernels: Mapping[str, frozenset[str] | None],
@@ -231,12 +248,15 @@ def _row(cells: list[str], source: str, table: Table, kernels: Mapping[str, froz
            *(_text(cell, name, source) if is_text(name) else _integer(cell, name, source) for name in table.fields))
     backend, kernel = cell["backend"], _text(cell, "kernel", source)
     if backend not in kernels:
-        raise TuningError(f"{source}: backend must be one of {', '.join(kernels)}, got {backend!r}")
+        accepted = ", ".join(kernels)
+        raise TuningError(f"{source}: backend must be one of {accepted}, got {_short(backend)!r}")
     known = kernels[backend]
     if known is not None and kernel not in known:
-        raise TuningError(f"{source}: kernel of {backend} must be one of {', '.join(sorted(known))}, got {kernel!r}")
+        accepted = ", ".join(sorted(known))
+        raise TuningError(f"{source}: kernel of {backend} must be one of {accepted}, got {_short(kernel)!r}")
     if not cell["origin"].startswith(origins) or cell["origin"] in origins:
-        raise TuningError(f"{source}: origin must start with {' or '.join(origins)} here, got {cell['origin']!r}")
+        accepted = " or ".join(origins)
+        raise TuningError(f"{source}: origin must start with {accepted} here, got {_short(cell['origin'])!r}")
     us, err = _number(cell, "us", source), _number(cell, "err", source)
     if us == 0:
         raise TuningError(f"{source}: us must be greater than 0, got {cell['us']!r}")
@@ -254,10 +274,10 @@ def parse_params(text: str, source: str) -> dict[str, Any]:
     for part in filter(None, text.split(";")):
         name, equals, value = part.partition("=")
         if not equals or not _PARAM.fullmatch(name) or not value:
-            raise TuningError(f"{source}: params must be name=value;…, got {part!r}")
+            raise TuningError(f"{source}: params must be name=value;…, got {_short(part)!r}")
         if name in params:
-            raise TuningError(f"{source}: params must name {name} once, got {text!r}")
-        params[name] = _value(value)
+            raise TuningError(f"{source}: params must name {name} once, got {_short(text)!r}")
+        params[name] = _value(value, source)
     return dict(sorted(params.items()))
 
 
@@ -266,26 +286,35 @@ def text_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _value(text: str) -> Any:
+def _value(text: str, source: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    if _INTEGER.fullmatch(text) and len(text.lstrip("-")) <= _MAX_DIGITS:
+        return int(text)
+    if not _NUMBER.fullmatch(text):
+        return text
+    if _INTEGER.fullmatch(text) or not math.isfinite(float(text)):
+        raise TuningError(f"{source}: params must be finite numbers, integers of at most {_MAX_DIGITS} digits, "
+                          f"got {_short(text)}")
+    return float(text)
+
+
+def _short(text: str) -> str:
+    """A text as an error shows it: a damaged cell may have thousands of letters."""
+    return text if len(text) <= 400 else f"{text[:60]}… ({len(text)} letters)"
 
 
 def _text(cell: Mapping[str, str], name: str, source: str) -> str:
     if not cell[name] or cell[name] != cell[name].strip():
-        raise TuningError(f"{source}: {name} must be a text without outer blanks, got {cell[name]!r}")
+        raise TuningError(f"{source}: {name} must be a text without outer blanks, got {_short(cell[name])!r}")
     return cell[name]
 
 
 def _integer(cell: Mapping[str, str], name: str, source: str) -> int:
     if not _INTEGER.fullmatch(cell[name]):
-        raise TuningError(f"{source}: {name} must be an integer, got {cell[name]!r}")
+        raise TuningError(f"{source}: {name} must be an integer, got {_short(cell[name])!r}")
+    if len(cell[name].lstrip("-")) > _MAX_DIGITS:
+        raise TuningError(f"{source}: {name} must have at most {_MAX_DIGITS} digits, got {_short(cell[name])!r}")
     return int(cell[name])
 
 
@@ -295,5 +324,5 @@ def _number(cell: Mapping[str, str], name: str, source: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise TuningError(f"{source}: {name} must be a finite number, at least 0, got {cell[name]!r}")
+        raise TuningError(f"{source}: {name} must be a finite number, at least 0, got {_short(cell[name])!r}")
     return value

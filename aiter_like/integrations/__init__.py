@@ -26,6 +26,7 @@ _USERS_OF_AITER = ("vllm", "sglang")
 
 _lock = threading.RLock()
 _installed: dict[str, ModuleType] = {}
+_installing: set[str] = set()  # adapters that load a part of their engine may be asked for by that
 _failed: dict[str, str] = {}
 _log_before: list[tuple[int, list[logging.Handler]]] = []
 
@@ -66,7 +67,8 @@ def install() -> bool:
                 _failed[""] = str(error)
                 logger.warning("engines keep their own operators: %s", error)
             return False
-        failures = {engine: reason for engine in _ADAPTERS if engine not in _installed and engine not in _failed
+        known = _installed.keys() | _failed.keys() | _installing
+        failures = {engine: reason for engine in _ADAPTERS if engine not in known
                     and _is_wanted(engine) and (reason := _install(engine))}
         _failed.update(failures)
         if failures:
@@ -113,6 +115,7 @@ def _is_wanted(engine: str) -> bool:
 def _install(engine: str) -> str:
     """Installs one adapter; why that failed, or ""."""
     adapter = None
+    _installing.add(engine)
     try:
         versions.check(engine)
         adapter = importlib.import_module(f"{__name__}.{_ADAPTERS[engine]}")
@@ -121,6 +124,8 @@ def _install(engine: str) -> str:
         logger.debug("%s cannot be served", engine, exc_info=True)
         _uninstall(engine, adapter, has_failed=True)
         return f"{type(error).__name__}: {error}"
+    finally:
+        _installing.discard(engine)
     _installed[engine] = adapter
     return ""
 

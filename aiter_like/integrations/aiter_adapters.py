@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like import device
+from aiter_like import device, dtypes
+from aiter_like.integrations import aiter_checks
 
 
 def flash_attn_varlen_func(
@@ -66,8 +68,9 @@ def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | Non
 
 
 def get_gfx() -> str:
-    """The architecture of this machine's device, as "gfx942"."""
-    return device.default_target().arch
+    """The architecture of this machine's device, as "gfx942"; "sm_90" on an NVIDIA GPU, whose kernels are others."""
+    arch = device.default_target().arch
+    return arch if aiter_checks.journal is None else aiter_checks.Arch(arch)
 
 
 def get_gfx_runtime() -> str:
@@ -78,6 +81,21 @@ def get_gfx_runtime() -> str:
 def get_cu_num() -> int:
     """Compute units of this machine's device."""
     return device.default_target().cu_num
+
+
+def get_fp8_e4m3_dtype() -> torch.dtype:
+    """The e4m3 format of this machine's device."""
+    return dtypes.get_dtype_fp8()
+
+
+def is_flydsl_available() -> bool:
+    """Never: kernels of that language are not served."""
+    return False
+
+
+def is_experimental_enabled() -> bool:
+    """Never: nothing here is half ready."""
+    return False
 
 
 def make_kernel_repr(base_name: str, config_keys: Sequence[str], name_key: str | None = None) -> Callable[[Any], str]:

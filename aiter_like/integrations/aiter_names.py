@@ -18,7 +18,8 @@ from typing import Any, NoReturn
 import torch
 
 from aiter_like.enums import ActivationType, QuantType
-from aiter_like.errors import UnsupportedError
+from aiter_like.errors import UnsupportedError, did_you_mean
+from aiter_like.ops.index import PUBLIC
 
 
 class _DeviceFp8:
@@ -36,8 +37,9 @@ class _DeviceFp8:
 _FILE = Path(__file__).with_suffix(".txt")
 _SYMBOLS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "i8": torch.int8,
             "fp4x2": getattr(torch, "float4_e2m1fn_x2", torch.uint8),
-            "fp8": _DeviceFp8(),
-            "QuantType.No": QuantType.No, "ActivationType.Silu": ActivationType.Silu}
+            "fp8": _DeviceFp8(), "fp8_e4m3fn": torch.float8_e4m3fn,
+            "QuantType.No": QuantType.No, "QuantType.per_Token": QuantType.per_Token,
+            "ActivationType.Silu": ActivationType.Silu}
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def attribute(name: str) -> Any:
     """
     value = namespace(top_level().values()).get(name)
     if value is None:
-        raise AttributeError(f"module 'aiter_like' has no attribute {name!r}, nor has AITER")
+        raise AttributeError(f"module 'aiter_like' has no attribute {name!r}, nor has AITER"
+                             f"{did_you_mean(name, [*PUBLIC, *top_level()])}")
     return value.value if isinstance(value, Name) else value
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, IntEnum
@@ -28,6 +30,33 @@ class MlaVersion(IntEnum):
 
     V32 = 0
     V40 = 1
+
+
+class RotateStyle(IntEnum):
+    """Which elements of a head rotate together: the halves, or neighbours."""
+
+    NEOX = 0
+    GPTJ = 1
+
+
+class MxDtypeInt(IntEnum):
+    """Formats of elements that share a scale with the 31 beside them."""
+
+    FP4_E2M1 = 0
+    FP8_E4M3 = 1
+    FP8_E4M3_FNUZ = 2
+
+
+class MxScaleRoundModeInt(IntEnum):
+    """How such a scale becomes a power of two."""
+
+    RoundDown = 0
+    RoundUp = 1
+    Even = 2
+    Ceil = 3
+
+
+MX_DEFAULT_ROUND_MODE = MxScaleRoundModeInt.RoundUp
 
 
 class GateMode(str, Enum):  # noqa: UP042 (engines compare and print it as AITER's, which is no StrEnum)
@@ -89,8 +118,23 @@ class CustomAllreduce:
         """Nothing is held."""
 
 
+@functools.cache
+def _logger() -> logging.Logger:
+    """The logger "aiter", by which AITER's programs print their results: from INFO on, unless somebody set it up."""
+    logger = logging.getLogger("aiter")
+    if logger.level == logging.NOTSET and not logger.handlers:
+        logger.setLevel(logging.INFO)
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    return logger
+
+
 def __getattr__(name: str) -> Any:
-    """`e4m3_dtype`: asking for the device waits until somebody wants to know."""
+    """`e4m3_dtype` and `logger`: asking for the device, and setting a logger up, wait until somebody wants them."""
     if name == "e4m3_dtype":
         return dtypes.fp8
+    if name == "logger":
+        return _logger()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,10 @@ import importlib.util
 import logging
 import os
 import re
+import site
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -22,6 +25,7 @@ _GROUPS = {"vllm": ("vllm.general_plugins",), "transformers": (),
            "sglang": ("sglang.srt.plugins", "sglang.multimodal_gen.plugins")}
 _ALLOWED = {"vllm": "VLLM_PLUGINS", "sglang": "SGLANG_PLUGINS"}
 _PLUGIN = "aiter_like"
+_STARTUP = "aiter_like_startup"  # what transformers has for a plugin: read by each interpreter when it starts
 
 logger = logging.getLogger("aiter_like")
 
@@ -43,8 +47,8 @@ def report(engine: str) -> tuple[list[str], list[str]]:
     except ValueError as error:
         enabled, problems = False, [*problems, str(error)]
     lines.append(f"switch       AITER_LIKE is {'on' if enabled else 'off: the engine keeps its own operators'}")
-    plugins, missing = _plugins(engine)
-    lines += [f"plugin       {line}" for line in plugins] or ["plugin       none: a script calls enable()"]
+    plugins, missing = _plugins(engine) if _GROUPS[engine] else _startup(enabled)
+    lines += [f"plugin       {line}" for line in plugins]
     problems += missing
     if enabled and not problems:
         lines += _installed(engine, problems)
@@ -69,6 +73,14 @@ def _installed(engine: str, problems: list[str]) -> Iterator[str]:
     yield f"denied       {', '.join(status.denied) or 'nothing'} (AITER_LIKE_DISABLE)"
     for place in takeover.replaced():
         yield f"replaced     {place}"
+    if engine == "transformers" and status.engines[engine] == "on":
+        from aiter_like.integrations import transformers
+
+        yield f'registered   attn_implementation="{transformers.NAME}", for models that ask for it by name'
+        served = transformers.trial()
+        yield f"served       {f'a new LlamaForCausalLM: {served}' if served else 'nothing of a new model'}"
+        if not served:
+            problems.append("transformers: the name is registered, but new models are not served")
 
 
 def _cause(error: Exception) -> str:
@@ -92,6 +104,17 @@ def _aiter() -> str:
     if (found.origin or "").startswith(str(shim.PATH)):
         return "the shim of aiter_like"
     return f"{found.origin}; what is served in it is replaced"
+
+
+def _startup(enabled: bool) -> tuple[list[str], list[str]]:
+    """Where the line lies that an interpreter reads when it starts, and why new models will not be served."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    found = [folder for folder in folders if (Path(folder) / f"{_STARTUP}.pth").is_file()]
+    lines = [f"{_STARTUP}.pth in {folder}" for folder in found[:1]] or [f"{_STARTUP}.pth: not installed"]
+    if _STARTUP in sys.modules or not enabled and found:
+        return lines, []
+    return lines, [f"no {_STARTUP}.pth was read when this interpreter started: install aiter_like with pip, a path is "
+                   "not enough; else a program calls aiter_like.integrations.install() after `import transformers`"]
 
 
 def _plugins(engine: str) -> tuple[list[str], list[str]]:

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from aiter_like import dtypes, env
+from aiter_like import dtypes, env, paths
 from aiter_like.integrations import aiter_names, takeover
 from aiter_like.integrations.aiter_names import Name
 
-PATH = Path(__file__).with_name("shim_path")
+PATH = paths.shim()
 """What belongs on PYTHONPATH."""
 
 _TORCH_OPS = "torch.ops.aiter"
@@ -53,9 +53,15 @@ def fill(name: str) -> None:
             setattr(torch.ops.aiter, attribute, row.value)
 
 
-def modules() -> list[str]:
+def modules() -> frozenset[str]:
     """Every module of the shim, packages included."""
-    return sorted(_tree())
+    return _tree()
+
+
+def has(module: str, name: str) -> bool:
+    """Whether a module of the shim has a name, as `hasattr` says of it where the shim is imported."""
+    return f"{module}.{name}" in _tree() or name in _rows().get(module, {}) or (
+        module == _DTYPES and hasattr(dtypes, name)) or (name.startswith("__") and name.endswith("__"))
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from aiter_like import env
-from aiter_like.errors import UnsupportedError
+from aiter_like.dispatch import OPS
+from aiter_like.errors import UnsupportedError, did_you_mean
 from aiter_like.integrations import reach
 
 _log = logging.getLogger("aiter_like")
@@ -26,6 +27,13 @@ _is_tracing = torch.compiler.is_dynamo_compiling
 _REFUSALS = (UnsupportedError, TypeError, ValueError)
 _REASONS_PER_NAME = 8  # shapes differ call by call; later reasons are counted only
 _ABSENT = object()
+
+# The names under which adapters take what has no name in an index: their `take("engine.name", …)` and rows of layers.
+NAMES = frozenset({
+    "attention", "diffusion_attention", "gated_mlp", "kv_cache", "rms_norm", "rotary", "RMSNorm", "GemmaRMSNorm",
+    "SiluAndMul", "SiluAndMulWithClamp", "GeluAndMul", "RotaryEmbedding", "Llama3RotaryEmbedding",
+    "LinearScalingRotaryEmbedding", "NTKScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
+    "DynamicNTKAlphaRotaryEmbedding", "YaRNScalingRotaryEmbedding"})
 
 
 @dataclass
@@ -56,6 +64,7 @@ def take(name: str, ours: Callable, original: Callable | None, op: str | None = 
     Returns:
         The function to put in place; `original` itself where AITER_LIKE_DISABLE names it.
     """
+    _tell_unknown()
     if original is not None and _is_denied({name, name.rpartition(".")[2], op, getattr(ours, "__name__", None)}, ours):
         if name not in _denied:
             _denied[name] = None
@@ -106,6 +115,7 @@ def forget() -> None:
     """Forget counters and what was logged; functions that were taken go on, uncounted."""
     for past in (_counts, _denied, _told):
         past.clear()
+    _tell_unknown.cache_clear()
 
 
 def replace_attribute(module: Any, attr: str, value: Any, owner: str = "") -> None:
@@ -147,6 +157,29 @@ def _is_denied(names: set[str | None], ours: Callable) -> bool:
     """Whether AITER_LIKE_DISABLE names the function, or an operator behind it, which only torch would serve then."""
     listed = env.get("AITER_LIKE_DISABLE")
     return bool(listed) and not (names | {op.name for op in reach.operators(ours)}).isdisjoint(listed)
+
+
+def unknown_names() -> list[str]:
+    """A line about each name in AITER_LIKE_DISABLE that is none: of no operator, function, layer or AITER's."""
+    lines = []
+    for name in env.get("AITER_LIKE_DISABLE"):
+        if name in OPS or name.rpartition(".")[2] in NAMES:
+            continue
+        from aiter_like.integrations import aiter_names
+        from aiter_like.ops.index import PUBLIC
+
+        known = {*OPS.names(), *NAMES, *PUBLIC, *(row.name for row in aiter_names.table())}
+        if name.rpartition(".")[2] not in known:
+            lines.append(f"AITER_LIKE_DISABLE: {name!r} is no operator, nor a function that engines have taken from "
+                         f"them{did_you_mean(name, known)}")
+    return lines
+
+
+@functools.cache
+def _tell_unknown() -> None:
+    """Once per process, when something is first taken."""
+    for line in unknown_names():
+        _log.warning("%s", line)
 
 
 def _log_fallback(name: str, error: Exception, falls_back: bool) -> None:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Serves Hugging Face transformers models: `enable(model)`, and `disable(model)`; TRANSFORMERS.md beside it.
+"""Serves Hugging Face transformers models: `enable(model)`, or `install()` for all new ones; see TRANSFORMERS.md.
 
 Attention goes through transformers' own registries, under the name "aiter_like". Norms, gated activations and rotary
 embedding have a registry there only where the package `kernels` is installed; so layers get their forward function as
 that package would set it, one by one, and the rotary function is replaced in the modelling file.
+
+Importing this loads no models' code of transformers: when that is loaded, aiter_like_startup.py calls `install`, which
+must be there by then.
 """
 
 from __future__ import annotations
@@ -13,17 +16,17 @@ import logging
 import sys
 import types
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from aiter_like.integrations import takeover, transformers_layers
-from aiter_like.integrations.transformers_attention import attention_forward, attention_mask, stock_attention
 
 __all__ = ["NAME", "disable", "enable", "install", "register", "uninstall"]
 
@@ -31,7 +34,10 @@ NAME = "aiter_like"
 """`attn_implementation` of models that are served; with a compute dtype followed by its name."""
 
 _ROTARY = "apply_rotary_pos_emb"
-_log = logging.getLogger("aiter_like")
+_OWNER = "transformers"
+_ENGINES = {"vllm", "sglang"}  # in their processes the engine decides which parts of which model are whose
+_KINDS = {"transformers.rms_norm": "RMS norms", "transformers.gated_mlp": "gated activations"}
+logger = logging.getLogger("aiter_like")
 
 
 @dataclass
@@ -41,26 +47,63 @@ class _Enabled:
     Attributes:
         attention: configurations with the implementation they had.
         layers: modules that got a forward function.
+        taken: what is served of it, in words.
     """
 
     attention: list[tuple[Any, str | None]] = field(default_factory=list)
     layers: list[nn.Module] = field(default_factory=list)
+    taken: str = ""
 
 
 _enabled: weakref.WeakKeyDictionary[nn.Module, _Enabled] = weakref.WeakKeyDictionary()
 _rotary_users: dict[str, weakref.WeakSet[nn.Module]] = {}  # modelling file whose rotary function is ours → for whom
+_forwards: weakref.WeakSet[Callable] = weakref.WeakSet()  # those that layers got
+_is_loading: ContextVar[bool] = ContextVar("aiter_like_transformers_is_loading", default=False)
 
 
 def install() -> None:
-    """Enters the attention in transformers' registries; models are served by `enable`, or by that name."""
+    """Serves every model that is made or loaded from now on, as `enable` does; attention only where nobody chose one.
+
+    One INFO line per model says what is taken. Models of vLLM and SGLang are their own adapters' business.
+    """
     register()
+    base = transformers.PreTrainedModel
+    make, load = vars(base)["post_init"], vars(base)["from_pretrained"].__func__
+
+    @functools.wraps(make)
+    def post_init(model: transformers.PreTrainedModel) -> None:
+        make(model)
+        if not _is_loading.get() and not any(weight.is_meta for weight in model.parameters()) and not _is_part(model):
+            _serve(model)
+
+    @functools.wraps(load)
+    def from_pretrained(cls: type, *args: Any, **options: Any) -> Any:
+        token = _is_loading.set(True)
+        try:
+            found = load(cls, *args, **options)
+        finally:
+            _is_loading.reset(token)
+        if not _is_loading.get():
+            _serve(found[0] if isinstance(found, tuple) else found)
+        return found
+
+    takeover.replace_attribute(base, "post_init", post_init, _OWNER)
+    takeover.replace_attribute(base, "from_pretrained", classmethod(from_pretrained), _OWNER)
 
 
 def uninstall() -> None:
     """Gives back every model and every modelling file. The name stays registered, for models that have it."""
+    takeover.restore_attributes(_OWNER)
     for model in list(_enabled):
         disable(model)
     _give_rotary_back()
+
+
+def trial() -> str:
+    """What is served of a small model that is made now, as a program would make it; "" where nothing is."""
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        hidden_size=64, num_hidden_layers=1, intermediate_size=64, vocab_size=8, num_attention_heads=2))
+    return _enabled[model].taken if model in _enabled else ""
 
 
 def register(compute_dtype: torch.dtype | None = None) -> str:
@@ -73,10 +116,14 @@ def register(compute_dtype: torch.dtype | None = None) -> str:
     Returns:
         The name: "aiter_like", with a compute dtype followed by it.
     """
+    registry, masks = transformers.AttentionInterface, transformers.AttentionMaskInterface  # loads what the next needs
+    from aiter_like.integrations.transformers_attention import attention_forward, attention_mask, stock_attention
+
     name = NAME if compute_dtype is None else f"{NAME}_{str(compute_dtype).rpartition('.')[2]}"
-    forward = takeover.take("transformers.attention", attention_forward, stock_attention, op="flash_attn_fwd")
-    AttentionInterface.register(name, functools.partial(forward, compute_dtype=compute_dtype))
-    AttentionMaskInterface.register(name, attention_mask)
+    forward = takeover.take("transformers.attention", attention_forward, stock_attention, op="flash_attn_fwd",
+                            announce=False)
+    registry.register(name, functools.partial(forward, compute_dtype=compute_dtype))
+    masks.register(name, attention_mask)
     return name
 
 
@@ -91,27 +138,12 @@ def enable(model: transformers.PreTrainedModel, compute_dtype: torch.dtype | Non
         model: any transformers model, on its device; may be enabled already.
         compute_dtype: of attention in a float32 model, see `register`.
     """
-    disable(model)
-    record = _enabled[model] = _Enabled()
-    name = register(compute_dtype)
-    record.attention = [(config, config._attn_implementation_internal) for config in _configs(model)]
-    model.set_attn_implementation(name)
-    if model.config._attn_implementation != name:
-        _log.warning("%s: its attention cannot be exchanged, and stays transformers' own", type(model).__name__)
-    for module in model.modules():
-        found = None if "forward" in module.__dict__ else _forward_of(module)
-        if found is not None:
-            module.forward = types.MethodType(found, module)
-            record.layers.append(module)
-    for file in {type(module).__module__ for module in model.modules()}:
-        _take_rotary(file, model)
+    _enable(model, compute_dtype)
 
 
 def disable(model: transformers.PreTrainedModel) -> None:
-    """Give a model back to transformers; nothing happens to one that is not enabled."""
-    record = _enabled.pop(model, None)
-    if record is None:
-        return
+    """Give a model, or a copy of one, back to transformers; nothing happens to one that is not enabled."""
+    record = _enabled.pop(model, None) or _copied(model)
     for config, implementation in record.attention:
         config._attn_implementation_internal = implementation
     for module in record.layers:
@@ -119,6 +151,80 @@ def disable(model: transformers.PreTrainedModel) -> None:
     for users in _rotary_users.values():
         users.discard(model)
     _give_rotary_back()
+
+
+def _enable(model: transformers.PreTrainedModel, compute_dtype: torch.dtype | None = None,
+            keeps_choice: bool = False) -> None:
+    """`enable`; with `keeps_choice` an attention other than transformers' default for the model stays."""
+    for part in [model, *(part for part in model.modules() if part in _enabled)]:
+        disable(part)
+    record, taken = _Enabled(), Counter(dict.fromkeys(["attention", *_KINDS.values()], 0))
+    _enabled[model] = record
+    chosen = _chosen_attention(model) if keeps_choice else ""
+    if not chosen:
+        name = register(compute_dtype)
+        record.attention = [(config, config._attn_implementation_internal) for config in _configs(model)]
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
+            logger.warning("%s: its attention cannot be exchanged, and stays transformers' own", type(model).__name__)
+        elif "transformers.attention" not in takeover.denied():
+            taken["attention"] = 1
+    with torch.device("cpu"):  # probes are made there, whatever device models are being made on
+        for module in model.modules():
+            found = None if "forward" in module.__dict__ else _forward_of(module)
+            if found is not None:
+                module.forward = types.MethodType(found[1], module)
+                record.layers.append(module)
+                taken[_KINDS[found[0]]] += 1
+        files = {type(module).__module__ for module in model.modules()}
+        taken["rotary embedding"] = sum(_take_rotary(file, model) for file in files)
+    record.taken = ", ".join(f"{count} {name}" if name in _KINDS.values() else name
+                             for name, count in taken.items() if count)
+    logger.info("%s is served: %s%s", type(model).__name__, record.taken or "nothing of it",
+              f"; its attention stays {chosen!r}, as chosen" if chosen else "")
+
+
+def _serve(model: transformers.PreTrainedModel) -> None:
+    """Enables a new model; one that cannot be is transformers' own, with a warning."""
+    if _ENGINES & sys.modules.keys():
+        return
+    try:
+        _enable(model, keeps_choice=True)
+    except Exception as error:
+        disable(model)
+        logger.debug("%s is not served", type(model).__name__, exc_info=True)
+        logger.warning("%s stays transformers' own: %s: %s", type(model).__name__, type(error).__name__, error)
+
+
+def _is_part(model: transformers.PreTrainedModel) -> bool:
+    """Whether the constructor of another model, somewhere up the stack, is making this one: that will be served."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(owner, transformers.PreTrainedModel) and owner is not model:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _chosen_attention(model: transformers.PreTrainedModel) -> str:
+    """An implementation that somebody has chosen for the model or a part of it, "" where all have the default."""
+    for part in model.modules():
+        if isinstance(part, transformers.PreTrainedModel):
+            chosen = part.config._attn_implementation
+            if chosen not in (None, part.get_correct_attn_implementation(None, is_init_check=True)):
+                return chosen
+    return ""
+
+
+def _copied(model: nn.Module) -> _Enabled:
+    """What is ours in a model of which no record is: a copy of an enabled one. It gets its default attention."""
+    layers = [module for module in model.modules()
+              if getattr(module.__dict__.get("forward"), "__func__", None) in _forwards]
+    attention = [(part.config, part.get_correct_attn_implementation(None, is_init_check=True))
+                 for part in model.modules() if isinstance(part, transformers.PreTrainedModel)
+                 and str(part.config._attn_implementation_internal).startswith(NAME)]
+    return _Enabled(attention, layers)
 
 
 def _configs(model: nn.Module) -> Iterator[Any]:
@@ -134,31 +240,38 @@ def _configs(model: nn.Module) -> Iterator[Any]:
         waiting += [getattr(config, name, None) for name in config.sub_configs]
 
 
-def _forward_of(module: nn.Module) -> Callable | None:
-    """What serves a layer, with the layer's own code for what it does not take; None: not a layer of ours."""
+def _forward_of(module: nn.Module) -> tuple[str, Callable] | None:
+    """The name of a layer's operator, and what serves the layer, with its own code for what that does not take; None:
+    not a layer of ours.
+    """
     original = type(module).forward
     for name, op, find in (("transformers.rms_norm", "rms_norm", transformers_layers.norm_forward),
                            ("transformers.gated_mlp", "act_and_mul", transformers_layers.mlp_forward)):
         ours = find(module)
         if ours is not None:
-            taken = takeover.take(name, ours, original, op)
-            return None if taken is original else taken
+            taken = takeover.take(name, ours, original, op, announce=False)
+            if taken is original:
+                return None
+            _forwards.add(taken)
+            return name, taken
     return None
 
 
-def _take_rotary(file: str, model: nn.Module) -> None:
-    """Puts our rotary function into a modelling file, once."""
+def _take_rotary(file: str, model: nn.Module) -> bool:
+    """Puts our rotary function into a modelling file, once; whether it serves the model."""
     original = getattr(sys.modules.get(file), _ROTARY, None)
     if original is None or not all(map(_repeats_its_tables, _rotary_modules(model))):
-        return
+        return False
     if file not in _rotary_users:
         ours = transformers_layers.rotary_function(original)
-        taken = original if ours is None else takeover.take("transformers.rotary", ours, original, "rope")
+        taken = original if ours is None else takeover.take(
+            "transformers.rotary", ours, original, "rope", announce=False)
         if taken is original:
-            return
+            return False
         takeover.replace_attribute(sys.modules[file], _ROTARY, taken, _owner(file))
         _rotary_users[file] = weakref.WeakSet()
     _rotary_users[file].add(model)
+    return True
 
 
 def _give_rotary_back() -> None:

@@ -127,7 +127,7 @@ def mlp_forward(module: nn.Module) -> Callable | None:
 
 def _gated_activation(module: nn.Module) -> Callable | None:
     """The operator that does what the module does between its projections."""
-    gate, up = torch.randn(2, _PROBE_ROWS, 64, generator=torch.Generator().manual_seed(0))
+    gate, up = torch.randn(2, _PROBE_ROWS, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     bare = _bare(module)
     bare._modules |= {"gate_proj": nn.Identity(), "up_proj": _Constant(up), "down_proj": nn.Identity()}
     try:

@@ -290,8 +290,11 @@ class _Runtime:
         """Launches on the device's current stream.
 
         Raises:
+            ValueError: a number has more than 32 bits, which the runtime's launch would cut off.
             RuntimeError: the runtime refuses; its message.
         """
+        if max(*grid, *block) >> 32:
+            raise ValueError(f"a launch must have a grid and block of at most 32 bits each, got {grid} and {block}")
         size = ctypes.c_size_t(len(kernargs))
         extra = (ctypes.c_void_p * 5)(1, ctypes.cast(kernargs, ctypes.c_void_p), 2, ctypes.addressof(size), 3)
         stream = 0 if self._target.simulated else torch.cuda.current_stream(self._target.index).cuda_stream

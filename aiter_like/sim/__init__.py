@@ -14,11 +14,11 @@ from aiter_like.sim.session import (
     launch,
     load,
 )
-from aiter_like.sim.settings import CHECKS, DEFAULT_CHECKS, Settings, parse_settings
+from aiter_like.sim.settings import CHECKS, DEFAULT_CHECKS, Settings, parse_checks, parse_settings
 
 __all__ = ["CHECKS", "DEFAULT_CHECKS", "Session", "Settings", "as_simulator_error", "checked_call", "checking",
            "counters", "disable_triton", "enable_triton", "enabled", "inspect", "launch", "load", "module_spec",
-           "parse_settings", "reset_counters", "take_reports"]
+           "parse_checks", "parse_settings", "reset_counters", "take_reports"]
 
 
 def enable_triton() -> None:

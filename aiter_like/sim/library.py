@@ -15,13 +15,21 @@ from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError, SimulatorError
 from aiter_like.sim.settings import CHECKS, Settings, parse_settings
 
+_INVALID_IMAGE = 200  # hipErrorInvalidImage
 
-def module_spec() -> ModuleSpec:
-    """The simulator as a module of the JIT."""
+# Host code runs once per call, not once per instruction. The run loop, scalar instructions and the loops over modifiers
+# gain from -O3, the others do not.
+_OWN_FLAGS = {"sim/hip": ("-O1",), "sim/load": ("-O1",), "sim/run": ("-O3",), "sim/isa/sop.cpp": ("-O3",),
+              "sim/isa/valu.cpp": ("-O3",)}
+
+
+def module_spec(arch: str = "") -> ModuleSpec:
+    """The simulator as a module of the JIT, for an x86-64 level (default: that of this machine)."""
     root = paths.csrc()
     sources = sorted(str(path.relative_to(root)) for path in (root / "sim").rglob("*.cpp"))
-    return ModuleSpec(name="sim", kind="host", sources=tuple(sources), output="libamdhip64.so",
-                      flags=("-fvisibility=hidden",), link_flags=("-Wl,-soname,libamdhip64.so",))
+    return ModuleSpec(name="sim", kind="host", arch=arch, sources=tuple(sources), output="libamdhip64.so",
+                      flags=("-O2", "-fvisibility=hidden"), link_flags=("-Wl,-soname,libamdhip64.so",),
+                      precompiled="sim/precompiled.h", own_flags=_OWN_FLAGS)
 
 
 def load() -> ctypes.CDLL:
@@ -56,9 +64,14 @@ def configure(library: ctypes.CDLL, settings: Settings) -> None:
 def inspect(code_object: bytes) -> dict[str, dict]:
     """Kernel → registers, LDS, scratch and spills of a code object.
 
+    Args:
+        code_object: ELF file or offload bundle for gfx942.
     Raises:
-        SimulatorError: it does not load.
+        TypeError: it is no bytes.
+        SimulatorError: it does not load; the message says what is wrong with it.
     """
+    if not isinstance(code_object, bytes):
+        raise TypeError(f"sim.inspect: code_object must be the bytes of a file, got {type(code_object).__name__}")
     return json_of(load().aiter_like_sim_inspect(code_object, len(code_object)))
 
 
@@ -81,12 +94,24 @@ def json_of(address: int | None) -> Any:
     """
     library = load()
     if address is None:
-        raise SimulatorError(library.hipGetErrorString(200).decode())  # hipErrorInvalidImage
+        raise SimulatorError(error_text(_INVALID_IMAGE))
     try:
-        # A damaged code object's kernel may be named by any bytes.
-        return json.loads(ctypes.string_at(address).decode(errors="replace"))
+        return json.loads(_decoded(ctypes.string_at(address)))
     finally:
         library.aiter_like_sim_free(address)
+
+
+def error_text(code: int) -> str:
+    """What the simulator says of a HIP error code; of a code object that does not load, on one line.
+
+    It may quote the names in a damaged code object, which are any bytes.
+    """
+    text = _decoded(load().hipGetErrorString(code))
+    return "".join(c if c.isprintable() or code != _INVALID_IMAGE else ascii(c)[1:-1] for c in text)
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="replace")
 
 
 _lock = threading.RLock()

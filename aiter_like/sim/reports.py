@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import library
 
-_LAUNCH_FAILURE = 719  # hipErrorLaunchFailure
+_OF_LAUNCHES = (9, 719)  # hipErrorInvalidConfiguration, hipErrorLaunchFailure: what launches leave reports with
 
 kept: list[list[dict]] = []
 """Who keeps reports: each list gets all that `take` finds. The open sessions' lists, see session.py."""
@@ -53,16 +53,19 @@ def as_simulator_error(name: str, error: RuntimeError) -> RuntimeError:
 def raise_error(error: int) -> None:
     """Raises the SimulatorError of a HIP error code, with the reports of a failed launch; nothing for 0."""
     if error:
-        message = library.load().hipGetErrorString(error).decode(errors="replace")
+        message = library.error_text(error)
         library.load().hipGetLastError()  # the exception tells it, so the next caller must not see it
-        raise SimulatorError(message, take() if error == _LAUNCH_FAILURE else [])
+        raise SimulatorError(message, take() if error in _OF_LAUNCHES else [])
 
 
 def merged(reports: Iterable[dict]) -> list[dict]:
-    """One record per check, kernel and instruction, the first one, with the sum of the counts."""
+    """One record per check, kernel and instruction, the first one, with the sum of the counts.
+
+    Copies of a kernel share its name: their instructions differ in text or source.
+    """
     found: dict[tuple, dict] = {}
     for report in reports:
-        key = (report["check"], report["kernel"], report["pc"])
+        key = tuple(report[name] for name in ("check", "kernel", "pc", "text", "source"))
         count = found[key]["count"] if key in found else 0
         found[key] = {**found.get(key, report), "count": count + report["count"]}
     return list(found.values())

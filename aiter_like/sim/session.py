@@ -13,15 +13,16 @@ import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import library as _library
 from aiter_like.sim import reports
 from aiter_like.sim.library import configure, counters, default_settings
-from aiter_like.sim.settings import DEFAULT_CHECKS, Settings
+from aiter_like.sim.settings import DEFAULT_CHECKS, Settings, parse_checks
+
+if TYPE_CHECKING:
+    import torch
 
 _UNKNOWN = 2  # of aiter_like_sim_register: writable unless the memory is known already
 
@@ -66,7 +67,7 @@ def checking() -> bool:
 
 
 @contextlib.contextmanager
-def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
+def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
             dry: bool | None = None, instruction_limit: int | None = None, devices: int | None = None,
             defer: bool | None = None, on_report: str = "raise") -> Iterator[Session]:
     """Simulator settings for the duration of a with block.
@@ -76,7 +77,8 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
             and LDS used before a wait), "lds_race", "uninit" (undefined values that matter), "bounds", "waitstate"
             (instructions too close together), "sanity" (misaligned atomics, barriers that some waves miss, lanes that
             store different values to one place, MFMA with inactive lanes), and, only when named, "global_race"
-            (workgroups that conflict in global memory; runs on one thread).
+            (workgroups that conflict in global memory; runs on one thread). As a text: names with commas between
+            them, or "all".
         fuzz, threads, dry, instruction_limit, devices, defer: as in `Settings`; None = unchanged.
         on_report: "raise" = SimulatorError at the operator whose launch was reported; "collect" = only keep it.
     Yields:
@@ -90,11 +92,11 @@ def enabled(checks: bool | Sequence[str] = True, fuzz: int | None = None, thread
         raise ValueError(f"on_report must be 'raise' or 'collect', got {on_report!r}")
     library = load()
     with _claimed() as outer:
-        names = DEFAULT_CHECKS if checks is True else tuple(checks or ())
+        names = DEFAULT_CHECKS if checks is True else parse_checks(checks) if isinstance(checks, str) else checks or ()
         changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit,
                    "devices": devices, "defer": defer}
         given = {name: value for name, value in changes.items() if value is not None}
-        settings = replace(outer, checks=names, **given)
+        settings = replace(outer, checks=tuple(names), **given)
         reports.set_aside()
         session = Session(on_report, _before=counters())
         reports.kept.append(session.reports)
@@ -142,8 +144,13 @@ def launch(code_object: bytes, kernel: str, grid: Sequence[int], block: Sequence
         shared_bytes: dynamic LDS.
         kernargs: the argument segment, explicit arguments at their offsets.
     Raises:
+        ValueError: a number has more than 32 bits, which HIP's launch would cut off.
         SimulatorError: the code object does not load, or the launch failed.
     """
+    for name, sizes in (("grid", grid), ("block", block), ("shared_bytes", (shared_bytes,))):
+        if len(sizes) != (1 if name == "shared_bytes" else 3) or not all(0 <= size < 2**32 for size in sizes):
+            wanted = "a number" if name == "shared_bytes" else "three numbers"
+            raise ValueError(f"sim.launch: {name} must be {wanted} from 0 to {2**32 - 1}, got {sizes}")
     library = load()
     buffer = ctypes.create_string_buffer(kernargs, max(len(kernargs), 1))
     size = ctypes.c_size_t(len(kernargs))
@@ -208,8 +215,10 @@ def _function(code_object: bytes, kernel: str) -> ctypes.c_void_p:
 @contextlib.contextmanager
 def _registered(name: str, args: tuple, writes: Sequence[int] | None) -> Iterator[None]:
     """The tensors among `args`, also those in its tuples and lists, as ranges of device memory."""
+    from torch import Tensor
+
     tensors = [(index, part) for index, arg in enumerate(args)
-               for part in (arg if isinstance(arg, (tuple, list)) else (arg,)) if isinstance(part, torch.Tensor)]
+               for part in (arg if isinstance(arg, (tuple, list)) else (arg,)) if isinstance(part, Tensor)]
     count = len(tensors)
     bases = (ctypes.c_uint64 * count)(*[tensor.data_ptr() for _, tensor in tensors])
     sizes = (ctypes.c_uint64 * count)(*[_extent(tensor) for _, tensor in tensors])

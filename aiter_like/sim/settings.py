@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the simulator is told: its settings, and their text in AITER_LIKE_SIM. Read by sim.py."""
+"""What the simulator is told: its settings, and their text in AITER_LIKE_SIM and in options of commands."""
 
 from __future__ import annotations
 
@@ -46,8 +46,21 @@ class Settings:
             raise ValueError(f"simulator setting devices must be 1 to 64, got {self.devices}")
 
 
+def parse_checks(text: str, separator: str = ",") -> tuple[str, ...]:
+    """"wait,bounds" as a tuple, in the order of CHECKS; "all" stands for each of them, also those not on by default.
+
+    Raises:
+        ValueError: one of them is no check.
+    """
+    names = {name.strip() for name in text.split(separator)}
+    if unknown := sorted(names - {"all", *CHECKS}):
+        raise ValueError(f"unknown check {', '.join(map(repr, unknown))}; there are: all, {', '.join(CHECKS)}")
+    return tuple(name for name in CHECKS if name in names or "all" in names)
+
+
 def parse_settings(text: str) -> Settings:
-    """The settings of AITER_LIKE_SIM: a list of check, fuzz=SEED, threads=N, devices=N, limit=N, dry, defer; "1": none.
+    """The settings of AITER_LIKE_SIM: a list of check, check=NAME+NAME, fuzz=SEED, threads=N, devices=N, limit=N, dry,
+    defer; "1": none.
 
     Raises:
         ValueError: an unknown setting or a bad value; the message names it.
@@ -56,12 +69,13 @@ def parse_settings(text: str) -> Settings:
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         name, _, value = part.partition("=")
         if name == "check":
-            values["checks"] = tuple(value.split("+")) if value else DEFAULT_CHECKS
+            added = parse_checks(value, "+") if value else DEFAULT_CHECKS
+            values["checks"] = tuple(dict.fromkeys([*values.get("checks", ()), *added]))
         elif name in _COUNTS and value.isdecimal():
             values[_COUNTS[name]] = int(value)
         elif part in ("dry", "defer"):
             values[part] = True
         elif part != "1":
-            raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}>, fuzz=SEED, "
-                             "threads=N, devices=N, limit=N, dry, defer")
+            raise ValueError(f"AITER_LIKE_SIM: {part!r} is not one of check, check=<{'+'.join(CHECKS)}+all>, "
+                             "fuzz=SEED, threads=N, devices=N, limit=N, dry, defer")
     return Settings(**values)

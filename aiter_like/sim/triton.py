@@ -10,18 +10,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
 import threading
 import time
+import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from triton import knobs
-from triton.backends.amd.driver import HIPDriver, HIPLauncher
+from triton.backends.amd.driver import HIPDriver, HIPLauncher, HIPUtils
+from triton.compiler import compiler
 from triton.runtime import driver as _drivers
+from triton.runtime.jit import JITFunction
 
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import reports, session
+from aiter_like.sim import reports, session, triton_host
 
 
 class SimulatorDriver(HIPDriver):
@@ -29,15 +33,13 @@ class SimulatorDriver(HIPDriver):
 
     def __init__(self):
         library = session.load()
-        with knobs.amd.scope():  # the knob writes an environment variable, which the scope takes back
-            knobs.amd.libhip_path = library._name
-            super().__init__()
+        super(HIPDriver, self).__init__()  # HIPDriver's own compiles a C extension
         # The base class stores torch.cuda's functions in the instance.
         self.get_current_device = functools.partial(_current_device, library)
         self.set_current_device = functools.partial(_set_device, library)
         self.get_current_stream = lambda device: 0
         self.get_device_capability = lambda device=None: (9, 4)
-        self.launcher_cls, self.utils = SimulatorLauncher, _Utils(self.utils)
+        self.launcher_cls, self.utils = SimulatorLauncher, _Utils(_host_utils(library))
 
     @staticmethod
     def is_active() -> bool:
@@ -86,8 +88,17 @@ class SimulatorLauncher(HIPLauncher):
             raise _simulator_error(self._name, cause) from error
 
 
+def _host_utils(library: ctypes.CDLL) -> Any:
+    """Ours, which needs no C compiler; Triton's own where this Triton is older than the interface of ours."""
+    if triton_host.is_usable():
+        return triton_host.HostUtils(library)
+    with knobs.amd.scope():  # the knob writes an environment variable, which the scope takes back
+        knobs.amd.libhip_path = library._name
+        return HIPUtils()
+
+
 class _Utils:
-    """Triton's C extension, except that modules stay loaded.
+    """What Triton calls a driver's utils, except that modules stay loaded.
 
     Triton unloads a module when its kernel object dies, by the driver that is active then: it may be another one.
     """
@@ -155,7 +166,9 @@ def simulator_driver() -> SimulatorDriver:
     Raises:
         BuildError: the simulator cannot be built or loaded.
     """
-    return SimulatorDriver()
+    driver = SimulatorDriver()
+    _tell_copies_apart()
+    return driver
 
 
 @contextlib.contextmanager
@@ -172,20 +185,80 @@ def active() -> Iterator[None]:
 
 def enable() -> None:
     """Behind `sim.enable_triton`."""
-    if isinstance(_drivers._active, SimulatorDriver):
-        return
-    _before.append(_drivers._active)
-    _drivers.set_active(simulator_driver())
+    _hold("enable")
 
 
 def disable() -> None:
     """Behind `sim.disable_triton`."""
-    if _before:
-        _drivers.set_active(_before.pop())
+    _release("enable")
+
+
+@contextlib.contextmanager
+def enabled() -> Iterator[None]:
+    """Triton uses the simulator in the block, on every thread; afterwards what it used before, unless the block has
+    called `enable`."""
+    block = object()
+    _hold(block)
+    try:
+        yield
+    finally:
+        _release(block)
 
 
 _lock = threading.RLock()
-_before: list[Any] = []  # the driver that `enable` replaced: None = Triton had not chosen one
+_before: list[Any] = []  # the driver that the simulator's replaced: None = Triton had not chosen one
+_holders: set[object] = set()  # why it was replaced
+
+
+def _hold(holder: object) -> None:
+    if not isinstance(_drivers._active, SimulatorDriver):
+        _before.append(_drivers._active)
+        _drivers.set_active(simulator_driver())
+    _holders.add(holder)
+
+
+def _release(holder: object) -> None:
+    _holders.discard(holder)
+    if _before and not _holders:
+        _drivers.set_active(_before.pop())
+
+
+def _tell_copies_apart() -> None:
+    """Has Triton's cache tell apart kernels that only differ in their files, where it compiles for the simulator.
+
+    Its own keys have a kernel's text and line: of copies, the one that was compiled first would stand in every report.
+    """
+    original = getattr(compiler, "get_cache_key", None)
+    if original is None:
+        return  # a version that makes its keys elsewhere
+
+    def get_cache_key(src: Any, *args: Any, **kwargs: Any) -> str:
+        key = original(src, *args, **kwargs)
+        if not isinstance(_drivers._active, SimulatorDriver) or not hasattr(src, "fn"):
+            return key
+        functions: dict[int, JITFunction] = {}
+        for value in (src.fn, *src.constants.values()):
+            _reach(value, functions)
+        return f"{key}-{sorted({function.fn.__code__.co_filename for function in functions.values()})}"
+
+    compiler.get_cache_key = get_cache_key
+
+
+def _reach(value: Any, found: dict[int, JITFunction]) -> None:
+    """Adds a Triton function and those that it may call, by the names in its code, to `found`."""
+    if not isinstance(value, JITFunction) or id(value) in found:
+        return
+    found[id(value)] = value
+    codes = [value.fn.__code__]
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    names = {name for code in codes for name in (*code.co_names, *code.co_freevars)}
+    variables = inspect.getclosurevars(value.fn)
+    scope = {**value.fn.__globals__, **variables.nonlocals}
+    values = [scope[name] for name in names if name in scope]
+    modules = [other for other in values if isinstance(other, types.ModuleType)]
+    for other in [*values, *(getattr(module, name, None) for module in modules for name in names)]:
+        _reach(other, found)
 
 
 def _current_device(library: ctypes.CDLL) -> _Device:

@@ -16,11 +16,13 @@ from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.tuning import judge
 from aiter_like.tuning.harness import Harness
+from aiter_like.tuning.progress import Progress
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
 
 ROUNDS = 11
+_STEP_SECONDS = 2.0  # a guess for the progress line: to build, check or time one backend
 
 
 @dataclass
@@ -48,8 +50,23 @@ class Line:
     is_wrong: bool = False
 
 
-def lines(op: Op, key: Mapping[str, Any], harness: Harness, with_peers: bool = False) -> list[Line]:
-    """The lines of one shape: backends in the operator's order, then peers.
+def steps(op: Op, with_peers: bool) -> int:
+    """How many steps `lines` takes for a shape: to make the case, to check each backend, to time them together."""
+    return len(op.backends) + with_peers + 2
+
+
+def progress_of(op: Op, shapes: int, with_peers: bool, enabled: bool) -> Progress:
+    """The progress line of a table, begun."""
+    line = Progress(op.name, enabled)
+    line.all_shapes = shapes
+    line.expect("checks and timings", steps(op, with_peers) * shapes, _STEP_SECONDS)
+    line.enter("checks and timings")
+    return line
+
+
+def lines(op: Op, key: Mapping[str, Any], harness: Harness, with_peers: bool = False,
+          step: Callable[[], None] = lambda: None) -> list[Line]:
+    """The lines of one shape: backends in the operator's order, then peers. Calls `step` as often as `steps` says.
 
     Raises:
         ValueError: `key` is none of the operator's.
@@ -58,6 +75,7 @@ def lines(op: Op, key: Mapping[str, Any], harness: Harness, with_peers: bool = F
     made = judge.case(op, key, harness.device)
     needs = op.tuning.needs(made.args)
     sets = [op.tuning.case(key, harness.device, seed) for seed in range(harness.clock.sets(needs[0]))]
+    step()
     chosen = next(iter(select(op, Request(harness.target, made.args)).candidates), None)
     found, functions = [], []
     for line, function in _contenders(op, key, harness, made.args, with_peers):
@@ -72,6 +90,7 @@ def lines(op: Op, key: Mapping[str, Any], harness: Harness, with_peers: bool = F
         if function is not None and not line.reason:
             functions.append((line, function))
         found.append(line)
+        step()
     contenders = [[functools.partial(function, *args) for args in sets] for _, function in functions]
     with torch.no_grad():
         rounds = harness.clock.rounds(contenders, ROUNDS) if contenders else []
@@ -81,6 +100,7 @@ def lines(op: Op, key: Mapping[str, Any], harness: Harness, with_peers: bool = F
             line.value, line.reason = None, "launches nothing on the simulated device, so there is nothing to count"
         elif harness.clock.is_time:
             line.rates = (needs[0] / line.value * 1e6, needs[1] / line.value * 1e6)
+    step()
     return found
 
 
@@ -119,5 +139,5 @@ def text(found: list[Line], unit: str, copy_rate: float | None) -> list[str]:
             numbers += f" {line.rates[0] / 1e12:6.2f} TB/s"
             numbers += f" {line.rates[0] / copy_rate * 100:4.0f} % of copy" if copy_rate else ""
             numbers += f" {line.rates[1] / 1e12:7.1f} TFLOP/s" if line.rates[1] else ""
-        rows.append(f"{name} {numbers}  error {line.error:.2g}  {line.kernel}")
+        rows.append(f"{name} {numbers}  rel. L2 error {line.error:.2g}  {line.kernel}")
     return rows

@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from aiter_like import device
 from aiter_like.device import Target
+from aiter_like.tuning.counted import totals
 
 _log = logging.getLogger("aiter_like")
 
@@ -33,10 +34,12 @@ class Clock(Protocol):
     Attributes:
         unit: of what `rounds` returns: "us", or what else it counts.
         is_time: whether that is time, which alone may enter a tuned row.
+        counted: what else was counted of each contender in the last `rounds` (counted.py); empty where there is time.
     """
 
     unit: str
     is_time: bool
+    counted: Sequence[Mapping[str, int]]
 
     def sets(self, size: int) -> int:
         """How many sets of arguments of `size` bytes to rotate over."""
@@ -60,7 +63,7 @@ def interleaved(once: Sequence[Callable[[], float]], count: int) -> list[list[fl
 class GpuClock:
     """µs on a GPU."""
 
-    unit, is_time = "us", True
+    unit, is_time, counted = "us", True, ()
 
     def __init__(self, target: Target):
         self.target, self.place = target, f"cuda:{target.index}"
@@ -141,6 +144,9 @@ class SimClock:
 
     unit, is_time = "wave instructions", False
 
+    def __init__(self) -> None:
+        self.counted: list[Mapping[str, int]] = []
+
     def sets(self, size: int) -> int:
         """One: nothing is timed."""
         return 1
@@ -149,12 +155,13 @@ class SimClock:
         """See Clock; a contender that launches nothing on the device counts as infinite."""
         from aiter_like import sim
 
-        counts = []
+        counts, self.counted = [], []
         for calls in contenders:
             with sim.enabled(checks=False) as session:
                 calls[0]()
             total = sum(counters["wave_instructions"] for counters in session.counters.values())
             counts.append([float(total) if total else math.inf])
+            self.counted.append(totals(session.counters))
         return counts
 
 

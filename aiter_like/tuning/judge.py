@@ -89,8 +89,7 @@ def case(op: Op, key: Mapping[str, Any], device: torch.device, seed: int = 0) ->
     got = {name: int(value) if isinstance(value, bool) else value for name, value in op.tune_key(*args).items()}
     if got != dict(key):
         raise ValueError(f"{op.name}: the tuning case for {dict(key)} has the key {got}")
-    scratch = [op.write_indices[op.writes.index(name)] for name in op.tuning.scratch]
-    indices = [index for index in op.write_indices if args[index] is not None and index not in scratch]
+    indices = [index for index in op.result_indices if args[index] is not None]
     plain, is_exact = _run(op, args, indices, poison=False)
     marked, _ = _run(op, args, indices, poison=True)
     native = _native(op, args, indices)
@@ -146,12 +145,13 @@ def difference(got: Tensor, expected: Tensor, own: float) -> tuple[float, str | 
     error = _relative(got, expected)
     unit = torch.finfo(got.dtype).eps * (_SUMS if got.dtype == torch.float32 else 1.0)
     if not error <= _OWN * own + unit:
-        return error, f"error {error:.3g}, limit {_OWN * own + unit:.3g}" if error < math.inf else "NaN or Inf differ"
+        limit = _OWN * own + unit
+        return error, (f"relative L2 error {error:.3g}, limit {limit:.3g}" if error < math.inf else "NaN or Inf differ")
     finite = expected.double().isfinite()
     largest = expected.double()[finite].abs().max().item() if bool(finite.any()) else 0.0
     worst = (got.double()[finite] - expected.double()[finite]).abs().max().item() if largest else 0.0
     limit = (_OWN * own + 2 * unit) * largest
-    return error, None if worst <= limit else f"an element differs by {worst:.3g}, limit {limit:.3g}"
+    return error, None if worst <= limit else f"max abs error {worst:.3g}, limit {limit:.3g}"
 
 
 def _relative(got: Tensor, expected: Tensor) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiter_like import paths
 from aiter_like.dispatch import table
-from aiter_like.errors import TuningError
+from aiter_like.errors import TuningError, did_you_mean
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
@@ -70,7 +70,7 @@ def load(name: str) -> Model:
     """
     path = paths.configs() / "models" / f"{name}.toml"
     if name not in names():
-        raise TuningError(f"no model {name!r}; there are: {', '.join(names())}")
+        raise TuningError(f"no model {name!r}{did_you_mean(name, names())}; there are: {', '.join(names())}")
     sizes = tomllib.loads(path.read_text())
     fields = {field.name: field for field in dataclasses.fields(Model)}
     unknown = sorted(sizes.keys() - fields.keys() - {"name"})

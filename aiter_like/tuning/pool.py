@@ -11,10 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from aiter_like.build import processes
 from aiter_like.errors import TuningError
 
 _START_SECONDS = 600.0  # the simulator may have to be built first
@@ -36,15 +38,29 @@ class Worker:
         self.hello: dict[str, Any] = {}
         self._process: subprocess.Popen | None = None
         self._buffer = b""
+        self._lock = threading.Lock()
+        self._is_stopped = False
 
     def start(self) -> dict[str, Any]:
         """Starts it unless it runs; `hello`.
 
         Raises:
             TuningError: it does not come up; with its last words.
+            Lost: `stop` was called.
         """
         if self._process is not None:
             return self.hello
+        with self._lock:
+            if self._is_stopped:
+                raise Lost("stopped")
+            self._launch()
+        try:
+            self.hello = self._receive(_START_SECONDS)
+        except Lost as error:
+            raise TuningError(f"the worker for device {self.index} does not start: {error}") from error
+        return self.hello
+
+    def _launch(self) -> None:
         child_read, self._write = os.pipe()
         self._read, child_write = os.pipe()
         self._words = tempfile.TemporaryFile()
@@ -55,11 +71,13 @@ class Worker:
         os.close(child_read)
         os.close(child_write)
         self._buffer = b""
-        try:
-            self.hello = self._receive(_START_SECONDS)
-        except Lost as error:
-            raise TuningError(f"the worker for device {self.index} does not start: {error}") from error
-        return self.hello
+
+    def stop(self) -> None:
+        """Ends the process while another thread may wait for its answer, who gets Lost; it is not started again."""
+        with self._lock:
+            self._is_stopped = True
+            if self._process is not None:
+                processes.end(self._process, grace=0)
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """One request.
@@ -82,9 +100,7 @@ class Worker:
         """Ends the process, whatever it does."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # also a compiler that it started
-        self._process.wait()
+        processes.end(self._process, grace=0)  # with the compilers that it started
         self._process = None
         os.close(self._read)
         os.close(self._write)
@@ -105,6 +121,8 @@ class Worker:
         return json.loads(line)
 
     def _lose(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # `stop` was first; else its number stays its own until `close`
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         status = self._process.wait()
         self._words.seek(0)
         words = [line.strip() for line in self._words.read().decode(errors="replace").splitlines() if line.strip()]

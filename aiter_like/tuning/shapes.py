@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like.dispatch import table
-from aiter_like.errors import TuningError
+from aiter_like.errors import TuningError, did_you_mean
 
 _IGNORED = (*table.DEVICE_COLUMNS, *table.VALUE_COLUMNS)  # so that recorded shapes and tuned tables are shape files too
 
@@ -84,6 +84,7 @@ def _check_header(header: Sequence[str], fields: Sequence[str], place: str, op: 
     if missing or unknown or twice:
         wrong = "; ".join(f"{what}: {', '.join(names)}" for what, names in (
             ("missing", missing), ("unknown", unknown), ("twice", twice)) if names)
+        wrong += did_you_mean(unknown[0], missing or fields) if unknown else ""
         raise TuningError(f"{place}: shapes of {op} must have the columns {', '.join(fields)}; {wrong}")
 
 

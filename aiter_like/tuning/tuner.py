@@ -8,15 +8,17 @@ its shape is done.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiter_like.build import processes
 from aiter_like.dispatch import table
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, TuningError
@@ -32,6 +34,8 @@ HARNESSES = {"gpu": "aiter_like.tuning.harness:gpu", "sim": "aiter_like.tuning.h
 _PLAN_SECONDS = 300.0
 _FINALISTS = 3
 _NO_TIME = "no time left"
+# Guesses for the progress line until there is something to go by: seconds of one step, and trials of one shape.
+_START_SECONDS, _PLAN_STEP_SECONDS, _BUILD_SECONDS, _TRIAL_SECONDS, _TRIALS = 8.0, 0.5, 8.0, 1.0, 12
 
 
 @dataclass(frozen=True)
@@ -156,21 +160,23 @@ class _Run:
     def run(self, keys: list[dict[str, Any]]) -> Outcome:
         """All phases."""
         try:
-            with ThreadPoolExecutor(len(self.workers)) as threads:  # its threads live as long as the workers they start
+            self._expect(len(keys))
+            with self._threads() as threads:
                 for worker in self.workers:
                     self.idle.put(worker)
                 self.hello = threads.submit(self._with_worker, Worker.start).result()
                 rows, skipped = self._known_rows(keys)
                 keys = [key for key in keys if key not in skipped]
                 log = journal.Journal(self.options.journal or self._journal_path())
+                self._expect(len(keys))
+                self.progress.enter("shapes planned")
                 results = list(threads.map(self._plan, keys))
                 self._build(results)
-                self.progress.begin(sum(len(result.plan.trials) for result in results if result.plan), len(keys))
+                self.progress.all_shapes = len(keys)
+                self.progress.expect("trials", sum(len(result.plan.trials) for result in results if result.plan))
+                self.progress.enter("trials")
                 ceilings = threads.submit(self._ceilings).result()
                 list(threads.map(lambda result: self._shape(result, log), results))
-        except KeyboardInterrupt:
-            self.is_stopped = True
-            raise
         finally:
             for worker in self.workers:
                 worker.close()
@@ -179,6 +185,30 @@ class _Run:
         log.close(is_complete)
         return Outcome(self.op.name, self.hello, ceilings, results, skipped, is_complete,
                        self.table if self._may_write() else None)
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[ThreadPoolExecutor]:
+        """A thread for each worker; these live as long as the workers that they start. Ctrl-C ends the workers first,
+        since the threads wait for them.
+        """
+        with processes.threads(len(self.workers)) as threads:
+            try:
+                yield threads
+            except BaseException:
+                self.is_stopped = True
+                for worker in self.workers:
+                    worker.stop()
+                raise
+
+    def _expect(self, shapes: int) -> None:
+        """Tells what is to come, as far as it is known, and that the workers start where nothing has begun."""
+        count = len(self.workers)
+        self.progress.expect("workers started", 1, _START_SECONDS)
+        self.progress.expect("shapes planned", shapes, _PLAN_STEP_SECONDS / count)
+        self.progress.expect("modules built", shapes, _BUILD_SECONDS)
+        self.progress.expect("trials", _TRIALS * shapes, _TRIAL_SECONDS / count)
+        if not hasattr(self, "hello"):
+            self.progress.enter("workers started")
 
     def _may_write(self) -> bool:
         return bool(self.hello["is_time"]) and not self.options.compare
@@ -233,6 +263,7 @@ class _Run:
             result.note = reply["error"]
         else:
             result.plan = Plan.of(reply).hinted(self.options.hints.get(tuple(key.values()), {}))
+        self.progress.step()
         return result
 
     def _build(self, results: Sequence[Result]) -> None:
@@ -242,7 +273,9 @@ class _Run:
 
         modules = {trial.module["name"]: trial.module for result in results if result.plan
                    for trial in result.plan.trials if trial.module is not None}
-        self.progress.note(f"building {len(modules)} modules") if modules else None
+        self.progress.expect("modules built", len(modules), _BUILD_SECONDS / build.default_jobs())
+        if modules:
+            self.progress.enter("modules built")
 
         def ensure(module: Mapping[str, Any]) -> None:
             if self._is_over():
@@ -252,8 +285,9 @@ class _Run:
                                            "flags": tuple(module["flags"])}))
             except BuildError as error:
                 self.unbuilt[module["name"]] = str(error).partition("\n")[0]
+            self.progress.step()
 
-        with ThreadPoolExecutor(build.default_jobs()) as threads:
+        with processes.threads(build.default_jobs()) as threads:
             list(threads.map(ensure, modules.values()))
 
     def _ceilings(self) -> tuple[float, float] | None:
@@ -285,7 +319,7 @@ class _Run:
                 continue
             pair = [trials[base], trial] if base is not None else [trial]
             result.results.append(self._trial(worker, result, pair, log))
-            self.progress.trial_done()
+            self.progress.step()
             if base is None and result.results[-1]["status"] == "ok":
                 base = index
         passed = [index for index, found in enumerate(result.results) if found["status"] == "ok"]
@@ -309,6 +343,9 @@ class _Run:
         try:
             found = self._ask(worker, "try", result, pair, count=self.options.rounds)
         except Lost as error:
+            if self.is_stopped:
+                log.stop(name)
+                raise
             status, _, detail = str(error).partition(": ")
             found = {"status": status, "detail": detail}
         if "error" in found:

@@ -76,7 +76,8 @@ class Service:
             return {"status": "failed", "detail": _text(failure), "is_broken": not self.harness.is_healthy()}
         if fault is not None:
             return {"status": "wrong", "detail": fault, "err": error}
-        return {"status": "ok", "err": error, **_summary(times)}
+        counted = self.harness.clock.counted
+        return {"status": "ok", "err": error, **_summary(times), **({"counted": counted[-1]} if counted else {})}
 
     def _duel(self, op: Op, made: judge.Case, sets: list[tuple], trials: list[Trial], count: int) -> dict[str, Any]:
         """Times all trials, judged before, against each other."""

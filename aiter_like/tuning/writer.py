@@ -28,8 +28,11 @@ def default_folder() -> Path:
     return packaged if packaged.parent != Path(__file__).parent.parent / "_data" else paths.user_tuned()
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, what: str = "tuned rows", option: str = "--output") -> None:
     """Makes the directory and tries it, before device time is spent on what cannot be kept.
+
+    Args:
+        what, option: what is to be written there, and the option that names the directory; for the message.
 
     Raises:
         TuningError: nothing can be written there.
@@ -39,7 +42,7 @@ def prepare(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise TuningError(f"{folder}:0: tuned rows cannot be written there: {error.strerror}; --output names another "
+        raise TuningError(f"{folder}:0: {what} cannot be written there: {error.strerror}; {option} names another "
                           "directory") from error
 
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Which workgroup of flash_attn_fwd does what: arithmetic on a flat index, no table. ops/attention/workspace.py has the
-// same formula for the size of the workspace.
+// Which workgroup of flash_attn_fwd does what: arithmetic on a flat index, no table. attention_workspace.hip gives the
+// size of the workspace by it.
 //
 //   pack     The rows of a group's heads share a workgroup where they fit one.
 //   order    Without a mask, chunks of workgroups that read the same keys (all query blocks of a KV head and its group)

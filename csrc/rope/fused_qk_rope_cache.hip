@@ -56,6 +56,7 @@ struct FusedArgs {
   uint32_t slot_count;    // tokens that have one
   const TABLE *cosines, *sines;
   int64_t cosine_stride, sine_stride;
+  uint32_t rows;  // of the tables
   RopeIndices positions, offsets;
   uint32_t tokens;
   uint32_t groups[2];     // workgroups of q, and of k, in the packed layouts; of everything in that of rows
@@ -202,9 +203,12 @@ __device__ inline void write_heads(const FusedArgs& args) {
   load(first);
   Turn<TABLE, kVec, kIsGptj, IS_SHARED, false> turn;
   if (is_rotated) {
-    int64_t row = args.positions.at(token, 0);
-    if (args.offsets.data != nullptr) row += args.offsets.at(token, 0);
-    turn.load(args.cosines + row * args.cosine_stride, args.sines + row * args.sine_stride, low, distance);
+    uint64_t row = args.positions.load(token, 0).value(args.positions.is_long);
+    if (args.offsets.data != nullptr) row += args.offsets.load(token, 0).value(args.offsets.is_long);
+    if (row < args.rows)
+      turn.load(args.cosines + row * args.cosine_stride, args.sines + row * args.sine_stride, low, distance);
+    else
+      turn.load_nan();
   }
   RopePack<ELEMENT, kVec> weight[2]{};
   if (HAS_NORM && kind < 2 && first < count) {
@@ -386,7 +390,7 @@ void fused_qk_rope_cache(ffi::Tensor q_out, OptionalTensor k_out, OptionalTensor
                    "fused_qk_rope_cache: cos and sin must be tables of one shape, rows at multiples of an access, that "
                    "turn a multiple of two accesses");
   args.cosines = static_cast<const TABLE*>(c.data), args.sines = static_cast<const TABLE*>(s.data);
-  args.cosine_stride = c.stride, args.sine_stride = s.stride;
+  args.cosine_stride = c.stride, args.sine_stride = s.stride, args.rows = static_cast<uint32_t>(c.count);
   args.positions = ffi::rope_indices(positions);
   args.offsets = ffi::rope_indices(offsets);
   args.epsilon = static_cast<float>(epsilon);

@@ -9,14 +9,31 @@
 
 namespace aiter_like {
 
-/// Integers of 32 or 64 bits, [s, b]; their lower 32 bits are enough: no table has 2^31 rows.
+/// An integer of 32 or 64 bits as it was loaded: compilers widen a loaded integer at once, and would wait for it before
+/// they load anything else.
+struct RopeIndex {
+  int32_t low = 0, high = 0;
+
+  __device__ uint64_t value(bool is_long) const {
+    return is_long ? uint64_t(high) << 32 | uint32_t(low) : uint64_t(int64_t(low));
+  }
+};
+
+/// Integers of 32 or 64 bits, [s, b].
 struct RopeIndices {
   const void* data;
   int64_t stride_s, stride_b;
   bool is_long;
 
+  /// The lower 32 bits: enough for what counts tokens.
   __device__ int32_t at(int64_t offset) const { return static_cast<const int32_t*>(data)[offset << is_long]; }
-  __device__ int32_t at(int64_t s, int64_t b) const { return at(s * stride_s + b * stride_b); }
+
+  __device__ RopeIndex load(int64_t s, int64_t b) const {
+    const int64_t place = s * stride_s + b * stride_b;
+    if (!is_long) return {static_cast<const int32_t*>(data)[place], 0};
+    const int64_t wide = static_cast<const int64_t*>(data)[place];
+    return {static_cast<int32_t>(wide), static_cast<int32_t>(wide >> 32)};
+  }
 };
 
 /// kVec neighbouring elements as they are in memory.
@@ -36,6 +53,11 @@ struct RopePack : Packed<T, kVec> {
     }
   }
   __device__ void store(T* address) const { store_vec(reinterpret_cast<Word*>(address), words); }
+  /// All bits 1: NaNs, whatever the type.
+  __device__ void fill_ones() {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) words[w] = static_cast<Word>(~Word{0});
+  }
   __device__ void negate() {
     constexpr uint32_t kSigns = sizeof(T) == 2 && kPerWord == 2 ? 0x80008000u : 1u << (8 * sizeof(T) - 1);
 #pragma unroll
@@ -96,6 +118,16 @@ struct Turn {
       }
     } else {
       load(sines, sine_row, low, distance);
+    }
+  }
+
+  /// For a token whose row is not in the table: its heads become NaN.
+  __device__ void load_nan() {
+    if constexpr (kIsAngle) {
+#pragma unroll
+      for (float& value : computed) value = __builtin_nanf("");
+    } else {
+      cosines.low.fill_ones(), cosines.high.fill_ones(), sines.low.fill_ones(), sines.high.fill_ones();
     }
   }
 

@@ -36,10 +36,11 @@ struct RopeHeads {
   int heads;
 };
 
-/// Cosines and sines, or angles; rows in elements.
+/// Cosines and sines, or angles; strides of a row in elements.
 struct RopeTable {
   const TABLE *cosines, *sines;
   int64_t cosine_stride, sine_stride;
+  uint32_t rows;
 };
 
 struct RopeArgs {
@@ -57,26 +58,27 @@ struct RopeArgs {
   bool is_backward;
 };
 
-/// Row of the table for token (s, b): loaded before it is needed, so that the loads of heads need not wait for it. In
-/// 32 bits: compilers widen a loaded position at once, and would wait for it before the heads.
+/// Row of the table for token (s, b): loaded before it is needed, so that the loads of heads need not wait for it.
 struct RopeRow {
-  int32_t position = 0, offset = 0;
+  RopeIndex position, offset;
 
   __device__ RopeRow(const RopeArgs& args, int64_t s, int64_t b) {
-    if (args.sequences == 0 && args.positions.data != nullptr) position = args.positions.at(s, b);
-    if (args.offsets.data != nullptr) offset = args.offsets.at(s, b);
+    if (args.sequences == 0 && args.positions.data != nullptr) position = args.positions.load(s, b);
+    if (args.offsets.data != nullptr) offset = args.offsets.load(s, b);
   }
 
-  __device__ int32_t find(const RopeArgs& args, int32_t s) const {
+  /// Modulo 2^64: a sum that is negative is larger than any table.
+  __device__ uint64_t find(const RopeArgs& args, int32_t s) const {
     if (args.sequences > 0) {
       int low = 0, high = args.sequences;  // starts[low] ≤ s < starts[high]
       while (high - low > 1) {
         const int middle = (low + high) / 2;
         (args.positions.at(middle) <= s ? low : high) = middle;
       }
-      return s - args.positions.at(low);
+      return int64_t(s - args.positions.at(low));
     }
-    return (args.positions.data != nullptr ? position : s) + offset;
+    const uint64_t row = args.positions.data != nullptr ? position.value(args.positions.is_long) : uint64_t(s);
+    return row + offset.value(args.offsets.is_long);
   }
 };
 
@@ -137,8 +139,11 @@ __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
       return (is_column ? of_column : of_row) + row * (is_column ? column_stride : stride);
     };
     const RopeTable &rows = args.table, &columns = args.column_table;
-    turn.load(table(rows.cosines, columns.cosines, rows.cosine_stride, columns.cosine_stride),
-              table(rows.sines, columns.sines, rows.sine_stride, columns.sine_stride), turned, distance);
+    if (kIsImage || static_cast<uint64_t>(row) < rows.rows)
+      turn.load(table(rows.cosines, columns.cosines, rows.cosine_stride, columns.cosine_stride),
+                table(rows.sines, columns.sines, rows.sine_stride, columns.sine_stride), turned, distance);
+    else
+      turn.load_nan();
     if (args.is_backward) turn.transpose();
   }
 
@@ -246,7 +251,8 @@ struct RopeCall {
     width = c.size;
     constexpr int64_t kBytes = kRopeVec * sizeof(TABLE) < 16 ? kRopeVec * sizeof(TABLE) : 16;
     is_aligned = is_aligned && c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE));
-    return {static_cast<const TABLE*>(c.data), static_cast<const TABLE*>(s.data), c.stride, s.stride};
+    return {static_cast<const TABLE*>(c.data), static_cast<const TABLE*>(s.data), c.stride, s.stride,
+            static_cast<uint32_t>(c.count)};
   }
 
   /// What of a head of `head_dim` elements is rotated and copied.

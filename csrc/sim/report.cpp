@@ -30,7 +30,8 @@ void add_report(Report report) {
   Reports& all = reports();
   const std::lock_guard lock(all.mutex);
   const auto same = [&](const Report& r) {
-    return r.check == report.check && r.kernel == report.kernel && r.pc == report.pc;
+    return r.check == report.check && r.kernel == report.kernel && r.pc == report.pc && r.source == report.source &&
+           r.text == report.text;              // copies of a kernel have its name, not its file
   };
   const auto known = std::find_if(all.list.begin(), all.list.end(), same);
   if (known != all.list.end()) known->count += report.count;

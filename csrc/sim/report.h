@@ -19,7 +19,8 @@ struct Report {
   std::string text;                            // disassembly of the offender
   std::string source;                          // "file:line", when the code object has line tables
   u64 address = 0;
-  u64 count = 1;                               // reports with the same check, kernel and pc
+  bool refused = false;                        // a launch that did not start
+  u64 count = 1;                               // reports with the same check and instruction
   struct {                                     // the producer or the other access; no text = there is none
     u64 pc = 0;
     std::string text, source;

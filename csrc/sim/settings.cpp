@@ -16,7 +16,8 @@ struct Name {
 };
 constexpr Name kChecks[] = {{"wait", kCheckWait}, {"lds_race", kCheckLdsRace}, {"uninit", kCheckUninit},
                             {"bounds", kCheckBounds}, {"waitstate", kCheckWaitState},
-                            {"sanity", kCheckSanity}, {"global_race", kCheckGlobalRace}};
+                            {"sanity", kCheckSanity}, {"global_race", kCheckGlobalRace},
+                            {"all", kAllChecks}};
 
 struct Initial {
   Settings settings;

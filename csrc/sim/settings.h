@@ -12,6 +12,7 @@ enum Check : u32 {
   kCheckGlobalRace = 64
 };
 inline constexpr u32 kDefaultChecks = kCheckGlobalRace - 1;      // global races only when named: slow, one thread
+inline constexpr u32 kAllChecks = kDefaultChecks | kCheckGlobalRace;
 
 struct Settings {
   u32 checks = 0;                              // bits of Check

@@ -26,4 +26,12 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A launch that does not start, so that nothing has run; and one whose grid, block or LDS no device can have.
+struct Refusal : Fault {
+  using Fault::Fault;
+};
+struct BadShape : Refusal {
+  using Refusal::Refusal;
+};
+
 }  // namespace sim

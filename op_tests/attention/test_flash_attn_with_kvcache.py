@@ -217,6 +217,27 @@ def test_whatever_lengths_and_pages_hold(device):
     assert (storage[:, [0, -1]] == 3).all()
 
 
+def test_nothing_is_written_where_the_attention_is_refused(device):
+    """Keys go into the cache, contiguous or paged, before the attention: by then everything has been checked."""
+    q, k, v = dense(device, 2, 1, 40, 4, 2, 64, BF16)
+    named = {"k": k[:, :1] + 1, "v": v[:, :1] + 1, "cache_seqlens": 3}
+    pages = {"page_table": indices(device, 1, 0)[:, None]}
+    for options, kind in (({"softcap": -1.0}, ValueError), ({"softcap": "no"}, TypeError),
+                          ({"softmax_scale": 0.0}, ValueError), ({"softmax_scale": float("nan")}, ValueError),
+                          ({"window_size": (-2, 0)}, ValueError), ({"window_size": "no"}, TypeError),
+                          ({"num_splits": -1}, ValueError), ({"out": q[:1]}, ValueError),
+                          ({"out": q.float()}, TypeError), ({"k_descale": k}, (TypeError, ValueError)),
+                          ({"backend": "asm"}, (ValueError, UnsupportedError)), ({"causal": 1}, TypeError)):
+        for table in ({}, pages):
+            caches = k.clone(), v.clone()
+            with pytest.raises(kind):
+                WITH_CACHE(q, *caches, **named, **table, **options)
+            assert torch.equal(caches[0], k) and torch.equal(caches[1], v)
+    caches = k.clone(), v.clone()
+    WITH_CACHE(q, *caches, **named)
+    assert not torch.equal(caches[0], k) and not torch.equal(caches[1], v)
+
+
 def test_wrong_calls(device):
     q, k, v = dense(device, 2, 1, 40, 4, 2, 64, BF16)
     two, three = indices(device, 0, 1), indices(device, 0, 1, 2)

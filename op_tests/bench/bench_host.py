@@ -28,7 +28,10 @@ from aiter_like.ops.attention.flash_attn_fwd_hip import flash_attn_fwd_hip
 from aiter_like.ops.norm.rms_norm import _rms_norm_hip
 from aiter_like.testing import host_time_us
 
+# Seconds of importing torch, and after it the package, or the package and one operator by its name.
+_TORCH = "import time; start = time.perf_counter(); import torch; print(time.perf_counter() - start)"
 _IMPORT = "import time, torch; start = time.perf_counter(); import aiter_like; print(time.perf_counter() - start)"
+_OPERATOR = _IMPORT.replace("import aiter_like", "import aiter_like; aiter_like.rms_norm")
 _LOAD = """
 import time, torch, tvm_ffi
 from aiter_like import device, sim
@@ -54,12 +57,22 @@ def in_new_process(code: str, repeats: int = 5) -> float:
     return min(float(run.stdout) for run in runs)
 
 
+def imports() -> None:
+    """What importing costs, beside torch's own import."""
+    torch_seconds = in_new_process(_TORCH)
+    report("import of torch", torch_seconds * 1e3, "ms")
+    for what, code in (("import beyond torch", _IMPORT), ("import and aiter_like.rms_norm, beyond torch", _OPERATOR)):
+        seconds = in_new_process(code)
+        report(what, seconds * 1e3, "ms")
+        report(f"{what}: of torch's", seconds / torch_seconds, "x", 0.10)
+
+
 def builds(with_simulator: bool) -> None:
     """Cold builds into an empty cache."""
     rms_norm = _rms_norm_hip.instance_spec(_rms_norm_hip.instances()[0], "hip", "gfx942")
     instances = {instance.name: instance for instance in flash_attn_fwd_hip.instances()}
     attention = flash_attn_fwd_hip.instance_spec(instances["bf16_d128_right_rtna"], "hip", "gfx942")
-    specs = [(rms_norm, 5.0), (attention, 15.0)] + ([(sim.module_spec(), 90.0)] if with_simulator else [])
+    specs = [(rms_norm, 5.0), (attention, 15.0)] + ([(sim.module_spec(), 25.0)] if with_simulator else [])
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, AITER_LIKE_CACHE_DIR=folder):
         for spec, limit in specs:
             start = time.perf_counter()
@@ -144,10 +157,10 @@ def compare(name: str, bare: Callable, public: Callable, custom: Callable, args:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-simulator-build", action="store_true", help="leave out the simulator's cold build (90 s)")
+    parser.add_argument("--no-simulator-build", action="store_true", help="leave out the simulator's cold build")
     options = parser.parse_args()
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
-    report("import beyond torch", in_new_process(_IMPORT) * 1e3, "ms", 150)
+    imports()
     builds(not options.no_simulator_build)
     device.use_simulator(True)
     sim.load()

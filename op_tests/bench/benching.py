@@ -7,11 +7,12 @@ A case is checked before it is timed. Needs a GPU; read by the op_tests' `bench`
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,14 @@ import triton.testing
 from aiter_like.device import target_of
 from aiter_like.errors import AiterLikeError
 from aiter_like.tuning.clock import GpuClock, copies
+from aiter_like.tuning.progress import Progress
 
 _COPY_BYTES = 1 << 30  # read and write together: far beyond any cache
 _WARMUP_MS, _REPEAT_MS = 20, 80  # per timed call; a table of 8 shapes × 4 columns then takes about 10 s
 _ROUNDS = 11
 _CACHES = 3  # inputs and outputs that are this many times the last-level cache find nothing of themselves in it
 _MAX_SETS = 32
+_STEP_SECONDS = 2.0  # a guess for the progress line: to make a case, check or time one call
 _GRAPH_CALLS, _COMPUTE_CALLS = 24, 4  # of a graph at least: its own launch, some µs, is shared out among them
 OURS = ("hip", "triton", "torch")
 
@@ -113,23 +116,44 @@ def table(title: str, cases: Iterable[Case]) -> None:
     """
     copy = math.nan if _options.is_warming else copy_tbps()
     print(f"{title}: {torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}, "
-          f"copy {copy:.2f} TB/s")
-    print(f"{'shape':>24} {'by':>14} {'us':>9} {'TB/s':>6} {'of copy':>8} {'error/limit':>12}")
-    for case in cases:
-        errors, reasons = _checked(title, case)
+          f"copy {copy:.2f} TB/s; error/limit: the largest error of a result as a part of what its test allows")
+    print(f"{'shape':>24} {'by':>14} {'us':>9} {'TB/s':>6} {'of copy':>8} {'error/limit':>12}", flush=True)
+    for case, line in _watched(title, cases):
+        errors, reasons = _checked(title, case, line.step)
+        times = {} if _options.is_warming else _times(case, list(errors))
+        line.clear()
         for name, reason in reasons.items():
             print(f"{case.name:>24} {name:>14} {reason}", flush=True)
             _record(title, case.name, name, reason=reason)
-        if _options.is_warming:
-            continue
         flushed = _is_small(case)
-        for name, us in _times(case, list(errors)).items():
+        for name, us in times.items():
             tbps = case.useful_bytes / us * 1e-6
             how = f" {case.flops / us * 1e-6:.0f} TFLOP/s" if case.flops else ""
             how += " flushed" if flushed or name == "torch" else ""
             error = errors.get(name, 0.0)
             print(f"{case.name:>24} {name:>14} {us:9.2f} {tbps:6.2f} {tbps / copy:8.1%} {error:12.2f}{how}", flush=True)
             _record(title, case.name, name, us=us, tbps=tbps, share=tbps / copy, error=error, how=how.strip())
+
+
+def _watched(title: str, cases: Iterable[Case]) -> Iterator[tuple[Case, Progress]]:
+    """Each case with a line on a terminal's stderr, from when it is being made: what is done, and the time left of this
+    shape. How many follow only the benchmark knows.
+    """
+    iterator = iter(cases)
+    for index in itertools.count(1):
+        line = Progress(f"{title}, shape {index}", sys.stderr.isatty())
+        line.expect("steps", len(OURS) + 2, _STEP_SECONDS)
+        line.enter("steps")
+        try:
+            case = next(iterator, None)
+            if case is None:
+                return
+            line.expect("steps", len(case.calls) + 2)  # to make it, to check each call, to time them together
+            line.step()
+            yield case, line
+        finally:
+            line.clear()
+            line.end()
 
 
 def by_backend(function: Callable, *args: Any, backends: Iterable[str] = ("hip", "triton"),
@@ -151,10 +175,11 @@ def _is_ours(name: str) -> bool:
     return name.startswith(OURS) and name != "torch.compile"
 
 
-def _checked(title: str, case: Case) -> tuple[dict[str, float], dict[str, str]]:
+def _checked(title: str, case: Case, step: Callable[[], None]) -> tuple[dict[str, float], dict[str, str]]:
     """Name → error/limit of what is right; name → reason of what is not to be timed. Warming up runs only ours."""
     errors, reasons = {}, {}
     for name, call in case.calls.items():
+        step()
         if _options.is_warming and not _is_ours(name):
             continue
         try:

@@ -26,7 +26,10 @@ def main() -> None:
     name, options = sys.argv[1] if len(sys.argv) > 1 else "", sys.argv[2:]
     found = scripts()
     if name not in found:
-        sys.exit(f"run.py: the first argument must be one of {', '.join(found)}, got {name!r}")
+        from aiter_like.errors import did_you_mean
+
+        sys.exit(f"run.py: the first argument must be one of {', '.join(found)}, got {name!r}"
+                 f"{did_you_mean(name, found)}")
     os.execve(sys.executable, [sys.executable, str(found[name]), "--bench", *options], environment())
 
 

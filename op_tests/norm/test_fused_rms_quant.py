@@ -182,27 +182,27 @@ def bad_calls(device: torch.device):
     out, scale = torch.empty_like(q, dtype=torch.int8), torch.empty(3, 1, device=device)
     yield "inp1 must be a tensor", TypeError, GROUP, {**args, "inp1": None}
     yield "inp1 must have at least 1 dimension", ValueError, GROUP, {**args, "inp1": one[0]}
-    yield "input must have dtype", TypeError, GROUP, {**args, "inp1": q.int(), "res1": None}
+    yield "inp1 must have dtype", TypeError, GROUP, {**args, "inp1": q.int(), "res1": None}
     yield r"weight must have shape \(256,\)", ValueError, GROUP, {**args, "inp1_weight": weight[:5]}
-    yield "second, second_out and second_weight must come together", ValueError, GROUP, {**args, "inp2_weight": None}
-    yield "second must have dtype", TypeError, GROUP, {**args, "inp2": args["inp2"].half()}
-    yield "second_weight must have dtype", TypeError, GROUP, {**args, "inp2_weight": args["inp2_weight"].float()}
-    yield "second_epsilon must be at least", ValueError, GROUP, {**args, "inp2_epsilon": -1.0}
-    yield "residual_in must have shape", ValueError, GROUP, {**args, "res1": q[:1]}
+    yield "inp2, second_out and inp2_weight must come together", ValueError, GROUP, {**args, "inp2_weight": None}
+    yield "inp2 must have dtype", TypeError, GROUP, {**args, "inp2": args["inp2"].half()}
+    yield "inp2_weight must have dtype", TypeError, GROUP, {**args, "inp2_weight": args["inp2_weight"].float()}
+    yield "inp2_epsilon must be at least", ValueError, GROUP, {**args, "inp2_epsilon": -1.0}
+    yield "res1 must have shape", ValueError, GROUP, {**args, "res1": q[:1]}
     yield "group_size must be 0, 32, 64 or 128", ValueError, GROUP, {**args, "group_size": 100}
     yield "group_size must divide the row", ValueError, GROUP, {**args, "inp1": q[:, :200]}
     yield "dtype_quant must be", ValueError, GROUP, {**args, "dtype_quant": torch.uint8}
     yield "is_x_scale_strided must be True or False", TypeError, GROUP, {**args, "is_x_scale_strided": 1}
     yield "scale must have one element", ValueError, STATIC, {**args, "inp1_scale": scale}
-    yield "is_rounded must be True or False", TypeError, STATIC, {
+    yield "rmsnorm_convert_to_inp1_type must be True or False", TypeError, STATIC, {
         **args, "inp1_scale": one, "rmsnorm_convert_to_inp1_type": 1}
     yield "q must be a tensor", TypeError, QK, {}
     given = {"q": q, "q_weight": weight}
     yield "quant_type must be", ValueError, QK, {**given, "quant_type": QuantType.per_128x128}
     yield "q_out_quantized and q_out_scale must be given", ValueError, QK, {**given, "quant_type": QuantType.per_Token}
-    yield "out or plain_out must be given", ValueError, QK, given
+    yield "q_out_unquantized or q_out_quantized must be given", ValueError, QK, given
     per_token = {**given, "q_out_quantized": out, "q_out_scale": scale, "quant_type": QuantType.per_Token}
-    yield "residual_in and residual_out must come together", ValueError, QK, {**per_token, "q_residual": q}
+    yield "q_residual and q_res_out must come together", ValueError, QK, {**per_token, "q_residual": q}
     long = torch.ones(1, 40000, dtype=BF16, device=device)
     yield "rows of at most 32768 elements, input has 40000", UnsupportedError, functools.partial(QK, backend="hip"), {
         "q": long, "q_weight": long[0], "q_out_unquantized": long}

@@ -85,12 +85,12 @@ def test_empty_and_bad_input(device):
     for message, kind, args, options in (
             ("x must be a tensor", TypeError, ([1.0], 128), {}),
             ("x must have 3 dimensions", ValueError, (x[0], 128), {}),
-            ("input must have dtype", TypeError, (x.int(), 128), {}),
-            ("input must be contiguous in its last dimension", ValueError, (x.mT.contiguous().mT, 128), {}),
+            ("x must have dtype", TypeError, (x.int(), 128), {}),
+            ("x must be contiguous in its last dimension", ValueError, (x.mT.contiguous().mT, 128), {}),
             ("group_size must be 32, 64 or 128", ValueError, (x, 0), {}),
             ("group_size must divide the row", ValueError, (x[:, :, :96], 64), {}),
             ("dtype_quant must be", ValueError, (x, 128, torch.uint8), {}),
-            ("shuffle_scale must be True or False", TypeError, (x, 128, INT8, 1), {}),
+            ("transpose_scale must be True or False", TypeError, (x, 128, INT8, 1), {}),
             ("fp8 on .* is", UnsupportedError, (x, 128, other), {"backend": "hip"})):
         with pytest.raises(kind, match=message):
             QUANT(*args, **options)

@@ -167,7 +167,7 @@ def bad_calls(device: torch.device):
     out, scale, one = torch.empty_like(x, dtype=INT8), torch.empty(3, 1, device=device), torch.ones(1, device=device)
     other = torch.float8_e4m3fn if target_of(device).platform == "hip" else torch.float8_e4m3fnuz
     yield "x must be a tensor", TypeError, TOKEN, ([1.0],)
-    yield "input must have dtype", TypeError, TOKEN, (x.int(),)
+    yield "x must have dtype", TypeError, TOKEN, (x.int(),)
     yield "x must have at least 1 dimension", ValueError, TOKEN, (x[0, 0],)
     yield "scale must be None", ValueError, TOKEN, (x, one)
     yield "quant_dtype must be", ValueError, TOKEN, (x, None, torch.uint8)
@@ -179,11 +179,11 @@ def bad_calls(device: torch.device):
     yield "num_rows_factor must be between 1", ValueError, TOKEN, (x, None, INT8, None, 0)
     yield "out must have shape", ValueError, SCALED, (out[:2], x, scale)
     yield "out must have dtype", TypeError, SCALED, (x, x, scale)
-    yield "scale must have dtype torch.float32", TypeError, SCALED, (out, x, scale.half())
-    yield "scale must have shape", ValueError, SCALED, (out, x, scale[:2])
+    yield "scales must have dtype torch.float32", TypeError, SCALED, (out, x, scale.half())
+    yield "scales must have shape", ValueError, SCALED, (out, x, scale[:2])
     yield "scale_ub must have one element", ValueError, SCALED, (out, x, scale, scale)
     yield "scale_ub must be None where scales are per group", ValueError, SCALED, (out, x, scale.new_ones(3, 2), one)
-    yield r"smooth_scale must have shape \(256,\)", ValueError, SMOOTH, (out, x, one, scale)
+    yield r"x_scale must have shape \(256,\)", ValueError, SMOOTH, (out, x, one, scale)
     yield "fp8 on .* is", UnsupportedError, functools.partial(TOKEN, backend="hip"), (x, None, other)
     yield "fp8 on .* is", UnsupportedError, functools.partial(TOKEN, backend="triton"), (x, None, other)
 

@@ -288,7 +288,7 @@ def test_bad_arguments_are_named(device):
             ("value_cache must have dtype torch.bfloat16", TypeError, {4: cache.to(right_fp8)}),
             ("key_cache: fp8 on", TypeError, {3: cache.to(wrong_fp8), 4: cache.to(wrong_fp8)}),
             ("slot_mapping must have dtype", TypeError, {5: index.float()}),
-            (r"positions must have shape \(3,\)", ValueError, {6: index[:2]}),
+            (r"pos must have shape \(3,\)", ValueError, {6: index[:2]}),
             ("cos must turn an even number of elements, at most 64, got 66", ValueError,
              {7: torch.ones(9, 66, dtype=BF16, device=device)}),
             ("sin must have shape", ValueError, {8: sin[:4]}),

@@ -228,15 +228,15 @@ def bad_calls(device: torch.device):
         x, x[..., :8], cos, sin, *flags)
     yield "cu_seqlens must have at least 2", ValueError, aiter_like.rope_thd_fwd, (x[0], positions[:1, 0], cos, *flags)
     yield "input must have 3 dimensions", ValueError, aiter_like.rope_thd_fwd, (x, positions[:, 0], cos, *flags)
-    yield "sin is missing", TypeError, cached, (x, cos)
-    yield "takes 7 arguments by position, got 8", TypeError, cached, (x, cos, sin, *flags, False, 1)
+    yield "missing 4 required positional arguments: 'sin'", TypeError, cached, (x, cos)
+    yield "takes from 6 to 7 positional arguments but 8 were given", TypeError, cached, (x, cos, sin, *flags, False, 1)
 
 
 def test_bad_arguments_are_named(device):
     for message, error, function, args in bad_calls(device):
         with pytest.raises(error, match=message):
             function(*args)
-    with pytest.raises(TypeError, match="cos is no parameter, or given twice"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cos'"):
         aiter_like.rope_fwd(torch.empty(1), torch.empty(1), 0, True, False, cos=1)
     with pytest.raises(UnsupportedError, match="head dimension at most 512, got 514"):
         x, table = torch.empty(1, 1, 1, 514, device=device), torch.ones(1, 4, device=device)

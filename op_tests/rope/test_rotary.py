@@ -90,14 +90,14 @@ def test_bad_arguments_are_named(device):
             ("positions must be a tensor of 1 or 2", ValueError, ([0], query, None, 32, cos, sin, *flags)),
             ("positions must be a tensor of 1 or 2", ValueError, (positions[0], query, None, 32, cos, sin, *flags)),
             ("positions must have dtype", TypeError, (positions.float(), query, None, 32, cos, sin, *flags)),
-            ("cos must turn an even number of elements, at most 16", ValueError,
+            ("cos_cache must turn an even number of elements, at most 16", ValueError,
              (positions, query, None, 16, cos, sin, *flags))):
         with pytest.raises(error, match=message):
             rotate(*args)
     batched = aiter_like.batched_rotary_embedding
     with pytest.raises(ValueError, match="rot_dim must be twice the width of cos_cache, 32, got 16"):
         batched(positions, query, None, 32, cos, sin, *flags, 16, positions)
-    with pytest.raises(ValueError, match="the offsets must be 3, one per position"):
+    with pytest.raises(ValueError, match="cos_sin_cache_offsets must have one element per position, 3, got"):
         batched(positions, query, None, 32, cos, sin, *flags, 32, positions[:2])
     empty = torch.empty(0, 64, dtype=torch.bfloat16, device=device)
     assert rotate(positions[:0], empty, None, 32, cos, sin, *flags) is None

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 from jit_project import counting_clang, fake_compiler, forget
@@ -24,7 +23,7 @@ def _run(mode: str, folder: Path, **environment: str) -> dict:
     """Output of cold_processes.py, a JSON object."""
     path = os.pathsep.join([str(HERE.parent), str(HERE.parent.parent)])
     run = subprocess.run([sys.executable, HERE / "cold_processes.py", mode, folder], capture_output=True, text=True,
-                         env=os.environ | {"PYTHONPATH": path} | environment, timeout=120, check=False)
+                         env=os.environ | {"PYTHONPATH": path} | environment, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
@@ -59,15 +58,13 @@ def test_independent_modules_build_in_parallel(project, tmp_path, monkeypatch):
     """Two modules whose compilers wait for one another: built one after the other, neither would end."""
     compiler = fake_compiler(tmp_path / "bin")
     text = compiler.path.read_text()
-    rendezvous = (f'touch "{tmp_path}/$$"; for i in $(seq 100); do [ $(ls {tmp_path}/[0-9]* | wc -l) -ge 2 ] && '
-                  'break; sleep 0.1; done; [ $i -lt 100 ] || exit 1\n')
+    rendezvous = f'touch "{tmp_path}/$$"; until [ $(ls {tmp_path}/[0-9]* | wc -l) -ge 2 ]; do sleep 0.01; done\n'
     compiler.path.write_text(text.replace("echo run >>", rendezvous + "echo run >>"))
     monkeypatch.setenv("AITER_LIKE_TOOLCHAIN", str(compiler.path))
     forget()
-    start = time.monotonic()
     threads = [threading.Thread(target=load_or_build, args=(project.spec(name=name),)) for name in ("a", "b")]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert compiler.runs() == 4 and time.monotonic() - start < 9
+    assert compiler.runs() == 4

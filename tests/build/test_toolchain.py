@@ -126,6 +126,20 @@ def test_forced_nvcc_leaves_the_simulator_its_compiler(bin_dir, monkeypatch):
     assert toolchain.find("host").name == "clang"
 
 
+def test_one_that_does_not_end_is_not_usable(bin_dir, monkeypatch):
+    """Nor does what it has started, which holds its output open."""
+    Compiler(bin_dir / "clang++", "#!/bin/sh\n/bin/sleep 1000 &\n/bin/sleep 1000\n")
+    monkeypatch.setattr(toolchain, "_VERSION_SECONDS", 0.2)
+    with pytest.raises(BuildError, match=rf"clang: {bin_dir}/clang\+\+ --version has not ended after 0.2 s; hip"):
+        toolchain.find("host")
+    assert [found.reason for found in toolchain.report() if "not ended" in found.reason]
+
+
+def test_version_in_any_bytes(bin_dir):
+    Compiler(bin_dir / "clang++", "#!/bin/sh\nprintf 'clang version 22.1.0 \\377\\376\\000'\n")
+    assert toolchain.find("host").version == (22, 1, 0)
+
+
 def test_version_is_asked_once_until_the_file_changes(bin_dir):
     clang = _clang(bin_dir, "22.1.8")
     before = toolchain.find("hip")

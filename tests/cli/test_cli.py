@@ -14,6 +14,7 @@ from toys import SIMULATED, FakeJit, make_op
 import aiter_like
 from aiter_like import cli, device, dispatch, env, paths
 from aiter_like.dispatch import Backend
+from aiter_like.dispatch.table import columns
 from aiter_like.errors import BuildError
 
 
@@ -68,8 +69,8 @@ class TestExplain:
 
     @pytest.mark.parametrize(("arguments", "text"), [
         (["rms_norm", "input"], "an argument must be name=value, got 'input'"),
-        (["no_such"], "no operator 'no_such'"),
-        (["__version__"], "no operator '__version__'"),
+        (["no_such"], "no public function 'no_such'"),
+        (["__version__"], "no public function '__version__'"),
         (["rms_norm", "input=bf16[a]"], "input must be dtype[sizes], got 'bf16[a]'"),
         (["rms_norm", "input=bf16[4,8]", "weight=bf16[9]", "epsilon=1e-6"], "weight must have shape (8,), got (9,)"),
     ])
@@ -88,7 +89,21 @@ class TestDoctor:
         monkeypatch.setattr(toolchain, "report", lambda: [clang, toolchain.Candidate("nvcc", None, "not found")])
         monkeypatch.setattr(toolchain, "find", lambda platform: clang.toolchain)
 
-    def test_healthy(self, capsys):
+    @staticmethod
+    def forget_tables():
+        for op in dispatch.OPS.values():
+            op.reset()
+
+    @pytest.fixture
+    def no_tables(self, monkeypatch, tmp_path):
+        """Neither packaged rows, some of which may be stale, nor the user's own."""
+        for name in ("tuned_csv", "user_tuned"):
+            monkeypatch.setattr(paths, name, lambda: tmp_path / "absent")
+        self.forget_tables()
+        yield
+        self.forget_tables()
+
+    def test_healthy(self, capsys, no_tables):
         status, out, _ = run(capsys, "doctor")
         assert status == 0, out
         for text in (*env.VARIABLES, "clang 22.1", "nvcc         not found", "the simulated MI300X: gfx942 (hip)",
@@ -102,16 +117,27 @@ class TestDoctor:
         monkeypatch.setenv("AITER_LIKE_TUNED", str(tmp_path))
         monkeypatch.setenv("AITER_LIKE_JOBS", "many")
         monkeypatch.setenv("AITER_LIKE_BACKEND", "hip")
-        for op in dispatch.OPS.values():
-            op.reset()
+        self.forget_tables()
         status, out, _ = run(capsys, "doctor")
-        for op in dispatch.OPS.values():
-            op.reset()
+        self.forget_tables()
         assert status == 1
         for text in (f"PROBLEM  {bad}:1: columns must be", "PROBLEM  AITER_LIKE_JOBS='many'",
                      "PROBLEM  AITER_LIKE_BACKEND is not a variable",
                      f"PROBLEM  {tmp_path / 'rmsnorm.csv'}:0: no operator is named rmsnorm", "4 problem(s)"):
             assert text in out
+
+    def test_stale_rows_break_nothing_and_are_not_passed_over(self, capsys, no_tables, monkeypatch, tmp_path):
+        table = tmp_path / "rms_norm.csv"
+        op = dispatch.OPS["rms_norm"]
+        rows = [f"gfx942,304,{size},256,bf16,0,hip,rms_norm[bf16_l512_v1x8],,1.5,0,clang,{revision},measured:me"
+                for size, revision in ((1, "0123456789ab"), (2, "0123456789ab"), (3, op.backends[0].revision))]
+        table.write_text("\n".join([",".join(columns(op.tune_fields)), *rows]) + "\n")
+        monkeypatch.setenv("AITER_LIKE_TUNED", str(table))
+        status, out, _ = run(capsys, "doctor")
+        assert status == 0 and "no problems" not in out and out.endswith("nothing is broken; 1 note(s)\n"), out
+        assert (f"NOTE     rms_norm: 2 of 3 tuned rows are stale and not used, the first: {table}:2: it timed revision "
+                "0123456789ab of the kernel") in out
+        assert f"aiter-like tune rms_norm --shapes {table}\n" in out
 
     def test_no_compiler(self, capsys, monkeypatch):
         from aiter_like.build import toolchain

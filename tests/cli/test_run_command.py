@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from asm import assemble
+from negate import ARGUMENTS as NEGATE_ARGUMENTS
+from negate import BUFFERS as NEGATE_BUFFERS
+from negate import NEGATE
 
-from aiter_like import cli
+from aiter_like import cli, sim
 from aiter_like.build.build import load_or_build
 from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 from aiter_like.testing import check_rms_norm
@@ -22,57 +25,7 @@ BUFFERS = {"out": {"dtype": "bf16", "shape": [4, 4096], "fill": "zeros", "output
            "weight": {"file": "weight.npy"}}
 ARGUMENTS = [{"buffer": "out"}, {"buffer": "input"}, {"buffer": "weight"}, {"buffer": None}, {"buffer": None},
              {"type": "u32", "value": 8192}, {"type": "u32", "value": 8192}, {"type": "fp32", "value": 1e-6}]
-
-# out[i] = -in[i] - one: a struct by value, a hidden argument of the runtime.
-NEGATE = """
-.amdgcn_target "amdgcn-amd-amdhsa--gfx942"
-.globl negate
-.p2align 8
-.type negate,@function
-negate:
-  s_load_dwordx4 s[4:7], s[0:1], 0x0
-  s_load_dwordx2 s[8:9], s[0:1], 0x10                  // {one, two} by value; then the hidden block count
-  s_load_dword s10, s[0:1], 0x18
-  v_lshlrev_b32_e32 v0, 2, v0
-  s_waitcnt lgkmcnt(0)
-  global_load_dword v1, v0, s[6:7]
-  s_waitcnt vmcnt(0)
-  v_sub_u32_e32 v1, 0, v1
-  v_subrev_u32_e32 v1, s8, v1
-  v_add_u32_e32 v1, s10, v1
-  global_store_dword v0, v1, s[4:5]
-  s_endpgm
-.rodata
-.p2align 6
-.amdhsa_kernel negate
-  .amdhsa_kernarg_size 28
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_next_free_vgpr 8
-  .amdhsa_next_free_sgpr 16
-  .amdhsa_accum_offset 8
-.end_amdhsa_kernel
-.amdgpu_metadata
----
-amdhsa.version: [1, 2]
-amdhsa.kernels:
-  - .name: negate
-    .symbol: negate.kd
-    .kernarg_segment_size: 28
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: 0
-    .private_segment_fixed_size: 0
-    .wavefront_size: 64
-    .sgpr_count: 16
-    .vgpr_count: 8
-    .max_flat_workgroup_size: 64
-    .args:
-      - {.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}
-      - {.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}
-      - {.offset: 16, .size: 8, .value_kind: by_value}
-      - {.offset: 24, .size: 4, .value_kind: hidden_block_count_x}
-...
-.end_amdgpu_metadata
-"""
+NEGATING = {"buffers": NEGATE_BUFFERS, "arguments": NEGATE_ARGUMENTS}
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +40,9 @@ def run(code_object, tmp_path, capsys):
     """Writes SPEC.json and runs the command; (exit status, stdout, stderr)."""
 
     def call(spec, *options, file=code_object, kernel=KERNEL, grid="4", block="256"):
+        (tmp_path / "empty.npy").touch()
+        header = "{'descr': '<f4', 'fortran_order': False, 'shape': (4000000000000,), }".ljust(118) + "\n"
+        (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode())
         np.save(tmp_path / "weight.npy", torch.full((4096,), 3.0).bfloat16().view(torch.uint16).numpy())
         path = tmp_path / "spec.json"
         path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
@@ -110,11 +66,8 @@ def test_a_kernel_of_ours(run, tmp_path, options):
 
 def test_structs_offsets_and_hidden_arguments(run, tmp_path):
     (tmp_path / "negate.co").write_bytes(assemble(NEGATE))
-    buffers = {"data": {"dtype": "i32", "shape": [64], "fill": 5, "output": True},
-               "more": {"dtype": "i32", "shape": [65], "fill": "random", "seed": 3, "output": True}}
-    arguments = [{"buffer": "data"}, {"buffer": "more", "offset": 4}, {"hex": "0700000000000000"}]
-    status, out, err = run({"buffers": buffers, "arguments": arguments}, "--check", file=tmp_path / "negate.co",
-                           kernel="negate", grid="2,1,1", block="64,1,1")
+    status, out, err = run(NEGATING, "--check", file=tmp_path / "negate.co", kernel="negate", grid="2,1,1",
+                           block="64,1,1")
     assert status == 0, err
     more = np.load(tmp_path / "outputs" / "more.npy")
     assert len(set(more)) > 60
@@ -157,6 +110,32 @@ def changed(buffer=None, argument=None, **fields):
     (changed({"file": "none.npy"}), "buffers.input.file: "),
     (changed({"file": "spec.json"}), "buffers.input.file: "),
     (changed({"file": "weight.npy", "shape": [1]}), "buffers.input: a file brings its own shape"),
+    (changed({"file": 3}), "buffers.input.file must be a path, got 3"),
+    (changed({"file": "."}), "buffers.input.file: "),
+    (changed({"file": "/dev/zero"}), "no regular file"),
+    (changed({"file": "x" * 300}), "File name too long"),
+    (changed({"file": "empty.npy"}), "buffers.input.file: "),
+    (changed({"file": "huge.npy"}), "huge.npy: "),
+    ("[" * 100_000, "nested too deeply"),
+    ('{"arguments": ' + "7" * 5000 + "}", "spec.json: no JSON: "),
+    ('{"arguments": [], "arguments": []}', "spec.json: no JSON: key 'arguments' is there twice"),
+    (changed({"dtype": ["bf16"], "shape": [1]}), "buffers.input.dtype must be one of bf16, "),
+    (changed({"dtype": "fp32", "shape": [10**12], "fill": "zeros"}), "bytes are too many for "),
+    (changed({"dtype": "fp32", "shape": [2**62, 2**62], "fill": 1}), "bytes are too many for "),
+    (changed({"dtype": "fp32", "shape": [1] * 40, "fill": 1}), "input.shape must have at most 32 sizes, got 40"),
+    (changed({"dtype": "u8", "shape": [4], "fill": 256}), "input.fill must be an integer from 0 to 255 (u8), got 256"),
+    (changed({"dtype": "i32", "shape": [4], "fill": 0.5}), "input.fill must be an integer from -2147483648 to"),
+    (changed({"dtype": "fp16", "shape": [4], "fill": 1e9}), "input.fill: 1000000000.0 is beyond fp16"),
+    (changed({"dtype": "fp8_e4m3fnuz", "shape": [4], "fill": 500}), "input.fill: 500 is beyond fp8_e4m3fnuz"),
+    (changed({"dtype": "fp64", "shape": [4], "fill": 10**400}), "is beyond fp64"),
+    (changed({"dtype": "fp32", "shape": [4], "fill": True}), 'input.fill must be "zeros", "random" or a number, got T'),
+    (changed(buffers={"../out": BUFFERS["out"]}), "an output's name becomes a file's, and '../out' cannot"),
+    ({"buffers": {"a\nb": 1}, "arguments": []}, r"buffers.'a\nb' must be an object, got 1"),
+    (changed(buffers={"o" * 300: BUFFERS["out"]}), "arguments[0]: no buffer 'out'; there are: 'ooo"),
+    (changed(argument={"buffer": ["out"]}), "arguments[7]: no buffer ['out']; there are: out, "),
+    (changed(argument={"type": ["u32"], "value": 1}), "arguments[7].type must be one of bool, i8, "),
+    (changed(argument={"type": "u32", "value": True}), "arguments[7]: True is no u32: it is of type bool"),
+    (changed(argument={"type": "bool", "value": "no"}), "arguments[7]: 'no' is no bool: it is of type str"),
     (changed({"file": "weight.npy", "output": 1}), "buffers.input: output and scratch must be true or false"),
     (changed(arguments=ARGUMENTS[:-1]), f"{KERNEL} takes 8 arguments, got 7; it takes: out (8 bytes, global_buffer), "),
     (changed(argument={"buffer": "x"}), "arguments[7]: no buffer 'x'; there are: out, input, weight"),
@@ -187,7 +166,89 @@ def test_mistakes_on_the_command_line(run, tmp_path, capsys):
             ("block 512x1x1 has more work-items than the kernel was compiled for (256)", {"block": "512"})):
         status, _, err = run(spec, **options)
         assert status == 1 and message in err
-    for option in ({"grid": "0"}, {"grid": "1,1,1,1"}, {"block": "x"}):
+    for option in ({"grid": "0"}, {"grid": "1,1,1,1"}, {"block": "x"}, {"grid": f"1,{2**32}"}):
         with pytest.raises(SystemExit):
             run(spec, **option)
         assert "argument --" in capsys.readouterr().err
+    for options, message in (("--shared -1", "a count of bytes below 2**32, got '-1'"),
+                             ("--checks waits", "unknown check 'waits'; there are: all, wait, "),
+                             ("--check=waits", "unknown check 'waits'; there are: all, wait, ")):
+        with pytest.raises(SystemExit):
+            run(spec, *options.split())
+        assert message in capsys.readouterr().err
+    status, _, err = run(spec, "--seeds", "0")
+    assert status == 1 and "--seeds must be at least 1, --fuzz at least 0" in err
+
+
+@pytest.mark.parametrize("place", ["a file", "a file/folder", "o" * 300, "/proc/nothing", "outputs with a folder"])
+def test_an_output_that_cannot_be_written_is_found_before_anything_runs(run, tmp_path, monkeypatch, place):
+    (tmp_path / "a file").touch()
+    (tmp_path / "outputs with a folder" / "out.npy").mkdir(parents=True)
+    monkeypatch.setattr(sim, "load", lambda: pytest.fail("it ran"))
+    status, out, err = run({"buffers": BUFFERS, "arguments": ARGUMENTS}, "--output", str(tmp_path / place))
+    assert status == 1 and out == "" and err.startswith("aiter-like sim: --output: ") and err.count("\n") == 1
+
+
+def test_a_long_name_of_an_output(run):
+    buffers = {name if name != "out" else "o" * 300: buffer for name, buffer in BUFFERS.items()}
+    status, _, err = run({"buffers": buffers, "arguments": [{"buffer": "o" * 300}, *ARGUMENTS[1:]]})
+    assert status == 1 and "--output: cannot write" in err and "File name too long" in err and err.count("\n") == 1
+
+
+def test_a_run_that_fails_leaves_the_old_output(run, tmp_path):
+    (tmp_path / "outputs").mkdir()
+    (tmp_path / "outputs" / "out.npy").write_text("old")
+    assert run({"buffers": BUFFERS, "arguments": ARGUMENTS}, block="512")[0] == 1
+    assert (tmp_path / "outputs" / "out.npy").read_text() == "old"
+
+
+# The first of two workgroups writes what the second reads: only global_race, which is not on by default, can tell.
+RACE = NEGATE.replace("global_store_dword v0, v1, s[4:5]", "global_store_dword v0, v1, s[6:7]")
+
+
+@pytest.mark.parametrize(("options", "checks"), [
+    (("--check",), sim.DEFAULT_CHECKS), (("--check=all",), tuple(sim.CHECKS)), (("--checks", "all"), tuple(sim.CHECKS)),
+    (("--checks", "global_race,wait"), ("wait", "global_race")), (("--check=bounds",), ("bounds",)),
+])
+def test_which_checkers_are_on(run, tmp_path, options, checks):
+    (tmp_path / "race.co").write_bytes(assemble(RACE))
+    status, out, err = run(NEGATING, *options, file=tmp_path / "race.co", kernel="negate", grid="2", block="64")
+    assert ("[sim:global_race]" in out) == bool(status) == ("global_race" in checks), out + err
+    assert f"seed 0, checks {','.join(checks)}\n" in out
+
+
+def test_a_bare_check_does_not_take_the_file(code_object, run, tmp_path, capsys):
+    run({"buffers": BUFFERS, "arguments": ARGUMENTS})  # writes the files
+    words = ["sim", "run", "--check", str(code_object), "--kernel", KERNEL, "--grid", "4", "--block", "256", "--args",
+             str(tmp_path / "spec.json"), "--output", str(tmp_path / "outputs")]
+    capsys.readouterr()
+    assert cli.main(words) == 0 and "0 distinct report(s)" in capsys.readouterr().out
+
+
+def test_counters(run, tmp_path):
+    (tmp_path / "negate.co").write_bytes(assemble(NEGATE))
+    status, out, err = run(NEGATING, file=tmp_path / "negate.co", kernel="negate", grid="2", block="64")
+    assert status == 0, err
+    assert out.startswith("negate: 2 workgroups, 2 waves, 24 wave instructions\n  by class: ")
+    assert "  memory accesses: global_load_dword 2, global_store_dword 2\n" in out
+
+
+def test_seeds(run, tmp_path):
+    """Each run gets fresh buffers; where the order decides the result, that is said, with the seed."""
+    (tmp_path / "race.co").write_bytes(assemble(RACE))
+    launch = {"file": tmp_path / "race.co", "kernel": "negate", "grid": "2", "block": "64"}
+    status, out, err = run(NEGATING, "--fuzz", "3", "--seeds", "4", "--checks", "global_race", **launch)
+    assert status == 1 and "negate: 4 launches, 8 workgroups" in out and " times) (seed 3)" in out, out + err
+    assert "; seeds 3 to 6, checks global_race" in out
+    # The last of the workgroups leaves its number.
+    (tmp_path / "race.co").write_bytes(assemble(NEGATE.replace("v_add_u32_e32 v1, s10, v1", "v_mov_b32_e32 v1, s2")))
+    status, out, err = run(NEGATING, "--seeds", "8", **(launch | {"grid": "8"}))
+    assert status == 0 and "data: seed 1 gives other values than seed 0\n" in out and "more: " not in out, out + err
+    np.testing.assert_array_equal(np.load(tmp_path / "outputs" / "data.npy"), np.full(64, 7, np.int32))
+
+
+def test_reports_before_a_failing_launch_are_printed(run, tmp_path):
+    (tmp_path / "bad.co").write_bytes(assemble(NEGATE.replace("  s_waitcnt vmcnt(0)\n", "").replace(
+        "  s_endpgm", "  s_trap 2\n  s_endpgm")))
+    status, out, err = run(NEGATING, "--check", file=tmp_path / "bad.co", kernel="negate", grid="2", block="64")
+    assert status == 1 and "[sim:wait] negate" in out and "s_trap 2: the kernel stopped itself" in err, out + err

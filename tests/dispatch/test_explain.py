@@ -9,6 +9,7 @@ from toys import FIELDS, FakeJit, make_op, public, run, scale_ref
 
 from aiter_like import dispatch
 from aiter_like.dispatch import Backend, explain, is_tuned, table, use_backend
+from aiter_like.errors import BuildError
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -79,6 +80,36 @@ class TestTunedRows:
         run(op, torch.randn(3, 4))
         assert asm.binds == [{"kernel": "narrow"}, {"kernel": "wide"}]
 
+    def test_explain_says_what_became_of_each_row(self, monkeypatch, tmp_path):
+        asm = FakeJit(instance=lambda *args, tile=1: f"t{tile}")
+        op = make_op(Backend("hip", FakeJit()), Backend("asm", asm),
+                     Backend("ck", FakeJit(), refusal=lambda target, *args: "odd"))
+        path = self.rows(monkeypatch, tmp_path, op,
+                         "gfx942,304,2,4,float32,ck,scale,,1.0,0,clang,,measured:me",
+                         "gfx942,304,2,4,float32,hip,scale,,1.1,0,clang,0123456789ab,measured:me",
+                         "gfx942,304,2,4,float32,asm,wrong,,1.2,0,clang,,measured:me",
+                         "gfx942,304,2,4,float32,asm,scale[t8],tile=8,1.5,0,clang,,measured:me",
+                         "gfx942,304,2,4,float32,asm,scale[t1],,1.6,0,clang,,measured:me",
+                         "gfx942,304,64,4,float32,hip,scale,,1.6,0,clang,,measured:me",
+                         "gfx942,304,65,4,bfloat16,hip,scale,,1.6,0,clang,,measured:me",
+                         "gfx950,256,65,4,float32,hip,scale,,1.6,0,clang,,measured:me")
+        rows = explain(public(op), torch.randn(2, 4)).rows
+        assert [(row.source, row.state) for row in rows] == [
+            (f"{path}:2", "ignored"), (f"{path}:3", "stale"), (f"{path}:4", "ignored"), (f"{path}:5", "used"),
+            (f"{path}:6", "behind")]
+        texts = ("ck scale; ck: odd", "hip scale; it timed revision 0123456789ab",
+                 "asm wrong; kernel must be one of scale[t1]", "asm scale[t8] tile=8", "asm scale[t1]; another row")
+        for row, text in zip(rows, texts):
+            assert row.text.startswith(text), row.text
+        found = explain(public(op), torch.randn(65, 4))
+        assert [str(row) for row in found.rows] == [f"nearest: {path}:7: hip scale; rows=64 for 65"]
+        assert str(found).splitlines()[-1] == f"  row      {found.rows[0]}"
+
+    def test_explain_where_no_row_is_near(self, monkeypatch, tmp_path):
+        op = make_op(Backend("hip", FakeJit()))
+        self.rows(monkeypatch, tmp_path, op, "gfx950,256,2,4,float32,hip,scale,,1.6,0,clang,,measured:me")
+        assert str(explain(public(op), torch.randn(2, 4))).endswith("\n  row      none for gfx942 with 304 CUs")
+
     def test_shapes_are_recorded_once(self, monkeypatch, tmp_path):
         op = make_op(Backend("hip", FakeJit()))
         monkeypatch.setenv("AITER_LIKE_RECORD", str(tmp_path / "shapes"))
@@ -96,10 +127,32 @@ class TestExplain:
         found = explain(public(op), torch.randn(2, 4))
         assert (found.backend, found.kernel) == ("asm", "scale")
         assert found.source == "heuristic: first of hip, asm, torch to accept"
-        assert found.rejected == {"hip": "odd", "torch": "comes after asm"}
+        assert found.rejected == {"hip": "odd", "torch": "it comes after asm"}
         assert asm.binds == [] and asm.calls == 0
         assert str(found).splitlines()[:2] == [f"{op.name} on gfx942 (hip, 304 CUs)",
                                                "  key      rows=2 hidden=4 dtype=float32"]
+
+    def test_every_backend_says_whether_it_would_accept(self):
+        """Also those behind the chosen one, and those that somebody else's wish leaves out."""
+        def refuses(reason):
+            return lambda target, *args: reason
+
+        op = make_op(Backend("asm", FakeJit(), refusal=refuses("odd")), Backend("hip", FakeJit()),
+                     Backend("ck", FakeJit(), refusal=refuses("narrow")), Backend("triton", FakeJit()))
+        accepts = {"asm": "odd", "hip": None, "ck": "narrow", "triton": None, "torch": None}
+        plain = explain(public(op), torch.randn(2, 4))
+        forced = explain(public(op), torch.randn(2, 4), backend="torch")
+        assert dict(plain.accepts) == dict(forced.accepts) == accepts
+        assert str(plain).splitlines()[5:10] == [
+            "    asm    cannot serve it: odd", "    hip    serves the call", "    ck     cannot serve it: narrow",
+            "    triton would serve it, but it comes after hip", "    torch  would serve it, but it comes after hip"]
+        assert "    hip    would serve it, but not asked for: backend='torch'" in str(forced)
+
+    def test_a_kernel_that_failed_would_not_serve(self):
+        op = make_op(Backend("hip", FakeJit(error=BuildError("clang says no"))), Backend("asm", FakeJit()))
+        run(op)
+        found = explain(public(op), torch.randn(2, 4))
+        assert found.backend == "asm" and "clang says no" in found.accepts["hip"] and found.accepts["asm"] is None
 
     def test_forced(self):
         op = make_op(Backend("hip", FakeJit()))

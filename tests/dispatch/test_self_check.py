@@ -93,7 +93,7 @@ def test_crash_and_missing_writes_are_failures(machine):
     def crash(out, x, factor, flag):
         raise RuntimeError("memory fault")
 
-    for kernel, text in ((crash, "self-check raised memory fault"), (lambda *args: None, "by inf")):
+    for kernel, text in ((crash, "self-check raised memory fault"), (lambda *args: None, "error of inf")):
         self_check._verdicts.clear()
         for path in files(machine):
             path.unlink()

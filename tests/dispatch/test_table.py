@@ -101,6 +101,24 @@ class TestRows:
         assert find(tuned, rows=7) and find(tuned, rows=8)
         assert len(caplog.records) == 1 and f"{path}:3: {text}" in caplog.text
 
+    @pytest.mark.parametrize(("damage", "text"), [
+        (b"\xff", "must be cells in UTF-8"), (b'"', "must be cells in UTF-8"),
+        (b"9" * 200_000, "must be cells in UTF-8"),
+        (b"9" * 5000, "rows must have at most 18 digits"), ("٣".encode(), "rows must be an integer")],
+        ids=["not UTF-8", "open quote", "longer than a cell", "5000 digits", "other digits"])
+    def test_damaged_line_takes_no_other_with_it(self, user, damage, text):
+        path = user(row(rows=7), row(rows="DAMAGE"), row(rows=8))
+        path.write_bytes(path.read_bytes().replace(b"DAMAGE", damage))
+        tuned = load()
+        assert [str(problem).partition(": ")[0] for problem in tuned.problems] == [f"{path}:3"]
+        assert text in str(tuned.problems[0]) and len(str(tuned.problems[0])) < 400
+        assert find(tuned, rows=7) and find(tuned, rows=8)
+
+    @pytest.mark.parametrize("number", ["9" * 19, "-" + "9" * 5000, "1e999", "9" * 5000 + ".0"])
+    def test_params_are_numbers_that_a_kernel_can_take(self, user, number):
+        path = user(row(params=f"lanes={number}"))
+        assert str(load().problems[0]).startswith(f"{path}:2: params must be finite numbers, integers of at most 18")
+
     def test_duplicate_names_both_lines(self, user):
         path = user(row(us="2"), row(rows=2), row(us="1"))
         tuned = load()
@@ -119,7 +137,7 @@ class TestRows:
         binary.write_bytes(b"\xff\xfe\x00")
         problems = [str(problem) for problem in load().problems]
         assert problems[0].startswith(f"{empty}:1: columns must be")
-        assert problems[1].startswith(f"{binary}:0: cannot be read: ")
+        assert problems[1].startswith(f"{binary}:1: must be cells in UTF-8, got what cannot be read: ")
 
 
 class TestLayers:

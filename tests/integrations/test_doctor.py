@@ -132,3 +132,51 @@ def test_engines_are_those_of_the_table(capsys):
     assert set(doctor.ENGINES) == set(doctor._GROUPS) == {"vllm", "sglang", "transformers"}
     with pytest.raises(SystemExit):
         cli.main(["doctor", "--engine", "llama.cpp"])
+
+
+@pytest.fixture
+def transformers(monkeypatch):
+    """transformers itself, in an interpreter whose start read our line."""
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("AITER_LIKE", "1")
+    monkeypatch.delenv("AITER_LIKE_DISABLE", raising=False)
+    monkeypatch.setattr(integrations, "_ADAPTERS", {"aiter": "overlay", "transformers": "transformers"})
+    monkeypatch.setitem(sys.modules, "aiter_like_startup", types.ModuleType("aiter_like_startup"))
+    takeover.forget()
+    yield
+    integrations.uninstall()
+    takeover.forget()
+
+
+def run_transformers(capsys) -> tuple[int, str]:
+    return cli.main(["doctor", "--engine", "transformers"]), capsys.readouterr().out
+
+
+def test_served_models_of_transformers(transformers, capsys):
+    status, out = run_transformers(capsys)
+    assert status == 0, out
+    assert 'registered   attn_implementation="aiter_like"' in out
+    assert "served       a new LlamaForCausalLM: attention, 3 RMS norms, 1 gated activations, rotary embedding" in out
+
+
+def test_transformers_where_only_the_name_is_registered(transformers, capsys, monkeypatch):
+    """The name serves nobody who does not ask for it: that is not called served."""
+    from aiter_like.integrations import transformers as adapter
+
+    monkeypatch.setattr(adapter, "install", adapter.register)
+    status, out = run_transformers(capsys)
+    assert status == 1 and "registered   attn_impl" in out and "served       nothing of a new model" in out
+    assert "PROBLEM  transformers: the name is registered, but new models are not served" in out
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_transformers_without_the_line_at_start_up(transformers, capsys, monkeypatch, tmp_path, value):
+    monkeypatch.setenv("AITER_LIKE", value)
+    monkeypatch.delitem(sys.modules, "aiter_like_startup")
+    monkeypatch.setattr(doctor.site, "getsitepackages", lambda: [str(tmp_path)])
+    monkeypatch.setattr(doctor.site, "getusersitepackages", lambda: str(tmp_path))
+    status, out = run_transformers(capsys)
+    assert status == 1 and "plugin       aiter_like_startup.pth: not installed" in out
+    assert "PROBLEM  no aiter_like_startup.pth was read" in out
+    (tmp_path / "aiter_like_startup.pth").touch()
+    assert run_transformers(capsys)[0] == int(value), "with the switch on, it was not read by this interpreter"

@@ -33,7 +33,7 @@ def test_versions_are_those_of_the_table(engine):
     assert any(line.lower().startswith(f"| {engine} {row}") for line in README.splitlines()), f"| {engine} {row}"
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"aiter-like ([a-z]+)", README))))
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"aiter-like ([a-z-]+)", README))))
 def test_commands_exist(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])

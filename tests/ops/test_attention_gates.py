@@ -10,6 +10,7 @@ import functools
 import heapq
 import itertools
 import re
+from typing import NamedTuple
 
 import attention_gates as gates
 import hip_program
@@ -17,7 +18,6 @@ import numpy as np
 import pytest
 
 from aiter_like import paths
-from aiter_like.ops.attention.workspace import CausalLaunch, KeySplit, packed_heads, split_causal_keys, split_keys
 
 PLAN = """
 #include "{plan}"
@@ -31,6 +31,7 @@ extern "C" void plan_causal(const CausalLaunch* launch, int num_cus, int num_spl
   result[0] = split.whole;
   result[1] = split.parts;
 }}
+extern "C" int seen(const CausalLaunch* launch, int slot) {{ return launch->seen_blocks(slot); }}
 extern "C" int band(int slots, int columns, int group, int num_cus) {{
   return band_columns(slots, columns, group, num_cus);
 }}
@@ -53,6 +54,45 @@ extern "C" int order(int id, int count, int chunk) {{ return xcd_order(id, count
 @functools.cache
 def plan() -> ctypes.CDLL:
     return hip_program.library(PLAN.format(plan=paths.csrc() / "attention/flash_attn_plan.h"))
+
+
+class KeySplit(NamedTuple):
+    """What a plan of `query_blocks` gives: `whole` of them are not split, the `tail` is, into `parts` each."""
+
+    whole: int
+    tail: int
+    parts: int
+
+    @classmethod
+    def of(cls, query_blocks: int, found: ctypes.Array) -> KeySplit:
+        return cls(found[0], query_blocks - found[0], found[1])
+
+
+class CausalLaunch(NamedTuple):
+    """The header's struct of this name, member by member."""
+
+    slots: int
+    columns: int
+    queries: int
+    keys: int
+    pack: int
+    rows: int
+    window_right: int
+
+    def seen_blocks(self, slot: int) -> int:
+        return plan().seen((ctypes.c_int * 7)(*self), slot)
+
+
+def split_keys(query_blocks: int, key_blocks: int, num_cus: int, num_splits: int = 0) -> KeySplit:
+    found = (ctypes.c_int * 2)()
+    plan().plan(query_blocks, key_blocks, num_cus, num_splits, found)
+    return KeySplit.of(query_blocks, found)
+
+
+def split_causal_keys(launch: CausalLaunch, num_cus: int, num_splits: int = 0) -> KeySplit:
+    found = (ctypes.c_int * 2)()
+    plan().plan_causal((ctypes.c_int * 7)(*launch), num_cus, num_splits, found)
+    return KeySplit.of(launch.slots * launch.columns, found)
 
 
 def names(every: bool) -> set[str]:
@@ -144,16 +184,26 @@ def test_a_slower_phase_is_a_regression():
     assert "no row" in gates.regressions({}, None)[0]
 
 
-def test_plan_is_that_of_python():
-    """The workspace is sized in Python, split in C++."""
-    found = (ctypes.c_int * 2)()
-    for num_cus in (304, 228, 38):
-        for query_blocks in (*range(1, 40), 144, 288, 289, 303, 304, 305, 448, 592, 1056, 2064, 5000):
-            for key_blocks in (0, 1, 47, 48, 49, 100, 128, 256, 1344):
-                for num_splits in (0, 2, 5):
-                    plan().plan(query_blocks, key_blocks, num_cus, num_splits, found)
-                    whole, _, parts = split_keys(query_blocks, key_blocks, num_cus, num_splits)
-                    assert (found[0], found[1]) == (whole, parts), (query_blocks, key_blocks, num_cus, num_splits)
+def rounds_time(split: KeySplit, key_blocks: int, num_cus: int) -> int:
+    """Of the tail, in key blocks: rounds over the CUs, each as long as a part."""
+    return -(-split.tail * split.parts // num_cus) * -(-key_blocks // split.parts)
+
+
+def test_split_of_keys():
+    """The least time among all numbers of parts, the smaller number among equals."""
+    is_split = 0
+    for num_cus, query_blocks, key_blocks, num_splits in itertools.product(
+            (304, 228, 38), (*range(1, 40), 144, 288, 289, 303, 304, 305, 448, 592, 1056, 2064, 5000),
+            (0, 1, 47, 48, 49, 100, 128, 256, 1344), (0, 2, 5)):
+        split, tail = split_keys(query_blocks, key_blocks, num_cus, num_splits), query_blocks % num_cus
+        if tail == 0 or tail > 0.95 * num_cus or key_blocks < 48:
+            assert split == (query_blocks, 0, 1)
+            continue
+        counts = range(1, min(2 * num_cus // tail, num_splits or 2 * num_cus, key_blocks // 4) + 1)
+        time, parts = min((rounds_time(KeySplit(0, tail, count), key_blocks, num_cus), count) for count in counts)
+        assert split == ((query_blocks - tail, tail, parts) if parts > 1 else (query_blocks, 0, 1))
+        is_split += parts > 1
+    assert is_split > 500
 
 
 def causal(batch: int, heads: int, queries: int, keys: int | None = None, *, rows: int = 384, pack: int = 1,
@@ -161,18 +211,19 @@ def causal(batch: int, heads: int, queries: int, keys: int | None = None, *, row
     return CausalLaunch(-(-queries * pack // rows), batch * heads // pack, queries, keys or queries, pack, rows, right)
 
 
-def test_causal_plan_is_that_of_python():
-    found, is_split = (ctypes.c_int * 2)(), 0
+def test_causal_split_of_keys():
+    """Whole slots, within two parts per CU, each part of four key blocks at least; where it ends sooner than none."""
+    is_split = 0
     lengths = ((1, 9000), (64, 3072), (700, 3008), (700, 3009), (4096, 4096), (8192, 8192), (5000, 3100), (3000, 16384))
     for (queries, keys), columns, pack, right in itertools.product(lengths, (1, 3, 8, 32, 200, 305), (1, 5), (0, 100)):
         launch = causal(1, columns * pack, queries, keys, rows=384 if columns % 2 else 512, pack=pack, right=right)
         for num_cus, num_splits in ((304, 0), (304, 2), (304, 7), (38, 0)):
-            plan().plan_causal((ctypes.c_int * 7)(*launch), num_cus, num_splits, found)
             split = split_causal_keys(launch, num_cus, num_splits)
-            assert (found[0], found[1]) == (split.whole, split.parts), (launch, num_cus, num_splits)
             assert split.whole + split.tail == launch.slots * columns and split.tail % columns == 0
+            assert (split.parts > 1) == (split.tail > 0), (launch, num_cus, num_splits)
             assert split.tail * split.parts <= 2 * num_cus and split.parts <= (num_splits or split.parts)
             assert split.parts == 1 or launch.seen_blocks(launch.slots - 1) // split.parts >= 4
+            assert split.parts == 1 or launch.seen_blocks(launch.slots - 1) >= 48
             is_split += split.parts > 1
     assert is_split > 200
 
@@ -249,21 +300,21 @@ def test_modelled_use_of_cus(shape, before, after):
     assert modelled_use(launch, split_causal_keys(launch, 304)) == pytest.approx(after, abs=0.006)
 
 
-def test_packing_is_that_of_python():
+def test_packing():
     """All heads of a group, or none; and rows of many sequences stay countable."""
-    for block in (384, 512):
-        for group in (1, 3, 8, 64, 513):
-            for length in (0, 1, 6, 47, 48, 64, 65, 128, 129, 384, 385, 512, 513):
-                packed = plan().pack(group, length, length, block)
-                assert packed == packed_heads(group, length, block) == (group if group * length <= block else 1)
+    for block, group, length in itertools.product((384, 512), (1, 3, 8, 64, 513), (
+            0, 1, 6, 47, 48, 64, 65, 128, 129, 384, 385, 512, 513)):
+        assert plan().pack(group, length, length, block) == (group if group * length <= block else 1)
     assert [plan().pack(8, 1, total, 512) for total in (2**27 - 1, 2**27)] == [8, 1]
 
 
-@pytest.mark.parametrize(("batch", "heads", "length", "parts"), [
-    (2, 24, 8192, 2), (4, 16, 16384, 19), (2, 24, 16384, 1)])
-def test_plans_by_hand(batch, heads, length, parts):
-    """Tails of 144, 16 and 240 query blocks on 304 CUs; the last one would need more than two parts per CU."""
-    assert split_keys(-(-length // 384) * batch * heads, length // 64, 304).parts == parts
+@pytest.mark.parametrize(("batch", "heads", "length", "tail", "parts"), [
+    (2, 24, 8192, 144, 2), (4, 16, 16384, 16, 19), (2, 24, 16384, 240, 1)])
+def test_plans_by_hand(batch, heads, length, tail, parts):
+    """Tails on 304 CUs; the last one would need more than two parts per CU."""
+    blocks = -(-length // 384) * batch * heads
+    assert blocks % 304 == tail
+    assert split_keys(blocks, length // 64, 304) == ((blocks - tail, tail, parts) if parts > 1 else (blocks, 0, 1))
 
 
 def test_order_is_a_bijection_that_keeps_chunks_on_an_xcd():

@@ -61,8 +61,8 @@ def _attention_calls():
                                                  return_lse=True, backend="triton")
 
     def with_cache(q, k, v):
-        return aiter_like.flash_attn_with_kvcache(q, k, v, k[:, :1], v[:, :1], cache_seqlens=starts_k[1:2],
-                                                  backend="triton")
+        return aiter_like.flash_attn_with_kvcache(q, k, v, k[:, :1].clone(), v[:, :1].clone(),
+                                                  cache_seqlens=starts_k[1:2], backend="triton")
 
     def with_options(q, k, v):
         return aiter_like.flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), layout="bhsd", round_mode="rtz",

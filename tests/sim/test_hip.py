@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -73,7 +74,7 @@ int set_scale(float x) { return hipMemcpyToSymbol(&scale, &x, 4, 0, 1); }
 
 LOOP = """
 extern "C" __global__ void forever(int* out) {
-  while (true) __builtin_amdgcn_s_sleep(1);
+  for (int i = 0;; ) asm volatile("v_add_u32 %0, 1, %0" : "+v"(i));   // always something new: no deadlock
 }
 extern "C" __global__ void store(int* out) { out[thread_index()] = 1; }
 """
@@ -83,9 +84,9 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-def error_text() -> str:
+def error_text(error: int = 719) -> str:
     hip = sim.load()
-    return hip.hipGetErrorString(hip.hipPeekAtLastError() or 719).decode()
+    return hip.hipGetErrorString(hip.hipPeekAtLastError() or error).decode()
 
 
 @pytest.fixture
@@ -136,10 +137,10 @@ def test_dynamic_lds_and_its_limit(program):
     out = np.zeros(64, np.int32)
     assert program.run_dynamic(pointer(out), 256, 64) == 0
     np.testing.assert_array_equal(out, np.arange(63, -1, -1))
-    assert program.run_dynamic(pointer(out), 70000, 64) == 719
-    assert "70000 bytes of LDS" in error_text()
-    assert program.run_dynamic(pointer(out), 256, 1025) == 719
-    assert "1025x1x1" in error_text()
+    assert program.run_dynamic(pointer(out), 70000, 64) == 9
+    assert "70000 bytes of LDS" in error_text(9)
+    assert program.run_dynamic(pointer(out), 256, 1025) == 9
+    assert "1025x1x1" in error_text(9)
 
 
 @pytest.mark.parametrize("address", [0x1000, 0xDEAD_0000_0000_0000])
@@ -176,7 +177,7 @@ with runtime().module(code_object(LOOP)) as module:
         print(error)
 """
     done = subprocess.run([sys.executable, "-c", program, str(Path(__file__).parent)], capture_output=True, text=True,
-                          env={**os.environ, "AITER_LIKE_SIM": "limit=12345"}, timeout=300, check=False)
+                          env={**os.environ, "AITER_LIKE_SIM": "limit=12345"}, check=False)
     assert "more than 12345 instructions: an endless loop" in done.stdout, done.stderr
 
 
@@ -228,6 +229,37 @@ def test_kernel_arguments_as_one_buffer():
         assert hip.hipModuleLaunchKernel(module.function("store"), 1, 1, 1, 64, 1, 1, 0, None, None, extra) == 719
         assert "4 bytes of arguments" in error_text()
     sim.take_reports()
+
+
+@pytest.mark.parametrize(("sizes", "text"), [
+    ((2**22, 2**22, 2**21, 1, 1, 1, 0), "grid 4194304x4194304x2097152 has more than 2^64 workgroups"),
+    ((2**31, 1, 1, 64, 1, 1, 0), "grid 2147483648x1x1 times block 64x1x1 is empty or beyond 2^32 work-items"),
+    ((1, 1, 1, 2**31, 2**31, 4, 0), "block 2147483648x2147483648x4 is not between 1 and 1024"),
+    ((1, 1, 1, 64, 1, 1, 2**32 - 256), "4294967040 bytes of LDS"),
+])
+def test_sizes_are_not_taken_modulo_anything(sizes, text):
+    hip, out = sim.load(), np.zeros(64, np.int32)
+    buffer = ctypes.create_string_buffer(pointer(out).value.to_bytes(8, "little"))
+    size = ctypes.c_size_t(8)
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
+    with runtime().module(code_object(LOOP)) as module:
+        assert hip.hipModuleLaunchKernel(module.function("store"), *sizes, None, None, extra) == 9
+        assert text in error_text() and not out.any()
+        groups = ctypes.c_int(7)
+        call = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
+        assert call(ctypes.byref(groups), module.function("store"), 64, ctypes.c_size_t(2**64 - 1)) == 0
+        assert groups.value == 0
+    sim.take_reports()
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"grid": (2**32 + 1, 1, 1)}, "grid must be three numbers from 0 to 4294967295, got (4294967297, 1, 1)"),
+    ({"block": (64, 1)}, "block must be three numbers"), ({"block": (-1, 1, 1)}, "block must be three numbers"),
+    ({"shared_bytes": 2**32 + 64}, "shared_bytes must be a number from 0 to 4294967295")])
+def test_a_launch_from_python_cuts_no_size_off(change, text):
+    sizes = {"grid": (1, 1, 1), "block": (64, 1, 1), "shared_bytes": 0} | change
+    with pytest.raises(ValueError, match=re.escape(f"sim.launch: {text}")):
+        sim.launch(code_object(LOOP), "store", kernargs=bytes(8), **sizes)
 
 
 ARGUMENTS = """

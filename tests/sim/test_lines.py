@@ -21,6 +21,7 @@ from aiter_like.build import recipe, toolchain
 from aiter_like.errors import SimulatorError
 from aiter_like.ops.attention import flash_attn_fwd_hip
 from aiter_like.ops.norm import rms_norm
+from aiter_like.sim import reports
 from aiter_like.sim.library import json_of
 
 SOURCE = """
@@ -60,12 +61,6 @@ early:
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
 .end_amdhsa_kernel
 """
-
-
-@pytest.fixture(autouse=True)
-def own_triton_cache(monkeypatch, tmp_path_factory):
-    """A build that another checkout left in the shared cache would name that checkout's files."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "triton"))
 
 
 def compiled(*flags: str) -> bytes:
@@ -218,11 +213,86 @@ def test_a_store_out_of_bounds_in_triton():
     assert {report["source"] for report in session.reports} == {f"{file}:{line_of(file.read_text(), 'tl.store')}"}
 
 
+COPIED = """
+import triton
+import triton.language as tl
+
+{helper}
+
+@triton.jit
+def copied(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    put(out + at, tl.load(x + at))
+"""
+HELPER = """
+@triton.jit
+def put(to, value):
+    tl.store(to, value + value)
+"""
+
+
+def reported(file: Path, helpers: Path, monkeypatch) -> list[dict]:
+    """The reports of `copied` of a file, which writes past the end of its output."""
+    from importlib import util
+
+    monkeypatch.syspath_prepend(helpers)
+    sys.modules.pop("helper", None)
+    spec = util.spec_from_file_location("kernels", file)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with sim.enabled(on_report="collect") as session:
+        for _ in range(2):
+            module.copied[(1,)](torch.ones(128), torch.zeros(100), BLOCK=128)
+    return session.reports
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["", "helper"])
+def test_copies_of_a_triton_kernel_name_their_own_file(tmp_path, monkeypatch, is_apart):
+    """Of two files with the same text, each is named for its own launches; so is a function's in a third file."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"import triton\nimport triton.language as tl\n{HELPER}")
+        (folder / "kernels.py").write_text(COPIED.format(helper="from helper import put" if is_apart else HELPER))
+    files = [folder / "kernels.py" for folder in (folders[:1] * 2 if is_apart else folders)]
+    sim.enable_triton()
+    try:
+        with sim.enabled(on_report="collect") as session:
+            sources = [{report["source"].rpartition(":")[0] for report in reported(file, folder, monkeypatch)}
+                       for file, folder in zip(files, folders, strict=True)]
+    finally:
+        sim.disable_triton()
+    expected = [{str(folder / ("helper.py" if is_apart else "kernels.py"))} for folder in folders]
+    assert sources == expected
+    assert {report["source"].rpartition(":")[0] for report in session.reports} == set.union(*expected)
+
+
+def test_copies_of_a_kernel_in_one_process_keep_their_files():
+    """Of the same name, check and pc: one after the other before anybody takes the reports."""
+    elf = compiled("-gline-tables-only")
+    copy = elf.replace(b"program.hip", b"another.hip")
+    assert copy != elf
+    x, out = torch.ones(64), torch.zeros(40)
+    arguments = struct.pack("<QQi", x.data_ptr(), out.data_ptr(), 64)
+
+    def launches(*_) -> None:
+        for image in (elf, copy, copy):
+            launch(image, "store", arguments)
+
+    with sim.enabled(on_report="collect") as session:
+        sim.checked_call("store", launches, (x, out), writes=(1,))
+    counts = {Path(report["source"]).name.partition(":")[0]: report["count"] for report in session.reports}
+    assert set(counts) == {"program.hip", "another.hip"} and counts["another.hip"] == 2 * counts["program.hip"]
+    assert len(reports.merged(session.reports * 2)) == 2
+
+
 def test_damaged_tables_give_no_lines_and_no_crash(tmp_path):
     """In a child: what this must not do is crash."""
     (tmp_path / "code.co").write_bytes(compiled("-g"))
     done = subprocess.run([sys.executable, __file__, str(tmp_path / "code.co")], capture_output=True, text=True,
-                          timeout=300, check=False)
+                          check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     whole, fewer, total = map(int, done.stdout.split())
     assert total >= 400 and whole > 0 and fewer > total // 4        # the damage is seen, and often harmless

@@ -50,7 +50,7 @@ def test_sample_of_an_operators_cases():
     own = cases.kernels(name, backend)
     chosen = [own[(TURN + index) % len(own)] for index in range(min(2, len(own)))]
     results = campaign.run(chosen, every=8, seeds=10, first=TURN % 2)
-    assert campaign.shares(results)[1] >= OF_CASES, campaign.table(results)
+    assert campaign.share_of_reached(results) >= OF_CASES, campaign.table(results)
 
 
 @pytest.mark.parametrize("name, backend", [("act_and_mul", "triton"), ("rms_norm", "asm"), ("pack_int4", "hip")])
@@ -74,7 +74,7 @@ def test_kernels_of_cases(name, backend):
 def test_campaign_of_an_operators_cases(name, backend):
     pytest.importorskip("triton")
     results = campaign.run(cases.kernels(name, backend), every=4, seeds=10)
-    assert campaign.shares(results)[1] >= OF_CASES, campaign.table(results)
+    assert campaign.share_of_reached(results) >= OF_CASES, campaign.table(results)
 
 
 @pytest.mark.exhaustive

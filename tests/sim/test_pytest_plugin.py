@@ -81,6 +81,46 @@ def test_reports_fail_their_test(run):
         assert phrase in text[both:]
 
 
+USERS = """
+import pytest, torch, triton
+import triton.language as tl
+
+@triton.jit
+def triple(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, 3 * tl.load(x + at))
+
+@pytest.mark.parametrize("size", [128, 100])
+def test_triple(size):
+    x, out = torch.ones(128), torch.zeros(256)[:size]
+    triple[(1,)](x, out, BLOCK=128)
+    assert (out == 3).all()
+
+def test_no_driver_is_left(request):
+    if request.config.getoption("--sim-check") is None:
+        assert triton.runtime.driver._active is None
+"""
+
+
+@pytest.mark.usefixtures("caches")
+def test_kernels_of_a_user_without_a_conftest(pytester):
+    path = pytester.makepyfile(test_users=USERS)
+    arguments = ("-p", "pytest_aiter_like", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(*arguments, "--sim-check", str(path))
+    result.assert_outcomes(passed=2, failed=1)
+    line = next(k for k, text in enumerate(USERS.strip().splitlines(), 1) if "tl.store" in text)
+    result.stdout.fnmatch_lines([f"*sim:bounds* triple wg(0,0,0) *({path}:{line}): *"])
+    path.write_text(path.read_text().replace("@pytest.mark.param", "@pytest.mark.sim_check\n@pytest.mark.param"))
+    pytester.runpytest_subprocess(*arguments, "-k", "not 100").assert_outcomes(passed=2, deselected=1)
+
+
+def test_all_checks(run):
+    """… with global_race, which is not on by default."""
+    Path("test_checks.py").write_text("from aiter_like import sim\n"
+                                      "def test(): assert sim.session._open[-1][0].checks == tuple(sim.CHECKS)\n")
+    run("--sim-check=all", "test_checks.py").assert_outcomes(passed=1)
+
+
 def test_without_the_options_nothing_happens(run):
     result = run()
     result.assert_outcomes(passed=3, failed=1)
@@ -92,7 +132,7 @@ def test_some_checks_and_a_seed(run):
     run("--sim-check=bounds", "-k", "clean").assert_outcomes(passed=1, deselected=3)
     result = run("--sim-check=waits")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--sim-check: 'waits' is none of all, wait, *"])
+    result.stderr.fnmatch_lines(["*--sim-check: unknown check 'waits'; there are: all, wait, *"])
 
 
 @pytest.mark.usefixtures("caches")

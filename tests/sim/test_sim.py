@@ -37,6 +37,8 @@ def launch(kernel: str, x: torch.Tensor, out: torch.Tensor, n: int) -> None:
     ("1", sim.Settings()),
     ("check", sim.Settings(checks=sim.DEFAULT_CHECKS)),
     ("check=wait+bounds, threads=3", sim.Settings(checks=("wait", "bounds"), threads=3)),
+    ("check=all", sim.Settings(checks=tuple(sim.CHECKS))),
+    ("check=wait,check=bounds", sim.Settings(checks=("wait", "bounds"))),
     ("fuzz=12,dry", sim.Settings(fuzz=12, dry=True)),
     ("devices=4", sim.Settings(devices=4)),
     ("defer,fuzz=3", sim.Settings(defer=True, fuzz=3)),
@@ -54,6 +56,14 @@ def test_the_environment_variable(text, expected):
 def test_an_unknown_setting_is_named(text, named):
     with pytest.raises(ValueError, match=named):
         sim.parse_settings(text)
+
+
+def test_checks_as_a_text():
+    for text, names in (("all", tuple(sim.CHECKS)), ("lds_race, wait", ("wait", "lds_race"))):
+        with sim.enabled(text):
+            assert sim.session._open[-1][0].checks == names
+    with pytest.raises(ValueError, match="unknown check 'waits'; there are: all, wait, "), sim.enabled("waits"):
+        pass
 
 
 def test_a_bad_session_is_refused_before_it_starts():
@@ -125,7 +135,7 @@ def test_a_failed_launch_is_a_simulator_error():
 
 def in_child(program: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True,
-                          text=True, timeout=300, check=False)
+                          text=True, check=False)
 
 
 def test_a_real_runtime_in_the_process_is_refused(tmp_path):

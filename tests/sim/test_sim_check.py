@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from aiter_like import sim
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 # The kernels have no error of their own: the script gives them too few elements, or too few arguments.
 SCRIPT = """
@@ -36,21 +38,17 @@ if "words" in sys.argv:
 
 
 @pytest.fixture
-def check(tmp_path, tmp_path_factory):
-    """check(*arguments): runs the command on SCRIPT in a process; arguments of the script come after "--".
-
-    Triton keys its cache by a kernel's text: another checkout's entry would name that checkout's file.
-    """
+def check(tmp_path):
+    """check(*arguments): runs the command on SCRIPT in a process; arguments of the script come after "--"."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    triton = str(tmp_path_factory.getbasetemp() / "triton")
 
     def call(*arguments: str) -> subprocess.CompletedProcess:
         at = arguments.index("--") if "--" in arguments else len(arguments)
         command = [sys.executable, "-m", "aiter_like", "sim", "check", *arguments[:at], str(tmp_path / "script.py"),
                    *arguments[at + 1:]]
         path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-        return subprocess.run(command, env={**os.environ, "PYTHONPATH": path, "TRITON_CACHE_DIR": triton},
-                              capture_output=True, text=True, timeout=300, check=False)
+        return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+                              check=False)
 
     return call
 
@@ -59,7 +57,9 @@ def test_a_clean_script(check):
     done = check("--", "one", "--two")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "arguments ['one', '--two'] __main__ True\n"
-    assert "script.py: 0 distinct report(s), 0 in all; seed 0, checks wait," in done.stderr
+    line = "script.py: 0 distinct report(s), 0 in all; seed 0, checks "
+    assert f"{line}{','.join(sim.DEFAULT_CHECKS)}\n" in done.stderr
+    assert f"{line}{','.join(sim.CHECKS)}\n" in check("--checks", "all").stderr
 
 
 def test_reports_name_the_line_and_fail_the_run(check):
@@ -97,10 +97,13 @@ def test_seeds_and_json(check, tmp_path):
     assert {report["kernel"] for report in reports} == {"double"}
     done = check("--seeds", "2", "--", "exit")
     assert done.returncode == 7
+    done = check("--json", str(tmp_path), "--", "exit")
+    assert done.returncode == 1 and "--json: " in done.stderr and "arguments" not in done.stdout, "before it runs"
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("--checks", "waits"), "'waits' is none of wait, lds_race"), (("--seeds", "0"), "--seeds must be at least 1"),
+    (("--checks", "waits"), "unknown check 'waits'; there are: all, wait, lds_race"),
+    (("--seeds", "0"), "--seeds must be at least 1"),
 ])
 def test_mistakes_are_named(check, arguments, message):
     done = check(*arguments)

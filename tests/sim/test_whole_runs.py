@@ -56,14 +56,15 @@ def program(tmp_path_factory) -> Path:
     ("devices=3, check=bounds+uninit, fuzz=4, threads=2, limit=1000", "3 hipSuccess no error", ""),
     ("dry,check", "1 hipSuccess no error", ""),
     ("check", "1 hipSuccess kernel early: the checkers reported something (see stderr)", "wait"),
-    ("limit=2", "1 hipErrorLaunchFailure kernel early wg(0,0,0)", ""),
+    ("check=all", "1 hipSuccess kernel early: the checkers reported something (see stderr)", "wait"),
+    ("limit=2", "1 hipErrorLaunchFailure kernel clean wg(0,0,0)", ""),  # what fails first stays the device's error
     ("chek", "1 hipErrorLaunchFailure kernel early: AITER_LIKE_SIM: 'chek' is not one of check, check=wait+", ""),
     ("check=waits", "1 hipErrorLaunchFailure kernel early: AITER_LIKE_SIM: 'check=waits' is not", ""),
     ("devices=0", "0 hipErrorLaunchFailure kernel early: AITER_LIKE_SIM: 'devices=0' is not", ""),
 ])
 def test_a_program_without_python(program, setting, stdout, stderr):
     done = subprocess.run([program], env={**os.environ, "AITER_LIKE_SIM": setting}, capture_output=True, text=True,
-                          timeout=60, check=False)
+                          check=False)
     assert done.stdout.startswith(stdout), done.stdout + done.stderr
     if stderr:
         assert done.stderr.startswith("[sim:wait] early wg(0,0,0) wave 0 lanes 0xffffffffffffffff pc 0x")
@@ -74,9 +75,9 @@ def test_a_program_without_python(program, setting, stdout, stderr):
 
 def test_failed_launches_are_listed_with_the_checkers_reports(program):
     done = subprocess.run([program], env={**os.environ, "AITER_LIKE_SIM": "check,limit=2"}, capture_output=True,
-                          text=True, timeout=60, check=False)
+                          text=True, check=False)
     assert done.stdout.startswith("1 hipErrorLaunchFailure")
-    assert done.stderr.count("[sim:launch] kernel ") == 2 and "executed more than 2 instructions" in done.stderr
+    assert done.stderr.count("[sim:launch] kernel clean ") == 1 and "executed more than 2 instructions" in done.stderr
 
 
 def in_python(code: str, setting: str) -> subprocess.CompletedProcess:
@@ -84,7 +85,7 @@ def in_python(code: str, setting: str) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(folder.parent.parent), str(folder)])
     return subprocess.run([sys.executable, "-c", "import torch\nfrom aiter_like import sim\n" + code],
                           env={**os.environ, "AITER_LIKE_SIM": setting, "PYTHONPATH": path}, capture_output=True,
-                          text=True, timeout=300, check=False)
+                          text=True, check=False)
 
 
 def test_operators_under_the_variable():

@@ -7,6 +7,7 @@ import functools
 import os
 import signal
 import time
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -30,10 +31,11 @@ PLANTS = {
     1: [("wrong", 1.0), ("unwritten", 1.0), ("raise", 1.0), ("crash", 1.0), ("hang", 1.0), ("good", 4.0)],
     2: [("good", 9.9)],
     3: [("nan", 1.0), ("rots", 1.0), ("exit", 1.0)],
-    4: [("sleep", 9.0), ("sleep", 8.0), ("sleep", 7.0), ("sleep", 6.0)],
+    4: [("good", 9.0), ("good", 8.0), ("tell", 7.0), ("good", 6.0)],
     5: [("quit", 1.0), ("good", 4.0)],
 }
 DEFAULT_US = 10.0
+TOLD = "PLANTED_TOLD"  # names a pipe: who hangs, or runs "tell", writes its process there and waits to be ended
 _elapsed = 0.0
 _calls = 0
 
@@ -66,10 +68,9 @@ def kernel(call: PlantedCall, mode: str = "good", us: float = DEFAULT_US) -> Non
     if mode == "quit":  # the machine goes down
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(1000)
-    if mode == "hang":
+    if mode == "hang" or (mode == "tell" and TOLD in os.environ):
+        Path(os.environ[TOLD]).write_text(f"{os.getpid()}\n")
         time.sleep(1000)
-    if mode == "sleep":
-        time.sleep(0.04)
     if mode == "unwritten":
         return
     out.copy_(x * (2.1 if mode == "wrong" or (mode == "rots" and _calls > 20) else 2.0))
@@ -105,7 +106,7 @@ def _slow(call: PlantedCall) -> None:
 class PlantedClock:
     """Reads what the candidates say that they took."""
 
-    unit, is_time = "us", True
+    unit, is_time, counted = "us", True, ()
 
     def sets(self, size: int) -> int:
         return 2

@@ -23,13 +23,19 @@ def run(capsys, *argv):
 
 
 def test_table(gpu, capsys):
-    status, out, _ = run(capsys, "planted", "--shape", "rows=1000,plant=0,dtype=fp32")
+    status, out, err = run(capsys, "planted", "--shape", "rows=1000,plant=0,dtype=fp32")
     assert status == 0
+    assert err.splitlines() == ["planted: 0/5 checks and timings, 0/1 shapes, about 00:10 left",
+                                "planted: 5/5 checks and timings, 1/1 shapes, 00:00 left"]
     assert out.splitlines() == [
         "planted on Toy 0; us; copy 0.00 TB/s", "rows=1000  plant=0  dtype=fp32",
-        "  * hip                10.00 us   0.01 TB/s  640 % of copy  error 0  hip",
+        "  * hip                10.00 us   0.01 TB/s  640 % of copy  rel. L2 error 0  hip",
         "    asm                    - never",
-        "    torch              30.00 us   0.00 TB/s  213 % of copy  error 0  torch"]
+        "    torch              30.00 us   0.00 TB/s  213 % of copy  rel. L2 error 0  torch"]
+
+
+def test_quiet(gpu, capsys):
+    assert run(capsys, "planted", "--quiet", "--shape", "rows=4,plant=0,dtype=fp32")[2] == ""
 
 
 def test_a_wrong_backend_has_no_time(gpu, capsys, monkeypatch):
@@ -62,6 +68,10 @@ def test_counts_on_the_simulated_device(capsys, tmp_path):
     line = next(line for line in out.splitlines() if line.startswith("  * hip"))
     assert float(line.split()[2]) > 0 and "torch                  - launches nothing" in out
     out = capsys.readouterr().out
+    report = (tmp_path / "rms_norm.gfx942.md").read_text()
+    row = next(line for line in report.splitlines() if line.startswith("| rows=3 hidden=64")).split(" | ")
+    assert "| bytes moved | of useful | intensity | relative L2 error |" in report
+    assert int(row[5]) % 64 == 0 and float(row[6].rstrip("×")) >= 1 and row[7].endswith(" op/B"), row
     assert tuned == 0 and "no rows: wave instructions are counts, and no time" in out
 
 

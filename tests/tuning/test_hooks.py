@@ -23,7 +23,7 @@ KEYS = {
     "rms_norm": [{"rows": count, "hidden": hidden, "dtype": dtype, "has_residual": residual}
                  for count, hidden, dtype, residual in ((1, 4096, "bf16", 0), (3, 100, "fp16", 1), (9, 8192, "fp32", 0),
                                                         (2, 32768, "bf16", 1), (1, 1, "fp32", 0))],
-    "flash_attn_fwd": [{"mask": mask, "layout": "dense", "batch": 2, "seqlen_q": 3, "seqlen_k": 5, "num_heads": 4,
+    "flash_attn_fwd": [{"mask": mask, "packing": "dense", "batch": 2, "seqlen_q": 3, "seqlen_k": 5, "num_heads": 4,
                         "num_kv_heads": 2, "head_dim": 64, "head_dim_v": 64, "features": "none", "dtype": "bf16"}
                        for mask in ("none", "causal")],
     "group_norm": [{"samples": 2, "channels": channels, "positions": positions, "num_groups": groups, "dtype": dtype,
@@ -115,8 +115,8 @@ def test_the_models_of_the_docstring_have_a_space():
 def test_lanes_that_are_tried(hidden, lanes):
     x = torch.empty(2, hidden, dtype=torch.bfloat16, device="meta")
     assert rows.lane_space(GPUS[0], x) == [{"lanes": count} for count in lanes]
-    assert all(rows.layout(GPUS[0], x, lanes=count).is_whole for count in lanes) == (hidden < 32768)
-    assert rows.layout(GPUS[0], x, lanes=lanes[-1]).is_whole
+    assert all(rows.row_layout(GPUS[0], x, lanes=count).is_whole for count in lanes) == (hidden < 32768)
+    assert rows.row_layout(GPUS[0], x, lanes=lanes[-1]).is_whole
 
 
 @pytest.mark.parametrize(("count", "hidden", "layouts"), [
@@ -124,22 +124,23 @@ def test_lanes_that_are_tried(hidden, lanes):
     (64, 512, [(64, 1), (32, 2)]), (64, 256, [(32, 1)] * 2), (64, 24, [(8, 1)] * 2)])
 def test_lanes_without_a_tuned_row(count, hidden, layouts):
     x = torch.empty(count, hidden, dtype=torch.bfloat16, device="meta")
-    found = [rows.layout(target, x) for target in GPUS[:2]]
+    found = [rows.row_layout(target, x) for target in GPUS[:2]]
     assert [(layout.lanes, layout.vectors) for layout in found] == layouts
 
 
 def test_accesses_of_16_elements_for_8_bit_results():
     x = torch.empty(2, 1024, dtype=torch.bfloat16, device="meta")
-    narrow, wide = [{"lanes": count} for count in (16, 32, 64, 128)], [16, 32, 64]
-    assert rows.lane_space(GPUS[0], x, is_8bit=True) == narrow + [{"lanes": count, "vec": 16} for count in wide]
-    assert rows.layout(GPUS[0], x, lanes=32, vec=16) == rows.Layout(32, 2, 16, is_whole=True)
-    assert rows.layout(GPUS[1], x, vec=16) == rows.Layout(32, 2, 16, is_whole=True), "half as many of twice the size"
+    narrow, wider = [{"lanes": count} for count in (16, 32, 64, 128)], [16, 32, 64]
+    assert rows.lane_space(GPUS[0], x, is_8bit=True) == narrow + [{"lanes": count, "vec": 16} for count in wider]
+    wide = rows.RowLayout(32, 2, 16, is_whole=True)
+    assert rows.row_layout(GPUS[0], x, lanes=32, vec=16) == wide
+    assert rows.row_layout(GPUS[1], x, vec=16) == wide, "half as many of twice the size"
     assert rows.lane_space(GPUS[0], x[:, :1016], is_8bit=True) == narrow  # rows are no whole accesses
     assert rows.lane_space(GPUS[0], x, group_size=256, is_8bit=True) == [
-        *narrow[1:], *({"lanes": count, "vec": 16} for count in wide)]
+        *narrow[1:], *({"lanes": count, "vec": 16} for count in wider)]
     assert rows.lane_space(GPUS[0], x.float(), is_8bit=True) == [{"lanes": count} for count in (32, 64, 128, 256)]
     with pytest.raises(ValueError, match="vec must be a power of two up to 16, got 3"):
-        rows.layout(GPUS[0], x, vec=3)
+        rows.row_layout(GPUS[0], x, vec=3)
 
 
 def test_tiles_that_do_not_fit_cost_infinitely():

@@ -21,7 +21,8 @@ def op(reference, *outputs, x=None, name="toy"):
         data = torch.randn(4, 64, generator=torch.Generator().manual_seed(seed)) if x is None else x
         return (*(output.clone() for output in outputs), data)
 
-    return SimpleNamespace(name=name, reference=reference, write_indices=tuple(range(len(outputs))),
+    indices = tuple(range(len(outputs)))
+    return SimpleNamespace(name=name, reference=reference, write_indices=indices, result_indices=indices,
                            tune_key=lambda *args: {"rows": 4}, tuning=Tuning(case))
 
 
@@ -39,7 +40,7 @@ def test_what_each_dtype_forgives(dtype):
     made = make(double, torch.empty(4, 64, dtype=dtype))
     assert made.is_exact and not made.outputs[0].is_kept and made.fresh()[0].double().isnan().all()
     assert judge.check(made, double)[1] is None
-    assert judge.check(made, lambda out, x: out.copy_(2.5 * x))[1].startswith("error ")
+    assert judge.check(made, lambda out, x: out.copy_(2.5 * x))[1].startswith("relative L2 error ")
     assert judge.check(made, lambda out, x: None) == (math.inf, "NaN or Inf differ")
 
     def one_element(out, x):
@@ -51,7 +52,7 @@ def test_what_each_dtype_forgives(dtype):
 
 def test_memory_of_the_kernels_is_no_result():
     toy = op(lambda out, parts, x: double(out, x), torch.empty(4, 64), torch.empty(4))
-    toy.writes, toy.tuning = ("out", "parts"), Tuning(toy.tuning.case, scratch=("parts",))
+    toy.result_indices = (0,)
     made = judge.case(toy, {"rows": 4}, CPU)
     assert [output.index for output in made.outputs] == [0]
 
@@ -70,7 +71,8 @@ def test_sums_in_fp32_pass_where_the_reference_makes_wider_ones():
 
     made = make(exact, torch.empty(4), x=x)
     assert judge.check(made, lambda out, x: torch.sum(x, 1, out=out))[1] is None
-    assert judge.check(made, lambda out, x: out.copy_(x.double().sum(1) * (1 + 2e-6)))[1].startswith("error ")
+    _, fault = judge.check(made, lambda out, x: out.copy_(x.double().sum(1) * (1 + 2e-6)))
+    assert fault.startswith("relative L2 error ")
 
 
 def test_noise_of_the_dtype_passes_and_more_does_not():

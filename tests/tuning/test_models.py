@@ -110,7 +110,7 @@ def test_shapes_of_linear_layers():
 
 
 def test_mistakes(monkeypatch, tmp_path):
-    with pytest.raises(TuningError, match="no model 'llama'; there are: deepseek-v3, "):
+    with pytest.raises(TuningError, match="no model 'llama' \\(did you mean llama-3-8b\\?\\); there are: "):
         models.load("llama")
     llama = models.load("llama-3-8b")
     with pytest.raises(TuningError, match="tp must divide its 32 heads, got 3"):

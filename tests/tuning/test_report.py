@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+import re
 import xml.etree.ElementTree as xml
 
 import pytest
 
-from aiter_like.tuning import report
+from aiter_like.tuning import counted, report, roofline
 from aiter_like.tuning.candidates import Plan, Trial
 from aiter_like.tuning.tuner import Outcome, Result
 
@@ -42,23 +45,69 @@ def test_markdown(outcome):
     assert "- not tried: asm: a | b" in text and "budget was spent" in text
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 def svg(outcome):
-    return xml.fromstring(report.roofline(outcome))
+    return xml.fromstring(roofline.svg(outcome))
+
+
+def texts(plot):
+    return [text.text for text in plot.iter(f"{SVG}text")]
 
 
 def test_roofline_of_bytes(outcome):
     plot = svg(outcome)
-    (circle,) = plot.iter("{http://www.w3.org/2000/svg}circle")
-    line = next(plot.iter("{http://www.w3.org/2000/svg}polyline")).get("points").split()
+    (circle,) = plot.iter(f"{SVG}circle")
+    line = next(plot.iter(f"{SVG}polyline")).get("points").split()
     heights = {float(point.split(",")[1]) for point in line}
-    assert len(heights) == 1 and 0 < heights.pop() < float(circle.get("cy")) < 420, "below the roof"
+    assert len(heights) == 1 and 0 < heights.pop() < float(circle.get("cy")) < 500, "below the roof"
     assert "rows=4 dtype=bf16: triton" in circle[0].text
+
+
+def test_axes_scales_ceilings_and_points_have_names(outcome):
+    found = texts(svg(outcome))
+    for text in ("useful bytes of a call", "useful bytes per second", "10 MB", "1 TB/s", "copy, 5 TB/s", "rows=4"):
+        assert text in found, found
+    outcome.results[0].plan.flops, outcome.results[0].plan.bytes = 10**9, 10**6
+    found = texts(svg(outcome))
+    for text in ("arithmetic intensity: flop per useful byte of a call", "flop per second", "100 flop/B", "1 Pflop/s",
+                 "bf16 matrix product, 1 Pflop/s", "copy, 5 TB/s"):
+        assert text in found, found
+
+
+def test_labels_are_what_differs_and_never_lie_on_one_another(outcome):
+    first = outcome.results[0]
+    outcome.results = [dataclasses.replace(first, key={"rows": rows, "dtype": "bf16"},
+                                           plan=dataclasses.replace(first.plan, bytes=40_000_000 + rows))
+                       for rows in range(40)]
+    plot = svg(outcome)
+    labels = [text for text in plot.iter(f"{SVG}text") if text.text.startswith("rows=")]
+    assert 1 < len(labels) < 40 and "dtype" not in labels[0].text and len(list(plot.iter(f"{SVG}circle"))) == 40
+    boxes = [(float(text.get("x")), float(text.get("y")) - 11, 7.4 * len(text.text), 14) for text in labels]
+    assert not any(roofline._overlap(one, other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_light_and_dark(outcome):
+    page = report.page(outcome)
+    assert "color-scheme:light dark" in page and "prefers-color-scheme:dark" in page
+    colours = [dict(re.findall(r"--(\w+):(#\w+)", half)) for half in roofline.STYLE.split("@media")]
+    assert colours[0].keys() == colours[1].keys() and not set(colours[0].values()) & set(colours[1].values())
+    plot = roofline.svg(outcome).split("</style>")[1]
+    assert "#" not in plot and "black" not in plot, "every colour comes from the style"
+
+
+@pytest.mark.parametrize(("value", "unit", "text"), [
+    (1.0, "B", "1 B"), (1e12, "B/s", "1 TB/s"), (4.2e12, "B/s", "4.2 TB/s"), (1e3, "B", "1 kB"),
+    (0.1, "flop/B", "0.1 flop/B"), (1e4, "flop/B", "10000 flop/B"), (999.6e9, "flop/s", "1000 Gflop/s")])
+def test_quantities(value, unit, text):
+    assert roofline.quantity(value, unit) == text
 
 
 def test_roofline_of_flops_bends(outcome):
     outcome.results[0].plan.flops = 10**9
     outcome.results[0].plan.bytes = 10**6
-    line = next(svg(outcome).iter("{http://www.w3.org/2000/svg}polyline")).get("points").split()
+    line = next(svg(outcome).iter(f"{SVG}polyline")).get("points").split()
     heights = [float(point.split(",")[1]) for point in line]
     assert heights == sorted(heights, reverse=True) and len(set(heights)) > 2
 
@@ -73,5 +122,29 @@ def test_page_is_well_formed_and_complete(outcome, tmp_path):
 
 def test_counts_have_no_plot_and_no_rates(outcome):
     outcome.device = DEVICE | {"is_time": False, "unit": "counts"}
-    assert report.roofline(outcome) == "" and "No time, no rows" in report.markdown(outcome)
+    assert roofline.svg(outcome) == "" and "No time, no rows" in report.markdown(outcome)
     assert "| 10.00 | 20.00 | +100.0 |  |  |  |" in report.markdown(outcome)
+
+
+def test_counts_have_an_intensity(outcome):
+    """40 MB useful; 100 accesses of four words by whole waves, and 400 vector instructions."""
+    counters = {"k": {"by_class": {"valu": 300, "trans": 100, "salu": 9}, "accesses": {"global_load_dwordx4": 100}}}
+    outcome.device = DEVICE | {"is_time": False, "unit": "counts"}
+    outcome.results[0].results[1]["counted"] = counted.totals(counters)
+    assert "| 102400 | 0.00× | 0.25 op/B | 0.001 |" in report.markdown(outcome)
+    outcome.results[0].plan.flops = 1024000
+    assert "| 102400 | 0.00× | 10 flop/B | 0.001 |" in report.markdown(outcome)
+
+
+@pytest.mark.parametrize(("mnemonic", "size"), [
+    ("global_load_dwordx4", 16), ("buffer_store_dword", 4), ("global_load_ubyte_d16_hi", 1), ("flat_store_byte", 1),
+    ("buffer_load_short_d16", 2), ("global_load_sshort", 2), ("global_load_lds_dword", 4), ("scratch_load_dwordx3", 12),
+    ("global_atomic_add_f32", 4), ("flat_atomic_cmpswap_x2", 8), ("buffer_atomic_max_f64", 8), ("buffer_wbl2", 0),
+    ("buffer_load_format_xyz", 12), ("buffer_store_format_d16_hi_x", 2), ("buffer_inv", 0)])
+def test_bytes_of_accesses(mnemonic, size):
+    assert counted.lane_bytes(mnemonic) == size
+
+
+def test_errors_state_their_norm(outcome):
+    for text in (report.markdown(outcome), report.page(outcome)):
+        assert "relative L2 error" in text and "‖result − reference‖ / ‖reference‖" in text

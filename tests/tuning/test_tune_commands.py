@@ -36,12 +36,22 @@ def test_rows_and_report(gpu, capsys, tmp_path):
     assert "<svg" in (tmp_path / "report" / "planted.gfx942.html").read_text()
 
 
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_measured(gpu, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuner, "tune", lambda *_: pytest.fail("it was measured"))
+    (tmp_path / "file").touch()
+    status, out, err = run(capsys, "planted", "--shape", "rows=4,plant=0,dtype=fp32",
+                           "--report", str(tmp_path / "file" / "report"))
+    assert (status, out) == (1, "")
+    assert err == (f"aiter-like tune: {tmp_path}/file/report:0: the report cannot be written there: Not a directory; "
+                   "--report names another directory\n")
+
+
 @pytest.mark.parametrize(("argv", "text"), [
     (["planted"], "no shapes: --shapes, --shape, --recorded or --model; the key of planted is rows, plant, dtype"),
     (["planted", "--shape", "rows=1"], "--shape: shapes of planted must have the columns rows, plant, dtype; missing"),
     (["planted", "--model", "llama-3-8b"], "planted declares no shapes of models"),
     (["no_such", "--shape", "a=1"], "no_such is no operator"),
-    (["planted", "--model", "llama"], "no model 'llama'; there are: deepseek-v3"),
+    (["planted", "--model", "llama"], "there are: deepseek-v3"),
     (["planted", "--shape", "rows=1,plant=0,dtype=fp32"], "torch sees no GPU; --device sim"),
 ])
 def test_mistakes_are_one_line(capsys, argv, text):

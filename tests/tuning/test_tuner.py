@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import stat
 import subprocess
 import sys
 import threading
-import time
+import types
 from pathlib import Path
 
 import planted
@@ -17,10 +19,11 @@ import pytest
 
 from aiter_like.dispatch import table
 from aiter_like.errors import TuningError
-from aiter_like.tuning import tuner, writer
+from aiter_like.tuning import journal, pool, tuner, writer
 from aiter_like.tuning.tuner import Options, tune
 
 HERE = Path(__file__).parent
+FAILS = 600  # seconds after which an event that does not come is a failure
 HEADER = ",".join(table.columns(planted.FIELDS))
 
 
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("toy")
 
 
 def options(tmp_path, **more):
-    settings = {"harness": planted.HARNESS, "output": tmp_path / "out", "progress": False, "timeout": 20.0}
+    settings = {"harness": planted.HARNESS, "output": tmp_path / "out", "progress": False, "timeout": 1000.0}
     return Options(**{**settings, **more})
 
 
@@ -45,15 +48,34 @@ def rows_of(tmp_path):
     return (tmp_path / "out" / "planted.csv").read_text().splitlines()
 
 
-def test_planted_faults_never_win_and_never_stop_the_run(tmp_path):
-    outcome = tune("planted", [key(1), key(3)], options(tmp_path, timeout=6.0))
+@pytest.fixture
+def time_ends(monkeypatch, tmp_path):
+    """The time that a candidate has ends as soon as one says that it hangs."""
+    pipe = tmp_path / "told"
+    os.mkfifo(pipe)
+    told = os.open(pipe, os.O_RDWR)
+
+    def wait(reads, *_):
+        ready, _, _ = select.select([*reads, told], [], [])
+        if told in ready:
+            os.read(told, 100)
+        return [handle for handle in ready if handle != told], [], []
+
+    monkeypatch.setenv(planted.TOLD, str(pipe))
+    monkeypatch.setattr(pool, "select", types.SimpleNamespace(select=wait))
+    yield
+    os.close(told)
+
+
+def test_planted_faults_never_win_and_never_stop_the_run(tmp_path, time_ends):
+    outcome = tune("planted", [key(1), key(3)], options(tmp_path))
     first, second = outcome.results
     assert statuses(first) == {"hip": "ok", "torch": "ok", "good": "ok", "wrong": "wrong", "unwritten": "wrong",
                                "raise": "failed", "crash": "crashed", "hang": "hung"}
     detail = {trial.params.get("mode"): found.get("detail") for trial, found in
               zip(first.plan.trials, first.results)}
     assert detail["crash"] == "signal SIGSEGV" and detail["raise"] == "launch failed"
-    assert detail["hang"] == "no answer within 6 s" and detail["unwritten"] == "NaN or Inf differ"
+    assert detail["hang"] == "no answer within 1000 s" and detail["unwritten"] == "NaN or Inf differ"
     assert first.plan.trials[first.best].params == {"mode": "good", "us": 4.0}
     assert statuses(second) == {"hip": "ok", "torch": "ok", "nan": "wrong", "rots": "wrong", "exit": "crashed"}
     assert second.best == 0 and second.value == planted.DEFAULT_US
@@ -105,42 +127,65 @@ def run_elsewhere(tmp_path, plants, **more):
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
 
 
-def test_kill_and_resume_loses_at_most_one_candidate(tmp_path):
-    run = run_elsewhere(tmp_path, [(4, 4)])
-    folder = tmp_path / "cache" / "tuning"
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        journals = list(folder.glob("*.jsonl")) if folder.is_dir() else []
-        if journals and journals[0].read_text().count('"result"') >= 2:
-            break
-        time.sleep(0.01)
-    run.send_signal(signal.SIGKILL)
-    run.communicate(timeout=30)
-    (path,) = folder.glob("*.jsonl")
-    lines = path.read_text()
-    done, started = lines.count('"result"'), lines.count('"start"')
-    assert 2 <= done < 6 and started - done <= 1
-    path.write_text(lines + '{"id": "half a li')
+@pytest.fixture
+def told(monkeypatch, tmp_path):
+    """A tuner in another process, which is in the middle of its fourth candidate; its worker."""
+    pipe = tmp_path / "told"
+    os.mkfifo(pipe)
+    with monkeypatch.context() as there:
+        there.setenv(planted.TOLD, str(pipe))
+        run = run_elsewhere(tmp_path, [(4, 4)])
+    with run, open(os.open(pipe, os.O_RDWR)) as lines:
+        worker = os.pidfd_open(int(lines.readline()))
+        yield run, worker
+        run.kill()
+    os.close(worker)
+
+
+def resumed(tmp_path, monkeypatch):
+    """Ends the run that the journal tells of; how many candidates that took."""
     asked = []
     original = tuner._Run._ask
-
-    def counting(self, worker, what, result, trials=(), **more):
-        asked.append(what)
-        return original(self, worker, what, result, trials, **more)
-
-    tuner._Run._ask = counting
-    try:
-        outcome = tune("planted", [key(4)], options(tmp_path))
-    finally:
-        tuner._Run._ask = original
-    assert asked.count("try") == 6 - done
+    monkeypatch.setattr(tuner._Run, "_ask", lambda self, worker, what, *rest, **more: asked.append(what) or original(
+        self, worker, what, *rest, **more))
+    outcome = tune("planted", [key(4)], options(tmp_path))
     assert outcome.results[0].value == 6.0 and "us=6.0" in rows_of(tmp_path)[1]
-    assert not list(folder.iterdir())
+    assert not list((tmp_path / "cache" / "tuning").iterdir())
+    return asked.count("try")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_a_run_that_was_ended_goes_on_with_the_candidate_under_way(told, tmp_path, monkeypatch, how):
+    run, worker = told
+    run.send_signal(how)
+    _, errors = run.communicate(timeout=FAILS)
+    assert run.returncode == -how and select.select([worker], [], [], FAILS)[0]
+    (path,) = (tmp_path / "cache" / "tuning").glob("*.jsonl")
+    events = [next(name for name in ("start", "result", "stop") if name in json.loads(line))
+              for line in path.read_text().splitlines()]
+    assert events == ["start", "result"] * 3 + ["start"] + ["stop"] * (how == signal.SIGINT), errors
+    last = path.read_text().splitlines()[-1]
+    path.write_text(path.read_text() + f"{last}\n" * (how == signal.SIGINT) + '{"id": "half a li')
+    assert resumed(tmp_path, monkeypatch) == 3
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"[" * 100_000, b'{"id": 7}', b"null", b'{"id": "x", "result": 3}',
+                                    b'{"id": "x", "result": {"status": "ok"}}', b'{"id": "x"}'],
+                         ids=lambda value: repr(value[:20]))
+def test_what_is_no_entry_of_a_journal_is_ignored_with_a_line(tmp_path, caplog, damage):
+    path = tmp_path / "runs.jsonl"
+    good = b'{"id": "y", "result": {"status": "wrong", "detail": "d"}}'
+    path.write_bytes(b"\n".join([good, damage, good.replace(b'"y"', b'"z"'), b""]))
+    found = journal.Journal(path)
+    assert list(found.results) == ["y", "z"] and not found.starts
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: 1 of 3 lines ignored, which are no entries of a journal; the first is line 2"]
+    found.close(is_complete=True)
 
 
 def test_a_candidate_that_takes_the_tuner_down_is_left_out_the_third_time(tmp_path):
     run = run_elsewhere(tmp_path, [(4, 5)])
-    run.communicate(timeout=60)
+    run.communicate()
     assert run.returncode == -signal.SIGKILL
     (path,) = (tmp_path / "cache" / "tuning").iterdir()
     with path.open("a") as file:
@@ -153,7 +198,7 @@ def test_two_tuners_at_once(tmp_path):
     """Here with two devices, in another process with one."""
     run = run_elsewhere(tmp_path, [(rows, 0) for rows in (1, 3, 5, 7)])
     outcome = tune("planted", [key(0, rows) for rows in (2, 4, 6, 8)], options(tmp_path, gpus=(0, 1)))
-    _, errors = run.communicate(timeout=120)
+    _, errors = run.communicate()
     assert run.returncode == 0 and outcome.is_complete, errors
     assert [int(line.split(",")[2]) for line in rows_of(tmp_path)[1:]] == list(range(1, 9))
 

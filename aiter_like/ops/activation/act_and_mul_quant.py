@@ -70,8 +70,8 @@ def _instance(call: ActAndMulQuantCall, *, lanes: int | None = None, vec: int | 
                      elements.short(out_dtype) if is_quantised else "plain",
                      *([f"g{group_size}"] if group_size else []),
                      *([f"{('row', 'each')[kind - 1]}_{dtypes.name(weight_dtype)}"] if kind else [])])
-    layout = rows.layout(target_of(input.device), gate, lanes=lanes, vec=vec, takes_unaligned=True, tiles=2)
-    return layout.instance(name, {
+    row_layout = rows.row_layout(target_of(input.device), gate, lanes=lanes, vec=vec, takes_unaligned=True, tiles=2)
+    return row_layout.instance(name, {
         "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "ACTIVATION": call.activation,
         "GROUP": group_size, "WEIGHT": elements.CPP[weight_dtype], "WEIGHTS": kind, "IS_QUANTISED": int(is_quantised)})
 

@@ -85,6 +85,7 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     """
     name = "fused_clamp_act_mul"
     check.choice(name, "activation", activation, ACTIVATIONS)
+    check.real(name, "swiglu_limit", swiglu_limit, low=0.0)
     check.choice(name, "scale_dtype_fmt", scale_dtype_fmt, ("fp32",))
     check.choice(name, "shuffle_scale", shuffle_scale, (False,))
     if out is not None and not isinstance(out, Tensor):
@@ -104,7 +105,9 @@ def fused_clamp_act_mul(inp: Tensor, out: Tensor | None = None, scale: Tensor | 
     if out.dtype != dtype_quant:
         raise ValueError(f"{name}: out must have dtype_quant {dtype_quant}, got {out.dtype}")
     check.choice(name, "quant_block_size", quant_block_size, quant_rule.GROUPS)
-    quant_rule.check_group(name, out.shape[-1], quant_block_size)
+    if out.ndim == 0 or out.shape[-1] % quant_block_size:
+        raise ValueError(f"{name}: quant_block_size must divide the rows of out, got {quant_block_size} for shape "
+                         f"{tuple(out.shape)}")
     shape = (*out.shape[:-1], out.shape[-1] // quant_block_size)
     if scale is None:
         scale = torch.empty(shape, dtype=torch.float32, device=inp.device)
@@ -123,7 +126,9 @@ def _output(name: str, x: Tensor, dtype: torch.dtype | None) -> Tensor:
         TypeError: `x` is no tensor.
         ValueError: its last dimension is odd.
     """
-    check.tensor(name, "x" if name == "fused_silu_mul" else "inp", x, last_contiguous=False)
+    argument = "x" if name == "fused_silu_mul" else "inp"
+    check.tensor(name, argument, x, last_contiguous=False)
     if x.ndim == 0 or x.shape[-1] % 2:
-        raise ValueError(f"{name}: the last dimension must be even, gate and up, got shape {tuple(x.shape)}")
+        raise ValueError(f"{name}: {argument} must have an even last dimension, gate and up, got shape "
+                         f"{tuple(x.shape)}")
     return torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=dtype, device=x.device)

@@ -64,11 +64,6 @@ def read_rounding(op: str, round_mode: str, how_v3_bf16_cvt: int, q: Tensor) -> 
     return found
 
 
-def is_on_host(tensor: Any) -> bool:
-    """Whether the values can be looked at without waiting: a tensor on the CPU, and no tracing."""
-    return not torch.compiler.is_compiling() and type(tensor) is Tensor and tensor.device.type == "cpu"
-
-
 def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int | None) -> None:
     """Cumulative lengths on the CPU: from 0 on, never falling, within the tensor and its longest sequence. Those on a
     GPU are not looked at: that would wait for it.
@@ -76,7 +71,8 @@ def check_lengths(op: str, name: str, starts: Tensor, total: int, longest: int |
     Raises:
         ValueError: they are not.
     """
-    if not is_on_host(starts) or starts.dtype != torch.int32 or starts.ndim != 1:
+    check.sequence_starts(op, name, starts)
+    if not check.is_on_host(starts) or starts.dtype != torch.int32 or starts.ndim != 1:
         return
     values = starts.tolist()
     lengths = [end - start for start, end in zip(values, values[1:])]
@@ -97,7 +93,8 @@ def check_pages(op: str, table: Tensor, lengths: Tensor, k: Tensor, longest: int
     Raises:
         ValueError: they are not.
     """
-    if not (is_on_host(table) and is_on_host(lengths) and table.ndim == 2 and lengths.shape == table.shape[:1]
+    if not (check.is_on_host(table) and check.is_on_host(lengths) and table.ndim == 2
+            and torch.int32 == table.dtype == lengths.dtype and lengths.shape == table.shape[:1]
             and k.shape[1] and isinstance(longest, int)):
         return  # the operator says what else does not fit
     most = min(table.shape[1] * k.shape[1], longest)
@@ -287,7 +284,7 @@ def _check_paged_options(call: PagedCall) -> None:
             check.tensor(_PAGED, name, scale, dtypes=(torch.float32,), device=device, last_contiguous=False)
     _check_slopes(_PAGED, call, num_heads)
     if call.sink is not None:
-        check.tensor(_PAGED, "sinks", call.sink, dtypes=(torch.float32, *FLOATS), shape=(num_heads,), device=device)
+        check.tensor(_PAGED, "sink", call.sink, dtypes=(torch.float32, *FLOATS), shape=(num_heads,), device=device)
     if call.qq_bias is not None:
         size = call.qq_bias.shape[-1] if isinstance(call.qq_bias, Tensor) and call.qq_bias.ndim else 0
         check.tensor(_PAGED, "qq_bias", call.qq_bias, dtypes=(torch.float32, *FLOATS), shape=(size, size),

@@ -120,7 +120,7 @@ def triton_kernels(target: Target, call: AttentionCall, **params: int) -> list[s
 
 
 def _tune_key(call: AttentionCall) -> dict[str, int | str]:
-    return {"mask": call.mask, "layout": "varlen" if call.is_varlen else "dense", "batch": call.batch,
+    return {"mask": call.mask, "packing": "varlen" if call.is_varlen else "dense", "batch": call.batch,
             "seqlen_q": call.max_seqlen_q, "seqlen_k": call.max_seqlen_k, "num_heads": call.num_heads,
             "num_kv_heads": call.num_kv_heads, "head_dim": call.head_dim, "head_dim_v": call.head_dim_v,
             "features": "+".join(call.features) or "none", "dtype": dtypes.name(call.q.dtype)}
@@ -210,7 +210,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """Prefill of one sequence; a latent-attention model (kv_lora_rank) attends with keys and values written out."""
     if tokens >= 128:
         kv_heads = model.num_heads if model.kv_lora_rank else model.num_kv_heads
-        yield {"mask": "causal", "layout": "dense", "batch": 1, "seqlen_q": tokens, "seqlen_k": tokens,
+        yield {"mask": "causal", "packing": "dense", "batch": 1, "seqlen_q": tokens, "seqlen_k": tokens,
                "num_heads": model.num_heads // tp, "num_kv_heads": max(kv_heads // tp, 1),
                "head_dim": model.qk_nope_head_dim + model.qk_rope_head_dim or model.head_dim,
                "head_dim_v": model.v_head_dim or model.head_dim, "features": "none", "dtype": model.dtype}
@@ -218,7 +218,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 flash_attn_fwd = Op(
     "flash_attn_fwd", call=AttentionCall, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("mask", "layout", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
+    tune_fields=("mask", "packing", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
                  "head_dim_v", "features", "dtype"),
     writes=("out", "lse", "workspace"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("hip", flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.dispatch import Op
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.checks import check_lengths, read_window
 from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
-from aiter_like.ops.attention.kvcache_append import OP, Cache, append, check_new, read_cache, rotated, without_padding
+from aiter_like.ops.attention.kvcache_append import (
+    OP,
+    Cache,
+    appending,
+    check_new,
+    read_cache,
+    rotated,
+    without_padding,
+)
 from aiter_like.ops.attention.unified_attention import unified_attention_op
 
 __all__ = ["flash_attn_with_kvcache"]
@@ -92,6 +101,7 @@ def flash_attn_with_kvcache(
     _refuse(attention_chunk=attention_chunk, qv=qv)
     check.tensor(OP, "q", q, rank=4 if cu_seqlens_q is None else 3)
     check.flag(OP, "return_softmax_lse", return_softmax_lse)
+    check.integer(OP, "num_splits", num_splits, 0)
     left, right, sink_size = read_window(OP, window_size, causal)
     batch = len(q) if cu_seqlens_q is None else _batch_of(cu_seqlens_q, q, max_seqlen_q)
     cache = read_cache(k_cache, v_cache, page_table, cache_batch_idx, batch, q.device)
@@ -102,8 +112,10 @@ def flash_attn_with_kvcache(
         first = lengths if rotary_seqlens is None else _read_lengths(rotary_seqlens, batch, None, q.device)
         q, k = rotated(q, k, rotary_cos, rotary_sin, first, cu_seqlens_q, cu_seqlens_k_new,
                        rotary_interleaved, is_all_at_first=(left, right) == (-1, -1))
+    added = None
     if k is not None:
-        lengths = append(k, v, cache, lengths, cu_seqlens_k_new, (k_descale, v_descale), batch)
+        added = appending(k, v, cache, lengths, cu_seqlens_k_new, (k_descale, v_descale), batch)
+        lengths = added.lengths
     seqlen_q = q.shape[1] if cu_seqlens_q is None else max_seqlen_q
     if seqlen_q <= right + 1:  # the limit is behind the last key: decoding needs no causal mask
         right = -1
@@ -115,12 +127,18 @@ def flash_attn_with_kvcache(
                "sink_size": sink_size, "softcap": softcap, "q_descale": q_descale, "k_descale": k_descale,
                "v_descale": v_descale}
     if cache.table is None and cache_leftpad is None and cu_seqlens_q is None:
-        lse = _attend(out, q, cache, lengths, return_softmax_lse, backend, workspace=workspace, num_splits=num_splits,
-                      **options)
+        op, call, lse = _rows(out, q, cache, lengths, return_softmax_lse, workspace=workspace, num_splits=num_splits,
+                              **options)
     else:
         if cache_leftpad is not None:
             cache, lengths = without_padding(cache, lengths, cache_leftpad, batch)
-        lse = _attend_pages(out, q, cache, lengths, cu_seqlens_q, return_softmax_lse, backend, **options)
+        op, call, lse = _pages(out, q, cache, lengths, cu_seqlens_q, return_softmax_lse, **options)
+    if added is not None:
+        op.prepare(**call, backend=backend)  # nothing is written where the attention would be refused
+        added.write()
+    op.run(**call, backend=backend)
+    if lse is not None and op is unified_attention_op and cu_seqlens_q is None:
+        lse = lse.unflatten(1, (batch, seqlen_q)).transpose(0, 1)
     return (out, lse) if return_softmax_lse else out
 
 
@@ -163,20 +181,20 @@ def _read_lengths(lengths: Tensor | int | None, batch: int, most: int | None, de
     return lengths
 
 
-def _attend(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, has_lse: bool, backend: str | None,
-            **options: Any) -> Tensor | None:
-    """Contiguous caches: writes `out`; the LSE. options: fields of AttentionCall."""
+def _rows(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, has_lse: bool,
+          **options: Any) -> tuple[Op, dict[str, Any], Tensor | None]:
+    """Contiguous caches: the operator, the fields of its call, of which `options` are a part, and the LSE."""
     (batch, seqlen_q, num_heads, _), k, v = q.shape, cache.k, cache.v
     if isinstance(lengths, int):
         k, v, lengths = k[:, :lengths], v[:, :lengths], None
     lse = torch.empty(batch, num_heads, seqlen_q, device=q.device) if has_lse else None
-    flash_attn_fwd.run(out, lse, q=q, k=k, v=v, seqlens_k=lengths, max_seqlen_k=k.shape[1], **options, backend=backend)
-    return lse
+    return flash_attn_fwd, {"out": out, "lse": lse, "q": q, "k": k, "v": v, "seqlens_k": lengths,
+                            "max_seqlen_k": k.shape[1], **options}, lse
 
 
-def _attend_pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, cu_seqlens_q: Tensor | None,
-                  has_lse: bool, backend: str | None, **options: Any) -> Tensor | None:
-    """Pages: writes `out`; the LSE. options: fields of PagedCall.
+def _pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, cu_seqlens_q: Tensor | None, has_lse: bool,
+           **options: Any) -> tuple[Op, dict[str, Any], Tensor | None]:
+    """Pages: as `_rows`; the LSE is [num_heads, rows].
 
     Raises:
         ValueError: `out` is no tensor of rows.
@@ -195,6 +213,6 @@ def _attend_pages(out: Tensor, q: Tensor, cache: Cache, lengths: Tensor | int, c
     if isinstance(lengths, int):
         lengths = torch.full((batch,), lengths, dtype=torch.int32, device=device)
     lse = torch.empty(q.shape[-2], len(rows_q), device=device) if has_lse else None
-    unified_attention_op.run(rows_out, lse, q=rows_q, k=cache.k, v=cache.v, cu_seqlens_q=starts, seqlens_k=lengths,
-                             block_table=table, max_seqlen_k=longest, **options, backend=backend)
-    return lse if lse is None or cu_seqlens_q is not None else lse.unflatten(1, (batch, seqlen_q)).transpose(0, 1)
+    return unified_attention_op, {
+        "out": rows_out, "lse": lse, "q": rows_q, "k": cache.k, "v": cache.v, "cu_seqlens_q": starts,
+        "seqlens_k": lengths, "block_table": table, "max_seqlen_k": longest, **options}, lse

@@ -6,6 +6,8 @@ The operators: ops/rope/rope.py, ops/kv_cache/reshape_and_cache.py.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -131,9 +133,22 @@ def rotated(q: Tensor, k: Tensor | None, cos: Tensor | None, sin: Tensor | None,
     return found[0], found[1]
 
 
-def append(k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | int, starts: Tensor | None,
-           descales: tuple[Tensor | None, Tensor | None], batch: int) -> Tensor | int:
-    """Writes `k` and `v` behind the cache's keys; the lengths afterwards. Nothing waits for the device.
+@dataclass(frozen=True)
+class Appending:
+    """Keys and values that are going to be written.
+
+    Attributes:
+        write: does it.
+        lengths: of the sequences, afterwards.
+    """
+
+    write: Callable[[], None]
+    lengths: Tensor | int
+
+
+def appending(k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | int, starts: Tensor | None,
+              descales: tuple[Tensor | None, Tensor | None], batch: int) -> Appending:
+    """How `k` and `v` come behind the cache's keys. Nothing is written yet, and nothing waits for the device.
 
     Raises:
         ValueError: lengths known here leave no room.
@@ -146,10 +161,11 @@ def append(k: Tensor, v: Tensor, cache: Cache, lengths: Tensor | int, starts: Te
     before = lengths.clamp(0, cache.capacity)[tokens.sequences] if isinstance(lengths, Tensor) else lengths
     places = (before + tokens.places).where(tokens.places >= 0, -1)
     is_quantised = k.dtype != cache.k.dtype
-    reshape_and_cache_flash(keys, values, cache.k, cache.v, cache.slots(tokens.sequences, places),
-                            "fp8" if is_quantised else "auto", *(descales if is_quantised else (None, None)))
+    write = functools.partial(
+        reshape_and_cache_flash, keys, values, cache.k, cache.v, cache.slots(tokens.sequences, places),
+        "fp8" if is_quantised else "auto", *(descales if is_quantised else (None, None)))
     grown = lengths + added
-    return grown if isinstance(grown, int) else grown.clamp(max=cache.capacity)
+    return Appending(write, grown if isinstance(grown, int) else grown.clamp(max=cache.capacity))
 
 
 def without_padding(cache: Cache, lengths: Tensor | int, leftpad: Tensor, batch: int) -> tuple[Cache, Tensor]:

@@ -99,8 +99,10 @@ def mha_batch_prefill_func(
     check_lengths(op, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
     if block_table is not None:
         lengths, table, starts = seqlen_k, block_table, None
+        check.tensor(op, "seqlen_k", lengths, rank=1)
         check_pages(op, table, lengths, k, max_seqlen_k)
-    elif isinstance(table, Tensor):
+    else:
+        check.tensor(op, "kv_page_indices", table, rank=1, last_contiguous=False)
         check_lengths(op, "kv_indptr", starts, len(table), None)
     unified_attention_op.run(
         out, lse, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, seqlens_k=lengths, block_table=table, page_starts=starts,

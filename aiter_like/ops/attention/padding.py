@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
-from aiter_like.ops.attention.checks import check_lengths, is_on_host
+from aiter_like.ops.attention.checks import check_lengths
 
 
 def with_padding(op: str, name: str, starts: Tensor, padded: Tensor | None, total: int) -> Tensor:
@@ -29,7 +29,7 @@ def with_padding(op: str, name: str, starts: Tensor, padded: Tensor | None, tota
     check.tensor(op, f"{name}_padded", padded, dtypes=(torch.int32,), shape=starts.shape, device=starts.device)
     check_lengths(op, f"{name}_padded", padded, total, None)
     ends = padded[:-1] + starts.diff()
-    if is_on_host(ends) and (ends > padded[1:]).any():
+    if check.is_on_host(ends) and (ends > padded[1:]).any():
         index = (ends > padded[1:]).nonzero()[0].item()
         begin, room = padded[index].item(), (padded[index + 1] - padded[index]).item()
         raise ValueError(f"{op}: {name}_padded must leave room for every sequence of {name}, got {room} rows from "

@@ -98,7 +98,7 @@ def group_major(scale: Tensor, shuffle_scale: bool) -> Tensor:
     Raises:
         TypeError: `shuffle_scale` is no bool.
     """
-    check.flag("rms_norm_quant", "shuffle_scale", shuffle_scale)
+    check.flag("group_major", "shuffle_scale", shuffle_scale)  # public.py tells it of the function called
     if not shuffle_scale or scale.ndim == 0 or not scale.is_contiguous():  # (1, rows) strides say it themselves
         return scale
     return scale.view(scale.shape[-1], -1).t()

@@ -20,7 +20,7 @@ MAX_ROWS = 2**24 - 1  # a launch has fewer than 2^32 work-items, and a long row 
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """How lanes share a row: the macros LANES, VECTORS, VEC and IS_WHOLE.
 
     Attributes:
@@ -50,8 +50,8 @@ class Layout:
         return Instance(f"{name}_{self.name}", {**defines, **self.defines})
 
 
-def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int | None = None,
-           takes_unaligned: bool = False, tiles: int = 1) -> Layout:
+def row_layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int | None = None,
+               takes_unaligned: bool = False, tiles: int = 1) -> RowLayout:
     """How `tensors`, of one shape and even rows, are shared out.
 
     Two accesses per lane keep a wide row's loads in flight with registers to spare; where there are fewer rows than
@@ -88,16 +88,16 @@ def layout(target: Target, *tensors: Tensor, lanes: int | None = None, vec: int 
         raise ValueError(f"lanes must be a power of two up to {_MAX_LANES}, got {lanes}")
     kept = -(-total // lanes)
     kept = min(kept if vec > 1 else _power_of_two(kept), most // vec)  # single elements: few builds, not few idle
-    return Layout(lanes, kept, vec, lanes * kept >= total)
+    return RowLayout(lanes, kept, vec, lanes * kept >= total)
 
 
-def whole_layout(op: str, target: Target, row: Tensor, lanes: int | None) -> Layout:
-    """`layout` for a kernel that has no form for rows in pieces, and one for unaligned rows.
+def whole_row_layout(op: str, target: Target, row: Tensor, lanes: int | None) -> RowLayout:
+    """`row_layout` for a kernel that has no form for rows in pieces, and one for unaligned rows.
 
     Raises:
         ValueError: `lanes` cannot keep a row.
     """
-    found = layout(target, row, lanes=lanes, takes_unaligned=True)
+    found = row_layout(target, row, lanes=lanes, takes_unaligned=True)
     if not found.is_whole:
         raise ValueError(f"{op}: {found.lanes} lanes cannot keep a row of {row.shape[-1]} elements")
     return found
@@ -115,7 +115,7 @@ def lane_space(target: Target, *tensors: Tensor, group_size: int = 0, is_8bit: b
         is_8bit: the result is, so that it can be stored 16 bytes at a time with twice the elements of an access.
         takes_pieces: the kernel has a form for rows in pieces.
     """
-    default = layout(target, *tensors)
+    default = row_layout(target, *tensors)
     size, element_size = tensors[0].shape[-1], max(tensor.element_size() for tensor in tensors)
     is_wide = is_8bit and default.vec * 2 == _WIDE and not math.gcd(size, *map(stride, tensors)) % _WIDE
     found = []

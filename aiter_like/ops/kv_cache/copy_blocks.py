@@ -131,14 +131,18 @@ def copy_blocks(key_caches: Sequence[Tensor], value_caches: Sequence[Tensor], bl
     for name, caches in (("key_caches", key_caches), ("value_caches", value_caches)):
         if not isinstance(caches, (list, tuple)):
             raise TypeError(f"copy_blocks: {name} must be a list of tensors, got {type(caches).__name__}")
+        for cache in caches:
+            check.tensor("copy_blocks", name, cache, last_contiguous=False)
+            if cache.ndim == 0:
+                raise ValueError(f"copy_blocks: {name} must have at least 1 dimension each, got a scalar")
     if len(key_caches) != len(value_caches):
         raise ValueError(f"copy_blocks: value_caches must have {len(key_caches)} layers like key_caches, got "
                          f"{len(value_caches)}")
     alike: dict[tuple, list[Tensor]] = {}
     for cache in (*key_caches, *value_caches):
-        if not isinstance(cache, Tensor):
-            raise TypeError(f"copy_blocks: dst must be a tensor, got {type(cache).__name__}")
         alike.setdefault((cache.shape, cache.stride(), cache.dtype, cache.device), []).append(cache)
+    for first, *others in alike.values():
+        _copy_blocks.prepare(first, None, block_mapping, tuple(others) or None, backend=backend)
     for first, *others in alike.values():
         _copy_blocks.run(first, None, block_mapping, tuple(others) or None, backend=backend)
 
@@ -172,6 +176,8 @@ def swap_blocks(src: Tensor, dst: Tensor, block_mapping: Tensor, *, backend: str
     for name, tensor in (("src", src), ("dst", dst), ("block_mapping", block_mapping)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"swap_blocks: {name} must be a tensor, got {type(tensor).__name__}")
+        if tensor.is_meta:
+            raise ValueError(f"swap_blocks: {name} must have memory, got a tensor on the meta device")
     if src.device == dst.device == block_mapping.device:
         _copy_blocks.run(dst, src, block_mapping, backend=backend)
     else:

@@ -73,8 +73,8 @@ def random_words(like: Tensor, seed: int, offset: int) -> Tensor:
 
 def _instance(call: DropoutLayerNormCall, *, lanes: int | None = None) -> Instance:
     dtype, weight = call.input.dtype, call.weight.dtype
-    layout = rows.whole_layout(_OP, target_of(call.input.device), call.input, lanes)
-    return layout.instance("_".join(dtype_names(dtype, weight)), {"ELEMENT": elements.CPP[dtype],
+    row_layout = rows.whole_row_layout(_OP, target_of(call.input.device), call.input, lanes)
+    return row_layout.instance("_".join(dtype_names(dtype, weight)), {"ELEMENT": elements.CPP[dtype],
                                                                   "WEIGHT": elements.CPP[weight]})
 
 

@@ -68,8 +68,8 @@ def fused_qk_rmsnorm_ref(call: FusedQkRmsnormCall) -> None:
 
 def _instance(call: FusedQkRmsnormCall, *, lanes: int | None = None) -> Instance:
     dtype, weight = call.q.dtype, call.q_weight.dtype
-    layout = rows.whole_layout(_OP, target_of(call.q.device), call.longer, lanes)
-    return layout.instance("_".join(dtype_names(dtype, weight)), {"ELEMENT": elements.CPP[dtype],
+    row_layout = rows.whole_row_layout(_OP, target_of(call.q.device), call.longer, lanes)
+    return row_layout.instance("_".join(dtype_names(dtype, weight)), {"ELEMENT": elements.CPP[dtype],
                                                                   "WEIGHT": elements.CPP[weight]})
 
 

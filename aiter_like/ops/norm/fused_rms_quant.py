@@ -91,8 +91,9 @@ def fused_rms_quant_ref(call: FusedRmsQuantCall) -> None:
 def _instance(call: FusedRmsQuantCall, *, lanes: int | None = None) -> Instance:
     input, weight, out, second, group_size = call.input, call.weight, call.out, call.second, call.group_size
     target = target_of(input.device)
-    lanes = rows.whole_layout(_OP, target, call.longer, lanes).lanes
-    layout, other = (rows.whole_layout(_OP, target, x, lanes) for x in (input, input if second is None else second))
+    lanes = rows.whole_row_layout(_OP, target, call.longer, lanes).lanes
+    row_layout, other = (rows.whole_row_layout(_OP, target, x, lanes)
+                         for x in (input, input if second is None else second))
     quant = "none" if out is None else "fixed" if call.is_static else "found"
     out_name = "int8_t" if out is None else elements.CPP[out.dtype]
     flags = {"HAS_RESIDUAL": call.residual_in is not None, "HAS_PLAIN": call.plain_out is not None,
@@ -101,7 +102,7 @@ def _instance(call: FusedRmsQuantCall, *, lanes: int | None = None) -> Instance:
     name = [*dtype_names(input.dtype, weight.dtype), quant, *([] if out is None else [out_name.removesuffix("_t")]),
             *([f"g{group_size}"] if group_size else []),
             *(flag for flag, is_on in zip(names, flags.values(), strict=True) if is_on)]
-    return layout.instance("_".join(name), {
+    return row_layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight.dtype], "OUT": out_name, "QUANT": quant,
         "GROUP": group_size, "SECOND_VECTORS": other.vectors, **{name: int(is_on) for name, is_on in flags.items()}})
 
@@ -295,9 +296,9 @@ def fused_qk_rmsnorm_quant(
     Source: `fused_qk_rmsnorm` of AITER's fused_qk_rmsnorm_group_quant.
     """
     name = "fused_qk_rmsnorm_quant"
+    kinds = (QuantType.No, QuantType.per_Token, QuantType.per_1x128)
+    check.choice(name, "quant_type", quant_type, tuple(map(int, kinds)))
     kind = QuantType(quant_type)
-    if kind not in (QuantType.No, QuantType.per_Token, QuantType.per_1x128):
-        raise ValueError(f"{name}: quant_type must be QuantType.No, per_Token or per_1x128, got {kind}")
     for argument, tensor in (("q", q), ("q_weight", q_weight)):
         if tensor is None:
             raise TypeError(f"{name}: {argument} must be a tensor, got NoneType")
@@ -305,6 +306,8 @@ def fused_qk_rmsnorm_quant(
     if kind == QuantType.No:
         plain = q_out_quantized if plain is None else plain
         q_out_quantized = q_out_scale = None
+        if plain is None:
+            raise ValueError(f"{name}: q_out_unquantized or q_out_quantized must be given with {kind}")
     elif q_out_quantized is None or q_out_scale is None:
         raise ValueError(f"{name}: q_out_quantized and q_out_scale must be given with {kind}")
     elif kind == QuantType.per_1x128:

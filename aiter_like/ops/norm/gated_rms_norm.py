@@ -55,8 +55,8 @@ def gated_rms_norm_ref(call: GatedRmsNormCall) -> None:
 def _instance(call: GatedRmsNormCall, *, lanes: int | None = None) -> Instance:
     input, weight, out = call.input, call.weight.dtype, call.out.dtype
     name = [*dtype_names(input.dtype, weight), *([] if call.scale is None else [elements.short(out)])]
-    layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True, tiles=2)
-    return layout.instance("_".join(name), {
+    row_layout = rows.row_layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True, tiles=2)
+    return row_layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[weight], "OUT": elements.CPP[out],
         "IS_QUANT": int(call.scale is not None)})
 

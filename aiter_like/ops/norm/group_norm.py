@@ -84,17 +84,18 @@ def _instance(call: GroupNormCall, *, lanes: int | None = None, slice: int | Non
     factors = next((tensor.dtype for tensor in (weight, bias) if tensor is not None), input.dtype)
     if call.slices_positions:
         vec = math.gcd(input.shape[1], 16 // input.element_size())
-        layout, is_sliced = rows.Layout(lanes or 256, 4, vec, is_whole=True), True
+        row_layout, is_sliced = rows.RowLayout(lanes or 256, 4, vec, is_whole=True), True
     else:
-        layout, is_sliced = _layout(target_of(input.device), call, lanes, slice)
+        row_layout, is_sliced = _row_layout(target_of(input.device), call, lanes, slice)
     flags = {"w": weight is not None, "b": bias is not None, "nhwc": call.is_channels_last, "sliced": is_sliced}
     name = [*parts.dtype_names(input.dtype, factors), *(flag for flag, is_on in flags.items() if is_on)]
-    return layout.instance("_".join(name), {
+    return row_layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[factors], "HAS_WEIGHT": int(weight is not None),
         "HAS_BIAS": int(bias is not None), "IS_CHANNELS_LAST": int(call.is_channels_last), "IS_SLICED": int(is_sliced)})
 
 
-def _layout(target: Target, call: GroupNormCall, lanes: int | None, slice: int | None) -> tuple[rows.Layout, bool]:
+def _row_layout(target: Target, call: GroupNormCall, lanes: int | None,
+                slice: int | None) -> tuple[rows.RowLayout, bool]:
     """How lanes share a group or, second, slices of it. Accesses are no wider than the run of elements of one channel
     or position; where those are of odd number, the kernel's form for single elements has the same columns per lane.
 
@@ -114,10 +115,10 @@ def _layout(target: Target, call: GroupNormCall, lanes: int | None, slice: int |
     elif target.wave_size == 32 and size * element_size > _LANE_BYTES * _MOST_LANES:
         lanes = lanes or _MOST_LANES
     vec = math.gcd(channels if call.is_channels_last else size // channels, 16 // element_size)
-    layout = rows.layout(target, groups, lanes=lanes, vec=vec if vec > 1 else None, takes_unaligned=True)
-    if not layout.is_whole:
-        raise ValueError(f"{_OP}: {layout.lanes} lanes cannot keep {groups.shape[-1]} elements")
-    return layout, is_sliced
+    row_layout = rows.row_layout(target, groups, lanes=lanes, vec=vec if vec > 1 else None, takes_unaligned=True)
+    if not row_layout.is_whole:
+        raise ValueError(f"{_OP}: {row_layout.lanes} lanes cannot keep {groups.shape[-1]} elements")
+    return row_layout, is_sliced
 
 
 @compile_ops("norm/group_norm.hip", gen_func=_instance)

@@ -80,7 +80,7 @@ def _instance(call: LayerNormCall, *, lanes: int | None = None) -> Instance:
     names = ("add", "xbias", "w", "b", elements.short(out.dtype), "smooth")
     name = [*parts.dtype_names(input.dtype, factors),
             *(flag for flag, tensor in zip(names, flags.values(), strict=True) if tensor is not None)]
-    return rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(name), {
+    return rows.row_layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True).instance("_".join(name), {
         "ELEMENT": elements.CPP[input.dtype], "WEIGHT": elements.CPP[factors], "OUT": elements.CPP[out.dtype],
         **{name: int(tensor is not None) for name, tensor in flags.items()}})
 

@@ -193,6 +193,13 @@ def _parts(x: Tensor) -> int:
     return max(min(x.numel() // max(x.shape[-1], 1), 2 * target_of(x.device).cu_num), 1)
 
 
+def _check_rows(dout: Tensor, input: Tensor) -> None:
+    for name, tensor in (("dout", dout), ("input", input)):
+        check.tensor(_OP, name, tensor, dtypes=elements.FLOATS, last_contiguous=False)
+        if tensor.ndim == 0:
+            raise ValueError(f"{_OP}: {name} must have at least 1 dimension, got shape ()")
+
+
 def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: float, *,
                       backend: str | None = None) -> tuple[Tensor, Tensor]:
     """The derivative of `rms_norm`.
@@ -220,8 +227,7 @@ def rms_norm_backward(dout: Tensor, input: Tensor, weight: Tensor, epsilon: floa
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
     """
-    for name, tensor in (("dout", dout), ("input", input)):
-        check.tensor(_OP, name, tensor, dtypes=elements.FLOATS, last_contiguous=False)
+    _check_rows(dout, input)
     return _derivatives(dout, input, weight, epsilon, has_mean=False, for_weight=True, for_bias=False,
                         backend=backend)[:2]
 
@@ -253,6 +259,5 @@ def layer_norm_backward(dout: Tensor, input: Tensor, weight: Tensor | None, epsi
 
     Source: Ba, Kiros and Hinton, Layer Normalization (2016).
     """
-    for name, tensor in (("dout", dout), ("input", input)):
-        check.tensor(_OP, name, tensor, dtypes=elements.FLOATS, last_contiguous=False)
+    _check_rows(dout, input)
     return _derivatives(dout, input, weight, epsilon, has_mean=True, for_weight=True, for_bias=True, backend=backend)

@@ -72,8 +72,8 @@ def _instance(call: RmsNormCall, *, lanes: int | None = None) -> Instance:
     has_residual = call.residual_in is not None
     flags = {"add": has_residual, "gemma": call.gemma_norm, "t5": is_sensitive}
     name = [*parts.dtype_names(dtype, call.weight.dtype), *(flag for flag, is_on in flags.items() if is_on)]
-    layout = rows.layout(target_of(call.input.device), *call.matrices.values(), lanes=lanes)
-    return layout.instance("_".join(name), {
+    row_layout = rows.row_layout(target_of(call.input.device), *call.matrices.values(), lanes=lanes)
+    return row_layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[dtype], "WEIGHT": elements.CPP[call.weight.dtype], "HAS_RESIDUAL": int(has_residual),
         "IS_GEMMA": int(call.gemma_norm), "IS_MODEL_SENSITIVE": int(is_sensitive)})
 

@@ -82,8 +82,8 @@ def _instance(call: RmsNormQuantCall, *, lanes: int | None = None, vec: int | No
     target = target_of(call.input.device)
     if lanes is None and vec is None and group_size:
         vec = rows.vec_of_groups(target, call.input)
-    layout = rows.layout(target, call.input, lanes=lanes, vec=vec, takes_unaligned=True)
-    return layout.instance("_".join(name), {
+    row_layout = rows.row_layout(target, call.input, lanes=lanes, vec=vec, takes_unaligned=True)
+    return row_layout.instance("_".join(name), {
         "ELEMENT": elements.CPP[dtype], "WEIGHT": elements.CPP[call.weight.dtype], "OUT": elements.CPP[call.out.dtype],
         "GROUP": group_size, **{name: int(is_on) for name, is_on in flags.items()}})
 

@@ -46,8 +46,8 @@ def flatten_group_quant_ref(call: FlattenGroupQuantCall) -> None:
 
 def _instance(call: FlattenGroupQuantCall, *, lanes: int | None = None) -> Instance:
     input, out_dtype = call.input, call.out.dtype
-    layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
-    return layout.instance(f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}_g{call.group_size}", {
+    row_layout = rows.row_layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
+    return row_layout.instance(f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}_g{call.group_size}", {
         "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "GROUP": call.group_size})
 
 

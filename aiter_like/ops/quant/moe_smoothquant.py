@@ -49,8 +49,8 @@ def moe_smoothquant_ref(call: MoeSmoothquantCall) -> None:
 
 def _instance(call: MoeSmoothquantCall, *, lanes: int | None = None) -> Instance:
     input, out_dtype = call.input, call.out.dtype
-    layout = rows.layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
-    return layout.instance(f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}",
+    row_layout = rows.row_layout(target_of(input.device), input, lanes=lanes, takes_unaligned=True)
+    return row_layout.instance(f"{dtypes.name(input.dtype)}_{elements.short(out_dtype)}",
                            {"ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype]})
 
 

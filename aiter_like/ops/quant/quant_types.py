@@ -50,7 +50,19 @@ def pertoken_quant(x: Tensor, scale: Tensor | None = None, x_scale: Tensor | Non
 
     Source: AITER's `pertoken_quant`.
     """
-    top = _largest("pertoken_quant", x, quant_dtype, dtypeMax)
+    op = "pertoken_quant"
+    top = _largest(op, x, quant_dtype, dtypeMax)
+    if x.ndim == 0 or not x.shape[-1]:
+        raise ValueError(f"{op}: x must have rows of at least 1 element, got shape {tuple(x.shape)}")
+    if scale is not None:
+        check.tensor(op, "scale", scale, shape=(*x.shape[:-1], 1), device=x.device, last_contiguous=False)
+    if x_scale is not None:
+        check.tensor(op, "x_scale", x_scale, device=x.device, last_contiguous=False)
+        sizes = (1,) * (x.ndim - x_scale.ndim) + tuple(x_scale.shape)
+        if len(sizes) > x.ndim or any(size not in (1, of) for size, of in zip(sizes, x.shape)):
+            raise ValueError(f"{op}: x_scale must broadcast to x, got shapes {tuple(x_scale.shape)} and "
+                             f"{tuple(x.shape)}")
+    check.floating(op, "scale_dtype", scale_dtype)
     wide = x.float() if x_scale is None else x.float() * x_scale
     amax = wide.abs().amax(-1, keepdim=True).clamp(min=quant_rule.SMALLEST_AMAX)
     own = quant_rule.divided(amax, top) if scale is None else scale.float()
@@ -85,6 +97,8 @@ def per_tensor_quant(x: Tensor, scale: Tensor | None = None, scale_dtype: torch.
     if isinstance(scale, Tensor) and scale.numel() != 1:
         raise ValueError(f"per_tensor_quant: scale must have one element, got shape {tuple(scale.shape)}")
     _largest("per_tensor_quant", x, quant_dtype, dtypeMax)
+    if not x.numel():
+        raise ValueError(f"per_tensor_quant: x must not be empty, got shape {tuple(x.shape)}")
     given = None if scale is None else scale.reshape(1, 1)
     q, own = pertoken_quant(x.reshape(1, -1), given, None, scale_dtype, quant_dtype, dtypeMax)
     return q.view(x.shape), own.view(1)

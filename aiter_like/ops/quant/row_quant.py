@@ -65,8 +65,8 @@ def _instance(call: RowQuantCall, *, lanes: int | None = None, vec: int | None =
     has_smooth = call.smooth_scale is not None
     name = "_".join([dtypes.name(input.dtype), elements.short(out_dtype), *([f"g{group_size}"] if group_size else []),
                      *(["smooth"] if has_smooth else [])])
-    layout = rows.layout(target_of(input.device), input, lanes=lanes, vec=vec, takes_unaligned=True)
-    return layout.instance(name, {
+    row_layout = rows.row_layout(target_of(input.device), input, lanes=lanes, vec=vec, takes_unaligned=True)
+    return row_layout.instance(name, {
         "ELEMENT": elements.CPP[input.dtype], "OUT": elements.CPP[out_dtype], "SMOOTH": "float", "GROUP": group_size,
         "HAS_SMOOTH": int(has_smooth)})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from aiter_like import check
+from aiter_like.ops.rope import parts
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall, fused_qk_rope_cache, layout_of
 
 __all__ = ["fused_qk_norm_rope_cache_pts_quant_shuffle"]
@@ -67,6 +69,12 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
     Source: AITER's function of this name.
     """
     name = "fused_qk_norm_rope_cache_pts_quant_shuffle"
+    for argument, number in (("num_tokens", num_tokens), ("num_heads_q", num_heads_q), ("num_heads_k", num_heads_k),
+                             ("num_heads_v", num_heads_v), ("head_size", head_size), ("rotary_dim", rotary_dim),
+                             ("block_size", block_size), ("x", x)):
+        check.integer(name, argument, number, 0)
+    if rotary_dim % 2 or rotary_dim > head_size:
+        raise ValueError(f"{name}: rotary_dim must be even and at most head_size {head_size}, got {rotary_dim}")
     if num_heads_v != num_heads_k:
         raise ValueError(f"{name}: num_heads_v must be num_heads_k, {num_heads_k}, got {num_heads_v}")
     counts = (num_heads_q, num_heads_k, num_heads_v)
@@ -82,12 +90,17 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
     outs = [None if out is None else _viewed(name, argument, out, (num_tokens, count, head_size))
             for argument, out, count in zip(("q_out", "k_out", "v_out"), (
                 q_out, k_out if return_kv else None, v_out if return_kv else None), counts)]
+    check.tensor(name, "cos_sin", cos_sin, device=qkv.device)
+    if num_tokens and not cos_sin.numel():
+        raise ValueError(f"{name}: cos_sin must have a row for each position, got shape {tuple(cos_sin.shape)}")
     cos, sin = _viewed(name, "cos_sin", cos_sin, (-1, rotary_dim)).chunk(2, -1)
+    parts.check_positions(name, "positions", positions, None, cos)
     found = (None, None) if keys.dtype == qkv.dtype else (per_tensor_k_scale, per_tensor_v_scale)
     fused_qk_rope_cache(FusedQkRopeCacheCall(
         *outs, keys, value_cache=values, q=q, k=k, v=v, q_weight=qw, k_weight=kw, cos=cos, sin=sin,
         positions=positions, offsets=None, slot_mapping=slot_mapping, k_scale=found[0], v_scale=found[1], epsilon=eps,
-        rotate_style=0 if is_neox_style else 1, layout=layout_of(name, keys, values)), backend=backend)
+        rotate_style=0 if is_neox_style else 1, layout=layout_of(name, {"k_cache": keys, "v_cache": values})),
+        backend=backend)
 
 
 def _viewed(name: str, argument: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -95,7 +95,7 @@ class FusedQkRopeCacheCall(NamedTuple):
 def _fused_ref(call: FusedQkRopeCacheCall) -> None:
     """In torch, in fp32: the cache is written from the values before they are rounded for `k_out`."""
     rows = call.positions if call.offsets is None else call.positions + call.offsets
-    angles = [table.flatten(0, -2)[rows, None].float() for table in (call.cos, call.sin)]  # [tokens, 1, width]
+    angles = [parts.table_rows(table, rows, torch.float32)[:, None] for table in (call.cos, call.sin)]
     found = []
     for x, weight in ((call.q, call.q_weight), (call.k, call.k_weight)):
         x = x.float()
@@ -331,10 +331,19 @@ def fused_qk_rope_reshape_and_cache(
     Source: AITER's Triton function of this name.
     """
     name = "fused_qk_rope_reshape_and_cache"
-    for argument, tensor in (("q", q), ("key_cache", key_cache), ("cos", cos), ("slot_mapping", slot_mapping)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: {argument} must be a tensor, got {type(tensor).__name__}")
-    layout = layout_of(name, key_cache, value_cache)
+    parts.has_rank(name, "q", q, 3)
+    parts.has_rank(name, "slot_mapping", slot_mapping, 1)
+    for argument, tensor in (("key_cache", key_cache), ("value_cache", value_cache), ("cos", cos)):
+        check.tensor(name, argument, tensor, last_contiguous=False)
+    if cos.ndim < 2:
+        raise ValueError(f"{name}: cos must be a table of rows, got shape {tuple(cos.shape)}")
+    parts.check_positions(name, "pos", pos, offs, cos)
+    check.flag(name, "output_zeros", output_zeros)
+    if zeros_out is not None:
+        check.dense(name, "zeros_out", zeros_out)
+        if zeros_out.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: zeros_out must not require grad, unless under torch.no_grad()")
+    layout = layout_of(name, {"key_cache": key_cache, "value_cache": value_cache})
     if (layout == "rows") != flash_layout:
         raise ValueError(f"{name}: flash_layout is {flash_layout}, but key_cache has shape {tuple(key_cache.shape)}")
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if q_out is None else q_out
@@ -350,14 +359,15 @@ def fused_qk_rope_reshape_and_cache(
     return q_out, k_out, key_cache, value_cache, torch.zeros_like(q_out) if zeros_out is None else zeros_out.zero_()
 
 
-def layout_of(name: str, key_cache: Tensor, value_cache: Tensor) -> str:
-    """The layout that caches of these ranks have; `name` is the public function's, for the message.
+def layout_of(name: str, caches: Mapping[str, Tensor]) -> str:
+    """The layout that caches of these ranks have; `name` is the public function's, the keys are its parameters'.
 
     Raises:
         ValueError: none has them.
     """
-    ranks = key_cache.ndim, value_cache.ndim
+    ranks = tuple(cache.ndim for cache in caches.values())
     if ranks not in _LAYOUTS:
-        raise ValueError(f"{name}: the caches must have 4 and 4, 5 and 4, or 5 and 5 dimensions, got shapes "
-                         f"{tuple(key_cache.shape)} and {tuple(value_cache.shape)}")
+        shapes = " and ".join(str(tuple(cache.shape)) for cache in caches.values())
+        raise ValueError(f"{name}: {' and '.join(caches)} must have 4 and 4, 5 and 4, or 5 and 5 dimensions, got "
+                         f"shapes {shapes}")
     return _LAYOUTS[ranks]

@@ -40,6 +40,37 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, rotate_style: int, is_shared: b
     return torch.cat((x[..., :begin], turned, x[..., begin + rotary_dim:]), -1)
 
 
+def table_rows(table: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """[*rows.shape, width]: rows of a table in `dtype`; NaN for those that it does not have."""
+    flat = table.flatten(0, -2).to(dtype)
+    is_row = (rows >= 0) & (rows < len(flat))
+    found = flat[rows.where(is_row, 0)] if len(flat) else flat.new_empty(*rows.shape, flat.shape[1])
+    return found.where(is_row[..., None], torch.nan)
+
+
+def check_positions(op: str, argument: str, positions: Any, offsets: Any, table: Any) -> None:
+    """Positions on the CPU are rows of the table. Those on a GPU would have to be waited for: there a kernel gives NaN
+    for heads whose row is not in the table.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if not isinstance(positions, Tensor) or positions.is_cuda or not check.is_on_host(positions) or (
+            not check.is_on_host(table) or positions.dtype not in elements.INTEGERS or not positions.numel()):
+        return
+    rows = positions
+    if offsets is not None:
+        if not check.is_on_host(offsets) or offsets.shape != positions.shape or offsets.dtype not in elements.INTEGERS:
+            return  # the operator says what does not fit
+        rows = positions + offsets
+    low, high = rows.min().item(), rows.max().item()
+    count = table.numel() // max(table.shape[-1], 1) if table.ndim else 0
+    if count and not 0 <= low <= high < count:
+        what = argument if offsets is None else f"{argument} plus offsets"
+        raise ValueError(f"{op}: {what} must be rows of the table, from 0 to {count - 1}, got "
+                         f"{low if low < 0 else high}")
+
+
 def instance_of(dtype: torch.dtype, table_dtype: torch.dtype, *, is_angle: bool = False, heads: int | None = None,
                 share: int | None = None) -> Instance:
     """The instance of csrc/rope/rope.hip or rope_2d.hip for these dtypes; a tuned row sets `heads` and `share`."""

@@ -83,7 +83,7 @@ def rope_ref(call: RopeCall) -> None:
     if call.offsets is not None:
         rows = rows + call.offsets
     tables = [call.cos, call.sin] if call.sin is not None else [call.cos.to(wide).cos(), call.cos.to(wide).sin()]
-    angles = [table.flatten(0, -2).to(wide)[rows, None] for table in tables]  # [s, b, 1, width]
+    angles = [parts.table_rows(table, rows, wide)[..., None, :] for table in tables]  # [s, b, 1, width]
     for target, x in ((call.out, call.input), (call.out_y, call.input_y)):
         if target is not None:
             heads = x.to(wide) if x.ndim == 4 else x.to(wide).unsqueeze(1)
@@ -114,7 +114,7 @@ def _check(call: RopeCall) -> object:
             check.tensor("rope", name, tensor, dtypes=(input.dtype,), device=input.device,
                          shape=(*input.shape[:-2], heads, input.shape[-1]))
     parts.check_flags("rope", call.rotate_style, call.reuse_freqs_front_part, call.nope_first)
-    lowest = input.shape[0] if call.positions is None else 0
+    lowest = input.shape[0] if call.positions is None else min(input.numel(), 1)
     parts.check_table("rope", "cos" if call.sin is not None else "freqs", call.cos, input, input.shape[-1], lowest,
                       call.reuse_freqs_front_part)
     if call.sin is not None:
@@ -219,8 +219,11 @@ def _runner(name: str, names: Sequence[str], tables: Sequence[str], is_backward:
             parts.has_rank(name, argument, tensor, rank)
         outs = tensors if is_in_place else [_empty(name, x, len(args) > first_flag + 3 and args[-1]) for x in tensors]
         cos, sin, positions, offsets = (found[1], None, found[0], None) if is_packed else (*found, *(None,) * 3)[:4]
-        if not is_packed and len(found) > 2:
+        if is_packed:
+            _check_lengths(name, positions, cos)
+        elif len(found) > 2:
             parts.has_rank(name, "positions", positions, 2)
+            parts.check_positions(name, "positions", positions, offsets, cos)
         out_y, input_y = (outs[1], tensors[1]) if count == 2 else (None, None)
         rotate_style, reuse_freqs_front_part, nope_first = flags
         _rope.run(outs[0], out_y, tensors[0], input_y, cos=cos, sin=sin, positions=positions, offsets=offsets,
@@ -229,6 +232,21 @@ def _runner(name: str, names: Sequence[str], tables: Sequence[str], is_backward:
         return tuple(outs) if count == 2 else outs[0]
 
     return run
+
+
+def _check_lengths(name: str, cu_seqlens: Any, freqs: Any) -> None:
+    """Starts on the CPU never fall, and the longest sequence has a row of the table for each token."""
+    check.sequence_starts(name, "cu_seqlens", cu_seqlens)
+    if not check.is_on_host(cu_seqlens) or cu_seqlens.dtype not in elements.INTEGERS or cu_seqlens.ndim != 1 or (
+            len(cu_seqlens) < 2 or not isinstance(freqs, Tensor) or freqs.ndim == 0):
+        return  # the operator says what does not fit
+    lengths = cu_seqlens.diff()
+    rows = freqs.numel() // max(freqs.shape[-1], 1)
+    if lengths.min() < 0 or cu_seqlens[0] != 0:
+        raise ValueError(f"{name}: cu_seqlens must start at 0 and never fall, got {cu_seqlens.tolist()[:20]}")
+    if rows < lengths.max():
+        raise ValueError(f"{name}: freqs must have at least {lengths.max().item()} rows, for the longest sequence of "
+                         f"cu_seqlens, got shape {tuple(freqs.shape)}")
 
 
 def _empty(name: str, x: Tensor, is_transposed: bool) -> Tensor:

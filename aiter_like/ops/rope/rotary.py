@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiter_like import check
 from aiter_like.ops.rope import parts, rope, rope_2d
 from aiter_like.ops.rope.scaling import frequencies
 
@@ -78,6 +79,7 @@ def batched_rotary_embedding(positions: Tensor, query: Tensor, key: Tensor | Non
 
     Source: AITER's `batched_rotary_embedding`.
     """
+    check.integer("batched_rotary_embedding", "rot_dim", rot_dim, 0)
     if isinstance(cos_cache, Tensor) and cos_cache.ndim and rot_dim != 2 * cos_cache.shape[-1]:
         raise ValueError(f"batched_rotary_embedding: rot_dim must be twice the width of cos_cache, "
                          f"{2 * cos_cache.shape[-1]}, got {rot_dim}")
@@ -113,6 +115,7 @@ def rope_cached_thd_positions_2c_fwd_inplace(
     name = "rope_cached_thd_positions_2c_fwd_inplace"
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1)):
         parts.has_rank(name, argument, tensor, rank)
+    _check_tokens(name, positions, None, x=x, y=y)
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), None,
           backend)
     return x, y
@@ -146,6 +149,7 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
     for argument, tensor, rank in (("x", x, 3), ("y", y, 3), ("positions", positions, 1), ("offsets", offsets, 1)):
         if argument != "offsets" or tensor is not None:
             parts.has_rank(name, argument, tensor, rank)
+    _check_tokens(name, positions, offsets, x=x, y=y)
     if transpose_output:
         raise ValueError(f"{name}: transpose_output must be False, got {transpose_output}")
     _turn(name, positions, x, y, x.shape[-1], (cos, sin), (rotate_style, reuse_freqs_front_part, nope_first), offsets,
@@ -156,11 +160,19 @@ def rope_cached_thd_positions_offsets_2c_fwd_inplace(
 def _turn(name: str, positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, tables: Sequence[Tensor],
           flags: tuple, offsets: Tensor | None, backend: str | None) -> None:
     """Turns tensors that hold the heads of the tokens of `positions`, in place."""
+    check.tensor(name, "query", query, last_contiguous=False)
+    check.integer(name, "head_size", head_size, 1)
+    if key is not None:
+        check.tensor(name, "key", key, dtypes=(query.dtype,), device=query.device, last_contiguous=False)
     if not isinstance(positions, Tensor) or positions.ndim not in (1, 2):
         raise ValueError(f"{name}: positions must be a tensor of 1 or 2 dimensions, got {_shape(positions)}")
     tokens = (1, *positions.shape) if positions.ndim == 1 else tuple(positions.shape)
-    if offsets is not None and (not isinstance(offsets, Tensor) or offsets.numel() != positions.numel()):
-        raise ValueError(f"{name}: the offsets must be {positions.numel()}, one per position, got {_shape(offsets)}")
+    argument = "cos_sin_cache_offsets" if name == "batched_rotary_embedding" else "offsets"
+    if offsets is not None:
+        check.tensor(name, argument, offsets, device=query.device, last_contiguous=False)
+        if offsets.numel() != positions.numel():
+            raise ValueError(f"{name}: {argument} must have one element per position, {positions.numel()}, got "
+                             f"{_shape(offsets)}")
     inputs = [_heads(name, argument, tensor, tokens, head_size)
               for argument, tensor in (("query", query), ("key", key)) if argument == "query" or tensor is not None]
     if not positions.numel():
@@ -168,6 +180,14 @@ def _turn(name: str, positions: Tensor, query: Tensor, key: Tensor | None, head_
     indices = [positions.view(tokens), *([] if offsets is None else [offsets.reshape(tokens)])]
     form = "rope_cached_positions" + ("_offsets" if len(indices) == 2 else "") + ("_2c" if len(inputs) == 2 else "")
     getattr(rope, f"{form}_fwd_inplace")(*inputs, *tables, *indices, *flags, backend=backend)
+
+
+def _check_tokens(name: str, positions: Tensor, offsets: Tensor | None, *, x: Tensor, y: Tensor) -> None:
+    """`x` and `y` are heads of one size, of as many tokens as there are positions."""
+    check.tensor(name, "x", x, shape=(len(positions), None, None))
+    check.tensor(name, "y", y, dtypes=(x.dtype,), shape=(len(positions), None, x.shape[2]), device=x.device)
+    if offsets is not None:
+        check.tensor(name, "offsets", offsets, shape=positions.shape, last_contiguous=False)
 
 
 def _heads(name: str, argument: str, tensor: Tensor, tokens: tuple[int, ...], head_size: int) -> Tensor:

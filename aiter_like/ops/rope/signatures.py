@@ -20,7 +20,7 @@ _ABOUT = {
     "freqs": "[≥ s, 1, 1, width] bf16|fp16|fp32: angles, whose sines and cosines are taken in fp32.",
     "cos": "[≥ s, 1, 1, width] bf16|fp16|fp32: cosines; with positions a row for each position.",
     "sin": "sines, like `cos`.",
-    "positions": "[s, b] int32|int64: rows of `cos` and `sin`, which must be there.",
+    "positions": "[s, b] int32|int64: rows of `cos` and `sin`.",
     "offsets": "[s, b] int32|int64: added to `positions`.",
     "cu_seqlens": "[sequences + 1] int32|int64: starts of the packed sequences, and the end of the last.",
     "cos_h": "[1, ≥ img_height, 1, width] bf16|fp16|fp32: cosines for the patch rows.",
@@ -44,7 +44,9 @@ def public(name: str, names: Sequence[str], run: Callable[[Sequence[Any], str | 
 
     def function(*args: Any, backend: str | None = None, **named: Any) -> Any:
         if named or len(args) != count:
-            args = _in_order(name, names, args, named)
+            bound = function.__signature__.bind(*args, **named)
+            bound.apply_defaults()
+            args = bound.args
         return run(args, backend)
 
     kinds = {"rotate_style": "int", "img_height": "int", "img_width": "int", "reuse_freqs_front_part": "bool",
@@ -77,27 +79,13 @@ Returns:
 
 Raises:
     TypeError: an argument is of another kind or dtype.
-    ValueError: shapes, devices, layout or flags do not fit.
+    ValueError: shapes, devices, layout or flags do not fit; tables on the host lack a row that is asked for.
     UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
 Notes:
     Rotated in fp32, rounded to nearest even once; the rest of a head is copied bit for bit; deterministic; can be
-    captured in a graph. Only "torch" has a derivative: an input that requires grad selects it.
+    captured in a graph. On a GPU, which is not waited for, heads whose row is not in the tables become NaN. Only
+    "torch" has a derivative: an input that requires grad selects it.
 
 Source: Su et al., RoFormer (2021); AITER's `{name}`.
 """
-
-
-def _in_order(name: str, names: Sequence[str], args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-    """The values of a call's parameters; `transpose_output` may be left out."""
-    if len(args) > len(names):
-        raise TypeError(f"{name}: takes {len(names)} arguments by position, got {len(args)}")
-    values = list(args)
-    for each in names[len(args):]:
-        if each not in named and each != "transpose_output":
-            raise TypeError(f"{name}: {each} is missing")
-        values.append(named.get(each, False))
-    unknown = [each for each in named if each not in names[len(args):]]
-    if unknown:
-        raise TypeError(f"{name}: {unknown[0]} is no parameter, or given twice")
-    return values

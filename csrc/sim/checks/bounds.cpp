@@ -148,7 +148,7 @@ u64 check_ranges(Wave& w, const Inst& i, const u64* address, u64 lanes, const To
     uninit_memory(w, i, lanes, allowed, touch, nullptr, true);
     return allowed;
   }
-  Bytes bytes;
+  Shadow bytes;
   for (u64 left = allowed; left; left &= left - 1) {
     const int lane = std::countr_zero(left);
     const u32 k = hit ? one : range[lane];
@@ -222,7 +222,7 @@ u64 Checkers::lds(Wave& w, const Inst& i, const u32* offset, u64 lanes, const To
   if (inside && launch_.on(kCheckSanity)) sanity_lds(w, i, offset, inside, touch);
   if (inside && (launch_.on(kCheckWait) || launch_.on(kCheckLdsRace))) lds_access(w, i, offset, inside, touch);
   if (launch_.on(kCheckUninit)) {
-    Bytes bytes;
+    Shadow bytes;
     WorkgroupChecks& g = *state_;
     for (int lane = 0; lane < kLanes; ++lane) bytes.written[lane] = g.lds.data() + offset[lane];
     uninit_memory(w, i, lanes, inside, touch, &bytes, false);
@@ -238,7 +238,7 @@ u64 Checkers::scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, cons
     report_offset(w, i, lanes & ~inside, offset, touch, "scratch beyond the lane's " + bytes_text(size));
   }
   if (launch_.on(kCheckUninit)) {
-    Bytes bytes;
+    Shadow bytes;
     for (u64 lane = 0; lane < kLanes; ++lane)
       bytes.written[lane] = w.checks->scratch.data() + lane * size + offset[lane];
     uninit_memory(w, i, lanes, inside, touch, &bytes, false);

@@ -53,6 +53,8 @@ LaunchChecks::~LaunchChecks() {
     r.check = key.first;
     r.kernel = launch->kernel->name;
     r.pc = key.second - launch->kernel->entry;
+    if (const Inst* inst = launch->code->at(key.second)) r.text = inst->text;
+    r.source = launch->code->source_of(key.second);
     r.count = count - 1;
     add_report(std::move(r));                  // the list has the full report, and this adds to its count
   }

@@ -261,8 +261,8 @@ void uninit_report(Wave& w, const Inst& i, u64 lanes, const std::string& what, c
 // Which bytes of one access are defined. written[lane] points to the flags of the lane's bytes (1 = written); null says
 // that all are defined. `escapes` says that other workgroups or the host can see the bytes: it is then an error to
 // store undefined ones.
-struct Bytes { u8* written[kLanes]; };
-void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Bytes* bytes, bool escapes);
+struct Shadow { u8* written[kLanes]; };
+void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Shadow* bytes, bool escapes);
 
 // ---- bounds.cpp -----------------------------------------------------------------------------------------------------
 

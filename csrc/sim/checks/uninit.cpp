@@ -160,7 +160,7 @@ u64 undefined_data(const Undefined& u, const Touch& touch, u64 lanes) {
   return found;
 }
 
-void store_bytes(Wave& w, const Inst& i, u64 lanes, const Touch& touch, const Bytes* bytes, bool escapes) {
+void store_bytes(Wave& w, const Inst& i, u64 lanes, const Touch& touch, const Shadow* bytes, bool escapes) {
   Undefined& u = w.checks->undefined;
   const u64 undefined = undefined_data(u, touch, lanes);
   if (bytes) {
@@ -209,7 +209,7 @@ bool all_written(const u8* flags) {
 }
 
 template <int N>
-u64 partly_written(const Bytes& bytes, u64 lanes) {
+u64 partly_written(const Shadow& bytes, u64 lanes) {
   u64 found = 0;
   for (; lanes; lanes &= lanes - 1) {
     const int lane = first_lane(lanes);
@@ -218,7 +218,7 @@ u64 partly_written(const Bytes& bytes, u64 lanes) {
   return found;
 }
 
-u64 undefined_lanes(const Bytes& bytes, u64 lanes, u32 size) {
+u64 undefined_lanes(const Shadow& bytes, u64 lanes, u32 size) {
   switch (size) {
     case 1: return partly_written<1>(bytes, lanes);
     case 2: return partly_written<2>(bytes, lanes);
@@ -252,7 +252,7 @@ void define_results(Undefined& u, const Touch& touch, u64 lanes) {
   }
 }
 
-void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& touch, const Bytes* bytes) {
+void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& touch, const Shadow* bytes) {
   Undefined& u = w.checks->undefined;
   define_results(u, touch, exec);
   Origin origin{&i, 0};
@@ -273,7 +273,7 @@ void load_rows(Wave& w, const Inst& i, u64 exec, u64 undefined, const Touch& tou
 }
 
 // The memory side of an LDS-DMA: what is undefined in the dword that each lane will write to LDS.
-void load_dma(Wave& w, const Inst& i, u64 undefined, const Touch& touch, const Bytes* bytes) {
+void load_dma(Wave& w, const Inst& i, u64 undefined, const Touch& touch, const Shadow* bytes) {
   const bool extends = i.op->name.find("_sbyte") != std::string_view::npos ||
                        i.op->name.find("_sshort") != std::string_view::npos;
   for (u64 left = undefined; left; left &= left - 1) {
@@ -358,7 +358,7 @@ void uninit_before(Wave& w, const Inst& i) {
   }
 }
 
-void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Bytes* bytes, bool escapes) {
+void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& touch, const Shadow* bytes, bool escapes) {
   if (touch.access == Access::store) {
     store_bytes(w, i, lanes, touch, bytes, escapes);
     return;

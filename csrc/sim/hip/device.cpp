@@ -132,6 +132,7 @@ HIP_API int hipSetDevice(int device) {
 }
 
 HIP_API int hipDeviceSynchronize() {
+  if (const Error error = lost()) return error;
   if (const Error error = forbidden_in_capture("hipDeviceSynchronize")) return error;
   return deferring() ? finish_all() : kSuccess;
 }

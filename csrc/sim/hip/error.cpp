@@ -2,6 +2,8 @@
 // Errors: the calling thread's last one, with the simulator's own words for it.
 #include "hip/hip.h"
 
+#include <atomic>
+
 namespace sim::hip {
 namespace {
 
@@ -11,6 +13,10 @@ struct Last {
   std::string message;
 };
 thread_local Last last;
+
+std::atomic<bool> is_lost{false};
+std::mutex lost_mutex;
+std::string* why_lost = new std::string;         // needs lost_mutex; threads may ask while the process ends
 
 struct Name {
   Error error;
@@ -76,13 +82,29 @@ const char* error_text(Error error) {
   return n ? n->text : "unknown error";
 }
 
+void lose_device(std::string why) {
+  const std::lock_guard lock(lost_mutex);
+  if (is_lost.exchange(true)) return;
+  *why_lost = std::move(why);
+}
+
+Error lost() {
+  if (!is_lost) return kSuccess;
+  const std::lock_guard lock(lost_mutex);
+  return set_error(kLaunchFailure, *why_lost);
+}
+
 HIP_API int hipGetLastError() {
+  if (const Error error = lost()) return error;
   const int error = last.error;
   last.error = kSuccess;
   return error;
 }
 
-HIP_API int hipPeekAtLastError() { return last.error; }
+HIP_API int hipPeekAtLastError() {
+  const Error error = lost();
+  return error ? error : last.error;
+}
 
 HIP_API int hipExtGetLastError() { return hipGetLastError(); }
 

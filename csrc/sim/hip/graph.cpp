@@ -83,6 +83,7 @@ std::vector<std::shared_ptr<Capture>>& captures() {
 }
 
 Error submit(void* handle, NodeKind kind, Work work) {
+  if (const Error error = lost()) return error;
   Stream* stream = nullptr;
   if (handle || num_captures) {
     const std::lock_guard lock(stream_mutex());

@@ -50,12 +50,18 @@ struct Function {
 Error set_error(Error error, std::string message = "");
 void describe_error(Error error, std::string message);    // text only: hipGetLastError does not see it
 const char* error_text(Error error);
+// After a kernel has failed, as hardware has it: later calls that launch, wait, copy or allocate fail with its error.
+// Only where nobody takes the reports (settings().prints_reports): a Python program goes on after its exception.
+void lose_device(std::string why);
+Error lost();                                              // kSuccess, or the error, which it sets
 
 // Runs body(), which returns an Error that it has set; an exception becomes `otherwise` with its text.
 template <class Body>
 Error guarded(Error otherwise, Body&& body) {
   try {
     return body();
+  } catch (const BadShape& error) {
+    return set_error(kInvalidConfiguration, error.what());
   } catch (const std::bad_alloc&) {
     return set_error(kOutOfMemory, "out of host memory");
   } catch (const std::exception& error) {

@@ -61,23 +61,47 @@ LaunchRequest request_of(const Function& f, const Launch& l, const std::string& 
   const u32 grids[] = {l.grid.x, l.grid.y, l.grid.z}, blocks[] = {l.block.x, l.block.y, l.block.z};
   std::copy_n(grids, 3, r.grid);
   std::copy_n(blocks, 3, r.block);
-  r.dynamic_lds_bytes = static_cast<u32>(std::min<u64>(l.lds_bytes, ~0u));
+  r.dynamic_lds_bytes = l.lds_bytes;
   r.kernarg = reinterpret_cast<const u8*>(kernarg.data());
   r.kernarg_bytes = kernarg.size();
   r.cooperative = l.cooperative;
   return r;
 }
 
-Error run(const Function& f, const Launch& l, const std::string& kernarg) {
-  const auto told = [] { return settings().prints_reports && print_reports() > 0; };
+// Of a launch that fails, where nobody takes the reports: its own is the text of its error, and no later launch's.
+void settle_reports() {
+  if (!settings().prints_reports) return;
+  if (settings().checks) print_reports();
+  else take_reports();
+}
+
+void check(const LaunchRequest& request) {
   try {
-    run_kernel(request_of(f, l, kernarg));
-  } catch (...) {
-    if (settings().checks) told();
+    check_launch(request);
+  } catch (const Refusal&) {
+    settle_reports();
     throw;
   }
-  if (told()) throw Fault("kernel " + f.kernel->name + ": the checkers reported something (see stderr)");
-  return kSuccess;
+}
+
+Error run(const Function& f, const Launch& l, const std::string& kernarg) {
+  const auto lose = [](const std::string& why) {
+    if (settings().prints_reports) lose_device(why);
+  };
+  try {
+    run_kernel(request_of(f, l, kernarg));
+  } catch (const Refusal&) {
+    settle_reports();
+    throw;
+  } catch (const std::exception& failure) {
+    settle_reports();
+    lose(failure.what());
+    throw;
+  }
+  if (!settings().prints_reports || print_reports() == 0) return kSuccess;
+  const std::string why = "kernel " + f.kernel->name + ": the checkers reported something (see stderr)";
+  lose(why);
+  throw Fault(why);
 }
 
 // Every workgroup of a cooperative launch has its place from the start.
@@ -93,11 +117,11 @@ Work work_of(const Function& f, const Launch& l, std::string kernarg) {
 }
 
 Error launch(const Function& f, const Launch& l, void* const* params, void* const* extra = nullptr) {
+  std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
+  if (deferring() || l.cooperative) check(request_of(f, l, kernarg));
   if (l.cooperative && !fits(*f.kernel, l)) {
     return set_error(kCooperativeTooLarge, "the grid of kernel " + f.kernel->name + " does not fit the device at once");
   }
-  std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
-  if (deferring()) check_launch(request_of(f, l, kernarg));
   return submit(l.stream, NodeKind::kernel, work_of(f, l, std::move(kernarg)));
 }
 
@@ -178,7 +202,7 @@ Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* c
   const Function f = registered_function(stub);
   std::string kernarg = params ? pack(*f.kernel, params) : from_buffer(extra);
   const Launch l{grid, block, lds_bytes, nullptr};
-  check_launch(request_of(f, l, kernarg));
+  check(request_of(f, l, kernarg));
   return work_of(f, l, std::move(kernarg));
 }
 

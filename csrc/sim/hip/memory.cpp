@@ -34,6 +34,7 @@ u64 address_of(const void* pointer) { return reinterpret_cast<u64>(pointer); }
 Error allocate(void** out, size_t bytes, const char* call, Kind kind = kDevice, u32 flags = 0) {
   if (!out) return set_error(kInvalidValue, "the result's address is null");
   *out = nullptr;
+  if (const Error error = lost()) return error;
   if (const Error error = forbidden_in_capture(call)) return error;
   if (bytes == 0) return kSuccess;
   Allocations& all = allocations();
@@ -109,8 +110,12 @@ HIP_API int hipHostAlloc(void** out, size_t bytes, u32 flags) {
 
 HIP_API int hipMallocPitch(void** out, size_t* pitch, size_t width, size_t height) {
   if (!pitch) return set_error(kInvalidValue, "the pitch's address is null");
+  size_t bytes = 0;
+  if (width > SIZE_MAX - 255 || __builtin_mul_overflow((width + 255) / 256 * 256, height, &bytes)) {
+    return set_error(kOutOfMemory, "hipMallocPitch of more than 2^64 bytes");
+  }
   *pitch = (width + 255) / 256 * 256;
-  return allocate(out, *pitch * height, "hipMallocPitch");
+  return allocate(out, bytes, "hipMallocPitch");
 }
 
 HIP_API int hipFree(void* pointer) { return release(pointer, "hipFree"); }

@@ -35,6 +35,7 @@ Error groups_into(int* groups, const Kernel& k, int block, u64 lds_bytes) {
 }  // namespace
 
 int max_groups_per_cu(const Kernel& k, u64 block, u64 dynamic_lds_bytes) {
+  if (dynamic_lds_bytes > kLdsPerCu) return 0;
   return static_cast<int>(groups_per_cu(k, block, k.lds_bytes + dynamic_lds_bytes));
 }
 

@@ -48,6 +48,7 @@ enum class Wait { to_the_end, ask };
 
 // Waiting for a stream or event that is part of a capture ends the capture.
 Error wait(void* handle, const char* call, Wait how = Wait::to_the_end) {
+  if (const Error error = lost()) return error;
   return guarded(kInvalidHandle, [&] {
     const Stream* stream = nullptr;
     {
@@ -64,6 +65,7 @@ Error wait(void* handle, const char* call, Wait how = Wait::to_the_end) {
 }
 
 Error wait_for_event(void* handle, Wait how = Wait::to_the_end) {
+  if (const Error error = lost()) return error;
   return guarded(kInvalidHandle, [&] {
     DeferredPtr deferred;
     {
@@ -216,6 +218,7 @@ HIP_API int hipEventDestroy(void* handle) {
 }
 
 Error record_event(void* handle, void* stream_handle) {
+  if (const Error error = lost()) return error;
   return guarded(kInvalidHandle, [&] {
     const std::lock_guard lock(stream_mutex());
     Event& event = find_event(handle);

@@ -112,20 +112,20 @@ inline u32 merge_half(u32 old, u32 value, Half half) {
 
 // Loads `form` into the register rows at `out`, for the lanes of `exec`.
 template <Form form>
-inline void load_form(const Places& p, Rows out, u64 exec) {
+inline void load_form_here(const Places& p, Rows out, u64 exec) {
   if constexpr (form.bytes >= 4) {
     load_dwords<form.rows()>(p, out, exec);
   } else {
     u32* row = out[0];
-    for_lanes(exec, [&](int lane) {
-      const u32 value = active(p.lanes, lane) ? load_narrow<form>(p.at[lane]) : 0;
-      row[lane] = merge_half(row[lane], value, form.half);
+    for_lanes(exec & p.lanes, [&](int lane) {
+      row[lane] = merge_half(row[lane], load_narrow<form>(p.at[lane]), form.half);
     });
+    for_lanes(exec & ~p.lanes, [&](int lane) { row[lane] = merge_half(row[lane], 0, form.half); });
   }
 }
 
 template <Form form>
-inline void store_form(const Places& p, Rows in) {
+inline void store_form_here(const Places& p, Rows in) {
   if constexpr (form.bytes >= 4) {
     store_dwords<form.rows()>(p, in);
   } else {
@@ -135,6 +135,14 @@ inline void store_form(const Places& p, Rows in) {
     });
   }
 }
+
+// Out of line, as what follows: else every handler would have a copy of its own, and be compiled so. The most frequent
+// ones have.
+template <Form form>
+[[gnu::noinline]] void load_form(const Places& p, Rows out, u64 exec) { load_form_here<form>(p, out, exec); }
+
+template <Form form>
+[[gnu::noinline]] void store_form(const Places& p, Rows in) { store_form_here<form>(p, in); }
 
 inline Touch touch_load(Form form, u16 row) {
   return {.access = Access::load, .bytes = form.bytes, .result = row, .half = form.half};
@@ -157,7 +165,7 @@ inline u64 lanes_within(const u32* offset, u64 lanes, u32 bytes, u32 size) {
 
 // LDS byte offsets → places. Out of the allocation: not in p.lanes (reads 0, writes drop).
 template <bool observed>
-inline void lds_places(Wave& w, const Inst& i, const u32* offset, u64 exec, const Touch& touch, Places& p) {
+[[gnu::noinline]] void lds_places(Wave& w, const Inst& i, const u32* offset, u64 exec, const Touch& touch, Places& p) {
   p.lanes = observed ? observer(w).lds(w, i, offset, exec, touch) : exec;
   p.lanes = lanes_within(offset, p.lanes, touch.bytes, w.group->launch->lds_bytes);
   const u64 base = reinterpret_cast<u64>(w.group->lds);
@@ -167,7 +175,7 @@ inline void lds_places(Wave& w, const Inst& i, const u32* offset, u64 exec, cons
 // Writes a dword per lane at M0-style `base` + 4 * lane of LDS: the destination side of LDS-DMA. Inactive lanes keep
 // their slot; lanes that the memory side refused write 0.
 template <Form form, bool observed>
-inline void load_to_lds(Wave& w, const Inst& i, const Places& from, u32 base, u64 exec) {
+[[gnu::noinline]] void load_to_lds(Wave& w, const Inst& i, const Places& from, u32 base, u64 exec) {
   alignas(64) u32 values[1][kLanes] = {}, offset[kLanes];
   load_form<form>(from, values, exec);
   for (u32 lane = 0; lane < kLanes; ++lane) offset[lane] = base + 4 * lane;

@@ -73,20 +73,28 @@ inline u32 pk_add_bf16(u32 old, u32 data, u32) {
 // Registers of one atomic: data and extra rows are read, result rows (nullptr: none) get the old value.
 struct AtomicRows { const u32 (*data)[kLanes]; const u32 (*extra)[kLanes]; Rows result; };
 
+inline constexpr u32 kZeroRows[2][kLanes] = {};
+
 template <class T>
 inline T item_of(const u32 (*rows)[kLanes], int lane) {
-  if (!rows) return 0;
   if constexpr (sizeof(T) == 8) return u64{rows[1][lane]} << 32 | rows[0][lane];
   else return rows[0][lane];
 }
 
+template <class T> T item_type(Combine<T>);
+template <auto f> using ItemOf = decltype(item_type(f));       // of Combine<T>: T
+
 // Applies `f` lane by lane in lane order. `between_groups`: other threads may touch the bytes, so it is a host atomic.
-template <class T>
-inline void atomic_lanes(const Places& p, const AtomicRows& r, u64 exec, Combine<T> f, bool between_groups) {
+template <auto f, bool between_groups>
+[[gnu::noinline]] void atomic_lanes(const Places& p, const AtomicRows& r, u64 exec) {
+  using T = ItemOf<f>;
+  const auto given = r.data ? r.data : kZeroRows, more = r.extra ? r.extra : kZeroRows;
+  alignas(64) u32 unused[2][kLanes];
+  const Rows result = r.result ? r.result : unused;
   for_lanes(exec, [&](int lane) {
     T old = 0;
     if (active(p.lanes, lane)) {
-      const T data = item_of<T>(r.data, lane), extra = item_of<T>(r.extra, lane);
+      const T data = item_of<T>(given, lane), extra = item_of<T>(more, lane);
       T* at = reinterpret_cast<T*>(p.at[lane]);
       if (between_groups) {
         old = __atomic_load_n(at, __ATOMIC_RELAXED);
@@ -97,9 +105,8 @@ inline void atomic_lanes(const Places& p, const AtomicRows& r, u64 exec, Combine
         std::memcpy(at, &next, sizeof next);
       }
     }
-    if (!r.result) return;
-    r.result[0][lane] = static_cast<u32>(old);
-    if constexpr (sizeof(T) == 8) r.result[1][lane] = static_cast<u32>(old >> 32);
+    result[0][lane] = static_cast<u32>(old);
+    if constexpr (sizeof(T) == 8) result[1][lane] = static_cast<u32>(old >> 32);
   });
 }
 

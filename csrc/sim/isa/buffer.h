@@ -27,7 +27,7 @@ struct BufferPlaces : Places {
 // soffset included; x2 to x4 accesses are clamped dword by dword, atomics and formatted ones (`whole_items`) as a
 // whole.
 template <bool observed>
-inline void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& touch, BufferPlaces& p,
+inline void resolve_here(Wave& w, const Inst& i, int first, u64 exec, const Touch& touch, BufferPlaces& p,
                     bool whole_items = false) {
   const Operand& vaddr = i.src[first];
   const Descriptor d = descriptor(w, i.src[first + 1]);
@@ -71,6 +71,13 @@ inline void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& to
       if (!observer(w).global(w, i, p.at, u64{1} << lane, part)) p.partial &= ~(u64{1} << lane);
     });
   }
+}
+
+// Out of line: for what is not a plain load or store.
+template <bool observed>
+[[gnu::noinline]] void resolve(Wave& w, const Inst& i, int first, u64 exec, const Touch& touch, BufferPlaces& p,
+                               bool whole_items = false) {
+  resolve_here<observed>(w, i, first, exec, touch, p, whole_items);
 }
 
 }  // namespace sim

@@ -8,7 +8,7 @@ namespace {
 using Offsets = Lanes<u32>;
 
 // The 32-bit sum wraps, as on hardware.
-void ds_offsets(const Wave& w, const Operand& address, u32 offset, Offsets& out) {
+[[gnu::noinline]] void ds_offsets(const Wave& w, const Operand& address, u32 offset, Offsets& out) {
   Lanes<u32> spare;
   const u32* row = source_row(w, address, spare);
   for (int lane = 0; lane < kLanes; ++lane) out[lane] = row[lane] + offset;
@@ -73,8 +73,9 @@ void store2(Wave& w, const Inst& i) {
   }
 }
 
-template <class T>
-void atomic(Wave& w, const Inst& i, Combine<T> f, bool observed) {
+template <auto f, bool observed>
+void atomic(Wave& w, const Inst& i) {
+  using T = ItemOf<f>;
   const u64 exec = w.exec();
   if (!exec) return;
   const bool returns = i.dst[0].kind == Kind::vgpr, two = i.num_src > 2;
@@ -83,10 +84,9 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool observed) {
   const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = i.src[1].reg,
                     .result = returns ? i.dst[0].reg : kNoRow};
   Places p;
-  if (observed) lds_places<true>(w, i, at.at, exec, touch, p);
-  else lds_places<false>(w, i, at.at, exec, touch, p);
-  atomic_lanes<T>(p, {w.v + i.src[1].reg, two ? w.v + i.src[2].reg : nullptr, returns ? w.v + i.dst[0].reg : nullptr},
-                  exec, f, false);
+  lds_places<observed>(w, i, at.at, exec, touch, p);
+  atomic_lanes<f, false>(p, {w.v + i.src[1].reg, two ? w.v + i.src[2].reg : nullptr,
+                             returns ? w.v + i.dst[0].reg : nullptr}, exec);
 }
 
 // Two exchanges, each with its own offset; the old values are the halves of the destination.
@@ -104,7 +104,7 @@ void exchange2(Wave& w, const Inst& i) {
     const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data,
                       .result = static_cast<u16>(i.dst[0].reg + k * kRows)};
     lds_places<observed>(w, i, at.at, exec, touch, p);
-    atomic_lanes<T>(p, {w.v + data, nullptr, old + k * kRows}, exec, combine::swap<T>, false);
+    atomic_lanes<combine::swap<T>, false>(p, {w.v + data, nullptr, old + k * kRows}, exec);
   }
   for (int row = 0; row < 2 * kRows; ++row) write_row(w.v[i.dst[0].reg + row], old[row], exec);
 }
@@ -180,31 +180,30 @@ void swizzle(Wave& w, const Inst& i) {
 
 void nothing(Wave&, const Inst&) {}
 
-Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
+constexpr Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
   return {.cls = Class::ds, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_observed = observed};
 }
 
 template <Form form>
-Spec read() {
+constexpr Spec read() {
   const u32 merges = form.half == Half::none ? 0 : kReadsDst;
   return row(1, kLoad | merges, load<form, false, false>, load<form, true, false>);
 }
 template <Form form>
-Spec write() { return row(0, kStore, store<form, false, false>, store<form, true, false>); }
+constexpr Spec write() { return row(0, kStore, store<form, false, false>, store<form, true, false>); }
 template <Form form, u32 stride>
-Spec read2() { return row(1, kLoad, load2<form, stride, false>, load2<form, stride, true>); }
+constexpr Spec read2() { return row(1, kLoad, load2<form, stride, false>, load2<form, stride, true>); }
 template <Form form, u32 stride>
-Spec write2() { return row(0, kStore, store2<form, stride, false>, store2<form, stride, true>); }
+constexpr Spec write2() { return row(0, kStore, store2<form, stride, false>, store2<form, stride, true>); }
 
 template <auto f>
-Spec atomic_row(u8 num_dst) {
-  return row(num_dst, kAtomic, [](Wave& w, const Inst& i) { atomic(w, i, f, false); },
-             [](Wave& w, const Inst& i) { atomic(w, i, f, true); });
+constexpr Spec atomic_row(u8 num_dst) {
+  return row(num_dst, kAtomic, atomic<f, false>, atomic<f, true>);
 }
 template <class T, u32 stride>
-Spec exchange_two() { return row(1, kAtomic, exchange2<T, stride, false>, exchange2<T, stride, true>); }
-template <auto f> Spec update() { return atomic_row<f>(0); }
-template <auto f> Spec exchange() { return atomic_row<f>(1); }
+constexpr Spec exchange_two() { return row(1, kAtomic, exchange2<T, stride, false>, exchange2<T, stride, true>); }
+template <auto f> constexpr Spec update() { return atomic_row<f>(0); }
+template <auto f> constexpr Spec exchange() { return atomic_row<f>(1); }
 
 using namespace combine;
 

@@ -33,6 +33,7 @@ void scratch_places(Wave& w, const Inst& i, const u32* offset, u64 lanes, const 
 struct Global {
   static constexpr Class kClass = Class::global;
   // `saddr` is the operand after the address (loads) or after the data (stores, atomics).
+  static constexpr bool kIsFrequent = true;
   template <bool observed>
   static void resolve(Wave& w, const Inst& i, int saddr, u64 exec, const Touch& touch, Places& p) {
     global_addresses(w, i, i.src[0], i.src[saddr], p.at);
@@ -42,8 +43,9 @@ struct Global {
 
 struct Scratch {
   static constexpr Class kClass = Class::scratch;
+  static constexpr bool kIsFrequent = false;
   template <bool observed>
-  static void resolve(Wave& w, const Inst& i, int saddr, u64 exec, const Touch& touch, Places& p) {
+  [[gnu::noinline]] static void resolve(Wave& w, const Inst& i, int saddr, u64 exec, const Touch& touch, Places& p) {
     u32 base = i.mod.offset;
     if (i.src[saddr].kind != Kind::none) base += static_cast<u32>(scalar_source(w, i.src[saddr]));
     Lanes<u32> offset;
@@ -55,8 +57,9 @@ struct Scratch {
 
 struct Flat {
   static constexpr Class kClass = Class::flat;
+  static constexpr bool kIsFrequent = false;
   template <bool observed>
-  static void resolve(Wave& w, const Inst& i, int, u64 exec, const Touch& touch, Places& p) {
+  [[gnu::noinline]] static void resolve(Wave& w, const Inst& i, int, u64 exec, const Touch& touch, Places& p) {
     global_addresses(w, i, i.src[0], Operand{}, p.at);
     u64 shared = 0, scratch = 0;
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -85,7 +88,8 @@ void load(Wave& w, const Inst& i) {
   if (!exec) return;
   Places p;
   Space::template resolve<observed>(w, i, 1, exec, touch_load(form, i.dst[0].reg), p);
-  load_form<form>(p, w.v + i.dst[0].reg, exec);
+  if constexpr (Space::kIsFrequent && !observed) load_form_here<form>(p, w.v + i.dst[0].reg, exec);
+  else load_form<form>(p, w.v + i.dst[0].reg, exec);
 }
 
 template <class Space, Form form, bool observed>
@@ -94,12 +98,14 @@ void store(Wave& w, const Inst& i) {
   if (!exec) return;
   Places p;
   Space::template resolve<observed>(w, i, 2, exec, touch_store(form, i.src[1].reg), p);
-  store_form<form>(p, w.v + i.src[1].reg);
+  if constexpr (Space::kIsFrequent && !observed) store_form_here<form>(p, w.v + i.src[1].reg);
+  else store_form<form>(p, w.v + i.src[1].reg);
 }
 
 // Data registers: the operand, then (cmpswap) the compare value.
-template <class Space, class T>
-void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool observed) {
+template <class Space, auto f, bool compares, bool observed>
+void atomic(Wave& w, const Inst& i) {
+  using T = ItemOf<f>;
   const u64 exec = w.exec();
   if (!exec) return;
   const u16 data = i.src[1].reg;
@@ -107,10 +113,9 @@ void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool observed) 
   const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data,
                     .result = returns ? i.dst[0].reg : kNoRow};
   Places p;
-  if (observed) Space::template resolve<true>(w, i, 2, exec, touch, p);
-  else Space::template resolve<false>(w, i, 2, exec, touch, p);
-  atomic_lanes<T>(p, {w.v + data, compares ? w.v + data + sizeof(T) / 4 : nullptr,
-                      returns ? w.v + i.dst[0].reg : nullptr}, exec, f, true);
+  Space::template resolve<observed>(w, i, 2, exec, touch, p);
+  atomic_lanes<f, true>(p, {w.v + data, compares ? w.v + data + sizeof(T) / 4 : nullptr,
+                            returns ? w.v + i.dst[0].reg : nullptr}, exec);
 }
 
 // Memory and LDS address both get the instruction's offset.
@@ -124,24 +129,25 @@ void load_lds(Wave& w, const Inst& i) {
 }
 
 template <class Space>
-Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
+constexpr Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
   return {.cls = Space::kClass, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_observed = observed};
 }
 
 template <class Space, Form form>
-Spec read() {
+constexpr Spec read() {
   const u32 merges = form.half == Half::none ? 0 : kReadsDst;
   return row<Space>(1, kLoad | merges, load<Space, form, false>, load<Space, form, true>);
 }
 template <class Space, Form form>
-Spec write() { return row<Space>(0, kStore, store<Space, form, false>, store<Space, form, true>); }
+constexpr Spec write() { return row<Space>(0, kStore, store<Space, form, false>, store<Space, form, true>); }
 template <class Space, auto f, bool compares = false>
-Spec update() {
-  return row<Space>(1, kAtomic, [](Wave& w, const Inst& i) { atomic<Space>(w, i, f, compares, false); },
-                    [](Wave& w, const Inst& i) { atomic<Space>(w, i, f, compares, true); });
+constexpr Spec update() {
+  return row<Space>(1, kAtomic, atomic<Space, f, compares, false>, atomic<Space, f, compares, true>);
 }
 template <class Space, Form form>
-Spec dma() { return row<Space>(0, kLoad | kReadsM0, load_lds<Space, form, false>, load_lds<Space, form, true>); }
+constexpr Spec dma() {
+  return row<Space>(0, kLoad | kReadsM0, load_lds<Space, form, false>, load_lds<Space, form, true>);
+}
 
 using namespace combine;
 

@@ -38,12 +38,16 @@ inline u64 scalar_source(const Wave& w, const Operand& o) {
   }
 }
 
-// The 32-bit lanes of a source: the register row itself, or `spare` filled with a scalar. No modifiers.
-inline const u32* source_row(const Wave& w, const Operand& o, Lanes<u32>& spare) {
-  if (o.kind == Kind::vgpr) return w.v[o.reg];
+// Out of line, as every handler would have a copy of it.
+[[gnu::noinline]] inline const u32* scalar_row(const Wave& w, const Operand& o, Lanes<u32>& spare) {
   const u32 x = static_cast<u32>(scalar_source(w, o));
   for (int lane = 0; lane < kLanes; ++lane) spare[lane] = x;
   return spare.at;
+}
+
+// The 32-bit lanes of a source: the register row itself, or `spare` filled with a scalar. No modifiers.
+inline const u32* source_row(const Wave& w, const Operand& o, Lanes<u32>& spare) {
+  return o.kind == Kind::vgpr ? w.v[o.reg] : scalar_row(w, o, spare);
 }
 
 // Copies a source into `out` as T: 4-byte types take one row, 8-byte types two, 2-byte types the low half.
@@ -78,6 +82,9 @@ inline void write_row(u32* row, const u32* values, u64 mask) {
     for (int lane = 0; lane < kLanes; ++lane) row[lane] = active(mask, lane) ? values[lane] : row[lane];
   }
 }
+
+// Out of line, where inlining would put a copy of the loop into hundreds of handlers.
+[[gnu::noinline]] inline void merge_row(u32* row, const u32* values, u64 mask) { write_row(row, values, mask); }
 
 // Writes a vector destination under `mask`; 2-byte types zero the high half (the usual gfx9 rule).
 template <class T>

@@ -20,8 +20,10 @@ void load(Wave& w, const Inst& i) {
     throw Fault("this buffer load has no LDS form");
   }
   const u16 row = i.dst[0].reg;
-  resolve<observed>(w, i, 0, exec, touch_load(form, row), p);
-  load_form<form>(p, w.v + row, exec);
+  if constexpr (observed) resolve<true>(w, i, 0, exec, touch_load(form, row), p);
+  else resolve_here<false>(w, i, 0, exec, touch_load(form, row), p);
+  if constexpr (observed) load_form<form>(p, w.v + row, exec);
+  else load_form_here<form>(p, w.v + row, exec);
   for_lanes(p.partial, [&](int lane) {
     for (int k = 0; k < p.dwords[lane]; ++k)
       std::memcpy(&w.v[row + k][lane], reinterpret_cast<const void*>(p.at[lane] + 4 * k), 4);
@@ -34,8 +36,10 @@ void store(Wave& w, const Inst& i) {
   if (!exec) return;
   const u16 row = i.src[0].reg;
   BufferPlaces p;
-  resolve<observed>(w, i, 1, exec, touch_store(form, row), p);
-  store_form<form>(p, w.v + row);
+  if constexpr (observed) resolve<true>(w, i, 1, exec, touch_store(form, row), p);
+  else resolve_here<false>(w, i, 1, exec, touch_store(form, row), p);
+  if constexpr (observed) store_form<form>(p, w.v + row);
+  else store_form_here<form>(p, w.v + row);
   for_lanes(p.partial, [&](int lane) {
     for (int k = 0; k < p.dwords[lane]; ++k)
       std::memcpy(reinterpret_cast<void*>(p.at[lane] + 4 * k), &w.v[row + k][lane], 4);
@@ -43,37 +47,36 @@ void store(Wave& w, const Inst& i) {
 }
 
 // The data registers are also the destination when sc0 asks for the old value.
-template <class T>
-void atomic(Wave& w, const Inst& i, Combine<T> f, bool compares, bool observed) {
+template <auto f, bool compares, bool observed>
+void atomic(Wave& w, const Inst& i) {
+  using T = ItemOf<f>;
   const u64 exec = w.exec();
   if (!exec) return;
   const u16 data = i.src[0].reg;
   const Touch touch{.access = Access::atomic, .bytes = sizeof(T), .data = data, .result = i.mod.sc0 ? data : kNoRow};
   BufferPlaces p;
-  if (observed) resolve<true>(w, i, 1, exec, touch, p);
-  else resolve<false>(w, i, 1, exec, touch, p);
-  atomic_lanes<T>(p, {w.v + data, compares ? w.v + data + sizeof(T) / 4 : nullptr, i.mod.sc0 ? w.v + data : nullptr},
-                  exec, f, true);
+  resolve<observed>(w, i, 1, exec, touch, p);
+  atomic_lanes<f, true>(p, {w.v + data, compares ? w.v + data + sizeof(T) / 4 : nullptr,
+                            i.mod.sc0 ? w.v + data : nullptr}, exec);
 }
 
 // Caches do not exist here: write-back and invalidate have nothing to do.
 void nothing(Wave&, const Inst&) {}
 
-Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
+constexpr Spec row(u8 num_dst, u32 flags, Handler plain, Handler observed) {
   return {.cls = Class::mubuf, .num_dst = num_dst, .flags = flags, .plain = plain, .plain_observed = observed};
 }
 
 template <Form form>
-Spec read() {
+constexpr Spec read() {
   const u32 merges = form.half == Half::none ? 0 : kReadsDst;
   return row(1, kLoad | merges, load<form, false>, load<form, true>);
 }
 template <Form form>
-Spec write() { return row(0, kStore, store<form, false>, store<form, true>); }
+constexpr Spec write() { return row(0, kStore, store<form, false>, store<form, true>); }
 template <auto f, bool compares = false>
-Spec update() {
-  return row(0, kAtomic, [](Wave& w, const Inst& i) { atomic(w, i, f, compares, false); },
-             [](Wave& w, const Inst& i) { atomic(w, i, f, compares, true); });
+constexpr Spec update() {
+  return row(0, kAtomic, atomic<f, compares, false>, atomic<f, compares, true>);
 }
 
 using namespace combine;

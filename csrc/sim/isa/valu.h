@@ -10,6 +10,10 @@
 #include <type_traits>
 #include <utility>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #include "isa/lanes.h"
 
 // Loops that call libm stay scalar, which needs no warning.
@@ -89,14 +93,16 @@ struct Written<WithBit<T>> {
   static constexpr bool has_bit = true;
 };
 
-// Bytes of 0 or 1 → bits. Each 8 bytes: the multiplication moves byte j's bit to bit 56 + j.
-inline u64 pack_bits(const Lanes<u8>& bytes) {
+// Lanes of 0 or ~0 → bits.
+[[gnu::noinline]] inline u64 pack_bits(const Lanes<u32>& lanes) {
   u64 mask = 0;
-  for (int group = 0; group < 8; ++group) {
-    u64 eight;
-    std::memcpy(&eight, bytes.at + 8 * group, 8);
-    mask |= (eight * 0x0102040810204080u >> 56) << 8 * group;
+#if defined(__AVX__)
+  for (int at = 0; at < kLanes; at += 8) {
+    mask |= u64(_mm256_movemask_ps(_mm256_load_ps(reinterpret_cast<const float*>(lanes.at + at)))) << at;
   }
+#else
+  for (int lane = 0; lane < kLanes; ++lane) mask |= u64{lanes[lane] & 1} << lane;
+#endif
   return mask;
 }
 
@@ -113,6 +119,7 @@ inline T lane_of(const Source& source, int lane) {
 template <class F, class R, class... A>
 struct LaneLoop {
   static void run(const Source* in, Result& out) { run(in, out, std::index_sequence_for<A...>{}); }
+  [[gnu::noinline]] static void body(const Source* in, Result& out) { run(in, out); }
 
   template <size_t... I>
   static void run(const Source* in, Result& out, std::index_sequence<I...>) {
@@ -120,15 +127,15 @@ struct LaneLoop {
     const Source source[sizeof...(A)] = {in[I]...};
     u32* const lo = out.lo;
     [[maybe_unused]] u32* const hi = out.hi;
-    [[maybe_unused]] Lanes<u8> bits;
+    [[maybe_unused]] Lanes<u32> bits;
 #pragma clang loop vectorize(assume_safety)
     for (int lane = 0; lane < kLanes; ++lane) {
       const R result = F{}(lane_of<A>(source[I], lane)...);
       if constexpr (std::is_same_v<R, bool>) {
-        bits[lane] = result;
+        bits[lane] = result ? ~0u : 0u;
       } else {
         T value;
-        if constexpr (Written<R>::has_bit) { value = result.value; bits[lane] = result.bit; }
+        if constexpr (Written<R>::has_bit) { value = result.value; bits[lane] = result.bit ? ~0u : 0u; }
         else value = result;
         if constexpr (sizeof(T) == 8) {
           const u64 both = std::bit_cast<u64>(value);
@@ -145,17 +152,25 @@ struct LaneLoop {
   }
 };
 
-// A source without modifiers; `lo` and `hi` hold a scalar's copies.
-template <class T>
-inline Source plain_source(const Wave& w, const Operand& o, Lanes<u32>& lo, Lanes<u32>& hi) {
-  if constexpr (std::is_same_v<T, bool>) return {nullptr, nullptr, scalar_source(w, o)};
-  if (o.kind == Kind::vgpr) return {w.v[o.reg], sizeof(T) == 8 ? w.v[o.reg + 1] : nullptr, 0};
+// A scalar's copies. Out of line: inlined it would be most of the code of every handler.
+template <bool kTwoRows>
+[[gnu::noinline]] Source scalar_rows(const Wave& w, const Operand& o, Lanes<u32>& lo, Lanes<u32>& hi) {
   const u64 x = scalar_source(w, o);
   for (int lane = 0; lane < kLanes; ++lane) lo[lane] = static_cast<u32>(x);
-  if constexpr (sizeof(T) == 8) {
+  if constexpr (kTwoRows) {
     for (int lane = 0; lane < kLanes; ++lane) hi[lane] = static_cast<u32>(x >> 32);
   }
   return {lo.at, hi.at, 0};
+}
+
+[[gnu::noinline]] inline u64 mask_source(const Wave& w, const Operand& o) { return scalar_source(w, o); }
+
+// A source without modifiers; `lo` and `hi` hold a scalar's copies.
+template <class T>
+inline Source plain_source(const Wave& w, const Operand& o, Lanes<u32>& lo, Lanes<u32>& hi) {
+  if constexpr (std::is_same_v<T, bool>) return {nullptr, nullptr, mask_source(w, o)};
+  if (o.kind == Kind::vgpr) return {w.v[o.reg], sizeof(T) == 8 ? w.v[o.reg + 1] : nullptr, 0};
+  return scalar_rows<sizeof(T) == 8>(w, o, lo, hi);
 }
 
 // The handlers of one operation. F is the lambda, S its saturating form or void.
@@ -163,6 +178,12 @@ template <class F, class S, Last kLast, bool kKeepHigh, bool kWritesExecToo, cla
 struct Valu {
   static constexpr size_t kParams = sizeof...(A);
   using T = typename Written<R>::type;
+
+  // Whether `plain` has the loop inlined, or calls the one that `full` calls: what is less frequent, or takes long
+  // anyway, is not worth the time that a second copy takes to compile.
+  static constexpr bool kIsLong = sizeof(T) == 8 || ((sizeof(A) == 8) || ...);
+  static constexpr bool kIsRareCompare = std::is_same_v<R, bool> && (kWritesExecToo || ((sizeof(A) == 2) || ...));
+  static constexpr bool kHasOwnLoop = !kIsLong && !kIsRareCompare;
 
   static constexpr Form make_form() {
     Form form;
@@ -174,8 +195,8 @@ struct Valu {
     size_t at = 0;
     ((form.src[at++] = lane_type<A>()), ...);
     form.dst = lane_type<T>();
-    form.body = &LaneLoop<F, R, A...>::run;
-    if constexpr (!std::is_void_v<S>) form.saturating = &LaneLoop<S, R, A...>::run;
+    form.body = &LaneLoop<F, R, A...>::body;
+    if constexpr (!std::is_void_v<S>) form.saturating = &LaneLoop<S, R, A...>::body;
     return form;
   }
   static constexpr Form kForm = make_form();
@@ -192,7 +213,8 @@ struct Valu {
   static void compute(const Wave& w, const Inst& i, Result& out, std::index_sequence<I...>) {
     Lanes<u32> lo[kParams], hi[kParams];
     const Source in[kParams] = {fetch<I>(w, i, lo[I], hi[I])...};
-    LaneLoop<F, R, A...>::run(in, out);
+    if constexpr (kHasOwnLoop) LaneLoop<F, R, A...>::run(in, out);
+    else kForm.body(in, out);
   }
 
   static void plain(Wave& w, const Inst& i) {
@@ -207,22 +229,20 @@ struct Valu {
       if constexpr (std::is_same_v<T, f16>) {
         if (w.mode.fp16_ovfl()) [[unlikely]] return full(w, i);
       }
+      // One loop for all lanes and for some: the code of a second one costs more to compile than a branch to run.
       u32* const row = w.v[i.dst[0].reg];
-      if (exec == kAllLanes && !kKeepHigh) {
-        Result out{row, sizeof(T) == 8 ? w.v[i.dst[0].reg + 1] : nullptr, 0};
-        compute(w, i, out, kEach);
-        if constexpr (Written<R>::has_bit) write_scalar(w, i.dst[1], out.mask);
-      } else {
-        Lanes<u32> lo, hi;
-        Result out{lo.at, hi.at, 0};
-        compute(w, i, out, kEach);
+      const bool is_direct = exec == kAllLanes && !kKeepHigh;
+      Lanes<u32> lo, hi;
+      Result out{is_direct ? row : lo.at, is_direct && sizeof(T) == 8 ? w.v[i.dst[0].reg + 1] : hi.at, 0};
+      compute(w, i, out, kEach);
+      if (!is_direct) {
         if constexpr (kKeepHigh) {
           for (int lane = 0; lane < kLanes; ++lane) lo[lane] |= row[lane] & 0xffff0000u;
         }
-        write_row(row, lo.at, exec);
-        if constexpr (sizeof(T) == 8) write_row(w.v[i.dst[0].reg + 1], hi.at, exec);
-        if constexpr (Written<R>::has_bit) write_scalar(w, i.dst[1], out.mask & exec);
+        merge_row(row, lo.at, exec);
+        if constexpr (sizeof(T) == 8) merge_row(w.v[i.dst[0].reg + 1], hi.at, exec);
       }
+      if constexpr (Written<R>::has_bit) write_scalar(w, i.dst[1], out.mask & exec);
     }
   }
 

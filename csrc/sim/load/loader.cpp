@@ -174,9 +174,12 @@ class Loader {
 
   // With the new offload driver one ELF holds several metadata notes.
   void read_notes() {
+    u64 bytes = 0;
     for (u32 i = 0; i < header_.e_phnum; ++i) {
       const Elf64_Phdr s = segment(i);
       if (s.p_type != PT_NOTE) continue;
+      // A table of equal headers would have the same notes read as often as it is long.
+      if ((bytes += s.p_filesz) > file_.size) throw Fault("the ELF file has more notes than bytes");
       const Bytes notes = file_.slice(s.p_offset, s.p_filesz, "notes");
       for (u64 at = 0; at + sizeof(Elf64_Nhdr) <= notes.size;) {
         const auto note = notes.read<Elf64_Nhdr>(at, "note");
@@ -191,7 +194,7 @@ class Loader {
   void read_metadata(std::string_view bytes) {
     const msgpack::Value root = msgpack::Reader(bytes).read();
     const msgpack::Value* kernels = root.get("amdhsa.kernels");
-    if (!kernels) return;
+    if (!kernels || kernels->kind != msgpack::Value::Kind::array) throw Fault("the metadata lacks amdhsa.kernels");
     for (const msgpack::Value& entry : kernels->items) add_kernel(entry);
   }
 
@@ -199,14 +202,17 @@ class Loader {
     Kernel k;
     k.name = entry.string(".name");
     k.symbol = entry.string(".symbol");
-    if (k.name.find('\0') != std::string::npos) throw Fault("the name of a kernel is damaged in the metadata");
-    k.kernarg_bytes = static_cast<u32>(entry.integer(".kernarg_segment_size"));
-    k.max_block = static_cast<u32>(entry.integer(".max_flat_workgroup_size", 1024));
-    k.vgprs = static_cast<u32>(entry.integer(".vgpr_count"));
-    k.agprs = static_cast<u32>(entry.integer(".agpr_count"));
-    k.sgprs = static_cast<u32>(entry.integer(".sgpr_count"));
-    k.vgpr_spills = static_cast<u32>(entry.integer(".vgpr_spill_count"));
-    k.sgpr_spills = static_cast<u32>(entry.integer(".sgpr_spill_count"));
+    const auto is_control = [](char c) { return static_cast<u8>(c) < 0x20 || c == 0x7f; };
+    if (k.name.empty() || std::any_of(k.name.begin(), k.name.end(), is_control)) {
+      throw Fault("the name of a kernel is damaged in the metadata");
+    }
+    k.kernarg_bytes = count(entry, ".kernarg_segment_size", k);
+    k.max_block = count(entry, ".max_flat_workgroup_size", k);
+    k.vgprs = count(entry, ".vgpr_count", k);
+    k.sgprs = count(entry, ".sgpr_count", k);
+    if (entry.get(".agpr_count")) k.agprs = count(entry, ".agpr_count", k);
+    if (entry.get(".vgpr_spill_count")) k.vgpr_spills = count(entry, ".vgpr_spill_count", k);
+    if (entry.get(".sgpr_spill_count")) k.sgpr_spills = count(entry, ".sgpr_spill_count", k);
     if (const msgpack::Value* args = entry.get(".args")) {
       for (const msgpack::Value& arg : args->items) add_arg(arg, k);
     }
@@ -216,12 +222,22 @@ class Loader {
     code_.kernels.push_back(std::move(k));
   }
 
+  // A count that LLVM always writes. Damage must not pass for another count.
+  static u32 count(const msgpack::Value& entry, std::string_view key, const Kernel& k) {
+    const msgpack::Value* value = entry.get(key);
+    if (!value || value->kind != msgpack::Value::Kind::integer || value->number > 0xffffffff) {
+      throw Fault("kernel " + k.name + ": " + std::string(key) + " is missing or damaged in the metadata");
+    }
+    return static_cast<u32>(value->number);
+  }
+
   static void add_arg(const msgpack::Value& arg, Kernel& k) {
-    const u64 offset = arg.integer(".offset"), size = arg.integer(".size");
+    const u64 offset = count(arg, ".offset", k), size = count(arg, ".size", k);
     if (size > 4096 || offset > k.kernarg_bytes || size > k.kernarg_bytes - offset) {
       throw Fault("kernel " + k.name + " has an argument outside its argument segment");
     }
     const std::string_view kind = arg.string(".value_kind");
+    if (kind.empty()) throw Fault("kernel " + k.name + ": .value_kind is missing or damaged in the metadata");
     const u32 at = static_cast<u32>(offset), bytes = static_cast<u32>(size);
     if (kind.starts_with("hidden_")) k.hidden.push_back({at, bytes, std::string(kind)});
     else k.args.push_back({at, bytes});

@@ -22,10 +22,6 @@ struct Value {
     }
     return nullptr;
   }
-  u64 integer(std::string_view key, u64 otherwise = 0) const {
-    const Value* value = get(key);
-    return value && value->kind == Kind::integer ? value->number : otherwise;
-  }
   std::string_view string(std::string_view key) const {
     const Value* value = get(key);
     return value && value->kind == Kind::text ? value->text : std::string_view();

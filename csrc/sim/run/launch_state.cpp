@@ -18,7 +18,7 @@ void put(u8* at, T value) {
 
 // The value of a hidden argument. HIP has no partial workgroups, so remainders are 0; services that the simulator does
 // not have (hostcall, heap, queues) are null, as they are for code that does not use them.
-u64 hidden_value(const Launch& l, std::string_view kind, u32 dynamic_lds) {
+u64 hidden_value(const Launch& l, std::string_view kind, u64 dynamic_lds) {
   for (int axis = 0; axis < 3; ++axis) {
     const char letter = static_cast<char>('x' + axis);
     if (kind == std::string("hidden_block_count_") + letter) return l.grid[axis];
@@ -44,21 +44,26 @@ void check_shape(const LaunchRequest& r) {
     return std::to_string(x[0]) + "x" + std::to_string(x[1]) + "x" + std::to_string(x[2]);
   };
   for (u32 n : r.block) {
-    if (n == 0 || n > kMaxBlock) throw Fault("block " + shape(r.block) + " is not between 1 and 1024");
+    if (n == 0 || n > kMaxBlock) throw BadShape("block " + shape(r.block) + " is not between 1 and 1024");
   }
-  if (block > kMaxBlock) throw Fault("block " + shape(r.block) + " has more than 1024 work-items");
+  if (block > kMaxBlock) throw BadShape("block " + shape(r.block) + " has more than 1024 work-items");
   if (block > r.kernel->max_block) {
-    throw Fault("block " + shape(r.block) + " has more work-items than the kernel was compiled for (" +
-                std::to_string(r.kernel->max_block) + ")");
+    throw BadShape("block " + shape(r.block) + " has more work-items than the kernel was compiled for (" +
+                   std::to_string(r.kernel->max_block) + ")");
   }
   for (int i = 0; i < 3; ++i) {
     if (u64{r.grid[i]} * r.block[i] > 0xffffffff || r.grid[i] == 0) {
-      throw Fault("grid " + shape(r.grid) + " times block " + shape(r.block) + " is empty or beyond 2^32 work-items");
+      throw BadShape("grid " + shape(r.grid) + " times block " + shape(r.block) +
+                     " is empty or beyond 2^32 work-items");
     }
   }
-  if (u64{r.kernel->lds_bytes} + r.dynamic_lds_bytes > kMaxLds) {
-    throw Fault("the launch wants " + std::to_string(u64{r.kernel->lds_bytes} + r.dynamic_lds_bytes) +
-                " bytes of LDS, a workgroup has 65536");
+  u64 groups = 0;
+  if (__builtin_mul_overflow(u64{r.grid[0]} * r.grid[1], u64{r.grid[2]}, &groups)) {
+    throw BadShape("grid " + shape(r.grid) + " has more than 2^64 workgroups");
+  }
+  if (r.kernel->lds_bytes > kMaxLds || r.dynamic_lds_bytes > kMaxLds - r.kernel->lds_bytes) {
+    throw BadShape("the launch wants " + std::to_string(r.dynamic_lds_bytes) + " bytes of LDS beside the kernel's " +
+                   std::to_string(r.kernel->lds_bytes) + ", a workgroup has 65536");
   }
   if (!r.kernarg && !r.kernel->args.empty()) throw Fault("the launch has no arguments, the kernel takes some");
 }
@@ -85,7 +90,8 @@ LaunchState::LaunchState(const LaunchRequest& r) {
   launch.kernel = r.kernel;
   std::copy(std::begin(r.grid), std::end(r.grid), launch.grid);
   std::copy(std::begin(r.block), std::end(r.block), launch.block);
-  launch.lds_bytes = (k.lds_bytes + r.dynamic_lds_bytes + kLdsGranule - 1) / kLdsGranule * kLdsGranule;
+  launch.lds_bytes =
+      static_cast<u32>((k.lds_bytes + r.dynamic_lds_bytes + kLdsGranule - 1) / kLdsGranule * kLdsGranule);
 
   kernarg_storage.assign(k.kernarg_bytes + kGuardBytes + 64, static_cast<u8>(kPoison));
   const u64 raw = reinterpret_cast<u64>(kernarg_storage.data());

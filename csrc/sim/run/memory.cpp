@@ -14,7 +14,7 @@ namespace {
 constexpr u64 kPage = 4096;
 constexpr u64 kAlign = 256;                    // what hipMalloc guarantees
 constexpr u64 kQuarantineBytes = u64{256} << 20;
-constexpr u8 kPoison = 0xCD;
+constexpr u8 kPoisonByte = 0xCD;
 
 u64 round_up(u64 x, u64 to) { return (x + to - 1) / to * to; }
 
@@ -70,7 +70,7 @@ u64 Memory::allocate(u64 bytes, const std::string& name) {
     return 0;
   }
   u8* block = first + (body - round_up(std::max<u64>(bytes, 1), kAlign));
-  std::memset(first, kPoison, body);
+  std::memset(first, kPoisonByte, body);
   Range range{reinterpret_cast<u64>(block), bytes, name, true, false, static_cast<u8*>(shadow)};
   const std::unique_lock lock(mutex_);
   in_use_bytes_ += bytes;

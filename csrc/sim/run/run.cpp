@@ -17,17 +17,21 @@
 namespace sim {
 namespace {
 
-[[noreturn]] void refuse(const Kernel& kernel, const std::string& why) {
-  const Report r = refusal(kernel, why);
+// Records why a launch does not start; the text of its exception.
+std::string refused(const Kernel& kernel, const std::string& why) {
+  Report r = refusal(kernel, why);
+  r.refused = true;
   add_report(r);
-  throw Fault(r.message);
+  return r.message;
 }
 
 std::unique_ptr<LaunchState> make_state(const LaunchRequest& request) {
   try {
     return std::make_unique<LaunchState>(request);
+  } catch (const BadShape& fault) {
+    throw BadShape(refused(*request.kernel, fault.what()));
   } catch (const Fault& fault) {
-    refuse(*request.kernel, fault.what());
+    throw Refusal(refused(*request.kernel, fault.what()));
   }
 }
 
@@ -37,7 +41,7 @@ void check_launch(const LaunchRequest& request) { make_state(request); }
 
 void run_kernel(const LaunchRequest& request) {
   const Settings now = settings();
-  if (!now.error.empty()) refuse(*request.kernel, now.error);
+  if (!now.error.empty()) throw Refusal(refused(*request.kernel, now.error));
   const std::unique_ptr<LaunchState> state = make_state(request);
   if (now.dry) return;
   Launch& launch = state->launch;
@@ -48,7 +52,7 @@ void run_kernel(const LaunchRequest& request) {
   try {
     limit = resident_limit(launch, request.cooperative);
   } catch (const Fault& fault) {
-    refuse(*request.kernel, fault.what());
+    throw Refusal(refused(*request.kernel, fault.what()));
   }
   install_traps();
   run_grid(launch, now.seed, limit, observer && observer->needs_one_thread() ? 1 : num_threads());

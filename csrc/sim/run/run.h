@@ -10,13 +10,13 @@ struct LaunchRequest {
   const Kernel* kernel = nullptr;
   u32 grid[3] = {1, 1, 1};                     // workgroups
   u32 block[3] = {1, 1, 1};
-  u32 dynamic_lds_bytes = 0;
+  u64 dynamic_lds_bytes = 0;
   const u8* kernarg = nullptr;                 // explicit arguments at their offsets; may be longer than needed
   u64 kernarg_bytes = 0;
   bool cooperative = false;                    // every workgroup resident at once, or refused
 };
 
-// Executes the whole grid before it returns. Throws Fault, and leaves a report with it.
+// Executes the whole grid before it returns. Throws Fault, a Refusal where it does not start, and leaves a report.
 void run_kernel(const LaunchRequest& request);
 // Throws what run_kernel does for a launch that cannot start: for those that start later.
 void check_launch(const LaunchRequest& request);

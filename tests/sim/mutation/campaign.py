@@ -6,7 +6,8 @@
 One instruction of a kernel is deleted or weakened (operators.py), the kernel runs on small launches of odd sizes
 (kernels.py; with --operators those of the operators' own cases: cases.py) with every checker on, in program order, then
 under fuzzing (execute.py). A mutant is caught by a checker's report, by a failing launch, or by another output. What
-survives all seeds is an equivalent if a hazard argument holds (equivalents.py), and a survivor otherwise.
+survives all seeds is an equivalent if a hazard argument holds (equivalents.py), "unreached" if no launch executes its
+instruction, which says something of the launches and nothing of the checkers, and a survivor otherwise.
 """
 
 from __future__ import annotations
@@ -34,19 +35,22 @@ _SEEDS_PER_TASK = 24
 
 @dataclass(frozen=True)
 class Result:
-    """A mutant of a kernel, how it was caught, and why it counts as equivalent ("" = it does not)."""
+    """A mutant of a kernel, how it was caught, why it counts as equivalent ("" = it does not), and whether a launch
+    executes its instruction.
+    """
 
     kernel: kernels.Kernel
     mutant: Mutant
     verdict: Verdict
     argument: str = ""
+    is_reached: bool = True
 
     @property
     def by(self) -> str:
         """Column of the table."""
         if self.verdict.by == "checker":
             return self.verdict.detail.split("+")[0]
-        return self.verdict.by or ("equivalent" if self.argument else "survivor")
+        return self.verdict.by or ("equivalent" if self.argument else "survivor" if self.is_reached else "unreached")
 
 
 def run(chosen: Sequence[kernels.Kernel], every: int = 1, seeds: int = SEEDS, first: int = 0) -> list[Result]:
@@ -67,10 +71,11 @@ def run(chosen: Sequence[kernels.Kernel], every: int = 1, seeds: int = SEEDS, fi
     _fuzz(chosen, picked, found, seeds)
     results = []
     for (index, mutant), verdict in zip(picked, found, strict=True):
-        name = "" if verdict.by else equivalents.argument(equivalents.Case(
-            chosen[index], programs[index], mutant,
-            lambda elf, index=index: verdicts(chosen, [Task(index, elf, (0,))], 1)[0]))
-        results.append(Result(chosen[index], mutant, verdict, name))
+        case = equivalents.Case(chosen[index], programs[index], mutant,
+                                lambda elf, index=index: verdicts(chosen, [Task(index, elf, (0,))], 1)[0])
+        name = "" if verdict.by else equivalents.argument(case)
+        results.append(Result(chosen[index], mutant, verdict, name,
+                              bool(verdict.by or name) or case.is_executed()))
     for kernel, program in zip(chosen, programs, strict=True):
         ours = [result for result in results if result.kernel is kernel]
         wrong = equivalents.contradictions(program, [r.mutant for r in ours], [r.verdict for r in ours])
@@ -84,10 +89,15 @@ def shares(results: Sequence[Result]) -> tuple[float, float]:
     return caught / len(results), caught / max(sum(not result.argument for result in results), 1)
 
 
+def share_of_reached(results: Sequence[Result]) -> float:
+    """Share caught of those that are not equivalent and whose instruction a launch executes."""
+    return shares([result for result in results if result.is_reached])[1]
+
+
 def table(results: Sequence[Result]) -> str:
     """Markdown: totals, a row per kernel and operator, the arguments, the survivors."""
-    columns = sorted({result.by for result in results} - {"equivalent", "survivor", "output", "fault"})
-    columns += ["output", "fault", "equivalent", "survivor"]
+    columns = sorted({result.by for result in results} - {"equivalent", "survivor", "unreached", "output", "fault"})
+    columns += ["output", "fault", "equivalent", "unreached", "survivor"]
     rows = collections.defaultdict(collections.Counter)
     for result in results:
         for key in ((result.kernel.name, result.mutant.operator), ("all", result.mutant.operator), ("all", "all")):
@@ -104,6 +114,8 @@ def table(results: Sequence[Result]) -> str:
     lines += [_row(result, result.argument) for result in results if result.argument]
     lines += ["", "## Survivors", "", "| kernel | operator | pc | instruction | becomes |", "|---|---|---|---|---|"]
     lines += [_row(result) for result in results if result.by == "survivor"]
+    lines += ["", "## Unreached", "", "| kernel | operator | pc | instruction | becomes |", "|---|---|---|---|---|"]
+    lines += [_row(result) for result in results if result.by == "unreached"]
     return "\n".join(lines) + "\n"
 
 
@@ -111,7 +123,8 @@ def _summary(results: Sequence[Result]) -> str:
     raw, without = shares(results)
     fuzzed = sum(result.verdict.seed > 0 for result in results)
     return (f"{len(results)} mutants of {len({r.kernel.name for r in results})} kernels: {raw:.1%} caught "
-            f"({fuzzed} of them only under fuzzing), {without:.1%} without equivalents.")
+            f"({fuzzed} of them only under fuzzing), {without:.1%} without equivalents, "
+            f"{share_of_reached(results):.1%} of those that a launch reaches.")
 
 
 def _row(result: Result, *more: str) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -17,7 +17,7 @@ from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit.asm import AsmFunction
 from aiter_like.jit.compile_ops import JitFunction
-from mutation.kernels import Buffer, Kernel, Launch, captured, device_code, triton_kernels
+from mutation.kernels import Buffer, Kernel, Launch, captured, contents, device_code, triton_kernels
 
 COMPILED = ("hip", "ck", "asm")
 SERVED = [(op.name, backend.name) for op in OPS.values() for backend in op.backends if backend.name != "torch"]
@@ -43,7 +43,8 @@ def _of_triton(name: str, backend: str, args: tuple) -> list[Kernel]:
 
     op = OPS[name]
     (found,) = (one for one in op.backends if one.name == backend)
-    written = {tensor.data_ptr() for index in op.write_indices for tensor in _tensors((args[index],))}
+    results = [args[index] for index in op.write_indices]
+    kept = {_address(tensor) for tensor in _tensors(args)} - {_address(tensor) for tensor in _tensors(results)}
     with simulated.active(), captured(_module_of(found.function)) as calls:
         try:
             op(args, backend=backend)
@@ -51,7 +52,11 @@ def _of_triton(name: str, backend: str, args: tuple) -> list[Kernel]:
             return []
         finally:
             op.reset()
-    return triton_kernels(calls, lambda tensor: tensor.data_ptr() in written)
+    return triton_kernels(calls, lambda tensor: _address(tensor) not in kept)  # scratch memory too
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _module_of(function: object) -> object:
@@ -99,7 +104,7 @@ class _Buffers:
         made: list[Buffer] = []
         for arg in _tensors(args):
             memory = arg.untyped_storage()
-            start, data = memory.data_ptr(), bytes(memory)
+            start, data = memory.data_ptr(), contents(memory)
             is_output = any(id(other) in written and other.untyped_storage().data_ptr() == start
                             for other in _tensors(args))
             if data and start not in self._starts:
@@ -117,7 +122,7 @@ class _Buffers:
         return tuple(found)
 
 
-def _tensors(args: tuple) -> Iterator[torch.Tensor]:
+def _tensors(args: Iterable) -> Iterator[torch.Tensor]:
     for arg in args:
         if isinstance(arg, torch.Tensor):
             yield arg

@@ -18,7 +18,7 @@ import torch
 from aiter_like import sim
 from aiter_like.build import build, code_object
 from aiter_like.jit import Instance, JitFunction
-from aiter_like.ops.attention import flash_attn_fwd_hip, workspace
+from aiter_like.ops.attention import flash_attn_fwd_hip
 from aiter_like.ops.attention.call import dense_call
 from aiter_like.ops.norm import rms_norm
 
@@ -65,17 +65,26 @@ def launch(name: str, grid: Sequence[int], block: int, kinds: str, values: Seque
            shared: int = 0) -> Launch:
     """A launch with these arguments: `kinds` are struct formats, "Q" with a tensor for a pointer (None: null).
 
-    The segment ends as a C structure does, at a multiple of its alignment.
+    The segment ends as a C structure does, at a multiple of its alignment. Views of one memory share a buffer.
     """
-    buffers, pointers, packed = [], [], []
+    buffers, starts, pointers, packed = [], {}, [], []
     for index, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            pointers.append((struct.calcsize("@" + kinds[:index + 1]) - 8, len(buffers), 0))
-            data = value.contiguous().view(torch.uint8).numpy().tobytes() if value.numel() else b""
-            buffers.append(Buffer(f"argument {index}", data, index in outputs))
+            memory = value.untyped_storage()
+            number = starts.setdefault(memory.data_ptr() or -index, len(buffers))
+            if number == len(buffers):
+                buffers.append(Buffer(f"argument {index}", contents(memory), False))
+            buffers[number] = replace(buffers[number], is_output=buffers[number].is_output or index in outputs)
+            pointers.append((struct.calcsize("@" + kinds[:index + 1]) - 8, number,
+                             value.storage_offset() * value.element_size()))
         packed.append(0 if value is None or isinstance(value, torch.Tensor) else value)
     grid = (*grid, 1, 1)[:3]
     return Launch(name, grid, block, shared, struct.pack("@" + kinds + "0Q", *packed), tuple(buffers), tuple(pointers))
+
+
+def contents(memory: torch.UntypedStorage) -> bytes:
+    """What is in a tensor's memory."""
+    return torch.empty(0, dtype=torch.uint8).set_(memory).numpy().tobytes()
 
 
 def random(shape: Sequence[int], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -202,8 +211,9 @@ def _attention_launch(name: str, tensors: Sequence[torch.Tensor], has_lse: bool,
                for word in (t, 0 if is_packed else 2 * t.stride(0), 2 * t.stride(1), 2 * t.stride(2))]
     block_rows, starts = {64: 512, 128: 384}[head_dim], lengths[0].tolist() if is_packed else [0, rows]
     longest = min(max(end - start for start, end in itertools.pairwise(starts)), rows)
-    pack = workspace.packed_heads(heads // kv_heads, longest, block_rows)
-    group = heads // kv_heads // pack
+    group = heads // kv_heads
+    pack = group if longest * group <= block_rows else 1
+    group //= pack
     slots = rows * pack // block_rows + batch if is_packed else -(-rows * pack // block_rows)
     columns = heads // pack * q.shape[0]
     is_split, workgroups = parts > 1, slots * columns * parts
@@ -301,7 +311,8 @@ def triton_kernels(calls: list[tuple], is_output: Callable[[torch.Tensor], bool]
         live = list(_live(args, kinds))
         where = [index for index, (arg, _) in enumerate(live) if isinstance(arg, torch.Tensor) and is_output(arg)]
         form = "".join("Q" if kind.startswith("*") else formats[kind] for _, kind in live) + "QQ"  # two scratch buffers
-        elf, shape = compiled.asm["hsaco"], "x".join(map(str, args[0].shape))
+        first = next(arg for arg in args if isinstance(arg, torch.Tensor))
+        elf, shape = compiled.asm["hsaco"], "x".join(map(str, first.shape))
         shot = launch(shape, grid, compiled.metadata.num_warps * 64, form, [*[arg for arg, _ in live], None, None],
                       where, compiled.metadata.shared)
         before = found.get(elf)

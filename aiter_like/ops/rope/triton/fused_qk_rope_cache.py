@@ -12,7 +12,7 @@ from aiter_like.ops.common import quant_rule
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.common.triton.quant_rule import quantised
 from aiter_like.ops.rope.fused_qk_rope_cache import FusedQkRopeCacheCall
-from aiter_like.ops.rope.triton.parts import load_pairs, places, row_angles, row_step
+from aiter_like.ops.rope.triton.parts import load_pairs, places, row_angles, row_count, row_step
 
 _ELEMENTS = 2048  # that one program takes, of all its heads together
 
@@ -36,8 +36,8 @@ def _put(cache, heads, is_head, columns, is_column, values, pack_step, dim_step,
 
 
 @triton.jit
-def _heads(x, out, out_start, weight, cos, sin, x_head, out_head, cache, cache_head, pack_step, dim_step, is_cached,
-           inverse, first_head, count, head_dim, epsilon, rotary_half, first, second, BLOCK_H: tl.constexpr,
+def _heads(x, out, out_start, weight, cos, sin, is_row, x_head, out_head, cache, cache_head, pack_step, dim_step,
+           is_cached, inverse, first_head, count, head_dim, epsilon, rotary_half, first, second, BLOCK_H: tl.constexpr,
            BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, PACK: tl.constexpr, LARGEST: tl.constexpr,
            IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr):
     """BLOCK_H heads of q or k, whose pairs load_pairs gave: norm, rotation, result, and the cache where there is one.
@@ -45,7 +45,7 @@ def _heads(x, out, out_start, weight, cos, sin, x_head, out_head, cache, cache_h
     """
     head = first_head + tl.arange(0, BLOCK_H)
     is_head = (head < count)[:, None]
-    cos_1, sin_1, cos_2, sin_2 = row_angles(cos, sin, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED, False)
+    cos_1, sin_1, cos_2, sin_2 = row_angles(cos, sin, is_row, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED, False)
     if IS_GPTJ:
         first, second = tl.split(tl.reshape(first, (BLOCK_H, BLOCK_P, 2)))
     first, second = first.to(tl.float32), second.to(tl.float32)
@@ -101,8 +101,8 @@ def _fused_qk_rope_cache_kernel(
         q_out, k_out, v_out, key_cache, value_cache, q, k, v, q_weight, k_weight, cos, sin, positions, offsets, slots,
         k_scale, v_scale, q_token, q_head, k_token, k_head, v_token, v_head, q_out_token, q_out_head, k_out_token,
         k_out_head, v_out_token, v_out_head, key_block, key_token, key_head, key_pack, key_dim, value_block, value_pack,
-        value_token, value_head, value_dim, cos_row, sin_row, positions_step, offsets_step, num_heads, num_kv_heads,
-        head_dim, epsilon, rotary_half, page_size, num_slots, slot_count, q_blocks, BLOCK_H: tl.constexpr,
+        value_token, value_head, value_dim, cos_row, sin_row, rows, positions_step, offsets_step, num_heads,
+        num_kv_heads, head_dim, epsilon, rotary_half, page_size, num_slots, slot_count, q_blocks, BLOCK_H: tl.constexpr,
         BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, KEY_PACK: tl.constexpr,
         VALUE_PACK: tl.constexpr, LARGEST: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr,
         OVERLAPS: tl.constexpr):
@@ -121,11 +121,12 @@ def _fused_qk_rope_cache_kernel(
     row = tl.load(positions + token * positions_step).to(tl.int64)
     if offsets is not None:
         row += tl.load(offsets + token * offsets_step).to(tl.int64)
+    is_row = (row >= 0) & (row < rows)
     cos += row * cos_row
     sin += row * sin_row
     if block < q_blocks:
-        _heads(q + token * q_token, q_out, token * q_out_token, q_weight, cos, sin, q_head, q_out_head, None, 0, 0, 0,
-               False, 1.0, first_head, num_heads, head_dim, epsilon, rotary_half, first, second, BLOCK_H, BLOCK_P,
+        _heads(q + token * q_token, q_out, token * q_out_token, q_weight, cos, sin, is_row, q_head, q_out_head, None, 0,
+               0, 0, False, 1.0, first_head, num_heads, head_dim, epsilon, rotary_half, first, second, BLOCK_H, BLOCK_P,
                BLOCK_C, 1, LARGEST, IS_GPTJ, IS_SHARED)
     else:
         slot = tl.load(slots + token, mask=token < slot_count, other=-1).to(tl.int64)
@@ -140,7 +141,7 @@ def _fused_qk_rope_cache_kernel(
         inverse = 1.0
         if k_scale is not None:
             inverse = tl.div_rn(tl.full((), 1.0, tl.float32), tl.load(k_scale))
-        _heads(k + token * k_token, k_out, token * k_out_token, k_weight, cos, sin, k_head, k_out_head,
+        _heads(k + token * k_token, k_out, token * k_out_token, k_weight, cos, sin, is_row, k_head, k_out_head,
                key_cache + page * key_block + offset * key_token, key_head, key_pack, key_dim, is_cached, inverse,
                first_head, num_kv_heads, head_dim, epsilon, rotary_half, first, second, BLOCK_H, BLOCK_P, BLOCK_C,
                KEY_PACK, LARGEST, IS_GPTJ, IS_SHARED)
@@ -172,7 +173,7 @@ def fused_qk_rope_cache(call: FusedQkRopeCacheCall, elements: int | None = None,
         launch(_fused_qk_rope_cache_kernel, (tokens, q_blocks + kv_blocks), call.q_out, call.k_out, call.v_out,
                key_cache, value_cache, q, k, call.v, call.q_weight, call.k_weight, call.cos, call.sin, call.positions,
                call.offsets, call.slot_mapping, call.k_scale, call.v_scale, *steps, *_cache_strides(call),
-               row_step(call.cos), row_step(call.sin), call.positions.stride(0),
+               row_step(call.cos), row_step(call.sin), row_count(call.cos), call.positions.stride(0),
                0 if call.offsets is None else call.offsets.stride(0), num_heads, num_kv_heads, head_dim,
                float(call.epsilon), rotary_half, call.page_size, call.page_size * key_cache.shape[0],
                call.slot_mapping.shape[0], q_blocks, BLOCK_H=block_h,

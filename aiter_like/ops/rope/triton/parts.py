@@ -37,26 +37,28 @@ def _sine_cosine(angle):
 @triton.jit
 def _angles(cos, sin, columns, mask):
     """Cosines and sines of a table's row at `columns`, in fp32; of its angles where there is no table of sines."""
-    c = tl.load(cos + columns, mask=mask, other=0.0).to(tl.float32)
+    c = tl.load(cos + columns, mask=mask, other=float("nan")).to(tl.float32)
     if sin is None:
         s, c = _sine_cosine(c)
     else:
-        s = tl.load(sin + columns, mask=mask, other=0.0).to(tl.float32)
+        s = tl.load(sin + columns, mask=mask, other=float("nan")).to(tl.float32)
     return c, s
 
 
 @triton.jit
-def row_angles(cos, sin, rotary_half, BLOCK_P: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr,
+def row_angles(cos, sin, is_row, rotary_half, BLOCK_P: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr,
                IS_BACKWARD: tl.constexpr):
-    """A row's cosines and sines for the first elements of BLOCK_P pairs and for the second ones, [1, BLOCK_P] each."""
+    """A row's cosines and sines for the first elements of BLOCK_P pairs and for the second ones, [1, BLOCK_P] each;
+    NaN where the table has no such row.
+    """
     pairs = tl.arange(0, BLOCK_P)[None, :]
-    is_pair = pairs < rotary_half
+    is_pair = (pairs < rotary_half) & is_row
     if IS_SHARED:
         cos_1, sin_1 = _angles(cos, sin, pairs, is_pair)
         cos_2, sin_2 = cos_1, sin_1
     elif IS_GPTJ:
         flat = tl.arange(0, 2 * BLOCK_P)[None, :]
-        cosines, sines = _angles(cos, sin, flat, flat < 2 * rotary_half)
+        cosines, sines = _angles(cos, sin, flat, (flat < 2 * rotary_half) & is_row)
         cos_1, cos_2 = tl.split(tl.reshape(cosines, (1, BLOCK_P, 2)))
         sin_1, sin_2 = tl.split(tl.reshape(sines, (1, BLOCK_P, 2)))
     else:
@@ -162,6 +164,11 @@ def tiles(input: torch.Tensor, counts: list[int], blocks: dict[str, int | bool],
     lane_pairs = 16 // input.element_size() // (2 if blocks["IS_GPTJ"] else 1)
     least = lane_pairs * wave_size * num_warps // pairs
     return programs, [max(count, least) if count else 0 for count in heads], num_warps
+
+
+def row_count(table: torch.Tensor) -> int:
+    """The rows of a table."""
+    return table.shape[:-1].numel()
 
 
 def row_step(table: torch.Tensor) -> int:

@@ -15,6 +15,7 @@ from aiter_like.ops.rope.triton.parts import (
     copy_rest,
     load_pairs,
     row_angles,
+    row_count,
     row_step,
     store_pairs,
     tiles,
@@ -25,7 +26,7 @@ from aiter_like.ops.rope.triton.parts import (
 @triton.jit
 def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, out_head, x_s, x_b, x_head, out_y_s,
                  out_y_b, out_y_head, y_s, y_b, y_head, heads, y_heads, cos_row, sin_row, positions_s, positions_b,
-                 offsets_s, offsets_b, batch, rotary_begin, rotary_half, copied_begin, copied, sequences,
+                 offsets_s, offsets_b, batch, rotary_begin, rotary_half, copied_begin, copied, sequences, rows,
                  BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_Y: tl.constexpr, BLOCK_P: tl.constexpr,
                  BLOCK_C: tl.constexpr, IS_GPTJ: tl.constexpr, IS_SHARED: tl.constexpr, IS_BACKWARD: tl.constexpr,
                  IS_IN_PLACE: tl.constexpr, OVERLAPS: tl.constexpr):
@@ -54,8 +55,9 @@ def _rope_kernel(out, out_y, x, y, cos, sin, positions, offsets, out_s, out_b, o
     sines = sin
     if sin is not None:
         sines = sin + row * sin_row
-    cos_1, sin_1, cos_2, sin_2 = row_angles(cos + row * cos_row, sines, rotary_half, BLOCK_P, IS_GPTJ, IS_SHARED,
-                                            IS_BACKWARD)
+    is_row = (row >= 0) & (row < rows)
+    cos_1, sin_1, cos_2, sin_2 = row_angles(cos + row * cos_row, sines, is_row, rotary_half, BLOCK_P, IS_GPTJ,
+                                            IS_SHARED, IS_BACKWARD)
     if BLOCK_H > 0:
         out += s * out_s + b * out_b
         first, second = turned(first, second, cos_1, sin_1, cos_2, sin_2, out.dtype.element_ty, BLOCK_H, BLOCK_P,
@@ -90,7 +92,8 @@ def rope(call: RopeCall, elements: int | None = None, num_warps: int | None = No
     if input.shape[0] * batch and programs:
         launch(_rope_kernel, (input.shape[0] * batch, programs), call.out, call.out_y, input, input_y, call.cos,
                call.sin, call.positions, call.offsets, *strides, heads, y_heads, row_step(call.cos),
-               0 if call.sin is None else row_step(call.sin), *indices, batch, *sizes, sequences, **blocks,
+               0 if call.sin is None else row_step(call.sin), *indices, batch, *sizes, sequences,
+               row_count(call.cos), **blocks,
                BLOCK_H=block_h, BLOCK_Y=block_y, BLOCK_S=triton.next_power_of_2(sequences) if sequences else 0,
                options={"num_warps": num_warps})
 

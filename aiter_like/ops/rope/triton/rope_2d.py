@@ -40,9 +40,9 @@ def _rope_2d_kernel(out, x, cos_h, sin_h, cos_w, sin_w, out_b, out_s, out_head, 
     first, second = load_pairs(x, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P, IS_GPTJ)
     first_w, second_w = load_pairs(x + half_dim, x_head, heads, head, rotary_begin, rotary_half, BLOCK_H, BLOCK_P,
                                    IS_GPTJ)
-    cos_1, sin_1, cos_2, sin_2 = row_angles(cos_h + row * cos_h_row, sin_h + row * sin_h_row, rotary_half, BLOCK_P,
-                                            IS_GPTJ, IS_SHARED, IS_BACKWARD)
-    cos_3, sin_3, cos_4, sin_4 = row_angles(cos_w + column * cos_w_row, sin_w + column * sin_w_row, rotary_half,
+    cos_1, sin_1, cos_2, sin_2 = row_angles(cos_h + row * cos_h_row, sin_h + row * sin_h_row, True, rotary_half,
+                                            BLOCK_P, IS_GPTJ, IS_SHARED, IS_BACKWARD)
+    cos_3, sin_3, cos_4, sin_4 = row_angles(cos_w + column * cos_w_row, sin_w + column * sin_w_row, True, rotary_half,
                                             BLOCK_P, IS_GPTJ, IS_SHARED, IS_BACKWARD)
     kind = out.dtype.element_ty
     first, second = turned(first, second, cos_1, sin_1, cos_2, sin_2, kind, BLOCK_H, BLOCK_P, IS_GPTJ)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: MIT
+"""SPEC.json of `aiter-like sim run`: what the kernel gets, argument by argument. Every mistake is named by its place.
+
+    {"buffers": {"out":    {"dtype": "bf16", "shape": [4, 4096], "fill": "zeros", "output": true},
+                 "input":  {"dtype": "bf16", "shape": [4, 4096], "fill": "random", "seed": 1},
+                 "weight": {"file": "weight.npy"}},
+     "arguments": [{"buffer": "out"}, {"buffer": "input"}, {"buffer": "weight"}, {"buffer": null},
+                   {"type": "u32", "value": 8192}, {"type": "fp32", "value": 1e-6}]}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import reprlib
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiter_like import enums
+from aiter_like.build import code_object
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_INTEGERS = {"i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q"}
+_FLOATS = {"fp16": "e", "fp32": "f", "fp64": "d"}
+_SCALARS = {"bool": "?", **_INTEGERS, **_FLOATS}  # struct formats
+_MOST_BYTES = 64 << 20  # of SPEC.json
+_MOST_SIZES = 32  # dimensions that every NumPy can write
+
+_got = reprlib.Repr()  # of a value in a message: one line, however large the value is
+_got.maxstring = _got.maxother = _got.maxlong = 80
+_got.maxdict = _got.maxlist = 8
+
+DESCRIPTION = f"""SPEC.json has two keys:
+  buffers    name → {{"dtype", "shape", "fill"}} or {{"file": "x.npy"}}, a path beside SPEC.json.
+             dtype: {', '.join(enums.DTYPES.values())}
+             fill: "zeros", "random" (normal, integers over their range; "seed": 0) or a number
+             "output": true: the kernel may write it, and it becomes DIR/<name>.npy (bf16 as uint16, fp8 as uint8)
+             "scratch": true: the kernel may write it
+  arguments  the kernel's explicit arguments in order; hidden ones are filled in:
+             {{"buffer": name or null, "offset": bytes}}, {{"type", "value"}}, or {{"hex": "00ff…"}} for a struct
+             type: {', '.join(_SCALARS)}"""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer of the kernel.
+
+    Attributes:
+        data: its contents, on the CPU.
+        is_output: it is written to a file at the end.
+        is_writable: the kernel may write it.
+    """
+
+    data: Tensor
+    is_output: bool
+    is_writable: bool
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A description that has been read.
+
+    Attributes:
+        path: where it was.
+        buffers: by name, filled.
+        arguments: as the description has them, in the kernel's order.
+    """
+
+    path: Path
+    buffers: dict[str, Buffer]
+    arguments: list[dict[str, Any]]
+
+    def kernargs(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> bytes:
+        """The argument segment of `kernel` up to the hidden arguments, with the addresses of `buffers`.
+
+        Raises:
+            ValueError: the arguments are not those that the kernel takes.
+        """
+        if len(self.arguments) != len(kernel.arguments):
+            wanted = ", ".join(f"{argument.name or '?'} ({argument.size} bytes, {argument.kind})"
+                               for argument in kernel.arguments)
+            raise ValueError(f"{self.path}: {kernel.name} takes {len(kernel.arguments)} arguments, got "
+                             f"{len(self.arguments)}; it takes: {wanted or 'none'}")
+        segment = bytearray(max((wanted.offset + wanted.size for wanted in kernel.arguments), default=0))
+        for index, (wanted, given) in enumerate(zip(kernel.arguments, self.arguments, strict=True)):
+            place = f"{self.path}: arguments[{index}]"
+            packed = _argument(given, buffers, place)
+            is_pointer = "buffer" in given
+            if len(packed) != wanted.size or (wanted.kind == "global_buffer") > is_pointer:
+                raise ValueError(f"{place}: {kernel.name} takes {wanted.name or 'an argument'} of {wanted.size} bytes "
+                                 f"({wanted.kind}) here, got {len(packed)} bytes{' (a buffer)' if is_pointer else ''}")
+            segment[wanted.offset:wanted.offset + wanted.size] = packed
+        return bytes(segment)
+
+
+def read_spec(path: Path) -> Spec:
+    """The description in a file, its buffers filled.
+
+    Raises:
+        ValueError: it is damaged, says what is not possible, or needs more memory than there is.
+    """
+    text = read_file(path, _MOST_BYTES)
+    try:
+        spec = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply for a description") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON: {error}") from error
+    _keys(spec, {"buffers", "arguments"}, f"{path}", needed=("arguments",))
+    buffers = spec.get("buffers", {})
+    if not isinstance(buffers, dict) or not isinstance(spec["arguments"], list):
+        raise ValueError(f"{path}: buffers must be an object and arguments a list")
+    for index, argument in enumerate(spec["arguments"]):
+        _keys(argument, {"buffer", "offset", "type", "value", "hex"}, f"{path}: arguments[{index}]")
+    filled = {name: _buffer(name, entry, path.parent, f"{path}: buffers.{_shown(name)}")
+              for name, entry in buffers.items()}
+    return Spec(path, filled, spec["arguments"])
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """A file's contents.
+
+    Raises:
+        ValueError: it cannot be read, is no file, or is larger than `most_bytes`.
+    """
+    try:
+        mode = path.stat().st_mode  # not a device: one may have no end
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise ValueError(f"{path}: {'Is a directory' if stat.S_ISDIR(mode) else 'no regular file'}")
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    if len(data) > most_bytes:
+        raise ValueError(f"{path}: larger than {most_bytes >> 20} MiB")
+    return data
+
+
+# ---- JSON
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, each of whose keys is there once: the parser alone would silently take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {_got.repr(next(name for name in names if names.count(name) > 1))} is there twice")
+    return found
+
+
+def _keys(value: Any, known: set[str], place: str, needed: Sequence[str] = ()) -> None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} must be an object, got {_got.repr(value)}")
+    if unknown := sorted(value.keys() - known):
+        shown = ", ".join(map(_shown, unknown[:8]))
+        raise ValueError(f"{place} has no key {shown}; there are: {', '.join(sorted(known))}")
+    for name in needed:
+        if name not in value:
+            raise ValueError(f"{place}: {name} is missing")
+
+
+def _integer(value: Any, low: int, high: int, place: str) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{place} must be an integer from {low} to {high}, got {_got.repr(value)}")
+    return value
+
+
+def _one_of(value: Any, known: Mapping[str, Any], place: str) -> Any:
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{place} must be one of {', '.join(known)}, got {_got.repr(value)}")
+    return known[value]
+
+
+def _shown(name: str) -> str:
+    """A name as it can stand in a message of one line."""
+    return name if 0 < len(name) <= 80 and name.isprintable() else _got.repr(name)
+
+
+# ---- buffers
+
+
+def _buffer(name: str, entry: Any, folder: Path, place: str) -> Buffer:
+    _keys(entry, {"dtype", "shape", "fill", "seed", "file", "output", "scratch"}, place)
+    flags = [entry.get(key, False) for key in ("output", "scratch")]
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise ValueError(f"{place}: output and scratch must be true or false")
+    if flags[0] and (not name or "/" in name or not name.isprintable()):
+        raise ValueError(f"{place}: an output's name becomes a file's, and {_got.repr(name)} cannot")
+    if "file" in entry:
+        if extra := entry.keys() & {"dtype", "shape", "fill", "seed"}:
+            raise ValueError(f"{place}: a file brings its own {', '.join(sorted(extra))}")
+        if not isinstance(entry["file"], str):
+            raise ValueError(f"{place}.file must be a path, got {_got.repr(entry['file'])}")
+        data = _load(folder / entry["file"], place)
+    else:
+        data = _filled(entry, place)
+    if data.numel() == 0:
+        raise ValueError(f"{place}: a buffer must have at least one element")
+    return Buffer(data, flags[0], any(flags))
+
+
+def _filled(entry: Mapping[str, Any], place: str) -> Tensor:
+    import torch
+
+    from aiter_like import dtypes
+
+    kind = _one_of(entry.get("dtype"), dtypes.DTYPES, f"{place}.dtype")
+    shape, fill = entry.get("shape"), entry.get("fill")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{place}.shape must be a list of sizes, got {_got.repr(shape)}")
+    if len(shape) > _MOST_SIZES:
+        raise ValueError(f"{place}.shape must have at most {_MOST_SIZES} sizes, got {len(shape)}")
+    seed = _integer(entry.get("seed", 0), 0, 2**63 - 1, f"{place}.seed")
+    if fill not in ("zeros", "random"):
+        fill = _number(fill, kind, place)
+    _require_memory(math.prod(shape), kind.itemsize, place)
+    try:
+        if fill == "random":
+            return _random(shape, kind, torch.Generator().manual_seed(seed))
+        return torch.full(shape, 0 if fill == "zeros" else fill, dtype=kind)
+    except (RuntimeError, MemoryError) as error:
+        raise ValueError(f"{place}: cannot be filled: {str(error).splitlines()[0]}") from error
+
+
+def _random(shape: list[int], kind: torch.dtype, generator: torch.Generator) -> Tensor:
+    import torch
+
+    if kind.is_floating_point:
+        return torch.randn(shape, generator=generator).to(kind)
+    low, high = (0, 1) if kind is torch.bool else (torch.iinfo(kind).min, torch.iinfo(kind).max)
+    return torch.randint(low, high, shape, generator=generator, dtype=torch.int64).to(kind)
+
+
+def _number(fill: Any, kind: torch.dtype, place: str) -> int | float:
+    """`fill` as a number that a buffer of this dtype can hold."""
+    import torch
+
+    if not isinstance(fill, (int, float)) or (isinstance(fill, bool) and kind is not torch.bool):
+        raise ValueError(f'{place}.fill must be "zeros", "random" or a number, got {_got.repr(fill)}')
+    name = enums.DTYPES[str(kind).removeprefix("torch.")]
+    if not kind.is_floating_point:
+        low, high = (0, 1) if kind is torch.bool else (torch.iinfo(kind).min, torch.iinfo(kind).max)
+        if not low <= fill <= high or fill != int(fill):
+            raise ValueError(f"{place}.fill must be an integer from {low} to {high} ({name}), got {_got.repr(fill)}")
+        return int(fill)
+    try:
+        value = float(fill)
+        fits = math.isfinite(torch.tensor(value, dtype=torch.float64).to(kind).item()) == math.isfinite(value)
+    except OverflowError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{place}.fill: {_got.repr(fill)} is beyond {name}")
+    return value
+
+
+def _require_memory(count: int, item_bytes: int, place: str) -> None:
+    """Refuses a buffer that would leave this machine without memory: Linux would end the process without a word."""
+    needed = count * max(item_bytes, 8)  # random numbers have 8 bytes before they get their dtype
+    available = _available_bytes()
+    if needed > available // 2:
+        raise ValueError(f"{place}: {_got.repr(count)} elements of {item_bytes} bytes are too many for "
+                         f"{available >> 20} MiB of free memory")
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _load(path: Path, place: str) -> Tensor:
+    """The array of a .npy file."""
+    import tokenize
+
+    import numpy
+    import torch
+
+    # What numpy.load raises for damaged headers, which are Python literals, and torch for dtypes that it lacks.
+    damage = (EOFError, MemoryError, OverflowError, RecursionError, SyntaxError, TypeError, ValueError,
+              tokenize.TokenError)
+    file = f"{place}.file: {path.parent}/{_shown(path.name)}"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("no regular file")
+        if status.st_size > _available_bytes() // 4:  # the file's array and its copy
+            raise ValueError(f"{status.st_size} bytes are too many for the free memory")
+        return torch.from_numpy(numpy.load(path, allow_pickle=False)).clone(memory_format=torch.contiguous_format)
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror or error}") from error
+    except damage as error:
+        raise ValueError(f"{file}: {(str(error) or type(error).__name__).splitlines()[0]}") from error
+
+
+# ---- arguments
+
+
+def _argument(given: Mapping[str, Any], buffers: Mapping[str, Buffer], place: str) -> bytes:
+    """One argument as the bytes of the segment."""
+    names = set(given)
+    if names in ({"buffer"}, {"buffer", "offset"}):
+        name = given["buffer"]
+        if name is None:
+            return bytes(8)
+        if not isinstance(name, str) or name not in buffers:
+            known = ", ".join(map(_shown, list(buffers)[:16]))
+            raise ValueError(f"{place}: no buffer {_got.repr(name)}; there are: {known or 'none'}")
+        data = buffers[name].data
+        offset = _integer(given.get("offset", 0), 0, data.nbytes - 1, f"{place}.offset")
+        return struct.pack("<Q", data.data_ptr() + offset)
+    if names == {"hex"}:
+        try:
+            return bytes.fromhex(given["hex"])
+        except (ValueError, TypeError):
+            raise ValueError(f"{place}.hex must be hexadecimal digits, got {_got.repr(given['hex'])}") from None
+    if names != {"type", "value"}:
+        raise ValueError(f'{place} must be {{"buffer"}}, {{"buffer", "offset"}}, {{"type", "value"}} or {{"hex"}}, got '
+                         f"{_got.repr(given)}")
+    return _scalar(given["type"], given["value"], place)
+
+
+def _scalar(kind: Any, value: Any, place: str) -> bytes:
+    layout = _one_of(kind, _SCALARS, f"{place}.type")
+    fits = {"bool": type(value) is bool, **dict.fromkeys(_INTEGERS, type(value) is int),
+            **dict.fromkeys(_FLOATS, type(value) in (int, float))}[kind]
+    try:
+        if not fits:
+            raise ValueError(f"it is of type {type(value).__name__}")
+        return struct.pack(f"<{layout}", value)
+    except (struct.error, OverflowError, ValueError) as error:
+        raise ValueError(f"{place}: {_got.repr(value)} is no {kind}: {error}") from error

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""What `aiter_like.NAME` is: a public function whose errors speak of NAME and its parameters. Operators check their own
+fields, several public functions share an operator, and some have two names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.call import handing_on
+from aiter_like.dispatch.kinds import kind_of
+from aiter_like.errors import UnsupportedError
+
+
+def public(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as `name`, with its signature and docstring; what it raises is told in words of `name`."""
+    parameters = inspect.signature(function).parameters.values()
+    positional, named = ({each.name: each.default for each in parameters if each.kind is kind}
+                         for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY))
+    if len(positional) + len(named) < len(parameters):
+        raise TypeError(f"{name}: a public function takes no *args and no **kwargs")
+    passed = ", ".join([*positional, *(f"{each}={each}" for each in named)])
+    made = handing_on(name, positional, named, (
+        "try:",
+        f"    return function({passed})",
+        "except Exception as error:",  # a `try` costs nothing where nothing is raised
+        f"    raise_in_words(error, ({''.join(f'{each}, ' for each in (*positional, *named))}))",
+        "    raise"), function=function, raise_in_words=functools.partial(_raise_in_words, name, function))
+    made.__module__, made.__qualname__ = "aiter_like", name  # for pickle; and Python's own errors have the name
+    return functools.update_wrapper(made, function, ("__doc__", "__annotations__"))
+
+
+def _raise_in_words(name: str, function: Callable[..., Any], error: Exception, values: tuple) -> None:
+    """Rewords a refusal. Where it names no parameter, and of other errors: refuses the argument of a wrong kind."""
+    signature = inspect.signature(function)
+    parameters = dict(zip(signature.parameters, values))
+    if isinstance(error, (ValueError, TypeError, UnsupportedError)) and _is_refusal(error):
+        names = _names(getattr(error, "fields", {}), parameters)
+        error.args = (_reworded(error.args[0], name, names), *error.args[1:])
+        if isinstance(error, UnsupportedError) or any(re.search(rf"\b{each}\b", error.args[0]) for each in parameters):
+            return
+    for parameter, value in parameters.items():
+        is_right, wanted = kind_of(str(signature.parameters[parameter].annotation))
+        try:
+            if not is_right(value):
+                check.refuse_kind(name, parameter, value, wanted)
+            if isinstance(value, int) and "an integer" in wanted:
+                check.integer(name, parameter, value, -2**63, 2**63 - 1)
+            elif isinstance(value, int) and "a number" in wanted:
+                check.real(name, parameter, value)
+        except (ValueError, TypeError) as refusal:
+            raise refusal from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a message begins as those of check.py do."""
+    return bool(error.args) and isinstance(error.args[0], str) and error.args[0].partition(":")[0].isidentifier()
+
+
+def _reworded(message: str, name: str, names: Mapping[str, str]) -> str:
+    line, end, more = message.partition(": ")[2].partition("\n")
+    if names:
+        pattern = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        line = re.sub(rf"(?<![\w.'])({pattern})(?![\w'])", lambda match: names[match[1]], line)
+    return f"{name}: {line}{end}{more}"
+
+
+def _names(fields: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Field → parameter, where they are called differently: the one that holds its value, by the most similar name."""
+    names = {}
+    for field, arg in fields.items():
+        same = [name for name, value in parameters.items() if _is_same(arg, value)]
+        if same and field not in same and (field not in parameters or isinstance(arg, Tensor)):
+            # What is no tensor is often the same object by chance, as True and small numbers always are.
+            for closest in difflib.get_close_matches(field, same, 1, 0.0 if isinstance(arg, Tensor) else 0.5):
+                names[field] = closest
+    return names
+
+
+def _is_same(arg: Any, value: Any) -> bool:
+    """One object, or views of one memory."""
+    if arg is value:
+        return True
+    if not isinstance(arg, Tensor) or not isinstance(value, Tensor):
+        return False
+    try:
+        return arg.numel() > 0 and arg.data_ptr() == value.data_ptr() != 0
+    except RuntimeError:  # neither nested nor sparse nor fake tensors have one memory
+        return False

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: MIT
+"""AITER's `test_mha_common` for programs that check attention: a reference in torch, and batches with padding.
+
+Masks of padding are [batch, seqlen], True where a token is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def attention_ref(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | None = None,
+                  key_padding_mask: Tensor | None = None, attn_bias: Tensor | None = None, dropout_p: float = 0.0,
+                  dropout_mask: Tensor | None = None, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+                  softcap: float = 0.0, upcast: bool = True, reorder_ops: bool = False,
+                  key_leftpad: Tensor | None = None, sink: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention step by step, in float32 or in the inputs' own dtype.
+
+    Args:
+        q, k, v: [batch, seqlen_q, num_heads, head_dim], and [batch, seqlen_k, num_kv_heads, …] twice.
+        query_padding_mask, key_padding_mask: rows that are no tokens give 0, and keys that are none take no part.
+        attn_bias: is added to the scores [batch, num_heads, seqlen_q, seqlen_k].
+        dropout_p, dropout_mask: the probabilities that stay (True), and the share that goes, for which they make up.
+        causal, window_size: keys up to the query's own place, counted from the ends; left and right of it, −1: all.
+        softcap: scores become softcap · tanh(score / softcap); 0: they stay.
+        upcast: float32 within; else the inputs' dtype, whose rounding errors a tolerance may be made of.
+        reorder_ops: the scale goes to k instead of q, which rounds otherwise.
+        key_leftpad: [batch] keys at the left that are none.
+        sink: [num_heads] a score that takes its share of the softmax and gives no value.
+
+    Returns:
+        The output [batch, seqlen_q, num_heads, head_dim_v], the probabilities before dropout, and their log-sum-exp
+        [batch, num_heads, seqlen_q], all in q's dtype.
+    """
+    dtype, places = q.dtype, None
+    if upcast:
+        q, k, v = q.float(), k.float(), v.float()
+    k, v = (tensor.repeat_interleave(q.shape[2] // tensor.shape[2], dim=2) for tensor in (k, v))
+    scale = q.shape[-1] ** -0.5
+    pair = (q, k * scale) if reorder_ops else (q * scale, k)
+    scores = torch.einsum("bqhd,bkhd->bhqk", *pair)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if key_padding_mask is not None:
+        scores = scores.masked_fill(~key_padding_mask[:, None, None, :], -torch.inf)
+    left, right = window_size[0], 0 if causal else window_size[1]
+    if left >= 0 or right >= 0:
+        places = _distance(q.shape[1], k.shape[1], query_padding_mask, key_padding_mask, key_leftpad, q.device)
+        outside = (places > right if right >= 0 else torch.zeros_like(places, dtype=torch.bool))
+        outside = outside | (places < -left) if left >= 0 else outside
+        scores = scores.masked_fill(outside, -torch.inf)
+    if attn_bias is not None:
+        scores = scores + attn_bias
+    if sink is not None:
+        scores = torch.cat([scores, sink.to(scores).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)], dim=-1)
+    lse = scores.logsumexp(dim=-1)
+    attention = scores.softmax(dim=-1).to(v.dtype)[..., :k.shape[1]]
+    if places is not None:  # a row without any key
+        attention = attention.masked_fill(outside.all(dim=-1, keepdim=True), 0.0)
+    if query_padding_mask is not None:
+        attention = attention.masked_fill(~query_padding_mask[:, None, :, None], 0.0)
+    kept = attention if dropout_mask is None else attention.masked_fill(~dropout_mask, 0.0)
+    out = torch.einsum("bhqk,bkhd->bqhd", kept, v / (1 - dropout_p))
+    if query_padding_mask is not None:
+        out = out.masked_fill(~query_padding_mask[:, :, None, None], 0.0)
+    return out.to(dtype), attention.to(dtype), lse.to(dtype)
+
+
+def attn_bias_from_alibi_slopes(slopes: Tensor, seqlen_q: int, seqlen_k: int,
+                                query_padding_mask: Tensor | None = None, key_padding_mask: Tensor | None = None,
+                                causal: bool = False, key_leftpad: Tensor | None = None) -> Tensor:
+    """−slope · distance, for `attn_bias`.
+
+    Args:
+        slopes: [batch, num_heads].
+        seqlen_q, seqlen_k: of the scores.
+        query_padding_mask, key_padding_mask, key_leftpad: as of `attention_ref`; distances count from the last tokens.
+        causal: the same but for a constant in each row, which the softmax does not see: one row for all queries.
+    """
+    slopes = slopes[:, :, None, None]
+    if causal:
+        return slopes * torch.arange(1 - seqlen_k, 1, device=slopes.device, dtype=torch.float32)
+    distance = _distance(seqlen_q, seqlen_k, query_padding_mask, key_padding_mask, key_leftpad, slopes.device)
+    return -slopes * distance.abs().to(slopes.dtype)
+
+
+def generate_random_padding_mask(max_seqlen: int, batch_size: int, device: torch.device | str,
+                                 mode: str = "random") -> Tensor:
+    """Lengths of a batch as a mask [batch_size, max_seqlen].
+
+    Args:
+        max_seqlen, batch_size: its sizes.
+        device: where it lies.
+        mode: "full", "random": at most 20 short, or "third": from a third on.
+
+    Raises:
+        ValueError: another mode.
+    """
+    shortest = {"full": max_seqlen, "random": max(1, max_seqlen - 20), "third": max_seqlen // 3}
+    if mode not in shortest:
+        raise ValueError(f"generate_random_padding_mask: mode must be one of {', '.join(shortest)}, got {mode!r}")
+    lengths = torch.randint(shortest[mode], max_seqlen + 1, (batch_size, 1), device=device)
+    return torch.arange(max_seqlen, device=device).expand(batch_size, -1) < lengths
+
+
+def generate_qkv(q: Tensor, k: Tensor, v: Tensor, query_padding_mask: Tensor | None = None,
+                 key_padding_mask: Tensor | None = None, kvpacked: bool = False, qkvpacked: bool = False,
+                 input_layout: str = "BSHD") -> tuple:
+    """A batch, with its tokens one after the other beside it.
+
+    Args:
+        q, k, v: as of `attention_ref`.
+        query_padding_mask, key_padding_mask: which are tokens; None: all.
+        kvpacked, qkvpacked: k and v, or all three, lie in one tensor: [total, 2, heads, …], or side by side in heads.
+        input_layout: how the batch lies in memory: "BSHD", "BHSD" or "SBHD"; its shape stays. "KVPACKED" and
+            "QKVPACKED" are "BSHD".
+
+    Returns:
+        q, k and v of the tokens [total, heads, head_dim], each a leaf with a gradient; cu_seqlens_q, cu_seqlens_k;
+        max_seqlen_q, max_seqlen_k; q, k and v of the batch; and functions that put an output, q's gradient and k's or
+        v's back into the batch, 0 where no token is.
+
+    Raises:
+        ValueError: another layout, or both kinds of packing.
+    """
+    orders = {"BSHD": (0, 1, 2, 3), "BHSD": (0, 2, 1, 3), "SBHD": (1, 0, 2, 3)}
+    orders |= dict.fromkeys(("KVPACKED", "QKVPACKED"), orders["BSHD"])
+    if input_layout not in orders or (kvpacked and qkvpacked):
+        raise ValueError(f"generate_qkv: input_layout must be one of {', '.join(orders)}, got {input_layout!r}, and "
+                         "only one of kvpacked and qkvpacked may be true")
+    order = orders[input_layout]  # each is its own inverse
+    q, k, v = (tensor.permute(order).contiguous().permute(order) for tensor in (q, k, v))
+    q_tokens, cu_q, max_q, put_q = _tokens(q, query_padding_mask)
+    k_tokens, cu_k, max_k, put_k = _tokens(k, key_padding_mask)
+    v_tokens = _tokens(v, key_padding_mask)[0]
+    if qkvpacked:
+        q_tokens, k_tokens, v_tokens = _in_one(q_tokens, k_tokens, v_tokens)
+        q, k, v = _in_one(q, k, v)
+        put_k = put_q
+    elif kvpacked:
+        k_tokens, v_tokens = torch.stack([k_tokens, v_tokens], dim=1).unbind(1)
+        k, v = torch.stack([k, v], dim=2).unbind(2)
+    leaves = [tensor.detach().requires_grad_() for tensor in (q_tokens, k_tokens, v_tokens, q, k, v)]
+    return *leaves[:3], cu_q, cu_k, max_q, max_k, *leaves[3:], put_q, put_q, put_k
+
+
+def _distance(seqlen_q: int, seqlen_k: int, query_mask: Tensor | None, key_mask: Tensor | None,
+              key_leftpad: Tensor | None, device: torch.device) -> Tensor:
+    """A key's place minus its query's, both counted from the last token; [seqlen_q, seqlen_k], or one for a batch."""
+    rows = torch.arange(seqlen_q, device=device)[:, None]
+    columns = torch.arange(seqlen_k, device=device)
+    if key_leftpad is not None:
+        shifted = columns - key_leftpad[:, None, None, None]
+        columns = torch.where(shifted >= 0, shifted, 2**32)  # what lies left of the keys lies beyond every window
+    lengths = [size if mask is None else mask.sum(-1)[:, None, None, None]
+               for size, mask in ((seqlen_q, query_mask), (seqlen_k, key_mask))]
+    return columns - rows - (lengths[1] - lengths[0])
+
+
+def _tokens(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, int, Callable[[Tensor], Tensor]]:
+    """The tokens of a batch, where each sequence begins, the longest one's length, and the way back."""
+    batch, size = x.shape[:2]
+    mask = torch.ones(batch, size, dtype=torch.bool, device=x.device) if mask is None else mask
+    lengths = mask.sum(dim=1)
+    cu_seqlens = torch.zeros(batch + 1, dtype=torch.int32, device=x.device)
+    cu_seqlens[1:] = lengths.cumsum(0)
+
+    def put(tokens: Tensor) -> Tensor:
+        whole = tokens.new_zeros(batch, size, *tokens.shape[1:])
+        whole[mask] = tokens
+        return whole
+
+    return x[mask], cu_seqlens, int(lengths.max()), put
+
+
+def _in_one(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Heads side by side in one tensor, as views of it."""
+    return torch.cat(parts, dim=-2).split([part.shape[-2] for part in parts], dim=-2)

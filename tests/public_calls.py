@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""A small valid call of every public function, for tests that look at all of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import torch
+
+import aiter_like
+from aiter_like import QuantType
+from aiter_like.ops.index import PUBLIC
+
+BF16, F32, I32, FP8, I8 = torch.bfloat16, torch.float32, torch.int32, torch.float8_e4m3fnuz, torch.int8
+ROWS, HIDDEN, HEADS, DIM, PAGE, BLOCKS = 6, 128, 2, 32, 16, 3
+EPSILON, ONE = 1e-6, torch.ones(1)
+NOT_TRACED = {  # not operators of tensors
+    "attention_workspace_bytes": "a number of bytes", "RotaryEmbedding": "what get_rope returns, which is called",
+    "get_hip_quant": "returns a function", "get_torch_quant": "returns a function",
+    "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
+    "shuffle_weight": "for weights, once, while loading", "unshuffle_weight": "the same",
+    "shuffle_scale": "the same"}
+
+
+def public_names():
+    """Public functions of the operators that take tensors."""
+    return sorted(set(PUBLIC) - set(NOT_TRACED))
+
+
+def r(*shape, dtype=BF16):
+    """Random numbers; the same for the same shape."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+def zeros(*shape, dtype=BF16):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def i32(*values):
+    return torch.tensor(values, dtype=I32)
+
+
+def rows(dtype=BF16):
+    return zeros(ROWS, HIDDEN, dtype=dtype)
+
+
+x, wide, weight, factors = r(ROWS, HIDDEN), r(ROWS, 2 * HIDDEN), r(HIDDEN), r(1, HIDDEN, dtype=F32)[0].abs()
+scale, slots, row_ids = zeros(ROWS, 1, dtype=F32), torch.arange(ROWS), i32(*[0, 1] * (ROWS // 2))
+q, k = r(1, ROWS, HEADS, DIM), r(1, ROWS, 1, DIM)
+starts = i32(0, 2, ROWS)
+pages = r(BLOCKS, PAGE, 1, DIM)
+heads = r(ROWS, HEADS, DIM)
+tables = (r(ROWS, DIM // 2), r(ROWS, DIM // 2))
+tiled = (zeros(BLOCKS, HEADS, DIM // 16, PAGE, 16, dtype=FP8), zeros(BLOCKS, HEADS, DIM, PAGE, dtype=FP8))
+eighths = (zeros(BLOCKS, HEADS, DIM // 8, PAGE, 8), zeros(BLOCKS, HEADS, DIM, PAGE))
+index_cache = zeros(BLOCKS, PAGE, HIDDEN + 4, dtype=torch.uint8)
+norm_add = (rows(), x, x + 1, rows())
+quant = (rows(I8), x, scale)
+quant_add = (rows(I8), x, x + 1, rows())
+
+CALLS = {
+    **{name: (rows(), wide) for name in ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul", "swiglu_and_mul")},
+    **{name: (rows(), wide, row_ids, r(2, 2 * HIDDEN)) for name in ("gelu_and_mul_bias", "silu_and_mul_bias",
+                                                                    "swiglu_and_mul_bias")},
+    "gelu_fast": (rows(), x),
+    "scaled_silu_and_mul": (rows(I8), wide, ONE),
+    "fused_clamp_act_mul": (wide,),
+    "fused_silu_mul": (wide,),
+    "act_mul_and_fp8_group_quant": (wide, "silu", 128),
+    "silu_and_mul_quant": (rows(I8), wide, scale, HIDDEN),
+    "flash_attn_func": (q, k, k),
+    "flash_attn_varlen_func": (q[0], k[0], k[0], starts, starts, 4, 4),
+    "mha_batch_prefill_func": (q[0], pages, pages, starts, i32(0, 1, 2), i32(0, 2), 4, PAGE),
+    "flash_attn_fp8_pertensor_func": (q.to(FP8), k.to(FP8), k.to(FP8), ONE, ONE, ONE),
+    "flash_attn_varlen_fp8_pertensor_func": (q[0].to(FP8), k[0].to(FP8), k[0].to(FP8), ONE, ONE, ONE, starts, starts, 4,
+                                             4),
+    "flash_attn_with_kvcache": (q[:, :1], k, k),
+    "unified_attention": (q[0], pages, pages, zeros(ROWS, HEADS, DIM), starts, 4, i32(2, 4), PAGE, 0.2, True, (-1, -1),
+                          i32([0], [2]), 0.0, None, None, None),
+    "dropout_layer_norm": (x, x, weight, weight, 0.5, 7),
+    "fused_flatten_fp8_group_quant": (heads, 32),
+    "fused_rms_fp8_group_quant": (x, weight, EPSILON),
+    "fused_rms_fp8_per_tensor_static_quant": (x, weight, EPSILON, ONE),
+    "fused_qk_rmsnorm_quant": (rows(I8), scale, x, weight, EPSILON, None, None, None, None, None, None, None, False,
+                               QuantType.per_Token),
+    "fused_qk_norm_rope_cache_pts_quant_shuffle": (
+        r(ROWS, 4 * DIM), r(DIM), r(DIM), r(ROWS, DIM), slots, ROWS, 2, 1, 1, DIM, True, EPSILON, zeros(ROWS, 2, DIM),
+        zeros(BLOCKS, PAGE, 1, DIM), zeros(BLOCKS, PAGE, 1, DIM), slots, ONE, ONE, None, None, False, False, PAGE, 8),
+    "fused_qk_rope_reshape_and_cache": (heads, heads, heads, zeros(BLOCKS, PAGE, HEADS, DIM),
+                                        zeros(BLOCKS, PAGE, HEADS, DIM), slots, slots, *tables, None, None, True, True),
+    "group_norm": (r(2, 8, 5, 5), 4),
+    "cp_gather_indexer_k_quant_cache": (index_cache, zeros(ROWS, HIDDEN, dtype=torch.uint8), zeros(ROWS, 1, dtype=F32),
+                                        i32([0], [1]), starts),
+    "indexer_k_quant_and_cache": (x, index_cache, slots, HIDDEN, "ue8m0"),
+    "pack_int4": (zeros(ROWS, HIDDEN, dtype=I8),),
+    "unpack_int4": (zeros(ROWS, HIDDEN, dtype=I8),),
+    "copy_blocks": ([r(BLOCKS, 4)], [r(BLOCKS, 4)], torch.tensor([[0, 1]])),
+    "swap_blocks": (r(BLOCKS, 4), zeros(BLOCKS, 4), torch.tensor([[0, 1]])),
+    "concat_and_cache_mla": (x, r(ROWS, 64), zeros(BLOCKS, PAGE, HIDDEN + 64), slots, "auto", None),
+    "reshape_and_cache": (heads, heads, *eighths, slots, "auto"),
+    "reshape_and_cache_flash": (heads, heads, zeros(BLOCKS, PAGE, HEADS, DIM), zeros(BLOCKS, PAGE, HEADS, DIM), slots,
+                                "auto", None, None),
+    "reshape_and_cache_with_block_quant": (heads[None], heads[None], *tiled, zeros(HEADS, BLOCKS, dtype=F32),
+                                           zeros(HEADS, BLOCKS, dtype=F32), slots, False),
+    "reshape_and_cache_with_pertoken_quant": (heads, heads, *tiled, zeros(HEADS, BLOCKS * PAGE, dtype=F32),
+                                              zeros(HEADS, BLOCKS * PAGE, dtype=F32), slots, False),
+    "layer_norm": (x, weight, weight),
+    "layernorm2d_fwd": (x, weight, weight),
+    "layernorm2d_fwd_with_add": (*norm_add, weight, weight, EPSILON),
+    "layernorm2d_fwd_with_add_dynamicquant": (*quant_add, scale, weight, weight, EPSILON),
+    "layernorm2d_fwd_with_add_smoothquant": (*quant_add, factors, scale, weight, weight, EPSILON),
+    "layernorm2d_fwd_with_dynamicquant": (*quant, weight, weight, EPSILON),
+    "layernorm2d_fwd_with_smoothquant": (*quant[:2], factors, scale, weight, weight, EPSILON),
+    "add_rmsnorm": (*norm_add, weight, EPSILON),
+    "fused_add_rms_norm_cu": (x, x + 1, weight, EPSILON),
+    "rms_norm": (x, weight, EPSILON),
+    "rms_norm_cu": (rows(), x, weight, EPSILON),
+    "rmsnorm": (rows(), x, weight, EPSILON),
+    "rmsnorm2d_fwd": (x, weight, EPSILON),
+    "rmsnorm2d_fwd_with_add": (*norm_add, weight, EPSILON),
+    "layer_norm_backward": (x, x, weight, EPSILON),
+    "rms_norm_backward": (x, x, weight, EPSILON),
+    "fused_add_rmsnorm_pad": (x, weight, EPSILON),
+    "fused_qk_rmsnorm": (rows(), x, weight, EPSILON, rows(), x + 1, weight, EPSILON),
+    "gated_rms_norm": (x, x, weight, EPSILON),
+    "gated_rms_norm_quant": (zeros(ROWS, HEADS, HIDDEN, dtype=FP8), r(ROWS, HEADS, HIDDEN), r(ROWS, HEADS, HIDDEN),
+                             zeros(ROWS, HEADS, dtype=F32), weight, EPSILON),
+    "add_rmsnorm_quant": (*quant_add, scale, weight, EPSILON),
+    "rmsnorm2d_fwd_with_add_dynamicquant": (*quant_add, scale, weight, EPSILON),
+    "rmsnorm2d_fwd_with_add_smoothquant": (*quant_add, factors, scale, weight, EPSILON),
+    "rmsnorm2d_fwd_with_dynamicquant": (*quant, weight, EPSILON),
+    "rmsnorm2d_fwd_with_smoothquant": (*quant[:2], factors, scale, weight, EPSILON),
+    "rmsnorm_quant": (*quant, weight, EPSILON),
+    "dynamic_per_token_quant_fp8_i8": quant,
+    "dynamic_per_token_scaled_quant": quant,
+    "per_group_quant_hip": (x,),
+    "per_token_quant_hip": (x,),
+    "smoothquant_fwd": (*quant[:2], factors, scale),
+    "per_block_quant": (r(HIDDEN, HIDDEN),),
+    "moe_smoothquant_fwd": (rows(I8), x, r(2, HIDDEN, dtype=F32), row_ids[:, None], scale),
+    "dynamic_per_tensor_quant": (*quant[:2], zeros(1, dtype=F32)),
+    "dynamic_per_tensor_quant_fp8_i8": (*quant[:2], zeros(1, dtype=F32)),
+    "per_tensor_quant_hip": (x,),
+    "static_per_tensor_quant": (*quant[:2], ONE),
+    "static_per_tensor_quant_fp8_i8": (*quant[:2], ONE),
+    "per_tensor_quant": (x,),
+    "pertoken_quant": (x,),
+    "batched_rotary_embedding": (slots, heads, heads + 1, DIM, *tables, True, False, DIM, slots * 0),
+    "rotary_embedding_fwd": (slots, heads, heads + 1, DIM, *tables, True, False),
+    "rope_cached_thd_positions_2c_fwd_inplace": (heads, heads + 1, *tables, slots, 0, True, False),
+    "rope_cached_thd_positions_offsets_2c_fwd_inplace": (heads, heads + 1, *tables, slots, slots * 0, 0, True, False),
+    "get_rope": (slots, heads, heads + 1),
+}
+SEQUENCES = {"RoPE": "rope_fwd", "RoPECached": "rope_cached_fwd", "RoPETHD": "rope_thd_fwd", "RoPE2D": "rope_2d_fwd"}
+FREQUENCIES = r(ROWS, 1, 1, DIM // 2)
+BY_NAME = {**{name: r(ROWS, 1, HEADS, DIM) for name in ("input", "input_x", "input_y", "output_grads", "output_grads_x",
+                                                        "output_grads_y")},
+           **dict.fromkeys(("freqs", "cos", "sin"), FREQUENCIES),
+           "positions": slots[:, None], "offsets": slots[:, None] * 0, "cu_seqlens": starts, "rotate_style": 0,
+           "reuse_freqs_front_part": True, "nope_first": False, "img_height": 2, "img_width": 3,
+           **dict.fromkeys(("cos_h", "sin_h"), r(1, 2, 1, DIM // 4)),
+           **dict.fromkeys(("cos_w", "sin_w"), r(1, 3, 1, DIM // 4))}
+
+
+def call_of(name):
+    """(function, fresh arguments) of a public name."""
+    function = getattr(aiter_like, SEQUENCES.get(name, name))
+    if name in CALLS:
+        args = CALLS[name]
+    else:  # the rotary functions, whose parameters have the same names everywhere
+        parameters = inspect.signature(function).parameters.values()
+        args = [BY_NAME[each.name] for each in parameters if each.default is each.empty]
+        if "thd" in function.__name__ or "2d" in function.__name__:
+            args[0] = args[0][:, 0] if "thd" in function.__name__ else args[0].transpose(0, 1)
+    if name in SEQUENCES:
+        function = getattr(aiter_like, name).apply
+    elif name == "get_rope":
+        function = function(DIM, DIM, ROWS, 10000.0, dtype=BF16)
+    return function, copy.deepcopy(list(args))
+
+
+def tensors(value):
+    """All tensors in nested results, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for each in value for tensor in tensors(each)] if isinstance(value, (list, tuple)) else []

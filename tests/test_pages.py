@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""Every page is in README's index, and what pages show is true: Python, commands, options, variables, links, files."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import importlib
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aiter_like import cli, env
+from aiter_like.cli.parser import Parser
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = "aiter_like/integrations"
+LANGUAGES = {"python", "sh", "text"}
+RUN_BY = {  # the tests that run a page's Python, block after block; those of vLLM and SGLang need the engine
+    "README.md": "tests/test_readme.py",
+    f"{FOLDER}/README.md": "tests/integrations/test_integrations_readme.py",
+    f"{FOLDER}/TRANSFORMERS.md": "tests/integrations/test_transformers_page.py",
+    f"{FOLDER}/vllm/README.md": "tests/integrations/test_vllm.py",
+    f"{FOLDER}/sglang/README.md": "tests/integrations/test_sglang.py"}
+
+
+@functools.cache
+def pages() -> dict[str, str]:
+    """Path → text of every tracked page."""
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout
+    return {name: (ROOT / name).read_text() for name in listed.split()}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", pages()[page], re.DOTALL | re.MULTILINE)
+
+
+def code(page: str) -> list[str]:
+    """Lines of shell blocks, and code within sentences."""
+    text = re.sub(r"^```.*?^```", "", pages()[page], flags=re.DOTALL | re.MULTILINE)
+    return [*"\n".join(blocks(page, "sh")).splitlines(), *re.findall(r"`([^`]+)`", text)]
+
+
+@functools.cache
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """Command → its parser, also of subcommands: `sim check`."""
+    parser = Parser(prog="aiter-like")
+    subparsers = parser.add_subparsers()
+    for module in dict.fromkeys(module for module, _ in cli._COMMANDS.values()):
+        importlib.import_module(module).add_commands(subparsers)
+    found = dict(subparsers.choices)
+    for name, command in subparsers.choices.items():
+        for action in command._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found |= {f"{name} {sub}": parser for sub, parser in action.choices.items()}
+    return found
+
+
+def faults_of(line: str) -> list[str]:
+    """What is wrong with the `aiter-like …` calls in a line."""
+    faults = []
+    for call in re.findall(r"aiter-like((?: [^\s#|&;)]+)+)", line):
+        words = call.split()
+        name = " ".join(words[:2]) if " ".join(words[:2]) in commands() else words[0]
+        if name.startswith("-"):
+            continue
+        if name not in commands():
+            faults.append(f"no command {name}")
+            continue
+        known = {option for action in commands()[name]._actions for option in action.option_strings}
+        given = words[:next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))]
+        faults += [f"{name} has no option {word}" for word in given
+                   if word.startswith("--") and word.partition("=")[0] not in known]
+    return faults
+
+
+def test_every_page_is_in_the_index_and_has_a_heading():
+    index = pages()["README.md"].partition("## Pages")[2].partition("\n## ")[0]
+    linked = re.findall(r"^\| \[([^\]]+)\]\(([^)]+)\) \| \S", index, re.MULTILINE)
+    assert all(name == target for name, target in linked)
+    assert sorted(name for name, _ in linked) == sorted(set(pages()) - {"README.md"})
+    assert all(text.startswith("# ") for text in pages().values())
+    assert not (ROOT / "docs").exists()
+
+
+@pytest.mark.parametrize("page", pages())
+def test_links_and_files_exist(page):
+    text, folder = pages()[page], (ROOT / page).parent
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    assert not [link for link in links if not (folder / link).exists()]
+    named = set(re.findall(r"`((?:aiter_like|csrc|hsa|configs|tests|op_tests|tuned_csv)/[\w./]+)`", text))
+    assert not [name for name in named if not (ROOT / name).exists() and not (ROOT / "csrc/include" / name).exists()]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_block_says_what_it_is_and_is_held_to_it(page):
+    fences = re.findall(r"^```(.*)$", pages()[page], re.MULTILINE)
+    assert set(fences[::2]) <= LANGUAGES and set(fences[1::2]) <= {""}
+    if not blocks(page, "python"):
+        return
+    tests = (ROOT / RUN_BY[page]).read_text()
+    assert Path(page).name in tests and re.search(r'```python|blocks\("python"\)', tests)
+    for node in ast.walk(ast.parse("\n".join(blocks(page, "python")))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "aiter_like" \
+                and "vllm" not in node.module and "sglang" not in node.module:
+            module = importlib.import_module(node.module)
+            assert not [name.name for name in node.names if not hasattr(module, name.name)], node.module
+
+
+@pytest.mark.parametrize("page", pages())
+def test_commands_options_and_variables_exist(page):
+    faults = [fault for line in code(page) for fault in faults_of(line)]
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    faults += [f"no target {target}" for line in code(page) for target in re.findall(r"^make ([a-z]+)", line)
+               if target not in targets]
+    variables = set(re.findall(r"\bAITER_LIKE(?:_[A-Z]+)*\b", "\n".join(code(page)))) - set(env.VARIABLES)
+    headers = "".join(path.read_text() for path in (ROOT / "csrc/include").rglob("*.h")) if variables else ""
+    faults += [f"neither a variable nor a macro: {name}" for name in variables if f"{name}\n" not in headers]
+    assert not faults
+
+
+def test_faults_are_found():
+    """The reader of commands itself: each kind of mistake."""
+    assert faults_of("AITER_LIKE=1 aiter-like docter --engine vllm # x") == ["no command docter"]
+    assert faults_of("x && aiter-like tune rms_norm --shpae rows=1") == ["tune has no option --shpae"]
+    assert faults_of("aiter-like sim check --sedes 4 x.py --its-own") == ["sim check has no option --sedes"]
+    assert faults_of("aiter-like sim run FILE.co --kernel NAME --grid 4 --block 256 --args SPEC.json --check") == []
