@@ -5,17 +5,14 @@ of two the distance of their addresses does.
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from aiter_like.call import handing_on
-
 _STEPS = 20_000  # of a search; strides that step over all smaller dimensions, as nearly all do, take a few
-_REMEMBERED = 64
+_REMEMBERED = 1024
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
@@ -81,58 +78,67 @@ def _has_sum(dims: Sequence[tuple[int, int, int]], low: int, high: int) -> bool 
     return False
 
 
-def guarded(op: str, fields: Sequence[str], args: tuple, writes: Iterable[int],
-            function: Callable[..., None]) -> Callable[..., None]:
-    """`function` of arguments with the metadata of `args`, behind a check of their addresses: an element lies at a
-    multiple of its size, and what is written shares no memory with another argument. An input that is an output, with
-    its shape and strides, is one in place.
+class AddressCheck:
+    """What comes with every call of a plan whose arguments have the metadata of `args`, as no plan knows addresses: an
+    element lies at a multiple of its size, and what is written shares no memory with another argument. An input that is
+    an output, with its shape and strides, is one in place. Tensors in lists are not looked at.
 
-    Its attribute `refuse_addresses` is the check alone. As addresses are in no plan, it comes with every call: their
-    distances are compared with what the metadata allow, which costs the host about 0.1 µs per tensor. Tensors in lists
-    are not looked at.
+    Addresses that have passed are remembered together, as most come again: then a call costs the host about 0.1 µs per
+    tensor for reading them, and as much for the look-up.
 
-    Raises:
-        ValueError: of what is returned.
+    Attributes:
+        statement: of the source text of a function whose parameters are `parameters(len(args))`; "" where there is
+            nothing to check. It sees `cleared` and `refuse`.
+        cleared: the addresses of the tensors of calls that have passed.
     """
-    writes = [index for index in writes if isinstance(args[index], Tensor) and args[index].numel()]
-    others = [index for index, arg in enumerate(args) if isinstance(arg, Tensor) and arg.numel()]
-    pairs = [(one, other) for one in writes for other in others if other not in writes or one < other]
-    if not others:
-        return function
-    sizes = {index: args[index].element_size() for index in others}  # the plan keeps no tensor alive
-    known: dict[tuple[int, int, int], bool] = {}
 
-    def look(one: int, other: int, distance: int, *found: Tensor) -> None:
-        key = one, other, distance
-        if key not in known:
-            if len(known) >= _REMEMBERED:
-                known.clear()
-            known[key] = meet(*found, distance)
-        if known[key]:
-            raise ValueError(f"{op}: {fields[one]} must not overlap {fields[other]}, got two that begin {distance} "
-                             "bytes from one another")
+    def __init__(self, op: str, fields: Sequence[str], args: tuple, writes: Iterable[int]):
+        self._op, self._fields = op, fields
+        tensors = {index: arg for index, arg in enumerate(args) if isinstance(arg, Tensor) and arg.numel()}
+        written = [index for index in writes if index in tensors]
+        self._sizes = {index: arg.element_size() for index, arg in tensors.items()}  # no tensor is kept alive
+        self._pairs = [(one, other, -_extent(tensors[other]), _extent(tensors[one]),
+                        other not in written and _is_alike(tensors[one], tensors[other]))
+                       for one in written for other in tensors if other not in written or one < other]
+        self.cleared: set[tuple[int, ...]] = set()
+        self._known: dict[tuple[int, int, int], bool] = {}
+        names = parameters(len(args))
+        addresses = "".join(f"{names[index]}.data_ptr(), " for index in tensors)
+        self.statement = (f"if (at := ({addresses})) not in cleared: refuse(at, ({', '.join(names)},))"
+                          if tensors else "")
 
-    def refuse(*addresses: int) -> None:
-        for (index, size), address in zip(sizes.items(), addresses, strict=True):
+    def refuse(self, at: tuple[int, ...], args: tuple) -> None:
+        """Checks addresses `at` of the tensors of `args`.
+
+        Raises:
+            ValueError: they are wrong.
+        """
+        for (index, size), address in zip(self._sizes.items(), at, strict=True):
             if address % size:
-                raise ValueError(f"{op}: {fields[index]} must lie at a multiple of its elements' size, {size} bytes, "
-                                 f"got address {address:#x}")
+                raise ValueError(f"{self._op}: {self._fields[index]} must lie at a multiple of its elements' size, "
+                                 f"{size} bytes, got address {address:#x}")
+        places = dict(zip(self._sizes, at))
+        for one, other, low, high, is_alike in self._pairs:
+            distance = places[other] - places[one]
+            if low < distance < high and (distance or not is_alike) and self._meet(one, other, distance, args):
+                raise ValueError(f"{self._op}: {self._fields[one]} must not overlap {self._fields[other]}, got two "
+                                 f"that begin {distance} bytes from one another")
+        if len(self.cleared) >= _REMEMBERED:
+            self.cleared.clear()
+        self.cleared.add(at)
 
-    names = [f"arg{index}" for index in range(len(args))]
-    lines = [f"at{index} = arg{index}.data_ptr()" for index in others]
-    for size in {*sizes.values()} - {1}:
-        alike = [f"at{index}" for index in others if sizes[index] == size]
-        lines.append(f"if ({' | '.join(alike)}) & {size - 1}: refuse({', '.join(f'at{index}' for index in others)})")
-    for one, other in pairs:
-        unless_one = f"at{one} != at{other} and " * (other not in writes and _is_alike(args[one], args[other]))
-        distance = f"at{other} - at{one}"
-        lines.append(f"if {unless_one}{-_extent(args[other])} < {distance} < {_extent(args[one])}: "
-                     f"look({one}, {other}, {distance}, arg{one}, arg{other})")
-    positional = dict.fromkeys(names, inspect.Parameter.empty)
-    used = {"function": function, "look": look, "refuse": refuse}
-    made = handing_on("plan", positional, {}, [*lines, f"function({', '.join(names)})"], **used)
-    made.refuse_addresses = handing_on("refuse_addresses", positional, {}, lines, **used)
-    return made
+    def _meet(self, one: int, other: int, distance: int, args: tuple) -> bool:
+        key = one, other, distance
+        if key not in self._known:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[key] = meet(args[one], args[other], distance)
+        return self._known[key]
+
+
+def parameters(count: int) -> list[str]:
+    """The names by which a plan's source text has its arguments."""
+    return [f"arg{index}" for index in range(count)]
 
 
 def _is_alike(one: Tensor, other: Tensor) -> bool:
