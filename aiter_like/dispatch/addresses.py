@@ -81,7 +81,8 @@ def _has_sum(dims: Sequence[tuple[int, int, int]], low: int, high: int) -> bool 
 class AddressCheck:
     """What comes with every call of a plan whose arguments have the metadata of `args`, as no plan knows addresses: an
     element lies at a multiple of its size, and what is written shares no memory with another argument. An input that is
-    an output, with its shape and strides, is one in place. Tensors in lists are not looked at.
+    an output, with its shape and strides, is one in place. Tensors in lists are not looked at, nor those of the device
+    "meta", which have no address.
 
     Addresses that have passed are remembered together, as most come again: then a call costs the host about 0.1 µs per
     tensor for reading them, and as much for the look-up.
@@ -94,7 +95,8 @@ class AddressCheck:
 
     def __init__(self, op: str, fields: Sequence[str], args: tuple, writes: Iterable[int]):
         self._op, self._fields = op, fields
-        tensors = {index: arg for index, arg in enumerate(args) if isinstance(arg, Tensor) and arg.numel()}
+        tensors = {index: arg for index, arg in enumerate(args)
+                   if isinstance(arg, Tensor) and arg.numel() and not arg.is_meta}
         written = [index for index in writes if index in tensors]
         self._sizes = {index: arg.element_size() for index, arg in tensors.items()}  # no tensor is kept alive
         self._pairs = [(one, other, -_extent(tensors[other]), _extent(tensors[one]),

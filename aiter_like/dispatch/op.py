@@ -8,7 +8,6 @@ metadata decides is decided once: checks, backend (selection.py), tuned row, bui
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor
 
 from aiter_like import device, env, log
-from aiter_like.call import entry, handing_on
+from aiter_like.call import entry
 from aiter_like.device import Target
 from aiter_like.dispatch import record, self_check, table, torch_ops, tuned_rows
-from aiter_like.dispatch.addresses import AddressCheck, parameters
 from aiter_like.dispatch.backend import KINDS, Candidate
+from aiter_like.dispatch.checked import checked
 from aiter_like.dispatch.declaration import SKIP, Declaration, find_op, tell_unknown_disabled
 from aiter_like.dispatch.explanation import Explanation, Recorder, describe, selector
 from aiter_like.dispatch.kinds import check_kinds, check_outputs
@@ -214,11 +213,11 @@ class Op(Declaration):
                     continue
             self._log_choice(candidate, request, selection)
             is_simulated = _runs_on_simulator(candidate, request.target)
-            plan = self._checked(function, request.args, is_simulated)
+            plan = checked(self, function, request.args, is_simulated)
             if is_final and candidate.row is not None:  # behind the check: what it refuses is no fault of the row
-                running = self._checked(function, request.args, is_simulated, of_addresses=False)
+                running = checked(self, function, request.args, is_simulated, of_addresses=False)
                 first = self._first_run(running, plan, candidate.row, request, cache, chosen)
-                plan = self._checked(first, request.args)
+                plan = checked(self, first, request.args)
             if is_final:
                 cache.store(chosen, request.args, plan)
             return plan
@@ -235,37 +234,6 @@ class Op(Declaration):
             return self._bind_first(again, select(self, again), cache, chosen)
 
         return tuned_rows.first_run(self, row, running, lambda args: cache.store(chosen, args, plan), decide)
-
-    def _checked(self, function: Callable, args: tuple, is_simulated: bool = False,
-                 of_addresses: bool = True) -> Callable:
-        """`function` behind the check of addresses; on the simulated device with its errors, and through its checkers
-        whenever they are on. Both in one function, as it comes with every call. `plan.refuse_addresses` is the former
-        alone.
-        """
-        addresses = AddressCheck(self.name, self.call._fields, args, self.write_indices)
-        first = [addresses.statement] if of_addresses and addresses.statement else []
-        passed = ", ".join(names := parameters(len(args)))
-        call, used = [f"function({passed})"], {}
-        if is_simulated:
-            from aiter_like import sim
-
-            call = [f"if checking(): checked_call(({passed},))", "else:", f"    try: function({passed})",
-                    "    except RuntimeError as error: raise_failure(error)"]
-            used = {"checking": sim.checking, "raise_failure": functools.partial(_raise_failure, self.name),
-                    "checked_call": functools.partial(self._checked_call, function)}
-        elif not first:
-            return function
-        used |= {"function": function, "cleared": addresses.cleared, "refuse": addresses.refuse}
-        positional = dict.fromkeys(names, inspect.Parameter.empty)
-        plan = handing_on("plan", positional, {}, [*first, *call], **used)
-        if first:
-            plan.refuse_addresses = handing_on("refuse_addresses", positional, {}, first, **used)
-        return plan
-
-    def _checked_call(self, function: Callable, args: tuple) -> None:
-        from aiter_like import sim
-
-        sim.checked_call(self.name, function, args, self.write_indices)
 
     def _explain(self, args: tuple, forced: str | None, forced_by: str, skip: bool) -> Explanation:
         request = self._request(args, forced, forced_by, of_addresses=True)
@@ -309,16 +277,6 @@ def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
             yield arg
         elif isinstance(arg, (tuple, list)):
             yield from (one for one in arg if isinstance(one, Tensor))
-
-
-def _raise_failure(op: str, error: RuntimeError) -> None:
-    """Raises what the simulated device has to say of an error of a launch, or the error itself."""
-    from aiter_like import sim
-
-    failure = sim.as_simulator_error(op, error)
-    if failure is error:
-        raise error
-    raise failure from error
 
 
 def _is_lazy(tensor: Tensor) -> bool:

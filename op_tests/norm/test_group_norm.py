@@ -15,6 +15,7 @@ import aiter_like
 from aiter_like import sim
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import OPS
+from aiter_like.dispatch.checked import checked
 from aiter_like.dispatch.selection import Candidate
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import slices, tune_shapes
@@ -145,7 +146,7 @@ def test_slices_of_a_tuned_row(device, backend, params):
 
     def launch(call, **params):
         candidate = Candidate(found, backend, params, "test")
-        op._watched(found.bind(target_of(device), call, candidate), candidate, target_of(device))(*call)
+        checked(op, found.bind(target_of(device), call, candidate), call, device.type == "cpu")(*call)
 
     assert number_of_slices(x, 1) == 1
     launch(call, **params)

@@ -160,3 +160,9 @@ def test_expanded_starts_are_refused_at_once():
         aiter_like.flash_attn_varlen_func(q, q, q, starts, starts, 4, 4)
     with pytest.raises(ValueError, match="rope_thd_fwd: cu_seqlens must have at most 1048577 elements"):
         aiter_like.rope_thd_fwd(q, starts, torch.ones(4, 1, 1, 32), 0, True, False)
+
+
+def test_tensors_without_memory_are_not_compared():
+    """Those of the device "meta" all have the address 0."""
+    x = torch.empty(4, 64, dtype=torch.bfloat16, device="meta")
+    assert aiter_like.rms_norm(x, x[0], 1e-6).shape == x.shape

@@ -98,9 +98,10 @@ def test_a_row_is_on_trial_for_one_call_only(rows):
     for _ in range(3):
         op.run(out, x, 3.0)
     plan, = op._plans._plans.values()
-    behind = {cell.cell_contents.__name__ for cell in plan.__closure__}
+    behind = dict(zip(plan.__code__.co_freevars, (cell.cell_contents for cell in plan.__closure__)))
     assert len(hip.binds) == 1 and hip.calls == 3 and plan is not trial
-    assert "call" in behind and "attempt" not in behind and [entry.plan for entry in op._plans._recent] == [plan]
+    assert "attempt" not in behind["function"].__name__ and behind["cleared"]
+    assert [entry.plan for entry in op._plans._recent] == [plan]
 
 
 def test_an_address_is_no_fault_of_the_row(rows, caplog):
