@@ -277,7 +277,7 @@ def parse_params(text: str, source: str) -> dict[str, Any]:
             raise TuningError(f"{source}: params must be name=value;…, got {_short(part)!r}")
         if name in params:
             raise TuningError(f"{source}: params must name {name} once, got {_short(text)!r}")
-        params[name] = _value(value, source)
+        params[name] = _value(name, value, source)
     return dict(sorted(params.items()))
 
 
@@ -286,7 +286,7 @@ def text_of(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _value(text: str, source: str) -> Any:
+def _value(name: str, text: str, source: str) -> Any:
     if text in ("true", "false"):
         return text == "true"
     if _INTEGER.fullmatch(text) and len(text.lstrip("-")) <= _MAX_DIGITS:
@@ -294,8 +294,8 @@ def _value(text: str, source: str) -> Any:
     if not _NUMBER.fullmatch(text):
         return text
     if _INTEGER.fullmatch(text) or not math.isfinite(float(text)):
-        raise TuningError(f"{source}: params must be finite numbers, integers of at most {_MAX_DIGITS} digits, "
-                          f"got {_short(text)}")
+        raise TuningError(f"{source}: {name} in params must be a finite number, an integer of at most "
+                          f"{_MAX_DIGITS} digits, got {_short(text)}")
     return float(text)
 
 

@@ -117,7 +117,8 @@ class TestRows:
     @pytest.mark.parametrize("number", ["9" * 19, "-" + "9" * 5000, "1e999", "9" * 5000 + ".0"])
     def test_params_are_numbers_that_a_kernel_can_take(self, user, number):
         path = user(row(params=f"lanes={number}"))
-        assert str(load().problems[0]).startswith(f"{path}:2: params must be finite numbers, integers of at most 18")
+        problem, = load().problems
+        assert str(problem).startswith(f"{path}:2: lanes in params must be a finite number, an integer of at most 18 ")
 
     def test_duplicate_names_both_lines(self, user):
         path = user(row(us="2"), row(rows=2), row(us="1"))
