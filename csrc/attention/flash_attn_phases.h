@@ -22,6 +22,7 @@ constexpr int kAhead = 3;
 // special case.
 constexpr float kMinimum = -1e30f;
 constexpr float kMaskedScore = -3e38f;
+constexpr float kFar = 0x1p24f;  // of a maximum in base 2: its rounding is up to 1
 
 /// `x`, out of reach of the compiler's vectoriser, which would add up two row tiles at once by packed instructions.
 __device__ inline float keep_scalar(float x) {
@@ -36,6 +37,7 @@ struct RowState {
   Accumulator out[Shape::kRowTiles][Shape::kDimGroups][2];
   float maximum[Shape::kRowTiles];  // of the scaled scores in base 2; the four lanes of a row have the same
   float sum[Shape::kRowTiles];      // of this lane's probabilities
+  bool is_far;                      // whether a maximum of the wave is far from 0 (scaled_if_far)
 };
 
 /// Where this lane reads step 0 of K and of V: byte offsets into LDS, buffer included.
@@ -202,6 +204,25 @@ __device__ float raise_maximum(RowState<Shape>& state, int t, float highest) {
   return rescale;
 }
 
+/// Whether a maximum is so large that its rounding shows in the exponent; kMinimum is that of a row without keys.
+template <class Shape>
+__device__ bool is_far(const RowState<Shape>& state, int t) {
+  return wave_any(__builtin_fabsf(state.maximum[t]) >= kFar && state.maximum[t] != kMinimum);
+}
+
+/// What exponentiate multiplies the scores of row tile t with: `scale`; or 1, and they are scaled now. For the fma of
+/// the highest score leaves what the rounding of the maximum took: 128 and more from 2^31 on, where 2^128 is infinite.
+template <class Shape>
+__device__ float scaled_if_far(WaveState<Shape>& wave, int t, float scale) {
+  if (__builtin_expect(!wave.rows.is_far, true)) return scale;
+#pragma unroll
+  for (int kk = 0; kk < kKeyTiles; ++kk) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) wave.scores[t][kk][i] = keep_scalar(wave.scores[t][kk][i] * scale);  // not in an fma
+  }
+  return 1.f;
+}
+
 template <class Shape>
 __device__ void rescale_out(RowState<Shape>& state, int t, float rescale) {
 #pragma unroll
@@ -247,9 +268,14 @@ __device__ void softmax(WaveState<Shape>& wave, float scale) {
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t)
       if (is_higher[t]) rescale_out(wave.rows, t, raise_maximum(wave.rows, t, highest[t]));
-  }
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) exponentiate(wave, t, scale);
+    for (int t = 0; t < kRowTiles; ++t) wave.rows.is_far |= is_far(wave.rows, t);
+  }
+  float factor = scale;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) factor = scaled_if_far(wave, t, scale);
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) exponentiate(wave, t, factor);
   tile::keep_order();
 }
 
@@ -269,7 +295,8 @@ __device__ void seen_softmax(WaveState<Shape>& wave, float scale, const SEES& se
     if (sees(t)) {
       hide(t);
       rescale = raise_maximum(wave.rows, t, lane_maximum(wave.scores[t], scale));
-      exponentiate(wave, t, scale);
+      wave.rows.is_far |= is_far(wave.rows, t);
+      exponentiate(wave, t, scaled_if_far(wave, t, scale));
     }
     rescale_out(wave.rows, t, rescale);
   }

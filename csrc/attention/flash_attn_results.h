@@ -40,6 +40,7 @@ __device__ inline float natural_lse(float maximum, float sum) {
 /// Loads q of the block's rows and begins with nothing summed. Rows past the end repeat the last one.
 template <class Shape>
 __device__ void load_rows(RowState<Shape>& state, const FlashAttnArgs& args, const Task<Shape>& task) {
+  state.is_far = false;
 #pragma unroll
   for (int t = 0; t < Shape::kRowTiles; ++t) {
     const int row = task.row + tile_row(t, column());

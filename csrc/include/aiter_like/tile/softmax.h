@@ -14,6 +14,7 @@
 namespace aiter_like::tile {
 
 constexpr float kLowest = -1e30f;   // start of the maximum, after scaling
+constexpr float kFar = 0x1p24f;     // of a maximum: its rounding is up to 1
 constexpr float kMasked = -3e38f;   // before scaling; with a scale of at least 1e-8 still far below kLowest
 
 template <class SCORES>
@@ -21,6 +22,7 @@ struct OnlineSoftmax {
   using Layout = typename SCORES::Layout;
   typename SCORES::PerColumn maximum;  // of scale · score; the same in all groups
   typename SCORES::PerColumn sum;      // of what this lane has exponentiated
+  bool is_far = false;                 // whether a maximum of the wave is beyond ±kFar
   static_assert(!SCORES::kOwnsRows, "each lane has columns: queries");
 
   __device__ OnlineSoftmax() {
@@ -39,16 +41,32 @@ struct OnlineSoftmax {
       highest = __builtin_fmaxf(maximum[s], across_groups<Layout>(highest, Maximum{}));
       const float factor = fast_exp2(maximum[s] - highest);
       maximum[s] = highest;
+      is_far |= wave_any(__builtin_fabsf(highest) >= kFar && highest != kLowest);
       sum[s] *= factor;
       rescale(s, factor);
     }
   }
 
   /// scores = 2^(scale · score − maximum + bits), and adds them to the sum, unrounded.
+  ///
+  /// The fma of the highest score leaves what the rounding of the maximum took: 128 and more from 2^31 on, where 2^128
+  /// is infinite. So far from 0 the scores are rounded as the maximum was, and the maximum subtracted, in two steps.
   __device__ void exponentiate(SCORES& scores, float scale, float bits = 0.f) {
+    if (__builtin_expect(is_far, false)) {
+#pragma clang fp contract(off)
+#pragma unroll
+      for (int s = 0; s < SCORES::kStrips; ++s) {
+#pragma unroll
+        for (int e = 0; e < SCORES::kPerStrip; ++e) {
+          const float scaled = scores.get(s, e) * scale;
+          scores.set(s, e, scaled - maximum[s]);
+        }
+      }
+      scale = 1.f;
+    }
 #pragma unroll
     for (int s = 0; s < SCORES::kStrips; ++s) {
-      const float origin = maximum[s] - bits;
+      const float origin = is_far ? -bits : maximum[s] - bits;
 #pragma unroll
       for (int e = 0; e < SCORES::kPerStrip; ++e) {
         const float p = fast_exp2(__builtin_fmaf(scores.get(s, e), scale, -origin));
