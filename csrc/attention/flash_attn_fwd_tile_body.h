@@ -176,7 +176,7 @@ struct WaveRows {
 
   typename Shape::QuerySlice queries[kSlices];
   typename Shape::OutSlice out[kOutSlices];
-  OnlineSoftmax<typename Shape::Scores> softmax;
+  OnlineSoftmax<typename Shape::Scores, Shape::kPBits> softmax;
   ScoreMap<Shape> map;
   Visible visible;
   int first, last;  // rows of the sequence; none when last < first
@@ -211,7 +211,7 @@ struct WaveRows {
     map(scores, first_key);
     if (!visible.all(first, last, first_key, first_key + kBlockN)) mask(scores, visible, first_key, first);
     softmax.raise(scores, map.scale(), [&](int strip, float factor) { scale_out(strip, factor); });
-    softmax.exponentiate(scores, map.scale(), Shape::kPBits);
+    softmax.exponentiate(scores, map.scale());
     return convert<Element, Shape::kRounding>(scores);
   }
 

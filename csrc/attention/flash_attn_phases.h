@@ -22,7 +22,7 @@ constexpr int kAhead = 3;
 // special case.
 constexpr float kMinimum = -1e30f;
 constexpr float kMaskedScore = -3e38f;
-constexpr float kFar = 0x1p24f;  // of a maximum in base 2: its rounding is up to 1
+constexpr float kFar = 0x1p27f;  // of a maximum in base 2: its rounding is up to 8
 
 /// `x`, out of reach of the compiler's vectoriser, which would add up two row tiles at once by packed instructions.
 __device__ inline float keep_scalar(float x) {

@@ -45,6 +45,16 @@ def dense(device: torch.device, batch: int, seqlen_q: int, seqlen_k: int, heads:
             random(device, (batch, seqlen_k, kv_heads, head_dim_v or head_dim), dtype, 3 * seed + 2))
 
 
+def far_scores(device: torch.device, seqlen_q: int, seqlen_k: int, head_dim: int, dtype: torch.dtype,
+               seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of small integers: scores are exact in fp32, some of a row are the same, and the later the larger."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (torch.randint(-3, 4, (2, length, 2, head_dim), generator=generator) for length in (seqlen_q, seqlen_k))
+    k[:, :, :, 0], q[:, :, :, 0] = torch.arange(seqlen_k)[None, :, None] // 16, 8
+    v = random(device, (2, seqlen_k, 2, head_dim), dtype, seed)
+    return q.to(device, dtype), k.to(device, dtype), v
+
+
 def packed(device: torch.device, lengths_q: Sequence[int], lengths_k: Sequence[int], heads: int, kv_heads: int,
            head_dim: int, dtype: torch.dtype, seed: int = 0, head_dim_v: int | None = None) -> tuple[Any, ...]:
     """q, k, v [total, heads, dim], cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k."""

@@ -13,7 +13,7 @@ import math
 import attention_cases as cases
 import pytest
 import torch
-from attention_cases import BACKENDS, BF16, KERNELS, check_dense, dense
+from attention_cases import BACKENDS, BF16, KERNELS, check_dense, dense, far_scores
 from covering import covering
 
 import aiter_like
@@ -140,6 +140,26 @@ def test_rounding_of_a_copy_shows_each_mode(device, run, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_scales(device, run, backend, scale):
     check_dense(run, backend, *dense(device, 1, 70, 130, 2, 2, 64, BF16), softmax_scale=scale, causal=True)
+
+
+@pytest.mark.parametrize("scale", (1e5, 3e7, 1e20))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scores_far_from_zero(device, run, backend, scale):
+    """Where fp32 steps over the next integers, beyond 2^24, and beyond 2^31, where a rounding would be 2^128; rows that
+    see nothing, rows whose highest score rises with every block, and negative scores only.
+    """
+    for head_dim, lengths, options in ((64, (90, 70), {"causal": True}), (128, (70, 330), {"causal": True}),
+                                       (128, (40, 200), {}), (64, (40, 200), {"window_size": (30, 20)})):
+        q, k, v = far_scores(device, *lengths, head_dim, BF16)
+        check_dense(run, backend, q, k, v, softmax_scale=scale, **options)
+        check_dense(run, backend, -q.abs(), k.abs() + 1, v, softmax_scale=scale, **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_inputs(device, run, backend):
+    """Of fp16: scores near 10^11 with the usual scale."""
+    q, k, v = far_scores(device, 70, 130, 128, torch.float16)
+    check_dense(run, backend, q * 8000, k * 8000, v)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from attention_cases import check_dense, check_varlen, dense, features, packed
+from attention_cases import check_dense, check_varlen, dense, far_scores, features, packed
 from covering import covering
 
 import aiter_like
@@ -51,6 +51,15 @@ def test_plain(device, run, dtype, head_dim, causal, rounding):
     for lengths, heads in (((1, 1), (1, 1)), ((70, 33), (2, 2)), ((140, 200), (4, 2)), ((3, 0), (1, 1))):
         check_dense(run, "ck", *dense(device, 1 + lengths[0] % 2, *lengths, *heads, head_dim, dtype),
                     rounding=rounding, causal=causal)
+
+
+@pytest.mark.parametrize("scale", (1e5, 3e7, 1e20))
+def test_scores_far_from_zero(device, run, scale):
+    for options in ({"causal": True}, {"window_size": (30, 20)}):
+        q, k, v = far_scores(device, 90, 70, 64, BF16)
+        check_dense(run, "ck", q, k, v, softmax_scale=scale, **options)
+        check_dense(run, "ck", -q.abs(), k.abs() + 1, v, softmax_scale=scale, **options)
+    check_dense(run, "ck", *far_scores(device, 70, 330, 128, F16), softmax_scale=scale, causal=True)
 
 
 def test_head_dimensions_of_latent_attention(device, run):

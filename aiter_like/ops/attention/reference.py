@@ -68,4 +68,6 @@ def softmax_of(scores: Tensor, visible: Tensor, sink: Tensor | None) -> tuple[Te
         column = sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
         with_sink = torch.cat((scores, column), -1)
     lse = with_sink.logsumexp(-1)
-    return (scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None]).exp(), lse
+    # Not from the log-sum-exp: far from 0 its rounding is in the exponent.
+    p = with_sink.softmax(-1)[..., :scores.shape[-1]]
+    return p.masked_fill((lse == -math.inf)[..., None], 0.0), lse

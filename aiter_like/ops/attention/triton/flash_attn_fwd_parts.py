@@ -19,6 +19,7 @@ from aiter_like.ops.attention.triton.parts import (
     bias_of,
     clamped,
     descaled,
+    exponent_of,
     finish_rows,
     is_visible,
     key_pointers,
@@ -54,12 +55,12 @@ _COMBINE = {"num_warps": 4, "enable_fp_fusion": False}
 
 @triton.jit
 def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.constexpr, IS_MASKED: tl.constexpr):
-    """One online-softmax pass over the keys [first, last) in tiles from `first` on. state: acc, Σ p, maximum.
+    """One online-softmax pass over the keys [first, last) in tiles from `first` on. state: of no_keys.
 
     visibility: first and last key of each row, sink tokens. extras: scale, positions of the rows on the keys' axis,
     what adjusted takes, what dropout takes.
     """
-    acc, total, maximum = state
+    acc, total, maximum, highest = state
     q_tile, q_tail = q_tiles
     k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes = source
     low, high, sink_size = visibility
@@ -83,15 +84,19 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
             k_tail = load_tile(k_rows + (k_at[None, :] + packed(tail, k_strides[3], SHAPE.X)[:, None]),
                                inside[None, :], tail[:, None], SHAPE.HEAD_DIM, SHAPE.D + SHAPE.D_TAIL, IS_MASKED)
             scores = tl.dot(q_tail, k_tail.to(q_tile.dtype), scores)
-        factor = scale
         if IS_ADJUSTED:
             scores = adjusted(scores * scale, keys, positions, adjust, SHAPE)
-            factor = 1.0
         if IS_MASKED:
             visible = is_visible(keys, low, high, sink_size, SHAPE.HAS_LEFT, SHAPE.HAS_SINK_TOKENS)
             scores = tl.where(visible, scores, MASKED)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1) * factor)
-        p = tl.exp2(scores * factor - new_maximum[:, None])
+        if IS_ADJUSTED:
+            new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+            p = tl.exp2(scores - new_maximum[:, None])
+        else:
+            highest = tl.maximum(highest, tl.max(scores, 1))
+            new_maximum = tl.maximum(maximum, highest * scale)
+            factor, origin = exponent_of(highest, new_maximum, scale)
+            p = tl.exp2(scores * factor[:, None] - origin[:, None])
         rescale = tl.exp2(maximum - new_maximum)
         total = total * rescale + tl.sum(p, 1)
         acc = acc * rescale[:, None]
@@ -106,7 +111,7 @@ def _attend(state, q_tiles, source, first, last, visibility, extras, SHAPE: tl.c
             v_tile = load_tile(v_rows + (v_at[:, None] + (dims_v * v_strides[3])[None, :]), inside[:, None],
                                dims_v[None, :], SHAPE.HEAD_DIM_V, SHAPE.DV, IS_MASKED)  # [N, DV]
         acc = tl.dot(round_finite(p, P, SHAPE.ROUNDING), v_tile.to(P), acc)
-    return acc, total, maximum
+    return acc, total, maximum, highest
 
 
 @triton.jit
@@ -190,9 +195,10 @@ def _attention_kernel(out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, seqlens_k, 
         dropout = (tl.load(rng_state), tl.load(rng_state + 1), threshold, batch * num_heads + first_head, queries)
     source = (k_base, v_base, k_strides, v_strides, pages, seqlen_k, boxes)
     last_query = tl.minimum((block * SHAPE.M + SHAPE.M - 1) // SHAPE.PACK, seqlen_q - 1)
-    acc, total, maximum = _attend_all(no_keys(SHAPE.M, SHAPE.DV), (q_tile, q_tail), source, first_query + delta,
-                                      last_query + delta, (window_left, window_right, sink_size), split, num_splits,
-                                      (scale, queries + delta, (softcap, row_slopes, row_biases), dropout), SHAPE)
+    extras = (scale, queries + delta, (softcap, row_slopes, row_biases), dropout)
+    acc, total, maximum, _ = _attend_all(no_keys(SHAPE.M, SHAPE.DV), (q_tile, q_tail), source, first_query + delta,
+                                         last_query + delta, (window_left, window_right, sink_size), split, num_splits,
+                                         extras, SHAPE)
 
     out_rows, lse_rows, sinks = row_pointers(out, out_strides, q_batch, tile, SHAPE), None, None
     if lse is not None:

@@ -17,6 +17,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # exactly, so that a fully masked row needs no special case.
 MINIMUM = tl.constexpr(-1.0e30)
 MASKED = tl.constexpr(-3.0e38)
+FAR = tl.constexpr(134217728.0)  # 2^27, of a maximum in base 2: its rounding is up to 8
 
 
 @triton.jit
@@ -225,10 +226,23 @@ def bias_of(bias, strides, q_batch, tile, queries, is_row, delta, num_biases, SH
 
 
 @triton.jit
+def exponent_of(highest, maximum, scale):
+    """(factor, origin) of rows, for p = 2^(factor · score − origin). highest: of their scores; maximum: times scale.
+
+    That is the scale and the maximum. But the fma of the highest score leaves what the rounding of the maximum took:
+    128 and more from 2^31 on, where 2^128 is infinite. There the factor is the power of two at or below the scale, so
+    that nothing is rounded: scores that differ are so far from one another that only p = 1 and p ≈ 0 are left.
+    """
+    power = (scale.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    is_near = (tl.abs(maximum) < FAR) | (maximum == MINIMUM)  # the latter: no key was visible yet
+    return tl.where(is_near, scale, power), tl.where(is_near, maximum, highest * power)
+
+
+@triton.jit
 def no_keys(M: tl.constexpr, DV: tl.constexpr):
-    """(acc, Σ p, maximum) of rows before their first key."""
+    """(acc, Σ p, maximum, highest score) of rows before their first key."""
     zero = tl.zeros([M], tl.float32)
-    return tl.zeros([M, DV], tl.float32), zero, zero + MINIMUM
+    return tl.zeros([M, DV], tl.float32), zero, zero + MINIMUM, zero + MASKED
 
 
 @triton.jit

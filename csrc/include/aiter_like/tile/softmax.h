@@ -14,15 +14,16 @@
 namespace aiter_like::tile {
 
 constexpr float kLowest = -1e30f;   // start of the maximum, after scaling
-constexpr float kFar = 0x1p24f;     // of a maximum: its rounding is up to 1
 constexpr float kMasked = -3e38f;   // before scaling; with a scale of at least 1e-8 still far below kLowest
 
-template <class SCORES>
+/// BITS: exponentials are up to 2^BITS, for narrow types that they are rounded to.
+template <class SCORES, int BITS = 0>
 struct OnlineSoftmax {
   using Layout = typename SCORES::Layout;
   typename SCORES::PerColumn maximum;  // of scale · score; the same in all groups
   typename SCORES::PerColumn sum;      // of what this lane has exponentiated
   bool is_far = false;                 // whether a maximum of the wave is beyond ±kFar
+  static constexpr float kFar = BITS ? 0x1p23f : 0x1p27f;  // it is rounded by up to 0.5 and 8 there
   static_assert(!SCORES::kOwnsRows, "each lane has columns: queries");
 
   __device__ OnlineSoftmax() {
@@ -47,11 +48,11 @@ struct OnlineSoftmax {
     }
   }
 
-  /// scores = 2^(scale · score − maximum + bits), and adds them to the sum, unrounded.
+  /// scores = 2^(scale · score − maximum + BITS), and adds them to the sum, unrounded.
   ///
   /// The fma of the highest score leaves what the rounding of the maximum took: 128 and more from 2^31 on, where 2^128
   /// is infinite. So far from 0 the scores are rounded as the maximum was, and the maximum subtracted, in two steps.
-  __device__ void exponentiate(SCORES& scores, float scale, float bits = 0.f) {
+  __device__ void exponentiate(SCORES& scores, float scale) {
     if (__builtin_expect(is_far, false)) {
 #pragma clang fp contract(off)
 #pragma unroll
@@ -66,7 +67,7 @@ struct OnlineSoftmax {
     }
 #pragma unroll
     for (int s = 0; s < SCORES::kStrips; ++s) {
-      const float origin = is_far ? -bits : maximum[s] - bits;
+      const float origin = (is_far ? 0.f : maximum[s]) - BITS;
 #pragma unroll
       for (int e = 0; e < SCORES::kPerStrip; ++e) {
         const float p = fast_exp2(__builtin_fmaf(scores.get(s, e), scale, -origin));
