@@ -44,7 +44,9 @@ def flash_attn_func(
         v: [batch, seqlen_k, num_kv_heads, head_dim_v], likewise.
         dropout_p: probabilities are dropped with this probability, the others divided by 1 − dropout_p; what is
             dropped follows from torch's generator of the device.
-        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim).
+        softmax_scale: finite, ≥ 1e-8; default 1 / sqrt(head_dim). Scores times scale may be up to 1e30, with two
+            exceptions: NaN beyond 1.4e9 from Triton on Hopper where the scale is ≤ 1 (and the inputs so large), and
+            gradients, whose probabilities follow from the fp32 log-sum-exp, to 2⁻²³ of it: beyond 1e5 they are coarse.
         causal: query i sees key j iff j ≤ i + seqlen_k − seqlen_q (bottom-right alignment).
         window_size: (left, right[, sink tokens]): query i sees keys from i + seqlen_k − seqlen_q − left to
             … + right; −1: no limit; so many leading keys stay visible under a left limit. None: no limits.

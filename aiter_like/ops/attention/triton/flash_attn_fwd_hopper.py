@@ -33,7 +33,7 @@ from aiter_like.ops.attention.triton.flash_attn_fwd_hopper_parts import (
     unpacked,
     wait_full,
 )
-from aiter_like.ops.attention.triton.parts import LOG2_E, MASKED, MINIMUM, clamped, key_ranges, keys_of, sequence
+from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, clamped, key_ranges, keys_of, sequence
 from aiter_like.ops.attention.triton.strides import strides_of_lse, strides_of_rows
 from aiter_like.ops.common.triton.launch import launch
 
@@ -118,23 +118,24 @@ def _walk(state, q, ring, first, last, top, visibility, scale, SHAPE: gl.constex
     """Tiles [first, last) from `top` down: the product with a tile's values waits for the next tile's scores, beside
     which it runs.
     """
-    acc, words, maxima, total = state
-    LAYOUT: gl.constexpr = maxima[0].type.layout.parent
+    acc, words, maximum, total = state
+    LAYOUT: gl.constexpr = maximum.type.layout.parent
     for tile in range(first, last):
         scores = start_scores(q, ring, tile, LAYOUT, SHAPE)
         p = unpacked(words, acc, q.dtype, SHAPE)
         acc = start_output(acc, p, ring, tile - 1, SHAPE)
         scores = warpgroup_mma_wait(1, deps=[scores])
         free(ring, KEYS, tile, SHAPE)
-        next_p, sums, new_maxima = softmax(scores, maxima, (top - tile) * SHAPE.N, visibility, scale, SHAPE, IS_MASKED)
-        shrink = gl.exp2(maxima[0] - new_maxima[0])
-        maxima = new_maxima
+        next_p, sums, new_maximum = softmax(scores, maximum, (top - tile) * SHAPE.N, visibility, scale, SHAPE,
+                                            IS_MASKED)
+        shrink = gl.exp2(maximum - new_maximum)
+        maximum = new_maximum
         total = total * gl.convert_layout(shrink, gl.SliceLayout(1, total.type.layout))[:, None] + sums
         acc, p = warpgroup_mma_wait(0, deps=[acc, p])
         free(ring, VALUES, tile - 1, SHAPE)
         acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
         words = packed(next_p, q.dtype, SHAPE)
-    return acc, words, maxima, total
+    return acc, words, maximum, total
 
 
 @gluon.jit
@@ -160,13 +161,13 @@ def _attend(q, ring, bounds, visibility, scale, SHAPE: gl.constexpr):
     free(ring, KEYS, first, SHAPE)
     start = (top - first) * SHAPE.N
     none = gl.full([SHAPE.M], MINIMUM, gl.float32, gl.SliceLayout(1, LAYOUT))
-    p, total, maxima = softmax(scores, (none, none * 0.0 + MASKED), start, visibility, scale, SHAPE, True)
+    p, total, maximum = softmax(scores, none, start, visibility, scale, SHAPE, True)
     if SHAPE.HAS_ENDS:
         if start + SHAPE.N > seqlen_k:
             wait_full(ring, VALUES, first, SHAPE)
             clear_rows(tile_of(ring, VALUES, first, SHAPE), seqlen_k - start, SHAPE)
     acc = gl.full([SHAPE.M, SHAPE.D], 0.0, gl.float32, ACC_LAYOUT)
-    state = acc, packed(p, q.dtype, SHAPE), maxima, total
+    state = acc, packed(p, q.dtype, SHAPE), maximum, total
 
     open_first = gl.maximum(end - inner_end, first + 1)
     state = _walk(state, q, ring, first + 1, gl.minimum(open_first, last), top, visibility, scale, SHAPE, True)
@@ -174,12 +175,12 @@ def _attend(q, ring, bounds, visibility, scale, SHAPE: gl.constexpr):
         open_last = gl.maximum(end - inner, open_first)
         state = _walk(state, q, ring, open_first, open_last, top, visibility, scale, SHAPE, False)
         open_first = open_last
-    acc, words, maxima, total = _walk(state, q, ring, open_first, last, top, visibility, scale, SHAPE, SHAPE.HAS_LEFT)
+    acc, words, maximum, total = _walk(state, q, ring, open_first, last, top, visibility, scale, SHAPE, SHAPE.HAS_LEFT)
     p = unpacked(words, acc, q.dtype, SHAPE)
     acc, p = warpgroup_mma_wait(0, deps=[start_output(acc, p, ring, last - 1, SHAPE), p])
     free(ring, VALUES, last - 1, SHAPE)
     _pass_over(ring, last, end - begin, SHAPE)
-    return acc, maxima[0], gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, LAYOUT))
+    return acc, maximum, gl.convert_layout(gl.sum(total, 1), gl.SliceLayout(1, LAYOUT))
 
 
 @gluon.jit

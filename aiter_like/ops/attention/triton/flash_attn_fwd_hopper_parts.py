@@ -9,10 +9,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from aiter_like.ops.attention.triton.parts import LN_2, LOG2_E, MASKED, exponent_of, round_finite, round_to
+from aiter_like.ops.attention.triton.parts import LN_2, LOG2_E, MASKED, round_finite, round_to
 
 KEYS, VALUES = gl.constexpr(0), gl.constexpr(1)
-_round_to, _round_finite, _exponent_of = (gluon.jit(each.fn) for each in (round_to, round_finite, exponent_of))
+_round_to, _round_finite = gluon.jit(round_to.fn), gluon.jit(round_finite.fn)
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,8 @@ class Shape:
 
 
 @gluon.jit
-def softmax(scores, maxima, start, visibility, scale, SHAPE: gl.constexpr, IS_MASKED: gl.constexpr):
-    """(p, its sums [M, 8] over a lane's own keys, maxima) with the scores of the keys from `start` on.
-
-    maxima: of the scores times scale, and of the scores.
-    """
+def softmax(scores, maximum, start, visibility, scale, SHAPE: gl.constexpr, IS_MASKED: gl.constexpr):
+    """(p, its sums [M, 8] over a lane's own keys, maximum) with the scores of the keys from `start` on."""
     if IS_MASKED:
         low, high = visibility
         keys = gl.arange(0, SHAPE.N, gl.SliceLayout(0, scores.type.layout))[None, :]
@@ -51,11 +48,9 @@ def softmax(scores, maxima, start, visibility, scale, SHAPE: gl.constexpr, IS_MA
         if SHAPE.HAS_LEFT:
             visible = visible & (keys >= (low - start)[:, None])
         scores = gl.where(visible, scores, MASKED)
-    highest = gl.maximum(maxima[1], gl.max(scores, 1))
-    maximum = gl.maximum(maxima[0], highest * scale)
-    factor, origin = _exponent_of(highest, maximum, scale)
-    p = gl.exp2(scores * factor[:, None] - origin[:, None])
-    return p, gl.sum(p.reshape([SHAPE.M, SHAPE.N // 8, 8]), 1), (maximum, highest)
+    maximum = gl.maximum(maximum, gl.max(scores, 1) * scale)
+    p = gl.exp2(scores * scale - maximum[:, None])
+    return p, gl.sum(p.reshape([SHAPE.M, SHAPE.N // 8, 8]), 1), maximum
 
 
 @gluon.jit
