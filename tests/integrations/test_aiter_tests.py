@@ -12,7 +12,7 @@ import textwrap
 import pytest
 import torch
 
-from aiter_like.integrations import aiter_names, aiter_test_process, aiter_test_runs, shim
+from aiter_like.integrations import aiter_names, aiter_test_process, aiter_test_runs, shim, takeover
 from aiter_like.integrations.aiter_checks import KINDS
 
 HEAD = """
@@ -27,6 +27,7 @@ def _child(job: dict, folder) -> None:
     """In a process of its own, as the command starts it, without the cost of a new interpreter."""
     sys.stdout = sys.stderr = open(folder / "log", "w")
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
+    takeover.reset_counters()  # of earlier tests: a script that called nothing of ours has an error, no failed check
     os.environ |= {"AITER_LIKE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     sys.path.insert(0, str(shim.PATH))
     for name in [name for name in sys.modules if name.split(".")[0] == "aiter"]:
