@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def pytest_addoption(parser):
     parser.addoption("--engine-python", action="append", default=[], metavar="ENGINE=PATH",
                      help="for tests marked `engine`: a Python that has the engine and this package (repeatable); "
                           "default: .engines/ENGINE, built on first use")
+
+
+def pytest_configure():
+    """A shell starts background jobs, so perhaps the tests, with SIGINT ignored, and children would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
