@@ -101,7 +101,7 @@ def _weaker_clamps(program: Program, inst: Inst) -> list[tuple[str, str]]:
     if name in _SELECT:
         move = "s_mov_b32" if name[0] == "s" else "v_mov_b32"
         suffix = "" if name[0] == "s" else "_e64" if inst.text.split()[0].endswith("_e64") else "_e32"
-        made = [(operator, f"{move}{suffix} {first}, {source}")
+        made = [(operator, f"{move}{suffix} {first}, {source.split()[0]}")
                 for operator, source in zip(("min-first", "min-second"), rest[:2])]
         return made if reaches(program, inst) & {"address", "exec"} else []
     if name == "s_mov_b32" and reaches(program, inst) == {"range"}:

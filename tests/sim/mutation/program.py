@@ -15,6 +15,7 @@ from mutants import instructions, replaced, text_section
 
 NOP = struct.pack("<I", 0xBF800000)  # s_nop 0
 _REGISTER = re.compile(r"(?<![\w.])([vas])(?:(\d+)\b|\[(\d+):(\d+)\])|\b(vcc|exec|m0|scc)(?:_lo|_hi)?\b")
+_COMMA = re.compile(r",(?![^\[]*\])")  # between operands, not inside the brackets of s[0:1] or quad_perm:[2,3,0,1]
 _PLAIN = re.compile(r"_(?:e32|e64|dpp|sdwa)$")
 
 
@@ -35,7 +36,7 @@ class Inst:
     @functools.cached_property
     def operands(self) -> tuple[str, ...]:
         """The printed operands; the last one carries the modifiers."""
-        return tuple(part.strip() for part in self.text.partition(" ")[2].split(",")) if " " in self.text else ()
+        return tuple(part.strip() for part in _COMMA.split(self.text.partition(" ")[2])) if " " in self.text else ()
 
     @property
     def ends(self) -> bool:
