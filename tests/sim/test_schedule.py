@@ -184,6 +184,32 @@ def test_a_seed_repeats_and_another_differs():
     assert (undefined(0) == 0xCDCDCDCD).all()
 
 
+def test_waves_of_a_workgroup_keep_close_together():
+    """Each wave counts down in LDS and looks how far its neighbour is behind, at most two iterations of nine."""
+    body = """
+  s_movk_i32 s4, 20000
+  v_mov_b32 v3, s4
+  ds_write_b32 v0, v3
+  s_waitcnt lgkmcnt(0)
+  s_barrier
+  v_mov_b32 v5, 0
+1:
+  s_sub_u32 s4, s4, 1
+  v_mov_b32 v3, s4
+  ds_write_b32 v0, v3
+  ds_read_b32 v6, v1
+  s_waitcnt lgkmcnt(0)
+  v_sub_u32 v6, v6, v3
+  v_max_i32 v5, v5, v6
+  s_cmp_lg_u32 s4, 0
+  s_cbranch_scc1 1b"""
+    waves = 4
+    wave = np.arange(64 * waves, dtype=np.uint32) // 64
+    with sim.enabled(checks=False):
+        out = run(body, {"v0": wave * 4, "v1": (wave + 1) % waves * 4}, {"v5": np.int32}, waves=waves, lds_bytes=512)
+    assert out["v5"].max() <= 2
+
+
 def operators() -> dict:
     """Name → call of each kernel of the project in a small shape."""
     generator = torch.Generator().manual_seed(0)

@@ -30,8 +30,8 @@ struct Touch {
 };
 
 // Watches one workgroup from its first instruction on. The simulator destroys it when the workgroup has ended or its
-// launch was stopped. All calls come from the thread that runs the workgroup. Waves take turns of many instructions, so
-// the order of calls for different waves says nothing about time. The Inst may be a copy that lives no longer than the
+// launch was stopped. All calls come from the thread that runs the workgroup. Waves take turns of some instructions, so
+// the order of calls for different waves says little about time. The Inst may be a copy that lives no longer than the
 // call (VGPR indexing); its `pc` names the instruction.
 //
 // The calls of an instruction are before(), one for each access that it makes, and after(); an instruction that fails

@@ -9,7 +9,7 @@
 namespace sim {
 namespace {
 
-constexpr u64 kQuantum = 1 << 16;              // instructions of a wave before another gets its turn
+constexpr u64 kQuantum = 1 << 16;              // instructions of a wave between two looks whether all wait
 constexpr u64 kSpinQuantum = 1 << 11;          // … in launches whose workgroups wait for one another
 constexpr u64 kFuzzedResidents = 8;            // workgroups that fuzzing interleaves, unless they need more
 constexpr u64 kBusyResidents = 64;             // workgroups that give way though they do not wait, in memory at once

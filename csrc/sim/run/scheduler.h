@@ -23,7 +23,7 @@ class Scheduler {
   Scheduler(u64 workgroups, u64 seed, u64 resident_limit);
 
   u64 workgroups() const { return total_; }
-  // Instructions of a wave before another one of its workgroup gets its turn.
+  // Instructions of a wave between two looks whether its workgroup only waits.
   u64 quantum() const { return quantum_; }
   bool may_start() const { return next_ < total_ && resident_ < limit_; }
 

@@ -67,6 +67,7 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
   fill(lds_, launch.lds_bytes, poison);
   if (scratch_bytes) fill(scratch_, scratch_bytes * count, poison);
   group.waves.resize(count);
+  watches.resize(kMaxWaves);
   if (seed) late.resize(kMaxWaves);
   for (u64 i = 0; i < count; ++i) {
     Wave& w = group.waves[i];

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "run/late.h"
+#include "run/spin.h"
 #include "run/wave.h"
 
 namespace sim {
@@ -25,7 +26,7 @@ class Slot {
   Wave* current = nullptr;                     // the running wave; a trap would lose a local variable
   Random random{0};                            // fuzzing: this workgroup's own decisions
   std::vector<LateLoads> late;                 // per wave; used under fuzzing
-  std::vector<u32> saved;                      // registers that a wave is compared with (waves.cpp)
+  std::vector<SpinWatch> watches;              // kMaxWaves (waves.cpp)
 
  private:
   u64 seed_ = 0;

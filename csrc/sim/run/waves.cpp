@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// The run loop. It looks at a wave that has used up its share or sleeps: a wave that comes back to the same instruction
-// with the same registers waits for memory that others write, and will wait for ever if they wait too.
+// The run loop. Waves take short turns, as hardware's issue takes them round robin: shipped kernels rewrite LDS behind
+// a barrier that slower waves have passed but not left far behind. From time to time, and when all sleep, it looks
+// whether they only wait for other workgroups.
 #include "run/waves.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "isa/mode.h"
@@ -15,7 +15,7 @@ namespace sim {
 namespace {
 
 constexpr u64 kShare = 1 << 20;                // instructions of a wave before another workgroup gets its turn
-constexpr int kLongestSpin = 512;              // instructions of a waiting loop
+constexpr u64 kStep = 8;                       // … before the next wave of its workgroup
 
 template <bool kObserved, bool kLate>
 class Runner {
@@ -26,45 +26,92 @@ class Runner {
 
   // Rounds over the waves. A barrier opens when every wave that has not ended waits at it.
   Turn run() {
-    const int n = static_cast<int>(group_.waves.size());
-    int order[kMaxWaves];
-    std::iota(order, order + n, 0);
-    u64 share = kShare;
-    while (!failed_) {
-      if (kLate) shuffle(order, n);
-      // A look for loops leaves other waves less room in between, so under fuzzing only a turn's last round looks.
-      const bool last = kLate ? slot_.random.next() % 16 == 0 : share <= quantum_, looks = !kLate || last;
-      bool running = false, waiting = true, stuck = true;
-      for (int i = 0; i < n; ++i) {
-        Wave& w = group_.waves[order[i]];
-        if (w.stop == Stop::ended || w.stop == Stop::barrier) continue;
-        slot_.current = &w;
-        w.stop = Stop::running;
-        run_wave(w, kLate ? 1 + slot_.random.next() % 256 : quantum_);
-        if (w.stop != Stop::running && w.stop != Stop::yield) {
-          waiting = false;
-          continue;
-        }
-        const bool sleeps = w.stop == Stop::yield && !reads_clock(w);
-        const bool spins = looks && this->spins(w);
-        running |= w.stop != Stop::ended && w.stop != Stop::barrier;
-        waiting &= sleeps || spins;
-        stuck &= spins;
+    for (u64 share = 0, next_look = quantum_; !failed_;) {
+      gather();
+      if (num_ready_ == 0) {
+        if (!open_barrier()) return Turn::ended;
+        continue;
       }
-      if (running) {
-        if (waiting) return stuck ? Turn::stuck : Turn::waiting;
-        if (last) return Turn::preempted;
-        share -= quantum_;
-      } else if (!open_barrier()) {
-        return Turn::ended;
+      if (kLate) shuffle();
+      // A look lets waves go on by small steps only, so under fuzzing only a turn's last round looks.
+      const bool last = kLate ? slot_.random.next() % 16 == 0 : share >= kShare;
+      if (kLate ? last : share >= next_look) {
+        const Turn found = look();
+        if (found != Turn::preempted || last) return found;
+        next_look = share + quantum_;
+        continue;
       }
+      // A wave that is alone has nobody to keep close to.
+      const u64 step = num_ready_ > 1 ? kStep : next_look - share;
+      if (round(step)) return kLate ? Turn::waiting : std::max(look(), Turn::waiting);
+      share += step;
     }
     return Turn::preempted;
   }
 
  private:
-  void shuffle(int* order, int n) {
-    for (int i = n - 1; i > 0; --i) std::swap(order[i], order[slot_.random.next() % (i + 1)]);
+  // The waves that can go on.
+  void gather() {
+    num_ready_ = 0;
+    for (Wave& w : group_.waves) {
+      if (w.stop != Stop::ended && w.stop != Stop::barrier) ready_[num_ready_++] = &w;
+    }
+  }
+
+  void shuffle() {
+    for (int i = num_ready_ - 1; i > 0; --i) std::swap(ready_[i], ready_[slot_.random.next() % (i + 1)]);
+  }
+
+  // Every wave that can go on does, by `step` instructions or a random number. True when all of them sleep now.
+  bool round(u64 step) {
+    bool sleeping = true;
+    for (int i = 0; i < num_ready_; ++i) {
+      Wave& w = *ready_[i];
+      go_on(w, kLate ? 1 + slot_.random.next() % 256 : step);
+      sleeping &= sleeps(w);
+    }
+    return sleeping;
+  }
+
+  // Watches all waves for loops. Turn::preempted: one of them does not wait.
+  Turn look() {
+    std::vector<SpinWatch>& watches = slot_.watches;
+    gather();
+    for (int i = 0; i < num_ready_; ++i) watches[i].begin(*ready_[i]);
+    for (bool decided = false; !decided;) {
+      bool waiting = decided = true;
+      for (int i = 0; i < num_ready_; ++i) {
+        waiting &= watch(*ready_[i], watches[i]);
+        decided &= watches[i].decided();
+      }
+      if (!waiting) return Turn::preempted;
+    }
+    const auto spins = [](const SpinWatch& watch) { return watch.spins(); };
+    return std::all_of(watches.begin(), watches.begin() + num_ready_, spins) ? Turn::stuck : Turn::waiting;
+  }
+
+  // A step under watch. False when the wave is seen not to wait.
+  bool watch(Wave& w, SpinWatch& watch) {
+    for (u64 n = 0; n < kStep; ++n) {
+      go_on(w, 1);
+      if (w.stop == Stop::ended || w.stop == Stop::barrier) return false;
+      watch.slept |= sleeps(w);
+      watch.step(w);
+    }
+    return !watch.decided() || watch.spins() || watch.slept;
+  }
+
+  void go_on(Wave& w, u64 budget) {
+    slot_.current = &w;
+    w.stop = Stop::running;
+    run_wave(w, budget);
+  }
+
+  // A wave that reads a clock pauses too (isa/smem.cpp), but it does not wait.
+  static bool sleeps(const Wave& w) {
+    if (w.stop != Stop::yield) return false;
+    const Inst& last = *(w.ip - 1);
+    return !last.op || last.op->spec.cls != Class::smem;
   }
 
   bool open_barrier() {
@@ -110,44 +157,12 @@ class Runner {
     }
   }
 
-  // A wave that reads a clock pauses too (isa/smem.cpp), but it does not wait.
-  static bool reads_clock(const Wave& w) {
-    const Inst& last = *(w.ip - 1);
-    return last.op && last.op->spec.cls == Class::smem;
-  }
-
-  // True when the wave, running on, comes back to where it is with every register as it is. Most loops count in a
-  // scalar register, so these are compared first.
-  bool spins(Wave& w) {
-    if (!returns(w)) return false;
-    const Kernel& k = *group_.launch->kernel;
-    const size_t arch = k.arch_rows() * kLanes, accum = k.accum_rows() * kLanes;
-    std::vector<u32>& saved = slot_.saved;
-    saved.resize(arch + accum);
-    std::copy_n(&w.v[0][0], arch, saved.data());
-    std::copy_n(&w.v[kFirstAgpr][0], accum, saved.data() + arch);
-    return returns(w) && std::equal(saved.begin(), saved.begin() + static_cast<i64>(arch), &w.v[0][0]) &&
-           std::equal(saved.begin() + static_cast<i64>(arch), saved.end(), &w.v[kFirstAgpr][0]);
-  }
-
-  bool returns(Wave& w) {
-    const Inst* at = w.ip;
-    u32 scalars[kNumScalars];
-    std::copy_n(w.s, kNumScalars, scalars);
-    const bool scc = w.scc;
-    for (int n = 0; n < kLongestSpin; ++n) {
-      w.stop = Stop::running;
-      run_wave(w, 1);
-      if (w.stop == Stop::ended || w.stop == Stop::barrier) return false;
-      if (w.ip == at) return w.scc == scc && std::equal(w.s, w.s + kNumScalars, scalars);
-    }
-    return false;
-  }
-
   Slot& slot_;
   Workgroup& group_;
   const u64 limit_, quantum_;
   const std::atomic<bool>& failed_;
+  Wave* ready_[kMaxWaves];
+  int num_ready_ = 0;
 };
 
 }  // namespace

@@ -14,8 +14,8 @@ enum class Turn : u8 {
   stuck,                                       // … and none can go on unless somebody else writes memory
 };
 
-// Runs the workgroup until it ends or gives way; waves take turns at barriers, at s_sleep and after `quantum`
-// instructions. Under fuzzing their order and their shares are random.
+// Runs the workgroup until it ends or gives way. Its waves go on side by side, a few instructions each; every `quantum`
+// instructions the loop looks whether they only wait. Under fuzzing their order and their turns are random.
 Turn run_waves(Slot& slot, u64 quantum, const std::atomic<bool>& failed);
 
 }  // namespace sim
