@@ -40,7 +40,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Pa
 
 def pytest_configure(config: pytest.Config) -> None:
     """Declares the mark; a mistake in the options is one before any test runs."""
-    config.addinivalue_line("markers", "sim_check: run with the checkers of the simulated MI300X, as --sim-check does")
+    config.addinivalue_line("markers", "sim_check: run with the checkers of the simulated MI300X, as --sim-check does; "
+                            "sim_check('NAME,…'): with these")
     text = config.getoption("--sim-check")
     if text:
         from aiter_like.sim import parse_checks
@@ -71,8 +72,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
     text, seed = item.config.getoption("--sim-check"), item.config.getoption("--sim-fuzz")
-    if text is None and item.get_closest_marker("sim_check"):
-        text = ""
+    mark = item.get_closest_marker("sim_check")
+    if text is None and mark:
+        text = mark.args[0] if mark.args else ""
     if text is None and seed is None:
         return (yield)
     sim, triton, shown = _simulator()
@@ -90,8 +92,10 @@ def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
     finally:
         if phase == "teardown" and _TRITON in item.stash:
             item.stash[_TRITON].close()
-    if session.reports:
+    if any(report["severity"] == "error" for report in session.reports):
         pytest.fail(shown(session.reports), pytrace=False)
+    if session.reports:
+        item.add_report_section(phase, "simulator", shown(session.reports))
     return result
 
 

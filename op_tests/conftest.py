@@ -41,14 +41,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Every launch on the simulated device runs under all checkers, of which a report fails the test; large tests run
+    """Every launch on the simulated device runs under all checkers, of which any report fails the test; large tests run
     this turn's part of their cases there.
     """
     if config.getoption("--device") != "sim":
         return
     own = [item for item in items if item.path.is_relative_to(_FOLDER)]
     for item in own:
-        item.add_marker("sim_check")
+        item.add_marker(pytest.mark.sim_check("strict"))
     for item in [] if config.getoption("--all-cases") else rotation.items_left_out(own, config.option.turn):
         item.add_marker("exhaustive")
 

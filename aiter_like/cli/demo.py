@@ -203,7 +203,7 @@ def _checked(call: Callable, where: torch.device) -> tuple[object, dict | None]:
     """Result of `call` under all of the simulator's checkers, and its counters and reports; None for those on a GPU."""
     if not device.target_of(where).simulated:
         return call(), None
-    with sim.enabled(checks=True, on_report="collect") as session:
+    with sim.enabled(checks="strict", on_report="collect") as session:
         result = call()
     counters = session.counters.values()
     return result, {"launches": sum(kernel["launches"] for kernel in counters),

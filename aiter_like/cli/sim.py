@@ -57,7 +57,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     run.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where outputs go (default: here)")
     run.add_argument("--check", nargs="?", type=sim_check.checks_of, dest="checks", metavar="NAME,…",
                      help="with the checkers that are on by default everywhere, all but global_race; --check=all has "
-                          "global_race, too; exit status 1 if one reports something")
+                          "global_race, too, --check=strict makes errors of notes; exit status 1 if there is an error")
     run.add_argument("--checks", type=sim_check.checks_of, metavar="NAME,…",
                      help=f"with these of {', '.join(sim.CHECKS)}, all")
     sim_check.add_seeds(run, "each on fresh buffers; outputs are those of the first")
@@ -96,7 +96,7 @@ def _run(args: argparse.Namespace) -> int:
         print(sim_check.summary(kernel.name, found, seeds, checks))
     for name, path in files.items():
         _save(path, outputs[name])
-    return 1 if found else 0
+    return 1 if sim_reports.errors(found) else 0
 
 
 def _kernel(file: Path, image: bytes, name: str) -> code_object.Kernel:

@@ -23,10 +23,11 @@ from aiter_like.cli.outputs import require_writable
 from aiter_like.sim import reports
 from aiter_like.sim.library import default_settings
 
-CHECKS_HELP = f"of {', '.join(sim.CHECKS)}, all (default: all but global_race, which is slow)"
+CHECKS_HELP = (f"of {', '.join(sim.CHECKS)}, all (default: all but global_race, which is slow, and strict, which makes "
+               "errors of notes)")
 _DESCRIPTION = """Runs a Python script as __main__: kernels that it launches on CPU tensors, of this package or of
 Triton, run on the simulated MI300X with its checkers on. What they say goes to stderr, once per check, kernel and
-instruction. Exit status: 1 when anything was reported, else the script's own."""
+instruction. Exit status: 1 when anything but notes was reported, else the script's own."""
 
 
 def add_check(actions: argparse._SubParsersAction) -> None:
@@ -80,9 +81,10 @@ def text_of(report: dict) -> str:
 
 def summary(what: object, found: Sequence[dict], seeds: range, checks: Sequence[str]) -> str:
     """The line at the end: how many reports, of what, with which seeds and checks."""
-    total = sum(report["count"] for report in found)
+    total, notes = sum(report["count"] for report in found), len(found) - len(reports.errors(found))
+    told = f" ({notes} of them notes)" if notes else ""
     tried = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"[sim] {what}: {len(found)} distinct report(s), {total} in all; {tried}, checks {','.join(checks)}"
+    return f"[sim] {what}: {len(found)} distinct report(s){told}, {total} in all; {tried}, checks {','.join(checks)}"
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -98,7 +100,7 @@ def _run(args: argparse.Namespace) -> int:
     for report in [] if args.json else found:
         print(text_of(report), file=sys.stderr)
     print(summary(args.script, found, seeds, args.checks), file=sys.stderr)
-    return 1 if found else status
+    return 1 if reports.errors(found) else status
 
 
 def _run_here(args: argparse.Namespace, seed: int) -> tuple[list[dict], int]:

@@ -58,14 +58,19 @@ def raise_error(error: int) -> None:
         raise SimulatorError(message, take() if error in _OF_LAUNCHES else [])
 
 
+def errors(reports: Iterable[dict]) -> list[dict]:
+    """Those that are no notes: that do harm on the hardware, or all when the checks are strict."""
+    return [report for report in reports if report["severity"] == "error"]
+
+
 def merged(reports: Iterable[dict]) -> list[dict]:
-    """One record per check, kernel and instruction, the first one, with the sum of the counts.
+    """One record per check, severity, kernel and instruction, the first one, with the sum of the counts.
 
     Copies of a kernel share its name: their instructions differ in text or source.
     """
     found: dict[tuple, dict] = {}
     for report in reports:
-        key = tuple(report[name] for name in ("check", "kernel", "pc", "text", "source"))
+        key = tuple(report[name] for name in ("check", "severity", "kernel", "pc", "text", "source"))
         count = found[key]["count"] if key in found else 0
         found[key] = {**found.get(key, report), "count": count + report["count"]}
     return list(found.values())

@@ -19,7 +19,7 @@ from aiter_like.errors import SimulatorError
 from aiter_like.sim import library as _library
 from aiter_like.sim import reports
 from aiter_like.sim.library import configure, counters, default_settings
-from aiter_like.sim.settings import DEFAULT_CHECKS, Settings, parse_checks
+from aiter_like.sim.settings import DEFAULT_CHECKS, Settings, complete, parse_checks
 
 if TYPE_CHECKING:
     import torch
@@ -77,10 +77,12 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
             and LDS used before a wait), "lds_race", "uninit" (undefined values that matter), "bounds", "waitstate"
             (instructions too close together), "sanity" (misaligned atomics, barriers that some waves miss, lanes that
             store different values to one place, MFMA with inactive lanes), and, only when named, "global_race"
-            (workgroups that conflict in global memory; runs on one thread). As a text: names with commas between
-            them, or "all".
+            (workgroups that conflict in global memory; runs on one thread). "strict", alone or with others: what LLVM
+            or a manual demands, though it works on the hardware, is an error and no note. As a text: names with
+            commas between them, or "all".
         fuzz, threads, dry, instruction_limit, devices, defer: as in `Settings`; None = unchanged.
-        on_report: "raise" = SimulatorError at the operator whose launch was reported; "collect" = only keep it.
+        on_report: "raise" = SimulatorError at the operator whose launch was reported, unless all reports are notes;
+            "collect" = only keep it.
     Yields:
         The session with `reports` and `counters`.
     Raises:
@@ -96,7 +98,7 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         changes = {"fuzz": fuzz, "threads": threads, "dry": dry, "instruction_limit": instruction_limit,
                    "devices": devices, "defer": defer}
         given = {name: value for name, value in changes.items() if value is not None}
-        settings = replace(outer, checks=tuple(names), **given)
+        settings = replace(outer, checks=complete(names), **given)
         reports.set_aside()
         session = Session(on_report, _before=counters())
         reports.kept.append(session.reports)
@@ -242,12 +244,15 @@ def _extent(tensor: torch.Tensor) -> int:
 
 
 def _collect(name: str) -> None:
-    """Takes what the checkers said; raises it unless the innermost block collects."""
+    """Takes what the checkers said; raises errors unless the innermost block collects."""
     found = reports.take()
-    if found and (not _open or _open[-1][1].on_report == "raise"):
-        lines = [f"{name}: {len(found)} report(s) of the simulator's checkers"]
-        lines += [f"  {report['summary']}" for report in found]
-        raise SimulatorError("\n".join(lines), found)
+    errors = reports.errors(found)
+    if not _open:
+        reports.unclaimed.extend(report for report in found if report not in errors)
+    if errors and (not _open or _open[-1][1].on_report == "raise"):
+        lines = [f"{name}: {len(errors)} report(s) of the simulator's checkers"]
+        lines += [f"  {report['summary']}" for report in errors]
+        raise SimulatorError("\n".join(lines), errors)
 
 
 def _minus(now: dict, before: dict) -> dict:

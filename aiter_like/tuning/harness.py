@@ -74,7 +74,7 @@ def sim(index: int) -> Harness:
 
     def guarded(op: Any, function: Callable) -> Callable:
         def call(*args: Any) -> None:
-            with simulator.enabled(checks=True):
+            with simulator.enabled(checks="strict"):
                 simulator.checked_call(op.name, function, args, op.write_indices)
 
         return call

@@ -30,8 +30,8 @@ void add_report(Report report) {
   Reports& all = reports();
   const std::lock_guard lock(all.mutex);
   const auto same = [&](const Report& r) {
-    return r.check == report.check && r.kernel == report.kernel && r.pc == report.pc && r.source == report.source &&
-           r.text == report.text;              // copies of a kernel have its name, not its file
+    return r.check == report.check && r.note == report.note && r.kernel == report.kernel && r.pc == report.pc &&
+           r.source == report.source && r.text == report.text;     // copies of a kernel have its name, not its file
   };
   const auto known = std::find_if(all.list.begin(), all.list.end(), same);
   if (known != all.list.end()) known->count += report.count;
@@ -39,10 +39,11 @@ void add_report(Report report) {
 }
 
 void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes, u64 address, std::string message,
-                const Inst* other) {
+                const Inst* other, bool note) {
   Report r;
   const Launch& launch = *wave.group->launch;
   r.check = std::move(check);
+  r.note = note;
   r.message = std::move(message);
   r.kernel = launch.kernel->name;
   std::copy(std::begin(wave.group->id), std::end(wave.group->id), r.workgroup);
@@ -64,12 +65,14 @@ std::vector<Report> take_reports() {
 
 u64 print_reports() {
   const std::vector<Report> list = take_reports();
+  u64 errors = 0;
   for (const Report& r : list) {
     std::string text = summary(r);
     if (r.count > 1) text += " (" + std::to_string(r.count) + " times)";
     std::fprintf(stderr, "%s\n", text.c_str());
+    errors += !r.note;
   }
-  return list.size();
+  return errors;
 }
 
 std::string place_text(u64 pc, const std::string& source, const std::string& text) {
@@ -83,7 +86,8 @@ std::string summary(const Report& r) {
   char where[96];
   std::snprintf(where, sizeof where, " wg(%u,%u,%u) wave %d lanes 0x%llx ", r.workgroup[0], r.workgroup[1],
                 r.workgroup[2], r.wave, static_cast<unsigned long long>(r.lanes));
-  return "[sim:" + r.check + "] " + r.kernel + where + place_text(r.pc, r.source, r.text) + "\n    " + r.message;
+  return "[sim:" + r.check + (r.note ? ", note] " : "] ") + r.kernel + where +
+         place_text(r.pc, r.source, r.text) + "\n    " + r.message;
 }
 
 }  // namespace sim

@@ -20,6 +20,7 @@ struct Report {
   std::string source;                          // "file:line", when the code object has line tables
   u64 address = 0;
   bool refused = false;                        // a launch that did not start
+  bool note = false;                           // its message says who demands it, though it works on the hardware
   u64 count = 1;                               // reports with the same check and instruction
   struct {                                     // the producer or the other access; no text = there is none
     u64 pc = 0;
@@ -29,10 +30,10 @@ struct Report {
 
 // Fills kernel, workgroup, wave, pc and text from the wave and instruction, and records it. Thread-safe.
 void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes, u64 address, std::string message,
-                const Inst* other = nullptr);
+                const Inst* other = nullptr, bool note = false);
 void add_report(Report report);
 std::vector<Report> take_reports();            // and forgets them
-u64 print_reports();                           // to stderr; forgets them, and says how many there were
+u64 print_reports();                           // to stderr; forgets them, and says how many were no notes
 std::string summary(const Report& report);     // check, kernel, place, instruction; on the next line the message
 // "pc 0x1a4c (norm.hip:12): v_add_f32 v0, v1, v2"
 std::string place_text(u64 pc, const std::string& source, const std::string& text);

@@ -17,7 +17,7 @@ struct Name {
 constexpr Name kChecks[] = {{"wait", kCheckWait}, {"lds_race", kCheckLdsRace}, {"uninit", kCheckUninit},
                             {"bounds", kCheckBounds}, {"waitstate", kCheckWaitState},
                             {"sanity", kCheckSanity}, {"global_race", kCheckGlobalRace},
-                            {"all", kAllChecks}};
+                            {"strict", kCheckStrict}, {"all", kAllChecks}};
 
 struct Initial {
   Settings settings;
@@ -58,8 +58,10 @@ bool set(std::string_view part, Initial& to) {
   const std::string_view name = part.substr(0, equals);
   const std::string_view value = equals == part.npos ? std::string_view() : part.substr(equals + 1);
   if (name == "check") {
-    if (value.empty()) to.settings.checks |= kDefaultChecks;
-    return each_part(value, '+', [&](std::string_view check) { return add_check(check, to.settings.checks); });
+    u32 bits = 0;
+    if (!each_part(value, '+', [&](std::string_view check) { return add_check(check, bits); })) return false;
+    to.settings.checks |= bits & ~kCheckStrict ? bits : bits | kDefaultChecks;
+    return true;
   }
   if (name == "fuzz") return number(value, to.settings.seed);
   if (name == "threads") return number(value, to.settings.threads);

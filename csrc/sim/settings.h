@@ -9,10 +9,10 @@ namespace sim {
 
 enum Check : u32 {
   kCheckWait = 1, kCheckLdsRace = 2, kCheckUninit = 4, kCheckBounds = 8, kCheckWaitState = 16, kCheckSanity = 32,
-  kCheckGlobalRace = 64
+  kCheckGlobalRace = 64, kCheckStrict = 128     // strict: notes are errors too
 };
 inline constexpr u32 kDefaultChecks = kCheckGlobalRace - 1;      // global races only when named: slow, one thread
-inline constexpr u32 kAllChecks = kDefaultChecks | kCheckGlobalRace;
+inline constexpr u32 kAllChecks = kDefaultChecks | kCheckGlobalRace | kCheckStrict;
 
 struct Settings {
   u32 checks = 0;                              // bits of Check

@@ -234,7 +234,7 @@ def test_repeats_exactly(device, run):
     expected = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
     for seed in range(3):
         if device.type == "cpu":
-            with sim.enabled(fuzz=seed) as session:
+            with sim.enabled("strict", fuzz=seed) as session:
                 out = run("ck", aiter_like.flash_attn_func, *inputs, causal=True, how_v3_bf16_cvt=0)
             (counts,) = session.counters.values()
             assert "flat" not in counts["by_class"]  # the compiler knows every pointer's address space

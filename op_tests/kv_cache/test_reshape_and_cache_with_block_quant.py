@@ -119,7 +119,7 @@ def test_workgroups_do_not_conflict(device, run, layout):
     """Each block and head is one workgroup's; two runs of a call in one block, which no case has, would be reported."""
     if device.type != "cpu":
         pytest.skip("a checker of the simulator")
-    with sim.enabled(checks=("global_race", "lds_race", "bounds")):
+    with sim.enabled(checks=("global_race", "lds_race", "bounds", "strict")):
         check_calls(device, run, "hip", layout, "int8", CALLS)
 
 

@@ -246,7 +246,7 @@ def test_assembly_chosen_by_a_user_row(amd, device, monkeypatch, tmp_path):
         explanation = aiter_like.explain(aiter_like.rms_norm, x, weight, EPSILON)
         assert (explanation.backend, explanation.kernel) == ("asm", "rms_norm_bf16_h8192"), str(explanation)
         assert explanation.source == f"tuned: {path}:2"
-        with sim.enabled(checks=True) if device.type == "cpu" else contextlib.nullcontext() as session:
+        with sim.enabled("strict") if device.type == "cpu" else contextlib.nullcontext() as session:
             check_rms_norm(aiter_like.rms_norm(x, weight, EPSILON), x, weight, EPSILON)
         assert session is None or session.counters["rms_norm_bf16_h8192"]["workgroups"] == 6
     finally:

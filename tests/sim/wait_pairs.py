@@ -109,6 +109,7 @@ INSTRUCTIONS = {
     "dot C v2": ("v_dot4_i32_i8 v96, v3, v4, v2",
                  "$v96 = V_DOT4_I32_I8 8, $v3, 8, $v4, 8, $v2, 0, 0, 0, EXEC"),
     "m0": ("s_mov_b32 m0, 0", "$m0 = S_MOV_B32 0"),
+    "LDS at M0": ("ds_read_addtid_b32 v96", "$v96 = DS_READ_ADDTID_B32 0, 0, implicit $m0, EXEC"),
     "LDS-DMA": ("global_load_lds_dword v0, s[10:11]",
                 "GLOBAL_LOAD_LDS_DWORD_SADDR $s10:11, $v0, 0, 0, implicit $m0, EXEC"),
     "setreg": ("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 15",
@@ -154,7 +155,7 @@ PAIRS = (
     Pair("VALU writes EXEC, DPP", "cmpx", "dpp v2", 5),
     Pair("VALU writes SGPR to vector memory", "first lane to s10", "load v8", 5),
     Pair("VALU writes SGPR to VALU", "first lane to s20", "add s20", 2),
-    Pair("VALU writes SGPR to VALU", "cmp", "cndmask", 2),
+    Pair("VALU writes mask to VALU", "cmp", "cndmask", 2),
     Pair("VALU writes SGPR to lane select", "first lane to s20", "lane s20", 4),
     Pair("VALU writes VCC to v_div_fmas", "cmp", "div_fmas", 4),
     Pair("VALU writes EXEC, lane access", "cmpx", "lane 3", 4),
@@ -166,7 +167,8 @@ PAIRS = (
     Pair("data of a wide store at an SGPR offset overwritten", "wide buffer store at an SGPR", "write v9", 1, llvm=23),
     Pair("dot product to another operation", "dot", "read v2", 3),
     Pair("dot product to its own A or B", "dot", "dot A v2", 3),
-    Pair("SALU writes M0 to its user", "m0", "LDS-DMA", 1),
+    Pair("SALU writes M0 to its user", "m0", "LDS at M0", 1),
+    Pair("SALU writes M0 to LDS-DMA", "m0", "LDS-DMA", 1),
     Pair("s_setreg to the same register", "setreg", "getreg", 2),
 )
 

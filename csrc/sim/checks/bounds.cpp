@@ -258,9 +258,11 @@ bool Checkers::scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
 
 void Checkers::disputed_range(Wave& w, const Inst& i, u64 lanes) {
   if (!launch_.on(kCheckBounds)) return;
-  report_lanes(w, i, lanes, 0,
-               "is out of the descriptor's range only because soffset counts; the ISA text checks without it; "
-               "fix: put the whole offset into voffset");
+  const bool note = launch_checks(w).notes();
+  if (!launch_checks(w).first("bounds", i, note)) return;
+  add_report(w, i, "bounds", lanes, 0,
+             "is out of the descriptor's range only because soffset counts, as it does on the hardware; the CDNA3 ISA "
+             "document's text checks without it; fix: put the whole offset into voffset", nullptr, note);
 }
 
 }  // namespace sim

@@ -41,20 +41,22 @@ std::string name_of(const RegRange& r, u32 index) {
   return reg == kM0 ? "m0" : "s" + std::to_string(reg);
 }
 
-bool LaunchChecks::first(const char* check, const Inst& i) {
+bool LaunchChecks::first(const char* check, const Inst& i, bool note) {
   const std::lock_guard lock(mutex_);
-  return seen_[{check, i.pc}]++ == 0;
+  return seen_[{check, i.pc, note}]++ == 0;
 }
 
 LaunchChecks::~LaunchChecks() {
   for (const auto& [key, count] : seen_) {
     if (count < 2) continue;
     Report r;
-    r.check = key.first;
+    const auto& [check, pc, note] = key;
+    r.check = check;
+    r.note = note;
     r.kernel = launch->kernel->name;
-    r.pc = key.second - launch->kernel->entry;
-    if (const Inst* inst = launch->code->at(key.second)) r.text = inst->text;
-    r.source = launch->code->source_of(key.second);
+    r.pc = pc - launch->kernel->entry;
+    if (const Inst* inst = launch->code->at(pc)) r.text = inst->text;
+    r.source = launch->code->source_of(pc);
     r.count = count - 1;
     add_report(std::move(r));                  // the list has the full report, and this adds to its count
   }

@@ -72,7 +72,7 @@ void against_read(const Visit& v, int lane, u32 dword, u32 bytes, u32 word) {
 
 // Whether memory already holds the dword that the lane is about to store: two waves may write the same value.
 bool stores_same(const Visit& v, int lane, u32 offset) {
-  if (v.touch.access != Access::store || v.touch.data == kNoRow) return false;
+  if (v.touch.access != Access::store || (v.touch.data == kNoRow && !v.touch.values)) return false;
   const Stored value = stored_by(v.w, v.touch, lane);
   return std::memcmp(v.w.group->lds + offset, &value, v.touch.bytes) == 0;
 }

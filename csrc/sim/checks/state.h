@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "checks/checks.h"
@@ -157,11 +158,13 @@ struct LaunchChecks final : LaunchObserver {
   bool needs_one_thread() const override { return on(kCheckGlobalRace); }   // it judges in the order of execution
   bool on(Check check) const { return checks & check; }
   // True the first time for this check and instruction; later times are only counted.
-  bool first(const char* check, const Inst& i);
+  bool first(const char* check, const Inst& i, bool note = false);
+  // Whether what somebody demands, though it works on the hardware, is no more than a note.
+  bool notes() const { return !on(kCheckStrict); }
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<std::string, u64>, u64> seen_;
+  std::map<std::tuple<std::string, u64, bool>, u64> seen_;         // check, pc, whether a note
 };
 
 inline LaunchChecks& launch_checks(const Wave& w) { return *w.group->checks->launch; }
@@ -205,9 +208,10 @@ inline bool is_lds_dma(const Inst& i) {
   return i.mod.lds || (s.flags & kReadsM0 && (s.cls == Class::global || s.cls == Class::scratch));
 }
 
-// The bytes that a lane of a store writes, as dwords.
+// The bytes that a lane of a store or an LDS-DMA writes, as dwords.
 struct Stored { u32 dword[4]; };
 inline Stored stored_by(const Wave& w, const Touch& touch, int lane) {
+  if (touch.values) return {{touch.values[lane]}};
   Stored s{};
   for (int k = 0; k < (touch.bytes + 3) / 4; ++k) s.dword[k] = w.v[touch.data + k][lane];
   if (touch.half == Half::high) s.dword[0] >>= 16;

@@ -5,6 +5,7 @@
 #include "checks/waitstate.h"
 
 #include <bit>
+#include <utility>
 
 #include "checks/state.h"
 
@@ -57,7 +58,7 @@ struct Hit {
   i64 missing = 0, between = 0, needed = 0;
 };
 
-// The row that `i` misses by most.
+// The row that `i` misses by most, of those that the hardware needs if there is one.
 Hit find_worst(const IssueTable& table, const WaitStates& s, const Inst& i) {
   const IssueFacts& f = table.facts[i.index];
   i64 between = 0;
@@ -67,7 +68,8 @@ Hit find_worst(const IssueTable& table, const WaitStates& s, const Inst& i) {
     for (u64 rows = e.earlier & f.later; rows; rows &= rows - 1) {
       const WaitRow& row = wait_rows()[std::countr_zero(rows)];
       const i64 needed = row.states + row.per_pass * static_cast<i64>(e.passes), missing = needed - between;
-      if (missing <= worst.missing) continue;
+      const bool needed_here = !row.demanded_by, needed_there = worst.row && !worst.row->demanded_by;
+      if (missing <= 0 || std::pair(needed_here, missing) <= std::pair(needed_there, worst.missing)) continue;
       const RegRange reg = meeting(row, earlier, i);
       const bool result = e.roles & kAnyMfma && row.earlier == Part::writes;
       if (!reg.count || (result && replaced(table, s, earlier, reg))) continue;
@@ -80,13 +82,15 @@ Hit find_worst(const IssueTable& table, const WaitStates& s, const Inst& i) {
 }
 
 void report(Wave& w, const Inst& i, const Hit& hit) {
-  if (!launch_checks(w).first("waitstate", i)) return;
+  const bool note = hit.row->demanded_by && launch_checks(w).notes();
+  if (!launch_checks(w).first("waitstate", i, note)) return;
+  const std::string whose = hit.row->demanded_by ? std::string(" by ") + hit.row->demanded_by : "";
   const bool named = hit.row->earlier != Part::none && hit.reg.count != 0xff;
   add_report(w, i, "waitstate", w.exec(), 0,
              std::string(hit.row->name) + (named ? " (" + name_of(hit.reg) + ")" : "") + ": " +
                  std::to_string(hit.between) + " wait states after " + place_of(w, *hit.earlier) + ", " +
-                 std::to_string(hit.needed) + " are needed; fix: " + nops(hit.missing) + " before it",
-             hit.earlier);
+                 std::to_string(hit.needed) + " are needed" + whose + "; fix: " + nops(hit.missing) + " before it",
+             hit.earlier, note);
 }
 
 }  // namespace

@@ -38,10 +38,11 @@ enum Role : u32 {
   kRoleDs = 1 << 20,
   kRoleWideStore = 1 << 21,     // vector memory store of more than 64 bits per lane
   kRoleWritesM0 = 1 << 22,      // scalar write of M0
-  kRoleUsesM0 = 1 << 23,        // LDS-DMA, ds_*_addtid, s_sendmsg, s_movrel
+  kRoleUsesM0 = 1 << 23,        // ds_*_addtid, s_sendmsg, s_movrel
   kRoleSetReg = 1 << 24,
   kRoleGetReg = 1 << 25,        // s_getreg, s_setreg
   kRoleWideStoreAtSgpr = 1 << 26,   // a wide buffer store with its offset in an SGPR; it is no kRoleWideStore
+  kRoleLdsDma = 1 << 27,        // uses M0 too
 };
 
 // Registers of an instruction that a row compares.
@@ -50,7 +51,8 @@ enum class Part : u8 {
   writes, reads, touches,       // vector registers
   src_ab, src_c, same_c, other_c,     // MFMA sources; same_c is just the earlier result, other_c overlaps it otherwise
   store_data,
-  scalar_writes, scalar_reads, lane, vcc, exec, m0, hwreg,
+  scalar_writes, scalar_reads, mask, no_mask,    // mask: of v_cndmask, a carry; no_mask: other scalar reads
+  lane, vcc, exec, m0, hwreg,
   dot_ab, dot_other,            // of the same v_dot* / anything of another operation
 };
 
@@ -59,6 +61,7 @@ struct WaitRow {
   u32 from, to;                 // roles of the earlier and of the later instruction: any of these
   Part earlier, later;          // what must meet
   i8 states, per_pass;          // wait states needed between them: states + per_pass * passes of the earlier one
+  const char* demanded_by = nullptr;    // the only ones who need them: shipped kernels omit them and work
 };
 
 std::span<const WaitRow> wait_rows();

@@ -15,6 +15,9 @@ constexpr u32 kAnyMfma = kRoleXdl | kRoleMfma32 | kRoleMfma64Large | kRoleMfma64
 constexpr u32 kNotXdl = kRoleMfma32 | kRoleMfma64Large | kRoleMfma64Small;
 constexpr u32 kMemory = kRoleVmem | kRoleDs;
 
+// Assembly that AMD ships for gfx942 (AITER's hsa/gfx942) omits these, and its results are right.
+constexpr const char* kManual = "LLVM's hazard recogniser and the CDNA3 ISA document, section 4.5";
+
 const WaitRow kRows[] = {
     {"XDL result to VALU or memory", kRoleXdl, kRoleValu | kMemory, Part::writes, Part::touches, 3, 1},
     {"XDL result to MFMA A or B", kRoleXdl, kAnyMfma, Part::writes, Part::src_ab, 3, 1},
@@ -41,7 +44,8 @@ const WaitRow kRows[] = {
     {"VALU result to DPP", kRoleValu, kRoleDpp, Part::writes, Part::reads, 2, 0},
     {"VALU writes EXEC, DPP", kRoleWritesSgpr, kRoleDpp, Part::exec, Part::none, 5, 0},
     {"VALU writes SGPR to vector memory", kRoleWritesSgpr, kRoleVmem, Part::scalar_writes, Part::scalar_reads, 5, 0},
-    {"VALU writes SGPR to VALU", kRoleWritesSgpr, kRoleReadsSgpr, Part::scalar_writes, Part::scalar_reads, 2, 0},
+    {"VALU writes SGPR to VALU", kRoleWritesSgpr, kRoleReadsSgpr, Part::scalar_writes, Part::no_mask, 2, 0},
+    {"VALU writes mask to VALU", kRoleWritesSgpr, kRoleReadsSgpr, Part::scalar_writes, Part::mask, 2, 0, kManual},
     {"VALU writes SGPR to lane select", kRoleWritesSgpr, kRoleLaneSelect, Part::scalar_writes, Part::lane, 4, 0},
     {"VALU writes VCC to v_div_fmas", kRoleWritesSgpr, kRoleDivFmas, Part::scalar_writes, Part::vcc, 4, 0},
     {"VALU writes EXEC, lane access", kRoleWritesSgpr, kRoleReadLane | kRoleWriteLane, Part::exec, Part::none, 4, 0},
@@ -54,6 +58,7 @@ const WaitRow kRows[] = {
     {"dot product to another operation", kRoleDot, kRoleValu | kMemory, Part::writes, Part::dot_other, 3, 0},
     {"dot product to its own A or B", kRoleDot, kRoleDot, Part::writes, Part::dot_ab, 3, 0},
     {"SALU writes M0 to its user", kRoleWritesM0, kRoleUsesM0, Part::m0, Part::none, 1, 0},
+    {"SALU writes M0 to LDS-DMA", kRoleWritesM0, kRoleLdsDma, Part::m0, Part::none, 1, 0, kManual},
     {"s_setreg to the same register", kRoleSetReg, kRoleGetReg, Part::hwreg, Part::none, 2, 0},
 };
 
@@ -100,7 +105,7 @@ const Operand& store_data(const Inst& i) { return i.src[i.op->spec.cls == Class:
 u32 memory_roles(const Inst& i) {
   if (!is_vmem(i.op->spec.cls)) return kRoleDs | (i.op->name.ends_with("_addtid_b32") ? kRoleUsesM0 : 0);
   const bool to_lds = i.mod.lds || i.op->name.find("_lds_") != std::string_view::npos;
-  u32 roles = kRoleVmem | (to_lds ? kRoleUsesM0 : 0);
+  u32 roles = kRoleVmem | (to_lds ? kRoleLdsDma : 0);
   const bool stores = i.op->spec.flags & (kStore | kAtomic);
   const bool at_sgpr = i.op->spec.cls == Class::mubuf && i.src[3].kind == Kind::sgpr;
   const bool wide = stores && store_data(i).kind == Kind::vgpr && store_data(i).dwords > 2;
@@ -167,6 +172,13 @@ RegRange range_of(const Operand& o) {
 bool accumulates(const Inst& i) { return i.op->spec.flags & kReadsDst; }
 RegRange src_c(const Inst& i) { return range_of(accumulates(i) ? i.dst[0] : i.src[2]); }
 
+// Of v_cndmask, and the carry of v_addc and v_subb: LLVM prints it in every encoding.
+RegRange mask_of(const Inst& i) {
+  const std::string_view name = i.op->name;
+  const bool has = name.starts_with("v_cndmask") || name.starts_with("v_addc") || name.starts_with("v_subb");
+  return has ? range_of(i.src[2]) : RegRange{RegRange::scalar, 0, 0};
+}
+
 // Registers of a part; `other` is the earlier instruction when the part depends on it.
 struct Parts {
   std::array<RegRange, 10> list;
@@ -200,6 +212,14 @@ Parts parts_of(const Inst& i, Part part, const Inst& earlier) {
     case Part::store_data: p.add(range_of(store_data(i))); break;
     case Part::scalar_writes: p.add(i.writes(), RegRange::scalar); break;
     case Part::scalar_reads: p.add(i.reads(), RegRange::scalar); break;
+    case Part::mask: p.add(mask_of(i)); break;
+    case Part::no_mask: {
+      const RegRange mask = mask_of(i);
+      for (const RegRange& r : i.reads()) {
+        if (r.file == RegRange::scalar && !(mask.count && r.first == mask.first && r.count == mask.count)) p.add(r);
+      }
+      break;
+    }
     case Part::lane: p.add(range_of(i.src[1])); break;
     case Part::vcc: p.add({RegRange::scalar, 2, kVcc}); break;
     case Part::dot_ab:

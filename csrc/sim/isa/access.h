@@ -180,7 +180,8 @@ template <Form form, bool observed>
   load_form<form>(from, values, exec);
   for (u32 lane = 0; lane < kLanes; ++lane) offset[lane] = base + 4 * lane;
   Places to;
-  lds_places<observed>(w, i, offset, exec, {.access = Access::store, .bytes = 4, .dma = true}, to);
+  const Touch touch{.access = Access::store, .bytes = 4, .dma = true, .values = values[0]};
+  lds_places<observed>(w, i, offset, exec, touch, to);
   store_dwords<1>(to, values);
 }
 

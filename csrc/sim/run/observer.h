@@ -27,6 +27,7 @@ struct Touch {
   u16 result = kNoRow;                         // first register row that is loaded or returned
   Half half = Half::none;                      // d16 forms: the half of the row
   bool dma = false;                            // the LDS side of an LDS-DMA: complete at vmcnt, not at lgkmcnt
+  const u32* values = nullptr;                 // … and what it stores, which is in no register: a dword per lane
 };
 
 // Watches one workgroup from its first instruction on. The simulator destroys it when the workgroup has ended or its
