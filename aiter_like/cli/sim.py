@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""`aiter-like sim`: `run` launches a kernel of any gfx942 code object on the simulated MI300X; `check`: sim_check.py.
+"""`aiter-like sim`: `run` launches a kernel of any gfx942 code object on the simulated MI300X; `check`: sim_check.py,
+`coverage`: sim_coverage.py.
 
 What the kernel gets is described in a file: sim_spec.py.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from aiter_like import sim
 from aiter_like.build import code_object
-from aiter_like.cli import sim_check, sim_spec
+from aiter_like.cli import sim_check, sim_coverage, sim_spec
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
@@ -63,6 +64,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     sim_check.add_seeds(run, "each on fresh buffers; outputs are those of the first")
     run.set_defaults(run=_run)
     sim_check.add_check(actions)
+    sim_coverage.add_coverage(actions)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -75,6 +75,17 @@ def inspect(code_object: bytes) -> dict[str, dict]:
     return json_of(load().aiter_like_sim_inspect(code_object, len(code_object)))
 
 
+def disassemble(code_object: bytes) -> list[tuple[int, str, str]]:
+    """Every decoded instruction of a code object: its offset in the code, its text, and why it would not run ("" = it
+    would). Each function ends with one that stands for running past its end.
+
+    Raises:
+        SimulatorError: the code object does not load; the message says what is wrong with it.
+    """
+    found = json_of(load().aiter_like_sim_disassemble(code_object, len(code_object)))
+    return [tuple(instruction) for instruction in found]
+
+
 def counters() -> dict[str, dict]:
     """Kernel → launches, workgroups, waves, wave_instructions, by_class, and memory `accesses` by mnemonic, of whole
     waves; since the last reset."""

@@ -19,7 +19,7 @@ enum class Type : u8 { none, b16, b32, b64, f16, f32, f64, pk16, pkf16, pkf32 };
 
 enum class Kind : u8 {
   none,     // absent, or "off"
-  vgpr,     // reg = row of the wave's file: v0-v255 are 0-255, a0-a255 are 256-511
+  vgpr,     // reg = row of the wave's file: v0-v255 are 0-255, a0-a255 are 256-511 (but see load/registers.cpp)
   sgpr,     // reg = scalar file index: s0-s101, flat_scratch 102, xnack_mask 104, vcc 106, ttmp 108, m0 124, exec 126
   literal,  // value
   special,  // reg = hardware source code: 235 shared_base, 236 shared_limit, 237 private_base, 238 private_limit,

@@ -46,6 +46,7 @@ class Case:
         buffers: SGPR pair → array that the device sees at the address in that pair; it holds the device's
             contents after the launch.
         waves: waves per workgroup; lanes = 64 * waves.
+        accum_offset: the v registers before a0.
         directives: further `.amdhsa_` lines of the kernel descriptor, without that prefix.
     """
 
@@ -57,6 +58,7 @@ class Case:
     lds_bytes: int = 0
     scratch_bytes: int = 0
     sgprs: int = 102
+    accum_offset: int = 256
     directives: Sequence[str] = ("float_denorm_mode_32 3",)
 
 
@@ -290,7 +292,7 @@ def _kernel_text(name: str, body: str, case: Case) -> str:
   .amdhsa_user_sgpr_kernarg_segment_ptr 1
   .amdhsa_system_sgpr_workgroup_id_x 1
   .amdhsa_next_free_vgpr 512
-  .amdhsa_accum_offset 256
+  .amdhsa_accum_offset {case.accum_offset}
   .amdhsa_next_free_sgpr {case.sgprs}
 {directives}
 .end_amdhsa_kernel

@@ -3,21 +3,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 import struct
 
-from aiter_like import sim
+from aiter_like.sim.library import disassemble
 
 
 def instructions(elf: bytes) -> list[tuple[int, str]]:
     """Offset in .text and disassembly of each instruction."""
-    library = sim.load()
-    address = library.aiter_like_sim_disassemble(elf, len(elf))
-    try:
-        return [(pc, text) for pc, text, _ in json.loads(ctypes.string_at(address))]
-    finally:
-        library.aiter_like_sim_free(address)
+    return [(pc, text) for pc, text, _ in disassemble(elf)]
 
 
 def replaced(elf: bytes, pc: int, code: bytes) -> bytes:

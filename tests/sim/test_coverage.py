@@ -14,7 +14,9 @@ from collections.abc import Iterator
 
 from asm import assemble
 from isa_model import TABLES
-from test_decode import KERNEL, disassemble
+from test_decode import KERNEL
+
+from aiter_like.sim.library import disassemble
 
 MISSING = {
     "scalar scratch: no public text says where its base is under architected flat scratch": [
@@ -22,7 +24,6 @@ MISSING = {
     "branches of a fork stack that LLVM never emits": ["s_cbranch_g_fork", "s_cbranch_i_fork", "s_cbranch_join"],
     "trap handlers and context switches only": ["s_rfe_b64", "s_rfe_restore_b64", "s_endpgm_saved"],
     "graphics": ["s_endpgm_ordered_ps_done", "s_setkill", "v_screen_partition_4se_b32"],
-    "skips vector instructions by a mode bit; LLVM never emits it": ["s_setvskip"],
     "throws dirty cache lines away; the model has no cache": ["s_dcache_discard", "s_dcache_discard_x2"],
     "no public text defines it": ["ds_condxchg32_rtn_b64"],
 }

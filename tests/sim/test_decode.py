@@ -8,9 +8,8 @@ import pytest
 from asm import assemble, run
 from hip_program import code_object
 
-from aiter_like import sim
 from aiter_like.errors import SimulatorError
-from aiter_like.sim.library import json_of
+from aiter_like.sim.library import disassemble
 
 KERNEL = """
 .amdgcn_target "amdgcn-amd-amdhsa--gfx942"
@@ -29,11 +28,6 @@ probe:
   .amdhsa_accum_offset 64
 .end_amdhsa_kernel
 """
-
-
-def disassemble(code: bytes) -> list[tuple[int, str, str]]:
-    """[(offset, text, error)] of every instruction."""
-    return json_of(sim.load().aiter_like_sim_disassemble(code, len(code)))
 
 
 def decode(*lines: str) -> list[tuple[str, str]]:

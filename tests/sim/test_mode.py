@@ -9,6 +9,8 @@ from asm import LANES, Case, run, run_many
 from hip_runtime import HipError
 from isa_model import GROUPS, canonical, exact_fma, maximum, minimum, random_exec, unpack_mask, values
 
+from aiter_like import sim
+
 pytestmark = pytest.mark.filterwarnings("ignore:overflow|invalid value")
 
 INDEXES = (0, 1, 3, 8)
@@ -217,6 +219,63 @@ def test_memory_and_scalar_instructions_are_not_indexed():
     got = run("s_set_gpr_idx_on s12, 0xf\nglobal_load_dword v4, v0, s[10:11]\ns_waitcnt vmcnt(0)\ns_set_gpr_idx_off",
               {"v0": np.arange(LANES, dtype=np.uint32) * 4, "s12": 5}, ["v4"], buffers={"s[10:11]": data})
     np.testing.assert_array_equal(got["v4"], data)
+
+
+def test_writelane_has_its_destination_indexed():
+    """As AITER's topksoftmax kernels use it; src0 and the lane are scalars, and are not."""
+    rows = {f"v{at}": np.full(LANES, 1000 + at, np.uint32) for at in range(8, 12)}
+    got = run("s_set_gpr_idx_on s10, gpr_idx(SRC0,SRC1,DST)\nv_writelane_b32 v8, s11, 5\ns_set_gpr_idx_off",
+              {**rows, "s10": 2, "s11": 77}, list(rows))
+    expected = {name: row.copy() for name, row in rows.items()}
+    expected["v10"][5] = 77
+    for name, row in expected.items():
+        np.testing.assert_array_equal(got[name], row, err_msg=name)
+
+
+# ---- s_setvskip: vector instructions do not issue
+
+SKIPPED = """s_setvskip s12, {bit}
+v_mov_b32 v2, 1
+v_cmp_eq_u32 vcc, v0, v0
+v_exp_f32 v3, v0
+v_mfma_f32_16x16x16_f16 v[4:7], v[0:1], v[0:1], 0
+global_store_dword v0, v1, s[10:11]
+ds_write_b32 v0, v1
+buffer_load_dword v8, v0, s[16:19], 0 offen
+v_readfirstlane_b32 s20, v1
+s_mov_b32 s21, 5
+s_setvskip 0, 0
+s_nop 7
+s_nop 7
+v_mov_b32 v9, 9
+ds_read_b32 v10, v0
+s_waitcnt vmcnt(0) lgkmcnt(0)"""
+
+
+@pytest.mark.parametrize("bit, skips", [(3, True), ("s13", True), (2, False)])
+def test_skipped_instructions(bit, skips):
+    """Bit 3 of s12 is set. Nothing that is skipped is seen by the checkers: no wait is missing at the end."""
+    old = {f"v{at}": np.full(LANES, 50 + at, np.uint32) for at in (1, 2, 3, 4, 8, 9)}
+    data = np.arange(64, dtype=np.uint32)
+    body = "v_mov_b32 v10, 3\nds_write_b32 v0, v10\ns_mov_b64 vcc, 0\ns_mov_b32 s20, 0\n" \
+           "s_mov_b64 s[16:17], s[10:11]\ns_mov_b32 s18, 256\ns_mov_b32 s19, 0x20000\ns_waitcnt lgkmcnt(0)\n" \
+           + SKIPPED.format(bit=bit)
+    with sim.enabled(on_report="collect") as session:
+        got = run(body, {"v0": np.arange(LANES, dtype=np.uint32) * 4, "s12": 8, "s13": 3, **old},
+                  [*old, "v10", "s20", "s21", "vcc"], buffers={"s[10:11]": data}, lds_bytes=256)
+    kept = {name: np.array_equal(got[name], old[name]) for name in ("v2", "v3", "v4", "v8")}
+    assert set(kept.values()) == {skips}, kept
+    assert (got["v9"] == 9).all() and int(got["s21"]) == 5
+    assert (got["v10"] == (3 if skips else 51)).all() and int(got["s20"]) == (0 if skips else 51)
+    assert (data == np.arange(64)).all() == skips and (int(got["vcc"]) == 0) == skips
+    assert not session.reports or not skips
+
+
+def test_skipping_is_a_bit_of_mode():
+    got = run("s_setvskip 1, 0\ns_getreg_b32 s20, hwreg(HW_REG_MODE, 28, 1)\nv_mov_b32 v1, 7\n"
+              "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 28, 1), 0\nv_mov_b32 v2, 7",
+              {"v1": np.zeros(LANES, np.uint32), "v2": np.zeros(LANES, np.uint32)}, ["v1", "v2", "s20"])
+    assert int(got["s20"]) == 1 and not got["v1"].any() and (got["v2"] == 7).all()
 
 
 # ---- FP16_OVFL: an f16 result that overflows is the largest number of its sign; a true infinity stays

@@ -330,5 +330,6 @@ def test_every_control_row_is_tested():
     tested |= {f"s_{name}" for name in (
         "branch call_b64 setpc_b64 getpc_b64 swappc_b64 nop sleep setprio barrier icache_inv ttracedata wakeup "
         "incperflevel decperflevel sethalt sendmsg sendmsghalt waitcnt trap endpgm getreg_b32 setreg_b32 "
-        "setreg_imm32_b32 set_gpr_idx_on set_gpr_idx_off set_gpr_idx_mode set_gpr_idx_idx").split()}      # test_mode.py
+        "setreg_imm32_b32 setvskip set_gpr_idx_on set_gpr_idx_off set_gpr_idx_mode set_gpr_idx_idx"
+    ).split()}
     assert tested == table_names("sopp.cpp")

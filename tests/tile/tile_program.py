@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
-import json
 import struct
 import tempfile
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from aiter_like import paths, sim
 from aiter_like.build import build
 from aiter_like.build.recipe import ModuleSpec
+from aiter_like.sim.library import disassemble
 
 _PRELUDE = """// SPDX-License-Identifier: MIT
 #include "{header}"
@@ -79,8 +78,4 @@ class Program:
 
     def instructions(self) -> list[str]:
         """The code of all kernels."""
-        library, code = sim.load(), _code(self.header, self.source)
-        address = library.aiter_like_sim_disassemble(code, len(code))
-        listing = json.loads(ctypes.string_at(address))
-        library.aiter_like_sim_free(address)
-        return [text for _, text, _ in listing]
+        return [text for _, text, _ in disassemble(_code(self.header, self.source))]

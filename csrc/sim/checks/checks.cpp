@@ -33,9 +33,15 @@ std::string place_of(const Wave& w, const Inst& i) {
   return place_text(i.pc - launch.kernel->entry, launch.code->source_of(i.pc), i.text);
 }
 
-std::string name_of(const RegRange& r, u32 index) {
+std::string name_of(const Wave& w, const RegRange& r, u32 index) {
   const u32 reg = r.first + index;
-  if (r.file == RegRange::vector) return (reg < kFirstAgpr ? "v" : "a") + std::to_string(reg % kFirstAgpr);
+  if (r.file == RegRange::vector) {
+    const Kernel& k = *w.group->launch->kernel;
+    const u32 first_accumulator = k.one_file ? k.accum_offset : u32{kFirstAgpr};
+    const std::string v = "v" + std::to_string(reg), a = "a" + std::to_string(reg - first_accumulator);
+    if (reg < first_accumulator) return v;
+    return k.one_file && reg < kFirstAgpr ? v + " (" + a + ")" : a;
+  }
   if (reg == kVcc || reg == kVcc + 1) return reg == kVcc ? "vcc_lo" : "vcc_hi";
   if (reg == kExec || reg == kExec + 1) return reg == kExec ? "exec_lo" : "exec_hi";
   return reg == kM0 ? "m0" : "s" + std::to_string(reg);

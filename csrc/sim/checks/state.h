@@ -197,7 +197,7 @@ class Checkers final : public Observer {
 // ---- reports --------------------------------------------------------------------------------------------------------
 
 std::string place_of(const Wave& w, const Inst& i);              // "pc 0x1a20: ds_read_b128 v[4:7], v12 offset:512"
-std::string name_of(const RegRange& r, u32 index = 0);           // "v4", "a1", "s3", "vcc_lo"
+std::string name_of(const Wave& w, const RegRange& r, u32 index = 0);      // "v4", "a1", "s3", "vcc_lo"
 std::string hex(u64 x);
 int first_lane(u64 lanes);
 std::string lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& touch, u64& both);   // sanity.cpp

@@ -32,7 +32,7 @@ void use_vector(Wave& w, const Inst& i, const Operand& o, u64 exec, const char* 
     const u16 row = static_cast<u16>(o.reg + k);
     const u64 lanes = u.lanes[row] & exec;
     if (!lanes) continue;
-    uninit_report(w, i, lanes, std::string(as) + " " + name_of({RegRange::vector, 1, row}), u.origin[row]);
+    uninit_report(w, i, lanes, std::string(as) + " " + name_of(w, {RegRange::vector, 1, row}), u.origin[row]);
     define(u, row, lanes);
   }
 }
@@ -41,7 +41,7 @@ void use_scalar(Wave& w, const Inst& i, u16 first, u32 count, const char* as) {
   Undefined& u = w.checks->undefined;
   for (u16 reg = first; reg < first + count; ++reg) {
     if (!u.scalar[reg]) continue;
-    uninit_report(w, i, w.exec(), std::string(as) + " " + name_of({RegRange::scalar, 1, reg}), u.scalar_origin[reg]);
+    uninit_report(w, i, w.exec(), std::string(as) + " " + name_of(w, {RegRange::scalar, 1, reg}), u.scalar_origin[reg]);
     u.scalar[reg] = 0;
   }
 }
@@ -179,7 +179,7 @@ void store_bytes(Wave& w, const Inst& i, u64 lanes, const Touch& touch, const Sh
     const u16 row = static_cast<u16>(touch.data + k);
     if (escapes) {
       const u64 here = u.lanes[row] & undefined;
-      if (here) uninit_report(w, i, here, "stores " + name_of({RegRange::vector, 1, row}), u.origin[row]);
+      if (here) uninit_report(w, i, here, "stores " + name_of(w, {RegRange::vector, 1, row}), u.origin[row]);
       define(u, row, here);
       continue;
     }
@@ -370,7 +370,7 @@ void uninit_memory(Wave& w, const Inst& i, u64 exec, u64 lanes, const Touch& tou
       uninit_report(w, i, undefined, "combines with memory", Origin{&i, 0});
     const u64 data = undefined_data(u, touch, lanes);
     if (escapes && data) {
-      uninit_report(w, i, data, "combines memory with " + name_of({RegRange::vector, 1, touch.data}),
+      uninit_report(w, i, data, "combines memory with " + name_of(w, {RegRange::vector, 1, touch.data}),
                     u.origin[touch.data]);
     }
     // A swap defines what it writes; other operations leave undefined bytes undefined.

@@ -122,7 +122,7 @@ void check_registers(Wave& w, const Inst& i, std::span<const RegRange> ranges, b
     LaunchChecks& checks = launch_checks(w);
     if (checks.on(kCheckWait) && checks.first("wait", i)) {
       add_report(w, i, "wait", w.exec(), 0,
-                 (writes ? "overwrites " : "reads ") + name_of(r, index) + ", which " + place_of(w, *op.inst) +
+                 (writes ? "overwrites " : "reads ") + name_of(w, r, index) + ", which " + place_of(w, *op.inst) +
                      " (issued " + std::to_string(w.checks->executed - op.issued) +
                      " instructions ago) is still loading; " + fix_for(s, slot),
                  op.inst);

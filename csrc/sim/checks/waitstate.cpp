@@ -87,7 +87,7 @@ void report(Wave& w, const Inst& i, const Hit& hit) {
   const std::string whose = hit.row->demanded_by ? std::string(" by ") + hit.row->demanded_by : "";
   const bool named = hit.row->earlier != Part::none && hit.reg.count != 0xff;
   add_report(w, i, "waitstate", w.exec(), 0,
-             std::string(hit.row->name) + (named ? " (" + name_of(hit.reg) + ")" : "") + ": " +
+             std::string(hit.row->name) + (named ? " (" + name_of(w, hit.reg) + ")" : "") + ": " +
                  std::to_string(hit.between) + " wait states after " + place_of(w, *hit.earlier) + ", " +
                  std::to_string(hit.needed) + " are needed" + whose + "; fix: " + nops(hit.missing) + " before it",
              hit.earlier, note);

@@ -46,7 +46,9 @@ Inst& next_copy() {
 const Inst& indexed(const Wave& w, const Inst& i) {
   const u32 which = w.s[kM0] >> 12 & 15;
   if (!(w.mode.bits & Mode::kIndexing) || !i.op || !which || !is_vector_alu(i)) return i;
-  const bool lane_access = i.op->spec.flags & kIgnoresExec || i.op->name == "v_readfirstlane_b32";
+  // v_writelane has one vector operand, its destination; AITER's topksoftmax kernels index it.
+  const bool ignores_exec = i.op->spec.flags & kIgnoresExec && i.op->name != "v_writelane_b32";
+  const bool lane_access = ignores_exec || i.op->name == "v_readfirstlane_b32";
   if (lane_access || i.mod.sdwa || i.mod.dpp != DppCtrl::none) {
     throw Fault("VGPR indexing of this instruction (matrix, lane access, SDWA or DPP) is not modelled");
   }
@@ -136,6 +138,18 @@ void flush_selected(Wave& w, const Inst& i) {
 }
 
 }  // namespace
+
+bool is_skipped(const Wave& w, const Inst& i) {
+  if (!(w.mode.bits & Mode::kSkip) || !i.op) return false;
+  switch (i.op->spec.cls) {
+    case Class::ds:
+    case Class::global:
+    case Class::flat:
+    case Class::scratch:
+    case Class::mubuf: return true;
+    default: return is_vector_alu(i);
+  }
+}
 
 const Inst& enter_mode(Wave& w, const Inst& i) {
   const Inst& chosen = indexed(w, i);

@@ -82,6 +82,11 @@ void set_register(Wave& w, const Inst& i) {
   set_mode(w, bits);
 }
 
+void set_skip(Wave& w, const Inst& i) {
+  const u64 bit = scalar_source(w, i.src[0]) >> (scalar_source(w, i.src[1]) & 31) & 1;
+  set_mode(w, bit ? w.mode.bits | Mode::kSkip : w.mode.bits & ~Mode::kSkip);
+}
+
 // ---- VGPR indexing (isa/mode.cpp): M0 holds the index in [7:0] and which operands it is for in [15:12]
 
 void set_index_bits(Wave& w, u32 mask, u32 value) { w.s[kM0] = (w.s[kM0] & ~mask) | (value & mask); }
@@ -152,6 +157,7 @@ const Op kOps[] = {
     {"s_set_gpr_idx_mode", scalar_spec(indexed_operands, {}, {Type::b32}, kReadsM0)},
     {"s_set_gpr_idx_idx", scalar_spec(register_index, {}, {Type::b32}, kReadsM0)},
     {"s_getreg_b32", scalar_spec(get_register, {Type::b32}, {Type::b32}, 0)},
+    {"s_setvskip", scalar_spec(set_skip, {}, {Type::b32, Type::b32}, 0)},
     {"s_setreg_b32", scalar_spec(set_register, {}, {Type::b32, Type::b32}, 0)},
     {"s_setreg_imm32_b32", scalar_spec(set_register, {}, {Type::b32, Type::b32}, 0)},
 };

@@ -12,6 +12,7 @@
 #include "load/container.h"
 #include "load/decode.h"
 #include "load/msgpack.h"
+#include "load/registers.h"
 #include "run/memory.h"
 
 namespace sim {
@@ -43,9 +44,9 @@ class Loader {
     add_bare_descriptors();
     decode();
     keep_debug_lines();
-    for (const Kernel& kernel : code_.kernels) {
+    for (Kernel& kernel : code_.kernels) {
       if (!code_.at(kernel.entry)) throw Fault("kernel " + kernel.name + " does not start at an instruction");
-      check_registers(kernel);
+      place_registers(code_, kernel);
     }
     add_ranges();
   }
@@ -276,7 +277,7 @@ class Loader {
       k.name = s.name.substr(0, s.name.size() - 3);
       k.symbol = s.name;
       read_descriptor(s.address, k);
-      k.vgprs = ((k.rsrc1 & 0x3f) + 1) * 8;
+      k.vgprs = k.rows();
       code_.kernels.push_back(std::move(k));
     }
   }
@@ -311,32 +312,6 @@ class Loader {
       // The last one is the guard, which is not at any address.
       for (size_t n = count; n + 1 < code_.insts.size(); ++n) {
         code_.inst_at[(code_.insts[n].pc - code_.text_begin) / 4] = static_cast<u32>(n);
-      }
-    }
-  }
-
-  // Assembly may name registers beyond those that its descriptor allocates: using one is an error.
-  void check_registers(const Kernel& kernel) {
-    const u32 arch = kernel.arch_rows(), accum = kernel.accum_rows();
-    for (size_t n = code_.inst_at[(kernel.entry - code_.text_begin) / 4]; n < code_.insts.size(); ++n) {
-      Inst& inst = code_.insts[n];
-      if (inst.is_guard()) return;
-      for (int i = 0; i < inst.num_reads + inst.num_writes; ++i) {
-        const RegRange& r = inst.regs[i];
-        if (r.file == RegRange::scalar) {
-          const u32 end = r.first + r.count;
-          if (end > kernel.scalars() && r.first < kVcc - 4) {
-            set_error(inst, "s" + std::to_string(end - 1) + " is beyond the registers that kernel " + kernel.name +
-                                " allocates");
-          }
-          continue;
-        }
-        const bool is_accum = r.first >= kFirstAgpr;
-        const u32 last = r.first - (is_accum ? kFirstAgpr : 0) + r.count - 1;
-        if (last >= (is_accum ? accum : arch)) {
-          set_error(inst, std::string(is_accum ? "a" : "v") + std::to_string(last) + " is beyond the registers that " +
-                              "kernel " + kernel.name + " allocates");
-        }
       }
     }
   }

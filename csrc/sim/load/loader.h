@@ -29,9 +29,11 @@ struct Kernel {
   u32 rsrc1 = 0, rsrc2 = 0, rsrc3 = 0;
   u16 properties = 0;
   u16 preload_dwords = 0, preload_offset = 0;  // kernarg preload
-  // Rows of the wave's register file that the descriptor allocates: v0… and a0….
-  u32 arch_rows() const { return std::min({((rsrc1 & 0x3f) + 1) * 8, accum_offset, u32{256}}); }
-  u32 accum_rows() const { return std::min(((rsrc1 & 0x3f) + 1) * 8 - arch_rows(), u32{256}); }
+  bool one_file = false;                       // a0 is row accum_offset, not kFirstAgpr (load/registers.cpp)
+  // Vector registers that the descriptor allocates, and their rows in the wave's file: from 0 on, from kFirstAgpr on.
+  u32 rows() const { return ((rsrc1 & 0x3f) + 1) * 8; }
+  u32 arch_rows() const { return one_file ? rows() : std::min({rows(), accum_offset, u32{256}}); }
+  u32 accum_rows() const { return one_file ? 0 : std::min(rows() - arch_rows(), u32{256}); }
 
   // SGPRs that the descriptor allocates, in sixteens; VCC and what follows it is there in any case.
   u32 scalars() const { return ((rsrc1 >> 6 & 15) / 2 + 1) * 16; }

@@ -85,7 +85,7 @@ u32 groups_per_cu(const Kernel& kernel, u64 block, u64 lds_bytes) {
   // CDNA3 ISA guide, 3.6 and 4: 512 VGPRs per lane and SIMD, allocated by 8; 8 waves per SIMD, 4 SIMDs per CU.
   constexpr u32 kRegistersPerLane = 512, kWavesPerSimd = 8, kSimds = 4, kMaxGroups = 16, kMaxSingleWaveGroups = 32;
   const u64 waves = std::max<u64>((block + kLanes - 1) / kLanes, 1);
-  const u32 registers = ((kernel.rsrc1 & 0x3f) + 1) * 8;
+  const u32 registers = kernel.rows();
   const u64 waves_per_cu = kSimds * std::min(kWavesPerSimd, kRegistersPerLane / registers);
   u64 groups = std::min<u64>(waves_per_cu / waves, waves > 1 ? kMaxGroups : kMaxSingleWaveGroups);
   if (lds_bytes) groups = std::min<u64>(groups, kLdsBytes / lds_bytes);
@@ -101,7 +101,7 @@ u64 resident_limit(const Launch& launch, bool cooperative) {
   const u64 device = groups_per_cu(k, block, launch.lds_bytes) * kNumCus;
   if (!device) {
     throw Fault("no CU holds a workgroup of " + std::to_string(block) + " work-items with " +
-                std::to_string(((k.rsrc1 & 0x3f) + 1) * 8) + " registers each: it has 512 per lane on each of 4 SIMDs");
+                std::to_string(k.rows()) + " registers each: it has 512 per lane on each of 4 SIMDs");
   }
   if (!cooperative) return std::clamp<u64>(kResidentBytes / bytes, 1, device);
   const u64 total = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];

@@ -28,9 +28,10 @@ struct Mode {
   bool fp16_ovfl() const { return bits >> 23 & 1; }
   static constexpr u32 kKeepOutputs32 = 1u << 5;         // f32 results keep denormals
   static constexpr u32 kIndexing = 1u << 27;             // VGPR indexing
+  static constexpr u32 kSkip = 1u << 28;                 // vector instructions do not issue
   static constexpr u32 kKeepOutputs64 = 1u << 7;         // f64 and f16 results keep denormals
-  // Instructions need isa/mode.h: another rounding, flushed denormals, indexed registers.
-  bool unusual() const { return (bits & 0xff) != 0xf0 || bits & kIndexing; }
+  // Instructions need isa/mode.h: another rounding, flushed denormals, indexed registers, skipped instructions.
+  bool unusual() const { return (bits & 0xff) != 0xf0 || bits & (kIndexing | kSkip); }
 };
 
 struct alignas(64) Wave {

@@ -107,12 +107,8 @@ class Runner {
     run_wave(w, budget);
   }
 
-  // A wave that reads a clock pauses too (isa/smem.cpp), but it does not wait.
-  static bool sleeps(const Wave& w) {
-    if (w.stop != Stop::yield) return false;
-    const Inst& last = *(w.ip - 1);
-    return !last.op || last.op->spec.cls != Class::smem;
-  }
+  // A wave that reads a clock (isa/smem.cpp) or sets its mode (isa/sopp.cpp) pauses too, but it does not wait.
+  static bool sleeps(const Wave& w) { return w.stop == Stop::yield && (w.ip - 1)->op->spec.cls == Class::other; }
 
   bool open_barrier() {
     bool waiting = false;
@@ -137,6 +133,7 @@ class Runner {
       counter.before(w, next);
       ++n;
       w.ip = &next + 1;
+      if (kUnusualMode && is_skipped(w, next)) continue;
       const Inst& inst = kUnusualMode ? enter_mode(w, next) : next;
       if constexpr (kLate) slot_.late[w.id].before(w, inst);
       if constexpr (kObserved) {
