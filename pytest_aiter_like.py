@@ -52,6 +52,23 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--sim-check: {error}") from None
 
 
+@pytest.fixture
+def sim_counts() -> Generator[Callable[[], list[dict]], None, None]:
+    """A function that gives the launches of the test so far on the simulated MI300X, with exact counts per instruction
+    and source line: aiter_like.sim.Session.launches.
+    """
+    _simulator()
+    from aiter_like.sim import counting
+
+    launches: list[dict] = []
+    with counting.counted(launches):
+        def so_far() -> list[dict]:
+            counting.take()
+            return launches
+
+        yield so_far
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fixtures launch kernels too."""

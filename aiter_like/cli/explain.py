@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from aiter_like.errors import did_you_mean
@@ -21,6 +22,9 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     explain.add_argument("op", help="a public function, e.g. rms_norm")
     explain.add_argument("arguments", nargs="*", metavar="name=value")
     explain.add_argument("--device", default="auto", help="auto, cpu (simulated MI300X where there is no GPU), cuda")
+    explain.add_argument("--counts", action="store_true",
+                         help="then make the call, of random numbers and zeros, on the simulated MI300X, and print "
+                              "what its kernels execute")
     explain.set_defaults(run=_explain)
 
 
@@ -38,7 +42,30 @@ def _explain(args: argparse.Namespace) -> int:
         explanations = aiter_like.explain(function, **values)
     for explanation in explanations if isinstance(explanations, tuple) else (explanations,):
         print(explanation)
+    if args.counts:
+        _count(function, values, name)
     return 0
+
+
+def _count(function: Callable, values: dict[str, Any], device_name: str) -> None:
+    """Makes the call with every kernel counted. Integers are 0: they may be indices."""
+    import torch
+
+    from aiter_like import device, sim
+    from aiter_like.sim import counting
+
+    if not device.target_of(torch.device(device_name)).simulated:
+        raise ValueError(f"--counts: {device_name} is not the simulated MI300X, which alone counts; add --device cpu")
+    for value in values.values():
+        if isinstance(value, torch.Tensor):
+            value.copy_(torch.randn(value.shape) if value.is_floating_point() else torch.zeros(value.shape))
+    with torch.no_grad(), sim.enabled(checks=False, counters=True) as session:
+        function(**values)
+    for launch in session.launches:
+        print(f"{launch['kernel']}, grid {launch['grid']}, block {launch['block']}, simulated:")
+        print("\n".join(f"  {line}" for line in counting.summary(launch)))
+
+
 
 
 def _no_function(name: str) -> str:

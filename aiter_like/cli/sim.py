@@ -8,6 +8,7 @@ What the kernel gets is described in a file: sim_spec.py.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from aiter_like.cli import sim_check, sim_coverage, sim_spec
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
+from aiter_like.sim import counting
 from aiter_like.sim import reports as sim_reports
 from aiter_like.sim.library import default_settings
 
@@ -28,16 +30,18 @@ if TYPE_CHECKING:
 _ARCH = "gfx942"
 _MOST_IMAGE_BYTES = 1 << 30
 _DEFAULT = ",".join(sim.DEFAULT_CHECKS)
+_NO_FILE = Path("-")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A bare `--check` takes no value: not the FILE.co that may follow it."""
+    """A bare `--check` or `--counts` takes no value: not the FILE.co that may follow it."""
 
     def parse_known_args(self, args: Sequence[str] | None = None,
                          namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
         """As the base class's."""
         if args is not None and "--check" in self._option_string_actions:
-            args = [f"--check={_DEFAULT}" if word == "--check" else word for word in args]
+            bare = {"--check": f"--check={_DEFAULT}", "--counts": f"--counts={_NO_FILE}"}
+            args = [bare.get(word, word) for word in args]
         return super().parse_known_args(args, namespace)
 
 
@@ -61,6 +65,9 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
                           "global_race, too, --check=strict makes errors of notes; exit status 1 if there is an error")
     run.add_argument("--checks", type=sim_check.checks_of, metavar="NAME,…",
                      help=f"with these of {', '.join(sim.CHECKS)}, all")
+    run.add_argument("--counts", nargs="?", type=Path, const=_NO_FILE, metavar="FILE.json",
+                     help="count lanes, segments, bank conflicts, … per instruction; FILE.json gets all of it, after "
+                          "an equals sign")
     sim_check.add_seeds(run, "each on fresh buffers; outputs are those of the first")
     run.set_defaults(run=_run)
     sim_check.add_check(actions)
@@ -76,16 +83,19 @@ def _run(args: argparse.Namespace) -> int:
     files = {name: args.output / f"{name}.npy" for name, buffer in spec.buffers.items() if buffer.is_output}
     for path in files.values():
         require_writable(path, "--output")
+    if args.counts not in (None, _NO_FILE):
+        require_writable(args.counts, "--counts")
     sim.load()
     sim.reset_counters()
     sim.take_reports()  # like the counts: of this run alone, whatever ran before in this process
     checks = default_settings().checks if args.checks is None else args.checks
-    found, outputs = [], {}
+    found, outputs, launches = [], {}, []
     for seed in seeds:
         buffers = _copies(spec.buffers) if len(seeds) > 1 else spec.buffers
-        with sim.enabled(checks, fuzz=seed, on_report="collect") as session:
+        with sim.enabled(checks, fuzz=seed, on_report="collect", counters=args.counts is not None) as session:
             _launch(args, image, kernel, spec, buffers, session)
         found += [{**report, "seed": seed} for report in session.reports]
+        launches += session.launches if args.counts else []
         results = {name: buffers[name].data for name in files}
         outputs = outputs or results
         for name in (name for name in files if not _same(outputs[name], results[name])):
@@ -94,6 +104,7 @@ def _run(args: argparse.Namespace) -> int:
     for report in found:
         print(sim_check.text_of(report))
     _print_counters(sim.counters())
+    _print_counts(args.counts, launches)
     if checks:
         print(sim_check.summary(kernel.name, found, seeds, checks))
     for name, path in files.items():
@@ -150,6 +161,13 @@ def _print_counters(counters: Mapping[str, Mapping]) -> None:
         for title, key in (("by class", "by_class"), ("memory accesses", "accesses")):
             if counts[key]:
                 print(f"  {title}: {', '.join(f'{kind} {count}' for kind, count in counts[key].items())}")
+
+
+def _print_counts(file: Path | None, launches: Sequence[dict]) -> None:
+    for launch in launches[:1]:  # of the first seed, as the outputs
+        print("\n".join(f"  {line}" for line in counting.summary(launch)))
+    if file not in (None, _NO_FILE):
+        file.write_text(json.dumps(launches) + "\n")
 
 
 def _save(path: Path, data: Tensor) -> None:

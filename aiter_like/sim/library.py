@@ -25,11 +25,21 @@ _OWN_FLAGS = {"sim/hip": ("-O1",), "sim/load": ("-O1",), "sim/run": ("-O3",), "s
 
 def module_spec(arch: str = "") -> ModuleSpec:
     """The simulator as a module of the JIT, for an x86-64 level (default: that of this machine)."""
-    root = paths.csrc()
-    sources = sorted(str(path.relative_to(root)) for path in (root / "sim").rglob("*.cpp"))
+    sources = [name for name in _sources("sim") if not name.startswith("sim/timing/")]
     return ModuleSpec(name="sim", kind="host", arch=arch, sources=tuple(sources), output="libamdhip64.so",
                       flags=("-O2", "-fvisibility=hidden"), link_flags=("-Wl,-soname,libamdhip64.so",),
                       precompiled="sim/precompiled.h", own_flags=_OWN_FLAGS)
+
+
+def timing_spec(arch: str = "") -> ModuleSpec:
+    """The observers of csrc/sim/timing, a library of its own: it is built when somebody counts for the first time."""
+    return ModuleSpec(name="sim_timing", kind="host", arch=arch, output="libaiter_like_sim_timing.so",
+                      sources=("sim/run/occupancy.cpp", *_sources("sim/timing")), flags=("-O2", "-fvisibility=hidden"))
+
+
+def _sources(folder: str) -> list[str]:
+    root = paths.csrc()
+    return sorted(str(path.relative_to(root)) for path in (root / folder).rglob("*.cpp"))
 
 
 def load() -> ctypes.CDLL:
@@ -141,6 +151,24 @@ def _library() -> ctypes.CDLL:
         raise BuildError(f"sim: cannot load {path}: {error}", module="sim") from error
     _declare(library)
     configure(library, settings)
+    return library
+
+
+@functools.cache
+def load_timing() -> ctypes.CDLL:
+    """The library of `timing_spec`, which observes the launches of `load()`'s.
+
+    Raises:
+        BuildError: one of them cannot be built or loaded.
+    """
+    load()
+    path = load_or_build(timing_spec())
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"sim_timing: cannot load {path}: {error}", module="sim_timing") from error
+    library.aiter_like_sim_count.restype, library.aiter_like_sim_count.argtypes = None, (ctypes.c_int,)
+    library.aiter_like_sim_take_counts.restype, library.aiter_like_sim_take_counts.argtypes = ctypes.c_void_p, ()
     return library
 
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aiter_like.errors import SimulatorError
+from aiter_like.sim import counting, reports
 from aiter_like.sim import library as _library
-from aiter_like.sim import reports
-from aiter_like.sim.library import configure, counters, default_settings
+from aiter_like.sim.library import configure, default_settings
+from aiter_like.sim.library import counters as library_counters
 from aiter_like.sim.settings import DEFAULT_CHECKS, Settings, complete, parse_checks
 
 if TYPE_CHECKING:
@@ -38,13 +39,28 @@ class Session:
 
     on_report: str
     reports: list[dict] = field(default_factory=list)
+    _launches: list[dict] | None = None
     _before: dict[str, dict] = field(default_factory=dict)
     _after: dict[str, dict] | None = None
 
     @property
+    def launches(self) -> list[dict]:
+        """Each launch of the session so far with its counts per instruction and source line, its registers and its
+        occupancy, oldest first; csrc/sim/README.md, "Counters", has the keys.
+
+        Raises:
+            ValueError: the session does not count: `enabled(counters=True)` does.
+        """
+        if self._launches is None:
+            raise ValueError("Session.launches: this session does not count; open it with sim.enabled(counters=True)")
+        if self._after is None:
+            counting.take()
+        return self._launches
+
+    @property
     def counters(self) -> dict[str, dict]:
         """Kernel → counts of the session, so far or as it ended; same shape as `counters()`."""
-        after = counters() if self._after is None else self._after
+        after = library_counters() if self._after is None else self._after
         return {name: _minus(now, self._before.get(name, {})) for name, now in after.items()
                 if now != self._before.get(name)}
 
@@ -69,7 +85,7 @@ def checking() -> bool:
 @contextlib.contextmanager
 def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
             dry: bool | None = None, instruction_limit: int | None = None, devices: int | None = None,
-            defer: bool | None = None, on_report: str = "raise") -> Iterator[Session]:
+            defer: bool | None = None, on_report: str = "raise", counters: bool = False) -> Iterator[Session]:
     """Simulator settings for the duration of a with block.
 
     Args:
@@ -83,8 +99,9 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         fuzz, threads, dry, instruction_limit, devices, defer: as in `Settings`; None = unchanged.
         on_report: "raise" = SimulatorError at the operator whose launch was reported, unless all reports are notes;
             "collect" = only keep it.
+        counters: fill the session's `launches`; its launches take some times as long.
     Yields:
-        The session with `reports` and `counters`.
+        The session with `reports`, `counters` and `launches`.
     Raises:
         ValueError: an unknown check or on_report.
         RuntimeError: another thread is in such a block: there is one simulated device, with one set of settings.
@@ -100,16 +117,17 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         given = {name: value for name, value in changes.items() if value is not None}
         settings = replace(outer, checks=complete(names), **given)
         reports.set_aside()
-        session = Session(on_report, _before=counters())
+        session = Session(on_report, _before=library_counters(), _launches=[] if counters else None)
         reports.kept.append(session.reports)
         _open.append((settings, session))
         _apply(library)
         try:
-            yield session
+            with counting.counted(session._launches) if counters else contextlib.nullcontext():
+                yield session
             _collect("a kernel launch")
         finally:
             reports.take()  # the block may have failed
-            session._after = counters()
+            session._after = library_counters()
             reports.kept.pop()
             _open.pop()
             _apply(library)

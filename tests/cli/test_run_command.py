@@ -64,6 +64,17 @@ def test_a_kernel_of_ours(run, tmp_path, options):
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["out.npy"]
 
 
+def test_counts(run, tmp_path):
+    file = tmp_path / "counts.json"
+    status, out, err = run({"buffers": BUFFERS, "arguments": ARGUMENTS}, f"--counts={file}", "--check")
+    assert status == 0, err
+    assert "  occupancy: " in out and "limited by" in out
+    (launch,) = json.loads(file.read_text())
+    assert launch["kernel"] == KERNEL and launch["workgroups"] == 4 and launch["schema"] == 1
+    status, bare, err = run({"buffers": BUFFERS, "arguments": ARGUMENTS}, "--counts")
+    assert status == 0 and "  occupancy: " in bare, err
+
+
 def test_structs_offsets_and_hidden_arguments(run, tmp_path):
     (tmp_path / "negate.co").write_bytes(assemble(NEGATE))
     status, out, err = run(NEGATING, "--check", file=tmp_path / "negate.co", kernel="negate", grid="2,1,1",

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "isa/mfma_shape.h"
 #include "load/loader.h"
 
 namespace sim {
@@ -63,14 +64,6 @@ const WaitRow kRows[] = {
 };
 
 bool is_vmem(Class c) { return c == Class::global || c == Class::scratch || c == Class::mubuf || c == Class::flat; }
-
-// Passes of 4 cycles, from the shape in the name (CDNA3 ISA, section 7.2; the same as LLVM's latencies).
-u8 passes_of(std::string_view name) {
-  const bool f32 = name.ends_with("_f32"), f64 = name.ends_with("_f64");
-  if (name.find("_4x4x") != name.npos) return f64 ? 4 : 2;
-  const bool slow = f32 || f64 || name.find("_4b_") != name.npos || name.find("_2b_") != name.npos;
-  return (slow ? 8 : 4) * (name.find("_32x32x") != name.npos ? 2 : 1);
-}
 
 u32 mfma_roles(std::string_view name, u8 passes) {
   const u32 two = passes == 2 ? kRoleTwoPass : 0;

@@ -2,11 +2,11 @@
 // The C interface that aiter_like/sim.py uses besides HIP's own: settings, argument ranges, reports, counters.
 // Strings returned are JSON, allocated here and freed by aiter_like_sim_free.
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
 #include "hip/defer.h"
+#include "json.h"
 #include "report.h"
 #include "run/counters.h"
 #include "run/memory.h"
@@ -16,52 +16,19 @@
 namespace sim::hip {
 namespace {
 
+using json::give, json::Object, json::quoted;
+
 std::unique_ptr<Code> load(const void* image, u64 bytes) {
   if (bytes == 0) throw Fault("the code object is empty");
   return load_code(image, bytes, "code object");
 }
-
-std::string quoted(std::string_view text) {
-  std::string out = "\"";
-  for (char c : text) {
-    if (c == '"' || c == '\\') (out += '\\') += c;
-    else if (static_cast<u8>(c) >= 0x20) out += c;
-    else {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", c);
-      out += code;
-    }
-  }
-  return out + '"';
-}
-
-// One JSON object, field by field.
-class Object {
- public:
-  Object& raw(std::string_view key, std::string_view json) {
-    (((text_ += text_.size() > 1 ? "," : "") += quoted(key)) += ":") += json;
-    return *this;
-  }
-  Object& add(std::string_view key, std::string_view value) { return raw(key, quoted(value)); }
-  Object& add(std::string_view key, u64 value) { return raw(key, std::to_string(value)); }
-  std::string str() const { return text_ + "}"; }
-
- private:
-  std::string text_ = "{";
-};
 
 bool known(u64 base, u64 bytes) {
   const std::optional<Range> range = memory().find(base);
   return range && !range->freed && base + bytes <= range->base + range->bytes;
 }
 
-char* give(const std::string& text) {
-  char* copy = static_cast<char*>(std::malloc(text.size() + 1));
-  if (copy) std::memcpy(copy, text.c_str(), text.size() + 1);
-  return copy;
-}
-
-std::string json(const Report& r) {
+std::string json_of(const Report& r) {
   std::string group = "[";
   for (int i = 0; i < 3; ++i) group += (i ? "," : "") + std::to_string(r.workgroup[i]);
   Object o;
@@ -74,7 +41,7 @@ std::string json(const Report& r) {
   return o.raw("other", r.other.text.empty() ? "null" : other.str()).str();
 }
 
-std::string json(const KernelCounters& k) {
+std::string json_of(const KernelCounters& k) {
   Object classes, accesses, o;
   for (int i = 0; i < kNumClasses; ++i) {
     if (k.by_class[i]) classes.add(class_name(static_cast<Class>(i)), k.by_class[i]);
@@ -85,7 +52,7 @@ std::string json(const KernelCounters& k) {
   return o.raw("accesses", accesses.str()).str();
 }
 
-std::string json(const Kernel& k) {
+std::string json_of(const Kernel& k) {
   Object o;
   o.add("vgprs", k.vgprs).add("agprs", k.agprs).add("sgprs", k.sgprs).add("lds_bytes", k.lds_bytes);
   o.add("private_bytes", k.private_bytes).add("vgpr_spills", k.vgpr_spills).add("sgpr_spills", k.sgpr_spills);
@@ -152,14 +119,14 @@ HIP_API void aiter_like_sim_unregister(u64 count, const u64* bases) {
 // Every report since the last call, as a list.
 HIP_API char* aiter_like_sim_take_reports() {
   std::string text = "[";
-  for (const Report& r : take_reports()) (text += text.size() > 1 ? "," : "") += json(r);
+  for (const Report& r : take_reports()) (text += text.size() > 1 ? "," : "") += json_of(r);
   return give(text + "]");
 }
 
 // Kernel name → counts.
 HIP_API char* aiter_like_sim_counters() {
   Object all;
-  for (const auto& [name, k] : counters()) all.raw(name, json(k));
+  for (const auto& [name, k] : counters()) all.raw(name, json_of(k));
   return give(all.str());
 }
 
@@ -170,7 +137,7 @@ HIP_API char* aiter_like_sim_inspect(const void* image, u64 bytes) {
   try {
     const std::unique_ptr<Code> code = load(image, bytes);
     Object all;
-    for (const Kernel& k : code->kernels) all.raw(k.name, json(k));
+    for (const Kernel& k : code->kernels) all.raw(k.name, json_of(k));
     return give(all.str());
   } catch (const std::exception& error) {
     describe_error(kInvalidImage, error.what());
@@ -210,6 +177,9 @@ HIP_API char* aiter_like_sim_lines(const void* image, u64 bytes) {
     return nullptr;
   }
 }
+
+// "file:line" of an address in a code object (load/loader.h), for libraries that observe launches.
+HIP_API char* aiter_like_sim_source_of(const Code* code, u64 pc) { return give(code->source_of(pc)); }
 
 HIP_API void aiter_like_sim_free(char* text) { std::free(text); }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Occupancy queries: how many workgroups a compute unit holds (slot.h), and the block size that fills it best.
+// Occupancy queries: how many workgroups a compute unit holds (run/occupancy.h), and the block size that fills it best.
 #include <algorithm>
 
 #include "hip/hip.h"
-#include "run/slot.h"
+#include "run/occupancy.h"
 
 namespace sim::hip {
 namespace {
@@ -36,7 +36,7 @@ Error groups_into(int* groups, const Kernel& k, int block, u64 lds_bytes) {
 
 int max_groups_per_cu(const Kernel& k, u64 block, u64 dynamic_lds_bytes) {
   if (dynamic_lds_bytes > kLdsPerCu) return 0;
-  return static_cast<int>(groups_per_cu(k, block, k.lds_bytes + dynamic_lds_bytes));
+  return static_cast<int>(occupancy(k, block, k.lds_bytes + dynamic_lds_bytes).groups);
 }
 
 HIP_API int hipOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* groups, const void* stub, int block,

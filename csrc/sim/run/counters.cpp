@@ -76,10 +76,4 @@ void reset_counters() {
   all.by_kernel.clear();
 }
 
-const char* class_name(Class cls) {
-  constexpr const char* kNames[kNumClasses] = {"salu", "branch", "wait", "barrier", "end", "smem", "valu", "trans",
-                                               "mfma", "ds", "global", "flat", "scratch", "mubuf", "other"};
-  return kNames[static_cast<int>(cls)];
-}
-
 }  // namespace sim

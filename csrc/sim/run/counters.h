@@ -20,7 +20,11 @@ struct KernelCounters {
 // Kernel name → the sums over its launches.
 std::map<std::string, KernelCounters> counters();
 void reset_counters();
-const char* class_name(Class cls);
+inline const char* class_name(Class cls) {
+  constexpr const char* kNames[kNumClasses] = {"salu", "branch", "wait", "barrier", "end", "smem", "valu", "trans",
+                                               "mfma", "ds", "global", "flat", "scratch", "mubuf", "other"};
+  return kNames[static_cast<int>(cls)];
+}
 
 // The observer that every wave has. The run loop knows its type, so its call is one increment.
 class HitCounter final : public Observer {

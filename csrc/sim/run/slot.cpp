@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "run/launch_state.h"
+#include "run/occupancy.h"
 
 namespace sim {
 namespace {
@@ -81,24 +82,13 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
   }
 }
 
-u32 groups_per_cu(const Kernel& kernel, u64 block, u64 lds_bytes) {
-  // CDNA3 ISA guide, 3.6 and 4: 512 VGPRs per lane and SIMD, allocated by 8; 8 waves per SIMD, 4 SIMDs per CU.
-  constexpr u32 kRegistersPerLane = 512, kWavesPerSimd = 8, kSimds = 4, kMaxGroups = 16, kMaxSingleWaveGroups = 32;
-  const u64 waves = std::max<u64>((block + kLanes - 1) / kLanes, 1);
-  const u32 registers = kernel.rows();
-  const u64 waves_per_cu = kSimds * std::min(kWavesPerSimd, kRegistersPerLane / registers);
-  u64 groups = std::min<u64>(waves_per_cu / waves, waves > 1 ? kMaxGroups : kMaxSingleWaveGroups);
-  if (lds_bytes) groups = std::min<u64>(groups, kLdsBytes / lds_bytes);
-  return static_cast<u32>(groups);
-}
-
 u64 resident_limit(const Launch& launch, bool cooperative) {
   const Kernel& k = *launch.kernel;
   const u64 per_wave = (k.arch_rows() + k.accum_rows()) * kLanes * sizeof(u32) + u64{k.private_bytes} * kLanes;
   const u64 shadow = launch.observer ? 2 : 1;            // the checkers' state of a workgroup is about as large
   const u64 bytes = (num_waves(launch) * per_wave + launch.lds_bytes) * shadow + kLdsBytes;
   const u64 block = launch.block[0] * launch.block[1] * launch.block[2];
-  const u64 device = groups_per_cu(k, block, launch.lds_bytes) * kNumCus;
+  const u64 device = occupancy(k, block, launch.lds_bytes).groups * kNumCus;
   if (!device) {
     throw Fault("no CU holds a workgroup of " + std::to_string(block) + " work-items with " +
                 std::to_string(k.rows()) + " registers each: it has 512 per lane on each of 4 SIMDs");

@@ -38,7 +38,4 @@ class Slot {
 // too, except for cooperative launches, which are refused when they do not fit (Fault).
 u64 resident_limit(const Launch& launch, bool cooperative);
 
-// Workgroups of `block` work-items and `lds_bytes` of LDS that one CU holds, by registers, LDS, waves, workgroups.
-u32 groups_per_cu(const Kernel& kernel, u64 block, u64 lds_bytes);
-
 }  // namespace sim

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: MIT
+// What this library calls in the simulator's own, which is loaded before it (csrc/sim/hip/control.cpp).
+#pragma once
+#include <cstdlib>
+#include <string>
+
+#include "load/loader.h"
+#include "run/observer.h"
+
+extern "C" {
+void aiter_like_sim_observe(sim::MakeObserver make, int on);
+char* aiter_like_sim_source_of(const sim::Code* code, sim::u64 pc);
+}
+
+namespace sim::timing {
+
+// "file:line", "" when the code has no line for it.
+inline std::string source_of(const Code& code, u64 pc) {
+  char* const text = aiter_like_sim_source_of(&code, pc);
+  std::string result = text ? text : "";
+  std::free(text);
+  return result;
+}
+
+}  // namespace sim::timing

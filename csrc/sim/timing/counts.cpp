@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT
+// Every worker thread counts into a table of its own; they are added up when the launch ends.
+#include "timing/counts.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "isa/mfma_shape.h"
+#include "timing/access_shape.h"
+#include "timing/core.h"
+
+namespace sim::timing {
+namespace {
+
+struct Ended {
+  std::mutex mutex;
+  std::vector<LaunchCounts> launches;
+  int users = 0;                               // blocks of the caller that count
+};
+
+Ended& ended() {
+  static Ended* instance = new Ended;          // never destroyed: launches may end while the process does
+  return *instance;
+}
+
+bool is_vector(Class cls) {
+  switch (cls) {
+    case Class::valu:
+    case Class::trans:
+    case Class::mfma:
+    case Class::ds:
+    case Class::global:
+    case Class::flat:
+    case Class::scratch:
+    case Class::mubuf: return true;
+    default: return false;
+  }
+}
+
+using Table = std::vector<InstCounts>;         // per Inst::index
+
+class Counter final : public Observer {
+ public:
+  explicit Counter(Table& table) : table_(table) {}
+
+  void before(Wave& w, const Inst& i) override {
+    InstCounts& c = table_[i.index];
+    ++c.executed;
+    if (!i.op || !is_vector(i.op->spec.cls)) return;
+    const bool all = i.op->spec.flags & kIgnoresExec && i.op->spec.cls == Class::mfma;
+    c.active_lanes += static_cast<u64>(all ? kLanes : std::popcount(w.exec()));
+  }
+
+  u64 global(Wave&, const Inst& i, const u64* address, u64 lanes, const Touch& touch) override {
+    InstCounts& c = table_[i.index];
+    const SegmentShape shape = segment_shape(address, lanes, touch.bytes);
+    c.global_bytes += shape.asked;
+    c.segments64 += shape.segments64;
+    c.segments128 += shape.segments128;
+    if (touch.access == Access::atomic) {
+      c.atomic_lanes += static_cast<u64>(std::popcount(lanes));
+      c.atomic_collisions += collisions(address, lanes);
+    }
+    return lanes;
+  }
+
+  u64 lds(Wave&, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) override {
+    InstCounts& c = table_[i.index];
+    const LdsShape shape = lds_shape(offset, lanes, touch.bytes, touch.access == Access::load);
+    c.lds_bytes += static_cast<u64>(std::popcount(lanes)) * touch.bytes;
+    c.lds_clk += shape.clk;
+    c.lds_conflict_clk += shape.conflict_clk;
+    if (touch.access == Access::atomic) {
+      u64 address[kLanes];
+      std::copy_n(offset, kLanes, address);
+      c.atomic_lanes += static_cast<u64>(std::popcount(lanes));
+      c.atomic_collisions += collisions(address, lanes);
+    }
+    return lanes;
+  }
+
+  u64 scratch(Wave&, const Inst& i, const u32*, u64 lanes, const Touch& touch) override {
+    table_[i.index].scratch_bytes += static_cast<u64>(std::popcount(lanes)) * touch.bytes;
+    return lanes;
+  }
+
+  bool scalar(Wave&, const Inst& i, u64 address, u32 bytes) override {
+    InstCounts& c = table_[i.index];
+    const SegmentShape shape = segment_shape(&address, 1, bytes);
+    c.global_bytes += bytes;
+    c.segments64 += shape.segments64;
+    c.segments128 += shape.segments128;
+    return true;
+  }
+
+ private:
+  Table& table_;
+};
+
+class LaunchCounter final : public LaunchObserver {
+ public:
+  explicit LaunchCounter(const Launch& launch) : launch_(launch) {}
+  ~LaunchCounter() override {
+    LaunchCounts result = summary();
+    const std::lock_guard lock(ended().mutex);
+    ended().launches.push_back(std::move(result));
+  }
+
+  std::unique_ptr<Observer> begin(Workgroup& group) override {
+    const std::lock_guard lock(mutex_);
+    ++workgroups_;
+    waves_ += group.waves.size();
+    std::unique_ptr<Table>& table = tables_[std::this_thread::get_id()];
+    if (!table) table = std::make_unique<Table>(launch_.code->insts.size());
+    return std::make_unique<Counter>(*table);
+  }
+
+ private:
+  LaunchCounts summary() const {
+    const Kernel& k = *launch_.kernel;
+    LaunchCounts result;
+    result.kernel = k.name;
+    std::copy_n(launch_.grid, 3, result.grid);
+    std::copy_n(launch_.block, 3, result.block);
+    result.lds_bytes = launch_.lds_bytes;
+    result.vgprs = k.vgprs, result.agprs = k.agprs, result.sgprs = k.sgprs;
+    result.private_bytes = k.private_bytes;
+    result.vgpr_spills = k.vgpr_spills, result.sgpr_spills = k.sgpr_spills;
+    result.occupancy = occupancy(k, u64{launch_.block[0]} * launch_.block[1] * launch_.block[2], launch_.lds_bytes);
+    result.workgroups = workgroups_;
+    result.waves = waves_;
+    const std::vector<Inst>& insts = launch_.code->insts;
+    for (size_t n = 0; n < insts.size(); ++n) {
+      InstCounts sum;
+      for (const auto& [thread, table] : tables_) sum.add((*table)[n]);
+      if (sum.executed) result.lines.push_back(line(insts[n], sum));
+    }
+    return result;
+  }
+
+  LaunchCounts::Line line(const Inst& i, const InstCounts& counts) const {
+    const Class cls = i.op ? i.op->spec.cls : Class::other;
+    LaunchCounts::Line line{i.pc - launch_.kernel->entry, i.text, source_of(*launch_.code, i.pc), cls,
+                            i.size == 8 && i.pc % 8 != 0, i.vmcnt, i.lgkmcnt, 0, 0, "", counts};
+    if (cls == Class::mfma) {
+      const MfmaShape shape = mfma_shape(i.op->name);
+      line.flops = shape.flops();
+      line.passes = passes_of(i.op->name);
+      line.type = shape.type;
+    }
+    return line;
+  }
+
+  const Launch& launch_;
+  std::mutex mutex_;
+  std::map<std::thread::id, std::unique_ptr<Table>> tables_;
+  u64 workgroups_ = 0, waves_ = 0;
+};
+
+LaunchObserver* make(const Launch& launch) { return new LaunchCounter(launch); }
+
+}  // namespace
+
+void InstCounts::add(const InstCounts& other) {
+  executed += other.executed, active_lanes += other.active_lanes;
+  global_bytes += other.global_bytes, segments64 += other.segments64, segments128 += other.segments128;
+  lds_bytes += other.lds_bytes, lds_clk += other.lds_clk, lds_conflict_clk += other.lds_conflict_clk;
+  scratch_bytes += other.scratch_bytes;
+  atomic_lanes += other.atomic_lanes, atomic_collisions += other.atomic_collisions;
+}
+
+void begin_counting() {
+  const std::lock_guard lock(ended().mutex);
+  if (ended().users++ == 0) aiter_like_sim_observe(make, 1);
+}
+
+void end_counting() {
+  const std::lock_guard lock(ended().mutex);
+  if (--ended().users == 0) aiter_like_sim_observe(make, 0);
+}
+
+std::vector<LaunchCounts> take_counts() {
+  const std::lock_guard lock(ended().mutex);
+  return std::exchange(ended().launches, {});
+}
+
+}  // namespace sim::timing

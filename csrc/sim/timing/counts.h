@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: MIT
+// Exact counts of a launch per instruction, an observer. docs: csrc/sim/README.md, "Counters".
+#pragma once
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "load/loader.h"
+#include "run/occupancy.h"
+#include "run/observer.h"
+
+namespace sim::timing {
+
+// Of one instruction of the code, over all its executions in a launch.
+struct InstCounts {
+  u64 executed = 0;                            // by waves
+  u64 active_lanes = 0;                        // vector instructions: the sum over executions
+  u64 global_bytes = 0, segments64 = 0, segments128 = 0;       // global, buffer and scalar memory; LDS-DMA's source
+  u64 lds_bytes = 0, lds_clk = 0, lds_conflict_clk = 0;
+  u64 scratch_bytes = 0;
+  u64 atomic_lanes = 0, atomic_collisions = 0;
+
+  void add(const InstCounts& other);
+};
+
+// A launch that has ended.
+struct LaunchCounts {
+  std::string kernel;
+  u32 grid[3], block[3], lds_bytes = 0;
+  u32 vgprs = 0, agprs = 0, sgprs = 0, private_bytes = 0, vgpr_spills = 0, sgpr_spills = 0;
+  Occupancy occupancy{};
+  u64 workgroups = 0, waves = 0;
+  struct Line {
+    u64 pc;                                    // relative to the kernel's entry
+    std::string text, source;
+    Class cls;
+    bool straddles;                            // 8 bytes across a multiple of 8 bytes: the fetch takes a cycle more
+    u8 vmcnt, lgkmcnt;                         // of s_waitcnt; 63 and 15 wait for nothing
+    u64 flops, passes;                         // matrix operations: of one wave
+    std::string_view type;                     // … of A and B
+    InstCounts counts;
+  };
+  std::vector<Line> lines;                     // instructions that were executed, in address order
+};
+
+// Counting is on for launches between begin() and end().
+void begin_counting();
+void end_counting();
+// The launches that have ended and nobody has taken, oldest first.
+std::vector<LaunchCounts> take_counts();
+
+}  // namespace sim::timing
