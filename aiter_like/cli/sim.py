@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim`: `run` launches a kernel of any gfx942 code object on the simulated MI300X; `check`: sim_check.py,
-`coverage`: sim_coverage.py.
+`coverage`: sim_coverage.py, `validate`: sim_validate.py.
 
 What the kernel gets is described in a file: sim_spec.py.
 """
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from aiter_like import sim
 from aiter_like.build import code_object
-from aiter_like.cli import sim_check, sim_coverage, sim_spec
+from aiter_like.cli import sim_check, sim_coverage, sim_spec, sim_validate
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import counting
+from aiter_like.sim import counting, modelling
 from aiter_like.sim import reports as sim_reports
 from aiter_like.sim.library import default_settings
 
@@ -65,6 +65,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
                           "global_race, too, --check=strict makes errors of notes; exit status 1 if there is an error")
     run.add_argument("--checks", type=sim_check.checks_of, metavar="NAME,…",
                      help=f"with these of {', '.join(sim.CHECKS)}, all")
+    run.add_argument("--model", action="store_true",
+                     help="print the cycles that the cycle model gives the launch; they are modelled, not measured")
     run.add_argument("--counts", nargs="?", type=Path, const=_NO_FILE, metavar="FILE.json",
                      help="count lanes, segments, bank conflicts, … per instruction; FILE.json gets all of it, after "
                           "an equals sign")
@@ -72,6 +74,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     run.set_defaults(run=_run)
     sim_check.add_check(actions)
     sim_coverage.add_coverage(actions)
+    sim_validate.add_validate(actions)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -89,13 +92,15 @@ def _run(args: argparse.Namespace) -> int:
     sim.reset_counters()
     sim.take_reports()  # like the counts: of this run alone, whatever ran before in this process
     checks = default_settings().checks if args.checks is None else args.checks
-    found, outputs, launches = [], {}, []
+    found, outputs, launches, cycles = [], {}, [], []
     for seed in seeds:
         buffers = _copies(spec.buffers) if len(seeds) > 1 else spec.buffers
-        with sim.enabled(checks, fuzz=seed, on_report="collect", counters=args.counts is not None) as session:
+        with sim.enabled(checks, fuzz=seed, on_report="collect", counters=args.counts is not None,
+                         model="whole" if args.model else None) as session:
             _launch(args, image, kernel, spec, buffers, session)
         found += [{**report, "seed": seed} for report in session.reports]
         launches += session.launches if args.counts else []
+        cycles += session.modelled if args.model else []
         results = {name: buffers[name].data for name in files}
         outputs = outputs or results
         for name in (name for name in files if not _same(outputs[name], results[name])):
@@ -105,6 +110,8 @@ def _run(args: argparse.Namespace) -> int:
         print(sim_check.text_of(report))
     _print_counters(sim.counters())
     _print_counts(args.counts, launches)
+    for launch in cycles[:1]:
+        print("\n".join(f"  {line}" for line in modelling.summary(launch)))
     if checks:
         print(sim_check.summary(kernel.name, found, seeds, checks))
     for name, path in files.items():

@@ -168,7 +168,11 @@ def load_timing() -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"sim_timing: cannot load {path}: {error}", module="sim_timing") from error
     library.aiter_like_sim_count.restype, library.aiter_like_sim_count.argtypes = None, (ctypes.c_int,)
-    library.aiter_like_sim_take_counts.restype, library.aiter_like_sim_take_counts.argtypes = ctypes.c_void_p, ()
+    for name in ("aiter_like_sim_take_counts", "aiter_like_sim_take_modelled"):
+        getattr(library, name).restype, getattr(library, name).argtypes = ctypes.c_void_p, ()
+    library.aiter_like_sim_model_version.restype = ctypes.c_char_p
+    library.aiter_like_sim_model.restype = None
+    library.aiter_like_sim_model.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_double)
     return library
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import counting, reports
+from aiter_like.sim import counting, modelling, reports
 from aiter_like.sim import library as _library
 from aiter_like.sim.library import configure, default_settings
 from aiter_like.sim.library import counters as library_counters
@@ -40,6 +40,7 @@ class Session:
     on_report: str
     reports: list[dict] = field(default_factory=list)
     _launches: list[dict] | None = None
+    _modelled: list[dict] | None = None
     _before: dict[str, dict] = field(default_factory=dict)
     _after: dict[str, dict] | None = None
 
@@ -56,6 +57,21 @@ class Session:
         if self._after is None:
             counting.take()
         return self._launches
+
+    @property
+    def modelled(self) -> list[dict]:
+        """Each launch of the session so far as the cycle model sees it, oldest first; csrc/sim/README.md, "The cycle
+        model", has the keys.
+
+        Raises:
+            ValueError: the session has no model: `enabled(model="whole")` does.
+        """
+        if self._modelled is None:
+            raise ValueError("Session.modelled: this session has no cycle model; open it with "
+                             'sim.enabled(model="whole")')
+        if self._after is None:
+            modelling.take()
+        return self._modelled
 
     @property
     def counters(self) -> dict[str, dict]:
@@ -85,7 +101,8 @@ def checking() -> bool:
 @contextlib.contextmanager
 def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
             dry: bool | None = None, instruction_limit: int | None = None, devices: int | None = None,
-            defer: bool | None = None, on_report: str = "raise", counters: bool = False) -> Iterator[Session]:
+            defer: bool | None = None, on_report: str = "raise", counters: bool = False,
+            model: str | None = None, clock_mhz: float = modelling.PEAK_MHZ) -> Iterator[Session]:
     """Simulator settings for the duration of a with block.
 
     Args:
@@ -100,15 +117,20 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         on_report: "raise" = SimulatorError at the operator whose launch was reported, unless all reports are notes;
             "collect" = only keep it.
         counters: fill the session's `launches`; its launches take some times as long.
+        model: fill the session's `modelled`. "whole": launches run as ever, on one thread. "sample": only workgroups
+            that the model needs run, seconds in place of hours for large launches, and the results are wrong.
+        clock_mhz: at which modelled cycles become time.
     Yields:
-        The session with `reports`, `counters` and `launches`.
+        The session with `reports`, `counters`, `launches` and `modelled`.
     Raises:
-        ValueError: an unknown check or on_report.
+        ValueError: an unknown check, on_report or model, no clock, or the model is on already.
         RuntimeError: another thread is in such a block: there is one simulated device, with one set of settings.
         SimulatorError: at the block's end, for reports of launches that went past every operator.
     """
     if on_report not in ("raise", "collect"):
         raise ValueError(f"on_report must be 'raise' or 'collect', got {on_report!r}")
+    if model not in (None, "whole", "sample"):
+        raise ValueError(f"model must be 'whole', 'sample' or None, got {model!r}")
     library = load()
     with _claimed() as outer:
         names = DEFAULT_CHECKS if checks is True else parse_checks(checks) if isinstance(checks, str) else checks or ()
@@ -117,12 +139,17 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         given = {name: value for name, value in changes.items() if value is not None}
         settings = replace(outer, checks=complete(names), **given)
         reports.set_aside()
-        session = Session(on_report, _before=library_counters(), _launches=[] if counters else None)
+        session = Session(on_report, _before=library_counters(), _launches=[] if counters else None,
+                          _modelled=[] if model else None)
         reports.kept.append(session.reports)
         _open.append((settings, session))
         _apply(library)
         try:
-            with counting.counted(session._launches) if counters else contextlib.nullcontext():
+            with contextlib.ExitStack() as observing:
+                if counters:
+                    observing.enter_context(counting.counted(session._launches))
+                if model:
+                    observing.enter_context(modelling.modelled(session._modelled, model == "sample", clock_mhz))
                 yield session
             _collect("a kernel launch")
         finally:

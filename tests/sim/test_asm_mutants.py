@@ -32,7 +32,7 @@ def _launch(is_residual: bool) -> set[str]:
     residuals = (x.clone(), torch.empty_like(x)) if is_residual else (None, None)
     args = (torch.empty_like(x), x, weight, *residuals, 1e-6)
     bound = function.bind(device.simulated_target(), args)
-    with sim.enabled(checks=True, on_report="collect") as session:
+    with sim.enabled("strict", on_report="collect") as session:
         try:
             sim.checked_call("rms_norm", bound, args, (0, 4))
         except SimulatorError as error:

@@ -145,3 +145,17 @@ def test_compiler_does_not_wait_for_inline_assembly():
          "s_waitcnt vmcnt(0)")
     assert not hip_reports(HIP % "s_waitcnt vmcnt(0)", arrays, 64, read_only=[0])
     np.testing.assert_array_equal(arrays[1], np.arange(64) + 1)
+
+
+def test_lds_returns_in_order_beside_a_scalar_load():
+    """While s_load is outstanding, lgkmcnt(N) still leaves the latest N of the LDS operations only."""
+    reads = "\n".join(f"ds_read_b32 v{number}, v1" for number in range(2, 8))
+    body = f"v_mov_b32 v9, 0\nds_write_b32 v1, v9\ns_waitcnt lgkmcnt(0)\ns_load_dword s20, s[8:9], 0x0\n{reads}\n" \
+           "s_waitcnt lgkmcnt(2)\nv_mov_b32 v10, v{used}\ns_waitcnt lgkmcnt(0)"
+    inputs = {"v1": np.arange(64, dtype=np.uint32) * 4}
+    options = {"buffers": {"s[8:9]": np.zeros(4, np.uint32)}, "lds_bytes": 256}
+    assert not reports(body.format(used=5), inputs, **options)
+    (early,) = reports(body.format(used=6), inputs, **options)
+    assert early["check"] == "wait" and "lgkmcnt(1)" in early["message"]
+    (scalar,) = reports(body.format(used=5) .replace("v_mov_b32 v10, v5", "v_mov_b32 v10, s20"), inputs, **options)
+    assert "lgkmcnt(0)" in scalar["message"]

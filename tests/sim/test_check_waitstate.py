@@ -50,7 +50,9 @@ def test_one_state_too_few_is_reported_and_enough_is_silent(pair):
     for phrase in (pair.row, f"{pair.states - 1} wait states after", earlier.split(" ")[0], f"{pair.states} are needed",
                    "fix: s_nop 0"):
         assert phrase in found[0]["message"], listing(found)
-    enough = _outcomes()[pair.earlier, pair.later, pair.states]
+    # Where the hardware needs less than the manual, what is enough for the one leaves a note of the other.
+    enough = [one for one in _outcomes()[pair.earlier, pair.later, pair.states]
+              if one["severity"] == found[0]["severity"]]
     assert not enough, listing(enough)
 
 

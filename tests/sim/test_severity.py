@@ -14,6 +14,9 @@ _END = "\ns_waitcnt vmcnt(0) lgkmcnt(0)\n" + "s_nop 7\n" * 3
 # Name → body, its check, and what its only report says. s[10:11] is a buffer of 64 dwords, s[12:15] its descriptor.
 _NOTES = {
     "mask": (f"v_cmp_lt_u32 vcc, v0, v1\nv_cndmask_b32 v2, v0, v1, vcc{_END}", "waitstate", "needed by LLVM's hazard"),
+    "sgpr": (f"v_readfirstlane_b32 s20, v0\nv_add_u32 v2, s20, v1{_END}", "waitstate", "VALU writes SGPR to VALU"),
+    "matrix result": (f"v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], 0\nv_mov_b32 v6, v8{_END}", "waitstate",
+                      "XDL result to VALU"),
     "carry": (f"v_add_co_u32 v2, s[20:21], v0, v1\ns_nop 0\nv_addc_co_u32 v2, vcc, v0, v1, s[20:21]{_END}", "waitstate",
               "1 wait states after"),
     "m0": (f"s_mov_b32 m0, 0\nglobal_load_lds_dword v1, s[10:11]{_END}", "waitstate", "CDNA3 ISA document"),
@@ -54,9 +57,21 @@ def test_a_note_hides_no_error_of_its_instruction():
     assert report["severity"] == "error" and "transcendental" in report["message"], listing([report])
 
 
-def test_an_sgpr_that_is_no_mask_is_an_error():
-    (report,) = _run(f"v_readfirstlane_b32 s20, v0\nv_add_u32 v2, s20, v1{_END}", True)
-    assert report["severity"] == "error" and "VALU writes SGPR to VALU" in report["message"], listing([report])
+def test_registers_beside_the_one_that_dpp_moves():
+    for register, severity in (("v2", "error"), ("v1", "note")):
+        (report,) = _run(f"v_mov_b32 {register}, v0\nv_add_u32_dpp v3, v2, v1 row_shl:1{_END}", True)
+        assert report["severity"] == severity and "VALU result to DPP" in report["message"], listing([report])
+
+
+def test_lds_runs_in_the_order_of_issue():
+    """A store that its wave has not waited for at the barrier; of an LDS-DMA the same is an error."""
+    end = f"s_barrier\nds_read_b32 v3, v2{_END}"
+    lanes = {"v1": np.arange(128, dtype=np.uint32) * 4, "v2": np.arange(128, dtype=np.uint32)[::-1] * 4}
+    for body, severity in (("ds_write_b32 v1, v1\n", "note"),
+                           ("s_mov_b32 m0, 0\ns_nop 0\nglobal_load_lds_dword v1, s[10:11]\n", "error")):
+        with sim.enabled("wait", on_report="collect") as session:
+            run(body + end, lanes, {}, buffers={"s[10:11]": np.zeros(128, np.uint32)}, waves=2, lds_bytes=512)
+        assert {report["severity"] for report in session.reports} == {severity}, listing(session.reports)
 
 
 @pytest.mark.parametrize("stride, reported", [(0, False), (4, True)])

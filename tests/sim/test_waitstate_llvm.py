@@ -52,7 +52,8 @@ def _version() -> int:
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.earlier} - {pair.later}")
 def test_llvm_wants_the_same_distance(pair):
-    assert _states()[pair.earlier, pair.later] == (pair.states if _version() >= pair.llvm else 0)
+    wanted = max(one.states for one in PAIRS if (one.earlier, one.later) == (pair.earlier, pair.later))
+    assert _states()[pair.earlier, pair.later] == (wanted if _version() >= pair.llvm else 0)
 
 
 @pytest.mark.parametrize("earlier, later", FREE)

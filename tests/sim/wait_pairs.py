@@ -118,11 +118,11 @@ INSTRUCTIONS = {
 }
 
 PAIRS = (
-    Pair("XDL result to VALU or memory", "xdl2", "read v8", 5),
-    Pair("XDL result to VALU or memory", "xdl4", "write v9", 7),
-    Pair("XDL result to VALU or memory", "xdl4", "load v8", 7),
-    Pair("XDL result to VALU or memory", "xdl8", "store v33", 11),
-    Pair("XDL result to VALU or memory", "xdl16", "LDS write v33", 19),
+    Pair("XDL result to VALU", "xdl2", "read v8", 5),
+    Pair("XDL result overwritten by VALU", "xdl4", "write v9", 7),
+    Pair("XDL result to memory", "xdl4", "load v8", 7),
+    Pair("XDL result to memory", "xdl8", "store v33", 11),
+    Pair("XDL result to memory", "xdl16", "LDS write v33", 19),
     Pair("XDL result to MFMA A or B", "xdl4", "xdl A v8", 7),
     Pair("two-pass MFMA result to the same C", "xdl2", "xdl2 onto itself", 2),
     Pair("two-pass MFMA result to the same C", "f32 2", "xdl2 onto itself", 2),
@@ -151,6 +151,7 @@ PAIRS = (
     Pair("f64 MFMA to v_fma_f64", "f64 small", "fma64", 2),
     Pair("VALU result to MFMA", "write v2", "xdl4", 2),
     Pair("VALU writes EXEC, MFMA", "cmpx", "xdl4", 4),
+    Pair("VALU result to DPP source", "write v2", "dpp v2", 1),
     Pair("VALU result to DPP", "write v2", "dpp v2", 2),
     Pair("VALU writes EXEC, DPP", "cmpx", "dpp v2", 5),
     Pair("VALU writes SGPR to vector memory", "first lane to s10", "load v8", 5),

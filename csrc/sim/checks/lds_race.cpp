@@ -22,11 +22,13 @@ struct Visit {
 u32 wave_of(u32 word) { return (word & kWaveBits) >> kWaveShift; }
 
 void report(const Visit& v, const Inst* other, int lane, u32 dword, const std::string& what, const char* check,
-            const std::string& fix) {
+            const std::string& fix, bool demanded_only = false) {
   LaunchChecks& checks = launch_checks(v.w);
-  if (!checks.first(check, v.inst)) return;
+  const bool note = demanded_only && checks.notes();
+  if (!checks.first(check, v.inst, note)) return;
   add_report(v.w, v.inst, check, u64{1} << lane, 4 * u64{dword},
-             what + " (LDS byte " + std::to_string(4 * dword) + ", lane " + std::to_string(lane) + "); " + fix, other);
+             what + " (LDS byte " + std::to_string(4 * dword) + ", lane " + std::to_string(lane) + "); " + fix, other,
+             note);
 }
 
 const char* verb(const Visit& v) { return v.touch.access == Access::load ? "reads" : "writes"; }
@@ -47,8 +49,12 @@ void against_write(const Visit& v, int lane, u32 dword, u32 bytes, u32 word) {
     if (!checks.on(kCheckWait)) return;
     const std::string late = std::string("fix: s_waitcnt ") + (r.dma ? "vmcnt(0)" : "lgkmcnt(0)");
     const std::string fix = (r.retired ? late : wait_for_record(writer, stamp)) + (mine ? "" : " before the s_barrier");
-    report(v, r.inst, lane, dword, verb(v) + producer + " and has not waited for" + (mine ? "" : " before the barrier"),
-           "wait", fix);
+    // A CU executes its waves' LDS instructions in the order in which they issue, and shipped kernels rely on that.
+    const bool in_order = !mine && !r.dma;
+    const std::string when = mine ? "" : " before the barrier";
+    const std::string whose = in_order ? ", as the CDNA3 ISA document demands" : "";
+    report(v, r.inst, lane, dword, verb(v) + producer + " and has not waited for" + when + whose, "wait", fix,
+           in_order);
   } else if (checks.on(kCheckLdsRace)) {
     report(v, r.inst, lane, dword, verb(v) + producer + " with no barrier between", "lds_race",
            "fix: s_waitcnt in wave " + std::to_string(r.wave) + ", then s_barrier in all waves");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Wait counters: which operations are in flight, and which registers are used before their data has arrived. vmcnt
-// retires in issue order, and so does lgkmcnt for LDS alone. While a scalar load or a FLAT access to LDS is
-// outstanding, only lgkmcnt(0) proves anything.
+// retires in issue order, and so do LDS operations among themselves: lgkmcnt(N) leaves the latest N of them at most.
+// Of a scalar load or a FLAT access to LDS, only lgkmcnt(0) proves anything.
 #include <bit>
 
 #include "checks/state.h"
@@ -78,14 +78,34 @@ bool lgkm_in_order(const WaitState& s) {
   return true;
 }
 
+u32 count_lds(const WaitState& s) {
+  u32 n = 0;
+  for (u32 k = 0; k < s.lgkm.size(); ++k) n += !out_of_order(s.ops[s.lgkm.at(k)]);
+  return n;
+}
+
 void pop_lgkm(Wave& w, u32 leave) {
   WaitState& s = w.checks->wait;
-  if (s.lgkm.size() <= leave || (leave && !lgkm_in_order(s))) return;
-  while (s.lgkm.size() > leave) {
-    const u8 slot = s.lgkm.pop();
-    s.ops[slot].on_lgkm = false;
-    retire(w, slot);
+  if (s.lgkm.size() <= leave) return;
+  const bool in_order = !leave || lgkm_in_order(s);
+  // LDS operations return in order among themselves: no more than `leave` of them, the latest, are still in flight.
+  u32 done = s.lgkm.size() - leave;
+  if (!in_order) {
+    const u32 lds = count_lds(s);
+    done = lds > leave ? lds - leave : 0;
   }
+  Counter rest;
+  while (s.lgkm.size()) {
+    const u8 slot = s.lgkm.pop();
+    if (done && (in_order || !out_of_order(s.ops[slot]))) {
+      --done;
+      s.ops[slot].on_lgkm = false;
+      retire(w, slot);
+    } else {
+      rest.push(slot);
+    }
+  }
+  s.lgkm = rest;
 }
 
 u32 issued_after(const Counter& c, u8 slot) {
@@ -95,11 +115,19 @@ u32 issued_after(const Counter& c, u8 slot) {
   return 0;
 }
 
+// What lgkmcnt must come down to.
+u32 lgkm_fix(const WaitState& s, u8 slot) {
+  if (lgkm_in_order(s)) return issued_after(s.lgkm, slot);
+  u32 after = 0;
+  for (u32 k = s.lgkm.size(); k-- && s.lgkm.at(k) != slot;) after += !out_of_order(s.ops[s.lgkm.at(k)]);
+  return out_of_order(s.ops[slot]) ? 0 : after;
+}
+
 std::string fix_for(const WaitState& s, u8 slot) {
   const Pending& op = s.ops[slot];
   std::string fix = "fix: s_waitcnt";
   if (op.on_vm) fix += " vmcnt(" + std::to_string(issued_after(s.vm, slot)) + ")";
-  if (op.on_lgkm) fix += " lgkmcnt(" + std::to_string(lgkm_in_order(s) ? issued_after(s.lgkm, slot) : 0) + ")";
+  if (op.on_lgkm) fix += " lgkmcnt(" + std::to_string(lgkm_fix(s, slot)) + ")";
   return fix;
 }
 

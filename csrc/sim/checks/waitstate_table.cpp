@@ -20,7 +20,9 @@ constexpr u32 kMemory = kRoleVmem | kRoleDs;
 constexpr const char* kManual = "LLVM's hazard recogniser and the CDNA3 ISA document, section 4.5";
 
 const WaitRow kRows[] = {
-    {"XDL result to VALU or memory", kRoleXdl, kRoleValu | kMemory, Part::writes, Part::touches, 3, 1},
+    {"XDL result to VALU", kRoleXdl, kRoleValu, Part::writes, Part::reads, 3, 1, kManual},
+    {"XDL result overwritten by VALU", kRoleXdl, kRoleValu, Part::writes, Part::blind_writes, 3, 1},
+    {"XDL result to memory", kRoleXdl, kMemory, Part::writes, Part::touches, 3, 1},
     {"XDL result to MFMA A or B", kRoleXdl, kAnyMfma, Part::writes, Part::src_ab, 3, 1},
     {"two-pass MFMA result to the same C", kRoleTwoPass, kAnyMfma, Part::writes, Part::same_c, 2, 0},
     {"XDL result to an overlapping C", kRoleXdl, kAnyMfma, Part::writes, Part::other_c, 1, 1},
@@ -42,10 +44,11 @@ const WaitRow kRows[] = {
     {"f64 MFMA to v_fma_f64", kRoleMfma64Large | kRoleMfma64Small, kRoleFma64, Part::none, Part::none, 2, 0},
     {"VALU result to MFMA", kRoleNotDot, kAnyMfma, Part::writes, Part::reads, 2, 0},
     {"VALU writes EXEC, MFMA", kRoleWritesSgpr, kAnyMfma, Part::exec, Part::none, 4, 0},
-    {"VALU result to DPP", kRoleValu, kRoleDpp, Part::writes, Part::reads, 2, 0},
+    {"VALU result to DPP source", kRoleValu, kRoleDpp, Part::writes, Part::dpp, 1, 0},
+    {"VALU result to DPP", kRoleValu, kRoleDpp, Part::writes, Part::reads, 2, 0, kManual},
     {"VALU writes EXEC, DPP", kRoleWritesSgpr, kRoleDpp, Part::exec, Part::none, 5, 0},
     {"VALU writes SGPR to vector memory", kRoleWritesSgpr, kRoleVmem, Part::scalar_writes, Part::scalar_reads, 5, 0},
-    {"VALU writes SGPR to VALU", kRoleWritesSgpr, kRoleReadsSgpr, Part::scalar_writes, Part::no_mask, 2, 0},
+    {"VALU writes SGPR to VALU", kRoleWritesSgpr, kRoleReadsSgpr, Part::scalar_writes, Part::no_mask, 2, 0, kManual},
     {"VALU writes mask to VALU", kRoleWritesSgpr, kRoleReadsSgpr, Part::scalar_writes, Part::mask, 2, 0, kManual},
     {"VALU writes SGPR to lane select", kRoleWritesSgpr, kRoleLaneSelect, Part::scalar_writes, Part::lane, 4, 0},
     {"VALU writes VCC to v_div_fmas", kRoleWritesSgpr, kRoleDivFmas, Part::scalar_writes, Part::vcc, 4, 0},
@@ -195,6 +198,14 @@ Parts parts_of(const Inst& i, Part part, const Inst& earlier) {
     case Part::writes: p.add(i.writes(), RegRange::vector); break;
     case Part::reads: p.add(i.reads(), RegRange::vector); break;
     case Part::touches: p.add({i.regs.data(), size_t{i.num_reads} + i.num_writes}, RegRange::vector); break;
+    case Part::blind_writes:
+      for (const RegRange& w : i.writes()) {
+        bool read = false;
+        for (const RegRange& r : i.reads()) read |= overlap(w, r).count != 0;
+        if (w.file == RegRange::vector && !read) p.add(w);
+      }
+      break;
+    case Part::dpp: p.add(range_of(i.src[0])); break;
     case Part::src_ab:
       p.add(range_of(i.src[0])), p.add(range_of(i.src[1]));
       if (accumulates(i)) p.add(range_of(i.src[2]));

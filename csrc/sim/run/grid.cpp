@@ -84,7 +84,11 @@ class Grid {
   }
 
   std::unique_ptr<Slot> next(Worker& me, Random& random) {
-    const std::optional<u64> index = scheduler_.start(me.backlog, random);
+    std::optional<u64> index = scheduler_.start(me.backlog, random);
+    while (index && launch_.observer && launch_.observer->skips(*index)) {
+      scheduler_.ended(me.backlog);
+      index = scheduler_.start(me.backlog, random);
+    }
     if (!index) return scheduler_.resume(me.backlog, random, me.ballot.stuck_turns != 0);
     ++me.counters.workgroups;
     std::unique_ptr<Slot> slot = me.empty_slot();

@@ -74,6 +74,9 @@ class LaunchObserver {
   // Called for every workgroup when its registers are set, by several threads at once. A workgroup for which the result
   // is null is not watched, and runs as fast as in a launch without observers.
   virtual std::unique_ptr<Observer> begin(Workgroup& group) = 0;
+  // True for a workgroup, by its place in the grid, that does not run at all: a sample is enough, and memory after the
+  // launch is not what the kernel would leave. Asked once for each, in the order in which they would start.
+  virtual bool skips(u64 /*number*/) { return false; }
   // True when all instructions of the launch must come from one thread, in the order of their execution.
   virtual bool needs_one_thread() const { return false; }
 };

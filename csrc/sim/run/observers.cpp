@@ -69,6 +69,9 @@ class SeveralOfLaunch final : public LaunchObserver {
     if (watching.size() > 1) return std::make_unique<Several>(std::move(watching));
     return watching.empty() ? nullptr : std::move(watching.front());
   }
+  bool skips(u64 number) override {
+    return std::any_of(all_.begin(), all_.end(), [&](auto& o) { return o->skips(number); });
+  }
   bool needs_one_thread() const override {
     return std::any_of(all_.begin(), all_.end(), [](auto& o) { return o->needs_one_thread(); });
   }

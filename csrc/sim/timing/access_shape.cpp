@@ -72,7 +72,7 @@ LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load) {
   return shape;
 }
 
-SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes, u64* lines) {
+SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes) {
   SegmentShape shape;
   shape.asked = static_cast<u32>(std::popcount(lanes)) * bytes;
   Set known64, known128;
@@ -84,9 +84,32 @@ SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes, u64* lines)
       last = segment;
       if (!known64.add(segment)) continue;
       ++shape.segments64;
-      if (!known128.add(segment / 2)) continue;
-      if (lines) lines[shape.segments128] = segment / 2;
-      ++shape.segments128;
+      shape.segments128 += known128.add(segment / 2);
+    }
+  }
+  return shape;
+}
+
+// In a cycle the unit takes lanes that together have 64 bytes, if these lie in one line; else a cycle per line. So rows
+// of 4 lanes of 16 bytes are as fast as 64 in a row, and the same lanes 16 apart, as matrix operands lie, are not
+// (public measurements of access shapes: 4.0, 1.8 and 1.1 TB/s).
+LineShape line_shape(const u64* address, u64 lanes, u32 bytes, u64* lines) {
+  LineShape shape;
+  const int group = bytes >= 16 ? 4 : bytes >= 8 ? 8 : 16;
+  for (int first = 0; first < 64; first += group) {
+    u64 last = ~u64{0};
+    for (int lane = first; lane < first + group; ++lane) {
+      if (!(lanes >> lane & 1)) continue;
+      for (u64 segment = address[lane] / 64; segment * 64 < address[lane] + bytes; ++segment) {
+        const u64 line = segment / 2, half = u64{1} << segment % 2;
+        if (line != last) ++shape.address_clk;
+        last = line;
+        // Neighbours touch the lines that were touched last.
+        u32 at = shape.lines;
+        while (at > 0 && lines[at - 1] >> 2 != line) --at;
+        if (at) lines[at - 1] |= half;
+        else lines[shape.lines++] = line << 2 | half;
+      }
     }
   }
   return shape;

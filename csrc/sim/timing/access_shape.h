@@ -19,9 +19,16 @@ struct SegmentShape {
   u32 segments64 = 0, segments128 = 0;         // distinct aligned pieces of memory that the bytes lie in
 };
 
-// `lines`, if given, gets the segments of 128 bytes (address / 128) in the order of the lanes that touch them first: at
-// most 128, their number is segments128.
-SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes, u64* lines = nullptr);
+SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes);
+
+struct LineShape {
+  u32 lines = 0;                               // distinct pieces of 128 bytes
+  u32 address_clk = 0;                         // of the unit that takes 64 bytes of neighbouring lanes a cycle
+};
+
+// `lines` gets address / 128 << 2 | which halves of 64 bytes, in the order of the lanes that touch them first: at most
+// 128.
+LineShape line_shape(const u64* address, u64 lanes, u32 bytes, u64* lines);
 
 // Lanes that come to an address after another lane of the same instruction.
 u32 collisions(const u64* address, u64 lanes);

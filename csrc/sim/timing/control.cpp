@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The C interface that aiter_like/sim/counting.py uses. Strings returned are JSON, freed by aiter_like_sim_free.
+#include <algorithm>
+
 #include "json.h"
 #include "run/counters.h"
 #include "timing/counts.h"
+#include "timing/model.h"
 
 namespace sim::timing {
 namespace {
@@ -49,6 +52,45 @@ std::string json_of(const LaunchCounts& launch) {
   return o.raw("occupancy", json_of(launch.occupancy)).raw("instructions", lines.str()).str();
 }
 
+std::string number(double x) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", x);
+  return text;
+}
+
+std::string json_of(const Traffic& t) {
+  Object o;
+  o.add("l1_lines", t.l1_lines).add("l1_hits", t.l1_hits).add("l2_lines", t.l2_lines).add("l2_hits", t.l2_hits);
+  return o.add("mall_hits", t.mall_hits).add("hbm_lines", t.hbm_lines).add("written_lines", t.written_lines).str();
+}
+
+std::string json_of(const ModelledLaunch::Line& line) {
+  Object o, stalls;
+  for (int k = 1; k < kNumStalls; ++k) {
+    if (line.time.stall[k] > 0) stalls.raw(stall_name(static_cast<Stall>(k)), number(line.time.stall[k]));
+  }
+  o.add("pc", line.pc).add("text", line.text).add("source", line.source).add("issued", line.time.issued);
+  o.raw("busy_clk", number(line.time.busy)).raw("latency_clk", number(line.time.latency));
+  return o.raw("stall_clk", stalls.str()).str();
+}
+
+std::string json_of(const ModelledLaunch& m) {
+  List lines;
+  for (const ModelledLaunch::Line& line : m.lines) lines.raw(json_of(line));
+  const EngineResult& r = m.replayed;
+  const double simds = 4.0 * m.cus, clk = std::max(r.clk, 1.0);
+  Object o, busy;
+  busy.raw("matrix", number(r.mfma_busy / simds / clk)).raw("vector", number(r.valu_busy / simds / clk));
+  busy.raw("LDS", number(r.lds_busy / m.cus / clk)).raw("address", number(r.address_busy / m.cus / clk));
+  busy.raw("L2", number(r.l2_busy / clk)).raw("beyond L2", number(r.beyond_busy / clk));
+  o.add("model", std::string_view(kModelVersion)).add("kernel", m.kernel);
+  o.raw("grid", sizes(m.grid)).raw("block", sizes(m.block)).add("lds_bytes", u64{m.lds_bytes});
+  o.raw("occupancy", json_of(m.occupancy)).raw("modelled_clk", number(m.clk)).raw("clock_mhz", number(m.clock_mhz));
+  o.raw("mfma_flops", number(m.mfma_flops)).add("workgroups_of_xcd", m.workgroups).add("recorded", m.recorded);
+  o.add("cus_of_xcd", u64{m.cus}).raw("replayed_clk", number(r.clk)).add("replayed_instructions", r.issued);
+  return o.raw("busy", busy.str()).raw("traffic", json_of(r.traffic)).raw("instructions", lines.str()).str();
+}
+
 }  // namespace
 
 #define TIMING_API extern "C" __attribute__((visibility("default")))
@@ -58,6 +100,23 @@ TIMING_API void aiter_like_sim_count(int on) { on ? begin_counting() : end_count
 TIMING_API char* aiter_like_sim_take_counts() {
   List list;
   for (const LaunchCounts& launch : take_counts()) list.raw(json_of(launch));
+  return json::give(list.str());
+}
+
+// sample: only workgroups that the model needs run.
+TIMING_API void aiter_like_sim_model(int on, int sample, double clock_mhz) {
+  if (!on) return end_modelling();
+  ModelSettings settings;
+  settings.sample = sample != 0;
+  settings.clock_mhz = clock_mhz;
+  begin_modelling(settings);
+}
+
+TIMING_API const char* aiter_like_sim_model_version() { return kModelVersion; }
+
+TIMING_API char* aiter_like_sim_take_modelled() {
+  List list;
+  for (const ModelledLaunch& launch : take_modelled()) list.raw(json_of(launch));
   return json::give(list.str());
 }
 

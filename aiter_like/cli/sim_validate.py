@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like sim validate`: the cycle model beside what is publicly measured on an MI300X."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiter_like.cli.outputs import require_writable
+
+if TYPE_CHECKING:
+    from aiter_like.sim.validation.run import Outcome
+
+_DESCRIPTION = """Runs small kernels, each a public microbenchmark of the MI300X rebuilt, on the cycle model, and prints
+the published figure, the modelled one and the error. The model's parameters were fitted to these figures
+(csrc/sim/timing/parameters.h has each one's source); whole kernels are not among them, so that this is no validation on
+whole kernels."""
+_AIM = 0.05
+
+
+def add_validate(actions: argparse._SubParsersAction) -> None:
+    """Adds `validate`; its parser sets `run`: of the parsed arguments, returns the exit status."""
+    validate = actions.add_parser("validate", help="the cycle model beside public measurements",
+                                  description=_DESCRIPTION)
+    validate.add_argument("--only", action="append", default=[], metavar="TEXT",
+                          help="cases with this in their name; may be given again")
+    validate.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
+    validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too")
+    validate.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    validate.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from aiter_like.build import progress
+    from aiter_like.sim import modelling
+    from aiter_like.sim.validation import run
+    from aiter_like.sim.validation.cases import cases
+
+    for path, option in ((args.page, "--page"), (args.json, "--json")):
+        if path:
+            require_writable(path, option)
+    chosen = [case for case in cases() if not args.only or any(text in case.name for text in args.only)]
+    if not chosen:
+        raise ValueError(f"--only: no case has {' or '.join(args.only)} in its name")
+    done = [0]
+    with progress.shown(lambda: f"modelling: {done[0]}/{len(chosen)}"):
+        found = run.outcomes(chosen, args.clock or modelling.PEAK_MHZ, lambda count: done.__setitem__(0, count))
+    table = lines(found)
+    print("\n".join(table))
+    if args.page:
+        args.page.write_text(page(found))
+    if args.json:
+        args.json.write_text(json.dumps([{"name": one.case.name, "source": one.case.source, "unit": one.case.unit,
+                                          "published": one.case.published, "modelled": one.modelled,
+                                          "error": one.error} for one in found], indent=1) + "\n")
+    return 0
+
+
+def lines(found: Sequence[Outcome]) -> list[str]:
+    """The table, and the sums below it."""
+    rows = [f"{'case':48} {'source':16} {'published':>10} {'modelled':>10}       {'error':>7}"]
+    rows += [f"{one.case.name:48} {one.case.source:16} {one.case.published:10.2f} {one.modelled:10.2f} "
+             f"{one.case.unit:5} {one.error:+7.1%}" for one in found]
+    return [*rows, "", _sums(found)]
+
+
+def _sums(found: Sequence[Outcome]) -> str:
+    errors = [abs(one.error) for one in found]
+    within = sum(error <= _AIM for error in errors)
+    return f"{within} of {len(errors)} within {_AIM:.0%}; mean absolute error {sum(errors) / len(errors):.1%}. " \
+           "Fitted to these: no validation on whole kernels."
+
+
+def page(found: Sequence[Outcome]) -> str:
+    """The page that the repository keeps."""
+    from aiter_like.sim import modelling
+    from aiter_like.sim.validation.cases import UNEXPLAINED
+
+    rows = [f"| {one.case.name} | {one.case.source} | {one.case.published:g} {one.case.unit} | {one.modelled:.2f} | "
+            f"{one.error:+.1%} |" for one in found]
+    missed = [one for one in found if abs(one.error) > _AIM]
+    reasons = []
+    for one in missed:
+        known = [why for name, why in UNEXPLAINED.items() if one.case.name.startswith(name)]
+        reasons.append(f"- {one.case.name}: {known[0] if known else 'no explanation'}.")
+    return "\n".join([
+        "<!-- written by `aiter-like sim validate --page` -->", "# The cycle model beside public measurements", "",
+        f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is not "
+        "measured. The model's", "parameters were fitted to these figures; `parameters.h` has the source of each.", "",
+        "| case | source | published | modelled | error |", "|---|---|---|---|---|", *rows, "", _sums(found), "",
+        "What is off by more than 5 %:", *reasons, ""])

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Modelled cycles of launches, by csrc/sim/timing: who asks for them. Nothing here is measured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from aiter_like.sim import library
+
+SCHEMA = 1
+"""Of what `Session.modelled` holds; csrc/sim/README.md, "The cycle model", describes it."""
+
+PEAK_MHZ = 2100.0
+"""The MI300X's highest engine clock: cycles are stated at it unless a clock is given."""
+
+_kept: list[list[dict]] = []  # who asks: each list gets every launch that ends
+
+
+@contextlib.contextmanager
+def modelled(launches: list[dict], sample: bool = False, clock_mhz: float = PEAK_MHZ) -> Iterator[None]:
+    """Adds what the model says of the block's launches to `launches`, at `take` and at the block's end.
+
+    Args:
+        sample: only the workgroups that the model replays run; memory is then not what the launches would leave.
+        clock_mhz: of the shader engines; bandwidths beyond the L2 are fixed in bytes per second.
+
+    Raises:
+        ValueError: a block of another one's is open, or the clock is no clock.
+    """
+    if _kept:
+        raise ValueError("the cycle model is on already, and has one set of settings: end that block first")
+    if not 100 <= clock_mhz <= 10000:
+        raise ValueError(f"clock_mhz must be from 100 to 10000, got {clock_mhz}")
+    timing = library.load_timing()
+    take()
+    timing.aiter_like_sim_model(1, int(sample), clock_mhz)
+    _kept.append(launches)
+    try:
+        yield
+    finally:
+        take()
+        _kept.pop()
+        timing.aiter_like_sim_model(0, 0, clock_mhz)
+
+
+def take() -> None:
+    """Gives the launches that have ended to whoever asks."""
+    found = library.json_of(library.load_timing().aiter_like_sim_take_modelled())
+    for launch in found:
+        launch.update(schema=SCHEMA, modelled_us=launch["modelled_clk"] / launch["clock_mhz"])
+    for launches in _kept:
+        launches.extend(found)
+
+
+def version() -> str:
+    """Of the model: what it says of the same launch changes with it alone."""
+    return library.load_timing().aiter_like_sim_model_version().decode()
+
+
+def summary(launch: dict) -> list[str]:
+    """A launch as lines of text; every figure says that it is modelled."""
+    tflops = launch["mfma_flops"] / max(launch["modelled_us"], 1e-9) / 1e6
+    rate = f", {tflops:.1f} TFLOP/s of matrix operations" if tflops else ""
+    busy = ", ".join(f"{unit} {share:.0%}" for unit, share in launch["busy"].items() if share >= 0.005)
+    stalls: dict[str, float] = {}
+    for one in launch["instructions"]:
+        for reason, clk in one["stall_clk"].items():
+            stalls[reason] = stalls.get(reason, 0) + clk
+    total = sum(stalls.values()) + sum(one["busy_clk"] for one in launch["instructions"])
+    waits = ", ".join(f"{reason} {clk / total:.0%}" for reason, clk in sorted(stalls.items(), key=lambda kv: -kv[1])
+                      if clk >= 0.005 * total)
+    traffic = launch["traffic"]
+    hits = [f"{name} hits {traffic[f'{key}_hits'] / traffic[f'{key}_lines']:.0%}"
+            for name, key in (("L1", "l1"), ("L2", "l2")) if traffic[f"{key}_lines"]]
+    return [f"modelled (version {launch['model']}): {launch['modelled_clk']:.0f} clk, {launch['modelled_us']:.1f} us "
+            f"at {launch['clock_mhz']:.0f} MHz{rate}",
+            f"modelled from {launch['recorded']} of an XCD's {launch['workgroups_of_xcd']} workgroups on "
+            f"{launch['cus_of_xcd']} CUs",
+            f"modelled share of time that units are busy: {busy or 'none to speak of'}",
+            f"modelled share of the waves' time that waits: {waits or 'none'}",
+            f"modelled caches: {', '.join(hits) or 'not used'}"]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""Small gfx942 kernels made of assembly: a preparation, and a body that a loop repeats."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiter_like.build import processes, toolchain
+from aiter_like.errors import BuildError
+
+_ARGUMENTS = "<QQII"
+_ARGUMENT_BYTES = struct.calcsize(_ARGUMENTS)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a wave does. v0: its lane; v1: the work-item in the workgroup; s2: the workgroup; s[4:5], s[6:7]: buffers;
+    s8: how often the loop runs; s9: a number of the case's own. s10 counts the loop.
+
+    Attributes:
+        body: assembly that the loop repeats `unroll` times; "{k}" is the number of the repetition.
+        prepare: assembly before the loop.
+        waves: of a workgroup.
+        registers, accumulators: v registers of each lane, before and after ACCUM_OFFSET.
+        lds_bytes: of a workgroup.
+    """
+
+    body: str
+    prepare: str = ""
+    waves: int = 1
+    unroll: int = 16
+    registers: int = 64
+    accumulators: int = 32
+    lds_bytes: int = 0
+
+    def text(self, name: str, unroll: int) -> str:
+        """Its function and descriptor. s[0:1] holds the address of the arguments."""
+        body = "\n".join(self.body.replace("{k}", str(k)) for k in range(unroll))
+        return f"""
+.text
+.globl {name}
+.p2align 8
+.type {name},@function
+{name}:
+  s_load_dwordx4 s[4:7], s[0:1], 0x0
+  s_load_dwordx2 s[8:9], s[0:1], 0x10
+  v_mov_b32 v1, v0
+  v_and_b32 v0, 63, v0
+  s_waitcnt lgkmcnt(0)
+  s_mov_b32 s10, s8
+{self.prepare}
+  s_waitcnt vmcnt(0) lgkmcnt(0)
+  s_barrier
+.p2align 7
+1:
+{body}
+  s_sub_u32 s10, s10, 1
+  s_cmp_lg_u32 s10, 0
+  s_cbranch_scc1 1b
+  s_waitcnt vmcnt(0) lgkmcnt(0)
+  s_endpgm
+.size {name}, .-{name}
+.rodata
+.p2align 6
+.amdhsa_kernel {name}
+  .amdhsa_group_segment_fixed_size {self.lds_bytes}
+  .amdhsa_kernarg_size {_ARGUMENT_BYTES}
+  .amdhsa_user_sgpr_kernarg_segment_ptr 1
+  .amdhsa_system_sgpr_workgroup_id_x 1
+  .amdhsa_next_free_vgpr {self.registers + self.accumulators}
+  .amdhsa_accum_offset {self.registers}
+  .amdhsa_next_free_sgpr 64
+.end_amdhsa_kernel
+"""
+
+    def metadata(self, name: str) -> str:
+        """Its entry in the list of kernels."""
+        return f"""
+  - .name: {name}
+    .symbol: {name}.kd
+    .kernarg_segment_size: {_ARGUMENT_BYTES}
+    .kernarg_segment_align: 8
+    .group_segment_fixed_size: {self.lds_bytes}
+    .private_segment_fixed_size: 0
+    .wavefront_size: 64
+    .sgpr_count: 64
+    .vgpr_count: {self.registers + self.accumulators}
+    .agpr_count: {self.accumulators}
+    .max_flat_workgroup_size: 1024
+    .args:
+      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}"""
+
+
+def arguments(first: int, second: int, loops: int, number: int) -> bytes:
+    """The argument segment: two addresses, how often the loop runs, a number of the case's own."""
+    return struct.pack(_ARGUMENTS, first, second, loops, number)
+
+
+def name_of(index: int) -> str:
+    """The kernel of that place in `code_object`."""
+    return f"measured{index}"
+
+
+def code_object(kernels: Sequence[tuple[Kernel, int]]) -> bytes:
+    """Kernels, each with how often its loop's body is repeated, as one code object, by the clang that builds the
+    project's own.
+
+    Raises:
+        BuildError: there is none, or an instruction is wrong.
+    """
+    texts = [kernel.text(name_of(index), unroll) for index, (kernel, unroll) in enumerate(kernels)]
+    entries = [kernel.metadata(name_of(index)) for index, (kernel, _) in enumerate(kernels)]
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder, "measured.s"), Path(folder, "measured.co")
+        source.write_text(f"""{"".join(texts)}
+.amdgpu_metadata
+---
+amdhsa.version: [1, 2]
+amdhsa.kernels:{"".join(entries)}
+...
+.end_amdgpu_metadata
+""")
+        command = [toolchain.find("hip").host_compiler, "-x", "assembler", "--target=amdgcn-amd-amdhsa",
+                   "-mcpu=gfx942", "-nogpulib", "-o", str(output), str(source)]
+        with processes.child(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+            said, _ = child.communicate()
+        if child.returncode:
+            raise BuildError("sim validate: the kernels do not assemble", module="sim", command=" ".join(command),
+                             output=said)
+        return output.read_bytes()

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+// The memory system behind the compute units of one XCD: caches with tags, and servers that are busy for the bytes that
+// they move. A server that is busy makes a request wait; requests come in about the order of their times.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "timing/parameters.h"
+
+namespace sim::timing {
+
+// Moves bytes at a rate, one request after the other.
+class Server {
+ public:
+  // When a request that comes at `at` is through; it takes `clk`.
+  double take(double at, double clk) {
+    free_ = std::max(free_, at) + clk;
+    busy_ += clk;
+    return free_;
+  }
+  double free_at() const { return free_; }
+  double busy() const { return busy_; }
+
+ private:
+  double free_ = 0, busy_ = 0;
+};
+
+// Lines of 128 bytes, least recently used ones leave first.
+class Cache {
+ public:
+  Cache(u64 bytes, u32 ways, u32 line_bytes = 128);
+
+  struct Entry {
+    u64 line = ~u64{0};
+    double ready = 0;                          // when its data is there
+    u64 used = 0;
+  };
+  // The entry of a line, or null; a hit makes it the latest.
+  Entry* find(u64 line);
+  // Takes the place of the line that was not used for longest.
+  Entry& insert(u64 line, double ready);
+
+ private:
+  u32 sets_, ways_;
+  u64 time_ = 0;
+  std::vector<Entry> entries_;
+};
+
+struct Traffic {
+  u64 l1_lines = 0, l1_hits = 0, l2_lines = 0, l2_hits = 0, mall_hits = 0, hbm_lines = 0, written_lines = 0;
+};
+
+// Of one XCD.
+class Memory {
+ public:
+  explicit Memory(const Parameters& parameters);
+
+  // When the data of a load that leaves its CU's address unit between `at` and `at + address_clk` is in registers.
+  double load(u32 cu, double at, double address_clk, const u64* lines, u32 count, bool through_l1);
+  // When a store counts as done.
+  double store(u32 cu, double at, double address_clk, const u64* lines, u32 count);
+  double atomic(u32 cu, double at, double address_clk, const u64* lines, u32 count, u32 collisions);
+  double scalar(u32 cu, double at, const u64* lines, u32 count);
+  // When the instructions of a line of 128 bytes are there.
+  double fetch(u32 cu, double at, u64 line);
+
+  const Traffic& traffic() const { return traffic_; }
+  double l2_busy() const;
+  double beyond_busy() const;
+
+ private:
+  double from_l2(double at, u64 line);
+  double chase_clk() const;
+
+  const Parameters& p_;
+  std::vector<Cache> l1_, scalar_, fetch_;     // per CU, per two CUs
+  std::vector<Server> fill_;                   // from the L2 to each CU
+  // Channels of the L2, and the lines that each has given lately.
+  struct L2Channel {
+    Server server;
+    std::array<u64, 4> lately{};
+    u32 next = 0;
+  };
+  double through_channel(double at, u64 line);
+  std::vector<L2Channel> channels_;
+  Cache l2_, mall_;
+  // The path beyond the L2: this XCD's share of the memory channels.
+  struct Channel {
+    Server server;
+    bool writes = false;
+  };
+  double move(double at, u64 line, double bytes_per_clk, bool writes);
+  std::vector<Channel> beyond_;
+  Traffic traffic_;
+};
+
+}  // namespace sim::timing

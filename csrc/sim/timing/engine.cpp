@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: MIT
+// A wave issues in order. When its next instruction can issue is known as soon as the one before has issued, except at
+// a barrier: memory tells at issue when it will have answered. So each SIMD looks at its waves only when one of them
+// can go on. At one time a SIMD issues at most one instruction to each unit, of the wave with the highest priority,
+// then of the oldest.
+#include "timing/engine.h"
+
+#include <bit>
+#include <deque>
+#include <limits>
+#include <queue>
+
+namespace sim::timing {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Completion times of a wave's operations on one counter, in issue order.
+class Outstanding {
+ public:
+  void push(double done) {
+    last_ = std::max(last_, done);
+    times_[count_++ % times_.size()] = last_;
+  }
+  // When at most `left` are outstanding.
+  double until(u32 left) const { return count_ > left ? times_[(count_ - left - 1) % times_.size()] : 0; }
+  double last() const { return last_; }
+
+ private:
+  std::array<double, 64> times_{};
+  u32 count_ = 0;
+  double last_ = 0;
+};
+
+struct Result {                                // of a matrix operation, in flight
+  IssueFacts::Range registers;
+  double ready = 0, pipe_end = 0;
+};
+
+struct WaveRun {
+  const WaveTrace* trace = nullptr;
+  size_t at = 0, payload = 0;
+  u32 cu = 0, simd = 0, group = 0;
+  u64 age = 0;                                 // its place in Engine::waves_
+  u8 priority = 0;
+  double ready = 0;
+  Stall why = Stall::none;                     // what `ready` waits for, beyond the instruction before
+  double base = 0;                             // when the instruction before let it go on
+  Outstanding vm, lgkm;
+  std::array<Result, 8> results;
+  u32 next_result = 0;
+  double last_result = 0;                      // latest `ready` of them
+  u64 fetched = ~u64{0};
+};
+
+struct Simd {
+  std::vector<u32> waves;
+  std::array<double, kNumUnits> port{};        // when a unit takes another instruction
+  double mfma_free = 0, valu_blocked = 0;
+  Server lds_path;
+  double next = kNever;
+};
+
+struct Cu {
+  Server address, banks;
+  std::vector<double> vmem_starts, lds_starts; // of the latest instructions: rings
+  u64 num_vmem = 0, num_lds = 0;
+  u32 free_groups = 0;
+};
+
+struct Group {
+  u32 waves = 0, arrived = 0, ended = 0;
+  std::vector<u32> members;
+};
+
+struct Chance {
+  double at;
+  Stall why;
+};
+
+class Engine {
+ public:
+  Engine(const Parameters& p, const EngineShape& shape, const Code& code, const std::vector<IssueFacts>& facts,
+         const std::vector<WorkgroupTrace>& traces)
+      : p_(p), code_(code), facts_(facts), traces_(traces), memory_(p), cus_(shape.cus), simds_(shape.cus * p.simds),
+        groups_(traces.size()) {
+    result_.insts.resize(code.insts.size());
+    result_.groups.resize(traces.size());
+    for (Cu& cu : cus_) {
+      cu.vmem_starts.assign(p.vmem_queue, 0);
+      cu.lds_starts.assign(p.lds_queue, 0);
+      cu.free_groups = shape.groups_per_cu;
+    }
+    for (u32 round = 0; round < shape.groups_per_cu; ++round) {
+      for (u32 cu = 0; cu < shape.cus; ++cu) dispatch(cu, 0);
+    }
+  }
+
+  EngineResult run() {
+    while (!events_.empty()) {
+      const auto [at, simd] = events_.top();
+      events_.pop();
+      if (simds_[simd].next != at) continue;   // it has been called for an earlier time
+      step(simd, at);
+    }
+    for (const Cu& cu : cus_) {
+      result_.lds_busy += cu.banks.busy();
+      result_.address_busy += cu.address.busy();
+    }
+    result_.l2_busy = memory_.l2_busy();
+    result_.beyond_busy = memory_.beyond_busy();
+    result_.traffic = memory_.traffic();
+    return std::move(result_);
+  }
+
+ private:
+  void wake(u32 simd, double at) {
+    if (at >= simds_[simd].next) return;
+    simds_[simd].next = at;
+    events_.push({at, simd});
+  }
+
+  void dispatch(u32 cu, double at) {
+    if (next_group_ >= traces_.size() || cus_[cu].free_groups == 0) return;
+    --cus_[cu].free_groups;
+    const u32 number = static_cast<u32>(next_group_++);
+    Group& group = groups_[number];
+    result_.groups[number].begin = at;
+    for (const WaveTrace& trace : traces_[number].waves) {
+      const u32 id = static_cast<u32>(waves_.size());
+      const u32 simd = cu * p_.simds + group.waves % p_.simds;
+      WaveRun& w = waves_.emplace_back();
+      w.trace = &trace;
+      w.cu = cu, w.simd = simd, w.group = number, w.age = id;
+      w.ready = w.base = at;
+      simds_[simd].waves.push_back(id);
+      group.members.push_back(id);
+      ++group.waves;
+      prepare(w);
+      wake(simd, at);
+    }
+  }
+
+  // The instruction that comes next has to be fetched.
+  void prepare(WaveRun& w) {
+    if (w.at >= w.trace->code.size()) return;
+    const u64 line = code_.insts[w.trace->code[w.at] & kIndexBits].pc / 128;
+    if (line == w.fetched) return;
+    const double there = memory_.fetch(w.cu, w.ready, line);
+    w.fetched = line;
+    if (there <= w.ready) return;
+    w.ready = there;
+    w.why = Stall::fetch;
+  }
+
+  void step(u32 number, double now) {
+    Simd& simd = simds_[number];
+    simd.next = kNever;
+    double next = kNever;
+    std::array<WaveRun*, kNumUnits> best{};
+    for (const u32 id : simd.waves) {
+      WaveRun& w = waves_[id];
+      const Chance chance = earliest(w, simd);
+      if (chance.at > now) {
+        next = std::min(next, chance.at);
+        continue;
+      }
+      const IssueFacts& f = facts_[w.trace->code[w.at] & kIndexBits];
+      // Matrix operations and vector arithmetic share the port that issues them.
+      WaveRun*& chosen = best[static_cast<size_t>(f.unit == Unit::mfma ? Unit::valu : f.unit)];
+      if (f.unit >= Unit::internal) {
+        ready_.push_back(id);
+        continue;
+      }
+      if (chosen && (chosen->priority > w.priority || (chosen->priority == w.priority && chosen->age < w.age))) {
+        next = std::min(next, now + 1);
+        continue;
+      }
+      if (chosen) next = std::min(next, now + 1);
+      chosen = &w;
+    }
+    for (WaveRun* w : best) {
+      if (w) issue(*w, simd, now);
+    }
+    for (const u32 id : ready_) issue(waves_[id], simd, now);
+    ready_.clear();
+    for (const u32 id : simd.waves) {          // what issued now, and what that lets wait longer
+      next = std::min(next, std::max(earliest(waves_[id], simd).at, now + 1));
+    }
+    if (next < kNever) wake(number, next);
+  }
+
+  // When registers that a matrix operation writes can be read.
+  double results_ready(const WaveRun& w, const IssueFacts& f, double at) const {
+    if (w.last_result <= at) return at;
+    for (const Result& r : w.results) {
+      if (r.ready <= at) continue;
+      for (int k = 0; k < 4; ++k) {
+        const auto& s = f.sources[k];
+        const u32 end = s.first + s.count, result_end = r.registers.first + r.registers.count;
+        if (s.count == 0 || s.first >= result_end || r.registers.first >= end) continue;
+        // The sum goes straight into the next one: it need only be started in time.
+        const bool same_sum = f.unit == Unit::mfma && s.first == r.registers.first && end == result_end;
+        at = std::max(at, same_sum ? r.pipe_end : r.ready);
+      }
+    }
+    return at;
+  }
+
+  Chance earliest(const WaveRun& w, const Simd& simd) const {
+    if (w.at >= w.trace->code.size()) return {kNever, Stall::none};
+    const IssueFacts& f = facts_[w.trace->code[w.at] & kIndexBits];
+    Chance c{w.ready, w.why};
+    const auto not_before = [&](double at, Stall why) {
+      if (at > c.at) c = {at, why};
+    };
+    switch (f.unit) {
+      case Unit::valu:
+        not_before(simd.port[static_cast<size_t>(Unit::valu)], Stall::valu);
+        not_before(f.packed ? simd.mfma_free + (simd.mfma_free > 0 ? p_.packed_after_mfma_clk : 0) : simd.valu_blocked,
+                   Stall::mfma);
+        break;
+      case Unit::mfma:
+        not_before(simd.port[static_cast<size_t>(Unit::valu)], Stall::valu);
+        not_before(simd.mfma_free, Stall::mfma);
+        break;
+      case Unit::vmem: {
+        const Cu& cu = cus_[w.cu];
+        not_before(simd.port[static_cast<size_t>(f.unit)], Stall::port);
+        not_before(cu.vmem_starts[cu.num_vmem % cu.vmem_starts.size()], Stall::memory_queue);
+        not_before(w.vm.until(62), Stall::vmcnt);
+        break;
+      }
+      case Unit::lds: {
+        const Cu& cu = cus_[w.cu];
+        not_before(simd.port[static_cast<size_t>(f.unit)], Stall::port);
+        not_before(cu.lds_starts[cu.num_lds % cu.lds_starts.size()], Stall::lds_queue);
+        not_before(w.lgkm.until(15), Stall::lgkmcnt);
+        break;
+      }
+      case Unit::salu:
+      case Unit::smem:
+      case Unit::branch: not_before(simd.port[static_cast<size_t>(f.unit)], Stall::port); break;
+      case Unit::wait:
+        if (f.vmcnt < 63) not_before(w.vm.until(f.vmcnt), Stall::vmcnt);
+        if (f.lgkmcnt < 15) not_before(w.lgkm.until(f.lgkmcnt), Stall::lgkmcnt);
+        break;
+      default: break;
+    }
+    if (f.unit <= Unit::lds) not_before(results_ready(w, f, c.at), Stall::result);
+    return c;
+  }
+
+  void issue(WaveRun& w, Simd& simd, double now) {
+    const u32 word = w.trace->code[w.at], index = word & kIndexBits;
+    const IssueFacts& f = facts_[index];
+    InstTime& time = result_.insts[index];
+    const Chance why = earliest(w, simd);
+    if (now > w.base) time.stall[static_cast<size_t>(why.why == Stall::none ? Stall::port : why.why)] += now - w.base;
+    ++time.issued;
+    ++result_.issued;
+    // A wait that had to wait costs no more than that: the next instruction stands ready.
+    double go_on = f.unit == Unit::wait && now > w.base ? now : now + f.wave_clk;
+    if (word & kTaken) go_on += p_.branch_taken_clk;
+    simd.port[static_cast<size_t>(f.unit == Unit::mfma ? Unit::valu : f.unit)] = now + f.port_clk;
+    const double done = execute(w, simd, f, word, now);
+    if (done > now) time.latency += done - now;
+    if (f.priority != 0xff) w.priority = f.priority;
+    time.busy += go_on - now;
+    ++w.at;
+    w.base = w.ready = go_on;
+    w.why = Stall::none;
+    if (f.unit == Unit::barrier) return arrive(w, now);
+    if (f.unit == Unit::end || w.at >= w.trace->code.size()) return end(w, go_on);
+    prepare(w);
+  }
+
+  // What the instruction does to its units; when memory has answered, else 0.
+  double execute(WaveRun& w, Simd& simd, const IssueFacts& f, u32 word, double now) {
+    const u64* payload = w.trace->payload.data() + w.payload;
+    switch (f.unit) {
+      case Unit::valu: result_.valu_busy += f.port_clk; return 0;
+      case Unit::mfma: {
+        result_.mfma_busy += f.pipe_clk;
+        simd.mfma_free = now + f.pipe_clk;
+        if (f.blocks_valu) simd.valu_blocked = simd.mfma_free;
+        w.results[w.next_result++ % w.results.size()] = {f.result, now + f.result_clk, now + f.pipe_clk};
+        w.last_result = std::max(w.last_result, now + f.result_clk);
+        return 0;
+      }
+      case Unit::lds: {
+        if (!(word & kHasLds)) return 0;
+        ++w.payload;
+        return lds(w, simd, f, now, static_cast<u32>(*payload), static_cast<u32>(*payload >> 32));
+      }
+      case Unit::smem:
+        if (!(word & kHasGlobal)) return 0;
+        return scalar(w, now, payload);
+      case Unit::vmem: return vmem(w, simd, f, word, now, payload);
+      default: return 0;
+    }
+  }
+
+  double lds(WaveRun& w, Simd& simd, const IssueFacts& f, double now, u32 clk, u32 bytes) {
+    Cu& cu = cus_[w.cu];
+    const double through = cu.banks.take(now, clk);
+    cu.lds_starts[cu.num_lds++ % cu.lds_starts.size()] = through - clk;
+    const double path = simd.lds_path.take(through - clk, static_cast<double>(bytes) / p_.lds_return_bytes);
+    const double first = p_.lds_latency_clk - 256.0 / p_.lds_return_bytes;
+    const double done = std::max(through, path) + first;
+    if (f.on_lgkm) w.lgkm.push(done);
+    return done;
+  }
+
+  double scalar(WaveRun& w, double now, const u64* payload) {
+    const auto header = std::bit_cast<GlobalHeader>(payload[0]);
+    w.payload += 1u + header.lines;
+    const double done = memory_.scalar(w.cu, now, payload + 1, header.lines);
+    w.lgkm.push(done);
+    return done;
+  }
+
+  double vmem(WaveRun& w, Simd& simd, const IssueFacts& f, u32 word, double now, const u64* payload) {
+    Cu& cu = cus_[w.cu];
+    double done = now + p_.issue_clk;
+    if (word & kHasGlobal) {
+      const auto header = std::bit_cast<GlobalHeader>(payload[0]);
+      w.payload += 1u + header.lines;
+      ++payload;
+      double clk = std::max<double>(header.address_clk, 1);
+      if (f.to_lds) clk = std::max<double>(clk, p_.lds_dma_clk);
+      if (f.stores || f.atomic) clk = std::max(clk, 4.0 * header.bytes / p_.store_data_bytes);
+      const double end = cu.address.take(now, clk), start = end - clk;
+      cu.vmem_starts[cu.num_vmem++ % cu.vmem_starts.size()] = start;
+      if (f.atomic) done = memory_.atomic(w.cu, start, clk, payload, header.lines, header.collisions);
+      else if (f.stores) done = memory_.store(w.cu, start, clk, payload, header.lines);
+      else done = memory_.load(w.cu, start, clk, payload, header.lines, true);
+      payload += header.lines;
+    }
+    if (word & kHasLds) {                      // the LDS side of an LDS-DMA, or a FLAT access of LDS
+      ++w.payload;
+      if (f.to_lds) done = cu.banks.take(done, static_cast<u32>(*payload));
+      else done = std::max(done, lds(w, simd, f, now, static_cast<u32>(*payload), static_cast<u32>(*payload >> 32)));
+    }
+    w.vm.push(done);
+    if (f.on_lgkm && !(word & kHasLds)) w.lgkm.push(done);
+    return done;
+  }
+
+  void arrive(WaveRun& w, double now) {
+    w.ready = kNever;
+    Group& group = groups_[w.group];
+    ++group.arrived;
+    open(group, now);
+  }
+
+  // A barrier opens when every wave that has not ended is at it.
+  void open(Group& group, double now) {
+    if (group.arrived == 0 || group.arrived + group.ended < group.waves) return;
+    group.arrived = 0;
+    for (const u32 id : group.members) {
+      WaveRun& w = waves_[id];
+      if (w.ready != kNever || w.at >= w.trace->code.size()) continue;
+      w.ready = std::max(w.base, now + p_.barrier_clk);
+      w.why = Stall::barrier;
+      prepare(w);
+      wake(w.simd, w.ready);
+    }
+  }
+
+  void end(WaveRun& w, double now) {
+    w.at = w.trace->code.size();
+    w.ready = kNever;
+    Group& group = groups_[w.group];
+    ++group.ended;
+    GroupTime& time = result_.groups[w.group];
+    time.end = std::max(time.end, now);        // stores go on without their wave
+    result_.clk = std::max({result_.clk, now, w.vm.last()});
+    std::erase(simds_[w.simd].waves, static_cast<u32>(w.age));
+    if (group.ended < group.waves) return open(group, now);
+    ++cus_[w.cu].free_groups;
+    dispatch(w.cu, time.end + p_.dispatch_clk);
+  }
+
+  struct Event {
+    double at;
+    u32 simd;
+    bool operator<(const Event& other) const {
+      return at != other.at ? at > other.at : simd > other.simd;       // the earliest is on top
+    }
+  };
+
+  const Parameters& p_;
+  const Code& code_;
+  const std::vector<IssueFacts>& facts_;
+  const std::vector<WorkgroupTrace>& traces_;
+  Memory memory_;
+  std::vector<Cu> cus_;
+  std::vector<Simd> simds_;
+  std::deque<WaveRun> waves_;                  // in dispatch order; they stay where they are
+  std::vector<Group> groups_;
+  std::vector<u32> ready_;                     // waves that issue beside the units
+  std::priority_queue<Event> events_;
+  size_t next_group_ = 0;
+  EngineResult result_;
+};
+
+}  // namespace
+
+const char* stall_name(Stall stall) {
+  constexpr const char* kNames[kNumStalls] = {"none", "matrix result", "vector port", "matrix pipe", "issue port",
+                                              "memory queue", "LDS queue", "vmcnt", "lgkmcnt", "barrier", "fetch"};
+  return kNames[static_cast<int>(stall)];
+}
+
+EngineResult replay(const Parameters& parameters, const EngineShape& shape, const Code& code,
+                    const std::vector<IssueFacts>& facts, const std::vector<WorkgroupTrace>& groups) {
+  return Engine(parameters, shape, code, facts, groups).run();
+}
+
+}  // namespace sim::timing

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// Replays the traces of workgroups on the compute units of one XCD, clock by clock where something happens.
+#pragma once
+#include <array>
+#include <vector>
+
+#include "timing/caches.h"
+#include "timing/issue.h"
+#include "timing/trace.h"
+
+namespace sim::timing {
+
+// Why a wave did not issue its next instruction earlier. `none`: nothing but its own last one kept it.
+enum class Stall : u8 {
+  none, result, valu, mfma, port, memory_queue, lds_queue, vmcnt, lgkmcnt, barrier, fetch
+};
+inline constexpr int kNumStalls = 11;
+const char* stall_name(Stall stall);
+
+// Of one instruction of the code.
+struct InstTime {
+  u64 issued = 0;
+  double busy = 0;                             // of its wave: from its issue until the next instruction may follow
+  double latency = 0;                          // memory: from issue to completion
+  std::array<double, kNumStalls> stall{};      // before it
+};
+
+struct GroupTime {
+  double begin, end;
+};
+
+struct EngineResult {
+  double clk = 0;                              // until the last workgroup has ended
+  std::vector<GroupTime> groups;               // in the order of the traces
+  std::vector<InstTime> insts;                 // by Inst::index
+  double valu_busy = 0, mfma_busy = 0;         // clk of all SIMDs together
+  double lds_busy = 0, address_busy = 0;       // clk of all CUs together
+  double l2_busy = 0, beyond_busy = 0;         // clk: of a channel; of the path beyond the L2
+  u64 issued = 0;
+  Traffic traffic;
+};
+
+struct EngineShape {
+  u32 cus;                                     // that take part
+  u32 groups_per_cu;
+};
+
+EngineResult replay(const Parameters& parameters, const EngineShape& shape, const Code& code,
+                    const std::vector<IssueFacts>& facts, const std::vector<WorkgroupTrace>& groups);
+
+}  // namespace sim::timing

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+// From a launch to its modelled cycles: which workgroups are recorded, and what their replay says of all of them.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "run/occupancy.h"
+#include "timing/engine.h"
+
+namespace sim::timing {
+
+struct ModelSettings {
+  bool sample = false;                         // only the recorded workgroups run: memory is not what the launch leaves
+  double clock_mhz = 2100;
+  u64 budget = 12'000'000;                     // wave instructions to record
+};
+
+// A launch that has ended, as the model sees it. Everything here is modelled.
+struct ModelledLaunch {
+  std::string kernel;
+  u32 grid[3], block[3], lds_bytes = 0;
+  Occupancy occupancy{};
+  u64 workgroups = 0, recorded = 0;            // … of one XCD, and of those that were replayed
+  u32 cus = 0;                                 // of one XCD that took part
+  double clk = 0, clock_mhz = 0;
+  double mfma_flops = 0;                       // of the whole launch
+  EngineResult replayed;
+  struct Line {
+    u64 pc;
+    std::string text, source;
+    InstTime time;
+  };
+  std::vector<Line> lines;
+};
+
+void begin_modelling(const ModelSettings& settings);
+void end_modelling();
+std::vector<ModelledLaunch> take_modelled();
+
+}  // namespace sim::timing

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#include "timing/trace.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "timing/access_shape.h"
+
+namespace sim::timing {
+
+class WorkgroupRecorder final : public Observer {
+ public:
+  WorkgroupRecorder(Workgroup& group, Recorder& to) : group_(group), to_(to) {
+    trace_.number = group.number();
+    trace_.waves.resize(group.waves.size());
+  }
+  ~WorkgroupRecorder() override { to_.add(std::move(trace_)); }
+
+  void before(Wave& w, const Inst& i) override {
+    trace_.waves[static_cast<size_t>(w.id)].code.push_back(i.index);
+    lds_clk_ = lds_bytes_ = 0;
+    num_lines_ = address_clk_ = asked_ = collisions_ = 0;
+    touches_global_ = touches_lds_ = false;
+  }
+
+  void after(Wave& w, const Inst& i) override {
+    WaveTrace& trace = trace_.waves[static_cast<size_t>(w.id)];
+    if (w.ip != group_.launch->code->insts.data() + i.index + 1) trace.code.back() |= kTaken;
+    if (touches_global_) {
+      trace.code.back() |= kHasGlobal;
+      trace.payload.push_back(std::bit_cast<u64>(GlobalHeader{
+          static_cast<u16>(num_lines_), static_cast<u16>(address_clk_), static_cast<u16>(asked_ / 4),
+          static_cast<u16>(collisions_)}));
+      trace.payload.insert(trace.payload.end(), lines_, lines_ + num_lines_);
+    }
+    if (touches_lds_) {
+      trace.code.back() |= kHasLds;
+      trace.payload.push_back(u64{lds_bytes_} << 32 | lds_clk_);
+    }
+  }
+
+  u64 global(Wave&, const Inst&, const u64* address, u64 lanes, const Touch& touch) override {
+    touches_global_ = true;
+    const LineShape shape = line_shape(address, lanes, touch.bytes, lines_);
+    num_lines_ = shape.lines;
+    address_clk_ = shape.address_clk;
+    asked_ = static_cast<u32>(std::popcount(lanes)) * touch.bytes;
+    if (touch.access == Access::atomic) collisions_ = collisions(address, lanes);
+    return lanes;
+  }
+
+  u64 lds(Wave&, const Inst&, const u32* offset, u64 lanes, const Touch& touch) override {
+    touches_lds_ = true;
+    lds_clk_ += lds_shape(offset, lanes, touch.bytes, touch.access == Access::load).clk;
+    lds_bytes_ += static_cast<u32>(std::popcount(lanes)) * touch.bytes;
+    return lanes;
+  }
+
+  // Scratch memory is global memory in which the lanes' dwords lie side by side.
+  u64 scratch(Wave& w, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) override {
+    constexpr u64 kScratch = u64{1} << 46;
+    u64 address[kLanes];
+    const u64 first = kScratch + (u64{group_.number()} * 16 + static_cast<u64>(w.id)) * (1 << 20);
+    for (u64 lane = 0; lane < kLanes; ++lane) {
+      address[lane] = first + u64{offset[lane]} / 4 * 256 + lane * 4 + offset[lane] % 4;
+    }
+    global(w, i, address, lanes, {.access = touch.access, .bytes = 4});
+    return lanes;
+  }
+
+  bool scalar(Wave&, const Inst&, u64 address, u32 bytes) override {
+    touches_global_ = true;
+    num_lines_ = line_shape(&address, 1, bytes, lines_).lines;
+    asked_ = bytes;
+    return true;
+  }
+
+ private:
+  Workgroup& group_;
+  Recorder& to_;
+  WorkgroupTrace trace_;
+  // Of the running instruction:
+  bool touches_global_ = false, touches_lds_ = false;
+  u32 lds_clk_ = 0, lds_bytes_ = 0, num_lines_ = 0, address_clk_ = 0, asked_ = 0, collisions_ = 0;
+  u64 lines_[2 * kLanes];
+};
+
+std::unique_ptr<Observer> Recorder::record(Workgroup& group) {
+  return std::make_unique<WorkgroupRecorder>(group, *this);
+}
+
+std::vector<WorkgroupTrace> Recorder::take() {
+  const std::lock_guard lock(mutex_);
+  std::sort(done_.begin(), done_.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  return std::exchange(done_, {});
+}
+
+void Recorder::add(WorkgroupTrace trace) {
+  const std::lock_guard lock(mutex_);
+  ++groups_;
+  for (const WaveTrace& wave : trace.waves) instructions_ += wave.code.size();
+  done_.push_back(std::move(trace));
+}
+
+}  // namespace sim::timing

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+// What the waves of some workgroups executed, and where in memory: what the cycle model replays.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "load/loader.h"
+#include "run/observer.h"
+
+namespace sim::timing {
+
+inline constexpr u32 kHasGlobal = 1u << 31, kHasLds = 1u << 30, kTaken = 1u << 29, kIndexBits = kTaken - 1;
+
+// One access of global memory: a Header, and as many lines.
+struct GlobalHeader {
+  u16 lines;
+  u16 address_clk;                             // cycles of the address unit
+  u16 bytes;                                   // asked for, in dwords of all lanes
+  u16 collisions;                              // of atomics
+};
+
+struct WaveTrace {
+  std::vector<u32> code;                       // Inst::index, and kHasGlobal …
+  // Of instructions with kHasGlobal: a GlobalHeader's bits, then lines: address / 128 << 2 | which halves. With
+  // kHasLds: cycles of the banks | bytes << 32.
+  std::vector<u64> payload;
+};
+
+struct WorkgroupTrace {
+  u64 number = 0;
+  std::vector<WaveTrace> waves;
+};
+
+// Records the workgroups of one launch that it is asked to.
+class Recorder {
+ public:
+  explicit Recorder(const Launch& launch) : launch_(launch) {}
+
+  std::unique_ptr<Observer> record(Workgroup& group);
+  // The recorded workgroups by their number; the recorder is empty after it.
+  std::vector<WorkgroupTrace> take();
+  // What the workgroups that have ended hold so far.
+  u64 instructions() const { return instructions_; }
+  u64 groups() const { return groups_; }
+
+ private:
+  friend class WorkgroupRecorder;
+  void add(WorkgroupTrace trace);
+
+  const Launch& launch_;
+  std::mutex mutex_;
+  u64 instructions_ = 0, groups_ = 0;
+  std::vector<WorkgroupTrace> done_;
+};
+
+}  // namespace sim::timing
