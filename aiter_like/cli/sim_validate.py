@@ -87,7 +87,7 @@ def page(found: Sequence[Outcome]) -> str:
         known = [why for name, why in UNEXPLAINED.items() if one.case.name.startswith(name)]
         reasons.append(f"- {one.case.name}: {known[0] if known else 'no explanation'}.")
     return "\n".join([
-        "<!-- written by `aiter-like sim validate --page` -->", "# The cycle model beside public measurements", "",
+        "# The cycle model beside public measurements", "", "<!-- written by `aiter-like sim validate --page` -->", "",
         f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is not "
         "measured. The model's", "parameters were fitted to these figures; `parameters.h` has the source of each.", "",
         "| case | source | published | modelled | error |", "|---|---|---|---|---|", *rows, "", _sums(found), "",

@@ -14,6 +14,12 @@ SCHEMA = 1
 PEAK_MHZ = 2100.0
 """The MI300X's highest engine clock: cycles are stated at it unless a clock is given."""
 
+SUSTAINED_MHZ = {"matrix bf16": 1207.0, "matrix fp16": 1115.0, "matrix 8-bit": 1230.0, "attention": 1343.0,
+                 "vector": 1837.0, "memory": 1592.0}
+"""Clocks that the MI300X's power leaves to kernels of a class under sustained load. Matrix: AMD, "measuring max
+achievable FLOPS", part 2 (medians of 708, 654 and 1,273 TFLOP/s). The others: tingqli/pyhip on an MI308X: MFMA and exp,
+VALU, streaming. Chosen before the model was run on any whole kernel, and the same for all kernels of a class."""
+
 _kept: list[list[dict]] = []  # who asks: each list gets every launch that ends
 
 

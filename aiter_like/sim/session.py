@@ -94,7 +94,7 @@ def load() -> ctypes.CDLL:
 
 
 def checking() -> bool:
-    """Whether any checker is on."""
+    """Whether calls must say which memory is whose: a checker is on, or the cycle model, which places tensors."""
     return _checking
 
 
@@ -232,7 +232,7 @@ def _apply(library: ctypes.CDLL) -> None:
     """Gives the innermost block's settings to the library."""
     global _checking
     settings = _open[-1][0] if _open else default_settings()
-    _checking = bool(settings.checks)
+    _checking = bool(settings.checks) or any(session._modelled is not None for _, session in _open)
     configure(library, settings)
 
 

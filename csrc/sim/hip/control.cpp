@@ -178,6 +178,16 @@ HIP_API char* aiter_like_sim_lines(const void* image, u64 bytes) {
   }
 }
 
+// Known device memory, by address: base and bytes of each range, at most `room` of them; how many there are.
+HIP_API u64 aiter_like_sim_ranges(u64* out, u64 room) {
+  const std::vector<Range> ranges = memory().snapshot();
+  for (u64 i = 0; i < std::min<u64>(ranges.size(), room); ++i) {
+    out[2 * i] = ranges[i].base;
+    out[2 * i + 1] = ranges[i].bytes;
+  }
+  return ranges.size();
+}
+
 // "file:line" of an address in a code object (load/loader.h), for libraries that observe launches.
 HIP_API char* aiter_like_sim_source_of(const Code* code, u64 pc) { return give(code->source_of(pc)); }
 

@@ -97,7 +97,7 @@ LaunchState::LaunchState(const LaunchRequest& r) {
   const u64 raw = reinterpret_cast<u64>(kernarg_storage.data());
   launch.kernarg = kernarg_storage.data() + ((raw + 63) / 64 * 64 - raw);
   // HIP copies what the kernel's metadata lists and knows no size. What the buffer leaves out stays undefined, as for
-  // AITER's I8gemm 112x256, whose metadata lists three words that its host does not have. Half an argument is a mistake.
+  // AITER's I8gemm 112x256, whose metadata lists three words more than its host. Half an argument is a mistake.
   for (const Arg& arg : k.args) {
     if (arg.offset < r.kernarg_bytes && arg.offset + arg.size > r.kernarg_bytes) {
       throw Fault("the launch gives " + std::to_string(r.kernarg_bytes) + " bytes of arguments, the kernel takes " +

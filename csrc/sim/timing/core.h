@@ -10,6 +10,7 @@
 extern "C" {
 void aiter_like_sim_observe(sim::MakeObserver make, int on);
 char* aiter_like_sim_source_of(const sim::Code* code, sim::u64 pc);
+sim::u64 aiter_like_sim_ranges(sim::u64* out, sim::u64 room);
 }
 
 namespace sim::timing {

@@ -33,7 +33,7 @@ State& state() {
 class LaunchModel final : public LaunchObserver {
  public:
   LaunchModel(const Launch& launch, const ModelSettings& settings)
-      : launch_(launch), settings_(settings), recorder_(launch),
+      : launch_(launch), settings_(settings),
         occupancy_(occupancy(*launch.kernel, u64{launch.block[0]} * launch.block[1] * launch.block[2],
                              launch.lds_bytes)) {
     parameters_.clock_mhz = settings.clock_mhz;
@@ -143,8 +143,14 @@ class LaunchModel final : public LaunchObserver {
     const double places = static_cast<double>(m.cus) * slots_;
     if (m.recorded == of_xcd_) return m.replayed.clk;
     const double idle = std::max(m.replayed.clk - spent / places, 0.0);
-    const double all = static_cast<double>(of_xcd_) / static_cast<double>(m.recorded) * spent;
-    return idle + all / (static_cast<double>(parameters_.cus) * slots_);
+    // How much more each modelled CU would have to do.
+    const double more = static_cast<double>(of_xcd_) / parameters_.cus / (static_cast<double>(m.recorded) / m.cus);
+    const EngineResult& r = m.replayed;
+    // The last workgroups run faster, on CUs that are half empty: no unit is faster than it can be for all that.
+    const double simds = m.cus * parameters_.simds;
+    const double busiest = std::max({r.mfma_busy / simds, r.valu_busy / simds, r.lds_busy / m.cus,
+                                     r.address_busy / m.cus, r.l2_busy, r.beyond_busy});
+    return std::max(idle + more * spent / places, more * busiest);
   }
 
   const Launch& launch_;

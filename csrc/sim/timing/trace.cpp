@@ -3,16 +3,17 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <unordered_map>
 #include <utility>
 
 #include "timing/access_shape.h"
+#include "timing/core.h"
 
 namespace sim::timing {
 
 class WorkgroupRecorder final : public Observer {
  public:
-  WorkgroupRecorder(Workgroup& group, Recorder& to) : group_(group), to_(to) {
+  WorkgroupRecorder(Workgroup& group, Recorder& to) : group_(group), to_(to), place_(to.place_) {
     trace_.number = group.number();
     trace_.waves.resize(group.waves.size());
   }
@@ -43,7 +44,12 @@ class WorkgroupRecorder final : public Observer {
 
   u64 global(Wave&, const Inst&, const u64* address, u64 lanes, const Touch& touch) override {
     touches_global_ = true;
-    const LineShape shape = line_shape(address, lanes, touch.bytes, lines_);
+    u64 placed[kLanes];
+    for (u64 left = lanes; left; left &= left - 1) {
+      const int lane = std::countr_zero(left);
+      placed[lane] = place_(address[lane]);
+    }
+    const LineShape shape = line_shape(placed, lanes, touch.bytes, lines_);
     num_lines_ = shape.lines;
     address_clk_ = shape.address_clk;
     asked_ = static_cast<u32>(std::popcount(lanes)) * touch.bytes;
@@ -70,8 +76,9 @@ class WorkgroupRecorder final : public Observer {
     return lanes;
   }
 
-  bool scalar(Wave&, const Inst&, u64 address, u32 bytes) override {
+  bool scalar(Wave&, const Inst&, u64 at, u32 bytes) override {
     touches_global_ = true;
+    const u64 address = place_(at);
     num_lines_ = line_shape(&address, 1, bytes, lines_).lines;
     asked_ = bytes;
     return true;
@@ -80,12 +87,67 @@ class WorkgroupRecorder final : public Observer {
  private:
   Workgroup& group_;
   Recorder& to_;
+  Relocation place_;
   WorkgroupTrace trace_;
   // Of the running instruction:
   bool touches_global_ = false, touches_lds_ = false;
   u32 lds_clk_ = 0, lds_bytes_ = 0, num_lines_ = 0, address_clk_ = 0, asked_ = 0, collisions_ = 0;
   u64 lines_[2 * kLanes];
 };
+
+Relocation::Relocation() {
+  std::vector<u64> ranges(2 * aiter_like_sim_ranges(nullptr, 0));
+  const u64 count = std::min<u64>(aiter_like_sim_ranges(ranges.data(), ranges.size() / 2), ranges.size() / 2);
+  constexpr u64 kFirst = u64{1} << 44;         // no address of the host
+  u64 to = kFirst;
+  for (u64 i = 0; i < count; ++i) {
+    const u64 base = ranges[2 * i], end = base + ranges[2 * i + 1];
+    if (!pieces_.empty() && base < pieces_.back().end) continue;       // a part of the one before
+    pieces_.push_back({base, end, to});
+    to += (end - base + 8191) / 4096 * 4096;
+  }
+}
+
+u64 Relocation::operator()(u64 address) {
+  if (last_ < pieces_.size() && address >= pieces_[last_].base && address < pieces_[last_].end) {
+    return pieces_[last_].to + (address - pieces_[last_].base);
+  }
+  const auto after = std::upper_bound(pieces_.begin(), pieces_.end(), address,
+                                      [](u64 at, const Piece& piece) { return at < piece.base; });
+  if (after == pieces_.begin() || address >= std::prev(after)->end) return address;
+  last_ = static_cast<size_t>(std::prev(after) - pieces_.begin());
+  return pieces_[last_].to + (address - pieces_[last_].base);
+}
+
+namespace {
+
+// Pages of 4 KiB get numbers in the order of their first use, so that the same launch has the same lines wherever the
+// process has its memory.
+void number_pages(std::vector<WorkgroupTrace>& traces) {
+  constexpr u64 kLinesPerPage = 4096 / 128;
+  std::unordered_map<u64, u64> pages;
+  u64 last = ~u64{0}, number = 0;
+  const auto renumber = [&](u64& word) {
+    const u64 line = word >> 2, page = line / kLinesPerPage;
+    if (page != last) number = pages.try_emplace(page, pages.size()).first->second;
+    last = page;
+    word = (number * kLinesPerPage + line % kLinesPerPage) << 2 | (word & 3);
+  };
+  for (WorkgroupTrace& group : traces) {
+    for (WaveTrace& wave : group.waves) {
+      u64* at = wave.payload.data();
+      for (const u32 word : wave.code) {
+        if (word & kHasGlobal) {
+          const auto lines = std::bit_cast<GlobalHeader>(*at++).lines;
+          for (u32 k = 0; k < lines; ++k) renumber(*at++);
+        }
+        if (word & kHasLds) ++at;
+      }
+    }
+  }
+}
+
+}  // namespace
 
 std::unique_ptr<Observer> Recorder::record(Workgroup& group) {
   return std::make_unique<WorkgroupRecorder>(group, *this);
@@ -94,6 +156,7 @@ std::unique_ptr<Observer> Recorder::record(Workgroup& group) {
 std::vector<WorkgroupTrace> Recorder::take() {
   const std::lock_guard lock(mutex_);
   std::sort(done_.begin(), done_.end(), [](const auto& a, const auto& b) { return a.number < b.number; });
+  number_pages(done_);
   return std::exchange(done_, {});
 }
 

@@ -32,13 +32,27 @@ struct WorkgroupTrace {
   std::vector<WaveTrace> waves;
 };
 
+// Where memory would be on the device: tensors of the host begin at any multiple of 64 bytes, allocations of a GPU at
+// pages.
+class Relocation {
+ public:
+  Relocation();                                // of the memory that is known now
+  u64 operator()(u64 address);
+
+ private:
+  struct Piece {
+    u64 base, end, to;
+  };
+  std::vector<Piece> pieces_;                  // by address
+  size_t last_ = 0;
+};
+
 // Records the workgroups of one launch that it is asked to.
 class Recorder {
  public:
-  explicit Recorder(const Launch& launch) : launch_(launch) {}
-
   std::unique_ptr<Observer> record(Workgroup& group);
-  // The recorded workgroups by their number; the recorder is empty after it.
+  // The recorded workgroups by their number, with addresses that do not depend on the process; the recorder is empty
+  // after it.
   std::vector<WorkgroupTrace> take();
   // What the workgroups that have ended hold so far.
   u64 instructions() const { return instructions_; }
@@ -48,7 +62,7 @@ class Recorder {
   friend class WorkgroupRecorder;
   void add(WorkgroupTrace trace);
 
-  const Launch& launch_;
+  Relocation place_;
   std::mutex mutex_;
   u64 instructions_ = 0, groups_ = 0;
   std::vector<WorkgroupTrace> done_;

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""The cycle model: known loops, more work never costs less, the same launch the same cycles, samples of large grids."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiter_like
+from aiter_like import cli, paths, sim
+from aiter_like.sim import modelling
+from aiter_like.sim.validation import run
+from aiter_like.sim.validation.cases import Chase, Slope, cases
+from aiter_like.sim.validation.kernels import Kernel, arguments, code_object, name_of
+
+_PAGE = paths.csrc() / "sim/timing/VALIDATION.md"
+_VALU, _MFMA = "v_add_u32 v20, v21, v1", "v_mfma_f32_16x16x16_f16 a[0:3], v[2:3], v[4:5], a[0:3]"
+
+
+def _clk(kernels: list[Kernel], loops: int = 16, groups: int = 1) -> list[float]:
+    """Modelled cycles of each kernel, unrolled as it says."""
+    code, buffer = code_object([(kernel, kernel.unroll) for kernel in kernels]), torch.zeros(1 << 20, dtype=torch.int32)
+    found = []
+    for index, kernel in enumerate(kernels):
+        with sim.enabled(checks=False, model="whole") as session:
+            sim.launch(code, name_of(index), (groups, 1, 1), (64 * kernel.waves, 1, 1), 0,
+                       arguments(buffer.data_ptr(), buffer.data_ptr(), loops, 0))
+        found.append(session.modelled[0]["modelled_clk"])
+    return found
+
+
+def test_public_latencies_issue_rates_and_lds_are_met():
+    quick = [case for case in cases() if isinstance(case, Slope) or (isinstance(case, Chase) and
+                                                                     case.footprint <= 1 << 21)]
+    assert len(quick) > 25
+    for outcome in run.outcomes(quick):
+        assert abs(outcome.error) <= 0.05, f"{outcome.case.name}: {outcome.modelled} of {outcome.case.published}"
+
+
+@pytest.mark.exhaustive
+def test_public_bandwidths_are_as_the_page_says():
+    """Also those that the model is known to miss: the page has each figure."""
+    page = _PAGE.read_text()
+    for outcome in run.outcomes(cases()):
+        assert f"| {outcome.case.name} | {outcome.case.source} | {outcome.case.published:g} {outcome.case.unit} | " \
+               f"{outcome.modelled:.2f} |" in page
+
+
+def test_the_page_is_of_this_model():
+    page = _PAGE.read_text()
+    assert f"Model version {modelling.version()}," in page
+    for case in cases():
+        assert f"| {case.name} | {case.source} | {case.published:g} {case.unit} |" in page
+
+
+MORE = {
+    "instructions": [Kernel(_VALU, unroll=unroll) for unroll in (8, 16, 24, 32)],
+    "dependent loads": [Kernel("global_load_dword v2, v2, s[4:5]\ns_waitcnt vmcnt(0)", "v_mov_b32 v2, 0", unroll=unroll)
+                        for unroll in (1, 2, 4)],
+    "earlier waits": [Kernel("global_load_dword v20, v2, s[4:5]\nglobal_load_dword v21, v2, s[4:5] offset:256\n"
+                             f"s_waitcnt vmcnt({left})", "v_lshlrev_b32 v2, 2, v0") for left in (2, 1, 0)],
+    "bank conflicts": [Kernel("ds_read_b32 v20, v5", f"v_mul_u32_u24 v5, {4 * stride}, v0\nv_and_b32 v5, 0x3fff, v5",
+                              lds_bytes=16384, waves=8) for stride in (1, 2, 8, 32)],
+    "bytes": [Kernel(f"global_load_dword{width} v[20:{20 + last}], v2, s[4:5]\nv_add_u32 v2, 0x10000, v2\n"
+                     "v_and_b32 v2, 0x3fffff, v2", f"v_lshlrev_b32 v2, {shift}, v1", waves=8)
+              for width, last, shift in (("", 0, 2), ("x2", 1, 3), ("x4", 3, 4))],
+    "lines of memory": [Kernel("global_load_dword v20, v2, s[4:5]\nv_add_u32 v2, 0x10000, v2\n"
+                               "v_and_b32 v2, 0x3fffff, v2", f"v_lshlrev_b32 v2, {shift}, v0") for shift in (2, 5, 7)],
+    "dependent matrix operations": [Kernel(f"{_MFMA}\n{next_one}") for next_one in (
+        _MFMA.replace("a[0:3]", "a[4:7]"), "v_mfma_f32_16x16x16_f16 a[4:7], a[0:1], v[4:5], a[4:7]")],
+    "barriers": [Kernel(f"{_VALU}\n" + "s_barrier\n" * count, waves=4) for count in (0, 1, 2)],
+    "wait states": [Kernel(f"{_VALU}\ns_nop {count}") for count in (0, 3, 7)],
+    "atomics of one address": [Kernel("global_atomic_add v2, v1, s[4:5]\ns_waitcnt vmcnt(0)",
+                                      f"v_and_b32 v2, {mask:#x}, v0\nv_lshlrev_b32 v2, 2, v2") for mask in (63, 7, 0)],
+}
+
+
+@pytest.mark.parametrize("kernels", MORE.values(), ids=MORE)
+def test_more_never_costs_less(kernels):
+    found = _clk(kernels)
+    assert found == sorted(found) and found[-1] > found[0], found
+
+
+def test_more_loops_and_workgroups_never_cost_less():
+    kernel = Kernel(f"global_load_dwordx4 v[20:23], v2, s[4:5]\n{_MFMA}\ns_waitcnt vmcnt(0)", "v_lshlrev_b32 v2, 4, v1",
+                    waves=4)
+    by_loops = [_clk([kernel], loops)[0] for loops in (4, 8, 16)]
+    assert by_loops == sorted(by_loops)
+    by_groups = [_clk([kernel], 4, groups)[0] for groups in (1, 304, 4 * 304, 16 * 304)]
+    assert by_groups == sorted(by_groups) and by_groups[-1] > 2 * by_groups[0]
+
+
+def _rms_norm(**options) -> dict:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(512, 1024, generator=generator).to(torch.bfloat16)
+    with sim.enabled(checks=False, **options) as session:
+        out = aiter_like.rms_norm(x, torch.ones(1024, dtype=torch.bfloat16), 1e-6, backend="hip")
+    assert len(session.modelled) == 1
+    return {**session.modelled[0], "out": out}
+
+
+def test_the_same_launch_has_the_same_cycles_and_results():
+    first, spare = _rms_norm(model="whole", threads=1), torch.empty(999_999)
+    second = _rms_norm(model="whole", threads=2)
+    x = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    plain = aiter_like.rms_norm(x, torch.ones(1024, dtype=torch.bfloat16), 1e-6, backend="hip")
+    assert torch.equal(first["out"], plain) and torch.equal(second["out"], plain) and len(spare)
+    assert first["recorded"] == second["recorded"] == first["workgroups_of_xcd"] == 64
+    assert first["modelled_clk"] == second["modelled_clk"] and first["instructions"] == second["instructions"]
+
+
+def test_a_sample_stands_for_the_whole_and_leaves_the_rest_undone():
+    kernel = Kernel(f"{_MFMA}\n{_VALU}", waves=4)
+    code, groups = code_object([(kernel, 16)]), 304 * 40
+    with sim.enabled(checks=False, model="sample") as session:
+        sim.launch(code, name_of(0), (groups, 1, 1), (256, 1, 1), 0, arguments(0, 0, 40, 0))
+    (sample,), (counts,) = session.modelled, session.counters.values()
+    assert counts["workgroups"] == sample["recorded"] < sample["workgroups_of_xcd"] == groups / 8
+    # Matrix operations alone: 16 * 40 of 16 cycles, of 40 / 8 rounds of a SIMD's eight waves.
+    alone = 40 * 16 * 40 * 16
+    assert alone <= sample["modelled_clk"] < 1.15 * alone
+    assert sample["busy"]["matrix"] > 0.85
+
+
+def test_the_clock_turns_cycles_into_time():
+    slow, fast = (_rms_norm(model="whole", clock_mhz=clock) for clock in (1050.0, 2100.0))
+    assert fast["modelled_us"] == fast["modelled_clk"] / 2100
+    # Memory is as fast in seconds, so it costs fewer cycles at a slow clock.
+    assert slow["modelled_clk"] < fast["modelled_clk"] and slow["modelled_us"] > fast["modelled_us"]
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"model": "all"}, "model must be 'whole', 'sample' or None"), ({"model": "whole", "clock_mhz": 2.1}, "clock_mhz")])
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=message), sim.enabled(**options):
+        pass
+
+
+def test_one_model_at_a_time_and_none_without():
+    with sim.enabled(checks=False, model="whole"):
+        with pytest.raises(ValueError, match="cycle model is on already"), sim.enabled(model="sample"):
+            pass
+    with sim.enabled() as session, pytest.raises(ValueError, match=r'sim\.enabled\(model="whole"\)'):
+        _ = session.modelled
+
+
+def test_validate_prints_and_writes(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    assert cli.main(["sim", "validate", "--only", "plain VALU", "--only", "latency of L1", "--page", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 of 2 within 5%" in printed and "no validation on whole kernels" in printed
+    assert "| plain VALU | pyhip | 4.01 clk |" in page.read_text()
+    assert cli.main(["sim", "validate", "--only", "nothing"]) == 1
+
+
+def test_stalls_say_why():
+    loads = Kernel("global_load_dword v2, v2, s[4:5]\ns_waitcnt vmcnt(0)", "v_mov_b32 v2, 0")
+    code, buffer = code_object([(loads, 16), (Kernel(_MFMA), 16)]), torch.zeros(64, dtype=torch.int32)
+    with sim.enabled(checks=False, model="whole") as session:
+        for index in range(2):
+            sim.launch(code, name_of(index), (1, 1, 1), (64, 1, 1), 0, arguments(buffer.data_ptr(), 0, 50, 0))
+    memory, matrix = session.modelled
+
+    def stalls(launch: dict, text: str) -> dict:
+        return max((one["stall_clk"] for one in launch["instructions"] if one["text"].startswith(text)),
+                   key=lambda clk: sum(clk.values()))
+
+    assert set(stalls(memory, "s_waitcnt vmcnt(0)")) <= {"vmcnt", "fetch"} and "vmcnt" in stalls(memory, "s_waitcnt")
+    assert "matrix pipe" in stalls(matrix, "v_mfma")
+    assert "modelled" in modelling.summary(matrix)[0] and "vmcnt" in "\n".join(modelling.summary(memory))
