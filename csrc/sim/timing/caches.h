@@ -20,7 +20,8 @@ class Server {
     busy_ += clk;
     return free_;
   }
-  double free_at() const { return free_; }
+  // Time that is taken some time later, by a request that nobody waits behind.
+  void add_later(double clk) { busy_ += clk; }
   double busy() const { return busy_; }
 
  private:

@@ -339,7 +339,8 @@ class Engine {
     }
     if (word & kHasLds) {                      // the LDS side of an LDS-DMA, or a FLAT access of LDS
       ++w.payload;
-      if (f.to_lds) done = cu.banks.take(done, static_cast<u32>(*payload));
+      // What arrives later takes its cycles of the banks then: it must not keep them from others until then.
+      if (f.to_lds) cu.banks.add_later(static_cast<u32>(*payload));
       else done = std::max(done, lds(w, simd, f, now, static_cast<u32>(*payload), static_cast<u32>(*payload >> 32)));
     }
     w.vm.push(done);
