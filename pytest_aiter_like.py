@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declares the mark; a mistake in the options is one before any test runs."""
     config.addinivalue_line("markers", "sim_check: run with the checkers of the simulated MI300X, as --sim-check does; "
                             "sim_check('NAME,…'): with these")
+    config.addinivalue_line("markers", "sim_cycles(max): fail where the test's launches on the simulated MI300X take "
+                            "more modelled cycles")
     text = config.getoption("--sim-check")
     if text:
         from aiter_like.sim import parse_checks
@@ -92,7 +94,8 @@ def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
     mark = item.get_closest_marker("sim_check")
     if text is None and mark:
         text = mark.args[0] if mark.args else ""
-    if text is None and seed is None:
+    cycles = item.get_closest_marker("sim_cycles") if phase == "call" else None
+    if text is None and seed is None and cycles is None:
         return (yield)
     sim, triton, shown = _simulator()
     checks = text or text is not None  # an empty text: those on by default
@@ -100,7 +103,7 @@ def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
         item.stash[_TRITON] = ExitStack()
         item.stash[_TRITON].enter_context(triton())
     try:
-        with sim.enabled(checks=checks, fuzz=seed, on_report="collect") as session:
+        with sim.enabled(checks=checks, fuzz=seed, on_report="collect", model="whole" if cycles else None) as session:
             try:
                 result = yield
             except BaseException:
@@ -109,11 +112,23 @@ def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
     finally:
         if phase == "teardown" and _TRITON in item.stash:
             item.stash[_TRITON].close()
+    if cycles:
+        _hold_budget(session.modelled, cycles)
     if any(report["severity"] == "error" for report in session.reports):
         pytest.fail(shown(session.reports), pytrace=False)
     if session.reports:
         item.add_report_section(phase, "simulator", shown(session.reports))
     return result
+
+
+def _hold_budget(launches: list[dict], mark: pytest.Mark) -> None:
+    """Fails where the test's launches take more modelled cycles than its mark `sim_cycles(max=…)` allows."""
+    total, most = sum(launch["modelled_clk"] for launch in launches), mark.kwargs.get("max", *mark.args[:1])
+    if not launches:
+        pytest.fail("sim_cycles: the test launched nothing on the simulated MI300X", pytrace=False)
+    if total > most:
+        each = "\n".join(f"  {launch['kernel']}: {launch['modelled_clk']:.0f} clk" for launch in launches)
+        pytest.fail(f"sim_cycles: {total:.0f} modelled clk, {most} allowed:\n{each}", pytrace=False)
 
 
 @functools.cache

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiter_like.errors import did_you_mean
@@ -33,11 +33,9 @@ def _explain(args: argparse.Namespace) -> int:
 
     import aiter_like
 
-    function = getattr(aiter_like, args.op, None)
-    if not callable(function):
-        raise ValueError(_no_function(args.op))
+    function = function_of(args.op)
     name = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    values = dict(_argument(text, torch.device(name)) for text in args.arguments)
+    values = arguments_of(args.arguments, torch.device(name))
     with torch.no_grad():
         explanations = aiter_like.explain(function, **values)
     for explanation in explanations if isinstance(explanations, tuple) else (explanations,):
@@ -48,7 +46,7 @@ def _explain(args: argparse.Namespace) -> int:
 
 
 def _count(function: Callable, values: dict[str, Any], device_name: str) -> None:
-    """Makes the call with every kernel counted. Integers are 0: they may be indices."""
+    """Makes the call with every kernel counted."""
     import torch
 
     from aiter_like import device, sim
@@ -56,16 +54,46 @@ def _count(function: Callable, values: dict[str, Any], device_name: str) -> None
 
     if not device.target_of(torch.device(device_name)).simulated:
         raise ValueError(f"--counts: {device_name} is not the simulated MI300X, which alone counts; add --device cpu")
-    for value in values.values():
-        if isinstance(value, torch.Tensor):
-            value.copy_(torch.randn(value.shape) if value.is_floating_point() else torch.zeros(value.shape))
     with torch.no_grad(), sim.enabled(checks=False, counters=True) as session:
-        function(**values)
+        function(**filled(values))
     for launch in session.launches:
         print(f"{launch['kernel']}, grid {launch['grid']}, block {launch['block']}, simulated:")
         print("\n".join(f"  {line}" for line in counting.summary(launch)))
 
 
+
+
+def function_of(name: str) -> Callable:
+    """A public function.
+
+    Raises:
+        ValueError: there is none of that name; the message says what comes near.
+    """
+    import aiter_like
+
+    function = getattr(aiter_like, name, None)
+    if not callable(function):
+        raise ValueError(_no_function(name))
+    return function
+
+
+def arguments_of(texts: Sequence[str], device: Any) -> dict[str, Any]:
+    """`["x=bf16[32,4096]", "causal=True"]` as keyword arguments, tensors uninitialised.
+
+    Raises:
+        ValueError: one of them is no argument.
+    """
+    return dict(_argument(text, device) for text in texts)
+
+
+def filled(values: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments; tensors get normal random numbers, those of integers zeros, for they may be indices."""
+    import torch
+
+    for value in values.values():
+        if isinstance(value, torch.Tensor):
+            value.copy_(torch.randn(value.shape) if value.is_floating_point() else torch.zeros(value.shape))
+    return values
 
 
 def _no_function(name: str) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim`: `run` launches a kernel of any gfx942 code object on the simulated MI300X; `check`: sim_check.py,
-`coverage`: sim_coverage.py, `validate`: sim_validate.py.
+`coverage`: sim_coverage.py, `validate`: sim_validate.py, `profile`: sim_profile.py.
 
 What the kernel gets is described in a file: sim_spec.py.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aiter_like import sim
 from aiter_like.build import code_object
-from aiter_like.cli import sim_check, sim_coverage, sim_spec, sim_validate
+from aiter_like.cli import sim_check, sim_coverage, sim_profile, sim_spec, sim_validate
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
@@ -75,6 +75,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     sim_check.add_check(actions)
     sim_coverage.add_coverage(actions)
     sim_validate.add_validate(actions)
+    sim_profile.add_profile(actions)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -172,7 +172,7 @@ def load_timing() -> ctypes.CDLL:
         getattr(library, name).restype, getattr(library, name).argtypes = ctypes.c_void_p, ()
     library.aiter_like_sim_model_version.restype = ctypes.c_char_p
     library.aiter_like_sim_model.restype = None
-    library.aiter_like_sim_model.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_double)
+    library.aiter_like_sim_model.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_uint32)
     return library
 
 

@@ -24,11 +24,13 @@ _kept: list[list[dict]] = []  # who asks: each list gets every launch that ends
 
 
 @contextlib.contextmanager
-def modelled(launches: list[dict], sample: bool = False, clock_mhz: float = PEAK_MHZ) -> Iterator[None]:
+def modelled(launches: list[dict], sample: bool = False, clock_mhz: float = PEAK_MHZ,
+             timeline: int = 0) -> Iterator[None]:
     """Adds what the model says of the block's launches to `launches`, at `take` and at the block's end.
 
     Args:
         sample: only the workgroups that the model replays run; memory is then not what the launches would leave.
+        timeline: how many instructions of one CU to list with their times.
         clock_mhz: of the shader engines; bandwidths beyond the L2 are fixed in bytes per second.
 
     Raises:
@@ -40,14 +42,14 @@ def modelled(launches: list[dict], sample: bool = False, clock_mhz: float = PEAK
         raise ValueError(f"clock_mhz must be from 100 to 10000, got {clock_mhz}")
     timing = library.load_timing()
     take()
-    timing.aiter_like_sim_model(1, int(sample), clock_mhz)
+    timing.aiter_like_sim_model(1, int(sample), clock_mhz, timeline)
     _kept.append(launches)
     try:
         yield
     finally:
         take()
         _kept.pop()
-        timing.aiter_like_sim_model(0, 0, clock_mhz)
+        timing.aiter_like_sim_model(0, 0, clock_mhz, 0)
 
 
 def take() -> None:

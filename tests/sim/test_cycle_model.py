@@ -19,12 +19,13 @@ _VALU, _MFMA = "v_add_u32 v20, v21, v1", "v_mfma_f32_16x16x16_f16 a[0:3], v[2:3]
 
 def _clk(kernels: list[Kernel], loops: int = 16, groups: int = 1) -> list[float]:
     """Modelled cycles of each kernel, unrolled as it says."""
-    code, buffer = code_object([(kernel, kernel.unroll) for kernel in kernels]), torch.zeros(1 << 20, dtype=torch.int32)
+    code, buffer = code_object([(kernel, kernel.unroll) for kernel in kernels]), torch.zeros(1 << 21, dtype=torch.int32)
+    place = buffer.data_ptr() + -buffer.data_ptr() % 4096
     found = []
     for index, kernel in enumerate(kernels):
         with sim.enabled(checks=False, model="whole") as session:
             sim.launch(code, name_of(index), (groups, 1, 1), (64 * kernel.waves, 1, 1), 0,
-                       arguments(buffer.data_ptr(), buffer.data_ptr(), loops, 0))
+                       arguments(place, place, loops, 0))
         found.append(session.modelled[0]["modelled_clk"])
     return found
 

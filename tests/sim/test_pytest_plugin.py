@@ -161,3 +161,27 @@ def test_importing_it_is_cheap():
     done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER.parent.parent, capture_output=True, text=True,
                           check=True)
     assert done.stdout.strip() == "{'pytest_aiter_like'}"
+
+
+_BUDGETS = """
+import pytest, torch, aiter_like
+
+def call():
+    aiter_like.rms_norm(torch.randn(4, 256).to(torch.bfloat16), torch.ones(256, dtype=torch.bfloat16), 1e-6)
+
+@pytest.mark.sim_cycles(max=10_000_000)
+def test_within(): call()
+
+@pytest.mark.sim_cycles(max=10)
+def test_beyond(): call()
+
+@pytest.mark.sim_cycles(max=10)
+def test_nothing(): pass
+"""
+
+
+def test_budgets_of_modelled_cycles(pytester, caches):
+    pytester.makepyfile(_BUDGETS)
+    result = pytester.runpytest_subprocess("-p", "pytest_aiter_like", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["*sim_cycles: * modelled clk, 10 allowed:*", "*the test launched nothing*"])

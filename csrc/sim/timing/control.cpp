@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The C interface that aiter_like/sim/counting.py uses. Strings returned are JSON, freed by aiter_like_sim_free.
 #include <algorithm>
+#include <cmath>
 
 #include "json.h"
 #include "run/counters.h"
@@ -10,7 +11,7 @@
 namespace sim::timing {
 namespace {
 
-using json::List, json::Object;
+using json::List, json::Object, json::quoted;
 
 std::string sizes(const u32 (&three)[3]) {
   List list;
@@ -74,6 +75,26 @@ std::string json_of(const ModelledLaunch::Line& line) {
   return o.raw("stall_clk", stalls.str()).str();
 }
 
+// A list of [wave, SIMD, place in `instructions`, reason, since, at, until]; times from the first one's.
+std::string timeline_of(const ModelledLaunch& m) {
+  std::vector<u32> place(m.replayed.insts.size());
+  u32 count = 0;
+  for (size_t n = 0; n < place.size(); ++n) {
+    place[n] = count;
+    count += m.replayed.insts[n].issued != 0;
+  }
+  List list;
+  const double start = m.replayed.timeline.empty() ? 0 : m.replayed.timeline.front().at;
+  for (const Event& e : m.replayed.timeline) {
+    List one;
+    one.raw(std::to_string(e.wave)).raw(std::to_string(e.simd)).raw(std::to_string(place[e.inst]));
+    one.raw(quoted(e.waited < e.at ? stall_name(e.why) : ""));
+    for (double at : {e.waited, e.at, e.until}) one.raw(std::to_string(std::lround(at - start)));
+    list.raw(one.str());
+  }
+  return list.str();
+}
+
 std::string json_of(const ModelledLaunch& m) {
   List lines;
   for (const ModelledLaunch::Line& line : m.lines) lines.raw(json_of(line));
@@ -88,7 +109,8 @@ std::string json_of(const ModelledLaunch& m) {
   o.raw("occupancy", json_of(m.occupancy)).raw("modelled_clk", number(m.clk)).raw("clock_mhz", number(m.clock_mhz));
   o.raw("mfma_flops", number(m.mfma_flops)).add("workgroups_of_xcd", m.workgroups).add("recorded", m.recorded);
   o.add("cus_of_xcd", u64{m.cus}).raw("replayed_clk", number(r.clk)).add("replayed_instructions", r.issued);
-  return o.raw("busy", busy.str()).raw("traffic", json_of(r.traffic)).raw("instructions", lines.str()).str();
+  o.raw("busy", busy.str()).raw("traffic", json_of(r.traffic)).raw("instructions", lines.str());
+  return o.raw("timeline", timeline_of(m)).str();
 }
 
 }  // namespace
@@ -104,9 +126,10 @@ TIMING_API char* aiter_like_sim_take_counts() {
 }
 
 // sample: only workgroups that the model needs run.
-TIMING_API void aiter_like_sim_model(int on, int sample, double clock_mhz) {
+TIMING_API void aiter_like_sim_model(int on, int sample, double clock_mhz, u32 timeline_events) {
   if (!on) return end_modelling();
   ModelSettings settings;
+  settings.timeline_events = timeline_events;
   settings.sample = sample != 0;
   settings.clock_mhz = clock_mhz;
   begin_modelling(settings);

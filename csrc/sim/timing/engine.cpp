@@ -2,13 +2,15 @@
 // A wave issues in order. When its next instruction can issue is known as soon as the one before has issued, except at
 // a barrier: memory tells at issue when it will have answered. So each SIMD looks at its waves only when one of them
 // can go on. At one time a SIMD issues at most one instruction to each unit, of the wave with the highest priority,
-// then of the oldest.
+// then of the one that has waited longest: hardware takes them in turns, as shipped kernels need that rely on waves
+// which keep close together.
 #include "timing/engine.h"
 
 #include <bit>
 #include <deque>
 #include <limits>
 #include <queue>
+#include <tuple>
 
 namespace sim::timing {
 namespace {
@@ -42,7 +44,7 @@ struct WaveRun {
   size_t at = 0, payload = 0;
   u32 cu = 0, simd = 0, group = 0;
   u64 age = 0;                                 // its place in Engine::waves_
-  u8 priority = 0;
+  int priority = 0;
   double ready = 0;
   Stall why = Stall::none;                     // what `ready` waits for, beyond the instruction before
   double base = 0;                             // when the instruction before let it go on
@@ -91,6 +93,13 @@ class Engine {
       cu.lds_starts.assign(p.lds_queue, 0);
       cu.free_groups = shape.groups_per_cu;
     }
+    timeline_events_ = shape.timeline_events;
+    u64 total = 0;
+    for (const WorkgroupTrace& group : traces) {
+      for (const WaveTrace& wave : group.waves) total += wave.code.size();
+    }
+    const u64 of_cu = total / shape.cus;
+    timeline_from_ = of_cu > 2 * timeline_events_ ? of_cu * 2 / 5 : 0;
     for (u32 round = 0; round < shape.groups_per_cu; ++round) {
       for (u32 cu = 0; cu < shape.cus; ++cu) dispatch(cu, 0);
     }
@@ -144,7 +153,7 @@ class Engine {
   // The instruction that comes next has to be fetched.
   void prepare(WaveRun& w) {
     if (w.at >= w.trace->code.size()) return;
-    const u64 line = code_.insts[w.trace->code[w.at] & kIndexBits].pc / 128;
+    const u64 line = (code_.insts[w.trace->code[w.at] & kIndexBits].pc - code_.text_begin) / 128;
     if (line == w.fetched) return;
     const double there = memory_.fetch(w.cu, w.ready, line);
     w.fetched = line;
@@ -172,7 +181,10 @@ class Engine {
         ready_.push_back(id);
         continue;
       }
-      if (chosen && (chosen->priority > w.priority || (chosen->priority == w.priority && chosen->age < w.age))) {
+      const auto before = [](const WaveRun& a, const WaveRun& b) {
+        return std::tuple(-a.priority, a.base, a.age) < std::tuple(-b.priority, b.base, b.age);
+      };
+      if (chosen && before(*chosen, w)) {
         next = std::min(next, now + 1);
         continue;
       }
@@ -265,6 +277,9 @@ class Engine {
     simd.port[static_cast<size_t>(f.unit == Unit::mfma ? Unit::valu : f.unit)] = now + f.port_clk;
     const double done = execute(w, simd, f, word, now);
     if (done > now) time.latency += done - now;
+    if (w.cu == 0 && timeline_seen_++ >= timeline_from_ && result_.timeline.size() < timeline_events_) {
+      result_.timeline.push_back({static_cast<u32>(w.age), w.simd, index, why.why, w.base, now, go_on});
+    }
     if (f.priority != 0xff) w.priority = f.priority;
     time.busy += go_on - now;
     ++w.at;
@@ -383,10 +398,10 @@ class Engine {
     dispatch(w.cu, time.end + p_.dispatch_clk);
   }
 
-  struct Event {
+  struct Call {
     double at;
     u32 simd;
-    bool operator<(const Event& other) const {
+    bool operator<(const Call& other) const {
       return at != other.at ? at > other.at : simd > other.simd;       // the earliest is on top
     }
   };
@@ -401,8 +416,9 @@ class Engine {
   std::deque<WaveRun> waves_;                  // in dispatch order; they stay where they are
   std::vector<Group> groups_;
   std::vector<u32> ready_;                     // waves that issue beside the units
-  std::priority_queue<Event> events_;
+  std::priority_queue<Call> events_;
   size_t next_group_ = 0;
+  u64 timeline_events_ = 0, timeline_from_ = 0, timeline_seen_ = 0;
   EngineResult result_;
 };
 

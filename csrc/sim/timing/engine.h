@@ -29,6 +29,13 @@ struct GroupTime {
   double begin, end;
 };
 
+// An instruction of a wave of the first CU, for a timeline.
+struct Event {
+  u32 wave, simd, inst;
+  Stall why;                                   // what it waited for last
+  double waited, at, until;                    // since when it was the wave's next; its issue; when the next may follow
+};
+
 struct EngineResult {
   double clk = 0;                              // until the last workgroup has ended
   std::vector<GroupTime> groups;               // in the order of the traces
@@ -38,11 +45,13 @@ struct EngineResult {
   double l2_busy = 0, beyond_busy = 0;         // clk: of a channel; of the path beyond the L2
   u64 issued = 0;
   Traffic traffic;
+  std::vector<Event> timeline;
 };
 
 struct EngineShape {
   u32 cus;                                     // that take part
   u32 groups_per_cu;
+  u32 timeline_events = 0;                     // to record, from the middle of what the first CU does
 };
 
 EngineResult replay(const Parameters& parameters, const EngineShape& shape, const Code& code,

@@ -33,7 +33,7 @@ State& state() {
 class LaunchModel final : public LaunchObserver {
  public:
   LaunchModel(const Launch& launch, const ModelSettings& settings)
-      : launch_(launch), settings_(settings),
+      : launch_(launch), settings_(settings), recorder_(launch),
         occupancy_(occupancy(*launch.kernel, u64{launch.block[0]} * launch.block[1] * launch.block[2],
                              launch.lds_bytes)) {
     parameters_.clock_mhz = settings.clock_mhz;
@@ -105,7 +105,7 @@ class LaunchModel final : public LaunchObserver {
     m.cus = all ? parameters_.cus
                 : static_cast<u32>(std::clamp<u64>(m.recorded / (2 * u64{slots_}), 1, parameters_.cus));
     const std::vector<IssueFacts> facts = issue_facts(*launch_.code, parameters_);
-    m.replayed = replay(share_of(m.cus), {m.cus, slots_}, *launch_.code, facts, traces);
+    m.replayed = replay(share_of(m.cus), {m.cus, slots_, settings_.timeline_events}, *launch_.code, facts, traces);
     m.clk = extrapolated(m);
     const double groups = static_cast<double>(launch_.grid[0]) * launch_.grid[1] * launch_.grid[2];
     for (const Inst& i : launch_.code->insts) {

@@ -13,6 +13,7 @@ struct ModelSettings {
   bool sample = false;                         // only the recorded workgroups run: memory is not what the launch leaves
   double clock_mhz = 2100;
   u64 budget = 12'000'000;                     // wave instructions to record
+  u32 timeline_events = 0;
 };
 
 // A launch that has ended, as the model sees it. Everything here is modelled.

@@ -47,7 +47,7 @@ struct Parameters {
   double l1_fill_bytes = 64;                   // per clk and CU; white paper
   // A channel's time for 128 bytes. The white paper has 1; fitted to 19.5 TB/s of distinct blocks and, of a line that
   // the channel has given just before, to 28 TB/s of a buffer that all CUs read together (SC25).
-  double channel_clk = 1.76, channel_again_clk = 1.2;
+  double channel_clk = 1.76, channel_again_clk = 1.1;
   u32 atomic_latency_clk = 382;                // published (fleet-mi300x)
   u32 atomic_clk = 4;                          // a channel, per segment; published: a quarter of the store rate (pyhip)
   u32 collision_clk = 4;                       // … per further lane of one address; assumed

@@ -95,13 +95,20 @@ class WorkgroupRecorder final : public Observer {
   u64 lines_[2 * kLanes];
 };
 
-Relocation::Relocation() {
+Relocation::Relocation(const Launch& launch) {
   std::vector<u64> ranges(2 * aiter_like_sim_ranges(nullptr, 0));
   const u64 count = std::min<u64>(aiter_like_sim_ranges(ranges.data(), ranges.size() / 2), ranges.size() / 2);
+  ranges.resize(2 * count);
+  const u64 packet = 64;
+  ranges.insert(ranges.end(), {reinterpret_cast<u64>(launch.kernarg), launch.kernel->kernarg_bytes,
+                               reinterpret_cast<u64>(launch.packet), packet});
+  std::vector<std::pair<u64, u64>> known;
+  for (size_t i = 0; i < ranges.size(); i += 2) known.push_back({ranges[i], ranges[i + 1]});
+  std::sort(known.begin(), known.end());
   constexpr u64 kFirst = u64{1} << 44;         // no address of the host
   u64 to = kFirst;
-  for (u64 i = 0; i < count; ++i) {
-    const u64 base = ranges[2 * i], end = base + ranges[2 * i + 1];
+  for (const auto& [base, bytes] : known) {
+    const u64 end = base + bytes;
     if (!pieces_.empty() && base < pieces_.back().end) continue;       // a part of the one before
     pieces_.push_back({base, end, to});
     to += (end - base + 8191) / 4096 * 4096;

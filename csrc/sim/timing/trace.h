@@ -36,7 +36,7 @@ struct WorkgroupTrace {
 // pages.
 class Relocation {
  public:
-  Relocation();                                // of the memory that is known now
+  explicit Relocation(const Launch& launch);   // of the memory that is known now
   u64 operator()(u64 address);
 
  private:
@@ -50,6 +50,8 @@ class Relocation {
 // Records the workgroups of one launch that it is asked to.
 class Recorder {
  public:
+  explicit Recorder(const Launch& launch) : place_(launch) {}
+
   std::unique_ptr<Observer> record(Workgroup& group);
   // The recorded workgroups by their number, with addresses that do not depend on the process; the recorder is empty
   // after it.
