@@ -28,6 +28,7 @@ def add_validate(actions: argparse._SubParsersAction) -> None:
     validate.add_argument("--only", action="append", default=[], metavar="TEXT",
                           help="cases with this in their name; may be given again")
     validate.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
+    validate.add_argument("--mca", action="store_true", help="also straight lines of instructions beside llvm-mca")
     validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too")
     validate.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     validate.set_defaults(run=_run)
@@ -50,6 +51,8 @@ def _run(args: argparse.Namespace) -> int:
         found = run.outcomes(chosen, args.clock or modelling.PEAK_MHZ, lambda count: done.__setitem__(0, count))
     table = lines(found)
     print("\n".join(table))
+    if args.mca:
+        print("\n".join(["", *_beside_mca()]))
     if args.page:
         args.page.write_text(page(found))
     if args.json:
@@ -57,6 +60,18 @@ def _run(args: argparse.Namespace) -> int:
                                           "published": one.case.published, "modelled": one.modelled,
                                           "error": one.error} for one in found], indent=1) + "\n")
     return 0
+
+
+def _beside_mca() -> list[str]:
+    from aiter_like.sim.validation import mca, run
+
+    if not mca.tool():
+        return ["llvm-mca is not installed (Debian: llvm-22)"]
+    rows = [f"{'straight line':32} {'llvm-mca':>10} {'modelled':>10}"]
+    for one, why in zip(run.outcomes(mca.slopes()), mca.BODIES.values(), strict=True):
+        verdict = "agree" if abs(one.error) <= _AIM else why or "DISAGREE"
+        rows.append(f"{one.case.name:32} {one.case.published:10.1f} {one.modelled:10.1f} clk   {verdict}")
+    return rows
 
 
 def lines(found: Sequence[Outcome]) -> list[str]:
