@@ -231,6 +231,18 @@ def test_kernel_arguments_as_one_buffer():
     sim.take_reports()
 
 
+def test_arguments_that_the_buffer_leaves_out_are_undefined():
+    """HIP knows no size either, and shipped kernels list words that their host does not give."""
+    source = 'extern "C" __global__ void second(int* out, int n, long spare) { out[0] = n; }'
+    hip, out = sim.load(), np.zeros(1, np.int32)
+    buffer = ctypes.create_string_buffer(pointer(out).value.to_bytes(8, "little") + (7).to_bytes(4, "little"))
+    size = ctypes.c_size_t(12)
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 3)
+    with runtime().module(code_object(source)) as module:
+        assert hip.hipModuleLaunchKernel(module.function("second"), 1, 1, 1, 64, 1, 1, 0, None, None, extra) == 0
+    assert out[0] == 7
+
+
 @pytest.mark.parametrize(("sizes", "text"), [
     ((2**22, 2**22, 2**21, 1, 1, 1, 0), "grid 4194304x4194304x2097152 has more than 2^64 workgroups"),
     ((2**31, 1, 1, 64, 1, 1, 0), "grid 2147483648x1x1 times block 64x1x1 is empty or beyond 2^32 work-items"),
