@@ -123,6 +123,12 @@ def test_a_deadlock_names_every_waiting_wave(threads, seed):
     assert "s_barrier" in barrier and barrier.count("wave 1") == 2
 
 
+def test_a_sample_of_workgroups_that_wait_for_one_another_says_so():
+    with pytest.raises(HipError, match='deadlock(?s:.)*left out(?s:.)*model="whole"'):
+        launch("chain_spin", 4000, 4000 * 128, model="sample")
+    assert (launch("chain_spin", 60, 60 * 128, model="whole")[:128] == 59 + np.arange(128)).all()
+
+
 def test_more_workgroups_than_are_resident_is_a_deadlock_when_they_wait_for_the_rest():
     """One workgroup per CU: 304 of 305 are resident, and all wait for the last."""
     body = """

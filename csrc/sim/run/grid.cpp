@@ -58,6 +58,10 @@ class Grid {
     else work(false);
     if (!failed_) return;
     if (deadlock_) report_ = waiting_.report(launch_);
+    if (deadlock_ && left_out_) {
+      report_.message += "\n  Workgroups were left out, because the cycle model needs a sample of them only: kernels "
+                         "whose workgroups wait for one another run whole (model=\"whole\", sim profile --whole)";
+    }
     add_report(report_);
     throw Fault(report_.message);
   }
@@ -86,6 +90,7 @@ class Grid {
   std::unique_ptr<Slot> next(Worker& me, Random& random) {
     std::optional<u64> index = scheduler_.start(me.backlog, random);
     while (index && launch_.observer && launch_.observer->skips(*index)) {
+      left_out_ = true;
       scheduler_.ended(me.backlog);
       index = scheduler_.start(me.backlog, random);
     }
@@ -146,7 +151,7 @@ class Grid {
   Scheduler scheduler_;
   DeadlockVote vote_;
   LaunchCounters counters_;
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> failed_{false}, left_out_{false};
   std::mutex mutex_;                           // of what follows
   bool deadlock_ = false;
   WaitingWaves waiting_;
