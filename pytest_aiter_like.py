@@ -114,7 +114,7 @@ def _checked(item: pytest.Item, phase: str) -> Generator[None, Any, Any]:
             item.stash[_TRITON].close()
     if cycles:
         _hold_budget(session.modelled, cycles)
-    if any(report["severity"] == "error" for report in session.reports):
+    if sim.reports.errors(session.reports):
         pytest.fail(shown(session.reports), pytrace=False)
     if session.reports:
         item.add_report_section(phase, "simulator", shown(session.reports))

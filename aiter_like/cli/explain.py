@@ -61,8 +61,6 @@ def _count(function: Callable, values: dict[str, Any], device_name: str) -> None
         print("\n".join(f"  {line}" for line in counting.summary(launch)))
 
 
-
-
 def function_of(name: str) -> Callable:
     """A public function.
 

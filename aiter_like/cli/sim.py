@@ -172,7 +172,7 @@ def _print_counters(counters: Mapping[str, Mapping]) -> None:
 
 
 def _print_counts(file: Path | None, launches: Sequence[dict]) -> None:
-    for launch in launches[:1]:  # of the first seed, as the outputs
+    for launch in launches[:1]:  # The first seed's counts are shown, as its outputs are.
         print("\n".join(f"  {line}" for line in counting.summary(launch)))
     if file not in (None, _NO_FILE):
         file.write_text(json.dumps(launches) + "\n")

@@ -87,6 +87,19 @@ def summary(what: object, found: Sequence[dict], seeds: range, checks: Sequence[
     return f"[sim] {what}: {len(found)} distinct report(s){told}, {total} in all; {tried}, checks {','.join(checks)}"
 
 
+def prepare_script(script: Path, arguments: Sequence[str]) -> None:
+    """Makes this process one in which `runpy` runs a script as its user would: its arguments, its folder's modules,
+    CPU tensors and Triton on the simulated MI300X.
+    """
+    from aiter_like import device
+
+    device.use_simulator(True)
+    if importlib.util.find_spec("triton"):
+        sim.enable_triton()
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+
+
 def _run(args: argparse.Namespace) -> int:
     if not args.script.is_file():
         raise ValueError(f"{args.script}: no such file")
@@ -105,13 +118,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _run_here(args: argparse.Namespace, seed: int) -> tuple[list[dict], int]:
     """The reports of one run, and the status that the script alone would have had. The process ends after it."""
-    from aiter_like import device
-
-    device.use_simulator(True)
-    if importlib.util.find_spec("triton"):
-        sim.enable_triton()
-    sys.argv = [str(args.script), *args.args]
-    sys.path.insert(0, str(args.script.resolve().parent))
+    prepare_script(args.script, args.args)
     with sim.enabled(checks=args.checks, fuzz=seed, on_report="collect") as session, _Shown() as shown:
         runpy.run_path(str(args.script), run_name="__main__")
     sys.stdout.flush()  # before what is said about it

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import re
 import sys
@@ -22,7 +23,7 @@ when something would not run."""
 
 _BUNDLES = (b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB")
 _MACHINE_AMDGPU = 224
-_PAST_THE_END = "execution ran past the end of a function"  # of the guard behind each function
+_PAST_THE_END = "execution ran past the end of a function"  # The guard behind each function has this error.
 
 
 @dataclass
@@ -91,6 +92,7 @@ def read(folder: Path) -> Coverage:
     return found
 
 
+@functools.cache  # Code objects of one family repeat their instructions.
 def form_of(text: str) -> str:
     """The kinds of an instruction's operands: registers with their count, `inline` and `literal` numbers, modifiers
     without their numbers.
@@ -132,19 +134,9 @@ def _add(found: Coverage, file: Path, name: str) -> None:
     for _, text, error in instructions:
         if error == _PAST_THE_END:
             continue
-        found.forms.setdefault(_form(text), Use()).add(name)
+        found.forms.setdefault(form_of(text), Use()).add(name)
         if error:
-            found.refused.setdefault(f"{_form(text)}: {error}", Use()).add(name)
-
-
-_known: dict[str, str] = {}
-
-
-def _form(text: str) -> str:
-    """`form_of`, remembered: code objects of one family repeat their instructions."""
-    if text not in _known:
-        _known[text] = form_of(text)
-    return _known[text]
+            found.refused.setdefault(f"{form_of(text)}: {error}", Use()).add(name)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like.cli.outputs import require_writable
+from aiter_like.cli.sim_check import prepare_script
 
 _DESCRIPTION = """Runs a Python script, or calls a public function on random numbers, on the simulated MI300X with the
 cycle model on, and prints for each kernel what it is bound by, how busy the units are, what its waves wait for and
@@ -53,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     found: list[dict] = []
     with sim.enabled(checks=False), profiling.profiled(found, not args.whole, args.clock or modelling.PEAK_MHZ):
         call()
-    write(found, args)
+    _write(found, args)
     if not found:
         print("[sim] no kernel was launched on the simulated MI300X")
         return 1
@@ -63,7 +64,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(found: list[dict], args: argparse.Namespace) -> None:
+def _write(found: list[dict], args: argparse.Namespace) -> None:
     """Prints profiles, the longest first, and writes the files that `--page`, `--json` and `--trace` name."""
     from aiter_like.sim import profiling
 
@@ -105,14 +106,7 @@ def _call_of(args: argparse.Namespace) -> Callable[[], Any]:
 
 
 def _run_script(args: argparse.Namespace) -> None:
-    import importlib.util
-
-    from aiter_like import sim
-
-    if importlib.util.find_spec("triton"):
-        sim.enable_triton()
-    sys.argv = [args.target, *args.args]
-    sys.path.insert(0, str(Path(args.target).resolve().parent))
+    prepare_script(Path(args.target), args.args)
     try:
         runpy.run_path(args.target, run_name="__main__")
     except SystemExit as error:

@@ -46,11 +46,10 @@ def _run(args: argparse.Namespace) -> int:
     chosen = [case for case in cases() if not args.only or any(text in case.name for text in args.only)]
     if not chosen:
         raise ValueError(f"--only: no case has {' or '.join(args.only)} in its name")
-    done = [0]
-    with progress.shown(lambda: f"modelling: {done[0]}/{len(chosen)}"):
-        found = run.outcomes(chosen, args.clock or modelling.PEAK_MHZ, lambda count: done.__setitem__(0, count))
-    table = lines(found)
-    print("\n".join(table))
+    found: list[Outcome] = []
+    with progress.shown(lambda: f"modelling: {len(found)}/{len(chosen)}"):
+        found.extend(run.outcomes(chosen, args.clock or modelling.PEAK_MHZ))
+    print("\n".join(lines(found)))
     if args.mca:
         print("\n".join(["", *_beside_mca()]))
     if args.page:

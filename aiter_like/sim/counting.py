@@ -7,35 +7,29 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from aiter_like.sim import library
+from aiter_like.sim.observing import Launches
 
 SCHEMA = 1
 """Of what `Session.launches` holds; csrc/sim/README.md, "Counters", describes it. New keys do not change it."""
-
-_kept: list[list[dict]] = []  # who counts: each list gets every launch that ends; the open sessions' lists
 
 
 @contextlib.contextmanager
 def counted(launches: list[dict]) -> Iterator[None]:
     """Adds the counts of the block's launches to `launches`, at `take` and at the block's end."""
-    timing = library.load_timing()
-    take()
-    timing.aiter_like_sim_count(1)
-    _kept.append(launches)
-    try:
+    with _ended.given_to(launches, library.load_timing().aiter_like_sim_count):
         yield
-    finally:
-        take()
-        _kept.pop()
-        timing.aiter_like_sim_count(0)
 
 
 def take() -> None:
     """Gives the launches that have ended to everybody who counts."""
-    found = library.json_of(library.load_timing().aiter_like_sim_take_counts())
-    for launch in found:
-        launch.update(schema=SCHEMA, totals=totals(launch["instructions"]), lines=_lines(launch["instructions"]))
-    for launches in _kept:
-        launches.extend(found)
+    _ended.take()
+
+
+def _complete(launch: dict) -> None:
+    launch.update(schema=SCHEMA, totals=totals(launch["instructions"]), lines=_lines(launch["instructions"]))
+
+
+_ended = Launches("aiter_like_sim_take_counts", _complete)
 
 
 def totals(instructions: Iterable[dict]) -> dict:

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import json
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from aiter_like import env, paths
@@ -144,11 +145,7 @@ def _library() -> ctypes.CDLL:
         raise BuildError(f"this process has loaded the HIP runtime {foreign[0]}: the simulated MI300X needs a process "
                          "without it", module="sim")
     settings = default_settings()
-    path = load_or_build(module_spec())
-    try:
-        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise BuildError(f"sim: cannot load {path}: {error}", module="sim") from error
+    library = _loaded(module_spec(), ctypes.RTLD_GLOBAL)
     _declare(library)
     configure(library, settings)
     return library
@@ -162,23 +159,29 @@ def load_timing() -> ctypes.CDLL:
         BuildError: one of them cannot be built or loaded.
     """
     load()
-    path = load_or_build(timing_spec())
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise BuildError(f"sim_timing: cannot load {path}: {error}", module="sim_timing") from error
-    library.aiter_like_sim_count.restype, library.aiter_like_sim_count.argtypes = None, (ctypes.c_int,)
-    for name in ("aiter_like_sim_take_counts", "aiter_like_sim_take_modelled"):
-        getattr(library, name).restype, getattr(library, name).argtypes = ctypes.c_void_p, ()
-    library.aiter_like_sim_model_version.restype = ctypes.c_char_p
-    library.aiter_like_sim_model.restype = None
-    library.aiter_like_sim_model.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_uint32)
+    library = _loaded(timing_spec(), ctypes.DEFAULT_MODE)
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    _set_signatures(library, {
+        "aiter_like_sim_count": (None, ctypes.c_int),
+        "aiter_like_sim_take_counts": (pointer,),
+        "aiter_like_sim_model": (None, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_uint32),
+        "aiter_like_sim_take_modelled": (pointer,),
+        "aiter_like_sim_model_version": (text,),
+    })
     return library
+
+
+def _loaded(spec: ModuleSpec, mode: int) -> ctypes.CDLL:
+    path = load_or_build(spec)
+    try:
+        return ctypes.CDLL(str(path), mode=mode)
+    except OSError as error:
+        raise BuildError(f"{spec.name}: cannot load {path}: {error}", module=spec.name) from error
 
 
 def _declare(library: ctypes.CDLL) -> None:
     pointer, u32, u64, text = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_char_p
-    signatures = {
+    _set_signatures(library, {
         "aiter_like_sim_configure": (None, u32, u32, u64, ctypes.c_int, u64),
         "aiter_like_sim_set_devices": (None, u32),
         "aiter_like_sim_set_defer": (None, ctypes.c_int),
@@ -195,7 +198,11 @@ def _declare(library: ctypes.CDLL) -> None:
         "hipModuleLoadData": (ctypes.c_int, pointer, text),
         "hipModuleGetFunction": (ctypes.c_int, pointer, pointer, text),
         "hipModuleLaunchKernel": (ctypes.c_int, pointer, *[u32] * 7, pointer, pointer, pointer),
-    }
+    })
+
+
+def _set_signatures(library: ctypes.CDLL, signatures: Mapping[str, tuple]) -> None:
+    """By name: the type of the result, then those of the arguments."""
     for name, (result, *arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from aiter_like.sim import library
+from aiter_like.sim.observing import Launches
 
 SCHEMA = 1
 """Of what `Session.modelled` holds; csrc/sim/README.md, "The cycle model", describes it."""
@@ -19,8 +20,6 @@ SUSTAINED_MHZ = {"matrix bf16": 1207.0, "matrix fp16": 1115.0, "matrix 8-bit": 1
 """Clocks that the MI300X's power leaves to kernels of a class under sustained load. Matrix: AMD, "measuring max
 achievable FLOPS", part 2 (medians of 708, 654 and 1,273 TFLOP/s). The others: tingqli/pyhip on an MI308X: MFMA and exp,
 VALU, streaming. Chosen before the model was run on any whole kernel, and the same for all kernels of a class."""
-
-_kept: list[list[dict]] = []  # who asks: each list gets every launch that ends
 
 
 @contextlib.contextmanager
@@ -36,29 +35,25 @@ def modelled(launches: list[dict], sample: bool = False, clock_mhz: float = PEAK
     Raises:
         ValueError: a block of another one's is open, or the clock is no clock.
     """
-    if _kept:
+    if _ended.kept:
         raise ValueError("the cycle model is on already, and has one set of settings: end that block first")
     if not 100 <= clock_mhz <= 10000:
         raise ValueError(f"clock_mhz must be from 100 to 10000, got {clock_mhz}")
     timing = library.load_timing()
-    take()
-    timing.aiter_like_sim_model(1, int(sample), clock_mhz, timeline)
-    _kept.append(launches)
-    try:
+    with _ended.given_to(launches, lambda on: timing.aiter_like_sim_model(on, sample, clock_mhz, timeline)):
         yield
-    finally:
-        take()
-        _kept.pop()
-        timing.aiter_like_sim_model(0, 0, clock_mhz, 0)
 
 
 def take() -> None:
     """Gives the launches that have ended to whoever asks."""
-    found = library.json_of(library.load_timing().aiter_like_sim_take_modelled())
-    for launch in found:
-        launch.update(schema=SCHEMA, modelled_us=launch["modelled_clk"] / launch["clock_mhz"])
-    for launches in _kept:
-        launches.extend(found)
+    _ended.take()
+
+
+def _complete(launch: dict) -> None:
+    launch.update(schema=SCHEMA, modelled_us=launch["modelled_clk"] / launch["clock_mhz"])
+
+
+_ended = Launches("aiter_like_sim_take_modelled", _complete)
 
 
 def version() -> str:
@@ -66,18 +61,23 @@ def version() -> str:
     return library.load_timing().aiter_like_sim_model_version().decode()
 
 
+def stalls(instructions: Iterable[dict]) -> dict[str, float]:
+    """Reason → cycles that waves waited, of all instructions; the longest first."""
+    sums: dict[str, float] = {}
+    for one in instructions:
+        for reason, clk in one["stall_clk"].items():
+            sums[reason] = sums.get(reason, 0) + clk
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+
 def summary(launch: dict) -> list[str]:
     """A launch as lines of text; every figure says that it is modelled."""
     tflops = launch["mfma_flops"] / max(launch["modelled_us"], 1e-9) / 1e6
     rate = f", {tflops:.1f} TFLOP/s of matrix operations" if tflops else ""
     busy = ", ".join(f"{unit} {share:.0%}" for unit, share in launch["busy"].items() if share >= 0.005)
-    stalls: dict[str, float] = {}
-    for one in launch["instructions"]:
-        for reason, clk in one["stall_clk"].items():
-            stalls[reason] = stalls.get(reason, 0) + clk
-    total = sum(stalls.values()) + sum(one["busy_clk"] for one in launch["instructions"])
-    waits = ", ".join(f"{reason} {clk / total:.0%}" for reason, clk in sorted(stalls.items(), key=lambda kv: -kv[1])
-                      if clk >= 0.005 * total)
+    reasons = stalls(launch["instructions"])
+    total = sum(reasons.values()) + sum(one["busy_clk"] for one in launch["instructions"])
+    waits = ", ".join(f"{reason} {clk / total:.0%}" for reason, clk in reasons.items() if clk >= 0.005 * total)
     traffic = launch["traffic"]
     hits = [f"{name} hits {traffic[f'{key}_hits'] / traffic[f'{key}_lines']:.0%}"
             for name, key in (("L1", "l1"), ("L2", "l2")) if traffic[f"{key}_lines"]]

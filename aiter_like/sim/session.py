@@ -293,7 +293,7 @@ def _collect(name: str) -> None:
     found = reports.take()
     errors = reports.errors(found)
     if not _open:
-        reports.unclaimed.extend(report for report in found if report not in errors)
+        reports.unclaimed.extend(report for report in found if report["severity"] == "note")
     if errors and (not _open or _open[-1][1].on_report == "raise"):
         lines = [f"{name}: {len(errors)} report(s) of the simulator's checkers"]
         lines += [f"  {report['summary']}" for report in errors]

@@ -66,6 +66,12 @@ enum class Class : u8 {
 };
 inline constexpr int kNumClasses = 15;
 
+inline bool is_vector_alu(Class c) { return c == Class::valu || c == Class::trans || c == Class::mfma; }
+inline bool is_vector_memory(Class c) {
+  return c == Class::global || c == Class::flat || c == Class::scratch || c == Class::mubuf;
+}
+inline bool is_vector(Class c) { return is_vector_alu(c) || is_vector_memory(c) || c == Class::ds; }
+
 // Register facts beyond the printed operands.
 enum Flag : u32 {
   kReadsScc = 1 << 0, kWritesScc = 1 << 1,
@@ -142,6 +148,13 @@ struct alignas(64) Inst {
   bool is_guard() const { return !op && text == kGuardText; }
   std::span<const RegRange> reads() const { return {regs.data(), num_reads}; }
   std::span<const RegRange> writes() const { return {regs.data() + num_reads, num_writes}; }
+  std::span<const RegRange> registers() const { return {regs.data(), size_t{num_reads} + num_writes}; }
 };
+
+// Whether the instruction, which has an operation, loads memory to LDS, at M0.
+inline bool is_lds_dma(const Inst& i) {
+  const Spec& s = i.op->spec;
+  return i.mod.lds || (s.flags & kReadsM0 && (s.cls == Class::global || s.cls == Class::scratch));
+}
 
 }  // namespace sim

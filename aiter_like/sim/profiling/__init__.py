@@ -22,8 +22,6 @@ TIMELINE = 20_000
 """Instructions of one CU that a profile lists with their times."""
 
 _BOUND = 0.6  # a unit that is busy for this share of the time is what a kernel is bound by
-_COUNTED = ("active_lanes", "straddles", "flops", "passes", "global_bytes", "segments_64", "segments_128", "lds_bytes",
-            "lds_clk", "lds_conflict_clk", "scratch_bytes", "atomic_lanes", "atomic_collisions")
 
 
 @contextlib.contextmanager
@@ -51,9 +49,7 @@ def profiles(counts: Sequence[dict], cycles: Sequence[dict]) -> list[dict]:
     found = []
     for counted, one in zip(counts, cycles, strict=True):
         by_pc = {line["pc"]: line for line in counted["instructions"]}
-        lines = [{**line, "executed": by_pc[line["pc"]]["executed"], "class": by_pc[line["pc"]]["class"],
-                  **{name: by_pc[line["pc"]][name] for name in _COUNTED if name in by_pc[line["pc"]]}}
-                 for line in one["instructions"]]
+        lines = [{**by_pc[line["pc"]], **line} for line in one["instructions"]]
         found.append({**one, "schema": SCHEMA, "instructions": lines, "counts": counted["totals"],
                       "registers": counted["registers"], "bound": bound(one)})
     return found
@@ -64,19 +60,10 @@ def bound(launch: dict) -> str:
     unit, share = max(launch["busy"].items(), key=lambda item: item[1])
     if share >= _BOUND:
         return f"{unit} ({share:.0%} busy)"
-    reasons = stalls(launch["instructions"])
+    reasons = modelling.stalls(launch["instructions"])
     if not reasons:
         return "issue"
-    return f"waits: {max(reasons, key=reasons.get)}"
-
-
-def stalls(instructions: Sequence[dict]) -> dict[str, float]:
-    """Reason → cycles that waves waited, of all instructions; the longest first."""
-    sums: dict[str, float] = {}
-    for one in instructions:
-        for reason, clk in one["stall_clk"].items():
-            sums[reason] = sums.get(reason, 0) + clk
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))
+    return f"waits: {next(iter(reasons))}"
 
 
 def summary(profile: dict, lines: int = 8) -> list[str]:
@@ -118,7 +105,7 @@ def comparison(before: dict, after: dict) -> list[str]:
             ("waves per SIMD", before["occupancy"]["waves_per_simd"], after["occupancy"]["waves_per_simd"])]
     for unit in before["busy"]:
         rows.append((f"{unit} busy, %", 100 * before["busy"][unit], 100 * after["busy"][unit]))
-    both = [stalls(one["instructions"]) for one in (before, after)]
+    both = [modelling.stalls(one["instructions"]) for one in (before, after)]
     per = [max(one["recorded"], 1) for one in (before, after)]
     for reason in sorted({*both[0], *both[1]}):
         rows.append((f"waits for {reason}, clk per workgroup", *(found.get(reason, 0) / groups

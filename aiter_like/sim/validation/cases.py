@@ -105,9 +105,10 @@ def _latencies() -> Iterator[Case]:
     yield Chase("latency of scalar L1", "mt4g", 48, 8 * KIB, scalar=True)
 
 
-def _mfma(number: int, shape: str = "16x16x16_f16", sources: str = "v[2:3], v[4:5]") -> str:
-    first = 4 * (number % 4)
-    return f"v_mfma_f32_{shape} a[{first}:{first + 3}], {sources}, a[{first}:{first + 3}]"
+def mfma(shape: str = "16x16x16_f16", sources: str = "v[2:3], v[4:5]", first: int = 0, registers: int = 4) -> str:
+    """A matrix operation that adds to a[first] and the registers after it."""
+    kind, out = "i32" if shape.endswith("i8") else "f32", f"a[{first}:{first + registers - 1}]"
+    return f"v_mfma_{kind}_{shape} {out}, {sources}, {out}"
 
 
 def _issue() -> Iterator[Case]:
@@ -119,17 +120,17 @@ def _issue() -> Iterator[Case]:
     yield Slope("8 bytes across a multiple of 8", "pyhip", 5.01, Kernel(
         "s_nop 0\n" + "v_add_u32 v20, 0x12345, v1\n" * 16 + "s_nop 0"), per=16 + 2 * 4 / 5.01)
     yield Slope("exp and VALU in series", "pyhip", 20.0, Kernel(f"{exp}\n{valu}"))
-    two = f"{_mfma(0)}\n{_mfma(1)}"
+    two = f"{mfma()}\n{mfma(first=4)}"
     for waves, clk in ((1, 16), (4, 16), (8, 32), (16, 64)):
         yield Slope(f"MFMA f16 16x16x16, {waves} waves of a CU", "SC25", clk, Kernel(two, waves=waves), per=2)
-    yield Slope("MFMA fp8 16x16x32", "SC25", 16, Kernel(_mfma(0, "16x16x32_fp8_fp8")))
-    yield Slope("MFMA f32 16x16x4", "SC25", 32, Kernel(_mfma(0, "16x16x4_f32", "v2, v3")))
+    yield Slope("MFMA fp8 16x16x32", "SC25", 16, Kernel(mfma("16x16x32_fp8_fp8")))
+    yield Slope("MFMA f32 16x16x4", "SC25", 32, Kernel(mfma("16x16x4_f32", "v2, v3")))
     for count, clk in ((1, 16), (2, 16), (3, 16), (4, 20)):
-        yield Slope(f"MFMA and {count} VALU", "pyhip", clk, Kernel("\n".join([_mfma(0), *[valu] * count])))
+        yield Slope(f"MFMA and {count} VALU", "pyhip", clk, Kernel("\n".join([mfma(), *[valu] * count])))
     for count, clk in ((1, 28), (2, 32), (3, 36)):
-        yield Slope(f"MFMA and {count} packed f32", "pyhip", clk, Kernel("\n".join([_mfma(0), *[packed] * count])))
+        yield Slope(f"MFMA and {count} packed f32", "pyhip", clk, Kernel("\n".join([mfma(), *[packed] * count])))
     for count, clk in ((1, 20.1), (2, 36.1), (3, 52.1)):
-        yield Slope(f"MFMA and {count} exp", "pyhip", clk, Kernel("\n".join([_mfma(0), *[exp] * count])))
+        yield Slope(f"MFMA and {count} exp", "pyhip", clk, Kernel("\n".join([mfma(), *[exp] * count])))
 
 
 def _lds() -> Iterator[Case]:
@@ -161,7 +162,7 @@ def _bandwidths() -> Iterator[Case]:
     around = "v_lshlrev_b32 v2, 4, v1\nv_mov_b32 v3, v2"
     yield Rate("L1, 16 KB a CU", "SC25", 39.0,
                Kernel(f"global_load_dwordx4 {_TO}, v2, s[4:5]\nv_add_u32 v2, 0x1000, v2\nv_and_b32 v2, 0x3fff, v2",
-                      f"{around}\ns_mov_b32 s9, 0", **{**reads, "waves": 16}), 304, 64, 4 * of_group, repeats=True)
+                      around, **{**reads, "waves": 16}), 304, 64, 4 * of_group, repeats=True)
     for size, rate in ((2 * MIB, 28.0), (8 * MIB, 17.4)):
         mask = size - 1
         yield Rate(f"one buffer of {size // MIB} MB for all CUs", "SC25", rate,

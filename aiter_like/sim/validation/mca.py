@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 
-from aiter_like.sim.validation.cases import Slope
+from aiter_like.sim.validation.cases import Slope, mfma
 from aiter_like.sim.validation.kernels import Kernel
 
 _CLK = 4
@@ -19,27 +19,20 @@ _RUNS = 200
 
 _VALU, _EXP = "v_add_u32 v20, v1, v1", "v_exp_f32 v20, v1"
 
-
-def _mfma(shape: str, registers: int = 4, sources: str = "v[2:3], v[4:5]") -> str:
-    kind = "i32" if shape.endswith("i8") else "f32"
-    out = f"a[0:{registers - 1}]"
-    return f"v_mfma_{kind}_{shape} {out}, {sources}, {out}"
-
-
 # Body → why llvm-mca is wrong there; "" = the two must agree.
 BODIES = {
     _VALU: "",
     "v_fma_f32 v20, v21, v22, v23": "",
     "v_pk_fma_f32 v[20:21], v[22:23], v[24:25], v[26:27]": "",
     "v_fma_f64 v[20:21], v[22:23], v[24:25], v[26:27]": "",
-    _mfma("16x16x16_f16"): "",
-    _mfma("16x16x16_bf16"): "",
-    _mfma("16x16x32_fp8_fp8"): "",
-    _mfma("16x16x32_i8"): "",
-    _mfma("32x32x8_f16", 16): "",
-    _mfma("32x32x16_fp8_fp8", 16): "",
-    _mfma("16x16x4_f32", 4, "v2, v3"): "",
-    _mfma("32x32x2_f32", 16, "v2, v3"): "",
+    mfma("16x16x16_f16"): "",
+    mfma("16x16x16_bf16"): "",
+    mfma("16x16x32_fp8_fp8"): "",
+    mfma("16x16x32_i8"): "",
+    mfma("32x32x8_f16", registers=16): "",
+    mfma("32x32x16_fp8_fp8", registers=16): "",
+    mfma("16x16x4_f32", "v2, v3"): "",
+    mfma("32x32x2_f32", "v2, v3", registers=16): "",
     _EXP: "it has transcendental functions at full rate; published: 16 clk",
     "v_mul_lo_u32 v20, v21, v22": "it has them at full rate; here a quarter is assumed, for want of a measurement",
 }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from aiter_like import sim
@@ -15,7 +15,7 @@ from aiter_like.sim.validation.kernels import Kernel, arguments, code_object, na
 _LINE = 128
 _CHASE = Kernel("global_load_dword v2, v2, s[4:5]\ns_waitcnt vmcnt(0)", "v_mov_b32 v2, s9")
 _SCALAR_CHASE = Kernel("s_load_dword s12, s[4:5], s12\ns_waitcnt lgkmcnt(0)", "s_mov_b32 s12, s9")
-_MOST_STEPS = 4096  # of a chase that never comes back
+_MOST_STEPS = 4096  # A chase that never comes back to a line takes so many.
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,8 @@ class Outcome:
         return self.modelled / self.case.published - 1
 
 
-def outcomes(cases: Sequence[Case], clock_mhz: float = modelling.PEAK_MHZ,
-             progress: Callable[[int], None] = lambda done: None) -> list[Outcome]:
-    """Every case, in order; `progress` is told how many are done.
+def outcomes(cases: Sequence[Case], clock_mhz: float = modelling.PEAK_MHZ) -> Iterator[Outcome]:
+    """Every case, in order, when it is done.
 
     Raises:
         BuildError: there is no compiler for gfx942, or a kernel does not assemble.
@@ -43,12 +42,9 @@ def outcomes(cases: Sequence[Case], clock_mhz: float = modelling.PEAK_MHZ,
         own = (_SCALAR_CHASE if case.scalar else _CHASE) if isinstance(case, Chase) else case.kernel
         kernels += [(own, own.unroll), (own, 2 * own.unroll)]
     bench = _Bench(code_object(kernels), clock_mhz)
-    found = []
     for index, case in enumerate(cases):
         figure = {Slope: bench.slope, Chase: bench.chase, Rate: bench.rate}[type(case)]
-        found.append(Outcome(case, figure(case, 2 * index)))
-        progress(len(found))
-    return found
+        yield Outcome(case, figure(case, 2 * index))
 
 
 class _Bench:

@@ -75,8 +75,8 @@ std::string reason(const LaunchChecks& c, Span s) {
 
 const char* verb(Access a) { return a == Access::load ? "loads" : a == Access::store ? "stores" : "updates"; }
 
-void report_lanes(Wave& w, const Inst& i, u64 lanes, u64 address, const std::string& what) {
-  if (launch_checks(w).first("bounds", i)) add_report(w, i, "bounds", lanes, address, what);
+void report_lanes(Wave& w, const Inst& i, u64 lanes, u64 address, const std::string& what, bool note = false) {
+  if (launch_checks(w).first("bounds", i, note)) add_report(w, i, "bounds", lanes, address, what, nullptr, note);
 }
 
 Span span_of(const u64* address, u64 lanes, u32 bytes) {
@@ -258,11 +258,9 @@ bool Checkers::scalar(Wave& w, const Inst& i, u64 address, u32 bytes) {
 
 void Checkers::disputed_range(Wave& w, const Inst& i, u64 lanes) {
   if (!launch_.on(kCheckBounds)) return;
-  const bool note = launch_checks(w).notes();
-  if (!launch_checks(w).first("bounds", i, note)) return;
-  add_report(w, i, "bounds", lanes, 0,
-             "is out of the descriptor's range only because soffset counts, as it does on the hardware; the CDNA3 ISA "
-             "document's text checks without it; fix: put the whole offset into voffset", nullptr, note);
+  report_lanes(w, i, lanes, 0,
+               "is out of the descriptor's range only because soffset counts, as it does on the hardware; the CDNA3 "
+               "ISA document's text checks without it; fix: put the whole offset into voffset", launch_.notes());
 }
 
 }  // namespace sim

@@ -202,12 +202,6 @@ std::string hex(u64 x);
 int first_lane(u64 lanes);
 std::string lanes_clash(const Wave& w, const u64* address, u64 lanes, const Touch& touch, u64& both);   // sanity.cpp
 
-// Loads memory to LDS, at M0.
-inline bool is_lds_dma(const Inst& i) {
-  const Spec& s = i.op->spec;
-  return i.mod.lds || (s.flags & kReadsM0 && (s.cls == Class::global || s.cls == Class::scratch));
-}
-
 // The bytes that a lane of a store or an LDS-DMA writes, as dwords.
 struct Stored { u32 dword[4]; };
 inline Stored stored_by(const Wave& w, const Touch& touch, int lane) {

@@ -18,8 +18,6 @@ u64 field(const u64* words, const RegRange& r) {
   return bits & ((u64{1} << r.count) - 1);
 }
 
-bool is_vmem(Class c) { return c == Class::global || c == Class::scratch || c == Class::mubuf || c == Class::flat; }
-
 bool out_of_order(const Pending& op) {
   return op.inst->op->spec.cls == Class::smem || op.inst->op->spec.cls == Class::flat;
 }
@@ -84,23 +82,26 @@ u32 count_lds(const WaitState& s) {
   return n;
 }
 
+void retire_lgkm(Wave& w, u8 slot) {
+  w.checks->wait.ops[slot].on_lgkm = false;
+  retire(w, slot);
+}
+
 void pop_lgkm(Wave& w, u32 leave) {
   WaitState& s = w.checks->wait;
-  if (s.lgkm.size() <= leave) return;
-  const bool in_order = !leave || lgkm_in_order(s);
-  // LDS operations return in order among themselves: no more than `leave` of them, the latest, are still in flight.
-  u32 done = s.lgkm.size() - leave;
-  if (!in_order) {
-    const u32 lds = count_lds(s);
-    done = lds > leave ? lds - leave : 0;
+  if (!leave || lgkm_in_order(s)) {
+    while (s.lgkm.size() > leave) retire_lgkm(w, s.lgkm.pop());
+    return;
   }
+  // LDS operations return in order among themselves: no more than `leave` of them, the latest, are still in flight.
+  const u32 lds = count_lds(s);
+  u32 done = lds > leave ? lds - leave : 0;
   Counter rest;
   while (s.lgkm.size()) {
     const u8 slot = s.lgkm.pop();
-    if (done && (in_order || !out_of_order(s.ops[slot]))) {
+    if (done && !out_of_order(s.ops[slot])) {
       --done;
-      s.ops[slot].on_lgkm = false;
-      retire(w, slot);
+      retire_lgkm(w, slot);
     } else {
       rest.push(slot);
     }
@@ -117,10 +118,10 @@ u32 issued_after(const Counter& c, u8 slot) {
 
 // What lgkmcnt must come down to.
 u32 lgkm_fix(const WaitState& s, u8 slot) {
-  if (lgkm_in_order(s)) return issued_after(s.lgkm, slot);
+  if (out_of_order(s.ops[slot])) return 0;
   u32 after = 0;
   for (u32 k = s.lgkm.size(); k-- && s.lgkm.at(k) != slot;) after += !out_of_order(s.ops[s.lgkm.at(k)]);
-  return out_of_order(s.ops[slot]) ? 0 : after;
+  return after;
 }
 
 std::string fix_for(const WaitState& s, u8 slot) {
@@ -134,7 +135,7 @@ std::string fix_for(const WaitState& s, u8 slot) {
 // Loads of one counter return in order, so overwriting a load in flight by another of its kind is safe.
 bool ordered_writes(const Inst& earlier, const Inst& later) {
   const Class a = earlier.op->spec.cls, b = later.op->spec.cls;
-  return (is_vmem(a) && is_vmem(b)) || (a == Class::ds && b == Class::ds);
+  return (is_vector_memory(a) && is_vector_memory(b)) || (a == Class::ds && b == Class::ds);
 }
 
 void check_registers(Wave& w, const Inst& i, std::span<const RegRange> ranges, bool writes) {

@@ -66,8 +66,6 @@ const WaitRow kRows[] = {
     {"s_setreg to the same register", kRoleSetReg, kRoleGetReg, Part::hwreg, Part::none, 2, 0},
 };
 
-bool is_vmem(Class c) { return c == Class::global || c == Class::scratch || c == Class::mubuf || c == Class::flat; }
-
 u32 mfma_roles(std::string_view name, u8 passes) {
   const u32 two = passes == 2 ? kRoleTwoPass : 0;
   if (name.ends_with("_f64")) return passes == 4 ? kRoleMfma64Small : kRoleMfma64Large;
@@ -99,9 +97,8 @@ u32 valu_roles(const Inst& i) {
 const Operand& store_data(const Inst& i) { return i.src[i.op->spec.cls == Class::mubuf ? 0 : 1]; }
 
 u32 memory_roles(const Inst& i) {
-  if (!is_vmem(i.op->spec.cls)) return kRoleDs | (i.op->name.ends_with("_addtid_b32") ? kRoleUsesM0 : 0);
-  const bool to_lds = i.mod.lds || i.op->name.find("_lds_") != std::string_view::npos;
-  u32 roles = kRoleVmem | (to_lds ? kRoleLdsDma : 0);
+  if (!is_vector_memory(i.op->spec.cls)) return kRoleDs | (i.op->name.ends_with("_addtid_b32") ? kRoleUsesM0 : 0);
+  u32 roles = kRoleVmem | (is_lds_dma(i) ? kRoleLdsDma : 0);
   const bool stores = i.op->spec.flags & (kStore | kAtomic);
   const bool at_sgpr = i.op->spec.cls == Class::mubuf && i.src[3].kind == Kind::sgpr;
   const bool wide = stores && store_data(i).kind == Kind::vgpr && store_data(i).dwords > 2;
@@ -197,7 +194,7 @@ Parts parts_of(const Inst& i, Part part, const Inst& earlier) {
     case Part::none: break;
     case Part::writes: p.add(i.writes(), RegRange::vector); break;
     case Part::reads: p.add(i.reads(), RegRange::vector); break;
-    case Part::touches: p.add({i.regs.data(), size_t{i.num_reads} + i.num_writes}, RegRange::vector); break;
+    case Part::touches: p.add(i.registers(), RegRange::vector); break;
     case Part::blind_writes:
       for (const RegRange& w : i.writes()) {
         bool read = false;
@@ -230,7 +227,7 @@ Parts parts_of(const Inst& i, Part part, const Inst& earlier) {
       if (i.op == earlier.op) p.add(range_of(i.src[0])), p.add(range_of(i.src[1]));
       break;
     case Part::dot_other:
-      if (i.op != earlier.op) p.add({i.regs.data(), size_t{i.num_reads} + i.num_writes}, RegRange::vector);
+      if (i.op != earlier.op) p.add(i.registers(), RegRange::vector);
       break;
     case Part::exec:
     case Part::m0:

@@ -16,7 +16,7 @@
 namespace sim::hip {
 namespace {
 
-using json::give, json::Object, json::quoted;
+using json::give, json::List, json::Object, json::quoted;
 
 std::unique_ptr<Code> load(const void* image, u64 bytes) {
   if (bytes == 0) throw Fault("the code object is empty");
@@ -29,10 +29,10 @@ bool known(u64 base, u64 bytes) {
 }
 
 std::string json_of(const Report& r) {
-  std::string group = "[";
-  for (int i = 0; i < 3; ++i) group += (i ? "," : "") + std::to_string(r.workgroup[i]);
+  List group;
+  for (u32 at : r.workgroup) group.raw(std::to_string(at));
   Object o;
-  o.add("check", r.check).add("message", r.message).add("kernel", r.kernel).raw("workgroup", group + "]");
+  o.add("check", r.check).add("message", r.message).add("kernel", r.kernel).raw("workgroup", group.str());
   o.add("wave", static_cast<u64>(r.wave)).add("lanes", r.lanes).add("pc", r.pc).add("text", r.text);
   o.add("source", r.source).add("address", r.address).add("count", r.count).add("summary", summary(r));
   o.raw("refused", r.refused ? "true" : "false").add("severity", std::string_view(r.note ? "note" : "error"));
@@ -118,9 +118,9 @@ HIP_API void aiter_like_sim_unregister(u64 count, const u64* bases) {
 
 // Every report since the last call, as a list.
 HIP_API char* aiter_like_sim_take_reports() {
-  std::string text = "[";
-  for (const Report& r : take_reports()) (text += text.size() > 1 ? "," : "") += json_of(r);
-  return give(text + "]");
+  List list;
+  for (const Report& r : take_reports()) list.raw(json_of(r));
+  return give(list.str());
 }
 
 // Kernel name → counts.
@@ -149,12 +149,12 @@ HIP_API char* aiter_like_sim_inspect(const void* image, u64 bytes) {
 HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
   try {
     const std::unique_ptr<Code> code = load(image, bytes);
-    std::string text = "[";
+    List list;
     for (const Inst& i : code->insts) {
-      (text += text.size() > 1 ? ",[" : "[") += std::to_string(i.pc - code->text_begin);
-      ((text += "," + quoted(i.text)) += "," + quoted(i.error)) += "]";
+      List one;
+      list.raw(one.raw(std::to_string(i.pc - code->text_begin)).raw(quoted(i.text)).raw(quoted(i.error)).str());
     }
-    return give(text + "]");
+    return give(list.str());
   } catch (const std::exception& error) {
     describe_error(kInvalidImage, error.what());
     return nullptr;
@@ -165,13 +165,14 @@ HIP_API char* aiter_like_sim_disassemble(const void* image, u64 bytes) {
 HIP_API char* aiter_like_sim_lines(const void* image, u64 bytes) {
   try {
     const std::unique_ptr<Code> code = load(image, bytes);
-    std::string text = "[";
+    List list;
     for (const Inst& i : code->insts) {
       const std::string source = i.is_guard() ? "" : code->source_of(i.pc);
       if (source.empty()) continue;
-      (text += text.size() > 1 ? ",[" : "[") += std::to_string(i.pc - code->text_begin) + "," + quoted(source) + "]";
+      List one;
+      list.raw(one.raw(std::to_string(i.pc - code->text_begin)).raw(quoted(source)).str());
     }
-    return give(text + "]");
+    return give(list.str());
   } catch (const std::exception& error) {
     describe_error(kInvalidImage, error.what());
     return nullptr;

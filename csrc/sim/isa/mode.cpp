@@ -20,11 +20,6 @@ namespace {
 constexpr u32 kMxcsr = 0x1f80, kFlushInputs = 1 << 6, kFlushOutputs = 1 << 15;     // DAZ and FTZ on the default
 constexpr u32 kRounding = 3 << 13, kControl = kFlushInputs | kFlushOutputs | kRounding;
 
-bool is_vector_alu(const Inst& i) {
-  const Class cls = i.op->spec.cls;
-  return cls == Class::valu || cls == Class::trans || cls == Class::mfma;
-}
-
 // ---- VGPR indexing: M0[7:0] is added to the registers that M0[15:12] names (src0, src1, src2, dst)
 
 void shift_register(const Wave& w, Operand& o) {
@@ -45,7 +40,7 @@ Inst& next_copy() {
 
 const Inst& indexed(const Wave& w, const Inst& i) {
   const u32 which = w.s[kM0] >> 12 & 15;
-  if (!(w.mode.bits & Mode::kIndexing) || !i.op || !which || !is_vector_alu(i)) return i;
+  if (!(w.mode.bits & Mode::kIndexing) || !i.op || !which || !is_vector_alu(i.op->spec.cls)) return i;
   // v_writelane has one vector operand, its destination; AITER's topksoftmax kernels index it.
   const bool ignores_exec = i.op->spec.flags & kIgnoresExec && i.op->name != "v_writelane_b32";
   const bool lane_access = ignores_exec || i.op->name == "v_readfirstlane_b32";
@@ -113,7 +108,8 @@ bool flushes_half(const Wave& w, const Inst& i) {
 
 u32 float_mode(const Wave& w, const Inst& i) {
   if (!i.op || !(w.mode.bits & 0xf || (w.mode.bits & 0xf0) != 0xf0)) return kMxcsr;
-  const bool vector = is_vector_alu(i) && i.op->spec.cls != Class::mfma;       // matrix operations ignore MODE
+  const Class cls = i.op->spec.cls;
+  const bool vector = is_vector_alu(cls) && cls != Class::mfma;      // matrix operations ignore MODE
   if (!vector && i.op->spec.cls != Class::ds) return kMxcsr;
   return kMxcsr | denormals(w, i) | rounding(w, i);
 }
@@ -140,15 +136,7 @@ void flush_selected(Wave& w, const Inst& i) {
 }  // namespace
 
 bool is_skipped(const Wave& w, const Inst& i) {
-  if (!(w.mode.bits & Mode::kSkip) || !i.op) return false;
-  switch (i.op->spec.cls) {
-    case Class::ds:
-    case Class::global:
-    case Class::flat:
-    case Class::scratch:
-    case Class::mubuf: return true;
-    default: return is_vector_alu(i);
-  }
+  return w.mode.bits & Mode::kSkip && i.op && is_vector(i.op->spec.cls);
 }
 
 const Inst& enter_mode(Wave& w, const Inst& i) {

@@ -18,15 +18,13 @@ std::span<Inst> instructions(Code& code, const Kernel& kernel) {
   return {first, std::find_if(first, code.insts.end(), [](const Inst& i) { return i.is_guard(); })};
 }
 
-std::span<const RegRange> registers(const Inst& i) { return {i.regs.data(), size_t{i.num_reads} + i.num_writes}; }
-
 bool is_accumulator(const RegRange& r) { return r.file == RegRange::vector && r.first >= kFirstAgpr; }
 
 // A v register that is allocated and lies among the accumulation registers.
 bool reaches_beyond(const Kernel& kernel, std::span<const Inst> code) {
   const u32 offset = kernel.accum_offset, rows = kernel.rows();
   return std::any_of(code.begin(), code.end(), [&](const Inst& i) {
-    const auto all = registers(i);
+    const auto all = i.registers();
     return std::any_of(all.begin(), all.end(), [&](const RegRange& r) {
       const u32 end = r.first + r.count;
       return r.file == RegRange::vector && !is_accumulator(r) && end > offset && end <= rows;
@@ -44,7 +42,7 @@ bool has_callee(const Code& code) {
   for (const Inst& i : code.insts) {
     const auto begins_here = [&](const Kernel& k) { return k.entry == i.pc; };
     if (starts) is_kernel = std::any_of(code.kernels.begin(), code.kernels.end(), begins_here);
-    const auto all = registers(i);
+    const auto all = i.registers();
     if (!is_kernel && std::any_of(all.begin(), all.end(), is_accumulator)) return true;
     starts = i.is_guard();
   }
@@ -95,7 +93,7 @@ void place_registers(Code& code, Kernel& kernel) {
   const std::span<Inst> insts = instructions(code, kernel);
   if (reaches_beyond(kernel, insts)) make_one_file(code, kernel, insts);
   for (Inst& i : insts) {
-    const auto all = registers(i);
+    const auto all = i.registers();
     for (const RegRange& r : all) check(kernel, i, r);
   }
 }

@@ -22,10 +22,6 @@ AllCounters& all_counters() {
   return *instance;
 }
 
-bool accesses_memory(Class cls) {
-  return cls == Class::global || cls == Class::flat || cls == Class::scratch || cls == Class::mubuf;
-}
-
 }  // namespace
 
 // Whole blocks only, so that take() needs no remainder loop.
@@ -43,7 +39,7 @@ void LaunchCounters::take(WorkerCounters& worker) {
     if (!any) continue;
     for (size_t i = first; i < std::min(first + kBlock, code.classes.size()); ++i) {
       const Class cls = code.classes[i];
-      if (hits[i] && accesses_memory(cls)) sum_.accesses[code.insts[i].op->name] += hits[i];
+      if (hits[i] && is_vector_memory(cls)) sum_.accesses[code.insts[i].op->name] += hits[i];
       sum_.by_class[static_cast<int>(cls)] += std::exchange(hits[i], 0);
     }
   }

@@ -7,8 +7,8 @@
 namespace sim::timing {
 
 struct LdsShape {
-  u32 clk = 0;                                 // that the banks are busy
-  u32 conflict_clk = 0;                        // … of those, because lanes of a phase meet at a bank
+  u32 clk = 0;                                 // the banks are busy for so many cycles
+  u32 conflict_clk = 0;                        // so many of these are lost because lanes of a phase meet at a bank
 };
 
 // Offsets in bytes, of `bytes` each. Reads and writes of 16 bytes have different phases.
@@ -23,7 +23,7 @@ SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes);
 
 struct LineShape {
   u32 lines = 0;                               // distinct pieces of 128 bytes
-  u32 address_clk = 0;                         // of the unit that takes 64 bytes of neighbouring lanes a cycle
+  u32 address_clk = 0;                         // the unit that takes 64 bytes of neighbouring lanes a cycle needs these
 };
 
 // `lines` gets address / 128 << 2 | which halves of 64 bytes, in the order of the lanes that touch them first: at most

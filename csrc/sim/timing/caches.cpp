@@ -28,11 +28,10 @@ Cache::Entry* Cache::find(u64 line) {
   return nullptr;
 }
 
-Cache::Entry& Cache::insert(u64 line, double ready) {
+void Cache::insert(u64 line, double ready) {
   Entry* const set = &entries_[hashed(line) % sets_ * ways_];
   Entry* const oldest = std::min_element(set, set + ways_, [](auto& a, auto& b) { return a.used < b.used; });
   *oldest = {line, ready, ++time_};
-  return *oldest;
 }
 
 Memory::Memory(const Parameters& p)
@@ -74,29 +73,27 @@ double Memory::through_channel(double at, u64 line) {
   return channel.server.take(at, again ? p_.channel_again_clk : p_.channel_clk);
 }
 
-double Memory::load(u32 cu, double at, double address_clk, const u64* lines, u32 count, bool through_l1) {
+double Memory::load(u32 cu, double at, double address_clk, const u64* lines, u32 count) {
   const double rest = p_.l1_latency_clk - kChaseAddressClk;    // after the address unit
   double done = at + std::max(address_clk, kChaseAddressClk) + rest;
   for (u32 k = 0; k < count; ++k) {
     const u64 line = lines[k] >> 2;
     const double now = at + address_clk * k / count;
     ++traffic_.l1_lines;
-    Cache::Entry* hit = through_l1 ? l1_[cu].find(line) : nullptr;
-    if (hit) {
+    if (Cache::Entry* hit = l1_[cu].find(line)) {
       ++traffic_.l1_hits;
       done = std::max(done, hit->ready + rest);
       continue;
     }
     const double sent = from_l2(now, line);
     const double arrived = fill_[cu].take(sent, 64 * half_count(lines[k]) / p_.l1_fill_bytes);
-    if (through_l1) l1_[cu].insert(line, arrived);
+    l1_[cu].insert(line, arrived);
     done = std::max(done, arrived + rest + kChaseAddressClk);
   }
   return done;
 }
 
-double Memory::store(u32 cu, double at, double address_clk, const u64* lines, u32 count) {
-  (void)cu;
+double Memory::store(double at, double address_clk, const u64* lines, u32 count) {
   double done = at + address_clk;
   for (u32 k = 0; k < count; ++k) {
     const u64 line = lines[k] >> 2;
@@ -113,8 +110,8 @@ double Memory::store(u32 cu, double at, double address_clk, const u64* lines, u3
   return done;
 }
 
-double Memory::atomic(u32 cu, double at, double address_clk, const u64* lines, u32 count, u32 collisions) {
-  double done = store(cu, at, address_clk, lines, count);
+double Memory::atomic(double at, double address_clk, const u64* lines, u32 count, u32 collisions) {
+  double done = store(at, address_clk, lines, count);
   for (u32 k = 0; k < count; ++k) {
     Server& channel = channels_[hashed(lines[k] >> 2) % p_.l2_channels].server;
     const double clk = p_.atomic_clk * half_count(lines[k]) + p_.collision_clk * (k ? 0 : collisions);

@@ -41,7 +41,7 @@ class Cache {
   // The entry of a line, or null; a hit makes it the latest.
   Entry* find(u64 line);
   // Takes the place of the line that was not used for longest.
-  Entry& insert(u64 line, double ready);
+  void insert(u64 line, double ready);
 
  private:
   u32 sets_, ways_;
@@ -53,16 +53,16 @@ struct Traffic {
   u64 l1_lines = 0, l1_hits = 0, l2_lines = 0, l2_hits = 0, mall_hits = 0, hbm_lines = 0, written_lines = 0;
 };
 
-// Of one XCD.
+// What the CUs of one XCD share, and their caches.
 class Memory {
  public:
   explicit Memory(const Parameters& parameters);
 
   // When the data of a load that leaves its CU's address unit between `at` and `at + address_clk` is in registers.
-  double load(u32 cu, double at, double address_clk, const u64* lines, u32 count, bool through_l1);
+  double load(u32 cu, double at, double address_clk, const u64* lines, u32 count);
   // When a store counts as done.
-  double store(u32 cu, double at, double address_clk, const u64* lines, u32 count);
-  double atomic(u32 cu, double at, double address_clk, const u64* lines, u32 count, u32 collisions);
+  double store(double at, double address_clk, const u64* lines, u32 count);
+  double atomic(double at, double address_clk, const u64* lines, u32 count, u32 collisions);
   double scalar(u32 cu, double at, const u64* lines, u32 count);
   // When the instructions of a line of 128 bytes are there.
   double fetch(u32 cu, double at, u64 line);

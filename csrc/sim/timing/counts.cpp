@@ -24,20 +24,6 @@ Ended& ended() {
   return *instance;
 }
 
-bool is_vector(Class cls) {
-  switch (cls) {
-    case Class::valu:
-    case Class::trans:
-    case Class::mfma:
-    case Class::ds:
-    case Class::global:
-    case Class::flat:
-    case Class::scratch:
-    case Class::mubuf: return true;
-    default: return false;
-  }
-}
-
 using Table = std::vector<InstCounts>;         // per Inst::index
 
 class Counter final : public Observer {
@@ -54,14 +40,8 @@ class Counter final : public Observer {
 
   u64 global(Wave&, const Inst& i, const u64* address, u64 lanes, const Touch& touch) override {
     InstCounts& c = table_[i.index];
-    const SegmentShape shape = segment_shape(address, lanes, touch.bytes);
-    c.global_bytes += shape.asked;
-    c.segments64 += shape.segments64;
-    c.segments128 += shape.segments128;
-    if (touch.access == Access::atomic) {
-      c.atomic_lanes += static_cast<u64>(std::popcount(lanes));
-      c.atomic_collisions += collisions(address, lanes);
-    }
+    add_segments(c, segment_shape(address, lanes, touch.bytes));
+    if (touch.access == Access::atomic) add_atomic(c, address, lanes);
     return lanes;
   }
 
@@ -74,8 +54,7 @@ class Counter final : public Observer {
     if (touch.access == Access::atomic) {
       u64 address[kLanes];
       std::copy_n(offset, kLanes, address);
-      c.atomic_lanes += static_cast<u64>(std::popcount(lanes));
-      c.atomic_collisions += collisions(address, lanes);
+      add_atomic(c, address, lanes);
     }
     return lanes;
   }
@@ -86,15 +65,21 @@ class Counter final : public Observer {
   }
 
   bool scalar(Wave&, const Inst& i, u64 address, u32 bytes) override {
-    InstCounts& c = table_[i.index];
-    const SegmentShape shape = segment_shape(&address, 1, bytes);
-    c.global_bytes += bytes;
-    c.segments64 += shape.segments64;
-    c.segments128 += shape.segments128;
+    add_segments(table_[i.index], segment_shape(&address, 1, bytes));
     return true;
   }
 
  private:
+  static void add_segments(InstCounts& c, const SegmentShape& shape) {
+    c.global_bytes += shape.asked;
+    c.segments64 += shape.segments64;
+    c.segments128 += shape.segments128;
+  }
+  static void add_atomic(InstCounts& c, const u64* address, u64 lanes) {
+    c.atomic_lanes += static_cast<u64>(std::popcount(lanes));
+    c.atomic_collisions += collisions(address, lanes);
+  }
+
   Table& table_;
 };
 

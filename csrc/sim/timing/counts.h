@@ -37,7 +37,7 @@ struct LaunchCounts {
     std::string text, source;
     Class cls;
     bool straddles;                            // 8 bytes across a multiple of 8 bytes: the fetch takes a cycle more
-    u8 vmcnt, lgkmcnt;                         // of s_waitcnt; 63 and 15 wait for nothing
+    u8 vmcnt, lgkmcnt;                         // s_waitcnt waits for these; 63 and 15 are no waits
     u64 flops, passes;                         // matrix operations: of one wave
     std::string_view type;                     // … of A and B
     InstCounts counts;

@@ -34,7 +34,8 @@ class Outstanding {
   double last_ = 0;
 };
 
-struct Result {                                // of a matrix operation, in flight
+// What a matrix operation in flight will have written.
+struct Result {
   IssueFacts::Range registers;
   double ready = 0, pipe_end = 0;
 };
@@ -63,17 +64,33 @@ struct Simd {
   double next = kNever;
 };
 
+// Holds so many instructions that have issued and that their unit has not begun yet.
+class Queue {
+ public:
+  explicit Queue(u32 places) : starts_(places, 0) {}
+
+  // When it has a place: the unit has begun the one that came as many instructions ago as there are places.
+  double open() const { return starts_[count_ % starts_.size()]; }
+  void add(double start) { starts_[count_++ % starts_.size()] = start; }
+
+ private:
+  std::vector<double> starts_;
+  u64 count_ = 0;
+};
+
 struct Cu {
   Server address, banks;
-  std::vector<double> vmem_starts, lds_starts; // of the latest instructions: rings
-  u64 num_vmem = 0, num_lds = 0;
-  u32 free_groups = 0;
+  Queue vmem, lds;
+  u32 free_groups;
 };
 
 struct Group {
   u32 waves = 0, arrived = 0, ended = 0;
   std::vector<u32> members;
 };
+
+// Matrix operations and vector arithmetic share the port that issues them.
+size_t port_of(Unit unit) { return static_cast<size_t>(unit == Unit::mfma ? Unit::valu : unit); }
 
 struct Chance {
   double at;
@@ -84,15 +101,11 @@ class Engine {
  public:
   Engine(const Parameters& p, const EngineShape& shape, const Code& code, const std::vector<IssueFacts>& facts,
          const std::vector<WorkgroupTrace>& traces)
-      : p_(p), code_(code), facts_(facts), traces_(traces), memory_(p), cus_(shape.cus), simds_(shape.cus * p.simds),
-        groups_(traces.size()) {
+      : p_(p), code_(code), facts_(facts), traces_(traces), memory_(p),
+        cus_(shape.cus, Cu{{}, {}, Queue(p.vmem_queue), Queue(p.lds_queue), shape.groups_per_cu}),
+        simds_(shape.cus * p.simds), groups_(traces.size()) {
     result_.insts.resize(code.insts.size());
     result_.groups.resize(traces.size());
-    for (Cu& cu : cus_) {
-      cu.vmem_starts.assign(p.vmem_queue, 0);
-      cu.lds_starts.assign(p.lds_queue, 0);
-      cu.free_groups = shape.groups_per_cu;
-    }
     timeline_events_ = shape.timeline_events;
     u64 total = 0;
     for (const WorkgroupTrace& group : traces) {
@@ -175,21 +188,16 @@ class Engine {
         continue;
       }
       const IssueFacts& f = facts_[w.trace->code[w.at] & kIndexBits];
-      // Matrix operations and vector arithmetic share the port that issues them.
-      WaveRun*& chosen = best[static_cast<size_t>(f.unit == Unit::mfma ? Unit::valu : f.unit)];
       if (f.unit >= Unit::internal) {
         ready_.push_back(id);
         continue;
       }
+      WaveRun*& chosen = best[port_of(f.unit)];
       const auto before = [](const WaveRun& a, const WaveRun& b) {
         return std::tuple(-a.priority, a.base, a.age) < std::tuple(-b.priority, b.base, b.age);
       };
-      if (chosen && before(*chosen, w)) {
-        next = std::min(next, now + 1);
-        continue;
-      }
       if (chosen) next = std::min(next, now + 1);
-      chosen = &w;
+      if (!chosen || before(w, *chosen)) chosen = &w;
     }
     for (WaveRun* w : best) {
       if (w) issue(*w, simd, now);
@@ -228,31 +236,27 @@ class Engine {
     };
     switch (f.unit) {
       case Unit::valu:
-        not_before(simd.port[static_cast<size_t>(Unit::valu)], Stall::valu);
+        not_before(simd.port[port_of(f.unit)], Stall::valu);
         not_before(f.packed ? simd.mfma_free + (simd.mfma_free > 0 ? p_.packed_after_mfma_clk : 0) : simd.valu_blocked,
                    Stall::mfma);
         break;
       case Unit::mfma:
-        not_before(simd.port[static_cast<size_t>(Unit::valu)], Stall::valu);
+        not_before(simd.port[port_of(f.unit)], Stall::valu);
         not_before(simd.mfma_free, Stall::mfma);
         break;
-      case Unit::vmem: {
-        const Cu& cu = cus_[w.cu];
-        not_before(simd.port[static_cast<size_t>(f.unit)], Stall::port);
-        not_before(cu.vmem_starts[cu.num_vmem % cu.vmem_starts.size()], Stall::memory_queue);
+      case Unit::vmem:
+        not_before(simd.port[port_of(f.unit)], Stall::port);
+        not_before(cus_[w.cu].vmem.open(), Stall::memory_queue);
         not_before(w.vm.until(62), Stall::vmcnt);
         break;
-      }
-      case Unit::lds: {
-        const Cu& cu = cus_[w.cu];
-        not_before(simd.port[static_cast<size_t>(f.unit)], Stall::port);
-        not_before(cu.lds_starts[cu.num_lds % cu.lds_starts.size()], Stall::lds_queue);
+      case Unit::lds:
+        not_before(simd.port[port_of(f.unit)], Stall::port);
+        not_before(cus_[w.cu].lds.open(), Stall::lds_queue);
         not_before(w.lgkm.until(15), Stall::lgkmcnt);
         break;
-      }
       case Unit::salu:
       case Unit::smem:
-      case Unit::branch: not_before(simd.port[static_cast<size_t>(f.unit)], Stall::port); break;
+      case Unit::branch: not_before(simd.port[port_of(f.unit)], Stall::port); break;
       case Unit::wait:
         if (f.vmcnt < 63) not_before(w.vm.until(f.vmcnt), Stall::vmcnt);
         if (f.lgkmcnt < 15) not_before(w.lgkm.until(f.lgkmcnt), Stall::lgkmcnt);
@@ -274,7 +278,7 @@ class Engine {
     // A wait that had to wait costs no more than that: the next instruction stands ready.
     double go_on = f.unit == Unit::wait && now > w.base ? now : now + f.wave_clk;
     if (word & kTaken) go_on += p_.branch_taken_clk;
-    simd.port[static_cast<size_t>(f.unit == Unit::mfma ? Unit::valu : f.unit)] = now + f.port_clk;
+    simd.port[port_of(f.unit)] = now + f.port_clk;
     const double done = execute(w, simd, f, word, now);
     if (done > now) time.latency += done - now;
     if (w.cu == 0 && timeline_seen_++ >= timeline_from_ && result_.timeline.size() < timeline_events_) {
@@ -319,7 +323,7 @@ class Engine {
   double lds(WaveRun& w, Simd& simd, const IssueFacts& f, double now, u32 clk, u32 bytes) {
     Cu& cu = cus_[w.cu];
     const double through = cu.banks.take(now, clk);
-    cu.lds_starts[cu.num_lds++ % cu.lds_starts.size()] = through - clk;
+    cu.lds.add(through - clk);
     const double path = simd.lds_path.take(through - clk, static_cast<double>(bytes) / p_.lds_return_bytes);
     const double first = p_.lds_latency_clk - 256.0 / p_.lds_return_bytes;
     const double done = std::max(through, path) + first;
@@ -344,12 +348,12 @@ class Engine {
       ++payload;
       double clk = std::max<double>(header.address_clk, 1);
       if (f.to_lds) clk = std::max<double>(clk, p_.lds_dma_clk);
-      if (f.stores || f.atomic) clk = std::max(clk, 4.0 * header.bytes / p_.store_data_bytes);
+      if (f.stores || f.atomic) clk = std::max(clk, 4.0 * header.dwords / p_.store_data_bytes);
       const double end = cu.address.take(now, clk), start = end - clk;
-      cu.vmem_starts[cu.num_vmem++ % cu.vmem_starts.size()] = start;
-      if (f.atomic) done = memory_.atomic(w.cu, start, clk, payload, header.lines, header.collisions);
-      else if (f.stores) done = memory_.store(w.cu, start, clk, payload, header.lines);
-      else done = memory_.load(w.cu, start, clk, payload, header.lines, true);
+      cu.vmem.add(start);
+      if (f.atomic) done = memory_.atomic(start, clk, payload, header.lines, header.collisions);
+      else if (f.stores) done = memory_.store(start, clk, payload, header.lines);
+      else done = memory_.load(w.cu, start, clk, payload, header.lines);
       payload += header.lines;
     }
     if (word & kHasLds) {                      // the LDS side of an LDS-DMA, or a FLAT access of LDS

@@ -6,8 +6,6 @@
 namespace sim::timing {
 namespace {
 
-bool has(std::string_view name, std::string_view part) { return name.find(part) != name.npos; }
-
 bool is_wide_multiply(std::string_view name) {
   return name.starts_with("v_mul_lo_u32") || name.starts_with("v_mul_hi_") || name.starts_with("v_mad_u64_u32") ||
          name.starts_with("v_mad_i64_i32");
@@ -17,9 +15,7 @@ void set_memory(const Inst& i, IssueFacts& f) {
   const Spec& spec = i.op->spec;
   f.stores = spec.flags & kStore;
   f.atomic = spec.flags & kAtomic;
-  f.returns = i.dst[0].kind != Kind::none;
-  f.to_lds = i.mod.lds || has(i.op->name, "_lds_");
-  f.on_vm = spec.cls != Class::ds && spec.cls != Class::smem;
+  f.to_lds = is_lds_dma(i);
   f.on_lgkm = spec.cls == Class::ds || spec.cls == Class::smem || spec.cls == Class::flat;
 }
 

@@ -16,15 +16,15 @@ struct IssueFacts {
   Unit unit = Unit::internal;
   bool packed = false;                         // packed f32, which does not run beside a matrix operation
   bool blocks_valu = false;                    // f32 and f64 matrix operations
-  bool stores = false, atomic = false, returns = false, to_lds = false;
-  bool on_vm = false, on_lgkm = false;         // counters that it counts on
+  bool stores = false, atomic = false, to_lds = false;
+  bool on_lgkm = false;                        // memory: counts on lgkmcnt
   u8 vmcnt = 63, lgkmcnt = 15;                 // of s_waitcnt
   u8 priority = 0xff;                          // of s_setprio
   u16 port_clk = 4;                            // that the unit takes no other instruction of the SIMD
   u16 pipe_clk = 0;                            // matrix pipe
   u16 wave_clk = 4;                            // until the wave can issue its next instruction
   u16 result_clk = 0;                          // matrix operations: until another instruction can read the result
-  // Vector registers: result and sources of a matrix operation; c_first: its third source.
+  // Vector registers: the result of a matrix operation; what an instruction must not touch before one has written it.
   struct Range { u16 first = 0; u8 count = 0; } result, sources[4];
 };
 

@@ -2,6 +2,7 @@
 #include "timing/trace.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <unordered_map>
 #include <utility>
@@ -96,14 +97,11 @@ class WorkgroupRecorder final : public Observer {
 };
 
 Relocation::Relocation(const Launch& launch) {
-  std::vector<u64> ranges(2 * aiter_like_sim_ranges(nullptr, 0));
-  const u64 count = std::min<u64>(aiter_like_sim_ranges(ranges.data(), ranges.size() / 2), ranges.size() / 2);
-  ranges.resize(2 * count);
-  const u64 packet = 64;
-  ranges.insert(ranges.end(), {reinterpret_cast<u64>(launch.kernarg), launch.kernel->kernarg_bytes,
-                               reinterpret_cast<u64>(launch.packet), packet});
-  std::vector<std::pair<u64, u64>> known;
-  for (size_t i = 0; i < ranges.size(); i += 2) known.push_back({ranges[i], ranges[i + 1]});
+  constexpr u64 kPacketBytes = 64;
+  std::vector<std::array<u64, 2>> known(aiter_like_sim_ranges(nullptr, 0));
+  if (!known.empty()) known.resize(std::min<u64>(aiter_like_sim_ranges(known[0].data(), known.size()), known.size()));
+  known.push_back({reinterpret_cast<u64>(launch.kernarg), launch.kernel->kernarg_bytes});
+  known.push_back({reinterpret_cast<u64>(launch.packet), kPacketBytes});
   std::sort(known.begin(), known.end());
   constexpr u64 kFirst = u64{1} << 44;         // no address of the host
   u64 to = kFirst;

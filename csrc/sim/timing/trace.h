@@ -16,7 +16,7 @@ inline constexpr u32 kHasGlobal = 1u << 31, kHasLds = 1u << 30, kTaken = 1u << 2
 struct GlobalHeader {
   u16 lines;
   u16 address_clk;                             // cycles of the address unit
-  u16 bytes;                                   // asked for, in dwords of all lanes
+  u16 dwords;                                  // asked for, of all lanes
   u16 collisions;                              // of atomics
 };
 
