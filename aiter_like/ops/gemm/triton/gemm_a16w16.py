@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""gemm_a16w16 in Triton: body and launcher, named by ops/gemm/gemm_a16w16.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.device import target_of
+from aiter_like.ops.activation.triton.act_and_mul import activated
+from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
+
+_GROUP = 8  # blocks of rows that are computed side by side, so that what is in the L2 at a time is about square
+
+
+@triton.jit
+def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row, out_column, a_row, a_depth, b_column,
+                        b_depth, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
+                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+                        OVERLAPS: tl.constexpr):
+    """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ + bias) + residual; bound: the matrix units, or memory."""
+    await_stream(OVERLAPS)
+    blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
+    group = tl.program_id(0) // (GROUP * blocks_n)
+    height = tl.minimum(blocks_m - group * GROUP, GROUP)
+    inside = tl.program_id(0) % (GROUP * blocks_n)
+    row = ((group * GROUP + inside % height).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    column = ((inside // height).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    k = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_at = a + row * a_row + k[None, :] * a_depth
+    b_at = b + column * b_column + k[:, None] * b_depth
+    product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, depth, BLOCK_K):
+        is_inside = k < depth - first
+        left = tl.load(a_at, mask=(row < rows) & is_inside[None, :], other=0.0)
+        right = tl.load(b_at, mask=(column < columns) & is_inside[:, None], other=0.0)
+        product = tl.dot(left, right, product)
+        a_at += BLOCK_K * a_depth
+        b_at += BLOCK_K * b_depth
+    if bias is not None:
+        product += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    if ACTIVATION != "none":
+        product = activated(product, ACTIVATION, IS_BF16)
+    mask = (row < rows) & (column < columns)
+    if residual is not None:
+        product += tl.load(residual + row * residual_row + column * residual_column, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_row + column * out_column, product.to(out.dtype.element_ty), mask=mask)
+
+
+def gemm_a16w16(call: GemmA16w16Call, block_m: int | None = None, block_n: int | None = None,
+                block_k: int | None = None, num_warps: int | None = None, num_stages: int | None = None) -> None:
+    """Writes `out`, in blocks of block_m × block_n and steps of block_k, by default those that suit the rows."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    suited = _blocks(m, target_of(call.a.device).platform)
+    given = (block_m, block_n, block_k, num_warps, num_stages)
+    block_m, block_n, block_k, num_warps, num_stages = (
+        one if value is None else value for value, one in zip(given, suited))
+    residual_strides = (0, 0) if call.residual is None else call.residual.stride()
+    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
+    launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
+           *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=call.activation,
+           IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=_GROUP,
+           options={"num_warps": num_warps, "num_stages": num_stages})
+
+
+def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:
+    """(block_m, block_n, block_k, num_warps, num_stages) by rows: what is in LDS or shared memory fits gfx942 too."""
+    stages = 2 if platform == "hip" else 4
+    if m <= 16:
+        return 16, 64, 128, 4, stages
+    if m <= 64:
+        return 64, 64, 64, 4, stages
+    if m <= 256:
+        return 64, 128, 64, 4, stages
+    return 128, 128, 64, 4 if platform == "hip" else 8, stages
