@@ -76,7 +76,7 @@ struct WavePlace {
   int row = part / Shape::kWavesN * Shape::kWaveM, column = part % Shape::kWavesN * Shape::kWaveN;
 };
 
-/// sums = b · aᵀ over the columns `first` to `end` of both, for this wave's part and share of the depth. While a step is
+/// b · aᵀ over the columns `first` to `end` of both, for this wave's part and share of the depth. While a step is
 /// multiplied the next one travels in registers.
 template <class Shape>
 __device__ typename Shape::Sums multiply(const typename Shape::Args& args, int64_t first_row, int64_t first_column,

@@ -123,6 +123,9 @@ def test_otype_and_empty_sizes(device, run, backend):
     out = run(backend, aiter_like.gemm_a16w16, a, b, otype=torch.float32)
     assert out.dtype == torch.float32
     compare(out, a, b)
+    half = run(backend, aiter_like.gemm_a16w16, a, b, otype=torch.float16)
+    assert half.dtype == torch.float16
+    compare(half, a, b)
     bias = torch.randn(12, device=device).bfloat16()
     compare(run(backend, aiter_like.gemm_a16w16, a[:, :0], b[:, :0], bias), a[:, :0], b[:, :0], bias)
     assert aiter_like.gemm_a16w16(a[:0], b).shape == (0, 12)
@@ -157,6 +160,26 @@ def test_bad_input_is_named(device):
                                                                    "out": torch.empty(4, 8, device=device)})):
         with pytest.raises(error, match=match):
             aiter_like.gemm_a16w16(*args, **options)
+
+
+def test_shuffled_weights_are_refused(device):
+    a, b = operands(device, 4, 16, 32)
+    with pytest.raises(ValueError, match="B must not be shuffled"):
+        aiter_like.gemm_a16w16(a, aiter_like.shuffle_weight(b))
+
+
+def test_names_of_aiter(device):
+    """tgemm.mm, the Triton module's function and the assembly one's write what gemm_a16w16 does."""
+    a, b = operands(device, 6, 12, 24)
+    bias, out = torch.randn(12, device=device).bfloat16(), torch.empty(6, 12, device=device).bfloat16()
+    from aiter_like.integrations import aiter_gemm
+
+    compare(aiter_like.tgemm.mm(a, b, bias), a, b, bias)
+    compare(aiter_gemm.gemm_a16w16_triton(a, b, bias, activation="silu"), a, b, bias, activation="silu")
+    assert aiter_gemm.gemm_a16w16_asm(a, b, out, bias) is out
+    compare(out, a, b, bias)
+    with pytest.raises(aiter_like.errors.UnsupportedError, match="bpreshuffle must be False"):
+        aiter_gemm.gemm_a16w16_asm(a, b, out, bpreshuffle=True)
 
 
 def bench() -> None:

@@ -33,7 +33,7 @@ class GemmA16w16Call(NamedTuple):
     """One call of gemm_a16w16: its arguments in the order of the function that gemm_a16w16.hip exports.
 
     Attributes:
-        out: [m, n], written; dtype of `a`, or fp32.
+        out: [m, n], written; bf16|fp16|fp32.
         a: [m, k] bf16|fp16, of any strides.
         b: [n, k], dtype of `a`, of any strides.
         bias: [n], added to each row before the activation; dtype of `a`, or fp32; contiguous.
@@ -94,7 +94,7 @@ def _check(call: GemmA16w16Call) -> object:
     check.tensor(_OP, "a", a, rank=2, dtypes=DTYPES, last_contiguous=False)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(None, a.shape[1]), device=a.device, last_contiguous=False)
     shape = (a.shape[0], call.b.shape[0])
-    check.tensor(_OP, "out", out, dtypes=(a.dtype, torch.float32), shape=shape, device=a.device, last_contiguous=False)
+    check.tensor(_OP, "out", out, dtypes=elements.FLOATS, shape=shape, device=a.device, last_contiguous=False)
     check.choice(_OP, "activation", call.activation, ACTIVATIONS)
     if call.bias is not None:
         check.tensor(_OP, "bias", call.bias, dtypes=(a.dtype, torch.float32), shape=shape[1:], device=a.device)
@@ -159,7 +159,7 @@ def _tune_key(call: GemmA16w16Call) -> dict[str, int | str]:
 
 
 def _cases(device: torch.device) -> dict[str, GemmA16w16Call]:
-    """Odd sizes; what happens to a sum; few rows over a long depth, which is split; operands that Triton alone takes."""
+    """Odd sizes; what follows a product; few rows over a long depth, which is split; operands for Triton alone."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -231,9 +231,9 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
     Args:
         A: [..., k] bf16|fp16, of any strides.
-        B: [n, k], the weights, dtype of `A`, of any strides.
+        B: [n, k], the weights, dtype of `A`, of any strides; not shuffled.
         bias: [n], dtype of `A` or fp32, contiguous.
-        otype: dtype of the result: that of `A` (default), or fp32.
+        otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
         scale_a, scale_b, scale_c: None; 16-bit operands have no scales.
         residual: [..., n], added after the activation; dtype of the result.
         activation: None, "silu", "gelu" (erf) or "gelu_tanh".
@@ -245,7 +245,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit, or a scale is given.
+        ValueError: shapes or devices do not fit, a scale is given, or `B` is marked as shuffled.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -261,6 +261,8 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     for name, tensor in (("A", A), ("B", B)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{_OP}: {name} must be a tensor, got {type(tensor).__name__}")
+    if getattr(B, "is_shuffled", False):
+        raise ValueError(f"{_OP}: B must not be shuffled, got a result of shuffle_weight")
     if A.ndim == 0:
         raise ValueError(f"{_OP}: A must have at least 1 dimension, got a scalar")
     if otype is not None and not isinstance(otype, torch.dtype):

@@ -89,7 +89,8 @@ def clocks(m: int, n: int, k: int, tile: Tile, splits: int) -> float:
 def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None) -> tuple[str, int]:
     """(tile, splits) with the least clocks, of those that have the given ones."""
     found = [(name, parts) for name in TILES if tile in (None, name)
-             for parts in (SPLITS if splits is None else (splits,)) if parts == splits or is_useful(m, n, k, name, parts)]
+             for parts in (SPLITS if splits is None else (splits,))
+             if parts == splits or is_useful(m, n, k, name, parts)]
     if not found:
         found = [(tile or "t16x64_w1x1x4", splits or 1)]
     return min(found, key=lambda one: clocks(m, n, k, parse(one[0]), one[1]))

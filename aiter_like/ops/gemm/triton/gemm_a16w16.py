@@ -45,7 +45,8 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
         product = activated(product, ACTIVATION, IS_BF16)
     mask = (row < rows) & (column < columns)
     if residual is not None:
-        product += tl.load(residual + row * residual_row + column * residual_column, mask=mask, other=0.0).to(tl.float32)
+        residual_at = residual + row * residual_row + column * residual_column
+        product += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * out_row + column * out_column, product.to(out.dtype.element_ty), mask=mask)
 
 
