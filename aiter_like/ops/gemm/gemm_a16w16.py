@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The product of linear layers in 16 bits, with bias, activation and residual.
 
-Kernels: csrc/gemm/gemm_a16w16.hip, ops/gemm/triton/gemm_a16w16.py.
+Kernels: csrc/gemm/gemm_a16w16.hip, ops/gemm/triton/gemm_a16w16.py and, for Hopper, gemm_a16w16_hopper.py beside it.
 """
 
 from __future__ import annotations
@@ -140,16 +140,41 @@ def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, s
     return tiles.clocks(m, n, k, tiles.parse(tile), splits)
 
 
+def _hopper_serves(call: GemmA16w16Call) -> bool:
+    """Whether triton/gemm_a16w16_hopper.py takes the call: rows of `a` and `b` are what TMA moves."""
+    k = call.a.shape[1]
+    return k > 0 and all(matrix.stride(1) == 1 and matrix.stride(0) >= k and matrix.stride(0) % 8 == 0
+                         for matrix in (call.a, call.b))
+
+
+def _triton_kernels(target: Target, call: GemmA16w16Call, **params: int) -> list[str]:
+    """The one for Hopper comes first where it serves; only it has the parameter swap."""
+    hopper = ["gemm_a16w16_hopper"] if target.arch == "sm_90" and _hopper_serves(call) else []
+    if params:
+        return hopper if "swap" in params else ["gemm_a16w16"]
+    return [*hopper, "gemm_a16w16"]
+
+
 def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]:
     """Blocks that suit the rows; deep ones for few rows, which are bound by memory."""
     m = call.a.shape[0]
+    names = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "swap")
+    if target.arch == "sm_90" and _hopper_serves(call):
+        rows = max(16, 1 << (m - 1).bit_length())
+        few = [(rows, block_n, block_k, 4, stages, 1) for block_n, block_k, all_stages in (
+            (64, 128, (4, 6)), (64, 256, (3, 4)), (128, 128, (3, 5)), (128, 64, (6,))) for stages in all_stages]
+        many = [(*tile, stages, 0) for tile in ((64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
+                                                (128, 256, 64, 8), (256, 128, 64, 8))
+                for stages in (3, 4) if tile[0] <= 2 * m]
+        yield from (dict(zip(names, one)) for one in ((few if rows <= 128 else []) + (many if m > 32 else [])))
+        if m >= 64:
+            return  # the other one took 1.3 times as long or longer wherever both were measured
     for block_m, block_n, block_k, num_warps in ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4),
                                                  (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
                                                  (128, 256, 64, 8), (256, 128, 64, 8)):
         if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
             for num_stages in (2, 3, 4):
-                yield {"block_m": block_m, "block_n": block_n, "block_k": block_k, "num_warps": num_warps,
-                       "num_stages": num_stages}
+                yield dict(zip(names, (block_m, block_n, block_k, num_warps, num_stages)))
 
 
 def _tune_key(call: GemmA16w16Call) -> dict[str, int | str]:
@@ -199,7 +224,8 @@ _gemm_a16w16 = Op(
     tune_fields=("m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
-              Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", space=_triton_space),
+              Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
+                      space=_triton_space),
               Backend("torch", gemm_a16w16_ref, differentiable=True)))
 
 

@@ -7,11 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.device import target_of
+from aiter_like.device import Target, target_of
 from aiter_like.ops.activation.triton.act_and_mul import activated
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 
+_NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
+_HOPPER_NAMES = (*_NAMES, "swap")
 _GROUP = 8  # blocks of rows that are computed side by side, so that what is in the L2 at a time is about square
 
 
@@ -50,20 +52,46 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
     tl.store(out + row * out_row + column * out_column, product.to(out.dtype.element_ty), mask=mask)
 
 
-def gemm_a16w16(call: GemmA16w16Call, block_m: int | None = None, block_n: int | None = None,
-                block_k: int | None = None, num_warps: int | None = None, num_stages: int | None = None) -> None:
-    """Writes `out`, in blocks of block_m × block_n and steps of block_k, by default those that suit the rows."""
+def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> None:
+    """Writes `out`.
+
+    kernel: "gemm_a16w16_hopper" is that of gemm_a16w16_hopper.py; where an address forbids it the other takes over.
+    params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
+        swap.
+    """
     (m, k), n = call.a.shape, call.b.shape[0]
-    suited = _blocks(m, target_of(call.a.device).platform)
-    given = (block_m, block_n, block_k, num_warps, num_stages)
-    block_m, block_n, block_k, num_warps, num_stages = (
-        one if value is None else value for value, one in zip(given, suited))
+    target = target_of(call.a.device)
+    if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
+        from aiter_like.ops.gemm.triton import gemm_a16w16_hopper  # not every Triton has tensor descriptors
+
+        block_m, block_n, block_k, num_warps, num_stages, swap = _values(_HOPPER_NAMES, hopper_blocks(m, n, target),
+                                                                         params)
+        gemm_a16w16_hopper.multiply(call, (block_m, block_n, block_k), num_warps, num_stages, bool(swap), target)
+        return
+    given = {} if kernel == "gemm_a16w16_hopper" else params
+    block_m, block_n, block_k, num_warps, num_stages = _values(_NAMES, _blocks(m, target.platform), given)
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
            *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=call.activation,
            IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=_GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
+
+
+def _values(names: tuple[str, ...], suited: tuple[int, ...], given: dict[str, int]) -> tuple[int, ...]:
+    unknown = given.keys() - set(names)
+    if unknown:
+        raise ValueError(f"gemm_a16w16: parameters must be of {', '.join(names)}, got {', '.join(sorted(unknown))}")
+    return tuple(given.get(name, value) for name, value in zip(names, suited))
+
+
+def hopper_blocks(m: int, n: int, target: Target) -> tuple[int, int, int, int, int, int]:
+    """(block_m, block_n, block_k, num_warps, num_stages, swap) by the sizes of out."""
+    if m <= 64:
+        return max(16, triton.next_power_of_2(m)), 64, 128, 4, 5, 1
+    if m <= 128 or triton.cdiv(m, 128) * triton.cdiv(n, 256) < target.cu_num // 2:
+        return 64 if m <= 64 else 128, 128, 64, 8, 4, 0
+    return 128, 256, 64, 8, 4, 0
 
 
 def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:
