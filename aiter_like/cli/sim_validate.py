@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aiter_like.cli import sim_hardware
 from aiter_like.cli.outputs import require_writable
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def add_validate(actions: argparse._SubParsersAction) -> None:
                                   description=_DESCRIPTION)
     validate.add_argument("--only", action="append", default=[], metavar="TEXT",
                           help="cases with this in their name; may be given again")
+    sim_hardware.add_options(validate)
     validate.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
     validate.add_argument("--mca", action="store_true", help="also straight lines of instructions beside llvm-mca")
     validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too")
@@ -35,6 +37,8 @@ def add_validate(actions: argparse._SubParsersAction) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if (other := sim_hardware.asked_for(args)) is not None:
+        return other(args)
     from aiter_like.build import progress
     from aiter_like.sim import modelling
     from aiter_like.sim.validation import page, run

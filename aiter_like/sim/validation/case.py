@@ -95,16 +95,30 @@ class Rate:
 class Stall:
     """How many instructions of a straight line issue before the first one that waits for `reason`.
 
-    The model tells the reason; on a device the intervals between their issues show it.
+    The model tells the reason; on a device how long the issue of ever more of them takes shows it.
+
+    Attributes:
+        lines: assembly of each instruction; `prepare`: before them.
     """
 
     name: str
     source: str
     published: float | None
-    kernel: Kernel
+    lines: tuple[str, ...]
+    prepare: str
     reason: str
     unit: str = "instructions"
     parameters: tuple[str, ...] = ()
+
+    @property
+    def kernel(self) -> Kernel:
+        """All of them."""
+        return Kernel("\n".join(self.lines), self.prepare, unroll=1, registers=80)
+
+    @property
+    def loads(self) -> int:
+        """How many there are."""
+        return len(self.lines)
 
 
 Case = Slope | Chase | Rate | Stall

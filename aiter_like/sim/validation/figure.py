@@ -85,6 +85,15 @@ def figure(case: Case, machine: Machine) -> float:
     return {Slope: _slope, Chase: _chased, Rate: _rate}[type(case)](case, machine)
 
 
+def issue_kernel(case: Stall, count: int) -> Kernel:
+    """Stores, in the second buffer, the cycles in which the first `count` instructions issue."""
+    body = "\n".join(["s_waitcnt vmcnt(0) lgkmcnt(0)", "s_memtime s[60:61]", "s_waitcnt lgkmcnt(0)",
+                      *case.lines[:count], "s_memtime s[62:63]", "s_waitcnt vmcnt(0) lgkmcnt(0)",
+                      "s_sub_u32 s60, s62, s60", "v_mov_b32 v2, 0", "v_mov_b32 v3, s60", "s_mov_b64 exec, 1",
+                      "global_store_dword v2, v3, s[6:7]"])
+    return Kernel(body, case.prepare, unroll=1, registers=80)
+
+
 def _twice(kernel: Kernel) -> list[tuple[Kernel, int]]:
     return [(kernel, kernel.unroll), (kernel, 2 * kernel.unroll)]
 
@@ -96,7 +105,7 @@ def _chase(case: Chase) -> Kernel:
 
 
 def _slope(case: Slope, machine: Machine) -> float:
-    buffers = [machine.memory(4 * MIB) for _ in range(2)]
+    buffers = [machine.memory(5 * MIB) for _ in range(2)]  # cases use 4, and the burst that begins at their end
     places = [buffer.data_ptr() + -buffer.data_ptr() % 4096 for buffer in buffers]
 
     def growth(kernel: int) -> float:

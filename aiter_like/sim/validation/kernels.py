@@ -112,17 +112,19 @@ def _before() -> str:
     return """
   s_load_dwordx2 s[50:51], s[0:1], 0x18
   s_waitcnt lgkmcnt(0)
-  s_memtime s[40:41]
   s_memrealtime s[42:43]
+  s_memtime s[40:41]
   s_waitcnt lgkmcnt(0)"""
 
 
 def _after(waves: int) -> str:
     """The loop's registers are free by now. Each wave's place: (workgroup * waves + wave) * 32 bytes."""
     return f"""
-  s_memtime s[44:45]
   s_memrealtime s[46:47]
+  s_memtime s[44:45]
+  s_mov_b64 exec, 1
   v_lshrrev_b32 v1, 6, v1
+  s_nop 0
   v_readfirstlane_b32 s48, v1
   s_mul_i32 s49, s2, {waves}
   s_add_u32 s48, s48, s49
@@ -139,7 +141,6 @@ def _after(waves: int) -> str:
   v_mov_b32 v9, s45
   v_mov_b32 v10, s46
   v_mov_b32 v11, s47
-  s_mov_b64 exec, 1
   global_store_dwordx4 v3, v[4:7], s[50:51]
   global_store_dwordx4 v3, v[8:11], s[50:51] offset:16
   s_waitcnt vmcnt(0)"""

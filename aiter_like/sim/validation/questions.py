@@ -128,7 +128,7 @@ def _mode(name: str, operands: str, simulated: str) -> Question:
     for ieee, denormals in _MODES.values():
         registers.append(f"v{20 + len(registers)}")
         suffix = "_e64" if "clamp" in operands else ""
-        lines += [f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 9, 1), {ieee}",
+        lines += [f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 9, 1), {ieee}", "s_nop 1",
                   f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {denormals}", "s_nop 4",
                   f"{name.split(' ')[0]}{suffix} {registers[-1]}, {operands}", "s_nop 4"]
 
