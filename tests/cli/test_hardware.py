@@ -21,6 +21,7 @@ from aiter_like.cli.hardware.items import CASE, COST, QUESTION, VERIFY, Item, it
 from aiter_like.cli.hardware.lds_phases import SIMULATED, lds_phases
 from aiter_like.cli.hardware.worker import Service
 from aiter_like.device import Target
+from aiter_like.sim import library
 from aiter_like.sim.validation import page
 from aiter_like.sim.validation.cases import cases
 from aiter_like.sim.validation.questions import questions
@@ -216,6 +217,25 @@ def test_a_crash_costs_its_item_only(monkeypatch):
     assert [one["status"] for one in found] == ["measured", "failed", "measured", "failed"]
     assert "Memory access fault" in found[1]["error"] and found[1]["published"] == 4.01
     assert [item.name for item in told] == ["device", "plain VALU", "exp", "rcp"]
+
+
+def test_a_process_with_the_real_runtime_does_without_the_simulator(monkeypatch, tmp_path, capsys):
+    """Torch for ROCm has loaded a libamdhip64.so, beside which the simulator's does not go."""
+    def refuse():
+        raise AssertionError("the simulator was loaded")
+
+    monkeypatch.setattr(library, "load", refuse)
+    monkeypatch.setattr(library, "load_timing", refuse)
+    monkeypatch.setattr(answers, "Worker", _Crashing)
+    monkeypatch.setattr(sim_hardware, "_require_mi300x", lambda: None)
+    output = tmp_path / "answers.json"
+    words = ["--hardware", "--only", "plain VALU", "--only", "d16 loads", "--only", "rcp", "--output", str(output)]
+    assert cli.main(["sim", "validate", *words]) == 1
+    found = answers.read(output)
+    assert [one["status"] for one in found["records"]] == ["failed", "measured", "failed"]
+    assert "2 of 4 answered" in capsys.readouterr().out
+    assert cli.main(["sim", "validate", "--answers", str(output)]) == 0
+    assert "2 without an answer" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("target, name, message", [
