@@ -57,6 +57,7 @@ def test_straight_lines_agree_with_llvm_mca():
 def test_the_page_is_of_this_model():
     page = _PAGE.read_text()
     assert f"Model version {modelling.version()}," in page
+    assert f"mean absolute error {modelling.MEAN_ERROR:.1%}." in page, "what modelled rows have to be better by"
     for case in cases():
         assert f"| {case.name} | {case.source} | {case.published:g} {case.unit} |" in page
 
