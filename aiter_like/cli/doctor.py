@@ -128,8 +128,10 @@ def _print_devices() -> list[str]:
 def _print_tables(notes: list[str]) -> list[str]:
     """`notes` gets a line for each operator with stale rows."""
     from aiter_like.dispatch import OPS, table
+    from aiter_like.sim import modelling
 
     print("\ntuned tables")
+    has_modelled = False
     problems = dict.fromkeys(str(problem) for problem in table.strays(OPS))
     for op in OPS.values():
         if op.tune_key is None:
@@ -138,17 +140,24 @@ def _print_tables(notes: list[str]) -> list[str]:
         print(f"  {op.name:20} {layers or 'no file'}")
         problems |= dict.fromkeys(map(str, op.table.problems))
         notes += _stale(op)
+        has_modelled |= any(row.is_modelled for row in op.table.rows())
+    if has_modelled:
+        print(f"  The times of modelled rows come from the cycle model of the simulated MI300X, here version "
+              f"{modelling.version()}; nothing of them is measured.")
     return list(problems)
 
 
 def _stale(op: Any) -> list[str]:
     """What to do about the rows of an operator that timed something else than what would run now."""
     backends = {backend.name: backend for backend in op.backends}
-    reasons = {row.source: reason for row in op.table.rows()
-               if (reason := backends[row.backend].staleness(row)) is not None}
-    if not reasons:
-        return []
-    first, reason = next(iter(reasons.items()))
-    total = sum(1 for _ in op.table.rows())
-    return [f"{op.name}: {len(reasons)} of {total} tuned rows are stale and not used, the first: {first}: {reason}; "
-            f"measure again: aiter-like tune {op.name} --shapes {first.rpartition(':')[0]}"]
+    notes = []
+    for kind, is_modelled, again in (("tuned", False, "measure again: aiter-like tune {} --shapes {}"),
+                                     ("modelled", True, "model again: aiter-like tune {} --device sim --shapes {}")):
+        rows = [row for row in op.table.rows() if row.is_modelled == is_modelled]
+        reasons = {row.source: reason for row in rows
+                   if (reason := backends[row.backend].staleness(row)) is not None}
+        if reasons:
+            first, reason = next(iter(reasons.items()))
+            notes.append(f"{op.name}: {len(reasons)} of {len(rows)} {kind} rows are stale and not used, the first: "
+                         f"{first}: {reason}; {again.format(op.name, first.rpartition(':')[0])}")
+    return notes

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""`aiter-like tune`: measures the candidates of an operator and writes its tuned rows; `bench`: a table of backends."""
+"""`aiter-like tune`: times the candidates of an operator, measured or modelled, and writes its tuned rows; `bench`: a
+table of backends.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from aiter_like.errors import TuningError
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
-    from aiter_like.tuning.tuner import Outcome
+    from aiter_like.tuning.outcome import Outcome
 
 _EPILOG = """shapes, any number of these sources:
   --shapes FILE.csv       a header with the operator's key fields and a row per shape; tuned tables will do
@@ -23,25 +25,28 @@ _EPILOG = """shapes, any number of these sources:
 
 Every candidate is checked against the reference, in float64 where it can, before it may win, and runs in a process of
 its own device, so that a crash or a hang costs that candidate. A run that was cut short goes on where it ended.
---device sim checks and counts on the simulated MI300X; it writes no rows, since counts are no time."""
+--device sim needs no GPU: times are modelled, by the cycle model of the simulated MI300X, and never measured. Rows go
+to the folder modelled/ beside the measured ones, which always go before them."""
 
 
 def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds tune and bench; each parser sets `run`, a function of the parsed arguments."""
-    tune = subparsers.add_parser("tune", description="Measure the candidates of an operator and write tuned rows.",
+    tune = subparsers.add_parser("tune", description="Time the candidates of an operator and write tuned rows.",
                                  formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG)
     tune.add_argument("op", nargs="?", help="an operator or public function, e.g. rms_norm")
     _add_sources(tune)
     tune.add_argument("--device", choices=("gpu", "sim"), default="gpu")
     tune.add_argument("--gpus", type=_numbers, metavar="0,1,…", help="which GPUs (default: all)")
     tune.add_argument("--output", type=Path, metavar="DIR",
-                      help="directory of the table (default: tuned_csv/ of a checkout, else the user's own)")
+                      help="directory of the table, or of modelled/ (default: tuned_csv/ of a checkout, else the "
+                           "user's own)")
     tune.add_argument("--journal", type=Path, metavar="FILE", help="what to go on from (default: in the cache)")
     tune.add_argument("--report", type=Path, metavar="DIR", help="where to write OP.ARCH.md and .html (default: cache)")
     tune.add_argument("--budget", type=float, metavar="SECONDS", help="start no candidate after that time")
     tune.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="of one candidate (%(default)s)")
-    tune.add_argument("--min-improvement", type=float, default=3.0, metavar="PCT",
-                      help="what replaces the present choice must be so much faster (default: %(default)s)")
+    tune.add_argument("--min-improvement", type=float, metavar="PCT",
+                      help="what replaces the present choice must be so much faster (default: 3; with --device sim "
+                           "what the model can tell apart, and no less)")
     tune.add_argument("--retune", action="store_true", help="also shapes that have a row")
     tune.add_argument("--compare", action="store_true",
                       help="time the present rows against the operator's own choice, and write nothing")
@@ -51,7 +56,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     tune.set_defaults(run=_tune)
 
     bench = subparsers.add_parser("bench", description="Every backend of an operator on a shape: checked, then timed "
-                                                       "against each other with cold caches; counts on the simulator.")
+                                                       "against each other with cold caches; or modelled.")
     bench.add_argument("op", help="an operator or public function, e.g. rms_norm")
     _add_sources(bench)
     bench.add_argument("--device", choices=("gpu", "sim"), default="gpu")
@@ -165,14 +170,14 @@ def _bench(args: argparse.Namespace) -> int:
     keys, _ = _keys(args, op)
     _all_gpus(args.device)
     if args.peers and args.device == "sim":
-        raise ValueError("--peers needs a GPU: the simulated device has no time")
+        raise ValueError("--peers needs a GPU: what torch compiles for the CPU is not modelled")
     progress = bench.progress_of(op, len(keys), args.peers, not args.quiet)
     try:
         place = getattr(harness, args.device)(args.gpu)
         ceilings = place.ceilings(place.target) if place.ceilings else None
         progress.clear()
         print(f"{op.name} on {place.name}; {place.clock.unit}"
-              + (f"; copy {ceilings[0] / 1e12:.2f} TB/s" if ceilings else ", counted: no time"))
+              + (f"; copy {ceilings[0] / 1e12:.2f} TB/s" if ceilings else ""))
         is_right = True
         for key in keys:
             found = bench.lines(op, key, place, args.peers, progress.step)
@@ -201,10 +206,9 @@ def _print(outcome: Outcome) -> None:
             if found["status"] in ("wrong", "failed", "crashed", "hung"):
                 print(f"    {found['status'].upper()} {trial.title}: {found['detail']}")
     if outcome.skipped:
-        print(f"  {len(outcome.skipped)} shapes have a row already (--retune measures them again)")
+        print(f"  {len(outcome.skipped)} shapes have a row already (--retune tunes them again)")
     if not outcome.is_complete:
         print("  the budget is spent: the same command goes on where this run ended")
     if outcome.table is not None:
-        print(f"rows: {outcome.table}")
-    elif not device["is_time"]:
-        print(f"no rows: {device['unit']} are counts, and no time")
+        what = "rows" if device["is_measured"] else "modelled rows, which come after every measured one"
+        print(f"{what}: {outcome.table}")

@@ -32,7 +32,8 @@ class RowNote:
         source: file:line.
         state: "used"; "stale", "ignored" or "behind", of a row for this very key; "nearest", of one for another key
             where none is used.
-        text: kernel and parameters, what its key has that the call has not, and why it is not used.
+        text: kernel and parameters, the time and whether it is measured or modelled, what its key has that the call has
+            not, and why it is not used.
     """
 
     source: str
@@ -54,7 +55,8 @@ class Explanation:
         backend: the chosen backend; None when every one refuses, or when nothing is to be computed (empty tensors).
         kernel: its kernel; for a compiled module with the instance in brackets.
         params: the tuned row's parameters.
-        source: where the choice comes from: `tuned: file:line`, `heuristic: …`, `forced: …`.
+        source: where the choice comes from: `tuned: file:line`, `tuned, modelled: file:line`, `heuristic: …`,
+            `forced: …`.
         rejected: every other backend → the reason, those behind the chosen one in the order included.
         accepts: every backend → why it could not serve the call if it was asked for, or None: it could.
         rows: the tuned rows that speak of the call, or the nearest.
@@ -199,8 +201,8 @@ def _note(op: Declaration, row: Row, state: str, key: tuple, why: str) -> RowNot
     params = ";".join(f"{name}={value}" for name, value in row.params.items())
     others = ", ".join(f"{name}={theirs} for {ours}" for name, theirs, ours in zip(op.tune_fields, row.key[2:], key)
                        if theirs != ours)
-    return RowNote(row.source, state, "; ".join(filter(None, (" ".join(filter(None, (row.backend, row.kernel, params))),
-                                                              others, why))))
+    kernel = " ".join(filter(None, (row.backend, row.kernel, params)))
+    return RowNote(row.source, state, "; ".join(filter(None, (kernel, row.figure, others, why))))
 
 
 def _distance(fields: tuple[str, ...], theirs: tuple, ours: tuple) -> float:

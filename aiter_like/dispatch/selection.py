@@ -68,7 +68,8 @@ def select(op: Declaration, request: Request) -> Selection:
             refused[backend.name] = reason
     key = op.tune_key(*request.args) if op.tune_key is not None else None
     row = _tuned_row(op, request, key, accepted) if key is not None else None
-    tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"tuned: {row.source}", row)] if row else []
+    kind = "tuned, modelled" if row and row.is_modelled else "tuned"
+    tuned = [Candidate(accepted[row.backend], row.kernel, row.params, f"{kind}: {row.source}", row)] if row else []
     own = [Candidate(backend, backend.kernel_names(request.target, request.args, {})[0], {}, source)
            for backend in accepted.values()]
     candidates = []

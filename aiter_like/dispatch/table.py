@@ -2,6 +2,8 @@
 """Reads the tuned tables of an operator and finds the row of a call. Used by select.py; doctor lists problems.
 
 One schema: arch, cu_num, the op's key fields, then backend, kernel, params, us, err, toolchain, kernel_rev, origin.
+A row is measured on a device, or modelled by the simulator's cycle model: every measured row goes before every modelled
+one, whichever file each is in.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from aiter_like.errors import TuningError
 _log = logging.getLogger("aiter_like")
 
 DEVICE_COLUMNS = ("arch", "cu_num")
+MEASURED, MODELLED = "measured:", "modelled:"
+"""How the `origin` of a row begins: the device's name follows, or the cycle model's version and clock."""
+
 VALUE_COLUMNS = ("backend", "kernel", "params", "us", "err", "toolchain", "kernel_rev", "origin")
 _told: set[str] = set()
 _PARAM = re.compile(r"[A-Za-z_]\w*")
 _INTEGER = re.compile(r"-?[0-9]+")
 _NUMBER = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _MAX_DIGITS = 18  # of an integer: what surely has 64 bits
+_AT = " at "  # between the model's version and its clock
 
 
 def columns(fields: Sequence[str]) -> tuple[str, ...]:
@@ -46,8 +52,9 @@ class Row:
     Attributes:
         key: (arch, cu_num, *key fields).
         params: values for the kernel, by name.
-        us: measured (or modelled) time.
+        us: measured or modelled time.
         kernel_rev: revision of the kernel that was timed; "" = any.
+        origin: "measured:DEVICE", or `modelled_origin`.
         source: "file:line".
     """
 
@@ -61,6 +68,29 @@ class Row:
     kernel_rev: str
     origin: str
     source: str
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether the time comes from the cycle model and not from a device."""
+        return self.origin.startswith(MODELLED)
+
+    @property
+    def model_version(self) -> str:
+        """The version of the cycle model that gave the time; "" of a measured row."""
+        return self.origin.removeprefix(MODELLED).partition(_AT)[0] if self.is_modelled else ""
+
+    @property
+    def figure(self) -> str:
+        """The time and where it comes from, for people."""
+        if not self.is_modelled:
+            return f"{self.us:g} us, measured on {self.origin.removeprefix(MEASURED)}"
+        clock = self.origin.partition(_AT)[2] or "a clock that the row does not name"
+        return f"{self.us:g} us, modelled, not measured (version {self.model_version} of the cycle model, at {clock})"
+
+
+def modelled_origin(version: str, clock_mhz: float) -> str:
+    """The `origin` of rows that a version of the cycle model times at a clock."""
+    return f"{MODELLED}{version}{_AT}{clock_mhz:g} MHz"
 
 
 @dataclass
@@ -144,7 +174,8 @@ def rounded(size: int) -> Iterator[int]:
 
 def load(op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | None],
          round_field: str | None = None) -> Table:
-    """Reads all layers of an operator: AITER_LIKE_TUNED, the user's directory, packaged measured, modelled rows.
+    """Reads all layers of an operator. Measured rows: those of AITER_LIKE_TUNED, of the user's directory, packaged
+    ones; then modelled rows in the same order.
 
     Bad rows go to `problems` and to the log, once; nothing is raised for them.
 
@@ -152,20 +183,30 @@ def load(op: str, fields: Sequence[str], kernels: Mapping[str, frozenset[str] | 
         kernels: backend → the kernel names a row may give; None where they depend on the call.
     """
     table = Table(op, tuple(fields), round_field)
-    for path in _user_files(op, table.problems):
-        table.layers.append(_read(path, f"AITER_LIKE_TUNED {path}", table, kernels, ("measured:", "modelled:")))
-    own = paths.user_tuned() / f"{op}.csv"
-    if own.is_file():
-        table.layers.append(_read(own, f"user's {own}", table, kernels, ("measured:",)))
-    packaged = paths.tuned_csv()
-    for path, origin in ((packaged / f"{op}.csv", "measured:"), (packaged / "modelled" / f"{op}.csv", "modelled:")):
-        if path.is_file():
-            table.layers.append(_read(path, f"packaged, {origin[:-1]}", table, kernels, (origin,)))
+    files = [(path, f"AITER_LIKE_TUNED {path}", (MEASURED, MODELLED)) for path in _user_files(op, table.problems)]
+    for folder in (paths.user_tuned(), paths.tuned_csv()):
+        for path, origin in ((folder / f"{op}.csv", MEASURED), (modelled_file(folder, op), MODELLED)):
+            title = "packaged" if folder == paths.tuned_csv() else f"user's {path}"
+            files += [(path, title, (origin,))] if path.is_file() else []
+    modelled = []
+    for path, title, origins in files:
+        found = _read(path, table, kernels, origins)
+        for origin, layers in ((MEASURED, table.layers), (MODELLED, modelled)):
+            rows = {key: own for key, rows in found.items()
+                    if (own := [row for row in rows if row.origin.startswith(origin)])}
+            if rows or origin == origins[0]:
+                layers.append(Layer(f"{title}, {origin[:-1]}", rows))
+    table.layers += modelled
     for problem in map(str, table.problems):
         if problem not in _told:  # a missing path is every operator's problem
             _told.add(problem)
             _log.warning("tuned table: %s", problem)
     return table
+
+
+def modelled_file(folder: Path, op: str) -> Path:
+    """The table of modelled rows of an operator in a folder of tuned tables."""
+    return folder / "modelled" / f"{op}.csv"
 
 
 def _user_files(op: str, problems: list[TuningError]) -> Iterator[Path]:
@@ -191,18 +232,18 @@ def read_file(path: Path, op: str, fields: Sequence[str], kernels: Mapping[str, 
               ) -> tuple[dict[tuple, list[Row]], list[TuningError]]:
     """Key → the rows of one file, fastest first, and what is wrong with it. For its writer: dispatch reads layers."""
     table = Table(op, tuple(fields), None)
-    return _read(path, str(path), table, kernels, ("measured:", "modelled:")).rows, table.problems
+    return _read(path, table, kernels, (MEASURED, MODELLED)), table.problems
 
 
-def _read(path: Path, title: str, table: Table, kernels: Mapping[str, frozenset[str] | None],
-          origins: tuple[str, ...]) -> Layer:
-    layer = Layer(title)
+def _read(path: Path, table: Table, kernels: Mapping[str, frozenset[str] | None], origins: tuple[str, ...]
+          ) -> dict[tuple, list[Row]]:
+    found: dict[tuple, list[Row]] = {}
     seen: dict[tuple, int] = {}
     try:
         lines = path.read_bytes().splitlines() or [b""]
     except OSError as error:
         table.problems.append(TuningError(f"{path}:0: cannot be read: {error}"))
-        return layer
+        return found
     for line, text in enumerate(lines, 1):
         source = f"{path}:{line}"
         try:
@@ -219,10 +260,10 @@ def _read(path: Path, title: str, table: Table, kernels: Mapping[str, frozenset[
             if line == 1:
                 break
         else:
-            layer.rows.setdefault(row.key, []).append(row)
-    for rows in layer.rows.values():
+            found.setdefault(row.key, []).append(row)
+    for rows in found.values():
         rows.sort(key=lambda row: row.us)
-    return layer
+    return found
 
 
 def _cells(text: bytes, source: str) -> list[str]:

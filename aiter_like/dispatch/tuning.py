@@ -7,7 +7,8 @@ An operator gets there in three steps, of which rms_norm (ops/norm/rms_norm.py) 
 2. `Backend(..., space=fn)`: the values of its parameters that are worth a trial, as dicts that a tuned row can hold;
    `Backend(..., cost=fn)` where most of them can be told hopeless without a trial.
 3. `Tuning(traffic=fn)` where tensors are not read or written just once, or arithmetic counts;
-   `Tuning(shapes=fn)` for the keys that it has in a model (configs/models/).
+   `Tuning(shapes=fn)` for the keys that it has in a model (configs/models/); `Tuning(smaller=fn)` where its key has no
+   `round_field` and a simulator would take minutes for a call.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ class Tuning:
         traffic: of (*args): (bytes, flops) that the operation needs; default: each tensor argument once, no flops.
         shapes: of (model, tp, tokens): the keys of one forward pass with that many tokens on one of `tp` GPUs
             (models.Model); empty where the model has no such operator.
+        smaller: of (key): keys of calls that run the same kernels on less work, the mildest first: what is judged in
+            place of a call that the simulator would take too long for. Default: fewer of the `round_field`.
         scratch: names of written arguments that are memory for the kernels, and no result.
     """
 
     case: Callable[..., tuple]
     traffic: Callable[..., tuple[int, int]] | None = None
     shapes: Callable[..., Iterable[Mapping[str, Any]]] | None = None
+    smaller: Callable[..., Iterable[Mapping[str, Any]]] | None = None
     scratch: tuple[str, ...] = ()
 
     def needs(self, args: tuple) -> tuple[int, int]:

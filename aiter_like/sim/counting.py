@@ -14,9 +14,20 @@ SCHEMA = 1
 
 
 @contextlib.contextmanager
-def counted(launches: list[dict]) -> Iterator[None]:
-    """Adds the counts of the block's launches to `launches`, at `take` and at the block's end."""
-    with _ended.given_to(launches, library.load_timing().aiter_like_sim_count):
+def counted(launches: list[dict], sample: int = 0, leaves_out: bool = False) -> Iterator[None]:
+    """Adds the counts of the block's launches to `launches`, at `take` and at the block's end.
+
+    Args:
+        sample: so many workgroups of a launch are counted, spread over its grid; 0: all.
+        leaves_out: the other workgroups do not run; memory is then not what the launches would leave.
+
+    Raises:
+        ValueError: a sample is wanted while another block counts.
+    """
+    if sample and _ended.kept:
+        raise ValueError("launches are counted already, and there is one choice of workgroups: end that block first")
+    timing = library.load_timing()
+    with _ended.given_to(launches, lambda on: timing.aiter_like_sim_count(on, sample, leaves_out)):
         yield
 
 

@@ -160,13 +160,13 @@ def load_timing() -> ctypes.CDLL:
     """
     load()
     library = _loaded(timing_spec(), ctypes.DEFAULT_MODE)
-    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    pointer = ctypes.c_void_p
     _set_signatures(library, {
-        "aiter_like_sim_count": (None, ctypes.c_int),
+        "aiter_like_sim_count": (None, ctypes.c_int, ctypes.c_uint32, ctypes.c_int),
         "aiter_like_sim_take_counts": (pointer,),
         "aiter_like_sim_model": (None, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_uint32),
         "aiter_like_sim_take_modelled": (pointer,),
-        "aiter_like_sim_model_version": (text,),
+        "aiter_like_sim_model_parameters": (pointer,),
     })
     return library
 

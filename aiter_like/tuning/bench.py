@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import torch
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.tuning import judge
+from aiter_like.tuning.clock import Contender
 from aiter_like.tuning.harness import Harness
 from aiter_like.tuning.progress import Progress
 
@@ -34,7 +36,7 @@ class Line:
         kernel: with its parameters.
         is_chosen: what a call without `backend=` takes.
         value: in the clock's unit; None where it did not run.
-        rates: (bytes, flops) that the shape needs, per second; None where there is no time.
+        rates: (bytes, flops) that the shape needs, per second; None where nothing is measured.
         reason: why it did not run, or why it is wrong.
         is_wrong: it ran, and not as the reference says.
     """
@@ -91,17 +93,23 @@ def lines(op: Op, key: Mapping[str, Any], harness: Harness, with_peers: bool = F
             functions.append((line, function))
         found.append(line)
         step()
-    contenders = [[functools.partial(function, *args) for args in sets] for _, function in functions]
+    contenders = [Contender([functools.partial(harness.placed(op, function), *args) for args in sets],
+                            functools.partial(_called_fresh, made, harness.placed(op, function)), needs[0])
+                  for _, function in functions]
     with torch.no_grad():
-        rounds = harness.clock.rounds(contenders, ROUNDS) if contenders else []
-    for (line, _), values in zip(functions, rounds):
+        rounds = harness.clock.finals(contenders, ROUNDS) if contenders else []
+    for (line, _), values, more in zip(functions, rounds, harness.clock.found or itertools.repeat({})):
         line.value = statistics.median(values)
         if math.isinf(line.value):
-            line.value, line.reason = None, "launches nothing on the simulated device, so there is nothing to count"
-        elif harness.clock.is_time:
+            line.value, line.reason = None, more["reason"]
+        elif harness.clock.is_measured:
             line.rates = (needs[0] / line.value * 1e6, needs[1] / line.value * 1e6)
     step()
     return found
+
+
+def _called_fresh(made: judge.Case, function: Callable) -> None:
+    function(*made.fresh())
 
 
 def _contenders(op: Op, key: Mapping[str, Any], harness: Harness, args: tuple, with_peers: bool

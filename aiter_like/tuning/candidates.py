@@ -62,7 +62,8 @@ class Plan:
         trials: all candidates, the operator's present choice (`incumbent`) first.
         default: index of what it would choose without tuned rows.
         left_out: what is not tried → why.
-        bytes, flops: that the call needs (hooks.Tuning.needs).
+        bytes, flops: that the call needs (dispatch/tuning.py).
+        judged: what the key of the call that is judged has in place of this one's; empty: it is this one.
     """
 
     trials: list[Trial]
@@ -70,6 +71,7 @@ class Plan:
     left_out: dict[str, str]
     bytes: int
     flops: int
+    judged: dict[str, Any] = field(default_factory=dict)
 
     def hinted(self, hint: Mapping[str, str]) -> Plan:
         """The same, with the trials that a hint names (backend, and parameters by name) right after the first."""
@@ -98,6 +100,17 @@ def _plain_name(name: str) -> str:
     return name.replace("_", "").lower()
 
 
+def smaller(op: Op, key: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Keys of calls that run the same kernels on less work, the mildest first."""
+    if op.tuning.smaller is not None:
+        yield from op.tuning.smaller(key)
+    elif op.round_field is not None:
+        size = key[op.round_field]
+        while size > 1:
+            size = -(-size // 2)
+            yield {**key, op.round_field: size}
+
+
 def plan(op: Op, target: Target, args: tuple) -> Plan:
     """The candidates for a call on `target`.
 
@@ -113,7 +126,7 @@ def plan(op: Op, target: Target, args: tuple) -> Plan:
                 for trial in _trials(backend, target, args, params):
                     found[_identity(backend, trial)] = trial  # explicit parameters go before a default of that effect
     chosen = selection.candidates[:1] or [_nothing_serves(op, selection.refused)]
-    own = next((candidate for candidate in selection.candidates if not candidate.source.startswith("tuned")), chosen[0])
+    own = next((candidate for candidate in selection.candidates if candidate.row is None), chosen[0])
     first, second = (_find(found, target, args, candidate) for candidate in (chosen[0], own))
     others = [trial for trial in found.values() if trial is not first]
     trials = [first, *others]

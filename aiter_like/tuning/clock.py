@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Times contenders against each other: cold caches, medians of interleaved rounds. Used by worker.py and bench.py.
+"""Times contenders against each other on a GPU: cold caches, medians of interleaved rounds.
 
-A contender is a list of calls, one for each set of arguments. On a GPU they become one graph, so that the host is not
-timed; each round first overwrites the caches. The simulated device has no time: there a round counts instructions.
+The calls of a contender become one graph, so that the host is not timed; each round first overwrites the caches. Used
+by worker.py and bench.py. The clock of the simulated device is in sim_clock.py.
 """
 
 from __future__ import annotations
@@ -11,41 +11,72 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from aiter_like import device
 from aiter_like.device import Target
-from aiter_like.tuning.counted import totals
 
 _log = logging.getLogger("aiter_like")
 
-Contender = Sequence[Callable[[], Any]]
 _MIN_SETS, _MAX_SETS = 4, 64
 _WARM_SECONDS = 0.02
 _LONG_US = 2000.0  # a call that takes longer is timed alone: its start no longer shows, and no cache outlasts it
 _HOPELESS = 1.5  # a contender that is so much slower than the first after two rounds gets no further ones
 
 
-class Clock(Protocol):
-    """What measures.
+@dataclass(frozen=True)
+class Contender:
+    """What a clock times.
 
     Attributes:
-        unit: of what `rounds` returns: "us", or what else it counts.
-        is_time: whether that is time, which alone may enter a tuned row.
-        counted: what else was counted of each contender in the last `rounds` (counted.py); empty where there is time.
+        calls: the same call, for each set of arguments.
+        judged: a call as the judge makes them, of new and poisoned outputs; a clock that need not run all of a call
+            finds out with it whether it may.
+        useful_bytes: that one of `calls` has to move.
+    """
+
+    calls: Sequence[Callable[[], Any]]
+    judged: Callable[[], Any] | None = None
+    useful_bytes: int = 0
+
+
+class Clock(Protocol):
+    """What says how long calls take.
+
+    Attributes:
+        unit: of what `finals` returns: "us", or which us.
+        trial_unit: of what `rounds` returns.
+        is_measured: values are measured on a device and differ from time to time; else a model says them, always the
+            same ones.
+        origin: of the rows that come of it (dispatch/table.py); "": measured on the device that the harness names.
+        least_gain: per cent by which a choice must be better for the clock to tell the two apart.
+        shape_seconds: that a shape may take; None: as long as it takes.
+        about: what a reader of its values has to know.
+        found: what else it has found of each contender of the last `rounds` or `finals`; empty where there is nothing.
     """
 
     unit: str
-    is_time: bool
-    counted: Sequence[Mapping[str, int]]
+    trial_unit: str
+    is_measured: bool
+    origin: str
+    least_gain: float
+    shape_seconds: float | None
+    about: Sequence[str]
+    found: Sequence[Mapping[str, Any]]
 
     def sets(self, size: int) -> int:
         """How many sets of arguments of `size` bytes to rotate over."""
 
     def rounds(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
-        """For each contender, its value per call in each round. The first is the one that the others are against."""
+        """For each contender, its value per call in each round, infinite for one that there is nothing to say of. The
+        first is the one that the others are against.
+        """
+
+    def finals(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
+        """As `rounds`, for the few contenders that are left."""
 
 
 def interleaved(once: Sequence[Callable[[], float]], count: int) -> list[list[float]]:
@@ -63,7 +94,8 @@ def interleaved(once: Sequence[Callable[[], float]], count: int) -> list[list[fl
 class GpuClock:
     """µs on a GPU."""
 
-    unit, is_time, counted = "us", True, ()
+    unit, trial_unit, is_measured, origin, least_gain, shape_seconds = "us", "us", True, "", 3.0, None
+    about, found = (), ()
 
     def __init__(self, target: Target):
         self.target, self.place = target, f"cuda:{target.index}"
@@ -81,12 +113,16 @@ class GpuClock:
 
     def rounds(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
         """See Clock."""
-        replays = [self._replay(calls) for calls in contenders]
+        replays = [self._replay(contender.calls) for contender in contenders]
         self._warm([replay for replay, _ in replays])
         return interleaved([lambda replay=replay, calls=calls: self._once(replay) / calls for replay, calls in replays],
                            count)
 
-    def _replay(self, calls: Contender) -> tuple[Callable[[], Any], int]:
+    def finals(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
+        """See Clock."""
+        return self.rounds(contenders, count)
+
+    def _replay(self, calls: Sequence[Callable[[], Any]]) -> tuple[Callable[[], Any], int]:
         """(all calls as one graph, or just one if it is long; how many). What cannot be captured is a loop, which the
         host may limit.
 
@@ -139,32 +175,6 @@ class GpuClock:
         return start.elapsed_time(end) * 1e3
 
 
-class SimClock:
-    """Wave instructions on the simulated device: a count, no time."""
-
-    unit, is_time = "wave instructions", False
-
-    def __init__(self) -> None:
-        self.counted: list[Mapping[str, int]] = []
-
-    def sets(self, size: int) -> int:
-        """One: nothing is timed."""
-        return 1
-
-    def rounds(self, contenders: Sequence[Contender], count: int) -> list[list[float]]:
-        """See Clock; a contender that launches nothing on the device counts as infinite."""
-        from aiter_like import sim
-
-        counts, self.counted = [], []
-        for calls in contenders:
-            with sim.enabled(checks=False) as session:
-                calls[0]()
-            total = sum(counters["wave_instructions"] for counters in session.counters.values())
-            counts.append([float(total) if total else math.inf])
-            self.counted.append(totals(session.counters))
-        return counts
-
-
 def copies(size: int, place: str, sets: int = 1) -> list[Callable[[], Any]]:
     """Calls that read and write `size` bytes together and do nothing else: what memory gives to any call of that size.
 
@@ -180,6 +190,6 @@ def ceilings(target: Target) -> tuple[float, float]:
     clock, copied = GpuClock(target), 1 << 30
     a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=clock.place)
     product = torch.empty_like(a)
-    calls = (copies(copied, clock.place) * 4, [lambda: torch.mm(a, a, out=product)] * 2)
-    seconds = [min(clock.rounds([contender], 5)[0]) * 1e-6 for contender in calls]
+    contenders = (copies(copied, clock.place) * 4, [lambda: torch.mm(a, a, out=product)] * 2)
+    seconds = [min(clock.rounds([Contender(calls)], 5)[0]) * 1e-6 for calls in contenders]
     return copied / seconds[0], 2 * 8192**3 / seconds[1]

@@ -16,6 +16,9 @@ from aiter_like.dispatch import self_check
 from aiter_like.tuning import clock
 from aiter_like.tuning.clock import Clock
 
+_MOST_JUDGED = (1 << 20, 1 << 28)
+"""Bytes and flops of a call that the simulator runs with its checkers in about a second."""
+
 
 @dataclass(frozen=True)
 class Harness:
@@ -23,7 +26,11 @@ class Harness:
 
     Attributes:
         guarded: of (op, function): the function to call in the operator's place while it is checked.
-        ceilings: measures (bytes/s, flop/s) of the device; None where there is no time.
+        placed: of (op, function): the function to call in the operator's place while it is timed.
+        ceilings: measures (bytes/s, flop/s) of the device; None where nothing is measured.
+        most_judged: (bytes, flops) that a call may need which is judged; None: any. Else a call of a smaller key is
+            judged in its place (Tuning.smaller).
+        kernels: of (call): what identifies the kernels that it launches; asked where a smaller key is judged.
     """
 
     device: torch.device
@@ -31,7 +38,10 @@ class Harness:
     clock: Clock
     name: str
     guarded: Callable[[Any, Callable], Callable] = lambda op, function: function
+    placed: Callable[[Any, Callable], Callable] = lambda op, function: function
     ceilings: Callable[[Target], tuple[float, float]] | None = None
+    most_judged: tuple[int, int] | None = None
+    kernels: Callable[[Callable[[], Any]], list[Any]] | None = None
 
     def is_healthy(self) -> bool:
         """Whether the device still answers; a fault in a kernel leaves its process without one."""
@@ -66,17 +76,22 @@ def gpu(index: int) -> Harness:
 def sim(index: int) -> Harness:
     """The simulated MI300X, with its checkers on while a candidate is judged."""
     from aiter_like import sim as simulator
+    from aiter_like.tuning import sim_clock
 
     device.use_simulator(True)
     simulator.load()
     place = torch.device("cpu")
     target = device.target_of(place)
 
+    def placed(op: Any, function: Callable) -> Callable:
+        return lambda *args: simulator.checked_call(op.name, function, args, op.write_indices)
+
     def guarded(op: Any, function: Callable) -> Callable:
         def call(*args: Any) -> None:
             with simulator.enabled(checks="strict"):
-                simulator.checked_call(op.name, function, args, op.write_indices)
+                placed(op, function)(*args)
 
         return call
 
-    return Harness(place, target, clock.SimClock(), self_check.device_name(target), guarded)
+    return Harness(place, target, sim_clock.SimClock(), self_check.device_name(target), guarded, placed,
+                   most_judged=_MOST_JUDGED, kernels=sim_clock.kernels)

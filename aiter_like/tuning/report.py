@@ -7,15 +7,15 @@ Markdown, and one HTML file that needs nothing else. Written by `aiter-like tune
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiter_like.errors import TuningError
-from aiter_like.tuning import counted, roofline
+from aiter_like.tuning import roofline
 
 if TYPE_CHECKING:
-    from aiter_like.tuning.tuner import Outcome, Result
+    from aiter_like.tuning.outcome import Outcome, Result
 
 _ERROR = "relative L2 error"
 
@@ -44,7 +44,7 @@ def markdown(outcome: Outcome) -> str:
     lines += _table(header, rows)
     lines += ["", "## Candidates", ""]
     for result in outcome.results:
-        header, rows = _candidates(result)
+        header, rows = _candidates(outcome, result)
         lines += [f"### {_key(result)}", "", *_table(header, rows), ""]
         if result.plan and result.plan.left_out:
             lines += [f"- not tried: {name}: {reason}" for name, reason in result.plan.left_out.items()] + [""]
@@ -60,7 +60,8 @@ def page(outcome: Outcome) -> str:
     parts += [f"<figure>{plot}<figcaption>{caption}</figcaption></figure>"] if plot else []
     parts += [*_html_table(*_choices(outcome)), "<h2>Candidates</h2>"]
     for result in outcome.results:
-        parts += [f"<details><summary>{html.escape(_key(result))}</summary>", *_html_table(*_candidates(result))]
+        parts.append(f"<details><summary>{html.escape(_key(result))}</summary>")
+        parts += _html_table(*_candidates(outcome, result))
         left_out = result.plan.left_out if result.plan else {}
         parts += [f"<p>not tried: {html.escape(name)}: {html.escape(why)}</p>" for name, why in left_out.items()]
         parts.append("</details>")
@@ -80,16 +81,18 @@ def _device(outcome: Outcome) -> str:
 
 
 def _facts(outcome: Outcome) -> list[str]:
-    facts = [f"Values in {outcome.device['unit']}." + ("" if outcome.device["is_time"] else " No time, no rows.")]
+    device = outcome.device
+    facts = [f"Values in {device['unit']}.", *device["about"]]
     if outcome.ceilings:
         facts.append(f"Ceilings measured in this run: copy {outcome.ceilings[0] / 1e12:.2f} TB/s, "
                      f"bf16 matrix product {outcome.ceilings[1] / 1e12:.0f} TFLOP/s.")
     facts.append("Errors are relative L2 errors, ‖result − reference‖ / ‖reference‖ over all finite elements, of "
                  "integers the part that differs; the reference runs in float64 where it can.")
-    if not outcome.device["is_time"]:
-        facts.append("Bytes moved are those of the simulator's counters, for whole waves and before any cache; "
-                     "intensity is the call's flops per byte moved, where the operator states flops, else operations "
-                     "of vector lanes (op).")
+    if not device["is_measured"]:
+        facts.append("A call that would take the simulator too long to judge is judged by one of a smaller key, which "
+                     "runs the same machine code; the note says which. Bytes moved are those that lanes ask for, "
+                     "before any cache; intensity is the call's flops per byte moved, where the operator states flops, "
+                     "else operations of vector lanes (op).")
     if outcome.skipped:
         facts.append(f"{len(outcome.skipped)} shapes had a row already.")
     if not outcome.is_complete:
@@ -102,7 +105,8 @@ def _key(result: Result) -> str:
 
 
 def _choices(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
-    rates = ["TB/s", "% of copy", "TFLOP/s"] if outcome.device["is_time"] else ["bytes moved", "of useful", "intensity"]
+    rates = ["TB/s", "% of copy", "TFLOP/s"] if outcome.device["is_measured"] else [
+        "bytes moved", "of useful", "intensity"]
     header = ["shape", "choice", "value", "before", "gain %", *rates, _ERROR, "note"]
     rows = []
     for result in outcome.results:
@@ -112,26 +116,37 @@ def _choices(outcome: Outcome) -> tuple[list[str], list[list[str]]]:
         plan, row = result.plan, [_key(result), result.plan.trials[result.best].title, f"{result.value:.2f}",
                                   f"{result.before:.2f}", f"{(result.before / result.value - 1) * 100:+.1f}"]
         speed = ["", "", ""]
-        if outcome.device["is_time"]:
+        if outcome.device["is_measured"]:
             rate = plan.bytes / result.value * 1e6
             speed = [f"{rate / 1e12:.2f}", f"{rate / outcome.ceilings[0] * 100:.0f}" if outcome.ceilings else "",
                      f"{plan.flops / result.value * 1e-6:.1f}" if plan.flops else ""]
-        elif found := result.results[result.best].get("counted"):
+        elif found := result.results[result.best].get("found"):
             speed = [f"{found['bytes']}", f"{found['bytes'] / plan.bytes:.2f}×" if plan.bytes else "",
-                     counted.intensity(found, plan.flops)]
+                     _intensity(found, plan.flops)]
         rows.append([*row, *speed, f"{result.results[result.best]['err']:.2g}", result.note])
     return header, rows
 
 
-def _candidates(result: Result) -> tuple[list[str], list[list[str]]]:
-    header = ["candidate", "status", "value", "against the first", "rounds", _ERROR, "detail"]
+def _intensity(found: Mapping[str, int], flops: int) -> str:
+    """Arithmetic per byte moved: the flops that the operator states for the call, else operations of lanes."""
+    if not found["bytes"]:
+        return ""
+    return f"{flops / found['bytes']:.3g} flop/B" if flops else f"{found['lane_operations'] / found['bytes']:.3g} op/B"
+
+
+def _candidates(outcome: Outcome, result: Result) -> tuple[list[str], list[list[str]]]:
+    device = outcome.device
+    header = ["candidate", "status", device["trial_unit"], "against the first", "rounds", f"final, {device['unit']}",
+              _ERROR, "detail"]
     rows = []
-    for trial, found in zip(result.plan.trials if result.plan else (), result.results):
+    for index, (trial, found) in enumerate(zip(result.plan.trials if result.plan else (), result.results)):
         numbers = [f"{found['value']:.2f}", f"{found['ratio']:.3f} ± {found['spread'] / 2:.3f}", str(found["rounds"])
                    ] if found["status"] == "ok" else ["", "", ""]
-        rows.append([trial.title, found["status"], *numbers, f"{found['err']:.2g}" if "err" in found else "",
-                     found.get("detail", "")])
-    return header, rows or [[result.note, *[""] * 6]]
+        final = result.finals.get(index, {})
+        details = (found.get("detail"), found.get("found", {}).get("text"), final.get("text"), final.get("error"))
+        rows.append([trial.title, found["status"], *numbers, f"{final['value']:.2f}" if "value" in final else "",
+                     f"{found['err']:.2g}" if "err" in found else "", "; ".join(filter(None, details))])
+    return header, rows or [[result.note, *[""] * 7]]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiter_like.tuning.tuner import Outcome, Result
+    from aiter_like.tuning.outcome import Outcome, Result
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 500, 104, 44, 24, 64
 _LETTER, _LINE = 7.4, 14  # px: what a letter and a line of labels take at most
@@ -52,9 +52,9 @@ class _Scale:
 
 
 def svg(outcome: Outcome) -> str:
-    """The plot, log-log; "" where there is no time."""
+    """The plot, log-log; "" where nothing is measured."""
     results = [result for result in outcome.results if result.best is not None and result.plan.bytes]
-    if not results or not outcome.device["is_time"]:
+    if not results or not outcome.device["is_measured"]:
         return ""
     points = [_point(result, label) for result, label in zip(results, _labels(results))]
     has_flops = any(result.plan.flops for result in results)

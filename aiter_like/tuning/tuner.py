@@ -2,8 +2,9 @@
 """The tuner: for each shape tries every candidate in worker processes, and writes the row of the best one.
 
 Four phases: plan (which candidates there are), build (their modules, in parallel, without a GPU), try (each candidate
-is judged, then timed against the present choice), final (the best few against each other). A row is written as soon as
-its shape is done.
+is judged, then timed against the present choice), final (the best few against each other); trials.py has the last two.
+A row is written as soon as its shape is done. On the simulated device the clock is a model (sim_clock.py), and rows go
+to tables of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,100 +23,21 @@ from aiter_like.build import processes
 from aiter_like.dispatch import table
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, TuningError
+from aiter_like.sim import modelling
 from aiter_like.tuning import journal, writer
 from aiter_like.tuning.candidates import Plan, Trial
+from aiter_like.tuning.outcome import Options, Outcome, Result
 from aiter_like.tuning.pool import Lost, Worker
 from aiter_like.tuning.progress import Progress
+from aiter_like.tuning.trials import NO_TIME, Trials
 
 if TYPE_CHECKING:
     from aiter_like.dispatch import Op
 
 HARNESSES = {"gpu": "aiter_like.tuning.harness:gpu", "sim": "aiter_like.tuning.harness:sim"}
 _PLAN_SECONDS = 300.0
-_FINALISTS = 3
-_NO_TIME = "no time left"
 # Guesses for the progress line until there is something to go by: seconds of one step, and trials of one shape.
 _START_SECONDS, _PLAN_STEP_SECONDS, _BUILD_SECONDS, _TRIAL_SECONDS, _TRIALS = 8.0, 0.5, 8.0, 1.0, 12
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to tune.
-
-    Attributes:
-        device: "gpu", or "sim": every candidate is checked on the simulated MI300X and counted, and nothing is written,
-            since counts are no time.
-        gpus: numbers of the GPUs to use, a worker process each.
-        output: directory of the table; default: tuned_csv/ of a checkout, else the user's own directory.
-        journal: file that a run which is cut short goes on from; default: one in the cache directory.
-        budget: seconds after which no further candidate is started.
-        min_improvement: per cent by which a candidate must beat the present choice to replace it.
-        timeout: seconds that one candidate may take, its compilation by Triton included.
-        rounds: of timing in the first comparison; the final has twice as many.
-        retune: also shapes that have a row already.
-        compare: time the present rows against the operator's own choice, and write nothing.
-        hints: key → what to try first (candidates.Plan.hinted); it decides only what a budget leaves out.
-        harness: "module:function" of (index) → Harness instead of the device's (tests plant candidates and a clock).
-        progress: show a line with the time left.
-    """
-
-    device: str = "gpu"
-    gpus: Sequence[int] = (0,)
-    output: Path | None = None
-    journal: Path | None = None
-    budget: float | None = None
-    min_improvement: float = 3.0
-    timeout: float = 120.0
-    rounds: int = 7
-    retune: bool = False
-    compare: bool = False
-    hints: Mapping[tuple, Mapping[str, str]] = field(default_factory=dict)
-    harness: str = ""
-    progress: bool = True
-
-
-@dataclass
-class Result:
-    """What came of one shape.
-
-    Attributes:
-        results: for each trial of `plan`, in order: status ok, wrong, failed, refused, crashed, hung or skipped, with
-            detail, value, base, ratio, err as they apply.
-        best: index of the choice; None where nothing passed.
-        value, before: of the choice and of the present choice, in the device's unit, from the final.
-        note: why there is no choice, or what to know about it.
-        row: what was written.
-    """
-
-    key: dict[str, Any]
-    plan: Plan | None = None
-    results: list[dict[str, Any]] = field(default_factory=list)
-    best: int | None = None
-    value: float = 0.0
-    before: float = 0.0
-    note: str = ""
-    row: Row | None = None
-
-
-@dataclass
-class Outcome:
-    """What came of a run.
-
-    Attributes:
-        device: what the worker says about its device (arch, cu_num, name, unit, is_time).
-        ceilings: measured (bytes/s, flop/s), or None.
-        skipped: shapes that have a row already.
-        is_complete: every shape was done within the budget.
-        table: the file of the rows; None where nothing may be written.
-    """
-
-    op: str
-    device: dict[str, Any]
-    ceilings: tuple[float, float] | None
-    results: list[Result]
-    skipped: list[dict[str, Any]]
-    is_complete: bool
-    table: Path | None
 
 
 def tune(op: Any, shapes: Iterable[Mapping[str, Any]], options: Options | None = None) -> Outcome:
@@ -129,19 +51,25 @@ def tune(op: Any, shapes: Iterable[Mapping[str, Any]], options: Options | None =
     Raises:
         TuningError: the operator declares no tuning case, the table has a bad row or cannot be written, or no worker
             starts.
-        ValueError: a shape has other fields than the operator's key.
+        ValueError: a shape has other fields than the operator's key, or modelled times are to tell more apart than
+            they can.
     """
     from aiter_like.dispatch import find_op
 
     found = find_op(op)
     if found.tuning is None:
         raise TuningError(f"{found.name} declares nothing to be tuned by (dispatch/tuning.py)")
+    options = options or Options()
+    least = 100 * modelling.LEAST_GAIN
+    if options.device == "sim" and options.min_improvement is not None and options.min_improvement < least:
+        raise ValueError(f"min_improvement must be at least {least:.1f} per cent for modelled times, which cannot tell "
+                         f"less apart (csrc/sim/timing/VALIDATION.md), got {options.min_improvement:g}")
     values = dict.fromkeys(table.normalised(found.name, found.tune_fields, shape) for shape in shapes)
     keys = [dict(zip(found.tune_fields, value)) for value in sorted(values)]
-    return _Run(found, options or Options()).run(keys)
+    return Run(found, options).run(keys)
 
 
-class _Run:
+class Run:
     """One run of the tuner."""
 
     def __init__(self, op: Op, options: Options):
@@ -155,7 +83,6 @@ class _Run:
         self.lock = threading.Lock()
         self.is_stopped = False
         self.folder = options.output or writer.default_folder()
-        self.table = self.folder / f"{op.name}.csv"
 
     def run(self, keys: list[dict[str, Any]]) -> Outcome:
         """All phases."""
@@ -181,10 +108,10 @@ class _Run:
             for worker in self.workers:
                 worker.close()
             self.progress.end()
-        is_complete = all(result.note != _NO_TIME for result in results)
+        is_complete = all(result.note != NO_TIME for result in results)
         log.close(is_complete)
         return Outcome(self.op.name, self.hello, ceilings, results, skipped, is_complete,
-                       self.table if self._may_write() else None)
+                       self.table if self.may_write() else None)
 
     @contextlib.contextmanager
     def _threads(self) -> Iterator[ThreadPoolExecutor]:
@@ -210,22 +137,42 @@ class _Run:
         if not hasattr(self, "hello"):
             self.progress.enter("workers started")
 
-    def _may_write(self) -> bool:
-        return bool(self.hello["is_time"]) and not self.options.compare
+    @property
+    def table(self) -> Path:
+        """The file of the rows."""
+        return (self.folder / f"{self.op.name}.csv" if self.hello["is_measured"] else
+                table.modelled_file(self.folder, self.op.name))
+
+    @property
+    def least_gain(self) -> float:
+        """Per cent by which a choice must be better to count."""
+        given = self.options.min_improvement
+        return self.hello["least_gain"] if given is None else given
+
+    def may_write(self) -> bool:
+        """Whether rows are written."""
+        return not self.options.compare
+
+    def write(self, key: Mapping[str, Any], rows: Sequence[Row]) -> None:
+        """Puts the rows of a shape into the table, in place of those that it has; none may be left."""
+        if self.may_write():
+            with self.lock:
+                writer.update(self.table, self.op, rows, [self.row_key(key)])
 
     def _known_rows(self, keys: list[dict[str, Any]]) -> tuple[dict[tuple, list[Row]], list[dict[str, Any]]]:
         """The table's rows, and the keys that need no tuning."""
-        if not self._may_write():
+        if not self.may_write():
             return {}, []
-        writer.prepare(self.folder)
+        writer.prepare(self.table.parent)
         rows = writer.existing(self.table, self.op)
         backends = {backend.name: backend for backend in self.op.backends}
         skipped = [] if self.options.retune else [
             key for key in keys
-            if any(backends[row.backend].staleness(row) is None for row in rows.get(self._row_key(key), ()))]
+            if any(backends[row.backend].staleness(row) is None for row in rows.get(self.row_key(key), ()))]
         return rows, skipped
 
-    def _row_key(self, key: Mapping[str, Any]) -> tuple:
+    def row_key(self, key: Mapping[str, Any]) -> tuple:
+        """The key of a shape's rows in the table."""
         return (self.hello["arch"], self.hello["cu_num"], *key.values())
 
     def _journal_path(self) -> Path:
@@ -234,7 +181,8 @@ class _Run:
         place = journal.identity(str(self.folder.resolve()), self.hello["name"])
         return cache_root() / "tuning" / f"{self.op.name}.{self.hello['arch']}.{place}.jsonl"
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether no further candidate may be started."""
         budget = self.options.budget
         return self.is_stopped or (budget is not None and time.monotonic() - self.start > budget)
 
@@ -245,18 +193,23 @@ class _Run:
         finally:
             self.idle.put(worker)
 
-    def _ask(self, worker: Worker, what: str, result: Result, trials: Sequence[Trial] = (), **more: Any
-             ) -> dict[str, Any]:
+    def ask(self, worker: Worker, what: str, result: Result, trials: Sequence[Trial] = (),
+            timeout: float | None = None, **more: Any) -> dict[str, Any]:
+        """What a worker answers about a shape.
+
+        Raises:
+            Lost: it does not.
+        """
         request = {"do": what, "op": self.op.name, "key": result.key, "trials": [asdict(trial) for trial in trials],
                    **more}
-        return worker.ask(request, _PLAN_SECONDS if what == "plan" else self.options.timeout)
+        return worker.ask(request, self.options.timeout if timeout is None else timeout)
 
     # ---- phases
 
     def _plan(self, key: dict[str, Any]) -> Result:
         result = Result(key)
         try:
-            reply = self._with_worker(lambda worker: self._ask(worker, "plan", result))
+            reply = self._with_worker(lambda worker: self.ask(worker, "plan", result, timeout=_PLAN_SECONDS))
         except Lost as error:
             reply = {"error": str(error)}
         if "error" in reply:
@@ -278,7 +231,7 @@ class _Run:
             self.progress.enter("modules built")
 
         def ensure(module: Mapping[str, Any]) -> None:
-            if self._is_over():
+            if self.is_over():
                 return
             try:
                 build.ensure(ModuleSpec(**{**module, "root": Path(module["root"]), "sources": tuple(module["sources"]),
@@ -291,7 +244,7 @@ class _Run:
             list(threads.map(ensure, modules.values()))
 
     def _ceilings(self) -> tuple[float, float] | None:
-        if not self.hello["is_time"]:
+        if not self.hello["is_measured"]:
             return None
         try:
             reply = self._with_worker(lambda worker: worker.ask({"do": "ceilings"}, self.options.timeout))
@@ -302,91 +255,5 @@ class _Run:
     def _shape(self, result: Result, log: journal.Journal) -> None:
         """Tries, final, row of one shape."""
         if result.plan is not None:
-            self._with_worker(lambda worker: self._shape_on(worker, result, log))
+            self._with_worker(lambda worker: Trials(self, worker, result, log).all())
         self.progress.shape_done()
-
-    def _shape_on(self, worker: Worker, result: Result, log: journal.Journal) -> None:
-        trials = result.plan.trials
-        wanted = range(len(trials)) if not self.options.compare else sorted({0, result.plan.default})
-        base = None  # index of what the others are timed against: the present choice, else the first that passes
-        for index, trial in enumerate(trials):
-            if self._is_over():
-                result.note = _NO_TIME
-                result.results.append({"status": "skipped", "detail": _NO_TIME})
-                continue
-            if index not in wanted:
-                result.results.append({"status": "skipped", "detail": "not compared"})
-                continue
-            pair = [trials[base], trial] if base is not None else [trial]
-            result.results.append(self._trial(worker, result, pair, log))
-            self.progress.step()
-            if base is None and result.results[-1]["status"] == "ok":
-                base = index
-        passed = [index for index, found in enumerate(result.results) if found["status"] == "ok"]
-        if not passed:
-            result.note = result.note or "no candidate passed"
-            return
-        self._decide(worker, result, passed, base)
-
-    def _trial(self, worker: Worker, result: Result, pair: list[Trial], log: journal.Journal) -> dict[str, Any]:
-        """One candidate: from the journal, or in the worker."""
-        trial = pair[-1]
-        name = journal.identity(self.op.name, result.key, [_plain(one) for one in pair], self.hello["name"])
-        if name in log.results:
-            return log.results[name]
-        if trial.module is not None and trial.module["name"] in self.unbuilt:
-            return {"status": "refused", "detail": self.unbuilt[trial.module["name"]]}
-        if log.is_lethal(name):
-            return {"status": "crashed", "detail": "earlier runs ended while it ran; delete the journal to try again: "
-                                                   f"{log.path}"}
-        log.start(name, f"{trial.title} {result.key}")
-        try:
-            found = self._ask(worker, "try", result, pair, count=self.options.rounds)
-        except Lost as error:
-            if self.is_stopped:
-                log.stop(name)
-                raise
-            status, _, detail = str(error).partition(": ")
-            found = {"status": status, "detail": detail}
-        if "error" in found:
-            found = {"status": "failed", "detail": found["error"]}
-        log.finish(name, found)
-        return found
-
-    def _decide(self, worker: Worker, result: Result, passed: list[int], base: int) -> None:
-        """The final among the best, and the row."""
-        finalists = sorted(passed, key=lambda index: result.results[index]["ratio"])[:_FINALISTS]
-        finalists = [base, *(index for index in finalists if index != base)]
-        if self.options.compare and result.plan.default in passed and result.plan.default not in finalists:
-            finalists.append(result.plan.default)
-        values = [result.results[base]["value"]]
-        if len(finalists) > 1:
-            try:
-                reply = self._ask(worker, "final", result, [result.plan.trials[index] for index in finalists],
-                                  count=2 * self.options.rounds)
-            except Lost as error:
-                reply = {"error": str(error)}
-            if "error" in reply:
-                result.note = f"the final failed: {reply['error']}"
-                return
-            values = reply["values"]
-        result.before = values[0]
-        order = sorted(range(len(finalists)), key=lambda place: values[place])
-        place = order[0] if values[0] >= values[order[0]] * (1 + self.options.min_improvement / 100) else 0
-        result.best, result.value = finalists[place], values[place]
-        if base:
-            result.note = f"the present choice, {result.plan.trials[0].title}, is {result.results[0]['status']}"
-        if self._may_write():
-            result.row = self._row(result)
-            with self.lock:
-                writer.update(self.table, self.op, [result.row])
-
-    def _row(self, result: Result) -> Row:
-        trial = result.plan.trials[result.best]
-        return Row(self._row_key(result.key), trial.backend, trial.kernel, dict(trial.params), result.value,
-                   result.results[result.best]["err"], trial.toolchain, trial.revision,
-                   f"measured:{self.hello['name']}", "")
-
-
-def _plain(trial: Trial) -> list[Any]:
-    return [trial.backend, trial.kernel, dict(trial.params), trial.revision, trial.toolchain]

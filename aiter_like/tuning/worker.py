@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -18,9 +19,11 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aiter_like.dispatch.table import MEASURED
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.tuning import candidates, judge
 from aiter_like.tuning.candidates import Trial
+from aiter_like.tuning.clock import Contender
 from aiter_like.tuning.harness import Harness
 
 if TYPE_CHECKING:
@@ -41,7 +44,9 @@ class Service:
         """Who answers."""
         target, clock = self.harness.target, self.harness.clock
         return {"arch": target.arch, "cu_num": target.cu_num, "platform": target.platform, "name": self.harness.name,
-                "unit": clock.unit, "is_time": clock.is_time}
+                "origin": clock.origin or f"{MEASURED}{self.harness.name}",
+                **{name: getattr(clock, name) for name in ("unit", "trial_unit", "is_measured", "least_gain",
+                                                           "shape_seconds", "about")}}
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One reply; {"error": …} where the shape itself is the problem."""
@@ -53,7 +58,10 @@ class Service:
         try:
             if request["do"] == "plan":
                 args = op.tuning.case(request["key"], self.harness.device, 0)
-                return candidates.plan(op, self.harness.target, args).plain()
+                found = candidates.plan(op, self.harness.target, args)
+                found.judged = {name: value for name, value in self._judged_key(op, request["key"]).items()
+                                if value != request["key"][name]}
+                return found.plain()
             made, sets = self._case(op, request["key"])
         except _FAILURES as error:
             return {"error": _text(error), "is_broken": not self.harness.is_healthy()}
@@ -63,51 +71,94 @@ class Service:
 
     def _attempt(self, op: Op, made: judge.Case, sets: list[tuple], trials: list[Trial], count: int) -> dict[str, Any]:
         """Judges the last trial, then times it against the first, if there are two."""
+        clock = self.harness.clock
         try:
-            functions = [self._bound(op, made, trial) for trial in trials]
-            guarded = self.harness.guarded(op, functions[-1])
+            guarded = self.harness.guarded(op, self._bound(op, made.args, trials[-1]))
             error, fault = judge.check(made, guarded)
             if fault is None:
-                times = self._times(functions, sets, count)
-                error, fault = judge.check(made, guarded)  # again: a race may need a busy device to show
+                contenders = self._contenders(op, made, sets, trials)
+                if reason := self._other_kernels(contenders[-1]):
+                    return {"status": "refused", "detail": reason}
+                times = _timed(clock.rounds, contenders, count)
+                if clock.is_measured:
+                    error, fault = judge.check(made, guarded)  # again: a race may need a busy device to show
         except (BuildError, UnsupportedError) as refusal:
             return {"status": "refused", "detail": _text(refusal)}
         except _FAILURES as failure:
             return {"status": "failed", "detail": _text(failure), "is_broken": not self.harness.is_healthy()}
         if fault is not None:
             return {"status": "wrong", "detail": fault, "err": error}
-        counted = self.harness.clock.counted
-        return {"status": "ok", "err": error, **_summary(times), **({"counted": counted[-1]} if counted else {})}
+        found = clock.found[-1] if clock.found else {}
+        if "reason" in found:
+            return {"status": "refused", "detail": found["reason"]}
+        return {"status": "ok", "err": error, **_summary(times), **({"found": found} if found else {})}
 
     def _duel(self, op: Op, made: judge.Case, sets: list[tuple], trials: list[Trial], count: int) -> dict[str, Any]:
         """Times all trials, judged before, against each other."""
+        clock = self.harness.clock
         try:
-            times = self._times([self._bound(op, made, trial) for trial in trials], sets, count)
+            times = _timed(clock.finals, self._contenders(op, made, sets, trials), count)
         except _FAILURES as failure:
             return {"error": _text(failure), "is_broken": not self.harness.is_healthy()}
-        return {"values": [statistics.median(rounds) for rounds in times], **_summary(times)}
+        if reason := next((found["reason"] for found in clock.found if "reason" in found), None):
+            return {"error": reason}
+        return {"values": [statistics.median(rounds) for rounds in times], "found": list(clock.found),
+                **_summary(times)}
 
-    def _bound(self, op: Op, made: judge.Case, trial: Trial) -> Callable:
+    def _bound(self, op: Op, args: tuple, trial: Trial) -> Callable:
         candidate = trial.candidate(op)
-        return candidate.backend.bind(self.harness.target, made.args, candidate)
+        return candidate.backend.bind(self.harness.target, args, candidate)
 
-    def _times(self, functions: list[Callable], sets: list[tuple], count: int) -> list[list[float]]:
-        import torch
+    def _contenders(self, op: Op, made: judge.Case, sets: list[tuple], trials: list[Trial]) -> list[Contender]:
+        def fresh() -> list[Any]:
+            args = list(made.fresh())
+            for index in set(op.write_indices) - set(op.result_indices):  # memory for the kernels
+                args[index] = None if args[index] is None else judge.poisoned(args[index])
+            return args
 
-        contenders = [[functools.partial(function, *args) for args in sets] for function in functions]
-        with torch.no_grad():
-            return self.harness.clock.rounds(contenders, count)
+        contenders = []
+        for trial in trials:
+            function, judged = (self.harness.placed(op, self._bound(op, args, trial)) for args in (sets[0], made.args))
+            contenders.append(Contender([functools.partial(function, *args) for args in sets],
+                                        lambda judged=judged: judged(*fresh()), op.tuning.needs(sets[0])[0]))
+        return contenders
+
+    def _other_kernels(self, contender: Contender) -> str | None:
+        """Why the judgement on a smaller call does not speak of this one, or None."""
+        if self.harness.kernels is None:
+            return None
+        judged = self.harness.kernels(contender.judged)
+        others = [kernel for kernel in self.harness.kernels(contender.calls[0]) if kernel not in judged]
+        return f"not judged: {others[0][1]} does not run in the call that is judged" if others else None
+
+    def _judged_key(self, op: Op, key: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The key of the call that is judged in place of one with `key`."""
+        chosen, most = key, self.harness.most_judged
+        for chosen in itertools.chain([key], candidates.smaller(op, key) if most is not None else ()):
+            if most is None:
+                break
+            needs = op.tuning.needs(op.tuning.case(chosen, self.harness.device, 0))
+            if all(need <= limit for need, limit in zip(needs, most, strict=True)):
+                break
+        return chosen
 
     def _case(self, op: Op, key: Mapping[str, Any]) -> tuple[judge.Case, list[tuple]]:
         wanted = (op.name, dict(key))
         if self._made is None or self._made[0] != wanted:
             self._made = None  # frees the memory of the last one first
-            made = judge.case(op, key, self.harness.device)
+            made = judge.case(op, self._judged_key(op, key), self.harness.device)
             count = self.harness.clock.sets(op.tuning.needs(made.args)[0])
             sets = [op.tuning.case(key, self.harness.device, seed) for seed in range(count)]
             self.harness.wait()
             self._made = (wanted, made, sets)
         return self._made[1:]
+
+
+def _timed(clock: Callable[..., list[list[float]]], contenders: list[Contender], count: int) -> list[list[float]]:
+    import torch
+
+    with torch.no_grad():
+        return clock(contenders, count)
 
 
 def _summary(times: list[list[float]]) -> dict[str, Any]:

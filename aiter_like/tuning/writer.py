@@ -70,15 +70,21 @@ def cells(row: Row) -> list[str]:
             row.origin]
 
 
-def update(path: Path, op: Op, rows: Sequence[Row]) -> None:
+def update(path: Path, op: Op, rows: Sequence[Row], keys: Sequence[tuple] = ()) -> None:
     """Replaces the rows of these keys and keeps all others; readers see the old file or the new one.
+
+    Args:
+        keys: whose rows go, too; nothing is written where none of all that changes anything.
 
     Raises:
         TuningError: the file has a bad row, or cannot be written.
     """
     try:
         with _locked(path.parent):
-            merged = {**existing(path, op), **{row.key: [row] for row in rows}}
+            known = existing(path, op)
+            if not rows and not any(key in known for key in keys):
+                return
+            merged = {key: own for key, own in known.items() if key not in keys} | {row.key: [row] for row in rows}
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(table.columns(op.tune_fields))

@@ -24,7 +24,7 @@ import triton.testing
 
 from aiter_like.device import target_of
 from aiter_like.errors import AiterLikeError
-from aiter_like.tuning.clock import GpuClock, copies
+from aiter_like.tuning.clock import Contender, GpuClock, copies
 from aiter_like.tuning.progress import Progress
 
 _COPY_BYTES = 1 << 30  # read and write together: far beyond any cache
@@ -102,7 +102,7 @@ def time_us(call: Callable[[], Any]) -> float:
 
 def copy_tbps() -> float:
     """TB/s, read and written, of a kernel that copies 1 GiB, timed like the cases."""
-    times = _clock().rounds([copies(_COPY_BYTES, _clock().place) * 2], _ROUNDS)[0]
+    times = _clock().rounds([Contender(copies(_COPY_BYTES, _clock().place) * 2)], _ROUNDS)[0]
     return _COPY_BYTES / statistics.median(times) * 1e-6
 
 
@@ -210,7 +210,7 @@ def _times(case: Case, names: list[str]) -> dict[str, float]:
         contenders = [[calls[name] for calls in sets] * repeats for name in graphed]
         if graphed and not case.flops:
             contenders.append(copies(case.useful_bytes, _clock().place, len(sets)) * repeats)
-        found = _clock().rounds(contenders, _ROUNDS)
+        found = _clock().rounds([*map(Contender, contenders)], _ROUNDS)
         times = dict(zip([*graphed, "copy"], map(statistics.median, found)))
         return {name: times.pop(name) if name in times else time_us(case.calls[name]) for name in names} | times
 

@@ -14,8 +14,9 @@ from toys import SIMULATED, FakeJit, make_op
 import aiter_like
 from aiter_like import cli, device, dispatch, env, paths
 from aiter_like.dispatch import Backend
-from aiter_like.dispatch.table import columns
+from aiter_like.dispatch.table import columns, modelled_origin
 from aiter_like.errors import BuildError
+from aiter_like.sim import modelling
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +139,20 @@ class TestDoctor:
         assert (f"NOTE     rms_norm: 2 of 3 tuned rows are stale and not used, the first: {table}:2: it timed revision "
                 "0123456789ab of the kernel") in out
         assert f"aiter-like tune rms_norm --shapes {table}\n" in out
+
+    def test_modelled_rows_are_told_apart(self, capsys, no_tables, monkeypatch, tmp_path):
+        path = tmp_path / "rms_norm.csv"
+        op, version = dispatch.OPS["rms_norm"], modelling.version()
+        rows = [f"gfx942,304,{size},256,bf16,0,hip,rms_norm[bf16_l512_v1x8],,1.5,0,clang,,{origin}" for size, origin in
+                ((1, "measured:me"), (2, modelled_origin(version, 2100)), (3, modelled_origin("0", 2100)))]
+        path.write_text("\n".join([",".join(columns(op.tune_fields)), *rows]) + "\n")
+        monkeypatch.setenv("AITER_LIKE_TUNED", str(path))
+        status, out, _ = run(capsys, "doctor")
+        assert status == 0 and f"AITER_LIKE_TUNED {path}, measured: 1 rows; AITER_LIKE_TUNED {path}, modelled: 2" in out
+        assert f"here version {version}; nothing of them is measured." in out
+        assert (f"NOTE     rms_norm: 1 of 2 modelled rows are stale and not used, the first: {path}:4: version 0 of "
+                f"the cycle model timed it, this is version {version}; model again: aiter-like tune rms_norm --device "
+                f"sim --shapes {path}\n") in out
 
     def test_no_compiler(self, capsys, monkeypatch):
         from aiter_like.build import toolchain

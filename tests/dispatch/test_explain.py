@@ -10,6 +10,7 @@ from toys import FIELDS, FakeJit, make_op, public, run, scale_ref
 from aiter_like import dispatch
 from aiter_like.dispatch import Backend, explain, is_tuned, table, use_backend
 from aiter_like.errors import BuildError
+from aiter_like.sim import modelling
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -72,6 +73,24 @@ class TestTunedRows:
         assert is_tuned(op, rows=3, hidden=4, dtype="float32") and not is_tuned(op, rows=2, hidden=4, dtype="float32")
         assert op.stale_rows() == [f"{path}:2"] and "revision 0123456789ab" in caplog.text
 
+    def test_row_of_another_cycle_model(self, monkeypatch, tmp_path, caplog):
+        op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit()))
+        before, now = (table.modelled_origin(version, 900) for version in "67")
+        path = self.rows(monkeypatch, tmp_path, op,
+                         f"gfx942,304,2,4,float32,asm,scale,,1.5,0,clang,,{before}",
+                         f"gfx942,304,3,4,float32,asm,scale,,1.5,0,clang,,{now}",
+                         f"gfx942,304,4,4,float32,asm,scale,,1.5,0,clang,0123456789ab,{now}")
+        monkeypatch.setattr(modelling, "version", lambda: "7")
+        stale, used, older = (explain(public(op), torch.randn(rows, 4)) for rows in (2, 3, 4))
+        assert (stale.backend, used.backend, older.backend) == ("hip", "asm", "hip")
+        assert used.source == f"tuned, modelled: {path}:3"
+        assert str(used.rows[0]) == (f"used: {path}:3: asm scale; 1.5 us, modelled, not measured (version 7 of the "
+                                     "cycle model, at 900 MHz)")
+        assert stale.rows[0].state == "stale"
+        assert stale.rows[0].text.endswith("; version 6 of the cycle model timed it, this is version 7")
+        assert "it timed revision 0123456789ab" in older.rows[0].text
+        assert op.stale_rows() == [f"{path}:2", f"{path}:4"] and "version 6 of the cycle model" in caplog.text
+
     def test_several_kernels_of_one_backend(self, monkeypatch, tmp_path):
         asm = FakeJit(instance=lambda *args, kernel: kernel)
         op = make_op(Backend("asm", asm, kernels=lambda target, *args, **params: ["wide", "narrow"]))
@@ -97,12 +116,15 @@ class TestTunedRows:
         assert [(row.source, row.state) for row in rows] == [
             (f"{path}:2", "ignored"), (f"{path}:3", "stale"), (f"{path}:4", "ignored"), (f"{path}:5", "used"),
             (f"{path}:6", "behind")]
-        texts = ("ck scale; ck: odd", "hip scale; it timed revision 0123456789ab",
-                 "asm wrong; kernel must be one of scale[t1]", "asm scale[t8] tile=8", "asm scale[t1]; another row")
+        texts = ("ck scale; 1 us, measured on me; ck: odd",
+                 "hip scale; 1.1 us, measured on me; it timed revision 0123456789ab",
+                 "asm wrong; 1.2 us, measured on me; kernel must be one of scale[t1]",
+                 "asm scale[t8] tile=8; 1.5 us, measured on me", "asm scale[t1]; 1.6 us, measured on me; another row")
         for row, text in zip(rows, texts):
             assert row.text.startswith(text), row.text
         found = explain(public(op), torch.randn(65, 4))
-        assert [str(row) for row in found.rows] == [f"nearest: {path}:7: hip scale; rows=64 for 65"]
+        assert [str(row) for row in found.rows] == [
+            f"nearest: {path}:7: hip scale; 1.6 us, measured on me; rows=64 for 65"]
         assert str(found).splitlines()[-1] == f"  row      {found.rows[0]}"
 
     def test_explain_where_no_row_is_near(self, monkeypatch, tmp_path):

@@ -161,6 +161,31 @@ class TestLayers:
         assert find(tuned).us == 9
         assert [layer.title.split()[0] for layer in tuned.layers] == ["AITER_LIKE_TUNED"] * 2 + ["packaged,"] * 2
 
+    def test_a_measured_row_goes_before_every_modelled_one(self, user, packaged, monkeypatch, tmp_path):
+        """Whichever file they are in, and also where it only rounds; among modelled ones the files' order counts."""
+        own = tmp_path / "own"
+        (own / "modelled").mkdir(parents=True)
+        monkeypatch.setattr(table.paths, "user_tuned", lambda: own)
+        (packaged / "rms_norm.csv").write_text(f"{HEADER}\n{row(rows=112, us='9')}\n")
+        (packaged / "modelled" / "rms_norm.csv").write_text(f"{HEADER}\n{row(rows=2, us='1', origin='modelled:1')}\n")
+        (own / "modelled" / "rms_norm.csv").write_text(f"{HEADER}\n{row(rows=2, us='2', origin='modelled:1')}\n")
+        path = user(row(rows=101, us="1", origin="modelled:1"), row(rows=3, us="1", origin="modelled:1"),
+                    row(rows=3, us="4", backend="torch", kernel="torch"))
+        tuned = load("rows")
+        assert (find(tuned, rows=101).us, find(tuned, rows=3).us, find(tuned, rows=2).us) == (9, 4, 2)
+        assert find(tuned, rows=3, usable=lambda row: row.backend != "torch").us == 1
+        assert [layer.title for layer in tuned.layers] == [
+            f"AITER_LIKE_TUNED {path}, measured", "packaged, measured", f"AITER_LIKE_TUNED {path}, modelled",
+            f"user's {own / 'modelled' / 'rms_norm.csv'}, modelled", "packaged, modelled"]
+
+    def test_a_modelled_row_says_so(self, user):
+        user(row(origin=table.modelled_origin("3", 2100.0)), row(rows=2), row(rows=3, origin="modelled:3"))
+        first, second, third = load().rows()
+        assert (second.is_modelled, second.model_version) == (True, "3")
+        assert second.figure == "1.5 us, modelled, not measured (version 3 of the cycle model, at 2100 MHz)"
+        assert (first.is_modelled, first.model_version, first.figure) == (False, "", "1.5 us, measured on mi300x")
+        assert third.model_version == "3" and "at a clock that the row does not name" in third.figure
+
     def test_packaged_layers_hold_their_own_origin(self, packaged):
         (packaged / "rms_norm.csv").write_text(f"{HEADER}\n{row(origin='modelled:1')}\n")
         assert "origin must start with measured: here" in str(load().problems[0])

@@ -17,6 +17,8 @@ from hip_runtime import runtime
 import aiter_like
 from aiter_like import cli, sim
 from aiter_like.sim import counting
+from aiter_like.sim.validation.kernels import Kernel, arguments, name_of
+from aiter_like.sim.validation.kernels import code_object as code_object_of
 
 _LANES = np.arange(64, dtype=np.uint32)
 _WAIT = "\ns_waitcnt vmcnt(0) lgkmcnt(0)\ns_nop 7"
@@ -167,6 +169,44 @@ def test_checkers_and_nested_sessions_count_too():
     assert [launch["totals"]["by_class"] for launch in outer.launches] == [by_class] * 3
     assert inner.launches[0]["schema"] == counting.SCHEMA
     json.dumps(outer.launches)
+
+
+def test_a_sample_of_the_workgroups():
+    """Twice the same one, another one of the next launch; what is left out leaves no trace in memory."""
+    code = code_object_of([(Kernel("global_store_dword v2, v3, s[6:7]", "s_lshl_b32 s11, s2, 2\nv_mov_b32 v2, s11\n"
+                                   "v_mov_b32 v3, 1"), 1)])
+
+    def ran(**options) -> tuple[list[dict], list[int]]:
+        launches, found = [], []
+        with sim.enabled(checks=False), counting.counted(launches, **options):
+            for _ in range(2):
+                buffer = torch.zeros(64, dtype=torch.int32)
+                sim.launch(code, name_of(0), (64, 1, 1), (64, 1, 1), 0, arguments(0, buffer.data_ptr(), 1, 0))
+                found.append(buffer.nonzero().flatten().tolist())
+        return launches, found
+
+    whole, everyone = ran()
+    assert everyone == [list(range(64))] * 2 and [launch["workgroups"] for launch in whole] == [64, 64]
+    sampled, places = ran(sample=8, leaves_out=True)
+    assert [len(one) for one in places] == [8, 8] and places[0] != places[1]
+    assert min(places[0]) < 8 and max(places[0]) >= 56, "spread over the grid"
+    assert ran(sample=8, leaves_out=True)[1] == places and ran(sample=64, leaves_out=True)[1] == everyone
+    watched, others = ran(sample=8)
+    assert others == everyone and [one["totals"] for one in watched] == [one["totals"] for one in sampled]
+    assert 8 * sampled[0]["totals"]["executed"] == whole[0]["totals"]["executed"]
+    with sim.enabled(checks=False, counters=True), pytest.raises(ValueError, match="are counted already"):
+        ran(sample=8)
+
+
+def test_code_is_told_apart():
+    one, same, other = (code_object_of([(Kernel(f"v_add_u32 v2, {number}, v1"), 4)]) for number in (1, 1, 2))
+
+    def hashed(code: bytes) -> int:
+        with sim.enabled(checks=False, counters=True) as session:
+            sim.launch(code, name_of(0), (1, 1, 1), (64, 1, 1), 0, arguments(0, 0, 1, 0))
+        return session.launches[0]["code"]
+
+    assert hashed(one) == hashed(same) != hashed(other)
 
 
 def test_a_session_that_does_not_count_says_so():

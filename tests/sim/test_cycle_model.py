@@ -77,6 +77,7 @@ def test_the_page_is_of_this_model():
     version, kept = page.figures(text)
     assert version == modelling.version()
     assert list(kept) == [case.name for case in [*cases(), *unpublished()]]
+    assert f"three quarters within {modelling.USUAL_ERROR:.1%};" in text, "what modelled rows have to be better by"
     for case in cases():
         assert f"| {case.name} | {case.source} | {case.published:g} {case.unit} |" in text
     for what, published, _ in ELSEWHERE:

@@ -33,10 +33,15 @@ PLANTS = {
     3: [("nan", 1.0), ("rots", 1.0), ("exit", 1.0)],
     4: [("good", 9.0), ("good", 8.0), ("tell", 7.0), ("good", 6.0)],
     5: [("quit", 1.0), ("good", 4.0)],
+    # Time, modelled time and launches, for a clock that models.
+    6: [("good", 9.0, 8.9), ("good", 8.0, 8.8), ("good", 7.0, 12.0), ("good", 6.0, 1.0, 2), ("good", 20.0, 1.0)],
+    7: [("good", 9.0, 9.6), ("good", 8.0, 9.5)],
+    8: [("good", 9.0, 9.3), ("good", 8.0, 9.0), ("wrong", 1.0, 1.0), ("good", 7.0, 8.8)],
 }
 DEFAULT_US = 10.0
 TOLD = "PLANTED_TOLD"  # names a pipe: who hangs, or runs "tell", writes its process there and waits to be ended
 _elapsed = 0.0
+_modelled, _launches = 0.0, 0
 _calls = 0
 
 
@@ -53,11 +58,13 @@ def scale_ref(call: PlantedCall) -> None:
     call.out.copy_(call.x * 2.0)
 
 
-def kernel(call: PlantedCall, mode: str = "good", us: float = DEFAULT_US) -> None:
+def kernel(call: PlantedCall, mode: str = "good", us: float = DEFAULT_US, modelled: float = DEFAULT_US,
+           launches: int = 1) -> None:
     """scale_ref, or what `mode` plants."""
-    global _elapsed, _calls
+    global _elapsed, _calls, _modelled, _launches
     out, x, _ = call
     _elapsed += us
+    _modelled, _launches = modelled, launches
     _calls += 1
     if mode == "raise":
         raise RuntimeError("launch failed")
@@ -79,12 +86,16 @@ def kernel(call: PlantedCall, mode: str = "good", us: float = DEFAULT_US) -> Non
 
 
 def _space(target: Target, call: PlantedCall) -> list[dict]:
-    return [{"mode": mode, "us": us} for mode, us in PLANTS[call.plant]]
+    return [dict(zip(("mode", "us", "modelled", "launches"), plant)) for plant in PLANTS[call.plant]]
 
 
 def _case(key: dict, place: torch.device, seed: int) -> PlantedCall:
     x = torch.randn(key["rows"], 8, generator=torch.Generator(place).manual_seed(seed))
     return PlantedCall(torch.empty_like(x), x, key["plant"])
+
+
+def _smaller(key: dict) -> list[dict]:
+    return [{**key, "rows": rows} for rows in (32, 4, 2)]
 
 
 def _key(call: PlantedCall) -> dict:
@@ -94,7 +105,8 @@ def _key(call: PlantedCall) -> dict:
 @functools.cache
 def op() -> Op:
     """The operator; torch keeps the name, so one per process."""
-    return Op(NAME, call=PlantedCall, reference=scale_ref, tune_key=_key, tune_fields=FIELDS, tuning=Tuning(_case),
+    return Op(NAME, call=PlantedCall, reference=scale_ref, tune_key=_key, tune_fields=FIELDS,
+              tuning=Tuning(_case, smaller=_smaller),
               backends=(Backend("hip", kernel, space=_space), Backend("asm", kernel, refusal=lambda *_: "never"),
                         Backend("torch", _slow)))
 
@@ -106,7 +118,8 @@ def _slow(call: PlantedCall) -> None:
 class PlantedClock:
     """Reads what the candidates say that they took."""
 
-    unit, is_time, counted = "us", True, ()
+    unit, trial_unit, is_measured, origin, least_gain, shape_seconds = "us", "us", True, "", 3.0, None
+    about, found = (), ()
 
     def sets(self, size: int) -> int:
         return 2
@@ -118,13 +131,30 @@ class PlantedClock:
                 call()
             return (_elapsed - before) / len(calls)
 
-        return interleaved([functools.partial(once, calls) for calls in contenders], count)
+        return interleaved([functools.partial(once, contender.calls) for contender in contenders], count)
+
+    finals = rounds
 
 
-class Counter(PlantedClock):
-    """The same as counts."""
+class PlantedModel(PlantedClock):
+    """Takes what candidates say that they took for an estimate, and what they say of a model for modelled."""
 
-    unit, is_time = "counts", False
+    unit, trial_unit, is_measured, origin, least_gain = "modelled us", "guesses", False, "modelled:7 at 900 MHz", 7.9
+    shape_seconds, about = 600.0, ("All of it is planted.",)
+
+    def sets(self, size: int) -> int:
+        return 1
+
+    def rounds(self, contenders, count):
+        times = [super(PlantedModel, self).rounds([contender], 1)[0] for contender in contenders]
+        self.found = [{"launches": _launches, "bytes": 640, "lane_operations": 64, "text": "a guess"}]
+        return times
+
+    def finals(self, contenders, count):
+        (contender,) = contenders
+        contender.calls[0]()
+        self.found = [{"launches": _launches, "text": "a model"}]
+        return [[_modelled]]
 
 
 def harness(index: int) -> Harness:
@@ -133,8 +163,15 @@ def harness(index: int) -> Harness:
     return Harness(torch.device("cpu"), TARGET, PlantedClock(), f"Toy {index}", ceilings=lambda target: (1e9, 1e12))
 
 
-def counting(index: int) -> Harness:
-    return Harness(torch.device("cpu"), TARGET, Counter(), "counting") if harness(index) else None
+def modelling(index: int) -> Harness:
+    harness(index)
+    return Harness(torch.device("cpu"), TARGET, PlantedModel(), "Toy model", most_judged=(256, 1))
+
+
+def in_a_hurry(index: int) -> Harness:
+    made = modelling(index)
+    made.clock.shape_seconds = 0.0
+    return made
 
 
 def broken(index: int) -> Harness:

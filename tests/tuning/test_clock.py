@@ -87,20 +87,20 @@ def make(monkeypatch):
 
 def test_a_graph_holds_a_call_per_set_and_caches_are_overwritten(make):
     cuda, timer = make()
-    assert timer.rounds([[cuda.call] * 4], 5) == [[750.0] * 5]
+    assert timer.rounds([clock.Contender([cuda.call] * 4)], 5) == [[750.0] * 5]
     assert cuda.log == ["call", "call", "call", "begin", *["call"] * 4, "end"]
     assert not timer._flush.any()
 
 
 def test_a_long_call_is_alone_in_its_graph(make):
     cuda, timer = make(ms=2.5)
-    assert timer.rounds([[cuda.call] * 4], 5) == [[3000.0] * 5]
+    assert timer.finals([clock.Contender([cuda.call] * 4)], 5) == [[3000.0] * 5]
     assert cuda.log == ["call", "call", "call", "begin", "call", "end"]
 
 
 def test_what_cannot_be_captured_is_timed_call_by_call(make, caplog):
     cuda, timer = make(captures=False)
-    assert timer.rounds([[cuda.call] * 4], 3) == [[1000.0] * 3]
+    assert timer.rounds([clock.Contender([cuda.call] * 4)], 3) == [[1000.0] * 3]
     assert "timed without a graph: capture is not permitted" in caplog.text and "more" not in caplog.text
 
 

@@ -11,11 +11,14 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from aiter_like.tuning import counted, report, roofline
+from aiter_like.tuning import report, roofline
 from aiter_like.tuning.candidates import Plan, Trial
 from aiter_like.tuning.tuner import Outcome, Result
 
-DEVICE = {"arch": "sm_90", "cu_num": 132, "name": "Toy <1>", "unit": "us", "is_time": True}
+DEVICE = {"arch": "sm_90", "cu_num": 132, "name": "Toy <1>", "unit": "us", "trial_unit": "us", "is_measured": True,
+          "about": ()}
+MODEL = DEVICE | {"unit": "modelled us (version 7)", "trial_unit": "clk", "is_measured": False,
+                  "about": ("None of it is measured.",)}
 
 
 def trial(backend, **params):
@@ -120,29 +123,27 @@ def test_page_is_well_formed_and_complete(outcome, tmp_path):
     assert markdown.name == "toy.sm_90.md" and page.name == "toy.sm_90.html"
 
 
-def test_counts_have_no_plot_and_no_rates(outcome):
-    outcome.device = DEVICE | {"is_time": False, "unit": "counts"}
-    assert roofline.svg(outcome) == "" and "No time, no rows" in report.markdown(outcome)
-    assert "| 10.00 | 20.00 | +100.0 |  |  |  |" in report.markdown(outcome)
+def test_what_is_modelled_says_so_and_has_no_plot_and_no_rates(outcome):
+    outcome.device = MODEL
+    outcome.results[0].note = "judged at rows=2"
+    outcome.results[0].finals = {1: {"value": 7.0, "text": "modelled: 900 clk"}, 0: {"error": "hung: no answer"}}
+    for text in (report.markdown(outcome), report.page(outcome)):
+        assert "Values in modelled us (version 7)." in text and "None of it is measured." in text
+        assert "a smaller key" in text and "judged at rows=2" in text and "svg" not in text
+    text = report.markdown(outcome)
+    assert "| candidate | status | clk | against the first | rounds | final, modelled us (version 7) |" in text
+    assert "| ok | 10.00 | 1.000 ± 0.010 | 7 | 7.00 | 0.001 | modelled: 900 clk |" in text
+    assert "| ok | 20.00 | 2.000 ± 0.010 | 7 |  | 0.001 | hung: no answer |" in text
+    assert "| 10.00 | 20.00 | +100.0 |  |  |  |" in text
 
 
 def test_counts_have_an_intensity(outcome):
-    """40 MB useful; 100 accesses of four words by whole waves, and 400 vector instructions."""
-    counters = {"k": {"by_class": {"valu": 300, "trans": 100, "salu": 9}, "accesses": {"global_load_dwordx4": 100}}}
-    outcome.device = DEVICE | {"is_time": False, "unit": "counts"}
-    outcome.results[0].results[1]["counted"] = counted.totals(counters)
+    """40 MB useful; what whole waves move, and their vector operations."""
+    outcome.device = MODEL
+    outcome.results[0].results[1]["found"] = {"bytes": 102400, "lane_operations": 25600, "text": ""}
     assert "| 102400 | 0.00× | 0.25 op/B | 0.001 |" in report.markdown(outcome)
     outcome.results[0].plan.flops = 1024000
     assert "| 102400 | 0.00× | 10 flop/B | 0.001 |" in report.markdown(outcome)
-
-
-@pytest.mark.parametrize(("mnemonic", "size"), [
-    ("global_load_dwordx4", 16), ("buffer_store_dword", 4), ("global_load_ubyte_d16_hi", 1), ("flat_store_byte", 1),
-    ("buffer_load_short_d16", 2), ("global_load_sshort", 2), ("global_load_lds_dword", 4), ("scratch_load_dwordx3", 12),
-    ("global_atomic_add_f32", 4), ("flat_atomic_cmpswap_x2", 8), ("buffer_atomic_max_f64", 8), ("buffer_wbl2", 0),
-    ("buffer_load_format_xyz", 12), ("buffer_store_format_d16_hi_x", 2), ("buffer_inv", 0)])
-def test_bytes_of_accesses(mnemonic, size):
-    assert counted.lane_bytes(mnemonic) == size
 
 
 def test_errors_state_their_norm(outcome):

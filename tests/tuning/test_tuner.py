@@ -110,12 +110,6 @@ def test_the_best_row_is_found_used_and_kept_and_a_budget_ends_the_run(tmp_path,
     assert outcome.table is None and rows_of(tmp_path) == changed, "--compare writes nothing"
 
 
-def test_counts_are_no_time_and_write_nothing(tmp_path):
-    outcome = tune("planted", [key(0)], options(tmp_path, harness="planted:counting"))
-    assert outcome.results[0].best is not None and outcome.table is None and outcome.results[0].row is None
-    assert not (tmp_path / "out").exists()
-
-
 def run_elsewhere(tmp_path, plants, **more):
     """A tuner in a process of its own."""
     code = (f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
@@ -145,8 +139,8 @@ def told(monkeypatch, tmp_path):
 def resumed(tmp_path, monkeypatch):
     """Ends the run that the journal tells of; how many candidates that took."""
     asked = []
-    original = tuner._Run._ask
-    monkeypatch.setattr(tuner._Run, "_ask", lambda self, worker, what, *rest, **more: asked.append(what) or original(
+    original = tuner.Run.ask
+    monkeypatch.setattr(tuner.Run, "ask", lambda self, worker, what, *rest, **more: asked.append(what) or original(
         self, worker, what, *rest, **more))
     outcome = tune("planted", [key(4)], options(tmp_path))
     assert outcome.results[0].value == 6.0 and "us=6.0" in rows_of(tmp_path)[1]

@@ -33,6 +33,8 @@ from aiter_like.ops.attention.flash_attn_fwd_hip import (
 from aiter_like.ops.attention.reference import row_blocks, scores_of, softmax_of
 from aiter_like.ops.common import philox
 
+_TAIL = 256  # rows and keys: a multiple of every kernel's tiles
+
 
 def flash_attn_fwd_ref(call: AttentionCall) -> None:
     """The formula in torch, in fp32 (fp64 for fp64 input), differentiable; writes `out` and `lse`.
@@ -206,6 +208,18 @@ def _traffic(call: AttentionCall) -> tuple[int, int]:
     return moved, flops // 2 if call.mask == "causal" else flops
 
 
+def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One sequence, then one head of K and V with its queries, then shorter sequences with as much behind their last
+    whole tile.
+    """
+    one = {**key, "batch": 1}
+    yield one
+    one |= {"num_heads": key["num_heads"] // max(key["num_kv_heads"], 1), "num_kv_heads": 1}
+    yield one
+    for length in (1024, 512, 256):
+        yield {**one, **{name: min(key[name], length + key[name] % _TAIL) for name in ("seqlen_q", "seqlen_k")}}
+
+
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """Prefill of one sequence; a latent-attention model (kv_lora_rank) attends with keys and values written out."""
     if tokens >= 128:
@@ -220,7 +234,7 @@ flash_attn_fwd = Op(
     "flash_attn_fwd", call=AttentionCall, reference=flash_attn_fwd_ref, check=_check, tune_key=_tune_key,
     tune_fields=("mask", "packing", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim",
                  "head_dim_v", "features", "dtype"),
-    writes=("out", "lse", "workspace"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+    writes=("out", "lse", "workspace"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes, _smaller),
     backends=(Backend("hip", flash_attn_fwd_hip, refusal=hip_refusal, address_refusal=hip_address_refusal),
               Backend("ck", flash_attn_fwd_ck, refusal=ck_refusal, space=ck_space, self_check=ck_self_check),
               Backend("triton", "ops.attention.triton.flash_attn_fwd:flash_attn_fwd",

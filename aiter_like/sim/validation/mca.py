@@ -7,6 +7,7 @@ quarter-rate instructions at full rate: where it is known to be wrong, the case 
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -15,8 +16,11 @@ from aiter_like.sim.validation.case import Slope
 from aiter_like.sim.validation.cases import mfma
 from aiter_like.sim.validation.kernels import Kernel
 
-_CLK = 4
+CLK = 4
+"""For one cycle of llvm-mca."""
+
 _RUNS = 200
+_RUNS_OF_LINE = 4  # enough for what overlaps from one run of a loop to the next
 
 _VALU, _EXP = "v_add_u32 v20, v1, v1", "v_exp_f32 v20, v1"
 
@@ -55,12 +59,34 @@ def mca(body: str) -> float:
     Raises:
         RuntimeError: it is not installed, or does not understand the body.
     """
+    (cycles,) = _total_cycles(body, _RUNS)
+    return CLK * round(cycles / _RUNS)
+
+
+@functools.lru_cache(maxsize=256)
+def cycles(lines: tuple[tuple[str, ...], ...]) -> list[float] | None:
+    """llvm-mca's cycles of each of some straight lines of instructions; None where it is not installed, or does not
+    know one of the instructions.
+    """
+    if not tool() or not lines:
+        return None
+    regions = (f"# LLVM-MCA-BEGIN {index}\n" + "\n".join(line) + "\n# LLVM-MCA-END\n"
+               for index, line in enumerate(lines))
+    try:
+        found = _total_cycles("".join(regions), _RUNS_OF_LINE)
+    except RuntimeError:
+        return None
+    return [total / _RUNS_OF_LINE for total in found] if len(found) == len(lines) else None
+
+
+def _total_cycles(text: str, runs: int) -> list[int]:
+    """Of each region, over all runs."""
     found = tool()
     if not found:
         raise RuntimeError("llvm-mca is not installed (Debian: llvm-22)")
-    command = [found, "-mtriple=amdgcn-amd-amdhsa", "-mcpu=gfx942", f"-iterations={_RUNS}"]
-    done = subprocess.run(command, input=body, capture_output=True, text=True, check=False)
-    cycles = re.search(r"Total Cycles:\s+(\d+)", done.stdout)
-    if done.returncode or not cycles:
+    command = [found, "-mtriple=amdgcn-amd-amdhsa", "-mcpu=gfx942", f"-iterations={runs}"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    totals = [int(cycles) for cycles in re.findall(r"Total Cycles:\s+(\d+)", done.stdout)]
+    if done.returncode or not totals:
         raise RuntimeError(f"llvm-mca: {done.stderr.strip() or 'no cycles'}")
-    return _CLK * round(int(cycles.group(1)) / _RUNS)
+    return totals

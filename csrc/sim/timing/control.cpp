@@ -48,7 +48,8 @@ std::string json_of(const LaunchCounts& launch) {
   registers.add("vgprs", u64{launch.vgprs}).add("agprs", u64{launch.agprs}).add("sgprs", u64{launch.sgprs});
   registers.add("vgpr_spills", u64{launch.vgpr_spills}).add("sgpr_spills", u64{launch.sgpr_spills});
   o.add("kernel", launch.kernel).raw("grid", sizes(launch.grid)).raw("block", sizes(launch.block));
-  o.add("workgroups", launch.workgroups).add("waves", launch.waves).add("lds_bytes", u64{launch.lds_bytes});
+  o.add("code", launch.code).add("workgroups", launch.workgroups);
+  o.add("waves", launch.waves).add("lds_bytes", u64{launch.lds_bytes});
   o.add("private_bytes", u64{launch.private_bytes}).raw("registers", registers.str());
   return o.raw("occupancy", json_of(launch.occupancy)).raw("instructions", lines.str()).str();
 }
@@ -117,7 +118,10 @@ std::string json_of(const ModelledLaunch& m) {
 
 #define TIMING_API extern "C" __attribute__((visibility("default")))
 
-TIMING_API void aiter_like_sim_count(int on) { on ? begin_counting() : end_counting(); }
+// sample: count so many workgroups of a launch, 0 = all. leaves_out: the others do not run.
+TIMING_API void aiter_like_sim_count(int on, u32 sample, int leaves_out) {
+  on ? begin_counting({sample, leaves_out != 0}) : end_counting();
+}
 
 TIMING_API char* aiter_like_sim_take_counts() {
   List list;
@@ -135,7 +139,19 @@ TIMING_API void aiter_like_sim_model(int on, int sample, double clock_mhz, u32 t
   begin_modelling(settings);
 }
 
-TIMING_API const char* aiter_like_sim_model_version() { return kModelVersion; }
+// Those of the model's numbers that an estimate without a replay needs (aiter_like/tuning/screening.py).
+TIMING_API char* aiter_like_sim_model_parameters() {
+  const Parameters p;
+  Object o;
+  o.add("xcds", u64{p.xcds}).add("cus", u64{p.cus}).add("simds", u64{p.simds}).add("issue_clk", u64{p.issue_clk});
+  o.add("trans_clk", u64{p.trans_clk}).add("pass_clk", u64{p.pass_clk}).add("barrier_clk", u64{p.barrier_clk});
+  o.add("branch_taken_clk", u64{p.branch_taken_clk}).add("lds_latency_clk", u64{p.lds_latency_clk});
+  o.add("l2_latency_clk", u64{p.l2_latency_clk}).add("hbm_latency_clk", u64{p.hbm_latency_clk});
+  o.add("dispatch_clk", u64{p.dispatch_clk}).add("l2_channels", u64{p.l2_channels});
+  o.raw("l1_fill_bytes", number(p.l1_fill_bytes)).raw("channel_clk", number(p.channel_clk));
+  o.raw("hbm_read_tb_per_s", number(p.hbm_read_tb_per_s)).raw("clock_mhz", number(p.clock_mhz));
+  return json::give(o.str());
+}
 
 TIMING_API char* aiter_like_sim_take_modelled() {
   List list;

@@ -17,6 +17,8 @@ struct Ended {
   std::mutex mutex;
   std::vector<LaunchCounts> launches;
   int users = 0;                               // blocks of the caller that count
+  CountSettings settings;
+  u64 begun = 0;                               // launches since the first of them began
 };
 
 Ended& ended() {
@@ -83,9 +85,34 @@ class Counter final : public Observer {
   Table& table_;
 };
 
+// Places in the golden section's sequence, which meets no period of a grid: rows of tiles, heads, XCDs. Each launch
+// goes on with it where the one before ended, so that a workgroup of one is not that of the other.
+std::vector<u64> spread(u64 total, u32 count, u64 launch) {
+  constexpr u64 kGoldenSection = 0x9E3779B97F4A7C15;         // of 2^64
+  std::vector<u64> places;
+  for (u64 k = launch * count + 1; k <= (launch + 1) * count; ++k) {
+    places.push_back(static_cast<u64>(static_cast<unsigned __int128>(k * kGoldenSection) * total >> 64));
+  }
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  return places;
+}
+
+// Of all that can run, in whatever kernel of the code object (FNV-1a).
+u64 hash_of(const Code& code) {
+  u64 hash = 0xCBF29CE484222325;
+  for (const Inst& i : code.insts) {
+    for (char c : i.text) hash = (hash ^ static_cast<u8>(c)) * 0x100000001B3;
+  }
+  return hash;
+}
+
 class LaunchCounter final : public LaunchObserver {
  public:
-  explicit LaunchCounter(const Launch& launch) : launch_(launch) {}
+  LaunchCounter(const Launch& launch, const CountSettings& settings, u64 begun) : launch_(launch), settings_(settings) {
+    const u64 total = u64{launch.grid[0]} * launch.grid[1] * launch.grid[2];
+    if (settings.sample && settings.sample < total) counted_ = spread(total, settings.sample, begun);
+  }
   ~LaunchCounter() override {
     LaunchCounts result = summary();
     const std::lock_guard lock(ended().mutex);
@@ -93,6 +120,7 @@ class LaunchCounter final : public LaunchObserver {
   }
 
   std::unique_ptr<Observer> begin(Workgroup& group) override {
+    if (!is_counted(group.number())) return nullptr;
     const std::lock_guard lock(mutex_);
     ++workgroups_;
     waves_ += group.waves.size();
@@ -100,8 +128,13 @@ class LaunchCounter final : public LaunchObserver {
     if (!table) table = std::make_unique<Table>(launch_.code->insts.size());
     return std::make_unique<Counter>(*table);
   }
+  bool skips(u64 number) override { return settings_.leaves_out && !is_counted(number); }
 
  private:
+  bool is_counted(u64 number) const {
+    return counted_.empty() || std::binary_search(counted_.begin(), counted_.end(), number);
+  }
+
   LaunchCounts summary() const {
     const Kernel& k = *launch_.kernel;
     LaunchCounts result;
@@ -115,6 +148,7 @@ class LaunchCounter final : public LaunchObserver {
     result.occupancy = occupancy(k, u64{launch_.block[0]} * launch_.block[1] * launch_.block[2], launch_.lds_bytes);
     result.workgroups = workgroups_;
     result.waves = waves_;
+    result.code = hash_of(*launch_.code);
     const std::vector<Inst>& insts = launch_.code->insts;
     for (size_t n = 0; n < insts.size(); ++n) {
       InstCounts sum;
@@ -138,12 +172,17 @@ class LaunchCounter final : public LaunchObserver {
   }
 
   const Launch& launch_;
+  const CountSettings settings_;
+  std::vector<u64> counted_;                   // workgroups, in order; none: all
   std::mutex mutex_;
   std::map<std::thread::id, std::unique_ptr<Table>> tables_;
   u64 workgroups_ = 0, waves_ = 0;
 };
 
-LaunchObserver* make(const Launch& launch) { return new LaunchCounter(launch); }
+LaunchObserver* make(const Launch& launch) {
+  const std::lock_guard lock(ended().mutex);
+  return new LaunchCounter(launch, ended().settings, ended().begun++);
+}
 
 }  // namespace
 
@@ -155,9 +194,12 @@ void InstCounts::add(const InstCounts& other) {
   atomic_lanes += other.atomic_lanes, atomic_collisions += other.atomic_collisions;
 }
 
-void begin_counting() {
+void begin_counting(const CountSettings& settings) {
   const std::lock_guard lock(ended().mutex);
-  if (ended().users++ == 0) aiter_like_sim_observe(make, 1);
+  if (ended().users++) return;
+  ended().settings = settings;
+  ended().begun = 0;
+  aiter_like_sim_observe(make, 1);
 }
 
 void end_counting() {

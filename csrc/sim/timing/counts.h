@@ -31,7 +31,8 @@ struct LaunchCounts {
   u32 grid[3], block[3], lds_bytes = 0;
   u32 vgprs = 0, agprs = 0, sgprs = 0, private_bytes = 0, vgpr_spills = 0, sgpr_spills = 0;
   Occupancy occupancy{};
-  u64 workgroups = 0, waves = 0;
+  u64 workgroups = 0, waves = 0;               // that were counted
+  u64 code = 0;                                // a hash of all instructions of the code object
   struct Line {
     u64 pc;                                    // relative to the kernel's entry
     std::string text, source;
@@ -45,8 +46,14 @@ struct LaunchCounts {
   std::vector<Line> lines;                     // instructions that were executed, in address order
 };
 
-// Counting is on for launches between begin() and end().
-void begin_counting();
+// Which workgroups of a launch are counted.
+struct CountSettings {
+  u32 sample = 0;                              // so many, spread over the grid; 0: all
+  bool leaves_out = false;                     // the others do not run: memory is not what the launch leaves
+};
+
+// Counting is on for launches between begin() and end(). Who begins while it is on gets the settings that it has.
+void begin_counting(const CountSettings& settings);
 void end_counting();
 // The launches that have ended and nobody has taken, oldest first.
 std::vector<LaunchCounts> take_counts();
