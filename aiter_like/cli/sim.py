@@ -81,7 +81,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 def _run(args: argparse.Namespace) -> int:
     seeds = sim_check.seeds_of(args)
     image = sim_spec.read_file(args.file, _MOST_IMAGE_BYTES)
-    kernel = _kernel(args.file, image, args.kernel)
+    kernel = sim_spec.kernel_of(args.file, image, args.kernel)
     spec = sim_spec.read_spec(args.args)
     spec.kernargs(kernel, spec.buffers)
     files = {name: args.output / f"{name}.npy" for name, buffer in spec.buffers.items() if buffer.is_output}
@@ -118,16 +118,6 @@ def _run(args: argparse.Namespace) -> int:
     for name, path in files.items():
         _save(path, outputs[name])
     return 1 if sim_reports.errors(found) else 0
-
-
-def _kernel(file: Path, image: bytes, name: str) -> code_object.Kernel:
-    try:
-        kernels = code_object.kernels(image, _ARCH)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    if name not in kernels:
-        raise ValueError(f"{file} has no kernel {name}; it has: {', '.join(kernels) or 'none'}")
-    return kernels[name]
 
 
 def _launch(args: argparse.Namespace, image: bytes, kernel: code_object.Kernel, spec: sim_spec.Spec,

@@ -32,6 +32,7 @@ _INTEGERS = {"i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I
 _FLOATS = {"fp16": "e", "fp32": "f", "fp64": "d"}
 _SCALARS = {"bool": "?", **_INTEGERS, **_FLOATS}  # struct formats
 _MOST_BYTES = 64 << 20  # of SPEC.json
+_PAGE_BYTES = 4096
 _MOST_SIZES = 32  # dimensions that every NumPy can write
 
 _got = reprlib.Repr()  # of a value in a message: one line, however large the value is
@@ -69,12 +70,12 @@ class Spec:
     """A description that has been read.
 
     Attributes:
-        path: where it was.
+        place: what messages call it.
         buffers: by name, filled.
         arguments: as the description has them, in the kernel's order.
     """
 
-    path: Path
+    place: str
     buffers: dict[str, Buffer]
     arguments: list[dict[str, Any]]
 
@@ -87,11 +88,11 @@ class Spec:
         if len(self.arguments) != len(kernel.arguments):
             wanted = ", ".join(f"{argument.name or '?'} ({argument.size} bytes, {argument.kind})"
                                for argument in kernel.arguments)
-            raise ValueError(f"{self.path}: {kernel.name} takes {len(kernel.arguments)} arguments, got "
+            raise ValueError(f"{self.place}: {kernel.name} takes {len(kernel.arguments)} arguments, got "
                              f"{len(self.arguments)}; it takes: {wanted or 'none'}")
         segment = bytearray(max((wanted.offset + wanted.size for wanted in kernel.arguments), default=0))
         for index, (wanted, given) in enumerate(zip(kernel.arguments, self.arguments, strict=True)):
-            place = f"{self.path}: arguments[{index}]"
+            place = f"{self.place}: arguments[{index}]"
             packed = _argument(given, buffers, place)
             is_pointer = "buffer" in given
             if len(packed) != wanted.size or (wanted.kind == "global_buffer") > is_pointer:
@@ -107,22 +108,43 @@ def read_spec(path: Path) -> Spec:
     Raises:
         ValueError: it is damaged, says what is not possible, or needs more memory than there is.
     """
-    text = read_file(path, _MOST_BYTES)
-    try:
-        spec = json.loads(text, object_pairs_hook=_object)
-    except RecursionError:
-        raise ValueError(f"{path}: nested too deeply for a description") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: no JSON: {error}") from error
-    _keys(spec, {"buffers", "arguments"}, f"{path}", needed=("arguments",))
+    return spec_of(read_json(path, _MOST_BYTES), path, f"{path}")
+
+
+def spec_of(spec: Any, beside: Path, place: str) -> Spec:
+    """A description that is an object of JSON already, its buffers filled.
+
+    Args:
+        beside: the file beside which the files of its buffers are.
+        place: what messages call it.
+
+    Raises:
+        ValueError: as `read_spec`.
+    """
+    require_keys(spec, {"buffers", "arguments"}, place, needed=("arguments",))
     buffers = spec.get("buffers", {})
     if not isinstance(buffers, dict) or not isinstance(spec["arguments"], list):
-        raise ValueError(f"{path}: buffers must be an object and arguments a list")
+        raise ValueError(f"{place}: buffers must be an object and arguments a list")
     for index, argument in enumerate(spec["arguments"]):
-        _keys(argument, {"buffer", "offset", "type", "value", "hex"}, f"{path}: arguments[{index}]")
-    filled = {name: _buffer(name, entry, path.parent, f"{path}: buffers.{_shown(name)}")
+        require_keys(argument, {"buffer", "offset", "type", "value", "hex"}, f"{place}: arguments[{index}]")
+    filled = {name: _buffer(name, entry, beside.parent, f"{place}: buffers.{_shown(name)}")
               for name, entry in buffers.items()}
-    return Spec(path, filled, spec["arguments"])
+    return Spec(place, filled, spec["arguments"])
+
+
+def kernel_of(file: Path, image: bytes, name: str) -> code_object.Kernel:
+    """A kernel of a code object that was read from `file`.
+
+    Raises:
+        ValueError: it is no code object for gfx942, or has no such kernel.
+    """
+    try:
+        kernels = code_object.kernels(image, "gfx942")
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    if name not in kernels:
+        raise ValueError(f"{file} has no kernel {name}; it has: {', '.join(kernels) or 'none'}")
+    return kernels[name]
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
@@ -147,6 +169,21 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 # ---- JSON
 
 
+def read_json(path: Path, most_bytes: int) -> Any:
+    """What a file of JSON holds; no key of an object is there twice.
+
+    Raises:
+        ValueError: it cannot be read, or is no JSON.
+    """
+    text = read_file(path, most_bytes)
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply for a description") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON: {error}") from error
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, each of whose keys is there once: the parser alone would silently take the last."""
     found = dict(pairs)
@@ -156,7 +193,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _keys(value: Any, known: set[str], place: str, needed: Sequence[str] = ()) -> None:
+def require_keys(value: Any, known: set[str], place: str, needed: Sequence[str] = ()) -> None:
+    """Raises ValueError unless `value` is an object with keys of `known`, all of `needed` among them."""
     if not isinstance(value, dict):
         raise ValueError(f"{place} must be an object, got {_got.repr(value)}")
     if unknown := sorted(value.keys() - known):
@@ -188,7 +226,7 @@ def _shown(name: str) -> str:
 
 
 def _buffer(name: str, entry: Any, folder: Path, place: str) -> Buffer:
-    _keys(entry, {"dtype", "shape", "fill", "seed", "file", "output", "scratch"}, place)
+    require_keys(entry, {"dtype", "shape", "fill", "seed", "file", "output", "scratch"}, place)
     flags = [entry.get(key, False) for key in ("output", "scratch")]
     if not all(isinstance(flag, bool) for flag in flags):
         raise ValueError(f"{place}: output and scratch must be true or false")
@@ -223,11 +261,22 @@ def _filled(entry: Mapping[str, Any], place: str) -> Tensor:
         fill = _number(fill, kind, place)
     _require_memory(math.prod(shape), kind.itemsize, place)
     try:
+        data = _zeros(shape, kind)
         if fill == "random":
-            return _random(shape, kind, torch.Generator().manual_seed(seed))
-        return torch.full(shape, 0 if fill == "zeros" else fill, dtype=kind)
+            return data.copy_(_random(shape, kind, torch.Generator().manual_seed(seed)))
+        return data if fill == "zeros" else data.fill_(fill)
     except (RuntimeError, MemoryError) as error:
         raise ValueError(f"{place}: cannot be filled: {str(error).splitlines()[0]}") from error
+
+
+def _zeros(shape: Sequence[int], kind: torch.dtype) -> Tensor:
+    """A buffer that begins on a page, as hipMalloc's do: torch's own begin anywhere, and cross more cache lines."""
+    import torch
+
+    size = math.prod(shape) * kind.itemsize
+    memory = torch.zeros(size + _PAGE_BYTES, dtype=torch.uint8)
+    begin = -memory.data_ptr() % _PAGE_BYTES
+    return memory[begin:begin + size].view(kind).reshape(shape)
 
 
 def _random(shape: list[int], kind: torch.dtype, generator: torch.Generator) -> Tensor:
@@ -294,7 +343,8 @@ def _load(path: Path, place: str) -> Tensor:
             raise ValueError("no regular file")
         if status.st_size > _available_bytes() // 4:  # the file's array and its copy
             raise ValueError(f"{status.st_size} bytes are too many for the free memory")
-        return torch.from_numpy(numpy.load(path, allow_pickle=False)).clone(memory_format=torch.contiguous_format)
+        data = torch.from_numpy(numpy.load(path, allow_pickle=False))
+        return _zeros(data.shape, data.dtype).copy_(data)
     except OSError as error:
         raise ValueError(f"{file}: {error.strerror or error}") from error
     except damage as error:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiter_like.cli.outputs import require_writable
+from aiter_like.cli import sim_kernels
+from aiter_like.cli.outputs import put_section, require_writable
 
 if TYPE_CHECKING:
     from aiter_like.sim.validation.run import Outcome
@@ -17,35 +18,50 @@ if TYPE_CHECKING:
 _DESCRIPTION = """Runs small kernels, each a public microbenchmark of the MI300X rebuilt, on the cycle model, and prints
 the published figure, the modelled one and the error. The model's parameters were fitted to these figures
 (csrc/sim/timing/parameters.h has each one's source); whole kernels are not among them, so that this is no validation on
-whole kernels."""
+whole kernels. That is --kernels DIR: other people's kernels with published times, from code objects in a folder outside
+the project."""
 _AIM = 0.05
+_TITLE = "# The cycle model beside public measurements"
+_SECTIONS = {False: ("microbenchmarks", "aiter-like sim validate --page"),
+             True: ("kernels", "aiter-like sim validate --kernels DIR --page")}
 
 
 def add_validate(actions: argparse._SubParsersAction) -> None:
     """Adds `validate`; its parser sets `run`: of the parsed arguments, returns the exit status."""
     validate = actions.add_parser("validate", help="the cycle model beside public measurements",
-                                  description=_DESCRIPTION)
+                                  description=_DESCRIPTION, epilog=sim_kernels.DESCRIPTION,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     validate.add_argument("--only", action="append", default=[], metavar="TEXT",
-                          help="cases with this in their name; may be given again")
+                          help="cases or rows with this in their name; may be given again")
+    validate.add_argument("--kernels", type=Path, metavar="DIR", help="instead: whole kernels with published times, "
+                                                                      "from code objects in DIR; see below")
+    validate.add_argument("--rows", action="store_true", help="list the rows that --kernels knows, and run nothing")
     validate.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
     validate.add_argument("--mca", action="store_true", help="also straight lines of instructions beside llvm-mca")
-    validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too")
+    validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too, as a section")
     validate.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     validate.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.rows:
+        from aiter_like.sim.validation.published import published
+
+        print("\n".join(row.name for row in published()))
+        return 0
+    for path, option in ((args.page, "--page"), (args.json, "--json")):
+        if path:
+            require_writable(path, option)
+    return _run_kernels(args) if args.kernels else _run_cases(args)
+
+
+def _run_cases(args: argparse.Namespace) -> int:
     from aiter_like.build import progress
     from aiter_like.sim import modelling
     from aiter_like.sim.validation import run
     from aiter_like.sim.validation.cases import cases
 
-    for path, option in ((args.page, "--page"), (args.json, "--json")):
-        if path:
-            require_writable(path, option)
-    chosen = [case for case in cases() if not args.only or any(text in case.name for text in args.only)]
-    if not chosen:
-        raise ValueError(f"--only: no case has {' or '.join(args.only)} in its name")
+    chosen = _chosen(cases(), args)
     found: list[Outcome] = []
     with progress.shown(lambda: f"modelling: {len(found)}/{len(chosen)}"):
         found.extend(run.outcomes(chosen, args.clock or modelling.PEAK_MHZ))
@@ -53,12 +69,38 @@ def _run(args: argparse.Namespace) -> int:
     if args.mca:
         print("\n".join(["", *_beside_mca()]))
     if args.page:
-        args.page.write_text(page(found))
+        put_section(args.page, *_SECTIONS[False], section(found), _TITLE)
     if args.json:
         args.json.write_text(json.dumps([{"name": one.case.name, "source": one.case.source, "unit": one.case.unit,
                                           "published": one.case.published, "modelled": one.modelled,
                                           "error": one.error} for one in found], indent=1) + "\n")
     return 0
+
+
+def _run_kernels(args: argparse.Namespace) -> int:
+    from aiter_like.build import progress
+    from aiter_like.sim.validation.published import Modelled, published
+
+    if args.mca or args.clock:
+        raise ValueError("--kernels: --mca is for microbenchmarks, and --clock, too: a kernel's clocks are that of its "
+                         "class and 2100 MHz")
+    chosen = _chosen(published(), args)
+    found: list[Modelled] = []
+    with progress.shown(lambda: f"modelling: {len(found)}/{len(chosen)}, {chosen[len(found) - len(chosen)].name}"):
+        found.extend(sim_kernels.modelled(args.kernels, chosen))
+    print("\n".join(sim_kernels.lines(found)))
+    if args.page:
+        put_section(args.page, *_SECTIONS[True], sim_kernels.section(found), _TITLE)
+    if args.json:
+        args.json.write_text(sim_kernels.figures(found))
+    return 1 if any(one.failed for one in found) else 0
+
+
+def _chosen(named: Sequence, args: argparse.Namespace) -> list:
+    chosen = [one for one in named if not args.only or any(text in one.name for text in args.only)]
+    if not chosen:
+        raise ValueError(f"--only: no case has {' or '.join(args.only)} in its name")
+    return chosen
 
 
 def _beside_mca() -> list[str]:
@@ -88,8 +130,8 @@ def _sums(found: Sequence[Outcome]) -> str:
            "Fitted to these: no validation on whole kernels."
 
 
-def page(found: Sequence[Outcome]) -> str:
-    """The page that the repository keeps."""
+def section(found: Sequence[Outcome]) -> list[str]:
+    """The same, for the page that the repository keeps."""
     from aiter_like.sim import modelling
     from aiter_like.sim.validation.cases import UNEXPLAINED
 
@@ -100,9 +142,7 @@ def page(found: Sequence[Outcome]) -> str:
     for one in missed:
         known = [why for name, why in UNEXPLAINED.items() if one.case.name.startswith(name)]
         reasons.append(f"- {one.case.name}: {known[0] if known else 'no explanation'}.")
-    return "\n".join([
-        "# The cycle model beside public measurements", "", "<!-- written by `aiter-like sim validate --page` -->", "",
-        f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is not "
-        "measured. The model's", "parameters were fitted to these figures; `parameters.h` has the source of each.", "",
-        "| case | source | published | modelled | error |", "|---|---|---|---|---|", *rows, "", _sums(found), "",
-        "What is off by more than 5 %:", *reasons, ""])
+    return [f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is "
+            "not measured. The model's", "parameters were fitted to these figures; `parameters.h` has the source of "
+            "each.", "", "| case | source | published | modelled | error |", "|---|---|---|---|---|", *rows, "",
+            _sums(found), "", "What is off by more than 5 %:", *reasons]

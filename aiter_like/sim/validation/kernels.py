@@ -94,7 +94,9 @@ class Kernel:
     .max_flat_workgroup_size: 1024
     .args:
       - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
-      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}"""
+      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 16, .size: 4, .value_kind: by_value}}
+      - {{.offset: 20, .size: 4, .value_kind: by_value}}"""
 
 
 def arguments(first: int, second: int, loops: int, number: int) -> bytes:
