@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aiter_like.cli import sim_spec
+from aiter_like.cli import described, sim_spec
 from aiter_like.errors import SimulatorError
 
 if TYPE_CHECKING:
@@ -41,15 +41,15 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
     from aiter_like.sim.validation.published import published
 
     path = folder / MANIFEST
-    manifest = sim_spec.read_json(path, _MOST_BYTES)
-    sim_spec.require_keys(manifest, {"kernels"}, f"{path}", needed=("kernels",))
+    manifest = described.read_json(path, _MOST_BYTES)
+    described.require_keys(manifest, {"kernels"}, f"{path}", needed=("kernels",))
     if not isinstance(manifest["kernels"], list):
         raise ValueError(f"{path}: kernels must be a list")
     rows = {row.name: row for row in published()}
     found: dict[str, dict[str, Any]] = {}
     for index, entry in enumerate(manifest["kernels"]):
         place = f"{path}: kernels[{index}]"
-        sim_spec.require_keys(entry, {"row", "runs", "why_not", "note"}, place, needed=("row",))
+        described.require_keys(entry, {"row", "runs", "why_not", "note"}, place, needed=("row",))
         name = entry["row"]
         if not isinstance(name, str) or name not in rows:
             raise ValueError(f"{place}: no row {name!r} is published; --rows lists them")
@@ -62,7 +62,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
         if not all(isinstance(entry.get(key, ""), str) for key in ("why_not", "note")):
             raise ValueError(f"{place}: why_not and note must be texts")
         for launch, where in _launches(entry, place):
-            sim_spec.require_keys(launch, {"file", "kernel", "grid", "block", "shared", "args"}, where,
+            described.require_keys(launch, {"file", "kernel", "grid", "block", "shared", "args"}, where,
                                   needed=("file", "kernel", "grid", "block", "args"))
         found[name] = entry
     return found
@@ -107,7 +107,7 @@ def _run_us(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], cloc
     total = 0.0
     for launch in run:
         file, place = folder / str(launch["file"]), f"{row.name}: {launch['file']}"
-        image = sim_spec.read_file(file, _MOST_IMAGE_BYTES)
+        image = described.read_file(file, _MOST_IMAGE_BYTES)
         kernel = sim_spec.kernel_of(file, image, str(launch["kernel"]))
         spec = sim_spec.spec_of(launch["args"], file, f"{place}: args")
         grid, block = (_sizes(launch[key], f"{place}: {key}") for key in ("grid", "block"))
