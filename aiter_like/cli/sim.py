@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from aiter_like import sim
 from aiter_like.build import code_object
-from aiter_like.cli import sim_check, sim_coverage, sim_profile, sim_spec, sim_validate
+from aiter_like.cli import described, sim_check, sim_coverage, sim_profile, sim_spec, sim_validate
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
@@ -80,8 +80,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     seeds = sim_check.seeds_of(args)
-    image = sim_spec.read_file(args.file, _MOST_IMAGE_BYTES)
-    kernel = _kernel(args.file, image, args.kernel)
+    image = described.read_file(args.file, _MOST_IMAGE_BYTES)
+    kernel = sim_spec.kernel_of(args.file, image, args.kernel)
     spec = sim_spec.read_spec(args.args)
     spec.kernargs(kernel, spec.buffers)
     files = {name: args.output / f"{name}.npy" for name, buffer in spec.buffers.items() if buffer.is_output}
@@ -120,20 +120,10 @@ def _run(args: argparse.Namespace) -> int:
     return 1 if sim_reports.errors(found) else 0
 
 
-def _kernel(file: Path, image: bytes, name: str) -> code_object.Kernel:
-    try:
-        kernels = code_object.kernels(image, _ARCH)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    if name not in kernels:
-        raise ValueError(f"{file} has no kernel {name}; it has: {', '.join(kernels) or 'none'}")
-    return kernels[name]
-
-
 def _launch(args: argparse.Namespace, image: bytes, kernel: code_object.Kernel, spec: sim_spec.Spec,
             buffers: Mapping[str, Buffer], session: sim.Session) -> None:
     """One launch. What the checkers said before one that fails is printed: its error tells only the last."""
-    used = [buffers.get(argument.get("buffer")) for argument in spec.arguments]  # by argument: reports count these
+    used = spec.used(buffers)
     tensors = tuple(buffer and buffer.data for buffer in used)
     writable = [index for index, buffer in enumerate(used) if buffer and buffer.is_writable]
     kernargs = spec.kernargs(kernel, buffers)

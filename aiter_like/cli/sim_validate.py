@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiter_like.cli import sim_hardware
-from aiter_like.cli.outputs import require_writable
+from aiter_like.cli import sim_hardware, sim_kernels
+from aiter_like.cli.outputs import put_section, require_writable
 
 if TYPE_CHECKING:
     from aiter_like.sim.validation.case import Case
@@ -19,19 +19,27 @@ if TYPE_CHECKING:
 _DESCRIPTION = """Runs small kernels, each a public microbenchmark of the MI300X rebuilt, on the cycle model, and prints
 the published figure, the modelled one and the error. The model's parameters were fitted to these figures
 (csrc/sim/timing/parameters.h has each one's source); whole kernels are not among them, so that this is no validation on
-whole kernels."""
+whole kernels. That is --kernels DIR: other people's kernels with published times, from code objects in a folder outside
+the project."""
+_TITLE = "# The cycle model beside public measurements"
+_MICROBENCHMARKS = ("microbenchmarks", "aiter-like sim validate --page")
+_KERNELS = ("kernels", "aiter-like sim validate --kernels DIR --page")
 
 
 def add_validate(actions: argparse._SubParsersAction) -> None:
     """Adds `validate`; its parser sets `run`: of the parsed arguments, returns the exit status."""
     validate = actions.add_parser("validate", help="the cycle model beside public measurements",
-                                  description=_DESCRIPTION)
+                                  description=_DESCRIPTION, epilog=sim_kernels.DESCRIPTION,
+                                  formatter_class=argparse.RawDescriptionHelpFormatter)
     validate.add_argument("--only", action="append", default=[], metavar="TEXT",
-                          help="cases with this in their name; may be given again")
+                          help="cases or rows with this in their name; may be given again")
+    validate.add_argument("--kernels", type=Path, metavar="DIR", help="instead: whole kernels with published times, "
+                                                                      "from code objects in DIR; see below")
+    validate.add_argument("--rows", action="store_true", help="list the rows that --kernels knows, and run nothing")
     sim_hardware.add_options(validate)
     validate.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
     validate.add_argument("--mca", action="store_true", help="also straight lines of instructions beside llvm-mca")
-    validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too")
+    validate.add_argument("--page", type=Path, metavar="FILE.md", help="write the table there, too, as a section")
     validate.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     validate.set_defaults(run=_run)
 
@@ -39,13 +47,22 @@ def add_validate(actions: argparse._SubParsersAction) -> None:
 def _run(args: argparse.Namespace) -> int:
     if (other := sim_hardware.asked_for(args)) is not None:
         return other(args)
+    if args.rows:
+        from aiter_like.sim.validation.whole_kernels import published
+
+        print("\n".join(row.name for row in published()))
+        return 0
+    for path, option in ((args.page, "--page"), (args.json, "--json")):
+        if path:
+            require_writable(path, option)
+    return _run_kernels(args) if args.kernels else _run_cases(args)
+
+
+def _run_cases(args: argparse.Namespace) -> int:
     from aiter_like.build import progress
     from aiter_like.sim import modelling
     from aiter_like.sim.validation import page, run
 
-    for path, option in ((args.page, "--page"), (args.json, "--json")):
-        if path:
-            require_writable(path, option)
     chosen = chosen_cases(args.only)
     found: list[Outcome] = []
     with progress.shown(lambda: f"modelling: {len(found)}/{len(chosen)}"):
@@ -54,7 +71,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.mca:
         print("\n".join(["", *_beside_mca()]))
     if args.page:
-        args.page.write_text(page.text(found))
+        put_section(args.page, *_MICROBENCHMARKS, page.section(found), _TITLE)
     if args.json:
         args.json.write_text(json.dumps([{"name": one.case.name, "source": one.case.source, "unit": one.case.unit,
                                           "published": one.case.published, "modelled": one.modelled,
@@ -71,7 +88,30 @@ def chosen_cases(only: Sequence[str]) -> list[Case]:
     from aiter_like.sim.validation.cases import cases
     from aiter_like.sim.validation.unpublished import unpublished
 
-    chosen = [case for case in [*cases(), *unpublished()] if not only or any(text in case.name for text in only)]
+    return _named([*cases(), *unpublished()], only)
+
+
+def _run_kernels(args: argparse.Namespace) -> int:
+    from aiter_like.build import progress
+    from aiter_like.sim.validation.whole_kernels import Modelled, published
+
+    if args.mca or args.clock:
+        raise ValueError("--kernels: --mca is for microbenchmarks, and --clock, too: a kernel's clocks are that of its "
+                         "class and 2100 MHz")
+    chosen = _named(published(), args.only)
+    found: list[Modelled] = []
+    with progress.shown(lambda: f"modelling: {len(found)}/{len(chosen)}, {chosen[len(found) - len(chosen)].name}"):
+        found.extend(sim_kernels.modelled(args.kernels, chosen))
+    print("\n".join(sim_kernels.lines(found)))
+    if args.page:
+        put_section(args.page, *_KERNELS, sim_kernels.section(found), _TITLE)
+    if args.json:
+        args.json.write_text(sim_kernels.figures(found))
+    return 1 if any(one.failed for one in found) else 0
+
+
+def _named(every: Sequence, only: Sequence[str]) -> list:
+    chosen = [one for one in every if not only or any(text in one.name for text in only)]
     if not chosen:
         raise ValueError(f"--only: no case has {' or '.join(only)} in its name")
     return chosen

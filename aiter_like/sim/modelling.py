@@ -19,8 +19,8 @@ PEAK_MHZ = 2100.0
 """The MI300X's highest engine clock: cycles are stated at it unless a clock is given."""
 
 USUAL_ERROR = 0.095
-"""Of the model, absolute and relative: three quarters of the public microbenchmarks of csrc/sim/timing/VALIDATION.md are
-within it; what the others measure it does not model. No error over whole kernels is known."""
+"""Of the model, absolute and relative: three quarters of the public microbenchmarks of csrc/sim/timing/VALIDATION.md
+are within it. What most of the others measure it does not model."""
 
 LEAST_GAIN = (1 + USUAL_ERROR) / (1 - USUAL_ERROR) - 1
 """By which one modelled time must be below another to mean anything: what two can be apart that are off by USUAL_ERROR,

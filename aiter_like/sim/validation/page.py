@@ -22,13 +22,12 @@ def kept() -> Path:
     return paths.csrc() / "sim/timing/VALIDATION.md"
 
 
-def text(found: Sequence[Outcome]) -> str:
-    """The page."""
+def section(found: Sequence[Outcome]) -> list[str]:
+    """The lines of the page's section of microbenchmarks."""
     beside = [one for one in found if one.error is not None]
     alone = [one for one in found if one.error is None]
     missed = [one for one in beside if abs(one.error) > AIM]
-    return "\n".join([
-        "# The cycle model beside public measurements", "", "<!-- written by `aiter-like sim validate --page` -->", "",
+    return [
         f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is not "
         "measured. The model's", "parameters were fitted to these figures; `parameters.h` has the source of each.", "",
         "| case | source | published | modelled | error |", "|---|---|---|---|---|",
@@ -41,7 +40,7 @@ def text(found: Sequence[Outcome]) -> str:
         "What the model says where it assumes; `aiter-like sim validate --hardware` measures the same on an MI300X.",
         "", "| case | modelled | parameters |", "|---|---|---|",
         *(f"| {one.case.name} | {one.modelled:.2f} {one.case.unit} | {', '.join(one.case.parameters)} |"
-          for one in alone), ""])
+          for one in alone)]
 
 
 def _reason(one: Outcome) -> str:
@@ -65,6 +64,7 @@ def figures(page: str) -> tuple[str, dict[str, float]]:
     Raises:
         ValueError: it is no such page.
     """
+    page = page.partition("<!-- end of microbenchmarks -->")[0]  # whole kernels have a section of their own
     version = re.search(r"^Model version (\S+),", page, re.MULTILINE)
     if not version:
         raise ValueError("the page of the cycle model names no version")

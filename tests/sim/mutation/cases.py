@@ -115,7 +115,7 @@ class _Buffers:
         self.buffers = tuple(made)
 
     def with_scratch(self, memory: Iterable[tuple[int, bytes]]) -> _Buffers:
-        """With the memory (address, contents) of one launch that is no tensor's: the operator's own, for its kernels."""
+        """With the memory (address, contents) of one launch that is no tensor's, but the operator's own."""
         more = copy.copy(self)
         more._starts = dict(self._starts)
         for address, data in memory:
