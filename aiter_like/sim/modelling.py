@@ -75,6 +75,13 @@ def version() -> str:
     return re.search(r'kModelVersion = "([^"]+)"', (paths.csrc() / "sim/timing/parameters.h").read_text())[1]
 
 
+def roofs(clock_mhz: float) -> list[dict]:
+    """What the model's parameters allow the whole chip at most: `name`, `unit` ("flop" or "B"), `per_second`. Matrix
+    operations by the type of their operands, packed f32 arithmetic, and the levels of memory.
+    """
+    return library.json_of(library.load_timing().aiter_like_sim_model_roofs(clock_mhz))
+
+
 def stalls(instructions: Iterable[dict]) -> dict[str, float]:
     """Reason → cycles that waves waited, of all instructions; the longest first."""
     sums: dict[str, float] = {}
