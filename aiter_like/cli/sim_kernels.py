@@ -7,6 +7,7 @@ outside.
 
 from __future__ import annotations
 
+import collections
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -176,7 +177,18 @@ def section(found: Sequence[Modelled]) -> list[str]:
     notes = dict.fromkeys(f"- {one.row.group.split()[0]}, {one.row.variant.split()[0]}: {one.note}."
                           for one in found if one.note)
     return [*text, "", *(f"- {_group(one)}." for one in sums), "", f"**{whole_kernels.verdict(sums)}**", "",
-            "What ran, as the manifest says:", "", *notes]
+            "What ran, as the manifest says:", "", *notes, "", *_reasons(found)]
+
+
+def _reasons(found: Sequence[Modelled]) -> list[str]:
+    """For each group and whose kernel it is: how many rows are far off, and what is known of the reason."""
+    from aiter_like.sim.validation.whole_kernels import MOST_ERROR, UNEXPLAINED
+
+    far = collections.Counter((one.row.group.split()[0], one.row.variant.split()[0]) for one in found
+                              if one.us is not None and abs(one.error) > MOST_ERROR)
+    return [f"What is off by more than {MOST_ERROR:.0%}:", "",
+            *(f"- {group}, {whose}, {count} rows: {UNEXPLAINED.get((group, whose), 'no explanation')}."
+              for (group, whose), count in far.items())] if far else []
 
 
 def figures(found: Sequence[Modelled]) -> str:

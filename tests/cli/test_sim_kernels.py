@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -90,10 +91,11 @@ def test_what_did_not_run_says_why_and_page_keeps_the_other_section(tmp_path, im
     for _ in range(2):  # the section is replaced, not added again
         assert validate("--kernels", folder, "--only", "F7", "--page", str(page)) == 0
     printed, text = capsys.readouterr().out, page.read_text()
-    assert f"not run: {sim_kernels.MANIFEST} does not have it" in printed and "not validated: 1 groups" in printed
+    assert f"not run: {sim_kernels.MANIFEST} does not have it" in printed and "not validated: 0 groups" in printed
     assert text.count("## Whole kernels") == 1 and "| plain VALU | pyhip |" in text
     assert f"| {OTHER} | RadeonFlow/RadeonFlow_Kernels src/gemm/transpose_kernel.cpp | 2.72 | " \
            "not run: no kernel at hand" in text
+    assert "What is off by more than 15%:" in text and "- F7, RadeonFlow, 1 rows: caches are modelled cold" in text
     assert "- F7, RadeonFlow: an own kernel." in text and "**not validated: 1 groups" in text
 
 
@@ -149,6 +151,10 @@ def test_errors_order_and_verdict():
     assert b.ratio_error is None
     assert whole_kernels.verdict([a, b]) == "not validated: 2 groups have a row that ran, 3 are needed"
     assert "over 3 groups: 31.7% at the clocks" in whole_kernels.verdict([b, b, a])  # of 10 %, 10 % and 75 %
+    later = dataclasses.replace(a, name="F6 later")
+    assert whole_kernels.verdict([a, b, later]).startswith("not validated: 2 groups")
+    assert "over 3 groups: 31.7% at the clocks" in whole_kernels.verdict([b, b, a, later])
+    assert "added since, over 4 groups: 42.5% at the clocks" in whole_kernels.verdict([b, b, a, later])
 
 
 def test_section_of_a_page_is_replaced_in_its_place(tmp_path):

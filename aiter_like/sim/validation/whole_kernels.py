@@ -18,8 +18,32 @@ from pathlib import Path
 
 from aiter_like.sim import modelling
 
+ADDED = ("F6", "F7")
+"""Groups that were found after it was settled which ones decide; they do not count."""
+
 FEWEST_GROUPS = 3
 """With fewer groups that have a row that ran, the model does not count as validated."""
+
+MOST_ERROR = 0.15
+"""The aim for the mean; of what is off by more, the page says why as far as it is known."""
+
+# Group and first word of the variant → what the model lacks there, as far as the counters and the sources tell.
+UNEXPLAINED = {
+    ("F1", "AITER"):
+        "the published times of the three roundings are in the ratio of the sums of their matrix and vector "
+        "time (RTNE to RTZ 1.148; sums 1.142), as if the two waves of a SIMD did not overlap these; the model "
+        "overlaps them, and has the matrix units busy for 90 % of the time",
+    ("F5", "SGLang"):
+        "the address unit is modelled to take a cycle for every change of line from lane to lane; the table "
+        "is loaded with neighbouring lanes in different rows, 8 or 32 distinct lines in 64 lanes, and that "
+        "costs the model 64 cycles a load",
+    ("F6", "tile"):
+        "kernels of a few microseconds are not held back by power, so that the clock of their class is too "
+        "low for them; and a sample that ends in a partial round of workgroups counts it as a whole one",
+    ("F7", "RadeonFlow"):
+        "caches are modelled cold, and a benchmark that repeats a small launch finds its data in the L2; "
+        "below 3 us the time of a launch itself, which is not modelled, shows",
+}
 
 
 @dataclass(frozen=True)
@@ -138,10 +162,16 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def verdict(sums: Sequence[Group]) -> str:
-    """The mean over the groups, as a sentence, or that the model is not validated."""
-    if len(sums) < FEWEST_GROUPS:
-        return f"not validated: {len(sums)} groups have a row that ran, {FEWEST_GROUPS} are needed"
+    """The mean over the groups that count, or that the model is not validated; then that with the added groups."""
+    counted = [one for one in sums if not one.name.startswith(ADDED)]
+    if len(counted) < FEWEST_GROUPS:
+        return f"not validated: {len(counted)} groups have a row that ran, {FEWEST_GROUPS} are needed"
+    added = f"; with what was added since, {_over(sums)}" if len(sums) > len(counted) else ""
+    return f"mean absolute error {_over(counted)}{added}"
+
+
+def _over(sums: Sequence[Group]) -> str:
     ratios = [one.ratio_error for one in sums if one.ratio_error is not None]
     without = f", without a clock {_mean(ratios):.1%}" if ratios else ""
-    return (f"mean absolute error over {len(sums)} groups: {_mean([one.error for one in sums]):.1%} at the clocks of "
+    return (f"over {len(sums)} groups: {_mean([one.error for one in sums]):.1%} at the clocks of "
             f"the classes, {_mean([one.peak_error for one in sums]):.1%} at {modelling.PEAK_MHZ:.0f} MHz{without}")
