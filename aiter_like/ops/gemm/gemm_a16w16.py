@@ -26,6 +26,7 @@ __all__ = ["gemm_a16w16"]
 _OP = "gemm_a16w16"
 DTYPES = (torch.bfloat16, torch.float16)
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
+_HOPPER_BYTES = 220 << 10  # of shared memory, less what a kernel has beside its operands
 _MAX_ROW_BYTES = 2**23  # of the ck kernel: the rows of a tile within 31 bits
 
 
@@ -155,6 +156,21 @@ def _triton_kernels(target: Target, call: GemmA16w16Call, **params: int) -> list
     return [*hopper, "gemm_a16w16"]
 
 
+def _hopper_blocks(m: int, n: int, k: int, target: Target) -> Iterator[tuple[int, ...]]:
+    """(block_m, block_n, block_k, num_warps, num_stages, swap, splits) that fit shared memory and have work."""
+    rows = max(16, 1 << (m - 1).bit_length())
+    few = [(rows, block_n, block_k, 4, 1) for block_n in (64, 128) for block_k in (64, 128, 256)] if m <= 256 else []
+    many = [(*tile, 0) for tile in ((64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8),
+                                    (256, 128, 64, 8)) if m > 32 and tile[0] <= 2 * m]
+    for block_m, block_n, block_k, num_warps, swap in (*few, *many):
+        most = min(8, _HOPPER_BYTES // (2 * block_k * (block_m + block_n)))
+        tiles = -(-m // block_m) * -(-n // block_n)
+        for splits in (1, 2, 3, 4, 6, 8):
+            if splits == 1 or splits * tiles <= 2 * target.cu_num and k >= 4 * splits * block_k:
+                yield from ((block_m, block_n, block_k, num_warps, stages, swap, splits)
+                            for stages in {most, max(most // 2, 3)} if 3 <= stages <= most)
+
+
 def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]:
     """Blocks that suit the rows; deep ones for few rows, which are bound by memory.
 
@@ -162,15 +178,9 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
     at 64 to 4096 rows (H200).
     """
     m = call.a.shape[0]
-    names = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "swap")
+    names = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "swap", "splits")
     if target.arch == "sm_90" and _hopper_serves(call):
-        rows = max(16, 1 << (m - 1).bit_length())
-        few = [(rows, block_n, block_k, 4, stages, 1) for block_n, block_k, all_stages in (
-            (64, 128, (4, 6)), (64, 256, (3, 4)), (128, 128, (3, 5)), (128, 64, (6,))) for stages in all_stages]
-        many = [(*tile, stages, 0) for tile in ((64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
-                                                (128, 256, 64, 8), (256, 128, 64, 8))
-                for stages in (3, 4) if tile[0] <= 2 * m]
-        yield from (dict(zip(names, one)) for one in ((few if rows <= 128 else []) + (many if m > 32 else [])))
+        yield from (dict(zip(names, one)) for one in _hopper_blocks(m, call.b.shape[0], call.a.shape[1], target))
         if m >= 64:
             return
     for block_m, block_n, block_k, num_warps in ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4),

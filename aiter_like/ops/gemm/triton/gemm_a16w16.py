@@ -13,7 +13,7 @@ from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 
 _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
-_HOPPER_NAMES = (*_NAMES, "swap")
+_HOPPER_NAMES = (*_NAMES, "swap", "splits")
 _GROUP = 8  # blocks of rows that are computed side by side, so that what is in the L2 at a time is about square
 
 
@@ -57,16 +57,16 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
 
     kernel: "gemm_a16w16_hopper" is that of gemm_a16w16_hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
-        swap.
+        swap and splits.
     """
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
     if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
         from aiter_like.ops.gemm.triton import gemm_a16w16_hopper  # not every Triton has tensor descriptors
 
-        block_m, block_n, block_k, num_warps, num_stages, swap = _values(_HOPPER_NAMES, hopper_blocks(m, n, target),
-                                                                         params)
-        gemm_a16w16_hopper.multiply(call, (block_m, block_n, block_k), num_warps, num_stages, bool(swap), target)
+        values = dict(zip(_HOPPER_NAMES, _values(_HOPPER_NAMES, hopper_blocks(m, n, k, target), params)))
+        gemm_a16w16_hopper.multiply(call, tuple(values[name] for name in _NAMES[:3]), values["num_warps"],
+                                    values["num_stages"], bool(values["swap"]), values["splits"], target)
         return
     given = {} if kernel == "gemm_a16w16_hopper" else params
     block_m, block_n, block_k, num_warps, num_stages = _values(_NAMES, _blocks(m, target.platform), given)
@@ -85,13 +85,18 @@ def _values(names: tuple[str, ...], suited: tuple[int, ...], given: dict[str, in
     return tuple(given.get(name, value) for name, value in zip(names, suited))
 
 
-def hopper_blocks(m: int, n: int, target: Target) -> tuple[int, int, int, int, int, int]:
-    """(block_m, block_n, block_k, num_warps, num_stages, swap) by the sizes of out, as they did best on an H200."""
-    if m <= 64:
-        return max(16, triton.next_power_of_2(m)), 64, 128, 4, 6, 1
+def hopper_blocks(m: int, n: int, k: int, target: Target) -> tuple[int, int, int, int, int, int, int]:
+    """(block_m, block_n, block_k, num_warps, num_stages, swap, splits) by the sizes, as they did best on an H200."""
+    if m <= 256:
+        block_m = max(16, triton.next_power_of_2(m))
+        block_k = 128 if m <= 128 else 64
+        stages = min(6, (220 << 10) // (2 * block_k * (block_m + 64)))
+        tiles, steps = triton.cdiv(n, 64), k // block_k
+        splits = max(1, min(target.cu_num // max(tiles, 1), steps // 8))
+        return block_m, 64, block_k, 4, stages, 1, splits
     if triton.cdiv(m, 128) * triton.cdiv(n, 256) < target.cu_num // 2:
-        return 128, 128, 64, 4, 4, 0
-    return 128, 256, 64, 8, 4, 0
+        return 128, 128, 64, 4, 4, 0, 1
+    return 128, 256, 64, 8, 4, 0, 1
 
 
 def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:
