@@ -162,6 +162,19 @@ def test_bad_input_is_named(device):
             aiter_like.gemm_a16w16(*args, **options)
 
 
+@pytest.mark.parametrize("m, n, k", ((1, 40, 4096), (3, 64, 1032), (64, 72, 2048), (130, 136, 1024), (257, 520, 200)))
+def test_split_depth_on_hopper(device, run, m, n, k):
+    """Few tiles: the depth is split, and what follows a product follows the sum. Equal calls give equal results."""
+    if device.type != "cuda":
+        pytest.skip("the kernel for Hopper runs on an NVIDIA GPU alone")
+    a, b = operands(device, m, n, k)
+    bias, residual = torch.randn(n, device=device), torch.randn(m, n, device=device).bfloat16()
+    for options in ({}, {"bias": bias, "residual": residual, "activation": "silu"}):
+        out = run("triton", aiter_like.gemm_a16w16, a, b, **options)
+        compare(out, a, b, **options)
+        assert torch.equal(out, aiter_like.gemm_a16w16(a, b, **options, backend="triton"))
+
+
 def test_shuffled_weights_are_refused(device):
     a, b = operands(device, 4, 16, 32)
     with pytest.raises(ValueError, match="B must not be shuffled"):

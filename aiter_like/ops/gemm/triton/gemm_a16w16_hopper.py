@@ -84,11 +84,10 @@ def _sum_kernel(partials, out, bias, residual, rows, columns, out_row, out_colum
     await_stream(OVERLAPS)
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    at = partials + row * columns + column
     product = tl.zeros((BLOCK,), tl.float32)
-    for _ in tl.static_range(SPLITS):
+    for split in tl.static_range(SPLITS):
+        at = partials + (split * rows + row) * columns + column
         product += tl.load(at, mask=column < columns, other=0.0)
-        at += rows.to(tl.int64) * columns
     _finish(product, out, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
             residual_column, ACTIVATION, IS_BF16)
 
