@@ -76,24 +76,23 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _write(found: list[dict], before: list[dict] | None, args: argparse.Namespace) -> None:
-    """Prints profiles and what changed, and writes the files that the options name."""
+    """Writes the files that the options name, then prints profiles and what changed."""
     from aiter_like.sim.profiling import chrome_trace, comparison, page, summary, thread_trace
 
-    for profile in found:
-        print("\n".join(summary.text(profile)))
     compared = comparison.of(*comparison.pair(before, found)) if before else None
-    if compared:
-        print("\n".join(comparison.text(compared)))
+    written: list[Path] = []
     if args.json:
         args.json.write_text(json.dumps(found) + "\n")
     if args.trace:
         args.trace.write_text(json.dumps(chrome_trace.of(found[0])) + "\n")
     if args.thread_trace:
-        for number, profile in enumerate(found, 1):
-            print(f"{thread_trace.write(profile, args.thread_trace, number)}: written")
+        written += [thread_trace.write(profile, args.thread_trace, number) for number, profile in enumerate(found, 1)]
     if args.page:
         args.page.write_text(page.page(found, compared))
-        print(f"{args.page}: written")
+        written.append(args.page)
+    rows = [*summary.texts(found), *(comparison.text(compared) if compared else ()),
+            *(f"{path}: written" for path in written)]
+    print("\n".join(rows))
 
 
 def _with_rest(args: argparse.Namespace) -> argparse.Namespace:

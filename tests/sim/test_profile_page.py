@@ -43,9 +43,16 @@ def test_the_page_is_one_file(profiles):
     assert data["sources"][source.rpartition(":")[0]]
 
 
-def test_only_the_longest_launches_have_timelines(profiles):
-    shown = _data(page.page(profiles["short"] * (page.TIMELINES + 1)))["profiles"]
-    assert [bool(one["timeline"]["events"]) for one in shown] == [True] * page.TIMELINES + [False]
+def test_of_many_launches_the_longest_are_shown(profiles):
+    many = profiles["short"] * (page.LAUNCHES + 2)
+    data = _data(page.page(many))
+    assert [bool(one["timeline"]["events"]) for one in data["profiles"]] == \
+        [number < page.TIMELINES for number in range(page.LAUNCHES)]
+    assert data["left_out"] == 2 and _data(page.page(profiles["short"]))["left_out"] == 0
+    rows = summary.texts(many)
+    clk = len(many[4:]) * many[0]["modelled_clk"]
+    assert rows[:len(rows) - 2] == summary.text(many[0]) * 4 and rows[-2] == "22 shorter launches, modelled:"
+    assert rows[-1].split("  ")[-1] == summary.short_name(many[0]) and f"{clk:.0f} clk in 22" in rows[-1]
 
 
 def test_a_comparison(profiles, tmp_path, capsys):

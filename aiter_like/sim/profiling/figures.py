@@ -49,8 +49,8 @@ def of(profile: dict, counted_scale: float, replayed_scale: float) -> dict:
         `flop`: of matrix operations by type, and of vector arithmetic under "vector".
         `compute`: for each of these that there are `name`, `flop`, `flop_per_s`, `roof` (the name of the roof above
         it), `share` of it.
-        `levels`: from the lanes down to the memory, `name`, `bytes`, `bytes_per_s`, `share` of its roof, and where the
-        level is a cache `lines` that it is asked for and `hits`.
+        `levels`: from the lanes down to the memory, `name`, `bytes`, `bytes_per_s`, `share` of its roof or None, and
+        where the level is a cache `lines` that it is asked for and `hits`.
         `asked_bytes`, `segment_bytes` (of 64 B, distinct within each access); `moved_bytes` beyond the L2;
         `lines_128`: what the segments of 128 B hold.
     """
@@ -67,7 +67,7 @@ def of(profile: dict, counted_scale: float, replayed_scale: float) -> dict:
     levels = _levels(profile, counted_scale, replayed_scale)
     for level in levels:
         rate = level["bytes"] / seconds
-        level.update(bytes_per_s=rate, share=rate / roofs[level["name"]])
+        level.update(bytes_per_s=rate, share=rate / roofs[level["name"]] if level["name"] in roofs else None)
     return {"flop": flop, "compute": compute, "levels": levels, "asked_bytes": counts["global_bytes"] * counted_scale,
             "segment_bytes": 64 * counts["segments_64"] * counted_scale,
             "lines_128": _LINE * counts["segments_128"] * counted_scale,
@@ -91,12 +91,17 @@ def lane_flop(text: str) -> int:
 
 def _levels(profile: dict, counted: float, replayed: float) -> list[dict]:
     traffic = profile["traffic"]
-    asked = sum(one.get("global_bytes", 0) + one.get("scratch_bytes", 0) for one in profile["instructions"]
-                if one["class"] in _VECTOR_MEMORY)
+
+    def asked(*classes: str) -> float:
+        return counted * sum(one.get("global_bytes", 0) + one.get("scratch_bytes", 0) for one in profile["instructions"]
+                             if one["class"] in classes)
+
     beyond = traffic["mall_hits"] + traffic["hbm_lines"]
     return [{"name": "LDS", "bytes": profile["counts"]["lds_bytes"] * counted},
-            {"name": "L1", "bytes": asked * counted, "lines": traffic["l1_lines"] * replayed,
+            {"name": "L1", "bytes": asked(*_VECTOR_MEMORY), "lines": traffic["l1_lines"] * replayed,
              "hits": traffic["l1_hits"] * replayed},
+            {"name": "scalar L1", "bytes": asked("smem"), "lines": traffic["scalar_lines"] * replayed,
+             "hits": traffic["scalar_hits"] * replayed},
             {"name": "L2", "bytes": (traffic["l2_read_bytes"] + traffic["l2_written_bytes"]) * replayed,
              "lines": (traffic["l2_lines"] + traffic["stored_lines"]) * replayed,
              "hits": (traffic["l2_hits"] + traffic["stored_hits"]) * replayed},

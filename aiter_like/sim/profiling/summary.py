@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from aiter_like.sim import modelling
 from aiter_like.sim.profiling import sources
@@ -39,6 +40,19 @@ def text(profile: dict, lines: int = 6) -> list[str]:
 def _wrapped(name: str, fact: str) -> list[str]:
     return textwrap.wrap(fact, _COLUMNS, initial_indent=f"  {name:{_WIDTH}} ", subsequent_indent=" " * (_WIDTH + 3),
                          break_long_words=False, break_on_hyphens=False)
+
+
+def texts(found: Sequence[dict], whole: int = 4) -> list[str]:
+    """Several profiles, the longest first: each of the first ones, then a line for each kernel of the others."""
+    rows = [row for one in found[:whole] for row in text(one)]
+    kernels: dict[str, list[float]] = {}
+    for one in found[whole:]:
+        kernels.setdefault(short_name(one), []).append(one["modelled_clk"])
+    if kernels:
+        rows.append(f"{len(found) - whole} shorter launches, modelled:")
+    for name, clk in sorted(kernels.items(), key=lambda item: -sum(item[1])):
+        rows.append(f"  {sum(clk):12.0f} clk in {len(clk)}  {name}"[:_COLUMNS])
+    return rows
 
 
 def short_name(profile: dict) -> str:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What all parts of the page use: the data, numbers as text, bars, the tooltip.
-const {profiles, sources, comparison} = JSON.parse(document.getElementById("data").textContent);
-addEventListener("error", event => document.body.insertAdjacentHTML("afterbegin", `<p class="note"><b>This page failed: ${event.message}</b></p>`));
+const {profiles, sources, comparison, left_out: leftOut} = JSON.parse(document.getElementById("data").textContent);
+addEventListener("error", event => document.body.insertAdjacentHTML("afterbegin",
+  `<p class="note"><b>This page failed: ${event.message}</b></p>`));
 const $ = id => document.getElementById(id);
 const esc = text => String(text).replace(/[&<>"]/g, c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}[c]));
 const sum = list => list.reduce((a, b) => a + b, 0);
@@ -12,12 +13,14 @@ const REASONS = {
   "matrix pipe": "--pipe", "vector port": "--port", "issue port": "--issueport", "memory queue": "--memqueue",
   "LDS queue": "--ldsqueue", "fetch": "--fetch"};
 const REASON_TEXT = {
-  "vmcnt": "a wait for vector memory", "lgkmcnt": "a wait for LDS or scalar memory", "barrier": "other waves of the workgroup",
-  "matrix result": "the result of a matrix operation", "matrix pipe": "the matrix pipe is taken",
+  "vmcnt": "a wait for vector memory", "lgkmcnt": "a wait for LDS or scalar memory",
+  "barrier": "other waves of the workgroup", "matrix result": "the result of a matrix operation",
+  "matrix pipe": "the matrix pipe is taken",
   "vector port": "another wave issues vector arithmetic", "issue port": "the unit takes another wave's instruction",
   "memory queue": "the queue of the address unit is full", "LDS queue": "the queue of the LDS is full",
   "fetch": "instructions are being fetched", "issues": "the wave issues instructions"};
-const UNITS = {"matrix": "--matrix", "vector": "--vector", "LDS": "--lds", "memory": "--memory", "scalar": "--scalar", "other": "--other"};
+const UNITS = {"matrix": "--matrix", "vector": "--vector", "LDS": "--lds", "memory": "--memory", "scalar": "--scalar",
+  "other": "--other"};
 const UNIT_OF = {mfma: "matrix", valu: "vector", trans: "vector", ds: "LDS", global: "memory", flat: "memory",
   mubuf: "memory", scratch: "memory", smem: "scalar", salu: "scalar", branch: "scalar"};
 const unitOf = instruction => UNIT_OF[instruction.class] || "other";
@@ -31,7 +34,8 @@ function num(value, unit = "") {
   let step = 0;
   while (Math.abs(value) >= 999.5 && step < 5) { value /= 1000; ++step }
   while (unit === "s" && value && Math.abs(value) < 0.9995 && step > -2) { value *= 1000; --step }
-  const digits = step === 0 && Number.isInteger(value) ? 0 : Math.abs(value) >= 99.95 ? 0 : Math.abs(value) >= 9.995 ? 1 : 2;
+  const size = Math.abs(value), whole = step === 0 && Number.isInteger(value);
+  const digits = whole || size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2;
   const mark = prefixes[step] + unit;
   return value.toFixed(digits) + (mark ? " " + mark : "");
 }
@@ -43,16 +47,37 @@ const plural = (n, one) => `${count(n)} ${one}${n === 1 ? "" : "s"}`;
 
 const spent = instruction => instruction.busy_clk + total(instruction.stall_clk);
 const waited = instruction => total(instruction.stall_clk);
-const place = source => { const at = source.lastIndexOf(":"); return at < 0 ? ["", 0] : [source.slice(0, at), +source.slice(at + 1)] };
+// "file:line" → [file, line].
+function place(source) {
+  const at = source.lastIndexOf(":");
+  return at < 0 ? ["", 0] : [source.slice(0, at), +source.slice(at + 1)];
+}
 const tail = (path, parts) => path.split("/").length > parts ? "…/" + path.split("/").slice(-parts).join("/") : path;
 const shortPlace = source => source.slice(source.lastIndexOf("/") + 1);
 
-const bar = (parts, width = "") => `<span class="bar"${width ? ` style="width:${width}"` : ""}>` + parts.map(([share, color]) =>
-  `<i style="width:${Math.max(0, Math.min(100, 100 * share)).toFixed(2)}%;background:${variable(color)}"></i>`).join("") + "</span>";
-const barRow = (name, parts, text, tip = "") => `<span data-tip="${esc(tip)}">${esc(name)}</span>` +
-  `<span data-tip="${esc(tip)}">${bar(parts)}</span><span class="value">${esc(text)}</span>`;
+// Parts of HTML. A tip is shown by the tooltip.
+const tipped = tip => tip ? ` data-tip="${esc(tip)}"` : "";
+const td = (html, kind = "", tip = "") => `<td${kind && ` class="${kind}"`}${tipped(tip)}>${html}</td>`;
+const th = ([name, kind = "", tip = ""]) => `<th${kind && ` class="${kind}"`}${tipped(tip)}>${name}</th>`;
+const tr = (cells, attributes = "") => `<tr ${attributes}>${cells.join("")}</tr>`;
+// Heads are [name, class, tip].
+const table = (heads, rows, kind = "full") =>
+  `<table class="${kind}"><thead>${tr(heads.map(th))}</thead><tbody>${rows.join("")}</tbody></table>`;
+const bar = (parts, width = "") => {
+  const piece = ([share, color]) => {
+    const wide = Math.max(0, Math.min(100, 100 * share)).toFixed(2);
+    return `<i style="width:${wide}%;background:${variable(color)}"></i>`;
+  };
+  return `<span class="bar"${width && ` style="width:${width}"`}>${parts.map(piece).join("")}</span>`;
+};
+const barRow = (name, parts, text, tip = "") => `<span${tipped(tip)}>${esc(name)}</span>` +
+  `<span${tipped(tip)}>${bar(parts)}</span><span class="value">${esc(text)}</span>`;
 const tile = (value, label, tip = "", kind = "") =>
-  `<div class="tile ${kind}" data-tip="${esc(tip)}"><b>${esc(value)}</b><span>${esc(label)}</span></div>`;
+  `<div class="tile ${kind}"${tipped(tip)}><b>${esc(value)}</b><span>${esc(label)}</span></div>`;
+// Rows of `box` that match are clickable.
+const onRows = (box, attribute, act) => {
+  for (const row of box.querySelectorAll(`tr[data-${attribute}]`)) row.onclick = () => act(row.dataset[attribute]);
+};
 
 // Any element with data-tip has a tooltip; canvases show theirs by hand.
 function showTip(event, text) {

@@ -1,111 +1,149 @@
 // SPDX-License-Identifier: MIT
 // The waves of one CU over time: for each SIMD its units' work, then a row for each slot of a resident wave.
-const STRIPS = ["matrix", "vector", "LDS", "memory", "scalar"], STRIP = 9, SLOT = 15, GAP = 8, LEFT = 62, TOP = 18, HEAD = 14;
+const STRIPS = ["matrix", "vector", "LDS", "memory", "scalar"];
+const STRIP = 9, SLOT = 15, GAP = 8, LEFT = 62, TOP = 18, HEAD = 14;      // pixels
+const FONT = "system-ui, 'DejaVu Sans', sans-serif";
 let T = null;      // what is drawn: the profile, rows, the view [from, until] in clk
 
 function timeline(p) {
   const events = p.timeline.events;
   if (!events.length) {
-    $("timeline").innerHTML = `<h2>Waves of one CU</h2><p class="dim">Only the longest launches of a page have a timeline.</p>`;
+    $("timeline").innerHTML = `<h2>Waves of one CU</h2>
+      <p class="dim">Only the longest launches of a page have a timeline.</p>`;
     T = null;
     return;
   }
   const present = new Set(events.map(e => p.timeline.reasons[e[2]]));
-  $("timeline").innerHTML = `<h2>Waves of one CU <span class="dim small">modelled, ${count(events.length)} instructions${windowOf(p)}</span></h2>
-    <div class="tools"><button data-zoom="0.5">+</button><button data-zoom="2">−</button><button data-zoom="0">all</button>
-      <span class="dim small">drag: move · Ctrl and wheel, or double click: zoom · click: the instruction</span></div>
-    <div class="key">${Object.entries(UNITS).map(([name, c]) => `<span><i style="background:${variable(c)}"></i>${name === "other" ? "issues: other" : name}</span>`).join("")}</div>
-    <div class="key" style="margin:.15rem 0 .5rem"><span>waits for:</span>${Object.entries(REASONS).filter(([name]) => present.has(name)).map(([name, c]) =>
-      `<span data-tip="${REASON_TEXT[name]}"><i style="background:${variable(c)}"></i>${name}</span>`).join("")}</div><canvas id="waves"></canvas>`;
+  const key = (name, color, tip) => `<span${tipped(tip)}><i style="background:${variable(color)}"></i>${name}</span>`;
+  const units = Object.entries(UNITS).map(([name, color]) => key(name === "other" ? "issues: other" : name, color, ""));
+  const reasons = Object.entries(REASONS).filter(([name]) => present.has(name));
+  const isPart = events.length < p.replayed_instructions / p.cus_of_xcd * 0.98;
+  $("timeline").innerHTML = `<h2>Waves of one CU <span class="dim small">modelled, ${count(events.length)}
+    instructions${isPart ? ", from the middle of the launch" : ""}</span></h2>
+    <div class="tools"><button data-zoom="0.5">+</button><button data-zoom="2">−</button>
+    <button data-zoom="0">all</button>
+    <span class="dim small">drag: move · Ctrl and wheel, or double click: zoom · click: the instruction</span></div>
+    <div class="key">${units.join("")}</div><div class="key"><span>waits for:</span>
+    ${reasons.map(([name, color]) => key(name, color, REASON_TEXT[name])).join("")}</div><canvas id="waves"></canvas>`;
   T = layout(p, events);
-  const canvas = $("waves");
-  canvas.style.height = T.height + "px";
-  for (const button of $("timeline").querySelectorAll("button")) button.onclick = () => zoomButton(+button.dataset.zoom);
-  listen(canvas);
+  $("waves").style.height = `${T.height}px`;
+  for (const button of $("timeline").querySelectorAll("button")) {
+    button.onclick = () => zoomButton(+button.dataset.zoom);
+  }
+  listen($("waves"));
   drawTimeline();
 }
 
-const windowOf = p => p.timeline.events.length < p.replayed_instructions / p.cus_of_xcd * 0.98 ? ", from the middle of the launch" : "";
-
 function layout(p, events) {
-  const waves = new Map(p.timeline.waves.map(([wave, simd, slot, group, begin, end]) => [wave, {wave, simd, slot, group, begin, end}]));
   const seen = new Set(events.map(e => e[0]));
-  const from = Math.min(...events.slice(0, 400).map(e => Math.max(e[3], -200)));
-  let until = 0;
-  for (const e of events) until = Math.max(until, e[5]);
-  const simds = [...new Set([...seen].map(wave => waves.get(wave).simd))].sort((a, b) => a - b), strips = new Map(), slots = new Map();
-  let y = TOP;
-  for (const simd of simds) {
-    y += HEAD;
-    strips.set(simd, y); y += STRIPS.length * STRIP + 3;
-    const used = Math.max(...[...seen].map(wave => waves.get(wave)).filter(w => w.simd === simd).map(w => w.slot)) + 1;
-    slots.set(simd, y); y += used * SLOT + GAP;
+  const waves = new Map(), used = new Map(), strips = new Map(), slots = new Map();
+  for (const [wave, simd, slot, group, begin, end] of p.timeline.waves) {
+    if (!seen.has(wave)) continue;
+    waves.set(wave, {simd, slot, group, begin, end});
+    used.set(simd, Math.max(used.get(simd) || 0, slot + 1));
   }
-  const view = [from, Math.min(until, from + 6000)];
-  return {p, events, waves, seen, from, until, view, strips, slots, height: y};
+  let y = TOP, until = 0;
+  for (const simd of [...used.keys()].sort((a, b) => a - b)) {
+    strips.set(simd, y + HEAD);
+    slots.set(simd, y + HEAD + STRIPS.length * STRIP + 3);
+    y = slots.get(simd) + used.get(simd) * SLOT + GAP;
+  }
+  for (const e of events) until = Math.max(until, e[5]);
+  const from = Math.min(...events.slice(0, 400).map(e => Math.max(e[3], -200)));
+  return {p, events, waves, used, strips, slots, from, until, view: [from, Math.min(until, from + 6000)], height: y};
 }
 
-const rowOf = wave => { const w = T.waves.get(wave); return T.slots.get(w.simd) + w.slot * SLOT };
+function rowOf(wave) {
+  const w = T.waves.get(wave);
+  return T.slots.get(w.simd) + w.slot * SLOT;
+}
 const scale = width => (width - LEFT - 8) / (T.view[1] - T.view[0]);
 
 function drawTimeline() {
   if (!T) return;
-  const canvas = $("waves"), w = canvas.clientWidth, h = T.height, d = devicePixelRatio || 1, c = canvas.getContext("2d");
-  canvas.width = w * d; canvas.height = h * d; c.setTransform(d, 0, 0, d, 0, 0);
-  c.fillStyle = colour("--bg"); c.fillRect(0, 0, w, h);
-  const k = scale(w), X = t => LEFT + (t - T.view[0]) * k, {instructions} = T.p, reasons = T.p.timeline.reasons;
-  const fills = Object.fromEntries([...Object.values(UNITS), ...Object.values(REASONS), "--card", "--line"].map(name => [name, colour(name)]));
-  c.save(); c.beginPath(); c.rect(LEFT, 0, w - LEFT, h); c.clip();
-  for (const wave of T.seen) {
-    const {begin, end} = T.waves.get(wave);
-    c.fillStyle = fills["--card"]; c.fillRect(X(begin), rowOf(wave) + 1, (end - begin) * k, SLOT - 2);
-  }
-  for (const y of T.strips.values()) { c.fillStyle = fills["--card"]; c.fillRect(LEFT, y, w, STRIPS.length * STRIP) }
-  for (const e of T.events) {
-    if (e[5] < T.view[0] || e[3] > T.view[1]) continue;
-    const y = rowOf(e[0]);
-    if (e[3] < e[4]) { c.fillStyle = fills[REASONS[reasons[e[2]]]] || fills["--other"]; c.fillRect(X(e[3]), y + 5, Math.max((e[4] - e[3]) * k, .4), SLOT - 10) }
-  }
-  for (const e of T.events) {
-    if (Math.max(e[5], e[7]) < T.view[0] || e[4] > T.view[1]) continue;
-    const unit = unitOf(instructions[e[1]]), wave = T.waves.get(e[0]);
-    c.fillStyle = fills[UNITS[unit]];
-    const wide = (e[5] - e[4]) * k;
-    c.fillRect(X(e[4]), rowOf(e[0]) + 1, Math.max(wide - (wide > 3 ? .6 : 0), .6), SLOT - 2);
-    const strip = STRIPS.indexOf(unit);
-    if (strip >= 0 && e[7] > e[6]) c.fillRect(X(e[6]), T.strips.get(wave.simd) + strip * STRIP, Math.max((e[7] - e[6]) * k, .6), STRIP - 1);
-  }
-  if (T.mark) markEvent(c, X);
+  const canvas = $("waves"), w = canvas.clientWidth, h = T.height, d = devicePixelRatio || 1;
+  const c = canvas.getContext("2d"), k = scale(w), X = t => LEFT + (t - T.view[0]) * k;
+  canvas.width = w * d;
+  canvas.height = h * d;
+  c.setTransform(d, 0, 0, d, 0, 0);
+  c.fillStyle = colour("--bg");
+  c.fillRect(0, 0, w, h);
+  c.save();
+  c.beginPath();
+  c.rect(LEFT, 0, w - LEFT, h);
+  c.clip();
+  c.fillStyle = colour("--card");
+  for (const [wave, {begin, end}] of T.waves) c.fillRect(X(begin), rowOf(wave) + 1, (end - begin) * k, SLOT - 2);
+  for (const y of T.strips.values()) c.fillRect(LEFT, y, w, STRIPS.length * STRIP);
+  drawEvents(c, X, k);
+  if (T.mark) markEvent(c, X, k);
   c.restore();
   labels(c, w, X);
 }
 
-function markEvent(c, X) {
-  const e = T.mark, y = rowOf(e[0]) + SLOT / 2;
-  c.strokeStyle = colour("--fg"); c.lineWidth = 1.2;
-  c.strokeRect(X(e[4]) - .5, rowOf(e[0]) + .5, Math.max((e[5] - e[4]) * scale($("waves").clientWidth), 2) + 1, SLOT - 1);
-  if (e[8] === null) return;
-  c.setLineDash([3, 2]); c.beginPath(); c.moveTo(X(e[5]), y); c.lineTo(X(e[8]), y); c.stroke(); c.setLineDash([]);
-  c.beginPath(); c.moveTo(X(e[8]), y - 5); c.lineTo(X(e[8]), y + 5); c.stroke();
+// First what waves wait for, thin, then what they issue, and beside that the work of the units.
+function drawEvents(c, X, k) {
+  const {instructions, timeline: {reasons}} = T.p, [from, until] = T.view;
+  const names = [...Object.values(UNITS), ...Object.values(REASONS)];
+  const fills = Object.fromEntries(names.map(name => [name, colour(name)]));
+  for (const [wave, , why, since, at] of T.events) {
+    if (at < from || since > until || since >= at) continue;
+    c.fillStyle = fills[REASONS[reasons[why]]] || fills["--other"];
+    c.fillRect(X(since), rowOf(wave) + 5, Math.max((at - since) * k, .4), SLOT - 10);
+  }
+  for (const [wave, place, , , at, next, unitFrom, unitUntil] of T.events) {
+    if (Math.max(next, unitUntil) < from || at > until) continue;
+    const unit = unitOf(instructions[place]), strip = STRIPS.indexOf(unit), wide = (next - at) * k;
+    c.fillStyle = fills[UNITS[unit]];
+    c.fillRect(X(at), rowOf(wave) + 1, Math.max(wide - (wide > 3 ? .6 : 0), .6), SLOT - 2);
+    if (strip < 0 || unitUntil <= unitFrom) continue;
+    const y = T.strips.get(T.waves.get(wave).simd) + strip * STRIP;
+    c.fillRect(X(unitFrom), y, Math.max((unitUntil - unitFrom) * k, .6), STRIP - 1);
+  }
+}
+
+// The instruction below the pointer, and until when its answer is on its way.
+function markEvent(c, X, k) {
+  const [wave, , , , at, next, , , done] = T.mark, top = rowOf(wave), middle = top + SLOT / 2;
+  c.strokeStyle = colour("--fg");
+  c.lineWidth = 1.2;
+  c.strokeRect(X(at) - .5, top + .5, Math.max((next - at) * k, 2) + 1, SLOT - 1);
+  if (done === null) return;
+  c.setLineDash([3, 2]);
+  c.beginPath();
+  c.moveTo(X(next), middle);
+  c.lineTo(X(done), middle);
+  c.stroke();
+  c.setLineDash([]);
+  c.beginPath();
+  c.moveTo(X(done), middle - 5);
+  c.lineTo(X(done), middle + 5);
+  c.stroke();
 }
 
 function labels(c, w, X) {
-  c.font = "11px system-ui, 'DejaVu Sans', sans-serif"; c.fillStyle = colour("--dim"); c.textAlign = "left";
-  const span = T.view[1] - T.view[0], raw = span / 8, power = 10 ** Math.floor(Math.log10(raw));
+  const write = (text, x, y, font, color, align) => {
+    c.font = `${font} ${FONT}`;
+    c.fillStyle = colour(color);
+    c.textAlign = align;
+    c.fillText(text, x, y);
+  };
+  const raw = (T.view[1] - T.view[0]) / 8, power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find(m => m * power >= raw);
   for (let t = Math.ceil(T.view[0] / step) * step; t <= T.view[1]; t += step) {
     if (X(t) < LEFT || X(t) > w - 50) continue;
-    c.fillStyle = colour("--line"); c.fillRect(X(t), 4, 1, T.height - 4 - GAP);
-    c.fillStyle = colour("--dim"); c.fillText(`${count(t)} clk`, X(t) + 3, 12);
+    c.fillStyle = colour("--line");
+    c.fillRect(X(t), 4, 1, T.height - 4 - GAP);
+    write(`${count(t)} clk`, X(t) + 3, 12, "11px", "--dim", "left");
   }
-  c.fillStyle = colour("--bg"); c.fillRect(0, 0, LEFT - 2, T.height);
+  c.fillStyle = colour("--bg");
+  c.fillRect(0, 0, LEFT - 2, T.height);
   for (const [simd, y] of T.strips) {
-    c.fillStyle = colour("--fg"); c.font = "600 11px system-ui, 'DejaVu Sans', sans-serif"; c.textAlign = "left";
-    c.fillText(`SIMD ${simd}`, 2, y - 4);
-    c.fillStyle = colour("--dim"); c.font = "9.5px system-ui, 'DejaVu Sans', sans-serif"; c.textAlign = "right";
-    STRIPS.forEach((name, n) => c.fillText(name, LEFT - 6, y + n * STRIP + 7.5));
-    const first = T.slots.get(simd), used = Math.max(...[...T.seen].map(wave => T.waves.get(wave)).filter(one => one.simd === simd).map(one => one.slot)) + 1;
-    for (let slot = 0; slot < used; ++slot) c.fillText(`slot ${slot}`, LEFT - 6, first + slot * SLOT + 11);
+    write(`SIMD ${simd}`, 2, y - 4, "600 11px", "--fg", "left");
+    STRIPS.forEach((name, n) => write(name, LEFT - 6, y + n * STRIP + 7.5, "9.5px", "--dim", "right"));
+    for (let slot = 0; slot < T.used.get(simd); ++slot) {
+      write(`slot ${slot}`, LEFT - 6, T.slots.get(simd) + slot * SLOT + 11, "9.5px", "--dim", "right");
+    }
   }
 }
 
@@ -136,14 +174,16 @@ function eventAt(x, y) {
 }
 
 function tipOf(e) {
-  const i = T.p.instructions[e[1]], w = T.waves.get(e[0]);
-  return `${hex(i.pc)}  ${i.text}\n${i.source || "no source line"}\nworkgroup ${w.group}, SIMD ${w.simd}, slot ${w.slot}; issued at ${count(e[4])} clk`
-    + (e[3] < e[4] ? `\nwaited ${count(e[4] - e[3])} clk: ${T.p.timeline.reasons[e[2]]}, ${REASON_TEXT[T.p.timeline.reasons[e[2]]] || ""}` : "")
-    + (e[8] !== null ? `\nanswered after ${count(e[8] - e[4])} clk` : "");
+  const i = T.p.instructions[e[1]], w = T.waves.get(e[0]), why = T.p.timeline.reasons[e[2]];
+  const text = [`${hex(i.pc)}  ${i.text}`, i.source || "no source line",
+    `workgroup ${w.group}, SIMD ${w.simd}, slot ${w.slot}; issued at ${count(e[4])} clk`];
+  if (e[3] < e[4]) text.push(`waited ${count(e[4] - e[3])} clk: ${why}, ${REASON_TEXT[why] || ""}`);
+  if (e[8] !== null) text.push(`answered after ${count(e[8] - e[4])} clk`);
+  return text.join("\n");
 }
 
 function listen(canvas) {
-  const at = event => { const r = canvas.getBoundingClientRect(); return [event.clientX - r.left, event.clientY - r.top] };
+  const at = event => [event.offsetX, event.offsetY];
   const timeAt = x => T.view[0] + (x - LEFT) / scale(canvas.clientWidth);
   let drag = null;
   canvas.onwheel = event => {
@@ -164,6 +204,14 @@ function listen(canvas) {
     if (e !== T.mark) { T.mark = e; drawTimeline() }
     showTip(event, e ? tipOf(e) : "");
   };
-  canvas.onclick = event => { const e = !drag?.moved && eventAt(...at(event)); drag = null; if (e) goToInstruction(e[1]) };
-  canvas.onmouseleave = event => { drag = null; if (T?.mark) { T.mark = null; drawTimeline() } showTip(event, "") };
+  canvas.onclick = event => {
+    const e = !drag?.moved && eventAt(...at(event));
+    drag = null;
+    if (e) goToInstruction(e[1]);
+  };
+  canvas.onmouseleave = event => {
+    drag = T.mark = null;
+    drawTimeline();
+    showTip(event, "");
+  };
 }
