@@ -7,8 +7,8 @@ An operator gets there in three steps, of which rms_norm (ops/norm/rms_norm.py) 
 2. `Backend(..., space=fn)`: the values of its parameters that are worth a trial, as dicts that a tuned row can hold;
    `Backend(..., cost=fn)` where most of them can be told hopeless without a trial.
 3. `Tuning(traffic=fn)` where tensors are not read or written just once, or arithmetic counts;
-   `Tuning(shapes=fn)` for the keys that it has in a model (configs/models/); `Tuning(smaller=fn)` where its key has no
-   `round_field` and a simulator would take minutes for a call.
+   `Tuning(shapes=fn)` for the keys that it has in a model (configs/models/); `Tuning(smaller=fn)` where less work for a
+   simulator is more than fewer rows, tokens or other pieces (tuning/candidates.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tuning:
         shapes: of (model, tp, tokens): the keys of one forward pass with that many tokens on one of `tp` GPUs
             (models.Model); empty where the model has no such operator.
         smaller: of (key): keys of calls that run the same kernels on less work, the mildest first: what is judged in
-            place of a call that the simulator would take too long for. Default: fewer of the `round_field`.
+            place of a call that the simulator would take too long for. Default: fewer pieces (tuning/candidates.py).
         scratch: names of written arguments that are memory for the kernels, and no result.
     """
 

@@ -22,6 +22,10 @@ FAR = 4.0
 """A trial whose expected cost is this many times its backend's cheapest is left out."""
 
 
+PIECES = ("rows", "q_rows", "k_rows", "tokens", "patches", "samples", "matrices", "batch")
+"""Fields of tune keys that count pieces of the same work."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A candidate as plain data.
@@ -104,11 +108,11 @@ def smaller(op: Op, key: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Keys of calls that run the same kernels on less work, the mildest first."""
     if op.tuning.smaller is not None:
         yield from op.tuning.smaller(key)
-    elif op.round_field is not None:
-        size = key[op.round_field]
-        while size > 1:
-            size = -(-size // 2)
-            yield {**key, op.round_field: size}
+        return
+    counts = [name for name in PIECES if name in key]
+    while any(key[name] > 1 for name in counts):
+        key = {**key, **{name: -(-key[name] // 2) for name in counts}}
+        yield key
 
 
 def plan(op: Op, target: Target, args: tuple) -> Plan:

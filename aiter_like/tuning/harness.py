@@ -76,10 +76,11 @@ def gpu(index: int) -> Harness:
 def sim(index: int) -> Harness:
     """The simulated MI300X, with its checkers on while a candidate is judged."""
     from aiter_like import sim as simulator
+    from aiter_like.sim import library
     from aiter_like.tuning import sim_clock
 
     device.use_simulator(True)
-    simulator.load()
+    library.load_timing()
     place = torch.device("cpu")
     target = device.target_of(place)
 

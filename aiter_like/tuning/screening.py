@@ -19,6 +19,7 @@ from aiter_like.sim import library
 from aiter_like.sim.validation import mca
 
 _LINE = 128
+_PIECE = 64  # bytes that the host's memory is aligned to: more depends on where it happens to lie
 _BRANCHES = ("branch", "end")
 _ARITHMETIC = ("valu", "trans", "mfma", "salu")
 _MEMORY = ("global", "flat", "scratch", "mubuf")
@@ -50,7 +51,7 @@ def estimate(launch: Mapping[str, Any], useful_bytes: int) -> Estimate:
     cus = p["xcds"] * p["cus"]
     per_cu = max(groups / cus, 1.0)  # workgroups of a busy CU
     own = per_cu / launch["workgroups"]  # counts of the sample → of a busy CU
-    asked = _LINE * totals["segments_128"] * scale
+    asked = _PIECE * totals["segments_64"] * scale
     vector, matrix = _pipes(launch["instructions"])
     l2_bytes = p["xcds"] * p["l2_channels"] * _LINE / p["channel_clk"]  # per clk
     hbm_bytes = p["hbm_read_tb_per_s"] * 1e6 / p["clock_mhz"]
@@ -58,7 +59,7 @@ def estimate(launch: Mapping[str, Any], useful_bytes: int) -> Estimate:
         "vector units": own * vector / p["simds"],
         "matrix units": own * matrix / p["simds"],
         "LDS": own * totals["lds_clk"],
-        "L1": own * _LINE * totals["segments_128"] / p["l1_fill_bytes"],
+        "L1": own * _PIECE * totals["segments_64"] / p["l1_fill_bytes"],
         "L2": asked / l2_bytes,
         "memory": min(useful_bytes, asked) / hbm_bytes}
     beyond = min(useful_bytes / asked, 1.0) if asked else 0.0

@@ -74,7 +74,7 @@ class Trials:
                 self.result.results.append({"status": "skipped", "detail": NO_TIME})
             elif index not in wanted:
                 self.result.results.append({"status": "skipped", "detail": "not compared"})
-            elif self.base is not None and self._seconds_left(_FOR_TRIALS) <= 0:
+            elif index and self._seconds_left(_FOR_TRIALS) <= 0:
                 self.result.results.append({"status": "skipped", "detail": _LATE})
             else:
                 self.result.results.append(self._try(trial))

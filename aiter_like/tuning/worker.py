@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import itertools
 import json
 import os
 import signal
@@ -23,6 +22,7 @@ from aiter_like.dispatch.table import MEASURED
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.tuning import candidates, judge
 from aiter_like.tuning.candidates import Trial
+from aiter_like.tuning.cases import Cases, judged_keys
 from aiter_like.tuning.clock import Contender
 from aiter_like.tuning.harness import Harness
 
@@ -38,7 +38,7 @@ class Service:
 
     def __init__(self, harness: Harness):
         self.harness = harness
-        self._made: tuple[Any, judge.Case, list[tuple]] | None = None
+        self._made: Cases | None = None
 
     def hello(self) -> dict[str, Any]:
         """Who answers."""
@@ -59,29 +59,29 @@ class Service:
             if request["do"] == "plan":
                 args = op.tuning.case(request["key"], self.harness.device, 0)
                 found = candidates.plan(op, self.harness.target, args)
-                found.judged = {name: value for name, value in self._judged_key(op, request["key"]).items()
+                found.judged = {name: value for name, value in judged_keys(op, request["key"], self.harness)[0].items()
                                 if value != request["key"][name]}
                 return found.plain()
-            made, sets = self._case(op, request["key"])
+            cases = self._cases(op, request["key"])
         except _FAILURES as error:
             return {"error": _text(error), "is_broken": not self.harness.is_healthy()}
         if request["do"] == "try":
-            return self._attempt(op, made, sets, trials, request["count"])
-        return self._duel(op, made, sets, trials, request["count"])
+            return self._attempt(cases, trials, request["count"])
+        return self._duel(cases, trials, request["count"])
 
-    def _attempt(self, op: Op, made: judge.Case, sets: list[tuple], trials: list[Trial], count: int) -> dict[str, Any]:
+    def _attempt(self, cases: Cases, trials: list[Trial], count: int) -> dict[str, Any]:
         """Judges the last trial, then times it against the first, if there are two."""
-        clock = self.harness.clock
+        clock, op = self.harness.clock, cases.op
         try:
-            guarded = self.harness.guarded(op, self._bound(op, made.args, trials[-1]))
-            error, fault = judge.check(made, guarded)
+            error, fault = self._judged(op, next(iter(cases)), trials[-1])
             if fault is None:
-                contenders = self._contenders(op, made, sets, trials)
-                if reason := self._other_kernels(contenders[-1]):
-                    return {"status": "refused", "detail": reason}
-                times = _timed(clock.rounds, contenders, count)
+                made = self._covering(cases, trials[-1])
+                if made is not next(iter(cases)):
+                    error, fault = self._judged(op, made, trials[-1])
+            if fault is None:
+                times = self._timed(clock.rounds, cases, trials, count)
                 if clock.is_measured:
-                    error, fault = judge.check(made, guarded)  # again: a race may need a busy device to show
+                    error, fault = self._judged(op, made, trials[-1])  # again: a race may need a busy device to show
         except (BuildError, UnsupportedError) as refusal:
             return {"status": "refused", "detail": _text(refusal)}
         except _FAILURES as failure:
@@ -93,11 +93,11 @@ class Service:
             return {"status": "refused", "detail": found["reason"]}
         return {"status": "ok", "err": error, **_summary(times), **({"found": found} if found else {})}
 
-    def _duel(self, op: Op, made: judge.Case, sets: list[tuple], trials: list[Trial], count: int) -> dict[str, Any]:
+    def _duel(self, cases: Cases, trials: list[Trial], count: int) -> dict[str, Any]:
         """Times all trials, judged before, against each other."""
         clock = self.harness.clock
         try:
-            times = _timed(clock.finals, self._contenders(op, made, sets, trials), count)
+            times = self._timed(clock.finals, cases, trials, count)
         except _FAILURES as failure:
             return {"error": _text(failure), "is_broken": not self.harness.is_healthy()}
         if reason := next((found["reason"] for found in clock.found if "reason" in found), None):
@@ -109,56 +109,53 @@ class Service:
         candidate = trial.candidate(op)
         return candidate.backend.bind(self.harness.target, args, candidate)
 
-    def _contenders(self, op: Op, made: judge.Case, sets: list[tuple], trials: list[Trial]) -> list[Contender]:
-        def fresh() -> list[Any]:
+    def _judged(self, op: Op, made: judge.Case, trial: Trial) -> tuple[float, str | None]:
+        return judge.check(made, self.harness.guarded(op, self._bound(op, made.args, trial)))
+
+    def _covering(self, cases: Cases, trial: Trial) -> judge.Case:
+        """The case that is judged which runs all kernels of the call that is timed.
+
+        Raises:
+            UnsupportedError: there is none.
+        """
+        op = cases.op
+
+        def kernels(args: tuple) -> list[Any]:
+            function = self.harness.placed(op, self._bound(op, args, trial))
+            return self.harness.kernels(functools.partial(function, *args))
+
+        made = cases.covering(kernels)
+        if made is None:
+            raise UnsupportedError("not judged: no call that is small enough to be judged runs all of its kernels")
+        return made
+
+    def _timed(self, clock: Callable[..., list[list[float]]], cases: Cases, trials: list[Trial], count: int
+               ) -> list[list[float]]:
+        import torch
+
+        contenders = [self._contender(cases, trial) for trial in trials]
+        with torch.no_grad():
+            return clock(contenders, count)
+
+    def _contender(self, cases: Cases, trial: Trial) -> Contender:
+        op, made = cases.op, self._covering(cases, trial)
+        function, judged = (self.harness.placed(op, self._bound(op, args, trial))
+                            for args in (cases.sets[0], made.args))
+
+        def judged_call() -> None:
             args = list(made.fresh())
             for index in set(op.write_indices) - set(op.result_indices):  # memory for the kernels
                 args[index] = None if args[index] is None else judge.poisoned(args[index])
-            return args
+            judged(*args)
 
-        contenders = []
-        for trial in trials:
-            function, judged = (self.harness.placed(op, self._bound(op, args, trial)) for args in (sets[0], made.args))
-            contenders.append(Contender([functools.partial(function, *args) for args in sets],
-                                        lambda judged=judged: judged(*fresh()), op.tuning.needs(sets[0])[0]))
-        return contenders
+        return Contender([functools.partial(function, *args) for args in cases.sets], judged_call,
+                         op.tuning.needs(cases.sets[0])[0])
 
-    def _other_kernels(self, contender: Contender) -> str | None:
-        """Why the judgement on a smaller call does not speak of this one, or None."""
-        if self.harness.kernels is None:
-            return None
-        judged = self.harness.kernels(contender.judged)
-        others = [kernel for kernel in self.harness.kernels(contender.calls[0]) if kernel not in judged]
-        return f"not judged: {others[0][1]} does not run in the call that is judged" if others else None
-
-    def _judged_key(self, op: Op, key: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The key of the call that is judged in place of one with `key`."""
-        chosen, most = key, self.harness.most_judged
-        for chosen in itertools.chain([key], candidates.smaller(op, key) if most is not None else ()):
-            if most is None:
-                break
-            needs = op.tuning.needs(op.tuning.case(chosen, self.harness.device, 0))
-            if all(need <= limit for need, limit in zip(needs, most, strict=True)):
-                break
-        return chosen
-
-    def _case(self, op: Op, key: Mapping[str, Any]) -> tuple[judge.Case, list[tuple]]:
-        wanted = (op.name, dict(key))
-        if self._made is None or self._made[0] != wanted:
+    def _cases(self, op: Op, key: Mapping[str, Any]) -> Cases:
+        if self._made is None or (self._made.op, self._made.key) != (op, dict(key)):
             self._made = None  # frees the memory of the last one first
-            made = judge.case(op, self._judged_key(op, key), self.harness.device)
-            count = self.harness.clock.sets(op.tuning.needs(made.args)[0])
-            sets = [op.tuning.case(key, self.harness.device, seed) for seed in range(count)]
-            self.harness.wait()
-            self._made = (wanted, made, sets)
-        return self._made[1:]
-
-
-def _timed(clock: Callable[..., list[list[float]]], contenders: list[Contender], count: int) -> list[list[float]]:
-    import torch
-
-    with torch.no_grad():
-        return clock(contenders, count)
+            self._made = Cases(op, key, self.harness)
+        return self._made
 
 
 def _summary(times: list[list[float]]) -> dict[str, Any]:

@@ -83,6 +83,15 @@ def test_a_large_call_is_judged_by_a_smaller_one_and_the_report_says_so(tmp_path
     assert "All of it is planted." in text and "| judged at rows=4 |" in text and "a guess; a model" in text
 
 
+@pytest.mark.parametrize(("rows", "status"), [(100, "ok"), (101, "refused")])
+def test_what_is_judged_runs_every_kernel(tmp_path, rows, status):
+    """Of calls that are small enough one more is judged for a kernel that the first does not run."""
+    (result,) = tune("planted", [key(7, rows=rows)], options(tmp_path)).results
+    assert [found["status"] for found in result.results] == [status] * 4
+    assert status == "ok" or "runs all of its kernels" in result.results[0]["detail"]
+    assert result.plan.judged == {"rows": 4}
+
+
 def test_a_shape_takes_no_longer_than_it_may(tmp_path):
     """The own choice is tried and modelled in any case, what is not tried is told."""
     (result,) = tune("planted", [key(6)], options(tmp_path, harness="planted:in_a_hurry")).results

@@ -126,7 +126,7 @@ def _more(launch, of: str, times: int = 50) -> dict:
     changed = copy.deepcopy(launch)
     for one in changed["instructions"]:
         if one["class"] == of:
-            for name in ("executed", "segments_128", "lds_clk", "lds_conflict_clk"):
+            for name in ("executed", "segments_64", "lds_clk", "lds_conflict_clk"):
                 one[name] = one.get(name, 0) * times
     changed["totals"] = counting.totals(changed["instructions"])
     return changed

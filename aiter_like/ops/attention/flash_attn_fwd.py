@@ -34,6 +34,7 @@ from aiter_like.ops.attention.reference import row_blocks, scores_of, softmax_of
 from aiter_like.ops.common import philox
 
 _TAIL = 256  # rows and keys: a multiple of every kernel's tiles
+_SPLIT = 4096  # keys: enough for the kernels that split them (csrc/attention/flash_attn_plan.h)
 
 
 def flash_attn_fwd_ref(call: AttentionCall) -> None:
@@ -210,7 +211,7 @@ def _traffic(call: AttentionCall) -> tuple[int, int]:
 
 def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """One sequence, then one head of K and V with its queries, then shorter sequences with as much behind their last
-    whole tile.
+    whole tile; at last few queries of so many keys that kernels split them.
     """
     one = {**key, "batch": 1}
     yield one
@@ -218,6 +219,8 @@ def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield one
     for length in (1024, 512, 256):
         yield {**one, **{name: min(key[name], length + key[name] % _TAIL) for name in ("seqlen_q", "seqlen_k")}}
+    few = {"seqlen_q": min(key["seqlen_q"], 64), "seqlen_k": min(key["seqlen_k"], _SPLIT + key["seqlen_k"] % _TAIL)}
+    yield {**one, **few}
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
