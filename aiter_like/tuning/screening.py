@@ -56,9 +56,8 @@ def estimate(launch: Mapping[str, Any], useful_bytes: int) -> Estimate:
     l2_bytes = p["xcds"] * p["l2_channels"] * _LINE / p["channel_clk"]  # per clk
     hbm_bytes = p["hbm_read_tb_per_s"] * 1e6 / p["clock_mhz"]
     shared = {
-        "vector units": own * vector / p["simds"],
-        "matrix units": own * matrix / p["simds"],
-        "LDS": own * totals["lds_clk"],
+        # Few waves hide little of one of these behind another one.
+        "vector units, matrix units and LDS": own * ((vector + matrix) / p["simds"] + totals["lds_clk"]),
         "L1": own * _PIECE * totals["segments_64"] / p["l1_fill_bytes"],
         "L2": asked / l2_bytes,
         "memory": min(useful_bytes, asked) / hbm_bytes}

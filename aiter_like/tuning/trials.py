@@ -72,6 +72,8 @@ class Trials:
             if self.run.is_over():
                 self.result.note = NO_TIME
                 self.result.results.append({"status": "skipped", "detail": NO_TIME})
+            elif trial.backend == "torch" and not self.device["is_measured"]:
+                self.result.results.append({"status": "refused", "detail": "runs nothing on the device to be modelled"})
             elif index not in wanted:
                 self.result.results.append({"status": "skipped", "detail": "not compared"})
             elif index and self._seconds_left(_FOR_TRIALS) <= 0:
