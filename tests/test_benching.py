@@ -22,7 +22,7 @@ class Clock:
     cache_bytes, place = 1000, "cpu"
 
     def rounds(self, contenders, count):
-        return [[float(len(calls))] * count for calls in contenders]
+        return [[float(len(contender.calls))] * count for contender in contenders]
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from aiter_like.call import with_fields
 from aiter_like.device import Target
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
-from aiter_like.sim import modelling
 
 KINDS = ("hip", "ck", "asm", "triton", "torch")
 
@@ -121,8 +120,11 @@ class Backend:
         """Why a tuned row no longer speaks of this backend's kernel, or None. An empty cell makes no claim."""
         if row.kernel_rev and row.kernel_rev != self.revision:
             return f"it timed revision {row.kernel_rev} of the kernel, this is {self.revision or 'unknown'}"
-        if row.is_modelled and row.model_version != modelling.version():
-            return f"version {row.model_version} of the cycle model timed it, this is version {modelling.version()}"
+        if row.is_modelled:
+            from aiter_like.sim import modelling  # the simulator's modules, which few need
+
+            if row.model_version != modelling.version():
+                return f"version {row.model_version} of the cycle model timed it, this is version {modelling.version()}"
         name, _, version = row.toolchain.partition(" ")
         here = self.toolchain("hip" if row.key[0].startswith("gfx") else "cuda") if version else ""
         if here and f"{here}.".startswith(f"{name} {version}."):
