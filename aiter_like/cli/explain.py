@@ -85,12 +85,16 @@ def arguments_of(texts: Sequence[str], device: Any) -> dict[str, Any]:
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """The same arguments; tensors get normal random numbers, those of integers zeros, for they may be indices."""
+    """The same arguments; tensors get normal random numbers, the same ones each time, those of integers zeros, for they
+    may be indices.
+    """
     import torch
 
+    numbers = torch.Generator().manual_seed(0)  # counts may depend on them
     for value in values.values():
         if isinstance(value, torch.Tensor):
-            value.copy_(torch.randn(value.shape) if value.is_floating_point() else torch.zeros(value.shape))
+            value.copy_(torch.randn(value.shape, generator=numbers) if value.is_floating_point() else
+                        torch.zeros(value.shape))
     return values
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -23,3 +24,19 @@ def require_writable(path: Path, option: str) -> None:
             path.unlink()
     except OSError as error:
         raise ValueError(f"{option}: cannot write {path}: {error.strerror or error}") from error
+
+
+def put_section(path: Path, name: str, command: str, lines: Sequence[str], title: str) -> None:
+    """Writes `lines` between the marks of a section of a page; the rest of the page stays.
+
+    Args:
+        name: of the section; its marks have it.
+        command: that writes it, for whoever reads the page's source.
+        title: the first line of a page that is not there yet.
+    """
+    begin, end = f"<!-- {name}: written by `{command}` -->", f"<!-- end of {name} -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else f"{title}\n"
+    before, found, rest = page.partition(begin)
+    after = rest.partition(end)[2] if found else ""
+    before = before if found else f"{page.rstrip()}\n\n"
+    path.write_text("\n".join([f"{before}{begin}", *lines, f"{end}{after or chr(10)}"]), encoding="utf-8")

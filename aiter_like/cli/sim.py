@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiter_like import sim
-from aiter_like.build import code_object
-from aiter_like.cli import sim_check, sim_coverage, sim_profile, sim_spec, sim_validate
+from aiter_like.cli import sim_check, sim_coverage, sim_launch, sim_profile, sim_spec, sim_validate
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
@@ -27,8 +26,6 @@ from aiter_like.sim.library import default_settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ARCH = "gfx942"
-_MOST_IMAGE_BYTES = 1 << 30
 _DEFAULT = ",".join(sim.DEFAULT_CHECKS)
 _NO_FILE = Path("-")
 
@@ -51,14 +48,11 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
         dest="action", required=True, parser_class=_Parser)
     run = actions.add_parser("run", help="launch a kernel of a code object", epilog=sim_spec.DESCRIPTION,
                              formatter_class=argparse.RawDescriptionHelpFormatter,
-                             description=f"Launches a kernel of a {_ARCH} code object, from any compiler, on the "
-                                         "simulated MI300X.\nPrints its counters, and what the checkers report.")
+                             description=f"Launches a kernel of a {sim_launch.ARCH} code object, from any compiler, "
+                                         "on the simulated MI300X.\nPrints its counters, and what the checkers "
+                                         "report.")
     run.add_argument("file", type=Path, metavar="FILE.co", help="ELF code object or uncompressed offload bundle")
-    run.add_argument("--kernel", required=True, help="name of the kernel")
-    run.add_argument("--grid", type=_sizes, required=True, metavar="X,Y,Z", help="workgroups")
-    run.add_argument("--block", type=_sizes, required=True, metavar="X,Y,Z", help="work-items per workgroup")
-    run.add_argument("--shared", type=_bytes, default=0, metavar="BYTES", help="dynamic LDS (default: %(default)s)")
-    run.add_argument("--args", type=Path, required=True, metavar="SPEC.json", help="buffers and arguments, see below")
+    sim_launch.add_options(run)
     run.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where outputs go (default: here)")
     run.add_argument("--check", nargs="?", type=sim_check.checks_of, dest="checks", metavar="NAME,…",
                      help="with the checkers that are on by default everywhere, all but global_race; --check=all has "
@@ -80,10 +74,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     seeds = sim_check.seeds_of(args)
-    image = sim_spec.read_file(args.file, _MOST_IMAGE_BYTES)
-    kernel = _kernel(args.file, image, args.kernel)
-    spec = sim_spec.read_spec(args.args)
-    spec.kernargs(kernel, spec.buffers)
+    launch = sim_launch.read(args.file, args)
+    spec = launch.spec
     files = {name: args.output / f"{name}.npy" for name, buffer in spec.buffers.items() if buffer.is_output}
     for path in files.values():
         require_writable(path, "--output")
@@ -98,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
         buffers = _copies(spec.buffers) if len(seeds) > 1 else spec.buffers
         with sim.enabled(checks, fuzz=seed, on_report="collect", counters=args.counts is not None,
                          model="whole" if args.model else None) as session:
-            _launch(args, image, kernel, spec, buffers, session)
+            _launch(launch, buffers, session)
         found += [{**report, "seed": seed} for report in session.reports]
         launches += session.launches if args.counts else []
         cycles += session.modelled if args.model else []
@@ -111,38 +103,19 @@ def _run(args: argparse.Namespace) -> int:
         print(sim_check.text_of(report))
     _print_counters(sim.counters())
     _print_counts(args.counts, launches)
-    for launch in cycles[:1]:
-        print("\n".join(f"  {line}" for line in modelling.summary(launch)))
+    for modelled in cycles[:1]:
+        print("\n".join(f"  {line}" for line in modelling.summary(modelled)))
     if checks:
-        print(sim_check.summary(kernel.name, found, seeds, checks))
+        print(sim_check.summary(launch.kernel.name, found, seeds, checks))
     for name, path in files.items():
         _save(path, outputs[name])
     return 1 if sim_reports.errors(found) else 0
 
 
-def _kernel(file: Path, image: bytes, name: str) -> code_object.Kernel:
-    try:
-        kernels = code_object.kernels(image, _ARCH)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
-    if name not in kernels:
-        raise ValueError(f"{file} has no kernel {name}; it has: {', '.join(kernels) or 'none'}")
-    return kernels[name]
-
-
-def _launch(args: argparse.Namespace, image: bytes, kernel: code_object.Kernel, spec: sim_spec.Spec,
-            buffers: Mapping[str, Buffer], session: sim.Session) -> None:
+def _launch(launch: sim_launch.KernelLaunch, buffers: Mapping[str, Buffer], session: sim.Session) -> None:
     """One launch. What the checkers said before one that fails is printed: its error tells only the last."""
-    used = [buffers.get(argument.get("buffer")) for argument in spec.arguments]  # by argument: reports count these
-    tensors = tuple(buffer and buffer.data for buffer in used)
-    writable = [index for index, buffer in enumerate(used) if buffer and buffer.is_writable]
-    kernargs = spec.kernargs(kernel, buffers)
-
-    def launch(*_: Tensor) -> None:
-        sim.launch(image, kernel.name, args.grid, args.block, args.shared, kernargs)
-
     try:
-        sim.checked_call(kernel.name, launch, tensors, writable)
+        launch.run(buffers)
     except SimulatorError:
         for report in sim_reports.merged(session.reports):
             if report["check"] != "launch":
@@ -191,18 +164,3 @@ def _save(path: Path, data: Tensor) -> None:
     except OSError as error:  # the disk may be full by now
         raise ValueError(f"--output: cannot write {path}: {error.strerror or error}") from error
     print(f"{path}: {dtypes.name(data.dtype) if data.dtype in dtypes.NAMES else data.dtype} {list(data.shape)}")
-
-
-def _sizes(text: str) -> tuple[int, int, int]:
-    """"4" → (4, 1, 1), "4,2" → (4, 2, 1)."""
-    sizes = [int(part) for part in text.split(",")]  # argparse turns the ValueError into its message
-    if not 1 <= len(sizes) <= 3 or min(sizes) < 1 or max(sizes) >= 2**32:
-        raise argparse.ArgumentTypeError(f"one to three sizes, from 1 to 2**32 - 1, separated by commas, got {text!r}")
-    return (*sizes, 1, 1)[:3]
-
-
-def _bytes(text: str) -> int:
-    size = int(text)
-    if not 0 <= size < 2**32:
-        raise argparse.ArgumentTypeError(f"a count of bytes below 2**32, got {text!r}")
-    return size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""`aiter-like sim profile`: where the modelled cycles of a script's or an operator's kernels go."""
+"""`aiter-like sim profile`: where the modelled cycles of a script's, an operator's or a code object's kernels go."""
 
 from __future__ import annotations
 
@@ -7,96 +7,136 @@ import argparse
 import json
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aiter_like.cli import sim_launch
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_check import prepare_script
 
-_DESCRIPTION = """Runs a Python script, or calls a public function on random numbers, on the simulated MI300X with the
-cycle model on, and prints for each kernel what it is bound by, how busy the units are, what its waves wait for and
-which lines cost most. Everything about time is modelled, not measured. Of large grids only workgroups that the model
-needs run, so that what the kernels leave in memory is wrong, unless --whole is given."""
+_DESCRIPTION = """Runs a Python script, calls a public function on random numbers, or launches a kernel of a code
+object, on the simulated MI300X with the cycle model on, and prints for each kernel what it is bound by, how busy the
+units are, what its waves wait for and which lines cost most. Everything about time is modelled, not measured. Of large
+grids only workgroups that the model needs run, so that what the kernels leave in memory is wrong, unless --whole is
+given."""
 _EPILOG = """  aiter-like sim profile --page rms.html rms_norm input=bf16[8192,4096] weight=bf16[4096] epsilon=1e-6
   aiter-like sim profile --page out.html script.py --its-arguments
-  aiter-like sim profile --compare before.json rms_norm input=bf16[8192,4096] weight=bf16[4096] epsilon=1e-6"""
+  aiter-like sim profile FILE.co --kernel NAME --grid 4 --block 256 --args SPEC.json
+  aiter-like sim profile --compare before.json --page changes.html rms_norm input=bf16[8192,4096] …"""
 
 
 def add_profile(actions: argparse._SubParsersAction) -> None:
     """Adds `profile`; its parser sets `run`: of the parsed arguments, returns the exit status."""
     profile = actions.add_parser("profile", help="where the modelled cycles of kernels go", description=_DESCRIPTION,
                                  epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    profile.add_argument("--page", type=Path, metavar="FILE.html", help="write one self-contained page there")
-    profile.add_argument("--json", type=Path, metavar="FILE", help="write the profiles there")
-    profile.add_argument("--trace", type=Path, metavar="FILE", help="write the longest kernel's timeline there, as a "
-                                                                     "Chrome trace (Perfetto opens it)")
-    profile.add_argument("--compare", type=Path, metavar="BEFORE.json", help="set the longest kernel beside that of "
-                                                                              "profiles written before")
-    profile.add_argument("--whole", action="store_true", help="run every workgroup, with right results")
-    profile.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
-    profile.add_argument("target", metavar="SCRIPT.py|FUNCTION")
-    profile.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's arguments, or name=value "
-                                                                                 "as in aiter-like explain")
+    _add_options(profile)
+    profile.add_argument("target", metavar="SCRIPT.py|FUNCTION|FILE.co")
+    profile.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARGS",
+                         help="the script's arguments; or name=value as in aiter-like explain; or the launch's options")
     profile.set_defaults(run=_run)
 
 
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--page", type=Path, metavar="FILE.html", help="write one self-contained page there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the profiles there")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="write the longest kernel's timeline there, as a "
+                                                                   "Chrome trace (Perfetto opens it)")
+    parser.add_argument("--thread-trace", type=Path, metavar="DIR", help="write a folder ui_output_… of each launch "
+                                                                         "there, for rocprof-compute-viewer")
+    parser.add_argument("--compare", type=Path, metavar="BEFORE.json",
+                        help="set the longest kernel beside that of profiles written before, also on the page")
+    parser.add_argument("--whole", action="store_true", help="run every workgroup, with right results")
+    parser.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
+    sim_launch.add_options(parser.add_argument_group("a kernel of a code object, as in aiter-like sim run"), False)
+
+
 def _run(args: argparse.Namespace) -> int:
-    from aiter_like import device, sim
+    from aiter_like import device
+    from aiter_like.build import progress
     from aiter_like.sim import modelling, profiling
 
-    for path, option in ((args.page, "--page"), (args.json, "--json"), (args.trace, "--trace")):
+    args = _with_rest(args)
+    for path, option in ((args.page, "--page"), (args.json, "--json"), (args.trace, "--trace"),
+                         (args.thread_trace and args.thread_trace / "ui_output", "--thread-trace")):
         if path:
             require_writable(path, option)
     before = _read(args.compare) if args.compare else None
     call = _call_of(args)
     device.use_simulator(True)
     found: list[dict] = []
-    with sim.enabled(checks=False), profiling.profiled(found, not args.whole, args.clock or modelling.PEAK_MHZ):
+    with progress.shown(lambda: f"running {args.target} on the simulated MI300X and its cycle model"), \
+            profiling.profiled(found, not args.whole, args.clock or modelling.PEAK_MHZ, _needs):
         call()
-    _write(found, args)
     if not found:
         print("[sim] no kernel was launched on the simulated MI300X")
         return 1
-    if before:
-        longest = [max(one, key=lambda profile: profile["modelled_clk"]) for one in (before, found)]
-        print("\n".join(profiling.comparison(*longest)))
+    _write(sorted(found, key=lambda profile: -profile["modelled_clk"]), before, args)
     return 0
 
 
-def _write(found: list[dict], args: argparse.Namespace) -> None:
-    """Prints profiles, the longest first, and writes the files that `--page`, `--json` and `--trace` name."""
-    from aiter_like.sim import profiling
+def _write(found: list[dict], before: list[dict] | None, args: argparse.Namespace) -> None:
+    """Writes the files that the options name, then prints profiles and what changed."""
+    from aiter_like.sim.profiling import chrome_trace, comparison, page, summary, thread_trace
 
-    found.sort(key=lambda profile: -profile["modelled_clk"])
-    for profile in found:
-        first, *rest = profiling.summary(profile)
-        print("\n".join([first, *(f"  {line}" for line in rest)]))
-    if args.page:
-        args.page.write_text(profiling.page(found))
-        print(f"{args.page}: written")
+    compared = comparison.of(*comparison.pair(before, found)) if before else None
+    written: list[Path] = []
     if args.json:
         args.json.write_text(json.dumps(found) + "\n")
-    if args.trace and found:
-        args.trace.write_text(json.dumps(profiling.chrome_trace(found[0])) + "\n")
+    if args.trace:
+        args.trace.write_text(json.dumps(chrome_trace.of(found[0])) + "\n")
+    if args.thread_trace:
+        written += [thread_trace.write(profile, args.thread_trace, number) for number, profile in enumerate(found, 1)]
+    if args.page:
+        args.page.write_text(page.page(found, compared))
+        written.append(args.page)
+    rows = [*summary.texts(found), *(comparison.text(compared) if compared else ()),
+            *(f"{path}: written" for path in written)]
+    print("\n".join(rows))
+
+
+def _with_rest(args: argparse.Namespace) -> argparse.Namespace:
+    """For all targets but scripts, which have their own: options may stand behind the target, too."""
+    if args.target.endswith(".py"):
+        return args
+    parser = argparse.ArgumentParser(prog=f"aiter-like sim profile {args.target}", add_help=False,
+                                     argument_default=argparse.SUPPRESS)
+    _add_options(parser)
+    parser.add_argument("rest", nargs="*")
+    merged = parser.parse_intermixed_args(args.rest)
+    return argparse.Namespace(**{**vars(args), "rest": [], **vars(merged)})
+
+
+def _needs(operator: str, values: tuple) -> tuple[int, int] | None:
+    """(bytes, flops) that a call needs at least, where the operator declares its traffic."""
+    from aiter_like.dispatch import OPS
+
+    op = OPS.declared.get(operator)
+    return op.tuning.needs(values) if op and op.tuning else None
 
 
 def _call_of(args: argparse.Namespace) -> Callable[[], Any]:
     """What makes the launches.
 
     Raises:
-        ValueError: the target is neither a script nor a public function, or an argument of it is wrong.
+        ValueError: the target is neither a script, a code object nor a public function, or an argument is wrong.
     """
-    if args.target.endswith(".py"):
-        if not Path(args.target).is_file():
+    target = Path(args.target)
+    given = [f"--{name}" for name in ("kernel", "grid", "block", "shared", "args") if getattr(args, name)]
+    if not target.suffix == ".py" and (target.is_file() or target.suffix in (".co", ".hsaco")):
+        return _launch_of(target, args)
+    if given:
+        raise ValueError(f"sim profile: {given[0]} is for a code object, and {args.target} is none")
+    if target.suffix == ".py":
+        if not target.is_file():
             raise ValueError(f"{args.target}: no such file")
-        return lambda: _run_script(args)
+        return lambda: _run_script(args.target, args.rest)
     import torch
 
     from aiter_like.cli.explain import arguments_of, filled, function_of
 
     function = function_of(args.target)
-    values = filled(arguments_of(args.args, torch.device("cpu")))
+    values = filled(arguments_of(args.rest, torch.device("cpu")))
 
     def call() -> None:
         with torch.no_grad():
@@ -105,13 +145,23 @@ def _call_of(args: argparse.Namespace) -> Callable[[], Any]:
     return call
 
 
-def _run_script(args: argparse.Namespace) -> None:
-    prepare_script(Path(args.target), args.args)
+def _launch_of(file: Path, args: argparse.Namespace) -> Callable[[], Any]:
+    missing = [f"--{name}" for name in ("kernel", "grid", "block", "args") if getattr(args, name) is None]
+    if missing:
+        raise ValueError(f"sim profile: {file} is a code object, for which {', '.join(missing)} must be given, too")
+    if args.rest:
+        raise ValueError(f"sim profile: a code object has no arguments but its options, got {args.rest[0]!r}")
+    launch = sim_launch.read(file, args)
+    return lambda: launch.run(launch.spec.buffers)
+
+
+def _run_script(script: str, arguments: Sequence[str]) -> None:
+    prepare_script(Path(script), arguments)
     try:
-        runpy.run_path(args.target, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
     except SystemExit as error:
         if error.code:
-            print(f"[sim] {args.target} ended with {error.code}", file=sys.stderr)
+            print(f"[sim] {script} ended with {error.code}", file=sys.stderr)
 
 
 def _read(path: Path) -> list[dict]:

@@ -11,12 +11,10 @@ import ctypes
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from aiter_like import paths
@@ -27,7 +25,7 @@ from aiter_like.call import call_type
 from aiter_like.device import Target
 from aiter_like.errors import BuildError, UnsupportedError
 from aiter_like.jit.compile_ops import Instance, register
-from aiter_like.jit.hip_runtime import load_hip_runtime
+from aiter_like.jit.hip_runtime import ModuleRuntime
 
 ALIGNMENT = 16  # bytes, of every pointer: what a dwordx4 load takes at full speed
 
@@ -178,7 +176,7 @@ class AsmFunction:
         entry = build.ensure(self.spec(target))
         image = entry.path.read_bytes()
         self._check_arguments(row, code_object.kernels(image, target.arch))
-        runtime = _Runtime(target)
+        runtime = ModuleRuntime(target)
         try:
             return runtime.function(image, row.symbol), entry.key
         except RuntimeError as error:
@@ -212,7 +210,7 @@ class _Bound:
 
     def __init__(self, function: AsmFunction, kernel: str, handle: ctypes.c_void_p, target: Target, launch: Launch):
         self.name, self.target, self.handle, self.launch = f"{function.op} ({kernel})", target, handle, launch
-        self.runtime = _Runtime(target)
+        self.runtime = ModuleRuntime(target)
         self.parameters = function.parameters
         self.layout = struct.Struct("@" + "".join(_TYPES[kind] for kind in function.arguments.values()))
         self.slots = []  # (name, type, position in the call or None)
@@ -258,61 +256,3 @@ class _Bound:
         elif kind == "fp32" and math.isfinite(value) and abs(value) > _LARGEST_F32:
             raise ValueError(f"{self.name}: {name} must fit fp32, got {value}")
         return value
-
-
-class _Runtime:
-    """The calls of the process's HIP runtime that a module launch needs, simulated or real.
-
-    Raises:
-        BuildError: the process has none, or the other one of simulator and hardware.
-    """
-
-    def __init__(self, target: Target):
-        library = load_hip_runtime(target.simulated)
-        pointer, u32 = ctypes.c_void_p, ctypes.c_uint32
-        self._target = target
-        self._load = _declared(library, "hipModuleLoadData", pointer, ctypes.c_char_p)
-        self._find = _declared(library, "hipModuleGetFunction", pointer, pointer, ctypes.c_char_p)
-        self._launch = _declared(library, "hipModuleLaunchKernel", pointer, *[u32] * 7, pointer, pointer, pointer)
-        self._message = _declared(library, "hipGetErrorString", ctypes.c_int)
-        self._message.restype = ctypes.c_char_p
-        self._clear = _declared(library, "hipGetLastError")
-
-    def function(self, image: bytes, symbol: str) -> ctypes.c_void_p:
-        """Loads a code object, for the life of the process, and finds a kernel in it."""
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        with self._device():
-            self._check(self._load(ctypes.byref(module), image))
-            self._check(self._find(ctypes.byref(function), module, symbol.encode()))
-        return function
-
-    def launch(self, function: ctypes.c_void_p, grid: Sequence[int], block: Sequence[int], kernargs: bytes) -> None:
-        """Launches on the device's current stream.
-
-        Raises:
-            ValueError: a number has more than 32 bits, which the runtime's launch would cut off.
-            RuntimeError: the runtime refuses; its message.
-        """
-        if max(*grid, *block) >> 32:
-            raise ValueError(f"a launch must have a grid and block of at most 32 bits each, got {grid} and {block}")
-        size = ctypes.c_size_t(len(kernargs))
-        extra = (ctypes.c_void_p * 5)(1, ctypes.cast(kernargs, ctypes.c_void_p), 2, ctypes.addressof(size), 3)
-        stream = 0 if self._target.simulated else torch.cuda.current_stream(self._target.index).cuda_stream
-        with self._device():
-            self._check(self._launch(function, *grid, *block, 0, stream, None, extra))
-
-    def _device(self) -> Any:
-        """The target as current device: a module belongs to the device on which it was loaded."""
-        return nullcontext() if self._target.simulated else torch.cuda.device(self._target.index)
-
-    def _check(self, error: int) -> None:
-        if error:
-            message = self._message(error).decode(errors="replace")
-            self._clear()  # it is told here, and not to the next caller
-            raise RuntimeError(message)
-
-
-def _declared(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
-    function = library[name]  # an object of our own: other users of the library declare theirs
-    function.argtypes = arguments
-    return function

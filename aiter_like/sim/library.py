@@ -167,6 +167,7 @@ def load_timing() -> ctypes.CDLL:
         "aiter_like_sim_model": (None, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_uint32),
         "aiter_like_sim_take_modelled": (pointer,),
         "aiter_like_sim_model_parameters": (pointer,),
+        "aiter_like_sim_model_roofs": (pointer, ctypes.c_double),
     })
     return library
 

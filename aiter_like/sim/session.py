@@ -94,7 +94,9 @@ def load() -> ctypes.CDLL:
 
 
 def checking() -> bool:
-    """Whether calls must say which memory is whose: a checker is on, or the cycle model, which places tensors."""
+    """Whether calls must say which memory is whose: a checker is on, or the counters or the cycle model, which place
+    tensors as a GPU would.
+    """
     return _checking
 
 
@@ -102,7 +104,7 @@ def checking() -> bool:
 def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, threads: int | None = None,
             dry: bool | None = None, instruction_limit: int | None = None, devices: int | None = None,
             defer: bool | None = None, on_report: str = "raise", counters: bool = False,
-            model: str | None = None, clock_mhz: float = modelling.PEAK_MHZ) -> Iterator[Session]:
+            model: str | None = None, clock_mhz: float = modelling.PEAK_MHZ, timeline: int = 0) -> Iterator[Session]:
     """Simulator settings for the duration of a with block.
 
     Args:
@@ -120,6 +122,7 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         model: fill the session's `modelled`. "whole": launches run as ever, on one thread. "sample": only workgroups
             that the model needs run, seconds in place of hours for large launches, and the results are wrong.
         clock_mhz: at which modelled cycles become time.
+        timeline: how many instructions of one CU the model lists with their times.
     Yields:
         The session with `reports`, `counters`, `launches` and `modelled`.
     Raises:
@@ -149,7 +152,8 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
                 if counters:
                     observing.enter_context(counting.counted(session._launches))
                 if model:
-                    observing.enter_context(modelling.modelled(session._modelled, model == "sample", clock_mhz))
+                    observing.enter_context(modelling.modelled(session._modelled, model == "sample", clock_mhz,
+                                                               timeline))
                 yield session
             _collect("a kernel launch")
         finally:
@@ -171,13 +175,25 @@ def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | N
     Raises:
         SimulatorError: a checker reported something, or the launch failed; `reports` has the records.
     """
-    with _registered(name, args, writes):
+    with _registered(name, args, writes), contextlib.ExitStack() as watched:
+        for watch in _watching:
+            watched.enter_context(watch(name, args))
         try:
             result = fn(*args)
         except RuntimeError as error:
             raise reports.as_simulator_error(name, error) from error
     _collect(name)
     return result
+
+
+@contextlib.contextmanager
+def calls_watched(watch: Callable[[str, tuple], contextlib.AbstractContextManager]) -> Iterator[None]:
+    """Each checked call of the block runs within a `watch(name, args)`, calls within calls too."""
+    _watching.append(watch)
+    try:
+        yield
+    finally:
+        _watching.remove(watch)
 
 
 def launch(code_object: bytes, kernel: str, grid: Sequence[int], block: Sequence[int], shared_bytes: int,
@@ -209,6 +225,7 @@ def launch(code_object: bytes, kernel: str, grid: Sequence[int], block: Sequence
 _lock = threading.Lock()
 _open: list[tuple[Settings, Session]] = []  # the blocks that have not ended, the innermost last
 _owner: int | None = None  # the thread that they belong to
+_watching: list[Callable[[str, tuple], contextlib.AbstractContextManager]] = []
 _checking = False
 
 
@@ -232,7 +249,8 @@ def _apply(library: ctypes.CDLL) -> None:
     """Gives the innermost block's settings to the library."""
     global _checking
     settings = _open[-1][0] if _open else default_settings()
-    _checking = bool(settings.checks) or any(session._modelled is not None for _, session in _open)
+    _checking = bool(settings.checks) or any(session._modelled is not None or session._launches is not None
+                                             for _, session in _open)
     configure(library, settings)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The tuner's end of a worker process: starts it, watches it, replaces it. Used by tuner.py."""
+"""The tuner's end of a worker process: starts it, watches it, replaces it. Used by tuner.py and cli/hardware."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class Worker:
         hello: what it says about its device; empty before the start.
     """
 
-    def __init__(self, harness: str, index: int):
-        self.harness, self.index = harness, index
+    def __init__(self, harness: str, index: int, module: str = "aiter_like.tuning.worker"):
+        """`module`: what the process runs; it serves as worker.py's does."""
+        self.harness, self.index, self.module = harness, index, module
         self.hello: dict[str, Any] = {}
         self._process: subprocess.Popen | None = None
         self._buffer = b""
@@ -64,8 +65,7 @@ class Worker:
         child_read, self._write = os.pipe()
         self._read, child_write = os.pipe()
         self._words = tempfile.TemporaryFile()
-        command = [sys.executable, "-m", "aiter_like.tuning.worker", self.harness, str(self.index), str(child_read),
-                   str(child_write)]
+        command = [sys.executable, "-m", self.module, self.harness, str(self.index), str(child_read), str(child_write)]
         self._process = subprocess.Popen(command, pass_fds=(child_read, child_write), stdin=subprocess.DEVNULL,
                                          stdout=self._words, stderr=self._words, start_new_session=True)
         os.close(child_read)

@@ -49,10 +49,10 @@ class SimClock:
             f"Trials are screened by an estimate in clk from counts and occupancy; {lines}. The cycle model runs "
             "on the best three and on the operator's present choice.",
             f"A row is written only for a choice that beats the operator's own by {self.least_gain:.1f} %: what two "
-            f"figures can be apart that are off by {modelling.MEAN_ERROR:.1%} each, the model's mean error "
-            "(csrc/sim/timing/VALIDATION.md). Of candidates that are closer than that to the best, the first in the "
-            "operator's order is chosen. What makes more launches than the operator's own choice cannot win: the time "
-            "of a launch is not modelled.",
+            f"figures can be apart that are off by {modelling.USUAL_ERROR:.1%} each, within which three quarters of "
+            "the public microbenchmarks are (csrc/sim/timing/VALIDATION.md). Of candidates that are closer than that "
+            "to the best, the first in the operator's order is chosen. What makes more launches than the operator's "
+            "own choice cannot win: the time of a launch is not modelled.",
             "Inputs are random, as the operator's tuning case makes them. Of a launch's workgroups a sample runs where "
             "what the others would write cannot decide what is executed, else all run "
             "(aiter_like/tuning/sim_clock.py has the rule).")

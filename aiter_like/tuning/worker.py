@@ -16,7 +16,7 @@ import signal
 import statistics
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiter_like.dispatch.table import MEASURED
 from aiter_like.errors import BuildError, UnsupportedError
@@ -178,24 +178,34 @@ def _text(error: BaseException) -> str:
     return " | ".join(lines[:3])[:500]
 
 
-def main(argv: list[str]) -> None:
-    """Serves until the other end closes."""
+class Answering(Protocol):
+    """What a worker process does for the other end."""
+
+    def hello(self) -> dict[str, Any]:
+        """Who answers."""
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One reply; with "is_broken" the process ends after it."""
+
+
+def serve(argv: list[str], service: Callable[[Harness], Answering]) -> None:
+    """Serves until the other end closes. `argv`: HARNESS INDEX READ WRITE."""
     harness, index, read, write = argv
     ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)  # a hanging candidate must not outlive a killed tuner
     module, _, factory = harness.partition(":")
-    service = Service(getattr(importlib.import_module(module), factory)(int(index)))
+    answering = service(getattr(importlib.import_module(module), factory)(int(index)))
     with os.fdopen(int(read)) as requests, os.fdopen(int(write), "w") as replies:
         def reply(value: Mapping[str, Any]) -> None:
             replies.write(json.dumps(value) + "\n")
             replies.flush()
 
-        reply(service.hello())
+        reply(answering.hello())
         for line in requests:
-            answer = service.answer(json.loads(line))
+            answer = answering.answer(json.loads(line))
             reply(answer)
             if answer.get("is_broken"):
                 os._exit(0)  # the device is lost to this process, and so is an orderly end
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve(sys.argv[1:], Service)

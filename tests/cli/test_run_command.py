@@ -16,6 +16,7 @@ from negate import NEGATE
 
 from aiter_like import cli, sim
 from aiter_like.build.build import load_or_build
+from aiter_like.cli import sim_spec
 from aiter_like.ops.norm.rms_norm import _rms_norm_asm
 from aiter_like.testing import check_rms_norm
 
@@ -83,6 +84,37 @@ def test_structs_offsets_and_hidden_arguments(run, tmp_path):
     more = np.load(tmp_path / "outputs" / "more.npy")
     assert len(set(more)) > 60
     np.testing.assert_array_equal(np.load(tmp_path / "outputs" / "data.npy"), -more[1:] - np.int32(7 - 2))
+
+
+ONE_STRUCT = NEGATE.replace("""
+      - {.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}
+      - {.offset: 16, .size: 8, .value_kind: by_value}""", "").replace(
+    "{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}",
+    "{.offset: 0, .size: 24, .value_kind: by_value}")
+
+
+def test_addresses_within_a_struct(run, tmp_path):
+    (tmp_path / "negate.co").write_bytes(assemble(ONE_STRUCT))
+    struct = {"hex": "ff" * 16 + "0700000000000000", "pointers": {"0": "data", "8": "more"}}
+    launch = {"file": tmp_path / "negate.co", "kernel": "negate", "grid": "2", "block": "64"}
+    status, out, err = run({"buffers": NEGATE_BUFFERS, "arguments": [struct]}, "--check", **launch)
+    assert status == 0, out + err
+    more = np.load(tmp_path / "outputs" / "more.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "outputs" / "data.npy"), -more[:-1] - np.int32(7 - 2))
+    for pointers, message in (({"17": "data"}, "arguments[0].pointers: 17 is no place of 8 bytes in 24"),
+                              ({"0": "other"}, "arguments[0].pointers.0: no buffer 'other'; there are: data, more"),
+                              (["data"], "arguments[0].pointers must be an object")):
+        status, _, err = run({"buffers": NEGATE_BUFFERS, "arguments": [struct | {"pointers": pointers}]}, **launch)
+        assert status == 1 and message in err
+
+
+def test_buffers_begin_on_a_page(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(7, dtype=np.int16))
+    entries = {"a": {"dtype": "bf16", "shape": [3, 5], "fill": "random"}, "b": {"dtype": "u8", "shape": [9], "fill": 4},
+               "c": {"file": "x.npy"}}
+    spec = sim_spec.spec_of({"buffers": entries, "arguments": []}, tmp_path / "spec.json", "here")
+    assert [buffer.data.data_ptr() % 4096 for buffer in spec.buffers.values()] == [0, 0, 0]
+    assert spec.buffers["b"].data.tolist() == [4] * 9 and spec.buffers["c"].data.tolist() == list(range(7))
 
 
 def test_reports_make_it_fail(run):

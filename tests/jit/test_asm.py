@@ -96,7 +96,7 @@ def launched(monkeypatch) -> list[tuple]:
         def launch(self, function, grid, block, kernargs):
             found.append((grid, block, kernargs))
 
-    monkeypatch.setattr(asm, "_Runtime", Runtime)
+    monkeypatch.setattr(asm, "ModuleRuntime", Runtime)
     return found
 
 
@@ -318,6 +318,6 @@ def test_damaged_code_objects_are_value_errors(hsa):
 @pytest.mark.parametrize("sizes", [((2**32 + 1, 1, 1), (64, 1, 1)), ((1, 1, 1), (2**40, 1, 1))])
 def test_a_launch_cuts_no_size_off(sizes):
     """ctypes would take them modulo 2³²."""
-    runtime = object.__new__(asm._Runtime)  # without a library: nothing is launched
+    runtime = object.__new__(asm.ModuleRuntime)  # without a library: nothing is launched
     with pytest.raises(ValueError, match=r"a launch must have a grid and block of at most 32 bits each, got \(1|429"):
         runtime.launch(None, *sizes, b"")

@@ -56,6 +56,17 @@ def test_banks_of_wider_accesses():
     assert two["lds_clk"] == 4 and two["lds_bytes"] == 512
 
 
+def test_which_banks_are_busy():
+    """Stride of 8 dwords: banks 0, 8, 16, 24; each is busy for 16 dwords, and all but one per phase are lost."""
+    counts = _of("ds_read_b32 v2, v1", {"v1": _LANES * 32}, lds_bytes=4096)
+    assert counts["lds_bank_clk"] == [16 if bank % 8 == 0 else 0 for bank in range(32)]
+    assert counts["lds_bank_extra_clk"] == [14 if bank % 8 == 0 else 0 for bank in range(32)]
+    even = _of("ds_write_b32 v1, v3", {"v1": _LANES * 4, "v3": _LANES}, lds_bytes=4096)
+    assert even["lds_bank_clk"] == [2] * 32 and "lds_bank_extra_clk" not in even
+    (same,) = {*_of("ds_read_b32 v2, v1", {"v1": _LANES * 0}, lds_bytes=4096)["lds_bank_clk"][1:]}  # one dword for all
+    assert same == 0
+
+
 def test_reads_and_writes_of_16_bytes_have_different_phases():
     """Lanes 4-7 lie in the banks of lanes 0-3: conflicts in a write's first phase, in none of a read's."""
     place = _LANES * 16

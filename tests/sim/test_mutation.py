@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import asm
@@ -18,6 +19,7 @@ from mutation.waits import first_hazard
 from aiter_like.dispatch import OPS
 
 RAW, WITHOUT_EQUIVALENTS, OF_CASES = 0.85, 0.95, 0.6
+CHANCE = 0.01  # of a sample to fall so far below OF_CASES where all mutants together just reach it
 TURN = rotation.turn_of(Path(__file__).parent)
 _BRANCH = "s_cmp_eq_u32 s8, 0\n s_cselect_b64 s[10:11], -1, 0\n s_and_b64 vcc, exec, s[10:11]\n s_cbranch_vccnz 1f\n"
 
@@ -43,14 +45,25 @@ def test_sample_of_the_campaign():
     _check(results)
 
 
+def _chance_of_at_most(caught: int, count: int, share: float) -> float:
+    """That of `count` mutants, each caught with probability `share`, at most `caught` are."""
+    return sum(math.comb(count, k) * share**k * (1 - share)**(count - k) for k in range(caught + 1))
+
+
 def test_sample_of_an_operators_cases():
-    """Two kernels of one operator and backend, others at each commit. Cases are few and small: they see less."""
+    """Two kernels of one operator and backend, others at each commit. Cases are few and small: they see less.
+
+    A few dozen mutants say little about all of them: the sample fails where its share contradicts OF_CASES, to which
+    the whole campaign holds every operator.
+    """
     pytest.importorskip("triton")
     name, backend = cases.SERVED[TURN % len(cases.SERVED)]
     own = cases.kernels(name, backend)
     chosen = [own[(TURN + index) % len(own)] for index in range(min(2, len(own)))]
     results = campaign.run(chosen, every=8, seeds=10, first=TURN % 2)
-    assert campaign.share_of_reached(results) >= OF_CASES, campaign.table(results)
+    counted = [result for result in results if result.is_reached and not result.argument]
+    caught = sum(bool(result.verdict.by) for result in counted)
+    assert counted and _chance_of_at_most(caught, len(counted), OF_CASES) > CHANCE, campaign.table(results)
 
 
 @pytest.mark.parametrize("name, backend", [("act_and_mul", "triton"), ("rms_norm", "asm"), ("pack_int4", "hip")])

@@ -34,6 +34,7 @@ def recorded_launches() -> Iterator[list[str]]:
     """Fills the list that it yields when the block ends: a line per launch, as trace_observer.cpp writes it."""
     trace, simulator, lines = library(), sim.load(), []
     trace.trace_begin(ctypes.c_uint32(1), ctypes.c_uint64(0))
+    trace.trace_ranges(simulator.aiter_like_sim_ranges)
     simulator.aiter_like_sim_observe(trace.record_launch, 1)
     try:
         yield lines

@@ -2,8 +2,10 @@
 // An observer in a library of its own, as test_observer.py loads it: one line of text per call.
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "load/loader.h"
 #include "run/placement.h"
@@ -15,6 +17,7 @@ namespace {
 std::mutex mutex;
 std::string text;
 u32 watched_of = 1;                            // every how many-th workgroup is watched
+u64 (*ranges_of)(u64*, u64) = nullptr;         // aiter_like_sim_ranges
 u64 kept_lanes = kAllLanes;                    // the lanes whose accesses to memory go on
 
 class Trace final : public Observer {
@@ -63,7 +66,35 @@ class Trace final : public Observer {
   std::string lines_;
 };
 
-// A line per launch: kernel, grid, block, LDS bytes, explicit arguments in hexadecimal digits.
+std::string hexadecimal(const u8* data, u64 bytes) {
+  std::string digits;
+  for (u64 i = 0; i < bytes; ++i) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", data[i]);
+    digits += two;
+  }
+  return digits;
+}
+
+// The known ranges of memory that the arguments have the addresses of: " base contents" each, as they are now.
+std::string pointed_at(const u8* arguments, u32 bytes) {
+  if (ranges_of == nullptr) return "";
+  std::vector<u64> ranges(2 * ranges_of(nullptr, 0));
+  ranges_of(ranges.data(), ranges.size() / 2);
+  std::string found;
+  for (u32 offset = 0; offset + 8 <= bytes; offset += 8) {
+    u64 word;
+    std::memcpy(&word, arguments + offset, 8);
+    for (size_t i = 0; i < ranges.size(); i += 2) {
+      if (word != 0 && word == ranges[i]) {
+        found += " " + std::to_string(word) + " " + hexadecimal(reinterpret_cast<const u8*>(word), ranges[i + 1]);
+      }
+    }
+  }
+  return found;
+}
+
+// A line per launch: kernel, grid, block, LDS bytes, explicit arguments in hexadecimal digits, what they point at.
 void record(const Launch& launch) {
   u32 bytes = 0;
   for (const Arg& arg : launch.kernel->args) bytes = std::max(bytes, arg.offset + arg.size);
@@ -71,12 +102,7 @@ void record(const Launch& launch) {
   for (u32 number : {launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0], launch.lds_bytes}) {
     line += " " + std::to_string(number);
   }
-  line += " ";
-  for (u32 i = 0; i < bytes; ++i) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", launch.kernarg[i]);
-    line += digits;
-  }
+  line += " " + hexadecimal(launch.kernarg, bytes) + pointed_at(launch.kernarg, bytes);
   const std::lock_guard lock(mutex);
   text += line + "\n";
 }
@@ -103,6 +129,8 @@ void trace_begin(u32 every, u64 lanes) {
   watched_of = every;
   kept_lanes = lanes;
 }
+
+void trace_ranges(u64 (*ranges)(u64*, u64)) { ranges_of = ranges; }
 
 const char* trace_text() { return text.c_str(); }
 

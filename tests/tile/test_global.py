@@ -30,6 +30,11 @@ extern "C" __global__ void read_bf16(const bf16* data, int64_t rows, int64_t col
                                      bf16* out) { read_window(data, rows, columns, stride, first, out); }
 extern "C" __global__ void read_fp8(const fp8* data, int64_t rows, int64_t columns, int64_t stride, int64_t first,
                                     fp8* out) { read_window(data, rows, columns, stride, first, out); }
+extern "C" __global__ void read_from_column(const bf16* data, int64_t rows, int64_t columns, int64_t first_row,
+                                            int64_t first_column, bf16* out) {
+  const TileWindow<const bf16, 32, 32> window({data, {rows, columns}, {columns, 1}}, first_row, first_column);
+  to_memory(out, load_global<RegTile<bf16, 32, 32, OperandByRow<8>>>(window, 0));
+}
 template <class T, class PRODUCT>
 __device__ void write_window(const float* matrix, int64_t rows, int64_t columns, int64_t stride, int64_t first_row,
                              T* out) {
@@ -79,3 +84,14 @@ def test_a_window_over_the_edge_writes_nothing_outside(t, dtype, step):
         part.copy_(matrix.T[:len(part), :columns])
         assert torch.equal(out, expected)
         assert out.as_strided((rows - 1, 16), (columns + 16, 1), columns).isnan().all()
+
+
+@pytest.mark.parametrize("row, column", ((0, 0), (0, 32), (20, 64), (20, 80), (40, 0), (0, 96), (0, 128)))
+def test_a_window_from_a_column_on(row, column):
+    """Columns behind the window's, and rows and columns behind the view's, read as zeros."""
+    x = torch.randn(40, 88).bfloat16()
+    out = torch.full((32, 32), math.nan).bfloat16()
+    program("read_from_column", x, 40, 88, row, column, out)
+    expected = torch.zeros(72, 160).bfloat16()
+    expected[:40, :88] = x
+    assert torch.equal(out, expected[row:row + 32, column:column + 32])

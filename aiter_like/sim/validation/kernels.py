@@ -13,7 +13,7 @@ from pathlib import Path
 from aiter_like.build import processes, toolchain
 from aiter_like.errors import BuildError
 
-_ARGUMENTS = "<QQII"
+_ARGUMENTS = "<QQIIQ"
 _ARGUMENT_BYTES = struct.calcsize(_ARGUMENTS)
 
 
@@ -28,6 +28,7 @@ class Kernel:
         waves: of a workgroup.
         registers, accumulators: v registers of each lane, before and after ACCUM_OFFSET.
         lds_bytes: of a workgroup.
+        scalars: s registers.
     """
 
     body: str
@@ -37,10 +38,13 @@ class Kernel:
     registers: int = 64
     accumulators: int = 32
     lds_bytes: int = 0
+    scalars: int = 64
 
-    def text(self, name: str, unroll: int) -> str:
-        """Its function and descriptor. s[0:1] holds the address of the arguments."""
+    def text(self, name: str, unroll: int, timed: bool = False) -> str:
+        """Its function and descriptor. s[0:1] holds the address of the arguments. With `timed` each wave stores what
+        s_memtime and s_memrealtime said before the loop and after it; s[40:51] are then not the body's."""
         body = "\n".join(self.body.replace("{k}", str(k)) for k in range(unroll))
+        before, after = (_before(), _after(self.waves)) if timed else ("", "")
         return f"""
 .text
 .globl {name}
@@ -55,14 +59,14 @@ class Kernel:
   s_mov_b32 s10, s8
 {self.prepare}
   s_waitcnt vmcnt(0) lgkmcnt(0)
-  s_barrier
+  s_barrier{before}
 .p2align 7
 1:
 {body}
   s_sub_u32 s10, s10, 1
   s_cmp_lg_u32 s10, 0
   s_cbranch_scc1 1b
-  s_waitcnt vmcnt(0) lgkmcnt(0)
+  s_waitcnt vmcnt(0) lgkmcnt(0){after}
   s_endpgm
 .size {name}, .-{name}
 .rodata
@@ -74,7 +78,7 @@ class Kernel:
   .amdhsa_system_sgpr_workgroup_id_x 1
   .amdhsa_next_free_vgpr {self.registers + self.accumulators}
   .amdhsa_accum_offset {self.registers}
-  .amdhsa_next_free_sgpr 64
+  .amdhsa_next_free_sgpr {self.scalars}
 .end_amdhsa_kernel
 """
 
@@ -88,18 +92,64 @@ class Kernel:
     .group_segment_fixed_size: {self.lds_bytes}
     .private_segment_fixed_size: 0
     .wavefront_size: 64
-    .sgpr_count: 64
+    .sgpr_count: {self.scalars}
     .vgpr_count: {self.registers + self.accumulators}
     .agpr_count: {self.accumulators}
     .max_flat_workgroup_size: 1024
     .args:
       - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
-      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}"""
+      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
+      - {{.offset: 16, .size: 4, .value_kind: by_value}}
+      - {{.offset: 20, .size: 4, .value_kind: by_value}}
+      - {{.offset: 24, .size: 8, .value_kind: global_buffer, .address_space: global}}"""
 
 
-def arguments(first: int, second: int, loops: int, number: int) -> bytes:
-    """The argument segment: two addresses, how often the loop runs, a number of the case's own."""
-    return struct.pack(_ARGUMENTS, first, second, loops, number)
+TIMES = 4
+"""Numbers of 64 bits that a timed wave stores: s_memtime and s_memrealtime before its loop, the same after it."""
+
+
+def _before() -> str:
+    return """
+  s_load_dwordx2 s[50:51], s[0:1], 0x18
+  s_waitcnt lgkmcnt(0)
+  s_memrealtime s[42:43]
+  s_memtime s[40:41]
+  s_waitcnt lgkmcnt(0)"""
+
+
+def _after(waves: int) -> str:
+    """The loop's registers are free by now. Each wave's place: (workgroup * waves + wave) * 32 bytes."""
+    return f"""
+  s_memrealtime s[46:47]
+  s_memtime s[44:45]
+  s_mov_b64 exec, 1
+  v_lshrrev_b32 v1, 6, v1
+  s_nop 0
+  v_readfirstlane_b32 s48, v1
+  s_mul_i32 s49, s2, {waves}
+  s_add_u32 s48, s48, s49
+  s_lshl_b32 s48, s48, 5
+  s_add_u32 s50, s50, s48
+  s_addc_u32 s51, s51, 0
+  v_mov_b32 v3, 0
+  s_waitcnt lgkmcnt(0)
+  v_mov_b32 v4, s40
+  v_mov_b32 v5, s41
+  v_mov_b32 v6, s42
+  v_mov_b32 v7, s43
+  v_mov_b32 v8, s44
+  v_mov_b32 v9, s45
+  v_mov_b32 v10, s46
+  v_mov_b32 v11, s47
+  global_store_dwordx4 v3, v[4:7], s[50:51]
+  global_store_dwordx4 v3, v[8:11], s[50:51] offset:16
+  s_waitcnt vmcnt(0)"""
+
+
+def arguments(first: int, second: int, loops: int, number: int, times: int = 0) -> bytes:
+    """The argument segment: two addresses, how often the loop runs, a number of the case's own, and where a timed
+    kernel's waves store their times."""
+    return struct.pack(_ARGUMENTS, first, second, loops, number, times)
 
 
 def name_of(index: int) -> str:
@@ -107,14 +157,14 @@ def name_of(index: int) -> str:
     return f"measured{index}"
 
 
-def code_object(kernels: Sequence[tuple[Kernel, int]]) -> bytes:
+def code_object(kernels: Sequence[tuple[Kernel, int]], timed: bool = False) -> bytes:
     """Kernels, each with how often its loop's body is repeated, as one code object, by the clang that builds the
     project's own.
 
     Raises:
         BuildError: there is none, or an instruction is wrong.
     """
-    texts = [kernel.text(name_of(index), unroll) for index, (kernel, unroll) in enumerate(kernels)]
+    texts = [kernel.text(name_of(index), unroll, timed) for index, (kernel, unroll) in enumerate(kernels)]
     entries = [kernel.metadata(name_of(index)) for index, (kernel, _) in enumerate(kernels)]
     with tempfile.TemporaryDirectory() as folder:
         source, output = Path(folder, "measured.s"), Path(folder, "measured.co")

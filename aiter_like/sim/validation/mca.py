@@ -12,7 +12,8 @@ import re
 import shutil
 import subprocess
 
-from aiter_like.sim.validation.cases import Slope, mfma
+from aiter_like.sim.validation.case import Slope
+from aiter_like.sim.validation.cases import mfma
 from aiter_like.sim.validation.kernels import Kernel
 
 CLK = 4

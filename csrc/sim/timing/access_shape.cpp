@@ -14,8 +14,6 @@
 namespace sim::timing {
 namespace {
 
-constexpr u32 kBanks = 32;
-
 // A small set of addresses: at most 128, two of each lane.
 class Set {
  public:
@@ -46,7 +44,7 @@ u32 lanes_per_phase(u32 bytes) { return bytes <= 4 ? 32 : bytes <= 8 ? 16 : 8; }
 
 }  // namespace
 
-LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load) {
+LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load, BankUse* use) {
   const u32 per_phase = lanes_per_phase(bytes);
   const bool ordered = load && per_phase == 8;
   LdsShape shape;
@@ -58,7 +56,7 @@ LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load) {
     for (u32 n = first; n < first + per_phase; ++n) {
       const u32 lane = ordered ? kReadB128[n] : n;
       if (!(lanes >> lane & 1)) continue;
-      for (u32 dword = offset[lane] / 4; dword * 4 < offset[lane] + bytes; ++dword) {
+      for (u32 dword = offset[lane] / kBankBytes; dword * kBankBytes < offset[lane] + bytes; ++dword) {
         const u32 bank = dword % kBanks;
         u32* const seen = dwords[bank];
         if (std::find(seen, seen + count[bank], dword) != seen + count[bank]) continue;
@@ -68,6 +66,10 @@ LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load) {
     }
     shape.clk += busiest;
     if (busiest) shape.conflict_clk += busiest - 1;
+    for (u32 bank = 0; use && bank < kBanks; ++bank) {
+      use->clk[bank] += count[bank];
+      if (count[bank]) use->extra_clk[bank] += count[bank] - 1u;
+    }
   }
   return shape;
 }
@@ -95,7 +97,7 @@ SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes) {
 // (public measurements of access shapes: 4.0, 1.8 and 1.1 TB/s).
 LineShape line_shape(const u64* address, u64 lanes, u32 bytes, u64* lines) {
   LineShape shape;
-  const int group = bytes >= 16 ? 4 : bytes >= 8 ? 8 : 16;
+  const int group = kAddressBytes / (bytes >= 16 ? 16 : bytes >= 8 ? 8 : 4);
   for (int first = 0; first < 64; first += group) {
     u64 last = ~u64{0};
     for (int lane = first; lane < first + group; ++lane) {

@@ -2,17 +2,28 @@
 // What the addresses of one instruction mean for the memory system: conflicts between LDS banks, segments of global
 // memory, lanes that meet at one address.
 #pragma once
+#include <array>
+
 #include "types.h"
 
 namespace sim::timing {
+
+inline constexpr u32 kBanks = 32, kBankBytes = 4;
+inline constexpr int kAddressBytes = 64;       // of neighbouring lanes that the address unit takes in a cycle
 
 struct LdsShape {
   u32 clk = 0;                                 // the banks are busy for so many cycles
   u32 conflict_clk = 0;                        // so many of these are lost because lanes of a phase meet at a bank
 };
 
-// Offsets in bytes, of `bytes` each. Reads and writes of 16 bytes have different phases.
-LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load);
+// What accesses ask of each bank.
+struct BankUse {
+  std::array<u64, kBanks> clk{};               // a dword each
+  std::array<u64, kBanks> extra_clk{};         // … after the first of a phase
+};
+
+// Offsets in bytes, of `bytes` each. Reads and writes of 16 bytes have different phases. Adds to `use` if there is one.
+LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load, BankUse* use = nullptr);
 
 struct SegmentShape {
   u32 asked = 0;                               // bytes, of all lanes

@@ -14,6 +14,15 @@ u32 half_count(u64 request) { return static_cast<u32>(std::popcount(request & 3)
 
 }  // namespace
 
+void Traffic::add(const Traffic& other) {
+  l1_lines += other.l1_lines, l1_hits += other.l1_hits;
+  scalar_lines += other.scalar_lines, scalar_hits += other.scalar_hits;
+  l2_lines += other.l2_lines, l2_hits += other.l2_hits;
+  stored_lines += other.stored_lines, stored_hits += other.stored_hits;
+  l2_read_bytes += other.l2_read_bytes, l2_written_bytes += other.l2_written_bytes;
+  mall_hits += other.mall_hits, hbm_lines += other.hbm_lines, written_lines += other.written_lines;
+}
+
 Cache::Cache(u64 bytes, u32 ways, u32 line_bytes)
     : sets_(static_cast<u32>(std::max<u64>(bytes / line_bytes / ways, 1))), ways_(ways),
       entries_(static_cast<size_t>(sets_) * ways) {}
@@ -47,11 +56,11 @@ Memory::Memory(const Parameters& p)
 double Memory::chase_clk() const { return p_.channel_clk + 64 / p_.l1_fill_bytes; }
 
 double Memory::from_l2(double at, u64 line) {
-  ++traffic_.l2_lines;
+  ++traffic_->l2_lines;
   const double start = through_channel(at, line);
   const double here = p_.l2_latency_clk - p_.l1_latency_clk - chase_clk();
   if (Cache::Entry* hit = l2_.find(line)) {
-    ++traffic_.l2_hits;
+    ++traffic_->l2_hits;
     return std::max(start + here, hit->ready);
   }
   const bool in_mall = mall_.find(line) != nullptr;
@@ -59,7 +68,7 @@ double Memory::from_l2(double at, u64 line) {
   const double through = move(start, line, bytes_per_clk, false);
   const double latency = in_mall ? p_.mall_latency_clk : p_.hbm_latency_clk;
   const double ready = through + latency - p_.l1_latency_clk - chase_clk() - 128 * p_.memory_channels / bytes_per_clk;
-  in_mall ? ++traffic_.mall_hits : ++traffic_.hbm_lines;
+  in_mall ? ++traffic_->mall_hits : ++traffic_->hbm_lines;
   if (!in_mall) mall_.insert(line, 0);
   l2_.insert(line, ready);
   return ready;
@@ -79,13 +88,14 @@ double Memory::load(u32 cu, double at, double address_clk, const u64* lines, u32
   for (u32 k = 0; k < count; ++k) {
     const u64 line = lines[k] >> 2;
     const double now = at + address_clk * k / count;
-    ++traffic_.l1_lines;
+    ++traffic_->l1_lines;
     if (Cache::Entry* hit = l1_[cu].find(line)) {
-      ++traffic_.l1_hits;
+      ++traffic_->l1_hits;
       done = std::max(done, hit->ready + rest);
       continue;
     }
     const double sent = from_l2(now, line);
+    traffic_->l2_read_bytes += 64 * half_count(lines[k]);
     const double arrived = fill_[cu].take(sent, 64 * half_count(lines[k]) / p_.l1_fill_bytes);
     l1_[cu].insert(line, arrived);
     done = std::max(done, arrived + rest + kChaseAddressClk);
@@ -99,8 +109,13 @@ double Memory::store(double at, double address_clk, const u64* lines, u32 count)
     const u64 line = lines[k] >> 2;
     const double start = through_channel(at + address_clk * k / count, line);
     done = std::max(done, start + p_.l2_latency_clk);
-    if (l2_.find(line)) continue;
-    ++traffic_.written_lines;
+    ++traffic_->stored_lines;
+    traffic_->l2_written_bytes += 64 * half_count(lines[k]);
+    if (l2_.find(line)) {
+      ++traffic_->stored_hits;
+      continue;
+    }
+    ++traffic_->written_lines;
     l2_.insert(line, start);
     mall_.insert(line, 0);
     // It is written back some time: the bytes are moved now, and the store does not wait for them unless they pile up.
@@ -124,10 +139,13 @@ double Memory::scalar(u32 cu, double at, const u64* lines, u32 count) {
   double done = at + p_.scalar_latency_clk;
   for (u32 k = 0; k < count; ++k) {
     Cache& cache = scalar_[cu / 2];
+    ++traffic_->scalar_lines;
     if (Cache::Entry* hit = cache.find(lines[k] >> 2)) {
+      ++traffic_->scalar_hits;
       done = std::max(done, std::max(hit->ready, at) + p_.scalar_latency_clk);
     } else {
       const double ready = from_l2(at, lines[k] >> 2);
+      traffic_->l2_read_bytes += 64 * half_count(lines[k]);
       cache.insert(lines[k] >> 2, ready);
       done = std::max(done, ready + p_.scalar_latency_clk);
     }

@@ -49,8 +49,16 @@ class Cache {
   std::vector<Entry> entries_;
 };
 
+// What memory accesses found where, in lines of 128 bytes.
 struct Traffic {
-  u64 l1_lines = 0, l1_hits = 0, l2_lines = 0, l2_hits = 0, mall_hits = 0, hbm_lines = 0, written_lines = 0;
+  u64 l1_lines = 0, l1_hits = 0;               // vector loads
+  u64 scalar_lines = 0, scalar_hits = 0;
+  u64 l2_lines = 0, l2_hits = 0;               // reads of the L2
+  u64 stored_lines = 0, stored_hits = 0;       // stores and atomics that reach it
+  u64 l2_read_bytes = 0, l2_written_bytes = 0; // in pieces of 64
+  u64 mall_hits = 0, hbm_lines = 0, written_lines = 0;
+
+  void add(const Traffic& other);
 };
 
 // What the CUs of one XCD share, and their caches.
@@ -67,7 +75,8 @@ class Memory {
   // When the instructions of a line of 128 bytes are there.
   double fetch(u32 cu, double at, u64 line);
 
-  const Traffic& traffic() const { return traffic_; }
+  // Where accesses are counted from now on.
+  void account(Traffic& to) { traffic_ = &to; }
   double l2_busy() const;
   double beyond_busy() const;
 
@@ -94,7 +103,7 @@ class Memory {
   };
   double move(double at, u64 line, double bytes_per_clk, bool writes);
   std::vector<Channel> beyond_;
-  Traffic traffic_;
+  Traffic* traffic_ = nullptr;
 };
 
 }  // namespace sim::timing

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The C interface that aiter_like/sim/counting.py uses. Strings returned are JSON, freed by aiter_like_sim_free.
+// The C interface that aiter_like/sim/counting.py and modelling.py use. Strings returned are JSON, freed by
+// aiter_like_sim_free.
 #include <algorithm>
 #include <cmath>
+#include <cxxabi.h>
 
 #include "json.h"
 #include "run/counters.h"
 #include "timing/counts.h"
 #include "timing/model.h"
+#include "timing/roofs.h"
 
 namespace sim::timing {
 namespace {
@@ -16,6 +19,12 @@ using json::List, json::Object, json::quoted;
 std::string sizes(const u32 (&three)[3]) {
   List list;
   for (u32 size : three) list.raw(std::to_string(size));
+  return list.str();
+}
+
+std::string numbers(const std::array<u64, kBanks>& all) {
+  List list;
+  for (u64 one : all) list.raw(std::to_string(one));
   return list.str();
 }
 
@@ -29,6 +38,8 @@ std::string json_of(const LaunchCounts::Line& line) {
   if (line.cls == Class::mfma) o.add("flops", line.flops).add("passes", line.passes).add("type", line.type);
   o.some("global_bytes", c.global_bytes).some("segments_64", c.segments64).some("segments_128", c.segments128);
   o.some("lds_bytes", c.lds_bytes).some("lds_clk", c.lds_clk).some("lds_conflict_clk", c.lds_conflict_clk);
+  if (c.lds_clk) o.raw("lds_bank_clk", numbers(line.banks.clk));
+  if (c.lds_conflict_clk) o.raw("lds_bank_extra_clk", numbers(line.banks.extra_clk));
   o.some("scratch_bytes", c.scratch_bytes);
   return o.some("atomic_lanes", c.atomic_lanes).some("atomic_collisions", c.atomic_collisions).str();
 }
@@ -60,58 +71,106 @@ std::string number(double x) {
   return text;
 }
 
+constexpr std::pair<const char*, u64 Traffic::*> kTraffic[] = {
+    {"l1_lines", &Traffic::l1_lines},           {"l1_hits", &Traffic::l1_hits},
+    {"scalar_lines", &Traffic::scalar_lines},   {"scalar_hits", &Traffic::scalar_hits},
+    {"l2_lines", &Traffic::l2_lines},           {"l2_hits", &Traffic::l2_hits},
+    {"stored_lines", &Traffic::stored_lines},   {"stored_hits", &Traffic::stored_hits},
+    {"l2_read_bytes", &Traffic::l2_read_bytes}, {"l2_written_bytes", &Traffic::l2_written_bytes},
+    {"mall_hits", &Traffic::mall_hits},         {"hbm_lines", &Traffic::hbm_lines},
+    {"written_lines", &Traffic::written_lines}};
+
 std::string json_of(const Traffic& t) {
   Object o;
-  o.add("l1_lines", t.l1_lines).add("l1_hits", t.l1_hits).add("l2_lines", t.l2_lines).add("l2_hits", t.l2_hits);
-  return o.add("mall_hits", t.mall_hits).add("hbm_lines", t.hbm_lines).add("written_lines", t.written_lines).str();
+  for (const auto& [name, field] : kTraffic) o.add(name, t.*field);
+  return o.str();
 }
 
-std::string json_of(const ModelledLaunch::Line& line) {
+// The same without what is 0; "" when all is.
+std::string some_of(const Traffic& t) {
+  Object o;
+  for (const auto& [name, field] : kTraffic) o.some(name, t.*field);
+  return o.str() == "{}" ? "" : o.str();
+}
+
+// Inst::index → place in the list of those that were replayed.
+std::vector<u32> places_of(const ModelledLaunch& m) {
+  std::vector<u32> places(m.replayed.insts.size());
+  u32 count = 0;
+  for (size_t n = 0; n < places.size(); ++n) {
+    places[n] = count;
+    count += m.replayed.insts[n].issued != 0;
+  }
+  return places;
+}
+
+std::string json_of(const ModelledLaunch::Line& line, const std::vector<u32>& places) {
   Object o, stalls;
   for (int k = 1; k < kNumStalls; ++k) {
     if (line.time.stall[k] > 0) stalls.raw(stall_name(static_cast<Stall>(k)), number(line.time.stall[k]));
   }
   o.add("pc", line.pc).add("text", line.text).add("source", line.source).add("issued", line.time.issued);
   o.raw("busy_clk", number(line.time.busy)).raw("latency_clk", number(line.time.latency));
-  return o.raw("stall_clk", stalls.str()).str();
+  o.raw("hidden_clk", number(std::max(line.time.latency - line.time.exposed, 0.0)));
+  o.raw("stall_clk", stalls.str()).raw("covered_clk", number(line.time.covered));
+  if (const std::string traffic = some_of(line.time.traffic); !traffic.empty()) o.raw("traffic", traffic);
+  if (line.time.retired.empty()) return o.str();
+  List retired;
+  for (const Retired& one : line.time.retired) {
+    List list;
+    list.raw(std::to_string(places[one.inst])).raw(std::to_string(one.times)).raw(number(one.exposed));
+    retired.raw(list.str());
+  }
+  return o.raw("retires", retired.str()).str();
 }
 
-// A list of [wave, SIMD, place in `instructions`, reason, since, at, until]; times from the first one's.
-std::string timeline_of(const ModelledLaunch& m) {
-  std::vector<u32> place(m.replayed.insts.size());
-  u32 count = 0;
-  for (size_t n = 0; n < place.size(); ++n) {
-    place[n] = count;
-    count += m.replayed.insts[n].issued != 0;
+// Times are from when the first event began to wait. csrc/sim/README.md, "The cycle model", has the columns.
+std::string timeline_of(const ModelledLaunch& m, const std::vector<u32>& places) {
+  const double start = m.replayed.timeline.empty() ? 0 : m.replayed.timeline.front().waited;
+  const auto time = [&](double at) { return std::to_string(std::lround(at - start)); };
+  List reasons, waves, events;
+  for (int k = 0; k < kNumStalls; ++k) reasons.raw(quoted(stall_name(static_cast<Stall>(k))));
+  for (const WaveLife& w : m.replayed.waves) {
+    List one;
+    one.raw(std::to_string(w.wave)).raw(std::to_string(w.simd)).raw(std::to_string(w.slot));
+    waves.raw(one.raw(std::to_string(w.workgroup)).raw(time(w.begin)).raw(time(w.end)).str());
   }
-  List list;
-  const double start = m.replayed.timeline.empty() ? 0 : m.replayed.timeline.front().at;
   for (const Event& e : m.replayed.timeline) {
     List one;
-    one.raw(std::to_string(e.wave)).raw(std::to_string(e.simd)).raw(std::to_string(place[e.inst]));
-    one.raw(quoted(e.waited < e.at ? stall_name(e.why) : ""));
-    for (double at : {e.waited, e.at, e.until}) one.raw(std::to_string(std::lround(at - start)));
-    list.raw(one.str());
+    one.raw(std::to_string(e.wave)).raw(std::to_string(places[e.inst]));
+    one.raw(std::to_string(e.waited < e.at ? static_cast<int>(e.why) : 0));
+    for (double at : {e.waited, e.at, e.until, e.unit_from, e.unit_until}) one.raw(time(at));
+    events.raw(one.raw(e.done > e.at ? time(e.done) : "null").str());
   }
-  return list.str();
+  return Object().raw("reasons", reasons.str()).raw("waves", waves.str()).raw("events", events.str()).str();
+}
+
+// A C++ name as it is written; others as they are.
+std::string demangled(const std::string& name) {
+  int status = 0;
+  char* const text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+  const std::string result = text ? text : name;
+  std::free(text);
+  return result;
 }
 
 std::string json_of(const ModelledLaunch& m) {
   List lines;
-  for (const ModelledLaunch::Line& line : m.lines) lines.raw(json_of(line));
+  const std::vector<u32> places = places_of(m);
+  for (const ModelledLaunch::Line& line : m.lines) lines.raw(json_of(line, places));
   const EngineResult& r = m.replayed;
   const double simds = 4.0 * m.cus, clk = std::max(r.clk, 1.0);
   Object o, busy;
   busy.raw("matrix", number(r.mfma_busy / simds / clk)).raw("vector", number(r.valu_busy / simds / clk));
   busy.raw("LDS", number(r.lds_busy / m.cus / clk)).raw("address", number(r.address_busy / m.cus / clk));
   busy.raw("L2", number(r.l2_busy / clk)).raw("beyond L2", number(r.beyond_busy / clk));
-  o.add("model", std::string_view(kModelVersion)).add("kernel", m.kernel);
+  o.add("model", std::string_view(kModelVersion)).add("kernel", m.kernel).add("name", demangled(m.kernel));
   o.raw("grid", sizes(m.grid)).raw("block", sizes(m.block)).add("lds_bytes", u64{m.lds_bytes});
   o.raw("occupancy", json_of(m.occupancy)).raw("modelled_clk", number(m.clk)).raw("clock_mhz", number(m.clock_mhz));
   o.raw("mfma_flops", number(m.mfma_flops)).add("workgroups_of_xcd", m.workgroups).add("recorded", m.recorded);
   o.add("cus_of_xcd", u64{m.cus}).raw("replayed_clk", number(r.clk)).add("replayed_instructions", r.issued);
   o.raw("busy", busy.str()).raw("traffic", json_of(r.traffic)).raw("instructions", lines.str());
-  return o.raw("timeline", timeline_of(m)).str();
+  return o.raw("timeline", timeline_of(m, places)).str();
 }
 
 }  // namespace
@@ -151,6 +210,19 @@ TIMING_API char* aiter_like_sim_model_parameters() {
   o.raw("l1_fill_bytes", number(p.l1_fill_bytes)).raw("channel_clk", number(p.channel_clk));
   o.raw("hbm_read_tb_per_s", number(p.hbm_read_tb_per_s)).raw("clock_mhz", number(p.clock_mhz));
   return json::give(o.str());
+}
+
+// A list of {name, unit, per_second}.
+TIMING_API char* aiter_like_sim_model_roofs(double clock_mhz) {
+  Parameters parameters;
+  parameters.clock_mhz = clock_mhz;
+  List list;
+  for (const Roof& roof : roofs(parameters)) {
+    Object o;
+    o.add("name", roof.name).add("unit", std::string_view(roof.is_flops ? "flop" : "B"));
+    list.raw(o.raw("per_second", number(roof.per_second)).str());
+  }
+  return json::give(list.str());
 }
 
 TIMING_API char* aiter_like_sim_take_modelled() {

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "isa/mfma_shape.h"
-#include "timing/access_shape.h"
 #include "timing/core.h"
+#include "timing/trace.h"
 
 namespace sim::timing {
 namespace {
@@ -26,14 +26,22 @@ Ended& ended() {
   return *instance;
 }
 
-using Table = std::vector<InstCounts>;         // per Inst::index
+// Per Inst::index.
+struct Table {
+  explicit Table(const Launch& launch)
+      : counts(launch.code->insts.size()), banks(launch.code->insts.size()), place(launch) {}
+
+  std::vector<InstCounts> counts;
+  std::vector<std::unique_ptr<BankUse>> banks; // of those that access LDS
+  Relocation place;
+};
 
 class Counter final : public Observer {
  public:
   explicit Counter(Table& table) : table_(table) {}
 
   void before(Wave& w, const Inst& i) override {
-    InstCounts& c = table_[i.index];
+    InstCounts& c = table_.counts[i.index];
     ++c.executed;
     if (!i.op || !is_vector(i.op->spec.cls)) return;
     const bool all = i.op->spec.flags & kIgnoresExec && i.op->spec.cls == Class::mfma;
@@ -41,15 +49,19 @@ class Counter final : public Observer {
   }
 
   u64 global(Wave&, const Inst& i, const u64* address, u64 lanes, const Touch& touch) override {
-    InstCounts& c = table_[i.index];
-    add_segments(c, segment_shape(address, lanes, touch.bytes));
+    InstCounts& c = table_.counts[i.index];
+    u64 placed[kLanes];
+    table_.place(address, lanes, placed);
+    add_segments(c, segment_shape(placed, lanes, touch.bytes));
     if (touch.access == Access::atomic) add_atomic(c, address, lanes);
     return lanes;
   }
 
   u64 lds(Wave&, const Inst& i, const u32* offset, u64 lanes, const Touch& touch) override {
-    InstCounts& c = table_[i.index];
-    const LdsShape shape = lds_shape(offset, lanes, touch.bytes, touch.access == Access::load);
+    InstCounts& c = table_.counts[i.index];
+    std::unique_ptr<BankUse>& banks = table_.banks[i.index];
+    if (!banks) banks = std::make_unique<BankUse>();
+    const LdsShape shape = lds_shape(offset, lanes, touch.bytes, touch.access == Access::load, banks.get());
     c.lds_bytes += static_cast<u64>(std::popcount(lanes)) * touch.bytes;
     c.lds_clk += shape.clk;
     c.lds_conflict_clk += shape.conflict_clk;
@@ -62,12 +74,13 @@ class Counter final : public Observer {
   }
 
   u64 scratch(Wave&, const Inst& i, const u32*, u64 lanes, const Touch& touch) override {
-    table_[i.index].scratch_bytes += static_cast<u64>(std::popcount(lanes)) * touch.bytes;
+    table_.counts[i.index].scratch_bytes += static_cast<u64>(std::popcount(lanes)) * touch.bytes;
     return lanes;
   }
 
-  bool scalar(Wave&, const Inst& i, u64 address, u32 bytes) override {
-    add_segments(table_[i.index], segment_shape(&address, 1, bytes));
+  bool scalar(Wave&, const Inst& i, u64 at, u32 bytes) override {
+    const u64 address = table_.place(at);
+    add_segments(table_.counts[i.index], segment_shape(&address, 1, bytes));
     return true;
   }
 
@@ -125,7 +138,7 @@ class LaunchCounter final : public LaunchObserver {
     ++workgroups_;
     waves_ += group.waves.size();
     std::unique_ptr<Table>& table = tables_[std::this_thread::get_id()];
-    if (!table) table = std::make_unique<Table>(launch_.code->insts.size());
+    if (!table) table = std::make_unique<Table>(launch_);
     return std::make_unique<Counter>(*table);
   }
   bool skips(u64 number) override { return settings_.leaves_out && !is_counted(number); }
@@ -152,16 +165,27 @@ class LaunchCounter final : public LaunchObserver {
     const std::vector<Inst>& insts = launch_.code->insts;
     for (size_t n = 0; n < insts.size(); ++n) {
       InstCounts sum;
-      for (const auto& [thread, table] : tables_) sum.add((*table)[n]);
+      for (const auto& [thread, table] : tables_) sum.add(table->counts[n]);
       if (sum.executed) result.lines.push_back(line(insts[n], sum));
     }
     return result;
   }
 
+  BankUse banks(u32 index) const {
+    BankUse sum;
+    for (const auto& [thread, table] : tables_) {
+      for (u32 bank = 0; table->banks[index] && bank < kBanks; ++bank) {
+        sum.clk[bank] += table->banks[index]->clk[bank];
+        sum.extra_clk[bank] += table->banks[index]->extra_clk[bank];
+      }
+    }
+    return sum;
+  }
+
   LaunchCounts::Line line(const Inst& i, const InstCounts& counts) const {
     const Class cls = i.op ? i.op->spec.cls : Class::other;
     LaunchCounts::Line line{i.pc - launch_.kernel->entry, i.text, source_of(*launch_.code, i.pc), cls,
-                            i.size == 8 && i.pc % 8 != 0, i.vmcnt, i.lgkmcnt, 0, 0, "", counts};
+                            i.size == 8 && i.pc % 8 != 0, i.vmcnt, i.lgkmcnt, 0, 0, "", counts, banks(i.index)};
     if (cls == Class::mfma) {
       const MfmaShape shape = mfma_shape(i.op->name);
       line.flops = shape.flops();

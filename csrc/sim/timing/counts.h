@@ -10,6 +10,7 @@
 #include "load/loader.h"
 #include "run/occupancy.h"
 #include "run/observer.h"
+#include "timing/access_shape.h"
 
 namespace sim::timing {
 
@@ -42,6 +43,7 @@ struct LaunchCounts {
     u64 flops, passes;                         // matrix operations: of one wave
     std::string_view type;                     // … of A and B
     InstCounts counts;
+    BankUse banks;
   };
   std::vector<Line> lines;                     // instructions that were executed, in address order
 };

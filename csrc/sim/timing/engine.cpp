@@ -17,20 +17,32 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Completion times of a wave's operations on one counter, in issue order.
+// A wave's operations on one counter, in issue order.
 class Outstanding {
  public:
-  void push(double done) {
+  struct Operation {
+    double done = 0;                           // when it and those before it are complete
+    double latency = 0;                        // 0: the other counter has it, too, and tells of it
+    u32 inst = 0;
+  };
+
+  void push(double done, double latency, u32 inst) {
     last_ = std::max(last_, done);
-    times_[count_++ % times_.size()] = last_;
+    if (count_ - retired_ == ring_.size()) ++retired_;
+    ring_[count_++ % ring_.size()] = {last_, latency, inst};
   }
   // When at most `left` are outstanding.
-  double until(u32 left) const { return count_ > left ? times_[(count_ - left - 1) % times_.size()] : 0; }
+  double until(u32 left) const { return count_ > left ? ring_[(count_ - left - 1) % ring_.size()].done : 0; }
   double last() const { return last_; }
+  // Takes out those that a wait for `left` waits for and no wait before did.
+  template <class Tell>
+  void retire(u32 left, Tell tell) {
+    while (count_ - retired_ > left) tell(ring_[retired_++ % ring_.size()]);
+  }
 
  private:
-  std::array<double, 64> times_{};
-  u32 count_ = 0;
+  std::array<Operation, 64> ring_{};
+  u32 count_ = 0, retired_ = 0;
   double last_ = 0;
 };
 
@@ -43,17 +55,24 @@ struct Result {
 struct WaveRun {
   const WaveTrace* trace = nullptr;
   size_t at = 0, payload = 0;
-  u32 cu = 0, simd = 0, group = 0;
+  u32 cu = 0, simd = 0, slot = 0, group = 0;
   u64 age = 0;                                 // its place in Engine::waves_
   int priority = 0;
   double ready = 0;
   Stall why = Stall::none;                     // what `ready` waits for, beyond the instruction before
   double base = 0;                             // when the instruction before let it go on
+  double busy_at_base = -1;                    // Simd::busy_before(base), once that time has come
+  // The instruction before was a barrier, which opened then: waiting for it is the barrier's, what comes after is not.
+  double opened = 0, busy_at_opened = -1;
+  u32 barrier = 0;
+  Event barrier_event{};
+  bool tells_barrier = false;                  // the event belongs to the timeline
   Outstanding vm, lgkm;
   std::array<Result, 8> results;
   u32 next_result = 0;
   double last_result = 0;                      // latest `ready` of them
   u64 fetched = ~u64{0};
+  u32 life = 0;                                // its place in EngineResult::waves
 };
 
 struct Simd {
@@ -62,6 +81,14 @@ struct Simd {
   double mfma_free = 0, valu_blocked = 0;
   Server lds_path;
   double next = kNever;
+  double busy = 0, busy_until = 0;             // clk that the vector or the matrix unit works, and until when
+
+  void work(double from, double until) {
+    busy += std::max(until - std::max(from, busy_until), 0.0);
+    busy_until = std::max(busy_until, until);
+  }
+  // How much of the time before `at` one of them has worked; work that begins later must not have been told yet.
+  double busy_before(double at) const { return busy - std::max(busy_until - at, 0.0); }
 };
 
 // Holds so many instructions that have issued and that their unit has not begun yet.
@@ -131,7 +158,7 @@ class Engine {
     }
     result_.l2_busy = memory_.l2_busy();
     result_.beyond_busy = memory_.beyond_busy();
-    result_.traffic = memory_.traffic();
+    for (const InstTime& inst : result_.insts) result_.traffic.add(inst.traffic);
     return std::move(result_);
   }
 
@@ -155,11 +182,23 @@ class Engine {
       w.trace = &trace;
       w.cu = cu, w.simd = simd, w.group = number, w.age = id;
       w.ready = w.base = at;
+      w.slot = free_slot(simds_[simd]);
       simds_[simd].waves.push_back(id);
+      if (cu == 0 && timeline_events_) {
+        w.life = static_cast<u32>(result_.waves.size());
+        result_.waves.push_back({id, simd, w.slot, traces_[number].number, at, at});
+      }
       group.members.push_back(id);
       ++group.waves;
       prepare(w);
       wake(simd, at);
+    }
+  }
+
+  u32 free_slot(const Simd& simd) const {
+    for (u32 slot = 0;; ++slot) {
+      const auto takes = [&](u32 id) { return waves_[id].slot == slot; };
+      if (std::none_of(simd.waves.begin(), simd.waves.end(), takes)) return slot;
     }
   }
 
@@ -182,6 +221,8 @@ class Engine {
     std::array<WaveRun*, kNumUnits> best{};
     for (const u32 id : simd.waves) {
       WaveRun& w = waves_[id];
+      if (w.busy_at_base < 0 && w.base <= now) w.busy_at_base = simd.busy_before(w.base);
+      if (w.opened > 0 && w.busy_at_opened < 0 && w.opened <= now) w.busy_at_opened = simd.busy_before(w.opened);
       const Chance chance = earliest(w, simd);
       if (chance.at > now) {
         next = std::min(next, chance.at);
@@ -272,36 +313,77 @@ class Engine {
     const IssueFacts& f = facts_[index];
     InstTime& time = result_.insts[index];
     const Chance why = earliest(w, simd);
-    if (now > w.base) time.stall[static_cast<size_t>(why.why == Stall::none ? Stall::port : why.why)] += now - w.base;
+    if (w.opened > 0) {
+      InstTime& barrier = result_.insts[w.barrier];
+      barrier.stall[static_cast<size_t>(Stall::barrier)] += w.opened - w.base;
+      barrier.covered += w.busy_at_opened - w.busy_at_base;
+    }
+    const double since = std::max(w.base, w.opened);
+    const Stall reason = why.why == Stall::none || why.why == Stall::barrier ? Stall::port : why.why;
+    if (now > since) {
+      time.stall[static_cast<size_t>(reason)] += now - since;
+      time.covered += simd.busy_before(now) - (w.opened > 0 ? w.busy_at_opened : w.busy_at_base);
+    }
+    if (f.unit == Unit::wait) retire(w, f, index, now);
     ++time.issued;
     ++result_.issued;
     // A wait that had to wait costs no more than that: the next instruction stands ready.
     double go_on = f.unit == Unit::wait && now > w.base ? now : now + f.wave_clk;
     if (word & kTaken) go_on += p_.branch_taken_clk;
     simd.port[port_of(f.unit)] = now + f.port_clk;
+    memory_.account(time.traffic);
+    unit_from_ = now, unit_until_ = now + f.port_clk;
     const double done = execute(w, simd, f, word, now);
     if (done > now) time.latency += done - now;
     if (w.cu == 0 && timeline_seen_++ >= timeline_from_ && result_.timeline.size() < timeline_events_) {
-      result_.timeline.push_back({static_cast<u32>(w.age), w.simd, index, why.why, w.base, now, go_on});
+      const Event event{static_cast<u32>(w.age), index, reason, since, now, go_on, unit_from_, unit_until_, done};
+      if (f.unit == Unit::barrier) w.barrier_event = event;
+      else result_.timeline.push_back(event);
+      w.tells_barrier = f.unit == Unit::barrier;
     }
     if (f.priority != 0xff) w.priority = f.priority;
     time.busy += go_on - now;
     ++w.at;
     w.base = w.ready = go_on;
+    w.busy_at_base = w.busy_at_opened = -1;
+    w.opened = 0;
     w.why = Stall::none;
-    if (f.unit == Unit::barrier) return arrive(w, now);
+    if (f.unit == Unit::barrier) {
+      w.barrier = index;
+      return arrive(w, now);
+    }
     if (f.unit == Unit::end || w.at >= w.trace->code.size()) return end(w, go_on);
     prepare(w);
+  }
+
+  // A wait that the wave passes: what it has retired, and how long it waited for each.
+  void retire(WaveRun& w, const IssueFacts& f, u32 index, double now) {
+    std::vector<Retired>& all = result_.insts[index].retired;
+    const auto tell = [&](const Outstanding::Operation& one) {
+      if (one.latency == 0) return;
+      auto of = std::find_if(all.begin(), all.end(), [&](const Retired& r) { return r.inst == one.inst; });
+      if (of == all.end()) of = all.insert(all.end(), Retired{one.inst});
+      const double exposed = std::clamp(std::min(one.done, now) - w.base, 0.0, one.latency);
+      ++of->times;
+      of->exposed += exposed;
+      result_.insts[one.inst].exposed += exposed;
+    };
+    if (f.vmcnt < 63) w.vm.retire(f.vmcnt, tell);
+    if (f.lgkmcnt < 15) w.lgkm.retire(f.lgkmcnt, tell);
   }
 
   // What the instruction does to its units; when memory has answered, else 0.
   double execute(WaveRun& w, Simd& simd, const IssueFacts& f, u32 word, double now) {
     const u64* payload = w.trace->payload.data() + w.payload;
     switch (f.unit) {
-      case Unit::valu: result_.valu_busy += f.port_clk; return 0;
+      case Unit::valu:
+        result_.valu_busy += f.port_clk;
+        simd.work(now, now + f.port_clk);
+        return 0;
       case Unit::mfma: {
         result_.mfma_busy += f.pipe_clk;
-        simd.mfma_free = now + f.pipe_clk;
+        simd.mfma_free = unit_until_ = now + f.pipe_clk;
+        simd.work(now, now + f.pipe_clk);
         if (f.blocks_valu) simd.valu_blocked = simd.mfma_free;
         w.results[w.next_result++ % w.results.size()] = {f.result, now + f.result_clk, now + f.pipe_clk};
         w.last_result = std::max(w.last_result, now + f.result_clk);
@@ -310,32 +392,33 @@ class Engine {
       case Unit::lds: {
         if (!(word & kHasLds)) return 0;
         ++w.payload;
-        return lds(w, simd, f, now, static_cast<u32>(*payload), static_cast<u32>(*payload >> 32));
+        const double done = lds(w, simd, now, static_cast<u32>(*payload), static_cast<u32>(*payload >> 32));
+        if (f.on_lgkm) w.lgkm.push(done, done - now, word & kIndexBits);
+        return done;
       }
       case Unit::smem:
         if (!(word & kHasGlobal)) return 0;
-        return scalar(w, now, payload);
+        return scalar(w, word, now, payload);
       case Unit::vmem: return vmem(w, simd, f, word, now, payload);
       default: return 0;
     }
   }
 
-  double lds(WaveRun& w, Simd& simd, const IssueFacts& f, double now, u32 clk, u32 bytes) {
+  double lds(const WaveRun& w, Simd& simd, double now, u32 clk, u32 bytes) {
     Cu& cu = cus_[w.cu];
     const double through = cu.banks.take(now, clk);
+    unit_from_ = through - clk, unit_until_ = through;
     cu.lds.add(through - clk);
     const double path = simd.lds_path.take(through - clk, static_cast<double>(bytes) / p_.lds_return_bytes);
     const double first = p_.lds_latency_clk - 256.0 / p_.lds_return_bytes;
-    const double done = std::max(through, path) + first;
-    if (f.on_lgkm) w.lgkm.push(done);
-    return done;
+    return std::max(through, path) + first;
   }
 
-  double scalar(WaveRun& w, double now, const u64* payload) {
+  double scalar(WaveRun& w, u32 word, double now, const u64* payload) {
     const auto header = std::bit_cast<GlobalHeader>(payload[0]);
     w.payload += 1u + header.lines;
     const double done = memory_.scalar(w.cu, now, payload + 1, header.lines);
-    w.lgkm.push(done);
+    w.lgkm.push(done, done - now, word & kIndexBits);
     return done;
   }
 
@@ -350,6 +433,7 @@ class Engine {
       if (f.to_lds) clk = std::max<double>(clk, p_.lds_dma_clk);
       if (f.stores || f.atomic) clk = std::max(clk, 4.0 * header.dwords / p_.store_data_bytes);
       const double end = cu.address.take(now, clk), start = end - clk;
+      unit_from_ = start, unit_until_ = end;
       cu.vmem.add(start);
       if (f.atomic) done = memory_.atomic(start, clk, payload, header.lines, header.collisions);
       else if (f.stores) done = memory_.store(start, clk, payload, header.lines);
@@ -359,11 +443,16 @@ class Engine {
     if (word & kHasLds) {                      // the LDS side of an LDS-DMA, or a FLAT access of LDS
       ++w.payload;
       // What arrives later takes its cycles of the banks then: it must not keep them from others until then.
-      if (f.to_lds) cu.banks.add_later(static_cast<u32>(*payload));
-      else done = std::max(done, lds(w, simd, f, now, static_cast<u32>(*payload), static_cast<u32>(*payload >> 32)));
+      if (f.to_lds) {
+        cu.banks.add_later(static_cast<u32>(*payload));
+      } else {
+        const double there = lds(w, simd, now, static_cast<u32>(*payload), static_cast<u32>(*payload >> 32));
+        if (f.on_lgkm) w.lgkm.push(there, 0, word & kIndexBits);
+        done = std::max(done, there);
+      }
     }
-    w.vm.push(done);
-    if (f.on_lgkm && !(word & kHasLds)) w.lgkm.push(done);
+    w.vm.push(done, done - now, word & kIndexBits);
+    if (f.on_lgkm && !(word & kHasLds)) w.lgkm.push(done, 0, word & kIndexBits);
     return done;
   }
 
@@ -381,11 +470,21 @@ class Engine {
     for (const u32 id : group.members) {
       WaveRun& w = waves_[id];
       if (w.ready != kNever || w.at >= w.trace->code.size()) continue;
-      w.ready = std::max(w.base, now + p_.barrier_clk);
+      w.ready = w.opened = std::max(w.base, now + p_.barrier_clk);
       w.why = Stall::barrier;
+      if (w.tells_barrier) tell_barrier(w);
       prepare(w);
       wake(w.simd, w.ready);
     }
+  }
+
+  // In a timeline a barrier is issued when it lets its wave go on, as other waits are.
+  void tell_barrier(WaveRun& w) {
+    Event& event = w.barrier_event;
+    event.why = Stall::barrier;
+    event.at = event.until = event.unit_from = event.unit_until = w.opened;
+    result_.timeline.push_back(event);
+    w.tells_barrier = false;
   }
 
   void end(WaveRun& w, double now) {
@@ -395,6 +494,7 @@ class Engine {
     ++group.ended;
     GroupTime& time = result_.groups[w.group];
     time.end = std::max(time.end, now);        // stores go on without their wave
+    if (w.cu == 0 && timeline_events_) result_.waves[w.life].end = now;
     result_.clk = std::max({result_.clk, now, w.vm.last()});
     std::erase(simds_[w.simd].waves, static_cast<u32>(w.age));
     if (group.ended < group.waves) return open(group, now);
@@ -420,6 +520,7 @@ class Engine {
   std::deque<WaveRun> waves_;                  // in dispatch order; they stay where they are
   std::vector<Group> groups_;
   std::vector<u32> ready_;                     // waves that issue beside the units
+  double unit_from_ = 0, unit_until_ = 0;      // when a unit works for the instruction that issues
   std::priority_queue<Call> events_;
   size_t next_group_ = 0;
   u64 timeline_events_ = 0, timeline_from_ = 0, timeline_seen_ = 0;

@@ -17,12 +17,23 @@ enum class Stall : u8 {
 inline constexpr int kNumStalls = 11;
 const char* stall_name(Stall stall);
 
+// Memory operations of one instruction that another one, a wait, has retired.
+struct Retired {
+  u32 inst;                                    // of the memory operations
+  u64 times = 0;
+  double exposed = 0;                          // clk that the wait waited while they were on their way
+};
+
 // Of one instruction of the code.
 struct InstTime {
   u64 issued = 0;
   double busy = 0;                             // of its wave: from its issue until the next instruction may follow
   double latency = 0;                          // memory: from issue to completion
+  double exposed = 0;                          // … and how much of that waits of its wave waited for it
   std::array<double, kNumStalls> stall{};      // before it
+  double covered = 0;                          // clk of these in which its SIMD's vector or matrix unit was busy
+  Traffic traffic;
+  std::vector<Retired> retired;                // of a wait
 };
 
 struct GroupTime {
@@ -31,9 +42,18 @@ struct GroupTime {
 
 // An instruction of a wave of the first CU, for a timeline.
 struct Event {
-  u32 wave, simd, inst;
+  u32 wave, inst;
   Stall why;                                   // what it waited for last
   double waited, at, until;                    // since when it was the wave's next; its issue; when the next may follow
+  double unit_from, unit_until;                // when its unit worked for it
+  double done;                                 // memory: when it has answered, else 0
+};
+
+// A wave of the first CU.
+struct WaveLife {
+  u32 wave, simd, slot;                        // slot: its place among the resident waves of the SIMD
+  u64 workgroup;
+  double begin, end;
 };
 
 struct EngineResult {
@@ -46,6 +66,7 @@ struct EngineResult {
   u64 issued = 0;
   Traffic traffic;
   std::vector<Event> timeline;
+  std::vector<WaveLife> waves;                 // in the order of their begin; with a timeline only
 };
 
 struct EngineShape {

@@ -46,10 +46,7 @@ class WorkgroupRecorder final : public Observer {
   u64 global(Wave&, const Inst&, const u64* address, u64 lanes, const Touch& touch) override {
     touches_global_ = true;
     u64 placed[kLanes];
-    for (u64 left = lanes; left; left &= left - 1) {
-      const int lane = std::countr_zero(left);
-      placed[lane] = place_(address[lane]);
-    }
+    place_(address, lanes, placed);
     const LineShape shape = line_shape(placed, lanes, touch.bytes, lines_);
     num_lines_ = shape.lines;
     address_clk_ = shape.address_clk;
@@ -122,6 +119,13 @@ u64 Relocation::operator()(u64 address) {
   if (after == pieces_.begin() || address >= std::prev(after)->end) return address;
   last_ = static_cast<size_t>(std::prev(after) - pieces_.begin());
   return pieces_[last_].to + (address - pieces_[last_].base);
+}
+
+void Relocation::operator()(const u64* address, u64 lanes, u64* placed) {
+  for (u64 left = lanes; left; left &= left - 1) {
+    const int lane = std::countr_zero(left);
+    placed[lane] = (*this)(address[lane]);
+  }
 }
 
 namespace {

@@ -38,6 +38,8 @@ class Relocation {
  public:
   explicit Relocation(const Launch& launch);   // of the memory that is known now
   u64 operator()(u64 address);
+  // The addresses of these lanes.
+  void operator()(const u64* address, u64 lanes, u64* placed);
 
  private:
   struct Piece {

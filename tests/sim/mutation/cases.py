@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -87,12 +88,13 @@ def _compiled(name: str, backend: str, args: tuple) -> Iterator[Kernel]:
             op.reset()
     images = [device_code(build.load_or_build(spec)) for spec in specs]
     for line in lines:
-        symbol, x, y, z, block, lds_bytes, digits = line.split(" ")
+        symbol, x, y, z, block, lds_bytes, digits, *memory = line.split(" ")
         elf = next(image for image in images if symbol in sim.inspect(image))
         static = -(-sim.inspect(elf)[symbol]["lds_bytes"] // 512) * 512
         arguments = bytes.fromhex(digits)
+        all_buffers = buffers.with_scratch(zip(map(int, memory[::2]), map(bytes.fromhex, memory[1::2])))
         yield Kernel("", elf, symbol, (Launch("", (int(x), int(y), int(z)), int(block), int(lds_bytes) - static,
-                                              arguments, buffers.buffers, buffers.pointers(arguments)),))
+                                              arguments, all_buffers.buffers, all_buffers.pointers(arguments)),))
 
 
 class _Buffers:
@@ -111,6 +113,16 @@ class _Buffers:
                 self._starts[start] = (len(data), len(made))
                 made.append(Buffer(f"tensor {len(made)}", data, is_output))
         self.buffers = tuple(made)
+
+    def with_scratch(self, memory: Iterable[tuple[int, bytes]]) -> _Buffers:
+        """With the memory (address, contents) of one launch that is no tensor's, but the operator's own."""
+        more = copy.copy(self)
+        more._starts = dict(self._starts)
+        for address, data in memory:
+            if not any(start <= address < start + size for start, (size, _) in more._starts.items()):
+                more._starts[address] = (len(data), len(more.buffers))
+                more.buffers = (*more.buffers, Buffer(f"scratch {len(more.buffers)}", data, True))
+        return more
 
     def pointers(self, arguments: bytes) -> tuple[tuple[int, int, int], ...]:
         """Where `arguments` have addresses within the buffers."""

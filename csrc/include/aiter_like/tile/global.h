@@ -57,29 +57,39 @@ __device__ inline BufferDescriptor make_buffer(const void* base, uint32_t bytes)
 
 constexpr uint32_t kOutOfRange = 0x80000000u;  // an offset beyond every buffer
 
-/// ROWS × COLUMNS elements from row `first_row` on, all columns of the view from the first on. The view's rows are
-/// less than 2^23 elements apart and do not overlap; they have whole 16-byte chunks of columns, at most COLUMNS. Chunks
-/// may start at any element: gfx9 runs in unaligned access mode, where an aligned access is only faster.
+/// ROWS × COLUMNS elements from an element of the view on, or what of them is in the view. The view's rows do not
+/// overlap, have whole 16-byte chunks of columns, and ROWS of them lie within 2^31 bytes. Chunks may start at any
+/// element: gfx9 runs in unaligned access mode, where an aligned access is only faster.
 template <class T, int ROWS, int COLUMNS>
 struct TileWindow {
   static constexpr int kRows = ROWS, kColumns = COLUMNS;
-  T* data;                  // of the first row
-  int rows, columns;        // inside the view; rows may be negative
+  T* data;                  // of the first row and column
+  int rows, columns;        // inside the view; either may be negative
   uint32_t row_bytes;       // from row to row
 
+  /// From row `first_row` on, the view's columns from the first on: at most COLUMNS.
   __device__ TileWindow(const MatrixView<T>& view, int64_t first_row)
-      : data(view.data + first_row * view.strides[0]),
-        rows(static_cast<int>(view.sizes[0] - first_row < ROWS ? view.sizes[0] - first_row : ROWS)),
-        columns(static_cast<int>(view.sizes[1])),
-        row_bytes(static_cast<uint32_t>(view.strides[0] * sizeof(T))) {}
+      : TileWindow(view, first_row, 0, static_cast<int>(view.sizes[1])) {}
+  /// From row `first_row` and column `first_column` on.
+  __device__ TileWindow(const MatrixView<T>& view, int64_t first_row, int64_t first_column)
+      : TileWindow(view, first_row, first_column, inside(view.sizes[1] - first_column, COLUMNS)) {}
 
   __device__ BufferDescriptor descriptor() const {
-    return make_buffer(data, rows <= 0 ? 0 : (rows - 1) * row_bytes + static_cast<uint32_t>(columns * sizeof(T)));
+    const bool is_empty = rows <= 0 || columns <= 0;
+    return make_buffer(data, is_empty ? 0 : (rows - 1) * row_bytes + static_cast<uint32_t>(columns * sizeof(T)));
   }
   /// Byte offset for descriptor(); where the row lies past the end it is beyond the buffer by itself.
   __device__ uint32_t offset(int row, int column) const {
     return column < columns ? row * row_bytes + static_cast<uint32_t>(column * sizeof(T)) : kOutOfRange;
   }
+
+ private:
+  __device__ static int inside(int64_t left, int most) { return static_cast<int>(left < most ? left : most); }
+  __device__ TileWindow(const MatrixView<T>& view, int64_t first_row, int64_t first_column, int columns)
+      : data(view.data + first_row * view.strides[0] + first_column),
+        rows(inside(view.sizes[0] - first_row, ROWS)),
+        columns(columns),
+        row_bytes(static_cast<uint32_t>(view.strides[0] * sizeof(T))) {}
 };
 
 __device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset) {

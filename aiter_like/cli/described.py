@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""JSON that a user writes, read for sim_spec.py and sim_kernels.py: every mistake is named by its place."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+GOT = reprlib.Repr()
+"""Of a value in a message: one line, however large the value is."""
+GOT.maxstring = GOT.maxother = GOT.maxlong = 80
+GOT.maxdict = GOT.maxlist = 8
+
+
+def read_file(path: Path, most_bytes: int) -> bytes:
+    """A file's contents.
+
+    Raises:
+        ValueError: it cannot be read, is no file, or is larger than `most_bytes`.
+    """
+    try:
+        mode = path.stat().st_mode  # not a device: one may have no end
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise ValueError(f"{path}: {'Is a directory' if stat.S_ISDIR(mode) else 'no regular file'}")
+        with path.open("rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}") from error
+    if len(data) > most_bytes:
+        raise ValueError(f"{path}: larger than {most_bytes >> 20} MiB")
+    return data
+
+
+def read_json(path: Path, most_bytes: int) -> Any:
+    """What a file of JSON holds; no key of an object is there twice.
+
+    Raises:
+        ValueError: it cannot be read, or is no JSON.
+    """
+    text = read_file(path, most_bytes)
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply for a description") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: no JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, each of whose keys is there once: the parser alone would silently take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {GOT.repr(next(name for name in names if names.count(name) > 1))} is there twice")
+    return found
+
+
+def require_keys(value: Any, known: set[str], place: str, needed: Sequence[str] = ()) -> None:
+    """Raises ValueError unless `value` is an object with keys of `known`, all of `needed` among them."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} must be an object, got {GOT.repr(value)}")
+    if unknown := sorted(value.keys() - known):
+        names = ", ".join(map(shown, unknown[:8]))
+        raise ValueError(f"{place} has no key {names}; there are: {', '.join(sorted(known))}")
+    for name in needed:
+        if name not in value:
+            raise ValueError(f"{place}: {name} is missing")
+
+
+def integer(value: Any, low: int, high: int, place: str) -> int:
+    """`value`, if it is an integer of that range; else ValueError."""
+    if type(value) is not int or not low <= value <= high:
+        raise ValueError(f"{place} must be an integer from {low} to {high}, got {GOT.repr(value)}")
+    return value
+
+
+def one_of(value: Any, known: Mapping[str, Any], place: str) -> Any:
+    """What `known` has for `value`; ValueError if it has nothing."""
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"{place} must be one of {', '.join(known)}, got {GOT.repr(value)}")
+    return known[value]
+
+
+def shown(name: str) -> str:
+    """A name as it can stand in a message of one line."""
+    return name if 0 < len(name) <= 80 and name.isprintable() else GOT.repr(name)

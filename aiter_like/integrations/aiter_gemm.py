@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT
+"""AITER's matrix products that have other parameters than `aiter_like.gemm_a16w16`. Named by aiter_names.txt."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import aiter_like
+from aiter_like.errors import UnsupportedError
+
+
+def mm(inp: Tensor, weights: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None,
+       scale_a: Tensor | None = None, scale_b: Tensor | None = None, scale_c: Tensor | None = None) -> Tensor:
+    """`aiter_like.gemm_a16w16` as `tgemm.mm`."""
+    return aiter_like.gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
+
+
+def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
+                       y: Tensor | None = None, config: dict | None = None, activation: str | None = None,
+                       skip_reduce: bool = False, kernel_type: str = "bandwidth_bound",
+                       backend: str | None = None) -> Tensor:
+    """`aiter_like.gemm_a16w16` as AITER's Triton module has it; `config`, `kernel_type` and `backend`, which choose
+    among its own kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
+    """
+    if skip_reduce:
+        raise UnsupportedError("gemm_a16w16: skip_reduce must be False, partial sums are not returned, got True",
+                               "gemm_a16w16")
+    return aiter_like.gemm_a16w16(x, w, bias, dtype if y is None else None, activation=activation, out=y)
+
+
+def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int | None = None,
+                    kernelName: str | None = None, bpreshuffle: bool = False) -> Tensor:
+    """`aiter_like.gemm_a16w16` into `out`; `splitK` and `kernelName`, which choose among AITER's kernels, have no
+    meaning here.
+
+    Raises:
+        UnsupportedError: the weights are shuffled.
+    """
+    if bpreshuffle:
+        raise UnsupportedError("gemm_a16w16_asm: bpreshuffle must be False, shuffled 16-bit weights are not served, "
+                               "got True", "gemm_a16w16")
+    return aiter_like.gemm_a16w16(A, B, bias, out=out)
+

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: MIT
+"""The product of linear layers in 16 bits, with bias, activation and residual.
+
+Kernels: csrc/gemm/gemm_a16w16.hip, ops/gemm/triton/gemm_a16w16.py and, for Hopper, gemm_a16w16_hopper.py beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.activation.parts import activated
+from aiter_like.ops.common import elements, tune_shapes
+from aiter_like.ops.gemm import tiles
+
+__all__ = ["gemm_a16w16"]
+
+_OP = "gemm_a16w16"
+DTYPES = (torch.bfloat16, torch.float16)
+ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
+_HOPPER_BYTES = 220 << 10  # of shared memory, less what a kernel has beside its operands
+_MAX_ROW_BYTES = 2**23  # of the ck kernel: the rows of a tile within 31 bits
+
+
+class GemmA16w16Call(NamedTuple):
+    """One call of gemm_a16w16: its arguments in the order of the function that gemm_a16w16.hip exports.
+
+    Attributes:
+        out: [m, n], written; bf16|fp16|fp32.
+        a: [m, k] bf16|fp16, of any strides.
+        b: [n, k], dtype of `a`, of any strides.
+        bias: [n], added to each row before the activation; dtype of `a`, or fp32; contiguous.
+        residual: [m, n], added after the activation; dtype of `out`.
+        activation: one of ACTIVATIONS.
+    """
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    activation: str = "none"
+
+
+def gemm_a16w16_ref(call: GemmA16w16Call) -> None:
+    """The formula in torch, in fp32; writes `out`."""
+    product = call.a.float() @ call.b.float().t()
+    if call.bias is not None:
+        product = product + call.bias.float()
+    if call.activation != "none":
+        product = activated(product, call.activation)
+    if call.residual is not None:
+        product = product + call.residual.float()
+    call.out.copy_(product)
+
+
+def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> Instance:
+    """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    if tile is None or splits is None:
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
+    sizes = tiles.parse(tile)
+    if splits < 1 or splits > 1 and m * n >= 2**31:
+        raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
+    bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
+    parts = [dtypes.name(call.a.dtype), tile, f"s{splits}",
+             *([] if call.out.dtype == call.a.dtype else [f"o{dtypes.name(call.out.dtype)}"]),
+             *([] if call.activation == "none" else [call.activation]),
+             *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]),
+             *([] if call.residual is None else ["residual"])]
+    return Instance("_".join(parts), {
+        "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
+        "BIAS_ELEMENT": elements.CPP[bias_dtype], "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n,
+        "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n, "WAVES_K": sizes.waves_k, "SPLITS": splits,
+        "HAS_BIAS": int(call.bias is not None), "HAS_RESIDUAL": int(call.residual is not None),
+        "HAS_ACTIVATION": int(call.activation != "none"),
+        "ACTIVATION": "silu" if call.activation == "none" else call.activation})
+
+
+@compile_ops("gemm/gemm_a16w16.hip", gen_func=_instance, platforms=("hip",))
+def _gemm_a16w16_ck(call: GemmA16w16Call) -> None: ...
+
+
+def _check(call: GemmA16w16Call) -> object:
+    """All that can be wrong, before anything is written; messages say argument, expected, got."""
+    a, out = call.a, call.out
+    check.tensor(_OP, "a", a, rank=2, dtypes=DTYPES, last_contiguous=False)
+    check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(None, a.shape[1]), device=a.device, last_contiguous=False)
+    shape = (a.shape[0], call.b.shape[0])
+    check.tensor(_OP, "out", out, dtypes=elements.FLOATS, shape=shape, device=a.device, last_contiguous=False)
+    check.choice(_OP, "activation", call.activation, ACTIVATIONS)
+    if call.bias is not None:
+        check.tensor(_OP, "bias", call.bias, dtypes=(a.dtype, torch.float32), shape=shape[1:], device=a.device)
+    if call.residual is not None:
+        check.tensor(_OP, "residual", call.residual, dtypes=(out.dtype,), shape=shape, device=a.device,
+                     last_contiguous=False)
+    return SKIP if out.numel() == 0 else None
+
+
+def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
+    """What the kernel for gfx942 does not take."""
+    if target.platform != "hip" or target.arch != "gfx942":
+        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    (m, k), n = call.a.shape, call.b.shape[0]
+    if k % 8 or n % 4:
+        return f"k must be a multiple of 8 and n of 4, got k = {k}, n = {n}"
+    for name, matrix in (("a", call.a), ("b", call.b), ("out", call.out), ("residual", call.residual)):
+        if matrix is None:
+            continue
+        rows, columns = matrix.shape
+        stride = matrix.stride(0) if rows > 1 else columns
+        if columns > 1 and matrix.stride(1) != 1 or not columns <= stride < _MAX_ROW_BYTES // matrix.element_size():
+            return (f"rows of {name} must be contiguous, not overlap and be less than 2^23 bytes apart, got strides "
+                    f"{matrix.stride()}")
+    if tiles.count(m, n, tiles.SMALLEST) >= 2**22:
+        return f"out must have less than 2^22 tiles, got {m} × {n}"
+    return None
+
+
+def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
+    """Every tile, with the splits that leave each a step of its own."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    for tile in tiles.TILES:
+        for splits in tiles.SPLITS:
+            if tiles.is_useful(m, n, k, tile, splits):
+                yield {"tile": tile, "splits": splits}
+
+
+def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> float:
+    (m, k), n = call.a.shape, call.b.shape[0]
+    if tile is None or splits is None:
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
+    return tiles.clocks(m, n, k, tiles.parse(tile), splits)
+
+
+def _hopper_serves(call: GemmA16w16Call) -> bool:
+    """Whether triton/gemm_a16w16_hopper.py takes the call: rows of `a` and `b` are what TMA moves."""
+    k = call.a.shape[1]
+    return k > 0 and all(matrix.stride(1) == 1 and matrix.stride(0) >= k and matrix.stride(0) % 8 == 0
+                         for matrix in (call.a, call.b))
+
+
+def _triton_kernels(target: Target, call: GemmA16w16Call, **params: int) -> list[str]:
+    """The one for Hopper comes first where it serves; only it has the parameter swap."""
+    hopper = ["gemm_a16w16_hopper"] if target.arch == "sm_90" and _hopper_serves(call) else []
+    if params:
+        return hopper if "swap" in params else ["gemm_a16w16"]
+    return [*hopper, "gemm_a16w16"]
+
+
+def _hopper_blocks(m: int, n: int, k: int, target: Target) -> Iterator[tuple[int, ...]]:
+    """(block_m, block_n, block_k, num_warps, num_stages, swap, splits) that fit shared memory and have work."""
+    rows = max(16, 1 << (m - 1).bit_length())
+    few = [(rows, block_n, block_k, 4, 1) for block_n in (64, 128) for block_k in (64, 128, 256)] if m <= 256 else []
+    many = [(*tile, 0) for tile in ((64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8),
+                                    (256, 128, 64, 8)) if m > 32 and tile[0] <= 2 * m]
+    for block_m, block_n, block_k, num_warps, swap in (*few, *many):
+        most = min(8, _HOPPER_BYTES // (2 * block_k * (block_m + block_n)))
+        tiles = -(-m // block_m) * -(-n // block_n)
+        for splits in (1, 2, 3, 4, 6, 8):
+            if splits == 1 or splits * tiles <= 2 * target.cu_num and k >= 4 * splits * block_k:
+                yield from ((block_m, block_n, block_k, num_warps, stages, swap, splits)
+                            for stages in {most, max(most // 2, 3)} if 3 <= stages <= most)
+
+
+def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]:
+    """Blocks that suit the rows; deep ones for few rows, which are bound by memory.
+
+    On Hopper the kernel of gemm_a16w16_hopper.py is alone from 64 rows on: the other one took 1.2 to 1.7 times as long
+    at 64 to 4096 rows (H200).
+    """
+    m = call.a.shape[0]
+    names = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "swap", "splits")
+    if target.arch == "sm_90" and _hopper_serves(call):
+        yield from (dict(zip(names, one)) for one in _hopper_blocks(m, call.b.shape[0], call.a.shape[1], target))
+        if m >= 64:
+            return
+    for block_m, block_n, block_k, num_warps in ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4),
+                                                 (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
+                                                 (128, 256, 64, 8), (256, 128, 64, 8)):
+        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
+            for num_stages in (2, 3, 4):
+                yield dict(zip(names, (block_m, block_n, block_k, num_warps, num_stages)))
+
+
+def _tune_key(call: GemmA16w16Call) -> dict[str, int | str]:
+    m, k = call.a.shape
+    return {"m": m, "n": call.b.shape[0], "k": k, "dtype": dtypes.name(call.a.dtype),
+            "out_dtype": dtypes.name(call.out.dtype)}
+
+
+def _cases(device: torch.device) -> dict[str, GemmA16w16Call]:
+    """Odd sizes; what follows a product; few rows over a long depth, which is split; operands for Triton alone."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    plain = GemmA16w16Call(random(70, 132), random(70, 136), random(132, 136))
+    half = GemmA16w16Call(random(3, 40, dtype=torch.float16), random(3, 72, dtype=torch.float16),
+                          random(40, 72, dtype=torch.float16))
+    return {"plain": plain,
+            "bias, activation, residual": plain._replace(bias=random(132), residual=random(70, 132), activation="silu"),
+            "fp16": half._replace(bias=random(40, dtype=torch.float32), activation="gelu"),
+            "split depth": GemmA16w16Call(random(5, 64), random(5, 2056), random(64, 2056), residual=random(5, 64)),
+            "fp32 out": plain._replace(out=random(70, 132, dtype=torch.float32), activation="gelu_tanh"),
+            "transposed b": plain._replace(b=random(136, 132).t())}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GemmA16w16Call:
+    random = tune_shapes.normal(device, seed, key["dtype"])
+    out = torch.empty(key["m"], key["n"], dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
+    return GemmA16w16Call(out, random(key["m"], key["k"]), random(key["n"], key["k"]) * key["k"]**-0.5)
+
+
+def _traffic(call: GemmA16w16Call) -> tuple[int, int]:
+    tensors = [one for one in call[:5] if one is not None]
+    return sum(one.numel() * one.element_size() for one in tensors), 2 * call.a.numel() * call.b.shape[0]
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """A layer's products, one GPU's part; those of experts are another operator's."""
+    for matrices, n, k in tune_shapes.linear_weights(model, tp):
+        if matrices == 1:
+            yield {"m": tokens, "n": n, "k": k, "dtype": model.dtype, "out_dtype": model.dtype}
+
+
+_gemm_a16w16 = Op(
+    _OP, call=GemmA16w16Call, reference=gemm_a16w16_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases,
+    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
+    backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
+              Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
+                      space=_triton_space),
+              Backend("torch", gemm_a16w16_ref, differentiable=True)))
+
+
+class _Linear(torch.autograd.Function):
+    """a · bᵀ + bias and its derivative: two products by the same operator, whose operands are views."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, dtype: torch.dtype, backend: str | None) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.bias_dtype, ctx.backend = None if bias is None else bias.dtype, backend
+        return _run(a, b, bias, None, "none", _new(a, b, dtype), backend)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        needs_a, needs_b, needs_bias, *_ = ctx.needs_input_grad
+        rounded = grad.to(a.dtype)
+        grad_a = _run(rounded, b.t(), None, None, "none", torch.empty_like(a), None) if needs_a else None
+        grad_b = _run(rounded.t(), a.t(), None, None, "none", torch.empty_like(b), None) if needs_b else None
+        grad_bias = grad.float().sum(0).to(ctx.bias_dtype) if needs_bias else None
+        return grad_a, grad_b, grad_bias, None, None
+
+
+def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None,
+                scale_a: Tensor | None = None, scale_b: Tensor | None = None, scale_c: Tensor | None = None, *,
+                residual: Tensor | None = None, activation: str | None = None, out: Tensor | None = None,
+                backend: str | None = None) -> Tensor:
+    """The product of a linear layer: `out = act(A · Bᵀ + bias) + residual`.
+
+    Args:
+        A: [..., k] bf16|fp16, of any strides.
+        B: [n, k], the weights, dtype of `A`, of any strides; not shuffled.
+        bias: [n], dtype of `A` or fp32, contiguous.
+        otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
+        scale_a, scale_b, scale_c: None; 16-bit operands have no scales.
+        residual: [..., n], added after the activation; dtype of the result.
+        activation: None, "silu", "gelu" (erf) or "gelu_tanh".
+        out: tensor to write, [..., n]; default: a new contiguous one.
+        backend: "ck", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`. With k = 0 it is act(bias) + residual; an empty result stays empty.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit, a scale is given, or `B` is marked as shuffled.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Sums in fp32, rounded to nearest even once; equal calls give equal results; can be captured in a graph.
+        Backend ck takes contiguous rows with k a multiple of 8 and n of 4, triton everything. Where an argument
+        requires grad, the derivative is two products of this operator; the activation's and residual's are torch's.
+
+    Source: AITER's `gemm_a16w16` and `tgemm.mm`.
+    """
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b), ("scale_c", scale_c)):
+        if scale is not None:
+            raise ValueError(f"{_OP}: {name} must be None, 16-bit operands have no scales, got {type(scale).__name__}")
+    for name, tensor in (("A", A), ("B", B)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{_OP}: {name} must be a tensor, got {type(tensor).__name__}")
+    if getattr(B, "is_shuffled", False):
+        raise ValueError(f"{_OP}: B must not be shuffled, got a result of shuffle_weight")
+    if A.ndim == 0:
+        raise ValueError(f"{_OP}: A must have at least 1 dimension, got a scalar")
+    if otype is not None and not isinstance(otype, torch.dtype):
+        raise TypeError(f"{_OP}: otype must be a dtype, got {type(otype).__name__}")
+    if activation is not None:
+        check.choice(_OP, "activation", activation, ACTIVATIONS[1:])
+    if B.ndim != 2:
+        raise ValueError(f"{_OP}: B must have 2 dimensions, got {B.ndim}")
+    shape = (*A.shape[:-1], B.shape[0])
+    for name, tensor in (("residual", residual), ("out", out)):
+        if isinstance(tensor, Tensor) and tensor.shape != shape:
+            raise ValueError(f"{_OP}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+    dtype = A.dtype if otype is None else otype
+    if isinstance(out, Tensor) and otype is not None and out.dtype != otype:
+        raise TypeError(f"{_OP}: out must have dtype {otype}, the otype, got {out.dtype}")
+    a = _matrix(A, A.shape[-1])
+    if out is None and backend != "torch" and _needs_grad(A, B, bias, residual):
+        return _differentiable(a, B, bias, residual, activation, dtype, backend).view(shape)
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=A.device)
+    _run(a, B, bias, residual, activation or "none", out, backend)
+    return out
+
+
+def _run(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, out: Tensor,
+         backend: str | None) -> Tensor:
+    n = b.shape[0]
+    flat = _matrix(out, n)
+    _gemm_a16w16.run(flat, a, b, bias, residual=None if residual is None else _matrix(residual, n),
+                     activation=activation, backend=backend)
+    if flat.data_ptr() != out.data_ptr():
+        out.copy_(flat.view(out.shape))
+    return out
+
+
+def _matrix(x: Any, columns: int) -> Any:
+    """[..., columns] as [rows, columns]: a view where the rows are evenly spaced, else a copy."""
+    return x.reshape(-1 if columns else x.shape[:-1].numel(), columns) if isinstance(x, Tensor) and x.ndim != 2 else x
+
+
+def _new(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+
+
+def _needs_grad(*tensors: Any) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors)
+
+
+def _differentiable(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,
+                    dtype: torch.dtype, backend: str | None) -> Tensor:
+    """The product by `_Linear`; what follows it by torch, in fp32."""
+    if activation is None and residual is None:
+        return _Linear.apply(a, b, bias, dtype, backend)
+    y = _Linear.apply(a, b, bias, torch.float32, backend)
+    if activation is not None:
+        y = activated(y, activation)
+    if residual is not None:
+        y = y + _matrix(residual, b.shape[0]).float()
+    return y.to(dtype)
+
+
+torch_ops.register(_gemm_a16w16, gemm_a16w16)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""The tiles of the ck products and what each costs by counts: which one serves a shape that no row was tuned for."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from typing import NamedTuple
+
+from aiter_like import device
+
+SPLITS = (1, 2, 4, 8, 16)
+
+
+class Tile(NamedTuple):
+    """A workgroup's part of out and how its waves share it."""
+
+    block_m: int
+    block_n: int
+    waves_m: int
+    waves_n: int
+    waves_k: int
+
+
+TILES = ("t256x128_w4x2x1", "t128x128_w2x2x1", "t128x64_w2x2x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
+"""Names of the builds, t<rows>x<columns>_w<waves along rows>x<along columns>x<along the depth>. A wave has at most
+64 × 64, whose sums take 64 registers; LDS holds two workgroups or more of all but the first and the last."""
+
+SMALLEST = Tile(16, 64, 1, 1, 4)
+
+# For gfx942. Per compute unit and clock: flop of 16-bit MFMA, bytes of the L2 when all read (AMD, CDNA3 white paper;
+# SC25: 19.5 TB/s of distinct blocks at 304 CUs and 2.1 GHz), bytes that one workgroup gets while it waits for them; of
+# all of them: bytes of HBM (SC25: 4.14 TB/s). The rest was chosen so that the order of the tiles is that of the cycle
+# model (version 1) at 4096³, 16 × 4096 × 4096 and 64 × 6144 × 4096: the part of a step in which MFMA runs with several
+# workgroups on a CU and with one, the clocks until a step's operands arrive, a tile's start and end, a second kernel.
+_FLOPS, _L2_BYTES, _WAITING_BYTES, _HBM_BYTES = 2048, 30.0, 40.0, 1971.0
+_BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.85, 0.65, 1200, 1500, 4000
+_LDS_BYTES = 65536
+_ELEMENT_BYTES = 2
+
+
+def parse(name: str) -> Tile:
+    """The tile of a name.
+
+    Raises:
+        ValueError: there is no such tile.
+    """
+    if name not in TILES:
+        raise ValueError(f"gemm: tile must be one of {', '.join(TILES)}, got {name!r}")
+    return Tile(*map(int, re.findall(r"\d+", name)))
+
+
+def depth(tile: Tile) -> int:
+    """Of a step, in elements of 16 bits."""
+    return 64 * tile.waves_k
+
+
+def count(m: int, n: int, tile: Tile) -> int:
+    """Tiles of out."""
+    return math.ceil(m / tile.block_m) * math.ceil(n / tile.block_n)
+
+
+def is_useful(m: int, n: int, k: int, tile: str, splits: int) -> bool:
+    """Whether each split has work, and out has rows and columns for at least half of the tile or there is none less."""
+    sizes = parse(tile)
+    has_rows = sizes.block_m == SMALLEST.block_m or m > sizes.block_m // 2
+    return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes) and m * n < 2**31)
+
+
+def clocks(m: int, n: int, k: int, tile: Tile, splits: int) -> float:
+    """Of the whole product by counts: no measurement, and no model of it either."""
+    cus = device.arch_facts("gfx942")["cu_num"]
+    step_bytes = (tile.block_m + tile.block_n) * depth(tile) * _ELEMENT_BYTES
+    groups = count(m, n, tile) * splits
+    resident = min(_LDS_BYTES // step_bytes, math.ceil(groups / cus))  # workgroups of a CU
+    mfma = 2 * tile.block_m * tile.block_n * depth(tile) / _FLOPS / (_BUSY if resident > 1 else _BUSY_ALONE)
+    waits = (_ARRIVAL + step_bytes / _WAITING_BYTES) / resident
+    steps = math.ceil(math.ceil(k / splits) / depth(tile))
+    total = math.ceil(groups / (resident * cus)) * resident * (
+        steps * max(mfma, step_bytes / _L2_BYTES, waits) + _START / resident)
+    total = max(total, (m * k + n * k + m * n) * _ELEMENT_BYTES / _HBM_BYTES)
+    if splits > 1:
+        total += _SECOND_KERNEL + (2 * splits + 1) * m * n * 4 / (_L2_BYTES * cus)
+    return total
+
+
+@functools.lru_cache(1024)
+def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None) -> tuple[str, int]:
+    """(tile, splits) with the least clocks, of those that have the given ones."""
+    found = [(name, parts) for name in TILES if tile in (None, name)
+             for parts in (SPLITS if splits is None else (splits,))
+             if parts == splits or is_useful(m, n, k, name, parts)]
+    if not found:
+        found = [(tile or "t16x64_w1x1x4", splits or 1)]
+    return min(found, key=lambda one: clocks(m, n, k, parse(one[0]), one[1]))

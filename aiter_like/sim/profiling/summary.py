@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""A profile as one screen of text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from aiter_like.sim import modelling
+from aiter_like.sim.profiling import sources
+
+_WIDTH, _COLUMNS = 11, 120
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def text(profile: dict, lines: int = 6) -> list[str]:
+    """What it is bound by, how busy the units are, what waves wait for, memory, and the lines that cost most."""
+    occupancy, registers = profile["occupancy"], profile["registers"]
+    limits = ", ".join(f"{name} {limit}" for name, limit in occupancy["limits"].items() if limit < 2**32 - 1)
+    spills = registers["vgpr_spills"] + registers["sgpr_spills"]
+    facts = {
+        "bound": profile["bound"],
+        "units busy": _shares(profile["busy"], 1) or "none to speak of",
+        "matrix": _matrix(profile),
+        "waves wait": _waits(profile),
+        "occupancy": f"{occupancy['waves_per_simd']} waves per SIMD, limited by {occupancy['limiter']} (workgroups per "
+                     f"CU by {limits}); {registers['vgprs']} v + {registers['agprs']} a registers"
+                     + (f", SPILLED: {spills}" if spills else ""),
+        "LDS": _lds(profile),
+        "coalescing": _coalescing(profile),
+        "memory": _memory(profile)}
+    return [f"{short_name(profile)}, grid {_sizes(profile['grid'])}, block {_sizes(profile['block'])}",
+            f"  modelled, not measured (version {profile['model']}): {profile['modelled_clk']:.0f} clk, "
+            f"{profile['modelled_us']:.1f} us at {profile['clock_mhz']:.0f} MHz; {profile['recorded']} of an XCD's "
+            f"{profile['workgroups_of_xcd']} workgroups on {profile['cus_of_xcd']} CUs",
+            *(row for name, fact in facts.items() if fact for row in _wrapped(name, fact)),
+            *_top(profile, lines)]
+
+
+def _wrapped(name: str, fact: str) -> list[str]:
+    return textwrap.wrap(fact, _COLUMNS, initial_indent=f"  {name:{_WIDTH}} ", subsequent_indent=" " * (_WIDTH + 3),
+                         break_long_words=False, break_on_hyphens=False)
+
+
+def texts(found: Sequence[dict], whole: int = 4) -> list[str]:
+    """Several profiles, the longest first: each of the first ones, then a line for each kernel of the others."""
+    rows = [row for one in found[:whole] for row in text(one)]
+    kernels: dict[str, list[float]] = {}
+    for one in found[whole:]:
+        kernels.setdefault(short_name(one), []).append(one["modelled_clk"])
+    if kernels:
+        rows.append(f"{len(found) - whole} shorter launches, modelled:")
+    for name, clk in sorted(kernels.items(), key=lambda item: -sum(item[1])):
+        rows.append(f"  {sum(clk):12.0f} clk in {len(clk)}  {name}"[:_COLUMNS])
+    return rows
+
+
+def short_name(profile: dict) -> str:
+    """The kernel's name without the types of its arguments and of its result."""
+    name = profile["name"]
+    if name != profile["kernel"]:  # C++: `void f<A>(B)`; a parameter list closes the name
+        depth, end = 0, len(name)
+        for at in range(len(name) - 1, -1, -1):
+            depth += (name[at] in ")>") - (name[at] in "(<")
+            if depth == 0 and name[at] == "(":
+                end = at
+                break
+        name = name[:end].removeprefix("void ")
+    return name
+
+
+def by_source(profile: dict) -> dict[str, float]:
+    """ "file:line" → modelled cycles that waves spent there, issuing and waiting."""
+    sums: dict[str, float] = {}
+    for one in profile["instructions"]:
+        sums[one["source"]] = sums.get(one["source"], 0) + spent(one)
+    return sums
+
+
+def spent(instruction: dict) -> float:
+    """Modelled cycles of waves, issuing an instruction and waiting to."""
+    return instruction["busy_clk"] + sum(instruction["stall_clk"].values())
+
+
+def amount(value: float, unit: str) -> str:
+    """`12.5 MB`, `1.31 PFLOP/s`: three digits and a decimal prefix."""
+    step = 0
+    while abs(value) >= 999.5 and step < len(_PREFIXES) - 1:
+        value, step = value / 1000, step + 1
+    return f"{value:.3g} {_PREFIXES[step]}{unit}"
+
+
+def _sizes(sizes: list[int]) -> str:
+    return " x ".join(map(str, sizes[:max((index for index, size in enumerate(sizes) if size > 1), default=0) + 1]))
+
+
+def _shares(shares: dict[str, float], least_percent: float) -> str:
+    kept = sorted(((name, share) for name, share in shares.items() if 100 * share >= least_percent),
+                  key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.0%}" for name, share in kept)
+
+
+def _matrix(profile: dict) -> str:
+    kinds = [one for one in profile["figures"]["compute"] if one["name"] != "vector"]
+    rates = ", ".join(f"{one['name']} {amount(one['flop_per_s'], 'FLOP/s')} ({one['share']:.0%} of what the chip can)"
+                      for one in kinds)
+    return rates and f"{profile['busy']['matrix']:.0%} of the matrix pipes' time; {rates}"
+
+
+def _waits(profile: dict) -> str:
+    instructions = profile["instructions"]
+    total = sum(map(spent, instructions)) or 1
+    waits = modelling.stalls(instructions)
+    covered = sum(one["covered_clk"] for one in instructions)
+    shares = _shares({reason: clk / total for reason, clk in waits.items()}, 1)
+    return shares and f"{shares} of their time; {covered / sum(waits.values()):.0%} of the waiting while the SIMD's " \
+                      "vector or matrix unit works"
+
+
+def _lds(profile: dict) -> str:
+    counts = profile["counts"]
+    if not counts["lds_clk"]:
+        return ""
+    worst = max(profile["instructions"], key=lambda one: one.get("lds_conflict_clk", 0))
+    at = f", most of them at {_place(worst)}" if counts["lds_conflict_clk"] else ""
+    return f"{counts['lds_conflict_clk'] / counts['lds_clk']:.0%} of the banks' cycles lost in conflicts{at}"
+
+
+def _place(instruction: dict) -> str:
+    return f"{sources.shown(instruction['source'])}, pc {instruction['pc']:x}"
+
+
+def _coalescing(profile: dict) -> str:
+    figures, traffic = profile["figures"], profile["traffic"]
+    if not figures["asked_bytes"]:
+        return ""
+    hits = [f"{name} hits {traffic[f'{key}_hits'] / traffic[f'{key}_lines']:.0%}"
+            for name, key in (("L1", "l1"), ("L2", "l2")) if traffic[f"{key}_lines"]]
+    return f"{figures['segment_bytes'] / figures['asked_bytes']:.2f} bytes of 64 B segments per byte asked for; " \
+           f"modelled {', '.join(hits)}"
+
+
+def _memory(profile: dict) -> str:
+    moved, call = profile["figures"]["moved_bytes"], profile.get("call")
+    text = f"{amount(moved, 'B')} modelled between L2 and memory"
+    if not call or not call["bytes"]:
+        return text
+    if call["launches"] > 1:
+        return f"{text}; {call['operator']} needs at least {amount(call['bytes'], 'B')}, in {call['launches']} launches"
+    return f"{text}, {moved / call['bytes']:.2f} times the {amount(call['bytes'], 'B')} that {call['operator']} needs"
+
+
+def _top(profile: dict, lines: int) -> list[str]:
+    costs = {source: clk for source, clk in by_source(profile).items() if clk}
+    total = sum(costs.values()) or 1
+    rows = ["  share of the waves' time, modelled, by line:"]
+    for source, clk in sorted(costs.items(), key=lambda item: -item[1])[:lines]:
+        line = f"  {clk / total:6.1%}  {sources.shown(source):44} {profile['lines'].get(source, '').strip()}"
+        rows.append(line[:_COLUMNS].rstrip())
+    return rows

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""The page of csrc/sim/timing that keeps every figure of the model: written, and read back by whoever compares."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiter_like import paths
+from aiter_like.sim import modelling
+from aiter_like.sim.validation.published import ELSEWHERE, UNEXPLAINED
+from aiter_like.sim.validation.run import Outcome
+
+AIM = 0.05
+"""The relative error that is aimed at."""
+
+
+def kept() -> Path:
+    """Where the repository keeps it."""
+    return paths.csrc() / "sim/timing/VALIDATION.md"
+
+
+def section(found: Sequence[Outcome]) -> list[str]:
+    """The lines of the page's section of microbenchmarks."""
+    beside = [one for one in found if one.error is not None]
+    alone = [one for one in found if one.error is None]
+    missed = [one for one in beside if abs(one.error) > AIM]
+    return [
+        f"Model version {modelling.version()}, at {modelling.PEAK_MHZ:.0f} MHz. What stands under \"modelled\" is not "
+        "measured. The model's", "parameters were fitted to these figures; `parameters.h` has the source of each.", "",
+        "| case | source | published | modelled | error |", "|---|---|---|---|---|",
+        *(f"| {one.case.name} | {one.case.source} | {one.case.published:g} {one.case.unit} | {one.modelled:.2f} | "
+          f"{one.error:+.1%} |" for one in beside), "", sums(found), "",
+        "What is off by more than 5 %:", *(f"- {one.case.name}: {_reason(one)}." for one in missed), "",
+        "## Published, without a figure of the model", "", "| what | source | published | why |", "|---|---|---|---|",
+        *(f"| {what} | {source} | {published} | {why} |" for (what, published, source), why in ELSEWHERE.items()), "",
+        "## Modelled, and not published", "",
+        "What the model says where it assumes; `aiter-like sim validate --hardware` measures the same on an MI300X.",
+        "", "| case | modelled | parameters |", "|---|---|---|",
+        *(f"| {one.case.name} | {one.modelled:.2f} {one.case.unit} | {', '.join(one.case.parameters)} |"
+          for one in alone)]
+
+
+def _reason(one: Outcome) -> str:
+    return next((why for name, why in UNEXPLAINED.items() if one.case.name.startswith(name)), "no explanation")
+
+
+def sums(found: Sequence[Outcome]) -> str:
+    """How many cases are within 5 %, in a sentence; "" where none is published."""
+    errors = [abs(one.error) for one in found if one.error is not None]
+    if not errors:
+        return ""
+    within = sum(error <= AIM for error in errors)
+    quartile = sorted(errors)[math.ceil(0.75 * len(errors)) - 1]
+    return f"{within} of {len(errors)} within {AIM:.0%}, three quarters within {quartile:.1%}; mean absolute error " \
+           f"{sum(errors) / len(errors):.1%}. Fitted to these: no validation on whole kernels."
+
+
+def figures(page: str) -> tuple[str, dict[str, float]]:
+    """The model's version and case → modelled figure, of such a page.
+
+    Raises:
+        ValueError: it is no such page.
+    """
+    page = page.partition("<!-- end of microbenchmarks -->")[0]  # whole kernels have a section of their own
+    version = re.search(r"^Model version (\S+),", page, re.MULTILINE)
+    if not version:
+        raise ValueError("the page of the cycle model names no version")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    found = {cells[0]: float(cells[3]) for cells in rows if len(cells) == 5 and cells[4].endswith("%")}
+    found |= {cells[0]: float(cells[1].split(" ")[0]) for cells in rows
+              if len(cells) == 3 and re.match(r"-?[\d.]+ ", cells[1])}
+    return version.group(1), found

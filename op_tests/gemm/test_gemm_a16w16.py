@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""gemm_a16w16: every backend against float64, odd sizes, strides, what follows a product, derivatives; `--bench`."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import benching
+import pytest
+import torch
+
+import aiter_like
+from aiter_like.dispatch import OPS
+from aiter_like.ops.gemm import tiles
+from aiter_like.testing import strided_like
+
+ACTIVATIONS = {None: lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
+               "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh")}
+TILED = (("ck", 8, 4), ("triton", 1, 1))  # backend, what k and n must be multiples of
+
+
+def exact(a, b, bias=None, residual=None, activation=None):
+    """The formula in float64, written apart from the operator's reference."""
+    y = a.double() @ b.double().mT
+    if bias is not None:
+        y = y + bias.double()
+    y = ACTIVATIONS[activation](y)
+    return y if residual is None else y + residual.double()
+
+
+def compare(out, a, b, bias=None, residual=None, activation=None) -> None:
+    """The result's rounding, and that of a sum of k products in fp32: k · 2^-24 of the sum of their magnitudes, though
+    not of every order of additions; of fp32's own roundings a few more.
+    """
+    expected = exact(a, b, bias, residual, activation)
+    magnitude = a.double().abs() @ b.double().abs().mT + 1
+    slack = (math.sqrt(a.shape[-1]) + 8) * 2**-23 * magnitude
+    error = (out.double() - expected).abs()
+    bound = torch.finfo(out.dtype).eps * expected.abs() / 2 * 1.01 + slack
+    bound += torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps
+    worst = (error / bound).max().item()
+    assert worst <= 1, f"{worst:.2f} times the bound"
+
+
+def operands(device, m, n, k, dtype=torch.bfloat16, seed=0):
+    generator = torch.Generator().manual_seed(seed + 7919 * m + 31 * n + k)
+    return (torch.randn(m, k, generator=generator).to(device, dtype),
+            torch.randn(n, k, generator=generator).to(device, dtype))
+
+
+@pytest.mark.parametrize("backend, k_step, n_step", TILED, ids=("ck", "triton"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("m, n, k", ((1, 1, 1), (1, 4, 16), (17, 60, 8), (16, 64, 520), (63, 130, 72), (130, 36, 200),
+                                     (257, 132, 65)))
+def test_sizes(device, run, backend, k_step, n_step, dtype, m, n, k):
+    a, b = operands(device, m, math.ceil(n / n_step) * n_step, math.ceil(k / k_step) * k_step, dtype)
+    compare(run(backend, aiter_like.gemm_a16w16, a, b), a, b)
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("bias_dtype", (None, torch.bfloat16, torch.float32), ids=str)
+def test_what_follows_a_product(device, run, backend, activation, bias_dtype):
+    a, b = operands(device, 37, 68, 64)
+    bias = None if bias_dtype is None else torch.randn(68, device=device).to(bias_dtype)
+    residual = torch.randn(37, 68, device=device).bfloat16()
+    for other in (None, residual):
+        out = run(backend, aiter_like.gemm_a16w16, a, b, bias, residual=other, activation=activation)
+        compare(out, a, b, bias, other, activation)
+
+
+@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("splits", (1, 2, 16))
+def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
+    """A depth of which the last split has a part, or nothing."""
+    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
+    OPS["gemm_a16w16"].reset()
+    a, b = operands(device, 70, 68, 1096)
+    bias, residual = torch.randn(68, device=device), torch.randn(70, 68, device=device).bfloat16()
+    first = run("ck", aiter_like.gemm_a16w16, a, b, bias, residual=residual, activation="silu")
+    compare(first, a, b, bias, residual, "silu")
+    assert torch.equal(first, aiter_like.gemm_a16w16(a, b, bias, residual=residual, activation="silu", backend="ck"))
+    OPS["gemm_a16w16"].reset()
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+def test_strides(device, run, backend):
+    """Rows apart in all of them; nothing between the rows of `out` is written."""
+    a, b = operands(device, 19, 36, 80)
+    a, b = strided_like(a, (3, 0)), strided_like(b, (5, 0))
+    base = torch.full((19, 50), 7.0, device=device).bfloat16()
+    out = run(backend, aiter_like.gemm_a16w16, a, b, out=base[:, 4:40])
+    compare(out, a, b)
+    assert (base[:, :4] == 7).all() and (base[:, 40:] == 7).all()
+
+
+def test_transposed_operands_and_leading_dimensions(device, run):
+    a, b = operands(device, 24, 40, 33)
+    compare(run("triton", aiter_like.gemm_a16w16, a.t().contiguous().t(), b.t().contiguous().t()), a, b)
+    out = run("triton", aiter_like.gemm_a16w16, a.view(2, 3, 4, 33), b)
+    assert out.shape == (2, 3, 4, 40)
+    compare(out.view(24, 40), a, b)
+    single = aiter_like.gemm_a16w16(a[0], b)
+    assert single.shape == (40,)
+    compare(single[None], a[:1], b)
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+def test_special_values(device, run, backend):
+    """Infinities and NaN go where a sum takes them; bf16 overflows to infinity."""
+    a, b = torch.ones(3, 16, device=device).bfloat16(), torch.ones(8, 16, device=device).bfloat16()
+    a[0, 3], a[1, 5], b[2, 5] = math.inf, math.nan, -math.inf
+    out = run(backend, aiter_like.gemm_a16w16, a, b).double()
+    torch.testing.assert_close(out, exact(a, b), rtol=0, atol=0, equal_nan=True)
+    big = torch.full((1, 16), 2.0**127, device=device).bfloat16()
+    assert run(backend, aiter_like.gemm_a16w16, big, torch.ones_like(b).abs().fill_(4)).isinf().all()
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+def test_otype_and_empty_sizes(device, run, backend):
+    a, b = operands(device, 5, 12, 24)
+    out = run(backend, aiter_like.gemm_a16w16, a, b, otype=torch.float32)
+    assert out.dtype == torch.float32
+    compare(out, a, b)
+    half = run(backend, aiter_like.gemm_a16w16, a, b, otype=torch.float16)
+    assert half.dtype == torch.float16
+    compare(half, a, b)
+    bias = torch.randn(12, device=device).bfloat16()
+    compare(run(backend, aiter_like.gemm_a16w16, a[:, :0], b[:, :0], bias), a[:, :0], b[:, :0], bias)
+    assert aiter_like.gemm_a16w16(a[:0], b).shape == (0, 12)
+    assert aiter_like.gemm_a16w16(a, b[:0]).shape == (5, 0)
+
+
+@pytest.mark.parametrize("activation", (None, "silu"))
+def test_derivatives(device, activation):
+    a, b = operands(device, 13, 20, 24)
+    bias, residual = torch.randn(20, device=device).bfloat16(), torch.randn(13, 20, device=device).bfloat16()
+    inputs = [one.requires_grad_() for one in (a, b, bias, residual)]
+    grad = torch.randn(13, 20, device=device).bfloat16()
+    out = aiter_like.gemm_a16w16(a, b, bias, residual=residual, activation=activation)
+    found = torch.autograd.grad(out, inputs, grad)
+    wide = [one.detach().double().requires_grad_() for one in inputs]
+    expected = torch.autograd.grad(exact(*wide, activation), wide, grad.double())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=3e-2, atol=3e-2 * other.abs().max().item())
+
+
+def test_bad_input_is_named(device):
+    a, b = operands(device, 4, 8, 16)
+    for error, match, args, options in (
+            (TypeError, "gemm_a16w16: A must be a tensor, got list", ([1.0], b), {}),
+            (ValueError, "gemm_a16w16: B must have shape", (a, b[:, :8]), {}),
+            (TypeError, "gemm_a16w16: B must have dtype", (a, b.half()), {}),
+            (ValueError, "gemm_a16w16: bias must have shape", (a, b, a[0]), {}),
+            (ValueError, "gemm_a16w16: activation must be", (a, b), {"activation": "relu6"}),
+            (ValueError, "gemm_a16w16: residual must have shape", (a, b), {"residual": a}),
+            (ValueError, "gemm_a16w16: scale_a must be None", (a, b, None, None, b), {}),
+            (TypeError, "gemm_a16w16: out must have dtype", (a, b), {"otype": torch.bfloat16,
+                                                                   "out": torch.empty(4, 8, device=device)})):
+        with pytest.raises(error, match=match):
+            aiter_like.gemm_a16w16(*args, **options)
+
+
+@pytest.mark.parametrize("m, n, k", ((1, 40, 4096), (3, 64, 1032), (64, 72, 2048), (130, 136, 1024), (257, 520, 200)))
+def test_split_depth_on_hopper(device, run, m, n, k):
+    """Few tiles: the depth is split, and what follows a product follows the sum. Equal calls give equal results."""
+    if device.type != "cuda":
+        pytest.skip("the kernel for Hopper runs on an NVIDIA GPU alone")
+    a, b = operands(device, m, n, k)
+    bias, residual = torch.randn(n, device=device), torch.randn(m, n, device=device).bfloat16()
+    for options in ({}, {"bias": bias, "residual": residual, "activation": "silu"}):
+        out = run("triton", aiter_like.gemm_a16w16, a, b, **options)
+        compare(out, a, b, **options)
+        assert torch.equal(out, aiter_like.gemm_a16w16(a, b, **options, backend="triton"))
+
+
+def test_shuffled_weights_are_refused(device):
+    a, b = operands(device, 4, 16, 32)
+    with pytest.raises(ValueError, match="B must not be shuffled"):
+        aiter_like.gemm_a16w16(a, aiter_like.shuffle_weight(b))
+
+
+def test_names_of_aiter(device):
+    """tgemm.mm, the Triton module's function and the assembly one's write what gemm_a16w16 does."""
+    a, b = operands(device, 6, 12, 24)
+    bias, out = torch.randn(12, device=device).bfloat16(), torch.empty(6, 12, device=device).bfloat16()
+    from aiter_like.integrations import aiter_gemm
+
+    compare(aiter_like.tgemm.mm(a, b, bias), a, b, bias)
+    compare(aiter_gemm.gemm_a16w16_triton(a, b, bias, activation="silu"), a, b, bias, activation="silu")
+    assert aiter_gemm.gemm_a16w16_asm(a, b, out, bias) is out
+    compare(out, a, b, bias)
+    with pytest.raises(aiter_like.errors.UnsupportedError, match="bpreshuffle must be False"):
+        aiter_gemm.gemm_a16w16_asm(a, b, out, bpreshuffle=True)
+
+
+def bench() -> None:
+    device = torch.device("cuda")
+
+    def case(m: int, n: int, k: int, seed: int) -> benching.Case:
+        generator = torch.Generator(device).manual_seed(seed)
+        a, b = (torch.randn(rows, k, device=device, generator=generator).bfloat16() for rows in (m, n))
+        calls = benching.by_backend(aiter_like.gemm_a16w16, a, b, backends=("triton",)) | {
+            "cuBLAS": functools.partial(torch.nn.functional.linear, a, b)}
+
+        def check(result: torch.Tensor) -> float:
+            compare(result[:64], a[:64], b)
+            return 0.0
+
+        return benching.Case(f"{m}×{n}×{k}", 2 * (m * k + n * k + m * n), calls, check)
+
+    shapes = [(m, n, k) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)) for m in (1, 16, 64, 256, 1024, 4096)]
+    benching.table("gemm_a16w16", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+
+
+if __name__ == "__main__":
+    benching.main(bench, __doc__)
