@@ -74,7 +74,7 @@ def update(path: Path, op: Op, rows: Sequence[Row], keys: Sequence[tuple] = ()) 
     """Replaces the rows of these keys and keeps all others; readers see the old file or the new one.
 
     Args:
-        keys: whose rows go, too; nothing is written where none of all that changes anything.
+        keys: whose rows go, too. Nothing is written where none of all that changes anything; a table without rows goes.
 
     Raises:
         TuningError: the file has a bad row, or cannot be written.
@@ -85,6 +85,9 @@ def update(path: Path, op: Op, rows: Sequence[Row], keys: Sequence[tuple] = ()) 
             if not rows and not any(key in known for key in keys):
                 return
             merged = {key: own for key, own in known.items() if key not in keys} | {row.key: [row] for row in rows}
+            if not merged:
+                path.unlink()
+                return
             text = io.StringIO()
             writer = csv.writer(text, lineterminator="\n")
             writer.writerow(table.columns(op.tune_fields))

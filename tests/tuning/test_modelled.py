@@ -63,6 +63,9 @@ def test_a_gain_that_the_model_cannot_tell_is_no_row_and_takes_an_old_one_away(t
     assert again.skipped == [key(7), key(8)] and len(rows_of(tmp_path)) == 3
     tune("planted", [key(7)], options(tmp_path, retune=True))
     assert rows_of(tmp_path) == lines
+    path.write_text("\n".join([HEADER, lines[1].replace(",4,8,", ",4,7,")]) + "\n")
+    tune("planted", [key(7)], options(tmp_path, retune=True))
+    assert not path.exists(), "no row is left"
 
 
 def test_what_is_wrong_never_wins_and_nothing_is_written_to_compare(tmp_path):
