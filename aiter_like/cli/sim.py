@@ -48,7 +48,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
         dest="action", required=True, parser_class=_Parser)
     run = actions.add_parser("run", help="launch a kernel of a code object", epilog=sim_spec.DESCRIPTION,
                              formatter_class=argparse.RawDescriptionHelpFormatter,
-                             description=f"Launches a kernel of a {sim_launch.ARCH} code object, from any compiler, "
+                             description=f"Launches a kernel of a {sim_spec.ARCH} code object, from any compiler, "
                                          "on the simulated MI300X.\nPrints its counters, and what the checkers "
                                          "report.")
     run.add_argument("file", type=Path, metavar="FILE.co", help="ELF code object or uncompressed offload bundle")

@@ -13,7 +13,6 @@ from aiter_like.build import code_object
 from aiter_like.cli import described, sim_spec
 from aiter_like.cli.sim_spec import Buffer
 
-ARCH = "gfx942"
 _MOST_IMAGE_BYTES = 1 << 30
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+ARCH = "gfx942"
 _INTEGERS = {"i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q"}
 _FLOATS = {"fp16": "e", "fp32": "f", "fp64": "d"}
 _SCALARS = {"bool": "?", **_INTEGERS, **_FLOATS}  # struct formats
@@ -141,7 +142,7 @@ def kernel_of(file: Path, image: bytes, name: str) -> code_object.Kernel:
         ValueError: it is no code object for gfx942, or has no such kernel.
     """
     try:
-        kernels = code_object.kernels(image, "gfx942")
+        kernels = code_object.kernels(image, ARCH)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     if name not in kernels:

@@ -152,7 +152,7 @@ def _may_be_sampled(contender: Contender, counts: Sequence[Mapping[str, Any]]) -
     try:
         left_out = _counted(contender.judged, _FEW, is_poisoned=True)
         whole = _counted(contender.judged, _FEW, leaves_out=False)
-    except SimulatorError:  # what was left out was an address, or a wave's way to its end
+    except SimulatorError:  # a workgroup that was left out would have written an address, or what ends a wave
         return False
     is_known = all(math.prod(launch["grid"]) > _FEW for launch in whole[:-1])
     is_covered = {_kernel(launch) for launch in counts} <= {_kernel(launch) for launch in whole}

@@ -15,10 +15,10 @@ from aiter_like.tuning.pool import Lost, Worker
 from aiter_like.tuning.progress import Progress
 
 NO_TIME = "no time left"
-_LEAST_SECONDS = 10.0  # that one step gets, however late it is
+_LEAST_SECONDS = 10.0  # one step gets so long, however late it is
 _LATE = "the time for one shape is spent"
 FINALISTS = 3
-_FOR_TRIALS = 0.5  # of the time that a shape may take; the finals have what is left
+_FOR_TRIALS = 0.5  # trials may take this part of a shape's time; the finals have what is left
 
 
 class Run(Protocol):
@@ -63,7 +63,8 @@ class Trials:
         self.run, self.worker, self.result, self.log = run, worker, result, log
         self.plan, self.device, self.options = result.plan, run.hello, run.options
         self.start = time.monotonic()
-        self.base: int | None = None  # what the others are against: the present choice, else the first that passes
+        # The others are compared with this one: the present choice, else the first that passes.
+        self.base: int | None = None
 
     def all(self) -> None:
         """Fills `result`: what came of each candidate, and the choice."""

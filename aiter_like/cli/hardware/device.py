@@ -14,12 +14,13 @@ from torch import Tensor
 from aiter_like.device import Target
 from aiter_like.jit.hip_runtime import ModuleRuntime
 from aiter_like.sim.validation.kernels import TIMES, Kernel, arguments, code_object, name_of
+from aiter_like.tuning.clock import event_us
 
 REALTIME_MHZ = 100.0
 """What s_memrealtime is taken to count at; the cost "s_memrealtime" measures it."""
 
 _SPIN = Kernel("v_add_u32 v20, v1, v1", unroll=256)
-_SPIN_CLK = 4 * 256  # of a loop
+_SPIN_CLK = 4 * 256  # a pass of the spinning loop takes so long
 _FLUSHED = 1 << 30  # bytes that no cache holds
 
 
@@ -69,12 +70,7 @@ class Device:
 
     def sample(self, launch: Any) -> float:
         """Event time of one call that launches, in µs."""
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        launch()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3
+        return event_us(launch)
 
     def flush(self) -> None:
         """Overwrites what the caches hold."""

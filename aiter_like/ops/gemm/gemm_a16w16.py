@@ -26,8 +26,8 @@ __all__ = ["gemm_a16w16"]
 _OP = "gemm_a16w16"
 DTYPES = (torch.bfloat16, torch.float16)
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
-_HOPPER_BYTES = 220 << 10  # of shared memory, less what a kernel has beside its operands
-_MAX_ROW_BYTES = 2**23  # of the ck kernel: the rows of a tile within 31 bits
+_HOPPER_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
+_MAX_ROW_BYTES = 2**23  # the ck kernel counts the bytes of a tile of 256 rows in 31 bits
 
 
 class GemmA16w16Call(NamedTuple):

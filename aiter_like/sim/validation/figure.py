@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LINE = 128
-_MOST_STEPS = 4096  # of a chase that never comes back to a line
+_MOST_STEPS = 4096  # a chase that never comes back to a line ends after so many
 
 
 @dataclass(frozen=True)
