@@ -20,14 +20,13 @@ from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.gemm import tiles
+from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
 
 __all__ = ["gemm_a16w16"]
 
 _OP = "gemm_a16w16"
 DTYPES = (torch.bfloat16, torch.float16)
-ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
 _HOPPER_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
-_MAX_ROW_BYTES = 2**23  # the ck kernel counts the bytes of a tile of 256 rows in 31 bits
 
 
 class GemmA16w16Call(NamedTuple):
@@ -107,19 +106,12 @@ def _check(call: GemmA16w16Call) -> object:
 
 def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
     """What the kernel for gfx942 does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
     (m, k), n = call.a.shape, call.b.shape[0]
     if k % 8 or n % 4:
-        return f"k must be a multiple of 8 and n of 4, got k = {k}, n = {n}"
-    for name, matrix in (("a", call.a), ("b", call.b), ("out", call.out), ("residual", call.residual)):
-        if matrix is None:
-            continue
-        rows, columns = matrix.shape
-        stride = matrix.stride(0) if rows > 1 else columns
-        if columns > 1 and matrix.stride(1) != 1 or not columns <= stride < _MAX_ROW_BYTES // matrix.element_size():
-            return (f"rows of {name} must be contiguous, not overlap and be less than 2^23 bytes apart, got strides "
-                    f"{matrix.stride()}")
+        return mfma_refusal(target) or f"k must be a multiple of 8 and n of 4, got k = {k}, n = {n}"
+    reason = mfma_refusal(target) or rows_refusal(a=call.a, b=call.b, out=call.out, residual=call.residual)
+    if reason is not None:
+        return reason
     if tiles.count(m, n, tiles.SMALLEST) >= 2**22:
         return f"out must have less than 2^22 tiles, got {m} × {n}"
     return None
@@ -318,7 +310,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     dtype = A.dtype if otype is None else otype
     if isinstance(out, Tensor) and otype is not None and out.dtype != otype:
         raise TypeError(f"{_OP}: out must have dtype {otype}, the otype, got {out.dtype}")
-    a = _matrix(A, A.shape[-1])
+    a = matrix(A, A.shape[-1])
     if out is None and backend != "torch" and _needs_grad(A, B, bias, residual):
         return _differentiable(a, B, bias, residual, activation, dtype, backend).view(shape)
     if out is None:
@@ -330,17 +322,12 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 def _run(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, out: Tensor,
          backend: str | None) -> Tensor:
     n = b.shape[0]
-    flat = _matrix(out, n)
-    _gemm_a16w16.run(flat, a, b, bias, residual=None if residual is None else _matrix(residual, n),
+    flat = matrix(out, n)
+    _gemm_a16w16.run(flat, a, b, bias, residual=None if residual is None else matrix(residual, n),
                      activation=activation, backend=backend)
     if flat.data_ptr() != out.data_ptr():
         out.copy_(flat.view(out.shape))
     return out
-
-
-def _matrix(x: Any, columns: int) -> Any:
-    """[..., columns] as [rows, columns]: a view where the rows are evenly spaced, else a copy."""
-    return x.reshape(-1 if columns else x.shape[:-1].numel(), columns) if isinstance(x, Tensor) and x.ndim != 2 else x
 
 
 def _new(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -360,7 +347,7 @@ def _differentiable(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor 
     if activation is not None:
         y = activated(y, activation)
     if residual is not None:
-        y = y + _matrix(residual, b.shape[0]).float()
+        y = y + matrix(residual, b.shape[0]).float()
     return y.to(dtype)
 
 

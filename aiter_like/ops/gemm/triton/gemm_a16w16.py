@@ -8,13 +8,12 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import Target, target_of
-from aiter_like.ops.activation.triton.act_and_mul import activated
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
+from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
 _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 _HOPPER_NAMES = (*_NAMES, "swap", "splits")
-_GROUP = 8  # blocks of rows that are computed side by side, so that what is in the L2 at a time is about square
 
 
 @triton.jit
@@ -25,11 +24,9 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
     """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ + bias) + residual; bound: the matrix units, or memory."""
     await_stream(OVERLAPS)
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
-    group = tl.program_id(0) // (GROUP * blocks_n)
-    height = tl.minimum(blocks_m - group * GROUP, GROUP)
-    inside = tl.program_id(0) % (GROUP * blocks_n)
-    row = ((group * GROUP + inside % height).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    column = ((inside // height).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    block_row, block_column = tile_place(tl.program_id(0), blocks_m, blocks_n, GROUP)
+    row = (block_row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    column = (block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     k = tl.arange(0, BLOCK_K).to(tl.int64)
     a_at = a + row * a_row + k[None, :] * a_depth
     b_at = b + column * b_column + k[:, None] * b_depth
@@ -41,15 +38,8 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
         product = tl.dot(left, right, product)
         a_at += BLOCK_K * a_depth
         b_at += BLOCK_K * b_depth
-    if bias is not None:
-        product += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
-    if ACTIVATION != "none":
-        product = activated(product, ACTIVATION, IS_BF16)
-    mask = (row < rows) & (column < columns)
-    if residual is not None:
-        residual_at = residual + row * residual_row + column * residual_column
-        product += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * out_row + column * out_column, product.to(out.dtype.element_ty), mask=mask)
+    finish(product, out, None, None, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
+           residual_column, ACTIVATION, IS_BF16)
 
 
 def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> None:
@@ -74,7 +64,7 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
            *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=call.activation,
-           IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=_GROUP,
+           IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
 
 

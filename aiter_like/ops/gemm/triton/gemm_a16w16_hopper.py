@@ -13,28 +13,9 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
-from aiter_like.ops.activation.triton.act_and_mul import activated
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
-
-_GROUP = 8  # blocks of rows that are computed side by side, so that what is in the L2 at a time is about square
-_SUM_BLOCK = 512  # elements of a row that a program adds up
-
-
-@triton.jit
-def _finish(product, out, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
-            residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr):
-    """out = act(product + bias) + residual at rows and columns that broadcast to the product's shape."""
-    if bias is not None:
-        product += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
-    if ACTIVATION != "none":
-        product = activated(product, ACTIVATION, IS_BF16)
-    mask = (row < rows) & (column < columns)
-    row, column = row.to(tl.int64), column.to(tl.int64)
-    if residual is not None:
-        residual_at = residual + row * residual_row + column * residual_column
-        product += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row * out_row + column * out_column, product.to(out.dtype.element_ty), mask=mask)
+from aiter_like.ops.gemm.triton.parts import GROUP, SUM_BLOCK, finish, sum_kernel, tile_place
 
 
 @triton.jit
@@ -49,10 +30,8 @@ def _gemm_a16w16_hopper_kernel(a, b, out, bias, residual, partials, rows, column
     tiles, steps = blocks_m * blocks_n, tl.cdiv(depth, BLOCK_K)
     for index in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), flatten=True):
         tile, split = index % tiles, index // tiles
-        group = tile // (GROUP * blocks_n)
-        height = tl.minimum(blocks_m - group * GROUP, GROUP)
-        inside = tile % (GROUP * blocks_n)
-        first_row, first_column = (group * GROUP + inside % height) * BLOCK_M, inside // height * BLOCK_N
+        block_row, block_column = tile_place(tile, blocks_m, blocks_n, GROUP)
+        first_row, first_column = block_row * BLOCK_M, block_column * BLOCK_N
         if SWAP:
             product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         else:
@@ -72,24 +51,8 @@ def _gemm_a16w16_hopper_kernel(a, b, out, bias, residual, partials, rows, column
             at = partials + (split.to(tl.int64) * rows + row) * columns + column
             tl.store(at, product, mask=(row < rows) & (column < columns))
         else:
-            _finish(product, out, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
-                    residual_column, ACTIVATION, IS_BF16)
-
-
-@triton.jit
-def _sum_kernel(partials, out, bias, residual, rows, columns, out_row, out_column, residual_row, residual_column,
-                ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-                OVERLAPS: tl.constexpr):
-    """Adds the partial sums of BLOCK elements of a row up, in the order of the splits, and finishes them."""
-    await_stream(OVERLAPS)
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    product = tl.zeros((BLOCK,), tl.float32)
-    for split in tl.static_range(SPLITS):
-        at = partials + (split * rows + row) * columns + column
-        product += tl.load(at, mask=column < columns, other=0.0)
-    _finish(product, out, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
-            residual_column, ACTIVATION, IS_BF16)
+            finish(product, out, None, None, bias, residual, row, column, rows, columns, out_row, out_column,
+                   residual_row, residual_column, ACTIVATION, IS_BF16)
 
 
 def multiply(call: GemmA16w16Call, blocks: tuple[int, int, int], num_warps: int, num_stages: int, is_swapped: bool,
@@ -105,8 +68,8 @@ def multiply(call: GemmA16w16Call, blocks: tuple[int, int, int], num_warps: int,
     strides = (*call.out.stride(), *((0, 0) if call.residual is None else call.residual.stride()))
     constants = {"ACTIVATION": call.activation, "IS_BF16": call.out.dtype == torch.bfloat16, "SPLITS": splits}
     launch(_gemm_a16w16_hopper_kernel, (programs,), a, b, call.out, call.bias, call.residual, partials, m, n, k,
-           *strides, SWAP=is_swapped, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=_GROUP, **constants,
+           *strides, SWAP=is_swapped, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP, **constants,
            options={"num_warps": num_warps, "num_stages": num_stages})
     if splits > 1:
-        launch(_sum_kernel, (triton.cdiv(n, _SUM_BLOCK), m), partials, call.out, call.bias, call.residual, m, n,
-               *strides, BLOCK=_SUM_BLOCK, **constants, options={"num_warps": 4})
+        launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, call.out, None, None, call.bias, call.residual, m,
+               n, *strides, BLOCK=SUM_BLOCK, **constants, options={"num_warps": 4})

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: MIT
+"""What the Triton kernels of matrix products share: the order of the tiles, and what happens to a sum."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiter_like.ops.activation.triton.act_and_mul import activated
+from aiter_like.ops.common.triton.launch import await_stream
+
+GROUP = 8  # blocks of rows that are computed side by side, so that what is in the L2 at a time is about square
+SUM_BLOCK = 512  # elements of a row that a program of sum_kernel adds up
+
+
+@triton.jit
+def tile_place(tile, blocks_m, blocks_n, GROUP: tl.constexpr):
+    """(block of rows, block of columns) of a tile's number: down GROUP blocks of rows, then on to the next column."""
+    group = tile // (GROUP * blocks_n)
+    height = tl.minimum(blocks_m - group * GROUP, GROUP)
+    inside = tile % (GROUP * blocks_n)
+    return group * GROUP + inside % height, inside // height
+
+
+@triton.jit
+def finish(product, out, row_scale, column_scale, bias, residual, row, column, rows, columns, out_row, out_column,
+           residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr):
+    """out = act(product · row_scale · column_scale + bias) + residual at rows and columns that broadcast to the
+    product's shape. Scales [rows] and [columns] in fp32, bias and residual may be None."""
+    if row_scale is not None:
+        product = product.to(tl.float32) * tl.load(row_scale + row, mask=row < rows, other=0.0)
+    if column_scale is not None:
+        product *= tl.load(column_scale + column, mask=column < columns, other=0.0)
+    if bias is not None:
+        product += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+    if ACTIVATION != "none":
+        product = activated(product, ACTIVATION, IS_BF16)
+    mask = (row < rows) & (column < columns)
+    row, column = row.to(tl.int64), column.to(tl.int64)
+    if residual is not None:
+        residual_at = residual + row * residual_row + column * residual_column
+        product += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_row + column * out_column, product.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def sum_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, out_row, out_column,
+               residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr, SPLITS: tl.constexpr,
+               BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    """Adds the partial sums [SPLITS, rows, columns] of BLOCK elements of a row up, in the order of the splits, and
+    finishes them. Launched over (columns / BLOCK, rows)."""
+    await_stream(OVERLAPS)
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    product = tl.zeros((BLOCK,), partials.dtype.element_ty)
+    for split in tl.static_range(SPLITS):
+        at = partials + (split * rows + row) * columns + column
+        product += tl.load(at, mask=column < columns, other=0)
+    finish(product, out, row_scale, column_scale, bias, residual, row, column, rows, columns, out_row, out_column,
+           residual_row, residual_column, ACTIVATION, IS_BF16)
