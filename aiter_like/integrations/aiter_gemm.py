@@ -45,3 +45,77 @@ def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = Non
                                "got True", "gemm_a16w16")
     return aiter_like.gemm_a16w16(A, B, bias, out=out)
 
+
+
+def gemm_a8w8_blockscale_triton(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
+                                dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None,
+                                config: dict | None = None, skip_reduce: bool = False,
+                                kernel_type: str = "bandwidth_bound", backend: str | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` as AITER's Triton module has it; `config`, `kernel_type` and `backend`, which
+    choose among its own kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
+    """
+    _refuse_partial_sums("gemm_a8w8_blockscale", skip_reduce)
+    return aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype if y is None else y.dtype, out=y)
+
+
+def gemm_a8w8_blockscale_preshuffle_triton(
+        x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype = torch.bfloat16,
+        y: Tensor | None = None, config: dict | None = None, skip_reduce: bool = False,
+        is_x_scale_tranposed: bool = True, kernel_type: str = "bandwidth_bound",
+        backend: str | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale_bpreshuffle` as AITER's Triton module has it: `w` as bands of 16 rows, [n / 16,
+    16 · k]. Without `is_x_scale_tranposed` the strides of `x_scale` say how it lies in memory. `config`, `kernel_type`
+    and `backend`, which choose among its own kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
+        ValueError: `w` is no matrix of bands.
+    """
+    name = "gemm_a8w8_blockscale_preshuffle"
+    _refuse_partial_sums(name, skip_reduce)
+    if w.ndim != 2 or w.shape[1] % 16 or not w.is_contiguous():
+        raise ValueError(f"{name}: w must be contiguous, [n / 16, 16 · k], got shape {tuple(w.shape)}, strides "
+                         f"{w.stride()}")
+    weights = w.view(16 * w.shape[0], w.shape[1] // 16)
+    if not is_x_scale_tranposed:
+        x_scale = x_scale.t().contiguous().t()
+    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, x_scale, w_scale, dtype if y is None else y.dtype, y)
+
+
+def gemm_a8w8_blockscale_out(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor, splitK: int = 0,
+                             kernelName: str = "") -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` into `Out`; `splitK` and `kernelName`, which choose among AITER's kernels, have
+    no meaning here."""
+    return aiter_like.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, out=Out)
+
+
+def gemm_a8w8_blockscale_cktile(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor,
+                                isBpreshuffled: bool = False, splitK: int = 0, kernelName: str = "") -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` into `Out`; `splitK` and `kernelName`, which choose among AITER's kernels, have
+    no meaning here."""
+    return aiter_like.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, isBpreshuffled, out=Out)
+
+
+def gemm_a8w8_blockscale_bpreshuffle_asm(A: Tensor, B: Tensor, out: Tensor, A_scale: Tensor, B_scale: Tensor,
+                                         bias: Tensor | None = None, splitK: int | None = None,
+                                         kernelName: str | None = None, bpreshuffle: bool = True,
+                                         zero_bias_buf: Tensor | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale`, with weights in order where `bpreshuffle`, into `out`; `splitK`, `kernelName`
+    and `zero_bias_buf`, which belong to AITER's kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: a bias is given.
+    """
+    if bias is not None:
+        raise UnsupportedError("gemm_a8w8_blockscale_bpreshuffle_asm: bias must be None, there is none with block "
+                               f"scales, got {type(bias).__name__}", "gemm_a8w8_blockscale")
+    return aiter_like.gemm_a8w8_blockscale(A, B, A_scale, B_scale, out.dtype, bpreshuffle, out=out)
+
+
+def _refuse_partial_sums(name: str, skip_reduce: bool) -> None:
+    if skip_reduce:
+        raise UnsupportedError(f"{name}: skip_reduce must be False, partial sums are not returned, got True",
+                               "gemm_a8w8_blockscale")

@@ -96,6 +96,10 @@ __device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset) {
   return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0);
 }
 
+__device__ inline float load_float(BufferDescriptor buffer, uint32_t offset) {
+  return __builtin_bit_cast(float, __builtin_amdgcn_raw_buffer_load_b32(buffer, offset, 0, 0));
+}
+
 /// The operand by row at column `first_column` of the window: one 16-byte read per run.
 template <class TILE, class WINDOW>
 __device__ inline TILE load_global(const WINDOW& window, int first_column) {
