@@ -81,7 +81,7 @@ def _instance(call: GemmA8w8Call, *, tile: str | None = None, splits: int | None
         "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n,
         "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n, "WAVES_K": sizes.waves_k, "SPLITS": splits,
-        "BAND": call.band, "HAS_BIAS": int(call.bias is not None)})
+        "B_BAND": call.band, "HAS_BIAS": int(call.bias is not None)})
 
 
 @compile_ops("gemm/gemm_a8w8.hip", gen_func=_instance, platforms=("hip",))
