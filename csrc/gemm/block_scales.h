@@ -43,33 +43,49 @@ class AddScaledBlocks {
     const auto a = make_buffer(a_scale_ + block * a_stride_, is_inside ? a_bytes_ : 0);
     const auto b = make_buffer(b_scale_ + block * b_stride_, is_inside ? sizeof(float) : 0);
 #pragma unroll
-    for (int s = 0; s < kStrips; ++s) a_factors_[s] = load_float(a, Layout::owned(s) * row_bytes_);
-    b_factor_ = load_float(b, 0);
+    for (int s = 0; s < kStrips; ++s) next_a_[s] = load_float(a, Layout::owned(s) * row_bytes_);
+    next_b_ = load_float(b, 0);
   }
 
-  template <class Products>
-  __device__ void add(typename Shape::Sums& sums, Products products) const {
-    typename Shape::Sums block;
-    clear(block);
-    products(block);
+  /// What was fetched becomes the current step's. Opaque: the compiler would copy it to where the former step's was as
+  /// soon as that is used up, and wait for the loads there. Twice: it makes packed instructions of two elements, which
+  /// read two registers, of which the other one may be what the next loads go to.
+  __device__ void publish() {
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) {
-      const float factor = a_factors_[s] * b_factor_;
+      factors_[s][0] = bits_float(opaque(float_bits(next_a_[s] * next_b_)));
+      factors_[s][1] = bits_float(opaque(float_bits(next_a_[s] * next_b_)));
+    }
+  }
+
+  /// Half of the rows at a time, where there are as many: the other half is multiplied while one is scaled.
+  template <class Products>
+  __device__ void add(typename Shape::Sums& sums, Products products) const {
 #pragma unroll
-      for (int p = 0; p < Shape::Sums::kPieces; ++p) sums.pieces[s][p] += block.pieces[s][p] * factor;
+    for (int part = 0; part < kParts; ++part) {
+      RegTile<float, Shape::kWaveN, Shape::kWaveM / kParts, Layout> block;
+      clear(block);
+      products(block, part * block.kColumns);
+#pragma unroll
+      for (int s = 0; s < block.kStrips; ++s) {
+        const int strip = part * block.kStrips + s;
+#pragma unroll
+        for (int e = 0; e < block.kPerStrip; ++e)
+          sums.set(strip, e, __builtin_fmaf(block.get(s, e), factors_[strip][e % 2], sums.get(strip, e)));
+      }
     }
   }
 
  private:
   using Layout = typename Shape::Sums::Layout;
-  static constexpr int kStrips = Shape::Sums::kStrips;
+  static constexpr int kStrips = Shape::Sums::kStrips, kParts = kStrips > 1 ? 2 : 1;
 
   const float *a_scale_, *b_scale_;
   int64_t a_stride_, b_stride_;
   uint32_t row_bytes_, a_bytes_;
   int64_t depth_;
   int wave_depth_;
-  float a_factors_[kStrips], b_factor_;
+  float next_a_[kStrips], next_b_, factors_[kStrips][2];
 };
 
 }  // namespace aiter_like::gemm

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// out = Σ a_scale[:, g] · b_scale[:, g] · (a[:, g] · b[:, g]ᵀ) over the blocks g of 128 of the depth, for gfx942: fp8 with
-// sums in fp32, composed from the tile library. One build per tile, order of the weights and element of out;
+// out = Σ a_scale[:, g] · b_scale[:, g] · (a[:, g] · b[:, g]ᵀ) over blocks g of 128 of the depth, for gfx942, in fp8
+// with sums in fp32, composed from the tile library. One build per tile, order of the weights and element of out;
 // gemm_a8w8_blockscale_body.h, block_scales.h and gemm_body.h have its steps.
 //
 // `a` goes through LDS, 128 of the depth for each wave along it; the weights as well, or, shuffled, straight to
@@ -33,7 +33,8 @@ using Args = Body::Args;
 
 }  // namespace
 
-__global__ __launch_bounds__(Shape::kThreads) void gemm_a8w8_blockscale_kernel(Args args) {
+__global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Body::kWavesPerSimd)))
+void gemm_a8w8_blockscale_kernel(Args args) {
   __shared__ Body::Memory lds;
   Body::multiply(args, workgroup_index(), lds);
 }

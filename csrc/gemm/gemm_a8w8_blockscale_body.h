@@ -30,6 +30,10 @@ struct Body {
                                    ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>>;
   using Memory = gemm::Memory<Shape, Left, Right>;
 
+  /// What LDS holds of workgroups whose weights go through it, the compiler must leave registers for.
+  static constexpr int kLdsBytes = 65536, kStepBytes = (Shape::kBlockM + Shape::kBlockN) * Shape::kDepth;
+  static constexpr int kWavesPerSimd = kLdsBytes / kStepBytes * Shape::kThreads / kWaveSize / 4;
+
   struct Finish {
     __device__ float operator()(float x, int64_t, int64_t) const { return x; }
   };

@@ -105,9 +105,11 @@ class ThroughLds {
   }
   /// What was fetched becomes the current step; a barrier follows.
   __device__ void publish(Memory& lds) { staged_.store(lds); }
-  /// Slice `s` of the current step, for this wave.
-  __device__ Slice slice(const Memory& lds, int s) const {
-    return load<Slice>(lds, wave_row_, wave_depth_ + s * Shape::kSlice);
+  /// Slice `s` of the current step, for this wave: all of its rows, or PART of them from `row` on.
+  template <int PART = ROWS>
+  __device__ auto slice(const Memory& lds, int s, int row = 0) const {
+    using Part = RegTile<Element, PART, Shape::kSlice, typename Slice::Layout>;
+    return load<Part>(lds, wave_row_ + row, wave_depth_ + s * Shape::kSlice);
   }
 
  private:
@@ -117,36 +119,38 @@ class ThroughLds {
   Staged<Memory, Shape::kThreads> staged_;
 };
 
-/// Rows in bands of 16, each cut into packs of 16 bytes that follow one another row by row (ops/layout/
-/// shuffle_weight.py, layout (16, 16)): the order in which the lanes of a wave take them, so that they go straight to
+/// Rows in bands of BAND, each cut into packs of 16 bytes that follow one another row by row (ops/layout/
+/// shuffle_weight.py, layout (BAND, 16)): the order in which the lanes of a wave take them, so that they go straight to
 /// registers. ROWS of them from `first_row` on, for one wave.
-template <class Shape, int ROWS>
+template <class Shape, int ROWS, int BAND = 16>
 class Preshuffled {
  public:
   using Element = typename Shape::Element;
   struct Memory {};
   using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
-  static constexpr int kBand = 16;
+  static constexpr int kStripRows = Slice::Layout::kWidth, kBandStrips = BAND / kStripRows;
+  static_assert(BAND % kStripRows == 0 && ROWS % BAND == 0, "a wave has whole bands of whole strips");
 
   /// `matrix` [rows, depth] with whole bands, stored without gaps; beyond `end` the depth reads as zero.
   __device__ Preshuffled(const MatrixView<const Element>& matrix, int64_t first_row, int wave_depth, int64_t end)
       : end_(end), wave_depth_(wave_depth * Shape::kWaveDepth) {
     const int64_t left = matrix.sizes[0] - first_row, rows = left < ROWS ? left : ROWS;
-    band_bytes_ = static_cast<uint32_t>(kBand * matrix.sizes[1] * sizeof(Element));
+    band_bytes_ = static_cast<uint32_t>(BAND * matrix.sizes[1] * sizeof(Element));
     buffer_ = make_buffer(matrix.data + first_row * matrix.sizes[1],
-                          rows > 0 ? static_cast<uint32_t>(rows / kBand * band_bytes_) : 0);
+                          rows > 0 ? static_cast<uint32_t>(rows / BAND * band_bytes_) : 0);
   }
 
   __device__ void fetch(int64_t k) {
 #pragma unroll
     for (int s = 0; s < Shape::kSlices; ++s) {
       const int64_t depth = k + wave_depth_ + s * Shape::kSlice + Slice::Layout::first_depth();
-      const uint32_t offset = depth < end_ ? static_cast<uint32_t>((depth * kBand) * sizeof(Element)) +
+      const uint32_t offset = depth < end_ ? static_cast<uint32_t>((depth * BAND) * sizeof(Element)) +
                                                  Slice::Layout::owner() * sizeof(Chunk)
                                            : kOutOfRange;
 #pragma unroll
       for (int strip = 0; strip < Slice::kStrips; ++strip)
-        next_[s][strip] = load_chunk(buffer_, offset + strip * band_bytes_);
+        next_[s][strip] = load_chunk(buffer_, offset + strip / kBandStrips * band_bytes_ +
+                                                  strip % kBandStrips * kStripRows * sizeof(Chunk));
     }
   }
   __device__ void publish(Memory&) {
@@ -173,15 +177,26 @@ class Preshuffled {
 /// Adds the products of a step to the sums as they are.
 struct AddProducts {
   __device__ void fetch(int64_t) {}
+  __device__ void publish() {}
   template <class Sums, class Products>
   __device__ void add(Sums& sums, Products products) {
     products(sums);
   }
 };
 
-/// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has
-/// fetch(k), called with those of the operands, and add(sums, products), products(tile) being what adds the products of
-/// the current step to a tile like the sums.
+/// Slice `s` of the left operand: all rows of a wave, or ROWS of them from `row` on.
+template <int ROWS, class Shape, class Left>
+__device__ auto part_of(const Left& left, const typename Left::Memory& lds, int s, int row) {
+  if constexpr (ROWS == Shape::kWaveM)
+    return left.slice(lds, s);
+  else
+    return left.template slice<ROWS>(lds, s, row);
+}
+
+/// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has fetch(k)
+/// and publish(), called with those of the operands, and add(sums, products): products(tile) adds the products of the
+/// current step to a tile like the sums, products(tile, row) those of the rows of a from `row` on to one of fewer
+/// columns.
 template <class Shape, class Left, class Right, class Accumulate>
 __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& accumulate, Span span,
                                          Memory<Shape, Left, Right>& lds) {
@@ -196,15 +211,15 @@ __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& a
   for (int64_t k = span.first; k < span.end; k += Shape::kDepth) {
     left.publish(lds.operands.left);
     right.publish(lds.operands.right);
+    accumulate.publish();
     workgroup_barrier();  // The step is there.
-    Accumulate current = accumulate;
     if (k + Shape::kDepth < span.end) fetch(k + Shape::kDepth);
-    current.add(sums, [&](typename Shape::Sums& tile) {
+    accumulate.add(sums, [&](auto& tile, int row = 0) {
 #pragma unroll
       for (int s = 0; s < Shape::kSlices; ++s) {
-        const auto a_slice = left.slice(lds.operands.left, s);
         const auto b_slice = right.slice(lds.operands.right, s);
-        mma<Form::ABt>(tile, b_slice, a_slice);
+        mma<Form::ABt>(tile, b_slice, part_of<std::decay_t<decltype(tile)>::kColumns, Shape>(left, lds.operands.left, s,
+                                                                                            row));
       }
     });
     workgroup_barrier();  // All waves have read it.

@@ -19,8 +19,9 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm import tiles
-from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal, unshuffled
+from aiter_like.ops.gemm import hopper, tiles
+from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
+from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
 from aiter_like.ops.quant.row_quant import dynamic_per_token_scaled_quant
 
 __all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"]
@@ -29,7 +30,8 @@ _OP = "gemm_a8w8_blockscale"
 BLOCK = 128  # of the depth and of the columns: what shares a scale
 BAND, SHUFFLED_DEPTH = 16, 32  # n and k of shuffled weights are multiples of them
 _ROW_STRIDE = 2**21  # elements of a_scale; the ck kernel counts the bytes of a tile's scales in 31 bits
-HOPPER_BYTES = 226 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside what is counted
+HOPPER_NAMES = ("block_m", "block_n", "num_warps", "num_stages", "swap", "splits")
+_HOPPER_BYTES = 226 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside what is counted
 
 
 class GemmA8w8BlockscaleCall(NamedTuple):
@@ -60,7 +62,7 @@ def blocks(size: int) -> int:
 def gemm_a8w8_blockscale_ref(call: GemmA8w8BlockscaleCall) -> None:
     """The formula in torch, in fp32, block by block of the depth; writes `out`."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    a, b = call.a.float(), (unshuffled(call.b) if call.is_preshuffled else call.b).float()
+    a, b = call.a.float(), (unshuffle_weight(call.b) if call.is_preshuffled else call.b).float()
     b_scale = call.b_scale.repeat_interleave(BLOCK, 0)[:n]
     product = torch.zeros(m, n, device=call.out.device)
     for block in range(blocks(k)):
@@ -147,10 +149,8 @@ def _ck_cost(target: Target, call: GemmA8w8BlockscaleCall, *, tile: str | None =
 
 
 def _hopper_serves(call: GemmA8w8BlockscaleCall) -> bool:
-    """Whether triton/gemm_a8w8_blockscale_hopper.py takes the call: rows of `a` and `b` are what TMA moves."""
-    k = call.a.shape[1]
-    return k > 0 and not call.is_preshuffled and all(
-        matrix.stride(1) == 1 and matrix.stride(0) >= k and matrix.stride(0) % 16 == 0 for matrix in (call.a, call.b))
+    """Whether triton/gemm_a8w8_blockscale_hopper.py takes the call."""
+    return not call.is_preshuffled and hopper.serves(call.a, call.b)
 
 
 def _triton_kernels(target: Target, call: GemmA8w8BlockscaleCall, **params: int) -> list[str]:
@@ -161,10 +161,11 @@ def _triton_kernels(target: Target, call: GemmA8w8BlockscaleCall, **params: int)
     return [*hopper, "gemm_a8w8_blockscale"]
 
 
-def hopper_stages(block_m: int, block_n: int, num_warps: int, out_bytes: int) -> int:
-    """Steps that shared memory holds, 8 at most, beside the part of out that passes through it, of `out_bytes` for each
-    element: of one program with 8 warps or two with 4, whose registers suffice for as many."""
-    left = HOPPER_BYTES // (8 // num_warps) - out_bytes * block_m * min(block_n, BLOCK)
+def hopper_stages(block_m: int, block_n: int, num_warps: int, splits: int, out_bytes: int) -> int:
+    """Steps that shared memory holds, 8 at most, for one program of 8 warps or two of 4, whose registers suffice for as
+    many; where loads go on from tile to tile, beside the tile of out that passes through it."""
+    goes_on = splits == 1 and block_n <= BLOCK
+    left = _HOPPER_BYTES // (8 // num_warps) - (out_bytes * block_m * block_n if goes_on else 0)
     return min(8, left // (BLOCK * (block_m + block_n)))
 
 
@@ -175,10 +176,10 @@ def _hopper_space(call: GemmA8w8BlockscaleCall, target: Target) -> Iterator[tupl
     few = [(rows, block_n, 4, 1) for block_n in (64, 128)] if m <= 64 else []
     many = [(*tile, 0) for tile in ((64, 64, 4), (64, 128, 4), (128, 128, 8), (128, 256, 8)) if tile[0] <= 2 * m]
     for block_m, block_n, num_warps, swap in (*few, *many):
-        count = -(-m // block_m) * -(-n // block_n)
+        rest = -(-m // block_m) * -(-n // block_n) % target.cu_num
         for splits in (1, 2, 3, 4, 6, 8):
-            if splits == 1 or splits * count <= 2 * target.cu_num and k >= 4 * splits * BLOCK:
-                most = hopper_stages(block_m, block_n, num_warps, 4 if splits > 1 else call.out.element_size())
+            if splits == 1 or 0 < splits * rest <= 2 * target.cu_num and k >= 4 * splits * BLOCK:
+                most = hopper_stages(block_m, block_n, num_warps, splits, call.out.element_size())
                 yield from ((block_m, block_n, num_warps, stages, swap, splits)
                             for stages in sorted({most, max(most // 2, 3)}) if 3 <= stages <= most)
 
@@ -187,7 +188,7 @@ def _triton_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict
     """Blocks that suit the rows; a step is always a block of the depth. On Hopper the other kernel is tried for few
     rows alone."""
     m = call.a.shape[0]
-    names = ("block_m", "block_n", "num_warps", "num_stages", "swap", "splits")
+    names = HOPPER_NAMES
     if target.arch == "sm_90" and _hopper_serves(call):
         yield from (dict(zip(names, one)) for one in _hopper_space(call, target))
         if m >= 64:

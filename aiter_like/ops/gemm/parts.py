@@ -18,12 +18,6 @@ def matrix(x: Any, columns: int) -> Any:
     return x.reshape(-1 if columns else x.shape[:-1].numel(), columns) if isinstance(x, Tensor) and x.ndim != 2 else x
 
 
-def unshuffled(b: Tensor) -> Tensor:
-    """Weights [n, k] of one byte each as they were before `shuffle_weight` with layout (16, 16)."""
-    n, k = b.shape
-    return b.view(n // 16, k // 16, 16, 16).transpose(1, 2).reshape(n, k)
-
-
 def mfma_refusal(target: Target) -> str | None:
     """Why a kernel of the tile library does not run there."""
     if target.platform != "hip" or target.arch != "gfx942":

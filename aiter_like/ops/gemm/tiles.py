@@ -38,7 +38,6 @@ SMALLEST = Tile(16, 64, 1, 1, 4)
 _FLOPS, _L2_BYTES, _WAITING_BYTES, _HBM_BYTES = 2048, 30.0, 40.0, 1971.0
 _BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.85, 0.65, 1200, 1500, 4000
 _LDS_BYTES = 65536
-_OUT_BYTES = 2
 
 
 def parse(name: str) -> Tile:
@@ -70,18 +69,20 @@ def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int
 
 
 def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2) -> float:
-    """Of the whole product by counts: no measurement, and no model of it either."""
+    """Of the whole product by counts: no measurement, and no model of it either. Of elements of `element_bytes`; the
+    result has 16 bits."""
     cus = device.arch_facts("gfx942")["cu_num"]
     step = depth(tile, element_bytes)
     step_bytes = (tile.block_m + tile.block_n) * step * element_bytes
     groups = count(m, n, tile) * splits
     resident = min(_LDS_BYTES // step_bytes, math.ceil(groups / cus))  # workgroups of a CU
-    mfma = tile.block_m * tile.block_n * step * element_bytes / _FLOPS / (_BUSY if resident > 1 else _BUSY_ALONE)
+    flops = _FLOPS * 2 / element_bytes
+    mfma = 2 * tile.block_m * tile.block_n * step / flops / (_BUSY if resident > 1 else _BUSY_ALONE)
     waits = (_ARRIVAL + step_bytes / _WAITING_BYTES) / resident
     steps = math.ceil(math.ceil(k / splits) / step)
     total = math.ceil(groups / (resident * cus)) * resident * (
         steps * max(mfma, step_bytes / _L2_BYTES, waits) + _START / resident)
-    total = max(total, ((m + n) * k * element_bytes + m * n * _OUT_BYTES) / _HBM_BYTES)
+    total = max(total, ((m * k + n * k) * element_bytes + m * n * 2) / _HBM_BYTES)
     if splits > 1:
         total += _SECOND_KERNEL + (2 * splits + 1) * m * n * 4 / (_L2_BYTES * cus)
     return total

@@ -7,13 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.device import Target, target_of
+from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, GemmA8w8BlockscaleCall, hopper_stages
+from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, HOPPER_NAMES, GemmA8w8BlockscaleCall, hopper_stages
+from aiter_like.ops.gemm.triton import parts
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
-_NAMES = ("block_m", "block_n", "num_warps", "num_stages")
-_HOPPER_NAMES = (*_NAMES, "swap", "splits")
+_OP = "gemm_a8w8_blockscale"
+_NAMES = HOPPER_NAMES[:4]
 _STEP = tl.constexpr(BLOCK)
 
 
@@ -66,13 +67,11 @@ def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_
     if kernel == "gemm_a8w8_blockscale_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
         from aiter_like.ops.gemm.triton import gemm_a8w8_blockscale_hopper  # not every Triton has tensor descriptors
 
-        suited = hopper_blocks(m, n, k, call.out.element_size(), target)
-        values = dict(zip(_HOPPER_NAMES, _values(_HOPPER_NAMES, suited, params)))
-        gemm_a8w8_blockscale_hopper.multiply(call, (values["block_m"], values["block_n"]), values["num_warps"],
-                                             values["num_stages"], bool(values["swap"]), values["splits"], target)
+        suited = hopper_blocks(m, n, k, call.out.element_size(), target.cu_num)
+        gemm_a8w8_blockscale_hopper.multiply(call, target, **parts.values(_OP, HOPPER_NAMES, suited, params))
         return
     given = {} if kernel == "gemm_a8w8_blockscale_hopper" else params
-    block_m, block_n, num_warps, num_stages = _values(_NAMES, _blocks(m, target.platform), given)
+    block_m, block_n, num_warps, num_stages = parts.values(_OP, _NAMES, _blocks(m, target.platform), given).values()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_a8w8_blockscale_kernel, grid, call.out, call.a, call.b, call.a_scale, call.b_scale, m, n, k,
            *call.out.stride(), *call.a.stride(), *call.b.stride(), *call.a_scale.stride(), *call.b_scale.stride(),
@@ -80,39 +79,24 @@ def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_
            BLOCK_N=block_n, GROUP=GROUP, options={"num_warps": num_warps, "num_stages": num_stages})
 
 
-def _values(names: tuple[str, ...], suited: tuple[int, ...], given: dict[str, int]) -> tuple[int, ...]:
-    unknown = given.keys() - set(names)
-    if unknown:
-        raise ValueError(f"gemm_a8w8_blockscale: parameters must be of {', '.join(names)}, got "
-                         f"{', '.join(sorted(unknown))}")
-    return tuple(given.get(name, value) for name, value in zip(names, suited))
-
-
-def hopper_blocks(m: int, n: int, k: int, out_bytes: int, target: Target) -> tuple[int, int, int, int, int, int]:
-    """(block_m, block_n, num_warps, num_stages, swap, splits) by the sizes."""
-    if m <= 64:  # the rows are the narrow side of the matrix unit, and the weights stream
-        shapes = ((max(16, triton.next_power_of_2(m)), 64, 4),)
-    else:
-        shapes = ((64, 128, 4), (128, 128, 8), (128, 256, 8))
-    block_m, block_n, num_warps = min(shapes, key=lambda one: _reads(m, n, k, one, target))
-    splits = _splits(m, n, k, block_m, block_n, target)
-    stages = hopper_stages(block_m, block_n, num_warps, 4 if splits > 1 else out_bytes)
-    return block_m, block_n, num_warps, stages, int(m <= 64), splits
-
-
-def _splits(m: int, n: int, k: int, block_m: int, block_n: int, target: Target) -> int:
-    """Of the depth, as long as there is an SM for each and four steps are left; at most 8."""
-    return max(1, min(8, target.cu_num // (triton.cdiv(m, block_m) * triton.cdiv(n, block_n)), k // (4 * BLOCK)))
-
-
-def _reads(m: int, n: int, k: int, shape: tuple[int, ...], target: Target) -> float:
-    """How long a product of such blocks takes, in rows of a step that the L2 gives one SM: that is what bounds it, not
-    the matrix units. Start and end of a tile count as 200 of them, a second kernel as 800: estimates, not measured."""
-    block_m, block_n = shape[:2]
-    splits = _splits(m, n, k, block_m, block_n, target)
-    tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * splits
-    total = triton.cdiv(tiles, target.cu_num) * (triton.cdiv(k, BLOCK * splits) * (block_m + block_n) + 200)
-    return total + (800 + 8 * splits * m * n / (target.cu_num * BLOCK) if splits > 1 else 0)
+def hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
+    """HOPPER_NAMES by the sizes. What bounds a product is how fast operands come, not the matrix units: that block and
+    those splits of the last tiles are taken that read the least. In rows of a step that an SM reads, start and end of a
+    tile count as 200, a second kernel as 800: estimates, not measured."""
+    swap = m <= 64  # the rows are the narrow side of the matrix unit, and the weights stream
+    shapes = ((max(16, triton.next_power_of_2(m)), 64, 4),) if swap else ((64, 128, 4), (128, 128, 8), (128, 256, 8))
+    found = []
+    for block_m, block_n, num_warps in shapes:
+        waves, rest = divmod(triton.cdiv(m, block_m) * triton.cdiv(n, block_n), cu_num)
+        most = min(8, cu_num // rest, k // (4 * BLOCK)) if rest else 1
+        for splits in range(1, max(most, 1) + 1):
+            reads = triton.cdiv(k, BLOCK) * (block_m + block_n)
+            total = waves * (reads + 200) + (reads / splits + 200 if rest else 0)
+            if splits > 1:
+                total += 800 + 8 * splits * rest * block_m * block_n / (cu_num * BLOCK)
+            stages = hopper_stages(block_m, block_n, num_warps, splits, out_bytes)
+            found.append((total, (block_m, block_n, num_warps, stages, int(swap), splits)))
+    return min(found)[1]
 
 
 def _blocks(m: int, platform: str) -> tuple[int, int, int, int]:
