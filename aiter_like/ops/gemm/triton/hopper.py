@@ -78,8 +78,8 @@ class Finish(NamedTuple):
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, target: Target, *, block_m: int, block_n: int,
              block_k: int, num_warps: int, num_stages: int, swap: int, splits: int, rough: int | None = None) -> None:
-    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. `splits`
-    parts of the depth are added up by a second kernel."""
+    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. The
+    sums of `splits` parts of the depth are added up by a second kernel."""
     (m, k), n = a.shape, b.shape[0]
     left, right = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, block_k])
                    for matrix, rows in ((a, block_m), (b, block_n)))
