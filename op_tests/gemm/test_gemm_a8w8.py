@@ -215,7 +215,8 @@ def test_layouts_that_contradict(device):
     x, w, *scales = operands(device, 4, 16, 32, "int8")
     with pytest.raises(ValueError, match="gemm_a8w8: WQ must not be shuffled.*which gemm_a8w8_bpreshuffle takes"):
         aiter_like.gemm_a8w8(x, aiter_like.shuffle_weight(w), *scales)
-    for weight, options, match in ((w[:12], {}, "WQ must .* rows in multiples of 16"), (w[:, :16], {}, "WQ .* at least 32, got shape"),
+    for weight, options, match in ((w[:12], {}, "WQ must .* rows in multiples of 16"),
+                                   (w[:, :16], {}, "WQ .* at least 32, got shape"),
                                    (w, {"layout": (32, 16)}, "rows in multiples of 32"),
                                    (w.t().contiguous().t(), {}, "contiguous"),
                                    (w, {"layout": (8, 16)}, r"layout must be \(16, 16\) or \(32, 16\), got")):

@@ -175,7 +175,7 @@ def _triton_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, int]
                                                  (128, 256, 128, 8), (256, 128, 128, 8)):
         if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
             for num_stages in (2, 3, 4):
-                yield dict(zip(hopper.NAMES, (block_m, block_n, block_k, num_warps, num_stages)))
+                yield dict(zip(hopper.Blocks._fields, (block_m, block_n, block_k, num_warps, num_stages)))
 
 
 def _tune_key(call: GemmA8w8Call) -> dict[str, int | str]:
