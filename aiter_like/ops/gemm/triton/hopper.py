@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
 from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm.hopper import Blocks
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
 _SUM_ELEMENTS = 1024  # of a tile that a program of _sum_kernel adds up
@@ -108,10 +109,11 @@ class Finish(NamedTuple):
     residual: Tensor | None = None
 
 
-def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, target: Target, *, block_m: int, block_n: int,
-             block_k: int, num_warps: int, num_stages: int, swap: int, splits: int, rough: int | None = None) -> None:
+def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, target: Target,
+             rough: int | None = None) -> None:
     """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. Of the
-    tiles that do not fill all SMs at the end the depth is split in `splits`, which a second kernel adds up."""
+    tiles that do not fill all SMs at the end the depth is split, which a second kernel adds up."""
+    block_m, block_n, block_k, num_warps, num_stages, swap, splits = blocks
     (m, k), n = a.shape, b.shape[0]
     left, right = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, block_k])
                    for matrix, rows in ((a, block_m), (b, block_n)))
