@@ -40,7 +40,8 @@ using Args = Body::Args;
 
 }  // namespace
 
-__global__ __launch_bounds__(Shape::kThreads) void gemm_weight_only_kernel(Args args) {
+__global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Body::kWavesPerSimd)))
+void gemm_weight_only_kernel(Args args) {
   __shared__ Body::Memory lds;
   Body::multiply(args, workgroup_index(), lds);
 }

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "../activation/activation.h"
+#include "aiter_like/tile/fence.h"
 #include "gemm_body.h"
 
 namespace aiter_like {
@@ -178,6 +179,7 @@ class AddScaledGroups {
   __device__ void add(Sums& sums, Products products) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
+      if (g > 0) keep_order();  // or the products of all groups are in registers at a time
       Sums part;
       clear(part);
       products(part, g * kGroupSlices, (g + 1) * kGroupSlices);
@@ -205,7 +207,7 @@ class AddScaledGroups {
   template <int E>
   __device__ static void add_element(Sums& sums, const Sums& part, float scale) {
 #pragma unroll
-    for (int s = 0; s < Sums::kStrips; ++s) sums.set(s, E, sums.get(s, E) + part.get(s, E) * scale);
+    for (int s = 0; s < Sums::kStrips; ++s) sums.set(s, E, __builtin_fmaf(part.get(s, E), scale, sums.get(s, E)));
   }
 
   GroupEntries<ScaleElement> scales_;
@@ -224,6 +226,13 @@ struct Body {
   using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
   using Right = Dequantised<Shape, Shape::kBlockN, Shape::kWaveN>;
   using Memory = gemm::Memory<Shape, Left, Right>;
+
+  /// As many as LDS has room for, which registers must allow; those of one workgroup where a step has two groups, for
+  /// whose products waves of 64 × 64 have no registers without spilling.
+  static constexpr int kLdsBytes = 65536, kSimds = 4;
+  static constexpr int kWorkgroups =
+      Config::kGroupSize == Shape::kSlice ? 1 : static_cast<int>(kLdsBytes / sizeof(Memory));
+  static constexpr int kWavesPerSimd = kWorkgroups * Shape::kThreads / kWaveSize / kSimds;
 
   /// From a sum to the element of out, before it is rounded.
   struct Finish {
