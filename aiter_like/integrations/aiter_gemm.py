@@ -45,3 +45,11 @@ def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = Non
                                "got True", "gemm_a16w16")
     return aiter_like.gemm_a16w16(A, B, bias, out=out)
 
+
+def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
+                             splitK: int | None = None, YQ: Tensor | None = None, config: dict | None = None,
+                             kernel_type: str = "bandwidth_bound", backend: str | None = None) -> Tensor:
+    """`aiter_like.batched_gemm_bf16` as AITER's Triton module has it; `config`, `kernel_type` and `backend`, which
+    choose among its own kernels, have no meaning here.
+    """
+    return aiter_like.batched_gemm_bf16(XQ, WQ, bias, dtype if YQ is None else YQ.dtype, splitK, out=YQ)

@@ -4,6 +4,7 @@
 OPERATORS = {
     "act_and_mul": "activation.act_and_mul",
     "act_and_mul_quant": "activation.act_and_mul_quant",
+    "batched_gemm": "gemm.batched_gemm",
     "block_quant": "quant.block_quant",
     "copy_blocks": "kv_cache.copy_blocks",
     "cp_gather_indexer_k_quant_cache": "kv_cache.cp_gather_indexer_k_quant_cache",
@@ -45,6 +46,8 @@ PUBLIC = {
     "add_rmsnorm": "norm.rms_norm",
     "add_rmsnorm_quant": "norm.rms_norm_quant",
     "attention_workspace_bytes": "attention.workspace",
+    "batched_gemm_a8w8": "gemm.batched_gemm",
+    "batched_gemm_bf16": "gemm.batched_gemm",
     "batched_rotary_embedding": "rope.rotary",
     "concat_and_cache_mla": "kv_cache.reshape_and_cache",
     "copy_blocks": "kv_cache.copy_blocks",

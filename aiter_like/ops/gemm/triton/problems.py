@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""What the Triton kernels of many products share, those of a batch and those of groups of rows: the loop over the depth
+and the parameters."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+BLOCKS = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
+
+
+@triton.jit
+def multiply(a_rows, b_columns, is_row, is_column, depth, a_depth, b_depth, IS_INT: tl.constexpr, BLOCK_M: tl.constexpr,
+             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[BLOCK_M, BLOCK_N] of a · bᵀ over the whole depth, in int32 of integers, else in fp32. a_rows [BLOCK_M, 1] and
+    b_columns [1, BLOCK_N] point to where the rows of a and b begin that is_row and is_column have."""
+    k = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_at, b_at = a_rows + k[None, :] * a_depth, b_columns + k[:, None] * b_depth
+    if IS_INT:
+        product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
+    else:
+        product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, depth, BLOCK_K):
+        is_inside = k < depth - first
+        left = tl.load(a_at, mask=is_row & is_inside[None, :], other=0.0)
+        right = tl.load(b_at, mask=is_column & is_inside[:, None], other=0.0)
+        product = tl.dot(left, right, product, out_dtype=product.dtype)
+        a_at += BLOCK_K * a_depth
+        b_at += BLOCK_K * b_depth
+    return product
+
+
+def values_of(op: str, suited: tuple[int, ...], given: dict[str, int],
+              others: tuple[str, ...] = ()) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants and options of a kernel: `suited` values of BLOCKS and `others`, of which some are given instead.
+
+    Raises:
+        ValueError: a parameter that the kernel does not have is given.
+    """
+    names = (*BLOCKS, *others)
+    unknown = given.keys() - set(names)
+    if unknown:
+        raise ValueError(f"{op}: parameters must be of {', '.join(names)}, got {', '.join(sorted(unknown))}")
+    values = {name: given.get(name, value) for name, value in zip(names, suited, strict=True)}
+    options = {name: values.pop(name) for name in ("num_warps", "num_stages")}
+    return {name.upper(): value for name, value in values.items()}, options
+
+
+def blocks_for(m: int, platform: str, element_bytes: int) -> tuple[int, int, int, int, int]:
+    """(block_m, block_n, block_k, num_warps, num_stages) by rows: what is in LDS or shared memory fits gfx942 too."""
+    stages = 2 if platform == "hip" else 4
+    if m <= 16:
+        block_m, block_n, depth, num_warps = 16, 64, 128, 4
+    elif m <= 64:
+        block_m, block_n, depth, num_warps = 64, 64, 64, 4
+    elif m <= 256:
+        block_m, block_n, depth, num_warps = 64, 128, 64, 4
+    else:
+        block_m, block_n, depth, num_warps = 128, 128, 64, 4 if platform == "hip" else 8
+    return block_m, block_n, depth * 2 // element_bytes, num_warps, stages
