@@ -98,6 +98,7 @@ def make_op(*backends: Backend, **options: object) -> Op:
                 "cases": lambda device: {"only": self_check_case(device)}} | options
     for name in ("check", "tune_key"):
         settings[name] = takes_call(settings[name])
+    settings["prefers"] = takes_call(settings.get("prefers"), 1)
     found = []
     for backend in (*backends, Backend("torch", scale_ref, differentiable=True)):
         changes = {name: takes_call(getattr(backend, name), 1)

@@ -37,6 +37,7 @@ class Declaration:
             are kept as functions of its fields by position.
         reference: of (call): the torch implementation, which writes the outputs.
         backends: in order of preference.
+        prefers: of (target, call): the name of the backend that goes before that order, or None.
         check: of (call): raises ValueError or TypeError; returns SKIP when nothing is to be computed.
         tune_key: of (call): the key of tuned rows, a dict with the names `tune_fields`.
         round_field: the field that is rounded up where no row has its exact value (dispatch/table.py).
@@ -51,7 +52,7 @@ class Declaration:
     """
 
     def __init__(self, name: str, *, call: type, reference: Callable[..., None],
-                 backends: Sequence[Backend],
+                 backends: Sequence[Backend], prefers: Callable[..., str | None] | None = None,
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
                  cases: Callable[[torch.device], Mapping[str, tuple]] | None = None,
@@ -64,6 +65,7 @@ class Declaration:
             raise ValueError(f"{name}: two backends with one name")
         self.name, self.call, self.cases = name, call, cases
         self.reference = with_fields(call, reference)
+        self.prefers = with_fields(call, prefers, before=1)
         self.check, self.tune_key = with_fields(call, check), with_fields(call, tune_key)
         self.backends = tuple(backend.taking_fields(call, reference.__module__) for backend in backends)
         self.tune_fields, self.round_field, self.writes = tuple(tune_fields), round_field, tuple(writes)

@@ -92,7 +92,11 @@ def _order(op: Declaration, request: Request) -> tuple[list[Backend], str]:
     if names:
         by_name = {backend.name: backend for backend in op.backends}
         return [by_name[name] for name in names if name in by_name], f"AITER_LIKE_BACKENDS={','.join(names)}"
-    return list(op.backends), f"heuristic: first of {', '.join(backend.name for backend in op.backends)} to accept"
+    backends = list(op.backends)
+    if op.prefers is not None:
+        first = op.prefers(request.target, *request.args)
+        backends.sort(key=lambda backend: backend.name != first)  # stable: the others stay as they are
+    return backends, f"heuristic: first of {', '.join(backend.name for backend in backends)} to accept"
 
 
 def refusal(op: Declaration, backend: Backend, request: Request, is_listed: bool = True) -> str | None:
@@ -105,6 +109,8 @@ def refusal(op: Declaration, backend: Backend, request: Request, is_listed: bool
         return "not in AITER_LIKE_BACKENDS"
     if request.needs_grad and not backend.differentiable:
         return "forward only, and an argument requires grad: call it under torch.no_grad()"
+    if backend.name == "vendor" and (request.target.platform == "cpu" or request.target.simulated):
+        return "the vendor's library needs a GPU"
     if backend.name != "torch" and request.target.platform == "cpu":
         return "needs a GPU or the simulated MI300X"
     if backend.name == "triton" and not _has_triton():

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 import aiter_like
+from aiter_like.device import Target
 from aiter_like.dispatch import OPS
+from aiter_like.dispatch.selection import Request, select
 from aiter_like.ops.gemm import tiles
+from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 from aiter_like.testing import strided_like
 
 ACTIVATIONS = {None: lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
@@ -165,6 +168,31 @@ def test_split_depth_on_hopper(device, run, m, n, k):
         out = run("triton", aiter_like.gemm_a16w16, a, b, **options)
         compare(out, a, b, **options)
         assert torch.equal(out, aiter_like.gemm_a16w16(a, b, **options, backend="triton"))
+
+
+@pytest.mark.parametrize("m, n, k", ((1, 8, 16), (130, 72, 200)))
+def test_vendors_library(device, run, m, n, k):
+    """On a GPU only; what it rounds before an activation goes to another backend."""
+    if device.type != "cuda":
+        with pytest.raises(aiter_like.errors.UnsupportedError, match="the vendor's library needs a GPU"):
+            aiter_like.gemm_a16w16(*operands(device, m, n, k), backend="vendor")
+        return
+    a, b = operands(device, m, n, k)
+    bias = torch.randn(n, device=device).bfloat16()
+    for options in ({}, {"bias": bias}):
+        compare(run("vendor", aiter_like.gemm_a16w16, a, b, **options), a, b, **options)
+    with pytest.raises(aiter_like.errors.UnsupportedError, match="no activation"):
+        aiter_like.gemm_a16w16(a, b, activation="silu", backend="vendor")
+
+
+def test_order_without_rows():
+    """On a real MI300X many rows go to hipBLASLt; few, and all that it does not serve, to our kernels."""
+    target = Target("hip", "gfx942", 304, 64)
+    op = OPS["gemm_a16w16"]
+    for rows, options, expected in ((127, {}, "ck"), (128, {}, "vendor"), (128, {"activation": "silu"}, "ck")):
+        a, b = operands("cpu", rows, 64, 64)
+        call = GemmA16w16Call(a.new_empty(rows, 64), a, b)._replace(**options)
+        assert select(op, Request(target, tuple(call))).candidates[0].backend.name == expected
 
 
 def test_shuffled_weights_are_refused(device):

@@ -56,7 +56,7 @@ class TestOrder:
 
     def test_environment_order_with_unknown_name(self, monkeypatch):
         monkeypatch.setenv("AITER_LIKE_BACKENDS", "cuda")
-        with pytest.raises(ValueError, match="AITER_LIKE_BACKENDS must list hip, ck, asm, triton, torch, got cuda"):
+        with pytest.raises(ValueError, match="must list hip, ck, asm, triton, vendor, torch, got cuda"):
             run(make_op())
 
     def test_disabled_operator_runs_as_torch(self, monkeypatch):
@@ -120,7 +120,7 @@ class TestForced:
     def test_unknown_backend(self):
         with pytest.raises(ValueError, match="backend must be one of hip, torch, got 'cuda'"):
             run(make_op(Backend("hip", FakeJit())), backend="cuda")
-        with pytest.raises(ValueError, match="name must be one of hip, ck, asm, triton, torch, got 'cuda'"), \
+        with pytest.raises(ValueError, match="name must be one of hip, ck, asm, triton, vendor, torch, got 'cuda'"), \
                 use_backend("cuda"):
             pass
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toys import FIELDS, FakeJit, make_op, public, run, scale_ref
+from toys import FIELDS, SIMULATED, FakeJit, make_op, public, run, scale_ref
 
-from aiter_like import dispatch
+from aiter_like import device, dispatch
 from aiter_like.dispatch import Backend, explain, is_tuned, table, use_backend
 from aiter_like.errors import BuildError
 from aiter_like.sim import modelling
@@ -17,6 +17,23 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 def write_rows(path, *rows):
     path.write_text("\n".join([",".join(table.columns(FIELDS)), *rows]) + "\n")
+
+
+class TestPreference:
+    def test_an_operator_prefers_a_backend_by_the_call(self):
+        hip, ck = FakeJit(), FakeJit()
+        op = make_op(Backend("hip", hip), Backend("ck", ck), prefers=lambda _, out, *__: len(out) > 2 and "ck")
+        run(op, torch.randn(2, 4))
+        assert (hip.calls, ck.calls) == (1, 0)
+        run(op, torch.randn(3, 4))
+        assert (hip.calls, ck.calls) == (1, 1)
+
+    def test_the_vendors_library_needs_a_gpu(self, monkeypatch):
+        op = make_op(Backend("vendor", lambda *args: None), Backend("hip", FakeJit()), prefers=lambda *_: "vendor")
+        assert explain(public(op), torch.randn(2, 4)).backend == "vendor"
+        monkeypatch.setattr(device, "_targets", {torch.device("cpu"): SIMULATED})
+        found = explain(public(op), torch.randn(2, 4))
+        assert (found.backend, found.rejected["vendor"]) == ("hip", "the vendor's library needs a GPU")
 
 
 class TestTunedRows:

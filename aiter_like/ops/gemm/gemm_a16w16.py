@@ -19,7 +19,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
-from aiter_like.ops.gemm import tiles
+from aiter_like.ops.gemm import tiles, vendor
 from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
 
 __all__ = ["gemm_a16w16"]
@@ -183,10 +183,28 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
                 yield dict(zip(names, (block_m, block_n, block_k, num_warps, num_stages)))
 
 
+def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
+    """Where no row says what is fastest: hipBLASLt spends 94 % of its clocks on large products in MFMA (AMD's measured
+    rates; see csrc/gemm). On Hopper the rows of a few tiles are where cuBLAS is ahead (0.89 to 0.95 at 128 to 512 rows,
+    H200)."""
+    m = call.a.shape[0]
+    if target.arch == "gfx942":
+        return "vendor" if m >= 128 else None
+    return "vendor" if target.arch == "sm_90" and 64 < m < 1024 else None
+
+
 def _tune_key(call: GemmA16w16Call) -> dict[str, int | str]:
     m, k = call.a.shape
     return {"m": m, "n": call.b.shape[0], "k": k, "dtype": dtypes.name(call.a.dtype),
             "out_dtype": dtypes.name(call.out.dtype)}
+
+
+def _vendor(call: GemmA16w16Call) -> None:
+    vendor.linear(call.out, call.a, call.b, call.bias)
+
+
+def _vendor_refusal(target: Target, call: GemmA16w16Call) -> str | None:
+    return vendor.refusal(call.a, call.out, call.bias, call.residual, activation=call.activation)
 
 
 def _cases(device: torch.device) -> dict[str, GemmA16w16Call]:
@@ -227,11 +245,12 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 _gemm_a16w16 = Op(
     _OP, call=GemmA16w16Call, reference=gemm_a16w16_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases,
+    tune_fields=("m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases, prefers=_prefers,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
                       space=_triton_space),
+              Backend("vendor", _vendor, refusal=_vendor_refusal),
               Backend("torch", gemm_a16w16_ref, differentiable=True)))
 
 
@@ -270,7 +289,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
         residual: [..., n], added after the activation; dtype of the result.
         activation: None, "silu", "gelu" (erf) or "gelu_tanh".
         out: tensor to write, [..., n]; default: a new contiguous one.
-        backend: "ck", "triton" or "torch" instead of the automatic choice.
+        backend: "ck", "triton", "vendor" (hipBLASLt or cuBLAS) or "torch" instead of the automatic choice.
 
     Returns:
         `out`. With k = 0 it is act(bias) + residual; an empty result stays empty.

@@ -17,6 +17,18 @@ __device__ inline void map_registers(TILE& tile, F f) {
   }
 }
 
+/// The tile of U that has f(x, row, column) where `tile` has x.
+template <class U, class TILE, class F>
+__device__ inline auto mapped(const TILE& tile, F f) {
+  RegTile<U, TILE::kRows, TILE::kColumns, typename TILE::Layout> result;
+#pragma unroll
+  for (int s = 0; s < TILE::kStrips; ++s) {
+#pragma unroll
+    for (int e = 0; e < TILE::kPerStrip; ++e) result.set(s, e, f(tile.get(s, e), TILE::row(s, e), TILE::column(s, e)));
+  }
+  return result;
+}
+
 /// x = f(x)
 template <class TILE, class F>
 __device__ inline void map(TILE& tile, F f) {
