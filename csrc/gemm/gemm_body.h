@@ -233,11 +233,16 @@ __device__ void add_waves(typename Shape::Sums& sums, const WavePlace<Shape>& wa
     each([&](int s, int p) { sums.pieces[s][p] += piece(depth, s, p); });
 }
 
-/// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4.
+/// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4; of a batch, one after another.
 template <class Sum>
 struct Partials {
   Sum* data;
   int64_t rows, columns;
+
+  template <int kSplits>
+  __device__ Partials of_matrix(int64_t matrix) const {
+    return {data + matrix * kSplits * rows * columns, rows, columns};
+  }
 
   __device__ Sum* at(int64_t split, int64_t row, int64_t column) const {
     return data + (split * rows + row) * columns + column;
@@ -306,6 +311,15 @@ __device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out
   __builtin_memcpy(out.data + row * out.strides[0] + column, &values, sizeof(values));
 }
 
+/// A vector for each matrix of a batch, or group.
+template <class T>
+struct VectorPerMatrix {
+  const T* data;
+  int64_t stride;
+
+  __device__ const T* at(int64_t matrix) const { return data + matrix * stride; }
+};
+
 /// An element at an address of any alignment.
 template <class T>
 __device__ float element_of(const T* data) {
@@ -313,5 +327,21 @@ __device__ float element_of(const T* data) {
   __builtin_memcpy(&value, data, sizeof(T));
   return to_float(value);
 }
+
+/// A finish: row_scale · x · column_scale + bias, each where the build has it. A Config has kHasScales, kHasBias and
+/// BiasElement.
+template <class Config>
+struct ScaleAndBias {
+  const float *row_scale, *column_scale;
+  const typename Config::BiasElement* bias;
+
+  template <class Sum>
+  __device__ float operator()(Sum x, int64_t row, int64_t column) const {
+    float y = static_cast<float>(x);
+    if constexpr (Config::kHasScales) y = y * row_scale[row] * column_scale[column];
+    if constexpr (Config::kHasBias) y += element_of(bias + column);
+    return y;
+  }
+};
 
 }  // namespace aiter_like::gemm

@@ -14,9 +14,11 @@ import torch
 import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
+from aiter_like.dispatch import OPS
+from aiter_like.ops.gemm import tiles
 from aiter_like.testing import strided_like
 
-BACKENDS = ("triton",)
+BACKENDS = ("ck", "triton")
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
@@ -33,6 +35,12 @@ def operands(device, batch, m, n, k, dtype=torch.bfloat16, seed=0):
         a, b = ((one * 50).round().clamp(-128, 127) for one in (a, b))
     scales = [torch.rand(shape, generator=generator).to(device) + 0.01 for shape in ((batch, m, 1), (batch, 1, n))]
     return a.to(device, dtype), b.to(device, dtype), *([] if dtype in SIXTEEN_BITS else scales)
+
+
+def fitted(backend, dtype, n, k):
+    """n and k as large as the backend takes them: ck moves 16 bytes of a row, and writes 4 columns, at a time."""
+    step = 16 // dtype.itemsize
+    return (math.ceil(n / 4) * 4, math.ceil(k / step) * step) if backend == "ck" else (n, k)
 
 
 def product(run, backend, a, b, *others, **options):
@@ -59,8 +67,23 @@ def compare(out, a, b, x_scale=None, w_scale=None, bias=None) -> None:
 @pytest.mark.parametrize("batch, m, n, k", ((3, 1, 1, 1), (2, 1, 4, 16), (5, 17, 60, 48), (1, 63, 130, 72),
                                             (2, 130, 36, 208), (2, 70, 132, 65)))
 def test_sizes(device, run, backend, kind, batch, m, n, k):
-    given = operands(device, batch, m, n, k, kinds(device)[kind])
+    dtype = kinds(device)[kind]
+    given = operands(device, batch, m, *fitted(backend, dtype, n, k), dtype)
     compare(product(run, backend, *given), *given)
+
+
+@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("kind, splits", ((0, 1), (0, 16), (2, 2), (3, 2)), ids=("bf16", "bf16-16", "fp8-2", "int8-2"))
+def test_every_tile_and_split(device, run, monkeypatch, kind, tile, splits):
+    """A depth of which the last split has a part, or nothing."""
+    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
+    OPS["batched_gemm"].reset()
+    a, b, *scales = operands(device, 2, 70, 68, 1104, kinds(device)[kind])
+    bias = torch.randn(2, 68, device=device)
+    first = product(run, "ck", a, b, *scales, bias=bias)
+    compare(first, a, b, *(scales or (None, None)), bias[:, None])
+    assert torch.equal(first, product(run, "ck", a, b, *scales, bias=bias))
+    OPS["batched_gemm"].reset()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -182,7 +205,7 @@ def test_bad_input_is_named(device):
 def test_the_fp8_of_other_hardware_is_refused(device):
     other, = {torch.float8_e4m3fn, torch.float8_e4m3fnuz} - {*kinds(device)}
     a, b, *scales = operands(device, 2, 4, 16, 32, torch.int8)
-    for backend in (None, "triton", "torch"):
+    for backend in (None, *BACKENDS, "torch"):
         with pytest.raises(aiter_like.errors.UnsupportedError, match="fp8 on"):
             aiter_like.batched_gemm_a8w8(a.float().to(other), b.float().to(other), *scales, backend=backend)
 

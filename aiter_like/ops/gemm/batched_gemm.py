@@ -16,13 +16,15 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm.problems import check_matrices, hopper_space, needs_grad, operands, plain_space, tma_moves
+from aiter_like.ops.gemm import problems, tiles
+from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
+
 
 __all__ = ["batched_gemm_a8w8", "batched_gemm_bf16"]
 
 _OP = "batched_gemm"
-DTYPES = (torch.bfloat16, torch.float16)
 
 
 class BatchedGemmCall(NamedTuple):
@@ -58,10 +60,28 @@ def batched_gemm_ref(call: BatchedGemmCall) -> None:
     call.out.copy_(product)
 
 
+def _instance(call: BatchedGemmCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
+    """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
+    sizes = _sizes(call)
+    if tile is None or splits is None:
+        tile, splits = tiles.cheapest(*sizes[1:], batch=sizes[0], tile=tile, splits=splits)
+    return problems.products_instance(_OP, call, tile, splits)
+
+
+@compile_ops("gemm/batched_gemm.hip", gen_func=_instance, platforms=("hip",))
+def _batched_gemm_ck(call: BatchedGemmCall) -> None: ...
+
+
+def _sizes(call: BatchedGemmCall) -> tuple[int, int, int, int]:
+    """(batch, m, n, k), k in units of 16 bits."""
+    batch, m, k = call.a.shape
+    return batch, m, call.b.shape[1], k * call.a.element_size() // 2
+
+
 def _check(call: BatchedGemmCall) -> object:
     """All that can be wrong, before anything is written; messages say argument, expected, got."""
     a, out = call.a, call.out
-    check.tensor(_OP, "a", a, rank=3, dtypes=(*DTYPES, *quant_rule.DTYPES), last_contiguous=False)
+    check.tensor(_OP, "a", a, rank=3, dtypes=(*problems.SIXTEEN_BITS, *quant_rule.DTYPES), last_contiguous=False)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(a.shape[0], None, a.shape[2]), device=a.device,
                  last_contiguous=False)
     batch, m, n = *a.shape[:2], call.b.shape[1]
@@ -69,8 +89,8 @@ def _check(call: BatchedGemmCall) -> object:
     if call.bias is not None:
         check.tensor(_OP, "bias", call.bias, dtypes=elements.FLOATS, shape=(batch, n), device=a.device)
     for name, scale, size in (("a_scale", call.a_scale, m), ("b_scale", call.b_scale, n)):
-        if (scale is None) != (a.dtype in DTYPES):
-            wanted = "None with 16-bit operands" if scale is not None else f"given with operands of {a.dtype}"
+        if (scale is None) != (a.dtype in problems.SIXTEEN_BITS):
+            wanted = "None with 16-bit problems.operands" if scale is not None else f"given with problems.operands of {a.dtype}"
             raise ValueError(f"{_OP}: {name} must be {wanted}, got {type(scale).__name__}")
         if scale is not None:
             check.tensor(_OP, name, scale, dtypes=(torch.float32,), shape=(batch, size), device=a.device)
@@ -79,6 +99,34 @@ def _check(call: BatchedGemmCall) -> object:
 
 def _fp8_refusal(target: Target, call: BatchedGemmCall) -> str | None:
     return quant_rule.refusal(target, call.a.dtype)
+
+
+def _ck_refusal(target: Target, call: BatchedGemmCall) -> str | None:
+    """What the kernel for gfx942 does not take."""
+    batch, m, n, _ = _sizes(call)
+    if call.a.dtype == torch.int8:
+        return "not for int8 yet"
+    reason = (mfma_refusal(target) or _fp8_refusal(target, call) or problems.depth_refusal(call.a, n)
+              or rows_refusal(a=call.a, b=call.b, out=call.out))
+    if reason is None and batch * tiles.count(m, n, tiles.SMALLEST) >= 2**22:
+        return f"out must have less than 2^22 tiles, got {batch} × {m} × {n}"
+    return reason
+
+
+def _ck_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, Any]]:
+    """Every tile, with the splits that leave each a step of its own."""
+    batch, m, n, k = _sizes(call)
+    for tile in tiles.TILES:
+        for splits in tiles.SPLITS:
+            if tiles.is_useful(m, n, k, tile, splits):
+                yield {"tile": tile, "splits": splits}
+
+
+def _ck_cost(target: Target, call: BatchedGemmCall, *, tile: str | None = None, splits: int | None = None) -> float:
+    batch, m, n, k = _sizes(call)
+    if tile is None or splits is None:
+        tile, splits = tiles.cheapest(m, n, k, batch=batch, tile=tile, splits=splits)
+    return tiles.clocks(m, n, k, tiles.parse(tile), splits, batch)
 
 
 def _tune_key(call: BatchedGemmCall) -> dict[str, int | str]:
@@ -92,7 +140,7 @@ def _cases(device: torch.device) -> dict[str, BatchedGemmCall]:
     random = tune_shapes.normal(device, 0, "bf16")
     plain = BatchedGemmCall(random(2, 35, 68), random(2, 35, 72), random(2, 68, 72))
     scales = {"a_scale": random(2, 35).float().abs() + 0.1, "b_scale": random(2, 68).float().abs() + 0.1}
-    fp8, int8 = (plain._replace(**dict(zip("ab", operands(random, dtype, (2, 35, 144), (2, 68, 144)))), **scales)
+    fp8, int8 = (plain._replace(**dict(zip("ab", problems.operands(random, dtype, (2, 35, 144), (2, 68, 144)))), **scales)
                  for dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8))
     return {"plain": plain,
             "fp16, bias": BatchedGemmCall(*(one.half() for one in plain[:3]), bias=random(2, 68).float()),
@@ -104,9 +152,9 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Batch
     random = tune_shapes.normal(device, seed, "bf16")
     batch, m, n, k = (key[name] for name in ("batch", "m", "n", "k"))
     dtype = dtypes.DTYPES[key["dtype"]]
-    a, b = operands(random, dtype, (batch, m, k), (batch, n, k))
+    a, b = problems.operands(random, dtype, (batch, m, k), (batch, n, k))
     out = torch.empty(batch, m, n, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    if dtype in DTYPES:
+    if dtype in problems.SIXTEEN_BITS:
         return BatchedGemmCall(out, a, b)
     return BatchedGemmCall(out, a, b, None, torch.rand(batch, m, device=device), torch.rand(batch, n, device=device))
 
@@ -126,7 +174,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 def _triton_kernels(target: Target, call: BatchedGemmCall, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
-    hopper = ["batched_gemm_hopper"] if target.arch == "sm_90" and tma_moves(call.a, call.b) else []
+    hopper = ["batched_gemm_hopper"] if target.arch == "sm_90" and problems.tma_moves(call.a, call.b) else []
     if params:
         return hopper if "swap" in params else ["batched_gemm"]
     return [*hopper, "batched_gemm"]
@@ -135,21 +183,22 @@ def _triton_kernels(target: Target, call: BatchedGemmCall, **params: int) -> lis
 def _triton_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, int]]:
     batch, m, k = call.a.shape
     if "batched_gemm_hopper" in _triton_kernels(target, call):
-        yield from hopper_space(m, call.a.element_size())
-    yield from plain_space(m, call.a.element_size())
+        yield from problems.hopper_space(m, call.a.element_size())
+    yield from problems.plain_space(m, call.a.element_size())
 
 
 _batched_gemm = Op(
     _OP, call=BatchedGemmCall, reference=batched_gemm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("batch", "m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
-    backends=(Backend("triton", "ops.gemm.triton.batched_gemm:batched_gemm", refusal=_fp8_refusal,
+    backends=(Backend("ck", _batched_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
+              Backend("triton", "ops.gemm.triton.batched_gemm:batched_gemm", refusal=_fp8_refusal,
                       kernels=_triton_kernels, space=_triton_space),
               Backend("torch", batched_gemm_ref, refusal=_fp8_refusal, differentiable=True)))
 
 
 class _BatchedLinear(torch.autograd.Function):
-    """a · bᵀ + bias of each matrix and its derivative: two products by the same operator, whose operands are views."""
+    """a · bᵀ + bias of each matrix and its derivative: two products by the same operator, whose problems.operands are views."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, dtype: torch.dtype, backend: str | None) -> Tensor:
@@ -203,7 +252,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
     """
     _check_operands(XQ, WQ, dtype, splitK, out)
     bias = _per_column("bias", bias, XQ)
-    if out is None and backend != "torch" and needs_grad(XQ, WQ, bias):
+    if out is None and backend != "torch" and problems.needs_grad(XQ, WQ, bias):
         return _BatchedLinear.apply(XQ, WQ, bias, dtype, backend)
     if out is None:
         out = torch.empty(*XQ.shape[:2], WQ.shape[1], dtype=dtype, device=XQ.device)
@@ -233,7 +282,7 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
     Raises:
         TypeError: an argument is of another kind or dtype.
         ValueError: shapes or devices do not fit, or `WQ` is marked as shuffled.
-        UnsupportedError: the backend asked for cannot serve the call, or the operands are the fp8 of other hardware.
+        UnsupportedError: the backend asked for cannot serve the call, or the problems.operands are the fp8 of other hardware.
 
     Notes:
         Sums of int8 are exact in int32, of fp8 in fp32; the result is rounded to nearest even once. Equal calls give
@@ -243,7 +292,7 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
     Source: AITER's `batched_gemm_a8w8_CK`.
     """
     _check_operands(XQ, WQ, dtype, splitK, out)
-    if XQ.dtype in DTYPES:
+    if XQ.dtype in problems.SIXTEEN_BITS:
         raise TypeError(f"{_OP}: XQ must have dtype {', '.join(map(str, quant_rule.DTYPES))}, got {XQ.dtype}")
     for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
         if not isinstance(scale, Tensor):
@@ -259,7 +308,7 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
 
 def _check_operands(XQ: Any, WQ: Any, dtype: Any, splitK: Any, out: Any) -> None:
     """What has to hold before a result can be made."""
-    check_matrices(_OP, XQ=XQ, WQ=WQ)
+    problems.check_matrices(_OP, XQ=XQ, WQ=WQ)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a dtype, got {type(dtype).__name__}")
     if splitK is not None:

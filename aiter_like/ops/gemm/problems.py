@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aiter_like import dtypes
+from aiter_like.jit import Instance
+from aiter_like.ops.common import elements
+from aiter_like.ops.gemm import tiles
+
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _HOPPER_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
 
 
@@ -26,6 +32,35 @@ def check_matrices(op: str, **matrices: Any) -> None:
             raise TypeError(f"{op}: {name} must be a tensor, got {type(one).__name__}")
         if getattr(one, "is_shuffled", False):
             raise ValueError(f"{op}: {name} must not be shuffled, got a result of shuffle_weight")
+
+
+def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str = "", **macros: int) -> Instance:
+    """The build of a kernel of many products for the elements of a call, in a tile of tiles.py; `name` and `macros` for
+    what only this operator has.
+
+    Raises:
+        ValueError: there is no such tile, or not that many splits.
+    """
+    sizes = tiles.parse(tile)
+    if splits < 1:
+        raise ValueError(f"{op}: splits must be at least 1, got {splits}")
+    bias_dtype = call.out.dtype if call.bias is None else call.bias.dtype
+    parts = [dtypes.name(call.a.dtype), tile, f"s{splits}", f"o{dtypes.name(call.out.dtype)}",
+             *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]), *([name] if name else [])]
+    return Instance("_".join(parts), {
+        "ELEMENT": elements.CPP[call.a.dtype], "SUM": "int32_t" if call.a.dtype == torch.int8 else "float",
+        "OUT_ELEMENT": elements.CPP[call.out.dtype], "BIAS_ELEMENT": elements.CPP[bias_dtype],
+        "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n,
+        "WAVES_K": sizes.waves_k, "SPLITS": splits, "HAS_BIAS": int(call.bias is not None),
+        "HAS_SCALES": int(call.a_scale is not None), **macros})
+
+
+def depth_refusal(a: Tensor, n: int) -> str | None:
+    """Why the ck kernels do not take a depth or a number of columns: they move 16 bytes of each row at a time."""
+    unit = 16 // a.element_size()
+    if a.shape[-1] % unit or n % 4:
+        return f"k must be a multiple of {unit} and n of 4, got k = {a.shape[-1]}, n = {n}"
+    return None
 
 
 def needs_grad(*tensors: Any) -> bool:
