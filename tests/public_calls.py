@@ -72,6 +72,7 @@ CALLS = {
     "gemm_a16w16": (x, r(24, HIDDEN)),
     "batched_gemm_bf16": (x[None], r(1, 24, HIDDEN)),
     "batched_gemm_a8w8": (x[None].to(FP8), r(1, 24, HIDDEN).to(FP8), scale[None], r(1, 1, 24, dtype=F32)),
+    "grouped_gemm": (x, r(2, 24, HIDDEN), starts),
     "flash_attn_func": (q, k, k),
     "flash_attn_varlen_func": (q[0], k[0], k[0], starts, starts, 4, 4),
     "mha_batch_prefill_func": (q[0], pages, pages, starts, i32(0, 1, 2), i32(0, 2), 4, PAGE),

@@ -268,10 +268,10 @@ __device__ void store_partials(const Partials<Sum>& partials, const Sums& sums, 
 
 /// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
 /// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
+/// `out` is a matrix view, or has `sizes` and window() as one has.
 template <class Shape, class Out, class Finish>
-__device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& wave, int64_t split,
-                           const MatrixView<Out>& out, const Partials<typename Shape::Sum>& partials, Finish finish,
-                           typename Shape::WaveSums& lds) {
+__device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
+                           const Partials<typename Shape::Sum>& partials, Finish finish, typename Shape::WaveSums& lds) {
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
     if (wave.depth > 0) return;
@@ -283,7 +283,7 @@ __device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& w
     const auto finished = mapped<float>(sums, [&](typename Shape::Sum x, int n, int m) {
       return row + m < out.sizes[0] && column + n < out.sizes[1] ? finish(x, row + m, column + n) : 0.f;
     });
-    store_transposed<Rounding::kNearestEven>(TileWindow<Out, Shape::kWaveM, Shape::kWaveN>(out, row, column), finished,
+    store_transposed<Rounding::kNearestEven>(out.template window<Shape::kWaveM, Shape::kWaveN>(row, column), finished,
                                              0);
   }
 }

@@ -7,9 +7,9 @@ import functools
 import math
 
 import benching
-import products
 import pytest
 import torch
+from problem_cases import BACKENDS, SIXTEEN_BITS, compare, fitted, kinds, random
 
 import aiter_like
 from aiter_like import dtypes
@@ -18,48 +18,18 @@ from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import tiles
 from aiter_like.testing import strided_like
 
-BACKENDS = ("ck", "triton")
-SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-
-
-def kinds(device):
-    """The dtypes of operands on this device."""
-    return (*SIXTEEN_BITS, dtypes.fp8_of(target_of(device).arch), torch.int8)
-
 
 def operands(device, batch, m, n, k, dtype=torch.bfloat16, seed=0):
     """a, b and, of 8 bits, their scales."""
     generator = torch.Generator().manual_seed(seed + 7919 * m + 31 * n + k)
-    a, b = (torch.randn(batch, rows, k, generator=generator) for rows in (m, n))
-    if dtype == torch.int8:
-        a, b = ((one * 50).round().clamp(-128, 127) for one in (a, b))
+    a, b = (random(generator, dtype, batch, rows, k).to(device) for rows in (m, n))
     scales = [torch.rand(shape, generator=generator).to(device) + 0.01 for shape in ((batch, m, 1), (batch, 1, n))]
-    return a.to(device, dtype), b.to(device, dtype), *([] if dtype in SIXTEEN_BITS else scales)
-
-
-def fitted(backend, dtype, n, k):
-    """n and k as large as the backend takes them: ck moves 16 bytes of a row, and writes 4 columns, at a time."""
-    step = 16 // dtype.itemsize
-    return (math.ceil(n / 4) * 4, math.ceil(k / step) * step) if backend == "ck" else (n, k)
+    return a, b, *([] if dtype in SIXTEEN_BITS else scales)
 
 
 def product(run, backend, a, b, *others, **options):
     function = aiter_like.batched_gemm_bf16 if a.dtype in SIXTEEN_BITS else aiter_like.batched_gemm_a8w8
     return run(backend, function, a, b, *others, **options)
-
-
-def compare(out, a, b, x_scale=None, w_scale=None, bias=None) -> None:
-    """The formula in float64, written apart from the operator's reference."""
-    expected, magnitude = a.double() @ b.double().mT, a.double().abs() @ b.double().abs().mT
-    if x_scale is not None:
-        scale = x_scale.double() * w_scale.double()
-        expected, magnitude = expected * scale, magnitude * scale
-    if bias is not None:
-        expected, magnitude = expected + bias.double(), magnitude + bias.double().abs()
-    if a.dtype == torch.int8:  # sums are exact, and rounded once
-        products.compare(out, expected, expected.abs() if bias is None else magnitude, 0)
-    else:
-        products.compare(out, expected, magnitude, a.shape[-1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -229,8 +199,7 @@ def bench() -> None:
 
     def case(batch: int, m: int, n: int, k: int, dtype: torch.dtype, seed: int) -> benching.Case:
         generator = torch.Generator(device).manual_seed(seed)
-        a, b = (torch.randn(batch, rows, k, device=device, generator=generator) for rows in (m, n))
-        a, b = ((one * (40 if dtype == torch.int8 else 1)).to(dtype) for one in (a, b))
+        a, b = (random(generator, dtype, batch, rows, k) for rows in (m, n))
         scales = [torch.rand(shape, device=device, generator=generator) for shape in ((batch, m, 1), (batch, 1, n))]
         given = (a, b) if dtype in SIXTEEN_BITS else (a, b, *scales)
         function = aiter_like.batched_gemm_bf16 if dtype in SIXTEEN_BITS else aiter_like.batched_gemm_a8w8

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Products of a batch of matrices: in 16 bits, and of fp8 or int8 with scales per row and column.
 
-Kernels: csrc/gemm/batched_gemm.hip, ops/gemm/triton/batched_gemm.py and, for Hopper, batched_gemm_hopper.py beside it.
+Kernels: csrc/gemm/batched_gemm.hip, ops/gemm/triton/batched_gemm.py and, for Hopper, problems_hopper.py beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.gemm import problems, tiles
 from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
-
 
 __all__ = ["batched_gemm_a8w8", "batched_gemm_bf16"]
 
@@ -90,7 +89,7 @@ def _check(call: BatchedGemmCall) -> object:
         check.tensor(_OP, "bias", call.bias, dtypes=elements.FLOATS, shape=(batch, n), device=a.device)
     for name, scale, size in (("a_scale", call.a_scale, m), ("b_scale", call.b_scale, n)):
         if (scale is None) != (a.dtype in problems.SIXTEEN_BITS):
-            wanted = "None with 16-bit problems.operands" if scale is not None else f"given with problems.operands of {a.dtype}"
+            wanted = "None with 16-bit operands" if scale is not None else f"given with operands of {a.dtype}"
             raise ValueError(f"{_OP}: {name} must be {wanted}, got {type(scale).__name__}")
         if scale is not None:
             check.tensor(_OP, name, scale, dtypes=(torch.float32,), shape=(batch, size), device=a.device)
@@ -140,7 +139,8 @@ def _cases(device: torch.device) -> dict[str, BatchedGemmCall]:
     random = tune_shapes.normal(device, 0, "bf16")
     plain = BatchedGemmCall(random(2, 35, 68), random(2, 35, 72), random(2, 68, 72))
     scales = {"a_scale": random(2, 35).float().abs() + 0.1, "b_scale": random(2, 68).float().abs() + 0.1}
-    fp8, int8 = (plain._replace(**dict(zip("ab", problems.operands(random, dtype, (2, 35, 144), (2, 68, 144)))), **scales)
+    fp8, int8 = (plain._replace(**dict(zip("ab", problems.operands(random, dtype, (2, 35, 144), (2, 68, 144)))),
+                                **scales)
                  for dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8))
     return {"plain": plain,
             "fp16, bias": BatchedGemmCall(*(one.half() for one in plain[:3]), bias=random(2, 68).float()),
@@ -198,7 +198,7 @@ _batched_gemm = Op(
 
 
 class _BatchedLinear(torch.autograd.Function):
-    """a · bᵀ + bias of each matrix and its derivative: two products by the same operator, whose problems.operands are views."""
+    """a · bᵀ + bias of each matrix and its derivative: two products by the same operator, whose operands are views."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, dtype: torch.dtype, backend: str | None) -> Tensor:
@@ -282,7 +282,7 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
     Raises:
         TypeError: an argument is of another kind or dtype.
         ValueError: shapes or devices do not fit, or `WQ` is marked as shuffled.
-        UnsupportedError: the backend asked for cannot serve the call, or the problems.operands are the fp8 of other hardware.
+        UnsupportedError: the backend asked for cannot serve the call, or the operands are the fp8 of other hardware.
 
     Notes:
         Sums of int8 are exact in int32, of fp8 in fp32; the result is rounded to nearest even once. Equal calls give

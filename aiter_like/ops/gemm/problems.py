@@ -107,3 +107,8 @@ def plain_space(m: int, element_bytes: int) -> Iterator[dict[str, int]]:
             for num_stages in (2, 3, 4):
                 yield {"block_m": block_m, "block_n": block_n, "block_k": depth * 2 // element_bytes,
                        "num_warps": num_warps, "num_stages": num_stages}
+
+
+def most_tiles(rows: int, groups: int, n: int, tile: tiles.Tile) -> int:
+    """Workgroups for groups of rows whose sizes are not known: a group begins a tile of its own."""
+    return (rows // tile.block_m + groups) * -(-n // tile.block_n)

@@ -42,15 +42,15 @@ def _batched_gemm_kernel(out, a, b, bias, a_scale, b_scale, rows, columns, depth
 def batched_gemm(call: BatchedGemmCall, kernel: str = "batched_gemm", **params: int) -> None:
     """Writes `out`.
 
-    kernel: "batched_gemm_hopper" is that of batched_gemm_hopper.py; where an address forbids it the other takes over.
+    kernel: "batched_gemm_hopper" is that of problems_hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
         swap.
     """
     (batch, m, k), n, element_bytes = call.a.shape, call.b.shape[1], call.a.element_size()
     if kernel == "batched_gemm_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
-        from aiter_like.ops.gemm.triton import batched_gemm_hopper  # not every Triton has tensor descriptors
+        from aiter_like.ops.gemm.triton import problems_hopper  # not every Triton has tensor descriptors
 
-        batched_gemm_hopper.multiply_batch(call, params)
+        problems_hopper.multiply_batch(call, params)
         return
     suited = blocks_for(m, target_of(call.a.device).platform, element_bytes)
     blocks, options = values_of("batched_gemm", suited, {} if kernel == "batched_gemm_hopper" else params)
