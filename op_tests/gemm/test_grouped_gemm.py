@@ -215,8 +215,8 @@ def test_bad_input_is_named(device):
             (ValueError, "grouped_gemm: a_scale must be given", int8[:3], {}),
             (ValueError, "grouped_gemm: b_scale must have shape", (*int8[:4], int8[4][:1]), {}),
             (ValueError, "grouped_gemm: bias must have shape", (a, b, offsets), {"bias": a[0]}),
-            (TypeError, "grouped_gemm: row_index must have dtype", (a, b, offsets), {"row_index": index.long()}),
-            (ValueError, "grouped_gemm: out must have shape", (a, b, offsets), {"out": filled(device, 5, 32)}),
+            (TypeError, "grouped_gemm: row_index must have dtype", (a, b, offsets), {"row_index": index.long().repeat(4)[:19]}),
+            (ValueError, "grouped_gemm: out must have shape", (a, b, offsets), {"out": filled(device, 20, 32)}),
             (TypeError, "grouped_gemm: out must have dtype", (a, b, offsets),
              {"dtype": torch.float32, "out": filled(device, 19, 32)})):
         with pytest.raises(error, match=match):
