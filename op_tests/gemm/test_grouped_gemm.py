@@ -201,7 +201,7 @@ def test_equal_calls_give_equal_results(device):
 def test_bad_input_is_named(device):
     a, b, offsets = operands(device, (7, 12), 32, 64)
     int8 = operands(device, (7, 12), 32, 64, torch.int8)
-    index = torch.zeros(5, dtype=torch.int32, device=device)
+    index, long = torch.zeros(5, dtype=torch.int32, device=device), torch.zeros(19, dtype=torch.int64, device=device)
     for error, match, args, options in (
             (TypeError, "grouped_gemm: a must be a tensor, got list", ([1.0], b, offsets), {}),
             (ValueError, "grouped_gemm: a must have 2 dimensions", (a[None], b, offsets), {}),
@@ -215,7 +215,7 @@ def test_bad_input_is_named(device):
             (ValueError, "grouped_gemm: a_scale must be given", int8[:3], {}),
             (ValueError, "grouped_gemm: b_scale must have shape", (*int8[:4], int8[4][:1]), {}),
             (ValueError, "grouped_gemm: bias must have shape", (a, b, offsets), {"bias": a[0]}),
-            (TypeError, "grouped_gemm: row_index must have dtype", (a, b, offsets), {"row_index": index.long().repeat(4)[:19]}),
+            (TypeError, "grouped_gemm: row_index must have dtype", (a, b, offsets), {"row_index": long}),
             (ValueError, "grouped_gemm: out must have shape", (a, b, offsets), {"out": filled(device, 20, 32)}),
             (TypeError, "grouped_gemm: out must have dtype", (a, b, offsets),
              {"dtype": torch.float32, "out": filled(device, 19, 32)})):

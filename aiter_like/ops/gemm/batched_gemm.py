@@ -61,9 +61,8 @@ def batched_gemm_ref(call: BatchedGemmCall) -> None:
 
 def _instance(call: BatchedGemmCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
-    sizes = _sizes(call)
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(*sizes[1:], batch=sizes[0], tile=tile, splits=splits)
+        tile, splits = tiles.cheapest(**_sizes(call), tile=tile, splits=splits)
     return problems.products_instance(_OP, call, tile, splits)
 
 
@@ -71,16 +70,17 @@ def _instance(call: BatchedGemmCall, *, tile: str | None = None, splits: int | N
 def _batched_gemm_ck(call: BatchedGemmCall) -> None: ...
 
 
-def _sizes(call: BatchedGemmCall) -> tuple[int, int, int, int]:
-    """(batch, m, n, k), k in units of 16 bits."""
+def _sizes(call: BatchedGemmCall) -> dict[str, int]:
+    """What tiles.py counts with."""
     batch, m, k = call.a.shape
-    return batch, m, call.b.shape[1], k * call.a.element_size() // 2
+    return {"m": m, "n": call.b.shape[1], "k": k, "element_bytes": call.a.element_size(), "batch": batch}
 
 
 def _check(call: BatchedGemmCall) -> object:
     """All that can be wrong, before anything is written; messages say argument, expected, got."""
     a, out = call.a, call.out
     check.tensor(_OP, "a", a, rank=3, dtypes=(*problems.SIXTEEN_BITS, *quant_rule.DTYPES), last_contiguous=False)
+    problems.check_fp8(_OP, a)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(a.shape[0], None, a.shape[2]), device=a.device,
                  last_contiguous=False)
     batch, m, n = *a.shape[:2], call.b.shape[1]
@@ -96,16 +96,15 @@ def _check(call: BatchedGemmCall) -> object:
     return SKIP if out.numel() == 0 else None
 
 
-def _fp8_refusal(target: Target, call: BatchedGemmCall) -> str | None:
-    return quant_rule.refusal(target, call.a.dtype)
+def _triton_refusal(target: Target, call: BatchedGemmCall) -> str | None:
+    """What no kernel takes."""
+    return problems.sum_refusal(call.a)
 
 
 def _ck_refusal(target: Target, call: BatchedGemmCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    batch, m, n, _ = _sizes(call)
-    if call.a.dtype == torch.int8:
-        return "not for int8 yet"
-    reason = (mfma_refusal(target) or _fp8_refusal(target, call) or problems.depth_refusal(call.a, n)
+    (batch, m, _), n = call.a.shape, call.b.shape[1]
+    reason = (mfma_refusal(target) or _triton_refusal(target, call) or problems.depth_refusal(call.a, n)
               or rows_refusal(a=call.a, b=call.b, out=call.out))
     if reason is None and batch * tiles.count(m, n, tiles.SMALLEST) >= 2**22:
         return f"out must have less than 2^22 tiles, got {batch} × {m} × {n}"
@@ -114,18 +113,18 @@ def _ck_refusal(target: Target, call: BatchedGemmCall) -> str | None:
 
 def _ck_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, Any]]:
     """Every tile, with the splits that leave each a step of its own."""
-    batch, m, n, k = _sizes(call)
+    (_, m, k), n = call.a.shape, call.b.shape[1]
     for tile in tiles.TILES:
         for splits in tiles.SPLITS:
-            if tiles.is_useful(m, n, k, tile, splits):
+            if tiles.is_useful(m, n, k, tile, splits, call.a.element_size()):
                 yield {"tile": tile, "splits": splits}
 
 
 def _ck_cost(target: Target, call: BatchedGemmCall, *, tile: str | None = None, splits: int | None = None) -> float:
-    batch, m, n, k = _sizes(call)
+    sizes = _sizes(call)
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, batch=batch, tile=tile, splits=splits)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits, batch)
+        tile, splits = tiles.cheapest(**sizes, tile=tile, splits=splits)
+    return tiles.clocks(**sizes, tile=tiles.parse(tile), splits=splits)
 
 
 def _tune_key(call: BatchedGemmCall) -> dict[str, int | str]:
@@ -181,10 +180,11 @@ def _triton_kernels(target: Target, call: BatchedGemmCall, **params: int) -> lis
 
 
 def _triton_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, int]]:
-    batch, m, k = call.a.shape
+    """On Hopper the kernel for it is alone where it serves."""
+    (_, m, k), n = call.a.shape, call.b.shape[1]
     if "batched_gemm_hopper" in _triton_kernels(target, call):
-        yield from problems.hopper_space(m, call.a.element_size())
-    yield from problems.plain_space(m, call.a.element_size())
+        return problems.hopper_space(m, n, k, call.a, target)
+    return problems.plain_space(m, call.a.element_size())
 
 
 _batched_gemm = Op(
@@ -192,9 +192,9 @@ _batched_gemm = Op(
     tune_fields=("batch", "m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _batched_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
-              Backend("triton", "ops.gemm.triton.batched_gemm:batched_gemm", refusal=_fp8_refusal,
+              Backend("triton", "ops.gemm.triton.batched_gemm:batched_gemm", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),
-              Backend("torch", batched_gemm_ref, refusal=_fp8_refusal, differentiable=True)))
+              Backend("torch", batched_gemm_ref, differentiable=True)))
 
 
 class _BatchedLinear(torch.autograd.Function):
@@ -280,9 +280,9 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
         `out`. With k = 0 it is the bias; an empty result stays empty.
 
     Raises:
-        TypeError: an argument is of another kind or dtype.
+        TypeError: an argument is of another kind or dtype, also the fp8 of another device.
         ValueError: shapes or devices do not fit, or `WQ` is marked as shuffled.
-        UnsupportedError: the backend asked for cannot serve the call, or the operands are the fp8 of other hardware.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         Sums of int8 are exact in int32, of fp8 in fp32; the result is rounded to nearest even once. Equal calls give

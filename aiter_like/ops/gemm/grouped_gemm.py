@@ -75,7 +75,7 @@ def _instance(call: GroupedGemmCall, *, tile: str | None = None) -> Instance:
     """The tile is the one that the counts of tiles.py find cheapest for groups of equal size, unless a tuned row names
     it."""
     if tile is None:
-        tile, _ = tiles.cheapest(*_sizes(call)[1:], splits=1, batch=call.b.shape[0])
+        tile, _ = tiles.cheapest(**_sizes(call), splits=1)
     is_gathered = call.row_index is not None
     return problems.products_instance(_OP, call, tile, name="gathered" if is_gathered else "",
                                       IS_GATHERED=int(is_gathered))
@@ -85,16 +85,18 @@ def _instance(call: GroupedGemmCall, *, tile: str | None = None) -> Instance:
 def _grouped_gemm_ck(call: GroupedGemmCall) -> None: ...
 
 
-def _sizes(call: GroupedGemmCall) -> tuple[int, int, int, int]:
-    """(groups, rows of a group were they all equal, n, k), k in units of 16 bits."""
+def _sizes(call: GroupedGemmCall) -> dict[str, int]:
+    """What tiles.py counts with: groups of equal size."""
     groups, n, k = call.b.shape
-    return groups, -(-call.out.shape[0] // groups), n, k * call.a.element_size() // 2
+    return {"m": -(-call.out.shape[0] // groups), "n": n, "k": k, "element_bytes": call.a.element_size(),
+            "batch": groups}
 
 
 def _check(call: GroupedGemmCall) -> object:
     """All that can be wrong, before anything is written; messages say argument, expected, got."""
     a, out = call.a, call.out
     check.tensor(_OP, "a", a, rank=2, dtypes=(*problems.SIXTEEN_BITS, *quant_rule.DTYPES), last_contiguous=False)
+    problems.check_fp8(_OP, a)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(None, None, a.shape[1]), device=a.device,
                  last_contiguous=False)
     groups, n, _ = call.b.shape
@@ -117,16 +119,15 @@ def _check(call: GroupedGemmCall) -> object:
     return SKIP if out.numel() == 0 or groups == 0 else None
 
 
-def _fp8_refusal(target: Target, call: GroupedGemmCall) -> str | None:
-    return quant_rule.refusal(target, call.a.dtype)
+def _triton_refusal(target: Target, call: GroupedGemmCall) -> str | None:
+    """What no kernel takes."""
+    return problems.sum_refusal(call.a)
 
 
 def _ck_refusal(target: Target, call: GroupedGemmCall) -> str | None:
     """What the kernel for gfx942 does not take."""
     groups, n, _ = call.b.shape
-    if call.a.dtype == torch.int8:
-        return "not for int8 yet"
-    reason = (mfma_refusal(target) or _fp8_refusal(target, call) or problems.depth_refusal(call.a, n)
+    reason = (mfma_refusal(target) or _triton_refusal(target, call) or problems.depth_refusal(call.a, n)
               or rows_refusal(a=call.a, b=call.b, out=call.out))
     if reason is not None:
         return reason
@@ -138,15 +139,15 @@ def _ck_refusal(target: Target, call: GroupedGemmCall) -> str | None:
 
 
 def _ck_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, Any]]:
-    _, m, n, k = _sizes(call)
-    return ({"tile": tile} for tile in tiles.TILES if tiles.is_useful(m, n, k, tile, 1))
+    sizes = _sizes(call)
+    return ({"tile": tile} for tile in tiles.TILES if tiles.is_useful(sizes["m"], sizes["n"], sizes["k"], tile, 1))
 
 
 def _ck_cost(target: Target, call: GroupedGemmCall, *, tile: str | None = None) -> float:
-    groups, m, n, k = _sizes(call)
+    sizes = _sizes(call)
     if tile is None:
-        tile, _ = tiles.cheapest(m, n, k, splits=1, batch=groups)
-    return tiles.clocks(m, n, k, tiles.parse(tile), 1, groups)
+        tile, _ = tiles.cheapest(**sizes, splits=1)
+    return tiles.clocks(**sizes, tile=tiles.parse(tile), splits=1)
 
 
 def _tune_key(call: GroupedGemmCall) -> dict[str, int | str]:
@@ -213,10 +214,11 @@ def _triton_kernels(target: Target, call: GroupedGemmCall, **params: int) -> lis
 
 
 def _triton_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, int]]:
-    _, m, *_ = _sizes(call)
+    """On Hopper the kernel for it is alone where it serves."""
+    sizes = _sizes(call)
     if "grouped_gemm_hopper" in _triton_kernels(target, call):
-        yield from problems.hopper_space(m, call.a.element_size())
-    yield from problems.plain_space(m, call.a.element_size())
+        return problems.hopper_space(sizes["m"], sizes["n"], sizes["k"], call.a, target)
+    return problems.plain_space(sizes["m"], call.a.element_size())
 
 
 _grouped_gemm = Op(
@@ -224,9 +226,9 @@ _grouped_gemm = Op(
     tune_fields=("rows", "groups", "n", "k", "dtype", "out_dtype", "is_gathered"), round_field="rows", cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _grouped_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
-              Backend("triton", "ops.gemm.triton.grouped_gemm:grouped_gemm", refusal=_fp8_refusal,
+              Backend("triton", "ops.gemm.triton.grouped_gemm:grouped_gemm", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),
-              Backend("torch", grouped_gemm_ref, refusal=_fp8_refusal, differentiable=True)))
+              Backend("torch", grouped_gemm_ref, differentiable=True)))
 
 
 def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | None = None,
@@ -257,7 +259,7 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
         TypeError: an argument is of another kind or dtype.
         ValueError: shapes or devices do not fit, `b` is marked as shuffled, or (tensors of the simulated device) the
             offsets do not ascend from 0 on within the rows.
-        UnsupportedError: the backend asked for cannot serve the call, or the operands are the fp8 of other hardware.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
         Sums in fp32, of int8 exact in int32; rounded to nearest even once. Equal calls give equal results; can be

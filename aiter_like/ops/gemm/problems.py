@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from aiter_like import dtypes
+from aiter_like.device import Target, target_of
 from aiter_like.jit import Instance
-from aiter_like.ops.common import elements
-from aiter_like.ops.gemm import tiles
+from aiter_like.ops.common import elements, quant_rule
+from aiter_like.ops.gemm import hopper, tiles
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-_HOPPER_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
+_INT8_DEPTH = 2**17  # the largest sum of so many products needs 32 bits
 
 
 def check_matrices(op: str, **matrices: Any) -> None:
@@ -55,6 +56,24 @@ def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str 
         "HAS_SCALES": int(call.a_scale is not None), **macros})
 
 
+def check_fp8(op: str, a: Tensor) -> None:
+    """`a` is not the fp8 of another device.
+
+    Raises:
+        TypeError: it is.
+    """
+    target = target_of(a.device)
+    if target.platform != "cpu" and (reason := quant_rule.refusal(target, a.dtype)) is not None:
+        raise TypeError(f"{op}: a must have a dtype that this device computes with, {reason}")
+
+
+def sum_refusal(a: Tensor) -> str | None:
+    """Why no kernel adds so many products up."""
+    if a.dtype == torch.int8 and a.shape[-1] >= _INT8_DEPTH:
+        return f"sums of int8 have 32 bits: k must be less than {_INT8_DEPTH}, got {a.shape[-1]}"
+    return None
+
+
 def depth_refusal(a: Tensor, n: int) -> str | None:
     """Why the ck kernels do not take a depth or a number of columns: they move 16 bytes of each row at a time."""
     unit = 16 // a.element_size()
@@ -83,20 +102,16 @@ def tma_moves(*matrices: Tensor) -> bool:
                for one in matrices)
 
 
-def hopper_space(m: int, element_bytes: int) -> Iterator[dict[str, int]]:
-    """Blocks for products with about m rows each, which fit shared memory; those for few rows have the weights on the
-    left side of the matrix unit.
-    """
-    rows = max(16, 1 << (m - 1).bit_length())
-    few = [(rows, block_n, depth, 4, 1) for block_n in (64, 128) for depth in (64, 128, 256)] if m <= 128 else []
-    many = [(*blocks, 0) for blocks in ((64, 128, 64, 4), (64, 256, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
-                                        (128, 256, 64, 8)) if m > 32 and blocks[0] <= 2 * m]
-    for block_m, block_n, depth, num_warps, swap in (*few, *many):
-        most = min(8, _HOPPER_BYTES // (2 * depth * (block_m + block_n)))
-        for stages in {most, max(most // 2, 3)}:
-            if 3 <= stages <= most:
-                yield {"block_m": block_m, "block_n": block_n, "block_k": depth * 2 // element_bytes,
-                       "num_warps": num_warps, "num_stages": stages, "swap": swap}
+def hopper_space(m: int, n: int, k: int, a: Tensor, target: Target) -> Iterator[dict[str, int]]:
+    """hopper.space for products with about m rows each: no kernel of many products splits the depth."""
+    for one in hopper.space(m, n, k, a.element_size(), target, is_rough(a, target)):
+        if one.pop("splits") == 1:
+            yield one
+
+
+def is_rough(a: Tensor, target: Target) -> bool:
+    """Whether the matrix unit alone would keep too few bits of the sums: that of NVIDIA does for fp8."""
+    return target.platform == "cuda" and a.dtype in elements.FP8
 
 
 def plain_space(m: int, element_bytes: int) -> Iterator[dict[str, int]]:

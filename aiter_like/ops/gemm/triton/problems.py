@@ -7,25 +7,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from aiter_like.ops.gemm.triton.parts import values
+
 BLOCKS = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
+ROUGH = 128  # products of fp8 that NVIDIA's matrix unit may add up by itself
 
 
 @triton.jit
-def multiply(a_rows, b_columns, is_row, is_column, depth, a_depth, b_depth, IS_INT: tl.constexpr, BLOCK_M: tl.constexpr,
-             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def multiply(a_rows, b_columns, is_row, is_column, depth, a_depth, b_depth, IS_INTEGER: tl.constexpr,
+             ROUGH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
     """[BLOCK_M, BLOCK_N] of a · bᵀ over the whole depth, in int32 of integers, else in fp32. a_rows [BLOCK_M, 1] and
-    b_columns [1, BLOCK_N] point to where the rows of a and b begin that is_row and is_column have."""
+    b_columns [1, BLOCK_N] point to where the rows of a and b begin that is_row and is_column have. ROUGH: hopper.py."""
     k = tl.arange(0, BLOCK_K).to(tl.int64)
     a_at, b_at = a_rows + k[None, :] * a_depth, b_columns + k[:, None] * b_depth
-    if IS_INT:
-        product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
-    else:
-        product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_INTEGER else tl.float32)
     for first in range(0, depth, BLOCK_K):
         is_inside = k < depth - first
         left = tl.load(a_at, mask=is_row & is_inside[None, :], other=0.0)
         right = tl.load(b_at, mask=is_column & is_inside[:, None], other=0.0)
-        product = tl.dot(left, right, product, out_dtype=product.dtype)
+        product = tl.dot(left, right, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
         a_at += BLOCK_K * a_depth
         b_at += BLOCK_K * b_depth
     return product
@@ -46,20 +46,12 @@ def group_tile(group_offsets, slot, rows, groups, BLOCK_M: tl.constexpr, GROUPS:
     return group, first, tl.where(first >= begin, end, first)
 
 
-def values_of(op: str, suited: tuple[int, ...], given: dict[str, int],
-              others: tuple[str, ...] = ()) -> tuple[dict[str, int], dict[str, int]]:
-    """Constants and options of a kernel: `suited` values of BLOCKS and `others`, of which some are given instead.
-
-    Raises:
-        ValueError: a parameter that the kernel does not have is given.
-    """
-    names = (*BLOCKS, *others)
-    unknown = given.keys() - set(names)
-    if unknown:
-        raise ValueError(f"{op}: parameters must be of {', '.join(names)}, got {', '.join(sorted(unknown))}")
-    values = {name: given.get(name, value) for name, value in zip(names, suited, strict=True)}
-    options = {name: values.pop(name) for name in ("num_warps", "num_stages")}
-    return {name.upper(): value for name, value in values.items()}, options
+def constants_of(op: str, names: tuple[str, ...], suited: tuple[int, ...],
+                 given: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Constants and options of a kernel from its parameters: those that suit the sizes, unless they are given."""
+    chosen = values(op, names, suited, given)
+    options = {name: chosen.pop(name) for name in ("num_warps", "num_stages")}
+    return {name.upper(): value for name, value in chosen.items()}, options
 
 
 def blocks_for(m: int, platform: str, element_bytes: int) -> tuple[int, int, int, int, int]:
