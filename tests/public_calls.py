@@ -70,6 +70,8 @@ CALLS = {
     "act_mul_and_fp8_group_quant": (wide, "silu", 128),
     "silu_and_mul_quant": (rows(I8), wide, scale, HIDDEN),
     "gemm_a16w16": (x, r(24, HIDDEN)),
+    "gemm_a16w8": (x, r(24, HIDDEN).to(I8), r(24, dtype=F32)),
+    "gemm_a16w4": (x, r(24, HIDDEN // 2).to(I8), r(24, dtype=F32)),
     "flash_attn_func": (q, k, k),
     "flash_attn_varlen_func": (q[0], k[0], k[0], starts, starts, 4, 4),
     "mha_batch_prefill_func": (q[0], pages, pages, starts, i32(0, 1, 2), i32(0, 2), 4, PAGE),
