@@ -183,7 +183,7 @@ struct AddProducts {
 
 /// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has
 /// fetch(k), called with those of the operands, and add(sums, products), products(tile) being what adds the products of
-/// the current step to a tile like the sums.
+/// the current step, or with two more arguments those of its slices `first` to `last`, to a tile like the sums.
 template <class Shape, class Left, class Right, class Accumulate>
 __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& accumulate, Span span,
                                          Memory<Shape, Left, Right>& lds) {
@@ -201,9 +201,9 @@ __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& a
     workgroup_barrier();  // The step is there.
     Accumulate current = accumulate;
     if (k + Shape::kDepth < span.end) fetch(k + Shape::kDepth);
-    current.add(sums, [&](typename Shape::Sums& tile) {
+    current.add(sums, [&](typename Shape::Sums& tile, int first = 0, int last = Shape::kSlices) {
 #pragma unroll
-      for (int s = 0; s < Shape::kSlices; ++s) {
+      for (int s = first; s < last; ++s) {
         const auto a_slice = left.slice(lds.operands.left, s);
         const auto b_slice = right.slice(lds.operands.right, s);
         mma<Form::ABt>(tile, b_slice, a_slice);
