@@ -235,11 +235,16 @@ __device__ void add_waves(typename Shape::Sums& sums, const WavePlace<Shape>& wa
     each([&](int s, int p) { sums.pieces[s][p] += piece(depth, s, p); });
 }
 
-/// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4.
+/// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4; of a batch, one after another.
 template <class Sum>
 struct Partials {
   Sum* data;
   int64_t rows, columns;
+
+  template <int kSplits>
+  __device__ Partials of_matrix(int64_t matrix) const {
+    return {data + matrix * kSplits * rows * columns, rows, columns};
+  }
 
   __device__ Sum* at(int64_t split, int64_t row, int64_t column) const {
     return data + (split * rows + row) * columns + column;
@@ -265,10 +270,10 @@ __device__ void store_partials(const Partials<Sum>& partials, const Sums& sums, 
 
 /// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
 /// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
+/// `out` is a matrix view, or has `sizes` and window() as one has.
 template <class Shape, class Out, class Finish>
-__device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& wave, int64_t split,
-                           const MatrixView<Out>& out, const Partials<typename Shape::Sum>& partials, Finish finish,
-                           typename Shape::WaveSums& lds) {
+__device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
+                           const Partials<typename Shape::Sum>& partials, Finish finish, typename Shape::WaveSums& lds) {
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
     if (wave.depth > 0) return;
@@ -280,7 +285,7 @@ __device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& w
     const auto finished = mapped<float>(sums, [&](typename Shape::Sum x, int n, int m) {
       return row + m < out.sizes[0] && column + n < out.sizes[1] ? finish(x, row + m, column + n) : 0.f;
     });
-    store_transposed<Rounding::kNearestEven>(TileWindow<Out, Shape::kWaveM, Shape::kWaveN>(out, row, column), finished,
+    store_transposed<Rounding::kNearestEven>(out.template window<Shape::kWaveM, Shape::kWaveN>(row, column), finished,
                                              0);
   }
 }
@@ -308,6 +313,15 @@ __device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out
   __builtin_memcpy(out.data + row * out.strides[0] + column, &values, sizeof(values));
 }
 
+/// A vector for each matrix of a batch, or group.
+template <class T>
+struct VectorPerMatrix {
+  const T* data;
+  int64_t stride;
+
+  __device__ const T* at(int64_t matrix) const { return data + matrix * stride; }
+};
+
 /// An element at an address of any alignment.
 template <class T>
 __device__ float element_of(const T* data) {
@@ -315,5 +329,21 @@ __device__ float element_of(const T* data) {
   __builtin_memcpy(&value, data, sizeof(T));
   return to_float(value);
 }
+
+/// A finish: row_scale · x · column_scale + bias, each where the build has it. A Config has kHasScales, kHasBias and
+/// BiasElement.
+template <class Config>
+struct ScaleAndBias {
+  const float *row_scale, *column_scale;
+  const typename Config::BiasElement* bias;
+
+  template <class Sum>
+  __device__ float operator()(Sum x, int64_t row, int64_t column) const {
+    float y = static_cast<float>(x);
+    if constexpr (Config::kHasScales) y = y * row_scale[row] * column_scale[column];
+    if constexpr (Config::kHasBias) y += element_of(bias + column);
+    return y;
+  }
+};
 
 }  // namespace aiter_like::gemm
