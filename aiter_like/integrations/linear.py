@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Linear layers of engines: gemm_a16w16 where its dispatcher puts a kernel of ours first, else the engine's own product.
+"""Linear layers of engines: gemm_a16w16 where its dispatcher puts a kernel of ours first, else the engine's product.
 
 vllm/linear.py, sglang/hooks.py and transformers_layers.py call `product`. Each number of rows is decided once, by
 metadata; later calls look the answer up. In a graph of torch.compile, whose rows may be any number, the operator
@@ -25,7 +25,7 @@ from aiter_like.ops.gemm.gemm_a16w16 import DTYPES, GemmA16w16Call, _gemm_a16w16
 
 OP = _gemm_a16w16.name
 _KERNELS = frozenset({"ck", "triton"})  # the other backends are what an engine has itself
-_ARCHS = frozenset({"gfx942", "sm_90"})  # where our kernels were compared; elsewhere only a tuned row says that they win
+_ARCHS = frozenset({"gfx942", "sm_90"})  # where our kernels were compared; elsewhere only a row says that they win
 _MOST_ANSWERS = 1 << 16  # a server meets thousands of prompt lengths for each of its weights
 _PLAIN = (Tensor, Parameter)
 
