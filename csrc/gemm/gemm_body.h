@@ -273,7 +273,8 @@ __device__ void store_partials(const Partials<Sum>& partials, const Sums& sums, 
 /// `out` is a matrix view, or has `sizes` and window() as one has.
 template <class Shape, class Out, class Finish>
 __device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
-                           const Partials<typename Shape::Sum>& partials, Finish finish, typename Shape::WaveSums& lds) {
+                           const Partials<typename Shape::Sum>& partials, Finish finish,
+                           typename Shape::WaveSums& lds) {
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
     if (wave.depth > 0) return;
