@@ -156,7 +156,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
                                                  (128, 256, 64, 8), (256, 128, 64, 8)):
         if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
             for num_stages in (2, 3, 4):
-                yield dict(zip(hopper.NAMES, (block_m, block_n, block_k, num_warps, num_stages)))
+                yield dict(zip(hopper.Blocks._fields, (block_m, block_n, block_k, num_warps, num_stages)))
 
 
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:

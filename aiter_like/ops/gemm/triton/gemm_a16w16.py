@@ -54,9 +54,10 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
     if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
         from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
 
-        chosen = values("gemm_a16w16", hopper.NAMES, hopper.suited(m, n, k, 2, target.cu_num), params)
+        suited = hopper.suited(m, n, k, 2, target.cu_num)
+        blocks = hopper.Blocks(**values("gemm_a16w16", suited._fields, suited, params))
         then = Finish(bias=call.bias, activation=call.activation, residual=call.residual)
-        multiply(call.out, call.a, call.b, then, target, **chosen)
+        multiply(call.out, call.a, call.b, then, blocks, target)
         return
     given = {} if kernel == "gemm_a16w16_hopper" else params
     chosen = values("gemm_a16w16", _NAMES, _blocks(m, target.platform), given)
