@@ -11,7 +11,8 @@
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(BLOCK_M) || !defined(BLOCK_N) || \
     !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(HAS_BIAS) || !defined(HAS_RESIDUAL) ||    \
-    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS)
+    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS) ||                 \
+    !defined(IS_SHUFFLED)
 #error "gemm_a16w16.hip: the macros that ops/gemm/gemm_a16w16.py gives are missing"
 #endif
 
@@ -26,6 +27,7 @@ struct Config {
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr int kWavesM = WAVES_M, kWavesN = WAVES_N, kWavesK = WAVES_K;
   static constexpr int kSplits = SPLITS;
+  static constexpr bool kIsShuffled = IS_SHUFFLED;
   static constexpr bool kHasBias = HAS_BIAS, kHasResidual = HAS_RESIDUAL, kHasActivation = HAS_ACTIVATION;
   static constexpr Activation kActivation = Activation::ACTIVATION;
 };

@@ -15,7 +15,8 @@
 
 #include "aiter_like/dtype.h"
 #include "aiter_like/gpu.h"
-#include "aiter_like/tile/map.h"
+#include "aiter_like/tile/fence.h"
+#include "aiter_like/tile/global.h"
 #include "aiter_like/tile/mma.h"
 #include "aiter_like/tile/order.h"
 #include "aiter_like/tile/staging.h"
@@ -45,8 +46,8 @@ struct Shape : Config {
 
   /// The sums of the waves that share a part with its first one, in LDS.
   struct WaveSums {
-    typename Sums::Piece pieces[Config::kWavesK > 1 ? (Config::kWavesK - 1) * kParts : 1][Sums::kStrips * Sums::kPieces]
-                               [kWaveSize];
+    static constexpr int kCount = Config::kWavesK > 1 ? Sums::kStrips * Sums::kPieces : 1;
+    typename Sums::Piece pieces[Config::kWavesK > 1 ? (Config::kWavesK - 1) * kParts : 1][kCount][kWaveSize];
   };
 };
 
@@ -233,6 +234,19 @@ __device__ void add_waves(typename Shape::Sums& sums, const WavePlace<Shape>& wa
     each([&](int s, int p) { sums.pieces[s][p] += piece(depth, s, p); });
 }
 
+constexpr int kSumThreads = 256, kSumColumns = 4;  // neighbours in a row of out that one lane has
+
+/// Elements `element` … of strip `strip` of the sums, neighbours in a row of out.
+template <class Sums>
+__device__ Vec<typename Sums::Element, kSumColumns> run_of(const Sums& sums, int strip, int element) {
+  static_assert(Sums::Layout::kSpan == kSumColumns && Sums::kPieceElements % kSumColumns == 0, "whole runs");
+  Vec<typename Sums::Element, kSumColumns> run;
+#pragma unroll
+  for (int i = 0; i < kSumColumns; ++i)
+    run[i] = sums.pieces[strip][element / Sums::kPieceElements][element % Sums::kPieceElements + i];
+  return run;
+}
+
 /// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4.
 template <class Sum>
 struct Partials {
@@ -253,37 +267,61 @@ __device__ void store_partials(const Partials<Sum>& partials, const Sums& sums, 
     const int64_t m = row + Sums::Layout::owned(s);
     if (m >= partials.rows) continue;
 #pragma unroll
-    for (int p = 0; p < Sums::kPieces; ++p) {
-      const int64_t n = column + Sums::Layout::depth(p * Sums::kPieceElements);
-      const auto& piece = sums.pieces[s][p];
-      if (n < partials.columns) __builtin_memcpy(partials.at(split, m, n), &piece, sizeof(piece));
+    for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
+      const int64_t n = column + Sums::Layout::depth(e);
+      const auto run = run_of(sums, s, e);
+      if (n < partials.columns) __builtin_memcpy(partials.at(split, m, n), &run, sizeof(run));
     }
   }
 }
 
-/// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
-/// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
-template <class Shape, class Out, class Finish>
-__device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& wave, int64_t split,
+/// Writes the sums of a wave, finished, to its window of out, whose first element is (row, column). What stands over the
+/// edges is finished as its neighbour inside is, and not written: no branch keeps the loads of the finish apart.
+template <class Window, class Sums, class Finish>
+__device__ void store_finished(const Window& window, const Sums& sums, int64_t row, int64_t column, Finish finish) {
+  using Out = std::remove_pointer_t<decltype(window.data)>;
+  if (window.rows <= 0 || window.columns <= 0) return;
+  const BufferDescriptor buffer = window.descriptor();
+#pragma unroll
+  for (int s = 0; s < Sums::kStrips; ++s) {
+    const int m = Sums::Layout::owned(s), inside = m < window.rows ? m : window.rows - 1;
+#pragma unroll
+    for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
+      const int n = Sums::Layout::depth(e), first = n < window.columns ? n : window.columns - kSumColumns;
+      const auto run = run_of(sums, s, e);
+      Vec<Out, kSumColumns> values;
+#pragma unroll
+      for (int i = 0; i < kSumColumns; ++i)
+        values[i] = from_float<Out>(finish(run[i], row + inside, column + first + i));
+      store_words(buffer, window.offset(m, n), values);
+    }
+    keep_order();  // The values of one strip at a time: more would need more registers.
+  }
+}
+
+/// Writes the sums of a wave to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those
+/// of `wave`.
+template <class Shape, class Sums, class Out, class Finish>
+__device__ void store_sums(const Sums& sums, const WavePlace<Shape>& wave, int64_t split,
+                           const MatrixView<Out>& out, const Partials<typename Shape::Sum>& partials, Finish finish) {
+  const int64_t row = wave.row(), column = wave.column();
+  if constexpr (Shape::kSplits > 1)
+    store_partials(partials, sums, split, row, column);
+  else
+    store_finished(TileWindow<Out, Shape::kWaveM, Shape::kWaveN>(out, row, column), sums, row, column, finish);
+}
+
+/// The same where waves share a part: those along the depth are added up, and the first one of each part writes them.
+template <class Shape, class Sums, class Out, class Finish>
+__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split,
                            const MatrixView<Out>& out, const Partials<typename Shape::Sum>& partials, Finish finish,
                            typename Shape::WaveSums& lds) {
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
     if (wave.depth > 0) return;
   }
-  const int64_t row = wave.row(), column = wave.column();
-  if constexpr (Shape::kSplits > 1) {
-    store_partials(partials, sums, split, row, column);
-  } else {
-    const auto finished = mapped<float>(sums, [&](typename Shape::Sum x, int n, int m) {
-      return row + m < out.sizes[0] && column + n < out.sizes[1] ? finish(x, row + m, column + n) : 0.f;
-    });
-    store_transposed<Rounding::kNearestEven>(TileWindow<Out, Shape::kWaveM, Shape::kWaveN>(out, row, column), finished,
-                                             0);
-  }
+  store_sums<Shape>(sums, wave, split, out, partials, finish);
 }
-
-constexpr int kSumThreads = 256, kSumColumns = 4;  // of a work-item
 
 /// Adds the partial sums of kSumColumns elements up, in the order of the splits, and finishes them.
 template <int kSplits, class Sum, class Out, class Finish>

@@ -79,6 +79,7 @@ def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | No
         "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n,
         "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n, "WAVES_K": sizes.waves_k, "SPLITS": splits,
+        "IS_SHUFFLED": 0,
         "HAS_BIAS": int(call.bias is not None), "HAS_RESIDUAL": int(call.residual is not None),
         "HAS_ACTIVATION": int(call.activation != "none"),
         "ACTIVATION": "silu" if call.activation == "none" else call.activation})
