@@ -15,6 +15,7 @@
 
 #include "aiter_like/dtype.h"
 #include "aiter_like/gpu.h"
+#include "aiter_like/tile/convert.h"
 #include "aiter_like/tile/fence.h"
 #include "aiter_like/tile/global.h"
 #include "aiter_like/tile/mma.h"
@@ -24,6 +25,14 @@
 namespace aiter_like::gemm {
 
 using namespace tile;
+
+/// The sums of WAVES waves, COUNT pieces of each lane: no room in LDS where no waves share a part.
+template <class Piece, int WAVES, int COUNT>
+struct SharedPart {
+  Piece pieces[WAVES][COUNT][kWaveSize];
+};
+template <class Piece, int COUNT>
+struct SharedPart<Piece, 0, COUNT> {};
 
 /// A configuration, and the tiles that follow from it. A Config has
 ///   Element, Sum                       what is multiplied: bf16, f16, fp8, int8_t; what is added up: float, int32_t
@@ -44,10 +53,11 @@ struct Shape : Config {
 
   using Sums = RegTile<Sum, kWaveN, kWaveM, Product<>>;
 
-  /// The sums of the waves that share a part with its first one, in LDS.
-  struct WaveSums {
-    static constexpr int kCount = Config::kWavesK > 1 ? Sums::kStrips * Sums::kPieces : 1;
-    typename Sums::Piece pieces[Config::kWavesK > 1 ? (Config::kWavesK - 1) * kParts : 1][kCount][kWaveSize];
+  /// What sums need in LDS: a strip of each part on its way to memory, and those of the waves that share a part with its
+  /// first one.
+  static constexpr int kStripRows = kWaveM < 32 ? kWaveM : 32;
+  struct WaveSums : SharedPart<typename Sums::Piece, (Config::kWavesK - 1) * kParts, Sums::kStrips * Sums::kPieces> {
+    LdsTile<Sum, kStripRows, kWaveN, SwizzledByRow> strips[kParts];
   };
 };
 
@@ -236,17 +246,6 @@ __device__ void add_waves(typename Shape::Sums& sums, const WavePlace<Shape>& wa
 
 constexpr int kSumThreads = 256, kSumColumns = 4;  // neighbours in a row of out that one lane has
 
-/// Elements `element` … of strip `strip` of the sums, neighbours in a row of out.
-template <class Sums>
-__device__ Vec<typename Sums::Element, kSumColumns> run_of(const Sums& sums, int strip, int element) {
-  static_assert(Sums::Layout::kSpan == kSumColumns && Sums::kPieceElements % kSumColumns == 0, "whole runs");
-  Vec<typename Sums::Element, kSumColumns> run;
-#pragma unroll
-  for (int i = 0; i < kSumColumns; ++i)
-    run[i] = sums.pieces[strip][element / Sums::kPieceElements][element % Sums::kPieceElements + i];
-  return run;
-}
-
 /// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4.
 template <class Sum>
 struct Partials {
@@ -258,69 +257,82 @@ struct Partials {
   }
 };
 
-/// Writes the sums of a wave, whose first element is (row, column) of out, as they are.
-template <class Sums, class Sum>
-__device__ void store_partials(const Partials<Sum>& partials, const Sums& sums, int64_t split, int64_t row,
-                               int64_t column) {
-#pragma unroll
-  for (int s = 0; s < Sums::kStrips; ++s) {
-    const int64_t m = row + Sums::Layout::owned(s);
-    if (m >= partials.rows) continue;
-#pragma unroll
-    for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
-      const int64_t n = column + Sums::Layout::depth(e);
-      const auto run = run_of(sums, s, e);
-      if (n < partials.columns) __builtin_memcpy(partials.at(split, m, n), &run, sizeof(run));
-    }
-  }
-}
+/// Where a lane's runs of kSumColumns neighbours in a row of out are, in a part of COLUMNS columns: neighbouring lanes have
+/// neighbouring runs, so that they write whole lines of memory.
+template <int COLUMNS>
+struct RunPlace {
+  static constexpr int kRuns = COLUMNS / kSumColumns, kRowsAtOnce = kWaveSize / kRuns;  // of all lanes
+  static_assert(kWaveSize % kRuns == 0, "whole rows");
+  int row = lane_index() / kRuns, column = lane_index() % kRuns * kSumColumns;
+};
 
-/// Writes the sums of a wave, finished, to its window of out, whose first element is (row, column). What stands over the
-/// edges is finished as its neighbour inside is, and not written: no branch keeps the loads of the finish apart.
-template <class Window, class Sums, class Finish>
-__device__ void store_finished(const Window& window, const Sums& sums, int64_t row, int64_t column, Finish finish) {
-  using Out = std::remove_pointer_t<decltype(window.data)>;
-  if (window.rows <= 0 || window.columns <= 0) return;
-  const BufferDescriptor buffer = window.descriptor();
+/// use(row, sums) for the runs of this lane, of which `row` is that of the wave's first lane; strip by strip through
+/// `strip` in LDS.
+template <class Sums, class Strip, class Use>
+__device__ void each_run(const Sums& sums, Strip& strip, Use use) {
+  using Layout = typename Sums::Layout;
+  using Run = Vec<typename Sums::Element, kSumColumns>;
+  static_assert(Layout::kSpan == kSumColumns && Sums::kPieceElements % kSumColumns == 0, "whole runs");
+  using Place = RunPlace<Sums::kRows>;
+  static_assert(Layout::kWidth % Place::kRowsAtOnce == 0, "whole rows");
+  const Place place;
 #pragma unroll
   for (int s = 0; s < Sums::kStrips; ++s) {
-    const int m = Sums::Layout::owned(s), inside = m < window.rows ? m : window.rows - 1;
 #pragma unroll
     for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
-      const int n = Sums::Layout::depth(e), first = n < window.columns ? n : window.columns - kSumColumns;
-      const auto run = run_of(sums, s, e);
-      Vec<Out, kSumColumns> values;
+      Run run;
 #pragma unroll
       for (int i = 0; i < kSumColumns; ++i)
-        values[i] = from_float<Out>(finish(run[i], row + inside, column + first + i));
-      store_words(buffer, window.offset(m, n), values);
+        run[i] = sums.pieces[s][e / Sums::kPieceElements][e % Sums::kPieceElements + i];
+      strip.template at<Run>(Layout::owner(), Layout::depth(e) * static_cast<int>(sizeof(run[0]))) = run;
     }
-    keep_order();  // The values of one strip at a time: more would need more registers.
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // A wave's accesses to LDS stay in order.
+#pragma unroll
+    for (int row = 0; row < Layout::kWidth; row += Place::kRowsAtOnce) {
+      // The same sum, of which the compiler sees what the swizzle makes of it: few addresses and constants.
+      const int near = (place.row | row % 8) + row / 8 * 8;
+      use(s * Layout::kWidth + row, strip.template at<Run>(near, place.column * static_cast<int>(sizeof(Run) / kSumColumns)));
+    }
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    keep_order();  // One strip at a time: more would need more registers.
   }
 }
 
-/// Writes the sums of a wave to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those
-/// of `wave`.
+/// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
+/// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
+/// What stands over an edge is finished as its neighbour inside is, and not written: no branch keeps the loads of a
+/// finish apart.
 template <class Shape, class Sums, class Out, class Finish>
-__device__ void store_sums(const Sums& sums, const WavePlace<Shape>& wave, int64_t split,
-                           const MatrixView<Out>& out, const Partials<typename Shape::Sum>& partials, Finish finish) {
-  const int64_t row = wave.row(), column = wave.column();
-  if constexpr (Shape::kSplits > 1)
-    store_partials(partials, sums, split, row, column);
-  else
-    store_finished(TileWindow<Out, Shape::kWaveM, Shape::kWaveN>(out, row, column), sums, row, column, finish);
-}
-
-/// The same where waves share a part: those along the depth are added up, and the first one of each part writes them.
-template <class Shape, class Sums, class Out, class Finish>
-__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split,
-                           const MatrixView<Out>& out, const Partials<typename Shape::Sum>& partials, Finish finish,
+__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const MatrixView<Out>& out,
+                           const Partials<typename Shape::Sum>& partials, Finish finish,
                            typename Shape::WaveSums& lds) {
+  workgroup_barrier();  // All waves have read their operands.
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
     if (wave.depth > 0) return;
   }
-  store_sums<Shape>(sums, wave, split, out, partials, finish);
+  auto& strip = lds.strips[wave.part];
+  const RunPlace<Shape::kWaveN> place;
+  const int64_t row = wave.row() + place.row, column = wave.column() + place.column;
+  if constexpr (Shape::kSplits > 1) {
+    each_run(sums, strip, [&](int m, const auto& run) {
+      if (row + m < partials.rows && column < partials.columns)
+        __builtin_memcpy(partials.at(split, row + m, column), &run, sizeof(run));
+    });
+  } else {
+    const TileWindow<Out, Shape::kWaveM, Shape::kWaveN> window(out, wave.row(), wave.column());
+    if (window.rows <= 0 || window.columns <= 0) return;
+    const BufferDescriptor buffer = window.descriptor();
+    const uint32_t offset = window.offset(place.row, place.column);
+    const int64_t near_column = column < out.sizes[1] ? column : out.sizes[1] - kSumColumns;
+    each_run(sums, strip, [&](int m, const auto& run) {
+      const int64_t near_row = row + m < out.sizes[0] ? row + m : out.sizes[0] - 1;
+      float values[kSumColumns];
+#pragma unroll
+      for (int i = 0; i < kSumColumns; ++i) values[i] = finish(run[i], near_row, near_column + i);
+      store_words(buffer, offset + m * window.row_bytes, rounded<Out>(values));
+    });
+  }
 }
 
 /// Adds the partial sums of kSumColumns elements up, in the order of the splits, and finishes them.
@@ -338,10 +350,11 @@ __device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out
 #pragma unroll
     for (int i = 0; i < kSumColumns; ++i) sum[i] += part[i];
   }
-  Vec<Out, kSumColumns> values;
+  float values[kSumColumns];
 #pragma unroll
-  for (int i = 0; i < kSumColumns; ++i) values[i] = from_float<Out>(finish(sum[i], row, column + i));
-  __builtin_memcpy(out.data + row * out.strides[0] + column, &values, sizeof(values));
+  for (int i = 0; i < kSumColumns; ++i) values[i] = finish(sum[i], row, column + i);
+  const auto result = rounded<Out>(values);
+  __builtin_memcpy(out.data + row * out.strides[0] + column, &result, sizeof(result));
 }
 
 /// An element at an address of any alignment.

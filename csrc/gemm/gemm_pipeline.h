@@ -156,7 +156,6 @@ class Pipeline {
   __device__ __attribute__((always_inline)) static void run(Sums& sums, Left& left, Right& right, Span span,
                                                             Memory& lds) {
     Pipeline loop(sums, left, right, lds);
-    loop.pin_sums();
     loop.start();
     for (int64_t k = span.first; k < span.end; k += Shape::kDepth) {
       left.advance();
@@ -190,6 +189,10 @@ class Pipeline {
   __device__ __attribute__((always_inline)) void start() {
     load_step_of(left, Left::kShare);
     if constexpr (Right::kIsInLds) load_step_of(right, Right::kShare);
+    keep_order();
+    clear(sums);
+    pin_sums();
+    keep_order();
 #pragma unroll
     for (int i = 0; i < Left::kShare; ++i) left.store(lds.left, 0, i);
     if constexpr (Right::kIsInLds) {
@@ -211,6 +214,8 @@ class Pipeline {
       operand.load(0, i);
     }
   }
+  /// The sums are in accumulation registers here, and so in all of the loop: left to itself, the compiler has some of
+  /// them in vector registers, too few for the rest, and moves others about.
   __device__ void pin_sums() {
 #pragma unroll
     for (int s = 0; s < Sums::kStrips; ++s) {
@@ -299,7 +304,6 @@ struct MainLoop {
                                                                                 const WavePlace<Shape>& wave,
                                                                                 Span span, Memory& lds) {
     typename Loop::Sums sums;
-    clear(sums);
     Left left(a, wave.first_row, wave.tile_row, span);
     Right right(b, wave.first_column, wave.tile_column, span);
     Loop::run(sums, left, right, span, lds.operands);
