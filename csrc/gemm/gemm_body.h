@@ -128,36 +128,38 @@ class ThroughLds {
   Staged<Memory, Shape::kThreads> staged_;
 };
 
-/// Rows in bands of 16, each cut into packs of 16 bytes that follow one another row by row (ops/layout/
-/// shuffle_weight.py, layout (16, 16)): the order in which the lanes of a wave take them, so that they go straight to
+/// Rows in bands of BAND, each cut into packs of 16 bytes that follow one another row by row (ops/layout/
+/// shuffle_weight.py, layout (BAND, 16)): the order in which the lanes of a wave take them, so that they go straight to
 /// registers. ROWS of them from `first_row` on, for one wave.
-template <class Shape, int ROWS>
+template <class Shape, int ROWS, int BAND = 16>
 class Preshuffled {
  public:
   using Element = typename Shape::Element;
   struct Memory {};
   using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
-  static constexpr int kBand = 16;
+  static constexpr int kStripRows = Slice::Layout::kWidth, kBandStrips = BAND / kStripRows;
+  static_assert(BAND % kStripRows == 0 && ROWS % BAND == 0, "a wave has whole bands of whole strips");
 
   /// `matrix` [rows, depth] with whole bands, stored without gaps; beyond `end` the depth reads as zero.
   __device__ Preshuffled(const MatrixView<const Element>& matrix, int64_t first_row, int wave_depth, int64_t end)
       : end_(end), wave_depth_(wave_depth * Shape::kWaveDepth) {
     const int64_t left = matrix.sizes[0] - first_row, rows = left < ROWS ? left : ROWS;
-    band_bytes_ = static_cast<uint32_t>(kBand * matrix.sizes[1] * sizeof(Element));
+    band_bytes_ = static_cast<uint32_t>(BAND * matrix.sizes[1] * sizeof(Element));
     buffer_ = make_buffer(matrix.data + first_row * matrix.sizes[1],
-                          rows > 0 ? static_cast<uint32_t>(rows / kBand * band_bytes_) : 0);
+                          rows > 0 ? static_cast<uint32_t>(rows / BAND * band_bytes_) : 0);
   }
 
   __device__ void fetch(int64_t k) {
 #pragma unroll
     for (int s = 0; s < Shape::kSlices; ++s) {
       const int64_t depth = k + wave_depth_ + s * Shape::kSlice + Slice::Layout::first_depth();
-      const uint32_t offset = depth < end_ ? static_cast<uint32_t>((depth * kBand) * sizeof(Element)) +
+      const uint32_t offset = depth < end_ ? static_cast<uint32_t>((depth * BAND) * sizeof(Element)) +
                                                  Slice::Layout::owner() * sizeof(Chunk)
                                            : kOutOfRange;
 #pragma unroll
       for (int strip = 0; strip < Slice::kStrips; ++strip)
-        next_[s][strip] = load_chunk(buffer_, offset + strip * band_bytes_);
+        next_[s][strip] = load_chunk(buffer_, offset + strip / kBandStrips * band_bytes_ +
+                                                  strip % kBandStrips * kStripRows * sizeof(Chunk));
     }
   }
   __device__ void publish(Memory&) {

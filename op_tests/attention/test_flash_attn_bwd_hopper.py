@@ -30,7 +30,7 @@ def strided_copy(tensor):
 
 
 @pytest.mark.parametrize("changes", ({}, UNROLLED, {"dq_BLOCK_N": 128, "dq_STAGES": 2, "dq_HEADS": 1}), ids=str)
-@pytest.mark.parametrize("head_dim", (64, 128))
+@pytest.mark.parametrize("head_dim", (64, 80, 128))
 def test_against_float64(device, head_dim, changes):
     """Lengths that end anywhere, rows and keys without a partner, cross-attention, groups of heads, strides."""
     from aiter_like.ops.attention.triton import flash_attn_bwd, flash_attn_bwd_hopper

@@ -26,7 +26,8 @@ SPECIALISED = [pytest.param(dtype, rounding, head_dim, {"GROUPS": groups, "PROGR
                             id=f"{dtype}-{rounding}-{head_dim}-{groups}x{rows}x{keys}")
                for dtype, rounding, head_dim, groups, programs, rows, keys in (
                    (BF16, 0, 128, 2, 1, 64, 128), (BF16, 1, 128, 2, 1, 64, 128), (F16, 2, 128, 2, 1, 64, 128),
-                   (BF16, 1, 64, 1, 3, 64, 64), (BF16, 2, 64, 1, 2, 128, 64), (F16, 0, 64, 2, 1, 64, 128))]
+                   (BF16, 1, 64, 1, 3, 64, 64), (BF16, 2, 64, 1, 2, 128, 64), (F16, 0, 64, 2, 1, 64, 128),
+                   (BF16, 1, 80, 2, 1, 64, 128), (F16, 0, 256, 2, 1, 64, 64), (BF16, 1, 200, 2, 1, 64, 64))]
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,13 @@ static_assert(Values::kStrips == 4 && Values::kPerStrip == 16 && Values::kPieces
 using Scores = RegTile<float, 64, 32, Product<>>;
 static_assert(Scores::kStrips == 2 && Scores::kPieces == 4 && Scores::PerColumn::kCount == 2 &&
               Scores::PerRow::kCount == 16 && sizeof(Scores) == 128);
+using Counts = RegTile<int32_t, 64, 32, Product<>>;
+static_assert(Counts::kPieces == 4 && Counts::kPieceElements == 4 && sizeof(Counts) == 128);
 using Wide = RegTile<float, 64, 32, Product<1, 32>>;
 static_assert(Wide::kStrips == 1 && Wide::kPieces == 2 && Wide::kPieceElements == 16 && sizeof(Wide) == 128);
 
-template <class TILE>
-__device__ void places(float* matrix, float* cleared) {
+template <class TILE, class T>
+__device__ void places(T* matrix, T* cleared) {
   TILE tile = from_memory<TILE>(matrix);
   for (int s = 0; s < TILE::kStrips; ++s)
     for (int e = 0; e < TILE::kPerStrip; ++e)
@@ -29,6 +31,7 @@ __device__ void places(float* matrix, float* cleared) {
 }
 extern "C" __global__ void places_16(float* matrix, float* cleared) { places<Scores>(matrix, cleared); }
 extern "C" __global__ void places_32(float* matrix, float* cleared) { places<Wide>(matrix, cleared); }
+extern "C" __global__ void places_int32(int32_t* matrix, int32_t* cleared) { places<Counts>(matrix, cleared); }
 extern "C" __global__ void indices(int* rows, int* columns) {
   for (int i = 0; i < Scores::PerRow::kCount; ++i) rows[64 * i + lane_index()] = Scores::PerRow::index(i);
   for (int i = 0; i < Scores::PerColumn::kCount; ++i) columns[64 * i + lane_index()] = Scores::PerColumn::index(i);
@@ -42,6 +45,13 @@ def test_elements_are_where_the_layout_says():
         expected = 2 * matrix + torch.eye(64, 32)
         program(kernel, matrix, cleared)
         assert torch.equal(matrix, expected) and not cleared.any()
+
+
+def test_sums_of_integers():
+    matrix = torch.randint(-2**30, 2**30, (64, 32), dtype=torch.int32)
+    cleared, expected = torch.ones(64, 32, dtype=torch.int32), 2 * matrix + torch.eye(64, 32, dtype=torch.int32)
+    program("places_int32", matrix, cleared)
+    assert torch.equal(matrix, expected) and not cleared.any()
 
 
 def test_vectors_know_their_indices():

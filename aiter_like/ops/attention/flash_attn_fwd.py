@@ -101,8 +101,11 @@ def _triton_refusal(target: Target, call: AttentionCall) -> str | None:
 
 
 def hopper_serves(call: AttentionCall) -> bool:
-    """Whether triton/flash_attn_fwd_hopper.py takes the call: 16 bits, nothing added to the scores, no dropout."""
-    if call.head_dim not in (64, 128) or call.head_dim_v != call.head_dim or call.is_fp8 or call.max_seqlen_k == 0:
+    """Whether triton/flash_attn_fwd_hopper.py takes the call: 16 bits, nothing added to the scores, no dropout. A head
+    dimension between its own 64, 128 and 256 is filled up with zeros in shared memory."""
+    if not 32 < call.head_dim <= 256 or call.head_dim % 8 or call.head_dim_v != call.head_dim:
+        return False
+    if call.is_fp8 or call.max_seqlen_k == 0:
         return False
     if set(call.features) - {"seqlens", "sink"} or call.sink_size > 0 or call.num_splits > 1:
         return False
@@ -172,10 +175,10 @@ def _triton_cost(target: Target, call: AttentionCall, BLOCK_M: int = 128, BLOCK_
     tiles of all stages local memory.
     """
     if GROUPS:  # of 128 lanes; an SM has PROGRAMS such programs
-        rows = GROUPS * BLOCK_M
-        registers = BLOCK_M * (call.head_dim + 1.5 * BLOCK_N) / 128
-        local_bytes = (2 * call.head_dim * (rows + 2 * BLOCK_N * STAGES + BLOCK_M) + 256) * PROGRAMS  # q, k, v, out
-        if registers > 330 / (GROUPS * PROGRAMS) or local_bytes > local_memory_bytes(target.arch):
+        rows, width = GROUPS * BLOCK_M, 1 << (call.head_dim - 1).bit_length()
+        registers = BLOCK_M * (width + 1.5 * BLOCK_N) / 128
+        local_bytes = (2 * width * (rows + 2 * BLOCK_N * STAGES + BLOCK_M) + 256) * PROGRAMS  # q, k, v, out
+        if registers > 360 / (GROUPS * PROGRAMS) or local_bytes > local_memory_bytes(target.arch):
             return math.inf
         workgroups = -(-call.max_seqlen_q // rows) * call.num_heads * call.batch
         return 0.7 * -(-workgroups // target.cu_num) * rows * -(-call.max_seqlen_k // BLOCK_N) * BLOCK_N  # measured

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The product of linear layers in 16 bits, with bias, activation and residual.
 
-Kernels: csrc/gemm/gemm_a16w16.hip, ops/gemm/triton/gemm_a16w16.py and, for Hopper, gemm_a16w16_hopper.py beside it.
+Kernels: csrc/gemm/gemm_a16w16.hip, ops/gemm/triton/gemm_a16w16.py and, for Hopper, hopper.py beside it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
-from aiter_like.ops.gemm import tiles, vendor
+from aiter_like.ops.gemm import hopper, tiles, vendor
 from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
 
 __all__ = ["gemm_a16w16"]
 
 _OP = "gemm_a16w16"
 DTYPES = (torch.bfloat16, torch.float16)
-_HOPPER_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
 
 
 class GemmA16w16Call(NamedTuple):
@@ -134,46 +133,23 @@ def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, s
     return tiles.clocks(m, n, k, tiles.parse(tile), splits)
 
 
-def _hopper_serves(call: GemmA16w16Call) -> bool:
-    """Whether triton/gemm_a16w16_hopper.py takes the call: rows of `a` and `b` are what TMA moves."""
-    k = call.a.shape[1]
-    return k > 0 and all(matrix.stride(1) == 1 and matrix.stride(0) >= k and matrix.stride(0) % 8 == 0
-                         for matrix in (call.a, call.b))
-
-
 def _triton_kernels(target: Target, call: GemmA16w16Call, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
-    hopper = ["gemm_a16w16_hopper"] if target.arch == "sm_90" and _hopper_serves(call) else []
+    own = ["gemm_a16w16_hopper"] if target.arch == "sm_90" and hopper.serves(call.a, call.b) else []
     if params:
-        return hopper if "swap" in params else ["gemm_a16w16"]
-    return [*hopper, "gemm_a16w16"]
-
-
-def _hopper_blocks(m: int, n: int, k: int, target: Target) -> Iterator[tuple[int, ...]]:
-    """(block_m, block_n, block_k, num_warps, num_stages, swap, splits) that fit shared memory and have work."""
-    rows = max(16, 1 << (m - 1).bit_length())
-    few = [(rows, block_n, block_k, 4, 1) for block_n in (64, 128) for block_k in (64, 128, 256)] if m <= 256 else []
-    many = [(*tile, 0) for tile in ((64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8),
-                                    (256, 128, 64, 8)) if m > 32 and tile[0] <= 2 * m]
-    for block_m, block_n, block_k, num_warps, swap in (*few, *many):
-        most = min(8, _HOPPER_BYTES // (2 * block_k * (block_m + block_n)))
-        tiles = -(-m // block_m) * -(-n // block_n)
-        for splits in (1, 2, 3, 4, 6, 8):
-            if splits == 1 or splits * tiles <= 2 * target.cu_num and k >= 4 * splits * block_k:
-                yield from ((block_m, block_n, block_k, num_warps, stages, swap, splits)
-                            for stages in {most, max(most // 2, 3)} if 3 <= stages <= most)
+        return own if "swap" in params else ["gemm_a16w16"]
+    return [*own, "gemm_a16w16"]
 
 
 def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]:
     """Blocks that suit the rows; deep ones for few rows, which are bound by memory.
 
-    On Hopper the kernel of gemm_a16w16_hopper.py is alone from 64 rows on: the other one took 1.2 to 1.7 times as long
+    On Hopper the kernel of triton/hopper.py is alone from 64 rows on: the other one took 1.2 to 1.7 times as long
     at 64 to 4096 rows (H200).
     """
     m = call.a.shape[0]
-    names = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "swap", "splits")
-    if target.arch == "sm_90" and _hopper_serves(call):
-        yield from (dict(zip(names, one)) for one in _hopper_blocks(m, call.b.shape[0], call.a.shape[1], target))
+    if target.arch == "sm_90" and hopper.serves(call.a, call.b):
+        yield from hopper.space(m, call.b.shape[0], call.a.shape[1], 2, target)
         if m >= 64:
             return
     for block_m, block_n, block_k, num_warps in ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4),
@@ -181,7 +157,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
                                                  (128, 256, 64, 8), (256, 128, 64, 8)):
         if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
             for num_stages in (2, 3, 4):
-                yield dict(zip(names, (block_m, block_n, block_k, num_warps, num_stages)))
+                yield dict(zip(hopper.NAMES, (block_m, block_n, block_k, num_warps, num_stages)))
 
 
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:

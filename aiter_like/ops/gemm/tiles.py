@@ -29,7 +29,7 @@ TILES = ("t256x256_w1x4x1", "t256x256_w2x2x1", "t256x128_w4x2x1", "t128x128_w2x2
 
 SMALLEST = Tile(16, 64, 1, 1, 4)
 
-# For gfx942. Per compute unit and clock: flop of 16-bit MFMA, bytes of the L2 when all read (AMD, CDNA3 white paper;
+# For gfx942. Per compute unit and clock: flop of 16-bit MFMA (8-bit: twice as many), bytes of the L2 when all read (AMD, CDNA3 white paper;
 # SC25: 19.5 TB/s of distinct blocks at 304 CUs and 2.1 GHz), bytes that one workgroup gets while it waits for them; of
 # all of them: bytes of HBM (SC25: 4.14 TB/s). The rest was chosen so that the order of the tiles is that of the cycle
 # model (version 1) at 4096³, 16 × 4096 × 4096 and 64 × 6144 × 4096: the part of a step in which MFMA runs with several
@@ -37,7 +37,6 @@ SMALLEST = Tile(16, 64, 1, 1, 4)
 _FLOPS, _L2_BYTES, _WAITING_BYTES, _HBM_BYTES = 2048, 30.0, 40.0, 1971.0
 _BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.85, 0.65, 1200, 1500, 4000
 _LDS_BYTES = 65536
-_ELEMENT_BYTES = 2
 
 
 def parse(name: str) -> Tile:
@@ -51,9 +50,9 @@ def parse(name: str) -> Tile:
     return Tile(*map(int, re.findall(r"\d+", name)))
 
 
-def depth(tile: Tile) -> int:
-    """Of a step, in elements of 16 bits."""
-    return 64 * tile.waves_k
+def depth(tile: Tile, element_bytes: int = 2) -> int:
+    """Of a step, in elements."""
+    return 128 // element_bytes * tile.waves_k
 
 
 def count(m: int, n: int, tile: Tile) -> int:
@@ -61,36 +60,40 @@ def count(m: int, n: int, tile: Tile) -> int:
     return math.ceil(m / tile.block_m) * math.ceil(n / tile.block_n)
 
 
-def is_useful(m: int, n: int, k: int, tile: str, splits: int) -> bool:
+def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int = 2) -> bool:
     """Whether each split has work, and out has rows and columns for at least half of the tile or there is none less."""
     sizes = parse(tile)
     has_rows = sizes.block_m == SMALLEST.block_m or m > sizes.block_m // 2
-    return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes) and m * n < 2**31)
+    return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes, element_bytes) and m * n < 2**31)
 
 
-def clocks(m: int, n: int, k: int, tile: Tile, splits: int) -> float:
-    """Of the whole product by counts: no measurement, and no model of it either."""
+def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2) -> float:
+    """Of the whole product by counts: no measurement, and no model of it either. Of elements of `element_bytes`; the
+    result has 16 bits."""
     cus = device.arch_facts("gfx942")["cu_num"]
-    step_bytes = (tile.block_m + tile.block_n) * depth(tile) * _ELEMENT_BYTES
+    step = depth(tile, element_bytes)
+    step_bytes = (tile.block_m + tile.block_n) * step * element_bytes
     groups = count(m, n, tile) * splits
     resident = min(_LDS_BYTES // step_bytes, math.ceil(groups / cus))  # workgroups of a CU
-    mfma = 2 * tile.block_m * tile.block_n * depth(tile) / _FLOPS / (_BUSY if resident > 1 else _BUSY_ALONE)
+    flops = _FLOPS * 2 / element_bytes
+    mfma = 2 * tile.block_m * tile.block_n * step / flops / (_BUSY if resident > 1 else _BUSY_ALONE)
     waits = (_ARRIVAL + step_bytes / _WAITING_BYTES) / resident
-    steps = math.ceil(math.ceil(k / splits) / depth(tile))
+    steps = math.ceil(math.ceil(k / splits) / step)
     total = math.ceil(groups / (resident * cus)) * resident * (
         steps * max(mfma, step_bytes / _L2_BYTES, waits) + _START / resident)
-    total = max(total, (m * k + n * k + m * n) * _ELEMENT_BYTES / _HBM_BYTES)
+    total = max(total, ((m * k + n * k) * element_bytes + m * n * 2) / _HBM_BYTES)
     if splits > 1:
         total += _SECOND_KERNEL + (2 * splits + 1) * m * n * 4 / (_L2_BYTES * cus)
     return total
 
 
 @functools.lru_cache(1024)
-def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None) -> tuple[str, int]:
+def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None,
+             element_bytes: int = 2) -> tuple[str, int]:
     """(tile, splits) with the least clocks, of those that have the given ones."""
     found = [(name, parts) for name in TILES if tile in (None, name)
              for parts in (SPLITS if splits is None else (splits,))
-             if parts == splits or is_useful(m, n, k, name, parts)]
+             if parts == splits or is_useful(m, n, k, name, parts, element_bytes)]
     if not found:
         found = [(tile or "t16x64_w1x1x4", splits or 1)]
-    return min(found, key=lambda one: clocks(m, n, k, parse(one[0]), one[1]))
+    return min(found, key=lambda one: clocks(m, n, k, parse(one[0]), one[1], element_bytes))

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Matrix instructions of gfx942 on bf16, f16 and fp8 fragments, and the packing of floats into them. No other target.
+// Matrix instructions of gfx942 on bf16, f16, fp8 and int8 fragments, and the packing of floats into them. No other
+// target.
 //
 // D = C + A · B by one wave, WIDTH × WIDTH, WIDTH 16 or 32. With lane = WIDTH · group + col and n elements in 8 bytes
-// (4 of 16 bits, 8 of fp8):
+// (4 of 16 bits, 8 of 8 bits):
 //   A: element e of a lane is A[col][n group + e]     B: element e is B[n group + e][col]
 //   C, D: element r of a lane is D[4 groups · (r / 4) + 4 group + r % 4][col]   (r < WIDTH² / 64; groups = 64 / WIDTH)
 // (CDNA3 ISA, section 7; AMD's matrix instruction calculator prints the same maps.)
@@ -18,7 +19,9 @@ namespace aiter_like {
 
 using Accumulator = __attribute__((ext_vector_type(4))) float;
 using WideAccumulator = __attribute__((ext_vector_type(16))) float;
-/// 8 bytes of one lane: four 16-bit or eight fp8 elements, the first in the lowest bits.
+using IntAccumulator = __attribute__((ext_vector_type(4))) int32_t;
+using WideIntAccumulator = __attribute__((ext_vector_type(16))) int32_t;
+/// 8 bytes of one lane: four 16-bit or eight 8-bit elements, the first in the lowest bits.
 using Fragment = __attribute__((ext_vector_type(2))) uint32_t;
 
 template <class T, int WIDTH>
@@ -73,6 +76,21 @@ struct Mfma<fp8, 32> {
   __device__ static WideAccumulator multiply(Fragment a, Fragment b, WideAccumulator c) {
     return __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(__builtin_bit_cast(long, a), __builtin_bit_cast(long, b), c,
                                                       0, 0, 0);
+  }
+};
+
+/// Sums of 32 bits that wrap: exact below 2^17 products of one element.
+template <>
+struct Mfma<int8_t, 16> {
+  __device__ static IntAccumulator multiply(Fragment a, Fragment b, IntAccumulator c) {
+    return __builtin_amdgcn_mfma_i32_16x16x32_i8(__builtin_bit_cast(long, a), __builtin_bit_cast(long, b), c, 0, 0, 0);
+  }
+};
+
+template <>
+struct Mfma<int8_t, 32> {
+  __device__ static WideIntAccumulator multiply(Fragment a, Fragment b, WideIntAccumulator c) {
+    return __builtin_amdgcn_mfma_i32_32x32x16_i8(__builtin_bit_cast(long, a), __builtin_bit_cast(long, b), c, 0, 0, 0);
   }
 };
 

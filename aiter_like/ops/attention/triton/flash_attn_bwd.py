@@ -313,8 +313,8 @@ def _for_hopper(call: AttentionBackwardCall, params: dict[str, int], target: Tar
 
     if not flash_attn_bwd_hopper.serves(call, target):
         return None
-    settings = {**config("flash_attn_bwd_hopper", target.arch, f"d{forward.head_dim}"), **params}
-    return flash_attn_bwd_hopper.Launches(call, scratch_rows, settings)
+    settings = config("flash_attn_bwd_hopper", target.arch, f"d{triton.next_power_of_2(forward.head_dim)}")
+    return flash_attn_bwd_hopper.Launches(call, scratch_rows, {**settings, **params})
 
 
 class _Delta:

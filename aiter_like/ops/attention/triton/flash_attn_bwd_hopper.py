@@ -36,7 +36,7 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
     store_own,
 )
 from aiter_like.ops.attention.triton.parts import LOG2_E
-from aiter_like.ops.common.triton.launch import Launch
+from aiter_like.ops.common.triton.launch import Launch, moved
 
 # Registers of a lane: at the start, and then in a warp group and in the warp that loads.
 _REGISTERS = 168
@@ -123,7 +123,7 @@ def _walk_rows(sums, own, tiles, rings, begin, end, mask, scale, LAYOUT: gl.cons
 
 @gluon.jit
 def _of_keys(dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, GROUP: gl.constexpr,
-             M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
+             M: gl.constexpr, D: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
     """One warp group of _dkdv_kernel: OWN keys from place[2] + GROUP · OWN on. counts: see _dkdv_kernel."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
@@ -141,15 +141,15 @@ def _of_keys(dk, dv, own, own_full, tiles, rings, strides, place, counts, limits
     sums = _walk_rows(sums, both, tiles, rings, 0, masked, mask, scale, LAYOUT, P_LAYOUT, M, D, STAGES, 1, True)
     dk_sum, dv_sum = _walk_rows(sums, both, tiles, rings, masked, group_size * (end - first), mask, scale, LAYOUT,
                                 P_LAYOUT, M, D, STAGES, UNROLL, False)
-    store_own(dk, strides[0], batch, kv_head, first_key, seqlen_k, dk_sum * softmax_scale, D)
-    store_own(dv, strides[1], batch, kv_head, first_key, seqlen_k, dv_sum, D)
+    store_own(dk, strides[0], batch, kv_head, first_key, seqlen_k, dk_sum * softmax_scale, D, COLUMNS)
+    store_own(dv, strides[1], batch, kv_head, first_key, seqlen_k, dv_sum, D, COLUMNS)
 
 
 @gluon.jit(do_not_specialize=["num_blocks", "num_heads", "kv_heads", "total_heads", "group_size", "heads", "seqlen_q",
                               "seqlen_k", "edge"])
 def _dkdv_kernel(dk, dv, q_box, dout_box, k_box, v_box, lse_box, delta_box, strides, num_blocks, num_heads, kv_heads,
                  total_heads, group_size, heads, seqlen_q, seqlen_k, edge, scale, softmax_scale, M: gl.constexpr,
-                 D: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
+                 D: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
     """dV = Pᵀ dO and dK = softmax_scale · dSᵀ Q of 2 · OWN keys of one KV head; bound: matrix unit.
 
     A row sees keys up to row + edge. scale: softmax_scale in units of log 2.
@@ -177,10 +177,10 @@ def _dkdv_kernel(dk, dv, q_box, dout_box, k_box, v_box, lse_box, delta_box, stri
     place, counts = (batch, kv_head, first_key, num_heads, group_size), (first, inner, end)
     limits, scales = (seqlen_k, edge), (scale, softmax_scale)
     gl.warp_specialize([
-        (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 0, M, D, STAGES,
-                    UNROLL)),
-        (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 1, M, D, STAGES,
-                    UNROLL)),
+        (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 0, M, D, COLUMNS,
+                    STAGES, UNROLL)),
+        (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 1, M, D, COLUMNS,
+                    STAGES, UNROLL)),
         (_load_for_keys, ((k_box, v_box), (q_box, dout_box, lse_box, delta_box), own, own_full, tiles, rings, place,
                           counts, M, D, STAGES))],
         [4, 1], [_GROUP_REGISTERS, _LOADER_REGISTERS])
@@ -244,7 +244,7 @@ def _walk_keys(dq, own, tiles, rings, begin, end, high, of_rows, scale, LAYOUT: 
 
 @gluon.jit
 def _of_rows(dq, lse2, delta, own, own_full, tiles, rings, strides, place, counts, limits, scales, GROUP: gl.constexpr,
-             N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
+             N: gl.constexpr, D: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
     """One warp group of _dq_kernel: OWN rows from place[2] + GROUP · OWN on. counts: tiles without a mask, tiles."""
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
@@ -264,14 +264,14 @@ def _of_rows(dq, lse2, delta, own, own_full, tiles, rings, strides, place, count
                        UNROLL, False)
     total = _walk_keys(total, both, tiles, rings, num_open, num_tiles, high, of_rows, scale, LAYOUT, P_LAYOUT, N, D,
                        STAGES, 1, True)
-    store_own(dq, strides, batch, head, first_row, seqlen_q, total * softmax_scale, D)
+    store_own(dq, strides, batch, head, first_row, seqlen_q, total * softmax_scale, D, COLUMNS)
 
 
 @gluon.jit(do_not_specialize=["num_blocks", "num_heads", "total_heads", "group_size", "heads", "seqlen_q", "seqlen_k",
                               "edge", "scratch_rows"])
 def _dq_kernel(dq, q_box, dout_box, k_box, v_box, lse2, delta, strides, num_blocks, num_heads, total_heads, group_size,
                heads, seqlen_q, seqlen_k, edge, scratch_rows, scale, softmax_scale, N: gl.constexpr, D: gl.constexpr,
-               STAGES: gl.constexpr, UNROLL: gl.constexpr):
+               COLUMNS: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
     """dQ = softmax_scale · dS K of 2 · OWN rows of one head; bound: matrix unit. edge, scale: see _dkdv_kernel."""
     block, head, batch = block_of_program(num_blocks, num_heads, total_heads, heads)
     dtype: gl.constexpr = q_box.dtype
@@ -294,20 +294,21 @@ def _dq_kernel(dq, q_box, dout_box, k_box, v_box, lse2, delta, strides, num_bloc
     own, tiles = (q_tiles, dout_tiles), (k_tiles, v_tiles)
     gl.warp_specialize([
         (_of_rows, (dq, lse2, delta, own, own_full, tiles, rings, strides, place, counts, limits, scales, 0, N, D,
-                    STAGES, UNROLL)),
+                    COLUMNS, STAGES, UNROLL)),
         (_of_rows, (dq, lse2, delta, own, own_full, tiles, rings, strides, place, counts, limits, scales, 1, N, D,
-                    STAGES, UNROLL)),
+                    COLUMNS, STAGES, UNROLL)),
         (_load_for_rows, ((q_box, dout_box), (k_box, v_box), own, own_full, tiles, rings, place, head // group_size,
                           counts[1], N, D, STAGES))],
         [4, 1], [_GROUP_REGISTERS, _LOADER_REGISTERS])
 
 
 def serves(call: AttentionBackwardCall, target: Target) -> bool:
-    """Whether Launches takes such calls: dense, head dimension 64 or 128, no mask but an upper end."""
+    """Whether Launches takes such calls: dense, no mask but an upper end. A head dimension between 64 and 128 is filled
+    up with zeros in shared memory."""
     forward = call.forward
     if target.arch != "sm_90" or forward.is_varlen or not call.max_seqlen_k:
         return False
-    if forward.head_dim not in (64, 128) or forward.head_dim_v != forward.head_dim:
+    if not 32 < forward.head_dim <= 128 or forward.head_dim % 8 or forward.head_dim_v != forward.head_dim:
         return False
     if call.softcap > 0 or call.dropout_p > 0 or 0 <= call.window_left < call.max_seqlen_k:
         return False
@@ -329,20 +330,21 @@ class Launches:
         scales = call.softmax_scale * LOG2_E.value, call.softmax_scale
         options = {"num_warps": 4, "maxnreg": _REGISTERS}
         m, n, own = settings["dkdv_BLOCK_M"], settings["dq_BLOCK_N"], OWN.value
+        dims = {"D": triton.next_power_of_2(forward.head_dim), "COLUMNS": forward.head_dim}
         blocks = triton.cdiv(call.max_seqlen_k, 2 * own)
         self.dkdv = Launch(
             _dkdv_kernel, (blocks * kv_heads * batch, 1, 1),
             ((call.dk.stride()[:3], call.dv.stride()[:3]), blocks, num_heads, kv_heads, kv_heads * batch,
              num_heads // kv_heads, settings["dkdv_HEADS"], *limits, *scales),
-            M=m, D=forward.head_dim, STAGES=settings["dkdv_STAGES"], UNROLL=settings["dkdv_UNROLL"], options=options)
+            M=m, STAGES=settings["dkdv_STAGES"], UNROLL=settings["dkdv_UNROLL"], **dims, options=options)
         blocks = triton.cdiv(call.max_seqlen_q, 2 * own)
         self.dq = Launch(
             _dq_kernel, (blocks * num_heads * batch, 1, 1),
             (call.dq.stride()[:3], blocks, num_heads, num_heads * batch, num_heads // kv_heads, settings["dq_HEADS"],
              *limits, scratch_rows, *scales),
-            N=n, D=forward.head_dim, STAGES=settings["dq_STAGES"], UNROLL=settings["dq_UNROLL"], options=options)
+            N=n, STAGES=settings["dq_STAGES"], UNROLL=settings["dq_UNROLL"], **dims, options=options)
         self.rows = m, own, n
-        self.boxes = {(name, rows): _box(getattr(call, name), rows) for name, rows in (
+        self.boxes = {(name, rows): _box(getattr(call, name), rows, dims["D"]) for name, rows in (
             ("q", m), ("dout", m), ("k", own), ("v", own), ("q", own), ("dout", own), ("k", n), ("v", n))}
         self.row_box = _row_box(call.lse, num_heads * batch, scratch_rows, m)
 
@@ -354,27 +356,20 @@ class Launches:
     def __call__(self, call: AttentionBackwardCall, delta: Tensor, lse2: Tensor) -> None:
         """delta, lse2: as flash_attn_bwd.py has them."""
         m, own, n = self.rows
-        boxes = {key: _moved(box, getattr(call, key[0])) for key, box in self.boxes.items()}
+        boxes = {key: moved(box, getattr(call, key[0])) for key, box in self.boxes.items()}
         self.dkdv(call.dk, call.dv, boxes["q", m], boxes["dout", m], boxes["k", own], boxes["v", own],
-                  _moved(self.row_box, lse2), _moved(self.row_box, delta))
+                  moved(self.row_box, lse2), moved(self.row_box, delta))
         self.dq(call.dq, boxes["q", own], boxes["dout", own], boxes["k", n], boxes["v", n], lse2, delta)
 
 
-def _box(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Of `rows` rows of one head, at no address yet."""
+def _box(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Of `rows` rows of one head, at no address yet; beyond the head dimension there are zeros."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     return TensorDescriptor(tensor.new_empty(0), list(tensor.shape), list(tensor.stride()),
-                            [1, rows, 1, tensor.shape[3]], layout)
+                            [1, rows, 1, columns], layout)
 
 
 def _row_box(lse: Tensor, heads: int, scratch_rows: int, rows: int) -> TensorDescriptor:
     """Of a number for each of `rows` rows of one head, at no address yet."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
     return TensorDescriptor(lse.new_empty(0), [heads, scratch_rows], [scratch_rows, 1], [1, rows], layout)
-
-
-def _moved(box: TensorDescriptor, tensor: Tensor) -> TensorDescriptor:
-    """The box at a tensor's address; without the constructor, whose checks cost 2 µs and know the metadata already."""
-    moved = object.__new__(TensorDescriptor)
-    vars(moved).update(vars(box), base=tensor)
-    return moved

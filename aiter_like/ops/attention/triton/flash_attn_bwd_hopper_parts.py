@@ -68,11 +68,15 @@ def release(ring, index, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def store_own(out, strides, batch, head, first, num_rows, result, D: gl.constexpr):
-    """OWN rows of one head, rounded; rows past the end are none."""
+def store_own(out, strides, batch, head, first, num_rows, result, D: gl.constexpr,
+              COLUMNS: gl.constexpr):
+    """OWN rows of one head, rounded; rows past the end are none, nor are columns from COLUMNS on."""
     STORED: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     result = gl.convert_layout(result.to(out.dtype.element_ty), STORED)
     rows = first + gl.arange(0, OWN, gl.SliceLayout(1, STORED))
     base = out + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[2]
-    gl.store(base + (rows.to(gl.int64) * strides[1])[:, None] + gl.arange(0, D, gl.SliceLayout(0, STORED))[None, :],
-             result, mask=(rows < num_rows)[:, None])
+    columns = gl.arange(0, D, gl.SliceLayout(0, STORED))[None, :]
+    mask = (rows < num_rows)[:, None]
+    if COLUMNS < D:
+        mask = mask & (columns < COLUMNS)
+    gl.store(base + (rows.to(gl.int64) * strides[1])[:, None] + columns, result, mask=mask)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from aiter_like.device import target_of
+from aiter_like.device import Target, target_of
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.checks import is_aligned
 from aiter_like.ops.attention.triton.flash_attn_fwd_parts import attend, width
@@ -26,14 +27,24 @@ def flash_attn_fwd(call: AttentionCall, kernel: str = "flash_attn_fwd",
     target = target_of(call.q.device)
     if kernel == "flash_attn_fwd_hopper":
         if call.softmax_scale <= _MOST_HOPPER_SCALE and all(map(is_aligned, (call.q, call.k, call.v))):
-            from aiter_like.ops.attention.triton import (
-                flash_attn_fwd_hopper,  # not every Triton for AMD has Gluon for NVIDIA
-            )
-
-            settings = {**config("flash_attn_fwd_hopper", target.arch, width(call)), **params}
-            flash_attn_fwd_hopper.attend(call, settings, target)
-        else:
-            attend(call, config("flash_attn_fwd", target.arch, width(call)))
+            return _hopper(call, params, target)
+        attend(call, config("flash_attn_fwd", target.arch, width(call)))
         return None
     launches = attend(call, {**config("flash_attn_fwd", target.arch, width(call)), **params})
     return None if launches is None else lambda *fields: launches(AttentionCall(*fields))
+
+
+def _hopper(call: AttentionCall, params: dict[str, int], target: Target) -> Callable[..., None]:
+    from aiter_like.ops.attention.triton.flash_attn_fwd_hopper import Launches  # not every Triton for AMD has Gluon
+
+    launches = Launches(call, {**config("flash_attn_fwd_hopper", target.arch, width(call)), **params}, target)
+
+    def relaunch(*fields: Any) -> None:
+        again = AttentionCall(*fields)
+        if launches.takes(again):
+            launches(again)
+        else:
+            attend(again, config("flash_attn_fwd", target.arch, width(again)))
+
+    launches(call)
+    return relaunch

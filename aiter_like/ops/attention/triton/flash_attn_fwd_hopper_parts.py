@@ -21,7 +21,8 @@ class Shape:
 
     Attributes:
         GROUPS: warp groups that attend.
-        M, N, D: rows of a group, keys of a tile, head dimension.
+        M, N, D: rows of a group, keys of a tile, head dimension in shared memory and registers.
+        COLUMNS: the head dimension; beyond it up to D there are zeros.
         STAGES: tiles of keys, and of values, in flight.
         ROUNDING: of P and out, see round_to.
         HAS_LEFT: the window begins somewhere; its end is always looked at.
@@ -32,6 +33,7 @@ class Shape:
     M: int
     N: int
     D: int
+    COLUMNS: int
     STAGES: int
     ROUNDING: int
     HAS_LEFT: bool
@@ -140,8 +142,11 @@ def finish(acc, maximum, total, results, head, starts, rows, first_row, seqlen_q
     batch, start_q, head = starts[0].to(gl.int64), starts[1].to(gl.int64), head.to(gl.int64)
     to = first_row + gl.arange(0, SHAPE.M, gl.SliceLayout(1, STORED))
     pointers = out + batch * strides[0] + head * strides[2] + ((start_q + to) * strides[1])[:, None]
-    gl.store(pointers + gl.arange(0, SHAPE.D, gl.SliceLayout(0, STORED))[None, :], result,
-             mask=(to < seqlen_q)[:, None])
+    columns = gl.arange(0, SHAPE.D, gl.SliceLayout(0, STORED))[None, :]
+    mask = (to < seqlen_q)[:, None]
+    if SHAPE.COLUMNS < SHAPE.D:
+        mask = mask & (columns < SHAPE.COLUMNS)
+    gl.store(pointers + columns, result, mask=mask)
     if lse is not None:
         sums = gl.where(total == 0.0, float("-inf"), (maximum + gl.log2(total)) * LN_2)
         gl.store(lse + batch * lse_strides[0] + head * lse_strides[2] + (start_q + rows) * lse_strides[1], sums,

@@ -7,13 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.device import Target, target_of
+from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
+from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
 
 _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
-_HOPPER_NAMES = (*_NAMES, "swap", "splits")
 
 
 @triton.jit
@@ -45,49 +45,28 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
 def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> None:
     """Writes `out`.
 
-    kernel: "gemm_a16w16_hopper" is that of gemm_a16w16_hopper.py; where an address forbids it the other takes over.
+    kernel: "gemm_a16w16_hopper" is that of hopper.py; where an address forbids it the other takes over.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
         swap and splits.
     """
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
     if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
-        from aiter_like.ops.gemm.triton import gemm_a16w16_hopper  # not every Triton has tensor descriptors
+        from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
 
-        values = dict(zip(_HOPPER_NAMES, _values(_HOPPER_NAMES, hopper_blocks(m, n, k, target), params)))
-        gemm_a16w16_hopper.multiply(call, tuple(values[name] for name in _NAMES[:3]), values["num_warps"],
-                                    values["num_stages"], bool(values["swap"]), values["splits"], target)
+        chosen = values("gemm_a16w16", hopper.NAMES, hopper.suited(m, n, k, 2, target.cu_num), params)
+        then = Finish(bias=call.bias, activation=call.activation, residual=call.residual)
+        multiply(call.out, call.a, call.b, then, target, **chosen)
         return
     given = {} if kernel == "gemm_a16w16_hopper" else params
-    block_m, block_n, block_k, num_warps, num_stages = _values(_NAMES, _blocks(m, target.platform), given)
+    chosen = values("gemm_a16w16", _NAMES, _blocks(m, target.platform), given)
+    block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in _NAMES)
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
            *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=call.activation,
            IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
-
-
-def _values(names: tuple[str, ...], suited: tuple[int, ...], given: dict[str, int]) -> tuple[int, ...]:
-    unknown = given.keys() - set(names)
-    if unknown:
-        raise ValueError(f"gemm_a16w16: parameters must be of {', '.join(names)}, got {', '.join(sorted(unknown))}")
-    return tuple(given.get(name, value) for name, value in zip(names, suited))
-
-
-def hopper_blocks(m: int, n: int, k: int, target: Target) -> tuple[int, int, int, int, int, int, int]:
-    """(block_m, block_n, block_k, num_warps, num_stages, swap, splits) by the sizes, as they did best on an H200."""
-    if m <= 128:  # the rows are the narrow side of the matrix unit, and the weights stream
-        block_m, block_n, num_warps, swap = max(16, triton.next_power_of_2(m)), 64, 4, 1
-        block_k, stages = (256, 5) if m <= 16 else (128, 6 if m <= 64 else 4)
-    else:
-        # A block of twice the columns takes 1.9 times as long.
-        narrow, wide = (triton.cdiv(triton.cdiv(m, 128) * triton.cdiv(n, size), target.cu_num) for size in (128, 256))
-        block_m, block_k, swap = 128, 64, 0
-        block_n, num_warps, stages = (128, 4, 6) if narrow <= 1.9 * wide else (256, 8, 4)
-    tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
-    splits = max(1, min(target.cu_num // tiles, k // (8 * block_k)))
-    return block_m, block_n, block_k, num_warps, stages, swap, splits
 
 
 def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:

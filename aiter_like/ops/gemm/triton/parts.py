@@ -23,14 +23,26 @@ def tile_place(tile, blocks_m, blocks_n, GROUP: tl.constexpr):
 
 
 @triton.jit
+def scale_of(scale, index, count, IS_EACH: tl.constexpr):
+    """The scales at `index`, which has the shape they take; or the one number that there is."""
+    if IS_EACH:
+        return tl.load(scale + index, mask=index < count, other=0.0)
+    else:
+        return tl.load(scale)
+
+
+@triton.jit
 def finish(product, out, row_scale, column_scale, bias, residual, row, column, rows, columns, out_row, out_column,
-           residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr):
+           residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
+           ROW_SCALES: tl.constexpr = True, COLUMN_SCALES: tl.constexpr = True):
     """out = act(product · row_scale · column_scale + bias) + residual at rows and columns that broadcast to the
-    product's shape. Scales [rows] and [columns] in fp32, bias and residual may be None."""
+    product's shape. Scales [rows] and [columns] in fp32, bias and residual may be None; without ROW_SCALES or
+    COLUMN_SCALES such a scale is one number."""
+    product = product.to(tl.float32)
     if row_scale is not None:
-        product = product.to(tl.float32) * tl.load(row_scale + row, mask=row < rows, other=0.0)
+        product *= scale_of(row_scale, row, rows, ROW_SCALES)
     if column_scale is not None:
-        product *= tl.load(column_scale + column, mask=column < columns, other=0.0)
+        product *= scale_of(column_scale, column, columns, COLUMN_SCALES)
     if bias is not None:
         product += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
     if ACTIVATION != "none":
@@ -45,8 +57,9 @@ def finish(product, out, row_scale, column_scale, bias, residual, row, column, r
 
 @triton.jit
 def sum_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, out_row, out_column,
-               residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr, SPLITS: tl.constexpr,
-               BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+               residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
+               ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+               OVERLAPS: tl.constexpr):
     """Adds the partial sums [SPLITS, rows, columns] of BLOCK elements of a row up, in the order of the splits, and
     finishes them. Launched over (columns / BLOCK, rows)."""
     await_stream(OVERLAPS)
@@ -57,4 +70,16 @@ def sum_kernel(partials, out, row_scale, column_scale, bias, residual, rows, col
         at = partials + (split * rows + row) * columns + column
         product += tl.load(at, mask=column < columns, other=0)
     finish(product, out, row_scale, column_scale, bias, residual, row, column, rows, columns, out_row, out_column,
-           residual_row, residual_column, ACTIVATION, IS_BF16)
+           residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES, COLUMN_SCALES)
+
+
+def values(op: str, names: tuple[str, ...], suited: tuple[int, ...], given: dict[str, int]) -> dict[str, int]:
+    """The parameters of a kernel: those that suit the sizes, unless they are given.
+
+    Raises:
+        ValueError: a parameter of another name is given.
+    """
+    unknown = given.keys() - set(names)
+    if unknown:
+        raise ValueError(f"{op}: parameters must be of {', '.join(names)}, got {', '.join(sorted(unknown))}")
+    return dict(zip(names, suited)) | given

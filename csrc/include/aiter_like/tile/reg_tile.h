@@ -10,16 +10,20 @@
 
 namespace aiter_like::tile {
 
-/// What one matrix instruction takes (8 bytes) or gives (WIDTH² / 64 floats) per lane.
-template <class T, int WIDTH>
+/// Whether a tile of T holds sums, which have 32 bits: floats, or those of int8 products.
+template <class T>
+constexpr bool kIsSum = std::is_same_v<T, float> || std::is_same_v<T, int32_t>;
+
+/// What one matrix instruction takes (8 bytes) or gives (WIDTH² / 64 sums) per lane.
+template <class T, int WIDTH, bool IS_SUM = kIsSum<T>>
 struct PieceOf {
   using type = Fragment;
   static constexpr int kElements = 8 / sizeof(T);
 };
-template <int WIDTH>
-struct PieceOf<float, WIDTH> {
+template <class T, int WIDTH>
+struct PieceOf<T, WIDTH, true> {
   static constexpr int kElements = WIDTH * WIDTH / kWaveSize;
-  using type = __attribute__((ext_vector_type(kElements))) float;
+  using type = __attribute__((ext_vector_type(kElements))) T;
 };
 
 /// Values of one axis of a tile. ALONG the owned axis: one per strip, the same in all groups once reduced; along the
@@ -67,13 +71,13 @@ struct RegTile {
     return kOwnsRows ? LAYOUT::depth(element) : LAYOUT::owned(strip);
   }
 
-  /// An element of a tile of floats.
-  __device__ float get(int strip, int element) const {
-    static_assert(std::is_same_v<T, float>, "rounded elements are packed: only whole pieces can be had");
+  /// An element of a tile of sums.
+  __device__ T get(int strip, int element) const {
+    static_assert(kIsSum<T>, "rounded elements are packed: only whole pieces can be had");
     return pieces[strip][element / kPieceElements][element % kPieceElements];
   }
-  __device__ void set(int strip, int element, float x) {
-    static_assert(std::is_same_v<T, float>, "rounded elements are packed: only whole pieces can be set");
+  __device__ void set(int strip, int element, T x) {
+    static_assert(kIsSum<T>, "rounded elements are packed: only whole pieces can be set");
     pieces[strip][element / kPieceElements][element % kPieceElements] = x;
   }
 };

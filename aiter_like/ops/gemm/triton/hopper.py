@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""A matrix product on Hopper: operands by TMA, programs that go on from tile to tile. Launched by the files beside it.
+
+The matrix unit wants 64 rows on its left. Where `a` has fewer, the weights stand there (SWAP) and the tile of out is
+computed transposed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from aiter_like.device import Target
+from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm.triton.parts import GROUP, SUM_BLOCK, finish, sum_kernel, tile_place
+
+
+@triton.jit
+def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials, rows, columns, depth, out_row,
+                   out_column, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
+                   ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, IS_INTEGER: tl.constexpr,
+                   ROUGH: tl.constexpr, SWAP: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
+                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+    """out = act(a · bᵀ · scales + bias) + residual, BLOCK_M × BLOCK_N elements at a time; bound: the matrix units, or
+    memory. Of fp8 up to ROUGH products in a row are added up by the matrix unit, which keeps few bits (None: all).
+    With SPLITS > 1 the sums over a part of the depth each go to partials [SPLITS, rows, columns]."""
+    await_stream(OVERLAPS)
+    blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
+    tiles, steps = blocks_m * blocks_n, tl.cdiv(depth, BLOCK_K)
+    for index in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), flatten=True):
+        tile, split = index % tiles, index // tiles
+        block_row, block_column = tile_place(tile, blocks_m, blocks_n, GROUP)
+        first_row, first_column = block_row * BLOCK_M, block_column * BLOCK_N
+        if SWAP:
+            product = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if IS_INTEGER else tl.float32)
+        else:
+            product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_INTEGER else tl.float32)
+        for k in range(steps * split // SPLITS, steps * (split + 1) // SPLITS):
+            left, right = a.load([first_row, k * BLOCK_K]), b.load([first_column, k * BLOCK_K])
+            if SWAP:
+                product = tl.dot(right, left.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
+            else:
+                product = tl.dot(left, right.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
+        row, column = first_row + tl.arange(0, BLOCK_M), first_column + tl.arange(0, BLOCK_N)
+        if SWAP:
+            row, column = row[None, :], column[:, None]
+        else:
+            row, column = row[:, None], column[None, :]
+        if SPLITS > 1:
+            at = partials + (split.to(tl.int64) * rows + row) * columns + column
+            tl.store(at, product, mask=(row < rows) & (column < columns))
+        else:
+            finish(product, out, row_scale, column_scale, bias, residual, row, column, rows, columns, out_row,
+                   out_column, residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES, COLUMN_SCALES)
+
+
+class Finish(NamedTuple):
+    """What happens to a · bᵀ, in this order; `finish` in parts.py.
+
+    Attributes:
+        a_scale, b_scale: one fp32 number, or one for each row of out and each column.
+        bias: [columns].
+        activation: one of ops/gemm/parts.py's ACTIVATIONS.
+        residual: [rows, columns].
+    """
+
+    a_scale: Tensor | None = None
+    b_scale: Tensor | None = None
+    bias: Tensor | None = None
+    activation: str = "none"
+    residual: Tensor | None = None
+
+
+def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, target: Target, *, block_m: int, block_n: int,
+             block_k: int, num_warps: int, num_stages: int, swap: int, splits: int, rough: int | None = None) -> None:
+    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. `splits`
+    parts of the depth are added up by a second kernel."""
+    (m, k), n = a.shape, b.shape[0]
+    left, right = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, block_k])
+                   for matrix, rows in ((a, block_m), (b, block_n)))
+    sum_dtype = torch.int32 if a.dtype == torch.int8 else torch.float32
+    partials = torch.empty(splits, m, n, dtype=sum_dtype, device=a.device) if splits > 1 else None
+    programs = min(triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * splits, target.cu_num)
+    strides = (*out.stride(), *((0, 0) if then.residual is None else then.residual.stride()))
+    added = (then.a_scale, then.b_scale, then.bias, then.residual)
+    constants = {"ACTIVATION": then.activation, "IS_BF16": out.dtype == torch.bfloat16, "SPLITS": splits,
+                 "ROW_SCALES": then.a_scale is None or then.a_scale.numel() > 1,
+                 "COLUMN_SCALES": then.b_scale is None or then.b_scale.numel() > 1}
+    launch(_hopper_kernel, (programs,), left, right, out, *added, partials, m, n, k, *strides,
+           IS_INTEGER=sum_dtype == torch.int32, ROUGH=rough, SWAP=bool(swap), BLOCK_M=block_m, BLOCK_N=block_n,
+           BLOCK_K=block_k, GROUP=GROUP, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
+    if splits > 1:
+        launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, out, *added, m, n, *strides, BLOCK=SUM_BLOCK,
+               **constants, options={"num_warps": 4})
