@@ -30,7 +30,7 @@ struct Body {
   using Element = typename Config::Element;
   using OutElement = typename Config::OutElement;
   using Args = GemmA16w16Args<Element, OutElement, typename Config::BiasElement>;
-  using Loop = MainLoop<Shape, Config::kIsShuffled>;
+  using Loop = MainLoop<Shape, Config::kIsShuffled ? 16 : 0>;
   using Memory = typename Loop::Memory;
 
   /// From an element of a · bᵀ to the one of out, before it is rounded.

@@ -97,30 +97,30 @@ class SlicesThroughLds {
   Chunk staged_[Shape::kSlices][kShare];
 };
 
-/// Shuffled rows straight to registers (Preshuffled of gemm_body.h has the layout): ROWS of them for one wave, from
-/// tile_row + wave_row on. `matrix` [rows, depth] has whole bands, stored without gaps.
-template <class Shape, int ROWS>
+/// Rows shuffled in bands of BAND straight to registers (Preshuffled of gemm_body.h has the layout): ROWS of them for one
+/// wave, from tile_row + wave_row on. `matrix` [rows, depth or more] has whole bands, stored without gaps.
+template <class Shape, int ROWS, int BAND>
 class PreshuffledSlices {
  public:
   using Element = typename Shape::Element;
   using Layout = typename Wide<Shape>::Layout;
   struct Memory {};
   static constexpr bool kIsInLds = false;
-  static constexpr int kShare = 0, kStrips = ROWS / Wide<Shape>::kWidth, kBand = 16;
-  static constexpr int kPackBytes = kBand * sizeof(Chunk);
+  static constexpr int kShare = 0, kStrips = ROWS / Wide<Shape>::kWidth, kPackBytes = BAND * sizeof(Chunk);
+  static_assert(Wide<Shape>::kWidth % BAND == 0, "a strip has whole bands");
 
   __device__ PreshuffledSlices(const MatrixView<const Element>& matrix, int64_t tile_row, int wave_row, Span span)
       : left_(static_cast<int>(span.end - span.first)) {
     const int64_t first_row = tile_row + wave_row, rows = matrix.sizes[0] - first_row;
-    const int64_t depth = matrix.sizes[1], skipped = span.first * kBand;  // of the first band
+    const int64_t depth = matrix.sizes[1], skipped = span.first * BAND;  // of the first band
     const int64_t elements = (rows < ROWS ? rows : ROWS) * depth - skipped;
     buffer_ = make_buffer(matrix.data + first_row * depth + skipped,
                           rows > 0 ? static_cast<uint32_t>(elements * sizeof(Element)) : 0);
-    const auto band_bytes = static_cast<uint32_t>(kBand * depth * sizeof(Element));
+    const auto band_bytes = static_cast<uint32_t>(BAND * depth * sizeof(Element));
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
       const int row = Layout::owned(strip);
-      offsets_[strip] = row / kBand * band_bytes + Layout::group() * kPackBytes + row % kBand * sizeof(Chunk);
+      offsets_[strip] = row / BAND * band_bytes + Layout::group() * kPackBytes + row % BAND * sizeof(Chunk);
     }
   }
 
@@ -132,7 +132,7 @@ class PreshuffledSlices {
   }
   __device__ void advance() {
     left_ -= Shape::kDepth;
-    step_bytes_ += Shape::kDepth * kBand * sizeof(Element);
+    step_bytes_ += Shape::kDepth * BAND * sizeof(Element);
   }
 
  private:
@@ -286,13 +286,14 @@ class Pipeline {
   Chunk columns[Shape::kSlices][kColumns];  // of the right operand
 };
 
-/// b · aᵀ of a workgroup without anything between its products, by the loop that suits the shape.
-template <class Shape, bool SHUFFLED,
+/// b · aᵀ of a workgroup without anything between its products, by the loop that suits the shape. BAND: of the rows that
+/// b is shuffled in, or 0.
+template <class Shape, int BAND,
           bool PIPELINED = Shape::kWavesK == 1 && Shape::kWaveM % 64 == 0 && Shape::kWaveN % 32 == 0>
 struct MainLoop {
   using Matrix = MatrixView<const typename Shape::Element>;
   using Left = SlicesThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
-  using Right = std::conditional_t<SHUFFLED, PreshuffledSlices<Shape, Shape::kWaveN>,
+  using Right = std::conditional_t<(BAND > 0), PreshuffledSlices<Shape, Shape::kWaveN, BAND ? BAND : 16>,
                                    SlicesThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>>;
   using Loop = Pipeline<Shape, Left, Right>;
   union Memory {
@@ -312,11 +313,11 @@ struct MainLoop {
 };
 
 /// Waves that share the depth have little to multiply between two accesses: the plain loop.
-template <class Shape, bool SHUFFLED>
-struct MainLoop<Shape, SHUFFLED, false> {
+template <class Shape, int BAND>
+struct MainLoop<Shape, BAND, false> {
   using Matrix = MatrixView<const typename Shape::Element>;
   using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
-  using Right = std::conditional_t<SHUFFLED, Preshuffled<Shape, Shape::kWaveN>,
+  using Right = std::conditional_t<(BAND > 0), Preshuffled<Shape, Shape::kWaveN, BAND ? BAND : 16>,
                                    ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>>;
   using Memory = gemm::Memory<Shape, Left, Right>;
 
@@ -331,7 +332,7 @@ struct MainLoop<Shape, SHUFFLED, false> {
 
  private:
   __device__ static Right right_of(const Matrix& b, const WavePlace<Shape>& wave, Span span) {
-    if constexpr (SHUFFLED)
+    if constexpr (BAND > 0)
       return Right(b, wave.column(), wave.depth, span.end);
     else
       return Right(b, wave.first_column, wave.tile_column, wave.depth, span.end);
