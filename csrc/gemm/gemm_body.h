@@ -293,7 +293,11 @@ __device__ void each_run(const Sums& sums, Strip& strip, Use use) {
     for (int row = 0; row < Layout::kWidth; row += Place::kRowsAtOnce) {
       // The same sum, of which the compiler sees what the swizzle makes of it: few addresses and constants.
       const int near = (place.row | row % 8) + row / 8 * 8;
-      use(s * Layout::kWidth + row, strip.template at<Run>(near, place.column * static_cast<int>(sizeof(Run) / kSumColumns)));
+      const Run& stored = strip.template at<Run>(near, place.column * static_cast<int>(sizeof(Run) / kSumColumns));
+      Run run;
+#pragma unroll
+      for (int i = 0; i < kSumColumns; ++i) run[i] = stored[i];  // A copy to memory as a whole would be less aligned.
+      use(s * Layout::kWidth + row, run);
     }
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
     keep_order();  // One strip at a time: more would need more registers.

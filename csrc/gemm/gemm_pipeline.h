@@ -39,6 +39,13 @@ struct Wide {
   using Sums = RegTile<typename Shape::Sum, Shape::kWaveN, Shape::kWaveM, Product<1, kWidth>>;
 };
 
+/// How many pieces are in registers: a divisor of all of a slice, so that each slice begins with the same one.
+constexpr __host__ __device__ int ring_of(int pieces) {
+  int ring = 4;
+  while (pieces % ring) ++ring;
+  return ring;
+}
+
 /// An operand [rows, depth] through LDS, slice by slice: BLOCK rows from `first_row` on, of which a wave has ROWS from
 /// `wave_row` on.
 template <class Shape, int BLOCK, int ROWS>
@@ -46,15 +53,15 @@ class SlicesThroughLds {
  public:
   using Element = typename Shape::Element;
   using Layout = typename Wide<Shape>::Layout;
-  using Slot = LdsTile<Element, BLOCK, Shape::kSlice, SwizzledByRow>;
+  static constexpr bool kIsInLds = true;
+  static constexpr int kChunksPerRow = Shape::kSlice / Shape::kRun, kRowsAtOnce = Shape::kThreads / kChunksPerRow;
+  static constexpr int kShare = (BLOCK + kRowsAtOnce - 1) / kRowsAtOnce;  // chunks of a work-item of each slice
+  static constexpr int kStrips = ROWS / Wide<Shape>::kWidth;
+  /// Every work-item moves as much; beyond the block there are zeros, which nobody reads.
+  using Slot = LdsTile<Element, kShare * kRowsAtOnce, Shape::kSlice, SwizzledByRow>;
   struct Memory {
     Slot slots[Shape::kSlices];
   };
-  static constexpr bool kIsInLds = true;
-  static constexpr int kChunksPerRow = Shape::kSlice / Shape::kRun, kRowsAtOnce = Shape::kThreads / kChunksPerRow;
-  static constexpr int kShare = BLOCK / kRowsAtOnce;  // chunks of a work-item of each slice
-  static constexpr int kStrips = ROWS / Wide<Shape>::kWidth;
-  static_assert(BLOCK % kRowsAtOnce == 0, "every work-item moves as much");
 
   __device__ SlicesThroughLds(const MatrixView<const Element>& matrix, int64_t first_row, int wave_row, Span span)
       : left_(static_cast<int>(span.end - span.first)), wave_row_(wave_row) {
@@ -171,14 +178,15 @@ class Pipeline {
   using Element = typename Shape::Element;
   static constexpr int kRuns = Wide<Shape>::kRuns, kPieces = kRuns * Left::kStrips;
   static constexpr int kColumns = kRuns * Right::kStrips, kProducts = 2 * Right::kStrips;  // places of a piece
-  static constexpr int kAhead = kPieces >= 8 ? 3 : 2, kRing = 4;
+  static constexpr int kAhead = kPieces >= 8 ? 3 : 2, kRing = ring_of(kPieces);
   static constexpr int kPlaces = kPieces * kProducts, kBarrier = kPlaces - kAhead * kProducts;
-  static_assert(Shape::kSlices == 2 && Shape::kWavesK == 1 && kPieces % kRing == 0, "the order of accesses");
+  static_assert(Shape::kSlices == 2 && Shape::kWavesK == 1 && kAhead < kRing, "the order of accesses");
 
   // When a slice's accesses begin.
   static constexpr Spread kLeftStores{1, kBarrier, Left::kShare}, kRightStores{2, kBarrier, Right::kShare};
-  static constexpr int kFirstLoad = kPlaces / 8;
-  static constexpr Spread kLeftLoads{kFirstLoad, kPlaces, Left::kShare}, kRightLoads{kFirstLoad, kPlaces, Right::kShare};
+  // Each after the store of what its registers hold.
+  static constexpr Spread kLeftLoads{kLeftStores.from, kPlaces, Left::kShare};
+  static constexpr Spread kRightLoads{kRightStores.from, kPlaces, Right::kShare};
   static constexpr Spread kPrefetches = Right::kIsInLds
                                             ? Spread{kBarrier + 1, kPlaces - kProducts / 2, kColumns}
                                             : Spread{1, kPlaces / 2, kColumns};
@@ -217,6 +225,7 @@ class Pipeline {
   /// The sums are in accumulation registers here, and so in all of the loop: left to itself, the compiler has some of
   /// them in vector registers, too few for the rest, and moves others about.
   __device__ void pin_sums() {
+    if constexpr (Shape::kThreads > 256) return;  // No more than 256 registers of both kinds.
 #pragma unroll
     for (int s = 0; s < Sums::kStrips; ++s) {
 #pragma unroll
@@ -289,7 +298,8 @@ class Pipeline {
 /// b · aᵀ of a workgroup without anything between its products, by the loop that suits the shape. BAND: of the rows that
 /// b is shuffled in, or 0.
 template <class Shape, int BAND,
-          bool PIPELINED = Shape::kWavesK == 1 && Shape::kWaveM % 64 == 0 && Shape::kWaveN % 32 == 0>
+          bool PIPELINED = Shape::kWavesK == 1 && Shape::kWaveM % 32 == 0 && Shape::kWaveM >= 64 &&
+                           Shape::kWaveN % 32 == 0>
 struct MainLoop {
   using Matrix = MatrixView<const typename Shape::Element>;
   using Left = SlicesThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;

@@ -23,7 +23,7 @@ class Tile(NamedTuple):
     waves_k: int
 
 
-TILES = ("t256x256_w1x4x1", "t256x256_w2x2x1", "t256x128_w4x2x1", "t128x128_w2x2x1", "t128x64_w2x2x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
+TILES = ("t256x256_w1x4x1", "t256x256_w2x2x1", "t224x256_w1x4x1", "t192x256_w1x4x1", "t128x256_w1x4x1", "t128x128_w1x4x1", "t64x128_w1x4x1", "t64x256_w1x4x1", "t256x128_w4x2x1", "t128x128_w2x2x1", "t128x64_w2x2x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
 """Names of the builds, t<rows>x<columns>_w<waves along rows>x<along columns>x<along the depth>. A wave has at most
 64 × 64, whose sums take 64 registers; LDS holds two workgroups or more of all but the first and the last."""
 
