@@ -13,21 +13,10 @@
 #include <utility>
 
 #include "aiter_like/tile/fence.h"
+#include "aiter_like/tile/spread.h"
 #include "gemm_body.h"
 
 namespace aiter_like::gemm {
-
-/// `count` accesses at places [from, end), evenly and at most one at each.
-struct Spread {
-  int from, end, count;
-
-  /// The one at place t, or -1.
-  constexpr __host__ __device__ int at(int t) const {
-    if (count == 0 || t < from || t >= end) return -1;
-    const int i = ((t - from) * count + end - from - 1) / (end - from);
-    return i < count && from + i * (end - from) / count == t ? i : -1;
-  }
-};
 
 /// What the waves multiply: matrix instructions 32 wide, of which a lane's 16 bytes are operands of two. Those 16 wide
 /// take as long, but the compiler keeps only the wider ones' sums where they are, without copies.
@@ -44,6 +33,13 @@ constexpr __host__ __device__ int ring_of(int pieces) {
   int ring = 4;
   while (pieces % ring) ++ring;
   return ring;
+}
+
+/// Whether each of `later` stands at or behind the same one of `earlier`.
+constexpr __host__ __device__ bool is_behind(const Spread& later, const Spread& earlier) {
+  for (int i = 0; i < earlier.count; ++i)
+    if (later.place(i) < earlier.place(i)) return false;
+  return true;
 }
 
 /// An operand [rows, depth] through LDS, slice by slice: BLOCK rows from `first_row` on, of which a wave has ROWS from
@@ -190,6 +186,10 @@ class Pipeline {
   static constexpr Spread kPrefetches = Right::kIsInLds
                                             ? Spread{kBarrier + 1, kPlaces - kProducts / 2, kColumns}
                                             : Spread{1, kPlaces / 2, kColumns};
+
+  static_assert(kLeftStores.fits() && kRightStores.fits() && kPrefetches.fits(), "a place for each access");
+  static_assert(is_behind(kLeftLoads, kLeftStores) && is_behind(kRightLoads, kRightStores),
+                "registers are stored before they are loaded");
 
   __device__ Pipeline(Sums& sums, Left& left, Right& right, Memory& lds)
       : sums(sums), left(left), right(right), lds(lds) {}
