@@ -48,3 +48,23 @@ def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = Non
         B.is_shuffled = True
     return aiter_like.gemm_a16w16(A, B, bias, out=out)
 
+
+def gemm_a8w8_CK(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
+                 dtype: torch.dtype = torch.bfloat16, splitK: int | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8`, by whichever backend serves."""
+    return aiter_like.gemm_a8w8(XQ, WQ, x_scale, w_scale, bias, dtype, splitK)
+
+
+def gemm_a8w8_ASM(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None,
+                  dtype: torch.dtype = torch.bfloat16, check: bool = False) -> Tensor:
+    """`aiter_like.gemm_a8w8_bpreshuffle` with weights in the layout (32, 16) of `shuffle_weight`."""
+    return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check, layout=(32, 16))
+
+
+def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16,
+                             splitK: int | None = None, YQ: Tensor | None = None, config: dict | None = None,
+                             kernel_type: str = "bandwidth_bound", backend: str | None = None) -> Tensor:
+    """`aiter_like.batched_gemm_bf16` as AITER's Triton module has it; `config`, `kernel_type` and `backend`, which
+    choose among its own kernels, have no meaning here.
+    """
+    return aiter_like.batched_gemm_bf16(XQ, WQ, bias, dtype if YQ is None else YQ.dtype, splitK, out=YQ)

@@ -194,7 +194,7 @@ struct AddProducts {
 
 /// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has
 /// fetch(k), called with those of the operands, and add(sums, products), products(tile) being what adds the products of
-/// the current step to a tile like the sums.
+/// the current step, or with two more arguments those of its slices `first` to `last`, to a tile like the sums.
 template <class Shape, class Left, class Right, class Accumulate>
 __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& accumulate, Span span,
                                          Memory<Shape, Left, Right>& lds) {
@@ -212,9 +212,9 @@ __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& a
     workgroup_barrier();  // The step is there.
     Accumulate current = accumulate;
     if (k + Shape::kDepth < span.end) fetch(k + Shape::kDepth);
-    current.add(sums, [&](typename Shape::Sums& tile) {
+    current.add(sums, [&](typename Shape::Sums& tile, int first = 0, int last = Shape::kSlices) {
 #pragma unroll
-      for (int s = 0; s < Shape::kSlices; ++s) {
+      for (int s = first; s < last; ++s) {
         const auto a_slice = left.slice(lds.operands.left, s);
         const auto b_slice = right.slice(lds.operands.right, s);
         mma<Form::ABt>(tile, b_slice, a_slice);
@@ -248,11 +248,16 @@ __device__ void add_waves(typename Shape::Sums& sums, const WavePlace<Shape>& wa
 
 constexpr int kSumThreads = 256, kSumColumns = 4;  // neighbours in a row of out that one lane has
 
-/// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4.
+/// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4; of a batch, one after another.
 template <class Sum>
 struct Partials {
   Sum* data;
   int64_t rows, columns;
+
+  template <int kSplits>
+  __device__ Partials of_matrix(int64_t matrix) const {
+    return {data + matrix * kSplits * rows * columns, rows, columns};
+  }
 
   __device__ Sum* at(int64_t split, int64_t row, int64_t column) const {
     return data + (split * rows + row) * columns + column;
@@ -306,12 +311,11 @@ __device__ void each_run(const Sums& sums, Strip& strip, Use use) {
 
 /// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
 /// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
-/// What stands over an edge is finished as its neighbour inside is, and not written: no branch keeps the loads of a
-/// finish apart.
+/// `out` is a matrix view, or has `sizes` and window() as one has. What stands over an edge is finished as its neighbour
+/// inside is, and not written: no branch keeps the loads of a finish apart.
 template <class Shape, class Sums, class Out, class Finish>
-__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const MatrixView<Out>& out,
-                           const Partials<typename Shape::Sum>& partials, Finish finish,
-                           typename Shape::WaveSums& lds) {
+__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
+                           const Partials<typename Shape::Sum>& partials, Finish finish, typename Shape::WaveSums& lds) {
   workgroup_barrier();  // All waves have read their operands.
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
@@ -326,7 +330,8 @@ __device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t spl
         __builtin_memcpy(partials.at(split, row + m, column), &run, sizeof(run));
     });
   } else {
-    const TileWindow<Out, Shape::kWaveM, Shape::kWaveN> window(out, wave.row(), wave.column());
+    const auto window = out.template window<Shape::kWaveM, Shape::kWaveN>(wave.row(), wave.column());
+    using Element = std::remove_pointer_t<decltype(window.data)>;
     if (window.rows <= 0 || window.columns <= 0) return;
     const BufferDescriptor buffer = window.descriptor();
     const uint32_t offset = window.offset(place.row, place.column);
@@ -336,7 +341,8 @@ __device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t spl
       float values[kSumColumns];
 #pragma unroll
       for (int i = 0; i < kSumColumns; ++i) values[i] = finish(run[i], near_row, near_column + i);
-      store_words(buffer, offset + m * window.row_bytes, rounded<Out>(values));
+      store_words(buffer, window.has_row(place.row + m) ? offset + m * window.row_bytes : kOutOfRange,
+                  rounded<Element>(values));
     });
   }
 }
@@ -363,6 +369,15 @@ __device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out
   __builtin_memcpy(out.data + row * out.strides[0] + column, &result, sizeof(result));
 }
 
+/// A vector for each matrix of a batch, or group.
+template <class T>
+struct VectorPerMatrix {
+  const T* data;
+  int64_t stride;
+
+  __device__ const T* at(int64_t matrix) const { return data + matrix * stride; }
+};
+
 /// An element at an address of any alignment.
 template <class T>
 __device__ float element_of(const T* data) {
@@ -370,5 +385,21 @@ __device__ float element_of(const T* data) {
   __builtin_memcpy(&value, data, sizeof(T));
   return to_float(value);
 }
+
+/// A finish: row_scale · x · column_scale + bias, each where the build has it. A Config has kHasScales, kHasBias and
+/// BiasElement.
+template <class Config>
+struct ScaleAndBias {
+  const float *row_scale, *column_scale;
+  const typename Config::BiasElement* bias;
+
+  template <class Sum>
+  __device__ float operator()(Sum x, int64_t row, int64_t column) const {
+    float y = static_cast<float>(x);
+    if constexpr (Config::kHasScales) y = y * row_scale[row] * column_scale[column];
+    if constexpr (Config::kHasBias) y += element_of(bias + column);
+    return y;
+  }
+};
 
 }  // namespace aiter_like::gemm

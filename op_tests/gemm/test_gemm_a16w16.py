@@ -65,7 +65,7 @@ def test_what_follows_a_product(device, run, backend, activation, bias_dtype):
         compare(out, a, b, bias, other, activation)
 
 
-@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("tile", tiles.PIPELINED)
 @pytest.mark.parametrize("splits", (1, 2, 16))
 def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
     """A depth of which the last split has a part, or nothing."""

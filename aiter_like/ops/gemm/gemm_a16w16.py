@@ -68,7 +68,7 @@ def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | No
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
     sizes = tiles.parse(tile)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
@@ -127,7 +127,7 @@ def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
 def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
     """Every tile, with the splits that leave each a step of its own."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    for tile in tiles.TILES:
+    for tile in tiles.PIPELINED:
         for splits in tiles.SPLITS:
             if tiles.is_useful(m, n, k, tile, splits):
                 yield {"tile": tile, "splits": splits}
@@ -136,8 +136,8 @@ def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
 def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
+    return tiles.clocks(m, n, k, tiles.parse(tile), splits, names=tiles.PIPELINED)
 
 
 def _is_for_hopper(target: Target, call: GemmA16w16Call) -> bool:
@@ -168,7 +168,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
                                                  (128, 256, 64, 8), (256, 128, 64, 8)):
         if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
             for num_stages in (2, 3, 4):
-                yield dict(zip(hopper.NAMES, (block_m, block_n, block_k, num_warps, num_stages)))
+                yield dict(zip(hopper.Blocks._fields, (block_m, block_n, block_k, num_warps, num_stages)))
 
 
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:

@@ -29,12 +29,14 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
     block_of_program,
     copy_tile,
     load_own,
+    of_columns,
     place_of,
     release,
     ring_barriers,
     start_product,
     store_own,
 )
+from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_wide import of_shared_keys
 from aiter_like.ops.attention.triton.parts import LOG2_E
 from aiter_like.ops.common.triton.launch import Launch, moved
 
@@ -46,11 +48,11 @@ _LOADER_REGISTERS = gl.constexpr(24)
 
 @gluon.jit
 def _load_for_keys(own_boxes, boxes, own, own_full, tiles, rings, place, counts, M: gl.constexpr, D: gl.constexpr,
-                   STAGES: gl.constexpr):
+                   STAGES: gl.constexpr, PARTS: gl.constexpr):
     """The warp that loads in _dkdv_kernel: of each head the row blocks with a mask, then of each head the others."""
     batch, kv_head, first_key, num_heads, group_size = place
     first, inner, end = counts
-    load_own(own_boxes, own, own_full, batch, kv_head, first_key, D)
+    load_own(own_boxes, own, own_full, batch, kv_head, first_key, D, PARTS)
     masked = group_size * (inner - first)
     block, head = first, kv_head * group_size
     for index in range(group_size * (end - first)):
@@ -64,12 +66,6 @@ def _load_for_keys(own_boxes, boxes, own, own_full, tiles, rings, place, counts,
         if block == gl.where(index < masked, inner, end):
             block = gl.where(index < masked, first, inner)
             head += 1
-
-
-@gluon.jit
-def _of_columns(tiles, index, LAYOUT: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr):
-    """A number of each row of tile `index`, for the columns of a product."""
-    return tiles.index(index % STAGES).reshape([M]).load(gl.SliceLayout(0, LAYOUT))[None, :]
 
 
 @gluon.jit
@@ -91,7 +87,7 @@ def _walk_rows(sums, own, tiles, rings, begin, end, mask, scale, LAYOUT: gl.cons
             q = tiles[0].index(index % STAGES).reshape([M, D])
             dout = tiles[1].index(index % STAGES).reshape([M, D])
             scores = warpgroup_mma_wait(1, deps=[scores])
-            exponent = scores * scale - _of_columns(tiles[2], index, LAYOUT, M, STAGES)
+            exponent = scores * scale - of_columns(tiles[2], index, LAYOUT, M, STAGES)
             if IS_MASKED:
                 rows = block * M + gl.arange(0, M, gl.SliceLayout(0, LAYOUT))
                 visible = rows[None, :] >= first_seeing[:, None]
@@ -100,7 +96,7 @@ def _walk_rows(sums, own, tiles, rings, begin, end, mask, scale, LAYOUT: gl.cons
             p_operand = gl.convert_layout(p.to(k.dtype), P_LAYOUT)
             dv = warpgroup_mma(p_operand, dout, dv, is_async=True)
             dp = warpgroup_mma_wait(1, deps=[dp])
-            slope = dp - _of_columns(tiles[3], index, LAYOUT, M, STAGES)
+            slope = dp - of_columns(tiles[3], index, LAYOUT, M, STAGES)
             if IS_MASKED:
                 slope = gl.where(visible, slope, 0.0)  # also where dp is NaN
             ds_operand = gl.convert_layout((p * slope).to(k.dtype), P_LAYOUT)
@@ -150,14 +146,15 @@ def _of_keys(dk, dv, own, own_full, tiles, rings, strides, place, counts, limits
 def _dkdv_kernel(dk, dv, q_box, dout_box, k_box, v_box, lse_box, delta_box, strides, num_blocks, num_heads, kv_heads,
                  total_heads, group_size, heads, seqlen_q, seqlen_k, edge, scale, softmax_scale, M: gl.constexpr,
                  D: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr):
-    """dV = Pᵀ dO and dK = softmax_scale · dSᵀ Q of 2 · OWN keys of one KV head; bound: matrix unit.
+    """dV = Pᵀ dO and dK = softmax_scale · dSᵀ Q of PARTS · OWN keys of one KV head; bound: matrix unit.
 
     A row sees keys up to row + edge. scale: softmax_scale in units of log 2.
     """
+    PARTS: gl.constexpr = 2 if D <= 128 else 1  # 1: registers hold dK in one warp group, dV in the other
     block, kv_head, batch = block_of_program(num_blocks, kv_heads, total_heads, heads)
     dtype: gl.constexpr = q_box.dtype
-    k_tiles = gl.allocate_shared_memory(dtype, [2, 1, OWN, 1, D], k_box.layout)
-    v_tiles = gl.allocate_shared_memory(dtype, [2, 1, OWN, 1, D], v_box.layout)
+    k_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, OWN, 1, D], k_box.layout)
+    v_tiles = gl.allocate_shared_memory(dtype, [PARTS, 1, OWN, 1, D], v_box.layout)
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, M, 1, D], q_box.layout)
     dout_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, M, 1, D], dout_box.layout)
     lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, 1, M], lse_box.layout)
@@ -168,22 +165,31 @@ def _dkdv_kernel(dk, dv, q_box, dout_box, k_box, v_box, lse_box, delta_box, stri
     fence_async_shared()  # the barriers are there for the copies
 
     # Row blocks first … end − 1 see any of the keys; those from inner on see them all.
-    first_key = block * (2 * OWN)
+    first_key = block * (PARTS * OWN)
     end = (seqlen_q + M - 1) // M
     first = gl.minimum(gl.maximum(first_key - edge, 0) // M, end)
-    inner = gl.minimum((gl.maximum(first_key + 2 * OWN - 1 - edge, 0) + M - 1) // M, end)
+    inner = gl.minimum((gl.maximum(first_key + PARTS * OWN - 1 - edge, 0) + M - 1) // M, end)
     inner += (end - inner) % UNROLL  # a block more with the mask that it does not need
     own, tiles = (k_tiles, v_tiles), (q_tiles, dout_tiles, lse_tiles, delta_tiles)
     place, counts = (batch, kv_head, first_key, num_heads, group_size), (first, inner, end)
     limits, scales = (seqlen_k, edge), (scale, softmax_scale)
-    gl.warp_specialize([
-        (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 0, M, D, COLUMNS,
-                    STAGES, UNROLL)),
-        (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 1, M, D, COLUMNS,
-                    STAGES, UNROLL)),
-        (_load_for_keys, ((k_box, v_box), (q_box, dout_box, lse_box, delta_box), own, own_full, tiles, rings, place,
-                          counts, M, D, STAGES))],
-        [4, 1], [_GROUP_REGISTERS, _LOADER_REGISTERS])
+    boxes = (q_box, dout_box, lse_box, delta_box)
+    if PARTS == 1:
+        gl.warp_specialize([
+            (of_shared_keys, (dv, 1.0, own, own_full, tiles, rings, strides[1], place, counts, limits, scale, False, M,
+                              D, COLUMNS, STAGES)),
+            (of_shared_keys, (dk, softmax_scale, own, own_full, tiles, rings, strides[0], place, counts, limits, scale,
+                              True, M, D, COLUMNS, STAGES)),
+            (_load_for_keys, ((k_box, v_box), boxes, own, own_full, tiles, rings, place, counts, M, D, STAGES, PARTS))],
+            [4, 1], [_GROUP_REGISTERS, _LOADER_REGISTERS])
+    else:
+        gl.warp_specialize([
+            (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 0, M, D, COLUMNS,
+                        STAGES, UNROLL)),
+            (_of_keys, (dk, dv, own, own_full, tiles, rings, strides, place, counts, limits, scales, 1, M, D, COLUMNS,
+                        STAGES, UNROLL)),
+            (_load_for_keys, ((k_box, v_box), boxes, own, own_full, tiles, rings, place, counts, M, D, STAGES, PARTS))],
+            [4, 1], [_GROUP_REGISTERS, _LOADER_REGISTERS])
 
 
 @gluon.jit
@@ -303,12 +309,12 @@ def _dq_kernel(dq, q_box, dout_box, k_box, v_box, lse2, delta, strides, num_bloc
 
 
 def serves(call: AttentionBackwardCall, target: Target) -> bool:
-    """Whether Launches takes such calls: dense, no mask but an upper end. A head dimension between 64 and 128 is filled
-    up with zeros in shared memory."""
+    """Whether Launches takes such calls: dense, no mask but an upper end. A head dimension between 64, 128 and 256 is
+    filled up with zeros in shared memory."""
     forward = call.forward
     if target.arch != "sm_90" or forward.is_varlen or not call.max_seqlen_k:
         return False
-    if not 32 < forward.head_dim <= 128 or forward.head_dim % 8 or forward.head_dim_v != forward.head_dim:
+    if not 32 < forward.head_dim <= 256 or forward.head_dim % 8 or forward.head_dim_v != forward.head_dim:
         return False
     if call.softcap > 0 or call.dropout_p > 0 or 0 <= call.window_left < call.max_seqlen_k:
         return False
@@ -331,7 +337,7 @@ class Launches:
         options = {"num_warps": 4, "maxnreg": _REGISTERS}
         m, n, own = settings["dkdv_BLOCK_M"], settings["dq_BLOCK_N"], OWN.value
         dims = {"D": triton.next_power_of_2(forward.head_dim), "COLUMNS": forward.head_dim}
-        blocks = triton.cdiv(call.max_seqlen_k, 2 * own)
+        blocks = triton.cdiv(call.max_seqlen_k, own * (2 if dims["D"] <= 128 else 1))
         self.dkdv = Launch(
             _dkdv_kernel, (blocks * kv_heads * batch, 1, 1),
             ((call.dk.stride()[:3], call.dv.stride()[:3]), blocks, num_heads, kv_heads, kv_heads * batch,

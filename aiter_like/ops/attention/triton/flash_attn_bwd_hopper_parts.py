@@ -44,11 +44,11 @@ def place_of(ring, index, BYTES: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def load_own(boxes, own, full, batch, head, first, D: gl.constexpr):
-    """What the two warp groups keep: OWN rows each, from `first` on, of two tensors."""
-    mbarrier.expect(full, 4 * OWN * D * 2)
+def load_own(boxes, own, full, batch, head, first, D: gl.constexpr, PARTS: gl.constexpr = 2):
+    """What the two warp groups keep: OWN rows each, from `first` on, of two tensors; PARTS 1: the same rows."""
+    mbarrier.expect(full, 2 * PARTS * OWN * D * 2)
     for which in gl.static_range(2):
-        for group in gl.static_range(2):
+        for group in gl.static_range(PARTS):
             copy_tile(boxes[which], [batch, first + group * OWN, head, 0], full, own[which].index(group))
 
 
@@ -59,6 +59,12 @@ def start_product(own, tiles, ring, index, LAYOUT: gl.constexpr, ROWS: gl.conste
     mbarrier.wait(ring[0].index(index % STAGES), index // STAGES & 1)
     tile = tiles.index(index % STAGES).reshape([ROWS, D]).permute([1, 0])
     return warpgroup_mma(own, tile, gl.zeros([OWN, ROWS], gl.float32, LAYOUT), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def of_columns(tiles, index, LAYOUT: gl.constexpr, M: gl.constexpr, STAGES: gl.constexpr):
+    """A number of each row of tile `index`, for the columns of a product."""
+    return tiles.index(index % STAGES).reshape([M]).load(gl.SliceLayout(0, LAYOUT))[None, :]
 
 
 @gluon.jit

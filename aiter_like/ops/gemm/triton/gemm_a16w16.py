@@ -19,8 +19,8 @@ _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 @triton.jit
 def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row, out_column, a_row, a_depth, b_column,
                         b_depth, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
-                        IS_SHUFFLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-                        OVERLAPS: tl.constexpr):
+                        IS_SHUFFLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                        GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
     """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ + bias) + residual; bound: the matrix units, or memory.
 
     IS_SHUFFLED: b is in bands of 16 rows, cut into packs of 8 columns that follow one another row by row."""
@@ -62,9 +62,10 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
     if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
         from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
 
-        chosen = values("gemm_a16w16", hopper.NAMES, hopper.suited(m, n, k, 2, target.cu_num), params)
+        suited = hopper.suited(m, n, k, 2, target.cu_num)
+        blocks = hopper.Blocks(**values("gemm_a16w16", suited._fields, suited, params))
         then = Finish(bias=call.bias, activation=call.activation, residual=call.residual)
-        multiply(call.out, call.a, call.b, then, target, **chosen)
+        multiply(call.out, call.a, call.b, then, blocks, target)
         return
     given = {} if kernel == "gemm_a16w16_hopper" else params
     chosen = values("gemm_a16w16", _NAMES, _blocks(m, target.platform), given)
@@ -73,7 +74,8 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
            *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=call.activation,
-           IS_BF16=call.out.dtype == torch.bfloat16, IS_SHUFFLED=call.is_shuffled, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
+           IS_BF16=call.out.dtype == torch.bfloat16, IS_SHUFFLED=call.is_shuffled, BLOCK_M=block_m, BLOCK_N=block_n,
+           BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
 
 

@@ -17,46 +17,79 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
 from aiter_like.ops.common.triton.launch import await_stream, launch
-from aiter_like.ops.gemm.triton.parts import GROUP, SUM_BLOCK, finish, sum_kernel, tile_place
+from aiter_like.ops.gemm.hopper import Blocks
+from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
+
+_SUM_ELEMENTS = 1024  # of a tile that a program of _sum_kernel adds up
 
 
 @triton.jit
-def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials, rows, columns, depth, out_row,
+def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials, rows, columns, depth, whole, out_row,
                    out_column, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                    ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, IS_INTEGER: tl.constexpr,
                    ROUGH: tl.constexpr, SWAP: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
     """out = act(a · bᵀ · scales + bias) + residual, BLOCK_M × BLOCK_N elements at a time; bound: the matrix units, or
     memory. Of fp8 up to ROUGH products in a row are added up by the matrix unit, which keeps few bits (None: all).
-    With SPLITS > 1 the sums over a part of the depth each go to partials [SPLITS, rows, columns]."""
+    With SPLITS > 1 the tiles from number `whole` on are split: the sums over a part of the depth each go to
+    partials [SPLITS, tiles − whole, BLOCK_M, BLOCK_N]."""
     await_stream(OVERLAPS)
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     tiles, steps = blocks_m * blocks_n, tl.cdiv(depth, BLOCK_K)
-    for index in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), flatten=True):
-        tile, split = index % tiles, index // tiles
+    rest = tiles - whole
+    for index in tl.range(tl.program_id(0), whole + rest * SPLITS, tl.num_programs(0), flatten=True):
+        tile, first_step, end_step = index, 0, steps
+        if SPLITS > 1:
+            split = tl.where(index < whole, 0, (index - whole) // rest)
+            tile -= split * rest
+            first_step = tl.where(index < whole, 0, steps * split // SPLITS)
+            end_step = tl.where(index < whole, steps, steps * (split + 1) // SPLITS)
         block_row, block_column = tile_place(tile, blocks_m, blocks_n, GROUP)
         first_row, first_column = block_row * BLOCK_M, block_column * BLOCK_N
         if SWAP:
             product = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if IS_INTEGER else tl.float32)
         else:
             product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_INTEGER else tl.float32)
-        for k in range(steps * split // SPLITS, steps * (split + 1) // SPLITS):
+        for k in range(first_step, end_step):
             left, right = a.load([first_row, k * BLOCK_K]), b.load([first_column, k * BLOCK_K])
             if SWAP:
                 product = tl.dot(right, left.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
             else:
                 product = tl.dot(left, right.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
-        row, column = first_row + tl.arange(0, BLOCK_M), first_column + tl.arange(0, BLOCK_N)
+        row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
         if SWAP:
             row, column = row[None, :], column[:, None]
         else:
             row, column = row[:, None], column[None, :]
-        if SPLITS > 1:
-            at = partials + (split.to(tl.int64) * rows + row) * columns + column
-            tl.store(at, product, mask=(row < rows) & (column < columns))
+        if SPLITS > 1 and index >= whole:
+            at = partials + (index - whole).to(tl.int64) * (BLOCK_M * BLOCK_N) + row * BLOCK_N + column
+            tl.store(at, product, mask=row < rows - first_row)
         else:
-            finish(product, out, row_scale, column_scale, bias, residual, row, column, rows, columns, out_row,
-                   out_column, residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES, COLUMN_SCALES)
+            finish(product, out, row_scale, column_scale, bias, residual, first_row + row, first_column + column, rows,
+                   columns, out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES,
+                   COLUMN_SCALES)
+
+
+@triton.jit
+def _sum_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, whole, out_row, out_column,
+                residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
+                ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
+                BLOCK_N: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+    """Adds the partial sums of ROWS rows of a tile from number `whole` on up, in the order of the splits, and finishes
+    them. Launched over (tiles − whole, BLOCK_M / ROWS)."""
+    await_stream(OVERLAPS)
+    block_row, block_column = tile_place(whole + tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N),
+                                         GROUP)
+    inside = (tl.program_id(1) * ROWS + tl.arange(0, ROWS))[:, None]
+    row = block_row * BLOCK_M + inside
+    column = tl.arange(0, BLOCK_N)[None, :]
+    product = tl.zeros((ROWS, BLOCK_N), partials.dtype.element_ty)
+    for split in tl.static_range(SPLITS):
+        tile = (split * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+        at = partials + tile * (BLOCK_M * BLOCK_N) + inside * BLOCK_N + column
+        product += tl.load(at, mask=row < rows, other=0)
+    finish(product, out, row_scale, column_scale, bias, residual, row, block_column * BLOCK_N + column, rows, columns,
+           out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES, COLUMN_SCALES)
 
 
 class Finish(NamedTuple):
@@ -76,24 +109,30 @@ class Finish(NamedTuple):
     residual: Tensor | None = None
 
 
-def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, target: Target, *, block_m: int, block_n: int,
-             block_k: int, num_warps: int, num_stages: int, swap: int, splits: int, rough: int | None = None) -> None:
-    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. `splits`
-    parts of the depth are added up by a second kernel."""
+def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, target: Target,
+             rough: int | None = None) -> None:
+    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. Of the
+    tiles that do not fill all SMs at the end the depth is split, which a second kernel adds up."""
+    block_m, block_n, block_k, num_warps, num_stages, swap, splits = blocks
     (m, k), n = a.shape, b.shape[0]
     left, right = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, block_k])
                    for matrix, rows in ((a, block_m), (b, block_n)))
     sum_dtype = torch.int32 if a.dtype == torch.int8 else torch.float32
-    partials = torch.empty(splits, m, n, dtype=sum_dtype, device=a.device) if splits > 1 else None
-    programs = min(triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * splits, target.cu_num)
+    tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
+    whole = tiles // target.cu_num * target.cu_num if splits > 1 else tiles
+    rest = tiles - whole
+    splits = splits if rest else 1
+    partials = torch.empty(splits, rest, block_m, block_n, dtype=sum_dtype, device=a.device) if rest else None
+    programs = min(whole + rest * splits, target.cu_num)
     strides = (*out.stride(), *((0, 0) if then.residual is None else then.residual.stride()))
     added = (then.a_scale, then.b_scale, then.bias, then.residual)
     constants = {"ACTIVATION": then.activation, "IS_BF16": out.dtype == torch.bfloat16, "SPLITS": splits,
                  "ROW_SCALES": then.a_scale is None or then.a_scale.numel() > 1,
                  "COLUMN_SCALES": then.b_scale is None or then.b_scale.numel() > 1}
-    launch(_hopper_kernel, (programs,), left, right, out, *added, partials, m, n, k, *strides,
+    launch(_hopper_kernel, (programs,), left, right, out, *added, partials, m, n, k, whole, *strides,
            IS_INTEGER=sum_dtype == torch.int32, ROUGH=rough, SWAP=bool(swap), BLOCK_M=block_m, BLOCK_N=block_n,
            BLOCK_K=block_k, GROUP=GROUP, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
-    if splits > 1:
-        launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, out, *added, m, n, *strides, BLOCK=SUM_BLOCK,
-               **constants, options={"num_warps": 4})
+    if rest:
+        rows = min(block_m, max(_SUM_ELEMENTS // block_n, 1))
+        launch(_sum_kernel, (rest, block_m // rows), partials, out, *added, m, n, whole, *strides, BLOCK_M=block_m,
+               BLOCK_N=block_n, ROWS=rows, GROUP=GROUP, **constants, options={"num_warps": 4})

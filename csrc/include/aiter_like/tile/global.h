@@ -10,6 +10,9 @@
 
 namespace aiter_like::tile {
 
+template <class T, int ROWS, int COLUMNS>
+struct TileWindow;
+
 /// RANK dimensions; the last one is contiguous.
 template <class T, int RANK>
 struct GlobalView {
@@ -36,6 +39,12 @@ struct GlobalView {
     part.data += first * strides[0];
     part.sizes[0] = count;
     return part;
+  }
+
+  /// Of a matrix, the window of ROWS × COLUMNS from a row and a column on.
+  template <int ROWS, int COLUMNS>
+  __device__ TileWindow<T, ROWS, COLUMNS> window(int64_t first_row, int64_t first_column) const {
+    return {*this, first_row, first_column};
   }
 };
 
@@ -78,6 +87,8 @@ struct TileWindow {
     const bool is_empty = rows <= 0 || columns <= 0;
     return make_buffer(data, is_empty ? 0 : (rows - 1) * row_bytes + static_cast<uint32_t>(columns * sizeof(T)));
   }
+  /// Whether a row is there to be written.
+  __device__ bool has_row(int row) const { return row < rows; }
   /// Byte offset for descriptor(); where the row lies past the end it is beyond the buffer by itself.
   __device__ uint32_t offset(int row, int column) const {
     return column < columns ? row * row_bytes + static_cast<uint32_t>(column * sizeof(T)) : kOutOfRange;
@@ -140,7 +151,7 @@ __device__ inline void store_transposed(const WINDOW& window, const TILE& tile, 
 #pragma unroll
   for (int s = 0; s < TILE::kStrips; ++s) {
     const int row = Layout::owned(s);
-    if (row >= window.rows) continue;
+    if (!window.has_row(row)) continue;
     T* const destination = reinterpret_cast<T*>(reinterpret_cast<char*>(window.data) +
                                                 static_cast<uint64_t>(row) * window.row_bytes);
 #pragma unroll

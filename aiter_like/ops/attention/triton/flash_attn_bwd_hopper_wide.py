@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: MIT
+"""dK and dV on Hopper where the registers of a warp group hold only one of them: head dimensions beyond 128.
+
+Both groups of _dkdv_kernel in flash_attn_bwd_hopper.py then have the same keys; one computes dV, the other dK, and
+both the scores.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+
+from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
+    OWN,
+    of_columns,
+    release,
+    start_product,
+    store_own,
+)
+
+
+@gluon.jit
+def _walk_rows(total, own, tiles, rings, begin, end, mask, scale, LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr,
+               M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, IS_KEY: gl.constexpr, IS_MASKED: gl.constexpr):
+    """Adds to dK (IS_KEY) or to dV what tiles begin … end − 1 contribute. mask: as in flash_attn_bwd_hopper.py."""
+    k, v = own
+    first_seeing, first, inner = mask
+    block = first
+    for index in range(begin, end):
+        scores = start_product(k, tiles[0], rings[0], index, LAYOUT, M, D, STAGES)
+        if IS_KEY:
+            dp = start_product(v, tiles[1], rings[1], index, LAYOUT, M, D, STAGES)
+            scores = warpgroup_mma_wait(1, deps=[scores])
+        else:
+            scores = warpgroup_mma_wait(0, deps=[scores])
+        exponent = scores * scale - of_columns(tiles[2], index, LAYOUT, M, STAGES)
+        if IS_MASKED:
+            rows = block * M + gl.arange(0, M, gl.SliceLayout(0, LAYOUT))
+            visible = rows[None, :] >= first_seeing[:, None]
+            exponent = gl.where(visible, exponent, float("-inf"))
+        p = gl.exp2(exponent)
+        if IS_KEY:
+            dp = warpgroup_mma_wait(0, deps=[dp])
+            slope = dp - of_columns(tiles[3], index, LAYOUT, M, STAGES)
+            release(rings[1], index, STAGES)
+            if IS_MASKED:
+                slope = gl.where(visible, slope, 0.0)  # also where dp is NaN
+            operand = gl.convert_layout((p * slope).to(k.dtype), P_LAYOUT)
+            total = warpgroup_mma(operand, tiles[0].index(index % STAGES).reshape([M, D]), total, is_async=True)
+            total, operand = warpgroup_mma_wait(0, deps=[total, operand])
+            release(rings[0], index, STAGES)
+        else:
+            release(rings[0], index, STAGES)
+            operand = gl.convert_layout(p.to(k.dtype), P_LAYOUT)
+            mbarrier.wait(rings[1][0].index(index % STAGES), index // STAGES & 1)
+            total = warpgroup_mma(operand, tiles[1].index(index % STAGES).reshape([M, D]), total, is_async=True)
+            total, operand = warpgroup_mma_wait(0, deps=[total, operand])
+            release(rings[1], index, STAGES)
+        block = gl.where(block + 1 == inner, first, block + 1)
+    return total
+
+
+@gluon.jit
+def of_shared_keys(out, factor, own, own_full, tiles, rings, strides, place, counts, limits, scale,
+                   IS_KEY: gl.constexpr, M: gl.constexpr, D: gl.constexpr, COLUMNS: gl.constexpr,
+                   STAGES: gl.constexpr):
+    """One warp group of _dkdv_kernel: dK (IS_KEY) or dV, times factor, of OWN keys."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, M, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    batch, kv_head, first_key, num_heads, group_size = place
+    first, inner, end = counts
+    seqlen_k, edge = limits
+    both = own[0].index(0).reshape([OWN, D]), own[1].index(0).reshape([OWN, D])
+    mask = first_key + gl.arange(0, OWN, gl.SliceLayout(1, LAYOUT)) - edge, first, inner
+    masked = group_size * (inner - first)
+    mbarrier.wait(own_full, 0)
+    total = gl.zeros([OWN, D], gl.float32, SUMS)
+    total = _walk_rows(total, both, tiles, rings, 0, masked, mask, scale, LAYOUT, P_LAYOUT, M, D, STAGES, IS_KEY, True)
+    total = _walk_rows(total, both, tiles, rings, masked, group_size * (end - first), mask, scale, LAYOUT, P_LAYOUT, M,
+                       D, STAGES, IS_KEY, False)
+    store_own(out, strides, batch, kv_head, first_key, seqlen_k, total * factor, D, COLUMNS)
