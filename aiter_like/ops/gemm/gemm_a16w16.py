@@ -98,7 +98,7 @@ def _check(call: GemmA16w16Call) -> object:
     check.tensor(_OP, "a", a, rank=2, dtypes=DTYPES, last_contiguous=False)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(None, a.shape[1]), device=a.device, last_contiguous=False)
     if call.is_shuffled and (call.b.shape[0] % 16 or call.b.shape[1] % 32 or not call.b.is_contiguous()):
-        raise ValueError(f"{_OP}: shuffled, b must be contiguous, of rows a multiple of 16 and columns of 32, got shape "
+        raise ValueError(f"{_OP}: shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0, got shape "
                          f"{tuple(call.b.shape)}, strides {call.b.stride()}")
     shape = (a.shape[0], call.b.shape[0])
     check.tensor(_OP, "out", out, dtypes=elements.FLOATS, shape=shape, device=a.device, last_contiguous=False)
