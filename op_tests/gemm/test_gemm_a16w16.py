@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, what follows a product, derivatives;
-`--bench`.
-"""
+"""gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, derivatives; `--bench`."""
 
 from __future__ import annotations
 

@@ -325,8 +325,8 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     a = matrix(A, A.shape[-1])
     is_shuffled = bool(getattr(B, "is_shuffled", False))
     if is_shuffled and _needs_grad(A, B, bias, residual):
-        raise ValueError(f"{_OP}: B must not be shuffled where a derivative is asked for: pass the weights as they were "
-                         f"before shuffle_weight, or call under torch.no_grad()")
+        raise ValueError(f"{_OP}: B must not be shuffled where a derivative is asked for: pass the weights that "
+                         "shuffle_weight was given, or call under torch.no_grad()")
     if out is None and backend != "torch" and _needs_grad(A, B, bias, residual):
         return _differentiable(a, B, bias, residual, activation, dtype, backend).view(shape)
     if out is None:
