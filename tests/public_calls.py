@@ -75,6 +75,8 @@ CALLS = {
     "batched_gemm_bf16": (x[None], r(1, 24, HIDDEN)),
     "batched_gemm_a8w8": (x[None].to(FP8), r(1, 24, HIDDEN).to(FP8), scale[None], r(1, 1, 24, dtype=F32)),
     "grouped_gemm": (x, r(2, 24, HIDDEN), starts),
+    "gemm_a16w8": (x, r(24, HIDDEN).to(I8), r(24, dtype=F32)),
+    "gemm_a16w4": (x, r(24, HIDDEN // 2).to(I8), r(24, dtype=F32)),
     "flash_attn_func": (q, k, k),
     "flash_attn_varlen_func": (q[0], k[0], k[0], starts, starts, 4, 4),
     "mha_batch_prefill_func": (q[0], pages, pages, starts, i32(0, 1, 2), i32(0, 2), 4, PAGE),

@@ -57,8 +57,16 @@ def gemm_a8w8_CK(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias:
 
 def gemm_a8w8_ASM(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None,
                   dtype: torch.dtype = torch.bfloat16, check: bool = False) -> Tensor:
-    """`aiter_like.gemm_a8w8_bpreshuffle` with weights in the layout (32, 16) of `shuffle_weight`."""
-    return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check, layout=(32, 16))
+    """`aiter_like.gemm_a8w8_bpreshuffle` in the layout that `shuffle_weight` marked the weights with: AITER documents
+    (32, 16) and tests (16, 16).
+
+    Raises:
+        ValueError: the weights have lost the mark.
+    """
+    if getattr(WQ, "shuffle_layout", None) is None:
+        raise ValueError("gemm_a8w8_ASM: WQ must be as shuffle_weight returns it, whose attribute shuffle_layout tells "
+                         "the layout, got none; gemm_a8w8_bpreshuffle takes weights without it, and layout=")
+    return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check)
 
 
 def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Rows that an index chooses: an operand policy that gathers them on the way to LDS, and a view of out that leaves those
-// without a row out.
+// Rows that an index chooses: an operand policy that gathers them on the way to LDS, and a view of out that leaves
+// those without a row out.
 #pragma once
 
 #include "gemm_body.h"
@@ -16,8 +16,8 @@ struct RowIndex {
   __device__ bool has(int64_t row) const { return row < count && static_cast<uint32_t>(rows[row]) < matrix_rows; }
 };
 
-/// As ThroughLds, of the rows of `matrix` that the index has from `first_row` on; those of none are zeros. The matrix lies
-/// within 2^31 bytes.
+/// As ThroughLds, of the rows of `matrix` that the index has from `first_row` on; those of none are zeros. The matrix
+/// lies within 2^31 bytes.
 template <class Shape, int BLOCK, int ROWS>
 class ChosenRows {
  public:

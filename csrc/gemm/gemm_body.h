@@ -315,7 +315,8 @@ __device__ void each_run(const Sums& sums, Strip& strip, Use use) {
 /// inside is, and not written: no branch keeps the loads of a finish apart.
 template <class Shape, class Sums, class Out, class Finish>
 __device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
-                           const Partials<typename Shape::Sum>& partials, Finish finish, typename Shape::WaveSums& lds) {
+                           const Partials<typename Shape::Sum>& partials, Finish finish,
+                           typename Shape::WaveSums& lds) {
   workgroup_barrier();  // All waves have read their operands.
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);

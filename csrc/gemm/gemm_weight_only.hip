@@ -4,7 +4,7 @@
 // gemm_weight_only_body.h and gemm_body.h have its steps.
 //
 // Packed weights travel in registers while a step is multiplied and become 16-bit numbers on their way to LDS. Where
-// out has too few tiles for 304 CUs the depth is split between workgroups, whose sums a second kernel adds up in a fixed
+// out has too few tiles for 304 CUs the depth is split between workgroups; a second kernel adds their sums up in a fixed
 // order, so that equal calls give equal results.
 // Bound: MFMA, 2 m n k flop at 1307 TFLOP/s; for few rows memory, n k bytes (of 4-bit weights half) at 5.3 TB/s.
 #include "gemm_host.h"

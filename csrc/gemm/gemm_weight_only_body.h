@@ -127,7 +127,10 @@ class Dequantised {
   __device__ static int row(int i) { return index(i) / kNeighbours % BLOCK; }
   __device__ static int piece(int i) { return index(i) / (kNeighbours * BLOCK) * kNeighbours + index(i) % kNeighbours; }
 
-  __device__ static float number(uint32_t bytes, int b) { return static_cast<float>(static_cast<int8_t>(bytes >> 8 * b)); }
+  /// Byte `b` with its sign: by SDWA one instruction with both compilers, which a shift and a cast are not.
+  __device__ static float number(uint32_t bytes, int b) {
+    return static_cast<float>(static_cast<int32_t>(__builtin_amdgcn_sbfe(bytes, 8 * b, 8)));
+  }
   __device__ static uint32_t pair(float low, float high, float zero) {
     if constexpr (Shape::kHasZeroPoints) low -= zero, high -= zero;
     return Pack<Element, Rounding::kTowardZero>::pack(low, high);  // exact

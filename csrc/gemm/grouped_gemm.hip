@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// out = a_scale · (a · bᵀ) · b_scale + bias on gfx942, each group of rows with a matrix b of its own, in 16 bits, fp8 or
-// int8, composed from the tile library. One build per elements, tile, and what happens to a sum; grouped_gemm_body.h and
-// gemm_body.h have its steps.
+// out = a_scale · (a · bᵀ) · b_scale + bias on gfx942, each group of rows with a matrix b of its own, in 16 bits, fp8
+// or int8, composed from the tile library. One build per elements, tile, and what happens to a sum; grouped_gemm_body.h
+// and gemm_body.h have its steps.
 //
 // The sizes of the groups are on the device: the launch has as many tiles of rows as they can need at most, and a
 // workgroup finds its group. Rows stand sorted by group, or an index chooses them, as a router sorts tokens by expert.

@@ -246,8 +246,8 @@ def test_bad_shuffled_weights_are_named(device):
         aiter_like.gemm_a16w16(a.requires_grad_(), weights)
     with torch.no_grad():
         compare(aiter_like.gemm_a16w16(a, weights), a.detach(), b)
-    with pytest.raises(aiter_like.errors.UnsupportedError, match="b is shuffled"):
-        aiter_like.gemm_a16w16(a.detach(), weights, backend="vendor")
+    with pytest.raises(ValueError, match=r"gemm_a16w16: B must be shuffled by layout \(16, 16\), got \(32, 16\)"):
+        aiter_like.gemm_a16w16(a, aiter_like.shuffle_weight(b, (32, 16)))
 
 
 def test_names_of_aiter(device):

@@ -18,7 +18,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm import problems, tiles
+from aiter_like.ops.gemm import problems, tiles, vendor
 from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
 
 __all__ = ["batched_gemm_a8w8", "batched_gemm_bf16"]
@@ -188,6 +188,16 @@ def _triton_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, i
     return problems.plain_space(m, call.a.element_size())
 
 
+def _vendor(call: BatchedGemmCall) -> None:
+    vendor.bmm(call.out, call.a, call.b, call.bias)
+
+
+def _vendor_refusal(target: Target, call: BatchedGemmCall) -> str | None:
+    if call.a.dtype not in problems.SIXTEEN_BITS:
+        return "the vendor's library has no products of a batch in 8 bits with scales"
+    return vendor.refusal(call.a, call.out, call.bias)
+
+
 _batched_gemm = Op(
     _OP, call=BatchedGemmCall, reference=batched_gemm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("batch", "m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases,
@@ -195,6 +205,7 @@ _batched_gemm = Op(
     backends=(Backend("ck", _batched_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.batched_gemm:batched_gemm", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),
+              Backend("vendor", _vendor, refusal=_vendor_refusal),
               Backend("torch", batched_gemm_ref, differentiable=True)))
 
 
@@ -234,7 +245,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
         dtype: of the result, bf16|fp16|fp32.
         splitK: None or an integer ≥ 0, a hint to AITER's kernels; here the sizes decide how the depth is split.
         out: tensor to write, [batch, m, n] of `dtype`, of any strides; default: a new contiguous one.
-        backend: "ck", "triton" or "torch" instead of the automatic choice.
+        backend: "ck", "triton", "vendor" (hipBLASLt or cuBLAS) or "torch" instead of the automatic choice.
 
     Returns:
         `out`. With k = 0 it is the bias; an empty result stays empty.

@@ -27,6 +27,7 @@ __all__ = ["gemm_a16w16"]
 
 _OP = "gemm_a16w16"
 DTYPES = (torch.bfloat16, torch.float16)
+_LAYOUT = (16, 16)  # of shuffle_weight
 
 
 class GemmA16w16Call(NamedTuple):
@@ -324,6 +325,8 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
         raise TypeError(f"{_OP}: out must have dtype {otype}, the otype, got {out.dtype}")
     a = matrix(A, A.shape[-1])
     is_shuffled = bool(getattr(B, "is_shuffled", False))
+    if is_shuffled and (layout := getattr(B, "shuffle_layout", _LAYOUT)) != _LAYOUT:
+        raise ValueError(f"{_OP}: B must be shuffled by layout {_LAYOUT}, got {layout}")
     if is_shuffled and _needs_grad(A, B, bias, residual):
         raise ValueError(f"{_OP}: B must not be shuffled where a derivative is asked for: pass the weights that "
                          "shuffle_weight was given, or call under torch.no_grad()")

@@ -294,8 +294,8 @@ def gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Te
 
 def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
                           dtype: torch.dtype = torch.bfloat16, check: bool = False, *,
-                          layout: tuple[int, int] = (16, 16), use_fast_accum: bool = False, out: Tensor | None = None,
-                          backend: str | None = None) -> Tensor:
+                          layout: tuple[int, int] | None = None, use_fast_accum: bool = False,
+                          out: Tensor | None = None, backend: str | None = None) -> Tensor:
     """`gemm_a8w8` with weights in the order of `shuffle_weight`: `out = (XQ · WQᵀ) · x_scale · w_scale + bias`.
 
     Args:
@@ -307,7 +307,7 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
         bias: [n] or [1, n] bf16|fp16|fp32, contiguous.
         dtype: of the result, bf16|fp16|fp32.
         check: AITER's request to compare kernels; of no meaning here.
-        layout: what `shuffle_weight` was given, (16, 16) or (32, 16).
+        layout: what `shuffle_weight` was given, (16, 16) or (32, 16); default: that of the mark, else (16, 16).
         use_fast_accum: as for `gemm_a8w8`.
         out: tensor to write, [..., n] of `dtype`; default: a new contiguous one.
         backend: "ck", "triton" or "torch" instead of the automatic choice.
@@ -317,7 +317,8 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
 
     Raises:
         TypeError: an argument is of another kind or dtype, also the fp8 of another device.
-        ValueError: shapes or devices do not fit, or n or the columns of `WQ` are no multiples of the layout's.
+        ValueError: shapes or devices do not fit, n or the columns of `WQ` are no multiples of the layout's, or `WQ` is
+            marked as of another layout.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -325,8 +326,12 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
 
     Source: AITER's `gemm_a8w8_bpreshuffle`.
     """
+    marked = getattr(WQ, "shuffle_layout", None)
+    layout = layout or marked or _LAYOUTS[0]
     if layout not in _LAYOUTS:
         raise ValueError(f"gemm_a8w8_bpreshuffle: layout must be (16, 16) or (32, 16), got {layout!r}")
+    if marked not in (None, layout):
+        raise ValueError(f"gemm_a8w8_bpreshuffle: layout must be {marked}, as WQ is marked, got {layout}")
     return _product(XQ, WQ, x_scale, w_scale, bias, dtype, None, layout[0], use_fast_accum, out, backend)
 
 

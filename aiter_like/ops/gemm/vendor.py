@@ -22,3 +22,11 @@ def linear(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
         torch.mm(a, b.t(), out=out)
     else:
         torch.addmm(bias, a, b.t(), out=out)
+
+
+def bmm(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
+    """Writes out [batch, m, n] = a [batch, m, k] · b [batch, n, k]ᵀ + bias [batch, n]."""
+    if bias is None:
+        torch.bmm(a, b.mT, out=out)
+    else:
+        torch.baddbmm(bias[:, None], a, b.mT, out=out)

@@ -10,8 +10,9 @@ import triton.language as tl
 from aiter_like.device import Target, target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
+from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
 
+_OP = "gemm_weight_only"
 _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 _HOPPER_NAMES = ("block_n", "block_k", "num_warps", "num_stages", "splits")
 
@@ -74,11 +75,10 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
     if kernel == "gemm_weight_only_hopper" and is_aligned:
         from aiter_like.ops.gemm.triton import gemm_weight_only_hopper  # not every Triton has tensor descriptors
 
-        values = _values(_HOPPER_NAMES, _hopper_blocks(call, target), params)
-        gemm_weight_only_hopper.multiply(call, *values)
+        gemm_weight_only_hopper.multiply(call, **values(_OP, _HOPPER_NAMES, _hopper_blocks(call, target), params))
         return
     given = {} if kernel == "gemm_weight_only_hopper" else params
-    block_m, block_n, block_k, num_warps, num_stages = _values(_NAMES, _blocks(m, target.platform), given)
+    block_m, block_n, block_k, num_warps, num_stages = values(_OP, _NAMES, _blocks(m, target.platform), given).values()
     block_k = min(block_k, call.group_size or block_k)
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
@@ -87,14 +87,6 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
            *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, ACTIVATION=call.activation,
            IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
-
-
-def _values(names: tuple[str, ...], suited: tuple[int, ...], given: dict[str, int]) -> tuple[int, ...]:
-    unknown = given.keys() - set(names)
-    if unknown:
-        raise ValueError(f"gemm_weight_only: parameters must be of {', '.join(names)}, got "
-                         f"{', '.join(sorted(unknown))}")
-    return tuple(given.get(name, value) for name, value in zip(names, suited))
 
 
 def _hopper_blocks(call: GemmWeightOnlyCall, target: Target) -> tuple[int, int, int, int, int]:

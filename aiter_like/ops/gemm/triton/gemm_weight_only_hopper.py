@@ -188,4 +188,5 @@ def multiply(call: GemmWeightOnlyCall, block_n: int, block_k: int, num_warps: in
     if splits > 1:
         row_scale = None if call.group_size else call.scale
         launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, call.out, None, row_scale, call.bias,
-               call.residual, m, n, *strides, BLOCK=SUM_BLOCK, **constants, options={"num_warps": 4})
+               call.residual, m, n, *strides, ROW_SCALES=True, COLUMN_SCALES=True, BLOCK=SUM_BLOCK, **constants,
+               options={"num_warps": 4})

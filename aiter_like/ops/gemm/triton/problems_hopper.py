@@ -21,7 +21,7 @@ from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 from aiter_like.ops.gemm.triton.problems import constants_of
 
-_NAMES = hopper.NAMES[:-1]  # these kernels do not split the depth
+_NAMES = hopper.Blocks._fields[:-1]  # these kernels do not split the depth
 
 
 @triton.jit
