@@ -53,8 +53,8 @@ struct Shape : Config {
 
   using Sums = RegTile<Sum, kWaveN, kWaveM, Product<>>;
 
-  /// What sums need in LDS: a strip of each part on its way to memory, and those of the waves that share a part with its
-  /// first one.
+  /// What sums need in LDS: a strip of each part on its way to memory, and those of the waves that share a part with
+  /// its first one.
   static constexpr int kStripRows = kWaveM < 32 ? kWaveM : 32;
   struct WaveSums : SharedPart<typename Sums::Piece, (Config::kWavesK - 1) * kParts, Sums::kStrips * Sums::kPieces> {
     LdsTile<Sum, kStripRows, kWaveN, SwizzledByRow> strips[kParts];
@@ -264,8 +264,8 @@ struct Partials {
   }
 };
 
-/// Where a lane's runs of kSumColumns neighbours in a row of out are, in a part of COLUMNS columns: neighbouring lanes have
-/// neighbouring runs, so that they write whole lines of memory.
+/// Where a lane's runs of kSumColumns neighbours in a row of out are, in a part of COLUMNS columns: neighbouring lanes
+/// have neighbouring runs, so that they write whole lines of memory.
 template <int COLUMNS>
 struct RunPlace {
   static constexpr int kRuns = COLUMNS / kSumColumns, kRowsAtOnce = kWaveSize / kRuns;  // of all lanes
@@ -311,8 +311,8 @@ __device__ void each_run(const Sums& sums, Strip& strip, Use use) {
 
 /// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
 /// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
-/// `out` is a matrix view, or has `sizes` and window() as one has. What stands over an edge is finished as its neighbour
-/// inside is, and not written: no branch keeps the loads of a finish apart.
+/// `out` is a matrix view, or has `sizes` and window() as one has. What stands over an edge is finished as its
+/// neighbour inside is, and not written: no branch keeps the loads of a finish apart.
 template <class Shape, class Sums, class Out, class Finish>
 __device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
                            const Partials<typename Shape::Sum>& partials, Finish finish,

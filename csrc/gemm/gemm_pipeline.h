@@ -100,8 +100,8 @@ class SlicesThroughLds {
   Chunk staged_[Shape::kSlices][kShare];
 };
 
-/// Rows shuffled in bands of BAND straight to registers (Preshuffled of gemm_body.h has the layout): ROWS of them for one
-/// wave, from tile_row + wave_row on. `matrix` [rows, depth or more] has whole bands, stored without gaps.
+/// Rows shuffled in bands of BAND straight to registers (Preshuffled of gemm_body.h has the layout): ROWS of them for
+/// one wave, from tile_row + wave_row on. `matrix` [rows, depth or more] has whole bands, stored without gaps.
 template <class Shape, int ROWS, int BAND>
 class PreshuffledSlices {
  public:
@@ -295,8 +295,8 @@ class Pipeline {
   Chunk columns[Shape::kSlices][kColumns];  // of the right operand
 };
 
-/// b · aᵀ of a workgroup without anything between its products, by the loop that suits the shape. BAND: of the rows that
-/// b is shuffled in, or 0.
+/// b · aᵀ of a workgroup without anything between its products, by the loop that suits the shape. BAND: rows of the
+/// bands that b is shuffled in, or 0.
 template <class Shape, int BAND,
           bool PIPELINED = Shape::kWavesK == 1 && Shape::kWaveM % 32 == 0 && Shape::kWaveM >= 64 &&
                            Shape::kWaveN % 32 == 0>

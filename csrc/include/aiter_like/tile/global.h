@@ -103,7 +103,8 @@ struct TileWindow {
         row_bytes(static_cast<uint32_t>(view.strides[0] * sizeof(T))) {}
 };
 
-/// 16 bytes at `offset` + `step`, which is the same in all lanes. Where `offset` alone is beyond the buffer there are zeros.
+/// 16 bytes at `offset` + `step`, which is the same in all lanes. Where `offset` alone is beyond the buffer there are
+/// zeros.
 __device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset, uint32_t step = 0) {
   return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, step, 0);
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Where in a row of matrix instructions other instructions stand. A matrix instruction leaves its wave time for three or
-// seven others: one beside each costs nothing, and memory gets its accesses evenly.
+// Where in a row of matrix instructions other instructions stand. A matrix instruction leaves its wave time for three
+// or seven others: one beside each costs nothing, and memory gets its accesses evenly.
 #pragma once
 
 #include "aiter_like/gpu.h"
 
 namespace aiter_like::tile {
 
-/// `count` accesses at places [from, end), evenly and at most one at each: the last of them is before `end`, the first one
-/// at `from`.
+/// `count` accesses at places [from, end), evenly and at most one at each: the first one is at `from`, the last one
+/// before `end`.
 struct Spread {
   int from, end, count;
 
