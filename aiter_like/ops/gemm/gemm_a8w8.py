@@ -69,7 +69,7 @@ def _instance(call: GemmA8w8Call, *, tile: str | None = None, splits: int | None
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
     sizes = tiles.parse(tile)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
@@ -137,7 +137,7 @@ def _ck_refusal(target: Target, call: GemmA8w8Call) -> str | None:
 def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
     """Every tile, with the splits that leave each a step of its own."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    for tile in tiles.TILES:
+    for tile in tiles.PIPELINED:
         for splits in tiles.SPLITS:
             if tiles.is_useful(m, n, k, tile, splits, element_bytes=1):
                 yield {"tile": tile, "splits": splits}
@@ -146,8 +146,8 @@ def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
 def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits, element_bytes=1)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
+    return tiles.clocks(m, n, k, tiles.parse(tile), splits, element_bytes=1, names=tiles.PIPELINED)
 
 
 def is_rough(call: GemmA8w8Call, target: Target) -> bool:
