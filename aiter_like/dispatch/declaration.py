@@ -46,6 +46,8 @@ class Declaration:
             is what a kernel must pass on hardware before its first automatic use (dispatch/self_check.py), and what
             verify, prebuilding and the tests over all operators run.
         tuning: what the tuner needs to know of it (dispatch/tuning.py); None: it cannot be tuned.
+        sums_in_fp32: nothing between inputs and results is rounded to fewer bits than fp32 has: the self-check then
+            allows what results of their dtype are rounded by, however coarse the dtypes of inputs are.
         public: the public functions made of it (torch_ops.register).
         failures: (backend, kernel, target) → why it is out of use in this process.
         bad_rows: tuned rows that turned out not to fit (file:line).
@@ -56,14 +58,14 @@ class Declaration:
                  check: Callable[..., Any] | None = None, tune_key: Callable[..., dict[str, int | str]] | None = None,
                  tune_fields: Sequence[str] = (), round_field: str | None = None, writes: Sequence[str] = ("out",),
                  cases: Callable[[torch.device], Mapping[str, tuple]] | None = None,
-                 tuning: Tuning | None = None):
+                 tuning: Tuning | None = None, sums_in_fp32: bool = False):
         if name in OPS.declared:
             raise ValueError(f"operator {name} exists already")
         if (tune_key is None) != (not tune_fields) or round_field not in (None, *tune_fields):
             raise ValueError(f"{name}: tune_key, tune_fields and round_field do not fit together")
         if len({backend.name for backend in backends}) != len(backends):
             raise ValueError(f"{name}: two backends with one name")
-        self.name, self.call, self.cases = name, call, cases
+        self.name, self.call, self.cases, self.sums_in_fp32 = name, call, cases, sums_in_fp32
         self.reference = with_fields(call, reference)
         self.prefers = with_fields(call, prefers, before=1)
         self.check, self.tune_key = with_fields(call, check), with_fields(call, tune_key)

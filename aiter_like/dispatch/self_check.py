@@ -88,8 +88,9 @@ def compare(op: Declaration, function: Any, args: tuple) -> tuple[float, float]:
     with torch.no_grad():
         function(*got)
         op.reference(*expected)
-    coarsest = max((torch.finfo(arg.dtype).eps for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()),
-                   default=0.0)
+    rounded = [args[index] for index in op.result_indices] if op.sums_in_fp32 else args
+    dtypes = {one.dtype for one in rounded if isinstance(one, Tensor) and one.is_floating_point()}
+    coarsest = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     errors = [_error(got[index], expected[index]) for index in op.result_indices if expected[index] is not None]
     return max(errors, default=0.0), TOLERANCE * coarsest
 

@@ -164,7 +164,8 @@ def load_timing() -> ctypes.CDLL:
     _set_signatures(library, {
         "aiter_like_sim_count": (None, ctypes.c_int, ctypes.c_uint32, ctypes.c_int),
         "aiter_like_sim_take_counts": (pointer,),
-        "aiter_like_sim_model": (None, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_uint32),
+        "aiter_like_sim_model": (None, ctypes.c_int, ctypes.c_int, ctypes.c_double, ctypes.c_uint32,
+                                 ctypes.c_uint64),
         "aiter_like_sim_take_modelled": (pointer,),
         "aiter_like_sim_model_parameters": (pointer,),
         "aiter_like_sim_model_roofs": (pointer, ctypes.c_double),

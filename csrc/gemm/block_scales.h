@@ -65,7 +65,7 @@ class AddScaledBlocks {
     for (int part = 0; part < kParts; ++part) {
       RegTile<float, Shape::kWaveN, Shape::kWaveM / kParts, Layout> block;
       clear(block);
-      products(block, part * block.kColumns);
+      products(block, 0, Shape::kSlices, part * block.kColumns);
 #pragma unroll
       for (int s = 0; s < block.kStrips; ++s) {
         const int strip = part * block.kStrips + s;

@@ -10,7 +10,7 @@
 #include "gemm_host.h"
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(BLOCK_M) || !defined(BLOCK_N) || \
-    !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(SPLITS) || !defined(B_BAND) ||              \
+    !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(SPLITS) || !defined(B_BAND) ||            \
     !defined(HAS_BIAS)
 #error "gemm_a8w8.hip: the macros that ops/gemm/gemm_a8w8.py gives are missing"
 #endif

@@ -99,8 +99,8 @@ def call_of(head_dim, **changes):
     return backward_call(forward, q)._replace(**changes)
 
 
-@pytest.mark.parametrize("params", ({}, {**SETTINGS, **UNROLLED}), ids=("default", "unrolled"))
-@pytest.mark.parametrize("head_dim", (64, 128))
+@pytest.mark.parametrize("head_dim, params", ((64, {}), (80, {}), (128, {}), (256, {}), (64, {**SETTINGS, **UNROLLED}),
+                                              (128, {**SETTINGS, **UNROLLED})), ids=str)
 def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, params):
     """Several wgmma between two waits, registers that move to the groups, no sums in local memory."""
     if device.type != "cpu":
@@ -121,10 +121,12 @@ def test_products_are_asynchronous(device, monkeypatch, tmp_path, head_dim, para
 def test_what_it_serves():
     from aiter_like.ops.attention.triton.flash_attn_bwd_hopper import serves
 
-    assert serves(call_of(128), HOPPER) and serves(call_of(64, window_right=5), HOPPER)
+    assert all(serves(call_of(head_dim), HOPPER) for head_dim in (40, 64, 96, 128, 256))
+    assert serves(call_of(64, window_right=5), HOPPER)
     slopes = torch.empty(24, device="meta")
-    for call in (call_of(96), call_of(128, window_left=7), call_of(128, softcap=2.0), call_of(128, dropout_p=0.1),
-                 call_of(128, alibi_slopes=slopes), call_of(128, bias=slopes), call_of(128, cu_seqlens_q=slopes),
+    for call in (call_of(32), call_of(84), call_of(128, window_left=7), call_of(128, softcap=2.0),
+                 call_of(128, dropout_p=0.1), call_of(128, alibi_slopes=slopes), call_of(128, bias=slopes),
+                 call_of(128, cu_seqlens_q=slopes),
                  call_of(128, q=torch.empty(2, 4096, 24, 132, dtype=BF16, device="meta")[..., :128])):
         assert not serves(call, HOPPER)
     assert not serves(call_of(128), Target("cuda", "sm_100", 132, 32, False, 0))

@@ -150,10 +150,10 @@ def hopper(device, monkeypatch):
     """hopper(call): compiles what the call launches for sm_90, and gives it; nothing runs."""
     if device.type != "cpu":
         pytest.skip("static: the code for sm_90 is the same wherever the tests run")
-    from aiter_like.ops.attention.triton import flash_attn_fwd, flash_attn_fwd_hopper
+    from aiter_like.ops.attention.triton import flash_attn_fwd
     from aiter_like.ops.common.triton import launch as launcher
 
-    with compiled_for_hopper(monkeypatch, flash_attn_fwd, launcher, flash_attn_fwd_hopper) as built:
+    with compiled_for_hopper(monkeypatch, flash_attn_fwd, launcher) as built:
         def compile_call(call, **params):
             built.clear()
             kernel = triton_kernels(flash_attn_fwd.target_of(None), call, **params)[0]
@@ -172,15 +172,16 @@ def test_products_on_hopper_are_asynchronous(hopper, tmp_path, causal):
     assert sass.count("HGMMA") >= 32 and sass.count("WARPGROUP.ARRIVE") <= 4
 
 
-@pytest.mark.parametrize("head_dim, groups", ((64, 1), (128, 2)))
-def test_specialised_warps_on_hopper(hopper, tmp_path, head_dim, groups):
-    """Registers move from the warp that loads to those that attend, which spill no sums: a few addresses at most."""
+@pytest.mark.parametrize("head_dim, spills", ((64, 24), (80, 24), (128, 24), (256, 64)))
+def test_specialised_warps_on_hopper(hopper, tmp_path, head_dim, spills):
+    """Registers move from the warp that loads to those that attend, which spill no sums (128 registers at 256): a few
+    addresses at most."""
     q = torch.empty(2, 4096, 24, head_dim, dtype=BF16, device="meta")
     (kernel,) = hopper(dense_call(q, torch.empty(2, 24, 4096, device="meta"), q, q, q, window_right=0, num_splits=1,
                                   how_v3_bf16_cvt=1))
     sass = disassembled(kernel, tmp_path)
     assert sass.count("HGMMA") >= 24 and "USETMAXREG" in sass and "UTMALDG" in sass
-    assert sass.count("STL") + sass.count("LDL") <= 24
+    assert sass.count("STL") + sass.count("LDL") <= spills
 
 
 VARIANTS = {name: (BF16, 64, 64, name) for name in ("softcap", "alibi", "bias", "sink", "dropout", "all")} | {

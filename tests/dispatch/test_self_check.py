@@ -199,6 +199,13 @@ class TestCompare:
         assert self.error(lambda out, x: out.copy_(x), lambda out, x: out.copy_(x), torch.empty(2, 2), x) == (
             0.0, 8 * 2**-7)
 
+    def test_tolerance_of_the_results_where_sums_have_32_bits(self):
+        """An fp8 operand alone would allow a result of nothing but zeros."""
+        op = make_op()
+        op.sums_in_fp32, op.reference = True, lambda out, x: out.copy_(x.float())
+        x, out = torch.ones(2, 2).to(torch.float8_e4m3fnuz), torch.empty(2, 2, dtype=torch.bfloat16)
+        assert self_check.compare(op, lambda out, x: out.zero_(), (out, x)) == (1.0, 8 * 2**-7)
+
     @pytest.mark.parametrize(("got", "expected", "same"), [
         (float("-inf"), float("-inf"), True), (float("nan"), float("nan"), True), (float("inf"), float("-inf"), False),
         (0.0, float("-inf"), False), (float("nan"), 0.0, False)])

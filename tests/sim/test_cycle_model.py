@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -151,6 +153,38 @@ def test_a_sample_stands_for_the_whole_and_leaves_the_rest_undone():
     alone = 40 * 16 * 40 * 16
     assert alone <= sample["modelled_clk"] < 1.15 * alone
     assert sample["busy"]["matrix"] > 0.85
+
+
+# Each workgroup has 256 KB of its own.
+_ALONE = "s_lshl_b32 s11, s2, 18\ns_add_u32 s4, s4, s11\ns_addc_u32 s5, s5, 0\nv_lshlrev_b32 v2, 4, v1\n" \
+         "v_mov_b32 v3, v2"
+_LOAD = "global_load_dwordx4 v[20:23], v2, s[4:5]\nv_add_u32 v2, 0x1000, v2"
+SAMPLED = {
+    "one matrix workgroup on a CU": (Kernel(_MFMA, waves=4, lds_bytes=65536), 60),
+    "two matrix workgroups on a CU": (Kernel(_MFMA, waves=4, lds_bytes=32768), 60),
+    "memory": (Kernel(f"{_LOAD}\ns_waitcnt vmcnt(1)", _ALONE, waves=4, lds_bytes=32768), 8),
+    # 48 KB, more than the L1 holds and less than a CU's share of the L2.
+    "L2": (Kernel(f"{_LOAD}\nv_cmp_gt_u32 vcc, 0xc000, v2\nv_cndmask_b32 v2, v3, v2, vcc", _ALONE, waves=4,
+                  lds_bytes=65536), 60),
+}
+
+
+@pytest.mark.parametrize("kernel, loops", SAMPLED.values(), ids=SAMPLED)
+def test_a_sample_takes_as_long_as_all_whether_or_not_the_last_round_is_full(kernel, loops):
+    code, buffer = code_object([(kernel, 8)]), torch.empty(600 << 20, dtype=torch.uint8)
+    place = buffer.data_ptr() + -buffer.data_ptr() % 4096
+    sampled = []
+    for groups in (57, 76, 80, 115, 140, 190, 285):  # of an XCD, which has 38 CUs
+        both: list[dict] = []
+        for budget in (1000 * loops, 0):
+            with sim.enabled(checks=False), modelling.modelled(both, sample=True, budget=budget):
+                sim.launch(code, name_of(0), (8 * groups, 1, 1), (256, 1, 1), 0, arguments(place, place, loops, 0))
+        sample, all_of_them = both
+        assert sample["recorded"] < groups == all_of_them["recorded"]
+        assert sample["modelled_clk"] == pytest.approx(all_of_them["modelled_clk"], rel=0.05), groups
+        sampled.append(sample["modelled_clk"])
+    for fewer, more in itertools.pairwise(sampled):
+        assert more > 0.999 * fewer, sampled
 
 
 def test_the_clock_turns_cycles_into_time():

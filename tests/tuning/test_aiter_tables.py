@@ -14,7 +14,7 @@ from aiter_like.tuning.candidates import Plan, Trial
 
 GEMM = ("m", "n", "k")
 OPS = {
-    "gemm_a8w8": (*GEMM, "weight_dtype"), "gemm_a8w8_bpreshuffle": (*GEMM, "weight_dtype"),
+    "gemm_a8w8": (*GEMM, "weight_dtype", "band", "use_fast_accum"),
     "gemm_a8w8_blockscale": GEMM, "gemm_a8w8_blockscale_bpreshuffle": GEMM, "gemm_a4w4_blockscale": GEMM,
     "batched_gemm_a8w8": ("batch", *GEMM), "batched_gemm_bf16": ("batch", *GEMM),
     "gemm_a16w16": (*GEMM, "dtype", "out_dtype", "bias"),
@@ -26,11 +26,11 @@ VALUES = "kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 
 CASES = {
     "a8w8_tuned_gemm": (f"gfx,cu_num,M,N,K,q_dtype_w,{VALUES}", "gfx942,304,64,1536,5120,torch.int8,3,2,9.1,ck,1,2,0.0",
-                        (64, 1536, 5120, "i8"), {"split_k": "2"}),
+                        (64, 1536, 5120, "i8", 0, 0), {"split_k": "2"}),
     "a8w8_bpreshuffle_tuned_gemm_x": (
         f"gfx,cu_num,M,N,K,q_dtype_w,libtype,{VALUES}",
         "gfx942,304,64,1536,5120,torch.float8_e4m3fnuz,asm,0,8,9,_Z,1,2,0",
-        (64, 1536, 5120, "fp8_e4m3fnuz"), {"backend": "asm", "split_k": "8"}),
+        (64, 1536, 5120, "fp8_e4m3fnuz", 16, 0), {"backend": "asm", "split_k": "8"}),
     "a8w8_blockscale_tuned_gemm_ds_v3": (f"gfx,cu_num,M,N,K,libtype,{VALUES}", "gfx942,304,1,2,3,cktile,0,0,9,x,1,2,0",
                                          (1, 2, 3), {"backend": "ck", "split_k": "0"}),
     "a8w8_blockscale_bpreshuffle_tuned_gemm": (f"gfx,cu_num, M,N ,K,libtype,{VALUES}",
@@ -106,12 +106,13 @@ def test_a_dtype_that_nothing_takes_is_no_mistake_of_the_file(tmp_path):
 def test_shape_file_and_its_hints_reach_the_tuner(tmp_path):
     header, row, _, _ = CASES["a8w8_bpreshuffle_tuned_gemm_x"]
     imported = aiter_tables.read(write(tmp_path, "a8w8_bpreshuffle_tuned_gemm", header, row), OPS)
-    text = aiter_tables.shape_files([imported], OPS)["gemm_a8w8_bpreshuffle"]
-    assert text == "m,n,k,weight_dtype,hint_backend,hint_split_k\n64,1536,5120,fp8_e4m3fnuz,asm,8\n"
+    text = aiter_tables.shape_files([imported], OPS)["gemm_a8w8"]
+    assert text == ("m,n,k,weight_dtype,band,use_fast_accum,hint_backend,hint_split_k\n"
+                    "64,1536,5120,fp8_e4m3fnuz,16,0,asm,8\n")
     (tmp_path / "shapes.csv").write_text(text)
-    fields = OPS["gemm_a8w8_bpreshuffle"].tune_fields
-    ((key, hint),) = shapes.read_hinted(tmp_path / "shapes.csv", "gemm_a8w8_bpreshuffle", fields)
-    assert key == {"m": 64, "n": 1536, "k": 5120, "weight_dtype": "fp8_e4m3fnuz"}
+    fields = OPS["gemm_a8w8"].tune_fields
+    ((key, hint),) = shapes.read_hinted(tmp_path / "shapes.csv", "gemm_a8w8", fields)
+    assert key == {"m": 64, "n": 1536, "k": 5120, "weight_dtype": "fp8_e4m3fnuz", "band": 16, "use_fast_accum": 0}
     trials = [Trial(backend, "kernel", params, "", "") for backend, params in (
         ("triton", {}), ("triton", {"splitK": 4}), ("triton", {"SPLIT_K": 8}), ("asm", {}), ("asm", {"split_k": 8}))]
     plan = Plan(trials, 1, {}, 1, 1).hinted(hint)

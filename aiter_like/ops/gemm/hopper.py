@@ -5,13 +5,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torch import Tensor
 
 from aiter_like.device import Target
 
-NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages", "swap", "splits")
-"""The parameters of the kernel."""
+
+class Blocks(NamedTuple):
+    """The parameters of the kernel.
+
+    Attributes:
+        block_m, block_n, block_k: rows and columns of out, and the depth, that a program takes at a time.
+        num_warps, num_stages: Triton's.
+        swap: whether the weights stand on the left of the matrix unit.
+        splits: of the depth, for tiles that do not fill all SMs.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    swap: int
+    splits: int
+
 
 _STAGE_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
 
@@ -23,8 +41,8 @@ def serves(a: Tensor, b: Tensor) -> bool:
                          for one in (a, b))
 
 
-def suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool = False) -> tuple[int, ...]:
-    """NAMES by the sizes, as they did best for 16 bits on an H200; is_narrow: blocks of at most 128 columns, since
+def suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool = False) -> Blocks:
+    """The blocks by the sizes, as they did best for 16 bits on an H200; is_narrow: blocks of at most 128 columns, since
     registers hold the sums of a matrix instruction twice."""
     if m <= 128:  # the rows are the narrow side of the matrix unit, and the weights stream
         block_m, block_n, num_warps, swap = max(16, 1 << (m - 1).bit_length()), 64, 4, 1
@@ -34,22 +52,23 @@ def suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: b
     block_k = bytes_k // element_bytes
     tiles = math.ceil(m / block_m) * math.ceil(n / block_n)
     splits = max(1, min(cu_num // tiles, k // (8 * block_k)))
-    return block_m, block_n, block_k, num_warps, stages, swap, splits
+    return Blocks(block_m, block_n, block_k, num_warps, stages, swap, splits)
 
 
-def _suited_to_many(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool) -> tuple[int, ...]:
+def _suited_to_many(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool) -> Blocks:
     """For more than 128 rows: the block and the splits of the last tiles that take the least time, in units of what a
-    block of 128 × 128 takes. One twice as large takes 1.95; a second kernel takes what 12 steps do for each split
+    block of 128 × 128 takes. One twice as large takes 1.95 to 2; a second kernel takes what 12 steps do for each split
     (H200)."""
-    block_k = 128 // element_bytes
-    steps = math.ceil(k / block_k)
     found = []
-    for block_m, block_n, num_warps, stages, takes in ((128, 128, 8 if is_narrow else 4, 6, 1.0),
-                                                       (*((256, 128) if is_narrow else (128, 256)), 8, 4, 1.95)):
+    narrow, wide = ((128, 128, 256, 8, 3, 1.0), (256, 128, 128, 8, 4, 2.0)), ((128, 128, 128, 4, 6, 1.0),
+                                                                              (128, 256, 128, 8, 4, 1.95))
+    for block_m, block_n, bytes_k, num_warps, stages, takes in narrow if is_narrow else wide:
+        block_k = bytes_k // element_bytes
+        steps = math.ceil(k / block_k)
         waves, rest = divmod(math.ceil(m / block_m) * math.ceil(n / block_n), cu_num)
         for splits in range(1, max(min(cu_num // rest, steps // 8), 1) + 1 if rest else 2):
             last = (takes / splits if rest else 0.0) + (12 * splits / steps if splits > 1 else 0.0)
-            found.append((waves * takes + last, (block_m, block_n, block_k, num_warps, stages, 0, splits)))
+            found.append((waves * takes + last, Blocks(block_m, block_n, block_k, num_warps, stages, 0, splits)))
     return min(found)[1]
 
 
@@ -58,8 +77,8 @@ def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow:
     """What is worth a trial: blocks that fit shared memory, and splits that have work."""
     rows = max(16, 1 << (m - 1).bit_length())
     few = [(rows, block_n, bytes_k, 4, 1) for block_n in (64, 128) for bytes_k in (128, 256, 512)] if m <= 256 else []
-    many = [(*tile, 0) for tile in ((64, 128, 128, 4), (128, 128, 128, 4), (128, 128, 128, 8), (128, 256, 128, 8),
-                                    (256, 128, 128, 8)) if m > 32 and tile[0] <= 2 * m]
+    many = [(*tile, 0) for tile in ((64, 128, 128, 4), (128, 128, 128, 4), (128, 128, 128, 8), (128, 128, 256, 8),
+                                    (128, 256, 128, 8), (256, 128, 128, 8)) if m > 32 and tile[0] <= 2 * m]
     for block_m, block_n, bytes_k, num_warps, swap in (*few, *many):
         if is_narrow and block_n > 128:
             continue
@@ -69,5 +88,5 @@ def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow:
         for splits in (1, 2, 3, 4, 6, 8):
             rest = tiles % target.cu_num
             if splits == 1 or 0 < splits * rest <= 2 * target.cu_num and k >= 4 * splits * block_k:
-                yield from (dict(zip(NAMES, (block_m, block_n, block_k, num_warps, stages, swap, splits)))
+                yield from (Blocks(block_m, block_n, block_k, num_warps, stages, swap, splits)._asdict()
                             for stages in {most, max(most // 2, 3)} if 3 <= stages <= most)

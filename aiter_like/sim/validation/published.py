@@ -37,6 +37,7 @@ UNEXPLAINED = {
     "read, 1 loads": "latency grows under load on the hardware before the channels are full",
     "read, 2 loads": "as with one load in flight",
     "read, 4 loads": "as with one load in flight",
+    "read, 8 bytes a lane, 2": "as with one load in flight of 256 lanes",
     "read, 8 bytes a lane, 4": "as with one load in flight of 256 lanes",
     "triad": "modelled by bytes; what more streams cost (DRAM pages) is not modelled",
     "five points": "modelled by bytes; what loads across two lines cost beside them is not known",

@@ -32,14 +32,14 @@ UNEXPLAINED = {
     ("F1", "AITER"):
         "the published times of the three roundings are in the ratio of the sums of their matrix and vector "
         "time (RTNE to RTZ 1.148; sums 1.142), as if the two waves of a SIMD did not overlap these; the model "
-        "overlaps them, and has the matrix units busy for 90 % of the time",
+        "overlaps them, and has the matrix units busy for most of the time",
     ("F5", "SGLang"):
         "the address unit is modelled to take a cycle for every change of line from lane to lane; the table "
         "is loaded with neighbouring lanes in different rows, 8 or 32 distinct lines in 64 lanes, and that "
         "costs the model 64 cycles a load",
     ("F6", "tile"):
-        "kernels of a few microseconds are not held back by power, so that the clock of their class is too "
-        "low for them; and a sample that ends in a partial round of workgroups counts it as a whole one",
+        "without a clock their mean error is 8 %: the clock of their class is too low for them, most of all for "
+        "kernels of a few microseconds, which power does not hold back",
     ("F7", "RadeonFlow"):
         "caches are modelled cold, and a benchmark that repeats a small launch finds its data in the L2; "
         "below 3 us the time of a launch itself, which is not modelled, shows",

@@ -6,7 +6,10 @@
 namespace sim::timing {
 namespace {
 
-u64 hashed(u64 line) { return (line ^ line >> 7 ^ line >> 13) * 0x9e3779b97f4a7c15 >> 40; }
+// One of `places` for a line. Any number of them is filled evenly, as a share of a cache or of channels needs.
+u64 place_of(u64 line, u64 places) {
+  return ((line ^ line >> 7 ^ line >> 13) * 0x9e3779b97f4a7c15 >> 40) * places >> 24;
+}
 
 constexpr double kChaseAddressClk = 4;
 
@@ -28,7 +31,7 @@ Cache::Cache(u64 bytes, u32 ways, u32 line_bytes)
       entries_(static_cast<size_t>(sets_) * ways) {}
 
 Cache::Entry* Cache::find(u64 line) {
-  Entry* const set = &entries_[hashed(line) % sets_ * ways_];
+  Entry* const set = &entries_[place_of(line, sets_) * ways_];
   for (u32 way = 0; way < ways_; ++way) {
     if (set[way].line != line) continue;
     set[way].used = ++time_;
@@ -38,7 +41,7 @@ Cache::Entry* Cache::find(u64 line) {
 }
 
 void Cache::insert(u64 line, double ready) {
-  Entry* const set = &entries_[hashed(line) % sets_ * ways_];
+  Entry* const set = &entries_[place_of(line, sets_) * ways_];
   Entry* const oldest = std::min_element(set, set + ways_, [](auto& a, auto& b) { return a.used < b.used; });
   *oldest = {line, ready, ++time_};
 }
@@ -75,7 +78,7 @@ double Memory::from_l2(double at, u64 line) {
 }
 
 double Memory::through_channel(double at, u64 line) {
-  L2Channel& channel = channels_[hashed(line) % p_.l2_channels];
+  L2Channel& channel = channels_[place_of(line, p_.l2_channels)];
   auto& lately = channel.lately;
   const bool again = std::find(lately.begin(), lately.end(), line) != lately.end();
   if (!again) lately[channel.next++ % lately.size()] = line;
@@ -128,7 +131,7 @@ double Memory::store(double at, double address_clk, const u64* lines, u32 count)
 double Memory::atomic(double at, double address_clk, const u64* lines, u32 count, u32 collisions) {
   double done = store(at, address_clk, lines, count);
   for (u32 k = 0; k < count; ++k) {
-    Server& channel = channels_[hashed(lines[k] >> 2) % p_.l2_channels].server;
+    Server& channel = channels_[place_of(lines[k] >> 2, p_.l2_channels)].server;
     const double clk = p_.atomic_clk * half_count(lines[k]) + p_.collision_clk * (k ? 0 : collisions);
     done = std::max(done, channel.take(at, clk) + p_.atomic_latency_clk);
   }
@@ -165,7 +168,7 @@ double Memory::fetch(u32 cu, double at, u64 line) {
 }
 
 double Memory::move(double at, u64 line, double bytes_per_clk, bool writes) {
-  Channel& channel = beyond_[hashed(line * 7) % beyond_.size()];
+  Channel& channel = beyond_[place_of(line * 7, beyond_.size())];
   const double turn = channel.writes != writes ? p_.turnaround_clk : 0;
   channel.writes = writes;
   return channel.server.take(at, turn + 128 * static_cast<double>(beyond_.size()) / bytes_per_clk);

@@ -188,13 +188,14 @@ TIMING_API char* aiter_like_sim_take_counts() {
   return json::give(list.str());
 }
 
-// sample: only workgroups that the model needs run.
-TIMING_API void aiter_like_sim_model(int on, int sample, double clock_mhz, u32 timeline_events) {
+// sample: only workgroups that the model needs run. budget: see ModelSettings.
+TIMING_API void aiter_like_sim_model(int on, int sample, double clock_mhz, u32 timeline_events, u64 budget) {
   if (!on) return end_modelling();
   ModelSettings settings;
   settings.timeline_events = timeline_events;
   settings.sample = sample != 0;
   settings.clock_mhz = clock_mhz;
+  settings.budget = budget;
   begin_modelling(settings);
 }
 

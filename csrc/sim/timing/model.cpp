@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The workgroups of one XCD stand for those of all eight: numbers 0, 8, 16, … of the grid. When they are many, some
-// windows of neighbouring ones are recorded, each as many as the modelled CUs hold, spread over the grid; the first one
-// tells how long a workgroup is and with it how many windows there can be. What the caches and the paths beyond them
-// give is cut down to the share of the modelled CUs.
+// The workgroups of one XCD stand for those of all eight: numbers 0, 8, 16, … of the grid. When they are many, a few of
+// its CUs stand for all of them: windows of neighbouring workgroups are recorded, spread over the grid, each as many as
+// these CUs hold, and the last one, at the grid's end, as full as the launch's last round of workgroups. The first one
+// tells how long a workgroup is, and with it how many CUs and rounds there can be. What the caches and the paths beyond
+// them give is cut down to the share of the modelled CUs.
 #include "timing/model.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 namespace sim::timing {
 namespace {
 
-constexpr u32 kFewestCus = 8;
+constexpr u32 kFirstCus = 8;                   // whose workgroups are recorded before any length is known
 constexpr u64 kMostRounds = 24;                // of workgroups on all CUs
 
 struct State {
@@ -42,9 +43,13 @@ class LaunchModel final : public LaunchObserver {
     // A grid that does not fill the CUs is spread over them.
     const u64 per_cu = std::max<u64>((of_xcd_ + parameters_.cus - 1) / parameters_.cus, 1);
     slots_ = static_cast<u32>(std::min<u64>(std::max(occupancy_.groups, 1u), per_cu));
-    window_ = std::min<u64>(of_xcd_, u64{kFewestCus} * slots_);
-    from_ = of_xcd_ <= u64{parameters_.cus} * slots_ ? 0 : of_xcd_ / 4;
-    until_ = of_xcd_ <= 2 * window_ ? of_xcd_ : from_ + window_;
+    wide_ = u64{parameters_.cus} * slots_;
+    last_ = of_xcd_ % wide_;
+    cus_ = parameters_.cus;
+    const u64 first = u64{kFirstCus} * slots_;
+    from_ = of_xcd_ <= wide_ ? 0 : of_xcd_ / 4;
+    until_ = from_ + first;
+    if (of_xcd_ <= 2 * first || settings.budget == 0) from_ = 0, until_ = of_xcd_;
   }
 
   ~LaunchModel() override {
@@ -71,23 +76,35 @@ class LaunchModel final : public LaunchObserver {
   // The next window behind the last one. False when there is none.
   bool next_window() {
     if (until_ >= of_xcd_) return false;
-    if (step_ == 0) {
-      // What the first window has taught: the length of a workgroup.
-      const u64 length = std::max<u64>(recorder_.instructions() / std::max<u64>(recorder_.groups(), 1), 1);
-      const u64 affordable = settings_.budget / length, left = of_xcd_ - until_;
-      const u64 wide = u64{parameters_.cus} * slots_;
-      const u64 wanted = std::min(std::clamp<u64>(affordable, window_, kMostRounds * wide), left);
-      if (wanted >= 2 * wide) window_ = wide;
-      step_ = std::max(left * window_ / wanted, window_);
-      from_ = until_;
-      until_ = std::min(from_ + window_, of_xcd_);
+    if (window_ == 0) {
+      plan();
       return true;
     }
-    from_ += step_;
-    if (from_ >= of_xcd_) return false;
-    until_ = std::min(from_ + window_, of_xcd_);
+    if (left_ == 0) return false;
+    from_ = until_ + apart_;
+    until_ = from_ + std::min(window_, left_);
+    left_ -= until_ - from_;
     return true;
   }
+
+  // What the first window has taught is the length of a workgroup. With it: how many CUs, as many as can be; how many
+  // rounds of workgroups on them, at least two if the launch has two; and the first window, made as wide as a round.
+  void plan() {
+    const u64 length = std::max<u64>(recorder_.instructions() / std::max<u64>(recorder_.groups(), 1), 1);
+    const u64 first = until_ - from_, rounds = of_xcd_ / wide_;
+    const u64 affordable = std::clamp<u64>(settings_.budget / length, first, kMostRounds * wide_);
+    const u64 most = first + std::min(affordable, of_xcd_ - until_);
+    const u64 on_all_cus = std::min<u64>(rounds, 2) * wide_ + last_;
+    cus_ = static_cast<u32>(std::min<u64>(most * parameters_.cus / on_all_cus, parameters_.cus));
+    window_ = u64{cus_} * slots_;
+    const u64 wanted = std::min((most - last_of(cus_)) / window_, rounds) * window_ + last_of(cus_);
+    until_ = std::max(until_, from_ + std::min(window_, wanted));
+    left_ = wanted - (until_ - from_);
+    if (left_) apart_ = (of_xcd_ - until_ - left_) / ((left_ + window_ - 1) / window_);
+  }
+
+  // The workgroups that the launch's last round, unless it is full, has on `cus` of the CUs; a part of one counts.
+  u64 last_of(u32 cus) const { return (last_ * cus + parameters_.cus - 1) / parameters_.cus; }
 
   ModelledLaunch summary() {
     const std::vector<WorkgroupTrace> traces = recorder_.take();
@@ -101,9 +118,7 @@ class LaunchModel final : public LaunchObserver {
     m.recorded = traces.size();
     m.clock_mhz = parameters_.clock_mhz;
     if (traces.empty()) return m;
-    const bool all = m.recorded == of_xcd_;
-    m.cus = all ? parameters_.cus
-                : static_cast<u32>(std::clamp<u64>(m.recorded / (2 * u64{slots_}), 1, parameters_.cus));
+    m.cus = cus_;
     const std::vector<IssueFacts> facts = issue_facts(*launch_.code, parameters_);
     m.replayed = replay(share_of(m.cus), {m.cus, slots_, settings_.timeline_events}, *launch_.code, facts, traces);
     m.clk = extrapolated(m);
@@ -126,7 +141,13 @@ class LaunchModel final : public LaunchObserver {
     const double share = static_cast<double>(cus) / p.cus;
     p.l2_bytes = static_cast<u32>(p.l2_bytes * share);
     p.mall_bytes = static_cast<u64>(static_cast<double>(p.mall_bytes) * share);
-    p.l2_channels = std::max(static_cast<u32>(p.l2_channels * share + 0.5), 1u);
+    // Channels are whole: together they have the rate of the share all the same.
+    const u32 channels = std::max(static_cast<u32>(p.l2_channels * share + 0.5), 1u);
+    const double slower = channels / (p.l2_channels * share);
+    p.channel_clk *= slower;
+    p.channel_again_clk *= slower;
+    p.atomic_clk *= slower;
+    p.l2_channels = channels;
     p.memory_channels = std::max(static_cast<u32>(p.memory_channels * share + 0.5), 1u);
     p.mall_tb_per_s *= share;
     p.hbm_read_tb_per_s *= share;
@@ -135,22 +156,24 @@ class LaunchModel final : public LaunchObserver {
     return p;
   }
 
-  // Places that workgroups take one after the other: each has its share of their time, and at the end some wait for the
-  // last ones.
+  // A launch of more rounds than were replayed has so many more of the later ones: the first begins with empty caches.
   double extrapolated(const ModelledLaunch& m) const {
-    double spent = 0;
-    for (const GroupTime& group : m.replayed.groups) spent += group.end - group.begin + parameters_.dispatch_clk;
-    const double places = static_cast<double>(m.cus) * slots_;
-    if (m.recorded == of_xcd_) return m.replayed.clk;
-    const double idle = std::max(m.replayed.clk - spent / places, 0.0);
-    // How much more each modelled CU would have to do.
-    const double more = static_cast<double>(of_xcd_) / parameters_.cus / (static_cast<double>(m.recorded) / m.cus);
     const EngineResult& r = m.replayed;
-    // The last workgroups run faster, on CUs that are half empty: no unit is faster than it can be for all that.
+    const u64 places = u64{m.cus} * slots_, rounds = of_xcd_ / wide_;
+    const u64 replayed = (m.recorded - std::min(last_of(m.cus), m.recorded)) / places;
+    if (rounds <= replayed || replayed < 2) return r.clk;
+    double later = 0;
+    for (u64 n = places; n < replayed * places; ++n) {
+      later += r.groups[n].end - r.groups[n].begin + parameters_.dispatch_clk;
+    }
+    const double round = later / static_cast<double>((replayed - 1) * places);
+    // How much more each modelled CU would have to do. The last workgroups run faster, on CUs that are half empty: no
+    // unit is faster than it can be for all that.
+    const double more = static_cast<double>(of_xcd_) / parameters_.cus / (static_cast<double>(m.recorded) / m.cus);
     const double simds = m.cus * parameters_.simds;
     const double busiest = std::max({r.mfma_busy / simds, r.valu_busy / simds, r.lds_busy / m.cus,
                                      r.address_busy / m.cus, r.l2_busy, r.beyond_busy});
-    return std::max(idle + more * spent / places, more * busiest);
+    return std::max(r.clk + static_cast<double>(rounds - replayed) * round, more * busiest);
   }
 
   const Launch& launch_;
@@ -158,8 +181,10 @@ class LaunchModel final : public LaunchObserver {
   Parameters parameters_;
   Recorder recorder_;
   Occupancy occupancy_;
-  u32 slots_ = 1;
-  u64 of_xcd_ = 0, window_ = 0, from_ = 0, until_ = 0, step_ = 0;
+  u32 slots_ = 1, cus_ = 0;                    // places of a CU; CUs that are modelled
+  u64 of_xcd_ = 0, wide_ = 0, last_ = 0;       // workgroups: all; of a round on all CUs; of a last one that is not full
+  u64 from_ = 0, until_ = 0;                   // the window that is recorded
+  u64 window_ = 0, apart_ = 0, left_ = 0;      // of those after the first one: each, between them, in all
 };
 
 LaunchObserver* make(const Launch& launch) {

@@ -12,7 +12,7 @@ namespace sim::timing {
 struct ModelSettings {
   bool sample = false;                         // only the recorded workgroups run: memory is not what the launch leaves
   double clock_mhz = 2100;
-  u64 budget = 12'000'000;                     // wave instructions to record
+  u64 budget = 0;                              // wave instructions to record beyond the first window; 0: all
   u32 timeline_events = 0;
 };
 

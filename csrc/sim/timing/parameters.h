@@ -7,7 +7,7 @@
 
 namespace sim::timing {
 
-inline constexpr const char* kModelVersion = "1";
+inline constexpr const char* kModelVersion = "2";
 
 struct Parameters {
   // ---- the chip (AMD, CDNA3 white paper)
@@ -49,7 +49,7 @@ struct Parameters {
   // the channel has given just before, to 28 TB/s of a buffer that all CUs read together (SC25).
   double channel_clk = 1.76, channel_again_clk = 1.1;
   u32 atomic_latency_clk = 382;                // published (fleet-mi300x)
-  u32 atomic_clk = 4;                          // a channel, per segment; published: a quarter of the store rate (pyhip)
+  double atomic_clk = 4;                       // a channel, per segment; published: a quarter of the store rate (pyhip)
   u32 collision_clk = 4;                       // … per further lane of one address; assumed
 
   // ---- beyond the L2
@@ -69,7 +69,7 @@ struct Parameters {
   u32 fetch_ahead = 3;                         // lines after the missing one; assumed. Code is taken to be in the L2
 
   // ---- dispatch
-  u32 dispatch_clk = 100;                      // from a workgroup's end to the next one; fitted to reads, 1 of 8 waves
+  u32 dispatch_clk = 140;                      // from a workgroup's end to the next one; fitted to reads, 1 of 8 waves
 
   // Bytes per clk that one XCD gets of a bandwidth of the chip.
   double xcd_bytes_per_clk(double tb_per_s) const { return tb_per_s * 1e6 / clock_mhz / xcds; }

@@ -69,8 +69,8 @@ def gemm_a8w8(call: GemmA8w8Call, kernel: str = "gemm_a8w8", **params: int) -> N
         from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
 
         suited = hopper.suited(m, n, k, 1, target.cu_num, is_narrow=rough is not None)
-        chosen = values("gemm_a8w8", hopper.NAMES, suited, params)
-        multiply(call.out, call.a, call.b, Finish(call.a_scale, call.b_scale, call.bias), target, rough=rough, **chosen)
+        blocks = hopper.Blocks(**values("gemm_a8w8", suited._fields, suited, params))
+        multiply(call.out, call.a, call.b, Finish(call.a_scale, call.b_scale, call.bias), blocks, target, rough)
         return
     given = {} if kernel == "gemm_a8w8_hopper" else params
     chosen = values("gemm_a8w8", _NAMES, _blocks(m, target.platform), given)

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from aiter_like.device import Target
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, GemmA8w8BlockscaleCall, hopper_stages
-from aiter_like.ops.gemm.triton.hopper import SUM_ELEMENTS, sum_kernel
+from aiter_like.ops.gemm.triton.hopper import SUM_ELEMENTS, sum_tiles_kernel
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
 _STEP = tl.constexpr(BLOCK)
@@ -130,6 +130,6 @@ def multiply(call: GemmA8w8BlockscaleCall, target: Target, *, block_m: int, bloc
            options={"num_warps": num_warps, "num_stages": num_stages})
     if rest:
         rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
-        launch(sum_kernel, (rest, block_m // rows), partials, out, None, None, None, None, m, n, whole, *strides, 0, 0,
+        launch(sum_tiles_kernel, (rest, block_m // rows), partials, out, None, None, None, None, m, n, whole, *strides, 0, 0,
                ACTIVATION="none", ROW_SCALES=False, COLUMN_SCALES=False, ROWS=rows, **constants,
                options={"num_warps": 4})

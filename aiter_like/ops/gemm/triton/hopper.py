@@ -17,9 +17,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.device import Target
 from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm.hopper import Blocks
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
-SUM_ELEMENTS = 1024  # of a tile that a program of sum_kernel adds up
+SUM_ELEMENTS = 1024  # of a tile that a program of sum_tiles_kernel adds up
 
 
 @triton.jit
@@ -70,7 +71,7 @@ def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials,
 
 
 @triton.jit
-def sum_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, whole, out_row, out_column,
+def sum_tiles_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, whole, out_row, out_column,
                 residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                 ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
                 BLOCK_N: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
@@ -108,10 +109,11 @@ class Finish(NamedTuple):
     residual: Tensor | None = None
 
 
-def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, target: Target, *, block_m: int, block_n: int,
-             block_k: int, num_warps: int, num_stages: int, swap: int, splits: int, rough: int | None = None) -> None:
+def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, target: Target,
+             rough: int | None = None) -> None:
     """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. Of the
-    tiles that do not fill all SMs at the end the depth is split in `splits`, which a second kernel adds up."""
+    tiles that do not fill all SMs at the end the depth is split, which a second kernel adds up."""
+    block_m, block_n, block_k, num_warps, num_stages, swap, splits = blocks
     (m, k), n = a.shape, b.shape[0]
     left, right = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, block_k])
                    for matrix, rows in ((a, block_m), (b, block_n)))
@@ -132,5 +134,5 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, target: Target, *,
            BLOCK_K=block_k, GROUP=GROUP, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
     if rest:
         rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
-        launch(sum_kernel, (rest, block_m // rows), partials, out, *added, m, n, whole, *strides, BLOCK_M=block_m,
+        launch(sum_tiles_kernel, (rest, block_m // rows), partials, out, *added, m, n, whole, *strides, BLOCK_M=block_m,
                BLOCK_N=block_n, ROWS=rows, GROUP=GROUP, **constants, options={"num_warps": 4})

@@ -57,9 +57,9 @@ def finish(product, out, row_scale, column_scale, bias, residual, row, column, r
 
 @triton.jit
 def sum_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, out_row, out_column,
-               residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
-               ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-               OVERLAPS: tl.constexpr):
+               residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr, SPLITS: tl.constexpr,
+               BLOCK: tl.constexpr, OVERLAPS: tl.constexpr, ROW_SCALES: tl.constexpr = True,
+               COLUMN_SCALES: tl.constexpr = True):
     """Adds the partial sums [SPLITS, rows, columns] of BLOCK elements of a row up, in the order of the splits, and
     finishes them. Launched over (columns / BLOCK, rows)."""
     await_stream(OVERLAPS)

@@ -10,6 +10,9 @@
 
 namespace aiter_like::tile {
 
+template <class T, int ROWS, int COLUMNS>
+struct TileWindow;
+
 /// RANK dimensions; the last one is contiguous.
 template <class T, int RANK>
 struct GlobalView {
@@ -36,6 +39,12 @@ struct GlobalView {
     part.data += first * strides[0];
     part.sizes[0] = count;
     return part;
+  }
+
+  /// Of a matrix, the window of ROWS × COLUMNS from a row and a column on.
+  template <int ROWS, int COLUMNS>
+  __device__ TileWindow<T, ROWS, COLUMNS> window(int64_t first_row, int64_t first_column) const {
+    return {*this, first_row, first_column};
   }
 };
 
@@ -78,6 +87,8 @@ struct TileWindow {
     const bool is_empty = rows <= 0 || columns <= 0;
     return make_buffer(data, is_empty ? 0 : (rows - 1) * row_bytes + static_cast<uint32_t>(columns * sizeof(T)));
   }
+  /// Whether a row is there to be written.
+  __device__ bool has_row(int row) const { return row < rows; }
   /// Byte offset for descriptor(); where the row lies past the end it is beyond the buffer by itself.
   __device__ uint32_t offset(int row, int column) const {
     return column < columns ? row * row_bytes + static_cast<uint32_t>(column * sizeof(T)) : kOutOfRange;
@@ -92,8 +103,20 @@ struct TileWindow {
         row_bytes(static_cast<uint32_t>(view.strides[0] * sizeof(T))) {}
 };
 
-__device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset) {
-  return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0);
+/// 16 bytes at `offset` + `step`, which is the same in all lanes. Where `offset` alone is beyond the buffer there are
+/// zeros.
+__device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset, uint32_t step = 0) {
+  return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, step, 0);
+}
+
+/// Writes 8 or 16 bytes at `offset`; beyond the buffer nothing is written.
+template <class VALUES>
+__device__ inline void store_words(BufferDescriptor buffer, uint32_t offset, const VALUES& values) {
+  static_assert(sizeof(VALUES) == 8 || sizeof(VALUES) == 16, "what one instruction writes");
+  if constexpr (sizeof(VALUES) == 8)
+    __builtin_amdgcn_raw_buffer_store_b64(__builtin_bit_cast(Fragment, values), buffer, offset, 0, 0);
+  else
+    __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Chunk, values), buffer, offset, 0, 0);
 }
 
 __device__ inline float load_float(BufferDescriptor buffer, uint32_t offset) {
@@ -133,7 +156,7 @@ __device__ inline void store_transposed(const WINDOW& window, const TILE& tile, 
 #pragma unroll
   for (int s = 0; s < TILE::kStrips; ++s) {
     const int row = Layout::owned(s);
-    if (row >= window.rows) continue;
+    if (!window.has_row(row)) continue;
     T* const destination = reinterpret_cast<T*>(reinterpret_cast<char*>(window.data) +
                                                 static_cast<uint64_t>(row) * window.row_bytes);
 #pragma unroll

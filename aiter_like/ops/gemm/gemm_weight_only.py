@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: MIT
+"""The product of linear layers with 16-bit activations and weights of 8 or 4 bits that have scales.
+
+Kernels: csrc/gemm/gemm_weight_only.hip, ops/gemm/triton/gemm_weight_only.py and, for few rows on Hopper,
+gemm_weight_only_hopper.py beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
+from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.activation.parts import activated
+from aiter_like.ops.common import elements, tune_shapes
+from aiter_like.ops.gemm import tiles
+from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
+
+__all__ = ["gemm_a16w4", "gemm_a16w8"]
+
+_OP = "gemm_weight_only"
+DTYPES = (torch.bfloat16, torch.float16)
+GROUP_SIZES = (32, 64, 128)
+_HOPPER_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
+
+
+class GemmWeightOnlyCall(NamedTuple):
+    """One call of gemm_weight_only: its arguments in the order of the function that gemm_weight_only.hip exports.
+
+    Attributes:
+        out: [m, n], written; bf16|fp16|fp32.
+        a: [m, k] bf16|fp16, of any strides.
+        b: [n, k] int8, or [n, k / 2] with two weights of 4 bits in a byte, as pack_int4 returns them; of any strides.
+        scale: [n, ceil(k / group_size)], or [n, 1] for a scale per row of `b`; fp32 or the dtype of `a`; contiguous.
+        zero_points: None, or int8 like `scale`: what is subtracted from a weight before it is scaled.
+        bias: [n], added to each row before the activation; dtype of `a`, or fp32; contiguous.
+        residual: [m, n], added after the activation; dtype of `out`.
+        bits: of a weight: 8 or 4.
+        group_size: weights along k that share a scale: one of GROUP_SIZES, or 0 for a row.
+        activation: one of ACTIVATIONS.
+    """
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    scale: Tensor
+    zero_points: Tensor | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    bits: int = 8
+    group_size: int = 0
+    activation: str = "none"
+
+
+def gemm_weight_only_ref(call: GemmWeightOnlyCall) -> None:
+    """The formula in torch, in fp32; writes `out`."""
+    b, k = call.b, call.a.shape[1]
+    if call.bits == 4:
+        b = torch.stack(((b << 4) >> 4, b >> 4), -1).flatten(-2)
+
+    def of_weights(x: Tensor) -> Tensor:
+        return x.float().repeat_interleave(call.group_size, 1)[:, :k] if call.group_size else x.float()
+
+    weights = b.float() if call.zero_points is None else b.float() - of_weights(call.zero_points)
+    product = call.a.float() @ (weights * of_weights(call.scale)).t()
+    if call.bias is not None:
+        product = product + call.bias.float()
+    if call.activation != "none":
+        product = activated(product, call.activation)
+    if call.residual is not None:
+        product = product + call.residual.float()
+    call.out.copy_(product)
+
+
+def _instance(call: GemmWeightOnlyCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
+    """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    if tile is None or splits is None:
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
+    sizes = tiles.parse(tile)
+    if splits < 1 or splits > 1 and m * n >= 2**31:
+        raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
+    bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
+    parts = [f"{dtypes.name(call.a.dtype)}_w{call.bits}", f"g{call.group_size}", tile, f"s{splits}",
+             *([] if call.scale.dtype == torch.float32 else ["scale16"]),
+             *([] if call.zero_points is None else ["zero"]),
+             *([] if call.out.dtype == call.a.dtype else [f"o{dtypes.name(call.out.dtype)}"]),
+             *([] if call.activation == "none" else [call.activation]),
+             *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]),
+             *([] if call.residual is None else ["residual"])]
+    return Instance("_".join(parts), {
+        "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
+        "BIAS_ELEMENT": elements.CPP[bias_dtype], "SCALE_ELEMENT": elements.CPP[call.scale.dtype], "BITS": call.bits,
+        "GROUP_SIZE": call.group_size, "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "WAVES_M": sizes.waves_m,
+        "WAVES_N": sizes.waves_n, "WAVES_K": sizes.waves_k, "SPLITS": splits,
+        "HAS_ZERO_POINTS": int(call.zero_points is not None), "HAS_BIAS": int(call.bias is not None),
+        "HAS_RESIDUAL": int(call.residual is not None), "HAS_ACTIVATION": int(call.activation != "none"),
+        "ACTIVATION": "silu" if call.activation == "none" else call.activation})
+
+
+@compile_ops("gemm/gemm_weight_only.hip", gen_func=_instance, platforms=("hip",))
+def _gemm_weight_only_ck(call: GemmWeightOnlyCall) -> None: ...
+
+
+def _check(call: GemmWeightOnlyCall) -> object:
+    """All that can be wrong, before anything is written; messages say argument, expected, got."""
+    a, b, out = call.a, call.b, call.out
+    check.choice(_OP, "bits", call.bits, (8, 4))
+    check.choice(_OP, "group_size", call.group_size, (0, *GROUP_SIZES))
+    check.choice(_OP, "activation", call.activation, ACTIVATIONS)
+    check.tensor(_OP, "a", a, rank=2, dtypes=DTYPES, last_contiguous=False)
+    k = a.shape[1]
+    if call.bits == 4 and k % 2:
+        raise ValueError(f"{_OP}: a must have an even last dimension, as two weights are in a byte, got {k}")
+    check.tensor(_OP, "b", b, dtypes=(torch.int8,), shape=(None, k * call.bits // 8), device=a.device,
+                 last_contiguous=False)
+    shape = (a.shape[0], b.shape[0])
+    groups = (shape[1], -(-k // call.group_size) if call.group_size else 1)
+    check.tensor(_OP, "scale", call.scale, dtypes=(torch.float32, a.dtype), shape=groups, device=a.device)
+    if call.zero_points is not None:
+        check.tensor(_OP, "zero_points", call.zero_points, dtypes=(torch.int8,), shape=groups, device=a.device)
+    for name, one in (("scale", call.scale), ("zero_points", call.zero_points)):
+        if one is not None and not one.is_contiguous():
+            raise ValueError(f"{_OP}: {name} must be contiguous, got strides {one.stride()}")
+    check.tensor(_OP, "out", out, dtypes=elements.FLOATS, shape=shape, device=a.device, last_contiguous=False)
+    if call.bias is not None:
+        check.tensor(_OP, "bias", call.bias, dtypes=(a.dtype, torch.float32), shape=shape[1:], device=a.device)
+    if call.residual is not None:
+        check.tensor(_OP, "residual", call.residual, dtypes=(out.dtype,), shape=shape, device=a.device,
+                     last_contiguous=False)
+    return SKIP if out.numel() == 0 else None
+
+
+def _ck_refusal(target: Target, call: GemmWeightOnlyCall) -> str | None:
+    """What the kernel for gfx942 does not take."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    if k % 8 or n % 4:
+        return mfma_refusal(target) or f"k must be a multiple of 8 and n of 4, got k = {k}, n = {n}"
+    reason = mfma_refusal(target) or rows_refusal(a=call.a, b=call.b, out=call.out, residual=call.residual)
+    if reason is not None:
+        return reason
+    if tiles.count(m, n, tiles.SMALLEST) >= 2**22:
+        return f"out must have less than 2^22 tiles, got {m} × {n}"
+    return None
+
+
+def _ck_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, Any]]:
+    """Every tile, with the splits that leave each a step of its own."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    for tile in tiles.TILES:
+        for splits in tiles.SPLITS:
+            if tiles.is_useful(m, n, k, tile, splits):
+                yield {"tile": tile, "splits": splits}
+
+
+def _triton_kernels(target: Target, call: GemmWeightOnlyCall, **params: int) -> list[str]:
+    """The one for few rows comes first where it serves; only it has the parameter splits."""
+    hopper = ["gemm_weight_only_hopper"] if target.arch == "sm_90" and _hopper_serves(call) else []
+    if params:
+        return hopper if "splits" in params else [_OP]
+    return [*hopper, _OP]
+
+
+def _hopper_serves(call: GemmWeightOnlyCall) -> bool:
+    """Whether triton/gemm_weight_only_hopper.py takes the call: few rows, and rows of `a` and `b` that TMA moves."""
+    m, k = call.a.shape
+    return 0 < m <= 64 and k > 0 and all(
+        one.stride(1) == 1 and one.stride(0) >= one.shape[1] and one.stride(0) * one.element_size() % 16 == 0
+        for one in (call.a, call.b))
+
+
+def _triton_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, int]]:
+    """Blocks that suit the rows; for few rows on Hopper those of the kernel that streams the weights."""
+    (m, k), n = call.a.shape, call.b.shape[0]
+    names = ("block_n", "block_k", "num_warps", "num_stages", "splits")
+    if target.arch == "sm_90" and _hopper_serves(call):
+        rows = max(16, 1 << (m - 1).bit_length())
+        for block_k in (call.group_size,) if call.group_size else (128, 256):
+            for block_n, num_warps in ((16, 1), (32, 1), (64, 1), (32, 2), (64, 2), (128, 2)):
+                stage = block_n * block_k * call.bits // 8 + 2 * rows * block_k
+                for splits in (1, 2, 4, 8):
+                    if splits == 1 or -(-n // block_n) * splits <= 24 * target.cu_num and k >= 4 * splits * block_k:
+                        yield from (dict(zip(names, (block_n, block_k, num_warps, stages, splits)))
+                                    for stages in (3, 4, 6, 8) if stages * stage <= _HOPPER_BYTES // 2)
+        if m <= 16:
+            return
+    names = ("block_m", *names[:4])
+    for block_m, block_n, block_k, num_warps in ((16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4),
+                                                 (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8),
+                                                 (256, 128, 64, 8), (128, 128, 128, 8)):
+        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
+            depth = min(block_k, call.group_size or block_k)
+            for num_stages in (2, 3, 4):
+                yield dict(zip(names, (block_m, block_n, depth, num_warps, num_stages)))
+
+
+def _tune_key(call: GemmWeightOnlyCall) -> dict[str, int | str]:
+    m, k = call.a.shape
+    return {"m": m, "n": call.b.shape[0], "k": k, "bits": call.bits, "group_size": call.group_size,
+            "dtype": dtypes.name(call.a.dtype), "out_dtype": dtypes.name(call.out.dtype)}
+
+
+def _cases(device: torch.device) -> dict[str, GemmWeightOnlyCall]:
+    """Both widths, with groups and without; what follows a product; few rows over a long depth; operands for Triton."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    def integers(*shape: int, of: int = 128) -> Tensor:
+        return torch.randint(-of, of, shape, generator=generator, dtype=torch.int8).to(device)
+
+    eight = GemmWeightOnlyCall(random(70, 132), random(70, 136), integers(132, 136), random(132, 1).abs() / 128)
+    four = GemmWeightOnlyCall(random(21, 68), random(21, 264), integers(68, 132), random(68, 3).abs() / 8, bits=4,
+                              group_size=128)
+    half = GemmWeightOnlyCall(random(3, 40, dtype=torch.float16), random(3, 96, dtype=torch.float16),
+                              integers(40, 48), random(40, 3, dtype=torch.float32).abs() / 8, bits=4, group_size=32)
+    return {"8 bits": eight,
+            "8 bits, groups": eight._replace(scale=random(132, 3, dtype=torch.float32).abs() / 128, group_size=64),
+            "4 bits, groups": four,
+            "4 bits, zero points": half._replace(zero_points=integers(40, 3, of=8), bias=random(40).half(),
+                                                 activation="gelu"),
+            "split depth": four._replace(a=random(5, 2056), out=random(5, 68), b=integers(68, 1028),
+                                         scale=random(68, 17).abs() / 8, residual=random(5, 68)),
+            "transposed b": eight._replace(b=integers(136, 132).t(), activation="silu", bias=random(132))}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GemmWeightOnlyCall:
+    random = tune_shapes.normal(device, seed, key["dtype"])
+    m, n, k, bits, group_size = (key[name] for name in ("m", "n", "k", "bits", "group_size"))
+    b = torch.randint(-128, 128, (n, k * bits // 8), device=device, dtype=torch.int8,
+                      generator=torch.Generator(device).manual_seed(seed))
+    scale = (random(n, -(-k // group_size) if group_size else 1).abs() + 1) * k**-0.5 / 2**bits
+    out = torch.empty(m, n, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
+    return GemmWeightOnlyCall(out, random(m, k), b, scale, bits=bits, group_size=group_size)
+
+
+def _traffic(call: GemmWeightOnlyCall) -> tuple[int, int]:
+    tensors = [one for one in call[:7] if one is not None]
+    return sum(one.numel() * one.element_size() for one in tensors), 2 * call.a.numel() * call.b.shape[0]
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """A layer's products, one GPU's part, with weights as they are mostly published: 4 bits in groups of 128."""
+    for matrices, n, k in tune_shapes.linear_weights(model, tp):
+        if matrices == 1 and k % 2 == 0:
+            yield {"m": tokens, "n": n, "k": k, "bits": 4, "group_size": 128, "dtype": model.dtype,
+                   "out_dtype": model.dtype}
+
+
+_gemm_weight_only = Op(
+    _OP, call=GemmWeightOnlyCall, reference=gemm_weight_only_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("m", "n", "k", "bits", "group_size", "dtype", "out_dtype"), round_field="m", cases=_cases,
+    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
+    backends=(Backend("ck", _gemm_weight_only_ck, refusal=_ck_refusal, space=_ck_space),
+              Backend("triton", "ops.gemm.triton.gemm_weight_only:gemm_weight_only", kernels=_triton_kernels,
+                      space=_triton_space),
+              Backend("torch", gemm_weight_only_ref, differentiable=True)))
+
+
+def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None, *,
+               group_size: int | None = None, zero_points: Tensor | None = None, residual: Tensor | None = None,
+               activation: str | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """The product of a linear layer whose weights are int8.
+
+    `out = act(A · ((B − zero_points) · scale)ᵀ + bias) + residual`.
+
+    Args:
+        A: [..., k] bf16|fp16, of any strides.
+        B: [n, k] int8, the weights, of any strides; not shuffled.
+        scale: [n, ceil(k / group_size)], or [n] or [n, 1] for one per row of `B`; fp32 or the dtype of `A`, contiguous.
+        bias: [n], dtype of `A` or fp32, contiguous.
+        otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
+        group_size: 32, 64 or 128 weights along k that share a scale, of which the last group may have fewer; default:
+            a whole row.
+        zero_points: like `scale`, int8, contiguous; default: zeros.
+        residual: [..., n], added after the activation; dtype of the result.
+        activation: None, "silu", "gelu" (erf) or "gelu_tanh".
+        out: tensor to write, [..., n]; default: a new contiguous one.
+        backend: "ck", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`. With k = 0 it is act(bias) + residual; an empty result stays empty.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit, or `B` is marked as shuffled.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Weights are multiplied as the integers that they are, exactly; the sum over a group, in fp32, is scaled, so
+        that products of unscaled weights must stay within fp32. Rounded to nearest even once; equal calls give equal
+        results; can be captured in a graph. Backend ck takes contiguous rows with k a multiple of 8 and n of 4, triton
+        everything. Where `A` requires grad, torch serves.
+
+    Source: weight-only quantisation in groups, as GPTQ and AWQ store it; AITER has no such function.
+    """
+    return _product("gemm_a16w8", 8, A, B, scale, bias, otype, group_size or 0, zero_points, residual, activation, out,
+                    backend)
+
+
+def gemm_a16w4(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None, *,
+               group_size: int | None = None, zero_points: Tensor | None = None, residual: Tensor | None = None,
+               activation: str | None = None, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """The product of a linear layer whose weights have 4 bits, from −8 to 7.
+
+    `out = act(A · ((unpack_int4(B) − zero_points) · scale)ᵀ + bias) + residual`.
+
+    Args:
+        A: [..., k] bf16|fp16, k even, of any strides.
+        B: [n, k / 2] int8, the weights as `pack_int4` packs them along k, of any strides; not shuffled.
+        scale: [n, ceil(k / group_size)], or [n] or [n, 1] for one per row of `B`; fp32 or the dtype of `A`, contiguous.
+        bias: [n], dtype of `A` or fp32, contiguous.
+        otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
+        group_size: 32, 64 or 128 weights along k that share a scale, of which the last group may have fewer; default:
+            a whole row.
+        zero_points: like `scale`, int8, contiguous; default: zeros. Weights and zero points from 0 to 15, as AWQ and
+            GPTQ store them, both become these when 8 is taken away.
+        residual: [..., n], added after the activation; dtype of the result.
+        activation: None, "silu", "gelu" (erf) or "gelu_tanh".
+        out: tensor to write, [..., n]; default: a new contiguous one.
+        backend: "ck", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`. With k = 0 it is act(bias) + residual; an empty result stays empty.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit, or `B` is marked as shuffled.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As for `gemm_a16w8`.
+
+    Source: weight-only quantisation in groups, as GPTQ and AWQ store it; the byte order of `pack_int4`.
+    """
+    return _product("gemm_a16w4", 4, A, B, scale, bias, otype, group_size or 0, zero_points, residual, activation, out,
+                    backend)
+
+
+def _product(op: str, bits: int, A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None, otype: torch.dtype | None,
+             group_size: int, zero_points: Tensor | None, residual: Tensor | None, activation: str | None,
+             out: Tensor | None, backend: str | None) -> Tensor:
+    """Checks what the operator cannot know, and hands it matrices."""
+    for name, tensor in (("A", A), ("B", B), ("scale", scale)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor, got {type(tensor).__name__}")
+    if getattr(B, "is_shuffled", False):
+        raise ValueError(f"{op}: B must not be shuffled, got a result of shuffle_weight")
+    if A.ndim == 0:
+        raise ValueError(f"{op}: A must have at least 1 dimension, got a scalar")
+    if B.ndim != 2:
+        raise ValueError(f"{op}: B must have 2 dimensions, got {B.ndim}")
+    if otype is not None and not isinstance(otype, torch.dtype):
+        raise TypeError(f"{op}: otype must be a dtype, got {type(otype).__name__}")
+    check.choice(op, "group_size", group_size or None, (None, *GROUP_SIZES))
+    if activation is not None:
+        check.choice(op, "activation", activation, ACTIVATIONS[1:])
+    n = B.shape[0]
+    shape = (*A.shape[:-1], n)
+    for name, tensor in (("residual", residual), ("out", out)):
+        if isinstance(tensor, Tensor) and tensor.shape != shape:
+            raise ValueError(f"{op}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
+    if isinstance(out, Tensor) and otype is not None and out.dtype != otype:
+        raise TypeError(f"{op}: out must have dtype {otype}, the otype, got {out.dtype}")
+    if out is None:
+        out = torch.empty(shape, dtype=otype or A.dtype, device=A.device)
+    flat = matrix(out, n)
+    scale, zero_points = (one[:, None] if isinstance(one, Tensor) and one.ndim == 1 and not group_size else one
+                          for one in (scale, zero_points))
+    _gemm_weight_only.run(flat, matrix(A, A.shape[-1]), B, scale, zero_points, bias,
+                          None if residual is None else matrix(residual, n), bits, group_size, activation or "none",
+                          backend=backend)
+    if flat.data_ptr() != out.data_ptr():
+        out.copy_(flat.view(out.shape))
+    return out
+
+
+torch_ops.register(_gemm_weight_only, gemm_a16w4)
+_gemm_weight_only.public.append(gemm_a16w8)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""What the operators of many products share, those of a batch and those of groups of rows: checks of what callers give,
+random operands, what Triton's kernels can be told. Read by batched_gemm.py and grouped_gemm.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aiter_like import dtypes
+from aiter_like.device import Target, target_of
+from aiter_like.jit import Instance
+from aiter_like.ops.common import elements, quant_rule
+from aiter_like.ops.gemm import hopper, tiles
+
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+_INT8_DEPTH = 2**17  # the largest sum of so many products needs 32 bits
+
+
+def check_matrices(op: str, **matrices: Any) -> None:
+    """Each is a dense tensor that has not been shuffled.
+
+    Raises:
+        TypeError: one is no tensor.
+        ValueError: one is marked as shuffled.
+    """
+    for name, one in matrices.items():
+        if not isinstance(one, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor, got {type(one).__name__}")
+        if getattr(one, "is_shuffled", False):
+            raise ValueError(f"{op}: {name} must not be shuffled, got a result of shuffle_weight")
+
+
+def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str = "", **macros: int) -> Instance:
+    """The build of a kernel of many products for the elements of a call, in a tile of tiles.py; `name` and `macros` for
+    what only this operator has.
+
+    Raises:
+        ValueError: there is no such tile, or not that many splits.
+    """
+    sizes = tiles.parse(tile)
+    if splits < 1:
+        raise ValueError(f"{op}: splits must be at least 1, got {splits}")
+    bias_dtype = call.out.dtype if call.bias is None else call.bias.dtype
+    parts = [dtypes.name(call.a.dtype), tile, f"s{splits}", f"o{dtypes.name(call.out.dtype)}",
+             *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]), *([name] if name else [])]
+    return Instance("_".join(parts), {
+        "ELEMENT": elements.CPP[call.a.dtype], "SUM": "int32_t" if call.a.dtype == torch.int8 else "float",
+        "OUT_ELEMENT": elements.CPP[call.out.dtype], "BIAS_ELEMENT": elements.CPP[bias_dtype],
+        "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n,
+        "WAVES_K": sizes.waves_k, "SPLITS": splits, "HAS_BIAS": int(call.bias is not None),
+        "HAS_SCALES": int(call.a_scale is not None), **macros})
+
+
+def check_fp8(op: str, a: Tensor) -> None:
+    """`a` is not the fp8 of another device.
+
+    Raises:
+        TypeError: it is.
+    """
+    target = target_of(a.device)
+    if target.platform != "cpu" and (reason := quant_rule.refusal(target, a.dtype)) is not None:
+        raise TypeError(f"{op}: a must have a dtype that this device computes with, {reason}")
+
+
+def sum_refusal(a: Tensor) -> str | None:
+    """Why no kernel adds so many products up."""
+    if a.dtype == torch.int8 and a.shape[-1] >= _INT8_DEPTH:
+        return f"sums of int8 have 32 bits: k must be less than {_INT8_DEPTH}, got {a.shape[-1]}"
+    return None
+
+
+def depth_refusal(a: Tensor, n: int) -> str | None:
+    """Why the ck kernels do not take a depth or a number of columns: they move 16 bytes of each row at a time."""
+    unit = 16 // a.element_size()
+    if a.shape[-1] % unit or n % 4:
+        return f"k must be a multiple of {unit} and n of 4, got k = {a.shape[-1]}, n = {n}"
+    return None
+
+
+def needs_grad(*tensors: Any) -> bool:
+    """Whether autograd wants the derivative by one of them."""
+    return torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors)
+
+
+def operands(random: Callable[..., Tensor], dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Random matrices of a dtype, from a source of normal numbers."""
+    factor = 40 if dtype == torch.int8 else 1
+    return tuple((random(*shape) * factor).to(dtype) for shape in shapes)
+
+
+def tma_moves(*matrices: Tensor) -> bool:
+    """Whether Hopper's copies by descriptor move them: contiguous rows that do not overlap, all 16 bytes apart or a
+    multiple.
+    """
+    return all(one.numel() > 0 and one.stride(-1) == 1 and one.stride(-2) >= one.shape[-1]
+               and all(stride > 0 and stride * one.element_size() % 16 == 0 for stride in one.stride()[:-1])
+               for one in matrices)
+
+
+def hopper_space(m: int, n: int, k: int, a: Tensor, target: Target) -> Iterator[dict[str, int]]:
+    """hopper.space for products with about m rows each: no kernel of many products splits the depth."""
+    for one in hopper.space(m, n, k, a.element_size(), target, is_rough(a, target)):
+        if one.pop("splits") == 1:
+            yield one
+
+
+def is_rough(a: Tensor, target: Target) -> bool:
+    """Whether the matrix unit alone would keep too few bits of the sums: that of NVIDIA does for fp8."""
+    return target.platform == "cuda" and a.dtype in elements.FP8
+
+
+def plain_space(m: int, element_bytes: int) -> Iterator[dict[str, int]]:
+    """Blocks for products with about m rows each; deep ones for few rows, which are bound by memory."""
+    for block_m, block_n, depth, num_warps in ((16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4),
+                                               (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8)):
+        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
+            for num_stages in (2, 3, 4):
+                yield {"block_m": block_m, "block_n": block_n, "block_k": depth * 2 // element_bytes,
+                       "num_warps": num_warps, "num_stages": num_stages}
+
+
+def most_tiles(rows: int, groups: int, n: int, tile: tiles.Tile) -> int:
+    """Workgroups for groups of rows whose sizes are not known: a group begins a tile of its own."""
+    return (rows // tile.block_m + groups) * -(-n // tile.block_n)

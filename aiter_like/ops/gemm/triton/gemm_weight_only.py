@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""gemm_weight_only in Triton: body and launcher, named by ops/gemm/gemm_weight_only.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.device import Target, target_of
+from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
+from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
+
+_OP = "gemm_weight_only"
+_NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
+_HOPPER_NAMES = ("block_n", "block_k", "num_warps", "num_stages", "splits")
+
+
+@triton.jit
+def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows, columns, depth, groups, out_row,
+                             out_column, a_row, a_depth, b_column, b_depth, residual_row, residual_column,
+                             BITS: tl.constexpr, GROUP_SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
+                             IS_BF16: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                             BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+    """BLOCK_M × BLOCK_N elements of out; bound: the matrix units, or memory. The integers of a weight are exact in 16
+    bits: their products are scaled, not they, which takes an instruction for each of these instead of each weight.
+    With GROUP_SIZE > 0 a step of BLOCK_K lies in one group."""
+    await_stream(OVERLAPS)
+    PER_BYTE: tl.constexpr = 8 // BITS
+    blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
+    block_row, block_column = tile_place(tl.program_id(0), blocks_m, blocks_n, GROUP)
+    row = (block_row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    column = block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k, byte = tl.arange(0, BLOCK_K).to(tl.int64), tl.arange(0, BLOCK_K // PER_BYTE).to(tl.int64)
+    a_at = a + row * a_row + k[None, :] * a_depth
+    b_at = b + column[:, None] * b_column + byte[None, :] * b_depth
+    product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, depth, BLOCK_K):
+        left = tl.load(a_at, mask=(row < rows) & (k < depth - first)[None, :], other=0.0)
+        is_inside = (column < columns)[:, None] & (byte < (depth - first) // PER_BYTE)[None, :]
+        weights = tl.load(b_at, mask=is_inside, other=0)
+        if BITS == 4:
+            weights = tl.join((weights << 4) >> 4, weights >> 4).reshape(BLOCK_N, BLOCK_K)
+        if GROUP_SIZE > 0:
+            group_at = column * groups + first // GROUP_SIZE
+        else:
+            group_at = column
+        if zero_points is not None:
+            zero = tl.load(zero_points + group_at, mask=column < columns, other=0)
+            weights = weights.to(tl.int16) - zero.to(tl.int16)[:, None]
+        right = weights.to(tl.float32).to(left.dtype).T
+        if GROUP_SIZE > 0:
+            factor = tl.load(scale + group_at, mask=column < columns, other=0.0)
+            product += tl.dot(left, right) * factor.to(tl.float32)[None, :]
+        else:
+            product = tl.dot(left, right, product)
+        a_at += BLOCK_K * a_depth
+        b_at += BLOCK_K // PER_BYTE * b_depth
+    finish(product, out, None, None if GROUP_SIZE > 0 else scale, bias, residual, row, column[None, :], rows, columns,
+           out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
+
+
+def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> None:
+    """Writes `out`.
+
+    kernel: "gemm_weight_only_hopper" is that of gemm_weight_only_hopper.py; where an address forbids it the other takes
+        over.
+    params: values instead of those that suit the rows: block_n, block_k, num_warps, num_stages and splits of the kernel
+        for Hopper; block_m instead of splits of the other one. A step never goes beyond a group.
+    """
+    (m, k), n = call.a.shape, call.b.shape[0]
+    target = target_of(call.a.device)
+    is_aligned = call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == call.a.storage_offset() % 2 == 0
+    if kernel == "gemm_weight_only_hopper" and is_aligned:
+        from aiter_like.ops.gemm.triton import gemm_weight_only_hopper  # not every Triton has tensor descriptors
+
+        gemm_weight_only_hopper.multiply(call, **values(_OP, _HOPPER_NAMES, _hopper_blocks(call, target), params))
+        return
+    given = {} if kernel == "gemm_weight_only_hopper" else params
+    block_m, block_n, block_k, num_warps, num_stages = values(_OP, _NAMES, _blocks(m, target.platform), given).values()
+    block_k = min(block_k, call.group_size or block_k)
+    residual_strides = (0, 0) if call.residual is None else call.residual.stride()
+    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
+    launch(_gemm_weight_only_kernel, grid, call.out, call.a, call.b, call.scale, call.zero_points, call.bias,
+           call.residual, m, n, k, call.scale.shape[1], *call.out.stride(), *call.a.stride(), *call.b.stride(),
+           *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, ACTIVATION=call.activation,
+           IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
+           options={"num_warps": num_warps, "num_stages": num_stages})
+
+
+def _hopper_blocks(call: GemmWeightOnlyCall, target: Target) -> tuple[int, int, int, int, int]:
+    """(block_n, block_k, num_warps, num_stages, splits): several programs for each SM, with 32 KB of weights under way.
+
+    Chosen by counts of instructions and bytes, without a measurement.
+    """
+    n, k = call.b.shape[0], call.a.shape[1]
+    block_n = 128 if n >= 128 * target.cu_num else 64
+    block_k = call.group_size or (256 if call.bits == 4 else 128)
+    tiles = triton.cdiv(n, block_n)
+    splits = max(1, min(8, 4 * target.cu_num // tiles, k // (8 * block_k)))
+    return block_n, block_k, 2, 4, splits
+
+
+def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:
+    """(block_m, block_n, block_k, num_warps, num_stages) by rows: what is in LDS or shared memory fits gfx942 too."""
+    stages = 2 if platform == "hip" else 3
+    if m <= 16:
+        return 16, 64, 128, 4, stages
+    if m <= 64:
+        return 64, 64, 64, 4, stages
+    if m <= 256:
+        return 64, 128, 64, 4, stages
+    return 128, 128, 64, 4 if platform == "hip" else 8, stages

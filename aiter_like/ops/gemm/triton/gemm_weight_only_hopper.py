@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: MIT
+"""gemm_weight_only for few rows on Hopper, where weights stream at the memory's rate. Launched by gemm_weight_only.py.
+
+At 4 TB/s an SM gets some 38 weights of 4 bits per clock, and has 64 integer and 128 other instructions of a lane for
+them: all that is done to a weight counts. The weights stand on the left of the product and go from shared memory to the
+registers in which the matrix unit takes them; two of them are made 16-bit numbers by 2.5 instructions, and what is left
+is done to sums. Two activations are read as one word of 32 bits, so that those beside the low and the high halves of
+bytes are had without moving them: each half has a product of its own. With 1 or 2 warps Triton takes mma.sync; wgmma
+would want the activations in shared memory.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
+from aiter_like.ops.gemm.triton.parts import SUM_BLOCK, finish, sum_kernel
+
+
+@triton.jit
+def low_and_high(packed, IS_BF16: tl.constexpr):
+    """Both 4-bit numbers of each byte, exact. u = number + 8 becomes the lowest mantissa bits of 128 (bf16) or 1024
+    (fp16), of which 128 + 8 or 1024 + 8 is taken away; with fp16's wider mantissa the high half may stay in its place,
+    as 1024 + 16 u."""
+    if IS_BF16:
+        return tl.inline_asm_elementwise("""
+            {
+            .reg .b32 t0, t1, h0, h1, base, one;
+            prmt.b32 t0, $4, 0, 0x4140;
+            prmt.b32 t1, $4, 0, 0x4342;
+            shr.b32 h0, t0, 4;
+            shr.b32 h1, t1, 4;
+            lop3.b32 t0, t0, 0x000F000F, 0x43084308, 0x6A;
+            lop3.b32 t1, t1, 0x000F000F, 0x43084308, 0x6A;
+            lop3.b32 h0, h0, 0x000F000F, 0x43084308, 0x6A;
+            lop3.b32 h1, h1, 0x000F000F, 0x43084308, 0x6A;
+            mov.b32 base, 0xC308C308;
+            mov.b32 one, 0x3F803F80;
+            fma.rn.bf16x2 $0, t0, one, base;
+            fma.rn.bf16x2 $1, t1, one, base;
+            fma.rn.bf16x2 $2, h0, one, base;
+            fma.rn.bf16x2 $3, h1, one, base;
+            }
+            """, "=r,=r,=r,=r,r", [packed], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4)
+    else:
+        return tl.inline_asm_elementwise("""
+            {
+            .reg .b32 t0, t1, h0, h1, low, high, one, sixteenth;
+            prmt.b32 t0, $4, 0, 0x4140;
+            prmt.b32 t1, $4, 0, 0x4342;
+            lop3.b32 h0, t0, 0x00F000F0, 0x64806480, 0x6A;
+            lop3.b32 h1, t1, 0x00F000F0, 0x64806480, 0x6A;
+            lop3.b32 t0, t0, 0x000F000F, 0x64086408, 0x6A;
+            lop3.b32 t1, t1, 0x000F000F, 0x64086408, 0x6A;
+            mov.b32 low, 0xE408E408;
+            mov.b32 high, 0xD480D480;
+            mov.b32 one, 0x3C003C00;
+            mov.b32 sixteenth, 0x2C002C00;
+            fma.rn.f16x2 $0, t0, one, low;
+            fma.rn.f16x2 $1, t1, one, low;
+            fma.rn.f16x2 $2, h0, sixteenth, high;
+            fma.rn.f16x2 $3, h1, sixteenth, high;
+            }
+            """, "=r,=r,=r,=r,r", [packed], dtype=(tl.float16, tl.float16), is_pure=True, pack=4)
+
+
+@triton.jit
+def widened(bytes, IS_BF16: tl.constexpr):
+    """8-bit numbers, exact. fp16: 1024 + (number + 128), less 1152. bf16 has 7 mantissa bits: 128 + the lower 7 bits,
+    less 128, or less 256 where the number is negative."""
+    if IS_BF16:
+        return tl.inline_asm_elementwise("""
+            {
+            .reg .b32 t0, t1, m0, m1, one;
+            prmt.b32 t0, $2, 0, 0x4140;
+            prmt.b32 t1, $2, 0, 0x4342;
+            lop3.b32 m0, t0, 0x00800080, 0xC300C300, 0xEA;
+            lop3.b32 m1, t1, 0x00800080, 0xC300C300, 0xEA;
+            lop3.b32 t0, t0, 0x007F007F, 0x43004300, 0xEA;
+            lop3.b32 t1, t1, 0x007F007F, 0x43004300, 0xEA;
+            mov.b32 one, 0x3F803F80;
+            fma.rn.bf16x2 $0, t0, one, m0;
+            fma.rn.bf16x2 $1, t1, one, m1;
+            }
+            """, "=r,=r,r", [bytes], dtype=tl.bfloat16, is_pure=True, pack=4)
+    else:
+        return tl.inline_asm_elementwise("""
+            {
+            .reg .b32 x, t0, t1, base, one;
+            xor.b32 x, $2, 0x80808080;
+            mov.b32 base, 0x64646464;
+            prmt.b32 t0, x, base, 0x4140;
+            prmt.b32 t1, x, base, 0x4342;
+            mov.b32 base, 0xE480E480;
+            mov.b32 one, 0x3C003C00;
+            fma.rn.f16x2 $0, t0, one, base;
+            fma.rn.f16x2 $1, t1, one, base;
+            }
+            """, "=r,=r,r", [bytes], dtype=tl.float16, is_pure=True, pack=4)
+
+
+@triton.jit
+def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residual, partials, rows, columns, depth,
+                                    groups, out_row, out_column, residual_row, residual_column, BITS: tl.constexpr,
+                                    GROUP_SIZE: tl.constexpr, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
+                                    OPERANDS_ARE_BF16: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
+                                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
+    """BLOCK_N columns of all rows of out; bound: memory. `a` has words of two activations where weights have 4 bits.
+    With SPLITS > 1 the sums over a part of the depth go to partials [SPLITS, rows, columns]; with GROUP_SIZE > 0 a step
+    of BLOCK_K lies in one group."""
+    await_stream(OVERLAPS)
+    PER_BYTE: tl.constexpr = 8 // BITS
+    first_column, split = tl.program_id(0) * BLOCK_N, tl.program_id(1)
+    steps = tl.cdiv(depth, BLOCK_K)
+    first, end = steps * split // SPLITS, steps * (split + 1) // SPLITS
+    column, row = first_column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
+    group_at = column.to(tl.int64) * groups
+    if GROUP_SIZE > 0:
+        group_at += first * BLOCK_K // GROUP_SIZE
+        factor = tl.load(scale + group_at, mask=column < columns, other=0.0)
+    if zero_points is not None:
+        zero = tl.load(zero_points + group_at, mask=column < columns, other=0)
+    product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for step in range(first, end):
+        weights = b.load([first_column, step * (BLOCK_K // PER_BYTE)])
+        activations = a.load([0, step * (BLOCK_K // PER_BYTE)]).T
+        if GROUP_SIZE > 0:
+            # A step ahead: the pipeliner leaves loads of 2 bytes where they are, and no product may wait for memory.
+            ahead = (step + 1) * BLOCK_K // GROUP_SIZE - first * BLOCK_K // GROUP_SIZE
+            is_there = (column < columns) & (step + 1 < end)
+            next_factor = tl.load(scale + group_at + ahead, mask=is_there, other=0.0)
+            if zero_points is not None:
+                next_zero = tl.load(zero_points + group_at + ahead, mask=is_there, other=0)
+            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        else:
+            part = product
+        if BITS == 4:
+            low, high = low_and_high(weights, OPERANDS_ARE_BF16)
+            even = (activations & 0xFFFF).to(tl.int16).to(low.dtype, bitcast=True)
+            odd = (activations >> 16).to(tl.int16).to(low.dtype, bitcast=True)
+            if zero_points is not None:
+                less = zero.to(low.dtype)[:, None]
+                low, high = low - less, high - less
+            part = tl.dot(low, even, part)
+            part = tl.dot(high, odd, part)
+        else:
+            wide = widened(weights, OPERANDS_ARE_BF16)
+            if zero_points is not None:
+                wide -= zero.to(wide.dtype)[:, None]
+            part = tl.dot(wide, activations, part)
+        if GROUP_SIZE > 0:
+            product += part * factor.to(tl.float32)[:, None]
+            factor = next_factor
+            if zero_points is not None:
+                zero = next_zero
+        else:
+            product = part
+    row, column = row[None, :], column[:, None]
+    if SPLITS > 1:
+        at = partials + (split.to(tl.int64) * rows + row) * columns + column
+        tl.store(at, product, mask=(row < rows) & (column < columns))
+    else:
+        finish(product, out, None, None if GROUP_SIZE > 0 else scale, bias, residual, row, column, rows, columns,
+               out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
+
+
+def multiply(call: GemmWeightOnlyCall, block_n: int, block_k: int, num_warps: int, num_stages: int,
+             splits: int) -> None:
+    """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds
+    up."""
+    (m, k), n, per_byte = call.a.shape, call.b.shape[0], 8 // call.bits
+    block_m = max(16, triton.next_power_of_2(m))
+    block_k = min(block_k, call.group_size or block_k)
+    a = call.a if per_byte == 1 else call.a.view(torch.int32)
+    descriptors = (TensorDescriptor(one, list(one.shape), list(one.stride()), [rows, block_k // per_byte])
+                   for one, rows in ((a, block_m), (call.b, block_n)))
+    partials = torch.empty(splits, m, n, dtype=torch.float32, device=call.a.device) if splits > 1 else None
+    strides = (*call.out.stride(), *((0, 0) if call.residual is None else call.residual.stride()))
+    constants = {"ACTIVATION": call.activation, "IS_BF16": call.out.dtype == torch.bfloat16, "SPLITS": splits}
+    launch(_gemm_weight_only_hopper_kernel, (triton.cdiv(n, block_n), splits), *descriptors, call.out, call.scale,
+           call.zero_points, call.bias, call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits,
+           GROUP_SIZE=call.group_size, OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m,
+           BLOCK_N=block_n, BLOCK_K=block_k, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
+    if splits > 1:
+        row_scale = None if call.group_size else call.scale
+        launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, call.out, None, row_scale, call.bias,
+               call.residual, m, n, *strides, ROW_SCALES=True, COLUMN_SCALES=True, BLOCK=SUM_BLOCK, **constants,
+               options={"num_warps": 4})

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT
+// Rows that an index chooses: an operand policy that gathers them on the way to LDS, and a view of out that leaves
+// those without a row out.
+#pragma once
+
+#include "gemm_body.h"
+
+namespace aiter_like::gemm {
+
+/// For `count` rows the row of a matrix that each stands for; one that the matrix does not have means none.
+struct RowIndex {
+  const int32_t* rows;
+  int64_t count;
+  int64_t matrix_rows;
+
+  __device__ bool has(int64_t row) const { return row < count && static_cast<uint32_t>(rows[row]) < matrix_rows; }
+};
+
+/// As ThroughLds, of the rows of `matrix` that the index has from `first_row` on; those of none are zeros. The matrix
+/// lies within 2^31 bytes.
+template <class Shape, int BLOCK, int ROWS>
+class ChosenRows {
+ public:
+  using Element = typename Shape::Element;
+  using Memory = LdsTile<Element, BLOCK, Shape::kDepth, SwizzledByRow>;
+  using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
+
+  __device__ ChosenRows(const MatrixView<const Element>& matrix, const RowIndex& index, int64_t first_row, int wave_row,
+                        int wave_depth, int64_t end)
+      : end_(end), wave_row_(wave_row), wave_depth_(wave_depth * Shape::kWaveDepth) {
+    const auto row_bytes = static_cast<uint32_t>(matrix.strides[0] * sizeof(Element));
+    const auto used_bytes = static_cast<uint32_t>(matrix.sizes[1] * sizeof(Element));
+    const auto above = static_cast<uint32_t>(matrix.sizes[0] - 1);
+    buffer_ = make_buffer(matrix.data, matrix.sizes[0] > 0 ? above * row_bytes + used_bytes : 0);
+#pragma unroll
+    for (int i = 0; i < Staging::kCount; ++i) {
+      const int64_t row = first_row + Staging::row(i);
+      offsets_[i] = Staging::is_inside(i) && index.has(row) ? static_cast<uint32_t>(index.rows[row]) * row_bytes
+                                                            : kOutOfRange;
+    }
+  }
+
+  __device__ void fetch(int64_t k) {
+#pragma unroll
+    for (int i = 0; i < Staging::kCount; ++i) {
+      const int64_t column = k + Staging::column(i);
+      const auto byte = static_cast<uint32_t>(column * sizeof(Element));
+      if (Staging::is_inside(i))
+        staged_.chunks[i] = load_chunk(buffer_, column < end_ ? offsets_[i] + byte : kOutOfRange);
+    }
+  }
+  __device__ void publish(Memory& lds) { staged_.store(lds); }
+  __device__ Slice slice(const Memory& lds, int s) const {
+    return load<Slice>(lds, wave_row_, wave_depth_ + s * Shape::kSlice);
+  }
+
+ private:
+  using Staging = Staged<Memory, Shape::kThreads>;
+  BufferDescriptor buffer_;
+  uint32_t offsets_[Staging::kCount];
+  int64_t end_;
+  int wave_row_, wave_depth_;
+  Staging staged_;
+};
+
+/// A matrix of which only the rows are written that the index has.
+template <class T>
+struct ChosenRowsView : MatrixView<T> {
+  RowIndex index;
+
+  template <int ROWS, int COLUMNS>
+  struct Window : TileWindow<T, ROWS, COLUMNS> {
+    RowIndex index;
+    int64_t first_row;
+    __device__ bool has_row(int row) const { return row < this->rows && index.has(first_row + row); }
+  };
+  template <int ROWS, int COLUMNS>
+  __device__ Window<ROWS, COLUMNS> window(int64_t first_row, int64_t first_column) const {
+    return {{*this, first_row, first_column}, index, first_row};
+  }
+};
+
+}  // namespace aiter_like::gemm

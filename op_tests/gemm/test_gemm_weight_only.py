@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: MIT
+"""gemm_a16w8 and gemm_a16w4: every backend against float64 of the dequantised weights, odd sizes, groups; `--bench`."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import benching
+import products
+import pytest
+import torch
+
+import aiter_like
+from aiter_like.dispatch import OPS
+from aiter_like.ops.gemm import tiles
+from aiter_like.testing import strided_like
+
+ACTIVATIONS = {None: lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
+               "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh")}
+FUNCTIONS = {8: aiter_like.gemm_a16w8, 4: aiter_like.gemm_a16w4}
+TILED = (("ck", 8, 4), ("triton", 2, 1))  # backend, what k and n must be multiples of; two weights are in a byte
+
+
+class Weights:
+    """Random integers of all values, with scales and zero points, and what they stand for in float64."""
+
+    def __init__(self, device, n, k, bits, group_size=None, dtype=torch.bfloat16, has_zero_points=False, seed=0):
+        generator = torch.Generator().manual_seed(seed + 31 * n + k)
+        low, groups = -(1 << bits - 1), -(-k // group_size) if group_size else 1
+        integers = torch.randint(low, -low, (n, k), generator=generator, dtype=torch.int8)
+        scale = ((torch.rand(n, groups, generator=generator) + 0.5) / -low).to(dtype)
+        zero_points = torch.randint(low, -low, (n, groups), generator=generator, dtype=torch.int8)
+        self.zero_points = zero_points.to(device) if has_zero_points else None
+        self.scale, self.group_size, self.function = scale.to(device), group_size, FUNCTIONS[bits]
+        self.packed = (integers if bits == 8 else (integers[:, ::2] & 15) | (integers[:, 1::2] << 4)).to(device)
+
+        def of_weights(x):
+            return (x.double().repeat_interleave(group_size, 1)[:, :k] if group_size else x.double()).to(device)
+
+        self.values = (integers.double().to(device) - (of_weights(zero_points) if has_zero_points else 0)) \
+            * of_weights(scale)
+
+    def product(self, run, backend, a, **options):
+        return run(backend, self.function, a, self.packed, self.scale, group_size=self.group_size,
+                   zero_points=self.zero_points, **options)
+
+    def compare(self, out, a, bias=None, residual=None, activation=None):
+        y, magnitude = a.double() @ self.values.mT, a.double().abs() @ self.values.abs().mT
+        if bias is not None:
+            y = y + bias.double()
+        y = ACTIVATIONS[activation](y)
+        products.compare(out, y if residual is None else y + residual.double(), magnitude, a.shape[-1])
+
+
+def activations(device, m, k, dtype=torch.bfloat16, seed=0):
+    return torch.randn(m, k, generator=torch.Generator().manual_seed(seed + 7919 * m + k)).to(device, dtype)
+
+
+@pytest.mark.parametrize("backend, k_step, n_step", TILED, ids=("ck", "triton"))
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("m, n, k, group_size", ((1, 1, 2, None), (17, 60, 72, 64), (63, 130, 200, 32),
+                                                 (257, 132, 264, 128)))
+def test_sizes(device, run, backend, k_step, n_step, bits, dtype, m, n, k, group_size):
+    """Odd ones, a last group of a part, and a scale of either dtype."""
+    n, k = math.ceil(n / n_step) * n_step, math.ceil(k / k_step) * k_step
+    weights = Weights(device, n, k, bits, group_size, torch.float32 if m % 2 else dtype)
+    a = activations(device, m, k, dtype)
+    weights.compare(weights.product(run, backend, a), a)
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("group_size", (None, 32, 128))
+def test_zero_points(device, run, backend, bits, dtype, group_size):
+    weights = Weights(device, 44, 168, bits, group_size, has_zero_points=True, dtype=dtype)
+    a = activations(device, 19, 168, dtype)
+    weights.compare(weights.product(run, backend, a), a)
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+def test_every_weight_is_exact(device, run, backend, bits):
+    """Activations that pick one weight each: all 256 integers, all 16 in the low and in the high half of a byte."""
+    integers = torch.arange(256, dtype=torch.uint8).view(torch.int8).view(8, 32).to(device)
+    expected = integers if bits == 8 else torch.stack((((integers << 4) >> 4), integers >> 4), -1).flatten(-2)
+    for dtype in (torch.bfloat16, torch.float16):
+        a = torch.eye(expected.shape[1], device=device, dtype=dtype)
+        out = run(backend, FUNCTIONS[bits], a, integers, torch.ones(8, device=device))
+        assert torch.equal(out.t().float(), expected.float())
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("bits, group_size", ((8, None), (4, 64)), ids=("int8", "int4"))
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_follows_a_product(device, run, backend, bits, group_size, activation):
+    weights, a = Weights(device, 68, 64, bits, group_size), activations(device, 37, 64)
+    bias = torch.randn(68, device=device)
+    options = {"bias": bias if activation is None else bias.bfloat16(), "activation": activation,
+               "residual": torch.randn(37, 68, device=device).bfloat16()}
+    weights.compare(weights.product(run, backend, a, **options), a, **options)
+
+
+@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("splits", (1, 16))
+@pytest.mark.parametrize("bits, group_size", ((8, 32), (4, 128)))
+def test_every_tile_and_split(device, run, monkeypatch, tile, splits, bits, group_size):
+    """A depth of which the last split has a part, or nothing."""
+    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
+    OPS["gemm_weight_only"].reset()
+    weights, a = Weights(device, 68, 1096, bits, group_size), activations(device, 70, 1096)
+    out = weights.product(run, "ck", a)
+    weights.compare(out, a)
+    assert torch.equal(out, weights.product(run, "ck", a))
+    OPS["gemm_weight_only"].reset()
+
+
+@pytest.mark.parametrize("m, n, k, group_size", ((1, 40, 4096, 128), (3, 64, 1056, 32), (16, 136, 2080, None),
+                                                 (33, 264, 1024, 64), (64, 72, 2048, 128)))
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_split_depth_on_hopper(device, run, m, n, k, group_size, bits, dtype):
+    """Few rows, whose depth is split. Equal calls give equal results."""
+    if device.type != "cuda":
+        pytest.skip("the kernel for Hopper runs on an NVIDIA GPU alone")
+    a, bias = activations(device, m, k, dtype), torch.randn(n, device=device)
+    for has_zero_points in (False, True):
+        weights = Weights(device, n, k, bits, group_size, dtype, has_zero_points)
+        out = weights.product(run, "triton", a, bias=bias, activation="silu")
+        weights.compare(out, a, bias, activation="silu")
+        assert torch.equal(out, weights.product(run, "triton", a, bias=bias, activation="silu"))
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+def test_strides(device, run, backend, bits):
+    """Rows apart in all of them; nothing between the rows of `out` is written."""
+    weights, a = Weights(device, 36, 80, bits, 32), activations(device, 19, 80)
+    weights.packed, a = strided_like(weights.packed, (5, 0)), strided_like(a, (3, 0))
+    base = torch.full((19, 50), 7.0, device=device).bfloat16()
+    weights.compare(weights.product(run, backend, a, out=base[:, 4:40]), a)
+    assert (base[:, :4] == 7).all() and (base[:, 40:] == 7).all()
+
+
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+def test_transposed_operands_and_leading_dimensions(device, run, bits):
+    weights, a = Weights(device, 40, 34, bits, 32), activations(device, 24, 34)
+    weights.packed = weights.packed.t().contiguous().t()
+    weights.compare(weights.product(run, "triton", a.t().contiguous().t()), a)
+    out = weights.product(run, "triton", a.view(2, 3, 4, 34))
+    assert out.shape == (2, 3, 4, 40)
+    weights.compare(out.view(24, 40), a)
+    single = weights.product(run, "triton", a[0])
+    assert single.shape == (40,)
+    weights.compare(single[None], a[:1])
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+@pytest.mark.parametrize("group_size", (None, 32))
+def test_special_values(device, run, backend, bits, group_size):
+    """Infinities and NaN go where a sum takes them, also the NaN of a scale; bf16 overflows to infinity."""
+    weights, a = Weights(device, 8, 64, bits, group_size), torch.ones(4, 64, device=device).bfloat16()
+    a[0, 3], a[1, 5], a[2, 7] = math.inf, math.nan, -math.inf
+    weights.scale[5, -1] = weights.values[5, -(group_size or 64):] = math.nan
+    expected = a.double() @ weights.values.mT
+    out = weights.product(run, backend, a).double()
+    assert torch.equal(out.isnan(), expected.isnan())
+    is_infinite = expected.isinf()
+    assert torch.equal(out[is_infinite], expected[is_infinite]) and not out[~is_infinite].isinf().any()
+    ones = torch.full((8, 64 * bits // 8), 1 if bits == 8 else 0x11, dtype=torch.int8, device=device)
+    big = torch.full((1, 64), 2.0**120, device=device).bfloat16()
+    scale = torch.full((8, 1), 2.0**8, device=device)
+    assert run(backend, FUNCTIONS[bits], big, ones, scale).isinf().all()
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+def test_otype_and_empty_sizes(device, run, backend):
+    weights, a = Weights(device, 12, 32, 4, 32), activations(device, 5, 32)
+    for otype in (torch.float32, torch.float16):
+        out = weights.product(run, backend, a, otype=otype)
+        assert out.dtype == otype
+        weights.compare(out, a)
+    bias, nothing = torch.randn(12, device=device).bfloat16(), Weights(device, 12, 0, 8)
+    nothing.compare(nothing.product(run, backend, a[:, :0], bias=bias), a[:, :0], bias)
+    assert aiter_like.gemm_a16w4(a[:0], weights.packed, weights.scale, group_size=32).shape == (0, 12)
+    assert aiter_like.gemm_a16w4(a, weights.packed[:0], weights.scale[:0], group_size=32).shape == (5, 0)
+
+
+def test_packed_weights_of_pack_int4(device):
+    """unpack_int4 of what pack_int4 made, as int8, gives the same; scales [n] are those of [n, 1]."""
+    weights, a = Weights(device, 12, 64, 4), activations(device, 5, 64)
+    unpacked = aiter_like.unpack_int4(weights.packed)
+    assert torch.equal(aiter_like.pack_int4(unpacked), weights.packed)
+    out = aiter_like.gemm_a16w4(a, weights.packed, weights.scale[:, 0])
+    assert torch.equal(out, aiter_like.gemm_a16w8(a, unpacked, weights.scale))
+    weights.compare(out, a)
+
+
+def test_bad_input_is_named(device):
+    weights, a = Weights(device, 8, 64, 4, 32), activations(device, 4, 64)
+    b, scale = weights.packed, weights.scale
+    for error, match, args, options in (
+            (TypeError, "gemm_a16w4: A must be a tensor, got list", ([1.0], b, scale), {}),
+            (TypeError, "gemm_a16w4: A must have dtype", (a.float(), b, scale), {}),
+            (ValueError, "gemm_a16w4: A must have an even last dimension", (a[:, :63], b, scale), {}),
+            (ValueError, "gemm_a16w4: B must have shape", (a, b[:, :8], scale), {}),
+            (TypeError, "gemm_a16w4: B must have dtype", (a, b.view(torch.uint8), scale), {}),
+            (ValueError, "gemm_a16w4: B must not be shuffled",
+             (a, aiter_like.shuffle_weight(torch.zeros(16, 32, dtype=torch.int8, device=device)), scale), {}),
+            (ValueError, "gemm_a16w4: scale must have shape", (a, b, scale), {"group_size": 64}),
+            (ValueError, "gemm_a16w4: scale must be contiguous", (a, b, scale.t().contiguous().t()), {}),
+            (TypeError, "gemm_a16w4: scale must have dtype", (a, b, scale.half()), {}),
+            (ValueError, "gemm_a16w4: group_size must be", (a, b, scale), {"group_size": 48}),
+            (TypeError, "gemm_a16w4: zero_points must have dtype", (a, b, scale), {"zero_points": scale}),
+            (ValueError, "gemm_a16w4: bias must have shape", (a, b, scale, a[0]), {}),
+            (ValueError, "gemm_a16w4: activation must be", (a, b, scale), {"activation": "relu6"}),
+            (ValueError, "gemm_a16w4: residual must have shape", (a, b, scale), {"residual": a}),
+            (TypeError, "gemm_a16w4: out must have dtype", (a, b, scale),
+             {"otype": torch.bfloat16, "out": torch.empty(4, 8, device=device)})):
+        with pytest.raises(error, match=match):
+            aiter_like.gemm_a16w4(*args, **{"group_size": 32} | options)
+
+
+def bench() -> None:
+    device = torch.device("cuda")
+
+    def case(m: int, n: int, k: int, bits: int, seed: int) -> benching.Case:
+        generator = torch.Generator(device).manual_seed(seed)
+        a = torch.randn(m, k, device=device, generator=generator).bfloat16()
+        packed = torch.randint(-128, 128, (n, k * bits // 8), device=device, generator=generator, dtype=torch.int8)
+        scale = ((torch.rand(n, k // 128, device=device, generator=generator) + 0.5) / 2**bits).bfloat16()
+        integers = packed if bits == 8 else aiter_like.unpack_int4(packed)
+        wide = (integers.bfloat16().view(n, -1, 128) * scale[:, :, None]).view(n, k)  # of 4 or 2 times the bytes
+        values = integers[:256].double() * scale[:256].double().repeat_interleave(128, 1)
+        calls = benching.by_backend(FUNCTIONS[bits], a, packed, scale, group_size=128, backends=("triton",)) | {
+            "gemm_a16w16": functools.partial(aiter_like.gemm_a16w16, a, wide, backend="triton"),
+            "cuBLAS": functools.partial(torch.nn.functional.linear, a, wide)}
+
+        def check(result: torch.Tensor) -> float:
+            left, slack = a[:64].double(), 2**-8 * k**0.5  # weights that were rounded to bf16 are those of the peers
+            magnitude = left.abs() @ values.abs().t()
+            expected = left @ values.t()
+            error = (result[:64, :256].double() - expected).abs()
+            limit = 2**-8 * expected.abs() + slack * magnitude / k
+            assert (error <= limit).all(), f"{(error / limit).max().item():.2f} times the bound"
+            return (error / limit).max().item()
+
+        useful = packed.numel() + 2 * (m * k + m * n + scale.numel())
+        return benching.Case(f"{m}×{n}×{k} int{bits}", useful, calls, check)
+
+    shapes = [(m, n, k, bits) for bits in (4, 8) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336), (28672, 8192))
+              for m in (1, 8, 16, 32, 64, 256, 2048)]
+    benching.table("gemm_weight_only", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+
+
+if __name__ == "__main__":
+    benching.main(bench, __doc__)

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: MIT
+"""grouped_gemm: every backend against float64, groups of any sizes, chosen rows, padding, exact sums; `--bench`."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import benching
+import pytest
+import torch
+from problem_cases import BACKENDS, SIXTEEN_BITS, compare, fitted, kinds, random
+
+import aiter_like
+from aiter_like import dtypes
+from aiter_like.device import target_of
+from aiter_like.dispatch import OPS
+from aiter_like.ops.gemm import tiles
+from aiter_like.testing import strided_like
+
+UNTOUCHED = 7.0
+SIZES = {"one": (9,), "even": (16, 16, 16), "odd": (1, 0, 17, 3), "empty": (0, 0, 0), "large": (0, 130, 5, 70, 0),
+         "many": (1,) * 70, "first and last empty": (0, 0, 40, 0)}
+
+
+def operands(device, sizes, n, k, dtype=torch.bfloat16, seed=0, tokens=None):
+    """a, b, offsets and, of 8 bits, the scales, as the function takes them."""
+    generator = torch.Generator().manual_seed(seed + 31 * n + k)
+    rows, groups = sum(sizes) if tokens is None else tokens, len(sizes)
+    a, b = random(generator, dtype, rows, k).to(device), random(generator, dtype, groups, n, k).to(device)
+    scales = [torch.rand(shape, generator=generator).to(device) + 0.01 for shape in ((rows, 1), (groups, n, 1))]
+    return a, b, offsets_of(device, sizes), *([] if dtype in SIXTEEN_BITS else scales)
+
+
+def offsets_of(device, sizes, first=0):
+    return torch.tensor([first, *sizes]).cumsum(0).to(device, torch.int32)
+
+
+def check(out, a, b, offsets, a_scale=None, b_scale=None, bias=None, row_index=None) -> None:
+    """Each group's rows against float64, those of none against what `out` was filled with."""
+    bounds, is_written = offsets.tolist(), torch.zeros(len(out), dtype=torch.bool, device=out.device)
+    for group, (first, end) in enumerate(zip(bounds, bounds[1:])):
+        rows = torch.arange(first, end, device=out.device)
+        source = rows
+        if row_index is not None:
+            rows = rows[(row_index[first:end] >= 0) & (row_index[first:end] < len(a))]
+            source = row_index[rows].long()
+        is_written[rows] = True
+        scales = (None, None) if a_scale is None else (a_scale[source].view(-1, 1), b_scale[group].view(1, -1))
+        if len(rows):
+            compare(out[rows], a[source], b[group], *scales, None if bias is None else bias[group])
+    assert (out[~is_written] == UNTOUCHED).all()
+
+
+def filled(device, rows, n, dtype=torch.bfloat16):
+    return torch.full((rows, n), UNTOUCHED, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", range(4), ids=("bf16", "fp16", "fp8", "int8"))
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_sizes(device, run, backend, kind, sizes):
+    dtype = kinds(device)[kind]
+    n, k = fitted(backend, dtype, 66, 72)
+    given = operands(device, sizes, n, k, dtype)
+    out = filled(device, sum(sizes), n)
+    if sum(sizes) == 0:
+        assert aiter_like.grouped_gemm(*given, out=out, backend=backend) is out
+    else:
+        check(run(backend, aiter_like.grouped_gemm, *given, out=out), *given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", (0, 2, 3), ids=("bf16", "fp8", "int8"))
+@pytest.mark.parametrize("sizes", ((16, 32, 16), (5, 0, 40)), ids=str)
+def test_chosen_rows(device, run, backend, kind, sizes):
+    """Tokens in any order and more than once, and padding of both kinds, whose rows of `out` are left alone."""
+    dtype = kinds(device)[kind]
+    a, b, offsets, *scales = operands(device, sizes, *fitted(backend, dtype, 68, 72), dtype, tokens=21)
+    index = torch.randint(0, 21, (sum(sizes),), generator=torch.Generator().manual_seed(1))
+    index[3:6], index[7] = torch.tensor([-1, 21, 2**31 - 1]), -2**31
+    index, bias = index.to(device, torch.int32), torch.randn(len(sizes), b.shape[1], device=device).bfloat16()
+    out = run(backend, aiter_like.grouped_gemm, a, b, offsets, *scales, bias=bias, row_index=index,
+              out=filled(device, sum(sizes), b.shape[1]))
+    check(out, a, b, offsets, *(scales or (None, None)), bias, index)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_sizes_are_read_on_the_device(device, run, backend):
+    """One plan serves other offsets and indices: what a replayed graph does."""
+    a, b, offsets = operands(device, (10, 20, 30), 64, 64)
+    index = torch.arange(60, dtype=torch.int32, device=device)
+    for sizes in ((10, 20, 30), (0, 60, 0), (59, 0, 1), (7, 7, 7)):
+        offsets.copy_(offsets_of(device, sizes))
+        index.copy_(index.flip(0))
+        out = run(backend, aiter_like.grouped_gemm, a, b, offsets, row_index=index, out=filled(device, 60, 64))
+        check(out, a, b, offsets, row_index=index)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_before_and_after_the_groups(device, run, backend):
+    a, b, _ = operands(device, (10, 20, 30), 64, 64)
+    for first in (1, 23):
+        offsets = offsets_of(device, (3, 30), first)
+        check(run(backend, aiter_like.grouped_gemm, a, b[:2], offsets, out=filled(device, 60, 64)), a, b[:2], offsets)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_offset_leads_outside(device, backend):
+    """Values that no caller may give: the kernels read and write nothing outside of the tensors: the checkers look."""
+    a, b, offsets = operands(device, (10, 20, 30), 64, 64)
+    out = filled(device, 60, 64)
+    for values in ((-5, 10, 30, 60), (0, 70, 2**31 - 1, 5), (60, 40, 20, 0), (-2**31, -1, 10**9, -1)):
+        offsets.copy_(torch.tensor(values))
+        OPS["grouped_gemm"].run(out, a, b, offsets, backend=backend)
+        assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("kind, is_gathered", ((0, False), (0, True), (2, True), (3, False)),
+                         ids=("bf16", "bf16 gathered", "fp8 gathered", "int8"))
+def test_every_tile(device, run, monkeypatch, kind, is_gathered, tile):
+    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, 1))
+    OPS["grouped_gemm"].reset()
+    sizes = (3, 0, 150, 17)
+    given = operands(device, sizes, 68, 208, kinds(device)[kind])
+    index = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(1)).to(device, torch.int32)
+    chosen = {"row_index": index} if is_gathered else {}
+    out = run("ck", aiter_like.grouped_gemm, *given, **chosen, out=filled(device, sum(sizes), 68))
+    check(out, *given, **chosen)
+    OPS["grouped_gemm"].reset()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", (304, 336))
+def test_rows_that_fail_elsewhere(device, run, backend, rows):
+    """AITER's fused experts give wrong results at these numbers of rows."""
+    given = operands(device, (rows // 2, rows - rows // 2), 64, 64)
+    check(run(backend, aiter_like.grouped_gemm, *given, out=filled(device, rows, 64)), *given)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", (0, 2), ids=("bf16", "fp8"))
+def test_strides(device, run, backend, kind):
+    """Rows and matrices apart; between the rows of `out` nothing is written."""
+    a, b, offsets, *scales = operands(device, (7, 12), 36, 80, kinds(device)[kind])
+    wide = strided_like(a, (16, 0)), strided_like(b, (16, 32, 0))
+    base = filled(device, 19, 50)
+    check(run(backend, aiter_like.grouped_gemm, *wide, offsets, *scales, out=base[:, 4:40]), a, b, offsets, *scales)
+    assert (base[:, :4] == UNTOUCHED).all() and (base[:, 40:] == UNTOUCHED).all()
+
+
+def test_transposed_matrices(device, run):
+    a, b, offsets = operands(device, (7, 12), 36, 33)
+    out = run("triton", aiter_like.grouped_gemm, a.t().contiguous().t(), b.mT.contiguous().mT, offsets,
+              out=filled(device, 19, 36))
+    check(out, a, b, offsets)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype, bias_dtype", ((torch.float16, torch.float32), (torch.float32, torch.float16)), ids=str)
+def test_bias_and_dtype(device, run, backend, dtype, bias_dtype):
+    a, b, offsets = operands(device, (7, 12), 36, 64)
+    bias = torch.randn(2, 36, device=device).to(bias_dtype)
+    out = run(backend, aiter_like.grouped_gemm, a, b, offsets, bias=bias, dtype=dtype)
+    assert out.dtype == dtype
+    check(out, a, b, offsets, bias=bias)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_values(device, run, backend):
+    """Infinities and NaN stay in their own rows and groups; the extremes of int8 do not overflow."""
+    a, b = torch.ones(5, 16, device=device).bfloat16(), torch.ones(2, 8, 16, device=device).bfloat16()
+    a[0, 3], a[1, 5], b[0, 2, 5] = math.inf, math.nan, -math.inf
+    out = run(backend, aiter_like.grouped_gemm, a, b, offsets_of(device, (2, 3))).double()
+    expected = torch.cat((a[:2].double() @ b[0].double().t(), a[2:].double() @ b[1].double().t()))
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+    low = torch.full((1, 4, 4112), -128, dtype=torch.int8, device=device)
+    ones = torch.ones(4, device=device)
+    out = run(backend, aiter_like.grouped_gemm, low[0], low, offsets_of(device, (4,)), ones, ones[None],
+              dtype=torch.float32)
+    assert (out == 4112 * 2.0**14).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_sizes(device, run, backend):
+    a, b, offsets = operands(device, (7, 12), 36, 64)
+    bias = torch.randn(2, 36, device=device).bfloat16()
+    out = run(backend, aiter_like.grouped_gemm, a[:, :0], b[:, :, :0], offsets, bias=bias)
+    torch.testing.assert_close(out, bias.repeat_interleave(torch.tensor((7, 12), device=device), 0), rtol=0, atol=0)
+    for given, shape in (((a[:0], b, offsets * 0), (0, 36)), ((a, b[:, :0], offsets), (19, 0)),
+                         ((a, b[:0], offsets[:1]), (19, 36))):
+        assert aiter_like.grouped_gemm(*given, backend=backend).shape == shape
+
+
+def test_equal_calls_give_equal_results(device):
+    given = operands(device, (33, 5), 68, 520)
+    assert torch.equal(aiter_like.grouped_gemm(*given), aiter_like.grouped_gemm(*given))
+
+
+def test_bad_input_is_named(device):
+    a, b, offsets = operands(device, (7, 12), 32, 64)
+    int8 = operands(device, (7, 12), 32, 64, torch.int8)
+    index, long = torch.zeros(5, dtype=torch.int32, device=device), torch.zeros(19, dtype=torch.int64, device=device)
+    for error, match, args, options in (
+            (TypeError, "grouped_gemm: a must be a tensor, got list", ([1.0], b, offsets), {}),
+            (ValueError, "grouped_gemm: a must have 2 dimensions", (a[None], b, offsets), {}),
+            (ValueError, "grouped_gemm: b must have 3 dimensions", (a, b[0], offsets), {}),
+            (ValueError, "grouped_gemm: b must have shape", (a, b[:, :, :8], offsets), {}),
+            (TypeError, "grouped_gemm: b must have dtype", (a, b.half(), offsets), {}),
+            (ValueError, "grouped_gemm: b must not be shuffled", (a, aiter_like.shuffle_weight(b), offsets), {}),
+            (ValueError, "grouped_gemm: group_offsets must have shape", (a, b, offsets[:2]), {}),
+            (TypeError, "grouped_gemm: group_offsets must have dtype", (a, b, offsets.long()), {}),
+            (ValueError, "grouped_gemm: a_scale must be None", (a, b, offsets, int8[3]), {}),
+            (ValueError, "grouped_gemm: a_scale must be given", int8[:3], {}),
+            (ValueError, "grouped_gemm: b_scale must have shape", (*int8[:4], int8[4][:1]), {}),
+            (ValueError, "grouped_gemm: bias must have shape", (a, b, offsets), {"bias": a[0]}),
+            (TypeError, "grouped_gemm: row_index must have dtype", (a, b, offsets), {"row_index": long}),
+            (ValueError, "grouped_gemm: out must have shape", (a, b, offsets), {"out": filled(device, 20, 32)}),
+            (TypeError, "grouped_gemm: out must have dtype", (a, b, offsets),
+             {"dtype": torch.float32, "out": filled(device, 19, 32)})):
+        with pytest.raises(error, match=match):
+            aiter_like.grouped_gemm(*args, **options)
+    if device.type == "cpu":  # where offsets can be looked at without waiting
+        for values in ((0, 7, 20), (-1, 7, 19), (0, 8, 7)):
+            with pytest.raises(ValueError, match="group_offsets must ascend from 0 on to at most 19"):
+                aiter_like.grouped_gemm(a, b, torch.tensor(values, dtype=torch.int32))
+        with pytest.raises(ValueError, match="group_offsets must ascend from 0 on to at most 5"):
+            aiter_like.grouped_gemm(a, b, offsets, row_index=index)
+
+
+def test_the_fp8_of_other_hardware_is_refused(device):
+    other, = {torch.float8_e4m3fn, torch.float8_e4m3fnuz} - {*kinds(device)}
+    a, b, *others = operands(device, (7, 12), 32, 64, torch.int8)
+    for backend in (None, *BACKENDS, "torch"):
+        with pytest.raises(TypeError, match="must have a dtype that this device computes with, fp8 on"):
+            aiter_like.grouped_gemm(a.float().to(other), b.float().to(other), *others, backend=backend)
+
+
+@pytest.mark.parametrize("is_gathered, rows, instruction", ((False, 16384, "HGMMA.64x256x16.F32.BF16"),
+                                                            (True, 16384, "HGMMA.64x128x16.F32.BF16"),
+                                                            (True, 64, "HGMMA.64x16x16.F32.BF16")))
+def test_code_for_hopper(monkeypatch, tmp_path, is_gathered, rows, instruction):
+    """The matrix unit, the weights by TMA, chosen rows by copies that do not wait; nothing in local memory."""
+    from hopper_code import compiled_for_hopper, disassembled
+
+    from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
+    from aiter_like.ops.gemm.triton import grouped_gemm, problems_hopper
+
+    index = torch.zeros(rows, dtype=torch.int32) if is_gathered else None
+    call = GroupedGemmCall(torch.empty(rows, 2048).bfloat16(), torch.empty(rows, 512).bfloat16(),
+                           torch.empty(16, 2048, 512).bfloat16(), torch.zeros(17, dtype=torch.int32), row_index=index)
+    with compiled_for_hopper(monkeypatch, grouped_gemm, problems_hopper) as built:
+        grouped_gemm.grouped_gemm(call, "grouped_gemm_hopper")
+    code = disassembled(built[0], tmp_path)
+    assert instruction in code and "UTMALDG" in code and "LDL" not in code and "STL" not in code
+    assert ("LDGSTS" in code) == is_gathered
+
+
+def bench() -> None:
+    device = torch.device("cuda")
+    fp8 = dtypes.fp8_of(target_of(device).arch)
+
+    def case(groups: int, tokens: int, n: int, k: int, dtype: torch.dtype, is_gathered: bool,
+             seed: int) -> benching.Case:
+        """As an even router sends each token to 8 experts."""
+        generator, host = torch.Generator(device).manual_seed(seed), torch.Generator().manual_seed(seed)
+        rows = 8 * tokens
+        counts = torch.bincount(torch.randint(groups, (rows,), generator=host), minlength=groups)
+        offsets = offsets_of(device, counts.tolist())
+        a, b = random(generator, dtype, tokens if is_gathered else rows, k), random(generator, dtype, groups, n, k)
+        scales = [] if dtype in SIXTEEN_BITS else [torch.rand(len(a), device=device, generator=generator),
+                                                   torch.rand(groups, n, device=device, generator=generator)]
+        index = {"row_index": torch.randint(tokens, (rows,), generator=host).to(device, torch.int32)}
+        chosen = index if is_gathered else {}
+        calls = benching.by_backend(aiter_like.grouped_gemm, a, b, offsets, *scales, backends=("triton",), **chosen)
+        if dtype == torch.bfloat16 and hasattr(torch, "_grouped_mm"):
+            sorted_rows = a[chosen["row_index"]] if is_gathered else a  # which torch has to make first, not timed
+            calls["torch._grouped_mm"] = functools.partial(torch._grouped_mm, sorted_rows, b.mT, offs=offsets[1:])
+
+        def checked(result: torch.Tensor) -> float:
+            first, source = int(counts[0]), chosen["row_index"] if is_gathered else torch.arange(rows, device=device)
+            few = source[:min(first, 64)].long()
+            compare(result[:len(few)], a[few], b[0], *((scales[0][few, None], scales[1][0]) if scales else ()))
+            return 0.0
+
+        used = b.element_size() * (a.numel() + int((counts > 0).sum()) * n * k) + 2 * rows * n
+        kind = f"{dtypes.name(dtype)}{', chosen rows' if is_gathered else ''}"
+        return benching.Case(f"{groups} groups, {rows}×{n}×{k} {kind}", used, calls, checked, flops=2 * rows * n * k)
+
+    shapes = [(128, tokens, n, k, dtype, is_gathered) for n, k, is_gathered in ((1536, 2048, True), (2048, 768, False))
+              for tokens in (1, 16, 256, 4096) for dtype in (torch.bfloat16, fp8, torch.int8)]
+    benching.table("grouped_gemm", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+
+
+if __name__ == "__main__":
+    benching.main(bench, __doc__)
