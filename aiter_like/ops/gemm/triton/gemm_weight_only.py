@@ -91,13 +91,12 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
 
 
 def _hopper_blocks(call: GemmWeightOnlyCall, target: Target) -> tuple[int, int, int, int, int]:
-    """(block_n, block_k, num_warps, num_stages, splits): several programs for each SM, with 32 KB of weights under way.
-
-    Chosen by counts of instructions and bytes, without a measurement.
+    """(block_n, block_k, num_warps, num_stages, splits): a block of which a lane's registers hold sums, products and
+    operands, and several programs for each SM. Chosen by counts of instructions and bytes, without a measurement.
     """
-    n, k = call.b.shape[0], call.a.shape[1]
-    block_n = 128 if n >= 128 * target.cu_num else 64
-    block_k = call.group_size or (256 if call.bits == 4 else 128)
+    (m, k), n = call.a.shape, call.b.shape[0]
+    block_n = 32 if m > 32 else 64 if m > 16 or n < 128 * target.cu_num else 128
+    block_k = call.group_size or (256 if call.bits == 4 and m <= 16 else 128)
     tiles = triton.cdiv(n, block_n)
     splits = max(1, min(8, 4 * target.cu_num // tiles, k // (8 * block_k)))
     return block_n, block_k, 2, 4, splits
