@@ -25,7 +25,7 @@ from aiter_like.ops.gemm.gemm_a16w16 import DTYPES, GemmA16w16Call, _gemm_a16w16
 
 OP = _gemm_a16w16.name
 _KERNELS = frozenset({"ck", "triton"})  # the other backends are what an engine has itself
-_ARCHS = frozenset({"gfx942", "sm_90"})  # where our kernels were compared; elsewhere only a row says that they win
+_ARCHS = frozenset({"gfx942", "sm_90"})  # what our kernels were made for; elsewhere only a tuned row says that they win
 _MOST_ANSWERS = 1 << 16  # a server meets thousands of prompt lengths for each of its weights
 _PLAIN = (Tensor, Parameter)
 
@@ -113,11 +113,12 @@ def _decide(x: Tensor, weight: Tensor, bias: Tensor | None, out_strides: tuple[i
     return _is_first(device.target_of(x.device), GemmA16w16Call(out, rows, weight, bias))
 
 
-@torch.compiler.assume_constant_result
 def _is_for_graph(dtype: torch.dtype, weight_dtype: torch.dtype, where: torch.device) -> bool:
     """Whether our operator goes into a graph, to decide when it runs: else the engine's own product stays in it."""
     return _has_kernels(dtype, weight_dtype, where) and is_for(where)
 
+
+_is_for_graph._dynamo_marked_constant = True  # torch.compiler.assume_constant_result, which would import the compiler
 
 def _has_kernels(dtype: torch.dtype, weight_dtype: torch.dtype, where: torch.device) -> bool:
     if dtype != weight_dtype or dtype not in DTYPES:

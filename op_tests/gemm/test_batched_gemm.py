@@ -193,6 +193,25 @@ def test_names_of_aiter(device):
     compare(aiter_like.batched_gemm_a8w8_CK(*given), *given)
 
 
+@pytest.mark.parametrize("kind, m, instruction", ((torch.bfloat16, 1024, "HGMMA.64x256x16.F32.BF16"),
+                                                  (torch.float8_e4m3fn, 64, "QGMMA.64x64x32.F32"),
+                                                  (torch.int8, 4, "IGMMA.64x16x32.S8.S8")), ids=str)
+def test_code_for_hopper(monkeypatch, tmp_path, kind, m, instruction):
+    """The matrix unit, operands by TMA, nothing in local memory."""
+    from hopper_code import compiled_for_hopper, disassembled
+
+    from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
+    from aiter_like.ops.gemm.triton import batched_gemm, problems_hopper
+
+    scales = (None, None) if kind in SIXTEEN_BITS else (torch.empty(16, m), torch.empty(16, 2048))
+    a, b = torch.empty(16, m, 512, dtype=kind), torch.empty(16, 2048, 512, dtype=kind)
+    call = BatchedGemmCall(torch.empty(16, m, 2048).bfloat16(), a, b, None, *scales)
+    with compiled_for_hopper(monkeypatch, batched_gemm, problems_hopper) as built:
+        batched_gemm.batched_gemm(call, "batched_gemm_hopper")
+    code = disassembled(built[0], tmp_path)
+    assert instruction in code and "UTMALDG" in code and "LDL" not in code and "STL" not in code
+
+
 def bench() -> None:
     device = torch.device("cuda")
     fp8 = dtypes.fp8_of(target_of(device).arch)

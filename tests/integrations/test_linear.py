@@ -59,11 +59,11 @@ def test_the_simulator_is_left_to_the_engine(toy):
 
 @pytest.mark.parametrize("shape", [(3, 128), (2, 5, 128), (128,)], ids=str)
 def test_our_kernel_serves_where_it_is_asked_for(asked, toy, shape):
-    x, (_, weight, given) = randn(*shape), operands()
+    x, (_, weight, bias) = randn(*shape), operands()
     with sim.enabled(checks=False) as session:
-        for bias in (given, None):
-            expected = own(x.double(), weight.double(), None if bias is None else bias.double())
-            found = toy(x, weight, bias)
+        for given in (bias, None):
+            expected = own(x.double(), weight.double(), None if given is None else given.double())
+            found = toy(x, weight, given)
             assert found.shape == expected.shape and found.dtype == x.dtype and relative_l2(found, expected) < LIMIT
     assert counts() == Counts(2, 0, 0)
     assert sum(count["launches"] for kernel, count in session.counters.items() if "gemm_a16w16" in kernel) == 2
