@@ -42,15 +42,18 @@ def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: 
 
 def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int | None = None,
                     kernelName: str | None = None, bpreshuffle: bool = False) -> Tensor:
-    """`aiter_like.gemm_a16w16` into `out`; `splitK` and `kernelName`, which choose among AITER's kernels, have no
-    meaning here.
+    """`aiter_like.gemm_a16w16` into `out`, with `bpreshuffle` on weights in the order of `shuffle_weight`, marked or
+    not; `splitK` and `kernelName`, which choose among AITER's kernels, have no meaning here.
 
     Raises:
-        UnsupportedError: the weights are shuffled.
+        ValueError: the weights are marked as shuffled and `bpreshuffle` is False.
     """
-    if bpreshuffle:
-        raise UnsupportedError("gemm_a16w16_asm: bpreshuffle must be False, shuffled 16-bit weights are not served, "
-                               "got True", "gemm_a16w16")
+    if bpreshuffle != bool(getattr(B, "is_shuffled", False)):
+        if not bpreshuffle:
+            raise ValueError("gemm_a16w16_asm: B must not be shuffled without bpreshuffle, got a result of "
+                             "shuffle_weight")
+        B = B.detach()  # another tensor of the same memory: the mark is this call's
+        B.is_shuffled = True
     return aiter_like.gemm_a16w16(A, B, bias, out=out)
 
 

@@ -42,7 +42,7 @@ def test_sizes(device, run, backend, kind, batch, m, n, k):
     compare(product(run, backend, *given), *given)
 
 
-@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("tile", tiles.PIPELINED)
 @pytest.mark.parametrize("kind, splits", ((0, 1), (0, 16), (2, 2), (3, 2)), ids=("bf16", "bf16-16", "fp8-2", "int8-2"))
 def test_every_tile_and_split(device, run, monkeypatch, kind, tile, splits):
     """A depth of which the last split has a part, or nothing."""
@@ -191,6 +191,25 @@ def test_names_of_aiter(device):
     compare(out, a, b, bias=bias)
     given = operands(device, 2, 6, 16, 32, torch.int8)
     compare(aiter_like.batched_gemm_a8w8_CK(*given), *given)
+
+
+@pytest.mark.parametrize("kind, m, instruction", ((torch.bfloat16, 1024, "HGMMA.64x256x16.F32.BF16"),
+                                                  (torch.float8_e4m3fn, 64, "QGMMA.64x64x32.F32"),
+                                                  (torch.int8, 4, "IGMMA.64x16x32.S8.S8")), ids=str)
+def test_code_for_hopper(monkeypatch, tmp_path, kind, m, instruction):
+    """The matrix unit, operands by TMA, nothing in local memory."""
+    from hopper_code import compiled_for_hopper, disassembled
+
+    from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
+    from aiter_like.ops.gemm.triton import batched_gemm, problems_hopper
+
+    scales = (None, None) if kind in SIXTEEN_BITS else (torch.empty(16, m), torch.empty(16, 2048))
+    a, b = torch.empty(16, m, 512, dtype=kind), torch.empty(16, 2048, 512, dtype=kind)
+    call = BatchedGemmCall(torch.empty(16, m, 2048).bfloat16(), a, b, None, *scales)
+    with compiled_for_hopper(monkeypatch, batched_gemm, problems_hopper) as built:
+        batched_gemm.batched_gemm(call, "batched_gemm_hopper")
+    code = disassembled(built[0], tmp_path)
+    assert instruction in code and "UTMALDG" in code and "LDL" not in code and "STL" not in code
 
 
 def bench() -> None:

@@ -102,7 +102,7 @@ def test_sums_of_int8_are_exact(device, run, backend):
 
 
 CONFIGURATIONS = [(tile, splits, KINDS[index % 2], (0, 16, 32)[index // 2 % 3])
-                  for index, (tile, splits) in enumerate(itertools.product(tiles.TILES, (1, 2, 16)))]
+                  for index, (tile, splits) in enumerate(itertools.product(tiles.PIPELINED, (1, 2, 16)))]
 
 
 @pytest.mark.parametrize("tile, splits, kind, band", CONFIGURATIONS)
@@ -232,6 +232,26 @@ def test_depth_beyond_32_bits(device):
     for backend in BACKENDS if device.type == "cpu" else BACKENDS[1:]:
         with pytest.raises(UnsupportedError, match="sums of int8 have 32 bits"):
             aiter_like.gemm_a8w8(x.expand(4, -1).contiguous(), x.expand(4, -1).contiguous(), one, one, backend=backend)
+
+
+@pytest.mark.parametrize("m, n, k", ((16, 64, 128), (130, 80, 208)))
+def test_vendors_library(device, run, m, n, k):
+    """On Hopper, of fp8; what it does not serve goes to another backend."""
+    x, w, *scales = operands(device, m, n, k, "fp8")
+    if device.type != "cuda":
+        with pytest.raises(UnsupportedError, match="the vendor's library needs a GPU"):
+            aiter_like.gemm_a8w8(x, w, *scales, backend="vendor")
+        return
+    bias = torch.randn(n, device=device).bfloat16()
+    for options in ({}, {"bias": bias}):
+        compare(run("vendor", aiter_like.gemm_a8w8, x, w, *scales, **options), x, w, *scales, **options)
+    one = (scales[0][0], scales[1][0])
+    compare(run("vendor", aiter_like.gemm_a8w8, x, w, *one), x, w, *one)
+    for args, reason in (((x, w, scales[0], one[1]), "one each"), ((x, w, *scales, None, torch.float16), "in bf16"),
+                         ((x[:, :-1], w[:, :-1], *scales), "multiples of 16"),
+                         ((x.view(torch.int8), w.view(torch.int8), *scales), "fp8 with scales")):
+        with pytest.raises(UnsupportedError, match=reason):
+            aiter_like.gemm_a8w8(*args, backend="vendor")
 
 
 def test_names_of_aiter(device):

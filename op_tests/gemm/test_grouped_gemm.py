@@ -237,6 +237,26 @@ def test_the_fp8_of_other_hardware_is_refused(device):
             aiter_like.grouped_gemm(a.float().to(other), b.float().to(other), *others, backend=backend)
 
 
+@pytest.mark.parametrize("is_gathered, rows, instruction", ((False, 16384, "HGMMA.64x256x16.F32.BF16"),
+                                                            (True, 16384, "HGMMA.64x128x16.F32.BF16"),
+                                                            (True, 64, "HGMMA.64x16x16.F32.BF16")))
+def test_code_for_hopper(monkeypatch, tmp_path, is_gathered, rows, instruction):
+    """The matrix unit, the weights by TMA, chosen rows by copies that do not wait; nothing in local memory."""
+    from hopper_code import compiled_for_hopper, disassembled
+
+    from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
+    from aiter_like.ops.gemm.triton import grouped_gemm, problems_hopper
+
+    index = torch.zeros(rows, dtype=torch.int32) if is_gathered else None
+    call = GroupedGemmCall(torch.empty(rows, 2048).bfloat16(), torch.empty(rows, 512).bfloat16(),
+                           torch.empty(16, 2048, 512).bfloat16(), torch.zeros(17, dtype=torch.int32), row_index=index)
+    with compiled_for_hopper(monkeypatch, grouped_gemm, problems_hopper) as built:
+        grouped_gemm.grouped_gemm(call, "grouped_gemm_hopper")
+    code = disassembled(built[0], tmp_path)
+    assert instruction in code and "UTMALDG" in code and "LDL" not in code and "STL" not in code
+    assert ("LDGSTS" in code) == is_gathered
+
+
 def bench() -> None:
     device = torch.device("cuda")
     fp8 = dtypes.fp8_of(target_of(device).arch)

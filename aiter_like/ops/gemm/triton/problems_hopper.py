@@ -150,9 +150,11 @@ def multiply_batch(call: BatchedGemmCall, params: dict[str, int], rough: int | N
 def multiply_groups(call: GroupedGemmCall, params: dict[str, int], rough: int | None, target: Target) -> None:
     """Writes `out` of groups of rows, by a program for each SM, or fewer where fewer tiles are possible. Blocks have
     twice the rows of a group, where it has few: more of equal size than of unequal ones would have to take two."""
-    (groups, n, k), rows = call.b.shape, call.out.shape[0]
+    (groups, n, k), rows, element_bytes = call.b.shape, call.out.shape[0], call.a.element_size()
     m = min(rows, triton.cdiv(2 * rows, groups))
-    suited = hopper.suited(m, n, k, call.a.element_size(), max(target.cu_num // groups, 1), rough is not None)[:-1]
+    suited = hopper.suited(m, n, k, element_bytes, max(target.cu_num // groups, 1), rough is not None)[:-1]
+    if call.row_index is not None and m > 128:  # the addresses of chosen rows leave room for the sums of such a block
+        suited = (128, 128, 128 // element_bytes, 8, 4, 0)
     blocks, options = constants_of("grouped_gemm", _NAMES, suited, params)
     block_m, block_n, block_k = (blocks[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     left = call.a if call.row_index is not None else TensorDescriptor(
