@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import aiter_like
+from aiter_like import device
+from aiter_like.dispatch import OPS
+from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import linear
+from aiter_like.integrations.aiter_objects import AITER_CONFIGS
+from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
 
 
 def mm(inp: Tensor, weights: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None,
@@ -150,3 +158,22 @@ def _refuse_partial_sums(name: str, skip_reduce: bool) -> None:
     if skip_reduce:
         raise UnsupportedError(f"{name}: skip_reduce must be False, partial sums are not returned, got True",
                                "gemm_a8w8_blockscale")
+def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any,
+                                    tuned_file: Any = None) -> dict[str, Any] | None:
+    """What serves a product of 8 bits with a scale per row on this GPU, by `gemm_a8w8` or, where `tuned_file` is
+    AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE, `gemm_a8w8_bpreshuffle`. None where no kernel made for a gfx942 does:
+    vLLM asks when it has loaded a layer, and shuffles its weights then, or keeps its own product.
+    """
+    band = 16 if tuned_file and tuned_file == AITER_CONFIGS.AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE else 0
+    target = device.default_target()
+    if target.simulated and not linear.is_asked_for() or q_dtype_w not in (torch.int8, torch.float8_e4m3fnuz):
+        return None
+    if band and (N % band or K % 32):  # what shuffle_weight takes
+        return None
+    made = {"device": "meta", "dtype": q_dtype_w}
+    out, (a_scale, b_scale) = torch.empty(M, N, dtype=torch.bfloat16, device="meta"), torch.empty(2, 1, device="meta")
+    call = GemmA8w8Call(out, torch.empty(M, K, **made), torch.empty(N, K, **made), a_scale, b_scale, band=band)
+    candidates = select(OPS["gemm_a8w8"], Request(target, tuple(call))).candidates
+    if not candidates or candidates[0].backend.name != "ck":
+        return None
+    return {"libtype": "ck", "kernelName": candidates[0].kernel, "splitK": 0}
