@@ -181,9 +181,12 @@ struct FewRowsShape : gemm::Shape<Config> {
       Config::kGroupSize > 0 && Config::kGroupSize < kWaveDepth ? Config::kGroupSize : kWaveDepth;
   static constexpr int kBlocks = kWaveDepth / kBlock, kBlockSlices = kBlock / Base::kSlice, kLaneWeights = kBlock / 4;
 
-  /// Of a wave's depth, what this lane has first in slice `s`.
+  /// Of a wave's depth, what this lane has first in slice `s`. LDS serves rows 0 to 3 of a group of lanes together with
+  /// rows 4 to 7 of its neighbour: what these two have must be no odd multiple of 64 bytes apart, which is half of all
+  /// banks, as the swizzle of the rows is.
   __device__ static int depth(int s) {
-    return s / kBlockSlices * kBlock + lane_index() / 16 * kLaneWeights + s % kBlockSlices * Base::kRun;
+    const int group = lane_index() / 16, place = kLaneWeights == 32 ? group >> 1 | (group & 1) << 1 : group;
+    return s / kBlockSlices * kBlock + place * kLaneWeights + s % kBlockSlices * Base::kRun;
   }
 };
 
