@@ -130,6 +130,6 @@ def multiply(call: GemmA8w8BlockscaleCall, target: Target, *, block_m: int, bloc
            options={"num_warps": num_warps, "num_stages": num_stages})
     if rest:
         rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
-        launch(sum_tiles_kernel, (rest, block_m // rows), partials, out, None, None, None, None, m, n, whole, *strides, 0, 0,
-               ACTIVATION="none", ROW_SCALES=False, COLUMN_SCALES=False, ROWS=rows, **constants,
+        launch(sum_tiles_kernel, (rest, block_m // rows), partials, out, None, None, None, None, m, n, whole, *strides,
+               0, 0, ACTIVATION="none", ROW_SCALES=False, COLUMN_SCALES=False, ROWS=rows, **constants,
                options={"num_warps": 4})
