@@ -44,10 +44,13 @@ class Op(Declaration):
             does. Public functions call this: it makes no call object, which would cost the host half as much again.
         prepare: of the same: decides and builds what `run` will do and raises what it would raise, but runs nothing. A
             function that runs several operators prepares those that come after the first write.
+        answers: what callers have concluded from the choice of a backend, under keys of their own; emptied whenever
+            calls are decided anew.
     """
 
     def __init__(self, name: str, **declared: Any):
         super().__init__(name, **declared)
+        self.answers: dict[Any, Any] = {}
         self._plans = PlanCache()
         self._detours = PlanCache()  # of calls whose plan's kernel cannot take an address
         self._recent = self._plans.recent
@@ -105,6 +108,7 @@ class Op(Declaration):
         """Let each call be decided again."""
         self._plans.clear()
         self._detours.clear()
+        self.answers.clear()
 
     def select(self, args: tuple, forced: str | None = None, forced_by: str = "") -> Selection:
         """The backends for a call, in order, with the reasons of the others."""
@@ -253,6 +257,7 @@ class Op(Declaration):
         key = (candidate.backend.name, candidate.kernel, target)
         if key not in self.failures:
             self.failures[key] = why
+            self.answers.clear()
             _log.warning("%s: backend %s (%s) is out of use on %s: %s", self.name, *key[:2], target.arch, why)
 
     def _log_choice(self, candidate: Candidate, request: Request, selection: Selection) -> None:

@@ -24,6 +24,8 @@ NAMESPACE = "aiter_like"
 class _Namespace(torch._ops._OpNamespace):
     """`torch.ops.aiter_like`: an operator's module is imported when its name is first asked for."""
 
+    __module__ = torch._ops.__name__  # operators inherit it, and torch.fx writes their names by it into source text
+
     def __getattr__(self, name: str) -> Any:
         OPS.get(name.removesuffix("_out"))
         return super().__getattr__(name)

@@ -34,15 +34,18 @@ def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: 
 
 def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int | None = None,
                     kernelName: str | None = None, bpreshuffle: bool = False) -> Tensor:
-    """`aiter_like.gemm_a16w16` into `out`; `splitK` and `kernelName`, which choose among AITER's kernels, have no
-    meaning here.
+    """`aiter_like.gemm_a16w16` into `out`, with `bpreshuffle` on weights in the order of `shuffle_weight`, marked or
+    not; `splitK` and `kernelName`, which choose among AITER's kernels, have no meaning here.
 
     Raises:
-        UnsupportedError: the weights are shuffled.
+        ValueError: the weights are marked as shuffled and `bpreshuffle` is False.
     """
-    if bpreshuffle:
-        raise UnsupportedError("gemm_a16w16_asm: bpreshuffle must be False, shuffled 16-bit weights are not served, "
-                               "got True", "gemm_a16w16")
+    if bpreshuffle != bool(getattr(B, "is_shuffled", False)):
+        if not bpreshuffle:
+            raise ValueError("gemm_a16w16_asm: B must not be shuffled without bpreshuffle, got a result of "
+                             "shuffle_weight")
+        B = B.detach()  # another tensor of the same memory: the mark is this call's
+        B.is_shuffled = True
     return aiter_like.gemm_a16w16(A, B, bias, out=out)
 
 
@@ -54,8 +57,16 @@ def gemm_a8w8_CK(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias:
 
 def gemm_a8w8_ASM(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None,
                   dtype: torch.dtype = torch.bfloat16, check: bool = False) -> Tensor:
-    """`aiter_like.gemm_a8w8_bpreshuffle` with weights in the layout (32, 16) of `shuffle_weight`."""
-    return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check, layout=(32, 16))
+    """`aiter_like.gemm_a8w8_bpreshuffle` in the layout that `shuffle_weight` marked the weights with: AITER documents
+    (32, 16) and tests (16, 16).
+
+    Raises:
+        ValueError: the weights have lost the mark.
+    """
+    if getattr(WQ, "shuffle_layout", None) is None:
+        raise ValueError("gemm_a8w8_ASM: WQ must be as shuffle_weight returns it, whose attribute shuffle_layout tells "
+                         "the layout, got none; gemm_a8w8_bpreshuffle takes weights without it, and layout=")
+    return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, bias, dtype, check)
 
 
 def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype: torch.dtype = torch.bfloat16,

@@ -28,20 +28,24 @@ _REFUSALS = (UnsupportedError, TypeError, ValueError)
 _REASONS_PER_NAME = 8  # shapes differ call by call; later reasons are counted only
 _ABSENT = object()
 
+LEFT = object()
+"""What a function of ours returns, in place of a result, for a call that the engine's own serves as well or better."""
+
 # The names under which adapters take what has no name in an index: their `take("engine.name", …)` and rows of layers.
 NAMES = frozenset({
-    "attention", "diffusion_attention", "gated_mlp", "kv_cache", "rms_norm", "rotary", "RMSNorm", "GemmaRMSNorm",
-    "SiluAndMul", "SiluAndMulWithClamp", "GeluAndMul", "RotaryEmbedding", "Llama3RotaryEmbedding",
+    "attention", "diffusion_attention", "gated_mlp", "kv_cache", "linear", "rms_norm", "rotary", "RMSNorm",
+    "GemmaRMSNorm", "SiluAndMul", "SiluAndMulWithClamp", "GeluAndMul", "RotaryEmbedding", "Llama3RotaryEmbedding",
     "LinearScalingRotaryEmbedding", "NTKScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
     "DynamicNTKAlphaRotaryEmbedding", "YaRNScalingRotaryEmbedding"})
 
 
 @dataclass
 class Counts:
-    """Calls of a taken name: served here, and left to the original."""
+    """Calls of a taken name: served here, refused and so the original's, and left to the original as its choice."""
 
     served: int = 0
     fell_back: int = 0
+    left: int = 0
 
 
 _counts: dict[str, Counts] = {}
@@ -56,7 +60,8 @@ def take(name: str, ours: Callable, original: Callable | None, op: str | None = 
 
     Args:
         name: what logs, counters and AITER_LIKE_DISABLE call it, such as "aiter.rms_norm".
-        ours: raises UnsupportedError, TypeError or ValueError, before it writes anything, for what it does not take.
+        ours: raises UnsupportedError, TypeError or ValueError, before it writes anything, for what it does not take;
+            returns LEFT for what it could take and the original does as well.
         original: takes the same arguments; None where there is none, then a refusal is raised.
         op: another name for AITER_LIKE_DISABLE, beside the operators that the code of `ours` names.
         announce: log that it is taken; False where the caller does so for many names at once.
@@ -88,8 +93,12 @@ def take(name: str, ours: Callable, original: Callable | None, op: str | None = 
                 raise
         else:
             if not _is_tracing():
-                counts.served += 1
-            return result
+                if result is LEFT:
+                    counts.left += 1
+                else:
+                    counts.served += 1
+            if result is not LEFT:
+                return result
         return original(*args, **kwargs)
 
     return taken
@@ -103,7 +112,7 @@ def counters() -> dict[str, Counts]:
 def reset_counters() -> None:
     """Count from zero."""
     for counts in _counts.values():
-        counts.served = counts.fell_back = 0
+        counts.served = counts.fell_back = counts.left = 0
 
 
 def denied() -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Serves Hugging Face transformers models: `enable(model)`, or `install()` for all new ones; see TRANSFORMERS.md.
 
-Attention goes through transformers' own registries, under the name "aiter_like". Norms, gated activations and rotary
-embedding have a registry there only where the package `kernels` is installed; so layers get their forward function as
-that package would set it, one by one, and the rotary function is replaced in the modelling file.
+Attention goes through transformers' own registries, under the name "aiter_like". Norms, linear layers, gated
+activations and rotary embedding have a registry there only where the package `kernels` is installed; so layers get
+their forward function as that package would set it, one by one, and the rotary function is replaced in the modelling
+file.
 
 Importing this loads no models' code of transformers: when that is loaded, aiter_like_startup.py calls `install`, which
 must be there by then.
@@ -26,7 +27,7 @@ import torch
 import transformers
 from torch import nn
 
-from aiter_like.integrations import takeover, transformers_layers
+from aiter_like.integrations import linear, takeover, transformers_layers
 
 __all__ = ["NAME", "disable", "enable", "install", "register", "uninstall"]
 
@@ -36,7 +37,8 @@ NAME = "aiter_like"
 _ROTARY = "apply_rotary_pos_emb"
 _OWNER = "transformers"
 _ENGINES = {"vllm", "sglang"}  # in their processes the engine decides which parts of which model are whose
-_KINDS = {"transformers.rms_norm": "RMS norms", "transformers.gated_mlp": "gated activations"}
+_KINDS = {"transformers.rms_norm": "RMS norms", "transformers.gated_mlp": "gated activations",
+          "transformers.linear": "linear layers"}
 logger = logging.getLogger("aiter_like")
 
 
@@ -57,7 +59,6 @@ class _Enabled:
 
 _enabled: weakref.WeakKeyDictionary[nn.Module, _Enabled] = weakref.WeakKeyDictionary()
 _rotary_users: dict[str, weakref.WeakSet[nn.Module]] = {}  # modelling file whose rotary function is ours → for whom
-_forwards: weakref.WeakSet[Callable] = weakref.WeakSet()  # those that layers got
 _is_loading: ContextVar[bool] = ContextVar("aiter_like_transformers_is_loading", default=False)
 
 
@@ -128,7 +129,7 @@ def register(compute_dtype: torch.dtype | None = None) -> str:
 
 
 def enable(model: transformers.PreTrainedModel, compute_dtype: torch.dtype | None = None) -> None:
-    """Serve a model's attention, RMS norms, gated activations and rotary embedding by this package.
+    """Serve a model's attention, RMS norms, linear layers, gated activations and rotary embedding by this package.
 
     Calls that an operator does not take go to transformers' own code, with one log line per reason. Layers whose
     formula is another one stay as they are. The rotary function belongs to the model's source file: while one model
@@ -158,6 +159,7 @@ def _enable(model: transformers.PreTrainedModel, compute_dtype: torch.dtype | No
     """`enable`; with `keeps_choice` an attention other than transformers' default for the model stays."""
     for part in [model, *(part for part in model.modules() if part in _enabled)]:
         disable(part)
+    linear.announce(_OWNER)
     record, taken = _Enabled(), Counter(dict.fromkeys(["attention", *_KINDS.values()], 0))
     _enabled[model] = record
     chosen = _chosen_attention(model) if keeps_choice else ""
@@ -220,7 +222,7 @@ def _chosen_attention(model: transformers.PreTrainedModel) -> str:
 def _copied(model: nn.Module) -> _Enabled:
     """What is ours in a model of which no record is: a copy of an enabled one. It gets its default attention."""
     layers = [module for module in model.modules()
-              if getattr(module.__dict__.get("forward"), "__func__", None) in _forwards]
+              if getattr(module.__dict__.get("forward"), "__func__", None) in transformers_layers.forwards]
     attention = [(part.config, part.get_correct_attn_implementation(None, is_init_check=True))
                  for part in model.modules() if isinstance(part, transformers.PreTrainedModel)
                  and str(part.config._attn_implementation_internal).startswith(NAME)]
@@ -246,13 +248,14 @@ def _forward_of(module: nn.Module) -> tuple[str, Callable] | None:
     """
     original = type(module).forward
     for name, op, find in (("transformers.rms_norm", "rms_norm", transformers_layers.norm_forward),
-                           ("transformers.gated_mlp", "act_and_mul", transformers_layers.mlp_forward)):
+                           ("transformers.gated_mlp", "act_and_mul", transformers_layers.mlp_forward),
+                           ("transformers.linear", linear.OP, transformers_layers.linear_forward)):
         ours = find(module)
         if ours is not None:
             taken = takeover.take(name, ours, original, op, announce=False)
             if taken is original:
                 return None
-            _forwards.add(taken)
+            transformers_layers.forwards.add(taken)
             return name, taken
     return None
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Norms, gated activations and rotary embedding of transformers models: which formula a layer has, and ours for it.
+"""Norms, linear layers, gated activations and rotary embedding of transformers models: which formula a layer has, and
+ours for it.
 
 Read by transformers.py. A layer is recognised by what its own code computes on a few random numbers, not by its name:
 formulas differ between models in places where only the rounding shows.
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import linear
+from aiter_like.integrations.takeover import LEFT
 from aiter_like.ops.activation.act_and_mul import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from aiter_like.ops.norm.rms_norm import RmsNormCall, rms_norm, rms_norm_ref, rmsnorm
 from aiter_like.ops.rope.rope import rope_cached_2c_fwd
@@ -23,6 +26,9 @@ from aiter_like.ops.rope.rope import rope_cached_2c_fwd
 _PROBE_ROWS = 7
 _ACTIVATIONS = {silu_and_mul: silu, gelu_tanh_and_mul: lambda x: gelu(x, approximate="tanh"), gelu_and_mul: gelu}
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+forwards: weakref.WeakSet[Callable] = weakref.WeakSet()
+"""The functions of ours that transformers.py has put into layers."""
 
 
 def norm_forward(module: nn.Module) -> Callable | None:
@@ -88,6 +94,17 @@ def _bare(module: nn.Module) -> nn.Module:
     return bare
 
 
+def linear_forward(module: nn.Module) -> Callable | None:
+    """A forward function (module, input) for a linear layer; None where `module` is another, or no kernel is for it."""
+    return _linear if type(module) is nn.Linear and linear.is_for(module.weight.device) else None
+
+
+def _linear(module: nn.Module, input: Tensor) -> Tensor | object:
+    if torch.is_autocast_enabled(input.device.type):
+        return LEFT
+    return linear.product(input, module.weight, module.bias, "transformers")
+
+
 def mlp_forward(module: nn.Module) -> Callable | None:
     """A forward function (module, x) for down(act(gate(x)) · up(x)); None where `module` computes something else."""
     projections = [module._modules.get(name) for name in _PROJECTIONS]
@@ -112,12 +129,11 @@ def mlp_forward(module: nn.Module) -> Callable | None:
         rows, width = x.reshape(-1, x.shape[-1]), gate.out_features
         both = torch.empty(rows.shape[0], 2 * width, dtype=x.dtype, device=x.device)
         for projection, weight, half in zip((gate, up), weights, both.chunk(2, 1)):
-            if projection._forward_hooks or projection._forward_pre_hooks or "forward" in projection.__dict__:
+            forward = projection.__dict__.get("forward")
+            is_stock = forward is None or getattr(forward, "__func__", None) in forwards
+            if projection._forward_hooks or projection._forward_pre_hooks or not is_stock:
                 raise UnsupportedError("gated activation: a projection has hooks")
-            if projection.bias is None:
-                torch.mm(rows, weight.t(), out=half)
-            else:
-                torch.addmm(projection.bias, rows, weight.t(), out=half)
+            linear.write(half, rows, weight, projection.bias)
         out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
         activate(out, both.view(*x.shape[:-1], 2 * width))
         return down(out)

@@ -2,7 +2,7 @@
 // What a workgroup of batched_gemm does: it finds its matrix of the batch; operands through LDS, then scales and bias.
 #pragma once
 
-#include "gemm_body.h"
+#include "gemm_pipeline.h"
 
 namespace aiter_like {
 
@@ -26,9 +26,8 @@ template <class Config>
 struct Body {
   using Shape = gemm::Shape<Config>;
   using Args = BatchedGemmArgs<Config>;
-  using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
-  using Right = ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>;
-  using Memory = gemm::Memory<Shape, Left, Right>;
+  using Loop = MainLoop<Shape, 0>;
+  using Memory = typename Loop::Memory;
 
   __device__ static ScaleAndBias<Config> finish_of(const Args& args, int64_t matrix) {
     return {args.a_scale.at(matrix), args.b_scale.at(matrix), args.bias.at(matrix)};
@@ -42,10 +41,7 @@ struct Body {
     const int64_t matrix = index / tiles;
     const WavePlace<Shape> wave(args.order.place(index % tiles));
     const Span span = span_of(args.a.sizes[2], workgroup.z, args.split_depth);
-    Left left(args.a.template select<0>(matrix), wave.first_row, wave.tile_row, wave.depth, span.end);
-    Right right(args.b.template select<0>(matrix), wave.first_column, wave.tile_column, wave.depth, span.end);
-    AddProducts accumulate;
-    auto sums = gemm::multiply<Shape>(left, right, accumulate, span, lds);
+    auto sums = Loop::multiply(args.a.template select<0>(matrix), args.b.template select<0>(matrix), wave, span, lds);
     store_sums<Shape>(sums, wave, workgroup.z, args.out.template select<0>(matrix),
                       args.partials.template of_matrix<Shape::kSplits>(matrix), finish_of(args, matrix), lds.sums);
   }

@@ -11,7 +11,8 @@
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(BLOCK_M) || !defined(BLOCK_N) || \
     !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(HAS_BIAS) || !defined(HAS_RESIDUAL) ||    \
-    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS)
+    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS) ||                 \
+    !defined(IS_SHUFFLED)
 #error "gemm_a16w16.hip: the macros that ops/gemm/gemm_a16w16.py gives are missing"
 #endif
 
@@ -26,6 +27,7 @@ struct Config {
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr int kWavesM = WAVES_M, kWavesN = WAVES_N, kWavesK = WAVES_K;
   static constexpr int kSplits = SPLITS;
+  static constexpr bool kIsShuffled = IS_SHUFFLED;
   static constexpr bool kHasBias = HAS_BIAS, kHasResidual = HAS_RESIDUAL, kHasActivation = HAS_ACTIVATION;
   static constexpr Activation kActivation = Activation::ACTIVATION;
 };
@@ -54,7 +56,7 @@ using ffi::check_value;
 using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
 void gemm_a16w16_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalTensor bias, OptionalTensor residual,
-                    ffi::String) {
+                    ffi::String, bool is_shuffled) {
   constexpr const char* kOp = "gemm_a16w16";
   Args args{};
   args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
@@ -64,6 +66,10 @@ void gemm_a16w16_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalTenso
   check_value(args.a.sizes[0] == m && args.b.sizes[0] == n && args.b.sizes[1] == k,
               "gemm_a16w16: a must be [m, k], b [n, k], out [m, n]");
   check_value(k % Shape::kRun == 0 && n % 4 == 0, "gemm_a16w16: k must be a multiple of 8, n of 4");
+  check_value(is_shuffled == Config::kIsShuffled, "gemm_a16w16: this module was built for another order of b");
+  if constexpr (Config::kIsShuffled)
+    check_value(n % 16 == 0 && k % 32 == 0 && (n <= 1 || args.b.strides[0] == k),
+                "gemm_a16w16: shuffled, b must be contiguous, of rows a multiple of 16 and columns of 32");
   check_value(bias.has_value() == Config::kHasBias && residual.has_value() == Config::kHasResidual,
               "gemm_a16w16: this module was built with or without bias and residual, the call is the other");
   if (bias.has_value()) args.bias = gemm::vector_of<Config::BiasElement>(bias.value(), n, kOp, "bias");

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../activation/activation.h"
-#include "gemm_body.h"
+#include "gemm_pipeline.h"
 
 namespace aiter_like {
 
@@ -22,17 +22,16 @@ namespace gemm_a16w16 {
 
 using namespace gemm;
 
-/// A Config has also OutElement (of out and residual), BiasElement, kHasBias, kHasResidual, kHasActivation and
-/// kActivation.
+/// A Config has also OutElement (of out and residual), BiasElement, kIsShuffled (b), kHasBias, kHasResidual,
+/// kHasActivation and kActivation.
 template <class Config>
 struct Body {
   using Shape = gemm::Shape<Config>;
   using Element = typename Config::Element;
   using OutElement = typename Config::OutElement;
   using Args = GemmA16w16Args<Element, OutElement, typename Config::BiasElement>;
-  using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
-  using Right = ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>;
-  using Memory = gemm::Memory<Shape, Left, Right>;
+  using Loop = MainLoop<Shape, Config::kIsShuffled ? 16 : 0>;
+  using Memory = typename Loop::Memory;
 
   /// From an element of a · bᵀ to the one of out, before it is rounded.
   struct Finish {
@@ -50,10 +49,7 @@ struct Body {
                                                                  Memory& lds) {
     const WavePlace<Shape> wave(args.order.at(workgroup.x));
     const Span span = span_of(args.a.sizes[1], workgroup.z, args.split_depth);
-    Left left(args.a, wave.first_row, wave.tile_row, wave.depth, span.end);
-    Right right(args.b, wave.first_column, wave.tile_column, wave.depth, span.end);
-    AddProducts accumulate;
-    auto sums = gemm::multiply<Shape>(left, right, accumulate, span, lds);
+    auto sums = Loop::multiply(args.a, args.b, wave, span, lds);
     store_sums<Shape>(sums, wave, workgroup.z, args.out, args.partials, Finish{args}, lds.sums);
   }
 

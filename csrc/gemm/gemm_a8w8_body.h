@@ -2,7 +2,7 @@
 // What a workgroup of gemm_a8w8 does: sums of fp8 in fp32 or of int8 in int32, then scales and bias.
 #pragma once
 
-#include "gemm_body.h"
+#include "gemm_pipeline.h"
 
 namespace aiter_like {
 
@@ -37,11 +37,8 @@ struct Body {
   using Sum = typename Config::Sum;
   using OutElement = typename Config::OutElement;
   using Args = GemmA8w8Args<Element, Sum, OutElement, typename Config::BiasElement>;
-  using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
-  static constexpr bool kIsShuffled = Config::kBand > 0;
-  using Right = std::conditional_t<kIsShuffled, Preshuffled<Shape, Shape::kWaveN, kIsShuffled ? Config::kBand : 16>,
-                                   ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>>;
-  using Memory = gemm::Memory<Shape, Left, Right>;
+  using Loop = MainLoop<Shape, Config::kBand>;
+  using Memory = typename Loop::Memory;
 
   /// From an element of a · bᵀ to the one of out, before it is rounded.
   struct Finish {
@@ -58,16 +55,8 @@ struct Body {
                                                                  Memory& lds) {
     const WavePlace<Shape> wave(args.order.at(workgroup.x));
     const Span span = span_of(args.a.sizes[1], workgroup.z, args.split_depth);
-    Left left(args.a, wave.first_row, wave.tile_row, wave.depth, span.end);
-    AddProducts accumulate;
-    const auto run = [&](Right right) {
-      auto sums = gemm::multiply<Shape>(left, right, accumulate, span, lds);
-      store_sums<Shape>(sums, wave, workgroup.z, args.out, args.partials, Finish{args}, lds.sums);
-    };
-    if constexpr (kIsShuffled)
-      run(Right(args.b, wave.column(), wave.depth, span.end));
-    else
-      run(Right(args.b, wave.first_column, wave.tile_column, wave.depth, span.end));
+    auto sums = Loop::multiply(args.a, args.b, wave, span, lds);
+    store_sums<Shape>(sums, wave, workgroup.z, args.out, args.partials, Finish{args}, lds.sums);
   }
 
   /// What workgroup `workgroup` of the second kernel does.

@@ -15,7 +15,9 @@
 
 #include "aiter_like/dtype.h"
 #include "aiter_like/gpu.h"
-#include "aiter_like/tile/map.h"
+#include "aiter_like/tile/convert.h"
+#include "aiter_like/tile/fence.h"
+#include "aiter_like/tile/global.h"
 #include "aiter_like/tile/mma.h"
 #include "aiter_like/tile/order.h"
 #include "aiter_like/tile/staging.h"
@@ -23,6 +25,14 @@
 namespace aiter_like::gemm {
 
 using namespace tile;
+
+/// The sums of WAVES waves, COUNT pieces of each lane: no room in LDS where no waves share a part.
+template <class Piece, int WAVES, int COUNT>
+struct SharedPart {
+  Piece pieces[WAVES][COUNT][kWaveSize];
+};
+template <class Piece, int COUNT>
+struct SharedPart<Piece, 0, COUNT> {};
 
 /// A configuration, and the tiles that follow from it. A Config has
 ///   Element, Sum                       what is multiplied: bf16, f16, fp8, int8_t; what is added up: float, int32_t
@@ -43,10 +53,11 @@ struct Shape : Config {
 
   using Sums = RegTile<Sum, kWaveN, kWaveM, Product<>>;
 
-  /// The sums of the waves that share a part with its first one, in LDS.
-  struct WaveSums {
-    typename Sums::Piece pieces[Config::kWavesK > 1 ? (Config::kWavesK - 1) * kParts : 1][Sums::kStrips * Sums::kPieces]
-                               [kWaveSize];
+  /// What sums need in LDS: a strip of each part on its way to memory, and those of the waves that share a part with
+  /// its first one.
+  static constexpr int kStripRows = kWaveM < 32 ? kWaveM : 32;
+  struct WaveSums : SharedPart<typename Sums::Piece, (Config::kWavesK - 1) * kParts, Sums::kStrips * Sums::kPieces> {
+    LdsTile<Sum, kStripRows, kWaveN, SwizzledByRow> strips[kParts];
   };
 };
 
@@ -235,6 +246,8 @@ __device__ void add_waves(typename Shape::Sums& sums, const WavePlace<Shape>& wa
     each([&](int s, int p) { sums.pieces[s][p] += piece(depth, s, p); });
 }
 
+constexpr int kSumThreads = 256, kSumColumns = 4;  // neighbours in a row of out that one lane has
+
 /// Where the sums of a split go: [splits, rows, columns], columns a multiple of 4; of a batch, one after another.
 template <class Sum>
 struct Partials {
@@ -251,47 +264,89 @@ struct Partials {
   }
 };
 
-/// Writes the sums of a wave, whose first element is (row, column) of out, as they are.
-template <class Sums, class Sum>
-__device__ void store_partials(const Partials<Sum>& partials, const Sums& sums, int64_t split, int64_t row,
-                               int64_t column) {
+/// Where a lane's runs of kSumColumns neighbours in a row of out are, in a part of COLUMNS columns: neighbouring lanes
+/// have neighbouring runs, so that they write whole lines of memory.
+template <int COLUMNS>
+struct RunPlace {
+  static constexpr int kRuns = COLUMNS / kSumColumns, kRowsAtOnce = kWaveSize / kRuns;  // of all lanes
+  static_assert(kWaveSize % kRuns == 0, "whole rows");
+  int row = lane_index() / kRuns, column = lane_index() % kRuns * kSumColumns;
+};
+
+/// use(row, sums) for the runs of this lane, of which `row` is that of the wave's first lane; strip by strip through
+/// `strip` in LDS.
+template <class Sums, class Strip, class Use>
+__device__ void each_run(const Sums& sums, Strip& strip, Use use) {
+  using Layout = typename Sums::Layout;
+  using Run = Vec<typename Sums::Element, kSumColumns>;
+  static_assert(Layout::kSpan == kSumColumns && Sums::kPieceElements % kSumColumns == 0, "whole runs");
+  using Place = RunPlace<Sums::kRows>;
+  static_assert(Layout::kWidth % Place::kRowsAtOnce == 0, "whole rows");
+  const Place place;
 #pragma unroll
   for (int s = 0; s < Sums::kStrips; ++s) {
-    const int64_t m = row + Sums::Layout::owned(s);
-    if (m >= partials.rows) continue;
 #pragma unroll
-    for (int p = 0; p < Sums::kPieces; ++p) {
-      const int64_t n = column + Sums::Layout::depth(p * Sums::kPieceElements);
-      const auto& piece = sums.pieces[s][p];
-      if (n < partials.columns) __builtin_memcpy(partials.at(split, m, n), &piece, sizeof(piece));
+    for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
+      Run run;
+#pragma unroll
+      for (int i = 0; i < kSumColumns; ++i)
+        run[i] = sums.pieces[s][e / Sums::kPieceElements][e % Sums::kPieceElements + i];
+      strip.template at<Run>(Layout::owner(), Layout::depth(e) * static_cast<int>(sizeof(run[0]))) = run;
     }
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // A wave's accesses to LDS stay in order.
+#pragma unroll
+    for (int row = 0; row < Layout::kWidth; row += Place::kRowsAtOnce) {
+      // The same sum, of which the compiler sees what the swizzle makes of it: few addresses and constants.
+      const int near = (place.row | row % 8) + row / 8 * 8;
+      const Run& stored = strip.template at<Run>(near, place.column * static_cast<int>(sizeof(Run) / kSumColumns));
+      Run run;
+#pragma unroll
+      for (int i = 0; i < kSumColumns; ++i) run[i] = stored[i];  // A copy to memory as a whole would be less aligned.
+      use(s * Layout::kWidth + row, run);
+    }
+    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
+    keep_order();  // One strip at a time: more would need more registers.
   }
 }
 
 /// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
 /// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
-/// `out` is a matrix view, or has `sizes` and window() as one has.
-template <class Shape, class Out, class Finish>
-__device__ void store_sums(typename Shape::Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
+/// `out` is a matrix view, or has `sizes` and window() as one has. What stands over an edge is finished as its
+/// neighbour inside is, and not written: no branch keeps the loads of a finish apart.
+template <class Shape, class Sums, class Out, class Finish>
+__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
                            const Partials<typename Shape::Sum>& partials, Finish finish,
                            typename Shape::WaveSums& lds) {
+  workgroup_barrier();  // All waves have read their operands.
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
     if (wave.depth > 0) return;
   }
-  const int64_t row = wave.row(), column = wave.column();
+  auto& strip = lds.strips[wave.part];
+  const RunPlace<Shape::kWaveN> place;
+  const int64_t row = wave.row() + place.row, column = wave.column() + place.column;
   if constexpr (Shape::kSplits > 1) {
-    store_partials(partials, sums, split, row, column);
-  } else {
-    const auto finished = mapped<float>(sums, [&](typename Shape::Sum x, int n, int m) {
-      return row + m < out.sizes[0] && column + n < out.sizes[1] ? finish(x, row + m, column + n) : 0.f;
+    each_run(sums, strip, [&](int m, const auto& run) {
+      if (row + m < partials.rows && column < partials.columns)
+        __builtin_memcpy(partials.at(split, row + m, column), &run, sizeof(run));
     });
-    store_transposed<Rounding::kNearestEven>(out.template window<Shape::kWaveM, Shape::kWaveN>(row, column), finished,
-                                             0);
+  } else {
+    const auto window = out.template window<Shape::kWaveM, Shape::kWaveN>(wave.row(), wave.column());
+    using Element = std::remove_pointer_t<decltype(window.data)>;
+    if (window.rows <= 0 || window.columns <= 0) return;
+    const BufferDescriptor buffer = window.descriptor();
+    const uint32_t offset = window.offset(place.row, place.column);
+    const int64_t near_column = column < out.sizes[1] ? column : out.sizes[1] - kSumColumns;
+    each_run(sums, strip, [&](int m, const auto& run) {
+      const int64_t near_row = row + m < out.sizes[0] ? row + m : out.sizes[0] - 1;
+      float values[kSumColumns];
+#pragma unroll
+      for (int i = 0; i < kSumColumns; ++i) values[i] = finish(run[i], near_row, near_column + i);
+      store_words(buffer, window.has_row(place.row + m) ? offset + m * window.row_bytes : kOutOfRange,
+                  rounded<Element>(values));
+    });
   }
 }
-
-constexpr int kSumThreads = 256, kSumColumns = 4;  // of a work-item
 
 /// Adds the partial sums of kSumColumns elements up, in the order of the splits, and finishes them.
 template <int kSplits, class Sum, class Out, class Finish>
@@ -308,10 +363,11 @@ __device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out
 #pragma unroll
     for (int i = 0; i < kSumColumns; ++i) sum[i] += part[i];
   }
-  Vec<Out, kSumColumns> values;
+  float values[kSumColumns];
 #pragma unroll
-  for (int i = 0; i < kSumColumns; ++i) values[i] = from_float<Out>(finish(sum[i], row, column + i));
-  __builtin_memcpy(out.data + row * out.strides[0] + column, &values, sizeof(values));
+  for (int i = 0; i < kSumColumns; ++i) values[i] = finish(sum[i], row, column + i);
+  const auto result = rounded<Out>(values);
+  __builtin_memcpy(out.data + row * out.strides[0] + column, &result, sizeof(result));
 }
 
 /// A vector for each matrix of a batch, or group.

@@ -3,9 +3,9 @@
 // sums in fp32, composed from the tile library. One build per elements, tile, and what happens to a sum;
 // gemm_weight_only_body.h and gemm_body.h have its steps.
 //
-// Packed weights travel in registers while a step is multiplied and become 16-bit numbers on their way to LDS. Where
-// out has too few tiles for 304 CUs the depth is split between workgroups, whose sums a second kernel adds up in a fixed
-// order, so that equal calls give equal results.
+// Packed weights travel in registers while a step is multiplied and become 16-bit numbers on their way to LDS; for few
+// rows they go straight from there to the matrix unit. Where out has too few tiles for 304 CUs the depth is split
+// between workgroups; a second kernel adds their sums up in a fixed order, so that equal calls give equal results.
 // Bound: MFMA, 2 m n k flop at 1307 TFLOP/s; for few rows memory, n k bytes (of 4-bit weights half) at 5.3 TB/s.
 #include "gemm_host.h"
 #include "gemm_weight_only_body.h"

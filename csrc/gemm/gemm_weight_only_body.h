@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What a workgroup of gemm_weight_only does: the weights are made 16-bit numbers on their way to LDS, as the integers
-// that they are; the products of a group of them are scaled when they are added to the sums.
+// What a workgroup of gemm_weight_only does: the weights are made 16-bit numbers, as the integers that they are, on
+// their way to LDS or, where no other wave needs them, from registers to registers; the products of a group of them are
+// scaled when they are added to the sums.
 //
 // A wave's step of 64 × 64 weights and as many activations is 64 MFMA. Per lane, 32 weights (16 of each wave of a tile
 // of 128 × 128) become floats and pairs of them one dword: about 2 instructions a weight, 1 per MFMA; scaling the
@@ -60,8 +61,42 @@ class GroupEntries {
   uint32_t groups_;
 };
 
-/// Weights [rows, depth] of Shape::kBits that go through LDS as Shape::Element: integers (of 4 bits: times 16), less
-/// their zero points. BLOCK rows from `first_row` on, of which a wave has ROWS from `wave_row` on. What travels in
+/// Weights as 16-bit numbers. One of 4 bits, taken as the upper half of a byte, is kTimes itself.
+template <class Shape>
+struct Numbers {
+  using Element = typename Shape::Element;
+  static constexpr int kTimes = Shape::kBits == 4 ? 16 : 1;
+
+  /// The `index`-th eight of the weights in `words`, less a zero point that is taken kTimes too.
+  template <class Words>
+  __device__ static Chunk eight(const Words& words, int index, float zero) {
+    Chunk result;
+    if constexpr (Shape::kBits == 4) {
+      const uint32_t upper = words[index] & 0xF0F0F0F0u, lower = words[index] << 4 & 0xF0F0F0F0u;
+#pragma unroll
+      for (int b = 0; b < 4; ++b) result[b] = pair(number(lower, b), number(upper, b), zero);
+    } else {
+#pragma unroll
+      for (int b = 0; b < 4; ++b) {
+        const uint32_t word = words[2 * index + b / 2];
+        result[b] = pair(number(word, b % 2 * 2), number(word, b % 2 * 2 + 1), zero);
+      }
+    }
+    return result;
+  }
+
+ private:
+  /// Byte `b` with its sign: by SDWA one instruction with both compilers, which a shift and a cast are not.
+  __device__ static float number(uint32_t bytes, int b) {
+    return static_cast<float>(static_cast<int32_t>(__builtin_amdgcn_sbfe(bytes, 8 * b, 8)));
+  }
+  __device__ static uint32_t pair(float low, float high, float zero) {
+    if constexpr (Shape::kHasZeroPoints) low -= zero, high -= zero;
+    return Pack<Element, Rounding::kTowardZero>::pack(low, high);  // exact
+  }
+};
+
+/// Weights [rows, depth] of Shape::kBits that go through LDS as Numbers, less their zero points. BLOCK rows from `first_row` on, of which a wave has ROWS from `wave_row` on. What travels in
 /// registers while a step is multiplied is as it stands in memory.
 template <class Shape, int BLOCK, int ROWS>
 class Dequantised {
@@ -69,9 +104,6 @@ class Dequantised {
   using Element = typename Shape::Element;
   using Memory = LdsTile<Element, BLOCK, Shape::kDepth, SwizzledByRow>;
   using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
-
-  /// A weight of 4 bits, taken as the upper half of a byte, is this many times itself.
-  static constexpr int kTimes = Shape::kBits == 4 ? 16 : 1;
 
   __device__ Dequantised(const MatrixView<const int8_t>& matrix, const MatrixView<const int8_t>& zero_points,
                          int64_t first_row, int wave_row, int wave_depth, int64_t end)
@@ -99,11 +131,11 @@ class Dequantised {
   __device__ void publish(Memory& lds) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float zero = Shape::kHasZeroPoints ? static_cast<float>(kTimes * zeros_[i]) : 0.f;
+      const float zero = Shape::kHasZeroPoints ? static_cast<float>(Numbers<Shape>::kTimes * zeros_[i]) : 0.f;
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const int byte = (piece(i) * kPieceWeights + c * kRun) * static_cast<int>(sizeof(Element));
-        lds.template at<Chunk>(row(i), byte) = chunk(i, c, zero);
+        lds.template at<Chunk>(row(i), byte) = Numbers<Shape>::eight(words_[i], c, zero);
       }
     }
   }
@@ -127,37 +159,148 @@ class Dequantised {
   __device__ static int row(int i) { return index(i) / kNeighbours % BLOCK; }
   __device__ static int piece(int i) { return index(i) / (kNeighbours * BLOCK) * kNeighbours + index(i) % kNeighbours; }
 
-  /// Byte `b` with its sign: by SDWA one instruction with both compilers, which a shift and a cast are not.
-  __device__ static float number(uint32_t bytes, int b) {
-    return static_cast<float>(static_cast<int32_t>(__builtin_amdgcn_sbfe(bytes, 8 * b, 8)));
-  }
-  __device__ static uint32_t pair(float low, float high, float zero) {
-    if constexpr (Shape::kHasZeroPoints) low -= zero, high -= zero;
-    return Pack<Element, Rounding::kTowardZero>::pack(low, high);  // exact
-  }
-  /// kRun weights of piece `i`.
-  __device__ Chunk chunk(int i, int c, float zero) const {
-    Chunk result;
-    if constexpr (Shape::kBits == 4) {
-      const uint32_t upper = words_[i][c] & 0xF0F0F0F0u, lower = words_[i][c] << 4 & 0xF0F0F0F0u;
-#pragma unroll
-      for (int b = 0; b < 4; ++b) result[b] = pair(number(lower, b), number(upper, b), zero);
-    } else {
-#pragma unroll
-      for (int b = 0; b < 4; ++b) {
-        const uint32_t word = words_[i][2 * c + b / 2];
-        result[b] = pair(number(word, b % 2 * 2), number(word, b % 2 * 2 + 1), zero);
-      }
-    }
-    return result;
-  }
-
   MatrixView<const int8_t> matrix_;
   GroupEntries<int8_t> zero_points_;
   int64_t first_row_;
   int wave_row_, wave_depth_;
   Words words_[kCount];
   int8_t zeros_[kCount];
+};
+
+/// A shape for few rows, whose weights each one wave alone takes: with no LDS for them a step is twice as deep, so that
+/// more is under way.
+template <class Config>
+struct FewRowsShape : gemm::Shape<Config> {
+  using Base = gemm::Shape<Config>;
+  static constexpr int kSlices = 4, kWaveDepth = kSlices * Base::kSlice, kDepth = kWaveDepth * Config::kWavesK;
+
+  /// A lane's weights of a group lie side by side, so that it loads them at once: the four groups of lanes share the
+  /// depth of a group of weights, instead of that of a slice.
+  static constexpr int kBlock =
+      Config::kGroupSize > 0 && Config::kGroupSize < kWaveDepth ? Config::kGroupSize : kWaveDepth;
+  static constexpr int kBlocks = kWaveDepth / kBlock, kBlockSlices = kBlock / Base::kSlice, kLaneWeights = kBlock / 4;
+
+  /// Of a wave's depth, what this lane has first in slice `s`.
+  __device__ static int depth(int s) {
+    return s / kBlockSlices * kBlock + lane_index() / 16 * kLaneWeights + s % kBlockSlices * Base::kRun;
+  }
+};
+
+/// Activations for weights in that order, through LDS.
+template <class Shape, int BLOCK, int ROWS>
+class RowsInBlocks : public ThroughLds<Shape, BLOCK, ROWS> {
+  using Base = ThroughLds<Shape, BLOCK, ROWS>;
+
+ public:
+  using typename Base::Memory, typename Base::Slice;
+  __device__ RowsInBlocks(const MatrixView<const typename Shape::Element>& matrix, int64_t first_row, int wave_row,
+                          int wave_depth, int64_t end)
+      : Base(matrix, first_row, wave_row, wave_depth, end),
+        wave_row_(wave_row),
+        wave_depth_(wave_depth * Shape::kWaveDepth) {}
+
+  __device__ Slice slice(const Memory& lds, int s) const {
+    Slice slice;
+#pragma unroll
+    for (int strip = 0; strip < Slice::kStrips; ++strip) {
+      const int byte = (wave_depth_ + Shape::depth(s)) * static_cast<int>(sizeof(typename Shape::Element));
+      const Chunk chunk = lds.template at<Chunk>(wave_row_ + Slice::Layout::owned(strip), byte);
+      slice.pieces[strip][0] = chunk.lo;
+      slice.pieces[strip][1] = chunk.hi;
+    }
+    return slice;
+  }
+
+ private:
+  int wave_row_, wave_depth_;
+};
+
+/// Weights [rows, depth] that go straight to registers, ROWS of them from `first_row` on for one wave, and become
+/// Numbers, less their zero points, when they are multiplied.
+template <class Shape, int ROWS>
+class Straight {
+ public:
+  using Element = typename Shape::Element;
+  struct Memory {};
+  using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
+
+  __device__ Straight(const MatrixView<const int8_t>& matrix, const MatrixView<const int8_t>& zero_points,
+                      int64_t first_row, int wave_depth, int64_t end)
+      : matrix_{matrix.data, {matrix.sizes[0], end * Shape::kBits / 8}, {matrix.strides[0], 1}},
+        zero_points_(zero_points, first_row, ROWS),
+        first_row_(first_row),
+        wave_depth_(wave_depth * Shape::kWaveDepth) {}
+
+  __device__ void fetch(int64_t k) {
+    const int64_t first = k + wave_depth_;
+    const TileWindow<const int8_t, ROWS, kBytes> window(matrix_, first_row_, first * Shape::kBits / 8);
+    const BufferDescriptor buffer = window.descriptor();
+#pragma unroll
+    for (int strip = 0; strip < Slice::kStrips; ++strip) {
+      const int row = Slice::Layout::owned(strip);
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        const int block = p / kBlockPieces, byte = Shape::depth(block * Shape::kBlockSlices) * Shape::kBits / 8;
+        load_words(buffer, window.offset(row, byte + p % kBlockPieces * kPieceWords * 4), next_[strip], p);
+      }
+#pragma unroll
+      for (int b = 0; b < Shape::kBlocks; ++b) {
+        if constexpr (Shape::kHasZeroPoints)
+          next_zeros_[strip][b] =
+              zero_points_.load(row, Shape::kGroupSize ? (first + b * Shape::kBlock) / kGroup : 0);
+      }
+    }
+  }
+  __device__ void publish(Memory&) {
+#pragma unroll
+    for (int strip = 0; strip < Slice::kStrips; ++strip) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) words_[strip][w] = next_[strip][w];
+#pragma unroll
+      for (int b = 0; b < Shape::kBlocks; ++b) {
+        if constexpr (Shape::kHasZeroPoints) zeros_[strip][b] = next_zeros_[strip][b];
+      }
+    }
+  }
+  __device__ Slice slice(const Memory&, int s) const {
+    Slice slice;
+#pragma unroll
+    for (int strip = 0; strip < Slice::kStrips; ++strip) {
+      float zero = 0;
+      if constexpr (Shape::kHasZeroPoints)
+        zero = static_cast<float>(Numbers<Shape>::kTimes * zeros_[strip][s / Shape::kBlockSlices]);
+      const Chunk chunk = Numbers<Shape>::eight(words_[strip], s, zero);
+      slice.pieces[strip][0] = chunk.lo;
+      slice.pieces[strip][1] = chunk.hi;
+    }
+    return slice;
+  }
+
+ private:
+  static constexpr int kGroup = Shape::kGroupSize ? Shape::kGroupSize : 1;
+  static constexpr int kBytes = Shape::kWaveDepth * Shape::kBits / 8, kWords = kBytes / 4 / 4;  // of a row; of a lane
+  static constexpr int kBlockWords = kWords / Shape::kBlocks, kPieceWords = kBlockWords < 4 ? kBlockWords : 4;
+  static constexpr int kBlockPieces = kBlockWords / kPieceWords, kPieces = kWords / kPieceWords;
+
+  __device__ static void load_words(BufferDescriptor buffer, uint32_t offset, uint32_t (&words)[kWords], int piece) {
+    if constexpr (kPieceWords == 4) {
+      const Chunk found = load_chunk(buffer, offset);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) words[piece * 4 + w] = found[w];
+    } else if constexpr (kPieceWords == 2) {
+      const auto found = __builtin_amdgcn_raw_buffer_load_b64(buffer, offset, 0, 0);
+      words[piece * 2] = found[0], words[piece * 2 + 1] = found[1];
+    } else {
+      words[piece] = __builtin_amdgcn_raw_buffer_load_b32(buffer, offset, 0, 0);
+    }
+  }
+
+  MatrixView<const int8_t> matrix_;
+  GroupEntries<int8_t> zero_points_;
+  int64_t first_row_;
+  int wave_depth_;
+  uint32_t words_[Slice::kStrips][kWords], next_[Slice::kStrips][kWords];
+  int8_t zeros_[Slice::kStrips][Shape::kBlocks], next_zeros_[Slice::kStrips][Shape::kBlocks];
 };
 
 /// Adds the products of each group of a step times its scale. Of the scales a lane needs those of the rows of the sums
@@ -191,7 +334,7 @@ class AddScaledGroups {
   }
 
  private:
-  static constexpr int kTimes = Shape::kBits == 4 ? 16 : 1, kRowLanes = 16;
+  static constexpr int kTimes = Numbers<Shape>::kTimes, kRowLanes = 16;
   static constexpr int kGroupDepth = Shape::kGroupSize < Shape::kWaveDepth ? Shape::kGroupSize : Shape::kWaveDepth;
   static constexpr int kGroups = Shape::kWaveDepth / kGroupDepth, kGroupSlices = Shape::kSlices / kGroups;
   static_assert(kGroupDepth % Shape::kSlice == 0, "groups of whole slices");
@@ -218,30 +361,43 @@ class AddScaledGroups {
   ScaleElement next_[kGroups];
 };
 
+template <class Shape, bool kHasFewRows>
+struct Operands {
+  using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
+  using Right = Dequantised<Shape, Shape::kBlockN, Shape::kWaveN>;
+};
+template <class Shape>
+struct Operands<Shape, true> {
+  using Left = RowsInBlocks<Shape, Shape::kBlockM, Shape::kWaveM>;
+  using Right = Straight<Shape, Shape::kWaveN>;
+};
+
 /// A Config has also OutElement (of out and residual), BiasElement, ScaleElement, kBits, kGroupSize (0: a scale per
 /// row), kHasZeroPoints, kHasBias, kHasResidual, kHasActivation and kActivation.
 template <class Config>
 struct Body {
-  using Shape = gemm::Shape<Config>;
+  static constexpr bool kHasFewRows = Config::kWavesM == 1;  // each of the weights is then one wave's alone
+  using Shape = std::conditional_t<kHasFewRows, FewRowsShape<Config>, gemm::Shape<Config>>;
   using OutElement = typename Config::OutElement;
   using ScaleElement = typename Config::ScaleElement;
   using Args = GemmWeightOnlyArgs<typename Config::Element, OutElement, typename Config::BiasElement, ScaleElement>;
-  using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
-  using Right = Dequantised<Shape, Shape::kBlockN, Shape::kWaveN>;
+  using Left = typename Operands<Shape, kHasFewRows>::Left;
+  using Right = typename Operands<Shape, kHasFewRows>::Right;
   using Memory = gemm::Memory<Shape, Left, Right>;
 
-  /// As many as LDS has room for, which registers must allow; those of one workgroup where a step has two groups, for
-  /// whose products waves of 64 × 64 have no registers without spilling.
+  /// Of a compute unit, which registers must allow: as many as LDS has room for, but for few rows two. Where a step of
+  /// waves of 64 × 64 has two groups of products it is one, as two would spill.
   static constexpr int kLdsBytes = 65536, kSimds = 4;
-  static constexpr int kWorkgroups =
-      Config::kGroupSize == Shape::kSlice ? 1 : static_cast<int>(kLdsBytes / sizeof(Memory));
+  static constexpr int kWorkgroups = kHasFewRows                                ? 2
+                                     : Config::kGroupSize == Shape::kSlice ? 1
+                                                                           : static_cast<int>(kLdsBytes / sizeof(Memory));
   static constexpr int kWavesPerSimd = kWorkgroups * Shape::kThreads / kWaveSize / kSimds;
 
   /// From a sum to the element of out, before it is rounded.
   struct Finish {
     const Args& args;
     __device__ float operator()(float x, int64_t row, int64_t column) const {
-      if constexpr (Config::kGroupSize == 0) x *= element_of(args.scale.data + column) * (1.f / Right::kTimes);
+      if constexpr (Config::kGroupSize == 0) x *= element_of(args.scale.data + column) * (1.f / Numbers<Shape>::kTimes);
       if constexpr (Config::kHasBias) x += element_of(args.bias + column);
       if constexpr (Config::kHasActivation) x = activated<Config::kActivation, OutElement>(x);
       if constexpr (Config::kHasResidual) x += element_of(args.residual.data + row * args.residual.strides[0] + column);
@@ -255,7 +411,12 @@ struct Body {
     const WavePlace<Shape> wave(args.order.at(workgroup.x));
     const Span span = span_of(args.a.sizes[1], workgroup.z, args.split_depth);
     Left left(args.a, wave.first_row, wave.tile_row, wave.depth, span.end);
-    Right right(args.b, args.zero_points, wave.first_column, wave.tile_column, wave.depth, span.end);
+    Right right = [&] {
+      if constexpr (kHasFewRows)
+        return Right(args.b, args.zero_points, wave.column(), wave.depth, span.end);
+      else
+        return Right(args.b, args.zero_points, wave.first_column, wave.tile_column, wave.depth, span.end);
+    }();
     auto accumulate = [&] {
       if constexpr (Config::kGroupSize > 0)
         return AddScaledGroups<Shape, ScaleElement>(args.scale, wave.first_column, wave.tile_column, wave.depth);

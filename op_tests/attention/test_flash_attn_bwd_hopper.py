@@ -125,7 +125,8 @@ def test_what_it_serves():
     assert serves(call_of(64, window_right=5), HOPPER)
     slopes = torch.empty(24, device="meta")
     for call in (call_of(32), call_of(84), call_of(128, window_left=7), call_of(128, softcap=2.0),
-                 call_of(128, dropout_p=0.1), call_of(128, alibi_slopes=slopes), call_of(128, bias=slopes), call_of(128, cu_seqlens_q=slopes),
+                 call_of(128, dropout_p=0.1), call_of(128, alibi_slopes=slopes), call_of(128, bias=slopes),
+                 call_of(128, cu_seqlens_q=slopes),
                  call_of(128, q=torch.empty(2, 4096, 24, 132, dtype=BF16, device="meta")[..., :128])):
         assert not serves(call, HOPPER)
     assert not serves(call_of(128), Target("cuda", "sm_100", 132, 32, False, 0))

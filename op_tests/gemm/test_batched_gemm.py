@@ -42,7 +42,7 @@ def test_sizes(device, run, backend, kind, batch, m, n, k):
     compare(product(run, backend, *given), *given)
 
 
-@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("tile", tiles.PIPELINED)
 @pytest.mark.parametrize("kind, splits", ((0, 1), (0, 16), (2, 2), (3, 2)), ids=("bf16", "bf16-16", "fp8-2", "int8-2"))
 def test_every_tile_and_split(device, run, monkeypatch, kind, tile, splits):
     """A depth of which the last split has a part, or nothing."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""gemm_a16w16: every backend against float64, odd sizes, strides, what follows a product, derivatives; `--bench`."""
+"""gemm_a16w16: every backend against float64, odd sizes, strides, shuffled weights, derivatives; `--bench`."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_what_follows_a_product(device, run, backend, activation, bias_dtype):
         compare(out, a, b, bias, other, activation)
 
 
-@pytest.mark.parametrize("tile", tiles.TILES)
-@pytest.mark.parametrize("splits", (1, 2, 16))
+@pytest.mark.parametrize("tile, splits", [(tile, splits) for index, tile in enumerate(tiles.PIPELINED)
+                                          for splits in (1, (2, 16)[index % 2])])
 def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
     """A depth of which the last split has a part, or nothing."""
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
@@ -195,10 +195,59 @@ def test_order_without_rows():
         assert select(op, Request(target, tuple(call))).candidates[0].backend.name == expected
 
 
-def test_shuffled_weights_are_refused(device):
-    a, b = operands(device, 4, 16, 32)
-    with pytest.raises(ValueError, match="B must not be shuffled"):
-        aiter_like.gemm_a16w16(a, aiter_like.shuffle_weight(b))
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("m, n, k", ((1, 16, 32), (17, 64, 544), (63, 144, 96), (130, 48, 224), (257, 144, 64)))
+def test_shuffled_weights(device, run, backend, dtype, m, n, k):
+    """Also half of the last step."""
+    a, b = operands(device, m, n, k, dtype)
+    compare(run(backend, aiter_like.gemm_a16w16, a, aiter_like.shuffle_weight(b)), a, b)
+
+
+@pytest.mark.parametrize("tile", tiles.PIPELINED)
+def test_every_tile_with_shuffled_weights(device, run, monkeypatch, tile):
+    """Equal bit by bit to the weights as they were, by the same tile."""
+    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, 1))
+    OPS["gemm_a16w16"].reset()
+    a, b = operands(device, 300, 288, 224)
+    found = run("ck", aiter_like.gemm_a16w16, a, aiter_like.shuffle_weight(b))
+    compare(found, a, b)
+    assert torch.equal(found, run("ck", aiter_like.gemm_a16w16, a, b))
+    OPS["gemm_a16w16"].reset()
+
+
+@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("k", (32, 96))
+def test_what_is_beside_the_operands_is_not_read(device, run, monkeypatch, backend, k):
+    """NaN between rows, in other rows and in bands that belong to other columns of out."""
+    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: ("t128x128_w1x4x1", 1))
+    OPS["gemm_a16w16"].reset()
+    a, b = operands(device, 40, 32, k)
+    b[16:] = math.nan
+    wide = torch.full((45, k + 24), math.nan, device=device).bfloat16()
+    wide[:40, 8:k + 8] = a
+    tall = torch.full((40, k + 24), math.nan, device=device).bfloat16()
+    tall[:32, 8:k + 8] = b
+    for weights in (b, tall[:32, 8:k + 8], aiter_like.shuffle_weight(b)):
+        out = run(backend, aiter_like.gemm_a16w16, wide[:40, 8:k + 8], weights)
+        compare(out[:, :16], a, b[:16])
+        assert out[:, 16:].isnan().all()
+    OPS["gemm_a16w16"].reset()
+
+
+def test_bad_shuffled_weights_are_named(device):
+    a, b = operands(device, 4, 32, 64)
+    weights = aiter_like.shuffle_weight(b)
+    for wrong in (weights[:24], weights[:, :48]):  # whoever sets the mark of a part by hand
+        wrong.is_shuffled = True
+        with pytest.raises(ValueError, match="gemm_a16w16: shuffled, B must be contiguous"):
+            aiter_like.gemm_a16w16(a[:, :wrong.shape[1]], wrong)
+    with pytest.raises(ValueError, match="gemm_a16w16: B must not be shuffled where a derivative is asked for"):
+        aiter_like.gemm_a16w16(a.requires_grad_(), weights)
+    with torch.no_grad():
+        compare(aiter_like.gemm_a16w16(a, weights), a.detach(), b)
+    with pytest.raises(ValueError, match=r"gemm_a16w16: B must be shuffled by layout \(16, 16\), got \(32, 16\)"):
+        aiter_like.gemm_a16w16(a, aiter_like.shuffle_weight(b, (32, 16)))
 
 
 def test_names_of_aiter(device):
@@ -211,8 +260,14 @@ def test_names_of_aiter(device):
     compare(aiter_gemm.gemm_a16w16_triton(a, b, bias, activation="silu"), a, b, bias, activation="silu")
     assert aiter_gemm.gemm_a16w16_asm(a, b, out, bias) is out
     compare(out, a, b, bias)
-    with pytest.raises(aiter_like.errors.UnsupportedError, match="bpreshuffle must be False"):
-        aiter_gemm.gemm_a16w16_asm(a, b, out, bpreshuffle=True)
+    a, b = operands(device, 6, 32, 64)
+    out, weights = torch.empty(6, 32, device=device).bfloat16(), aiter_like.shuffle_weight(b)
+    for given in (weights, weights.clone()):  # marked or not
+        aiter_gemm.gemm_a16w16_asm(a, given, out.zero_(), bpreshuffle=True)
+        compare(out, a, b)
+    compare(aiter_like.tgemm.mm(a, weights), a, b)
+    with pytest.raises(ValueError, match="B must not be shuffled without bpreshuffle"):
+        aiter_gemm.gemm_a16w16_asm(a, weights, out)
 
 
 def bench() -> None:

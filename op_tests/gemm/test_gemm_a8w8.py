@@ -102,7 +102,7 @@ def test_sums_of_int8_are_exact(device, run, backend):
 
 
 CONFIGURATIONS = [(tile, splits, KINDS[index % 2], (0, 16, 32)[index // 2 % 3])
-                  for index, (tile, splits) in enumerate(itertools.product(tiles.TILES, (1, 2, 16)))]
+                  for index, (tile, splits) in enumerate(itertools.product(tiles.PIPELINED, (1, 2, 16)))]
 
 
 @pytest.mark.parametrize("tile, splits, kind, band", CONFIGURATIONS)
@@ -112,13 +112,12 @@ def test_every_tile_and_split(device, run, monkeypatch, tile, splits, kind, band
     OPS["gemm_a8w8"].reset()
     given = operands(device, 70, 96, 1072, kind)
     x, w, *scales = given
-    function, options = aiter_like.gemm_a8w8, {}
+    function = aiter_like.gemm_a8w8_bpreshuffle if band else aiter_like.gemm_a8w8
     if band:
         w = aiter_like.shuffle_weight(w, (band, 16), pad_k_to=32)
-        function, options = aiter_like.gemm_a8w8_bpreshuffle, {"layout": (band, 16)}
-    first = run("ck", function, x, w, *scales, **options)
+    first = run("ck", function, x, w, *scales)
     compare(first, *given)
-    assert torch.equal(first, function(x, w, *scales, **options, backend="ck"))
+    assert torch.equal(first, function(x, w, *scales, backend="ck"))
     OPS["gemm_a8w8"].reset()
 
 
@@ -131,13 +130,13 @@ def test_shuffled_weights(device, run, backend, kind, layout):
     filled = torch.full((96, 192), nan_bits(x.dtype), dtype=torch.uint8, device=device).view(x.dtype)
     filled.view(torch.int8)[:, :144] = w.view(torch.int8)
     shuffled = aiter_like.shuffle_weight(filled, layout)
-    options = {} if layout == (16, 16) else {"layout": layout}
     out = run(backend, aiter_like.gemm_a8w8_bpreshuffle, x.view(2, 6, 144), shuffled, scales[0].view(2, 6, 1),
-              scales[1], **options)
+              scales[1])
     assert out.shape == (2, 6, 96)
     compare(out.view(12, 96), x, w, *scales)
     unmarked = shuffled.clone()
     assert not hasattr(unmarked, "is_shuffled")
+    options = {} if layout == (16, 16) else {"layout": layout}
     again = aiter_like.gemm_a8w8_bpreshuffle(x, unmarked, *scales, **options, backend=backend)
     assert torch.equal(again, out.view(12, 96))
 
@@ -219,6 +218,7 @@ def test_layouts_that_contradict(device):
                                    (w[:, :16], {}, "WQ .* at least 32, got shape"),
                                    (w, {"layout": (32, 16)}, "rows in multiples of 32"),
                                    (w.t().contiguous().t(), {}, "contiguous"),
+                                   (aiter_like.shuffle_weight(w), {"layout": (32, 16)}, "as WQ is marked"),
                                    (w, {"layout": (8, 16)}, r"layout must be \(16, 16\) or \(32, 16\), got")):
         with pytest.raises(ValueError, match=f"gemm_a8w8_bpreshuffle: .*{match}"):
             aiter_like.gemm_a8w8_bpreshuffle(x, weight, scales[0], scales[1][:len(weight)], **options)
@@ -234,14 +234,37 @@ def test_depth_beyond_32_bits(device):
             aiter_like.gemm_a8w8(x.expand(4, -1).contiguous(), x.expand(4, -1).contiguous(), one, one, backend=backend)
 
 
+@pytest.mark.parametrize("m, n, k", ((16, 64, 128), (130, 80, 208)))
+def test_vendors_library(device, run, m, n, k):
+    """On Hopper, of fp8; what it does not serve goes to another backend."""
+    x, w, *scales = operands(device, m, n, k, "fp8")
+    if device.type != "cuda":
+        with pytest.raises(UnsupportedError, match="the vendor's library needs a GPU"):
+            aiter_like.gemm_a8w8(x, w, *scales, backend="vendor")
+        return
+    bias = torch.randn(n, device=device).bfloat16()
+    for options in ({}, {"bias": bias}):
+        compare(run("vendor", aiter_like.gemm_a8w8, x, w, *scales, **options), x, w, *scales, **options)
+    one = (scales[0][0], scales[1][0])
+    compare(run("vendor", aiter_like.gemm_a8w8, x, w, *one), x, w, *one)
+    for args, reason in (((x, w, scales[0], one[1]), "one each"), ((x, w, *scales, None, torch.float16), "in bf16"),
+                         ((x[:, :-1], w[:, :-1], *scales), "multiples of 16"),
+                         ((x.view(torch.int8), w.view(torch.int8), *scales), "fp8 with scales")):
+        with pytest.raises(UnsupportedError, match=reason):
+            aiter_like.gemm_a8w8(*args, backend="vendor")
+
+
 def test_names_of_aiter(device):
     from aiter_like.integrations import aiter_gemm
 
     x, w, *scales = operands(device, 6, 32, 64, "int8")
     bias = torch.randn(32, device=device)
     compare(aiter_gemm.gemm_a8w8_CK(x, w, *scales, None, torch.bfloat16, 2), x, w, *scales)
-    shuffled = aiter_like.shuffle_weight(w, (32, 16))
-    compare(aiter_gemm.gemm_a8w8_ASM(x, shuffled, *scales, bias), x, w, *scales, bias)
+    for layout in ((32, 16), (16, 16)):
+        shuffled = aiter_like.shuffle_weight(w, layout)
+        compare(aiter_gemm.gemm_a8w8_ASM(x, shuffled, *scales, bias[None]), x, w, *scales, bias)
+    with pytest.raises(ValueError, match="gemm_a8w8_ASM: WQ must be as shuffle_weight returns it"):
+        aiter_gemm.gemm_a8w8_ASM(x, shuffled.clone(), *scales, bias)
 
 
 @pytest.mark.parametrize("kind, is_fast", (("fp8", False), ("fp8", True), ("int8", False)))

@@ -27,6 +27,7 @@ def test_each_element_is_where_the_formula_says(dtype, layout):
     x = numbered(experts, n, k, dtype=dtype)
     shuffled = aiter_like.shuffle_weight(x, layout)
     assert shuffled.shape == x.shape and shuffled.dtype == dtype and shuffled.is_shuffled and shuffled.is_contiguous()
+    assert shuffled.shuffle_layout == layout
     flat, source = shuffled.view(torch.uint8).view(-1, x.element_size()), x.view(torch.uint8).view(*x.shape, -1)
     (rows, _), pack = layout, 16 // x.element_size()
     for e, i, j in itertools.product(range(experts), range(0, n, 5), range(0, k, 3)):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import pytest
@@ -232,3 +233,12 @@ class TestIntercepted:
         except RuntimeError:
             return  # torch has no batching rule for the operator
         assert torch.equal(y, x * 2)
+
+
+def test_graphs_with_an_operator_can_be_kept(op, scale):
+    """Inductor keys its cache by such bytes: a graph that cannot be written as source text does not compile at all."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(registered(op), (x, 2.0)))
+    kept = pickle.loads(pickle.dumps(torch.fx.GraphModule({}, graph)))
+    assert torch.equal(kept(torch.ones(3, 2)), torch.full((3, 2), 2.0))

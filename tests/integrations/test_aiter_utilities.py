@@ -252,7 +252,8 @@ from aiter.tuned_gemm import tgemm
 
 def run(x):
     aiter.logger.info(aiter.rms_norm(x), dtypes.bf16, dtypes.bf17, QuantType.No, QuantType.Other)
-    shuffling.shuffle_weight(x), shuffling.nothing, mla.mla_decode_fwd, tgemm.mm, aiter.tgemm.other, aiter.gemm_a8w8_mxfp8
+    shuffling.shuffle_weight(x), shuffling.nothing, mla.mla_decode_fwd, tgemm.mm, aiter.tgemm.other
+    aiter.gemm_a8w8_mxfp8
     aiter.fused_moe.fused_moe.cache_clear(), x.aiter.other, aiter.__file__
 """)
     uses = aiter_uses.Uses.of(file)

@@ -50,6 +50,15 @@ def test_a_refused_call_goes_to_the_original(args, kwargs):
     assert counters()["toy.scaled"] == Counts(0, 1)
 
 
+def test_a_call_that_is_left_goes_to_the_original_without_a_message(caplog):
+    taken = take("toy.scaled", lambda x, scale=1.0: takeover.LEFT if x > 9 else ours(x, scale), original)
+    assert taken(10, scale=3.0) == original(10, 3.0) and taken(1) == ("ours", 1, 1.0)
+    assert counters() == {"toy.scaled": Counts(1, 0, 1)}
+    assert [record.message for record in caplog.records] == ["toy.scaled: taken"]
+    takeover.reset_counters()
+    assert counters() == {"toy.scaled": Counts()}
+
+
 def test_a_fault_is_not_hidden():
     with pytest.raises(RuntimeError, match="fault of ours"):
         take("toy.scaled", ours, original)(2)

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import enum
+import functools
 import sys
 import types
 
 import pytest
 import torch
 
-from aiter_like import integrations
+from aiter_like import device, dispatch, integrations
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import takeover
 from aiter_like.integrations import vllm as adapter
-from aiter_like.integrations.vllm import attention, layers
+from aiter_like.integrations.vllm import attention, layers, linear
 
 HEADS, KV_HEADS, DIM = 4, 2, 32
 
@@ -165,13 +167,37 @@ def vllm(monkeypatch):
     module(monkeypatch, "vllm.model_executor.custom_op", op_registry_oot=registry)
     module(monkeypatch, "vllm.v1.attention.backends.registry", AttentionBackendEnum=Member,
            register_backend=lambda member, path: overrides.__setitem__(member, path))
+    methods = {name: linear_method(name) for name in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")}
+    for path, name in linear._METHODS:
+        module(monkeypatch, path, **{name: methods[name]})
+    module(monkeypatch, f"{layers._LAYERS}.utils", dispatch_unquantized_gemm=lambda: stock_gemm)
     envs = module(monkeypatch, "vllm.envs", VLLM_BATCH_INVARIANT=False, compile_factors=lambda: {"VLLM_X": 1})
     answers = {f"is_{name}": (lambda name=name: platform.device_type == name) for name in ("cpu", "rocm", "cuda")}
     platform = types.SimpleNamespace(device_type="cpu", **answers)
     module(monkeypatch, "vllm.platforms", current_platform=platform)
     module(monkeypatch, "vllm", __version__="0.33.0")
-    return types.SimpleNamespace(registry=registry, overrides=overrides, classes=classes, envs=envs, platform=platform,
-                                 Member=Member)
+    yield types.SimpleNamespace(registry=registry, overrides=overrides, classes=classes, envs=envs, platform=platform,
+                                Member=Member, methods=methods)
+    takeover.restore_attributes("vllm")
+
+
+def stock_gemm(layer, x, weight, bias=None):
+    """vLLM's own product: a tenth off, so that results tell whose they are."""
+    return torch.nn.functional.linear(x, weight, bias) * 1.1
+
+
+def linear_method(name: str) -> type:
+    def init(method):
+        method._gemm_impl = stock_gemm
+
+    def process_weights_after_loading(method, layer):
+        layer.packed, layer.weight = layer.weight, torch.nn.Parameter(torch.empty(0), requires_grad=False)
+
+    def apply(method, layer, x, bias=None):
+        return method._gemm_impl(layer, x, getattr(layer, "packed", layer.weight), bias)
+
+    return type(name, (), {"__init__": init, "apply": apply,
+                           "process_weights_after_loading": process_weights_after_loading})
 
 
 def test_classes_are_registered_and_given_back(vllm):
@@ -273,3 +299,96 @@ def test_where_vllm_cannot_be_served_it_stays_stock_with_one_warning(vllm, monke
     assert not vllm.registry and not vllm.overrides
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1 and warnings[0].startswith("these keep their own operators: vllm (")
+
+
+# Linear layers.
+
+@pytest.fixture
+def asked(monkeypatch):
+    """AITER_LIKE_BACKENDS asks for our kernels on the simulated MI300X, where vLLM's platform is the CPU."""
+    monkeypatch.setenv("AITER_LIKE_BACKENDS", "hip,ck,triton")
+    device.use_simulator(True)
+    dispatch.reset()
+    yield
+    dispatch.reset()
+    device.reset()
+
+
+def linear_layer() -> torch.nn.Module:
+    layer = torch.nn.Linear(128, 64).bfloat16().requires_grad_(False)
+    layer.weight.copy_(randn(64, 128, seed=1))
+    return layer
+
+
+def is_ours(method: object, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    """Whether ours gave the product, vLLM's being a tenth off."""
+    weight = getattr(layer, "packed", layer.weight)
+    ratio = method.apply(layer, x, bias).float().norm() / torch.nn.functional.linear(x, weight, bias).float().norm()
+    assert abs(ratio - 1) < 1e-2 or abs(ratio - 1.1) < 1e-2
+    return abs(ratio - 1) < 1e-2
+
+
+@pytest.mark.parametrize("name", ["UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"])
+def test_linear_layers_and_the_head(vllm, asked, name):
+    adapter.install()
+    adapter.install()
+    method, layer, x = vllm.methods[name](), linear_layer(), randn(3, 128)
+    method.process_weights_after_loading(layer)  # which packs the weight for the CPU, and here leaves it in its place
+    assert layer.weight.shape == (64, 128)
+    assert is_ours(method, layer, x) and is_ours(method, layer, x, bias=layer.bias)
+    assert takeover.counters()["vllm.linear"] == takeover.Counts(2, 0, 0)
+    method._gemm_impl = functools.partial(stock_gemm)  # as for `--linear-backend flashinfer_cutedsl`
+    assert not is_ours(method, layer, x)
+    adapter.uninstall()
+    method._gemm_impl = stock_gemm
+    assert not is_ours(method, layer, x) and not linear.taken_methods()
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_linear_layers_of_tensors_without_a_kernel_are_vllms(vllm, platform):
+    """On GPUs they are taken; what serves a tensor there is the dispatcher's choice."""
+    vllm.platform.device_type = platform
+    adapter.install()
+    assert linear.taken_methods() == ["UnquantizedEmbeddingMethod", "UnquantizedLinearMethod"]
+    assert not is_ours(vllm.methods["UnquantizedLinearMethod"](), linear_layer(), randn(3, 128))
+    assert takeover.counters()["vllm.linear"] == takeover.Counts(0, 0, 1)
+
+
+def test_linear_layers_of_the_cpu_platform_are_vllms(vllm, caplog):
+    adapter.install()
+    assert not linear.taken_methods() and "vllm.linear" not in takeover.counters()
+    assert "vllm.linear: left to the engine, AITER_LIKE_BACKENDS names neither ck nor triton" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["linear", "gemm_a16w16", "vllm.linear"])
+def test_denied_linear_layers_are_vllms(vllm, asked, monkeypatch, name):
+    monkeypatch.setenv("AITER_LIKE_DISABLE", name)
+    adapter.install()
+    assert not linear.taken_methods() and takeover.denied() == ("vllm.linear",)
+
+
+def test_what_is_taken_of_linear_layers_is_part_of_the_key_of_graphs(vllm):
+    keys = []
+    for platform in ("cpu", "cuda"):
+        vllm.platform.device_type = platform
+        adapter.install()
+        keys.append(vllm.envs.compile_factors()["AITER_LIKE"])
+        adapter.uninstall()
+    assert "UnquantizedLinearMethod" not in keys[0] and "UnquantizedLinearMethod" in keys[1]
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_graphs_have_linear_layers_as_our_operator(vllm, asked):
+    adapter.install()
+    method, layer, targets = vllm.methods["UnquantizedLinearMethod"](), linear_layer(), []
+
+    def keep(graph, _inputs):
+        targets.extend(str(node.target) for node in graph.graph.nodes if "linear" in str(node.target))
+        return graph.forward
+
+    compiled = torch.compile(lambda x: method.apply(layer, x, layer.bias), fullgraph=True, dynamic=True, backend=keep)
+    for rows in (2, 4):
+        x = randn(rows, 128)
+        torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, layer.weight, layer.bias), rtol=2e-2,
+                                   atol=2e-2)
+    assert targets == ["aiter_like.linear.default"] and takeover.counters()["vllm.linear"].served == 2

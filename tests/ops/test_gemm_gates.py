@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
 import torch
 
 from aiter_like import device as devices
 from aiter_like import sim
+from aiter_like.build import toolchain
 from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import gemm_a8w8, gemm_a16w16, gemm_weight_only, tiles
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
@@ -17,12 +21,20 @@ from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
 OPERATORS = ("gemm_a16w16", "gemm_a8w8", "gemm_weight_only")
 
-WORKGROUPS = {"t256x128_w4x2x1": 1, "t128x128_w2x2x1": 2, "t128x64_w2x2x1": 2, "t64x64_w2x2x1": 4, "t32x64_w1x2x2": 2,
+WORKGROUPS = {"t256x256_w1x4x1": 1, "t224x256_w1x4x1": 1, "t192x256_w1x4x1": 1, "t128x128_w1x4x1": 2,
+              "t256x128_w4x2x1": 1, "t128x128_w2x2x1": 2, "t128x64_w2x2x1": 2, "t64x64_w2x2x1": 4, "t32x64_w1x2x2": 2,
               "t16x64_w1x1x4": 1}
 """Of a CU: as many as LDS holds, which registers must allow."""
 
 MATRIX_BUSY = 0.43
 """Of the modelled time of a product in the tile for large ones, 16 steps deep, start and end included: the least."""
+
+COMPILERS = ("clang++-19", "clang++-22")
+STEP_CLK, MFMA_CLK, LDS_READ_CLK, ADDRESS_CLK, STEP_BYTES = 4351, 4096, 1024, 2048, 65536
+"""Of a step of 256 × 256 × 128 bytes on a CU: at most, and of the matrix units exactly. 16 clk of the address unit for
+each load of 1024 bytes; STEP_BYTES is what the tile needs at least."""
+PLAIN_LDS_READ_CLK = 1280
+"""Where the right operand comes from LDS, too: 256 + 64 rows for each wave."""
 
 
 def call(m: int, n: int, k: int) -> GemmA16w16Call:
@@ -59,10 +71,10 @@ def tile_of(monkeypatch):
 
 
 def test_every_tile_is_listed():
-    assert set(WORKGROUPS) == set(tiles.TILES)
+    assert set(WORKGROUPS) == set(tiles.TILES + tiles.PIPELINED)
 
 
-@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("tile", tiles.PIPELINED)
 def test_registers_and_banks(tile_of, tile):
     tile_of(tile)
     one = call(300, 256, 512)
@@ -74,7 +86,7 @@ def test_registers_and_banks(tile_of, tile):
 
 
 @pytest.mark.parametrize("dtype, band", ((torch.float8_e4m3fnuz, 0), (torch.int8, 16)), ids=str)
-@pytest.mark.parametrize("tile", tiles.TILES)
+@pytest.mark.parametrize("tile", tiles.PIPELINED)
 def test_registers_and_banks_in_8_bits(tile_of, tile, dtype, band):
     """As many workgroups as in 16 bits; shuffled weights, which take registers in place of LDS, too."""
     tile_of(tile)
@@ -86,8 +98,88 @@ def test_registers_and_banks_in_8_bits(tile_of, tile, dtype, band):
     assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
 
 
+def large_call(name: str, depth_bytes: int, m: int = 256, n: int = 256):
+    """The operator's stub and a call of it."""
+    if name.startswith("bf16"):
+        one = call(m, n, depth_bytes // 2)
+        if name == "bf16 shuffled":
+            one = one._replace(b=shuffle_weight(one.b), is_shuffled=True)
+        return gemm_a16w16._gemm_a16w16, one
+    dtype = torch.float8_e4m3fnuz if name.startswith("fp8") else torch.int8
+    return gemm_a8w8._gemm_a8w8, call_of_8_bits(m, n, depth_bytes, dtype, 16)
+
+
+@pytest.fixture
+def compiled_by(monkeypatch, tmp_path):
+    """Builds the products anew by a compiler; one that comes without a bundler takes that of the newest."""
+
+    def choose(compiler: str) -> None:
+        found = toolchain._identify(shutil.which(compiler) or compiler).toolchain
+        assert found is not None, f"{compiler} is needed for the gates of products: see .ci/setup.sh"
+        bundler = tmp_path / "clang-offload-bundler"
+        bundler.write_text(f"#!/bin/sh\nset -- $(printf '%s\\n' \"$@\" | sed 's/-linux,/-linux-gnu,/')\n"
+                           f'exec {shutil.which("clang-offload-bundler-22")} "$@"\n')
+        bundler.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{tmp_path}")
+        find = toolchain.find
+        monkeypatch.setattr(toolchain, "find", lambda platform: found if platform == "hip" else find(platform))
+        for jit in (gemm_a16w16._gemm_a16w16_ck, gemm_a8w8._gemm_a8w8_ck):
+            monkeypatch.setattr(jit, "_bound", {})
+
+    return choose
+
+
+LARGE = ("bf16 shuffled", "bf16", "fp8 shuffled", "int8 shuffled")
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("name", LARGE)
+def test_what_a_step_of_256_by_256_takes(tile_of, compiled_by, compiler, name):
+    """Between two depths: counts of the step, exact; nothing but matrix instructions and little beside them."""
+    tile_of("t256x256_w1x4x1")
+    compiled_by(compiler)
+    launches = []
+    for steps in (3, 4):
+        operator, one = large_call(name, steps * 128)
+        with sim.enabled(counters=True) as session:
+            operator(one, backend="ck")
+        launches += session.launches
+    for launch in launches:
+        assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0
+        assert launch["registers"]["vgpr_spills"] == launch["registers"]["sgpr_spills"] == 0
+
+    def of_step(kind: str, value: str = "executed", text: str = "") -> int:
+        before, after = (sum(one.get(value, 0) for one in launch["instructions"]
+                             if one["class"] == kind and one["text"].startswith(text)) for launch in launches)
+        return after - before
+
+    matrix = of_step("mfma")
+    (passes,) = {one["passes"] for one in launches[0]["instructions"] if one["class"] == "mfma"}
+    assert matrix * passes == MFMA_CLK  # a pass has 4 clk; on four SIMDs
+    assert of_step("ds", "lds_clk", "ds_read") <= (LDS_READ_CLK if "shuffled" in name else PLAIN_LDS_READ_CLK)
+    assert of_step("mubuf") * 16 <= ADDRESS_CLK
+    assert of_step("mubuf", "global_bytes") <= 1.05 * STEP_BYTES
+    assert of_step("valu") <= matrix / 4 and of_step("barrier") == 4 * 2
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("name", LARGE)
+def test_modelled_clk_of_a_step_of_256_by_256(tile_of, compiled_by, compiler, name):
+    """One tile for each CU, at two depths."""
+    tile_of("t256x256_w1x4x1")
+    compiled_by(compiler)
+    spent = []
+    for steps in (8, 12):
+        operator, one = large_call(name, steps * 128, 4096, 4864)
+        with sim.enabled(model="sample") as session:
+            operator(one, backend="ck")
+        (launch,) = session.modelled
+        spent.append(launch["modelled_clk"])
+    assert MFMA_CLK <= (spent[1] - spent[0]) / 4 <= STEP_CLK
+
+
 def test_modelled_share_of_the_matrix_units(tile_of):
-    tile_of("t128x128_w2x2x1")
+    tile_of("t128x128_w1x4x1")
     with sim.enabled(model="sample") as session:
         gemm_a16w16._gemm_a16w16(call(4096, 4864, 1024), backend="ck")
     (launch,) = session.modelled

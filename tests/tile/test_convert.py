@@ -19,7 +19,13 @@ extern "C" __global__ void {t}_{mode}(const float* matrix, {t}* out) {{
 extern "C" __global__ void wide_{t}_{mode}(const float* matrix, {t}* out) {{
   const auto tile = from_memory<RegTile<float, 64, 32, Product<1, 32>>>(matrix);
   to_memory(out, convert<{t}, static_cast<Rounding>({mode})>(tile));
-}}""" for t, modes in MODES.items() for mode in modes))
+}}""" for t, modes in MODES.items() for mode in modes) + "".join(f"""
+extern "C" __global__ void neighbours_{t}(const float* x, {t}* out) {{
+  const int first = 4 * thread_index();
+  const float values[4] = {{x[first], x[first + 1], x[first + 2], x[first + 3]}};
+  const Vec<{t}, 4> result = rounded<{t}>(values);
+  for (int i = 0; i < 4; ++i) out[first + i] = result[i];
+}}""" for t in ("bf16", "f16", "float")))
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype, mode: int) -> torch.Tensor:
@@ -69,3 +75,14 @@ def test_nan_stays_nan_and_infinity_infinity():
             got = out.float()
             assert torch.equal(got.isnan(), x_of_t.isnan()), (t, mode)
             assert torch.equal(got[~got.isnan()], x_of_t[~got.isnan()]), (t, mode)
+
+
+def test_neighbours_of_any_kind():
+    """Also NaNs whose payload is all in the half that bf16 drops, or carries out of it."""
+    for t, dtype in (("bf16", torch.bfloat16), ("f16", torch.float16), ("float", torch.float32)):
+        x = values(torch.bfloat16 if t == "float" else dtype, (16, 16)).flatten()
+        x[:4] = torch.tensor([math.nan, math.inf, -math.inf, 3e38])
+        x[4:8].view(torch.int32)[:] = torch.tensor([0x7F800001, 0x7FFFFFFF, -0x7FFFFF, -1], dtype=torch.int32)
+        out = torch.zeros(256, dtype=dtype)
+        program(f"neighbours_{t}", x, out)
+        torch.testing.assert_close(out, x.to(dtype), rtol=0, atol=0, equal_nan=True)

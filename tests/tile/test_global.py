@@ -35,6 +35,20 @@ extern "C" __global__ void read_from_column(const bf16* data, int64_t rows, int6
   const TileWindow<const bf16, 32, 32> window({data, {rows, columns}, {columns, 1}}, first_row, first_column);
   to_memory(out, load_global<RegTile<bf16, 32, 32, OperandByRow<8>>>(window, 0));
 }
+extern "C" __global__ void copy_chunks(const float* data, int64_t rows, int64_t columns, int64_t step, float* out) {
+  const TileWindow<const float, 16, 16> from({data, {rows, columns}, {columns, 1}}, 0);
+  const TileWindow<float, 16, 16> to({out, {rows, columns}, {columns, 1}}, 0);
+  const int row = thread_index() / 4, column = thread_index() % 4 * 4;
+  const Chunk chunk = load_chunk(from.descriptor(), from.offset(row, column), static_cast<uint32_t>(step));
+  store_words(to.descriptor(), to.offset(row, column), chunk);
+}
+extern "C" __global__ void copy_fragments(const bf16* data, int64_t rows, int64_t columns, bf16* out) {
+  const TileWindow<const bf16, 16, 16> from({data, {rows, columns}, {columns, 1}}, 0);
+  const TileWindow<bf16, 16, 16> to({out, {rows, columns}, {columns, 1}}, 0);
+  const int row = thread_index() / 4, column = thread_index() % 4 * 4;
+  const Chunk chunk = load_chunk(from.descriptor(), from.offset(row, column));
+  store_words(to.descriptor(), to.offset(row, column), Vec<uint32_t, 2>{{chunk[0], chunk[1]}});
+}
 template <class T, class PRODUCT>
 __device__ void write_window(const float* matrix, int64_t rows, int64_t columns, int64_t stride, int64_t first_row,
                              T* out) {
@@ -95,3 +109,18 @@ def test_a_window_from_a_column_on(row, column):
     expected = torch.zeros(72, 160).bfloat16()
     expected[:40, :88] = x
     assert torch.equal(out, expected[row:row + 32, column:column + 32])
+
+
+def test_words_within_the_view():
+    """What stands over an edge reads as zero and is not written."""
+    for kernel, dtype in (("copy_chunks", torch.float32), ("copy_fragments", torch.bfloat16)):
+        for rows, columns in ((16, 16), (11, 12), (3, 8)):
+            x, out = torch.randn(rows, columns).to(dtype), torch.full((rows + 1, columns), 7, dtype=dtype)
+            program(kernel, x, rows, columns, *([0] if kernel == "copy_chunks" else []), out)
+            assert torch.equal(out[:rows], x) and (out[rows] == 7).all()
+
+
+def test_a_step_moves_all_lanes():
+    x, out = torch.randn(16, 16), torch.zeros(16, 16)
+    program("copy_chunks", x, 16, 16, 64, out)  # bytes: a row further; the last one reads beyond the buffer
+    assert torch.equal(out[:15], x[1:]) and (out[15] == 0).all()

@@ -4,6 +4,7 @@
 A layer asks `_resolve_forward_method` once for the method that serves it; a hook around it answers with ours, which has
 that method as its fall-back. So what SGLang decides before (a forced backend, a path that a layer is pinned to, its
 mode under torch.compile) stays SGLang's. Out-of-tree platforms have a registry of forward functions instead.
+Linear layers have a method object, around whose `apply` there is a hook of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 
-from aiter_like.integrations import takeover
+from aiter_like.integrations import linear, takeover
 from aiter_like.integrations.sglang import layers
 
 
@@ -46,6 +47,8 @@ LAYERS = (
     Layer("sglang.srt.layers.rotary_embedding.base.RotaryEmbedding", "rope", layers.forward_rotary_embedding),
 )
 
+LINEAR = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply"
+
 _is_on = False
 _hooked: set[str] = set()  # SGLang cannot unregister a hook: one that is off answers what it was given
 _registered: list[tuple[dict, type, Callable | None]] = []  # registry, class, what was there
@@ -62,11 +65,12 @@ def install() -> None:
         for layer in LAYERS:
             _register_out_of_tree(layer, current_platform.get_dispatch_key_name())
         return
-    for layer in LAYERS:
-        if layer.target not in _hooked:
-            _hooked.add(layer.target)
-            hook_registry.HookRegistry.register(layer.target, functools.partial(_answer, layer),
-                                                hook_registry.HookType.AROUND)
+    hooks = {layer.target: functools.partial(_answer, layer) for layer in LAYERS}
+    if current_platform.is_cuda() or current_platform.is_rocm() or linear.is_asked_for():
+        hooks |= _linear_hook()
+    for target in [target for target in hooks if target not in _hooked]:
+        _hooked.add(target)
+        hook_registry.HookRegistry.register(target, hooks[target], hook_registry.HookType.AROUND)
     if hook_registry._current_plugin_source.get() is None:  # called by the user: nobody applies them afterwards
         hook_registry.HookRegistry.apply_hooks()
 
@@ -102,6 +106,21 @@ def _is_of(layer: Layer, function: Callable) -> bool:
 @functools.cache
 def _served(layer: Layer, function: Callable) -> Callable:
     return takeover.take(layer.name, layer.forward, function, layer.op)
+
+
+def _linear_hook() -> dict[str, Callable]:
+    """Target → hook: around SGLang's `apply`, which both functions get as their first argument. Made before any layer
+    runs, as a graph that is being traced has no room for it."""
+
+    def stock(own: Callable, method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        return own(method, layer, x, bias)
+
+    def ours(own: Callable, method: Any, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+        return layers.apply_linear(layer, x, bias) if _is_on else takeover.LEFT
+
+    linear.announce("sglang", layers.own_linear)
+    served = takeover.take("sglang.linear", ours, stock, linear.OP)
+    return {} if served is stock else {LINEAR: served}
 
 
 def _register_out_of_tree(layer: Layer, platform: str) -> None:

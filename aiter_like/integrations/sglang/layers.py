@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import linear
+from aiter_like.integrations.takeover import LEFT
 from aiter_like.ops.activation.act_and_mul import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
 from aiter_like.ops.norm.rms_norm import rms_norm, rmsnorm, rmsnorm2d_fwd_with_add
 from aiter_like.ops.rope.rotary import rotary_embedding_fwd
 
+_UNQUANTISED = "sglang.srt.layers.quantization.unquant"
 _GELU = {"tanh": gelu_tanh_and_mul, "none": gelu_and_mul}
 
 
@@ -75,6 +78,24 @@ def forward_rotary_embedding(layer: Any, positions: Tensor, query: Tensor, key: 
     positions = positions if offsets is None else positions + offsets
     rotary_embedding_fwd(positions.flatten(), query, key, layer.head_size, cos, sin, layer.is_neox_style, False)
     return query, key
+
+
+def apply_linear(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor | object:
+    """UnquantizedLinearMethod.apply."""
+    weight = layer.weight
+    if type(weight.data) is not Tensor or getattr(layer, "use_intel_amx_backend", False):
+        return LEFT  # quantised by torchao, or packed for a CPU
+    backend = sys.modules[_UNQUANTISED].get_bf16_gemm_backend()
+    if backend.is_cutedsl() or backend.is_gemv() or _is_batch_invariant():
+        return LEFT  # SGLang was asked for these, or has them for a reason
+    return linear.product(x, weight, bias, "sglang")
+
+
+def own_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What SGLang does with a plain weight."""
+    own = sys.modules[_UNQUANTISED]
+    return own.tgemm.mm(x, weight, bias, otype=x.dtype) if own._use_aiter else torch.nn.functional.linear(
+        x, weight, bias)
 
 
 def _add_and_norm(x: Tensor, residual: Tensor, addition: Tensor | None, weight: Tensor, epsilon: float, is_gemma: bool,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""vLLM: its operator classes (layers.py) and attention backends (attention.py). `install` is called by
-aiter_like.integrations; how to use it is in the README beside this file."""
+"""vLLM: its operator classes (layers.py), linear layers (linear.py) and attention backends (attention.py). `install` is
+called by aiter_like.integrations; how to use it is in the README beside this file."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ _FACTOR = "AITER_LIKE"
 
 
 def install() -> None:
-    """Registers our classes in vLLM's registries, for models that are made from now on.
+    """Registers our classes in vLLM's registries, for models that are made from now on, and takes its linear layers.
 
     Raises:
         UnsupportedError: the platform is not served, or VLLM_BATCH_INVARIANT asks for what our kernels do not promise.
         ImportError, AttributeError: this vLLM has another interface.
     """
-    from aiter_like.integrations.vllm import attention, layers
+    from aiter_like.integrations.vllm import attention, layers, linear
 
     envs = importlib.import_module("vllm.envs")
     if envs.VLLM_BATCH_INVARIANT:
         raise UnsupportedError("VLLM_BATCH_INVARIANT is set: our norms add up in an order that depends on the batch")
     attention.register(_platform())
     layers.register()
-    _mark_compiled_graphs(envs, f"{revision.source_hash(Path(layers.__file__))}: {', '.join(layers.registered())}")
+    linear.take_methods(_platform())
+    sources = revision.source_hash(Path(layers.__file__), Path(linear.__file__))
+    _mark_compiled_graphs(envs, f"{sources}: {', '.join([*layers.registered(), *linear.taken_methods()])}")
 
 
 def uninstall() -> None:
-    """Takes them out again. Models that exist keep what they were made with."""
+    """Takes them out again. Models that exist keep what they were made with, but for linear layers."""
     from aiter_like.integrations.vllm import attention, layers
 
     attention.unregister()

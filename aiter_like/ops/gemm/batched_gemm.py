@@ -70,10 +70,11 @@ def _instance(call: BatchedGemmCall, *, tile: str | None = None, splits: int | N
 def _batched_gemm_ck(call: BatchedGemmCall) -> None: ...
 
 
-def _sizes(call: BatchedGemmCall) -> dict[str, int]:
+def _sizes(call: BatchedGemmCall) -> dict[str, Any]:
     """What tiles.py counts with."""
     batch, m, k = call.a.shape
-    return {"m": m, "n": call.b.shape[1], "k": k, "element_bytes": call.a.element_size(), "batch": batch}
+    return {"m": m, "n": call.b.shape[1], "k": k, "element_bytes": call.a.element_size(), "batch": batch,
+            "names": tiles.PIPELINED}
 
 
 def _check(call: BatchedGemmCall) -> object:
@@ -114,7 +115,7 @@ def _ck_refusal(target: Target, call: BatchedGemmCall) -> str | None:
 def _ck_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, Any]]:
     """Every tile, with the splits that leave each a step of its own."""
     (_, m, k), n = call.a.shape, call.b.shape[1]
-    for tile in tiles.TILES:
+    for tile in tiles.PIPELINED:
         for splits in tiles.SPLITS:
             if tiles.is_useful(m, n, k, tile, splits, call.a.element_size()):
                 yield {"tile": tile, "splits": splits}

@@ -21,11 +21,13 @@ from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.gemm import hopper, tiles, vendor
 from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
+from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
 __all__ = ["gemm_a16w16"]
 
 _OP = "gemm_a16w16"
 DTYPES = (torch.bfloat16, torch.float16)
+_LAYOUT = (16, 16)  # of shuffle_weight
 
 
 class GemmA16w16Call(NamedTuple):
@@ -38,6 +40,7 @@ class GemmA16w16Call(NamedTuple):
         bias: [n], added to each row before the activation; dtype of `a`, or fp32; contiguous.
         residual: [m, n], added after the activation; dtype of `out`.
         activation: one of ACTIVATIONS.
+        is_shuffled: whether `b` is in the order of shuffle_weight, layout (16, 16); it is contiguous then.
     """
 
     out: Tensor
@@ -46,11 +49,13 @@ class GemmA16w16Call(NamedTuple):
     bias: Tensor | None = None
     residual: Tensor | None = None
     activation: str = "none"
+    is_shuffled: bool = False
 
 
 def gemm_a16w16_ref(call: GemmA16w16Call) -> None:
     """The formula in torch, in fp32; writes `out`."""
-    product = call.a.float() @ call.b.float().t()
+    b = unshuffle_weight(call.b) if call.is_shuffled else call.b
+    product = call.a.float() @ b.float().t()
     if call.bias is not None:
         product = product + call.bias.float()
     if call.activation != "none":
@@ -64,7 +69,7 @@ def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | No
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
     sizes = tiles.parse(tile)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
@@ -73,11 +78,12 @@ def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | No
              *([] if call.out.dtype == call.a.dtype else [f"o{dtypes.name(call.out.dtype)}"]),
              *([] if call.activation == "none" else [call.activation]),
              *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]),
-             *([] if call.residual is None else ["residual"])]
+             *([] if call.residual is None else ["residual"]), *(["shuffled"] if call.is_shuffled else [])]
     return Instance("_".join(parts), {
         "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n,
         "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n, "WAVES_K": sizes.waves_k, "SPLITS": splits,
+        "IS_SHUFFLED": int(call.is_shuffled),
         "HAS_BIAS": int(call.bias is not None), "HAS_RESIDUAL": int(call.residual is not None),
         "HAS_ACTIVATION": int(call.activation != "none"),
         "ACTIVATION": "silu" if call.activation == "none" else call.activation})
@@ -92,6 +98,9 @@ def _check(call: GemmA16w16Call) -> object:
     a, out = call.a, call.out
     check.tensor(_OP, "a", a, rank=2, dtypes=DTYPES, last_contiguous=False)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(None, a.shape[1]), device=a.device, last_contiguous=False)
+    if call.is_shuffled and (call.b.shape[0] % 16 or call.b.shape[1] % 32 or not call.b.is_contiguous()):
+        raise ValueError(f"{_OP}: shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0, got shape "
+                         f"{tuple(call.b.shape)}, strides {call.b.stride()}")
     shape = (a.shape[0], call.b.shape[0])
     check.tensor(_OP, "out", out, dtypes=elements.FLOATS, shape=shape, device=a.device, last_contiguous=False)
     check.choice(_OP, "activation", call.activation, ACTIVATIONS)
@@ -119,7 +128,7 @@ def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
 def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
     """Every tile, with the splits that leave each a step of its own."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    for tile in tiles.TILES:
+    for tile in tiles.PIPELINED:
         for splits in tiles.SPLITS:
             if tiles.is_useful(m, n, k, tile, splits):
                 yield {"tile": tile, "splits": splits}
@@ -128,13 +137,17 @@ def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
 def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
+    return tiles.clocks(m, n, k, tiles.parse(tile), splits, names=tiles.PIPELINED)
+
+
+def _is_for_hopper(target: Target, call: GemmA16w16Call) -> bool:
+    return target.arch == "sm_90" and not call.is_shuffled and hopper.serves(call.a, call.b)
 
 
 def _triton_kernels(target: Target, call: GemmA16w16Call, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
-    own = ["gemm_a16w16_hopper"] if target.arch == "sm_90" and hopper.serves(call.a, call.b) else []
+    own = ["gemm_a16w16_hopper"] if _is_for_hopper(target, call) else []
     if params:
         return own if "swap" in params else ["gemm_a16w16"]
     return [*own, "gemm_a16w16"]
@@ -147,7 +160,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
     at 64 to 4096 rows (H200).
     """
     m = call.a.shape[0]
-    if target.arch == "sm_90" and hopper.serves(call.a, call.b):
+    if _is_for_hopper(target, call):
         yield from hopper.space(m, call.b.shape[0], call.a.shape[1], 2, target)
         if m >= 64:
             return
@@ -172,7 +185,7 @@ def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
 def _tune_key(call: GemmA16w16Call) -> dict[str, int | str]:
     m, k = call.a.shape
     return {"m": m, "n": call.b.shape[0], "k": k, "dtype": dtypes.name(call.a.dtype),
-            "out_dtype": dtypes.name(call.out.dtype)}
+            "out_dtype": dtypes.name(call.out.dtype), "is_shuffled": int(call.is_shuffled)}
 
 
 def _vendor(call: GemmA16w16Call) -> None:
@@ -180,6 +193,8 @@ def _vendor(call: GemmA16w16Call) -> None:
 
 
 def _vendor_refusal(target: Target, call: GemmA16w16Call) -> str | None:
+    if call.is_shuffled:
+        return "the vendor's library takes weights in rows, b is shuffled"
     return vendor.refusal(call.a, call.out, call.bias, call.residual, activation=call.activation)
 
 
@@ -198,13 +213,17 @@ def _cases(device: torch.device) -> dict[str, GemmA16w16Call]:
             "fp16": half._replace(bias=random(40, dtype=torch.float32), activation="gelu"),
             "split depth": GemmA16w16Call(random(5, 64), random(5, 2056), random(64, 2056), residual=random(5, 64)),
             "fp32 out": plain._replace(out=random(70, 132, dtype=torch.float32), activation="gelu_tanh"),
-            "transposed b": plain._replace(b=random(136, 132).t())}
+            "transposed b": plain._replace(b=random(136, 132).t()),
+            "shuffled": GemmA16w16Call(random(70, 144), random(70, 160), shuffle_weight(random(144, 160)),
+                                       is_shuffled=True)}
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GemmA16w16Call:
     random = tune_shapes.normal(device, seed, key["dtype"])
     out = torch.empty(key["m"], key["n"], dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    return GemmA16w16Call(out, random(key["m"], key["k"]), random(key["n"], key["k"]) * key["k"]**-0.5)
+    a, b = random(key["m"], key["k"]), random(key["n"], key["k"]) * key["k"]**-0.5
+    is_shuffled = bool(key["is_shuffled"])
+    return GemmA16w16Call(out, a, shuffle_weight(b) if is_shuffled else b, is_shuffled=is_shuffled)
 
 
 def _traffic(call: GemmA16w16Call) -> tuple[int, int]:
@@ -216,12 +235,12 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """A layer's products, one GPU's part; those of experts are another operator's."""
     for matrices, n, k in tune_shapes.linear_weights(model, tp):
         if matrices == 1:
-            yield {"m": tokens, "n": n, "k": k, "dtype": model.dtype, "out_dtype": model.dtype}
+            yield {"m": tokens, "n": n, "k": k, "dtype": model.dtype, "out_dtype": model.dtype, "is_shuffled": 0}
 
 
 _gemm_a16w16 = Op(
     _OP, call=GemmA16w16Call, reference=gemm_a16w16_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases, prefers=_prefers,
+    tune_fields=("m", "n", "k", "dtype", "out_dtype", "is_shuffled"), round_field="m", cases=_cases, prefers=_prefers,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
@@ -258,7 +277,7 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
     Args:
         A: [..., k] bf16|fp16, of any strides.
-        B: [n, k], the weights, dtype of `A`, of any strides; not shuffled.
+        B: [n, k], the weights, dtype of `A`, of any strides; or with the mark of `shuffle_weight`, layout (16, 16).
         bias: [n], dtype of `A` or fp32, contiguous.
         otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
         scale_a, scale_b, scale_c: None; 16-bit operands have no scales.
@@ -272,7 +291,8 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit, a scale is given, or `B` is marked as shuffled.
+        ValueError: shapes or devices do not fit, a scale is given, or shuffled `B` has another layout or padding, or
+            is asked for a derivative.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -288,8 +308,6 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     for name, tensor in (("A", A), ("B", B)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{_OP}: {name} must be a tensor, got {type(tensor).__name__}")
-    if getattr(B, "is_shuffled", False):
-        raise ValueError(f"{_OP}: B must not be shuffled, got a result of shuffle_weight")
     if A.ndim == 0:
         raise ValueError(f"{_OP}: A must have at least 1 dimension, got a scalar")
     if otype is not None and not isinstance(otype, torch.dtype):
@@ -306,20 +324,26 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     if isinstance(out, Tensor) and otype is not None and out.dtype != otype:
         raise TypeError(f"{_OP}: out must have dtype {otype}, the otype, got {out.dtype}")
     a = matrix(A, A.shape[-1])
+    is_shuffled = bool(getattr(B, "is_shuffled", False))
+    if is_shuffled and (layout := getattr(B, "shuffle_layout", _LAYOUT)) != _LAYOUT:
+        raise ValueError(f"{_OP}: B must be shuffled by layout {_LAYOUT}, got {layout}")
+    if is_shuffled and _needs_grad(A, B, bias, residual):
+        raise ValueError(f"{_OP}: B must not be shuffled where a derivative is asked for: pass the weights that "
+                         "shuffle_weight was given, or call under torch.no_grad()")
     if out is None and backend != "torch" and _needs_grad(A, B, bias, residual):
         return _differentiable(a, B, bias, residual, activation, dtype, backend).view(shape)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=A.device)
-    _run(a, B, bias, residual, activation or "none", out, backend)
+    _run(a, B, bias, residual, activation or "none", out, backend, is_shuffled)
     return out
 
 
 def _run(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, out: Tensor,
-         backend: str | None) -> Tensor:
+         backend: str | None, is_shuffled: bool = False) -> Tensor:
     n = b.shape[0]
     flat = matrix(out, n)
     _gemm_a16w16.run(flat, a, b, bias, residual=None if residual is None else matrix(residual, n),
-                     activation=activation, backend=backend)
+                     activation=activation, is_shuffled=is_shuffled, backend=backend)
     if flat.data_ptr() != out.data_ptr():
         out.copy_(flat.view(out.shape))
     return out

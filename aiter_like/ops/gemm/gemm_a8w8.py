@@ -18,7 +18,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm import hopper, tiles
+from aiter_like.ops.gemm import hopper, tiles, vendor
 from aiter_like.ops.gemm.parts import matrix, mfma_refusal, rows_refusal
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
@@ -69,7 +69,7 @@ def _instance(call: GemmA8w8Call, *, tile: str | None = None, splits: int | None
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
     sizes = tiles.parse(tile)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
@@ -137,7 +137,7 @@ def _ck_refusal(target: Target, call: GemmA8w8Call) -> str | None:
 def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
     """Every tile, with the splits that leave each a step of its own."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    for tile in tiles.TILES:
+    for tile in tiles.PIPELINED:
         for splits in tiles.SPLITS:
             if tiles.is_useful(m, n, k, tile, splits, element_bytes=1):
                 yield {"tile": tile, "splits": splits}
@@ -146,8 +146,8 @@ def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
 def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits, element_bytes=1)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
+    return tiles.clocks(m, n, k, tiles.parse(tile), splits, element_bytes=1, names=tiles.PIPELINED)
 
 
 def is_rough(call: GemmA8w8Call, target: Target) -> bool:
@@ -243,6 +243,14 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
             yield {"m": tokens, "n": n, "k": k, "weight_dtype": tune_shapes.fp8_name(), "band": 0, "use_fast_accum": 0}
 
 
+def _vendor(call: GemmA8w8Call) -> None:
+    vendor.scaled(*call[:6], use_fast_accum=call.use_fast_accum)
+
+
+def _vendor_refusal(target: Target, call: GemmA8w8Call) -> str | None:
+    return "the vendor's library has no shuffled weights" if call.band else vendor.scaled_refusal(target, *call[:6])
+
+
 _gemm_a8w8 = Op(
     _OP, call=GemmA8w8Call, reference=gemm_a8w8_ref, check=_check, tune_key=_tune_key,
     tune_fields=("m", "n", "k", "weight_dtype", "band", "use_fast_accum"), round_field="m", cases=_cases,
@@ -250,7 +258,7 @@ _gemm_a8w8 = Op(
     backends=(Backend("ck", _gemm_a8w8_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a8w8:gemm_a8w8", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),
-              Backend("torch", gemm_a8w8_ref)))
+              Backend("vendor", _vendor, refusal=_vendor_refusal), Backend("torch", gemm_a8w8_ref)))
 
 
 def gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
@@ -269,7 +277,7 @@ def gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Te
         use_fast_accum: on NVIDIA, sums of fp8 stay in the matrix unit, faster and of about 14 bits. Else, there, at
             most 128 products are added up so and then in fp32. Of no meaning for int8 and on AMD.
         out: tensor to write, [..., n] of `dtype`; default: a new contiguous one.
-        backend: "ck", "triton" or "torch" instead of the automatic choice.
+        backend: "ck", "triton", "vendor" (cuBLAS: fp8 alone) or "torch" instead of the automatic choice.
 
     Returns:
         `out`. With k = 0 it is the bias, or zeros; an empty result stays empty.
@@ -294,8 +302,8 @@ def gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Te
 
 def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, bias: Tensor | None = None,
                           dtype: torch.dtype = torch.bfloat16, check: bool = False, *,
-                          layout: tuple[int, int] = (16, 16), use_fast_accum: bool = False, out: Tensor | None = None,
-                          backend: str | None = None) -> Tensor:
+                          layout: tuple[int, int] | None = None, use_fast_accum: bool = False,
+                          out: Tensor | None = None, backend: str | None = None) -> Tensor:
     """`gemm_a8w8` with weights in the order of `shuffle_weight`: `out = (XQ · WQᵀ) · x_scale · w_scale + bias`.
 
     Args:
@@ -307,7 +315,7 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
         bias: [n] or [1, n] bf16|fp16|fp32, contiguous.
         dtype: of the result, bf16|fp16|fp32.
         check: AITER's request to compare kernels; of no meaning here.
-        layout: what `shuffle_weight` was given, (16, 16) or (32, 16).
+        layout: what `shuffle_weight` was given, (16, 16) or (32, 16); default: that of the mark, else (16, 16).
         use_fast_accum: as for `gemm_a8w8`.
         out: tensor to write, [..., n] of `dtype`; default: a new contiguous one.
         backend: "ck", "triton" or "torch" instead of the automatic choice.
@@ -317,7 +325,8 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
 
     Raises:
         TypeError: an argument is of another kind or dtype, also the fp8 of another device.
-        ValueError: shapes or devices do not fit, or n or the columns of `WQ` are no multiples of the layout's.
+        ValueError: shapes or devices do not fit, n or the columns of `WQ` are no multiples of the layout's, or `WQ` is
+            marked as of another layout.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -325,8 +334,12 @@ def gemm_a8w8_bpreshuffle(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tens
 
     Source: AITER's `gemm_a8w8_bpreshuffle`.
     """
+    marked = getattr(WQ, "shuffle_layout", None)
+    layout = layout or marked or _LAYOUTS[0]
     if layout not in _LAYOUTS:
         raise ValueError(f"gemm_a8w8_bpreshuffle: layout must be (16, 16) or (32, 16), got {layout!r}")
+    if marked not in (None, layout):
+        raise ValueError(f"gemm_a8w8_bpreshuffle: layout must be {marked}, as WQ is marked, got {layout}")
     return _product(XQ, WQ, x_scale, w_scale, bias, dtype, None, layout[0], use_fast_accum, out, backend)
 
 

@@ -57,13 +57,14 @@ def suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: b
 
 def _suited_to_many(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool) -> Blocks:
     """For more than 128 rows: the block and the splits of the last tiles that take the least time, in units of what a
-    block of 128 × 128 takes. One twice as large takes 1.95; a second kernel takes what 12 steps do for each split
+    block of 128 × 128 takes. One twice as large takes 1.95 to 2; a second kernel takes what 12 steps do for each split
     (H200)."""
-    block_k = 128 // element_bytes
-    steps = math.ceil(k / block_k)
     found = []
-    for block_m, block_n, num_warps, stages, takes in ((128, 128, 8 if is_narrow else 4, 6, 1.0),
-                                                       (*((256, 128) if is_narrow else (128, 256)), 8, 4, 1.95)):
+    narrow, wide = ((128, 128, 256, 8, 3, 1.0), (256, 128, 128, 8, 4, 2.0)), ((128, 128, 128, 4, 6, 1.0),
+                                                                              (128, 256, 128, 8, 4, 1.95))
+    for block_m, block_n, bytes_k, num_warps, stages, takes in narrow if is_narrow else wide:
+        block_k = bytes_k // element_bytes
+        steps = math.ceil(k / block_k)
         waves, rest = divmod(math.ceil(m / block_m) * math.ceil(n / block_n), cu_num)
         for splits in range(1, max(min(cu_num // rest, steps // 8), 1) + 1 if rest else 2):
             last = (takes / splits if rest else 0.0) + (12 * splits / steps if splits > 1 else 0.0)
@@ -76,8 +77,8 @@ def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow:
     """What is worth a trial: blocks that fit shared memory, and splits that have work."""
     rows = max(16, 1 << (m - 1).bit_length())
     few = [(rows, block_n, bytes_k, 4, 1) for block_n in (64, 128) for bytes_k in (128, 256, 512)] if m <= 256 else []
-    many = [(*tile, 0) for tile in ((64, 128, 128, 4), (128, 128, 128, 4), (128, 128, 128, 8), (128, 256, 128, 8),
-                                    (256, 128, 128, 8)) if m > 32 and tile[0] <= 2 * m]
+    many = [(*tile, 0) for tile in ((64, 128, 128, 4), (128, 128, 128, 4), (128, 128, 128, 8), (128, 128, 256, 8),
+                                    (128, 256, 128, 8), (256, 128, 128, 8)) if m > 32 and tile[0] <= 2 * m]
     for block_m, block_n, bytes_k, num_warps, swap in (*few, *many):
         if is_narrow and block_n > 128:
             continue

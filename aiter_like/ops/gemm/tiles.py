@@ -23,20 +23,27 @@ class Tile(NamedTuple):
     waves_k: int
 
 
-TILES = ("t256x128_w4x2x1", "t128x128_w2x2x1", "t128x64_w2x2x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
+_SMALL = ("t128x64_w2x2x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
+TILES = ("t256x128_w4x2x1", "t128x128_w2x2x1", *_SMALL)
 """Names of the builds, t<rows>x<columns>_w<waves along rows>x<along columns>x<along the depth>. A wave has at most
 64 × 64, whose sums take 64 registers; LDS holds two workgroups or more of all but the first and the last."""
+
+PIPELINED = ("t256x256_w1x4x1", "t224x256_w1x4x1", "t192x256_w1x4x1", "t128x128_w1x4x1", *_SMALL)
+"""Of the products by MainLoop (csrc/gemm/gemm_pipeline.h), whose waves have up to 256 × 64. The columns are each wave's
+own, so that shuffled weights are read once; 224 × 256 fills 304 CUs with out of 4096 × 4096."""
 
 SMALLEST = Tile(16, 64, 1, 1, 4)
 
 # For gfx942. Per compute unit and clock: flop of 16-bit MFMA (8 bits: twice as many), bytes of the L2 when all read
 # (AMD, CDNA3 white paper; SC25: 19.5 TB/s of distinct blocks at 304 CUs and 2.1 GHz), bytes that one workgroup gets
 # while it waits for them; of all of them: bytes of HBM (SC25: 4.14 TB/s). The rest was chosen so that the order of the
-# tiles is that of the cycle model (version 1) at 4096³, 16 × 4096 × 4096 and 64 × 6144 × 4096 in 16 bits: the part of a
-# step in which MFMA runs with several workgroups on a CU and with one, the clocks until a step's operands arrive, a
-# tile's start and end, a second kernel.
+# tiles is that of the cycle model at 4096³, 4096 × 4864 × 4096, 16 × 4096 × 4096 and 64 × 6144 × 4096 in 16 bits: the
+# part of a step in which MFMA runs in the pipelined loop, in the other one with several workgroups on a CU and with one;
+# the clocks until a step's operands arrive; a tile's start and end, in the pipelined loop also for each of its elements;
+# a second kernel.
 _FLOPS, _L2_BYTES, _WAITING_BYTES, _HBM_BYTES = 2048, 30.0, 40.0, 1971.0
-_BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.85, 0.65, 1200, 1500, 4000
+_BUSY_PIPELINED, _BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.96, 0.85, 0.65, 1200, 1500, 4000
+_START_PIPELINED, _ELEMENT = 7000, 0.2
 _LDS_BYTES = 65536
 
 
@@ -46,8 +53,8 @@ def parse(name: str) -> Tile:
     Raises:
         ValueError: there is no such tile.
     """
-    if name not in TILES:
-        raise ValueError(f"gemm: tile must be one of {', '.join(TILES)}, got {name!r}")
+    if name not in (*TILES, *PIPELINED):
+        raise ValueError(f"gemm: tile must be one of {', '.join(dict.fromkeys(TILES + PIPELINED))}, got {name!r}")
     return Tile(*map(int, re.findall(r"\d+", name)))
 
 
@@ -68,21 +75,30 @@ def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int
     return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes, element_bytes) and m * n < 2**31)
 
 
-def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2,
-           batch: int = 1) -> float:
+def is_pipelined(tile: Tile) -> bool:
+    """Whether MainLoop has the pipelined loop for it."""
+    wave_m, wave_n = tile.block_m // tile.waves_m, tile.block_n // tile.waves_n
+    return tile.waves_k == 1 and wave_m >= 64 and wave_m % 32 == 0 and wave_n % 32 == 0
+
+
+def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2, batch: int = 1,
+           names: tuple[str, ...] = TILES) -> float:
     """Of a product, or of `batch` of them, by counts: no measurement, and no model of it either. Of elements of
-    `element_bytes`; the result has 16 bits."""
+    `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop."""
     cus = device.arch_facts("gfx942")["cu_num"]
     step = depth(tile, element_bytes)
     step_bytes = (tile.block_m + tile.block_n) * step * element_bytes
     groups = batch * count(m, n, tile) * splits
     resident = min(_LDS_BYTES // step_bytes, math.ceil(groups / cus))  # workgroups of a CU
+    busy, start = _BUSY if resident > 1 else _BUSY_ALONE, _START
+    if names is PIPELINED and is_pipelined(tile):
+        busy, start = _BUSY_PIPELINED, _START_PIPELINED + _ELEMENT * tile.block_m * tile.block_n
     flops = _FLOPS * 2 / element_bytes
-    mfma = 2 * tile.block_m * tile.block_n * step / flops / (_BUSY if resident > 1 else _BUSY_ALONE)
+    mfma = 2 * tile.block_m * tile.block_n * step / flops / busy
     waits = (_ARRIVAL + step_bytes / _WAITING_BYTES) / resident
     steps = math.ceil(math.ceil(k / splits) / step)
     total = math.ceil(groups / (resident * cus)) * resident * (
-        steps * max(mfma, step_bytes / _L2_BYTES, waits) + _START / resident)
+        steps * max(mfma, step_bytes / _L2_BYTES, waits) + start / resident)
     total = max(total, batch * ((m * k + n * k) * element_bytes + m * n * 2) / _HBM_BYTES)
     if splits > 1:
         total += _SECOND_KERNEL + (2 * splits + 1) * batch * m * n * 4 / (_L2_BYTES * cus)
@@ -90,12 +106,14 @@ def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int =
 
 
 @functools.lru_cache(1024)
-def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None,
-             element_bytes: int = 2, batch: int = 1) -> tuple[str, int]:
-    """(tile, splits) with the least clocks, of those that have the given ones."""
-    found = [(name, parts) for name in TILES if tile in (None, name)
+def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None, element_bytes: int = 2,
+             batch: int = 1, names: tuple[str, ...] = TILES) -> tuple[str, int]:
+    """(tile, splits) with the least clocks, of those that have the given ones; the tile is one of `names`."""
+    if tile is not None and tile not in names:
+        raise ValueError(f"gemm: tile must be one of {', '.join(names)}, got {tile!r}")
+    found = [(name, parts) for name in names if tile in (None, name)
              for parts in (SPLITS if splits is None else (splits,))
              if parts == splits or is_useful(m, n, k, name, parts, element_bytes)]
     if not found:
         found = [(tile or "t16x64_w1x1x4", splits or 1)]
-    return min(found, key=lambda one: clocks(m, n, k, parse(one[0]), one[1], element_bytes, batch))
+    return min(found, key=lambda one: clocks(m, n, k, parse(one[0]), one[1], element_bytes, batch, names))

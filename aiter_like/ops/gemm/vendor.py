@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from aiter_like.device import Target
+
 
 def refusal(a: Tensor, out: Tensor, bias: Tensor | None, *rest: Tensor | None, activation: str = "none") -> str | None:
     """Why the library does not serve a product of 16 bits: it rounds before anything that follows but a bias."""
@@ -30,3 +32,25 @@ def bmm(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None) -> None:
         torch.bmm(a, b.mT, out=out)
     else:
         torch.baddbmm(bias[:, None], a, b.mT, out=out)
+
+
+def scaled_refusal(target: Target, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor,
+                   bias: Tensor | None) -> str | None:
+    """Why the library does not serve a product of 8 bits with scales: it is asked for fp8 on Hopper and later alone."""
+    if target.platform != "cuda" or int(target.arch.removeprefix("sm_").rstrip("af")) < 90 or a.dtype == torch.int8:
+        return "the vendor's library is asked for fp8 with scales on Hopper and later alone"
+    if a.shape[1] % 16 or b.shape[0] % 16 or not all(one.is_contiguous() for one in (a, b, out)):
+        return "the vendor's library has contiguous fp8 operands whose n and k are multiples of 16"
+    if out.dtype != torch.bfloat16 or bias is not None and bias.dtype != torch.bfloat16:
+        return "the vendor's library is asked for out and bias in bf16"
+    if (a_scale.numel() > 1) != (b_scale.numel() > 1):
+        return "the vendor's library has scales of rows and columns, or one each"
+    return None
+
+
+def scaled(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None,
+           use_fast_accum: bool) -> None:
+    """Writes out [m, n] = (a [m, k] · b [n, k]ᵀ) · a_scale · b_scale + bias [n], of fp8."""
+    if a_scale.numel() > 1:
+        a_scale, b_scale = a_scale[:, None], b_scale[None]
+    torch._scaled_mm(a, b.t(), a_scale, b_scale, bias, out_dtype=out.dtype, use_fast_accum=use_fast_accum, out=out)

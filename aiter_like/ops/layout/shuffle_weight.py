@@ -31,8 +31,9 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
         pad_k_to: above 0: K is first filled up with zeros to a multiple of it.
 
     Returns:
-        A new tensor of the same dtype and (padded) shape, with the attribute is_shuffled; where pad_k_to is given also
-        aiter_original_k and aiter_padded_k. Attributes do not survive nn.Parameter, .to or slices.
+        A new tensor of the same dtype and (padded) shape, with the attributes is_shuffled and shuffle_layout, the
+        layout; where pad_k_to is given also aiter_original_k and aiter_padded_k. Attributes do not survive
+        nn.Parameter, .to or slices.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -52,7 +53,7 @@ def shuffle_weight(x: Tensor, layout: tuple[int, int] = (16, 16), use_int4: bool
         x = filled
     sizes, order = _tiles("shuffle_weight", x.shape, x.element_size(), layout, use_int4, is_guinterleave, gate_up)
     shuffled = x.reshape(sizes).permute(order).contiguous().view(x.shape)
-    shuffled.is_shuffled = True
+    shuffled.is_shuffled, shuffled.shuffle_layout = True, tuple(layout)
     if pad_k_to:
         shuffled.aiter_original_k, shuffled.aiter_padded_k = original, x.shape[-1]
     return shuffled

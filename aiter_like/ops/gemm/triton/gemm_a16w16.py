@@ -19,9 +19,11 @@ _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 @triton.jit
 def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row, out_column, a_row, a_depth, b_column,
                         b_depth, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
-                        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-                        OVERLAPS: tl.constexpr):
-    """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ + bias) + residual; bound: the matrix units, or memory."""
+                        IS_SHUFFLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                        GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+    """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ + bias) + residual; bound: the matrix units, or memory.
+
+    IS_SHUFFLED: b is in bands of 16 rows, cut into packs of 8 columns that follow one another row by row."""
     await_stream(OVERLAPS)
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     block_row, block_column = tile_place(tl.program_id(0), blocks_m, blocks_n, GROUP)
@@ -29,7 +31,13 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
     column = (block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     k = tl.arange(0, BLOCK_K).to(tl.int64)
     a_at = a + row * a_row + k[None, :] * a_depth
-    b_at = b + column * b_column + k[:, None] * b_depth
+    if IS_SHUFFLED:
+        pack = (k // 8 * 128 + k % 8)[:, None]
+        b_at = b + column // 16 * (b_column * 16) + column % 16 * 8 + pack
+        b_step = BLOCK_K * 16
+    else:
+        b_at = b + column * b_column + k[:, None] * b_depth
+        b_step = BLOCK_K * b_depth
     product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, depth, BLOCK_K):
         is_inside = k < depth - first
@@ -37,7 +45,7 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
         right = tl.load(b_at, mask=(column < columns) & is_inside[:, None], other=0.0)
         product = tl.dot(left, right, product)
         a_at += BLOCK_K * a_depth
-        b_at += BLOCK_K * b_depth
+        b_at += b_step
     finish(product, out, None, None, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
            residual_column, ACTIVATION, IS_BF16)
 
@@ -66,7 +74,8 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
            *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=call.activation,
-           IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
+           IS_BF16=call.out.dtype == torch.bfloat16, IS_SHUFFLED=call.is_shuffled, BLOCK_M=block_m, BLOCK_N=block_n,
+           BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
 
 

@@ -28,4 +28,21 @@ __device__ inline auto convert(const TILE& tile) {
   return result;
 }
 
+/// Neighbours to nearest even, whatever they are: as from_float, by fewer instructions for bf16.
+template <class T, int COUNT>
+__device__ inline Vec<T, COUNT> rounded(const float (&values)[COUNT]) {
+  Vec<T, COUNT> result;
+  if constexpr (std::is_same_v<T, bf16>) {
+    const auto upper = [](float x) { return x != x ? 0x7FFF0000u : round_to_upper_half<Rounding::kNearestEven>(x); };
+    uint32_t words[COUNT / 2];
+#pragma unroll
+    for (int w = 0; w < COUNT / 2; ++w) words[w] = pack_upper(upper(values[2 * w]), upper(values[2 * w + 1]));
+    __builtin_memcpy(&result, words, sizeof(result));
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) result[i] = from_float<T>(values[i]);
+  }
+  return result;
+}
+
 }  // namespace aiter_like::tile

@@ -103,8 +103,20 @@ struct TileWindow {
         row_bytes(static_cast<uint32_t>(view.strides[0] * sizeof(T))) {}
 };
 
-__device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset) {
-  return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0);
+/// 16 bytes at `offset` + `step`, which is the same in all lanes. Where `offset` alone is beyond the buffer there are
+/// zeros.
+__device__ inline Chunk load_chunk(BufferDescriptor buffer, uint32_t offset, uint32_t step = 0) {
+  return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, step, 0);
+}
+
+/// Writes 8 or 16 bytes at `offset`; beyond the buffer nothing is written.
+template <class VALUES>
+__device__ inline void store_words(BufferDescriptor buffer, uint32_t offset, const VALUES& values) {
+  static_assert(sizeof(VALUES) == 8 || sizeof(VALUES) == 16, "what one instruction writes");
+  if constexpr (sizeof(VALUES) == 8)
+    __builtin_amdgcn_raw_buffer_store_b64(__builtin_bit_cast(Fragment, values), buffer, offset, 0, 0);
+  else
+    __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Chunk, values), buffer, offset, 0, 0);
 }
 
 /// The operand by row at column `first_column` of the window: one 16-byte read per run.
