@@ -85,11 +85,16 @@ def _instance(call: GroupedGemmCall, *, tile: str | None = None) -> Instance:
 def _grouped_gemm_ck(call: GroupedGemmCall) -> None: ...
 
 
-def _sizes(call: GroupedGemmCall) -> dict[str, int]:
+def _sizes(call: GroupedGemmCall) -> dict[str, Any]:
     """What tiles.py counts with: groups of equal size."""
     groups, n, k = call.b.shape
     return {"m": -(-call.out.shape[0] // groups), "n": n, "k": k, "element_bytes": call.a.element_size(),
-            "batch": groups}
+            "batch": groups, "names": _tiles(call)}
+
+
+def _tiles(call: GroupedGemmCall) -> tuple[str, ...]:
+    """Chosen rows go through the plain loop."""
+    return tiles.PIPELINED if call.row_index is None else tiles.TILES
 
 
 def _check(call: GroupedGemmCall) -> object:
@@ -140,7 +145,7 @@ def _ck_refusal(target: Target, call: GroupedGemmCall) -> str | None:
 
 def _ck_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, Any]]:
     sizes = _sizes(call)
-    return ({"tile": tile} for tile in tiles.TILES if tiles.is_useful(sizes["m"], sizes["n"], sizes["k"], tile, 1))
+    return ({"tile": tile} for tile in _tiles(call) if tiles.is_useful(sizes["m"], sizes["n"], sizes["k"], tile, 1))
 
 
 def _ck_cost(target: Target, call: GroupedGemmCall, *, tile: str | None = None) -> float:
