@@ -80,10 +80,11 @@ class SlicesThroughLds {
     const uint32_t past = chunk() * Shape::kRun + s * Shape::kSlice < left_ ? 0 : kOutOfRange;
     staged_[s][i] = load_chunk(buffer_, (offsets_[i] | past) + s * Shape::kSlice * sizeof(Element), step_bytes_);
   }
-  /// What is loaded from here on is the step after that.
+  /// What is loaded from here on is the step after that. The buffer's bound less `step_bytes_` must not wrap around,
+  /// whichever of them the hardware compares an offset with: beyond the depth the lanes' offsets alone are out of range.
   __device__ void advance() {
     left_ -= Shape::kDepth;
-    step_bytes_ += Shape::kDepth * sizeof(Element);
+    step_bytes_ = left_ > 0 ? step_bytes_ + Shape::kDepth * sizeof(Element) : 0;
   }
   __device__ void store(Memory& lds, int s, int i) const {
     lds.slots[s].template at<Chunk>(row(i), chunk() * sizeof(Chunk)) = staged_[s][i];
@@ -141,7 +142,7 @@ class PreshuffledSlices {
   }
   __device__ void advance() {
     left_ -= Shape::kDepth;
-    step_bytes_ += Shape::kDepth * BAND * sizeof(Element);
+    step_bytes_ = left_ > 0 ? step_bytes_ + Shape::kDepth * BAND * sizeof(Element) : 0;
   }
 
  private:
