@@ -122,5 +122,5 @@ def test_words_within_the_view():
 
 def test_a_step_moves_all_lanes():
     x, out = torch.randn(16, 16), torch.zeros(16, 16)
-    program("copy_chunks", x, 16, 16, 64, out)  # bytes: a row further; the last one reads beyond the buffer
-    assert torch.equal(out[:15], x[1:]) and (out[15] == 0).all()
+    program("copy_chunks", x, 16, 16, 64, out)  # bytes: a row further, which the last one does not have
+    assert torch.equal(out[:15], x[1:])

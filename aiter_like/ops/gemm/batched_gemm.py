@@ -63,7 +63,7 @@ def _instance(call: BatchedGemmCall, *, tile: str | None = None, splits: int | N
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     if tile is None or splits is None:
         tile, splits = tiles.cheapest(**_sizes(call), tile=tile, splits=splits)
-    return problems.products_instance(_OP, call, tile, splits)
+    return problems.products_instance(_OP, call, tile, splits, names=tiles.PIPELINED)
 
 
 @compile_ops("gemm/batched_gemm.hip", gen_func=_instance, platforms=("hip",))
@@ -125,7 +125,7 @@ def _ck_cost(target: Target, call: BatchedGemmCall, *, tile: str | None = None, 
     sizes = _sizes(call)
     if tile is None or splits is None:
         tile, splits = tiles.cheapest(**sizes, tile=tile, splits=splits)
-    return tiles.clocks(**sizes, tile=tiles.parse(tile), splits=splits)
+    return tiles.clocks(**sizes, tile=tiles.parse(tile, tiles.PIPELINED), splits=splits)
 
 
 def _tune_key(call: BatchedGemmCall) -> dict[str, int | str]:

@@ -70,7 +70,7 @@ def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | No
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
         tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
-    sizes = tiles.parse(tile)
+    sizes = tiles.parse(tile, tiles.PIPELINED)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
     bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
@@ -138,7 +138,7 @@ def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, s
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
         tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits, names=tiles.PIPELINED)
+    return tiles.clocks(m, n, k, tiles.parse(tile, tiles.PIPELINED), splits, names=tiles.PIPELINED)
 
 
 def _is_for_hopper(target: Target, call: GemmA16w16Call) -> bool:

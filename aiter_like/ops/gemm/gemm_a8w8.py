@@ -70,7 +70,7 @@ def _instance(call: GemmA8w8Call, *, tile: str | None = None, splits: int | None
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
         tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
-    sizes = tiles.parse(tile)
+    sizes = tiles.parse(tile, tiles.PIPELINED)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
     bias_dtype = torch.float32 if call.bias is None else call.bias.dtype
@@ -147,7 +147,7 @@ def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, spl
     (m, k), n = call.a.shape, call.b.shape[0]
     if tile is None or splits is None:
         tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits, element_bytes=1, names=tiles.PIPELINED)
+    return tiles.clocks(m, n, k, tiles.parse(tile, tiles.PIPELINED), splits, element_bytes=1, names=tiles.PIPELINED)
 
 
 def is_rough(call: GemmA8w8Call, target: Target) -> bool:

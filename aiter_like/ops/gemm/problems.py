@@ -35,14 +35,15 @@ def check_matrices(op: str, **matrices: Any) -> None:
             raise ValueError(f"{op}: {name} must not be shuffled, got a result of shuffle_weight")
 
 
-def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str = "", **macros: int) -> Instance:
-    """The build of a kernel of many products for the elements of a call, in a tile of tiles.py; `name` and `macros` for
+def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str = "",
+                      names: tuple[str, ...] = tiles.TILES, **macros: int) -> Instance:
+    """The build of a kernel of many products for the elements of a call, in a tile of `names`; `name` and `macros` for
     what only this operator has.
 
     Raises:
         ValueError: there is no such tile, or not that many splits.
     """
-    sizes = tiles.parse(tile)
+    sizes = tiles.parse(tile, names)
     if splits < 1:
         raise ValueError(f"{op}: splits must be at least 1, got {splits}")
     bias_dtype = call.out.dtype if call.bias is None else call.bias.dtype

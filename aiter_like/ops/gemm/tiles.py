@@ -48,14 +48,14 @@ _LDS_BYTES = 65536
 
 
 @functools.cache
-def parse(name: str) -> Tile:
-    """The tile of a name.
+def parse(name: str, names: tuple[str, ...] = TILES) -> Tile:
+    """The tile of a name, one of `names`.
 
     Raises:
         ValueError: there is no such tile.
     """
-    if name not in (*TILES, *PIPELINED):
-        raise ValueError(f"gemm: tile must be one of {', '.join(dict.fromkeys(TILES + PIPELINED))}, got {name!r}")
+    if name not in names:
+        raise ValueError(f"gemm: tile must be one of {', '.join(names)}, got {name!r}")
     return Tile(*map(int, re.findall(r"\d+", name)))
 
 
@@ -71,7 +71,7 @@ def count(m: int, n: int, tile: Tile) -> int:
 
 def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int = 2) -> bool:
     """Whether each split has work, and out has rows and columns for at least half of the tile or there is none less."""
-    sizes = parse(tile)
+    sizes = parse(tile, TILES + PIPELINED)
     has_rows = sizes.block_m == SMALLEST.block_m or m > sizes.block_m // 2
     return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes, element_bytes) and m * n < 2**31)
 
@@ -110,11 +110,11 @@ def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int =
 def cheapest(m: int, n: int, k: int, *, tile: str | None = None, splits: int | None = None, element_bytes: int = 2,
              batch: int = 1, names: tuple[str, ...] = TILES) -> tuple[str, int]:
     """(tile, splits) with the least clocks, of those that have the given ones; the tile is one of `names`."""
-    if tile is not None and tile not in names:
-        raise ValueError(f"gemm: tile must be one of {', '.join(names)}, got {tile!r}")
+    if tile is not None:
+        parse(tile, names)
     found = [(name, parts) for name in names if tile in (None, name)
              for parts in (SPLITS if splits is None else (splits,))
              if parts == splits or is_useful(m, n, k, name, parts, element_bytes)]
     if not found:
         found = [(tile or "t16x64_w1x1x4", splits or 1)]
-    return min(found, key=lambda one: clocks(m, n, k, parse(one[0]), one[1], element_bytes, batch, names))
+    return min(found, key=lambda one: clocks(m, n, k, parse(one[0], names), one[1], element_bytes, batch, names))
