@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // out = a_scale · (a · bᵀ) · b_scale + bias for each matrix of a batch on gfx942, in 16 bits, fp8 or int8, composed
-// from the tile library. One build per elements, tile, and what happens to a sum; batched_gemm_body.h and gemm_body.h
-// have its steps.
+// from the tile library. One build per elements, tile, and what happens to a sum; batched_gemm_body.h, gemm_pipeline.h
+// and gemm_body.h have its steps.
 //
 // As gemm_a16w16, with a workgroup for each tile of each matrix. Sums are kept in fp32, those of int8 in int32.
 // Bound: MFMA, 2 m n k flop per matrix at 1307 TFLOP/s in 16 bits and twice that in 8; for few rows memory, the bytes

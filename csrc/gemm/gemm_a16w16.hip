@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT
 // out = act(a · bᵀ + bias) + residual for gfx942, in 16 bits with sums in fp32, composed from the tile library. One
-// build per elements, tile, and what happens to a sum; gemm_a16w16_body.h and gemm_body.h have its steps.
+// build per elements, tile, order of b, and what happens to a sum; gemm_a16w16_body.h, gemm_pipeline.h and gemm_body.h
+// have its steps.
 //
-// Operands go through LDS, 64 of the depth for each wave along it; while a step is multiplied the next one is under way
-// in registers. Where out has too few tiles for 304 CUs the depth is split between workgroups: their sums go to memory
-// in fp32 and a second kernel adds them up in a fixed order, so that equal calls give equal results.
+// Operands go through LDS, 64 of the depth for each wave along it, shuffled weights straight to registers; while a step
+// is multiplied the next one is under way. Where out has too few tiles for 304 CUs the depth is split between
+// workgroups: their sums go to memory in fp32 and a second kernel adds them up in a fixed order, so that equal calls
+// give equal results.
 // Bound: MFMA, 2 m n k flop at 1307 TFLOP/s; for few rows memory, 2 n k bytes at 5.3 TB/s.
 #include "gemm_a16w16_body.h"
 #include "gemm_host.h"
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(BLOCK_M) || !defined(BLOCK_N) || \
     !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(HAS_BIAS) || !defined(HAS_RESIDUAL) ||    \
-    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS) ||                 \
-    !defined(IS_SHUFFLED)
+    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS) || !defined(IS_SHUFFLED)
 #error "gemm_a16w16.hip: the macros that ops/gemm/gemm_a16w16.py gives are missing"
 #endif
 

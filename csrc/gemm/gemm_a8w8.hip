@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // out = (a · bᵀ) · a_scale · b_scale + bias for gfx942, of fp8 (sums in fp32) or int8 (sums in int32, exact), composed
-// from the tile library. One build per elements, tile and layout of b; gemm_a8w8_body.h and gemm_body.h have its steps.
+// from the tile library. One build per elements, tile and layout of b; gemm_a8w8_body.h, gemm_pipeline.h and
+// gemm_body.h have its steps.
 //
 // a goes through LDS, 128 of the depth for each wave along it, and so does b where it stands in rows; shuffled, its
 // packs of 16 bytes go straight to the registers of the lanes that multiply them. The next step is under way in

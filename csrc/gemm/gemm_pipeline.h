@@ -8,6 +8,11 @@
 //   loads           in slice 0 the next step of what goes through LDS, whole lines of memory
 //   prefetches      slice s + 1 of the right operand to registers, from its slot or, shuffled, from memory
 // Beyond the depth loads give zeros, so that the last step is as the others.
+//
+// A step of 256 × 256 × 128 bytes on a CU, modelled (version 2 of the cycle model, 2100 MHz; clang 22, 4864 columns, one
+// tile per CU): shuffled 4,223 clk, plain 4,226, of which 4,096 are those of MFMA in bf16, fp8 and int8. LDS is read for
+// 1,024 clk, plain for 1,280; 64 loads of 1,024 bytes take 1,024 clk of the address unit. The start and end of a tile of
+// 256 × 256 take some 25,000: so many roundings, and first loads that nothing hides (tests/ops/test_gemm_gates.py).
 #pragma once
 
 #include <utility>

@@ -74,10 +74,13 @@ def test_every_tile_is_listed():
     assert set(WORKGROUPS) == set(tiles.TILES + tiles.PIPELINED)
 
 
+@pytest.mark.parametrize("is_shuffled", (False, True), ids=("rows", "shuffled"))
 @pytest.mark.parametrize("tile", tiles.PIPELINED)
-def test_registers_and_banks(tile_of, tile):
+def test_registers_and_banks(tile_of, tile, is_shuffled):
     tile_of(tile)
     one = call(300, 256, 512)
+    if is_shuffled:
+        one = one._replace(b=shuffle_weight(one.b), is_shuffled=True)
     with sim.enabled(counters=True) as session:
         gemm_a16w16._gemm_a16w16(one, backend="ck")
     (launch,) = session.launches

@@ -204,6 +204,13 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
                    "out_dtype": model.dtype, "is_gathered": int(k == model.hidden_size)}
 
 
+def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Fewer groups of as many rows each."""
+    while key["groups"] > 1:
+        key = {**key, "groups": -(-key["groups"] // 2), "rows": -(-key["rows"] // 2)}
+        yield key
+
+
 def _triton_kernels(target: Target, call: GroupedGemmCall, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
     moved = (call.b,) if call.row_index is not None else (call.a, call.b)
@@ -224,7 +231,7 @@ def _triton_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, i
 _grouped_gemm = Op(
     _OP, call=GroupedGemmCall, reference=grouped_gemm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "groups", "n", "k", "dtype", "out_dtype", "is_gathered"), round_field="rows", cases=_cases,
-    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
+    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes, smaller=_smaller),
     backends=(Backend("ck", _grouped_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.grouped_gemm:grouped_gemm", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),

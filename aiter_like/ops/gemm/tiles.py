@@ -38,15 +38,16 @@ SMALLEST = Tile(16, 64, 1, 1, 4)
 # (AMD, CDNA3 white paper; SC25: 19.5 TB/s of distinct blocks at 304 CUs and 2.1 GHz), bytes that one workgroup gets
 # while it waits for them; of all of them: bytes of HBM (SC25: 4.14 TB/s). The rest was chosen so that the order of the
 # tiles is that of the cycle model at 4096³, 4096 × 4864 × 4096, 16 × 4096 × 4096 and 64 × 6144 × 4096 in 16 bits: the
-# part of a step in which MFMA runs in the pipelined loop, in the other one with several workgroups on a CU and with one;
-# the clocks until a step's operands arrive; a tile's start and end, in the pipelined loop also for each of its elements;
-# a second kernel.
+# part of a step in which MFMA runs in the pipelined loop, in the other one with several workgroups on a CU and with
+# one; the clocks until a step's operands arrive; a tile's start and end, in the pipelined loop also for each of its
+# elements; a second kernel.
 _FLOPS, _L2_BYTES, _WAITING_BYTES, _HBM_BYTES = 2048, 30.0, 40.0, 1971.0
 _BUSY_PIPELINED, _BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.96, 0.85, 0.65, 1200, 1500, 4000
 _START_PIPELINED, _ELEMENT = 7000, 0.2
 _LDS_BYTES = 65536
 
 
+@functools.cache
 def parse(name: str) -> Tile:
     """The tile of a name.
 
