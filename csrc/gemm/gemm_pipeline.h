@@ -81,7 +81,8 @@ class SlicesThroughLds {
     staged_[s][i] = load_chunk(buffer_, (offsets_[i] | past) + s * Shape::kSlice * sizeof(Element), step_bytes_);
   }
   /// What is loaded from here on is the step after that. The buffer's bound less `step_bytes_` must not wrap around,
-  /// whichever of them the hardware compares an offset with: beyond the depth the lanes' offsets alone are out of range.
+  /// whichever of them the hardware compares an offset with: beyond the depth the lanes' offsets are out of range by
+  /// themselves.
   __device__ void advance() {
     left_ -= Shape::kDepth;
     step_bytes_ = left_ > 0 ? step_bytes_ + Shape::kDepth * sizeof(Element) : 0;
