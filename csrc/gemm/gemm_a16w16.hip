@@ -13,7 +13,7 @@
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(BLOCK_M) || !defined(BLOCK_N) || \
     !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(HAS_BIAS) || !defined(HAS_RESIDUAL) ||    \
-    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS) || !defined(IS_SHUFFLED)
+    !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(SPLITS) || !defined(IS_SHUFFLED) || !defined(IS_GATED)
 #error "gemm_a16w16.hip: the macros that ops/gemm/gemm_a16w16.py gives are missing"
 #endif
 
@@ -31,6 +31,7 @@ struct Config {
   static constexpr bool kIsShuffled = IS_SHUFFLED;
   static constexpr bool kHasBias = HAS_BIAS, kHasResidual = HAS_RESIDUAL, kHasActivation = HAS_ACTIVATION;
   static constexpr Activation kActivation = Activation::ACTIVATION;
+  static constexpr bool kIsGated = IS_GATED;
 };
 using Body = gemm_a16w16::Body<Config>;
 using Shape = Body::Shape;
@@ -63,8 +64,9 @@ void gemm_a16w16_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalTenso
   args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
   args.b = gemm::matrix_view<const Config::Element>(b, kOp, "b");
   args.out = gemm::matrix_view<Config::OutElement>(out, kOp, "out");
-  const int64_t m = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1];
-  check_value(args.a.sizes[0] == m && args.b.sizes[0] == n && args.b.sizes[1] == k,
+  constexpr int kHalves = Config::kIsGated ? 2 : 1;
+  const int64_t m = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1], b_rows = n * kHalves;
+  check_value(args.a.sizes[0] == m && args.b.sizes[0] == b_rows && args.b.sizes[1] == k,
               "gemm_a16w16: a must be [m, k], b [n, k], out [m, n]");
   check_value(k % Shape::kRun == 0 && n % 4 == 0, "gemm_a16w16: k must be a multiple of 8, n of 4");
   check_value(is_shuffled == Config::kIsShuffled, "gemm_a16w16: this module was built for another order of b");
@@ -73,16 +75,19 @@ void gemm_a16w16_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalTenso
                 "gemm_a16w16: shuffled, b must be contiguous, of rows a multiple of 16 and columns of 32");
   check_value(bias.has_value() == Config::kHasBias && residual.has_value() == Config::kHasResidual,
               "gemm_a16w16: this module was built with or without bias and residual, the call is the other");
-  if (bias.has_value()) args.bias = gemm::vector_of<Config::BiasElement>(bias.value(), n, kOp, "bias");
+  if (bias.has_value()) args.bias = gemm::vector_of<Config::BiasElement>(bias.value(), b_rows, kOp, "bias");
   if (residual.has_value()) {
     args.residual = gemm::matrix_view<const Config::OutElement>(residual.value(), kOp, "residual");
     check_value(args.residual.sizes[0] == m && args.residual.sizes[1] == n, "gemm_a16w16: residual must be [m, n]");
   }
   if (m == 0 || n == 0) return;
-  args.order = gemm::tiles_of<Shape>(m, n, kOp);
+  args.order = gemm::tiles_of<Shape>(m, b_rows, kOp);
   args.split_depth = gemm::split_depth_of<Shape>(k);
   const Stream stream = ffi::stream_of(a);
-  gemm::with_partials<Shape>(args, m, n, out.device(), [&] { launch_gemm_a16w16(args, stream); });
+  gemm::with_partials<Shape>(args, m, b_rows, out.device(), [&] {
+    args.partials.columns = n;
+    launch_gemm_a16w16(args, stream);
+  });
 }
 
 #endif

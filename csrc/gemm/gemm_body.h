@@ -324,19 +324,13 @@ __device__ void each_run(const Sums& sums, Strip& strip, Use use) {
   }
 }
 
-/// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
-/// writes them to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as those of `wave`.
-/// `out` is a matrix view, or has `sizes` and window() as one has. What stands over an edge is finished as its
-/// neighbour inside is, and not written: no branch keeps the loads of a finish apart.
+/// Writes the sums of a wave to `partials` (kSplits > 1) or finished to `out`, whose row and column are the same as
+/// those of `wave`. `out` is a matrix view, or has `sizes` and window() as one has. What stands over an edge is
+/// finished as its neighbour inside is, and not written: no branch keeps the loads of a finish apart.
 template <class Shape, class Sums, class Out, class Finish>
-__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
+__device__ void store_part(const Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
                            const Partials<typename Shape::Sum>& partials, Finish finish,
                            typename Shape::WaveSums& lds) {
-  workgroup_barrier();  // All waves have read their operands.
-  if constexpr (Shape::kWavesK > 1) {
-    add_waves<Shape>(sums, wave, lds);
-    if (wave.depth > 0) return;
-  }
   auto& strip = lds.strips[wave.part];
   const RunPlace<Shape::kWaveN> place;
   const int64_t row = wave.row() + place.row, column = wave.column() + place.column;
@@ -363,26 +357,56 @@ __device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t spl
   }
 }
 
-/// Adds the partial sums of kSumColumns elements up, in the order of the splits, and finishes them.
-template <int kSplits, class Sum, class Out, class Finish>
-__device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out>& out, uint32_t workgroup,
-                             Finish finish) {
+/// What is left to do with the sums of a wave: the waves along the depth are added up, and the first one of each part
+/// writes them, as store_part does.
+template <class Shape, class Sums, class Out, class Finish>
+__device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
+                           const Partials<typename Shape::Sum>& partials, Finish finish,
+                           typename Shape::WaveSums& lds) {
+  workgroup_barrier();  // All waves have read their operands.
+  if constexpr (Shape::kWavesK > 1) {
+    add_waves<Shape>(sums, wave, lds);
+    if (wave.depth > 0) return;
+  }
+  store_part<Shape>(sums, wave, split, out, partials, finish, lds);
+}
+
+/// The partial sums of kSumColumns elements added up, in the order of the splits: each kApart-th from `first` on.
+template <int kSplits, int kApart, class Sum>
+__device__ Vec<Sum, kSumColumns> summed(const Partials<Sum>& partials, int first, int64_t row, int64_t column) {
+  Vec<Sum, kSumColumns> sum{};
+  for (int split = 0; split < kSplits; ++split) {
+    Vec<Sum, kSumColumns> part;
+    __builtin_memcpy(&part, partials.at(first + split * kApart, row, column), sizeof(part));
+#pragma unroll
+    for (int i = 0; i < kSumColumns; ++i) sum[i] += part[i];
+  }
+  return sum;
+}
+
+/// Writes to `out` what finished(values, row, column) makes of kSumColumns elements.
+template <class Sum, class Out, class Finished>
+__device__ void store_finished(const Partials<Sum>& partials, const MatrixView<Out>& out, uint32_t workgroup,
+                               Finished finished) {
   const int64_t size = partials.rows * partials.columns;
   const int64_t index = (int64_t{workgroup} * kSumThreads + thread_index()) * kSumColumns;
   if (index >= size) return;
   const int64_t row = index / partials.columns, column = index % partials.columns;
-  Vec<Sum, kSumColumns> sum{};
-  for (int split = 0; split < kSplits; ++split) {
-    Vec<Sum, kSumColumns> part;
-    __builtin_memcpy(&part, partials.at(split, row, column), sizeof(part));
-#pragma unroll
-    for (int i = 0; i < kSumColumns; ++i) sum[i] += part[i];
-  }
   float values[kSumColumns];
-#pragma unroll
-  for (int i = 0; i < kSumColumns; ++i) values[i] = finish(sum[i], row, column + i);
+  finished(values, row, column);
   const auto result = rounded<Out>(values);
   __builtin_memcpy(out.data + row * out.strides[0] + column, &result, sizeof(result));
+}
+
+/// Adds the partial sums of kSumColumns elements up, in the order of the splits, and finishes them.
+template <int kSplits, class Sum, class Out, class Finish>
+__device__ void sum_partials(const Partials<Sum>& partials, const MatrixView<Out>& out, uint32_t workgroup,
+                             Finish finish) {
+  store_finished(partials, out, workgroup, [&](float (&values)[kSumColumns], int64_t row, int64_t column) {
+    const auto sum = summed<kSplits, 1>(partials, 0, row, column);
+#pragma unroll
+    for (int i = 0; i < kSumColumns; ++i) values[i] = finish(sum[i], row, column + i);
+  });
 }
 
 /// A vector for each matrix of a batch, or group.

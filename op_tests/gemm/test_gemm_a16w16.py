@@ -15,13 +15,20 @@ import aiter_like
 from aiter_like.device import Target
 from aiter_like.dispatch import OPS
 from aiter_like.dispatch.selection import Request, select
-from aiter_like.ops.gemm import tiles
+from aiter_like.ops.gemm import skinny, tiles
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 from aiter_like.testing import strided_like
 
 ACTIVATIONS = {None: lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
                "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh")}
+GATED = tuple(f"{one}_and_mul" for one in ACTIVATIONS if one)
 TILED = (("ck", 8, 4), ("triton", 1, 1))  # backend, what k and n must be multiples of
+STEEPEST = 1.13  # of the activations
+
+
+def halves(x):
+    """Of the columns: gate and up."""
+    return x.chunk(2, -1)
 
 
 def exact(a, b, bias=None, residual=None, activation=None):
@@ -29,12 +36,20 @@ def exact(a, b, bias=None, residual=None, activation=None):
     y = a.double() @ b.double().mT
     if bias is not None:
         y = y + bias.double()
-    y = ACTIVATIONS[activation](y)
+    if activation in GATED:
+        gate, up = halves(y)
+        y = ACTIVATIONS[activation.removesuffix("_and_mul")](gate) * up
+    else:
+        y = ACTIVATIONS[activation](y)
     return y if residual is None else y + residual.double()
 
 
 def compare(out, a, b, bias=None, residual=None, activation=None) -> None:
     magnitude = a.double().abs() @ b.double().abs().mT
+    if activation in GATED:  # an error of gate is multiplied by up, one of up by act(gate)
+        gate, up = halves(exact(a, b, bias).abs())
+        of_gate, of_up = halves(magnitude)
+        magnitude = STEEPEST * of_gate * up + of_up * gate
     products.compare(out, exact(a, b, bias, residual, activation), magnitude, a.shape[-1])
 
 
@@ -65,26 +80,67 @@ def test_what_follows_a_product(device, run, backend, activation, bias_dtype):
         compare(out, a, b, bias, other, activation)
 
 
-@pytest.mark.parametrize("tile, splits", [(tile, splits) for index, tile in enumerate(tiles.PIPELINED)
-                                          for splits in (1, (2, 16)[index % 2])])
-def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
+@pytest.mark.parametrize("m, n, k, dtype", ((1, 1, 8, torch.bfloat16), (2, 33, 9, torch.float16),
+                                            (4, 16, 1025, torch.bfloat16), (5, 70, 640, torch.bfloat16),
+                                            (8, 15, 4096, torch.float16), (9, 130, 2050, torch.bfloat16),
+                                            (16, 48, 4232, torch.bfloat16)), ids=str)
+def test_few_rows(device, run, m, n, k, dtype):
+    """Depths of no step, of whole rounds, and of what is left of a round, a step or 16 bytes."""
+    a, b = operands(device, m, n, k, dtype)
+    compare(run("hip", aiter_like.gemm_a16w16, a, b), a, b)
+
+
+@pytest.mark.parametrize("block", ((16, 4, 2, 1), (16, 8, 4, 2), (32, 4, 2, 4), (32, 8, 3, 1)), ids=str)
+@pytest.mark.parametrize("activation", ("silu", "silu_and_mul"))
+def test_blocks_of_few_rows(device, run, monkeypatch, block, activation):
+    """Of the splits the last ones have less, or nothing."""
+    monkeypatch.setattr(skinny, "suited", lambda *sizes: skinny.Block(*block))
+    OPS["gemm_a16w16"].reset()
+    a, b = operands(device, 11, 72, 3080)
+    bias, residual = torch.randn(72, device=device), torch.randn(11, 72, device=device).bfloat16()
+    residual = residual[:, :36] if activation in GATED else residual
+    first = run("hip", aiter_like.gemm_a16w16, a, b, bias, residual=residual, activation=activation)
+    compare(first, a, b, bias, residual, activation)
+    again = aiter_like.gemm_a16w16(a, b, bias, residual=residual, activation=activation, backend="hip")
+    assert torch.equal(first, again)
+    OPS["gemm_a16w16"].reset()
+
+
+@pytest.mark.parametrize("backend, m", (("ck", 37), ("hip", 13), ("triton", 37)))
+@pytest.mark.parametrize("activation, bias_dtype", list(zip(GATED, (torch.bfloat16, None, torch.float32))), ids=str)
+def test_gated(device, run, backend, m, activation, bias_dtype):
+    a, b = operands(device, m, 136, 72)
+    bias = None if bias_dtype is None else torch.randn(136, device=device).to(bias_dtype)
+    residual = torch.randn(m, 68, device=device).bfloat16()
+    for other in (None, residual):
+        out = run(backend, aiter_like.gemm_a16w16, a, b, bias, residual=other, activation=activation)
+        assert out.shape == (m, 68)
+        compare(out, a, b, bias, other, activation)
+
+
+@pytest.mark.parametrize("tile, splits, activation",
+                         [(tile, splits, "silu") for index, tile in enumerate(tiles.PIPELINED)
+                          for splits in (1, (2, 16)[index % 2])] +
+                         [(tile, 1 + index % 2, "silu_and_mul") for index, tile in enumerate(tiles.TILES)])
+def test_every_tile_and_split(device, run, monkeypatch, tile, splits, activation):
     """A depth of which the last split has a part, or nothing."""
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["gemm_a16w16"].reset()
-    a, b = operands(device, 70, 68, 1096)
-    bias, residual = torch.randn(68, device=device), torch.randn(70, 68, device=device).bfloat16()
-    first = run("ck", aiter_like.gemm_a16w16, a, b, bias, residual=residual, activation="silu")
-    compare(first, a, b, bias, residual, "silu")
-    assert torch.equal(first, aiter_like.gemm_a16w16(a, b, bias, residual=residual, activation="silu", backend="ck"))
+    a, b = operands(device, 70, 136 if activation in GATED else 68, 1096)
+    bias, residual = torch.randn(b.shape[0], device=device), torch.randn(70, 68, device=device).bfloat16()
+    first = run("ck", aiter_like.gemm_a16w16, a, b, bias, residual=residual, activation=activation)
+    compare(first, a, b, bias, residual, activation)
+    again = aiter_like.gemm_a16w16(a, b, bias, residual=residual, activation=activation, backend="ck")
+    assert torch.equal(first, again)
     OPS["gemm_a16w16"].reset()
 
 
-@pytest.mark.parametrize("backend", ("ck", "triton"))
-def test_strides(device, run, backend):
+@pytest.mark.parametrize("backend, m", (("ck", 19), ("triton", 19), ("hip", 7)))
+def test_strides(device, run, backend, m):
     """Rows apart in all of them; nothing between the rows of `out` is written."""
-    a, b = operands(device, 19, 36, 80)
+    a, b = operands(device, m, 36, 80)
     a, b = strided_like(a, (3, 0)), strided_like(b, (5, 0))
-    base = torch.full((19, 50), 7.0, device=device).bfloat16()
+    base = torch.full((m, 50), 7.0, device=device).bfloat16()
     out = run(backend, aiter_like.gemm_a16w16, a, b, out=base[:, 4:40])
     compare(out, a, b)
     assert (base[:, :4] == 7).all() and (base[:, 40:] == 7).all()
@@ -101,7 +157,7 @@ def test_transposed_operands_and_leading_dimensions(device, run):
     compare(single[None], a[:1], b)
 
 
-@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("backend", ("ck", "hip", "triton"))
 def test_special_values(device, run, backend):
     """Infinities and NaN go where a sum takes them; bf16 overflows to infinity."""
     a, b = torch.ones(3, 16, device=device).bfloat16(), torch.ones(8, 16, device=device).bfloat16()
@@ -112,7 +168,7 @@ def test_special_values(device, run, backend):
     assert run(backend, aiter_like.gemm_a16w16, big, torch.ones_like(b).abs().fill_(4)).isinf().all()
 
 
-@pytest.mark.parametrize("backend", ("ck", "triton"))
+@pytest.mark.parametrize("backend", ("ck", "hip", "triton"))
 def test_otype_and_empty_sizes(device, run, backend):
     a, b = operands(device, 5, 12, 24)
     out = run(backend, aiter_like.gemm_a16w16, a, b, otype=torch.float32)
@@ -122,15 +178,16 @@ def test_otype_and_empty_sizes(device, run, backend):
     assert half.dtype == torch.float16
     compare(half, a, b)
     bias = torch.randn(12, device=device).bfloat16()
-    compare(run(backend, aiter_like.gemm_a16w16, a[:, :0], b[:, :0], bias), a[:, :0], b[:, :0], bias)
+    no_depth = "triton" if backend == "hip" else backend
+    compare(run(no_depth, aiter_like.gemm_a16w16, a[:, :0], b[:, :0], bias), a[:, :0], b[:, :0], bias)
     assert aiter_like.gemm_a16w16(a[:0], b).shape == (0, 12)
     assert aiter_like.gemm_a16w16(a, b[:0]).shape == (5, 0)
 
 
-@pytest.mark.parametrize("activation", (None, "silu"))
+@pytest.mark.parametrize("activation", (None, "silu", "silu_and_mul"))
 def test_derivatives(device, activation):
-    a, b = operands(device, 13, 20, 24)
-    bias, residual = torch.randn(20, device=device).bfloat16(), torch.randn(13, 20, device=device).bfloat16()
+    a, b = operands(device, 13, 40 if activation in GATED else 20, 24)
+    bias, residual = torch.randn(b.shape[0], device=device).bfloat16(), torch.randn(13, 20, device=device).bfloat16()
     inputs = [one.requires_grad_() for one in (a, b, bias, residual)]
     grad = torch.randn(13, 20, device=device).bfloat16()
     out = aiter_like.gemm_a16w16(a, b, bias, residual=residual, activation=activation)
@@ -150,6 +207,7 @@ def test_bad_input_is_named(device):
             (ValueError, "gemm_a16w16: bias must have shape", (a, b, a[0]), {}),
             (ValueError, "gemm_a16w16: activation must be", (a, b), {"activation": "relu6"}),
             (ValueError, "gemm_a16w16: residual must have shape", (a, b), {"residual": a}),
+            (ValueError, "gemm_a16w16: B must have an even number of rows", (a, b[:7]), {"activation": "silu_and_mul"}),
             (ValueError, "gemm_a16w16: scale_a must be None", (a, b, None, None, b), {}),
             (TypeError, "gemm_a16w16: out must have dtype", (a, b), {"otype": torch.bfloat16,
                                                                    "out": torch.empty(4, 8, device=device)})):
@@ -164,7 +222,8 @@ def test_split_depth_on_hopper(device, run, m, n, k):
         pytest.skip("the kernel for Hopper runs on an NVIDIA GPU alone")
     a, b = operands(device, m, n, k)
     bias, residual = torch.randn(n, device=device), torch.randn(m, n, device=device).bfloat16()
-    for options in ({}, {"bias": bias, "residual": residual, "activation": "silu"}):
+    for options in ({}, {"bias": bias, "residual": residual, "activation": "silu"},
+                    {"bias": bias, "residual": residual[:, :n // 2], "activation": "silu_and_mul"}):
         out = run("triton", aiter_like.gemm_a16w16, a, b, **options)
         compare(out, a, b, **options)
         assert torch.equal(out, aiter_like.gemm_a16w16(a, b, **options, backend="triton"))
@@ -273,20 +332,38 @@ def test_names_of_aiter(device):
 def bench() -> None:
     device = torch.device("cuda")
 
-    def case(m: int, n: int, k: int, seed: int) -> benching.Case:
+    def case(m: int, n: int, k: int, seed: int, activation: str | None = None) -> benching.Case:
         generator = torch.Generator(device).manual_seed(seed)
         a, b = (torch.randn(rows, k, device=device, generator=generator).bfloat16() for rows in (m, n))
-        calls = benching.by_backend(aiter_like.gemm_a16w16, a, b, backends=("triton",)) | {
-            "cuBLAS": functools.partial(torch.nn.functional.linear, a, b)}
+        own = ("triton", "hip") if m <= skinny.MAX_ROWS else ("triton",)
+        calls = benching.by_backend(aiter_like.gemm_a16w16, a, b, backends=own, activation=activation)
+
+        def of_library() -> torch.Tensor:
+            y = torch.nn.functional.linear(a, b)
+            if activation is None:
+                return y
+            out = a.new_empty(m, n // 2)
+            aiter_like.silu_and_mul(out, y)
+            return out
 
         def check(result: torch.Tensor) -> float:
-            compare(result[:64], a[:64], b)
+            if activation is None:
+                compare(result[:64], a[:64], b)
+            else:  # the library's product is rounded in between
+                expected = exact(a[:64], b, activation=activation)
+                slack = 2**-6 * expected.abs().max().item()
+                torch.testing.assert_close(result[:64].double(), expected, rtol=2**-6, atol=slack)
             return 0.0
 
-        return benching.Case(f"{m}×{n}×{k}", 2 * (m * k + n * k + m * n), calls, check)
+        calls |= {"cuBLAS": of_library} if activation is None else {"cuBLAS, silu_and_mul": of_library}
+        columns = n if activation is None else n // 2
+        return benching.Case(f"{m}×{n}×{k}", 2 * (m * k + n * k + m * columns), calls, check)
 
-    shapes = [(m, n, k) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)) for m in (1, 16, 64, 256, 1024, 4096)]
+    rows = (1, 8, 16, 64, 256, 1024, 4096)
+    shapes = [(m, n, k) for n, k in ((6144, 4096), (28672, 4096), (4096, 14336)) for m in rows]
     benching.table("gemm_a16w16", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+    benching.table("gemm_a16w16, silu_and_mul", (
+        benching.rotating(functools.partial(case, m, 28672, 4096, activation="silu_and_mul")) for m in rows))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def compiled_by(monkeypatch, tmp_path):
         monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{tmp_path}")
         find = toolchain.find
         monkeypatch.setattr(toolchain, "find", lambda platform: found if platform == "hip" else find(platform))
-        for jit in (gemm_a16w16._gemm_a16w16_ck, gemm_a8w8._gemm_a8w8_ck):
+        for jit in (gemm_a16w16._gemm_a16w16_ck, gemm_a16w16._gemm_a16w16_hip, gemm_a8w8._gemm_a8w8_ck):
             monkeypatch.setattr(jit, "_bound", {})
 
     return choose
@@ -224,3 +224,47 @@ def test_weights_of_few_bits(tile_of, tile, weights, group_size):
                                                                                      "mfma_passes"))
         mfma = passes / MFMA_PASSES
         assert (vector - mfma) / mfma <= PER_MFMA[weights, group_size]
+
+
+READ_TB_PER_S, READ_SHARE = 4.14, 0.85
+"""Published for HBM (SC25, gpu-stream), and what the kernel for few rows reaches of it at least, start and end
+included, where the weights are 64 MB or more."""
+
+
+@pytest.fixture
+def simulated():
+    devices.use_simulator(True)
+    OPS["gemm_a16w16"].reset()
+    yield
+    OPS["gemm_a16w16"].reset()
+    devices.reset()
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("m", (1, 8, 16))
+def test_modelled_share_of_the_read_rate(simulated, compiled_by, compiler, m):
+    compiled_by(compiler)
+    for n, k in ((8192, 4096), (4096, 8192), (28672, 4096)):
+        assert read_tb_per_s(m, n, k) > READ_SHARE * READ_TB_PER_S
+
+
+def read_tb_per_s(m: int, n: int, k: int) -> float:
+    a, b, out = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((m, k), (n, k), (m, n)))
+    with sim.enabled(model="sample") as session:
+        gemm_a16w16._gemm_a16w16(GemmA16w16Call(out, a, b), backend="hip")
+    (launch,) = session.modelled
+    return b.numel() * b.element_size() / launch["modelled_us"] / 1e6
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("m", (1, 8, 16))
+@pytest.mark.parametrize("activation", ("none", "silu_and_mul"))
+def test_registers_and_banks_of_few_rows(simulated, compiled_by, compiler, m, activation):
+    compiled_by(compiler)
+    one = call(m, 128, 4096)._replace(activation=activation)
+    one = one._replace(out=one.out[:, :64].contiguous()) if activation != "none" else one
+    with sim.enabled(counters=True) as session:
+        gemm_a16w16._gemm_a16w16(one, backend="hip")
+    (launch,) = session.launches
+    assert launch["occupancy"]["workgroups_per_cu"] >= (2 if activation == "none" else 1)
+    assert launch["private_bytes"] == 0 and launch["totals"]["lds_conflict_clk"] == 0

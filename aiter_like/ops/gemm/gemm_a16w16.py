@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The product of linear layers in 16 bits, with bias, activation and residual.
 
-Kernels: csrc/gemm/gemm_a16w16.hip, ops/gemm/triton/gemm_a16w16.py and, for Hopper, hopper.py beside it.
+Kernels: csrc/gemm/gemm_a16w16.hip and, for few rows, gemm_a16w16_skinny.hip; ops/gemm/triton/gemm_a16w16.py and, for
+Hopper, hopper.py beside it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target
+from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
-from aiter_like.ops.gemm import hopper, tiles, vendor
-from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
+from aiter_like.ops.gemm import builds, hopper, skinny, tiles, vendor
+from aiter_like.ops.gemm.parts import ACTIVATIONS, GATED, after_product, matrix, mfma_refusal, rows_refusal
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
 __all__ = ["gemm_a16w16"]
@@ -36,10 +36,10 @@ class GemmA16w16Call(NamedTuple):
     Attributes:
         out: [m, n], written; bf16|fp16|fp32.
         a: [m, k] bf16|fp16, of any strides.
-        b: [n, k], dtype of `a`, of any strides.
-        bias: [n], added to each row before the activation; dtype of `a`, or fp32; contiguous.
+        b: [n, k], with an activation of GATED [2n, k]; dtype of `a`, of any strides.
+        bias: an element for each row of `b`, added before the activation; dtype of `a`, or fp32; contiguous.
         residual: [m, n], added after the activation; dtype of `out`.
-        activation: one of ACTIVATIONS.
+        activation: one of ACTIVATIONS and GATED.
         is_shuffled: whether `b` is in the order of shuffle_weight, layout (16, 16); it is contiguous then.
     """
 
@@ -58,39 +58,46 @@ def gemm_a16w16_ref(call: GemmA16w16Call) -> None:
     product = call.a.float() @ b.float().t()
     if call.bias is not None:
         product = product + call.bias.float()
-    if call.activation != "none":
-        product = activated(product, call.activation)
+    product = after_product(product, call.activation)
     if call.residual is not None:
         product = product + call.residual.float()
     call.out.copy_(product)
 
 
+def _tiles(call: GemmA16w16Call) -> tuple[str, ...]:
+    """Gate and up meet in the sums of the plain loop."""
+    return tiles.TILES if call.activation in GATED else tiles.PIPELINED
+
+
 def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> Instance:
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     (m, k), n = call.a.shape, call.b.shape[0]
+    names = _tiles(call)
+    if tile in tiles.PIPELINED and tile not in names:  # a row of the same weights without gates
+        tile = None
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
-    sizes = tiles.parse(tile, tiles.PIPELINED)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=names)
+    sizes = tiles.parse(tile, names)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
-    bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
-    parts = [dtypes.name(call.a.dtype), tile, f"s{splits}",
-             *([] if call.out.dtype == call.a.dtype else [f"o{dtypes.name(call.out.dtype)}"]),
-             *([] if call.activation == "none" else [call.activation]),
-             *([] if call.bias is None else [f"bias_{dtypes.name(bias_dtype)}"]),
-             *([] if call.residual is None else ["residual"]), *(["shuffled"] if call.is_shuffled else [])]
-    return Instance("_".join(parts), {
-        "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
-        "BIAS_ELEMENT": elements.CPP[bias_dtype], "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n,
-        "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n, "WAVES_K": sizes.waves_k, "SPLITS": splits,
-        "IS_SHUFFLED": int(call.is_shuffled),
-        "HAS_BIAS": int(call.bias is not None), "HAS_RESIDUAL": int(call.residual is not None),
-        "HAS_ACTIVATION": int(call.activation != "none"),
-        "ACTIVATION": "silu" if call.activation == "none" else call.activation})
+    return builds.of(call, f"{tile}_s{splits}", {
+        "BLOCK_M": sizes.block_m, "BLOCK_N": sizes.block_n, "WAVES_M": sizes.waves_m, "WAVES_N": sizes.waves_n,
+        "WAVES_K": sizes.waves_k, "SPLITS": splits, "IS_SHUFFLED": int(call.is_shuffled)})
+
+
+def _skinny_instance(call: GemmA16w16Call, **given: int) -> Instance:
+    """The block is that of skinny.py, but for what a tuned row names."""
+    m, n = call.out.shape
+    block = skinny.suited(n, call.a.shape[1], target_of(call.a.device))._replace(**given)
+    return builds.of(call, *skinny.build(m, block))
 
 
 @compile_ops("gemm/gemm_a16w16.hip", gen_func=_instance, platforms=("hip",))
 def _gemm_a16w16_ck(call: GemmA16w16Call) -> None: ...
+
+
+@compile_ops("gemm/gemm_a16w16_skinny.hip", "gemm_a16w16_skinny", gen_func=_skinny_instance)
+def _gemm_a16w16_hip(call: GemmA16w16Call) -> None: ...
 
 
 def _check(call: GemmA16w16Call) -> object:
@@ -98,25 +105,45 @@ def _check(call: GemmA16w16Call) -> object:
     a, out = call.a, call.out
     check.tensor(_OP, "a", a, rank=2, dtypes=DTYPES, last_contiguous=False)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(None, a.shape[1]), device=a.device, last_contiguous=False)
-    if call.is_shuffled and (call.b.shape[0] % 16 or call.b.shape[1] % 32 or not call.b.is_contiguous()):
+    check.choice(_OP, "activation", call.activation, (*ACTIVATIONS, *GATED))
+    b_rows = call.b.shape[0]
+    if call.activation in GATED and b_rows % 2:
+        raise ValueError(f"{_OP}: b must have an even number of rows, gate and up, got {b_rows}")
+    shape = (a.shape[0], _columns(b_rows, call.activation))
+    if call.is_shuffled and (shape[1] % 16 or b_rows % 16 or call.b.shape[1] % 32 or not call.b.is_contiguous()):
         raise ValueError(f"{_OP}: shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0, got shape "
                          f"{tuple(call.b.shape)}, strides {call.b.stride()}")
-    shape = (a.shape[0], call.b.shape[0])
     check.tensor(_OP, "out", out, dtypes=elements.FLOATS, shape=shape, device=a.device, last_contiguous=False)
-    check.choice(_OP, "activation", call.activation, ACTIVATIONS)
     if call.bias is not None:
-        check.tensor(_OP, "bias", call.bias, dtypes=(a.dtype, torch.float32), shape=shape[1:], device=a.device)
+        check.tensor(_OP, "bias", call.bias, dtypes=(a.dtype, torch.float32), shape=(b_rows,), device=a.device)
     if call.residual is not None:
         check.tensor(_OP, "residual", call.residual, dtypes=(out.dtype,), shape=shape, device=a.device,
                      last_contiguous=False)
     return SKIP if out.numel() == 0 else None
 
 
+def _columns(b_rows: int, activation: str | None) -> int:
+    """Of the result."""
+    return b_rows // 2 if activation in GATED else b_rows
+
+
+def _hip_refusal(target: Target, call: GemmA16w16Call) -> str | None:
+    return skinny.refusal(target, call.a, call.b, call.is_shuffled)
+
+
+def _hip_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]:
+    if _hip_refusal(target, call) is None:
+        yield from (block._asdict() for block in skinny.trials(call.a.shape[1], target))
+
+
 def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
     """What the kernel for gfx942 does not take."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    if k % 8 or n % 4:
-        return mfma_refusal(target) or f"k must be a multiple of 8 and n of 4, got k = {k}, n = {n}"
+    if k % 8 or call.out.shape[1] % 4:
+        return (mfma_refusal(target) or
+                f"k must be a multiple of 8 and out's columns of 4, got k = {k} and {call.out.shape[1]} columns")
+    if call.is_shuffled and call.activation in GATED:
+        return mfma_refusal(target) or "gate and up of shuffled weights have no kernel of this backend"
     reason = mfma_refusal(target) or rows_refusal(a=call.a, b=call.b, out=call.out, residual=call.residual)
     if reason is not None:
         return reason
@@ -128,17 +155,15 @@ def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
 def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
     """Every tile, with the splits that leave each a step of its own."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    for tile in tiles.PIPELINED:
-        for splits in tiles.SPLITS:
-            if tiles.is_useful(m, n, k, tile, splits):
-                yield {"tile": tile, "splits": splits}
+    yield from ({"tile": tile, "splits": splits} for tile in _tiles(call) for splits in tiles.SPLITS
+                if tiles.is_useful(m, n, k, tile, splits))
 
 
 def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> float:
-    (m, k), n = call.a.shape, call.b.shape[0]
+    (m, k), n, names = call.a.shape, call.b.shape[0], _tiles(call)
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=tiles.PIPELINED)
-    return tiles.clocks(m, n, k, tiles.parse(tile, tiles.PIPELINED), splits, names=tiles.PIPELINED)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, names=names)
+    return tiles.clocks(m, n, k, tiles.parse(tile, names), splits, names=names)
 
 
 def _is_for_hopper(target: Target, call: GemmA16w16Call) -> bool:
@@ -164,12 +189,7 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
         yield from hopper.space(m, call.b.shape[0], call.a.shape[1], 2, target)
         if m >= 64:
             return
-    for block_m, block_n, block_k, num_warps in ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4),
-                                                 (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
-                                                 (128, 256, 64, 8), (256, 128, 64, 8)):
-        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
-            for num_stages in (2, 3, 4):
-                yield dict(zip(hopper.Blocks._fields, (block_m, block_n, block_k, num_warps, num_stages)))
+    yield from hopper.plain_space(m)
 
 
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
@@ -178,7 +198,7 @@ def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
     H200)."""
     m = call.a.shape[0]
     if target.arch == "gfx942":
-        return "vendor" if m >= 128 else None
+        return "vendor" if m >= 128 else "hip" if m <= skinny.MAX_ROWS else None
     return "vendor" if target.arch == "sm_90" and 64 < m < 1024 else None
 
 
@@ -211,6 +231,9 @@ def _cases(device: torch.device) -> dict[str, GemmA16w16Call]:
     return {"plain": plain,
             "bias, activation, residual": plain._replace(bias=random(132), residual=random(70, 132), activation="silu"),
             "fp16": half._replace(bias=random(40, dtype=torch.float32), activation="gelu"),
+            "gated": plain._replace(out=random(70, 68), b=random(136, 136), activation="silu_and_mul"),
+            "few rows, gated": GemmA16w16Call(random(9, 20), random(9, 133), random(40, 133), residual=random(9, 20),
+                                              activation="gelu_and_mul"),
             "split depth": GemmA16w16Call(random(5, 64), random(5, 2056), random(64, 2056), residual=random(5, 64)),
             "fp32 out": plain._replace(out=random(70, 132, dtype=torch.float32), activation="gelu_tanh"),
             "transposed b": plain._replace(b=random(136, 132).t()),
@@ -245,6 +268,7 @@ _gemm_a16w16 = Op(
     backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
                       space=_triton_space),
+              Backend("hip", _gemm_a16w16_hip, refusal=_hip_refusal, space=_hip_space),
               Backend("vendor", _vendor, refusal=_vendor_refusal),
               Backend("torch", gemm_a16w16_ref, differentiable=True)))
 
@@ -256,7 +280,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None, dtype: torch.dtype, backend: str | None) -> Tensor:
         ctx.save_for_backward(a, b)
         ctx.bias_dtype, ctx.backend = None if bias is None else bias.dtype, backend
-        return _run(a, b, bias, None, "none", _new(a, b, dtype), backend)
+        return _run(a, b, bias, None, "none", a.new_empty(a.shape[0], b.shape[0], dtype=dtype), backend)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -275,16 +299,20 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
                 backend: str | None = None) -> Tensor:
     """The product of a linear layer: `out = act(A · Bᵀ + bias) + residual`.
 
+    With a gated activation the first half of `B`'s rows are those of gate, the second half those of up:
+    `out = act(A · gateᵀ + bias) · (A · upᵀ + bias) + residual`, each with its half of the bias.
+
     Args:
         A: [..., k] bf16|fp16, of any strides.
-        B: [n, k], the weights, dtype of `A`, of any strides; or with the mark of `shuffle_weight`, layout (16, 16).
-        bias: [n], dtype of `A` or fp32, contiguous.
+        B: [n, k], with a gated activation [2n, k]: the weights, dtype of `A`, of any strides; or with the mark of
+            `shuffle_weight`, layout (16, 16).
+        bias: one for each row of `B`, dtype of `A` or fp32, contiguous.
         otype: dtype of the result, bf16|fp16|fp32; default: that of `A`.
         scale_a, scale_b, scale_c: None; 16-bit operands have no scales.
         residual: [..., n], added after the activation; dtype of the result.
-        activation: None, "silu", "gelu" (erf) or "gelu_tanh".
+        activation: None, "silu", "gelu" (erf), "gelu_tanh", or one of these with "_and_mul": gated.
         out: tensor to write, [..., n]; default: a new contiguous one.
-        backend: "ck", "triton", "vendor" (hipBLASLt or cuBLAS) or "torch" instead of the automatic choice.
+        backend: "ck", "hip", "triton", "vendor" (hipBLASLt or cuBLAS) or "torch" instead of the automatic choice.
 
     Returns:
         `out`. With k = 0 it is act(bias) + residual; an empty result stays empty.
@@ -297,8 +325,9 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
     Notes:
         Sums in fp32, rounded to nearest even once; equal calls give equal results; can be captured in a graph.
-        Backend ck takes contiguous rows with k a multiple of 8 and n of 4, triton everything. Where an argument
-        requires grad, the derivative is two products of this operator; the activation's and residual's are torch's.
+        Backend ck takes contiguous rows with k a multiple of 8 and n of 4, hip contiguous rows of `A` and `B`, at most
+        16 of `A`, triton everything. Where an argument requires grad, the derivative is two products of this operator;
+        the activation's and residual's are torch's.
 
     Source: AITER's `gemm_a16w16` and `tgemm.mm`.
     """
@@ -313,10 +342,10 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     if otype is not None and not isinstance(otype, torch.dtype):
         raise TypeError(f"{_OP}: otype must be a dtype, got {type(otype).__name__}")
     if activation is not None:
-        check.choice(_OP, "activation", activation, ACTIVATIONS[1:])
+        check.choice(_OP, "activation", activation, (*ACTIVATIONS[1:], *GATED))
     if B.ndim != 2:
         raise ValueError(f"{_OP}: B must have 2 dimensions, got {B.ndim}")
-    shape = (*A.shape[:-1], B.shape[0])
+    shape = (*A.shape[:-1], _columns(B.shape[0], activation))
     for name, tensor in (("residual", residual), ("out", out)):
         if isinstance(tensor, Tensor) and tensor.shape != shape:
             raise ValueError(f"{_OP}: {name} must have shape {tuple(shape)}, got {tuple(tensor.shape)}")
@@ -340,17 +369,13 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
 def _run(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, out: Tensor,
          backend: str | None, is_shuffled: bool = False) -> Tensor:
-    n = b.shape[0]
+    n = out.shape[-1]
     flat = matrix(out, n)
     _gemm_a16w16.run(flat, a, b, bias, residual=None if residual is None else matrix(residual, n),
                      activation=activation, is_shuffled=is_shuffled, backend=backend)
     if flat.data_ptr() != out.data_ptr():
         out.copy_(flat.view(out.shape))
     return out
-
-
-def _new(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
 
 
 def _needs_grad(*tensors: Any) -> bool:
@@ -363,10 +388,9 @@ def _differentiable(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor 
     if activation is None and residual is None:
         return _Linear.apply(a, b, bias, dtype, backend)
     y = _Linear.apply(a, b, bias, torch.float32, backend)
-    if activation is not None:
-        y = activated(y, activation)
+    y = after_product(y, activation or "none")
     if residual is not None:
-        y = y + matrix(residual, b.shape[0]).float()
+        y = y + matrix(residual, y.shape[1]).float()
     return y.to(dtype)
 
 

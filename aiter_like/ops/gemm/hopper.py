@@ -55,6 +55,13 @@ def suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: b
     return Blocks(block_m, block_n, block_k, num_warps, stages, swap, splits)
 
 
+def gated(blocks: Blocks) -> Blocks:
+    """The same for rows of gate and of up, a sum of each: half as many of each, but the matrix unit's left side has at
+    least 64, which shared memory holds in half the depth."""
+    block_n = max(blocks.block_n // 2, 64) if blocks.swap else blocks.block_n // 2
+    return blocks._replace(block_n=block_n, block_k=blocks.block_k * blocks.block_n // (2 * block_n))
+
+
 def _suited_to_many(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool) -> Blocks:
     """For more than 128 rows: the block and the splits of the last tiles that take the least time, in units of what a
     block of 128 × 128 takes. One twice as large takes 1.95 to 2; a second kernel takes what 12 steps do for each split
@@ -90,3 +97,13 @@ def space(m: int, n: int, k: int, element_bytes: int, target: Target, is_narrow:
             if splits == 1 or 0 < splits * rest <= 2 * target.cu_num and k >= 4 * splits * block_k:
                 yield from (Blocks(block_m, block_n, block_k, num_warps, stages, swap, splits)._asdict()
                             for stages in {most, max(most // 2, 3)} if 3 <= stages <= most)
+
+
+def plain_space(m: int) -> Iterator[dict[str, int]]:
+    """The same for a kernel without TMA, on any GPU."""
+    for block_m, block_n, block_k, num_warps in ((16, 32, 256, 4), (16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4),
+                                                 (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
+                                                 (128, 256, 64, 8), (256, 128, 64, 8)):
+        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
+            for num_stages in (2, 3, 4):
+                yield dict(zip(Blocks._fields, (block_m, block_n, block_k, num_warps, num_stages)))

@@ -8,9 +8,26 @@ from typing import Any
 from torch import Tensor
 
 from aiter_like.device import Target
+from aiter_like.ops.activation.parts import activated, gated
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
+_GATED_SUFFIX = "_and_mul"
+GATED = tuple(one + _GATED_SUFFIX for one in ACTIVATIONS[1:])
+"""Of a product whose columns are gates and, in the second half, what they let through: act(gate) · up."""
 _MAX_ROW_BYTES = 2**23  # the ck kernels count the bytes of a tile of 256 rows in 31 bits
+
+
+def activation_of(activation: str) -> tuple[str, bool]:
+    """One of ACTIVATIONS, and whether it is that of a gate."""
+    return activation.removesuffix(_GATED_SUFFIX), activation in GATED
+
+
+def after_product(product: Tensor, activation: str) -> Tensor:
+    """What an activation, one of ACTIVATIONS and GATED, makes of a product, in torch."""
+    name, is_gated = activation_of(activation)
+    if is_gated:
+        return gated(product, name, 0.0)
+    return product if name == "none" else activated(product, name)
 
 
 def matrix(x: Any, columns: int) -> Any:

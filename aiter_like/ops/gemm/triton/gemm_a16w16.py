@@ -11,6 +11,7 @@ from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
+from aiter_like.ops.gemm.parts import activation_of
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
 
 _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
@@ -19,10 +20,11 @@ _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 @triton.jit
 def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row, out_column, a_row, a_depth, b_column,
                         b_depth, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
-                        IS_SHUFFLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                        GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+                        IS_GATED: tl.constexpr, IS_SHUFFLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                        BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
     """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ + bias) + residual; bound: the matrix units, or memory.
 
+    IS_GATED: b has the rows of gate, then those of up: out = act(gate) · up + residual.
     IS_SHUFFLED: b is in bands of 16 rows, cut into packs of 8 columns that follow one another row by row."""
     await_stream(OVERLAPS)
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
@@ -39,43 +41,50 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
         b_at = b + column * b_column + k[:, None] * b_depth
         b_step = BLOCK_K * b_depth
     product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, depth, BLOCK_K):
         is_inside = k < depth - first
         left = tl.load(a_at, mask=(row < rows) & is_inside[None, :], other=0.0)
         right = tl.load(b_at, mask=(column < columns) & is_inside[:, None], other=0.0)
         product = tl.dot(left, right, product)
+        if IS_GATED:
+            other = tl.load(b_at + columns.to(tl.int64) * b_column, mask=(column < columns) & is_inside[:, None],
+                            other=0.0)
+            up = tl.dot(left, other, up)
         a_at += BLOCK_K * a_depth
         b_at += b_step
     finish(product, out, None, None, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
-           residual_column, ACTIVATION, IS_BF16)
+           residual_column, ACTIVATION, IS_BF16, up=up if IS_GATED else None)
 
 
 def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> None:
     """Writes `out`.
 
     kernel: "gemm_a16w16_hopper" is that of hopper.py; where an address forbids it the other takes over.
-    params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps, num_stages and, on Hopper,
-        swap and splits.
+    params: values instead of those that suit the rows: block_m, block_n (rows of b), block_k, num_warps, num_stages
+        and, on Hopper, swap and splits.
     """
-    (m, k), n = call.a.shape, call.b.shape[0]
-    target = target_of(call.a.device)
+    (m, k), b_rows = call.a.shape, call.b.shape[0]
+    target, (activation, is_gated) = target_of(call.a.device), activation_of(call.activation)
     if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
         from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
 
-        suited = hopper.suited(m, n, k, 2, target.cu_num)
+        suited = hopper.suited(m, b_rows, k, 2, target.cu_num)
         blocks = hopper.Blocks(**values("gemm_a16w16", suited._fields, suited, params))
-        then = Finish(bias=call.bias, activation=call.activation, residual=call.residual)
+        blocks = hopper.gated(blocks) if is_gated else blocks
+        then = Finish(bias=call.bias, activation=activation, residual=call.residual, is_gated=is_gated)
         multiply(call.out, call.a, call.b, then, blocks, target)
         return
     given = {} if kernel == "gemm_a16w16_hopper" else params
     chosen = values("gemm_a16w16", _NAMES, _blocks(m, target.platform), given)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in _NAMES)
+    n, block_n = call.out.shape[1], max(block_n // 2, 16) if is_gated else block_n
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
     launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
-           *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=call.activation,
-           IS_BF16=call.out.dtype == torch.bfloat16, IS_SHUFFLED=call.is_shuffled, BLOCK_M=block_m, BLOCK_N=block_n,
-           BLOCK_K=block_k, GROUP=GROUP,
+           *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=activation,
+           IS_BF16=call.out.dtype == torch.bfloat16, IS_GATED=is_gated, IS_SHUFFLED=call.is_shuffled, BLOCK_M=block_m,
+           BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
 
 

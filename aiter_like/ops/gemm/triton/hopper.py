@@ -27,12 +27,14 @@ SUM_ELEMENTS = 1024  # of a tile that a program of sum_tiles_kernel adds up
 def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials, rows, columns, depth, whole, out_row,
                    out_column, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                    ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, IS_INTEGER: tl.constexpr,
-                   ROUGH: tl.constexpr, SWAP: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
-                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+                   ROUGH: tl.constexpr, SWAP: tl.constexpr, SPLITS: tl.constexpr, IS_GATED: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+                   OVERLAPS: tl.constexpr):
     """out = act(a · bᵀ · scales + bias) + residual, BLOCK_M × BLOCK_N elements at a time; bound: the matrix units, or
     memory. Of fp8 up to ROUGH products in a row are added up by the matrix unit, which keeps few bits (None: all).
     With SPLITS > 1 the tiles from number `whole` on are split: the sums over a part of the depth each go to
-    partials [SPLITS, tiles − whole, BLOCK_M, BLOCK_N]."""
+    partials [SPLITS, tiles − whole, BLOCK_M, BLOCK_N]. With IS_GATED b has the rows of gate, then those of up: out =
+    act(gate) · up + residual, and partials have two tiles instead of one."""
     await_stream(OVERLAPS)
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     tiles, steps = blocks_m * blocks_n, tl.cdiv(depth, BLOCK_K)
@@ -50,31 +52,42 @@ def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials,
             product = tl.zeros((BLOCK_N, BLOCK_M), tl.int32 if IS_INTEGER else tl.float32)
         else:
             product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if IS_INTEGER else tl.float32)
+        up = tl.zeros_like(product)
         for k in range(first_step, end_step):
             left, right = a.load([first_row, k * BLOCK_K]), b.load([first_column, k * BLOCK_K])
             if SWAP:
                 product = tl.dot(right, left.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
             else:
                 product = tl.dot(left, right.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
+            if IS_GATED:
+                other = b.load([columns + first_column, k * BLOCK_K])
+                if SWAP:
+                    up = tl.dot(other, left.T, up, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
+                else:
+                    up = tl.dot(left, other.T, up, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
         row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
         if SWAP:
             row, column = row[None, :], column[:, None]
         else:
             row, column = row[:, None], column[None, :]
         if SPLITS > 1 and index >= whole:
-            at = partials + (index - whole).to(tl.int64) * (BLOCK_M * BLOCK_N) + row * BLOCK_N + column
+            number = (index - whole).to(tl.int64) * (2 if IS_GATED else 1)
+            at = partials + number * (BLOCK_M * BLOCK_N) + row * BLOCK_N + column
             tl.store(at, product, mask=row < rows - first_row)
+            if IS_GATED:
+                tl.store(at + BLOCK_M * BLOCK_N, up, mask=row < rows - first_row)
         else:
             finish(product, out, row_scale, column_scale, bias, residual, first_row + row, first_column + column, rows,
                    columns, out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES,
-                   COLUMN_SCALES)
+                   COLUMN_SCALES, up if IS_GATED else None)
 
 
 @triton.jit
 def sum_tiles_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, whole, out_row, out_column,
                 residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                 ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
-                BLOCK_N: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+                BLOCK_N: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr,
+                IS_GATED: tl.constexpr = False):
     """Adds the partial sums of ROWS rows of a tile from number `whole` on up, in the order of the splits, and finishes
     them. Launched over (tiles − whole, BLOCK_M / ROWS)."""
     await_stream(OVERLAPS)
@@ -84,12 +97,16 @@ def sum_tiles_kernel(partials, out, row_scale, column_scale, bias, residual, row
     row = block_row * BLOCK_M + inside
     column = tl.arange(0, BLOCK_N)[None, :]
     product = tl.zeros((ROWS, BLOCK_N), partials.dtype.element_ty)
+    up = tl.zeros_like(product)
     for split in tl.static_range(SPLITS):
-        tile = (split * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+        tile = (split * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * (2 if IS_GATED else 1)
         at = partials + tile * (BLOCK_M * BLOCK_N) + inside * BLOCK_N + column
         product += tl.load(at, mask=row < rows, other=0)
+        if IS_GATED:
+            up += tl.load(at + BLOCK_M * BLOCK_N, mask=row < rows, other=0)
     finish(product, out, row_scale, column_scale, bias, residual, row, block_column * BLOCK_N + column, rows, columns,
-           out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES, COLUMN_SCALES)
+           out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16, ROW_SCALES, COLUMN_SCALES,
+           up if IS_GATED else None)
 
 
 class Finish(NamedTuple):
@@ -100,6 +117,7 @@ class Finish(NamedTuple):
         bias: [columns].
         activation: one of ops/gemm/parts.py's ACTIVATIONS.
         residual: [rows, columns].
+        is_gated: the rows of b are those of gate, then of up: the activation is gate's, and up is multiplied in.
     """
 
     a_scale: Tensor | None = None
@@ -107,14 +125,16 @@ class Finish(NamedTuple):
     bias: Tensor | None = None
     activation: str = "none"
     residual: Tensor | None = None
+    is_gated: bool = False
 
 
 def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, target: Target,
              rough: int | None = None) -> None:
-    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth]; at most a program for each SM. Of the
-    tiles that do not fill all SMs at the end the depth is split, which a second kernel adds up."""
+    """Writes `out` [rows, columns], from a [rows, depth] and b [columns, depth], or [2 · columns, depth] if gated; at
+    most a program for each SM. Of the tiles that do not fill all SMs at the end the depth is split, which a second
+    kernel adds up."""
     block_m, block_n, block_k, num_warps, num_stages, swap, splits = blocks
-    (m, k), n = a.shape, b.shape[0]
+    (m, k), n = a.shape, out.shape[1]
     left, right = (TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, block_k])
                    for matrix, rows in ((a, block_m), (b, block_n)))
     sum_dtype = torch.int32 if a.dtype == torch.int8 else torch.float32
@@ -122,11 +142,13 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, ta
     whole = tiles // target.cu_num * target.cu_num if splits > 1 else tiles
     rest = tiles - whole
     splits = splits if rest else 1
-    partials = torch.empty(splits, rest, block_m, block_n, dtype=sum_dtype, device=a.device) if rest else None
+    sums = splits * rest * (2 if then.is_gated else 1)
+    partials = torch.empty(sums, block_m, block_n, dtype=sum_dtype, device=a.device) if rest else None
     programs = min(whole + rest * splits, target.cu_num)
     strides = (*out.stride(), *((0, 0) if then.residual is None else then.residual.stride()))
     added = (then.a_scale, then.b_scale, then.bias, then.residual)
     constants = {"ACTIVATION": then.activation, "IS_BF16": out.dtype == torch.bfloat16, "SPLITS": splits,
+                 "IS_GATED": then.is_gated,
                  "ROW_SCALES": then.a_scale is None or then.a_scale.numel() > 1,
                  "COLUMN_SCALES": then.b_scale is None or then.b_scale.numel() > 1}
     launch(_hopper_kernel, (programs,), left, right, out, *added, partials, m, n, k, whole, *strides,

@@ -34,10 +34,11 @@ def scale_of(scale, index, count, IS_EACH: tl.constexpr):
 @triton.jit
 def finish(product, out, row_scale, column_scale, bias, residual, row, column, rows, columns, out_row, out_column,
            residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
-           ROW_SCALES: tl.constexpr = True, COLUMN_SCALES: tl.constexpr = True):
+           ROW_SCALES: tl.constexpr = True, COLUMN_SCALES: tl.constexpr = True, up=None):
     """out = act(product · row_scale · column_scale + bias) + residual at rows and columns that broadcast to the
     product's shape. Scales [rows] and [columns] in fp32, bias and residual may be None; without ROW_SCALES or
-    COLUMN_SCALES such a scale is one number."""
+    COLUMN_SCALES such a scale is one number. With `up`, a product without scales whose bias follows the other one's,
+    out = act(product + bias) · (up + its bias) + residual."""
     product = product.to(tl.float32)
     if row_scale is not None:
         product *= scale_of(row_scale, row, rows, ROW_SCALES)
@@ -47,6 +48,10 @@ def finish(product, out, row_scale, column_scale, bias, residual, row, column, r
         product += tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
     if ACTIVATION != "none":
         product = activated(product, ACTIVATION, IS_BF16)
+    if up is not None:
+        if bias is not None:
+            up += tl.load(bias + columns + column, mask=column < columns, other=0.0).to(tl.float32)
+        product *= up
     mask = (row < rows) & (column < columns)
     row, column = row.to(tl.int64), column.to(tl.int64)
     if residual is not None:

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT
+// The matrix instruction of products with few rows, on gfx942 and on NVIDIA (sm_80 and later). A lane's share of either
+// operand is an access of 16 bytes along the depth. Which element of the depth meets which place of the instruction is
+// free as long as both operands agree, so the order of the depth is that of the accesses.
+#pragma once
+
+#include "aiter_like/dtype.h"
+#if defined(__HIP__)
+#include "aiter_like/mfma.h"
+#endif
+
+namespace aiter_like::skinny {
+
+/// 16 bytes: kRun elements of 16 bits that follow one another along the depth.
+#if defined(__HIP__)
+using Run = __attribute__((ext_vector_type(4))) uint32_t;  // One value to clang, which a loop needs not copy.
+#else
+using Run = Vec<uint32_t, 4>;
+#endif
+constexpr int kRun = 8;
+
+/// The compiler moves no instruction across, so that loads are issued in the order in which they are waited for.
+__device__ inline void keep_order() {
+#if defined(__HIP__)
+  __builtin_amdgcn_sched_barrier(0);
+#endif
+}
+
+// A Unit multiplies kColumns rows of the weights [columns of out, depth] and kRows rows of a, kDepth deep.
+//   in memory  a lane reads, from depth() on, column(run) of the weights for each of kColumnRuns, and row(run) of a, a
+//              run for kRunRows of them
+//   columns(), rows()  from these runs to the instruction's operands, by way of an Exchange of the wave's own in LDS
+//   multiply() adds a product to Sums, whose float i of this lane belongs to sum_column(lane, i) and sum_row(lane, i)
+
+#if defined(__HIP__)
+
+/// v_mfma_f32_16x16x16. A compute unit takes 64 bytes of neighbouring lanes a cycle only if they lie in one line, and
+/// the instruction wants neighbouring lanes in different rows: 16 lanes read 256 bytes in a row, and the runs change
+/// lanes.
+template <class Element>
+struct Unit {
+  static constexpr int kColumns = 16, kRows = 16, kDepth = 16 * kRun, kColumnRuns = 4, kRunRows = 4;
+  static constexpr int kSteps = 4;  // pairs of instructions for the depth
+  using Sums = Accumulator;
+  struct Operand {
+    Run runs[kSteps];
+  };
+  struct Exchange {
+    Run rows[16][kDepth / kRun];
+    /// Run `run` of a row, such that neither 8 of a row nor those of 8 rows that lanes read together share banks.
+    __device__ Run& at(int row, int run) { return rows[row][run ^ row % 8]; }
+  };
+
+  __device__ static int depth() { return lane_index() % 16 * kRun; }
+  __device__ static int column(int run) { return run * kRunRows + lane_index() / 16; }
+  __device__ static int row(int run) { return column(run); }
+
+  __device__ static Operand columns(const Run (&runs)[kColumnRuns], Exchange& lds) { return exchanged(runs, lds); }
+  template <int kRuns>
+  __device__ static Operand rows(const Run (&runs)[kRuns], Exchange& lds) {
+    return exchanged(runs, lds);
+  }
+
+  __device__ static void multiply(Sums& sums, const Operand& columns, const Operand& rows) {
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int half = 0; half < 4; half += 2)
+        sums = mfma_16x16x16<Element>(Fragment{columns.runs[s][half], columns.runs[s][half + 1]},
+                                      Fragment{rows.runs[s][half], rows.runs[s][half + 1]}, sums);
+    }
+  }
+
+  __device__ static int sum_column(int lane, int i) { return lane / 16 * 4 + i; }
+  __device__ static int sum_row(int lane, int) { return lane % 16; }
+
+ private:
+  /// Rows that no run was read for hold what was there; they only reach sums that nobody asks for.
+  template <int kRuns>
+  __device__ static Operand exchanged(const Run (&runs)[kRuns], Exchange& lds) {
+    const int lane = lane_index();
+    keep_lds_order();
+#pragma unroll
+    for (int run = 0; run < kRuns; ++run) lds.at(run * kRunRows + lane / 16, lane % 16) = runs[run];
+    keep_lds_order();
+    Operand result;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) result.runs[s] = lds.at(lane % 16, s * 4 + lane / 16);
+    return result;
+  }
+
+  /// A wave's accesses of LDS take place in their order; the compiler leaves them in it.
+  __device__ static void keep_lds_order() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+  }
+};
+
+#else
+
+/// mma.sync m16n8k16, whose operands are read as they are: 4 lanes along the depth have 64 bytes in a row.
+template <class Element>
+struct Unit {
+  static constexpr int kColumns = 16, kRows = 8, kDepth = 4 * kRun, kColumnRuns = 2, kRunRows = 8;
+  using Sums = Vec<float, 4>;
+  struct Exchange {};
+
+  __device__ static int depth() { return lane_index() % 4 * kRun; }
+  __device__ static int column(int run) { return run * 8 + lane_index() / 4; }
+  __device__ static int row(int run) { return column(run); }
+
+  struct Columns {
+    Run runs[kColumnRuns];
+  };
+  __device__ static Columns columns(const Run (&runs)[kColumnRuns], Exchange&) { return {{runs[0], runs[1]}}; }
+  __device__ static Run rows(const Run (&runs)[1], Exchange&) { return runs[0]; }
+
+  __device__ static void multiply(Sums& sums, const Columns& columns, const Run& rows) {
+    const Run &lower = columns.runs[0], &upper = columns.runs[1];
+#pragma unroll
+    for (int half = 0; half < 4; half += 2) {
+      if constexpr (__is_same(Element, bf16))
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(lower[half]), "r"(upper[half]), "r"(lower[half + 1]), "r"(upper[half + 1]), "r"(rows[half]),
+              "r"(rows[half + 1]));
+      else
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+            "{%0, %1, %2, %3};"
+            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+            : "r"(lower[half]), "r"(upper[half]), "r"(lower[half + 1]), "r"(upper[half + 1]), "r"(rows[half]),
+              "r"(rows[half + 1]));
+    }
+  }
+
+  __device__ static int sum_column(int lane, int i) { return lane / 4 + i / 2 * 8; }
+  __device__ static int sum_row(int lane, int i) { return lane % 4 * 2 + i % 2; }
+};
+
+#endif
+
+}  // namespace aiter_like::skinny
