@@ -70,6 +70,8 @@ CALLS = {
     "act_mul_and_fp8_group_quant": (wide, "silu", 128),
     "silu_and_mul_quant": (rows(I8), wide, scale, HIDDEN),
     "gemm_a16w16": (x, r(24, HIDDEN)),
+    **dict.fromkeys(("gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"),
+                    (x.to(FP8), r(32, HIDDEN).to(FP8), r(ROWS, 1, dtype=F32), r(1, 1, dtype=F32))),
     "gemm_a8w8": (x.to(I8), r(24, HIDDEN).to(I8), scale + 1, ONE),
     "gemm_a8w8_bpreshuffle": (x.to(FP8), r(32, HIDDEN).to(FP8), scale + 1, r(32, dtype=F32)),
     "batched_gemm_bf16": (x[None], r(1, 24, HIDDEN)),

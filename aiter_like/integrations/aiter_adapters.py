@@ -56,10 +56,6 @@ def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterlea
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
 
 
-def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any, tuned_file: Any = None) -> None:
-    """None: no matrix product is tuned here, so that engines keep theirs."""
-
-
 def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | None = None,
                     bounds: Any = None, specialized_filename: str | None = None, backend: str | None = None,
                     B: int | None = None) -> tuple[dict[str, Any], bool]:

@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import aiter_like
+from aiter_like import device
+from aiter_like.dispatch import OPS
+from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import linear
+from aiter_like.integrations.aiter_objects import AITER_CONFIGS
+from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
 
 
 def mm(inp: Tensor, weights: Tensor, bias: Tensor | None = None, otype: torch.dtype | None = None,
@@ -76,3 +84,96 @@ def batched_gemm_bf16_triton(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None,
     choose among its own kernels, have no meaning here.
     """
     return aiter_like.batched_gemm_bf16(XQ, WQ, bias, dtype if YQ is None else YQ.dtype, splitK, out=YQ)
+
+
+def gemm_a8w8_blockscale_triton(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor,
+                                dtype: torch.dtype = torch.bfloat16, y: Tensor | None = None,
+                                config: dict | None = None, skip_reduce: bool = False,
+                                kernel_type: str = "bandwidth_bound", backend: str | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` as AITER's Triton module has it; `config`, `kernel_type` and `backend`, which
+    choose among its own kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
+    """
+    _refuse_partial_sums("gemm_a8w8_blockscale", skip_reduce)
+    return aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype if y is None else y.dtype, out=y)
+
+
+def gemm_a8w8_blockscale_preshuffle_triton(
+        x: Tensor, w: Tensor, x_scale: Tensor, w_scale: Tensor, dtype: torch.dtype = torch.bfloat16,
+        y: Tensor | None = None, config: dict | None = None, skip_reduce: bool = False,
+        is_x_scale_tranposed: bool = True, kernel_type: str = "bandwidth_bound",
+        backend: str | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale_bpreshuffle` as AITER's Triton module has it: `w` as bands of 16 rows, [n / 16,
+    16 · k]. Without `is_x_scale_tranposed` the strides of `x_scale` say how it lies in memory. `config`, `kernel_type`
+    and `backend`, which choose among its own kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
+        ValueError: `w` is no matrix of bands.
+    """
+    name = "gemm_a8w8_blockscale_preshuffle"
+    _refuse_partial_sums(name, skip_reduce)
+    if w.ndim != 2 or w.shape[1] % 16 or not w.is_contiguous():
+        raise ValueError(f"{name}: w must be contiguous, [n / 16, 16 · k], got shape {tuple(w.shape)}, strides "
+                         f"{w.stride()}")
+    weights = w.view(16 * w.shape[0], w.shape[1] // 16)
+    if not is_x_scale_tranposed:
+        x_scale = x_scale.t().contiguous().t()
+    return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, x_scale, w_scale, dtype if y is None else y.dtype, y)
+
+
+def gemm_a8w8_blockscale_out(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor, splitK: int = 0,
+                             kernelName: str = "") -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` into `Out`; `splitK` and `kernelName`, which choose among AITER's kernels, have
+    no meaning here."""
+    return aiter_like.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, out=Out)
+
+
+def gemm_a8w8_blockscale_cktile(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor,
+                                isBpreshuffled: bool = False, splitK: int = 0, kernelName: str = "") -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale` into `Out`; `splitK` and `kernelName`, which choose among AITER's kernels, have
+    no meaning here."""
+    return aiter_like.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, isBpreshuffled, out=Out)
+
+
+def gemm_a8w8_blockscale_bpreshuffle_asm(A: Tensor, B: Tensor, out: Tensor, A_scale: Tensor, B_scale: Tensor,
+                                         bias: Tensor | None = None, splitK: int | None = None,
+                                         kernelName: str | None = None, bpreshuffle: bool = True,
+                                         zero_bias_buf: Tensor | None = None) -> Tensor:
+    """`aiter_like.gemm_a8w8_blockscale`, with weights in order where `bpreshuffle`, into `out`; `splitK`, `kernelName`
+    and `zero_bias_buf`, which belong to AITER's kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: a bias is given.
+    """
+    if bias is not None:
+        raise UnsupportedError("gemm_a8w8_blockscale_bpreshuffle_asm: bias must be None, there is none with block "
+                               f"scales, got {type(bias).__name__}", "gemm_a8w8_blockscale")
+    return aiter_like.gemm_a8w8_blockscale(A, B, A_scale, B_scale, out.dtype, bpreshuffle, out=out)
+
+
+def _refuse_partial_sums(name: str, skip_reduce: bool) -> None:
+    if skip_reduce:
+        raise UnsupportedError(f"{name}: skip_reduce must be False, partial sums are not returned, got True",
+                               "gemm_a8w8_blockscale")
+def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any,
+                                    tuned_file: Any = None) -> dict[str, Any] | None:
+    """What serves a product of 8 bits with a scale per row on this GPU, by `gemm_a8w8` or, where `tuned_file` is
+    AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE, `gemm_a8w8_bpreshuffle`. None where no kernel made for a gfx942 does:
+    vLLM asks when it has loaded a layer, and shuffles its weights then, or keeps its own product.
+    """
+    band = 16 if tuned_file and tuned_file == AITER_CONFIGS.AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE else 0
+    target = device.default_target()
+    if target.simulated and not linear.is_asked_for() or q_dtype_w not in (torch.int8, torch.float8_e4m3fnuz):
+        return None
+    if band and (N % band or K % 32):  # what shuffle_weight takes
+        return None
+    made = {"device": "meta", "dtype": q_dtype_w}
+    out, (a_scale, b_scale) = torch.empty(M, N, dtype=torch.bfloat16, device="meta"), torch.empty(2, 1, device="meta")
+    call = GemmA8w8Call(out, torch.empty(M, K, **made), torch.empty(N, K, **made), a_scale, b_scale, band=band)
+    candidates = select(OPS["gemm_a8w8"], Request(target, tuple(call))).candidates
+    if not candidates or candidates[0].backend.name != "ck":
+        return None
+    return {"libtype": "ck", "kernelName": candidates[0].kernel, "splitK": 0}

@@ -17,9 +17,9 @@ from torch import Tensor
 from aiter_like import dtypes, paths
 from aiter_like.ops.norm.group_norm import group_norm
 
-AITER_CONFIGS = SimpleNamespace(AITER_CONFIG_GEMM_A8W8_FILE="", AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE="",
+AITER_CONFIGS = SimpleNamespace(AITER_CONFIG_GEMM_A8W8_FILE="", AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE="bpreshuffle",
                                 AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE="", AITER_CONFIG_FMOE_FILE="")
-"""No tables of AITER's form: this package reads tuned_csv/."""
+"""No tables of AITER's form, this package reads tuned_csv/: words by which aiter_gemm.py knows what is asked about."""
 
 AITER_CSRC_DIR = str(paths.csrc())
 ENABLE_CK = False  # nothing here is composable_kernel

@@ -117,9 +117,11 @@ class ThroughLds {
   }
   /// What was fetched becomes the current step; a barrier follows.
   __device__ void publish(Memory& lds) { staged_.store(lds); }
-  /// Slice `s` of the current step, for this wave.
-  __device__ Slice slice(const Memory& lds, int s) const {
-    return load<Slice>(lds, wave_row_, wave_depth_ + s * Shape::kSlice);
+  /// Slice `s` of the current step, for this wave: all of its rows, or PART of them from `row` on.
+  template <int PART = ROWS>
+  __device__ auto slice(const Memory& lds, int s, int row = 0) const {
+    using Part = RegTile<Element, PART, Shape::kSlice, typename Slice::Layout>;
+    return load<Part>(lds, wave_row_ + row, wave_depth_ + s * Shape::kSlice);
   }
 
  private:
@@ -187,15 +189,26 @@ class Preshuffled {
 /// Adds the products of a step to the sums as they are.
 struct AddProducts {
   __device__ void fetch(int64_t) {}
+  __device__ void publish() {}
   template <class Sums, class Products>
   __device__ void add(Sums& sums, Products products) {
     products(sums);
   }
 };
 
-/// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has
-/// fetch(k), called with those of the operands, and add(sums, products), products(tile) being what adds the products of
-/// the current step, or with two more arguments those of its slices `first` to `last`, to a tile like the sums.
+/// Slice `s` of the left operand: all rows of a wave, or ROWS of them from `row` on.
+template <int ROWS, class Shape, class Left>
+__device__ auto part_of(const Left& left, const typename Left::Memory& lds, int s, int row) {
+  if constexpr (ROWS == Shape::kWaveM)
+    return left.slice(lds, s);
+  else
+    return left.template slice<ROWS>(lds, s, row);
+}
+
+/// b · aᵀ over a part of the depth, for this wave's part of the tile and share of each step. `accumulate` has fetch(k)
+/// and publish(), called with those of the operands, and add(sums, products): products(tile) adds the products of the
+/// current step to a tile like the sums, or with more arguments those of its slices `first` to `last`, and of the rows
+/// of a from `row` on to a tile of fewer columns.
 template <class Shape, class Left, class Right, class Accumulate>
 __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& accumulate, Span span,
                                          Memory<Shape, Left, Right>& lds) {
@@ -210,15 +223,16 @@ __device__ typename Shape::Sums multiply(Left& left, Right& right, Accumulate& a
   for (int64_t k = span.first; k < span.end; k += Shape::kDepth) {
     left.publish(lds.operands.left);
     right.publish(lds.operands.right);
+    accumulate.publish();
     workgroup_barrier();  // The step is there.
     Accumulate current = accumulate;
     if (k + Shape::kDepth < span.end) fetch(k + Shape::kDepth);
-    current.add(sums, [&](typename Shape::Sums& tile, int first = 0, int last = Shape::kSlices) {
+    current.add(sums, [&](auto& tile, int first = 0, int last = Shape::kSlices, int row = 0) {
 #pragma unroll
       for (int s = first; s < last; ++s) {
-        const auto a_slice = left.slice(lds.operands.left, s);
         const auto b_slice = right.slice(lds.operands.right, s);
-        mma<Form::ABt>(tile, b_slice, a_slice);
+        mma<Form::ABt>(tile, b_slice, part_of<std::decay_t<decltype(tile)>::kColumns, Shape>(left, lds.operands.left, s,
+                                                                                            row));
       }
     });
     workgroup_barrier();  // All waves have read it.

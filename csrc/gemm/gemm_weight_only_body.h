@@ -96,8 +96,9 @@ struct Numbers {
   }
 };
 
-/// Weights [rows, depth] of Shape::kBits that go through LDS as Numbers, less their zero points. BLOCK rows from `first_row` on, of which a wave has ROWS from `wave_row` on. What travels in
-/// registers while a step is multiplied is as it stands in memory.
+/// Weights [rows, depth] of Shape::kBits that go through LDS as Numbers, less their zero points. BLOCK rows from
+/// `first_row` on, of which a wave has ROWS from `wave_row` on. What travels in registers while a step is multiplied is
+/// as it stands in memory.
 template <class Shape, int BLOCK, int ROWS>
 class Dequantised {
  public:
@@ -180,9 +181,12 @@ struct FewRowsShape : gemm::Shape<Config> {
       Config::kGroupSize > 0 && Config::kGroupSize < kWaveDepth ? Config::kGroupSize : kWaveDepth;
   static constexpr int kBlocks = kWaveDepth / kBlock, kBlockSlices = kBlock / Base::kSlice, kLaneWeights = kBlock / 4;
 
-  /// Of a wave's depth, what this lane has first in slice `s`.
+  /// Of a wave's depth, what this lane has first in slice `s`. LDS serves rows 0 to 3 of a group of lanes together with
+  /// rows 4 to 7 of its neighbour: what these two have must be no odd multiple of 64 bytes apart, which is half of all
+  /// banks, as the swizzle of the rows is.
   __device__ static int depth(int s) {
-    return s / kBlockSlices * kBlock + lane_index() / 16 * kLaneWeights + s % kBlockSlices * Base::kRun;
+    const int group = lane_index() / 16, place = kLaneWeights == 32 ? group >> 1 | (group & 1) << 1 : group;
+    return s / kBlockSlices * kBlock + place * kLaneWeights + s % kBlockSlices * Base::kRun;
   }
 };
 
@@ -321,6 +325,7 @@ class AddScaledGroups {
     for (int g = 0; g < kGroups; ++g)
       next_[g] = scales_.load(row_, (k + wave_depth_ + g * kGroupDepth) / Shape::kGroupSize);
   }
+  __device__ void publish() {}
   template <class Products>
   __device__ void add(Sums& sums, Products products) {
 #pragma unroll
@@ -388,9 +393,8 @@ struct Body {
   /// Of a compute unit, which registers must allow: as many as LDS has room for, but for few rows two. Where a step of
   /// waves of 64 × 64 has two groups of products it is one, as two would spill.
   static constexpr int kLdsBytes = 65536, kSimds = 4;
-  static constexpr int kWorkgroups = kHasFewRows                                ? 2
-                                     : Config::kGroupSize == Shape::kSlice ? 1
-                                                                           : static_cast<int>(kLdsBytes / sizeof(Memory));
+  static constexpr int kFitting = static_cast<int>(kLdsBytes / sizeof(Memory));
+  static constexpr int kWorkgroups = kHasFewRows ? 2 : Config::kGroupSize == Shape::kSlice ? 1 : kFitting;
   static constexpr int kWavesPerSimd = kWorkgroups * Shape::kThreads / kWaveSize / kSimds;
 
   /// From a sum to the element of out, before it is rounded.

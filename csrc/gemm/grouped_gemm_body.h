@@ -4,6 +4,7 @@
 #pragma once
 
 #include "chosen_rows.h"
+#include "gemm_pipeline.h"
 
 namespace aiter_like {
 
@@ -57,10 +58,10 @@ template <class Config>
 struct Body {
   using Shape = gemm::Shape<Config>;
   using Args = GroupedGemmArgs<Config>;
-  using Left = std::conditional_t<Config::kIsGathered, ChosenRows<Shape, Shape::kBlockM, Shape::kWaveM>,
-                                  ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>>;
+  using Loop = MainLoop<Shape, 0>;  // of rows as they stand
+  using Left = ChosenRows<Shape, Shape::kBlockM, Shape::kWaveM>;
   using Right = ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>;
-  using Memory = gemm::Memory<Shape, Left, Right>;
+  using Memory = std::conditional_t<Config::kIsGathered, gemm::Memory<Shape, Left, Right>, typename Loop::Memory>;
   static_assert(Config::kSplits == 1, "groups of many sizes share the depth with nobody");
 
   /// ScaleAndBias, with the scale of the row that was chosen.
@@ -82,20 +83,20 @@ struct Body {
     if (place.rows == 0) return;
     const WavePlace<Shape> wave({place.tile, tile.column});
     const Span span{0, args.a.sizes[1]};
-    Right right(args.b.template select<0>(place.group), wave.first_column, wave.tile_column, wave.depth, span.end);
-    AddProducts accumulate;
+    const auto b = args.b.template select<0>(place.group);
     const auto out = args.out.slice(place.first, place.rows);
     const float* const column_scale = args.b_scale.at(place.group);
     const auto* const bias = args.bias.at(place.group);
     if constexpr (Config::kIsGathered) {
       const RowIndex index{args.row_index + place.first, place.rows, args.a.sizes[0]};
       Left left(args.a, index, wave.first_row, wave.tile_row, wave.depth, span.end);
+      Right right(b, wave.first_column, wave.tile_column, wave.depth, span.end);
+      AddProducts accumulate;
       auto sums = gemm::multiply<Shape>(left, right, accumulate, span, lds);
       const FinishChosen finish{{args.a_scale, column_scale, bias}, index};
       store_sums<Shape>(sums, wave, 0, ChosenRowsView<typename Config::OutElement>{out, index}, {}, finish, lds.sums);
     } else {
-      Left left(args.a.slice(place.first, place.rows), wave.first_row, wave.tile_row, wave.depth, span.end);
-      auto sums = gemm::multiply<Shape>(left, right, accumulate, span, lds);
+      auto sums = Loop::multiply(args.a.slice(place.first, place.rows), b, wave, span, lds);
       const ScaleAndBias<Config> finish{args.a_scale + place.first, column_scale, bias};
       store_sums<Shape>(sums, wave, 0, out, {}, finish, lds.sums);
     }

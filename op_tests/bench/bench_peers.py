@@ -21,6 +21,7 @@ is_asked_for = False
 
 FLASHINFER, FLAG_GEMS, LIGER = "flashinfer", "flag_gems", "liger_kernel.transformers.functional"
 LIGER_OPS = "liger_kernel.ops"
+SGLANG_FP8, DEEP_GEMM = "sglang.srt.layers.quantization.fp8_kernel", "deep_gemm"
 
 
 def _flashinfer_add_rms_norm(module: Any, x: Tensor, weight: Tensor, epsilon: float, residual: Tensor) -> Callable:
@@ -62,6 +63,15 @@ def _liger_rope(module: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, pos
     q, k = (x.clone().transpose(0, 1)[None] for x in (q, k))
     tables = [torch.cat((table, table), -1)[None] for table in (cos, sin)]
     return lambda: tuple(x[0].transpose(0, 1) for x in module.liger_rope(q, k, *tables)[:2])
+
+
+def _deep_gemm(module: Any, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Callable:
+    """Its scales of the activations lie with blocks outermost, as ours do."""
+    def call() -> Tensor:
+        module.fp8_gemm_nt((a, a_scale), (b, b_scale), out)
+        return out
+
+    return call
 
 
 def _refuse(reason: str) -> None:
@@ -109,6 +119,10 @@ PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
         FLAG_GEMS: lambda m, x: partial(m.gelu_and_mul, *x.chunk(2, -1))},
     "group_quant": {
         FLAG_GEMS: lambda m, x, group_size, dtype: partial(m.per_token_group_quant_fp8, x, group_size, dtype=dtype)},
+    "gemm_a8w8_blockscale": {
+        SGLANG_FP8: lambda m, out, a, b, a_scale, b_scale: partial(
+            m.w8a8_block_fp8_matmul_triton, a, b, a_scale.contiguous(), b_scale, [128, 128], out.dtype),
+        DEEP_GEMM: _deep_gemm},
     "rope": {
         FLASHINFER: _flashinfer_rope,
         FLAG_GEMS: lambda m, q, k, cos, sin, positions, is_neox: partial(

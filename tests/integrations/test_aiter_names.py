@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import aiter_like as aiter
-from aiter_like import cli
+from aiter_like import cli, device
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_checks, aiter_names, aiter_table, aiter_test_runs
 from aiter_like.integrations.aiter_names import difference, parse_signature
@@ -44,9 +45,12 @@ def test_signature_is_aiters(row):
 
 @named(TOP)
 def test_name_resolves_at_the_top_level(row):
-    """One exception, of P3: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it."""
-    if row.name == "fused_qk_rmsnorm":
-        assert row.modules == ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter")
+    """Two exceptions: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it, and the plain
+    `batched_gemm_bf16` has our own options where that of a Triton module has its kernel's."""
+    others = {"fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
+              "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",)}
+    if row.name in others:
+        assert row.modules == others[row.name]
         return
     found = resolve(row.name)
     if row.parameters is not None:
@@ -183,14 +187,40 @@ def test_command_prints_and_writes_the_page(capsys, monkeypatch, tmp_path):
 
 
 def test_questions_about_the_machine():
-    from aiter_like import device
-
     target = device.default_target()
     assert (aiter.get_gfx(), aiter.get_gfx_runtime(), aiter.get_cu_num()) == (target.arch, target.arch, target.cu_num)
-    assert aiter.get_GEMM_config_with_quant_type(1, 2, 3, torch.int8, aiter.AITER_CONFIGS.AITER_CONFIG_GEMM_A8W8_FILE) \
-        is None
     assert aiter.get_gemm_config("GEMM-A16W16", 16) == ({}, False)
     assert aiter.e4m3_dtype == aiter.dtypes.fp8 and not aiter.ENABLE_CK
+
+
+@pytest.mark.parametrize(("arch", "sizes", "dtype", "is_plain", "is_shuffled"), [
+    ("gfx942", (1, 4096, 4096), torch.float8_e4m3fnuz, True, True),
+    ("gfx942", (512, 64, 1024), torch.int8, True, True),
+    ("gfx942", (1, 4096, 48), torch.float8_e4m3fnuz, True, False),  # shuffle_weight takes whole packs of 32
+    ("gfx942", (1, 4100, 64), torch.float8_e4m3fnuz, True, False),
+    ("gfx942", (1, 64, 40), torch.float8_e4m3fnuz, False, False),
+    ("gfx942", (1, 64, 64), torch.float8_e4m3fn, False, False),
+    ("sm_90", (1, 64, 64), torch.int8, False, False)], ids=str)
+def test_vllm_is_told_where_products_of_8_bits_are_ours(arch, sizes, dtype, is_plain, is_shuffled):
+    """It then calls gemm_a8w8_CK, or shuffles the weights once and calls gemm_a8w8_bpreshuffle."""
+    files = aiter.AITER_CONFIGS
+    with device.planning_for(arch):
+        for file, expected in ((files.AITER_CONFIG_GEMM_A8W8_FILE, is_plain),
+                               (files.AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE_FILE, is_shuffled)):
+            found = aiter.get_GEMM_config_with_quant_type(*sizes, dtype, file)
+            assert (found is not None) == expected
+            assert found is None or found["libtype"] == "ck" and found["kernelName"].startswith("gemm_a8w8")
+
+
+def test_vllm_keeps_its_products_of_8_bits_on_the_simulator(monkeypatch):
+    ask = functools.partial(aiter.get_GEMM_config_with_quant_type, 1, 64, 64, torch.int8, "")
+    device.use_simulator(True)
+    try:
+        assert ask() is None
+        monkeypatch.setenv("AITER_LIKE_BACKENDS", "ck,triton")
+        assert ask() is not None
+    finally:
+        device.reset()
 
 
 def test_disabled_all_reduce():

@@ -107,6 +107,27 @@ def test_our_kernels_serve_every_layer_and_the_tokens_are_stocks(generate, model
     assert not [text for level, text in result["messages"] if level == "WARNING" and "no GPU in use" not in text]
 
 
+ASKED = (*ON, ("AITER_LIKE_BACKENDS", "hip,ck,triton"))  # for products, which the simulator leaves to vLLM
+PRODUCTS = 4 * LAYERS + 1  # q, k and v at once; o; gate and up at once; down; and the logits
+
+
+def test_our_kernels_serve_every_product(generate):
+    """Also of layers whose weights vLLM packs for its own products on a CPU."""
+    result = generate("llama", ASKED)
+    assert_same_tokens(result, generate("llama"))
+    counts = served(result)
+    assert counts["linear"] == counts["attention"] // LAYERS * PRODUCTS == launches(result, "gemm_a16w16_kernel")
+
+
+def test_products_are_in_the_graphs_that_inductor_compiles(generate, tmp_path):
+    result = generate("llama", (*ASKED, ("VLLM_CACHE_ROOT", str(tmp_path))), compiled=True)
+    assert_same_tokens(result, generate("llama"))
+    steps = launches(result, "act_and_mul_kernel") // LAYERS  # the logits of warm-ups are not asked for
+    assert steps * 4 * LAYERS < launches(result, "gemm_a16w16_kernel") <= steps * PRODUCTS
+    assert served(result)["linear"] == launches(result, "gemm_a16w16_kernel")
+    assert "UnquantizedLinearMethod" in result["key"]
+
+
 def test_our_kernels_are_in_the_graphs_that_inductor_compiles(generate, tmp_path):
     result = generate("llama", (*ON, ("VLLM_CACHE_ROOT", str(tmp_path))), compiled=True)
     assert_same_tokens(result, generate("llama"))

@@ -199,7 +199,7 @@ MFMA_PASSES = 4  # of v_mfma_f32_16x16x16_bf16
 
 @pytest.mark.parametrize("tile, weights, group_size", (
     *(("t128x128_w2x2x1", *one) for one in PER_MFMA), ("t256x128_w4x2x1", "int4", 32), ("t64x64_w2x2x1", "int4", 128),
-    ("t16x64_w1x1x4", "int4", 128), ("t16x64_w1x1x4", "int8", 0)))
+    ("t16x64_w1x1x4", "int4", 128), ("t32x64_w1x2x2", "int8", 64)))
 def test_weights_of_few_bits(tile_of, tile, weights, group_size):
     tile_of(tile)
 

@@ -15,7 +15,7 @@ from aiter_like.tuning.candidates import Plan, Trial
 GEMM = ("m", "n", "k")
 OPS = {
     "gemm_a8w8": (*GEMM, "weight_dtype", "band", "use_fast_accum"),
-    "gemm_a8w8_blockscale": GEMM, "gemm_a8w8_blockscale_bpreshuffle": GEMM, "gemm_a4w4_blockscale": GEMM,
+    "gemm_a8w8_blockscale": (*GEMM, "bpreshuffle"), "gemm_a4w4_blockscale": GEMM,
     "batched_gemm_a8w8": ("batch", *GEMM), "batched_gemm_bf16": ("batch", *GEMM),
     "gemm_a16w16": (*GEMM, "dtype", "out_dtype", "bias"),
     "fused_moe": ("num_tokens", "hidden_size", "intermediate_size", "num_experts", "topk", "dtype", "a_dtype",
@@ -32,9 +32,9 @@ CASES = {
         "gfx942,304,64,1536,5120,torch.float8_e4m3fnuz,asm,0,8,9,_Z,1,2,0",
         (64, 1536, 5120, "fp8_e4m3fnuz", 16, 0), {"backend": "asm", "split_k": "8"}),
     "a8w8_blockscale_tuned_gemm_ds_v3": (f"gfx,cu_num,M,N,K,libtype,{VALUES}", "gfx942,304,1,2,3,cktile,0,0,9,x,1,2,0",
-                                         (1, 2, 3), {"backend": "ck", "split_k": "0"}),
+                                         (1, 2, 3, 0), {"backend": "ck", "split_k": "0"}),
     "a8w8_blockscale_bpreshuffle_tuned_gemm": (f"gfx,cu_num, M,N ,K,libtype,{VALUES}",
-                                               "gfx950, 256 ,16,2,3,triton,0,1,9,x,1,2,0%", (16, 2, 3),
+                                               "gfx950, 256 ,16,2,3,triton,0,1,9,x,1,2,0%", (16, 2, 3, 1),
                                                {"backend": "triton", "split_k": "1"}),
     "a4w4_blockscale_tuned_gemm": (f"gfx,cu_num,M,N,K,{VALUES}", "gfx950,256,1,2,3,0,0,9,x,1,2,0", (1, 2, 3),
                                    {"split_k": "0"}),
@@ -73,7 +73,7 @@ def test_every_table(tmp_path, stem):
 
 def test_untuned_twin_has_shapes_alone(tmp_path):
     found = aiter_tables.read(write(tmp_path, "a8w8_blockscale_untuned_gemm", "M,N,K", "1,2,3"), OPS)
-    assert found.op == "gemm_a8w8_blockscale" and found.keys == {(1, 2, 3): {}}
+    assert found.op == "gemm_a8w8_blockscale" and found.keys == {(1, 2, 3, 0): {}}
 
 
 def test_what_does_not_map_is_counted(tmp_path):

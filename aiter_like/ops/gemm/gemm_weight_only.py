@@ -183,7 +183,7 @@ def _triton_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str
     if target.arch == "sm_90" and _hopper_serves(call):
         rows = max(16, 1 << (m - 1).bit_length())
         for block_k in (call.group_size,) if call.group_size else (128, 256):
-            for block_n, num_warps in ((16, 1), (32, 1), (64, 1), (32, 2), (64, 2), (128, 2)):
+            for block_n, num_warps in ((16, 1), (32, 1), (64, 1), (32, 2), (64, 2), (128, 2), (128, 4)):
                 stage = block_n * block_k * call.bits // 8 + 2 * rows * block_k
                 for splits in (1, 2, 4, 8):
                     if splits == 1 or -(-n // block_n) * splits <= 24 * target.cu_num and k >= 4 * splits * block_k:

@@ -85,11 +85,16 @@ def _instance(call: GroupedGemmCall, *, tile: str | None = None) -> Instance:
 def _grouped_gemm_ck(call: GroupedGemmCall) -> None: ...
 
 
-def _sizes(call: GroupedGemmCall) -> dict[str, int]:
+def _sizes(call: GroupedGemmCall) -> dict[str, Any]:
     """What tiles.py counts with: groups of equal size."""
     groups, n, k = call.b.shape
     return {"m": -(-call.out.shape[0] // groups), "n": n, "k": k, "element_bytes": call.a.element_size(),
-            "batch": groups}
+            "batch": groups, "names": _tiles(call)}
+
+
+def _tiles(call: GroupedGemmCall) -> tuple[str, ...]:
+    """Chosen rows go through the plain loop."""
+    return tiles.PIPELINED if call.row_index is None else tiles.TILES
 
 
 def _check(call: GroupedGemmCall) -> object:
@@ -140,7 +145,7 @@ def _ck_refusal(target: Target, call: GroupedGemmCall) -> str | None:
 
 def _ck_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, Any]]:
     sizes = _sizes(call)
-    return ({"tile": tile} for tile in tiles.TILES if tiles.is_useful(sizes["m"], sizes["n"], sizes["k"], tile, 1))
+    return ({"tile": tile} for tile in _tiles(call) if tiles.is_useful(sizes["m"], sizes["n"], sizes["k"], tile, 1))
 
 
 def _ck_cost(target: Target, call: GroupedGemmCall, *, tile: str | None = None) -> float:
@@ -204,6 +209,13 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
                    "out_dtype": model.dtype, "is_gathered": int(k == model.hidden_size)}
 
 
+def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Fewer groups of as many rows each."""
+    while key["groups"] > 1:
+        key = {**key, "groups": -(-key["groups"] // 2), "rows": -(-key["rows"] // 2)}
+        yield key
+
+
 def _triton_kernels(target: Target, call: GroupedGemmCall, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
     moved = (call.b,) if call.row_index is not None else (call.a, call.b)
@@ -224,7 +236,7 @@ def _triton_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, i
 _grouped_gemm = Op(
     _OP, call=GroupedGemmCall, reference=grouped_gemm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "groups", "n", "k", "dtype", "out_dtype", "is_gathered"), round_field="rows", cases=_cases,
-    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
+    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes, smaller=_smaller),
     backends=(Backend("ck", _grouped_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.grouped_gemm:grouped_gemm", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),

@@ -65,7 +65,7 @@ def check_fp8(op: str, a: Tensor) -> None:
     """
     target = target_of(a.device)
     if target.platform != "cpu" and (reason := quant_rule.refusal(target, a.dtype)) is not None:
-        raise TypeError(f"{op}: a must have a dtype that this device computes with, {reason}")
+        raise TypeError(f"{op}: a must have the fp8 of this device, {reason}")
 
 
 def sum_refusal(a: Tensor) -> str | None:

@@ -47,6 +47,7 @@ _START_PIPELINED, _ELEMENT = 7000, 0.2
 _LDS_BYTES = 65536
 
 
+@functools.cache
 def parse(name: str, names: tuple[str, ...] = TILES) -> Tile:
     """The tile of a name, one of `names`.
 

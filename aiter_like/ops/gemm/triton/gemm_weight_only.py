@@ -24,20 +24,21 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
                              IS_BF16: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                              BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
     """BLOCK_M × BLOCK_N elements of out; bound: the matrix units, or memory. The integers of a weight are exact in 16
-    bits: their products are scaled, not they, which takes an instruction for each of these instead of each weight.
-    With GROUP_SIZE > 0 a step of BLOCK_K lies in one group."""
+    bits: their products are scaled, not they, which takes an instruction for each of these instead of each weight. The
+    weights stand on the left: a lane then has few of them, and few scales. With GROUP_SIZE > 0 a step of BLOCK_K lies
+    in one group."""
     await_stream(OVERLAPS)
     PER_BYTE: tl.constexpr = 8 // BITS
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     block_row, block_column = tile_place(tl.program_id(0), blocks_m, blocks_n, GROUP)
-    row = (block_row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    row = block_row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     k, byte = tl.arange(0, BLOCK_K).to(tl.int64), tl.arange(0, BLOCK_K // PER_BYTE).to(tl.int64)
-    a_at = a + row * a_row + k[None, :] * a_depth
+    a_at = a + row[None, :] * a_row + k[:, None] * a_depth
     b_at = b + column[:, None] * b_column + byte[None, :] * b_depth
-    product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for first in range(0, depth, BLOCK_K):
-        left = tl.load(a_at, mask=(row < rows) & (k < depth - first)[None, :], other=0.0)
+        right = tl.load(a_at, mask=(row < rows)[None, :] & (k < depth - first)[:, None], other=0.0)
         is_inside = (column < columns)[:, None] & (byte < (depth - first) // PER_BYTE)[None, :]
         weights = tl.load(b_at, mask=is_inside, other=0)
         if BITS == 4:
@@ -49,16 +50,16 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
         if zero_points is not None:
             zero = tl.load(zero_points + group_at, mask=column < columns, other=0)
             weights = weights.to(tl.int16) - zero.to(tl.int16)[:, None]
-        right = weights.to(tl.float32).to(left.dtype).T
+        left = weights.to(tl.float32).to(right.dtype)
         if GROUP_SIZE > 0:
             factor = tl.load(scale + group_at, mask=column < columns, other=0.0)
-            product += tl.dot(left, right) * factor.to(tl.float32)[None, :]
+            product += tl.dot(left, right) * factor.to(tl.float32)[:, None]
         else:
             product = tl.dot(left, right, product)
         a_at += BLOCK_K * a_depth
         b_at += BLOCK_K // PER_BYTE * b_depth
-    finish(product, out, None, None if GROUP_SIZE > 0 else scale, bias, residual, row, column[None, :], rows, columns,
-           out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
+    finish(product, out, None, None if GROUP_SIZE > 0 else scale, bias, residual, row[None, :], column[:, None], rows,
+           columns, out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
 
 
 def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> None:
@@ -90,13 +91,12 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
 
 
 def _hopper_blocks(call: GemmWeightOnlyCall, target: Target) -> tuple[int, int, int, int, int]:
-    """(block_n, block_k, num_warps, num_stages, splits): several programs for each SM, with 32 KB of weights under way.
-
-    Chosen by counts of instructions and bytes, without a measurement.
+    """(block_n, block_k, num_warps, num_stages, splits): a block of which a lane's registers hold sums, products and
+    operands, and several programs for each SM. Chosen by counts of instructions and bytes, without a measurement.
     """
-    n, k = call.b.shape[0], call.a.shape[1]
-    block_n = 128 if n >= 128 * target.cu_num else 64
-    block_k = call.group_size or (256 if call.bits == 4 else 128)
+    (m, k), n = call.a.shape, call.b.shape[0]
+    block_n = 32 if m > 32 else 64 if m > 16 or n < 128 * target.cu_num else 128
+    block_k = call.group_size or (256 if call.bits == 4 and m <= 16 else 128)
     tiles = triton.cdiv(n, block_n)
     splits = max(1, min(8, 4 * target.cu_num // tiles, k // (8 * block_k)))
     return block_n, block_k, 2, 4, splits

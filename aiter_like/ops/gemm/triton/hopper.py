@@ -20,7 +20,7 @@ from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.hopper import Blocks
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
-_SUM_ELEMENTS = 1024  # of a tile that a program of _sum_kernel adds up
+SUM_ELEMENTS = 1024  # of a tile that a program of sum_tiles_kernel adds up
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials,
 
 
 @triton.jit
-def _sum_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, whole, out_row, out_column,
+def sum_tiles_kernel(partials, out, row_scale, column_scale, bias, residual, rows, columns, whole, out_row, out_column,
                 residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                 ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
                 BLOCK_N: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
@@ -133,6 +133,6 @@ def multiply(out: Tensor, a: Tensor, b: Tensor, then: Finish, blocks: Blocks, ta
            IS_INTEGER=sum_dtype == torch.int32, ROUGH=rough, SWAP=bool(swap), BLOCK_M=block_m, BLOCK_N=block_n,
            BLOCK_K=block_k, GROUP=GROUP, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
     if rest:
-        rows = min(block_m, max(_SUM_ELEMENTS // block_n, 1))
-        launch(_sum_kernel, (rest, block_m // rows), partials, out, *added, m, n, whole, *strides, BLOCK_M=block_m,
+        rows = min(block_m, max(SUM_ELEMENTS // block_n, 1))
+        launch(sum_tiles_kernel, (rest, block_m // rows), partials, out, *added, m, n, whole, *strides, BLOCK_M=block_m,
                BLOCK_N=block_n, ROWS=rows, GROUP=GROUP, **constants, options={"num_warps": 4})

@@ -119,6 +119,10 @@ __device__ inline void store_words(BufferDescriptor buffer, uint32_t offset, con
     __builtin_amdgcn_raw_buffer_store_b128(__builtin_bit_cast(Chunk, values), buffer, offset, 0, 0);
 }
 
+__device__ inline float load_float(BufferDescriptor buffer, uint32_t offset) {
+  return __builtin_bit_cast(float, __builtin_amdgcn_raw_buffer_load_b32(buffer, offset, 0, 0));
+}
+
 /// The operand by row at column `first_column` of the window: one 16-byte read per run.
 template <class TILE, class WINDOW>
 __device__ inline TILE load_global(const WINDOW& window, int first_column) {

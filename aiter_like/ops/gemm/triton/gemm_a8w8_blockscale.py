@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""gemm_a8w8_blockscale in Triton: body and launcher, named by ops/gemm/gemm_a8w8_blockscale.py."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.device import target_of
+from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, HOPPER_NAMES, GemmA8w8BlockscaleCall, hopper_stages
+from aiter_like.ops.gemm.triton import parts
+from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
+
+_OP = "gemm_a8w8_blockscale"
+_NAMES = HOPPER_NAMES[:4]
+_STEP = tl.constexpr(BLOCK)
+
+
+@triton.jit
+def _gemm_a8w8_blockscale_kernel(out, a, b, a_scale, b_scale, rows, columns, depth, out_row, out_column, a_row, a_depth,
+                                 b_column, b_depth, a_scale_row, a_scale_block, b_scale_column, b_scale_block,
+                                 IS_PRESHUFFLED: tl.constexpr, IS_BF16: tl.constexpr, BLOCK_M: tl.constexpr,
+                                 BLOCK_N: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+    """BLOCK_M × BLOCK_N elements of out, a block of the depth at a time: its product is scaled, then added. BLOCK_N is
+    at most a block, so that a tile has one scale of b at a time. Bound: the matrix units, or memory."""
+    await_stream(OVERLAPS)
+    blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
+    block_row, block_column = tile_place(tl.program_id(0), blocks_m, blocks_n, GROUP)
+    row = (block_row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    column = (block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    k = tl.arange(0, _STEP).to(tl.int64)
+    a_at = a + row * a_row + k[None, :] * a_depth
+    if IS_PRESHUFFLED:  # bands of 16 columns; in each, runs of 16 along the depth, column by column
+        b_at = b + column // 16 * (16 * depth) + column % 16 * 16 + (k // 16 * 256 + k % 16)[:, None]
+        b_step = _STEP * 16
+    else:
+        b_at = b + column * b_column + k[:, None] * b_depth
+        b_step = _STEP * b_depth
+    a_scale_at = a_scale + row * a_scale_row
+    b_scale_at = b_scale + (block_column * BLOCK_N // _STEP).to(tl.int64) * b_scale_column
+    sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, depth, _STEP):
+        is_inside = k < depth - first
+        left = tl.load(a_at, mask=(row < rows) & is_inside[None, :], other=0.0)
+        right = tl.load(b_at, mask=(column < columns) & is_inside[:, None], other=0.0)
+        scale = tl.load(a_scale_at, mask=row < rows, other=0.0) * tl.load(b_scale_at)
+        sums += tl.dot(left, right) * scale
+        a_at += _STEP * a_depth
+        b_at += b_step
+        a_scale_at += a_scale_block
+        b_scale_at += b_scale_block
+    finish(sums, out, None, None, None, None, row, column, rows, columns, out_row, out_column, 0, 0, "none", IS_BF16)
+
+
+def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_blockscale", **params: int) -> None:
+    """Writes `out`.
+
+    kernel: "gemm_a8w8_blockscale_hopper" is that of gemm_a8w8_blockscale_hopper.py; where an address forbids it the
+        other takes over.
+    params: values instead of those that suit the rows: block_m, block_n, num_warps, num_stages and, on Hopper, swap and
+        splits.
+    """
+    (m, k), n = call.a.shape, call.b.shape[0]
+    target = target_of(call.a.device)
+    if kernel == "gemm_a8w8_blockscale_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
+        from aiter_like.ops.gemm.triton import gemm_a8w8_blockscale_hopper  # not every Triton has tensor descriptors
+
+        suited = hopper_blocks(m, n, k, call.out.element_size(), target.cu_num)
+        gemm_a8w8_blockscale_hopper.multiply(call, target, **parts.values(_OP, HOPPER_NAMES, suited, params))
+        return
+    given = {} if kernel == "gemm_a8w8_blockscale_hopper" else params
+    block_m, block_n, num_warps, num_stages = parts.values(_OP, _NAMES, _blocks(m, target.platform), given).values()
+    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
+    launch(_gemm_a8w8_blockscale_kernel, grid, call.out, call.a, call.b, call.a_scale, call.b_scale, m, n, k,
+           *call.out.stride(), *call.a.stride(), *call.b.stride(), *call.a_scale.stride(), *call.b_scale.stride(),
+           IS_PRESHUFFLED=call.is_preshuffled, IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m,
+           BLOCK_N=block_n, GROUP=GROUP, options={"num_warps": num_warps, "num_stages": num_stages})
+
+
+def hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
+    """HOPPER_NAMES by the sizes. What bounds a product is how fast operands come, not the matrix units: that block and
+    those splits of the last tiles are taken that read the least. In rows of a step that an SM reads, start and end of a
+    tile count as 200, a second kernel as 800: estimates, not measured."""
+    swap = m <= 64  # the rows are the narrow side of the matrix unit, and the weights stream
+    shapes = ((max(16, triton.next_power_of_2(m)), 64, 4),) if swap else ((64, 128, 4), (128, 128, 8), (128, 256, 8))
+    found = []
+    for block_m, block_n, num_warps in shapes:
+        waves, rest = divmod(triton.cdiv(m, block_m) * triton.cdiv(n, block_n), cu_num)
+        most = min(8, cu_num // rest, k // (4 * BLOCK)) if rest else 1
+        for splits in range(1, max(most, 1) + 1):
+            reads = triton.cdiv(k, BLOCK) * (block_m + block_n)
+            total = waves * (reads + 200) + (reads / splits + 200 if rest else 0)
+            if splits > 1:
+                total += 800 + 8 * splits * rest * block_m * block_n / (cu_num * BLOCK)
+            stages = hopper_stages(block_m, block_n, num_warps, splits, out_bytes)
+            found.append((total, (block_m, block_n, num_warps, stages, int(swap), splits)))
+    return min(found)[1]
+
+
+def _blocks(m: int, platform: str) -> tuple[int, int, int, int]:
+    """(block_m, block_n, num_warps, num_stages) by rows: what is in LDS or shared memory fits gfx942 too."""
+    stages = 2 if platform == "hip" else 4
+    if m <= 16:
+        return 16, 64, 4, stages
+    if m <= 64:
+        return 64, 64, 4, stages
+    if m <= 256:
+        return 64, 128, 4, stages
+    return 128, 128, 4 if platform == "hip" else 8, stages
