@@ -175,6 +175,7 @@ class Pipeline {
       loop.template slice<1>();
     }
     loop.pin_sums();
+    workgroup_barrier();  // All waves have read their operands.
   }
 
  private:
