@@ -108,7 +108,8 @@ class SlicesThroughLds {
 };
 
 /// Rows shuffled in bands of BAND straight to registers (Preshuffled of gemm_body.h has the layout): ROWS of them for
-/// one wave, from tile_row + wave_row on. `matrix` [rows, depth or more] has whole bands, stored without gaps.
+/// one wave, from tile_row + wave_row on. `matrix` [rows, depth or more] has whole bands, stored without gaps. Beyond
+/// the span's end the depth reads as zero: there may be NaN, or the next band.
 template <class Shape, int ROWS, int BAND>
 class PreshuffledSlices {
  public:
@@ -118,9 +119,11 @@ class PreshuffledSlices {
   static constexpr bool kIsInLds = false;
   static constexpr int kShare = 0, kStrips = ROWS / Wide<Shape>::kWidth, kPackBytes = BAND * sizeof(Chunk);
   static_assert(Wide<Shape>::kWidth % BAND == 0, "a strip has whole bands");
+  /// Shuffled weights have a multiple of 32 columns, in 16 bits a slice: no part of one lies beyond the end.
+  static constexpr bool kEndsWithSlice = 32 % Shape::kSlice == 0;
 
   __device__ PreshuffledSlices(const MatrixView<const Element>& matrix, int64_t tile_row, int wave_row, Span span)
-      : left_(static_cast<int>(span.end - span.first)) {
+      : left_(static_cast<int>(span.end - span.first) - (kEndsWithSlice ? 0 : Layout::first_depth())) {
     const int64_t first_row = tile_row + wave_row, rows = matrix.sizes[0] - first_row;
     const int64_t depth = matrix.sizes[1], skipped = span.first * BAND;  // of the first band
     const int64_t elements = (rows < ROWS ? rows : ROWS) * depth - skipped;
@@ -137,8 +140,9 @@ class PreshuffledSlices {
   /// Starts the load of run `run` of strip `strip` of slice `s` of the step that is next.
   __device__ Chunk load(int s, int strip, int run) const {
     const int depth = s * Shape::kSlice + Layout::depth_after_first(run * Shape::kRun);
-    const uint32_t past = s * Shape::kSlice < left_ ? 0 : kOutOfRange;
-    return load_chunk(buffer_, (offsets_[strip] | past) + depth / Shape::kRun * kPackBytes, step_bytes_);
+    const bool is_inside = (kEndsWithSlice ? s * Shape::kSlice : depth) < left_;
+    const uint32_t offset = is_inside ? offsets_[strip] : kOutOfRange;
+    return load_chunk(buffer_, offset + depth / Shape::kRun * kPackBytes, step_bytes_);
   }
   __device__ void advance() {
     left_ -= Shape::kDepth;
@@ -147,7 +151,7 @@ class PreshuffledSlices {
 
  private:
   BufferDescriptor buffer_;
-  int left_;
+  int left_;  // of the depth, from the next step and, where that counts, this lane's first run on
   uint32_t step_bytes_ = 0;
   uint32_t offsets_[kStrips];
 };

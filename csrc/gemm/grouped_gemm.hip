@@ -73,7 +73,7 @@ void grouped_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
     check_value(args.a.sizes[0] * args.a.strides[0] * static_cast<int64_t>(sizeof(Config::Element)) < kMaxBytes,
                 "grouped_gemm: the rows that row_index chooses from must lie within 2^31 bytes");
   }
-  if (groups == 0 || rows == 0 || n == 0) return;
+  if (groups == 0 || rows == 0 || n == 0 || args.a.sizes[0] == 0) return;
   args.order = gemm::tiles_of<Shape>((rows / Shape::kBlockM + groups) * Shape::kBlockM, n, kOp);
   launch_grouped_gemm(args, ffi::stream_of(a));
 }

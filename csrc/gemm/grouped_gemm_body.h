@@ -64,13 +64,15 @@ struct Body {
   using Memory = std::conditional_t<Config::kIsGathered, gemm::Memory<Shape, Left, Right>, typename Loop::Memory>;
   static_assert(Config::kSplits == 1, "groups of many sizes share the depth with nobody");
 
-  /// ScaleAndBias, with the scale of the row that was chosen.
+  /// ScaleAndBias, with the scale of the row that was chosen; where none was, with another's, and nothing is written: a
+  /// branch would tear the accesses to LDS around it into pieces.
   struct FinishChosen {
     ScaleAndBias<Config> finish;
     RowIndex index;
     template <class Sum>
     __device__ float operator()(Sum x, int64_t row, int64_t column) const {
-      return index.has(row) ? finish(x, index.rows[row], column) : 0.f;
+      const int64_t source = index.rows[row];
+      return finish(x, static_cast<uint64_t>(source) < static_cast<uint64_t>(index.matrix_rows) ? source : 0, column);
     }
   };
 

@@ -37,6 +37,13 @@ def nan_bits(dtype):
     return 0x7F if dtype == torch.float8_e4m3fn else 0x80
 
 
+def filled(w, columns):
+    """Weights whose rows go on with NaN."""
+    wide = torch.full((len(w), columns), nan_bits(w.dtype), dtype=torch.uint8, device=w.device)
+    wide[:, :w.shape[1]] = w.view(torch.uint8)
+    return wide.view(w.dtype)
+
+
 def operands(device, m, n, k, kind, seed=0):
     """XQ, WQ, x_scale, w_scale of a result whose magnitude is about 1; also numbers that the format hardly holds."""
     generator = torch.Generator().manual_seed(seed + 7919 * m + 31 * n + k)
@@ -107,14 +114,14 @@ CONFIGURATIONS = [(tile, splits, KINDS[index % 2], (0, 16, 32)[index // 2 % 3])
 
 @pytest.mark.parametrize("tile, splits, kind, band", CONFIGURATIONS)
 def test_every_tile_and_split(device, run, monkeypatch, tile, splits, kind, band):
-    """A depth of which the last split has a part, or nothing."""
+    """A depth of which the last split has a part, or nothing; what fills shuffled weights up is not read."""
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["gemm_a8w8"].reset()
     given = operands(device, 70, 96, 1072, kind)
     x, w, *scales = given
     function = aiter_like.gemm_a8w8_bpreshuffle if band else aiter_like.gemm_a8w8
     if band:
-        w = aiter_like.shuffle_weight(w, (band, 16), pad_k_to=32)
+        w = aiter_like.shuffle_weight(filled(w, 1088), (band, 16))
     first = run("ck", function, x, w, *scales)
     compare(first, *given)
     assert torch.equal(first, function(x, w, *scales, backend="ck"))
@@ -127,9 +134,7 @@ def test_every_tile_and_split(device, run, monkeypatch, tile, splits, kind, band
 def test_shuffled_weights(device, run, backend, kind, layout):
     """With and without the mark, of any leading dimensions; what fills K up is not read, be it NaN."""
     x, w, *scales = operands(device, 12, 96, 144, kind)
-    filled = torch.full((96, 192), nan_bits(x.dtype), dtype=torch.uint8, device=device).view(x.dtype)
-    filled.view(torch.int8)[:, :144] = w.view(torch.int8)
-    shuffled = aiter_like.shuffle_weight(filled, layout)
+    shuffled = aiter_like.shuffle_weight(filled(w, 192), layout)
     out = run(backend, aiter_like.gemm_a8w8_bpreshuffle, x.view(2, 6, 144), shuffled, scales[0].view(2, 6, 1),
               scales[1])
     assert out.shape == (2, 6, 96)

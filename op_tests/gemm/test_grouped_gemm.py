@@ -191,6 +191,9 @@ def test_empty_sizes(device, run, backend):
     for given, shape in (((a[:0], b, offsets * 0), (0, 36)), ((a, b[:, :0], offsets), (19, 0)),
                          ((a, b[:0], offsets[:1]), (19, 36))):
         assert aiter_like.grouped_gemm(*given, backend=backend).shape == shape
+    index = torch.zeros(19, dtype=torch.int32, device=device)
+    out = aiter_like.grouped_gemm(a[:0], b, offsets, row_index=index, out=filled(device, 19, 36), backend=backend)
+    assert (out == UNTOUCHED).all()  # there is no row to choose
 
 
 def test_equal_calls_give_equal_results(device):

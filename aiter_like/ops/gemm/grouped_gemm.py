@@ -121,7 +121,7 @@ def _check(call: GroupedGemmCall) -> object:
             raise ValueError(f"{_OP}: {name} must be {wanted}, got {type(scale).__name__}")
         if scale is not None:
             check.tensor(_OP, name, scale, dtypes=(torch.float32,), shape=shape, device=a.device)
-    return SKIP if out.numel() == 0 or groups == 0 else None
+    return SKIP if out.numel() == 0 or groups == 0 or a.shape[0] == 0 else None
 
 
 def _triton_refusal(target: Target, call: GroupedGemmCall) -> str | None:
