@@ -123,7 +123,7 @@ class PreshuffledSlices {
   static constexpr bool kEndsWithSlice = 32 % Shape::kSlice == 0;
 
   __device__ PreshuffledSlices(const MatrixView<const Element>& matrix, int64_t tile_row, int wave_row, Span span)
-      : left_(static_cast<int>(span.end - span.first) - (kEndsWithSlice ? 0 : Layout::first_depth())) {
+      : left_(static_cast<int>(span.end - span.first)) {
     const int64_t first_row = tile_row + wave_row, rows = matrix.sizes[0] - first_row;
     const int64_t depth = matrix.sizes[1], skipped = span.first * BAND;  // of the first band
     const int64_t elements = (rows < ROWS ? rows : ROWS) * depth - skipped;
@@ -140,7 +140,7 @@ class PreshuffledSlices {
   /// Starts the load of run `run` of strip `strip` of slice `s` of the step that is next.
   __device__ Chunk load(int s, int strip, int run) const {
     const int depth = s * Shape::kSlice + Layout::depth_after_first(run * Shape::kRun);
-    const bool is_inside = (kEndsWithSlice ? s * Shape::kSlice : depth) < left_;
+    const bool is_inside = (kEndsWithSlice ? s * Shape::kSlice : depth + Layout::first_depth()) < left_;
     const uint32_t offset = is_inside ? offsets_[strip] : kOutOfRange;
     return load_chunk(buffer_, offset + depth / Shape::kRun * kPackBytes, step_bytes_);
   }
@@ -151,7 +151,7 @@ class PreshuffledSlices {
 
  private:
   BufferDescriptor buffer_;
-  int left_;  // of the depth, from the next step and, where that counts, this lane's first run on
+  int left_;  // of the depth, from the next step on
   uint32_t step_bytes_ = 0;
   uint32_t offsets_[kStrips];
 };
