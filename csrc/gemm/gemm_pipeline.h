@@ -10,7 +10,7 @@
 // Beyond the depth loads give zeros, so that the last step is as the others.
 //
 // A step of 256 × 256 × 128 bytes on a CU, modelled (version 2 of the cycle model, 2100 MHz; clang 22, 4864 columns,
-// one tile per CU): shuffled 4,223 clk, plain 4,226, of which 4,096 are those of MFMA in bf16, fp8 and int8. LDS is
+// one tile per CU): shuffled 4,231 clk, plain 4,246, of which 4,096 are those of MFMA in bf16, fp8 and int8. LDS is
 // read for 1,024 clk, plain for 1,280; 64 loads of 1,024 bytes take 1,024 clk of the address unit. The start and end of
 // a tile of 256 × 256 take some 25,000: so many roundings, and first loads that nothing hides. tests/ops/
 // test_gemm_gates.py holds what a step takes.
@@ -81,7 +81,7 @@ class SlicesThroughLds {
     staged_[s][i] = load_chunk(buffer_, (offsets_[i] | past) + s * Shape::kSlice * sizeof(Element), step_bytes_);
   }
   /// What is loaded from here on is the step after that. The buffer's bound less `step_bytes_` must not wrap around,
-  /// whichever of them the hardware compares an offset with: beyond the depth the lanes' offsets alone are out of range.
+  /// whichever of them the hardware compares an offset with: beyond the depth, lanes are out of range by their offsets.
   __device__ void advance() {
     left_ -= Shape::kDepth;
     step_bytes_ = left_ > 0 ? step_bytes_ + Shape::kDepth * sizeof(Element) : 0;
