@@ -108,6 +108,8 @@ def test_rows_before_and_after_the_groups(device, run, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_offset_leads_outside(device, backend):
     """Values that no caller may give: the kernels read and write nothing outside of the tensors: the checkers look."""
+    if device.type == "cuda" and backend == "ck":
+        pytest.skip("an MFMA kernel")
     a, b, offsets = operands(device, (10, 20, 30), 64, 64)
     out = filled(device, 60, 64)
     for values in ((-5, 10, 30, 60), (0, 70, 2**31 - 1, 5), (60, 40, 20, 0), (-2**31, -1, 10**9, -1)):

@@ -201,7 +201,7 @@ def _vendor_refusal(target: Target, call: BatchedGemmCall) -> str | None:
 _batched_gemm = Op(
     _OP, call=BatchedGemmCall, reference=batched_gemm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("batch", "m", "n", "k", "dtype", "out_dtype"), round_field="m", cases=_cases,
-    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
+    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes), sums_in_fp32=True,
     backends=(Backend("ck", _batched_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.batched_gemm:batched_gemm", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),

@@ -247,7 +247,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 _gemm_a8w8_blockscale = Op(
     _OP, call=GemmA8w8BlockscaleCall, reference=gemm_a8w8_blockscale_ref, check=_check, tune_key=_tune_key,
     tune_fields=("m", "n", "k", "bpreshuffle"), round_field="m", cases=_cases,
-    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
+    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes), sums_in_fp32=True,
     backends=(Backend("ck", _gemm_a8w8_blockscale_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a8w8_blockscale:gemm_a8w8_blockscale", kernels=_triton_kernels,
                       space=_triton_space),

@@ -236,7 +236,7 @@ def _triton_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, i
 _grouped_gemm = Op(
     _OP, call=GroupedGemmCall, reference=grouped_gemm_ref, check=_check, tune_key=_tune_key,
     tune_fields=("rows", "groups", "n", "k", "dtype", "out_dtype", "is_gathered"), round_field="rows", cases=_cases,
-    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes, smaller=_smaller),
+    tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes, smaller=_smaller), sums_in_fp32=True,
     backends=(Backend("ck", _grouped_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.grouped_gemm:grouped_gemm", refusal=_triton_refusal,
                       kernels=_triton_kernels, space=_triton_space),
