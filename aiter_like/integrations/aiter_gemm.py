@@ -40,6 +40,20 @@ def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: 
     return aiter_like.gemm_a16w16(x, w, bias, dtype if y is None else None, activation=activation, out=y)
 
 
+def triton_gemm(inp: Tensor, weights: Tensor, solidx: int, bias: Tensor | None = None,
+                otype: torch.dtype | None = None, scale_a: Tensor | None = None, scale_b: Tensor | None = None,
+                scale_c: Tensor | None = None, bpreshuffle: bool = False, config: dict | None = None) -> Tensor:
+    """`aiter_like.gemm_a16w16` as one of the solutions that AITER's tuner compares; `solidx` and `config`, which choose
+    among its own kernels, have no meaning here.
+
+    Raises:
+        UnsupportedError: the weights are shuffled.
+    """
+    if bpreshuffle:
+        raise UnsupportedError("triton_gemm: bpreshuffle must be False, got True", "gemm_a16w16")
+    return aiter_like.gemm_a16w16(inp, weights, bias, otype, scale_a, scale_b, scale_c)
+
+
 def gemm_a16w16_asm(A: Tensor, B: Tensor, out: Tensor, bias: Tensor | None = None, splitK: int | None = None,
                     kernelName: str | None = None, bpreshuffle: bool = False) -> Tensor:
     """`aiter_like.gemm_a16w16` into `out`, with `bpreshuffle` on weights in the order of `shuffle_weight`, marked or

@@ -363,7 +363,6 @@ template <class Shape, class Sums, class Out, class Finish>
 __device__ void store_sums(Sums& sums, const WavePlace<Shape>& wave, int64_t split, const Out& out,
                            const Partials<typename Shape::Sum>& partials, Finish finish,
                            typename Shape::WaveSums& lds) {
-  workgroup_barrier();  // All waves have read their operands.
   if constexpr (Shape::kWavesK > 1) {
     add_waves<Shape>(sums, wave, lds);
     if (wave.depth > 0) return;

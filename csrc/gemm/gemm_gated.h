@@ -87,7 +87,6 @@ template <class Shape, class Out, class Finish>
 __device__ void store_gated_sums(typename Shape::Sums& sums, TilePlace tile, int64_t split, const MatrixView<Out>& out,
                                  const Partials<typename Shape::Sum>& partials, Finish finish,
                                  typename Shape::WaveSums& lds) {
-  workgroup_barrier();  // All waves have read their operands.
   if constexpr (Shape::kWavesK > 1) {
     const WavePlace<Shape> wave(tile);
     add_waves<Shape>(sums, wave, lds);

@@ -10,7 +10,7 @@
 // Beyond the depth loads give zeros, so that the last step is as the others.
 //
 // A step of 256 × 256 × 128 bytes on a CU, modelled (version 2 of the cycle model, 2100 MHz; clang 22, 4864 columns,
-// one tile per CU): shuffled 4,223 clk, plain 4,226, of which 4,096 are those of MFMA in bf16, fp8 and int8. LDS is
+// one tile per CU): shuffled 4,231 clk, plain 4,246, of which 4,096 are those of MFMA in bf16, fp8 and int8. LDS is
 // read for 1,024 clk, plain for 1,280; 64 loads of 1,024 bytes take 1,024 clk of the address unit. The start and end of
 // a tile of 256 × 256 take some 25,000: so many roundings, and first loads that nothing hides. tests/ops/
 // test_gemm_gates.py holds what a step takes.
@@ -81,8 +81,7 @@ class SlicesThroughLds {
     staged_[s][i] = load_chunk(buffer_, (offsets_[i] | past) + s * Shape::kSlice * sizeof(Element), step_bytes_);
   }
   /// What is loaded from here on is the step after that. The buffer's bound less `step_bytes_` must not wrap around,
-  /// whichever of them the hardware compares an offset with: beyond the depth the lanes' offsets are out of range by
-  /// themselves.
+  /// whichever of them the hardware compares an offset with: beyond the depth, lanes are out of range by their offsets.
   __device__ void advance() {
     left_ -= Shape::kDepth;
     step_bytes_ = left_ > 0 ? step_bytes_ + Shape::kDepth * sizeof(Element) : 0;
@@ -124,7 +123,7 @@ class PreshuffledSlices {
   static constexpr bool kEndsWithSlice = 32 % Shape::kSlice == 0;
 
   __device__ PreshuffledSlices(const MatrixView<const Element>& matrix, int64_t tile_row, int wave_row, Span span)
-      : left_(static_cast<int>(span.end - span.first) - (kEndsWithSlice ? 0 : Layout::first_depth())) {
+      : left_(static_cast<int>(span.end - span.first)) {
     const int64_t first_row = tile_row + wave_row, rows = matrix.sizes[0] - first_row;
     const int64_t depth = matrix.sizes[1], skipped = span.first * BAND;  // of the first band
     const int64_t elements = (rows < ROWS ? rows : ROWS) * depth - skipped;
@@ -141,7 +140,7 @@ class PreshuffledSlices {
   /// Starts the load of run `run` of strip `strip` of slice `s` of the step that is next.
   __device__ Chunk load(int s, int strip, int run) const {
     const int depth = s * Shape::kSlice + Layout::depth_after_first(run * Shape::kRun);
-    const bool is_inside = (kEndsWithSlice ? s * Shape::kSlice : depth) < left_;
+    const bool is_inside = (kEndsWithSlice ? s * Shape::kSlice : depth + Layout::first_depth()) < left_;
     const uint32_t offset = is_inside ? offsets_[strip] : kOutOfRange;
     return load_chunk(buffer_, offset + depth / Shape::kRun * kPackBytes, step_bytes_);
   }
@@ -152,7 +151,7 @@ class PreshuffledSlices {
 
  private:
   BufferDescriptor buffer_;
-  int left_;  // of the depth, from the next step and, where that counts, this lane's first run on
+  int left_;  // of the depth, from the next step on
   uint32_t step_bytes_ = 0;
   uint32_t offsets_[kStrips];
 };
@@ -180,6 +179,7 @@ class Pipeline {
       loop.template slice<1>();
     }
     loop.pin_sums();
+    workgroup_barrier();  // All waves have read their operands.
   }
 
  private:

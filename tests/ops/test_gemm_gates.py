@@ -26,7 +26,7 @@ WORKGROUPS = {"t256x256_w1x4x1": 1, "t224x256_w1x4x1": 1, "t192x256_w1x4x1": 1, 
               "t16x64_w1x1x4": 1}
 """Of a CU: as many as LDS holds, which registers must allow."""
 
-MATRIX_BUSY = 0.43
+MATRIX_BUSY = 0.6
 """Of the modelled time of a product in the tile for large ones, 16 steps deep, start and end included: the least."""
 
 COMPILERS = ("clang++-19", "clang++-22")

@@ -21,8 +21,9 @@ from aiter_like.jit.compile_ops import JitFunction
 from mutation.kernels import Buffer, Kernel, Launch, captured, contents, device_code, triton_kernels
 
 COMPILED = ("hip", "ck", "asm")
-SERVED = [(op.name, backend.name) for op in OPS.values() for backend in op.backends if backend.name != "torch"]
-"""Every operator with each of its backends."""
+SERVED = [(op.name, backend.name) for op in OPS.values() for backend in op.backends
+          if backend.name not in ("torch", "vendor")]
+"""Every operator with each of its backends that has kernels of the project."""
 
 
 def kernels(name: str, backend: str) -> list[Kernel]:
