@@ -212,6 +212,7 @@ __device__ void multiply(const SkinnyArgs<Shape>& args, uint32_t first_column, u
     } while (is_whole(k));
 #pragma unroll
     for (uint32_t s = 0; s < kStages; ++s) current[s].multiply(sums, lds);
+    settle_before_branch();
   }
   // What is left: less than a round, or one whose last step reaches beyond the depth, or all of a short depth.
   for (; k < end; k += kRound) {
@@ -226,6 +227,7 @@ __device__ void multiply(const SkinnyArgs<Shape>& args, uint32_t first_column, u
       reader.complete(current[s], step(s));
       current[s].multiply(sums, lds);
     }
+    settle_before_branch();
   }
 }
 

@@ -26,6 +26,16 @@ __device__ inline void keep_order() {
 #endif
 }
 
+/// Stands between products and a branch: LLVM counts one that is not taken as a wait state before what overwrites the
+/// products' registers behind it, and is one short.
+__device__ inline void settle_before_branch() {
+#if defined(__HIP__)
+  keep_order();
+  asm volatile("s_nop 0");
+  keep_order();
+#endif
+}
+
 // A Unit multiplies kColumns rows of the weights [columns of out, depth] and kRows rows of a, kDepth deep.
 //   in memory  a lane reads, from depth() on, column(run) of the weights for each of kColumnRuns, and row(run) of a, a
 //              run for kRunRows of them
