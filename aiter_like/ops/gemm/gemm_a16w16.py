@@ -234,7 +234,7 @@ def _cases(device: torch.device) -> dict[str, GemmA16w16Call]:
             "gated": plain._replace(out=random(70, 68), b=random(136, 136), activation="silu_and_mul"),
             "few rows, gated": GemmA16w16Call(random(9, 20), random(9, 133), random(40, 133), residual=random(9, 20),
                                               activation="gelu_and_mul"),
-            "split depth": GemmA16w16Call(random(5, 64), random(5, 2056), random(64, 2056), residual=random(5, 64)),
+            "split depth": GemmA16w16Call(random(5, 64), random(5, 4104), random(64, 4104), residual=random(5, 64)),
             "fp32 out": plain._replace(out=random(70, 132, dtype=torch.float32), activation="gelu_tanh"),
             "transposed b": plain._replace(b=random(136, 132).t()),
             "shuffled": GemmA16w16Call(random(70, 144), random(70, 160), shuffle_weight(random(144, 160)),
