@@ -321,6 +321,9 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
 def _check_operands(XQ: Any, WQ: Any, dtype: Any, splitK: Any, out: Any) -> None:
     """What has to hold before a result can be made."""
     problems.check_matrices(_OP, XQ=XQ, WQ=WQ)
+    for name, matrices in (("XQ", XQ), ("WQ", WQ)):
+        if matrices.ndim != 3:
+            raise ValueError(f"{_OP}: {name} must have 3 dimensions, got shape {tuple(matrices.shape)}")
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a dtype, got {type(dtype).__name__}")
     if splitK is not None:

@@ -331,7 +331,8 @@ def _product(op: str, x: Tensor, w: Tensor, x_scale: Tensor | None, w_scale: Ten
              is_preshuffled: bool, out: Tensor | None, backend: str | None) -> Tensor:
     for name, tensor in (("XQ", x), ("WQ", w), ("x_scale", x_scale), ("w_scale", w_scale), ("out", out)):
         if tensor is not None or name in ("XQ", "WQ", "w_scale"):
-            check.tensor(op, name, tensor, rank=2, last_contiguous=False)
+            device = None if name == "XQ" else x.device
+            check.tensor(op, name, tensor, rank=2, device=device, last_contiguous=False)
     check.choice(op, "dtype", dtype, elements.FLOATS)
     if out is not None and out.dtype != dtype:
         raise TypeError(f"{op}: out must have dtype {dtype}, the argument dtype, got {out.dtype}")
