@@ -312,6 +312,8 @@ def batched_gemm_a8w8(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, 
     bias, w_scale = _per_column("bias", bias, XQ), _per_column("w_scale", w_scale, XQ)
     if x_scale.ndim == 3 and x_scale.shape[2] == 1:
         x_scale = x_scale[:, :, 0]
+    for name, scale, size in (("x_scale", x_scale, XQ.shape[1]), ("w_scale", w_scale, WQ.shape[1])):
+        check.tensor(_OP, name, scale, shape=(XQ.shape[0], size), device=XQ.device, last_contiguous=False)
     if out is None:
         out = torch.empty(*XQ.shape[:2], WQ.shape[1], dtype=dtype, device=XQ.device)
     _batched_gemm.run(out, XQ, WQ, bias, x_scale, w_scale, backend=backend)
