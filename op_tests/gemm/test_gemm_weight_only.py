@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like.dispatch import OPS
-from aiter_like.ops.gemm import tiles
+from aiter_like.dispatch import OPS, explain
+from aiter_like.ops.gemm import tiles, weight_only
+from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.testing import strided_like
 
 ACTIVATIONS = {None: lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
@@ -38,15 +39,20 @@ class Weights:
         def of_weights(x):
             return (x.double().repeat_interleave(group_size, 1)[:, :k] if group_size else x.double()).to(device)
 
-        self.values = (integers.double().to(device) - (of_weights(zero_points) if has_zero_points else 0)) \
-            * of_weights(scale)
+        integers = integers.double().to(device) - (of_weights(zero_points) if has_zero_points else 0)
+        self.values, self.is_wide = integers * of_weights(scale), False
+        self.in_fp32 = integers.float() * of_weights(scale).float()
 
     def product(self, run, backend, a, **options):
-        return run(backend, self.function, a, self.packed, self.scale, group_size=self.group_size,
-                   zero_points=self.zero_points, **options)
+        options |= {"group_size": self.group_size, "zero_points": self.zero_points}
+        explanation = explain(self.function, a, self.packed, self.scale, backend=backend, **options)
+        self.is_wide = explanation.kernel == weight_only.WIDE
+        return run(backend, self.function, a, self.packed, self.scale, **options)
 
     def compare(self, out, a, bias=None, residual=None, activation=None):
-        y, magnitude = a.double() @ self.values.mT, a.double().abs() @ self.values.abs().mT
+        """With the weights that the kernel multiplies: as they are, or rounded to 16 bits."""
+        values = self.in_fp32.to(a.dtype).double() if self.is_wide and self.group_size else self.values
+        y, magnitude = a.double() @ values.mT, a.double().abs() @ values.abs().mT
         if bias is not None:
             y = y + bias.double()
         y = ACTIVATIONS[activation](y)
@@ -131,6 +137,28 @@ def test_split_depth_on_hopper(device, run, m, n, k, group_size, bits, dtype):
         out = weights.product(run, "triton", a, bias=bias, activation="silu")
         weights.compare(out, a, bias, activation="silu")
         assert torch.equal(out, weights.product(run, "triton", a, bias=bias, activation="silu"))
+
+
+@pytest.mark.parametrize("m, n, k, group_size", ((1, 1, 2, None), (70, 37, 74, 32), (130, 72, 392, 128),
+                                                 (65, 129, 200, None), (300, 256, 1056, 64)))
+@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("has_zero_points", (False, True))
+def test_wide_weights(device, m, n, k, group_size, bits, dtype, has_zero_points):
+    """16-bit weights from a kernel of their own: exact without groups, rounded once with them; strides of `b`."""
+    from aiter_like.ops.gemm.triton.gemm_weight_only import gemm_weight_only
+
+    weights = Weights(device, n, k, bits, group_size, torch.float32 if k % 3 else dtype, has_zero_points)
+    weights.is_wide = True
+    a, bias, residual = activations(device, m, k, dtype), torch.randn(n, device=device), activations(device, m, n, dtype)
+    out = torch.empty_like(residual)
+    call = GemmWeightOnlyCall(out, a, strided_like(weights.packed, (3, 0)), weights.scale, weights.zero_points, bias,
+                              residual, bits, group_size or 0, "silu")
+    gemm_weight_only(call, kernel=weight_only.WIDE, wide=1)
+    weights.compare(out, a, bias, residual, "silu")
+    first = out.clone()
+    gemm_weight_only(call, kernel=weight_only.WIDE)
+    assert torch.equal(out, first)
 
 
 @pytest.mark.parametrize("backend", ("ck", "triton"))

@@ -10,6 +10,7 @@ import triton.language as tl
 from aiter_like.device import Target, target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
+from aiter_like.ops.gemm.triton import gemm_weight_only_wide
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
 
 _OP = "gemm_weight_only"
@@ -65,11 +66,15 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
 def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> None:
     """Writes `out`.
 
-    kernel: "gemm_weight_only_hopper" is that of gemm_weight_only_hopper.py; where an address forbids it the other takes
-        over.
+    kernel: "gemm_weight_only_hopper" is that of gemm_weight_only_hopper.py; where an address forbids it the one of this
+        file takes over. "gemm_weight_only_wide" is the two of gemm_weight_only_wide.py.
     params: values instead of those that suit the rows: block_n, block_k, num_warps, num_stages and splits of the kernel
-        for Hopper; block_m instead of splits of the other one. A step never goes beyond a group.
+        for Hopper; block_m instead of splits of the one of this file, where a step never goes beyond a group; those of
+        gemm_a16w16 beside `wide`.
     """
+    if kernel == "gemm_weight_only_wide":
+        gemm_weight_only_wide.multiply(call, {name: value for name, value in params.items() if name != "wide"})
+        return
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
     is_aligned = call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == call.a.storage_offset() % 2 == 0
