@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like.dispatch import OPS
-from aiter_like.ops.gemm import tiles
+from aiter_like.dispatch import OPS, explain
+from aiter_like.ops.gemm import tiles, weight_only
+from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.testing import strided_like
 
 ACTIVATIONS = {None: lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
@@ -38,15 +39,20 @@ class Weights:
         def of_weights(x):
             return (x.double().repeat_interleave(group_size, 1)[:, :k] if group_size else x.double()).to(device)
 
-        self.values = (integers.double().to(device) - (of_weights(zero_points) if has_zero_points else 0)) \
-            * of_weights(scale)
+        integers = integers.double().to(device) - (of_weights(zero_points) if has_zero_points else 0)
+        self.values, self.is_wide = integers * of_weights(scale), False
+        self.in_fp32 = integers.float() * of_weights(scale).float()
 
     def product(self, run, backend, a, **options):
-        return run(backend, self.function, a, self.packed, self.scale, group_size=self.group_size,
-                   zero_points=self.zero_points, **options)
+        options |= {"group_size": self.group_size, "zero_points": self.zero_points}
+        explanation = explain(self.function, a, self.packed, self.scale, backend=backend, **options)
+        self.is_wide = explanation.kernel == weight_only.WIDE
+        return run(backend, self.function, a, self.packed, self.scale, **options)
 
     def compare(self, out, a, bias=None, residual=None, activation=None):
-        y, magnitude = a.double() @ self.values.mT, a.double().abs() @ self.values.abs().mT
+        """With the weights that the kernel multiplies: as they are, or rounded to 16 bits."""
+        values = self.in_fp32.to(a.dtype).double() if self.is_wide and self.group_size else self.values
+        y, magnitude = a.double() @ values.mT, a.double().abs() @ values.abs().mT
         if bias is not None:
             y = y + bias.double()
         y = ACTIVATIONS[activation](y)
@@ -58,12 +64,12 @@ def activations(device, m, k, dtype=torch.bfloat16, seed=0):
 
 
 @pytest.mark.parametrize("backend, k_step, n_step", TILED, ids=("ck", "triton"))
-@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
-@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
 @pytest.mark.parametrize("m, n, k, group_size", ((1, 1, 2, None), (17, 60, 72, 64), (63, 130, 200, 32),
                                                  (257, 132, 264, 128)))
-def test_sizes(device, run, backend, k_step, n_step, bits, dtype, m, n, k, group_size):
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_sizes(device, run, backend, k_step, n_step, m, n, k, group_size, dtype):
     """Odd ones, a last group of a part, and a scale of either dtype."""
+    bits = 8 if (m > 60) == (dtype == torch.bfloat16) else 4
     n, k = math.ceil(n / n_step) * n_step, math.ceil(k / k_step) * k_step
     weights = Weights(device, n, k, bits, group_size, torch.float32 if m % 2 else dtype)
     a = activations(device, m, k, dtype)
@@ -71,43 +77,42 @@ def test_sizes(device, run, backend, k_step, n_step, bits, dtype, m, n, k, group
 
 
 @pytest.mark.parametrize("backend", ("ck", "triton"))
-@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
-@pytest.mark.parametrize("group_size", (None, 32, 128))
-def test_zero_points(device, run, backend, bits, dtype, group_size):
+@pytest.mark.parametrize("bits, group_size", ((8, None), (4, None), (8, 32), (4, 128)))
+def test_zero_points(device, run, backend, dtype, bits, group_size):
     weights = Weights(device, 44, 168, bits, group_size, has_zero_points=True, dtype=dtype)
-    a = activations(device, 19, 168, dtype)
+    a = activations(device, 13, 168, dtype)
     weights.compare(weights.product(run, backend, a), a)
 
 
 @pytest.mark.parametrize("backend", ("ck", "triton"))
-@pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
-def test_every_weight_is_exact(device, run, backend, bits):
+@pytest.mark.parametrize("bits", (8, 4), ids=("w8", "w4"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_every_weight_is_exact(device, run, backend, bits, dtype):
     """Activations that pick one weight each: all 256 integers, all 16 in the low and in the high half of a byte."""
     integers = torch.arange(256, dtype=torch.uint8).view(torch.int8).view(8, 32).to(device)
     expected = integers if bits == 8 else torch.stack((((integers << 4) >> 4), integers >> 4), -1).flatten(-2)
-    for dtype in (torch.bfloat16, torch.float16):
-        a = torch.eye(expected.shape[1], device=device, dtype=dtype)
-        out = run(backend, FUNCTIONS[bits], a, integers, torch.ones(8, device=device))
-        assert torch.equal(out.t().float(), expected.float())
+    for rows in torch.eye(expected.shape[1], device=device, dtype=dtype).split(16):
+        out = run(backend, FUNCTIONS[bits], rows, integers, torch.ones(8, device=device))
+        assert torch.equal(out.float(), rows.float() @ expected.float().t())
 
 
 @pytest.mark.parametrize("backend", ("ck", "triton"))
 @pytest.mark.parametrize("bits, group_size", ((8, None), (4, 64)), ids=("int8", "int4"))
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_what_follows_a_product(device, run, backend, bits, group_size, activation):
-    weights, a = Weights(device, 68, 64, bits, group_size), activations(device, 37, 64)
+    weights, a = Weights(device, 68, 64, bits, group_size), activations(device, 11, 64)
     bias = torch.randn(68, device=device)
     options = {"bias": bias if activation is None else bias.bfloat16(), "activation": activation,
-               "residual": torch.randn(37, 68, device=device).bfloat16()}
+               "residual": torch.randn(11, 68, device=device).bfloat16()}
     weights.compare(weights.product(run, backend, a, **options), a, **options)
 
 
 @pytest.mark.parametrize("tile", tiles.TILES)
 @pytest.mark.parametrize("splits", (1, 16))
-@pytest.mark.parametrize("bits, group_size", ((8, 32), (4, 128)))
-def test_every_tile_and_split(device, run, monkeypatch, tile, splits, bits, group_size):
-    """A depth of which the last split has a part, or nothing."""
+def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
+    """A depth of which the last split has a part, or nothing; each width of weights in every second tile."""
+    bits, group_size = (8, 32) if (list(tiles.TILES).index(tile) % 2 == 0) == (splits == 1) else (4, 128)
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["gemm_weight_only"].reset()
     weights, a = Weights(device, 68, 1096, bits, group_size), activations(device, 70, 1096)
@@ -133,13 +138,34 @@ def test_split_depth_on_hopper(device, run, m, n, k, group_size, bits, dtype):
         assert torch.equal(out, weights.product(run, "triton", a, bias=bias, activation="silu"))
 
 
+@pytest.mark.parametrize("m, n, k, group_size, has_zero_points", (
+    (1, 1, 2, None, True), (70, 37, 74, 64, True), (130, 72, 392, 128, False), (65, 129, 200, None, False)))
+@pytest.mark.parametrize("bits", (8, 4), ids=("w8", "w4"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_wide_weights(device, m, n, k, group_size, has_zero_points, bits, dtype):
+    """16-bit weights from a kernel of their own: exact without groups, rounded once with them; strides of `b`."""
+    from aiter_like.ops.gemm.triton.gemm_weight_only import gemm_weight_only
+
+    weights = Weights(device, n, k, bits, group_size, torch.float32 if k % 3 else dtype, has_zero_points)
+    weights.is_wide = True
+    a, residual = activations(device, m, k, dtype), activations(device, m, n, dtype)
+    out, bias = torch.empty_like(residual), torch.randn(n, device=device)
+    call = GemmWeightOnlyCall(out, a, strided_like(weights.packed, (3, 0)), weights.scale, weights.zero_points, bias,
+                              residual, bits, group_size or 0, "silu")
+    gemm_weight_only(call, kernel=weight_only.WIDE, wide=1)
+    weights.compare(out, a, bias, residual, "silu")
+    first = out.clone()
+    gemm_weight_only(call, kernel=weight_only.WIDE)
+    assert torch.equal(out, first)
+
+
 @pytest.mark.parametrize("backend", ("ck", "triton"))
 @pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
 def test_strides(device, run, backend, bits):
     """Rows apart in all of them; nothing between the rows of `out` is written."""
-    weights, a = Weights(device, 36, 80, bits, 32), activations(device, 19, 80)
+    weights, a = Weights(device, 36, 80, bits, 32), activations(device, 13, 80)
     weights.packed, a = strided_like(weights.packed, (5, 0)), strided_like(a, (3, 0))
-    base = torch.full((19, 50), 7.0, device=device).bfloat16()
+    base = torch.full((13, 50), 7.0, device=device).bfloat16()
     weights.compare(weights.product(run, backend, a, out=base[:, 4:40]), a)
     assert (base[:, :4] == 7).all() and (base[:, 40:] == 7).all()
 
@@ -172,19 +198,19 @@ def test_special_values(device, run, backend, bits, group_size):
     assert torch.equal(out[is_infinite], expected[is_infinite]) and not out[~is_infinite].isinf().any()
     ones = torch.full((8, 64 * bits // 8), 1 if bits == 8 else 0x11, dtype=torch.int8, device=device)
     big = torch.full((1, 64), 2.0**120, device=device).bfloat16()
-    scale = torch.full((8, 1), 2.0**8, device=device)
-    assert run(backend, FUNCTIONS[bits], big, ones, scale).isinf().all()
+    weights.packed, weights.scale = ones, torch.full_like(weights.scale, 2.0**8)
+    assert weights.product(run, backend, big).isinf().all()
 
 
 @pytest.mark.parametrize("backend", ("ck", "triton"))
 def test_otype_and_empty_sizes(device, run, backend):
     weights, a = Weights(device, 12, 32, 4, 32), activations(device, 5, 32)
+    bias, nothing = torch.randn(12, device=device).bfloat16(), Weights(device, 12, 0, 4, 32)
     for otype in (torch.float32, torch.float16):
-        out = weights.product(run, backend, a, otype=otype)
+        out = weights.product(run, backend, a, otype=otype, bias=bias)
         assert out.dtype == otype
-        weights.compare(out, a)
-    bias, nothing = torch.randn(12, device=device).bfloat16(), Weights(device, 12, 0, 8)
-    nothing.compare(nothing.product(run, backend, a[:, :0], bias=bias), a[:, :0], bias)
+        weights.compare(out, a, bias)
+    nothing.compare(nothing.product(run, backend, a[:, :0], otype=torch.float32, bias=bias), a[:, :0], bias)
     assert aiter_like.gemm_a16w4(a[:0], weights.packed, weights.scale, group_size=32).shape == (0, 12)
     assert aiter_like.gemm_a16w4(a, weights.packed[:0], weights.scale[:0], group_size=32).shape == (5, 0)
 
@@ -194,8 +220,8 @@ def test_packed_weights_of_pack_int4(device):
     weights, a = Weights(device, 12, 64, 4), activations(device, 5, 64)
     unpacked = aiter_like.unpack_int4(weights.packed)
     assert torch.equal(aiter_like.pack_int4(unpacked), weights.packed)
-    out = aiter_like.gemm_a16w4(a, weights.packed, weights.scale[:, 0])
-    assert torch.equal(out, aiter_like.gemm_a16w8(a, unpacked, weights.scale))
+    out = aiter_like.gemm_a16w4(a, weights.packed, weights.scale[:, 0], backend="triton")
+    assert torch.equal(out, aiter_like.gemm_a16w8(a, unpacked, weights.scale, backend="triton"))
     weights.compare(out, a)
 
 
@@ -222,6 +248,38 @@ def test_bad_input_is_named(device):
              {"otype": torch.bfloat16, "out": torch.empty(4, 8, device=device)})):
         with pytest.raises(error, match=match):
             aiter_like.gemm_a16w4(*args, **{"group_size": 32} | options)
+
+
+@pytest.mark.parametrize("m, bits, unit", ((16, 4, "HMMA"), (64, 4, "HGMMA")))
+def test_code_for_few_rows_on_hopper(monkeypatch, tmp_path, m, bits, unit):
+    """The matrix unit that the blocks are for, and nothing in local memory."""
+    from hopper_code import compiled_for_hopper, disassembled
+
+    from aiter_like.ops.gemm.triton import gemm_weight_only, gemm_weight_only_hopper
+
+    b, scale = torch.empty(6144, 4096 * bits // 8, dtype=torch.int8), torch.empty(6144, 32).bfloat16()
+    a, out = torch.empty(m, 4096).bfloat16(), torch.empty(m, 6144).bfloat16()
+    call = GemmWeightOnlyCall(out, a, b, scale, bits=bits, group_size=128)
+    with compiled_for_hopper(monkeypatch, gemm_weight_only, gemm_weight_only_hopper) as built:
+        gemm_weight_only.gemm_weight_only(call, weight_only.STREAM)
+    code = disassembled(built[0], tmp_path)
+    assert unit in code and "LDL" not in code and "STL" not in code
+
+
+def test_code_for_wide_weights_on_hopper(monkeypatch):
+    """Reads and writes of 16 bytes."""
+    from hopper_code import compiled_for_hopper
+
+    from aiter_like.ops.gemm.triton import gemm_a16w16, gemm_weight_only, gemm_weight_only_wide, hopper
+
+    b, scale = torch.empty(4096, 2048, dtype=torch.int8), torch.empty(4096, 32).bfloat16()
+    call = GemmWeightOnlyCall(torch.empty(256, 4096).bfloat16(), torch.empty(256, 4096).bfloat16(), b, scale, bits=4,
+                              group_size=128)
+    with compiled_for_hopper(monkeypatch, gemm_weight_only_wide, gemm_weight_only_wide, gemm_a16w16, hopper) as built:
+        monkeypatch.setattr(gemm_a16w16, "target_of", gemm_weight_only_wide.target_of)
+        gemm_weight_only.gemm_weight_only(call, weight_only.WIDE)
+    weights, product, *_ = (one.asm["ptx"] for one in built)
+    assert "ld.global.v4.b32" in weights and "st.global.v4.b32" in weights and "wgmma" in product
 
 
 def bench() -> None:

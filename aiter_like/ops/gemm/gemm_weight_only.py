@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The product of linear layers with 16-bit activations and weights of 8 or 4 bits that have scales.
 
-Kernels: csrc/gemm/gemm_weight_only.hip, ops/gemm/triton/gemm_weight_only.py and, for few rows on Hopper,
-gemm_weight_only_hopper.py beside it.
+Kernels: csrc/gemm/gemm_weight_only.hip, ops/gemm/triton/gemm_weight_only.py and, beside it, gemm_weight_only_hopper.py
+for few rows on Hopper and gemm_weight_only_wide.py for many rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
-from aiter_like.ops.gemm import tiles
+from aiter_like.ops.gemm import tiles, weight_only
 from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
 
 __all__ = ["gemm_a16w4", "gemm_a16w8"]
@@ -28,7 +28,6 @@ __all__ = ["gemm_a16w4", "gemm_a16w8"]
 _OP = "gemm_weight_only"
 DTYPES = (torch.bfloat16, torch.float16)
 GROUP_SIZES = (32, 64, 128)
-_HOPPER_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
 
 
 class GemmWeightOnlyCall(NamedTuple):
@@ -160,47 +159,6 @@ def _ck_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, An
                 yield {"tile": tile, "splits": splits}
 
 
-def _triton_kernels(target: Target, call: GemmWeightOnlyCall, **params: int) -> list[str]:
-    """The one for few rows comes first where it serves; only it has the parameter splits."""
-    hopper = ["gemm_weight_only_hopper"] if target.arch == "sm_90" and _hopper_serves(call) else []
-    if params:
-        return hopper if "splits" in params else [_OP]
-    return [*hopper, _OP]
-
-
-def _hopper_serves(call: GemmWeightOnlyCall) -> bool:
-    """Whether triton/gemm_weight_only_hopper.py takes the call: few rows, and rows of `a` and `b` that TMA moves."""
-    m, k = call.a.shape
-    return 0 < m <= 64 and k > 0 and all(
-        one.stride(1) == 1 and one.stride(0) >= one.shape[1] and one.stride(0) * one.element_size() % 16 == 0
-        for one in (call.a, call.b))
-
-
-def _triton_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, int]]:
-    """Blocks that suit the rows; for few rows on Hopper those of the kernel that streams the weights."""
-    (m, k), n = call.a.shape, call.b.shape[0]
-    names = ("block_n", "block_k", "num_warps", "num_stages", "splits")
-    if target.arch == "sm_90" and _hopper_serves(call):
-        rows = max(16, 1 << (m - 1).bit_length())
-        for block_k in (call.group_size,) if call.group_size else (128, 256):
-            for block_n, num_warps in ((16, 1), (32, 1), (64, 1), (32, 2), (64, 2), (128, 2), (128, 4)):
-                stage = block_n * block_k * call.bits // 8 + 2 * rows * block_k
-                for splits in (1, 2, 4, 8):
-                    if splits == 1 or -(-n // block_n) * splits <= 24 * target.cu_num and k >= 4 * splits * block_k:
-                        yield from (dict(zip(names, (block_n, block_k, num_warps, stages, splits)))
-                                    for stages in (3, 4, 6, 8) if stages * stage <= _HOPPER_BYTES // 2)
-        if m <= 16:
-            return
-    names = ("block_m", *names[:4])
-    for block_m, block_n, block_k, num_warps in ((16, 64, 128, 4), (32, 64, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4),
-                                                 (128, 128, 64, 4), (128, 128, 64, 8), (128, 256, 64, 8),
-                                                 (256, 128, 64, 8), (128, 128, 128, 8)):
-        if block_m <= max(16, 2 * m) and (block_m >= 64 or m < 512):
-            depth = min(block_k, call.group_size or block_k)
-            for num_stages in (2, 3, 4):
-                yield dict(zip(names, (block_m, block_n, depth, num_warps, num_stages)))
-
-
 def _tune_key(call: GemmWeightOnlyCall) -> dict[str, int | str]:
     m, k = call.a.shape
     return {"m": m, "n": call.b.shape[0], "k": k, "bits": call.bits, "group_size": call.group_size,
@@ -260,8 +218,8 @@ _gemm_weight_only = Op(
     tune_fields=("m", "n", "k", "bits", "group_size", "dtype", "out_dtype"), round_field="m", cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _gemm_weight_only_ck, refusal=_ck_refusal, space=_ck_space),
-              Backend("triton", "ops.gemm.triton.gemm_weight_only:gemm_weight_only", kernels=_triton_kernels,
-                      space=_triton_space),
+              Backend("triton", "ops.gemm.triton.gemm_weight_only:gemm_weight_only", kernels=weight_only.kernels,
+                      space=weight_only.space),
               Backend("torch", gemm_weight_only_ref, differentiable=True)))
 
 
@@ -296,9 +254,11 @@ def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
 
     Notes:
         Weights are multiplied as the integers that they are, exactly; the sum over a group, in fp32, is scaled, so
-        that products of unscaled weights must stay within fp32. Rounded to nearest even once; equal calls give equal
-        results; can be captured in a graph. Backend ck takes contiguous rows with k a multiple of 8 and n of 4, triton
-        everything. Where `A` requires grad, torch serves.
+        that products of unscaled weights must stay within fp32. Rounded to nearest even once. Backend triton may scale
+        the weights of groups first, each rounded to the dtype of `A` once, which takes [n, k] of that dtype as scratch:
+        without a tuned row it does so for more than 64 rows on Hopper. Equal calls give equal results; can be captured
+        in a graph. Backend ck takes contiguous rows with k a multiple of 8 and n of 4, triton everything. Where `A`
+        requires grad, torch serves.
 
     Source: weight-only quantisation in groups, as GPTQ and AWQ store it; AITER has no such function.
     """

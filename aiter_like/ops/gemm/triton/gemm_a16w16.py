@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
@@ -18,11 +19,13 @@ _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 
 
 @triton.jit
-def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row, out_column, a_row, a_depth, b_column,
-                        b_depth, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
-                        IS_GATED: tl.constexpr, IS_SHUFFLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                        BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
-    """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ + bias) + residual; bound: the matrix units, or memory.
+def _gemm_a16w16_kernel(out, a, b, column_scale, bias, residual, rows, columns, depth, out_row, out_column, a_row,
+                        a_depth, b_column, b_depth, residual_row, residual_column, ACTIVATION: tl.constexpr,
+                        IS_BF16: tl.constexpr, IS_GATED: tl.constexpr, IS_SHUFFLED: tl.constexpr, BLOCK_M: tl.constexpr,
+                        BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
+    """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ · column_scale + bias) + residual; bound: the matrix units, or
+    memory.
+
 
     IS_GATED: b has the rows of gate, then those of up: out = act(gate) · up + residual.
     IS_SHUFFLED: b is in bands of 16 rows, cut into packs of 8 columns that follow one another row by row."""
@@ -53,8 +56,8 @@ def _gemm_a16w16_kernel(out, a, b, bias, residual, rows, columns, depth, out_row
             up = tl.dot(left, other, up)
         a_at += BLOCK_K * a_depth
         b_at += b_step
-    finish(product, out, None, None, bias, residual, row, column, rows, columns, out_row, out_column, residual_row,
-           residual_column, ACTIVATION, IS_BF16, up=up if IS_GATED else None)
+    finish(product, out, None, column_scale, bias, residual, row, column, rows, columns, out_row, out_column,
+           residual_row, residual_column, ACTIVATION, IS_BF16, up=up if IS_GATED else None)
 
 
 def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int) -> None:
@@ -64,16 +67,23 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
     params: values instead of those that suit the rows: block_m, block_n (rows of b), block_k, num_warps, num_stages
         and, on Hopper, swap and splits.
     """
+    multiply(call, None, kernel, params)
+
+
+def multiply(call: GemmA16w16Call, column_scale: Tensor | None, kernel: str, params: dict[str, int]) -> None:
+    """gemm_a16w16 with a scale [n] or [n, 1] of each column, contiguous, before what is added."""
     (m, k), b_rows = call.a.shape, call.b.shape[0]
     target, (activation, is_gated) = target_of(call.a.device), activation_of(call.activation)
     if kernel == "gemm_a16w16_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
-        from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
+        from aiter_like.ops.gemm.triton.hopper import Finish  # not every Triton has tensor descriptors
+        from aiter_like.ops.gemm.triton.hopper import multiply as multiply_on_hopper
 
         suited = hopper.suited(m, b_rows, k, 2, target.cu_num)
         blocks = hopper.Blocks(**values("gemm_a16w16", suited._fields, suited, params))
         blocks = hopper.gated(blocks) if is_gated else blocks
-        then = Finish(bias=call.bias, activation=activation, residual=call.residual, is_gated=is_gated)
-        multiply(call.out, call.a, call.b, then, blocks, target)
+        then = Finish(b_scale=column_scale, bias=call.bias, activation=activation, residual=call.residual,
+                      is_gated=is_gated)
+        multiply_on_hopper(call.out, call.a, call.b, then, blocks, target)
         return
     given = {} if kernel == "gemm_a16w16_hopper" else params
     chosen = values("gemm_a16w16", _NAMES, _blocks(m, target.platform), given)
@@ -81,8 +91,8 @@ def gemm_a16w16(call: GemmA16w16Call, kernel: str = "gemm_a16w16", **params: int
     n, block_n = call.out.shape[1], max(block_n // 2, 16) if is_gated else block_n
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
-    launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, call.bias, call.residual, m, n, k, *call.out.stride(),
-           *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=activation,
+    launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, column_scale, call.bias, call.residual, m, n, k,
+           *call.out.stride(), *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=activation,
            IS_BF16=call.out.dtype == torch.bfloat16, IS_GATED=is_gated, IS_SHUFFLED=call.is_shuffled, BLOCK_M=block_m,
            BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})

@@ -7,14 +7,14 @@ import torch
 import triton
 import triton.language as tl
 
-from aiter_like.device import Target, target_of
+from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.gemm import weight_only
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
+from aiter_like.ops.gemm.triton import gemm_weight_only_wide
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
 
 _OP = "gemm_weight_only"
-_NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
-_HOPPER_NAMES = ("block_n", "block_k", "num_warps", "num_stages", "splits")
 
 
 @triton.jit
@@ -65,21 +65,27 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
 def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> None:
     """Writes `out`.
 
-    kernel: "gemm_weight_only_hopper" is that of gemm_weight_only_hopper.py; where an address forbids it the other takes
-        over.
+    kernel: "gemm_weight_only_hopper" is that of gemm_weight_only_hopper.py; where an address forbids it the one of this
+        file takes over. "gemm_weight_only_wide" is the two of gemm_weight_only_wide.py.
     params: values instead of those that suit the rows: block_n, block_k, num_warps, num_stages and splits of the kernel
-        for Hopper; block_m instead of splits of the other one. A step never goes beyond a group.
+        for Hopper; block_m instead of splits of the one of this file, where a step never goes beyond a group; those of
+        gemm_a16w16 beside `wide`.
     """
+    if kernel == "gemm_weight_only_wide":
+        gemm_weight_only_wide.multiply(call, {name: value for name, value in params.items() if name != "wide"})
+        return
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
     is_aligned = call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == call.a.storage_offset() % 2 == 0
     if kernel == "gemm_weight_only_hopper" and is_aligned:
         from aiter_like.ops.gemm.triton import gemm_weight_only_hopper  # not every Triton has tensor descriptors
 
-        gemm_weight_only_hopper.multiply(call, **values(_OP, _HOPPER_NAMES, _hopper_blocks(call, target), params))
+        suited = weight_only.stream_blocks(call, target.cu_num)
+        gemm_weight_only_hopper.multiply(call, **values(_OP, weight_only.STREAM_NAMES, suited, params))
         return
     given = {} if kernel == "gemm_weight_only_hopper" else params
-    block_m, block_n, block_k, num_warps, num_stages = values(_OP, _NAMES, _blocks(m, target.platform), given).values()
+    chosen = values(_OP, weight_only.NAMES, _blocks(m, target.platform), given)
+    block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in weight_only.NAMES)
     block_k = min(block_k, call.group_size or block_k)
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
     grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
@@ -88,18 +94,6 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
            *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, ACTIVATION=call.activation,
            IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
-
-
-def _hopper_blocks(call: GemmWeightOnlyCall, target: Target) -> tuple[int, int, int, int, int]:
-    """(block_n, block_k, num_warps, num_stages, splits): a block of which a lane's registers hold sums, products and
-    operands, and several programs for each SM. Chosen by counts of instructions and bytes, without a measurement.
-    """
-    (m, k), n = call.a.shape, call.b.shape[0]
-    block_n = 32 if m > 32 else 64 if m > 16 or n < 128 * target.cu_num else 128
-    block_k = call.group_size or (256 if call.bits == 4 and m <= 16 else 128)
-    tiles = triton.cdiv(n, block_n)
-    splits = max(1, min(8, 4 * target.cu_num // tiles, k // (8 * block_k)))
-    return block_n, block_k, 2, 4, splits
 
 
 def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:

@@ -173,7 +173,7 @@ def multiply(call: GemmWeightOnlyCall, block_n: int, block_k: int, num_warps: in
     """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds
     up."""
     (m, k), n, per_byte = call.a.shape, call.b.shape[0], 8 // call.bits
-    block_m = max(16, triton.next_power_of_2(m))
+    block_m = max(8, triton.next_power_of_2(m))
     block_k = min(block_k, call.group_size or block_k)
     a = call.a if per_byte == 1 else call.a.view(torch.int32)
     descriptors = (TensorDescriptor(one, list(one.shape), list(one.stride()), [rows, block_k // per_byte])
