@@ -19,14 +19,7 @@
 
 namespace aiter_like::flash_attn {
 
-/// Ends a slot: all waves have come here, and the compiler moves nothing across.
-__device__ inline void end_slot() {
-  tile::keep_order();
-  tile::meet();
-  tile::keep_order();
-}
-
-/// A wave on its way over the key blocks. A barrier ends each slot, and group B is one slot behind group A.
+/// A wave on its way over the key blocks, in two groups as in tile/ping_pong.h.
 ///
 ///   slot   group A                                         group B
 ///   2n     M(n): reads V[n-1], K[n]                        S(n-1): writes V[n], reads fragments of V[n-1]
@@ -48,11 +41,11 @@ struct BlockWalk {
     wave.offsets = ReadOffsets<Shape>::first_block();
     mover.move();
     tile::wait_vector_memory();
-    end_slot();
-    if (mover.is_group_b()) end_slot();  // From here on group B is one slot behind.
+    tile::end_slot();
+    Groups::stagger(mover.is_group_b());
     wave.request_first(kSteps);
     matrix_steps<kSteps, 2 * kSteps>(wave);
-    end_slot();
+    tile::end_slot();
   }
 
   /// The slots S(block) and M(next), of blocks that hide nothing.
@@ -62,7 +55,7 @@ struct BlockWalk {
     end_softmax();
     matrix_steps<0, 2 * kSteps>(wave);
     wave.offsets.flip_values();
-    end_slot();
+    tile::end_slot();
   }
 
   /// The slots S(block) and M(next) at an edge of the mask.
@@ -73,16 +66,16 @@ struct BlockWalk {
     seen_matrix_steps<0, 2 * kSteps>(
         wave, [&](int step, int t) { return visibility.sees_step(t, step < kSteps ? block : next, step); });
     wave.offsets.flip_values();
-    end_slot();
+    tile::end_slot();
   }
 
   /// Does S and the half of M that multiplies with values. Nothing is left to move or to multiply with keys.
   __device__ void finish(const Visibility& visibility, int block, float scale) {
     softmax_at_edge(visibility, block, scale);
     wave.request_first(0);
-    end_slot();
+    tile::end_slot();
     seen_matrix_steps<0, kSteps>(wave, [&](int step, int t) { return visibility.sees_step(t, block, step); });
-    if (!mover.is_group_b()) end_slot();  // Now both groups have passed equally many barriers.
+    Groups::join(mover.is_group_b());
   }
 
  private:
@@ -90,7 +83,7 @@ struct BlockWalk {
     wave.request_first(0);
     wave.offsets.flip_keys();
     tile::wait_vector_memory();
-    end_slot();
+    tile::end_slot();
   }
 
   /// The softmax of the row tiles that see a key.

@@ -16,6 +16,7 @@
 #include "aiter_like/tile/dma.h"
 #include "aiter_like/tile/fence.h"
 #include "aiter_like/tile/mma.h"
+#include "aiter_like/tile/ring.h"
 #include "aiter_like/tile/softmax.h"
 #include "aiter_like/tile/staging.h"
 #include "attention_sequence.h"
@@ -223,6 +224,7 @@ struct WaveRows {
 };
 
 /// One LDS tile of K and one of V. While one is used, the next one travels in registers, so that two tiles are enough.
+/// A ring (tile/ring.h) has twice as many: at head dimension 128 one workgroup would fill LDS.
 template <class Shape>
 struct QrKsVs {
   using Matrix = MatrixView<const typename Shape::Element>;
@@ -264,33 +266,27 @@ struct QrKsVs {
   }
 };
 
-/// Two LDS tiles of each. The next block goes from memory to LDS while this one is used: one barrier per block, which
-/// begins its slot.
-///
-///   slot   reads        writes, to the other buffer
-///   n      K[n], V[n]   K[n+1], V[n+1]
+/// Two LDS tiles of each. The next block goes from memory to LDS while this one is used: one barrier per block.
 template <class Shape>
 struct QrAsync {
   using Matrix = MatrixView<const typename Shape::Element>;
+  using KeyTile = typename Shape::KeyTile;
+  using ValueTile = typename Shape::ValueTile;
+  static constexpr int kWaves = Shape::kWaves, kStages = 2;
+  using BlockRing = Ring<kStages, kDmaAccesses<KeyTile, kWaves> + kDmaAccesses<ValueTile, kWaves>, KeyBlocks<kBlockN>>;
 
-  typename Shape::KeyTile keys[2];
-  typename Shape::ValueTile values[2];
+  KeyTile keys[kStages];
+  ValueTile values[kStages];
 
   __device__ void run(WaveRows<Shape>& rows, const KeyBlocks<kBlockN>& blocks, const Matrix& k, const Matrix& v) {
-    const auto start = [&](int block, int buffer) {
-      if (block >= blocks.end) return;
-      dma<Shape::kWaves>(keys[buffer], typename Shape::KeyWindow(k, block * kBlockN), wave_index());
-      dma<Shape::kWaves>(values[buffer], typename Shape::ValueWindow(v, block * kBlockN), wave_index());
+    const auto start = [&](int block, int stage) {
+      dma<kWaves>(keys[stage], typename Shape::KeyWindow(k, block * kBlockN), wave_index());
+      dma<kWaves>(values[stage], typename Shape::ValueWindow(v, block * kBlockN), wave_index());
     };
-    int block = blocks.begin();
-    start(block, 0);
-    for (int buffer = 0; block < blocks.end; buffer ^= 1) {
-      wait_vector_memory();
-      workgroup_barrier();  // This block is there, and all waves have read the one before it.
-      const int first_key = block * kBlockN;
-      block = blocks.next(block);
-      start(block, buffer ^ 1);
-      if (rows.sees(first_key)) rows.accumulate(values[buffer], rows.probabilities(keys[buffer], first_key));
+    for (BlockRing ring(blocks, start); ring.has_next();) {
+      const RingSlot slot = ring.next(start);
+      const int first_key = slot.item * kBlockN;
+      if (rows.sees(first_key)) rows.accumulate(values[slot.stage], rows.probabilities(keys[slot.stage], first_key));
     }
   }
 };

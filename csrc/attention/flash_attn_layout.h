@@ -10,13 +10,14 @@
 #pragma once
 
 #include "aiter_like/mfma.h"
+#include "aiter_like/tile/ping_pong.h"
 #include "flash_attn_plan.h"
 
 namespace aiter_like::flash_attn {
 
 constexpr int kThreads = 512;
 constexpr int kWaves = kThreads / kWaveSize;
-constexpr int kGroupWaves = kWaves / 2;  // Group A is waves 0-3, group B waves 4-7; each SIMD has one wave of each.
+using Groups = tile::PingPong<kWaves>;  // Group A is waves 0-3, group B waves 4-7; each SIMD has one wave of each.
 constexpr int kKeyTiles = kBlockN / 16;
 
 /// A configuration and the sizes that follow from it. A Config has

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // How K and V come from memory to LDS in flash_attn_fwd: group A moves K, group B moves V, and each wave moves 16 rows
-// of a block.
+// of a block. These are rings of two stages whose barriers are those of the groups' slots, two for each block;
+// tile/ring.h has one, its own.
 #pragma once
 
 #include "aiter_like/tile/dma.h"
@@ -13,7 +14,7 @@ namespace aiter_like::flash_attn {
 template <class Shape>
 struct BlockMover {
   static constexpr int kRowsPerMove = 256 / Shape::kRowBytes;
-  static constexpr int kMoves = kBlockN / kGroupWaves / kRowsPerMove;
+  static constexpr int kMoves = kBlockN / Groups::kGroupWaves / kRowsPerMove;
 
   const char* block;     // first row of the next block; a 64-bit address, so that no span of keys is too long
   int64_t block_bytes;   // from one block to the next
@@ -27,7 +28,7 @@ struct BlockMover {
 
   /// Begins with block `first_block`; every task.parts-th block follows.
   __device__ void start(const Task<Shape>& task, const FlashAttnArgs& args, int first_block, const char* tiles) {
-    const int wave = wave_index(), group = wave / kGroupWaves;
+    const int wave = wave_index(), group = wave / Groups::kGroupWaves;
     key_mask = group - 1;
     const FlashAttnTensor& source = group == 0 ? args.k : args.v;
     row_bytes = static_cast<int>(source.row);
@@ -35,7 +36,7 @@ struct BlockMover {
     block_bytes = task.parts * (kBlockN * source.row);
     rows = task.keys - kBlockN * first_block;
     block_rows = kBlockN * task.parts;
-    first_row = wave % kGroupWaves * (kBlockN / kGroupWaves);
+    first_row = wave % Groups::kGroupWaves * (kBlockN / Groups::kGroupWaves);
     lds = tile::lds_address(tiles) + group * Shape::kValueTiles + first_row * Shape::kRowBytes;
   }
 

@@ -8,7 +8,8 @@
 #pragma once
 
 #include "aiter_like/math.h"
-#include "aiter_like/tile/fence.h"
+#include "aiter_like/tile/ping_pong.h"
+#include "aiter_like/tile/spread.h"
 #include "flash_attn_layout.h"
 
 namespace aiter_like::flash_attn {
@@ -94,23 +95,10 @@ __device__ inline void multiply(WaveState<Shape>& wave, StepOperands a, int step
   }
 }
 
-/// Orders a step. An MFMA leaves room for three instructions behind it; at most one of each other pipe is put there.
-template <class Shape>
-__device__ inline void spread_between_mfma() {
-  constexpr int kMfma = 0x8, kValu = 0x2, kLdsRead = 0x100;  // what a group of instructions is made of
-#pragma unroll
-  for (int i = 0; i < 2 * Shape::kRowTiles; ++i) {
-    __builtin_amdgcn_sched_group_barrier(kMfma, 1, 0);
-    __builtin_amdgcn_sched_group_barrier(kValu, 1, 0);
-    __builtin_amdgcn_sched_group_barrier(kLdsRead, 1, 0);
-  }
-}
-
 /// Steps kFirst … kEnd - 1 of the stream, whose first kFetched fragments are on their way.
 template <int kFirst, int kEnd, class Shape>
 __device__ void matrix_steps(WaveState<Shape>& wave) {
-  tile::keep_order();
-  tile::set_priority<1>();
+  const tile::Priority priority;
   StepOperands now = wave.operands(kFirst);
 #pragma unroll
   for (int step = kFirst; step < kEnd; ++step) {
@@ -128,11 +116,9 @@ __device__ void matrix_steps(WaveState<Shape>& wave) {
         multiply(wave, now, step, t, which);
       }
     }
-    spread_between_mfma<Shape>();
+    tile::spread_between_products<2 * Shape::kRowTiles, tile::Pipe::valu, tile::Pipe::lds_read>();
     now = next;
   }
-  tile::keep_order();
-  tile::set_priority<0>();
 }
 
 /// Zeros that are in registers from here on. As an operand of products that a branch may leave out, a constant would
@@ -148,8 +134,7 @@ __device__ inline void begin_scores(Accumulator& scores) {
 template <int kFirst, int kEnd, class Shape, class SEES>
 __device__ void seen_matrix_steps(WaveState<Shape>& wave, const SEES& sees) {
   constexpr int kDimGroups = Shape::kDimGroups, kSteps = Shape::kSteps;
-  tile::keep_order();
-  tile::set_priority<1>();
+  const tile::Priority priority;
 #pragma unroll
   for (int first = kFirst; first < kEnd; first += kDimGroups) {
     StepOperands operands[kDimGroups];
@@ -171,7 +156,6 @@ __device__ void seen_matrix_steps(WaveState<Shape>& wave, const SEES& sees) {
     }
     tile::keep_order();
   }
-  tile::set_priority<0>();
 }
 
 /// The largest score of a row tile in this lane, scaled.

@@ -36,3 +36,47 @@ def test_what_does_not_fit():
         at = torch.zeros(64, dtype=torch.int32)
         program("places", first, end, count, at)
         assert (at == -2).all()
+
+
+_STREAM = """
+#include "aiter_like/mfma.h"
+#include "aiter_like/tile/fence.h"
+extern "C" __global__ void stream(const Fragment* operands, Accumulator* out) {
+  __shared__ Fragment lds[8][64];
+  const int lane = thread_index();
+  Fragment now[8], next[8];
+  Accumulator sums[8] = {};
+  for (int i = 0; i < 8; ++i) lds[i][lane] = now[i] = operands[64 * i + lane];
+  workgroup_barrier();
+  keep_order();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) next[i] = lds[i][63 - lane];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) sums[i] = mfma_16x16x16<bf16>(now[i], now[i], sums[i]);
+  ORDER
+  keep_order();
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[64 * i + lane] = mfma_16x16x16<bf16>(next[i], next[i], sums[i]);
+}
+"""
+
+
+def runs_of_reads(order: str) -> list[int]:
+    """How many LDS reads stand before, between and behind the first eight matrix instructions."""
+    names = [text.split()[0] for text in Program("tile/spread.h", _STREAM.replace("ORDER", order)).instructions()]
+    names = names[names.index("s_barrier"):]
+    runs = [0]
+    for name in names:
+        runs[-1] += name.startswith("ds_read")
+        if name.startswith("v_mfma"):
+            if len(runs) == 9:
+                break
+            runs.append(0)
+    return runs
+
+
+def test_the_compiler_spreads():
+    """Left to itself, it has the reads together."""
+    spread, together = runs_of_reads("spread_between_products<8, Pipe::lds_read>();"), runs_of_reads("")
+    assert len(spread) == 9 and spread[0] == 0 and max(spread) == 1
+    assert sum(spread) == sum(together) and max(together) > 1

@@ -23,17 +23,21 @@ __device__ inline void dma_dwords(BufferDescriptor buffer, uint32_t offset, uint
                : "memory", "scc");
 }
 
+/// Vector memory instructions of each of WAVES waves that copy to such a tile.
+template <class LDS, int WAVES>
+constexpr int kDmaAccesses = LDS::kBytes / (4 * kWaveSize) / WAVES;
+
 /// Starts the copy of the window to `lds`, by WAVES waves of which this is wave `wave`. Outside there are zeros.
 template <int WAVES, class LDS, class WINDOW>
 __device__ inline void dma(LDS& lds, const WINDOW& window, int wave) {
   static_assert(WINDOW::kRows == LDS::kRows && WINDOW::kColumns == LDS::kColumns, "the window of this tile");
-  constexpr int kStepBytes = 4 * kWaveSize, kSteps = LDS::kBytes / kStepBytes;
-  static_assert(kSteps % WAVES == 0, "every wave copies as much");
+  constexpr int kStepBytes = 4 * kWaveSize, kSteps = kDmaAccesses<LDS, WAVES>;
+  static_assert(LDS::kBytes == WAVES * kSteps * kStepBytes, "every wave copies as much");
   using T = typename LDS::Element;
   const BufferDescriptor buffer = window.descriptor();
 #pragma unroll
-  for (int i = 0; i < kSteps / WAVES; ++i) {
-    const int step = wave * (kSteps / WAVES) + i;
+  for (int i = 0; i < kSteps; ++i) {
+    const int step = wave * kSteps + i;
     const int source = LDS::unswizzled(step * kStepBytes + 4 * lane_index());
     const int row = source / LDS::kRowBytes, byte = source % LDS::kRowBytes;
     const bool is_used = byte < LDS::kUsedBytes;
