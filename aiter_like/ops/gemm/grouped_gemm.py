@@ -77,7 +77,7 @@ def _instance(call: GroupedGemmCall, *, tile: str | None = None) -> Instance:
     if tile is None:
         tile, _ = tiles.cheapest(**_sizes(call), splits=1)
     is_gathered = call.row_index is not None
-    return problems.products_instance(_OP, call, tile, name="gathered" if is_gathered else "",
+    return problems.products_instance(_OP, call, tile, name="gathered" if is_gathered else "", names=_tiles(call),
                                       IS_GATHERED=int(is_gathered))
 
 
@@ -152,7 +152,7 @@ def _ck_cost(target: Target, call: GroupedGemmCall, *, tile: str | None = None) 
     sizes = _sizes(call)
     if tile is None:
         tile, _ = tiles.cheapest(**sizes, splits=1)
-    return tiles.clocks(**sizes, tile=tiles.parse(tile), splits=1)
+    return tiles.clocks(**sizes, tile=tiles.parse(tile, _tiles(call)), splits=1)
 
 
 def _tune_key(call: GroupedGemmCall) -> dict[str, int | str]:
