@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from aiter_like.device import Target
 from aiter_like.ops.gemm import hopper
-
-if TYPE_CHECKING:
-    from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 
 IN_PLACE, STREAM, WIDE = "gemm_weight_only", "gemm_weight_only_hopper", "gemm_weight_only_wide"
 STREAM_ROWS = 64
@@ -36,7 +33,7 @@ NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 STREAM_NAMES = (*NAMES[1:], "splits")
 
 
-def kernels(target: Target, call: GemmWeightOnlyCall, **params: int) -> list[str]:
+def kernels(target: Target, call: Any, **params: int) -> list[str]:
     """The one for few rows comes first where it serves, and has the parameter splits alone; the one that makes 16-bit
     weights has the parameter wide."""
     stream = [STREAM] if _streams(target, call) else []
@@ -49,7 +46,7 @@ def kernels(target: Target, call: GemmWeightOnlyCall, **params: int) -> list[str
     return [*stream, IN_PLACE, WIDE]
 
 
-def _streams(target: Target, call: GemmWeightOnlyCall) -> bool:
+def _streams(target: Target, call: Any) -> bool:
     """Whether triton/gemm_weight_only_hopper.py takes the call: few rows, and rows of `a` and `b` that TMA moves."""
     m, k = call.a.shape
     return target.arch == "sm_90" and 0 < m <= STREAM_ROWS and k > 0 and all(
@@ -57,7 +54,7 @@ def _streams(target: Target, call: GemmWeightOnlyCall) -> bool:
         for one in (call.a, call.b))
 
 
-def space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, int]]:
+def space(target: Target, call: Any) -> Iterator[dict[str, int]]:
     """Blocks that suit the rows; for few rows on Hopper those of the kernel that streams the weights, for many those of
     a product of 16-bit weights alone."""
     (m, k), n = call.a.shape, call.b.shape[0]
@@ -80,7 +77,7 @@ def space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, int]]:
                     yield {"wide": 1, **dict(zip(NAMES, (block_m, block_n, block_k, num_warps, num_stages)))}
 
 
-def stream_blocks(call: GemmWeightOnlyCall, cu_num: int) -> tuple[int, int, int, int, int]:
+def stream_blocks(call: Any, cu_num: int) -> tuple[int, int, int, int, int]:
     """(block_n, block_k, num_warps, num_stages, splits) of the kernel that streams weights: those that should take the
     fewest clocks, by counts of instructions, of bytes and of the warps that hide each other's waiting."""
     (m, k), n, block_k = call.a.shape, call.b.shape[0], call.group_size or 128
@@ -104,7 +101,7 @@ def stream_blocks(call: GemmWeightOnlyCall, cu_num: int) -> tuple[int, int, int,
     return min(found)[1:]
 
 
-def _stream_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, int]]:
+def _stream_space(target: Target, call: Any) -> Iterator[dict[str, int]]:
     (m, k), n = call.a.shape, call.b.shape[0]
     rows = max(8, 1 << (m - 1).bit_length())
     for block_k in (call.group_size,) if call.group_size else (128, 256):
