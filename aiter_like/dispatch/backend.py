@@ -17,7 +17,8 @@ from aiter_like.device import Target
 from aiter_like.dispatch.table import Row
 from aiter_like.errors import BuildError, UnsupportedError
 
-KINDS = ("hip", "ck", "asm", "triton", "vendor", "torch")
+OWN_KINDS = ("hip", "ck", "asm", "triton")
+KINDS = (*OWN_KINDS, "vendor", "torch")
 """Our own kernels; "vendor": the library of the GPU's vendor (hipBLASLt, cuBLAS), by way of torch; the reference."""
 
 

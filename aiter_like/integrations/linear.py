@@ -18,14 +18,14 @@ from torch.nn.functional import linear as _torch_linear
 from aiter_like import device, env
 from aiter_like.device import Target
 from aiter_like.dispatch import torch_ops
+from aiter_like.dispatch.backend import OWN_KINDS
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.integrations import takeover
 from aiter_like.integrations.takeover import LEFT
 from aiter_like.ops.gemm.gemm_a16w16 import DTYPES, GemmA16w16Call, _gemm_a16w16, gemm_a16w16
 
 OP = _gemm_a16w16.name
-_KERNELS = frozenset({"ck", "triton"})  # the other backends are what an engine has itself
-_ARCHS = frozenset({"gfx942", "sm_90"})  # what our kernels were made for; elsewhere only a tuned row says that they win
+_ARCHS = frozenset({"gfx942", "sm_90"})  # our kernels were made for these; elsewhere only a row says that they win
 _MOST_ANSWERS = 1 << 16  # a server meets thousands of prompt lengths for each of its weights
 _PLAIN = (Tensor, Parameter)
 
@@ -37,7 +37,7 @@ _products: dict[str, Callable] = {}  # engine → its product within graphs, wit
 
 def is_asked_for() -> bool:
     """Whether AITER_LIKE_BACKENDS names a kernel of ours: then it decides, on the simulated MI300X too."""
-    return not _KERNELS.isdisjoint(env.get("AITER_LIKE_BACKENDS"))
+    return not set(OWN_KINDS).isdisjoint(env.get("AITER_LIKE_BACKENDS"))
 
 
 def is_for(where: torch.device) -> bool:
@@ -130,7 +130,7 @@ def _has_kernels(dtype: torch.dtype, weight_dtype: torch.dtype, where: torch.dev
 def _is_first(target: Target, call: GemmA16w16Call) -> bool:
     """Whether the dispatcher's first choice, by metadata, is a kernel of ours that is known to win there."""
     candidates = select(_gemm_a16w16, Request(target, tuple(call))).candidates
-    if not candidates or candidates[0].backend.name not in _KERNELS:
+    if not candidates or candidates[0].backend.name not in OWN_KINDS:  # the others are what an engine has itself
         return False
     return target.arch in _ARCHS or candidates[0].row is not None or is_asked_for()
 

@@ -88,7 +88,8 @@ def _instance(call: GemmA16w16Call, *, tile: str | None = None, splits: int | No
 def _skinny_instance(call: GemmA16w16Call, **given: int) -> Instance:
     """The block is that of skinny.py, but for what a tuned row names."""
     m, n = call.out.shape
-    block = skinny.suited(n, call.a.shape[1], target_of(call.a.device))._replace(**given)
+    target = target_of(call.b.device)  # adapters of engines decide on an `a` without memory, of no device
+    block = skinny.suited(n, call.a.shape[1], target)._replace(**given)
     return builds.of(call, *skinny.build(m, block))
 
 

@@ -365,6 +365,8 @@ def _product(x: Tensor, weight: Tensor, x_scale: Tensor, w_scale: Tensor, bias: 
     b_scale = _scales("w_scale", w_scale, (n, 1), (n,), (1, n))
     if isinstance(bias, Tensor) and bias.shape == (1, n):
         bias = bias[0]
+    for name, scale in (("x_scale", x_scale), ("w_scale", w_scale)):
+        check.tensor(_OP, name, scale, device=x.device, last_contiguous=False)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=x.device)
     flat = matrix(out, n)
