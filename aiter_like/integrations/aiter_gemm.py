@@ -182,7 +182,7 @@ def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any,
     target = device.default_target()
     if target.simulated and not linear.is_asked_for() or q_dtype_w not in (torch.int8, torch.float8_e4m3fnuz):
         return None
-    if band and (N % band or K % 32):  # what shuffle_weight takes
+    if band and (N % band or K % 32):  # shuffle_weight raises on such sizes
         return None
     made = {"device": "meta", "dtype": q_dtype_w}
     out, (a_scale, b_scale) = torch.empty(M, N, dtype=torch.bfloat16, device="meta"), torch.empty(2, 1, device="meta")

@@ -19,7 +19,15 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.gemm import problems, tiles, vendor
-from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
+from aiter_like.ops.gemm.hopper import serves
+from aiter_like.ops.gemm.parts import (
+    depth_refusal,
+    mfma_refusal,
+    needs_grad,
+    rows_refusal,
+    sum_refusal,
+    tiles_refusal,
+)
 
 __all__ = ["batched_gemm_a8w8", "batched_gemm_bf16"]
 
@@ -99,26 +107,18 @@ def _check(call: BatchedGemmCall) -> object:
 
 def _triton_refusal(target: Target, call: BatchedGemmCall) -> str | None:
     """What no kernel takes."""
-    return problems.sum_refusal(call.a)
+    return sum_refusal(call.a)
 
 
 def _ck_refusal(target: Target, call: BatchedGemmCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    (batch, m, _), n = call.a.shape, call.b.shape[1]
-    reason = (mfma_refusal(target) or _triton_refusal(target, call) or problems.depth_refusal(call.a, n)
-              or rows_refusal(a=call.a, b=call.b, out=call.out))
-    if reason is None and batch * tiles.count(m, n, tiles.SMALLEST) >= 2**22:
-        return f"out must have less than 2^22 tiles, got {batch} × {m} × {n}"
-    return reason
+    return (mfma_refusal(target) or _triton_refusal(target, call) or depth_refusal(call.a, call.b.shape[1])
+            or rows_refusal(a=call.a, b=call.b, out=call.out) or tiles_refusal(*call.out.shape))
 
 
 def _ck_space(target: Target, call: BatchedGemmCall) -> Iterator[dict[str, Any]]:
-    """Every tile, with the splits that leave each a step of its own."""
     (_, m, k), n = call.a.shape, call.b.shape[1]
-    for tile in tiles.PIPELINED:
-        for splits in tiles.SPLITS:
-            if tiles.is_useful(m, n, k, tile, splits, call.a.element_size()):
-                yield {"tile": tile, "splits": splits}
+    return tiles.space(m, n, k, tiles.PIPELINED, call.a.element_size())
 
 
 def _ck_cost(target: Target, call: BatchedGemmCall, *, tile: str | None = None, splits: int | None = None) -> float:
@@ -174,7 +174,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 def _triton_kernels(target: Target, call: BatchedGemmCall, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
-    hopper = ["batched_gemm_hopper"] if target.arch == "sm_90" and problems.tma_moves(call.a, call.b) else []
+    hopper = ["batched_gemm_hopper"] if target.arch == "sm_90" and serves(call.a, call.b) else []
     if params:
         return hopper if "swap" in params else ["batched_gemm"]
     return [*hopper, "batched_gemm"]
@@ -264,7 +264,7 @@ def batched_gemm_bf16(XQ: Tensor, WQ: Tensor, bias: Tensor | None = None, dtype:
     """
     _check_operands(XQ, WQ, dtype, splitK, out)
     bias = _per_column("bias", bias, XQ)
-    if out is None and backend != "torch" and problems.needs_grad(XQ, WQ, bias):
+    if out is None and backend != "torch" and needs_grad(XQ, WQ, bias):
         return _BatchedLinear.apply(XQ, WQ, bias, dtype, backend)
     if out is None:
         out = torch.empty(*XQ.shape[:2], WQ.shape[1], dtype=dtype, device=XQ.device)

@@ -20,14 +20,24 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.gemm import builds, hopper, skinny, tiles, vendor
-from aiter_like.ops.gemm.parts import ACTIVATIONS, GATED, after_product, matrix, mfma_refusal, rows_refusal
+from aiter_like.ops.gemm.parts import (
+    ACTIVATIONS,
+    GATED,
+    after_product,
+    matrix,
+    mfma_refusal,
+    needs_grad,
+    rows_refusal,
+    tiles_refusal,
+    write_rows,
+)
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
 __all__ = ["gemm_a16w16"]
 
 _OP = "gemm_a16w16"
 DTYPES = (torch.bfloat16, torch.float16)
-_LAYOUT = (16, 16)  # of shuffle_weight
+_LAYOUT = (16, 16)  # the one of shuffle_weight that the kernels read
 
 
 class GemmA16w16Call(NamedTuple):
@@ -139,25 +149,20 @@ def _hip_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, int]]
 
 def _ck_refusal(target: Target, call: GemmA16w16Call) -> str | None:
     """What the kernel for gfx942 does not take."""
-    (m, k), n = call.a.shape, call.b.shape[0]
-    if k % 8 or call.out.shape[1] % 4:
-        return (mfma_refusal(target) or
-                f"k must be a multiple of 8 and out's columns of 4, got k = {k} and {call.out.shape[1]} columns")
-    if call.is_shuffled and call.activation in GATED:
-        return mfma_refusal(target) or "gate and up of shuffled weights have no kernel of this backend"
-    reason = mfma_refusal(target) or rows_refusal(a=call.a, b=call.b, out=call.out, residual=call.residual)
-    if reason is not None:
+    k, columns = call.a.shape[1], call.out.shape[1]
+    if (reason := mfma_refusal(target)) is not None:
         return reason
-    if tiles.count(m, n, tiles.SMALLEST) >= 2**22:
-        return f"out must have less than 2^22 tiles, got {m} × {n}"
-    return None
+    if k % 8 or columns % 4:
+        return f"k must be a multiple of 8 and out's columns of 4, got k = {k} and {columns} columns"
+    if call.is_shuffled and call.activation in GATED:
+        return "gate and up of shuffled weights have no kernel of this backend"
+    return (rows_refusal(a=call.a, b=call.b, out=call.out, residual=call.residual)
+            or tiles_refusal(call.a.shape[0], call.b.shape[0]))
 
 
 def _ck_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, Any]]:
-    """Every tile, with the splits that leave each a step of its own."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    yield from ({"tile": tile, "splits": splits} for tile in _tiles(call) for splits in tiles.SPLITS
-                if tiles.is_useful(m, n, k, tile, splits))
+    return tiles.space(m, n, k, _tiles(call))
 
 
 def _ck_cost(target: Target, call: GemmA16w16Call, *, tile: str | None = None, splits: int | None = None) -> float:
@@ -357,10 +362,10 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
     is_shuffled = bool(getattr(B, "is_shuffled", False))
     if is_shuffled and (layout := getattr(B, "shuffle_layout", _LAYOUT)) != _LAYOUT:
         raise ValueError(f"{_OP}: B must be shuffled by layout {_LAYOUT}, got {layout}")
-    if is_shuffled and _needs_grad(A, B, bias, residual):
+    if is_shuffled and needs_grad(A, B, bias, residual):
         raise ValueError(f"{_OP}: B must not be shuffled where a derivative is asked for: pass the weights that "
                          "shuffle_weight was given, or call under torch.no_grad()")
-    if out is None and backend != "torch" and _needs_grad(A, B, bias, residual):
+    if out is None and backend != "torch" and needs_grad(A, B, bias, residual):
         return _differentiable(a, B, bias, residual, activation, dtype, backend).view(shape)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=A.device)
@@ -370,17 +375,9 @@ def gemm_a16w16(A: Tensor, B: Tensor, bias: Tensor | None = None, otype: torch.d
 
 def _run(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, out: Tensor,
          backend: str | None, is_shuffled: bool = False) -> Tensor:
-    n = out.shape[-1]
-    flat = matrix(out, n)
-    _gemm_a16w16.run(flat, a, b, bias, residual=None if residual is None else matrix(residual, n),
-                     activation=activation, is_shuffled=is_shuffled, backend=backend)
-    if flat.data_ptr() != out.data_ptr():
-        out.copy_(flat.view(out.shape))
-    return out
-
-
-def _needs_grad(*tensors: Any) -> bool:
-    return torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors)
+    residual = None if residual is None else matrix(residual, out.shape[-1])
+    return write_rows(out, lambda flat: _gemm_a16w16.run(flat, a, b, bias, residual=residual, activation=activation,
+                                                         is_shuffled=is_shuffled, backend=backend))
 
 
 def _differentiable(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None,

@@ -19,7 +19,16 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.gemm import hopper, tiles, vendor
-from aiter_like.ops.gemm.parts import matrix, mfma_refusal, rows_refusal
+from aiter_like.ops.gemm.parts import (
+    depth_refusal,
+    is_rough,
+    matrix,
+    mfma_refusal,
+    rows_refusal,
+    sum_refusal,
+    tiles_refusal,
+    write_rows,
+)
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
 __all__ = ["gemm_a8w8", "gemm_a8w8_bpreshuffle"]
@@ -28,7 +37,6 @@ _OP = "gemm_a8w8"
 _LAYOUTS = ((16, 16), (32, 16))
 _BANDS = (0, *(rows for rows, _ in _LAYOUTS))
 _PACK = 32  # K of a shuffled weight is a multiple of it
-_INT8_DEPTH = 2**17  # the largest sum of so many products needs 32 bits
 
 
 class GemmA8w8Call(NamedTuple):
@@ -115,32 +123,17 @@ def _check(call: GemmA8w8Call) -> object:
 
 def _triton_refusal(target: Target, call: GemmA8w8Call) -> str | None:
     """What no kernel takes."""
-    k = call.a.shape[1]
-    if call.a.dtype == torch.int8 and k >= _INT8_DEPTH:
-        return f"sums of int8 have 32 bits: k must be less than {_INT8_DEPTH}, got {k}"
-    return None
+    return sum_refusal(call.a)
 
 
 def _ck_refusal(target: Target, call: GemmA8w8Call) -> str | None:
     """What the kernel for gfx942 does not take."""
-    (m, k), n = call.a.shape, call.b.shape[0]
-    if k % 16 or n % 4:
-        return mfma_refusal(target) or f"k must be a multiple of 16 and n of 4, got k = {k}, n = {n}"
-    reason = mfma_refusal(target) or _triton_refusal(target, call) or rows_refusal(a=call.a, b=call.b, out=call.out)
-    if reason is not None:
-        return reason
-    if tiles.count(m, n, tiles.SMALLEST) >= 2**22:
-        return f"out must have less than 2^22 tiles, got {m} × {n}"
-    return None
+    return (mfma_refusal(target) or depth_refusal(call.a, call.b.shape[0]) or _triton_refusal(target, call)
+            or rows_refusal(a=call.a, b=call.b, out=call.out) or tiles_refusal(*call.out.shape))
 
 
 def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
-    """Every tile, with the splits that leave each a step of its own."""
-    (m, k), n = call.a.shape, call.b.shape[0]
-    for tile in tiles.PIPELINED:
-        for splits in tiles.SPLITS:
-            if tiles.is_useful(m, n, k, tile, splits, element_bytes=1):
-                yield {"tile": tile, "splits": splits}
+    return tiles.space(*call.out.shape, call.a.shape[1], tiles.PIPELINED, element_bytes=1)
 
 
 def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> float:
@@ -150,14 +143,18 @@ def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, spl
     return tiles.clocks(m, n, k, tiles.parse(tile, tiles.PIPELINED), splits, element_bytes=1, names=tiles.PIPELINED)
 
 
-def is_rough(call: GemmA8w8Call, target: Target) -> bool:
-    """Whether the matrix unit alone would keep too few bits of the sums: that of NVIDIA does for fp8."""
-    return target.platform == "cuda" and call.a.dtype != torch.int8 and not call.use_fast_accum
+def keeps_sums_apart(call: GemmA8w8Call, target: Target) -> bool:
+    """Whether sums must leave the matrix unit, which alone would keep too few bits of them."""
+    return is_rough(call.a, target) and not call.use_fast_accum
+
+
+def _is_for_hopper(target: Target, call: GemmA8w8Call) -> bool:
+    return target.arch == "sm_90" and not call.band and hopper.serves(call.a, call.b)
 
 
 def _triton_kernels(target: Target, call: GemmA8w8Call, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
-    own = ["gemm_a8w8_hopper"] if target.arch == "sm_90" and not call.band and hopper.serves(call.a, call.b) else []
+    own = ["gemm_a8w8_hopper"] if _is_for_hopper(target, call) else []
     if params:
         return own if "swap" in params else ["gemm_a8w8"]
     return [*own, "gemm_a8w8"]
@@ -167,8 +164,8 @@ def _triton_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, int]
     """Blocks that suit the rows; deep ones for few rows, which are bound by memory. On Hopper the kernel for it is
     alone where it serves."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    if target.arch == "sm_90" and not call.band and hopper.serves(call.a, call.b):
-        yield from hopper.space(m, n, k, 1, target, is_rough(call, target))
+    if _is_for_hopper(target, call):
+        yield from hopper.space(m, n, k, 1, target, keeps_sums_apart(call, target))
         return
     for block_m, block_n, block_k, num_warps in ((16, 32, 512, 4), (16, 64, 256, 4), (32, 64, 256, 4), (64, 64, 128, 4),
                                                  (64, 128, 128, 4), (128, 128, 128, 4), (128, 128, 128, 8),
@@ -369,11 +366,9 @@ def _product(x: Tensor, weight: Tensor, x_scale: Tensor, w_scale: Tensor, bias: 
         check.tensor(_OP, name, scale, device=x.device, last_contiguous=False)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=x.device)
-    flat = matrix(out, n)
-    _gemm_a8w8.run(flat, matrix(x, x.shape[-1]), weight, a_scale, b_scale, bias, band, use_fast_accum, backend=backend)
-    if flat.data_ptr() != out.data_ptr():
-        out.copy_(flat.view(out.shape))
-    return out
+    a = matrix(x, x.shape[-1])
+    return write_rows(out, lambda flat: _gemm_a8w8.run(flat, a, weight, a_scale, b_scale, bias, band, use_fast_accum,
+                                                       backend=backend))
 
 
 def _scales(name: str, scale: Tensor, *shapes: tuple[int, ...]) -> Tensor:

@@ -20,14 +20,14 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.gemm import hopper, tiles
-from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
+from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, tiles_refusal
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
 from aiter_like.ops.quant.row_quant import dynamic_per_token_scaled_quant
 
 __all__ = ["gemm_a8w8_blockscale", "gemm_a8w8_blockscale_bpreshuffle"]
 
 _OP = "gemm_a8w8_blockscale"
-BLOCK = 128  # of the depth and of the columns: what shares a scale
+BLOCK = 128  # so many of the depth, and of the columns, share a scale
 BAND, SHUFFLED_DEPTH = 16, 32  # n and k of shuffled weights are multiples of them
 _ROW_STRIDE = 2**21  # elements of a_scale; the ck kernel counts the bytes of a tile's scales in 31 bits
 HOPPER_NAMES = ("block_m", "block_n", "num_warps", "num_stages", "swap", "splits")
@@ -119,25 +119,15 @@ def _check(call: GemmA8w8BlockscaleCall) -> object:
 def _ck_refusal(target: Target, call: GemmA8w8BlockscaleCall) -> str | None:
     """What the kernel for gfx942 does not take."""
     m, k, n = _sizes(call)
-    if k % 16 or n % 4:
-        return mfma_refusal(target) or f"k must be a multiple of 16 and n of 4, got k = {k}, n = {n}"
-    reason = mfma_refusal(target) or rows_refusal(a=call.a, b=call.b, out=call.out)
-    if reason is not None:
-        return reason
-    if m > 1 and call.a_scale.stride(0) >= _ROW_STRIDE:
+    reason = mfma_refusal(target) or depth_refusal(call.a, n) or rows_refusal(a=call.a, b=call.b, out=call.out)
+    if reason is None and m > 1 and call.a_scale.stride(0) >= _ROW_STRIDE:
         return f"rows of a_scale must be less than 2^21 elements apart, got {call.a_scale.stride(0)}"
-    if tiles.count(m, n, tiles.SMALLEST) >= 2**22:
-        return f"out must have less than 2^22 tiles, got {m} × {n}"
-    return None
+    return reason or tiles_refusal(m, n)
 
 
 def _ck_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict[str, Any]]:
-    """Every tile, with the splits that leave each a step of its own."""
     m, k, n = _sizes(call)
-    for tile in tiles.TILES:
-        for splits in tiles.SPLITS:
-            if tiles.is_useful(m, n, k, tile, splits, element_bytes=1):
-                yield {"tile": tile, "splits": splits}
+    return tiles.space(m, n, k, element_bytes=1)
 
 
 def _ck_cost(target: Target, call: GemmA8w8BlockscaleCall, *, tile: str | None = None,

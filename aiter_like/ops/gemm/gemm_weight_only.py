@@ -21,7 +21,15 @@ from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.gemm import tiles, weight_only
-from aiter_like.ops.gemm.parts import ACTIVATIONS, matrix, mfma_refusal, rows_refusal
+from aiter_like.ops.gemm.parts import (
+    ACTIVATIONS,
+    depth_refusal,
+    matrix,
+    mfma_refusal,
+    rows_refusal,
+    tiles_refusal,
+    write_rows,
+)
 
 __all__ = ["gemm_a16w4", "gemm_a16w8"]
 
@@ -139,24 +147,12 @@ def _check(call: GemmWeightOnlyCall) -> object:
 
 def _ck_refusal(target: Target, call: GemmWeightOnlyCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    (m, k), n = call.a.shape, call.b.shape[0]
-    if k % 8 or n % 4:
-        return mfma_refusal(target) or f"k must be a multiple of 8 and n of 4, got k = {k}, n = {n}"
-    reason = mfma_refusal(target) or rows_refusal(a=call.a, b=call.b, out=call.out, residual=call.residual)
-    if reason is not None:
-        return reason
-    if tiles.count(m, n, tiles.SMALLEST) >= 2**22:
-        return f"out must have less than 2^22 tiles, got {m} × {n}"
-    return None
+    return (mfma_refusal(target) or depth_refusal(call.a, call.b.shape[0])
+            or rows_refusal(a=call.a, b=call.b, out=call.out, residual=call.residual) or tiles_refusal(*call.out.shape))
 
 
 def _ck_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, Any]]:
-    """Every tile, with the splits that leave each a step of its own."""
-    (m, k), n = call.a.shape, call.b.shape[0]
-    for tile in tiles.TILES:
-        for splits in tiles.SPLITS:
-            if tiles.is_useful(m, n, k, tile, splits):
-                yield {"tile": tile, "splits": splits}
+    return tiles.space(*call.out.shape, call.a.shape[1])
 
 
 def _tune_key(call: GemmWeightOnlyCall) -> dict[str, int | str]:
@@ -332,15 +328,11 @@ def _product(op: str, bits: int, A: Tensor, B: Tensor, scale: Tensor, bias: Tens
         raise TypeError(f"{op}: out must have dtype {otype}, the otype, got {out.dtype}")
     if out is None:
         out = torch.empty(shape, dtype=otype or A.dtype, device=A.device)
-    flat = matrix(out, n)
+    a, residual = matrix(A, A.shape[-1]), None if residual is None else matrix(residual, n)
     scale, zero_points = (one[:, None] if isinstance(one, Tensor) and one.ndim == 1 and not group_size else one
                           for one in (scale, zero_points))
-    _gemm_weight_only.run(flat, matrix(A, A.shape[-1]), B, scale, zero_points, bias,
-                          None if residual is None else matrix(residual, n), bits, group_size, activation or "none",
-                          backend=backend)
-    if flat.data_ptr() != out.data_ptr():
-        out.copy_(flat.view(out.shape))
-    return out
+    return write_rows(out, lambda flat: _gemm_weight_only.run(
+        flat, a, B, scale, zero_points, bias, residual, bits, group_size, activation or "none", backend=backend))
 
 
 torch_ops.register(_gemm_weight_only, gemm_a16w4)

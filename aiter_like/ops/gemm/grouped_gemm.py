@@ -19,7 +19,8 @@ from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.gemm import problems, tiles
-from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
+from aiter_like.ops.gemm.hopper import serves
+from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, sum_refusal
 
 __all__ = ["grouped_gemm"]
 
@@ -126,13 +127,13 @@ def _check(call: GroupedGemmCall) -> object:
 
 def _triton_refusal(target: Target, call: GroupedGemmCall) -> str | None:
     """What no kernel takes."""
-    return problems.sum_refusal(call.a)
+    return sum_refusal(call.a)
 
 
 def _ck_refusal(target: Target, call: GroupedGemmCall) -> str | None:
     """What the kernel for gfx942 does not take."""
     groups, n, _ = call.b.shape
-    reason = (mfma_refusal(target) or _triton_refusal(target, call) or problems.depth_refusal(call.a, n)
+    reason = (mfma_refusal(target) or _triton_refusal(target, call) or depth_refusal(call.a, n)
               or rows_refusal(a=call.a, b=call.b, out=call.out))
     if reason is not None:
         return reason
@@ -219,7 +220,7 @@ def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _triton_kernels(target: Target, call: GroupedGemmCall, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
     moved = (call.b,) if call.row_index is not None else (call.a, call.b)
-    hopper = ["grouped_gemm_hopper"] if target.arch == "sm_90" and problems.tma_moves(*moved) else []
+    hopper = ["grouped_gemm_hopper"] if target.arch == "sm_90" and serves(*moved) else []
     if params:
         return hopper if "swap" in params else ["grouped_gemm"]
     return [*hopper, "grouped_gemm"]
@@ -296,7 +297,7 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
         rows = row_index if isinstance(row_index, Tensor) else a
         dtype = dtype or (a.dtype if a.dtype in problems.SIXTEEN_BITS else torch.bfloat16)
         out = torch.empty(*rows.shape[:1], b.shape[1], dtype=dtype, device=a.device)
-    if isinstance(out, Tensor) and out.ndim == a.ndim == 2:  # else the operator's check says more
+    if isinstance(out, Tensor) and out.ndim == a.ndim == 2:  # the operator's check tells of the other cases
         _check_offsets(group_offsets, out.shape[0])
     _grouped_gemm.run(out, a, b, group_offsets, bias, a_scale, b_scale, row_index, backend=backend)
     return out

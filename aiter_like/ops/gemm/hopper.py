@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -34,13 +35,15 @@ class Blocks(NamedTuple):
 _STAGE_BYTES = 220 << 10  # an SM has 227 KB of shared memory; a kernel needs a little beside its operands
 
 
-def serves(a: Tensor, b: Tensor) -> bool:
-    """Whether rows of `a` [m, k] and `b` [n, k] are what TMA moves: contiguous, 16 bytes apart or a multiple of it."""
-    k = a.shape[1]
-    return k > 0 and all(one.stride(1) == 1 and one.stride(0) >= k and one.stride(0) * one.element_size() % 16 == 0
-                         for one in (a, b))
+def serves(*operands: Tensor) -> bool:
+    """Whether TMA moves them, matrices or batches of such: contiguous rows that do not overlap, all 16 bytes apart or a
+    multiple of it."""
+    return all(one.numel() > 0 and one.stride(-1) == 1 and one.stride(-2) >= one.shape[-1]
+               and all(stride > 0 and stride * one.element_size() % 16 == 0 for stride in one.stride()[:-1])
+               for one in operands)
 
 
+@functools.lru_cache(1024)  # a launch asks
 def suited(m: int, n: int, k: int, element_bytes: int, cu_num: int, is_narrow: bool = False) -> Blocks:
     """The blocks by the sizes, as they did best for 16 bits on an H200; is_narrow: blocks of at most 128 columns, since
     registers hold the sums of a matrix instruction twice."""

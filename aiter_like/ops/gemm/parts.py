@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from aiter_like.device import Target
 from aiter_like.ops.activation.parts import activated, gated
+from aiter_like.ops.common import elements
+from aiter_like.ops.gemm import tiles
 
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh")
 _GATED_SUFFIX = "_and_mul"
 GATED = tuple(one + _GATED_SUFFIX for one in ACTIVATIONS[1:])
 """Of a product whose columns are gates and, in the second half, what they let through: act(gate) · up."""
+_INT8_DEPTH = 2**17  # the largest sum of so many products needs 32 bits
+_MAX_TILES = 2**22  # of a launch of the ck kernels
 _MAX_ROW_BYTES = 2**23  # the ck kernels count the bytes of a tile of 256 rows in 31 bits
 
 
@@ -33,6 +40,48 @@ def after_product(product: Tensor, activation: str) -> Tensor:
 def matrix(x: Any, columns: int) -> Any:
     """[..., columns] as [rows, columns]: a view where the rows are evenly spaced, else a copy."""
     return x.reshape(-1 if columns else x.shape[:-1].numel(), columns) if isinstance(x, Tensor) and x.ndim != 2 else x
+
+
+def write_rows(out: Tensor, write: Callable[[Tensor], None]) -> Tensor:
+    """`out` [..., columns], written by write(rows): a view of it as [rows, columns], else a matrix that is copied."""
+    rows = matrix(out, out.shape[-1])
+    write(rows)
+    if rows.data_ptr() != out.data_ptr():
+        out.copy_(rows.view(out.shape))
+    return out
+
+
+def needs_grad(*tensors: Any) -> bool:
+    """Whether autograd wants the derivative by one of them."""
+    return torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors)
+
+
+def is_rough(a: Tensor, target: Target) -> bool:
+    """Whether the matrix unit alone would keep too few bits of the sums: that of NVIDIA does for fp8."""
+    return target.platform == "cuda" and a.dtype in elements.FP8
+
+
+def sum_refusal(a: Tensor) -> str | None:
+    """Why no kernel adds so many products up."""
+    if a.dtype == torch.int8 and a.shape[-1] >= _INT8_DEPTH:
+        return f"sums of int8 have 32 bits: k must be less than {_INT8_DEPTH}, got {a.shape[-1]}"
+    return None
+
+
+def depth_refusal(a: Tensor, n: int) -> str | None:
+    """Why the ck kernels do not take a depth or a number of columns: they move 16 bytes of each row at a time."""
+    unit = 16 // a.element_size()
+    if a.shape[-1] % unit or n % 4:
+        return f"k must be a multiple of {unit} and n of 4, got k = {a.shape[-1]}, n = {n}"
+    return None
+
+
+def tiles_refusal(*sizes: int) -> str | None:
+    """Why one launch of the ck kernels does not hold an out of these sizes: [batch,] rows, columns."""
+    *batch, m, n = sizes
+    if math.prod(batch) * tiles.count(m, n, tiles.SMALLEST) >= _MAX_TILES:
+        return f"out must have less than 2^22 tiles, got {' × '.join(map(str, sizes))}"
+    return None
 
 
 def mfma_refusal(target: Target) -> str | None:

@@ -16,9 +16,9 @@ from aiter_like.device import Target, target_of
 from aiter_like.jit import Instance
 from aiter_like.ops.common import elements, quant_rule
 from aiter_like.ops.gemm import hopper, tiles
+from aiter_like.ops.gemm.parts import is_rough
 
 SIXTEEN_BITS = (torch.bfloat16, torch.float16)
-_INT8_DEPTH = 2**17  # the largest sum of so many products needs 32 bits
 
 
 def check_matrices(op: str, **matrices: Any) -> None:
@@ -68,39 +68,10 @@ def check_fp8(op: str, a: Tensor) -> None:
         raise TypeError(f"{op}: a must have the fp8 of this device, {reason}")
 
 
-def sum_refusal(a: Tensor) -> str | None:
-    """Why no kernel adds so many products up."""
-    if a.dtype == torch.int8 and a.shape[-1] >= _INT8_DEPTH:
-        return f"sums of int8 have 32 bits: k must be less than {_INT8_DEPTH}, got {a.shape[-1]}"
-    return None
-
-
-def depth_refusal(a: Tensor, n: int) -> str | None:
-    """Why the ck kernels do not take a depth or a number of columns: they move 16 bytes of each row at a time."""
-    unit = 16 // a.element_size()
-    if a.shape[-1] % unit or n % 4:
-        return f"k must be a multiple of {unit} and n of 4, got k = {a.shape[-1]}, n = {n}"
-    return None
-
-
-def needs_grad(*tensors: Any) -> bool:
-    """Whether autograd wants the derivative by one of them."""
-    return torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in tensors)
-
-
 def operands(random: Callable[..., Tensor], dtype: torch.dtype, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Random matrices of a dtype, from a source of normal numbers."""
     factor = 40 if dtype == torch.int8 else 1
     return tuple((random(*shape) * factor).to(dtype) for shape in shapes)
-
-
-def tma_moves(*matrices: Tensor) -> bool:
-    """Whether Hopper's copies by descriptor move them: contiguous rows that do not overlap, all 16 bytes apart or a
-    multiple.
-    """
-    return all(one.numel() > 0 and one.stride(-1) == 1 and one.stride(-2) >= one.shape[-1]
-               and all(stride > 0 and stride * one.element_size() % 16 == 0 for stride in one.stride()[:-1])
-               for one in matrices)
 
 
 def hopper_space(m: int, n: int, k: int, a: Tensor, target: Target) -> Iterator[dict[str, int]]:
@@ -108,11 +79,6 @@ def hopper_space(m: int, n: int, k: int, a: Tensor, target: Target) -> Iterator[
     for one in hopper.space(m, n, k, a.element_size(), target, is_rough(a, target)):
         if one.pop("splits") == 1:
             yield one
-
-
-def is_rough(a: Tensor, target: Target) -> bool:
-    """Whether the matrix unit alone would keep too few bits of the sums: that of NVIDIA does for fp8."""
-    return target.platform == "cuda" and a.dtype in elements.FP8
 
 
 def plain_space(m: int, element_bytes: int) -> Iterator[dict[str, int]]:

@@ -13,7 +13,7 @@ from aiter_like.device import Target
 from aiter_like.ops.gemm.parts import mfma_refusal, rows_refusal
 
 MAX_ROWS = 16
-MIN_DEPTH = 8  # what a lane reads at once
+MIN_DEPTH = 8  # a lane reads so many elements at once
 _SPLIT_DEPTH = 8192  # at least, for each of the workgroups that share the depth
 
 
@@ -66,7 +66,7 @@ def suited(n: int, k: int, target: Target) -> Block:
     where the workgroups fill half of the CUs, or the depth is short."""
     unit, is_hip = UNITS[target.platform], target.platform == "hip"
     waves = 4 if is_hip else 8
-    steps = math.ceil(k / (unit.depth * waves))  # of a wave: what is left of rounds of `stages` is not overlapped
+    steps = math.ceil(k / (unit.depth * waves))  # a wave's; those left of rounds of `stages` overlap nothing
     stages = next((count for count in (4, 2, 3) if steps % count == 0 and steps >= 2 * count), max(2, min(steps, 4)))
     groups = math.ceil(n / unit.columns) * (2 if is_hip else 1)
     return Block(unit.columns, waves, stages, max(1, min(target.cu_num // groups, k // _SPLIT_DEPTH)))

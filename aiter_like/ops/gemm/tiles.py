@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from aiter_like import device
 
@@ -74,6 +75,12 @@ def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int
     sizes = parse(tile, TILES + PIPELINED)
     has_rows = sizes.block_m == SMALLEST.block_m or m > sizes.block_m // 2
     return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes, element_bytes) and m * n < 2**31)
+
+
+def space(m: int, n: int, k: int, names: tuple[str, ...] = TILES, element_bytes: int = 2) -> Iterator[dict[str, Any]]:
+    """What the tuner tries: every tile of `names`, with the splits that leave each a step of its own."""
+    return ({"tile": tile, "splits": splits} for tile in names for splits in SPLITS
+            if is_useful(m, n, k, tile, splits, element_bytes))
 
 
 def is_pipelined(tile: Tile) -> bool:

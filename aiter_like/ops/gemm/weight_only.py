@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -48,10 +49,7 @@ def kernels(target: Target, call: Any, **params: int) -> list[str]:
 
 def _streams(target: Target, call: Any) -> bool:
     """Whether triton/gemm_weight_only_hopper.py takes the call: few rows, and rows of `a` and `b` that TMA moves."""
-    m, k = call.a.shape
-    return target.arch == "sm_90" and 0 < m <= STREAM_ROWS and k > 0 and all(
-        one.stride(1) == 1 and one.stride(0) >= one.shape[1] and one.stride(0) * one.element_size() % 16 == 0
-        for one in (call.a, call.b))
+    return target.arch == "sm_90" and call.a.shape[0] <= STREAM_ROWS and hopper.serves(call.a, call.b)
 
 
 def space(target: Target, call: Any) -> Iterator[dict[str, int]]:
@@ -80,11 +78,15 @@ def space(target: Target, call: Any) -> Iterator[dict[str, int]]:
 def stream_blocks(call: Any, cu_num: int) -> tuple[int, int, int, int, int]:
     """(block_n, block_k, num_warps, num_stages, splits) of the kernel that streams weights: those that should take the
     fewest clocks, by counts of instructions, of bytes and of the warps that hide each other's waiting."""
-    (m, k), n, block_k = call.a.shape, call.b.shape[0], call.group_size or 128
+    return _stream_blocks(*call.out.shape, call.a.shape[1], call.bits, call.group_size or 128, cu_num)
+
+
+@functools.lru_cache(1024)  # a launch asks
+def _stream_blocks(m: int, n: int, k: int, bits: int, block_k: int, cu_num: int) -> tuple[int, int, int, int, int]:
     rows, steps = max(8, 1 << (m - 1).bit_length()), math.ceil(k / block_k)
     found = []
-    for block_n, num_warps, instructions, registers in _STREAM_BLOCKS[call.bits][rows]:
-        stage = block_k * (block_n * call.bits // 8 + 2 * rows)
+    for block_n, num_warps, instructions, registers in _STREAM_BLOCKS[bits][rows]:
+        stage = block_k * (block_n * bits // 8 + 2 * rows)
         resident = min(_REGISTERS // (32 * num_warps * registers), _SHARED_BYTES // (2 * stage))
         for splits in range(1, max(min(16, steps // 2), 1) + 1):
             programs = math.ceil(n / block_n) * splits
@@ -92,7 +94,7 @@ def stream_blocks(call: Any, cu_num: int) -> tuple[int, int, int, int, int]:
             waves, rest = divmod(each, resident)
             clocks = instructions * block_k / 128 * math.ceil(steps / splits) * sum(
                 max(together * num_warps / 4, _LATENCY) for together in (*[resident] * waves, *[rest][:rest]))
-            clocks = max(clocks, call.b.numel() / _BYTES_CLK * each * cu_num / programs)
+            clocks = max(clocks, n * k * bits / 8 / _BYTES_CLK * each * cu_num / programs)
             clocks += _START_CLK * math.ceil(each / resident)
             if splits > 1:
                 clocks += _SUM_CLK + 8 * splits * m * n / _SUM_BYTES_CLK

@@ -10,7 +10,7 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm import hopper
-from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call, is_rough
+from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call, keeps_sums_apart
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
 
 _NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
@@ -64,7 +64,7 @@ def gemm_a8w8(call: GemmA8w8Call, kernel: str = "gemm_a8w8", **params: int) -> N
     """
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
-    rough = _ROUGH if is_rough(call, target) else None
+    rough = _ROUGH if keeps_sums_apart(call, target) else None
     if kernel == "gemm_a8w8_hopper" and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == 0:
         from aiter_like.ops.gemm.triton.hopper import Finish, multiply  # not every Triton has tensor descriptors
 

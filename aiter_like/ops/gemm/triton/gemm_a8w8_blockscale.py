@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -79,6 +81,7 @@ def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_
            BLOCK_N=block_n, GROUP=GROUP, options={"num_warps": num_warps, "num_stages": num_stages})
 
 
+@functools.lru_cache(1024)  # a launch asks
 def hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
     """HOPPER_NAMES by the sizes. What bounds a product is how fast operands come, not the matrix units: that block and
     those splits of the last tiles are taken that read the least. In rows of a step that an SM reads, start and end of a

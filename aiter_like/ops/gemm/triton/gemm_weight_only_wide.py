@@ -21,7 +21,7 @@ from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton import gemm_a16w16
 
 _CHUNK = 128  # weights of a row that are taken together where they share no scale
-_WEIGHTS = 8192  # of a program
+_WEIGHTS = 8192  # a program makes so many
 
 
 @triton.jit

@@ -10,7 +10,7 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
-from aiter_like.ops.gemm.problems import is_rough
+from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 from aiter_like.ops.gemm.triton.problems import BLOCKS, ROUGH, blocks_for, constants_of, group_tile, multiply
 
