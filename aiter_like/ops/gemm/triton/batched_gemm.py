@@ -11,8 +11,17 @@ from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
 from aiter_like.ops.gemm.parts import is_rough
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
-from aiter_like.ops.gemm.triton.problems import BLOCKS, ROUGH, blocks_for, constants_of, multiply
+from aiter_like.ops.gemm.triton.parts import (
+    BLOCKS,
+    GROUP,
+    ROUGH,
+    blocks_for,
+    constants_of,
+    finish,
+    products,
+    rows_and_columns,
+    weights_at,
+)
 
 
 @triton.jit
@@ -25,12 +34,11 @@ def _batched_gemm_kernel(out, a, b, bias, a_scale, b_scale, rows, columns, depth
     await_stream(OVERLAPS)
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     matrix = (tl.program_id(0) // (blocks_m * blocks_n)).to(tl.int64)
-    block_row, block_column = tile_place(tl.program_id(0) % (blocks_m * blocks_n), blocks_m, blocks_n, GROUP)
-    row = (block_row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    column = (block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    product = multiply(a + matrix * a_batch + row * a_row, b + matrix * b_batch + column * b_column, row < rows,
-                       column < columns, depth, a_depth, b_depth, a.dtype.element_ty == tl.int8, ROUGH, BLOCK_M,
-                       BLOCK_N, BLOCK_K)
+    row, column = rows_and_columns(tl.program_id(0) % (blocks_m * blocks_n), blocks_m, blocks_n, BLOCK_M, BLOCK_N,
+                                   GROUP)
+    b_at, b_step = weights_at(b + matrix * b_batch, column, b_column, b_depth, BLOCK_K, 0, 0)
+    product = products(a + matrix * a_batch + row * a_row, b_at, row < rows, column < columns, depth, a_depth, b_step,
+                       a.dtype.element_ty == tl.int8, ROUGH, BLOCK_M, BLOCK_N, BLOCK_K)
     if bias is not None:
         bias += matrix * bias_batch
     if a_scale is not None:

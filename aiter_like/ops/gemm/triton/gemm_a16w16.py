@@ -13,9 +13,16 @@ from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 from aiter_like.ops.gemm.parts import activation_of
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
-
-_NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
+from aiter_like.ops.gemm.triton.parts import (
+    BLOCKS,
+    GROUP,
+    blocks_for,
+    constants_of,
+    finish,
+    rows_and_columns,
+    values,
+    weights_at,
+)
 
 
 @triton.jit
@@ -26,23 +33,14 @@ def _gemm_a16w16_kernel(out, a, b, column_scale, bias, residual, rows, columns, 
     """BLOCK_M × BLOCK_N elements of out = act(a · bᵀ · column_scale + bias) + residual; bound: the matrix units, or
     memory.
 
-
     IS_GATED: b has the rows of gate, then those of up: out = act(gate) · up + residual.
-    IS_SHUFFLED: b is in bands of 16 rows, cut into packs of 8 columns that follow one another row by row."""
+    IS_SHUFFLED: b is in bands of 16 rows, as in weights_at."""
     await_stream(OVERLAPS)
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
-    block_row, block_column = tile_place(tl.program_id(0), blocks_m, blocks_n, GROUP)
-    row = (block_row.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
-    column = (block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    row, column = rows_and_columns(tl.program_id(0), blocks_m, blocks_n, BLOCK_M, BLOCK_N, GROUP)
     k = tl.arange(0, BLOCK_K).to(tl.int64)
     a_at = a + row * a_row + k[None, :] * a_depth
-    if IS_SHUFFLED:
-        pack = (k // 8 * 128 + k % 8)[:, None]
-        b_at = b + column // 16 * (b_column * 16) + column % 16 * 8 + pack
-        b_step = BLOCK_K * 16
-    else:
-        b_at = b + column * b_column + k[:, None] * b_depth
-        b_step = BLOCK_K * b_depth
+    b_at, b_step = weights_at(b, column, b_column, b_depth, BLOCK_K, 16 if IS_SHUFFLED else 0, 8)
     product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, depth, BLOCK_K):
@@ -86,25 +84,12 @@ def multiply(call: GemmA16w16Call, column_scale: Tensor | None, kernel: str, par
         multiply_on_hopper(call.out, call.a, call.b, then, blocks, target)
         return
     given = {} if kernel == "gemm_a16w16_hopper" else params
-    chosen = values("gemm_a16w16", _NAMES, _blocks(m, target.platform), given)
-    block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in _NAMES)
-    n, block_n = call.out.shape[1], max(block_n // 2, 16) if is_gated else block_n
-    residual_strides = (0, 0) if call.residual is None else call.residual.stride()
-    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
+    blocks, options = constants_of("gemm_a16w16", BLOCKS, blocks_for(m, target.platform, 2), given)
+    if is_gated:
+        blocks["BLOCK_N"] = max(blocks["BLOCK_N"] // 2, 16)
+    n, residual_strides = call.out.shape[1], (0, 0) if call.residual is None else call.residual.stride()
+    grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
     launch(_gemm_a16w16_kernel, grid, call.out, call.a, call.b, column_scale, call.bias, call.residual, m, n, k,
            *call.out.stride(), *call.a.stride(), *call.b.stride(), *residual_strides, ACTIVATION=activation,
-           IS_BF16=call.out.dtype == torch.bfloat16, IS_GATED=is_gated, IS_SHUFFLED=call.is_shuffled, BLOCK_M=block_m,
-           BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
-           options={"num_warps": num_warps, "num_stages": num_stages})
-
-
-def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:
-    """(block_m, block_n, block_k, num_warps, num_stages) by rows: what is in LDS or shared memory fits gfx942 too."""
-    stages = 2 if platform == "hip" else 4
-    if m <= 16:
-        return 16, 64, 128, 4, stages
-    if m <= 64:
-        return 64, 64, 64, 4, stages
-    if m <= 256:
-        return 64, 128, 64, 4, stages
-    return 128, 128, 64, 4 if platform == "hip" else 8, stages
+           IS_BF16=call.out.dtype == torch.bfloat16, IS_GATED=is_gated, IS_SHUFFLED=call.is_shuffled, GROUP=GROUP,
+           **blocks, options=options)

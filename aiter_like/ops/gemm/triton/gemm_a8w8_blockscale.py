@@ -12,11 +12,17 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, HOPPER_NAMES, GemmA8w8BlockscaleCall, hopper_stages
-from aiter_like.ops.gemm.triton import parts
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
+from aiter_like.ops.gemm.triton.parts import (
+    GROUP,
+    blocks_for,
+    constants_of,
+    finish,
+    tile_place,
+    values,
+    weights_at,
+)
 
 _OP = "gemm_a8w8_blockscale"
-_NAMES = HOPPER_NAMES[:4]
 _STEP = tl.constexpr(BLOCK)
 
 
@@ -34,12 +40,8 @@ def _gemm_a8w8_blockscale_kernel(out, a, b, a_scale, b_scale, rows, columns, dep
     column = (block_column.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     k = tl.arange(0, _STEP).to(tl.int64)
     a_at = a + row * a_row + k[None, :] * a_depth
-    if IS_PRESHUFFLED:  # bands of 16 columns; in each, runs of 16 along the depth, column by column
-        b_at = b + column // 16 * (16 * depth) + column % 16 * 16 + (k // 16 * 256 + k % 16)[:, None]
-        b_step = _STEP * 16
-    else:
-        b_at = b + column * b_column + k[:, None] * b_depth
-        b_step = _STEP * b_depth
+    b_at, b_step = weights_at(b, column, depth if IS_PRESHUFFLED else b_column, b_depth, _STEP,
+                              16 if IS_PRESHUFFLED else 0, 16)
     a_scale_at = a_scale + row * a_scale_row
     b_scale_at = b_scale + (block_column * BLOCK_N // _STEP).to(tl.int64) * b_scale_column
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -70,15 +72,16 @@ def gemm_a8w8_blockscale(call: GemmA8w8BlockscaleCall, kernel: str = "gemm_a8w8_
         from aiter_like.ops.gemm.triton import gemm_a8w8_blockscale_hopper  # not every Triton has tensor descriptors
 
         suited = hopper_blocks(m, n, k, call.out.element_size(), target.cu_num)
-        gemm_a8w8_blockscale_hopper.multiply(call, target, **parts.values(_OP, HOPPER_NAMES, suited, params))
+        gemm_a8w8_blockscale_hopper.multiply(call, target, **values(_OP, HOPPER_NAMES, suited, params))
         return
     given = {} if kernel == "gemm_a8w8_blockscale_hopper" else params
-    block_m, block_n, num_warps, num_stages = parts.values(_OP, _NAMES, _blocks(m, target.platform), given).values()
-    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)
+    block_m, block_n, _, *suited = blocks_for(m, target.platform, 1)
+    blocks, options = constants_of(_OP, HOPPER_NAMES[:4], (block_m, block_n, *suited), given)
+    grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
     launch(_gemm_a8w8_blockscale_kernel, grid, call.out, call.a, call.b, call.a_scale, call.b_scale, m, n, k,
            *call.out.stride(), *call.a.stride(), *call.b.stride(), *call.a_scale.stride(), *call.b_scale.stride(),
-           IS_PRESHUFFLED=call.is_preshuffled, IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m,
-           BLOCK_N=block_n, GROUP=GROUP, options={"num_warps": num_warps, "num_stages": num_stages})
+           IS_PRESHUFFLED=call.is_preshuffled, IS_BF16=call.out.dtype == torch.bfloat16, GROUP=GROUP,
+           **blocks, options=options)
 
 
 @functools.lru_cache(1024)  # a launch asks
@@ -100,15 +103,3 @@ def hopper_blocks(m: int, n: int, k: int, out_bytes: int, cu_num: int) -> tuple[
             stages = hopper_stages(block_m, block_n, num_warps, splits, out_bytes)
             found.append((total, (block_m, block_n, num_warps, stages, int(swap), splits)))
     return min(found)[1]
-
-
-def _blocks(m: int, platform: str) -> tuple[int, int, int, int]:
-    """(block_m, block_n, num_warps, num_stages) by rows: what is in LDS or shared memory fits gfx942 too."""
-    stages = 2 if platform == "hip" else 4
-    if m <= 16:
-        return 16, 64, 4, stages
-    if m <= 64:
-        return 64, 64, 4, stages
-    if m <= 256:
-        return 64, 128, 4, stages
-    return 128, 128, 4 if platform == "hip" else 8, stages

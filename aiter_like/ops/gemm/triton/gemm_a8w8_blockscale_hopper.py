@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from aiter_like.device import Target
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_a8w8_blockscale import BLOCK, GemmA8w8BlockscaleCall, hopper_stages
-from aiter_like.ops.gemm.triton.hopper import SUM_ELEMENTS, sum_tiles_kernel
+from aiter_like.ops.gemm.triton.hopper import SUM_ELEMENTS, placed, sum_tiles_kernel
 from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
 
 _STEP = tl.constexpr(BLOCK)
@@ -97,11 +97,7 @@ def _gemm_a8w8_blockscale_hopper_kernel(a, b, a_scale, b_scale, out, partials, r
                 more += tl.dot(left, right.T) * (a_now * b_now)[:, None]
             a_scale_at += a_scale_block
             b_scale_at += b_scale_block
-        row, column = tl.arange(0, BLOCK_M), tl.arange(0, WIDTH)
-        if SWAP:
-            row, column = row[None, :], column[:, None]
-        else:
-            row, column = row[:, None], column[None, :]
+        row, column = placed(tl.arange(0, BLOCK_M), tl.arange(0, WIDTH), SWAP)
         _store(sums, out, partials, split_tile, row, column, first_row, first_column, rows, columns, out_row,
                out_column, IS_BF16, SPLITS, BLOCK_M, BLOCK_N)
         if IS_WIDE:

@@ -12,7 +12,7 @@ from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm import weight_only
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton import gemm_weight_only_wide
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place, values
+from aiter_like.ops.gemm.triton.parts import GROUP, blocks_for, finish, tile_place, values
 
 _OP = "gemm_weight_only"
 
@@ -84,7 +84,7 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
         gemm_weight_only_hopper.multiply(call, **values(_OP, weight_only.STREAM_NAMES, suited, params))
         return
     given = {} if kernel == "gemm_weight_only_hopper" else params
-    chosen = values(_OP, weight_only.NAMES, _blocks(m, target.platform), given)
+    chosen = values(_OP, weight_only.NAMES, blocks_for(m, target.platform, 2, num_stages=3), given)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in weight_only.NAMES)
     block_k = min(block_k, call.group_size or block_k)
     residual_strides = (0, 0) if call.residual is None else call.residual.stride()
@@ -94,15 +94,3 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
            *residual_strides, BITS=call.bits, GROUP_SIZE=call.group_size, ACTIVATION=call.activation,
            IS_BF16=call.out.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP=GROUP,
            options={"num_warps": num_warps, "num_stages": num_stages})
-
-
-def _blocks(m: int, platform: str) -> tuple[int, int, int, int, int]:
-    """(block_m, block_n, block_k, num_warps, num_stages) by rows: what is in LDS or shared memory fits gfx942 too."""
-    stages = 2 if platform == "hip" else 3
-    if m <= 16:
-        return 16, 64, 128, 4, stages
-    if m <= 64:
-        return 64, 64, 64, 4, stages
-    if m <= 256:
-        return 64, 128, 64, 4, stages
-    return 128, 128, 64, 4 if platform == "hip" else 8, stages

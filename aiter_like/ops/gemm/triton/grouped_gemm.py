@@ -11,8 +11,18 @@ from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
 from aiter_like.ops.gemm.parts import is_rough
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
-from aiter_like.ops.gemm.triton.problems import BLOCKS, ROUGH, blocks_for, constants_of, group_tile, multiply
+from aiter_like.ops.gemm.triton.parts import (
+    BLOCKS,
+    GROUP,
+    ROUGH,
+    blocks_for,
+    constants_of,
+    finish,
+    products,
+    tile_place,
+    weights_at,
+)
+from aiter_like.ops.gemm.triton.problems import group_tile
 
 
 @triton.jit
@@ -39,8 +49,9 @@ def _grouped_gemm_kernel(out, a, b, group_offsets, bias, a_scale, b_scale, row_i
     else:
         source, is_row = row, row < end
     source = source.to(tl.int64)
-    product = multiply(a + source * a_row, b + group * b_group + column * b_column, is_row, column < columns, depth,
-                       a_depth, b_depth, a.dtype.element_ty == tl.int8, ROUGH, BLOCK_M, BLOCK_N, BLOCK_K)
+    b_at, b_step = weights_at(b + group * b_group, column, b_column, b_depth, BLOCK_K, 0, 0)
+    product = products(a + source * a_row, b_at, is_row, column < columns, depth, a_depth, b_step,
+                       a.dtype.element_ty == tl.int8, ROUGH, BLOCK_M, BLOCK_N, BLOCK_K)
     if bias is not None:
         bias += group * bias_group
     if a_scale is not None:

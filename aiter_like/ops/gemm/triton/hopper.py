@@ -24,6 +24,24 @@ SUM_ELEMENTS = 1024  # of a tile that a program of sum_tiles_kernel adds up
 
 
 @triton.jit
+def add_products(product, left, right, SWAP: tl.constexpr, ROUGH: tl.constexpr):
+    """product + left · rightᵀ, or its transpose."""
+    if SWAP:
+        return tl.dot(right, left.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
+    else:
+        return tl.dot(left, right.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
+
+
+@triton.jit
+def placed(row, column, SWAP: tl.constexpr):
+    """Rows and columns of out that broadcast to the shape of a product."""
+    if SWAP:
+        return row[None, :], column[:, None]
+    else:
+        return row[:, None], column[None, :]
+
+
+@triton.jit
 def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials, rows, columns, depth, whole, out_row,
                    out_column, residual_row, residual_column, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                    ROW_SCALES: tl.constexpr, COLUMN_SCALES: tl.constexpr, IS_INTEGER: tl.constexpr,
@@ -55,21 +73,10 @@ def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials,
         up = tl.zeros_like(product)
         for k in range(first_step, end_step):
             left, right = a.load([first_row, k * BLOCK_K]), b.load([first_column, k * BLOCK_K])
-            if SWAP:
-                product = tl.dot(right, left.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
-            else:
-                product = tl.dot(left, right.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
+            product = add_products(product, left, right, SWAP, ROUGH)
             if IS_GATED:
-                other = b.load([columns + first_column, k * BLOCK_K])
-                if SWAP:
-                    up = tl.dot(other, left.T, up, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
-                else:
-                    up = tl.dot(left, other.T, up, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
-        row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
-        if SWAP:
-            row, column = row[None, :], column[:, None]
-        else:
-            row, column = row[:, None], column[None, :]
+                up = add_products(up, left, b.load([columns + first_column, k * BLOCK_K]), SWAP, ROUGH)
+        row, column = placed(tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), SWAP)
         if SPLITS > 1 and index >= whole:
             number = (index - whole).to(tl.int64) * (2 if IS_GATED else 1)
             at = partials + number * (BLOCK_M * BLOCK_N) + row * BLOCK_N + column

@@ -18,28 +18,10 @@ from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
 from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
-from aiter_like.ops.gemm.triton.parts import GROUP, finish, tile_place
-from aiter_like.ops.gemm.triton.problems import constants_of
+from aiter_like.ops.gemm.triton.hopper import add_products, placed
+from aiter_like.ops.gemm.triton.parts import GROUP, constants_of, finish, tile_place
 
 _NAMES = hopper.Blocks._fields[:-1]  # these kernels do not split the depth
-
-
-@triton.jit
-def _add_products(product, left, right, SWAP: tl.constexpr, ROUGH: tl.constexpr):
-    """product + left · rightᵀ, or its transpose."""
-    if SWAP:
-        return tl.dot(right, left.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
-    else:
-        return tl.dot(left, right.T, product, max_num_imprecise_acc=ROUGH, out_dtype=product.dtype)
-
-
-@triton.jit
-def _placed(row, column, SWAP: tl.constexpr):
-    """Rows and columns of out that broadcast to the shape of a product."""
-    if SWAP:
-        return row[None, :], column[:, None]
-    else:
-        return row[:, None], column[None, :]
 
 
 @triton.jit
@@ -64,8 +46,8 @@ def _batched_gemm_hopper_kernel(a, b, out, bias, a_scale, b_scale, batch, rows, 
         for k in range(steps):
             left = a.load([matrix, first_row, k * BLOCK_K]).reshape(BLOCK_M, BLOCK_K)
             right = b.load([matrix, first_column, k * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
-            product = _add_products(product, left, right, SWAP, ROUGH)
-        row, column = _placed(first_row + tl.arange(0, BLOCK_M), first_column + tl.arange(0, BLOCK_N), SWAP)
+            product = add_products(product, left, right, SWAP, ROUGH)
+        row, column = placed(first_row + tl.arange(0, BLOCK_M), first_column + tl.arange(0, BLOCK_N), SWAP)
         at = matrix.to(tl.int64)
         of_columns = None if bias is None else bias + at * bias_batch
         row_scale = None if a_scale is None else a_scale + at * a_scale_batch
@@ -118,14 +100,14 @@ def _grouped_gemm_hopper_kernel(a, b, out, group_offsets, bias, a_scale, b_scale
             else:
                 left = a.load([first_row, k * BLOCK_K])
             right = b.load([group, first_column, k * BLOCK_K]).reshape(BLOCK_N, BLOCK_K)
-            product = _add_products(product, left, right, SWAP, ROUGH)
+            product = add_products(product, left, right, SWAP, ROUGH)
         at = group.to(tl.int64)
         of_columns = None if bias is None else bias + at * bias_group
         column_scale = None if b_scale is None else b_scale + at * b_scale_group
         if a_scale is not None:
             row_scale = tl.load(a_scale + source, mask=is_row, other=0.0)
             product = product.to(tl.float32) * (row_scale[None, :] if SWAP else row_scale[:, None])
-        row, column = _placed(row, first_column + tl.arange(0, BLOCK_N), SWAP)
+        row, column = placed(row, first_column + tl.arange(0, BLOCK_N), SWAP)
         finish(product, out, None, column_scale, of_columns, None, row, column, end, columns, out_row, out_column, 0, 0,
                "none", IS_BF16)
 
