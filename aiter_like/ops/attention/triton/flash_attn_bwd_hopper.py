@@ -24,6 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from aiter_like.device import Target
 from aiter_like.ops.attention.call import AttentionBackwardCall
 from aiter_like.ops.attention.checks import ALIGNMENT, has_aligned_strides
+from aiter_like.ops.attention.triton.boxes import head_box, moved
 from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
     OWN,
     block_of_program,
@@ -38,7 +39,7 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_parts import (
 )
 from aiter_like.ops.attention.triton.flash_attn_bwd_hopper_wide import of_shared_keys
 from aiter_like.ops.attention.triton.parts import LOG2_E
-from aiter_like.ops.common.triton.launch import Launch, moved
+from aiter_like.ops.common.triton.launch import Launch
 
 # Registers of a lane: at the start, and then in a warp group and in the warp that loads.
 _REGISTERS = 168
@@ -350,7 +351,7 @@ class Launches:
              *limits, scratch_rows, *scales),
             N=n, STAGES=settings["dq_STAGES"], UNROLL=settings["dq_UNROLL"], **dims, options=options)
         self.rows = m, own, n
-        self.boxes = {(name, rows): _box(getattr(call, name), rows, dims["D"]) for name, rows in (
+        self.boxes = {(name, rows): head_box(getattr(call, name), rows, dims["D"]) for name, rows in (
             ("q", m), ("dout", m), ("k", own), ("v", own), ("q", own), ("dout", own), ("k", n), ("v", n))}
         self.row_box = _row_box(call.lse, num_heads * batch, scratch_rows, m)
 
@@ -366,13 +367,6 @@ class Launches:
         self.dkdv(call.dk, call.dv, boxes["q", m], boxes["dout", m], boxes["k", own], boxes["v", own],
                   moved(self.row_box, lse2), moved(self.row_box, delta))
         self.dq(call.dq, boxes["q", own], boxes["dout", own], boxes["k", n], boxes["v", n], lse2, delta)
-
-
-def _box(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Of `rows` rows of one head, at no address yet; beyond the head dimension there are zeros."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return TensorDescriptor(tensor.new_empty(0), list(tensor.shape), list(tensor.stride()),
-                            [1, rows, 1, columns], layout)
 
 
 def _row_box(lse: Tensor, heads: int, scratch_rows: int, rows: int) -> TensorDescriptor:

@@ -11,15 +11,14 @@ Source: the schedule is that of FlashAttention-3 (Shah et al. 2024, arXiv:2407.0
 from __future__ import annotations
 
 import triton
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from aiter_like.device import Target
 from aiter_like.ops.attention.call import AttentionCall
 from aiter_like.ops.attention.checks import ALIGNMENT
+from aiter_like.ops.attention.triton.boxes import head_box, moved
 from aiter_like.ops.attention.triton.flash_attn_fwd_hopper_parts import (
     KEYS,
     VALUES,
@@ -37,7 +36,7 @@ from aiter_like.ops.attention.triton.flash_attn_fwd_hopper_parts import (
 )
 from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, clamped, key_ranges, keys_of, sequence
 from aiter_like.ops.attention.triton.strides import strides_of_lse, strides_of_rows
-from aiter_like.ops.common.triton.launch import Launch, moved
+from aiter_like.ops.common.triton.launch import Launch
 
 _clamped, _key_ranges, _keys_of, _sequence = (gluon.jit(function.fn)
                                               for function in (clamped, key_ranges, keys_of, sequence))
@@ -274,7 +273,7 @@ class Launches:
                       D=triton.next_power_of_2(call.head_dim), COLUMNS=call.head_dim, STAGES=settings["STAGES"],
                       ROUNDING=call.rounding, HAS_LEFT=0 <= left < call.max_seqlen_k,
                       HAS_ENDS=call.is_varlen or call.seqlens_k is not None)
-        self.boxes = [_box(tensor, rows, shape.D)
+        self.boxes = [head_box(tensor, rows, shape.D)
                       for tensor, rows in ((call.q, shape.M), (call.k, shape.N), (call.v, shape.N))]
         blocks, total_heads = triton.cdiv(longest, shape.GROUPS * shape.M), call.num_heads * call.batch
         total = blocks * total_heads
@@ -301,10 +300,3 @@ class Launches:
     def __call__(self, call: AttentionCall) -> None:
         boxes = map(moved, self.boxes, (call.q, call.k, call.v))
         self.attention(call.out, call.lse, call.sink, *boxes, call.cu_seqlens_q, call.cu_seqlens_k, call.seqlens_k)
-
-
-def _box(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Of `rows` rows of one head, at no address yet."""
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    dense = tensor if tensor.ndim == 4 else tensor.unsqueeze(0)
-    return TensorDescriptor(tensor.new_empty(0), list(dense.shape), list(dense.stride()), [1, rows, 1, columns], layout)

@@ -110,14 +110,6 @@ class Launch:
                 kernel[self.grid](*tensors, *self.others, *self._ordered)
 
 
-def moved(box: Any, tensor: torch.Tensor) -> Any:
-    """A tensor descriptor at a tensor's address; without its constructor, whose checks cost 2 µs and know the metadata
-    already."""
-    copy = object.__new__(type(box))
-    vars(copy).update(vars(box), base=tensor)
-    return copy
-
-
 def _traits(argument: Any, platform: str) -> Any:
     """What Triton specialises on, beyond a tensor's metadata; of a descriptor nothing."""
     if not isinstance(argument, torch.Tensor):
