@@ -77,6 +77,7 @@ ELSEWHERE = {
                      "reshape_and_cache_with_block_quant", "reshape_and_cache_with_pertoken_quant"),
                     "copies between caches have no key to be tuned by, so no tuner's call"),
     **dict.fromkeys(("flash_attn_fwd", "group_norm"), "reads its input again, by design"),
+    "gemm_a16w16": "each workgroup reads all rows of a again; what the weights take is a gate of test_gemm_gates.py",
     **dict.fromkeys(("rope", "rope_2d", "fused_qk_rope_cache"), "rows of a head are narrower than a wave's access"),
     **dict.fromkeys(("dropout_layer_norm", "fused_rms_quant"), "the body of layer_norm, of rms_norm_quant"),
     **dict.fromkeys(("moe_smoothquant", "tensor_quant", "pack_int4", "relu_squared"),
