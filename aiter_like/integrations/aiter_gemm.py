@@ -34,9 +34,7 @@ def gemm_a16w16_triton(x: Tensor, w: Tensor, bias: Tensor | None = None, dtype: 
     Raises:
         UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
     """
-    if skip_reduce:
-        raise UnsupportedError("gemm_a16w16: skip_reduce must be False, partial sums are not returned, got True",
-                               "gemm_a16w16")
+    _refuse_partial_sums("gemm_a16w16", "gemm_a16w16", skip_reduce)
     return aiter_like.gemm_a16w16(x, w, bias, dtype if y is None else None, activation=activation, out=y)
 
 
@@ -110,7 +108,7 @@ def gemm_a8w8_blockscale_triton(x: Tensor, w: Tensor, x_scale: Tensor, w_scale: 
     Raises:
         UnsupportedError: `skip_reduce` asks for the partial sums of its kernel.
     """
-    _refuse_partial_sums("gemm_a8w8_blockscale", skip_reduce)
+    _refuse_partial_sums("gemm_a8w8_blockscale", "gemm_a8w8_blockscale", skip_reduce)
     return aiter_like.gemm_a8w8_blockscale(x, w, x_scale, w_scale, dtype if y is None else y.dtype, out=y)
 
 
@@ -128,7 +126,7 @@ def gemm_a8w8_blockscale_preshuffle_triton(
         ValueError: `w` is no matrix of bands.
     """
     name = "gemm_a8w8_blockscale_preshuffle"
-    _refuse_partial_sums(name, skip_reduce)
+    _refuse_partial_sums(name, "gemm_a8w8_blockscale", skip_reduce)
     if w.ndim != 2 or w.shape[1] % 16 or not w.is_contiguous():
         raise ValueError(f"{name}: w must be contiguous, [n / 16, 16 · k], got shape {tuple(w.shape)}, strides "
                          f"{w.stride()}")
@@ -168,10 +166,11 @@ def gemm_a8w8_blockscale_bpreshuffle_asm(A: Tensor, B: Tensor, out: Tensor, A_sc
     return aiter_like.gemm_a8w8_blockscale(A, B, A_scale, B_scale, out.dtype, bpreshuffle, out=out)
 
 
-def _refuse_partial_sums(name: str, skip_reduce: bool) -> None:
+def _refuse_partial_sums(name: str, op: str, skip_reduce: bool) -> None:
     if skip_reduce:
-        raise UnsupportedError(f"{name}: skip_reduce must be False, partial sums are not returned, got True",
-                               "gemm_a8w8_blockscale")
+        raise UnsupportedError(f"{name}: skip_reduce must be False, partial sums are not returned, got True", op)
+
+
 def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any,
                                     tuned_file: Any = None) -> dict[str, Any] | None:
     """What serves a product of 8 bits with a scale per row on this GPU, by `gemm_a8w8` or, where `tuned_file` is
