@@ -57,7 +57,8 @@ def _hopper_kernel(a, b, out, row_scale, column_scale, bias, residual, partials,
     blocks_m, blocks_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(columns, BLOCK_N)
     tiles, steps = blocks_m * blocks_n, tl.cdiv(depth, BLOCK_K)
     rest = tiles - whole
-    for index in tl.range(tl.program_id(0), whole + rest * SPLITS, tl.num_programs(0), flatten=True):
+    # One loop of both lets loads go on from tile to tile, but with two sums Triton then waits for each product.
+    for index in tl.range(tl.program_id(0), whole + rest * SPLITS, tl.num_programs(0), flatten=not IS_GATED):
         tile, first_step, end_step = index, 0, steps
         if SPLITS > 1:
             split = tl.where(index < whole, 0, (index - whole) // rest)
