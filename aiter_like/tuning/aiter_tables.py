@@ -27,20 +27,23 @@ TABLES = {
     "a8w8_tuned_gemm": "gemm_a8w8", "a8w8_bpreshuffle_tuned_gemm": "gemm_a8w8",
     "a8w8_blockscale_tuned_gemm": "gemm_a8w8_blockscale",
     "a8w8_blockscale_bpreshuffle_tuned_gemm": "gemm_a8w8_blockscale",
-    "a4w4_blockscale_tuned_gemm": "gemm_a4w4_blockscale", "a8w8_tuned_batched_gemm": "batched_gemm_a8w8",
-    "bf16_tuned_batched_gemm": "batched_gemm_bf16", "bf16_tuned_gemm": "gemm_a16w16", "tuned_fmoe": "fused_moe",
+    "a4w4_blockscale_tuned_gemm": "gemm_a4w4_blockscale", "a8w8_tuned_batched_gemm": "batched_gemm",
+    "bf16_tuned_batched_gemm": "batched_gemm", "bf16_tuned_gemm": "gemm_a16w16", "tuned_fmoe": "fused_moe",
 }
 _COLUMNS = {"solidx": "kernelid", "err_ratio": "errratio", "ksplit": "splitk"}  # other spellings, lower case
 # Part of a file's name → what its rows have in common, in columns that it does not have.
 _COMMON = {"a8w8_tuned_gemm": {"band": "0", "use_fast_accum": "0"},
            "a8w8_bpreshuffle_tuned_gemm": {"band": "16", "use_fast_accum": "0"},
            "a8w8_blockscale_tuned_gemm": {"bpreshuffle": "0"},
-           "a8w8_blockscale_bpreshuffle_tuned_gemm": {"bpreshuffle": "1"}}
+           "a8w8_blockscale_bpreshuffle_tuned_gemm": {"bpreshuffle": "1"},
+           "a8w8_tuned_batched_gemm": {"dtype": "torch.int8", "outdtype": "torch.bfloat16"},
+           "bf16_tuned_batched_gemm": {"dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"},
+           "bf16_tuned_gemm": {"bpreshuffle": "0", "is_gated": "0"}}
 _ARCH_OF_CUS = {"80": "gfx942", "304": "gfx942", "256": "gfx950"}  # tuned_fmoe has no gfx column
 # An operator's key field → the column that means it, where the names differ; a text field may also end in _layout.
 _FIELDS = {"batch": "b", "num_tokens": "token", "hidden_size": "model_dim", "intermediate_size": "inter_dim",
            "num_experts": "expert", "a_dtype": "q_dtype_a", "weight_dtype": "q_dtype_w", "b_dtype": "q_dtype_w",
-           "out_dtype": "outdtype"}
+           "out_dtype": "outdtype", "is_shuffled": "bpreshuffle"}
 _BACKENDS = {"ck": "ck", "cktile": "ck", "asm": "asm", "triton": "triton", "torch": "torch", "hipblaslt": "torch",
              "skinny": "hip", "opus": "hip", "flydsl": "hip"}
 

@@ -7,21 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from aiter_like import cli
+from aiter_like import cli, dispatch
 from aiter_like.errors import TuningError
 from aiter_like.tuning import aiter_tables, shapes
 from aiter_like.tuning.candidates import Plan, Trial
 
-GEMM = ("m", "n", "k")
-OPS = {
-    "gemm_a8w8": (*GEMM, "weight_dtype", "band", "use_fast_accum"),
-    "gemm_a8w8_blockscale": (*GEMM, "bpreshuffle"), "gemm_a4w4_blockscale": GEMM,
-    "batched_gemm_a8w8": ("batch", *GEMM), "batched_gemm_bf16": ("batch", *GEMM),
-    "gemm_a16w16": (*GEMM, "dtype", "out_dtype", "bias"),
+# Those of operators that are still to come; the others are the operators' own.
+FIELDS = {
+    "gemm_a4w4_blockscale": ("m", "n", "k"),
     "fused_moe": ("num_tokens", "hidden_size", "intermediate_size", "num_experts", "topk", "dtype", "a_dtype",
                   "q_type_layout", "use_g1u1"),
 }
-OPS = {name: SimpleNamespace(name=name, tune_fields=fields) for name, fields in OPS.items()}
+OPS = {name: SimpleNamespace(name=name, tune_fields=fields) for name, fields in FIELDS.items()} | {
+    name: dispatch.OPS[name] for name in aiter_tables.TABLES.values() if name not in FIELDS}
 VALUES = "kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 
 CASES = {
@@ -38,15 +36,15 @@ CASES = {
                                                {"backend": "triton", "split_k": "1"}),
     "a4w4_blockscale_tuned_gemm": (f"gfx,cu_num,M,N,K,{VALUES}", "gfx950,256,1,2,3,0,0,9,x,1,2,0", (1, 2, 3),
                                    {"split_k": "0"}),
-    "a8w8_tuned_batched_gemm": (f"gfx,cu_num,B,M,N,K,{VALUES}", "gfx942,80,16,1,2,3,0,0,9,x,1,2,0", (16, 1, 2, 3),
-                                {"split_k": "0"}),
-    "bf16_tuned_batched_gemm": (f"gfx,cu_num,B,M,N,K,{VALUES}", "gfx942,80,16,1,2,3.0,0,0,9,x,1,2,0", (16, 1, 2, 3),
-                                {"split_k": "0"}),
+    "a8w8_tuned_batched_gemm": (f"gfx,cu_num,B,M,N,K,{VALUES}", "gfx942,80,16,1,2,3,0,0,9,x,1,2,0",
+                                (16, 1, 2, 3, "i8", "bf16"), {"split_k": "0"}),
+    "bf16_tuned_batched_gemm": (f"gfx,cu_num,B,M,N,K,{VALUES}", "gfx942,80,16,1,2,3.0,0,0,9,x,1,2,0",
+                                (16, 1, 2, 3, "bf16", "bf16"), {"split_k": "0"}),
     "dsv3_bf16_tuned_gemm": (
         "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,"
         "tflops,bw",
         "gfx942,304,1,2,3,False,torch.bfloat16,torch.float32,False,True,hipblaslt,12,0,9,,0.0,1,2",
-        (1, 2, 3, "bf16", "fp32", 0), {"backend": "torch", "split_k": "0"}),
+        (1, 2, 3, "bf16", "fp32", 1, 0), {"backend": "torch", "split_k": "0"}),
     "tuned_fmoe": (
         "cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,"
         "doweight_stage1,block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage,xbf16,tflops,bw,_tag",
@@ -88,7 +86,7 @@ def test_what_does_not_map_is_counted(tmp_path):
         "conv3d_bf16_tuned.csv: 1 unknown architecture; 0 shapes for no operator",
         "  1 rows not kept: no table of this name is known",
         "bf16_tuned_gemm.csv: 1 unknown architecture; 0 shapes for gemm_a16w16",
-        "  1 rows not kept: no column for dtype, out_dtype, bias", "3 files, 5 rows, 2 shapes kept"]
+        "  1 rows not kept: no column for dtype, out_dtype", "3 files, 5 rows, 2 shapes kept"]
     assert dict(aiter_tables.read(files[0], {}).dropped) == {"no operator gemm_a4w4_blockscale": 3}
     with pytest.raises(TuningError, match="absent.csv:0: cannot be read"):
         aiter_tables.read(tmp_path / "absent.csv", OPS)
@@ -120,9 +118,9 @@ def test_shape_file_and_its_hints_reach_the_tuner(tmp_path):
 
 
 def test_command(tmp_path, capsys):
-    header, row, _, _ = CASES["bf16_tuned_batched_gemm"]
-    path = write(tmp_path, "bf16_tuned_batched_gemm", header, row)
+    header, row, _, _ = CASES["a4w4_blockscale_tuned_gemm"]
+    path = write(tmp_path, "a4w4_blockscale_tuned_gemm", header, row)
     assert cli.main(["tune", "--import-aiter", str(path), "--output", str(tmp_path / "out")]) == 1
     out = capsys.readouterr().out
-    assert "1 rows not kept: no operator batched_gemm_bf16" in out and not (tmp_path / "out").exists()
+    assert "1 rows not kept: no operator gemm_a4w4_blockscale" in out and not (tmp_path / "out").exists()
     assert cli.main(["tune"]) == 1 and "which operator?" in capsys.readouterr().err

@@ -211,7 +211,8 @@ def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
 def _tune_key(call: GemmA16w16Call) -> dict[str, int | str]:
     m, k = call.a.shape
     return {"m": m, "n": call.b.shape[0], "k": k, "dtype": dtypes.name(call.a.dtype),
-            "out_dtype": dtypes.name(call.out.dtype), "is_shuffled": int(call.is_shuffled)}
+            "out_dtype": dtypes.name(call.out.dtype), "is_shuffled": int(call.is_shuffled),
+            "is_gated": int(call.activation in GATED)}
 
 
 def _vendor(call: GemmA16w16Call) -> None:
@@ -249,10 +250,12 @@ def _cases(device: torch.device) -> dict[str, GemmA16w16Call]:
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> GemmA16w16Call:
     random = tune_shapes.normal(device, seed, key["dtype"])
-    out = torch.empty(key["m"], key["n"], dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
+    activation = "silu_and_mul" if key["is_gated"] else "none"
+    out = torch.empty(key["m"], _columns(key["n"], activation), dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
     a, b = random(key["m"], key["k"]), random(key["n"], key["k"]) * key["k"]**-0.5
     is_shuffled = bool(key["is_shuffled"])
-    return GemmA16w16Call(out, a, shuffle_weight(b) if is_shuffled else b, is_shuffled=is_shuffled)
+    return GemmA16w16Call(out, a, shuffle_weight(b) if is_shuffled else b, activation=activation,
+                          is_shuffled=is_shuffled)
 
 
 def _traffic(call: GemmA16w16Call) -> tuple[int, int]:
@@ -264,12 +267,14 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     """A layer's products, one GPU's part; those of experts are another operator's."""
     for matrices, n, k in tune_shapes.linear_weights(model, tp):
         if matrices == 1:
-            yield {"m": tokens, "n": n, "k": k, "dtype": model.dtype, "out_dtype": model.dtype, "is_shuffled": 0}
+            yield {"m": tokens, "n": n, "k": k, "dtype": model.dtype, "out_dtype": model.dtype, "is_shuffled": 0,
+                   "is_gated": 0}
 
 
 _gemm_a16w16 = Op(
     _OP, call=GemmA16w16Call, reference=gemm_a16w16_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("m", "n", "k", "dtype", "out_dtype", "is_shuffled"), round_field="m", cases=_cases, prefers=_prefers,
+    tune_fields=("m", "n", "k", "dtype", "out_dtype", "is_shuffled", "is_gated"), round_field="m", cases=_cases,
+    prefers=_prefers,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes),
     backends=(Backend("ck", _gemm_a16w16_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.gemm_a16w16:gemm_a16w16", kernels=_triton_kernels,
