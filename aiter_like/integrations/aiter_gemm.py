@@ -136,6 +136,33 @@ def gemm_a8w8_blockscale_preshuffle_triton(
     return aiter_like.gemm_a8w8_blockscale_bpreshuffle(x, weights, x_scale, w_scale, dtype if y is None else y.dtype, y)
 
 
+def deepgemm(XQ: Tensor, WQ: Tensor, Y: Tensor, group_layout: Tensor, x_scale: Tensor | None = None,
+             w_scale: Tensor | None = None) -> Tensor:
+    """`aiter_like.grouped_gemm` of padded groups: of the matrices `XQ` [groups, most, k] each has as many rows as
+    `group_layout` [groups] int32 says, and the rest of `Y` [groups, most, n] stays as it is. `WQ` [groups, n, k] is in
+    the order of `shuffle_weight`, marked or not; scales are [groups, most, 1] and [groups, n, 1].
+
+    Raises:
+        ValueError: a shape does not fit.
+    """
+    for name, one, rank in (("XQ", XQ, 3), ("WQ", WQ, 3), ("Y", Y, 3), ("group_layout", group_layout, 1)):
+        if one.ndim != rank:
+            raise ValueError(f"deepgemm: {name} must have {rank} dimensions, got shape {tuple(one.shape)}")
+    groups, most, k = XQ.shape
+    if group_layout.shape != (groups,) or Y.shape != (groups, most, WQ.shape[1]) or not Y.is_contiguous():
+        raise ValueError("deepgemm: group_layout must be [groups] and Y [groups, most, n], contiguous, got shapes "
+                         f"{tuple(group_layout.shape)} and {tuple(Y.shape)}, strides {Y.stride()}")
+    numbers = torch.arange(groups * most, dtype=torch.int32, device=XQ.device).view(groups, most)
+    offsets = torch.arange(0, (groups + 1) * most, most, dtype=torch.int32, device=XQ.device)[:groups + 1]
+    is_row = torch.arange(most, dtype=torch.int32, device=XQ.device) < group_layout[:, None]
+    weights = WQ.detach()  # another tensor of the same memory: the mark is this call's
+    weights.is_shuffled, weights.shuffle_layout = True, getattr(WQ, "shuffle_layout", (16, 16))
+    aiter_like.grouped_gemm(XQ.reshape(-1, k), weights, offsets, None if x_scale is None else x_scale.reshape(-1, 1),
+                            w_scale, row_index=torch.where(is_row, numbers, -1).view(-1),
+                            out=Y.view(groups * most, -1))
+    return Y
+
+
 def gemm_a8w8_blockscale_out(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor, splitK: int = 0,
                              kernelName: str = "") -> Tensor:
     """`aiter_like.gemm_a8w8_blockscale` into `Out`; `splitK` and `kernelName`, which choose among AITER's kernels, have

@@ -352,7 +352,6 @@ struct MainLoop<Shape, BAND, false> {
     return gemm::multiply<Shape>(left, right, accumulate, span, lds);
   }
 
- private:
   __device__ static Right right_of(const Matrix& b, const WavePlace<Shape>& wave, Span span) {
     if constexpr (BAND > 0)
       return Right(b, wave.column(), wave.depth, span.end);

@@ -12,7 +12,7 @@
 
 #if !defined(ELEMENT) || !defined(SUM) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(BLOCK_M) || \
     !defined(BLOCK_N) || !defined(WAVES_M) || !defined(WAVES_N) || !defined(WAVES_K) || !defined(HAS_BIAS) ||     \
-    !defined(HAS_SCALES) || !defined(SPLITS) || !defined(IS_GATHERED)
+    !defined(HAS_SCALES) || !defined(SPLITS) || !defined(IS_GATHERED) || !defined(IS_SHUFFLED)
 #error "grouped_gemm.hip: the macros that ops/gemm/grouped_gemm.py gives are missing"
 #endif
 
@@ -28,6 +28,7 @@ struct Config {
   static constexpr int kWavesM = WAVES_M, kWavesN = WAVES_N, kWavesK = WAVES_K;
   static constexpr int kSplits = SPLITS;
   static constexpr bool kHasBias = HAS_BIAS, kHasScales = HAS_SCALES, kIsGathered = IS_GATHERED;
+  static constexpr bool kIsShuffled = IS_SHUFFLED;
 };
 using Body = grouped_gemm::Body<Config>;
 using Shape = Body::Shape;
@@ -50,7 +51,7 @@ using ffi::check_value;
 using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
 void grouped_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor group_offsets, OptionalTensor bias,
-                     OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor row_index) {
+                     OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor row_index, bool is_shuffled) {
   constexpr const char* kOp = "grouped_gemm";
   Args args{};
   args.a = gemm::matrix_view<const Config::Element>(a, kOp, "a");
@@ -59,6 +60,11 @@ void grouped_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
   const int64_t groups = args.b.sizes[0], rows = args.out.sizes[0], n = args.out.sizes[1], k = args.a.sizes[1];
   check_value(args.b.sizes[1] == n && args.b.sizes[2] == k && (Config::kIsGathered || args.a.sizes[0] == rows),
               "grouped_gemm: a must be [rows, k], b [groups, n, k], out [rows, n]");
+  check_value(is_shuffled == Config::kIsShuffled,
+              "grouped_gemm: this module was built for shuffled weights or for others, the call has the other ones");
+  if (is_shuffled)
+    check_value(n % 16 == 0 && k % 32 == 0 && args.b.strides[1] == k && args.b.strides[0] == n * k,
+                "grouped_gemm: shuffled, b must be contiguous with n % 16 == 0 and k % 32 == 0");
   check_value(k % Shape::kRun == 0 && n % 4 == 0, "grouped_gemm: k must be a multiple of 16 bytes of elements, n of 4");
   check_value(bias.has_value() == Config::kHasBias && a_scale.has_value() == Config::kHasScales &&
                   b_scale.has_value() == Config::kHasScales && row_index.has_value() == Config::kIsGathered,

@@ -53,14 +53,15 @@ struct GroupPlace {
   }
 };
 
-/// A Config has also OutElement, BiasElement, kHasBias, kHasScales and kIsGathered.
+/// A Config has also OutElement, BiasElement, kHasBias, kHasScales, kIsGathered and kIsShuffled (the matrices b).
 template <class Config>
 struct Body {
   using Shape = gemm::Shape<Config>;
   using Args = GroupedGemmArgs<Config>;
-  using Loop = MainLoop<Shape, 0>;  // of rows as they stand
+  static constexpr int kBand = Config::kIsShuffled ? 16 : 0;
+  using Loop = MainLoop<Shape, kBand>;  // of rows as they stand
   using Left = ChosenRows<Shape, Shape::kBlockM, Shape::kWaveM>;
-  using Right = ThroughLds<Shape, Shape::kBlockN, Shape::kWaveN>;
+  using Right = typename MainLoop<Shape, kBand, false>::Right;
   using Memory = std::conditional_t<Config::kIsGathered, gemm::Memory<Shape, Left, Right>, typename Loop::Memory>;
   static_assert(Config::kSplits == 1, "groups of many sizes share the depth with nobody");
 
@@ -92,7 +93,7 @@ struct Body {
     if constexpr (Config::kIsGathered) {
       const RowIndex index{args.row_index + place.first, place.rows, args.a.sizes[0]};
       Left left(args.a, index, wave.first_row, wave.tile_row, wave.depth, span.end);
-      Right right(b, wave.first_column, wave.tile_column, wave.depth, span.end);
+      Right right = MainLoop<Shape, kBand, false>::right_of(b, wave, span);
       AddProducts accumulate;
       auto sums = gemm::multiply<Shape>(left, right, accumulate, span, lds);
       const FinishChosen finish{{args.a_scale, column_scale, bias}, index};

@@ -15,6 +15,7 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
+from aiter_like.integrations import aiter_gemm
 from aiter_like.ops.gemm import tiles
 from aiter_like.testing import strided_like
 
@@ -83,6 +84,49 @@ def test_chosen_rows(device, run, backend, kind, sizes):
     out = run(backend, aiter_like.grouped_gemm, a, b, offsets, *scales, bias=bias, row_index=index,
               out=filled(device, sum(sizes), b.shape[1]))
     check(out, a, b, offsets, *(scales or (None, None)), bias, index)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", (0, 2, 3), ids=("bf16", "fp8", "int8"))
+@pytest.mark.parametrize("is_gathered", (False, True), ids=("as they stand", "chosen"))
+def test_shuffled_weights(device, run, backend, kind, is_gathered):
+    sizes, dtype = (5, 0, 40, 19), kinds(device)[kind]
+    a, b, offsets, *scales = operands(device, sizes, 80, 160, dtype, tokens=23 if is_gathered else None)
+    chosen = {"row_index": torch.arange(64, dtype=torch.int32, device=device) % 25 - 1} if is_gathered else {}
+    shuffled, out = aiter_like.shuffle_weight(b), filled(device, sum(sizes), 80)
+    assert not torch.equal(shuffled, b)
+    out = run(backend, aiter_like.grouped_gemm, a, shuffled, offsets, *scales, **chosen, out=out)
+    check(out, a, b, offsets, *scales, **chosen)
+
+
+@pytest.mark.parametrize("kind", (0, 2), ids=("bf16", "fp8"))
+def test_padded_groups_of_aiter(device, kind):
+    """`deepgemm`: of the rows of a group the first few count, and the others of the result stay."""
+    groups, most, n, k, counts = 3, 24, 48, 64, (24, 0, 5)
+    a, b, _, *scales = operands(device, (most,) * groups, n, k, kinds(device)[kind])
+    shuffled = aiter_like.shuffle_weight(b)
+    out = filled(device, groups * most, n)
+    scales = [scales[0].view(groups, most, 1), scales[1]] if scales else []
+    layout = torch.tensor(counts, dtype=torch.int32, device=device)
+    for weights in (shuffled, shuffled.clone()):  # a copy has no mark
+        y = aiter_gemm.deepgemm(a.view(groups, most, k), weights, out.view(groups, most, n), layout, *scales)
+        assert y.data_ptr() == out.data_ptr()
+        for group, count in enumerate(counts):
+            of_group = [scales[0][group, :count], scales[1][group].mT] if scales else []
+            if count:
+                compare(y[group, :count], a.view(groups, most, k)[group, :count], b[group],
+                        *of_group)
+            assert (y[group, count:] == UNTOUCHED).all()
+        out.fill_(UNTOUCHED)
+    with pytest.raises(ValueError, match=r"deepgemm: group_layout must be \[groups\]"):
+        aiter_gemm.deepgemm(a.view(groups, most, k), shuffled, out.view(groups, most, n), layout[:2], *scales)
+
+
+def marked(x, layout=(16, 16)):
+    """As a result of shuffle_weight is."""
+    x = x.detach()
+    x.is_shuffled, x.shuffle_layout = True, layout
+    return x
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -213,7 +257,9 @@ def test_bad_input_is_named(device):
             (ValueError, "grouped_gemm: b must have 3 dimensions", (a, b[0], offsets), {}),
             (ValueError, "grouped_gemm: b must have shape", (a, b[:, :, :8], offsets), {}),
             (TypeError, "grouped_gemm: b must have dtype", (a, b.half(), offsets), {}),
-            (ValueError, "grouped_gemm: b must not be shuffled", (a, aiter_like.shuffle_weight(b), offsets), {}),
+            (ValueError, "grouped_gemm: a must not be shuffled", (marked(a), b, offsets), {}),
+            (ValueError, "grouped_gemm: b must be shuffled by layout", (a, marked(b, (32, 16)), offsets), {}),
+            (ValueError, "grouped_gemm: shuffled, b must be contiguous", (a[:, :24], marked(b[..., :24]), offsets), {}),
             (ValueError, "grouped_gemm: group_offsets must have shape", (a, b, offsets[:2]), {}),
             (TypeError, "grouped_gemm: group_offsets must have dtype", (a, b, offsets.long()), {}),
             (ValueError, "grouped_gemm: a_scale must be None", (a, b, offsets, int8[3]), {}),

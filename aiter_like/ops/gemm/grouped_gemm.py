@@ -21,10 +21,12 @@ from aiter_like.ops.common import elements, quant_rule, tune_shapes
 from aiter_like.ops.gemm import problems, tiles
 from aiter_like.ops.gemm.hopper import serves
 from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, sum_refusal
+from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weight
 
 __all__ = ["grouped_gemm"]
 
 _OP = "grouped_gemm"
+_LAYOUT, _MIN_SHUFFLED = (16, 16), 32  # of shuffle_weight, and the columns that it takes at a time
 
 
 class GroupedGemmCall(NamedTuple):
@@ -33,12 +35,13 @@ class GroupedGemmCall(NamedTuple):
     Attributes:
         out: [rows, n], written where a group has the row and `row_index` does not leave it out; bf16|fp16|fp32.
         a: [rows, k], or with `row_index` [any, k]; bf16|fp16|fp8|int8, of any strides.
-        b: [groups, n, k], dtype of `a`, of any strides.
+        b: [groups, n, k], dtype of `a`, of any strides; or shuffled.
         group_offsets: [groups + 1] int32, contiguous: group i has the rows from element i to element i + 1 of it.
         bias: [groups, n], added to each row of a group; bf16|fp16|fp32, last dimension contiguous.
         a_scale: [rows of a] fp32, contiguous; given with fp8 and int8 alone.
         b_scale: [groups, n] fp32, last dimension contiguous; likewise.
         row_index: [rows] int32, contiguous: the row of `a` that each row of `out` is made of; outside of `a`: none.
+        is_shuffled: whether each matrix of `b` is in the order of `shuffle_weight`, layout (16, 16).
     """
 
     out: Tensor
@@ -49,11 +52,13 @@ class GroupedGemmCall(NamedTuple):
     a_scale: Tensor | None = None
     b_scale: Tensor | None = None
     row_index: Tensor | None = None
+    is_shuffled: bool = False
 
 
 def grouped_gemm_ref(call: GroupedGemmCall) -> None:
     """The formula in torch, in fp32, of int8 in fp64, where sums are exact; writes `out`. Looks at the offsets."""
     wide = torch.float64 if call.a.dtype == torch.int8 else torch.float32
+    weights = unshuffle_weight(call.b, _LAYOUT) if call.is_shuffled else call.b
     rows = call.out.shape[0]
     offsets = [min(max(offset, 0), rows) for offset in call.group_offsets.tolist()]
     for group, (first, end) in enumerate(zip(offsets, offsets[1:])):
@@ -62,7 +67,7 @@ def grouped_gemm_ref(call: GroupedGemmCall) -> None:
             found = call.row_index[of_out]
             of_out = of_out[(found >= 0) & (found < call.a.shape[0])]
         of_a = of_out if call.row_index is None else call.row_index[of_out].long()
-        product = (call.a[of_a].to(wide) @ call.b[group].to(wide).t()).float()
+        product = (call.a[of_a].to(wide) @ weights[group].to(wide).t()).float()
         if call.a_scale is not None:
             product = product * call.a_scale[of_a, None]
         if call.b_scale is not None:
@@ -78,8 +83,9 @@ def _instance(call: GroupedGemmCall, *, tile: str | None = None) -> Instance:
     if tile is None:
         tile, _ = tiles.cheapest(**_sizes(call), splits=1)
     is_gathered = call.row_index is not None
-    return problems.products_instance(_OP, call, tile, name="gathered" if is_gathered else "", names=_tiles(call),
-                                      IS_GATHERED=int(is_gathered))
+    names = [*(["gathered"] if is_gathered else []), *(["shuffled"] if call.is_shuffled else [])]
+    return problems.products_instance(_OP, call, tile, name="_".join(names), names=_tiles(call),
+                                      IS_GATHERED=int(is_gathered), IS_SHUFFLED=int(call.is_shuffled))
 
 
 @compile_ops("gemm/grouped_gemm.hip", gen_func=_instance, platforms=("hip",))
@@ -105,7 +111,10 @@ def _check(call: GroupedGemmCall) -> object:
     problems.check_fp8(_OP, a)
     check.tensor(_OP, "b", call.b, dtypes=(a.dtype,), shape=(None, None, a.shape[1]), device=a.device,
                  last_contiguous=False)
-    groups, n, _ = call.b.shape
+    groups, n, k = call.b.shape
+    if call.is_shuffled and (n % _LAYOUT[0] or k % _MIN_SHUFFLED or not call.b.is_contiguous()):
+        raise ValueError(f"{_OP}: shuffled, b must be contiguous with n % {_LAYOUT[0]} == 0 and k % {_MIN_SHUFFLED} == "
+                         f"0, got shape {tuple(call.b.shape)}, strides {call.b.stride()}")
     check.tensor(_OP, "group_offsets", call.group_offsets, dtypes=(torch.int32,), shape=(groups + 1,), device=a.device)
     rows = a.shape[0]
     if call.row_index is not None:
@@ -159,7 +168,8 @@ def _ck_cost(target: Target, call: GroupedGemmCall, *, tile: str | None = None) 
 def _tune_key(call: GroupedGemmCall) -> dict[str, int | str]:
     groups, n, k = call.b.shape
     return {"rows": call.out.shape[0], "groups": groups, "n": n, "k": k, "dtype": dtypes.name(call.a.dtype),
-            "out_dtype": dtypes.name(call.out.dtype), "is_gathered": int(call.row_index is not None)}
+            "out_dtype": dtypes.name(call.out.dtype), "is_gathered": int(call.row_index is not None),
+            "is_shuffled": int(call.is_shuffled)}
 
 
 def _cases(device: torch.device) -> dict[str, GroupedGemmCall]:
@@ -173,7 +183,10 @@ def _cases(device: torch.device) -> dict[str, GroupedGemmCall]:
     fp8, int8 = (plain._replace(**dict(zip("ab", problems.operands(random, dtype, (70, 144), (4, 68, 144)))),
                                 a_scale=random(70).float().abs() + 0.1, b_scale=random(4, 68).float().abs() + 0.1)
                  for dtype in (dtypes.fp8_of(target_of(device).arch), torch.int8))
-    return {"plain": plain, "gathered, bias": plain._replace(**gathered, bias=random(4, 68)),
+    shuffled = plain._replace(out=random(70, 80), a=random(70, 96), b=shuffle_weight(random(4, 80, 96)),
+                              is_shuffled=True)
+    return {"plain": plain, "gathered, bias": plain._replace(**gathered, bias=random(4, 68)), "shuffled": shuffled,
+            "shuffled, gathered": shuffled._replace(a=random(21, 96), row_index=index),
             "fp16, fp32 out": GroupedGemmCall(random(70, 68).float(), random(70, 72).half(), plain.b.half(), offsets),
             "transposed b": plain._replace(b=random(4, 72, 68).mT),
             "fp8": fp8, "int8, gathered": int8._replace(a=int8.a[:21], a_scale=int8.a_scale[:21], row_index=index)}
@@ -193,11 +206,12 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Group
     scales = (None, None) if dtype in problems.SIXTEEN_BITS else (torch.rand(tokens, device=device),
                                                                   torch.rand(groups, n, device=device))
     out = torch.empty(rows, n, dtype=dtypes.DTYPES[key["out_dtype"]], device=device)
-    return GroupedGemmCall(out, a, b, offsets, None, *scales, index)
+    is_shuffled = bool(key["is_shuffled"])
+    return GroupedGemmCall(out, a, shuffle_weight(b) if is_shuffled else b, offsets, None, *scales, index, is_shuffled)
 
 
 def _traffic(call: GroupedGemmCall) -> tuple[int, int]:
-    tensors = [one for one in call if one is not None]
+    tensors = [one for one in call if isinstance(one, Tensor)]
     flops = 2 * call.out.numel() * call.a.shape[1]
     return sum(one.numel() * one.element_size() for one in tensors), flops
 
@@ -207,7 +221,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     for matrices, n, k in tune_shapes.linear_weights(model, tp):
         if matrices > 1:
             yield {"rows": tokens * model.experts_per_token, "groups": matrices, "n": n, "k": k, "dtype": model.dtype,
-                   "out_dtype": model.dtype, "is_gathered": int(k == model.hidden_size)}
+                   "out_dtype": model.dtype, "is_gathered": int(k == model.hidden_size), "is_shuffled": 0}
 
 
 def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -220,7 +234,7 @@ def _smaller(key: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _triton_kernels(target: Target, call: GroupedGemmCall, **params: int) -> list[str]:
     """The one for Hopper comes first where it serves; only it has the parameter swap."""
     moved = (call.b,) if call.row_index is not None else (call.a, call.b)
-    hopper = ["grouped_gemm_hopper"] if target.arch == "sm_90" and serves(*moved) else []
+    hopper = ["grouped_gemm_hopper"] if target.arch == "sm_90" and not call.is_shuffled and serves(*moved) else []
     if params:
         return hopper if "swap" in params else ["grouped_gemm"]
     return [*hopper, "grouped_gemm"]
@@ -236,7 +250,8 @@ def _triton_space(target: Target, call: GroupedGemmCall) -> Iterator[dict[str, i
 
 _grouped_gemm = Op(
     _OP, call=GroupedGemmCall, reference=grouped_gemm_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "groups", "n", "k", "dtype", "out_dtype", "is_gathered"), round_field="rows", cases=_cases,
+    tune_fields=("rows", "groups", "n", "k", "dtype", "out_dtype", "is_gathered", "is_shuffled"), round_field="rows",
+    cases=_cases,
     tuning=Tuning(_tune_case, traffic=_traffic, shapes=_tune_shapes, smaller=_smaller), sums_in_fp32=True,
     backends=(Backend("ck", _grouped_gemm_ck, refusal=_ck_refusal, space=_ck_space, cost=_ck_cost),
               Backend("triton", "ops.gemm.triton.grouped_gemm:grouped_gemm", refusal=_triton_refusal,
@@ -253,7 +268,7 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
     Args:
         a: [rows, k] bf16|fp16, int8 or the hardware's fp8 (FNUZ on gfx942), of any strides, sorted by group; with
             `row_index` any rows.
-        b: [groups, n, k], dtype of `a`, of any strides; not shuffled.
+        b: [groups, n, k], dtype of `a`, of any strides; or with the mark of `shuffle_weight`, layout (16, 16).
         group_offsets: [groups + 1] int32 on the device, ascending from 0 on: group g has the rows group_offsets[g] to
             group_offsets[g + 1] of `out`. The host does not look at it.
         a_scale: [rows of a] or [rows of a, 1] fp32: a factor per row, given with fp8 and int8 alone.
@@ -270,8 +285,8 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
 
     Raises:
         TypeError: an argument is of another kind or dtype.
-        ValueError: shapes or devices do not fit, `b` is marked as shuffled, or (tensors of the simulated device) the
-            offsets do not ascend from 0 on within the rows.
+        ValueError: shapes or devices do not fit, `a` is marked as shuffled or `b` in another layout, or (tensors of the
+            simulated device) the offsets do not ascend from 0 on within the rows.
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
@@ -282,7 +297,12 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
 
     Source: `torch._grouped_mm` and AITER's `deepgemm` compute the same without `row_index`.
     """
-    problems.check_matrices(_OP, a=a, b=b)
+    problems.check_matrices(_OP, a=a)
+    if not isinstance(b, Tensor):
+        raise TypeError(f"{_OP}: b must be a tensor, got {type(b).__name__}")
+    is_shuffled = bool(getattr(b, "is_shuffled", False))
+    if is_shuffled and (layout := getattr(b, "shuffle_layout", _LAYOUT)) != _LAYOUT:
+        raise ValueError(f"{_OP}: b must be shuffled by layout {_LAYOUT}, got {layout}")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{_OP}: dtype must be a dtype, got {type(dtype).__name__}")
     if isinstance(out, Tensor) and dtype is not None and out.dtype != dtype:
@@ -299,7 +319,8 @@ def grouped_gemm(a: Tensor, b: Tensor, group_offsets: Tensor, a_scale: Tensor | 
         out = torch.empty(*rows.shape[:1], b.shape[1], dtype=dtype, device=a.device)
     if isinstance(out, Tensor) and out.ndim == a.ndim == 2:  # the operator's check tells of the other cases
         _check_offsets(group_offsets, out.shape[0])
-    _grouped_gemm.run(out, a, b, group_offsets, bias, a_scale, b_scale, row_index, backend=backend)
+    _grouped_gemm.run(out, a, b, group_offsets, bias, a_scale, b_scale, row_index, is_shuffled=is_shuffled,
+                      backend=backend)
     return out
 
 

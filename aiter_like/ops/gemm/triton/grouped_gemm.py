@@ -28,11 +28,11 @@ from aiter_like.ops.gemm.triton.problems import group_tile
 @triton.jit
 def _grouped_gemm_kernel(out, a, b, group_offsets, bias, a_scale, b_scale, row_index, rows, a_rows, groups, columns,
                          depth, out_row, out_column, a_row, a_depth, b_group, b_column, b_depth, bias_group,
-                         b_scale_group, IS_BF16: tl.constexpr, ROUGH: tl.constexpr, GROUPS: tl.constexpr,
-                         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-                         OVERLAPS: tl.constexpr):
+                         b_scale_group, IS_BF16: tl.constexpr, BAND: tl.constexpr, PACK: tl.constexpr,
+                         ROUGH: tl.constexpr, GROUPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                         BLOCK_K: tl.constexpr, GROUP: tl.constexpr, OVERLAPS: tl.constexpr):
     """BLOCK_M × BLOCK_N elements of out = a_scale · (a · bᵀ) · b_scale + bias, whose rows are of one group; bound: the
-    matrix units, or memory."""
+    matrix units, or memory. BAND, PACK: of shuffled weights, as in weights_at."""
     await_stream(OVERLAPS)
     slots, blocks_n = rows // BLOCK_M + groups, tl.cdiv(columns, BLOCK_N)
     slot, block_column = tile_place(tl.program_id(0), slots, blocks_n, GROUP)
@@ -49,7 +49,7 @@ def _grouped_gemm_kernel(out, a, b, group_offsets, bias, a_scale, b_scale, row_i
     else:
         source, is_row = row, row < end
     source = source.to(tl.int64)
-    b_at, b_step = weights_at(b + group * b_group, column, b_column, b_depth, BLOCK_K, 0, 0)
+    b_at, b_step = weights_at(b + group * b_group, column, b_column, b_depth, BLOCK_K, BAND, PACK)
     product = products(a + source * a_row, b_at, is_row, column < columns, depth, a_depth, b_step,
                        a.dtype.element_ty == tl.int8, ROUGH, BLOCK_M, BLOCK_N, BLOCK_K)
     if bias is not None:
@@ -82,4 +82,5 @@ def grouped_gemm(call: GroupedGemmCall, kernel: str = "grouped_gemm", **params: 
     launch(_grouped_gemm_kernel, grid, call.out, call.a, call.b, call.group_offsets, call.bias, call.a_scale,
            call.b_scale, call.row_index, rows, call.a.shape[0], groups, n, k, *call.out.stride(), *call.a.stride(),
            *call.b.stride(), *strides, IS_BF16=call.out.dtype == torch.bfloat16, GROUPS=triton.next_power_of_2(groups),
-           ROUGH=rough, GROUP=GROUP, **blocks, options=options)
+           BAND=16 if call.is_shuffled else 0, PACK=16 // call.b.element_size(), ROUGH=rough, GROUP=GROUP, **blocks,
+           options=options)
