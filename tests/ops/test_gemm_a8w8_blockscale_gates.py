@@ -22,7 +22,8 @@ WORKGROUPS = {"t128x128_w2x2x1": 2, "t128x128_w1x4x1": 2, "t128x64_w2x2x1": 2, "
 
 BUILDS = tuple((tile, is_shuffled) for is_shuffled, names in ((False, tiles.SCALED), (True, tiles.SCALED_SHUFFLED))
                for tile in names)
-PIPELINED = tuple(one for one in BUILDS if tiles.is_pipelined(tiles.parse(one[0], tiles.SCALED + tiles.SCALED_SHUFFLED)))
+NAMES = tiles.SCALED + tiles.SCALED_SHUFFLED
+PIPELINED = tuple(one for one in BUILDS if tiles.is_pipelined(tiles.parse(one[0], NAMES)))
 ROWS, SHUFFLED = ("t128x128_w2x2x1", False), ("t128x128_w1x4x1", True)
 
 VALU_PER_MFMA = 4.75
@@ -94,11 +95,12 @@ def test_what_a_pipelined_step_takes(tile_of, compiled_by, compiler, tile, is_pr
     """Between two depths: counts of the step of one workgroup, exact; no packed instruction beside MFMA."""
     tile_of(tile)
     compiled_by(compiler, operator._gemm_a8w8_blockscale_ck)
-    sizes = tiles.parse(tile, tiles.SCALED + tiles.SCALED_SHUFFLED)
+    sizes = tiles.parse(tile, NAMES)
     launches = []
     for steps in (3, 4):
         with sim.enabled(counters=True) as session:
-            operator._gemm_a8w8_blockscale(call(sizes.block_m, sizes.block_n, 128 * steps, is_preshuffled), backend="ck")
+            one = call(sizes.block_m, sizes.block_n, 128 * steps, is_preshuffled)
+            operator._gemm_a8w8_blockscale(one, backend="ck")
         launches += session.launches
     for launch in launches:
         check_registers_and_banks(launch, tile)

@@ -53,8 +53,8 @@ _BUSY_PIPELINED, _BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.96, 0.
 _START_PIPELINED, _ELEMENT = 7000, 0.2
 _LDS_BYTES = 65536
 
-# Of ScaledLoop, chosen likewise by shapes of 1 to 16384 rows: what a pipelined step of a workgroup alone on its CU takes
-# beside a part of its MFMA. In the plain loop MFMA and the scaling after it wait for the operands: their times add up.
+# Of ScaledLoop, chosen likewise by shapes of 1 to 16384 rows in 8 bits: what a pipelined step of a workgroup alone on
+# its CU takes beside a part of its MFMA. In the plain loop MFMA waits for the operands: their times add up.
 _STEP_SCALED, _ALONE_SCALED = 750, 0.6
 
 
@@ -82,7 +82,7 @@ def count(m: int, n: int, tile: Tile) -> int:
 
 def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int = 2) -> bool:
     """Whether each split has work, and out has rows and columns for at least half of the tile or there is none less."""
-    sizes = parse(tile, TILES + PIPELINED + SCALED)
+    sizes = parse(tile, TILES + PIPELINED + SCALED + SCALED_SHUFFLED)
     has_rows = sizes.block_m == SMALLEST.block_m or m > sizes.block_m // 2
     return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes, element_bytes) and m * n < 2**31)
 
@@ -102,8 +102,8 @@ def is_pipelined(tile: Tile) -> bool:
 def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2, batch: int = 1,
            names: tuple[str, ...] = TILES) -> float:
     """Of a product, or of `batch` of them, by counts: no measurement, and no model of it either. Of elements of
-    `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop, SCALED or SCALED_SHUFFLED for
-    those by ScaledLoop."""
+    `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop, SCALED or SCALED_SHUFFLED
+    for those by ScaledLoop."""
     is_scaled = names in (SCALED, SCALED_SHUFFLED)
     cus = device.arch_facts("gfx942")["cu_num"]
     step = depth(tile, element_bytes)
