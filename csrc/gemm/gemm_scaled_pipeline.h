@@ -13,8 +13,8 @@
 // shuffled, from registers that were loaded in the time of phase 0.
 // Beyond the depth loads give zeros, so that the last step is as the others.
 //
-// A wave has 256 registers at most and two waves share a SIMD: the compiler then has the products of matrix instructions
-// in vector registers, where the scaling reads them.
+// A wave has 256 registers at most and two waves share a SIMD: the compiler then has the products of matrix
+// instructions in vector registers, where the scaling reads them.
 // A step of two workgroups of 128 × 128 × 128 on a CU, modelled (version 2 of the cycle model, 2100 MHz; clang 22, 4864
 // columns): plain 2,145 clk, shuffled 2,080, of which 2,048 are those of MFMA. LDS is busy for 2 · 768 clk, shuffled
 // 2 · 640, where waves of 64 × 64 and of 128 × 32 need least. The start and end of such a pair take some 18,000.
