@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
 // out = Σ a_scale[:, g] · b_scale[:, g] · (a[:, g] · b[:, g]ᵀ) over blocks g of 128 of the depth, for gfx942, in fp8
 // with sums in fp32, composed from the tile library. One build per tile, order of the weights and element of out;
-// gemm_a8w8_blockscale_body.h, block_scales.h and gemm_body.h have its steps.
+// gemm_a8w8_blockscale_body.h, gemm_scaled_pipeline.h, block_scales.h and gemm_body.h have its steps.
 //
 // `a` goes through LDS, 128 of the depth for each wave along it; the weights as well, or, shuffled, straight to
 // registers. While a step is multiplied the next one and its scales are under way in registers. A block's products have
-// registers of their own, from which they are scaled and added: one fused multiply-add for 128 multiplications.
+// registers of their own, from which they are scaled and added: one fused multiply-add for 128 multiplications. Waves
+// with 64 rows or more do that by the pipelined loop, while the next products are under way; what memory bounds, waves
+// with fewer rows or that share the depth, by the plain one.
 // Bound: MFMA, 2 m n k flop at 2615 TFLOP/s; for few rows memory, n k bytes at 5.3 TB/s.
 #include "gemm_a8w8_blockscale_body.h"
 #include "gemm_host.h"

@@ -8,7 +8,7 @@
 //
 //   operand policies      ThroughLds (as it stands in memory), Preshuffled (straight to registers)
 //   accumulate policies   AddProducts; others scale the products of a step first
-//   a loop                multiply; gemm_pipeline.h has a faster one for large tiles of plain products
+//   a loop                multiply; gemm_pipeline.h and gemm_scaled_pipeline.h have faster ones for large tiles
 //   a finish              float operator()(Sum x, int64_t row, int64_t column) makes an element of out of a sum
 #pragma once
 

@@ -90,19 +90,77 @@ def test_shuffled_weights(device, run, backend, m, n, k):
         assert torch.equal(run(backend, PLAIN, a, unmarked, scale, b_scale, isBpreshuffled=True), first)
 
 
-@pytest.mark.parametrize("tile", tiles.TILES)
-@pytest.mark.parametrize("splits, is_shuffled", ((1, False), (1, True), (2, True), (16, False)))
-def test_every_tile_and_split(device, run, monkeypatch, tile, splits, is_shuffled):
-    """A depth of which the last wave or split has a part, or nothing; equal calls give equal results."""
-    monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
+@pytest.fixture
+def tile_of(monkeypatch):
+    """Makes backend ck take a tile and splits."""
+
+    def choose(tile: str, splits: int = 1) -> None:
+        monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
+        OPS["gemm_a8w8_blockscale"].reset()
+
+    yield choose
+    monkeypatch.undo()
     OPS["gemm_a8w8_blockscale"].reset()
+
+
+BUILDS = (*((one, False) for one in tiles.SCALED), *((one, True) for one in tiles.SCALED_SHUFFLED))
+PIPELINED = [one for one in BUILDS if tiles.is_pipelined(tiles.parse(one[0], tiles.SCALED + tiles.SCALED_SHUFFLED))]
+
+
+@pytest.mark.parametrize("tile, is_shuffled, splits", (
+    *((*one, splits) for one in BUILDS for splits in (1, 2)), *((one, False, 16) for one in tiles.SCALED)))
+def test_every_tile_and_split(device, run, tile_of, tile, is_shuffled, splits):
+    """A depth of which the last wave or split has a part, or nothing; equal calls give equal results."""
+    tile_of(tile, splits)
     a, b, a_scale, b_scale = operands(device, 70, 144, 1312)
     given = (a, aiter_like.shuffle_weight(b), block_major(a_scale)) if is_shuffled else (a, b, a_scale)
     function = SHUFFLED if is_shuffled else PLAIN
     first = run("ck", function, *given, b_scale)
     compare(first, a, b, a_scale, b_scale)
     assert torch.equal(first, function(*given, b_scale, backend="ck"))
-    OPS["gemm_a8w8_blockscale"].reset()
+
+
+@pytest.mark.parametrize("tile, is_shuffled", PIPELINED)
+def test_edges_of_pipelined_tiles(device, run, tile_of, tile, is_shuffled):
+    """Several tiles with parts over every edge, of which nothing is read or written: there are NaN; then one row, one
+    block, and none of either.
+    """
+    tile_of(tile)
+    for m, n, k in ((141, 272, 288), (1, 16, 32)):
+        a, b, a_scale, b_scale = operands(device, m, n, k)
+        views = [strided_like(one, (2, apart)) for one, apart in ((a, 16), (b, 32), (a_scale, 1), (b_scale, 3))]
+        given = dict(WQ=views[1], isBpreshuffled=False)
+        if is_shuffled:
+            given = dict(WQ=aiter_like.shuffle_weight(b), isBpreshuffled=True)
+            views[2] = block_major(a_scale)
+        base = torch.full((m + 2, n + 8), 7.0, device=device).bfloat16()
+        run("ck", PLAIN, views[0], x_scale=views[2], w_scale=views[3], out=base[:m, 4:n + 4], **given)
+        compare(base[:m, 4:n + 4], a, b, a_scale, b_scale)
+        base[:m, 4:n + 4] = 7
+        assert (base == 7).all()
+    if not is_shuffled:
+        zero = run("ck", PLAIN, a[:, :0], b[:, :0], a_scale[:, :0], b_scale[:, :0])
+        assert zero.shape == (1, 16) and (zero == 0).all()
+    assert PLAIN(a[:0], given["WQ"], a_scale[:0], b_scale, isBpreshuffled=is_shuffled, backend="ck").shape == (0, 16)
+
+
+@pytest.mark.parametrize("tile, is_shuffled", PIPELINED)
+def test_special_values_in_pipelined_tiles(device, run, tile_of, tile, is_shuffled):
+    """NaN and infinity of a block stay in its rows and columns, whichever strip is scaled beside it."""
+    tile_of(tile)
+    a, b, a_scale, b_scale = operands(device, 132, 144, 416, spread=0)
+    a, b = a.float(), b.float()
+    a[3, 5], a[131, 410], b[130, 140] = math.nan, math.nan, math.nan
+    a, b = (one.to(dtypes.fp8_of(target_of(device).arch)) for one in (a, b))
+    a_scale[7, 2], a_scale[40, 0], a_scale[70, 3], b_scale[1, 1] = math.nan, math.inf, -math.inf, 0.0
+    weights = aiter_like.shuffle_weight(b) if is_shuffled else b
+    scale = block_major(a_scale) if is_shuffled else a_scale
+    out = run("ck", PLAIN, a, weights, scale, b_scale, isBpreshuffled=is_shuffled).double()
+    expected, _ = exact(a, b, a_scale, b_scale)
+    assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf())
+    assert all(out[row].isnan().all() for row in (3, 7, 131)) and all(out[row].isinf().any() for row in (40, 70))
+    finite = expected.isfinite()
+    torch.testing.assert_close(out[finite], expected[finite], rtol=2**-8, atol=2**-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

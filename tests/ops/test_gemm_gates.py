@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import pytest
 import torch
 
 from aiter_like import device as devices
 from aiter_like import sim
-from aiter_like.build import toolchain
 from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import gemm_a8w8, gemm_a16w16, gemm_weight_only, tiles
 from aiter_like.ops.gemm.gemm_a8w8 import GemmA8w8Call
@@ -30,6 +26,7 @@ MATRIX_BUSY = 0.6
 """Of the modelled time of a product in the tile for large ones, 16 steps deep, start and end included: the least."""
 
 COMPILERS = ("clang++-19", "clang++-22")
+JITS = (gemm_a16w16._gemm_a16w16_ck, gemm_a16w16._gemm_a16w16_hip, gemm_a8w8._gemm_a8w8_ck)
 STEP_CLK, MFMA_CLK, LDS_READ_CLK, ADDRESS_CLK, STEP_BYTES = 4351, 4096, 1024, 2048, 65536
 """Of a step of 256 × 256 × 128 bytes on a CU: at most, and of the matrix units exactly. 16 clk of the address unit for
 each load of 1024 bytes; STEP_BYTES is what the tile needs at least."""
@@ -112,26 +109,6 @@ def large_call(name: str, depth_bytes: int, m: int = 256, n: int = 256):
     return gemm_a8w8._gemm_a8w8, call_of_8_bits(m, n, depth_bytes, dtype, 16)
 
 
-@pytest.fixture
-def compiled_by(monkeypatch, tmp_path):
-    """Builds the products anew by a compiler; one that comes without a bundler takes that of the newest."""
-
-    def choose(compiler: str) -> None:
-        found = toolchain._identify(shutil.which(compiler) or compiler).toolchain
-        assert found is not None, f"{compiler} is needed for the gates of products: see .ci/setup.sh"
-        bundler = tmp_path / "clang-offload-bundler"
-        bundler.write_text(f"#!/bin/sh\nset -- $(printf '%s\\n' \"$@\" | sed 's/-linux,/-linux-gnu,/')\n"
-                           f'exec {shutil.which("clang-offload-bundler-22")} "$@"\n')
-        bundler.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{tmp_path}")
-        find = toolchain.find
-        monkeypatch.setattr(toolchain, "find", lambda platform: found if platform == "hip" else find(platform))
-        for jit in (gemm_a16w16._gemm_a16w16_ck, gemm_a16w16._gemm_a16w16_hip, gemm_a8w8._gemm_a8w8_ck):
-            monkeypatch.setattr(jit, "_bound", {})
-
-    return choose
-
-
 LARGE = ("bf16 shuffled", "bf16", "fp8 shuffled", "int8 shuffled")
 
 
@@ -140,7 +117,7 @@ LARGE = ("bf16 shuffled", "bf16", "fp8 shuffled", "int8 shuffled")
 def test_what_a_step_of_256_by_256_takes(tile_of, compiled_by, compiler, name):
     """Between two depths: counts of the step, exact; nothing but matrix instructions and little beside them."""
     tile_of("t256x256_w1x4x1")
-    compiled_by(compiler)
+    compiled_by(compiler, *JITS)
     launches = []
     for steps in (3, 4):
         operator, one = large_call(name, steps * 128)
@@ -170,7 +147,7 @@ def test_what_a_step_of_256_by_256_takes(tile_of, compiled_by, compiler, name):
 def test_modelled_clk_of_a_step_of_256_by_256(tile_of, compiled_by, compiler, name):
     """One tile for each CU, at two depths."""
     tile_of("t256x256_w1x4x1")
-    compiled_by(compiler)
+    compiled_by(compiler, *JITS)
     spent = []
     for steps in (8, 12):
         operator, one = large_call(name, steps * 128, 4096, 4864)
@@ -243,7 +220,7 @@ def simulated():
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("m", (1, 8, 16))
 def test_modelled_share_of_the_read_rate(simulated, compiled_by, compiler, m):
-    compiled_by(compiler)
+    compiled_by(compiler, *JITS)
     for n, k in ((8192, 4096), (4096, 8192), (28672, 4096)):
         assert read_tb_per_s(m, n, k) > READ_SHARE * READ_TB_PER_S
 
@@ -260,7 +237,7 @@ def read_tb_per_s(m: int, n: int, k: int) -> float:
 @pytest.mark.parametrize("m", (1, 8, 16))
 @pytest.mark.parametrize("activation", ("none", "silu_and_mul"))
 def test_registers_and_banks_of_few_rows(simulated, compiled_by, compiler, m, activation):
-    compiled_by(compiler)
+    compiled_by(compiler, *JITS)
     one = call(m, 128, 4096)._replace(activation=activation)
     one = one._replace(out=one.out[:, :64].contiguous()) if activation != "none" else one
     with sim.enabled(counters=True) as session:

@@ -75,12 +75,17 @@ def _sizes(call: GemmA8w8BlockscaleCall) -> tuple[int, int, int]:
     return *call.a.shape, call.b.shape[0]
 
 
+def _tiles(call: GemmA8w8BlockscaleCall) -> tuple[str, ...]:
+    """Of the ck kernel, for the order of the weights."""
+    return tiles.SCALED_SHUFFLED if call.is_preshuffled else tiles.SCALED
+
+
 def _instance(call: GemmA8w8BlockscaleCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     m, k, n = _sizes(call)
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1)
-    sizes = tiles.parse(tile)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=_tiles(call))
+    sizes = tiles.parse(tile, _tiles(call))
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
     name = f"{tile}_s{splits}_o{dtypes.name(call.out.dtype)}" + ("_preshuffled" if call.is_preshuffled else "")
@@ -127,15 +132,15 @@ def _ck_refusal(target: Target, call: GemmA8w8BlockscaleCall) -> str | None:
 
 def _ck_space(target: Target, call: GemmA8w8BlockscaleCall) -> Iterator[dict[str, Any]]:
     m, k, n = _sizes(call)
-    return tiles.space(m, n, k, element_bytes=1)
+    return tiles.space(m, n, k, _tiles(call), element_bytes=1)
 
 
 def _ck_cost(target: Target, call: GemmA8w8BlockscaleCall, *, tile: str | None = None,
              splits: int | None = None) -> float:
     m, k, n = _sizes(call)
     if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1)
-    return tiles.clocks(m, n, k, tiles.parse(tile), splits, element_bytes=1)
+        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=_tiles(call))
+    return tiles.clocks(m, n, k, tiles.parse(tile, _tiles(call)), splits, element_bytes=1, names=_tiles(call))
 
 
 def _hopper_serves(call: GemmA8w8BlockscaleCall) -> bool:

@@ -33,6 +33,12 @@ PIPELINED = ("t256x256_w1x4x1", "t224x256_w1x4x1", "t192x256_w1x4x1", "t128x128_
 """Of the products by MainLoop (csrc/gemm/gemm_pipeline.h), whose waves have up to 256 × 64. The columns are each wave's
 own, so that shuffled weights are read once; 224 × 256 fills 304 CUs with out of 4096 × 4096."""
 
+_SCALED_SMALL = ("t64x128_w1x4x1", "t64x64_w2x2x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
+SCALED = ("t128x128_w2x2x1", "t128x64_w2x2x1", *_SCALED_SMALL)
+SCALED_SHUFFLED = ("t128x128_w1x4x1", *_SCALED_SMALL)
+"""Of the products by ScaledLoop (csrc/gemm/gemm_scaled_pipeline.h), two workgroups on a CU: what weights take of LDS
+where it has them decides between waves of 64 × 64, and of 128 × 32, which read shuffled weights once."""
+
 SMALLEST = Tile(16, 64, 1, 1, 4)
 
 # For gfx942. Per compute unit and clock: flop of 16-bit MFMA (8 bits: twice as many), bytes of the L2 when all read
@@ -47,6 +53,10 @@ _FLOPS, _L2_BYTES, _WAITING_BYTES, _HBM_BYTES = 2048, 30.0, 30.0, 1971.0
 _BUSY_PIPELINED, _BUSY, _BUSY_ALONE, _ARRIVAL, _START, _SECOND_KERNEL = 0.96, 0.85, 0.65, 1200, 1500, 3000
 _START_PIPELINED, _ELEMENT = 7000, 0.2
 _LDS_BYTES = 65536
+
+# Of ScaledLoop, chosen likewise by shapes of 1 to 16384 rows in 8 bits: what a pipelined step of a workgroup alone on
+# its CU takes beside a part of its MFMA. In the plain loop MFMA waits for the operands: their times add up.
+_STEP_SCALED, _ALONE_SCALED = 750, 0.6
 
 
 @functools.cache
@@ -73,7 +83,7 @@ def count(m: int, n: int, tile: Tile) -> int:
 
 def is_useful(m: int, n: int, k: int, tile: str, splits: int, element_bytes: int = 2) -> bool:
     """Whether each split has work, and out has rows and columns for at least half of the tile or there is none less."""
-    sizes = parse(tile, TILES + PIPELINED)
+    sizes = parse(tile, TILES + PIPELINED + SCALED + SCALED_SHUFFLED)
     has_rows = sizes.block_m == SMALLEST.block_m or m > sizes.block_m // 2
     return has_rows and (splits == 1 or k >= 2 * splits * depth(sizes, element_bytes) and m * n < 2**31)
 
@@ -93,18 +103,22 @@ def is_pipelined(tile: Tile) -> bool:
 def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2, batch: int = 1,
            names: tuple[str, ...] = TILES) -> float:
     """Of a product, or of `batch` of them, by counts: no measurement, and no model of it either. Of elements of
-    `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop."""
+    `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop, SCALED or SCALED_SHUFFLED
+    for those by ScaledLoop."""
+    is_scaled = names in (SCALED, SCALED_SHUFFLED)
     cus = device.arch_facts("gfx942")["cu_num"]
     step = depth(tile, element_bytes)
     step_bytes = (tile.block_m + tile.block_n) * step * element_bytes
     groups = batch * count(m, n, tile) * splits
     resident = min(_LDS_BYTES // step_bytes, math.ceil(groups / cus))  # workgroups of a CU
     busy, start = _BUSY if resident > 1 else _BUSY_ALONE, _START
-    if names is PIPELINED and is_pipelined(tile):
+    if (is_scaled or names is PIPELINED) and is_pipelined(tile):
         busy, start = _BUSY_PIPELINED, _START_PIPELINED + _ELEMENT * tile.block_m * tile.block_n
     flops = _FLOPS * 2 / element_bytes
     mfma = 2 * tile.block_m * tile.block_n * step / flops / busy
     waits = (_ARRIVAL + step_bytes / _WAITING_BYTES) / resident
+    if is_scaled:
+        waits = (_STEP_SCALED + _ALONE_SCALED * mfma) / resident if is_pipelined(tile) else mfma + waits
     steps = math.ceil(math.ceil(k / splits) / step)
     total = math.ceil(groups / (resident * cus)) * resident * (
         steps * max(mfma, step_bytes / _L2_BYTES, waits) + start / resident)

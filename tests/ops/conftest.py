@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""What the gates of kernels share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import Any
+
+import pytest
+
+from aiter_like.build import toolchain
+
+
+@pytest.fixture
+def compiled_by(monkeypatch, tmp_path):
+    """Builds the given stubs' kernels anew by a compiler; one that comes without a bundler takes that of the newest."""
+
+    def choose(compiler: str, *stubs: Any) -> None:
+        found = toolchain._identify(shutil.which(compiler) or compiler).toolchain
+        assert found is not None, f"{compiler} is needed for the gates of kernels: see .ci/setup.sh"
+        bundler = tmp_path / "clang-offload-bundler"
+        bundler.write_text(f"#!/bin/sh\nset -- $(printf '%s\\n' \"$@\" | sed 's/-linux,/-linux-gnu,/')\n"
+                           f'exec {shutil.which("clang-offload-bundler-22")} "$@"\n')
+        bundler.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}{tmp_path}")
+        find = toolchain.find
+        monkeypatch.setattr(toolchain, "find", lambda platform: found if platform == "hip" else find(platform))
+        for stub in stubs:
+            monkeypatch.setattr(stub, "_bound", {})
+
+    return choose
