@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: MIT
-"""gemm_weight_only for few rows on Hopper, where weights stream at the memory's rate. Launched by gemm_weight_only.py.
+"""gemm_weight_only for some rows on Hopper, where weights of 8 and 4 bits are widened in registers. Launched by
+gemm_weight_only.py.
 
-At 4 TB/s an SM gets some 38 weights of 4 bits per clock, and has 64 integer and 128 other instructions of a lane for
-them: all that is done to a weight counts. The weights stand on the left of the product and go from shared memory to the
-registers in which the matrix unit takes them; two of them are made 16-bit numbers by 2.5 instructions, and what is left
-is done to sums. Two activations are read as one word of 32 bits, so that those beside the low and the high halves of
-bytes are had without moving them: each half has a product of its own. With 1 or 2 warps Triton takes mma.sync; wgmma
-would want the activations in shared memory.
+The weights stand on the left of the product and go from shared memory to the registers in which the matrix unit takes
+them; two of them are made 16-bit numbers by 2.5 instructions, and what is left is done to sums. Two activations are read
+as one word of 32 bits, so that those beside the low and the high halves of bytes are had without moving them: each half
+has a product of its own. With 1 or 2 warps Triton takes mma.sync; wgmma has the activations in shared memory.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.ops.common.triton.launch import await_stream, launch
@@ -109,15 +111,17 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
                                     GROUP_SIZE: tl.constexpr, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                                     OPERANDS_ARE_BF16: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
                                     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
-    """BLOCK_N columns of all rows of out; bound: memory. `a` has words of two activations where weights have 4 bits.
+    """BLOCK_M × BLOCK_N elements of out, the blocks of rows side by side; bound: what is done to weights and
+    activations on their way to the matrix unit. `a` has words of two activations where weights have 4 bits.
     With SPLITS > 1 the sums over a part of the depth go to partials [SPLITS, rows, columns]; with GROUP_SIZE > 0 a step
     of BLOCK_K lies in one group."""
     await_stream(OVERLAPS)
     PER_BYTE: tl.constexpr = 8 // BITS
-    first_column, split = tl.program_id(0) * BLOCK_N, tl.program_id(1)
+    blocks_m, split = tl.cdiv(rows, BLOCK_M), tl.program_id(1)
+    first_row, first_column = tl.program_id(0) % blocks_m * BLOCK_M, tl.program_id(0) // blocks_m * BLOCK_N
     steps = tl.cdiv(depth, BLOCK_K)
     first, end = steps * split // SPLITS, steps * (split + 1) // SPLITS
-    column, row = first_column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
+    column, row = first_column + tl.arange(0, BLOCK_N), first_row + tl.arange(0, BLOCK_M)
     group_at = column.to(tl.int64) * groups
     if GROUP_SIZE > 0:
         group_at += first * BLOCK_K // GROUP_SIZE
@@ -127,7 +131,7 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
     product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for step in range(first, end):
         weights = b.load([first_column, step * (BLOCK_K // PER_BYTE)])
-        activations = a.load([0, step * (BLOCK_K // PER_BYTE)]).T
+        activations = a.load([first_row, step * (BLOCK_K // PER_BYTE)]).T
         if GROUP_SIZE > 0:
             # A step ahead: the pipeliner leaves loads of 2 bytes where they are, and no product may wait for memory.
             ahead = (step + 1) * BLOCK_K // GROUP_SIZE - first * BLOCK_K // GROUP_SIZE
@@ -168,12 +172,11 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
                out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
 
 
-def multiply(call: GemmWeightOnlyCall, block_n: int, block_k: int, num_warps: int, num_stages: int,
+def multiply(call: GemmWeightOnlyCall, block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int,
              splits: int) -> None:
-    """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds
-    up."""
+    """Writes `out`, a program for block_m rows, block_n columns and one of `splits` parts of the depth, which a second
+    kernel adds up."""
     (m, k), n, per_byte = call.a.shape, call.b.shape[0], 8 // call.bits
-    block_m = max(8, triton.next_power_of_2(m))
     block_k = min(block_k, call.group_size or block_k)
     a = call.a if per_byte == 1 else call.a.view(torch.int32)
     descriptors = (TensorDescriptor(one, list(one.shape), list(one.stride()), [rows, block_k // per_byte])
@@ -181,12 +184,19 @@ def multiply(call: GemmWeightOnlyCall, block_n: int, block_k: int, num_warps: in
     partials = torch.empty(splits, m, n, dtype=torch.float32, device=call.a.device) if splits > 1 else None
     strides = (*call.out.stride(), *((0, 0) if call.residual is None else call.residual.stride()))
     constants = {"ACTIVATION": call.activation, "IS_BF16": call.out.dtype == torch.bfloat16, "SPLITS": splits}
-    launch(_gemm_weight_only_hopper_kernel, (triton.cdiv(n, block_n), splits), *descriptors, call.out, call.scale,
-           call.zero_points, call.bias, call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits,
-           GROUP_SIZE=call.group_size, OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m,
-           BLOCK_N=block_n, BLOCK_K=block_k, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
-    if splits > 1:
-        row_scale = None if call.group_size else call.scale
+    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n), splits)
+    launch(_gemm_weight_only_hopper_kernel, grid, *descriptors, call.out, call.scale, call.zero_points, call.bias,
+           call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
+           OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+           **constants, options={"num_warps": num_warps, "num_stages": num_stages})
+    add_up(call, partials, strides, constants)
+
+
+def add_up(call: GemmWeightOnlyCall, partials: Tensor | None, strides: tuple[int, ...],
+           constants: dict[str, Any]) -> None:
+    """Writes `out` from the sums over parts of the depth [splits, rows, columns], where there is more than one part."""
+    if partials is not None:
+        (m, n), row_scale = call.out.shape, None if call.group_size else call.scale
         launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, call.out, None, row_scale, call.bias,
                call.residual, m, n, *strides, ROW_SCALES=True, COLUMN_SCALES=True, BLOCK=SUM_BLOCK, **constants,
                options={"num_warps": 4})
