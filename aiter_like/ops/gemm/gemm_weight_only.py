@@ -2,7 +2,7 @@
 """The product of linear layers with 16-bit activations and weights of 8 or 4 bits that have scales.
 
 Kernels: csrc/gemm/gemm_weight_only.hip, ops/gemm/triton/gemm_weight_only.py and, beside it, on Hopper
-gemm_weight_only_skinny.py for few rows and gemm_weight_only_hopper.py for some, and gemm_weight_only_wide.py for many rows.
+gemm_weight_only_skinny.py for few rows and gemm_weight_only_hopper.py for some, and gemm_weight_only_wide.py for many.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ IN_PLACE, SKINNY, STREAM, WIDE = ("gemm_weight_only", "gemm_weight_only_skinny",
                                   "gemm_weight_only_wide")
 SKINNY_ROWS = 16
 STREAM_ROWS = 256
+"""Up to which weights are widened in place: with 4 bits in groups of 128 it took 80 and 156 µs for 128 and 256 rows of
+28672 × 4096, where 16-bit weights from a kernel of their own take 200 and 225, and 318 for 512 rows (H100)."""
 SKINNY_DEPTH = 1024
 """For so many weights of a row the kernel for few rows has the activations in shared memory."""
 _SHARED_BYTES = 220 << 10  # of an SM, where a program needs a little beside its operands
@@ -76,22 +78,22 @@ def space(target: Target, call: Any) -> Iterator[dict[str, int]]:
 
 @functools.lru_cache(1024)  # a launch asks
 def skinny_blocks(m: int, n: int, k: int, bits: int, cu_num: int) -> tuple[int, int, int, int]:
-    """SKINNY_NAMES by the sizes, as they did best on an H100. Two programs of 8 warps share an SM; one alone is slower
-    than half of it, and a second kernel takes about half of what a program does for SKINNY_DEPTH weights."""
+    """SKINNY_NAMES by the sizes, as they did best on an H100. Two programs of 8 warps share an SM, where one alone
+    takes 0.7 of their time; the start of a program and a second kernel take as long as half of SKINNY_DEPTH."""
     depths, found = math.ceil(k / SKINNY_DEPTH), []
     for splits in range(1, min(16, depths) + 1):
         each = math.ceil(math.ceil(n / 128) * splits / cu_num)  # of an SM
-        takes = math.ceil(depths / splits) * (each + (0.4 if each % 2 else 0.0))
+        takes = (math.ceil(depths / splits) + 0.5) * (each + (0.4 if each % 2 else 0.0))
         found.append((takes + (0.5 + 1e-6 * splits * m * n if splits > 1 else 0.0), splits))
     return 128, 8, 3 if m <= 8 and bits == 4 else 2, min(found)[1]
 
 
 @functools.lru_cache(1024)
-def stream_blocks(m: int, n: int, k: int, block_k: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
+def stream_blocks(m: int, n: int, k: int, bits: int, block_k: int, cu_num: int) -> tuple[int, int, int, int, int, int]:
     """STREAM_NAMES by the sizes, as they did best on an H100: programs of 2 warps have mma.sync, with more wgmma."""
     rows = max(8, 1 << (m - 1).bit_length())
     block_m, block_n, num_warps, num_stages, together = (
-        (rows, 64, 2, 4, 4) if m <= 32 else (64, 128, 4, 5, 1) if m <= 64 else (128, 128, 8, 3, 1))
+        (rows, 64, 2, 4, 4) if m <= 32 else (64, 128, 4, 5, 1) if m <= 64 else (128, 128, 8, 4 if bits == 4 else 3, 1))
     programs = math.ceil(m / block_m) * math.ceil(n / block_n)
     splits = max(1, min(8, together * cu_num // programs, k // (8 * block_k)))
     return block_m, block_n, block_k, num_warps, num_stages, splits

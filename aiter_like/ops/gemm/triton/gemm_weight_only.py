@@ -68,8 +68,8 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
     kernel: "gemm_weight_only_skinny" and "gemm_weight_only_hopper" are those of the files beside this one; where an
         address forbids them the one of this file takes over. "gemm_weight_only_wide" is the two of
         gemm_weight_only_wide.py.
-    params: values instead of those that suit the rows; weight_only.py has the names of each kernel. A step of the one of
-        this file never goes beyond a group. "gemm_weight_only_wide" has those of gemm_a16w16 beside `wide`.
+    params: values instead of those that suit the rows; weight_only.py has the names of each kernel. A step of the one
+        of this file never goes beyond a group. "gemm_weight_only_wide" has those of gemm_a16w16 beside `wide`.
     """
     if kernel == weight_only.WIDE:
         gemm_weight_only_wide.multiply(call, {name: value for name, value in params.items() if name != "wide"})
@@ -88,7 +88,7 @@ def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only",
             from aiter_like.ops.gemm.triton import gemm_weight_only_hopper
 
             block_k = call.group_size or 128
-            blocks = weight_only.stream_blocks(m, n, k, block_k, target.cu_num)
+            blocks = weight_only.stream_blocks(m, n, k, call.bits, block_k, target.cu_num)
             gemm_weight_only_hopper.multiply(call, **values(_OP, weight_only.STREAM_NAMES, blocks, params))
         return
     given = {} if is_own else params

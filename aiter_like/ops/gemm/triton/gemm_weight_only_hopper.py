@@ -3,9 +3,10 @@
 gemm_weight_only.py.
 
 The weights stand on the left of the product and go from shared memory to the registers in which the matrix unit takes
-them; two of them are made 16-bit numbers by 2.5 instructions, and what is left is done to sums. Two activations are read
-as one word of 32 bits, so that those beside the low and the high halves of bytes are had without moving them: each half
-has a product of its own. With 1 or 2 warps Triton takes mma.sync; wgmma has the activations in shared memory.
+them; two of them are made 16-bit numbers by 2.5 instructions, and what is left is done to sums. The low and the high
+halves of bytes have a product each, with the activations of even and of odd depth. For up to 64 rows two activations
+are read as one word of 32 bits, so that both are had without moving them; for more rows a kernel has put them apart,
+and wgmma takes them from shared memory as they come. With 1 or 2 warps Triton takes mma.sync.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton.parts import SUM_BLOCK, finish, sum_kernel
+
+_WORDS = 1024  # of a row, that a program puts apart
 
 
 @triton.jit
@@ -106,13 +109,27 @@ def widened(bytes, IS_BF16: tl.constexpr):
 
 
 @triton.jit
+def _apart_kernel(apart, a, rows, words, apart_row, a_row, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    """apart [2, rows, words]: the low and the high 16 bits of the words of a row; bound: memory."""
+    await_stream(OVERLAPS)
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    both = tl.load(a + row * a_row + k, mask=k < words, other=0)
+    at = apart + row * apart_row + k
+    tl.store(at, both.to(tl.int16), mask=k < words)
+    tl.store(at + rows * apart_row, (both >> 16).to(tl.int16), mask=k < words)
+
+
+@triton.jit
 def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residual, partials, rows, columns, depth,
                                     groups, out_row, out_column, residual_row, residual_column, BITS: tl.constexpr,
                                     GROUP_SIZE: tl.constexpr, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                                     OPERANDS_ARE_BF16: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
-                                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
+                                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_APART: tl.constexpr,
+                                    OVERLAPS: tl.constexpr):
     """BLOCK_M × BLOCK_N elements of out, the blocks of rows side by side; bound: what is done to weights and
-    activations on their way to the matrix unit. `a` has words of two activations where weights have 4 bits.
+    activations on their way to the matrix unit. Where weights have 4 bits, `a` has words of two activations, or with
+    IS_APART the rows of all of even depth and then those of odd depth.
     With SPLITS > 1 the sums over a part of the depth go to partials [SPLITS, rows, columns]; with GROUP_SIZE > 0 a step
     of BLOCK_K lies in one group."""
     await_stream(OVERLAPS)
@@ -144,8 +161,11 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
             part = product
         if BITS == 4:
             low, high = low_and_high(weights, OPERANDS_ARE_BF16)
-            even = (activations & 0xFFFF).to(tl.int16).to(low.dtype, bitcast=True)
-            odd = (activations >> 16).to(tl.int16).to(low.dtype, bitcast=True)
+            if IS_APART:
+                even, odd = activations, a.load([rows + first_row, step * (BLOCK_K // PER_BYTE)]).T
+            else:
+                even = (activations & 0xFFFF).to(tl.int16).to(low.dtype, bitcast=True)
+                odd = (activations >> 16).to(tl.int16).to(low.dtype, bitcast=True)
             if zero_points is not None:
                 less = zero.to(low.dtype)[:, None]
                 low, high = low - less, high - less
@@ -178,7 +198,8 @@ def multiply(call: GemmWeightOnlyCall, block_m: int, block_n: int, block_k: int,
     kernel adds up."""
     (m, k), n, per_byte = call.a.shape, call.b.shape[0], 8 // call.bits
     block_k = min(block_k, call.group_size or block_k)
-    a = call.a if per_byte == 1 else call.a.view(torch.int32)
+    is_apart = per_byte == 2 and m > 64
+    a = call.a if per_byte == 1 else _apart(call.a) if is_apart else call.a.view(torch.int32)
     descriptors = (TensorDescriptor(one, list(one.shape), list(one.stride()), [rows, block_k // per_byte])
                    for one, rows in ((a, block_m), (call.b, block_n)))
     partials = torch.empty(splits, m, n, dtype=torch.float32, device=call.a.device) if splits > 1 else None
@@ -188,8 +209,17 @@ def multiply(call: GemmWeightOnlyCall, block_m: int, block_n: int, block_k: int,
     launch(_gemm_weight_only_hopper_kernel, grid, *descriptors, call.out, call.scale, call.zero_points, call.bias,
            call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
            OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-           **constants, options={"num_warps": num_warps, "num_stages": num_stages})
+           IS_APART=is_apart, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
     add_up(call, partials, strides, constants)
+
+
+def _apart(a: Tensor) -> Tensor:
+    """[2 · rows, depth / 2]: what `a` has at even depth, then what it has at odd depth; rows that TMA moves."""
+    rows, words = a.shape[0], a.shape[1] // 2
+    apart = torch.empty(2 * rows, triton.cdiv(words, 8) * 8, dtype=a.dtype, device=a.device)
+    launch(_apart_kernel, (triton.cdiv(words, _WORDS), rows), apart.view(torch.int16), a.view(torch.int32), rows, words,
+           apart.stride(0), a.stride(0) // 2, BLOCK=_WORDS, options={"num_warps": 4})
+    return apart[:, :words]
 
 
 def add_up(call: GemmWeightOnlyCall, partials: Tensor | None, strides: tuple[int, ...],

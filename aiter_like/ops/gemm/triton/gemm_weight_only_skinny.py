@@ -3,10 +3,10 @@
 rate. Launched by gemm_weight_only.py.
 
 Each lane reads 16 bytes of a row of weights straight into the registers from which the matrix unit takes its left side,
-several steps ahead. A product may add up in any order of the depth as long as both sides have the same: here it is that
-in which a weight is made a 16-bit number by the fewest instructions, 1.4 with 4 bits. The numbers at the same place in
-the two halves of a 32-bit word are a pair, and four lanes share 64 bytes of a row. The activations are brought into that
-order on their way to shared memory, once for all columns of a program.
+several steps ahead. A product may add up in any order of the depth as long as both sides have the same: here it is the
+one in which a weight is made a 16-bit number by the fewest instructions, 1.4 with 4 bits. The numbers at the same place
+in the two halves of a 32-bit word are a pair, and four lanes share 64 bytes of a row. The activations are brought into
+that order on their way to shared memory, once for all columns of a program.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _bits(size):
 
 @gluon.constexpr_function
 def _weight_layout(rows, words, vector, num_warps):
-    """Of words [rows, words]: as the left side of a product has its rows; `vector` neighbours in a lane, four lanes to a
-    row."""
+    """Of words [rows, words]: rows as the left side of a product has them; `vector` neighbours in a lane, four lanes to
+    a row."""
     row, word = [[one, 0] for one in _bits(rows)], [[0, one] for one in _bits(words)]
     near, warps = _count(vector), _count(num_warps)
     return gl.DistributedLinearLayout(word[:near] + word[near + 2:] + row[3:4] + row[4 + warps:],
@@ -206,8 +206,8 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
                                     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STEP: gl.constexpr,
                                     CHUNK: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
                                     IS_EVEN: gl.constexpr, OVERLAPS: gl.constexpr):
-    """BLOCK_N columns of all rows of out; bound: memory. b has words of 32 bits, and b_row counts 16 bytes. A step takes
-    STEP weights of each row, one group where there are groups; activations come to shared memory for CHUNK steps.
+    """BLOCK_N columns of all rows of out; bound: memory. b has words of 32 bits, and b_row counts 16 bytes. A step
+    takes STEP weights of each row, one group where there are groups; activations come to shared memory for CHUNK steps.
     Weights are read STAGES steps ahead in a loop of UNROLL steps, which lets them stay in the registers that they were
     read into. With SPLITS > 1 the sums over a part of the depth go to partials [SPLITS, rows, columns]."""
     await_stream(OVERLAPS)
@@ -289,8 +289,8 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
 
 
 def multiply(call: GemmWeightOnlyCall, block_n: int, num_warps: int, num_stages: int, splits: int) -> None:
-    """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds up;
-    a part has at least SKINNY_DEPTH. num_stages: steps of 128 weights that are read ahead."""
+    """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds
+    up; a part has at least SKINNY_DEPTH. num_stages: steps of 128 weights that are read ahead."""
     (m, k), n = call.a.shape, call.b.shape[0]
     step = call.group_size or 128
     block_m, times = 8 if m <= 8 else 16, 128 // step
