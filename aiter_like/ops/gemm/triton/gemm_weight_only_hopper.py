@@ -156,9 +156,9 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
             next_factor = tl.load(scale + group_at + ahead, mask=is_there, other=0.0)
             if zero_points is not None:
                 next_zero = tl.load(zero_points + group_at + ahead, mask=is_there, other=0)
-            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            part = product
+        # Each step adds to its own sums, also where no scales want it: the next step's weights would otherwise come to
+        # the registers from which the matrix unit may still read these.
+        part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         if BITS == 4:
             low, high = low_and_high(weights, OPERANDS_ARE_BF16)
             if IS_APART:
@@ -182,7 +182,7 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
             if zero_points is not None:
                 zero = next_zero
         else:
-            product = part
+            product += part
     row, column = row[None, :], column[:, None]
     if SPLITS > 1:
         at = partials + (split.to(tl.int64) * rows + row) * columns + column

@@ -206,7 +206,7 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
                                     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STEP: gl.constexpr,
                                     CHUNK: gl.constexpr, STAGES: gl.constexpr, UNROLL: gl.constexpr,
                                     IS_EVEN: gl.constexpr, OVERLAPS: gl.constexpr):
-    """BLOCK_N columns of all rows of out; bound: memory. b has words of 32 bits, and b_row counts 16 bytes. A step
+    """BLOCK_N columns of all rows of out; bound: memory. b has words of 32 bits; a_row and b_row count 16 bytes. A step
     takes STEP weights of each row, one group where there are groups; activations come to shared memory for CHUNK steps.
     Weights are read STAGES steps ahead in a loop of UNROLL steps, which lets them stay in the registers that they were
     read into. With SPLITS > 1 the sums over a part of the depth go to partials [SPLITS, rows, columns]."""
@@ -239,7 +239,7 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
     index = gl.arange(0, CHUNK * BLOCK_M, gl.SliceLayout(1, ACTIVATIONS))
     row, k = index % BLOCK_M, gl.arange(0, STEP, gl.SliceLayout(0, ACTIVATIONS))
     k = (index // BLOCK_M * STEP)[:, None] + k[None, :]
-    a_at, is_row = a + (row.to(gl.int64) * a_row)[:, None] + k, (row < rows)[:, None]
+    a_at, is_row = a + (row.to(gl.int64) * a_row * 8)[:, None] + k, (row < rows)[:, None]
     limit = gl.minimum(end * STEP, depth)
     shared = gl.allocate_shared_memory(DTYPE, [CHUNK, BLOCK_M, STEP], SHARED)
     if _HAS_REINTERPRET:
@@ -300,7 +300,7 @@ def multiply(call: GemmWeightOnlyCall, block_n: int, num_warps: int, num_stages:
     constants = {"ACTIVATION": call.activation, "IS_BF16": call.out.dtype == torch.bfloat16, "SPLITS": splits}
     launch(_gemm_weight_only_skinny_kernel, (triton.cdiv(n, block_n), splits), call.a, call.b.view(torch.int32),
            call.out, call.scale, call.zero_points, call.bias, call.residual, partials, m, n, k, call.scale.shape[1],
-           call.a.stride(0), call.b.stride(0) // 16, *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
+           call.a.stride(0) // 8, call.b.stride(0) // 16, *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
            OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, STEP=step,
            CHUNK=SKINNY_DEPTH // step, STAGES=num_stages * times,
            UNROLL=(4 if block_m == 8 and call.bits == 4 else 2) * times, IS_EVEN=k % step == 0, **constants,
