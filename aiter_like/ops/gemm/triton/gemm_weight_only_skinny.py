@@ -291,6 +291,8 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
 def multiply(call: GemmWeightOnlyCall, block_n: int, num_warps: int, num_stages: int, splits: int) -> None:
     """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds
     up; a part has at least SKINNY_DEPTH. num_stages: steps of 128 weights that are read ahead."""
+    if block_n % (16 * num_warps):
+        raise ValueError(f"block_n must be a multiple of 16 for each of {num_warps} warps, got {block_n}")
     (m, k), n = call.a.shape, call.b.shape[0]
     step = call.group_size or 128
     block_m, times = 8 if m <= 8 else 16, 128 // step
