@@ -63,48 +63,52 @@ def _activation_layout(rows, depth, apart, num_warps):
 
 
 @gluon.jit
-def _pairs(words, BITS: gl.constexpr, IS_BF16: gl.constexpr):
+def _pairs_of_4_bits(words, IS_BF16: gl.constexpr):
     """Words of 16-bit pairs: of the numbers at the same place in the low and the high half of each word."""
-    if BITS == 4:
-        if IS_BF16:
-            return gl.inline_asm_elementwise("""
-                {
-                .reg .b32 t0, t1, t2, t3, base, one;
-                shr.b32 t1, $4, 4;
-                shr.b32 t2, $4, 8;
-                shr.b32 t3, $4, 12;
-                lop3.b32 t0, $4, 0x000F000F, 0x43084308, 0x6A;
-                lop3.b32 t1, t1, 0x000F000F, 0x43084308, 0x6A;
-                lop3.b32 t2, t2, 0x000F000F, 0x43084308, 0x6A;
-                lop3.b32 t3, t3, 0x000F000F, 0x43084308, 0x6A;
-                mov.b32 base, 0xC308C308;
-                mov.b32 one, 0x3F803F80;
-                fma.rn.bf16x2 $0, t0, one, base;
-                fma.rn.bf16x2 $1, t1, one, base;
-                fma.rn.bf16x2 $2, t2, one, base;
-                fma.rn.bf16x2 $3, t3, one, base;
-                }
-                """, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1)
-        else:
-            return gl.inline_asm_elementwise("""
-                {
-                .reg .b32 t0, t1, t2, t3, low, high, one, sixteenth;
-                shr.b32 t2, $4, 8;
-                lop3.b32 t0, $4, 0x000F000F, 0x64086408, 0x6A;
-                lop3.b32 t1, $4, 0x00F000F0, 0x64806480, 0x6A;
-                lop3.b32 t3, t2, 0x00F000F0, 0x64806480, 0x6A;
-                lop3.b32 t2, t2, 0x000F000F, 0x64086408, 0x6A;
-                mov.b32 low, 0xE408E408;
-                mov.b32 high, 0xD480D480;
-                mov.b32 one, 0x3C003C00;
-                mov.b32 sixteenth, 0x2C002C00;
-                fma.rn.f16x2 $0, t0, one, low;
-                fma.rn.f16x2 $1, t1, sixteenth, high;
-                fma.rn.f16x2 $2, t2, one, low;
-                fma.rn.f16x2 $3, t3, sixteenth, high;
-                }
-                """, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1)
-    elif IS_BF16:
+    if IS_BF16:
+        return gl.inline_asm_elementwise("""
+            {
+            .reg .b32 t0, t1, t2, t3, base, one;
+            shr.b32 t1, $4, 4;
+            shr.b32 t2, $4, 8;
+            shr.b32 t3, $4, 12;
+            lop3.b32 t0, $4, 0x000F000F, 0x43084308, 0x6A;
+            lop3.b32 t1, t1, 0x000F000F, 0x43084308, 0x6A;
+            lop3.b32 t2, t2, 0x000F000F, 0x43084308, 0x6A;
+            lop3.b32 t3, t3, 0x000F000F, 0x43084308, 0x6A;
+            mov.b32 base, 0xC308C308;
+            mov.b32 one, 0x3F803F80;
+            fma.rn.bf16x2 $0, t0, one, base;
+            fma.rn.bf16x2 $1, t1, one, base;
+            fma.rn.bf16x2 $2, t2, one, base;
+            fma.rn.bf16x2 $3, t3, one, base;
+            }
+            """, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1)
+    else:
+        return gl.inline_asm_elementwise("""
+            {
+            .reg .b32 t0, t1, t2, t3, low, high, one, sixteenth;
+            shr.b32 t2, $4, 8;
+            lop3.b32 t0, $4, 0x000F000F, 0x64086408, 0x6A;
+            lop3.b32 t1, $4, 0x00F000F0, 0x64806480, 0x6A;
+            lop3.b32 t3, t2, 0x00F000F0, 0x64806480, 0x6A;
+            lop3.b32 t2, t2, 0x000F000F, 0x64086408, 0x6A;
+            mov.b32 low, 0xE408E408;
+            mov.b32 high, 0xD480D480;
+            mov.b32 one, 0x3C003C00;
+            mov.b32 sixteenth, 0x2C002C00;
+            fma.rn.f16x2 $0, t0, one, low;
+            fma.rn.f16x2 $1, t1, sixteenth, high;
+            fma.rn.f16x2 $2, t2, one, low;
+            fma.rn.f16x2 $3, t3, sixteenth, high;
+            }
+            """, "=r,=r,=r,=r,r", [words], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1)
+
+
+@gluon.jit
+def _pairs_of_8_bits(words, IS_BF16: gl.constexpr):
+    """The same of 8-bit numbers."""
+    if IS_BF16:
         return gl.inline_asm_elementwise("""
             {
             .reg .b32 x, t0, t1, m0, m1, one;
@@ -184,7 +188,10 @@ def _left(words, zero, LAYOUT: gl.constexpr, VECTOR: gl.constexpr, BITS: gl.cons
     ROWS: gl.constexpr = words.shape[0]
     WORDS: gl.constexpr = words.shape[1]
     PAIRS: gl.constexpr = 16 // BITS
-    pairs = _pairs(words, BITS, IS_BF16)
+    if BITS == 4:
+        pairs = _pairs_of_4_bits(words, IS_BF16)
+    else:
+        pairs = _pairs_of_8_bits(words, IS_BF16)
     if zero is not None:
         half = zero.to(gl.bfloat16 if IS_BF16 else gl.float16).to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF
         pairs = _less(pairs, (half | (half << 16))[:, None], IS_BF16)
@@ -196,6 +203,51 @@ def _left(words, zero, LAYOUT: gl.constexpr, VECTOR: gl.constexpr, BITS: gl.cons
     low, high = _halves(wide, IS_BF16)
     left = gl.join(low, high).reshape([ROWS, WORDS // (4 * VECTOR), 4, VECTOR, PAIRS, 2]).permute([0, 1, 3, 4, 2, 5])
     return gl.convert_layout(left.reshape([ROWS, WORDS * PAIRS * 2]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _added(product, words, factor, zero, activations, VECTOR: gl.constexpr, BITS: gl.constexpr, IS_BF16: gl.constexpr,
+           IS_GROUPED: gl.constexpr):
+    """product and that of a step's weights and activations [rows, depth]."""
+    LAYOUT: gl.constexpr = product.type.layout
+    left = _left(words, zero, gl.DotOperandLayout(0, LAYOUT, 2), VECTOR, BITS, IS_BF16)
+    right = activations.permute([1, 0]).load(gl.DotOperandLayout(1, LAYOUT, 2))
+    if IS_GROUPED:
+        return product + mma_v2(left, right, gl.zeros_like(product)) * factor.to(gl.float32)[:, None]
+    else:
+        return mma_v2(left, right, product)
+
+
+@gluon.jit
+def _rows_together(shared, CHUNK: gl.constexpr, BLOCK_M: gl.constexpr, STEP: gl.constexpr):
+    """The same memory as [CHUNK · BLOCK_M, STEP]."""
+    if _HAS_REINTERPRET:
+        return shared.reinterpret(shared.dtype, [CHUNK * BLOCK_M, STEP], shared.layout)
+    else:
+        return shared._reinterpret(shared.dtype, [CHUNK * BLOCK_M, STEP], shared.layout)
+
+
+@gluon.jit
+def _store_in_order(chunk, activations, VECTOR: gl.constexpr, WORDS: gl.constexpr, PAIRS: gl.constexpr):
+    """Activations of CHUNK steps to shared memory, each step's in the order in which `_left` has the weights."""
+    ROWS: gl.constexpr = chunk.shape[0]
+    # [.., words of a lane apart, lanes, neighbours, halves of a word, pairs]
+    parts = activations.reshape([ROWS, WORDS // (4 * VECTOR), 4, VECTOR, 2, PAIRS])
+    chunk.store(parts.permute([0, 1, 3, 5, 2, 4]).reshape([ROWS, WORDS * PAIRS * 2]))
+
+
+@gluon.jit
+def _store_part(product, partials, split, row, column, rows, columns):
+    """To partials [splits, rows, columns]."""
+    at = partials + (split.to(gl.int64) * rows + row) * columns + column
+    gl.store(at, product, mask=(row < rows) & (column < columns))
+
+
+@gluon.constexpr_function
+def _shared_layout(depth):
+    """Of activations [rows, depth], of which the matrix unit takes 8 rows by 16 bytes at a time: no two in one bank."""
+    phases = min(8, depth // 8)
+    return gl.SwizzledSharedLayout(8, 8 // phases, phases, [1, 0])
 
 
 @gluon.jit
@@ -216,12 +268,9 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
     WORDS: gl.constexpr = STEP * BITS // 32
     VECTOR: gl.constexpr = min(4, WORDS // 4)
     PAIRS: gl.constexpr = 16 // BITS
-    DTYPE: gl.constexpr = a.dtype.element_ty
     ACC: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [NUM_WARPS, 1], [16, 8])
     WEIGHTS: gl.constexpr = _weight_layout(BLOCK_N, WORDS, VECTOR, NUM_WARPS)
     ACTIVATIONS: gl.constexpr = _activation_layout(CHUNK * BLOCK_M, STEP, 2 * PAIRS * VECTOR, NUM_WARPS)
-    PHASES: gl.constexpr = min(8, STEP // 8)
-    SHARED: gl.constexpr = gl.SwizzledSharedLayout(8, 8 // PHASES, PHASES, [1, 0])
     AHEAD: gl.constexpr = BLOCK_M == 8  # more rows leave no registers for the next activations
 
     first_column, split = gl.program_id(0) * BLOCK_N, gl.program_id(1)
@@ -237,16 +286,11 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
     column = gl.minimum(first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, ACC)), columns - 1).to(gl.int64)
     scale_at = scale + column * groups
     index = gl.arange(0, CHUNK * BLOCK_M, gl.SliceLayout(1, ACTIVATIONS))
-    row, k = index % BLOCK_M, gl.arange(0, STEP, gl.SliceLayout(0, ACTIVATIONS))
+    row, k, limit = index % BLOCK_M, gl.arange(0, STEP, gl.SliceLayout(0, ACTIVATIONS)), gl.minimum(end * STEP, depth)
     k = (index // BLOCK_M * STEP)[:, None] + k[None, :]
     a_at, is_row = a + (row.to(gl.int64) * a_row * 8)[:, None] + k, (row < rows)[:, None]
-    limit = gl.minimum(end * STEP, depth)
-    shared = gl.allocate_shared_memory(DTYPE, [CHUNK, BLOCK_M, STEP], SHARED)
-    if _HAS_REINTERPRET:
-        chunk = shared.reinterpret(DTYPE, [CHUNK * BLOCK_M, STEP], SHARED)
-    else:
-        chunk = shared._reinterpret(DTYPE, [CHUNK * BLOCK_M, STEP], SHARED)
-
+    shared = gl.allocate_shared_memory(a.dtype.element_ty, [CHUNK, BLOCK_M, STEP], _shared_layout(STEP))
+    chunk = _rows_together(shared, CHUNK, BLOCK_M, STEP)
     ring = ()
     for stage in gl.static_range(STAGES):
         ring = ring + (_fetch(b_at, scale_at, zero_at, word, first + stage, end, row_words, WORDS, IS_GROUPED,
@@ -257,9 +301,7 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
     for start in range(first, end, CHUNK):
         if not AHEAD:
             activations = gl.load(a_at + start * STEP, mask=is_row & (k < limit - start * STEP), other=0.0)
-        # [.., words apart, lanes, words of a lane, halves, pairs] as `_left` has them
-        turned = activations.reshape([CHUNK * BLOCK_M, WORDS // (4 * VECTOR), 4, VECTOR, 2, PAIRS])
-        chunk.store(turned.permute([0, 1, 3, 5, 2, 4]).reshape([CHUNK * BLOCK_M, STEP]))
+        _store_in_order(chunk, activations, VECTOR, WORDS, PAIRS)
         if AHEAD:
             beyond = (start + CHUNK) * STEP
             activations = gl.load(a_at + beyond, mask=is_row & (k < limit - beyond), other=0.0)
@@ -271,18 +313,12 @@ def _gemm_weight_only_skinny_kernel(a, b, out, scale, zero_points, bias, residua
                                           row_words, WORDS, IS_GROUPED, IS_EVEN), )
                 if zero_points is None or not IS_GROUPED:
                     zero = row_zero
-                left = _left(words, zero, gl.DotOperandLayout(0, ACC, 2), VECTOR, BITS, OPERANDS_ARE_BF16)
-                right = shared.index(base + stage).permute([1, 0]).load(gl.DotOperandLayout(1, ACC, 2))
-                if IS_GROUPED:
-                    part = mma_v2(left, right, gl.zeros([BLOCK_N, BLOCK_M], gl.float32, ACC))
-                    product += part * factor.to(gl.float32)[:, None]
-                else:
-                    product = mma_v2(left, right, product)
-    row, column = gl.arange(0, BLOCK_M, gl.SliceLayout(0, ACC)), gl.arange(0, BLOCK_N, gl.SliceLayout(1, ACC))
-    row, column = row[None, :], (first_column + column)[:, None]
+                product = _added(product, words, factor, zero, shared.index(base + stage), VECTOR, BITS,
+                                 OPERANDS_ARE_BF16, IS_GROUPED)
+    row = gl.arange(0, BLOCK_M, gl.SliceLayout(0, ACC))[None, :]
+    column = (first_column + gl.arange(0, BLOCK_N, gl.SliceLayout(1, ACC)))[:, None]
     if SPLITS > 1:
-        at = partials + (split.to(gl.int64) * rows + row) * columns + column
-        gl.store(at, product, mask=(row < rows) & (column < columns))
+        _store_part(product, partials, split, row, column, rows, columns)
     else:
         finish(product, out, None, None if IS_GROUPED else scale, bias, residual, row, column, rows, columns, out_row,
                out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
