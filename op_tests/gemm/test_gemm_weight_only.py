@@ -123,16 +123,20 @@ def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
 
 
 @pytest.mark.parametrize("m, n, k, group_size", ((1, 40, 4096, 128), (3, 64, 1056, 32), (16, 136, 2080, None),
-                                                 (33, 264, 1024, 64), (64, 72, 2048, 128)))
+                                                 (9, 1000, 3104, 32), (8, 264, 2144, 64), (33, 264, 1024, 64),
+                                                 (64, 72, 2048, 128), (65, 136, 2080, None), (200, 264, 1056, 64)))
 @pytest.mark.parametrize("bits", (8, 4), ids=("int8", "int4"))
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
 def test_split_depth_on_hopper(device, run, m, n, k, group_size, bits, dtype):
-    """Few rows, whose depth is split. Equal calls give equal results."""
+    """Few rows and some, whose depth is split. Equal calls give equal results."""
     if device.type != "cuda":
         pytest.skip("the kernel for Hopper runs on an NVIDIA GPU alone")
     a, bias = activations(device, m, k, dtype), torch.randn(n, device=device)
     for has_zero_points in (False, True):
         weights = Weights(device, n, k, bits, group_size, dtype, has_zero_points)
+        explanation = explain(weights.function, a, weights.packed, weights.scale, group_size=group_size,
+                              backend="triton")
+        assert explanation.kernel == (weight_only.SKINNY if m <= 16 else weight_only.STREAM)
         out = weights.product(run, "triton", a, bias=bias, activation="silu")
         weights.compare(out, a, bias, activation="silu")
         assert torch.equal(out, weights.product(run, "triton", a, bias=bias, activation="silu"))
@@ -250,20 +254,25 @@ def test_bad_input_is_named(device):
             aiter_like.gemm_a16w4(*args, **{"group_size": 32} | options)
 
 
-@pytest.mark.parametrize("m, bits, unit", ((16, 4, "HMMA"), (64, 4, "HGMMA")))
-def test_code_for_few_rows_on_hopper(monkeypatch, tmp_path, m, bits, unit):
-    """The matrix unit that the blocks are for, and nothing in local memory."""
+@pytest.mark.parametrize("m, bits, kernel, unit", (
+    (16, 4, weight_only.SKINNY, "HMMA"), (8, 8, weight_only.SKINNY, "HMMA"),
+    (32, 4, weight_only.STREAM, "HMMA"), (64, 4, weight_only.STREAM, "HGMMA"), (128, 4, weight_only.STREAM, "HGMMA")))
+def test_code_for_few_rows_on_hopper(monkeypatch, tmp_path, m, bits, kernel, unit):
+    """The matrix unit that the blocks are for, and nothing in local memory; reads of 16 bytes without shared memory."""
     from hopper_code import compiled_for_hopper, disassembled
 
-    from aiter_like.ops.gemm.triton import gemm_weight_only, gemm_weight_only_hopper
+    from aiter_like.ops.gemm.triton import gemm_weight_only, gemm_weight_only_hopper, gemm_weight_only_skinny
 
     b, scale = torch.empty(6144, 4096 * bits // 8, dtype=torch.int8), torch.empty(6144, 32).bfloat16()
     a, out = torch.empty(m, 4096).bfloat16(), torch.empty(m, 6144).bfloat16()
     call = GemmWeightOnlyCall(out, a, b, scale, bits=bits, group_size=128)
-    with compiled_for_hopper(monkeypatch, gemm_weight_only, gemm_weight_only_hopper) as built:
-        gemm_weight_only.gemm_weight_only(call, weight_only.STREAM)
-    code = disassembled(built[0], tmp_path)
-    assert unit in code and "LDL" not in code and "STL" not in code
+    launching = (gemm_weight_only_hopper, gemm_weight_only_skinny)
+    with compiled_for_hopper(monkeypatch, gemm_weight_only, *launching) as built:
+        gemm_weight_only.gemm_weight_only(call, kernel)
+    codes = [disassembled(one, tmp_path) for one in built]
+    assert all("LDL" not in code and "STL" not in code for code in codes)
+    code = max(codes, key=len)
+    assert unit in code and (kernel == weight_only.STREAM or "LDG.E.EF.128" in code)
 
 
 def test_code_for_wide_weights_on_hopper(monkeypatch):

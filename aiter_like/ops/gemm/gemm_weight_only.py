@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The product of linear layers with 16-bit activations and weights of 8 or 4 bits that have scales.
 
-Kernels: csrc/gemm/gemm_weight_only.hip, ops/gemm/triton/gemm_weight_only.py and, beside it, gemm_weight_only_hopper.py
-for few rows on Hopper and gemm_weight_only_wide.py for many rows.
+Kernels: csrc/gemm/gemm_weight_only.hip, ops/gemm/triton/gemm_weight_only.py and, beside it, on Hopper
+gemm_weight_only_skinny.py for few rows and gemm_weight_only_hopper.py for some, and gemm_weight_only_wide.py for many.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def gemm_a16w8(A: Tensor, B: Tensor, scale: Tensor, bias: Tensor | None = None, 
         Weights are multiplied as the integers that they are, exactly; the sum over a group, in fp32, is scaled, so
         that products of unscaled weights must stay within fp32. Rounded to nearest even once. Backend triton may scale
         the weights of groups first, each rounded to the dtype of `A` once, which takes [n, k] of that dtype as scratch:
-        without a tuned row it does so for more than 64 rows on Hopper. Equal calls give equal results; can be captured
+        without a tuned row it does so for more than 256 rows on Hopper. Equal calls give equal results; can be captured
         in a graph. Backend ck takes contiguous rows with k a multiple of 8 and n of 4, triton everything. Where `A`
         requires grad, torch serves.
 

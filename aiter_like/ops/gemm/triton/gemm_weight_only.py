@@ -65,25 +65,33 @@ def _gemm_weight_only_kernel(out, a, b, scale, zero_points, bias, residual, rows
 def gemm_weight_only(call: GemmWeightOnlyCall, kernel: str = "gemm_weight_only", **params: int) -> None:
     """Writes `out`.
 
-    kernel: "gemm_weight_only_hopper" is that of gemm_weight_only_hopper.py; where an address forbids it the one of this
-        file takes over. "gemm_weight_only_wide" is the two of gemm_weight_only_wide.py.
-    params: values instead of those that suit the rows: block_n, block_k, num_warps, num_stages and splits of the kernel
-        for Hopper; block_m instead of splits of the one of this file, where a step never goes beyond a group; those of
-        gemm_a16w16 beside `wide`.
+    kernel: "gemm_weight_only_skinny" and "gemm_weight_only_hopper" are those of the files beside this one; where an
+        address forbids them the one of this file takes over. "gemm_weight_only_wide" is the two of
+        gemm_weight_only_wide.py.
+    params: values instead of those that suit the rows; weight_only.py has the names of each kernel. A step of the one
+        of this file never goes beyond a group. "gemm_weight_only_wide" has those of gemm_a16w16 beside `wide`.
     """
-    if kernel == "gemm_weight_only_wide":
+    if kernel == weight_only.WIDE:
         gemm_weight_only_wide.multiply(call, {name: value for name, value in params.items() if name != "wide"})
         return
     (m, k), n = call.a.shape, call.b.shape[0]
     target = target_of(call.a.device)
-    is_aligned = call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == call.a.storage_offset() % 2 == 0
-    if kernel == "gemm_weight_only_hopper" and is_aligned:
-        from aiter_like.ops.gemm.triton import gemm_weight_only_hopper  # not every Triton has tensor descriptors
+    is_own = kernel in (weight_only.SKINNY, weight_only.STREAM)
+    if is_own and call.a.data_ptr() % 16 == call.b.data_ptr() % 16 == call.a.storage_offset() % 2 == 0:
+        # not every Triton has what they import
+        if kernel == weight_only.SKINNY:
+            from aiter_like.ops.gemm.triton import gemm_weight_only_skinny
 
-        suited = weight_only.stream_blocks(call, target.cu_num)
-        gemm_weight_only_hopper.multiply(call, **values(_OP, weight_only.STREAM_NAMES, suited, params))
+            suited = weight_only.skinny_blocks(m, n, k, call.bits, target.cu_num)
+            gemm_weight_only_skinny.multiply(call, **values(_OP, weight_only.SKINNY_NAMES, suited, params))
+        else:
+            from aiter_like.ops.gemm.triton import gemm_weight_only_hopper
+
+            block_k = call.group_size or 128
+            blocks = weight_only.stream_blocks(m, n, k, call.bits, block_k, target.cu_num)
+            gemm_weight_only_hopper.multiply(call, **values(_OP, weight_only.STREAM_NAMES, blocks, params))
         return
-    given = {} if kernel == "gemm_weight_only_hopper" else params
+    given = {} if is_own else params
     chosen = values(_OP, weight_only.NAMES, blocks_for(m, target.platform, 2, num_stages=3), given)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in weight_only.NAMES)
     block_k = min(block_k, call.group_size or block_k)

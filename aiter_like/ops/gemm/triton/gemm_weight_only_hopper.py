@@ -1,24 +1,29 @@
 # SPDX-License-Identifier: MIT
-"""gemm_weight_only for few rows on Hopper, where weights stream at the memory's rate. Launched by gemm_weight_only.py.
+"""gemm_weight_only for some rows on Hopper, where weights of 8 and 4 bits are widened in registers. Launched by
+gemm_weight_only.py.
 
-At 4 TB/s an SM gets some 38 weights of 4 bits per clock, and has 64 integer and 128 other instructions of a lane for
-them: all that is done to a weight counts. The weights stand on the left of the product and go from shared memory to the
-registers in which the matrix unit takes them; two of them are made 16-bit numbers by 2.5 instructions, and what is left
-is done to sums. Two activations are read as one word of 32 bits, so that those beside the low and the high halves of
-bytes are had without moving them: each half has a product of its own. With 1 or 2 warps Triton takes mma.sync; wgmma
-would want the activations in shared memory.
+The weights stand on the left of the product and go from shared memory to the registers in which the matrix unit takes
+them; two of them are made 16-bit numbers by 2.5 instructions, and what is left is done to sums. The low and the high
+halves of bytes have a product each, with the activations of even and of odd depth. For up to 64 rows two activations
+are read as one word of 32 bits, so that both are had without moving them; for more rows a kernel has put them apart,
+and wgmma takes them from shared memory as they come. With 1 or 2 warps Triton takes mma.sync.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton.parts import SUM_BLOCK, finish, sum_kernel
+
+_WORDS = 1024  # of a row, that a program puts apart
 
 
 @triton.jit
@@ -104,20 +109,36 @@ def widened(bytes, IS_BF16: tl.constexpr):
 
 
 @triton.jit
+def _apart_kernel(apart, a, rows, words, apart_row, a_row, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    """apart [2, rows, words]: the low and the high 16 bits of the words of a row; bound: memory."""
+    await_stream(OVERLAPS)
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    both = tl.load(a + row * a_row + k, mask=k < words, other=0)
+    at = apart + row * apart_row + k
+    tl.store(at, both.to(tl.int16), mask=k < words)
+    tl.store(at + rows * apart_row, (both >> 16).to(tl.int16), mask=k < words)
+
+
+@triton.jit
 def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residual, partials, rows, columns, depth,
                                     groups, out_row, out_column, residual_row, residual_column, BITS: tl.constexpr,
                                     GROUP_SIZE: tl.constexpr, ACTIVATION: tl.constexpr, IS_BF16: tl.constexpr,
                                     OPERANDS_ARE_BF16: tl.constexpr, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr,
-                                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
-    """BLOCK_N columns of all rows of out; bound: memory. `a` has words of two activations where weights have 4 bits.
+                                    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_APART: tl.constexpr,
+                                    OVERLAPS: tl.constexpr):
+    """BLOCK_M × BLOCK_N elements of out, the blocks of rows side by side; bound: what is done to weights and
+    activations on their way to the matrix unit. Where weights have 4 bits, `a` has words of two activations, or with
+    IS_APART the rows of all of even depth and then those of odd depth.
     With SPLITS > 1 the sums over a part of the depth go to partials [SPLITS, rows, columns]; with GROUP_SIZE > 0 a step
     of BLOCK_K lies in one group."""
     await_stream(OVERLAPS)
     PER_BYTE: tl.constexpr = 8 // BITS
-    first_column, split = tl.program_id(0) * BLOCK_N, tl.program_id(1)
+    blocks_m, split = tl.cdiv(rows, BLOCK_M), tl.program_id(1)
+    first_row, first_column = tl.program_id(0) % blocks_m * BLOCK_M, tl.program_id(0) // blocks_m * BLOCK_N
     steps = tl.cdiv(depth, BLOCK_K)
     first, end = steps * split // SPLITS, steps * (split + 1) // SPLITS
-    column, row = first_column + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_M)
+    column, row = first_column + tl.arange(0, BLOCK_N), first_row + tl.arange(0, BLOCK_M)
     group_at = column.to(tl.int64) * groups
     if GROUP_SIZE > 0:
         group_at += first * BLOCK_K // GROUP_SIZE
@@ -127,7 +148,7 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
     product = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for step in range(first, end):
         weights = b.load([first_column, step * (BLOCK_K // PER_BYTE)])
-        activations = a.load([0, step * (BLOCK_K // PER_BYTE)]).T
+        activations = a.load([first_row, step * (BLOCK_K // PER_BYTE)]).T
         if GROUP_SIZE > 0:
             # A step ahead: the pipeliner leaves loads of 2 bytes where they are, and no product may wait for memory.
             ahead = (step + 1) * BLOCK_K // GROUP_SIZE - first * BLOCK_K // GROUP_SIZE
@@ -135,13 +156,16 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
             next_factor = tl.load(scale + group_at + ahead, mask=is_there, other=0.0)
             if zero_points is not None:
                 next_zero = tl.load(zero_points + group_at + ahead, mask=is_there, other=0)
-            part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        else:
-            part = product
+        # Each step adds to its own sums, also where no scales want it: the next step's weights would otherwise come to
+        # the registers from which the matrix unit may still read these.
+        part = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         if BITS == 4:
             low, high = low_and_high(weights, OPERANDS_ARE_BF16)
-            even = (activations & 0xFFFF).to(tl.int16).to(low.dtype, bitcast=True)
-            odd = (activations >> 16).to(tl.int16).to(low.dtype, bitcast=True)
+            if IS_APART:
+                even, odd = activations, a.load([rows + first_row, step * (BLOCK_K // PER_BYTE)]).T
+            else:
+                even = (activations & 0xFFFF).to(tl.int16).to(low.dtype, bitcast=True)
+                odd = (activations >> 16).to(tl.int16).to(low.dtype, bitcast=True)
             if zero_points is not None:
                 less = zero.to(low.dtype)[:, None]
                 low, high = low - less, high - less
@@ -158,7 +182,7 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
             if zero_points is not None:
                 zero = next_zero
         else:
-            product = part
+            product += part
     row, column = row[None, :], column[:, None]
     if SPLITS > 1:
         at = partials + (split.to(tl.int64) * rows + row) * columns + column
@@ -168,25 +192,41 @@ def _gemm_weight_only_hopper_kernel(a, b, out, scale, zero_points, bias, residua
                out_row, out_column, residual_row, residual_column, ACTIVATION, IS_BF16)
 
 
-def multiply(call: GemmWeightOnlyCall, block_n: int, block_k: int, num_warps: int, num_stages: int,
+def multiply(call: GemmWeightOnlyCall, block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int,
              splits: int) -> None:
-    """Writes `out`, a program for block_n columns and one of `splits` parts of the depth, which a second kernel adds
-    up."""
+    """Writes `out`, a program for block_m rows, block_n columns and one of `splits` parts of the depth, which a second
+    kernel adds up."""
     (m, k), n, per_byte = call.a.shape, call.b.shape[0], 8 // call.bits
-    block_m = max(8, triton.next_power_of_2(m))
     block_k = min(block_k, call.group_size or block_k)
-    a = call.a if per_byte == 1 else call.a.view(torch.int32)
+    is_apart = per_byte == 2 and m > 64
+    a = call.a if per_byte == 1 else _apart(call.a) if is_apart else call.a.view(torch.int32)
     descriptors = (TensorDescriptor(one, list(one.shape), list(one.stride()), [rows, block_k // per_byte])
                    for one, rows in ((a, block_m), (call.b, block_n)))
     partials = torch.empty(splits, m, n, dtype=torch.float32, device=call.a.device) if splits > 1 else None
     strides = (*call.out.stride(), *((0, 0) if call.residual is None else call.residual.stride()))
     constants = {"ACTIVATION": call.activation, "IS_BF16": call.out.dtype == torch.bfloat16, "SPLITS": splits}
-    launch(_gemm_weight_only_hopper_kernel, (triton.cdiv(n, block_n), splits), *descriptors, call.out, call.scale,
-           call.zero_points, call.bias, call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits,
-           GROUP_SIZE=call.group_size, OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m,
-           BLOCK_N=block_n, BLOCK_K=block_k, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
-    if splits > 1:
-        row_scale = None if call.group_size else call.scale
+    grid = (triton.cdiv(m, block_m) * triton.cdiv(n, block_n), splits)
+    launch(_gemm_weight_only_hopper_kernel, grid, *descriptors, call.out, call.scale, call.zero_points, call.bias,
+           call.residual, partials, m, n, k, call.scale.shape[1], *strides, BITS=call.bits, GROUP_SIZE=call.group_size,
+           OPERANDS_ARE_BF16=call.a.dtype == torch.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+           IS_APART=is_apart, **constants, options={"num_warps": num_warps, "num_stages": num_stages})
+    add_up(call, partials, strides, constants)
+
+
+def _apart(a: Tensor) -> Tensor:
+    """[2 · rows, depth / 2]: what `a` has at even depth, then what it has at odd depth; rows that TMA moves."""
+    rows, words = a.shape[0], a.shape[1] // 2
+    apart = torch.empty(2 * rows, triton.cdiv(words, 8) * 8, dtype=a.dtype, device=a.device)
+    launch(_apart_kernel, (triton.cdiv(words, _WORDS), rows), apart.view(torch.int16), a.view(torch.int32), rows, words,
+           apart.stride(0), a.stride(0) // 2, BLOCK=_WORDS, options={"num_warps": 4})
+    return apart[:, :words]
+
+
+def add_up(call: GemmWeightOnlyCall, partials: Tensor | None, strides: tuple[int, ...],
+           constants: dict[str, Any]) -> None:
+    """Writes `out` from the sums over parts of the depth [splits, rows, columns], where there is more than one part."""
+    if partials is not None:
+        (m, n), row_scale = call.out.shape, None if call.group_size else call.scale
         launch(sum_kernel, (triton.cdiv(n, SUM_BLOCK), m), partials, call.out, None, row_scale, call.bias,
                call.residual, m, n, *strides, ROW_SCALES=True, COLUMN_SCALES=True, BLOCK=SUM_BLOCK, **constants,
                options={"num_warps": 4})
