@@ -64,7 +64,8 @@ def _keys_of(call: PagedAttentionCall, index: int) -> tuple[Tensor, Tensor]:
         count = (len(entries) - 1) * size + tail if len(entries) else 0
     entries, rows = entries.long().clamp(0, call.k.shape[0] - 1), []
     for pages, scale in ((call.k, call.k_scale), (call.v, call.v_scale)):
-        gathered = (pages.view(torch.uint8)[entries].view(pages.dtype) if pages.dtype in FP8 else pages[entries]).float()
+        bits = pages.view(torch.uint8) if pages.dtype in FP8 else pages  # fp8 cannot be indexed
+        gathered = bits[entries].view(pages.dtype).float()
         if gathered.ndim == 5:
             gathered = gathered.flatten(3) if pages is call.k else gathered.permute(0, 1, 4, 2, 3).flatten(1, 2)
         if scale is not None:
@@ -138,7 +139,7 @@ def _tune_key(call: PagedAttentionCall) -> dict[str, int | str]:
     return {"batch": call.batch, "seqlen_q": call.max_seqlen_q, "seqlen_k": call.max_seqlen_k,
             "num_heads": call.num_heads, "num_kv_heads": call.num_kv_heads, "head_dim": call.head_dim,
             "page_size": call.page_size, "layout": call.layout, "features": "+".join(call.features) or "none",
-            "scales": call.scales, "dtype": dtypes.name(call.q.dtype), "kv_dtype": dtypes.name(call.k.dtype)}
+            "scale_layout": call.scales, "dtype": dtypes.name(call.q.dtype), "kv_dtype": dtypes.name(call.k.dtype)}
 
 
 def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> PagedAttentionCall:
@@ -160,8 +161,8 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Paged
         k, v = views_of(random(batch * pages, heads, dim // x, size, x, dtype=kv_dtype),
                         random(batch * pages, *shape_v, dtype=kv_dtype), "packed")
     scales = {}
-    if key["scales"] != "none":
-        shape = (1,) if key["scales"] == "tensor" else k.shape[:3]
+    if key["scale_layout"] != "none":
+        shape = (1,) if key["scale_layout"] == "tensor" else k.shape[:3]
         scales = {name: torch.rand(shape, generator=generator, device=device) * 0.02 + 0.01
                   for name in ("k_scale", "v_scale")}
     table = torch.randperm(batch * pages, generator=generator, device=device, dtype=torch.int32).view(batch, pages)
@@ -174,7 +175,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Paged
 def _cases(device: torch.device) -> dict[str, PagedAttentionCall]:
     """One part and several; rows and shuffled pages; bytes with scales; all that changes or hides a score."""
     key = {"batch": 2, "seqlen_q": 1, "seqlen_k": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64,
-           "page_size": 16, "layout": "rows", "scales": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+           "page_size": 16, "layout": "rows", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
     fp8 = dtypes.name(dtypes.fp8_of(target_of(device).arch))
     generator = torch.Generator(device).manual_seed(1)
     case = _tune_case({**key, "seqlen_q": 3, "seqlen_k": 300}, device, 0)
@@ -186,8 +187,10 @@ def _cases(device: torch.device) -> dict[str, PagedAttentionCall]:
             sink=torch.randn(4, generator=generator, device=device), softcap=2.0, window_left=290, tree_mask=tree,
             alibi_slopes=torch.rand(4, generator=generator, device=device), num_splits=3,
             lse=torch.empty(4, len(case.q), device=device)),
-        "shuffled pages of fp8": _tune_case({**key, "layout": "shuffled", "kv_dtype": fp8, "scales": "token"}, device, 0),
-        "int8": _tune_case({**key, "dtype": "fp16", "kv_dtype": dtypes.name(torch.int8), "scales": "tensor"}, device, 0)}
+        "shuffled pages of fp8": _tune_case(
+            {**key, "layout": "shuffled", "kv_dtype": fp8, "scale_layout": "token"}, device, 0),
+        "int8": _tune_case({**key, "dtype": "fp16", "kv_dtype": dtypes.name(torch.int8), "scale_layout": "tensor"},
+                           device, 0)}
 
 
 def _traffic(call: PagedAttentionCall) -> tuple[int, int]:
@@ -205,7 +208,8 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
     if not model.kv_lora_rank and tokens <= 256:
         yield {"batch": tokens, "seqlen_q": 1, "seqlen_k": 4096, "num_heads": model.num_heads // tp,
                "num_kv_heads": max(model.num_kv_heads // tp, 1), "head_dim": model.head_dim, "page_size": 16,
-               "layout": "rows", "features": "none", "scales": "none", "dtype": model.dtype, "kv_dtype": model.dtype}
+               "layout": "rows", "features": "none", "scale_layout": "none", "dtype": model.dtype,
+               "kv_dtype": model.dtype}
 
 
 def _triton_space(target: Target, call: PagedAttentionCall) -> Iterator[dict[str, int]]:
@@ -216,8 +220,9 @@ def _triton_space(target: Target, call: PagedAttentionCall) -> Iterator[dict[str
 paged_attention_op = Op(
     OP, call=PagedAttentionCall, reference=paged_attention_ref, check=_check, tune_key=_tune_key,
     tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size", "layout",
-                 "features", "scales", "dtype", "kv_dtype"),
-    writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
+                 "features", "scale_layout", "dtype", "kv_dtype"),
+    writes=("out", "lse", "workspace"), cases=_cases,
+    tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("workspace",)),
     backends=(Backend("triton", "ops.attention.triton.paged_attention:paged_attention", refusal=_triton_refusal,
                       space=_triton_space, returns_relaunch=True),
               Backend("torch", paged_attention_ref)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The call object of paged_attention, what it says about a call, what of it is wrong, and the memory for partial sums."""
+"""The call object of paged_attention: what it says about a call, what is wrong with one, memory for partial sums."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class PagedAttentionCall(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Of K and V: "rows", "packed", K's elements and V's columns together; "shuffled", K's elements and V's keys."""
+        """Of K and V: "rows"; "packed", K in packs of a key's elements; "shuffled", V in packs of keys too."""
         if self.v.ndim == 5:
             return "shuffled"
         return "packed" if self.k.ndim == 5 else "rows"
@@ -207,7 +207,8 @@ def _check_layout(call: PagedAttentionCall) -> None:
     if k.ndim not in (4, 5) or v.ndim not in (4, 5) or (v.ndim == 5 and k.ndim == 4):
         raise ValueError(f"{OP}: k and v must have 4 dimensions, k alone 5, or both, got {k.ndim} and {v.ndim}")
     x = 1 if k.ndim == 4 else max(k.shape[4], 1)
-    check.tensor(OP, "k", k, shape=(None, None, None, head_dim) if k.ndim == 4 else (None, None, None, head_dim // x, x))
+    packs = (head_dim,) if k.ndim == 4 else (head_dim // x, x)
+    check.tensor(OP, "k", k, shape=(None, None, None, *packs))
     pages, page_size, heads = k.shape[:3]
     if v.ndim == 4:
         check.tensor(OP, "v", v, shape=(pages, page_size, heads, None), last_contiguous=False)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,59 +11,21 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, partial_sums, parts_of
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, partial_sums, parts_of
 from aiter_like.ops.attention.triton.paged_attention_plan import find_sequence, first_key, lengths_of
+from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, width
 from aiter_like.ops.attention.triton.parts import LOG2_E, MASKED, MINIMUM, clamped, finish_rows, packed, tanh
 from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
 
-_MOST_SEQUENCES = 1024  # that a program looks at together
 _PARTS_AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the kernels are compiled for. Optional tensors show as None.
-
-    Attributes:
-        M, N: rows and keys of a tile of scores.
-        HEAD_DIM, HEAD_DIM_V, D, D_TAIL, DV: as of shape.py.
-        GROUP: query heads of a KV head; rows of a tile are those of one position, then of the next one.
-        PAGE: keys of a page.
-        X, Y: elements of a key that lie together, and keys of a column of V; 0: none do.
-        BATCH: sequences that a program looks at together.
-        LEAST: see LEAST_KEYS.
-        IS_SPLIT: a sequence may have several parts.
-        IS_SHARED: their number follows from the lengths.
-        IS_CAUSAL: a sequence may have several rows.
-        K_BY_TOKEN, V_BY_TOKEN: each key and head has a scale of its own.
-    """
-
-    M: int
-    N: int
-    HEAD_DIM: int
-    HEAD_DIM_V: int
-    D: int
-    D_TAIL: int
-    DV: int
-    GROUP: int
-    PAGE: int
-    X: int
-    Y: int
-    BATCH: int
-    LEAST: int
-    IS_SPLIT: bool
-    IS_SHARED: bool
-    IS_CAUSAL: bool
-    HAS_LEFT: bool
-    HAS_SOFTCAP: bool
-    K_BY_TOKEN: bool
-    V_BY_TOKEN: bool
 
 
 @triton.jit
 def _pages(table, start, end, num_pages, SHAPE: tl.constexpr):
-    """(page or [N] pages, [N] places in it) of the keys from `start` on; a page of the cache whatever the table says."""
+    """([N] pages, [N] places in them) of the keys from `start` on; of the cache, whatever the table says. One page may
+    stand for all of them.
+    """
     lanes = tl.arange(0, SHAPE.N)
     if SHAPE.PAGE % SHAPE.N == 0:
         page = tl.load(table + start // SHAPE.PAGE)
@@ -115,6 +76,88 @@ def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
     return tl.where(visible, scores, MASKED)
 
 
+@triton.jit
+def _part_of_program(source, window_left, bounds, num_blocks, num_kv_heads, SHAPE: tl.constexpr):
+    """(block of rows, KV head, sequence, split, slot for its partial sums, parts of the sequence) of this program."""
+    index = tl.program_id(0)
+    number = index // num_blocks // num_kv_heads
+    sequence, split, slot, num_parts = number, number * 0, number * 0, number * 0 + 1
+    if SHAPE.IS_SPLIT:
+        sequence, before, slots, num_parts = find_sequence(number, source, window_left, bounds, SHAPE, False)
+        split = number - before
+        slot = slots + split
+    return index % num_blocks, index // num_blocks % num_kv_heads, sequence, split, slot, num_parts
+
+
+@triton.jit
+def _keys_of_part(rows, seqlen, window_left, split, num_parts, SHAPE: tl.constexpr):
+    """(first, end) of a part of the keys that a sequence's rows see: equal parts, in whole tiles."""
+    begin = first_key(rows, seqlen, window_left, SHAPE)
+    length = tl.cdiv(tl.cdiv(seqlen - begin, num_parts), SHAPE.N) * SHAPE.N
+    begin += split * length
+    return begin, tl.minimum(begin + length, seqlen)
+
+
+@triton.jit
+def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE: tl.constexpr, dtype: tl.constexpr):
+    """One pass of online softmax over the keys [begin, end): (Σ p·v, Σ p, maximum), of rows.
+
+    source: of K, of V and of their scales (base of the head, strides); table, pages of the cache.
+    """
+    q_tile, q_tail = q_tiles
+    k, k_strides, v, v_strides, k_scale, k_scale_strides, v_scale, v_scale_strides, table, num_pages = source
+    p_dtype: tl.constexpr = tl.bfloat16 if SHAPE.V_BY_TOKEN else dtype  # the scales may leave the range of fp16
+    zero, dims_v = tl.zeros([SHAPE.M], tl.float32), tl.arange(0, SHAPE.DV)
+    acc, total, maximum = tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), zero, zero + MINIMUM
+    for start in range(begin, end, SHAPE.N):
+        keys = start + tl.arange(0, SHAPE.N)
+        inside = keys < end
+        page, places = _pages(table, start, end, num_pages, SHAPE)
+        k_rows = k + page * k_strides[0] + places * k_strides[1]
+        scores = tl.dot(q_tile, _load_keys(k_rows, inside, k_strides[3], 0, SHAPE.D, SHAPE, dtype))
+        if SHAPE.D_TAIL > 0:
+            scores = tl.dot(q_tail, _load_keys(k_rows, inside, k_strides[3], SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype),
+                            scores)
+        scores *= row_scale[:, None]
+        if SHAPE.K_BY_TOKEN:
+            at = k_scale + page * k_scale_strides[0] + places * k_scale_strides[1]
+            scores *= tl.load(at, mask=inside, other=0.0)[None, :]
+        scores = _scores(scores, keys, rows, terms, low_high, SHAPE)
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        p = tl.exp2(scores - new_maximum[:, None])
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.sum(p, 1)
+        acc = acc * rescale[:, None]
+        maximum = new_maximum
+        if SHAPE.V_BY_TOKEN:
+            at = v_scale + page * v_scale_strides[0] + places * v_scale_strides[1]
+            p *= tl.load(at, mask=inside, other=0.0)[None, :]
+        v_rows = v + page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y)
+        mask = inside[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
+        v_tile = tl.load(v_rows[:, None] + (dims_v * v_strides[3])[None, :], mask=mask, other=0.0)
+        acc = tl.dot(p.to(p_dtype), v_tile.to(p_dtype), acc)
+    return acc, total, maximum
+
+
+@triton.jit
+def _head_of(scale, strides, kv_head, IS_BY_TOKEN: tl.constexpr):
+    """Of a scale, the part of a head."""
+    if IS_BY_TOKEN:
+        return scale + kv_head * strides[2]
+    else:
+        return scale
+
+
+@triton.jit
+def _visible(positions, window_left, end, tree, SHAPE: tl.constexpr):
+    """(first, last) key that rows see; a mask of a tree has the last word among a sequence's own queries."""
+    high = positions * 0 + end - 1
+    if SHAPE.IS_CAUSAL:
+        if tree is None:
+            high = tl.minimum(high, positions)
+    return positions - window_left, high
+
+
 @triton.jit(do_not_specialize=["batch", "num_starts", "total_q", "max_seqlen_q", "capacity", "num_pages", "num_blocks",
                                "num_kv_heads", "share", "most", "window_left", "sums"])
 def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts, cu_seqlens_q, q_scale, k_scale,
@@ -128,109 +171,68 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     batch of slopes, of the block table.
     """
     await_stream(OVERLAPS)
-    index = tl.program_id(0)
-    block, kv_head, number = index % num_blocks, index // num_blocks % num_kv_heads, index // num_blocks // num_kv_heads
     source = (cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity)
-    sequence, split, slot, num_parts = number, number * 0, number * 0, number * 0 + 1
-    if SHAPE.IS_SPLIT:
-        sequence, before, slots, num_parts = find_sequence(number, source, window_left, (share, most), SHAPE, False)
-        if sequence >= batch:
-            return
-        split = number - before
-        slot = slots + split
-    row, num_queries, entry, seqlen = lengths_of(sequence, source, SHAPE)
-    first_query = block * SHAPE.M // SHAPE.GROUP
-    if first_query >= tl.minimum(num_queries, max_seqlen_q):
+    block, kv_head, sequence, split, slot, num_parts = _part_of_program(source, window_left, (share, most), num_blocks,
+                                                                        num_kv_heads, SHAPE)
+    row, num_queries, entry, seqlen = lengths_of(sequence, source, SHAPE)  # no rows beyond the batch
+    first_query, computed = block * SHAPE.M // SHAPE.GROUP, tl.minimum(num_queries, max_seqlen_q)
+    if first_query >= computed:
         return
     lanes = block * SHAPE.M + tl.arange(0, SHAPE.M)
     queries, heads = lanes // SHAPE.GROUP, kv_head * SHAPE.GROUP + lanes % SHAPE.GROUP
-    is_row = queries < tl.minimum(num_queries, max_seqlen_q)
-    rows, first_own = (row + queries).to(tl.int64), seqlen - num_queries
-    positions = queries + first_own
-
-    dtype: tl.constexpr = k.dtype.element_ty if k.dtype.element_ty.primitive_bitwidth == 16 else (
-        q.dtype.element_ty if q.dtype.element_ty.primitive_bitwidth == 16 else tl.bfloat16)
-    # Scales of tokens multiply P, which may leave the range of fp16.
-    p_dtype: tl.constexpr = tl.bfloat16 if SHAPE.V_BY_TOKEN else dtype
-    q_rows = q + rows * q_strides[0] + heads * q_strides[1]
+    is_row, rows, first_own = queries < computed, (row + queries).to(tl.int64), seqlen - num_queries
+    k_type: tl.constexpr = k.dtype.element_ty
+    q_type: tl.constexpr = q.dtype.element_ty
+    dtype: tl.constexpr = tl.bfloat16 if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 8 else (
+        q_type if q_type.primitive_bitwidth == 16 else k_type)
+    q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], tl.zeros([SHAPE.M], tl.float32) + scale
     q_tile, q_tail = _load_rows(q_rows, is_row, 0, SHAPE.D, SHAPE, dtype), None
     if SHAPE.D_TAIL > 0:
         q_tail = _load_rows(q_rows, is_row, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)
-    row_scale = tl.zeros([SHAPE.M], tl.float32) + scale
     if q_scale is not None:
         row_scale *= tl.load(q_scale + rows * q_scale_strides[0] + heads * q_scale_strides[1], mask=is_row, other=0.0)
     if k_scale is not None:
         if not SHAPE.K_BY_TOKEN:
             row_scale *= tl.load(k_scale)
     kv_head = kv_head.to(tl.int64)
-    k_base, v_base = k + kv_head * k_strides[2], v + kv_head * v_strides[2]
-    table = block_table + sequence.to(tl.int64) * small_strides[1] + entry
+    pages = (k + kv_head * k_strides[2], k_strides, v + kv_head * v_strides[2], v_strides,
+             _head_of(k_scale, k_scale_strides, kv_head, SHAPE.K_BY_TOKEN), k_scale_strides,
+             _head_of(v_scale, v_scale_strides, kv_head, SHAPE.V_BY_TOKEN), v_scale_strides,
+             block_table + sequence.to(tl.int64) * small_strides[1] + entry, num_pages)
     row_slopes, tree_rows = None, None
     if slopes is not None:
         row_slopes = tl.load(slopes + sequence * small_strides[0] + heads, mask=is_row, other=0.0) * LOG2_E
     if tree is not None:
         tree_rows = tree + sequence.to(tl.int64) * tree_strides[0]
-    terms = (softcap, row_slopes, tree_rows, tree_strides, num_queries)
-
-    begin = first_key(num_queries, seqlen, window_left, SHAPE)
-    length = tl.cdiv(tl.cdiv(seqlen - begin, num_parts), SHAPE.N) * SHAPE.N
-    begin += split * length
-    end = tl.minimum(begin + length, seqlen)
-    high = positions * 0 + end - 1
+    begin, end = _keys_of_part(num_queries, seqlen, window_left, split, num_parts, SHAPE)
     if SHAPE.IS_CAUSAL:
-        last_query = tl.minimum((block * SHAPE.M + SHAPE.M - 1) // SHAPE.GROUP, num_queries - 1)
-        end = tl.minimum(end, first_own + last_query + 1)
-        if tree is None:
-            high = tl.minimum(high, positions)
-        else:  # the mask has the last word among a sequence's own queries
-            end = tl.minimum(begin + length, seqlen)
-    low = positions - window_left
-    zero = tl.zeros([SHAPE.M], tl.float32)
-    acc, total, maximum = tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), zero, zero + MINIMUM
-    dims_v = tl.arange(0, SHAPE.DV)
-    for start in range(begin, end, SHAPE.N):
-        keys = start + tl.arange(0, SHAPE.N)
-        inside = keys < end
-        page, places = _pages(table, start, end, num_pages, SHAPE)
-        k_rows = k_base + page * k_strides[0] + places * k_strides[1]
-        scores = tl.dot(q_tile, _load_keys(k_rows, inside, k_strides[3], 0, SHAPE.D, SHAPE, dtype))
-        if SHAPE.D_TAIL > 0:
-            scores = tl.dot(q_tail, _load_keys(k_rows, inside, k_strides[3], SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype),
-                            scores)
-        scores *= row_scale[:, None]
-        if SHAPE.K_BY_TOKEN:
-            at = k_scale + page * k_scale_strides[0] + places * k_scale_strides[1] + kv_head * k_scale_strides[2]
-            scores *= tl.load(at + tl.zeros([SHAPE.N], tl.int32), mask=inside, other=0.0)[None, :]
-        scores = _scores(scores, keys, (queries, positions, first_own), terms, (low, high), SHAPE)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        p = tl.exp2(scores - new_maximum[:, None])
-        rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + tl.sum(p, 1)
-        acc = acc * rescale[:, None]
-        maximum = new_maximum
-        if SHAPE.V_BY_TOKEN:
-            at = v_scale + page * v_scale_strides[0] + places * v_scale_strides[1] + kv_head * v_scale_strides[2]
-            p *= tl.load(at + tl.zeros([SHAPE.N], tl.int32), mask=inside, other=0.0)[None, :]
-        v_rows = v_base + page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y)
-        mask = inside[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
-        v_tile = tl.load(v_rows[:, None] + (dims_v * v_strides[3])[None, :], mask=mask, other=0.0)
-        acc = tl.dot(p.to(p_dtype), v_tile.to(p_dtype), acc)
-
+        if tree is None:  # no row of the block sees a key behind its last one
+            end = tl.minimum(end, first_own + tl.minimum((lanes.max(0)) // SHAPE.GROUP, num_queries - 1) + 1)
+    acc, total, maximum = _attend((q_tile, q_tail), pages, begin, end, row_scale,
+                                  (queries, queries + first_own, first_own),
+                                  (softcap, row_slopes, tree_rows, tree_strides, num_queries),
+                                  _visible(queries + first_own, window_left, end, tree, SHAPE), SHAPE, dtype)
     if SHAPE.IS_SPLIT:
-        is_part = is_row & (num_parts > 1)
-        is_row = is_row & (num_parts == 1)
         place = slot.to(tl.int64) * (max_seqlen_q * num_kv_heads * SHAPE.GROUP) + heads * max_seqlen_q + queries
-        mask = is_part[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
-        tl.store(parts + place[:, None] * SHAPE.HEAD_DIM_V + dims_v[None, :], acc, mask=mask)
-        tl.store(parts + sums + 2 * place, total, mask=is_part)
-        tl.store(parts + sums + 2 * place + 1, maximum, mask=is_part)
+        _store_part(parts, sums, place, is_row & (num_parts > 1), acc, total, maximum, SHAPE)
+        is_row = is_row & (num_parts == 1)
     sinks, lse_rows = None, None
     if sink is not None:
         sinks = tl.load(sink + heads, mask=is_row, other=0.0) * LOG2_E
     if lse is not None:
         lse_rows = lse + heads * lse_strides[0] + rows * lse_strides[1]
-    finish_rows(out + rows * out_strides[0] + heads * out_strides[1], lse_rows, is_row, acc, total,
-                maximum, sinks, _value_scale(v_scale, out_scale, SHAPE), SHAPE.HEAD_DIM_V, SHAPE.DV, 0)
+    finish_rows(out + rows * out_strides[0] + heads * out_strides[1], lse_rows, is_row, acc, total, maximum, sinks,
+                _value_scale(v_scale, out_scale, SHAPE), SHAPE.HEAD_DIM_V, SHAPE.DV, 0)
+
+
+@triton.jit
+def _store_part(parts, sums, place, is_part, acc, total, maximum, SHAPE: tl.constexpr):
+    """What a part knows of its rows, for _merge_kernel."""
+    dims = tl.arange(0, SHAPE.DV)
+    tl.store(parts + place[:, None] * SHAPE.HEAD_DIM_V + dims[None, :], acc,
+             mask=is_part[:, None] & (dims < SHAPE.HEAD_DIM_V)[None, :])
+    tl.store(parts + sums + 2 * place, total, mask=is_part)
+    tl.store(parts + sums + 2 * place + 1, maximum, mask=is_part)
 
 
 @triton.jit
@@ -285,40 +287,11 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
                 maximum + one, sinks, _value_scale(v_scale, out_scale, SHAPE), SHAPE.HEAD_DIM_V, SHAPE.DV, 0)
 
 
-def width(call: PagedAttentionCall) -> str:
-    """The name of a configuration: padded head dimensions."""
-    return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
-
-
-def _shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
-    padded = max(triton.next_power_of_2(call.head_dim), 16)
-    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
-    d, tail = (padded // 2, rest) if rest < padded // 2 else (padded, 0)
-    rows = max(16, triton.next_power_of_2(call.max_seqlen_q * call.group))
-    return Shape(
-        M=min(settings["BLOCK_M"], rows), N=settings["BLOCK_N"], HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v,
-        D=d, D_TAIL=tail, DV=max(triton.next_power_of_2(call.head_dim_v), 16), GROUP=call.group, PAGE=call.page_size,
-        X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
-        BATCH=min(max(triton.next_power_of_2(call.batch), 2), _MOST_SEQUENCES), LEAST=LEAST_KEYS,
-        IS_SPLIT=parts_of(call).slots > 0, IS_SHARED=call.num_splits == 0, IS_CAUSAL=call.max_seqlen_q > 1,
-        HAS_LEFT=call.window_left >= 0, HAS_SOFTCAP=call.softcap > 0,
-        K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale))
-
-
-def _scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:
-    """Of page, place and head, or row and head; zeros for one number."""
-    return (0, 0, 0) if scale is None or scale.numel() == 1 else scale.stride()
-
-
-def _is_by_token(scale: torch.Tensor | None) -> bool:
-    return scale is not None and scale.numel() > 1
-
-
 class Launches:
     """The launch of the kernel, and that of the sum of parts where there may be several."""
 
     def __init__(self, call: PagedAttentionCall, settings: dict[str, int]):
-        shape, bounds = _shape_of(call, settings), parts_of(call)
+        shape, bounds = shape_of(call, settings), parts_of(call)
         options = {name: value for name, value in settings.items() if not name.isupper()}
         num_blocks = triton.cdiv(call.max_seqlen_q * call.group, shape.M)
         lse_strides = (0, 0) if call.lse is None else call.lse.stride()
@@ -327,7 +300,7 @@ class Launches:
                    call.max_seqlen_q, capacity)
         plan = (max(bounds.share, 1), bounds.most, max(call.window_left, 0))
         sums = bounds.slots * call.num_heads * call.max_seqlen_q * call.head_dim_v
-        q_scale, k_scale, v_scale = map(_scale_strides, (call.q_scale, call.k_scale, call.v_scale))
+        q_scale, k_scale, v_scale = map(scale_strides, (call.q_scale, call.k_scale, call.v_scale))
         small = (stride_of_batch(call.alibi_slopes), stride_of_batch(call.block_table))
         tree = (0, 0, 0) if call.tree_mask is None else (0, 0, *call.tree_mask.stride())[-3:]
         self.attend = Launch(
