@@ -24,6 +24,7 @@ from aiter_like.ops.attention.paged_attention_call import (
     check_paged_attention,
     workspace_bytes,
 )
+from aiter_like.ops.attention.paged_attention_hip import hip_refusal, paged_attention_hip
 from aiter_like.ops.attention.reference import softmax_of
 
 __all__ = ["paged_attention", "paged_attention_workspace_bytes"]
@@ -223,7 +224,8 @@ paged_attention_op = Op(
                  "features", "scale_layout", "dtype", "kv_dtype"),
     writes=("out", "lse", "workspace"), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("workspace",)),
-    backends=(Backend("triton", "ops.attention.triton.paged_attention:paged_attention", refusal=_triton_refusal,
+    backends=(Backend("hip", paged_attention_hip, refusal=hip_refusal),
+              Backend("triton", "ops.attention.triton.paged_attention:paged_attention", refusal=_triton_refusal,
                       space=_triton_space, returns_relaunch=True),
               Backend("torch", paged_attention_ref)))
 
@@ -291,7 +293,7 @@ def paged_attention(
         return_lse: also return the log-sum-exp of the scores.
         workspace: uint8, paged_attention_workspace_bytes many; default: allocated.
         out: [total_q, num_heads, head_dim_v] to write; default: a new one, of the dtype of `q`, bf16 for bytes.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`, or with `return_lse` the pair `out`, lse [num_heads, total_q] fp32.

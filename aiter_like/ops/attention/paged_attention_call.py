@@ -16,7 +16,9 @@ OP = "paged_attention"
 LEAST_KEYS = 256
 """A sequence of no more visible keys is not split: adding up parts would cost more than it gains."""
 
-_PARTS_PER_CU = 4
+PARTS_PER_CU = 4
+"""Of all KV heads: parts that a batch's keys are cut into, a few times what runs at once."""
+
 _MIN_SCALE = 1e-8  # Below, a masked score is no longer below every real one in the kernels' fp32.
 _MAX_BATCH = 65535
 
@@ -153,7 +155,7 @@ def parts_of(call: PagedAttentionCall) -> Parts:
         return Parts(0, call.num_splits, batch * call.num_splits, batch * call.num_splits if call.num_splits > 1 else 0,
                      batch if call.num_splits > 1 else 0)
     most = -(-longest // LEAST_KEYS)
-    share = -(-_PARTS_PER_CU * target_of(call.q.device).cu_num // call.num_kv_heads)
+    share = -(-PARTS_PER_CU * target_of(call.q.device).cu_num // call.num_kv_heads)
     if most == 1:
         return Parts(share, 1, batch, 0, 0)
     return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch))
