@@ -91,7 +91,7 @@ struct Shape : Config {
   using QuerySlice = RegTile<Element, kRows, 32, OperandByRow<8>>;
   using Scores = RegTile<float, kKeys, kRows, Product<>>;
   using Softmax = OnlineSoftmax<Scores>;
-  static constexpr int kWidth = 16 * Pieces<kRun>::len(0);  // of a piece of rows of V
+  static constexpr int kWidth = 8 * Pieces<kRun>::len(0);  // of half a piece of rows of V
   using Merge = SplitMerge<kWaves, kRows, kWidth>;
 
   union Lds {
@@ -275,13 +275,19 @@ struct Wave {
   __device__ void run(typename Shape::KeyTile& lds, int first) {
     int key = first + wave_index() * Shape::kKeys;
     if (key >= end) return;
-    Pages pages[kKeyStrips], next_pages[kKeyStrips];
+    Pages pages[kKeyStrips], next_pages[kKeyStrips], pages_after[kKeyStrips];
     typename Shape::Keys keys;
     typename Shape::Values values;
     find(pages, key);
+    // Accesses end in the order that they began in: K, the next pages' numbers, V. Only so a wait for one of them is
+    // none for what comes behind it.
+    keep_order();
     keys.load(k, pages);
-    values.load(v, pages);
+    keep_order();
     find(next_pages, key + Shape::kStep);
+    keep_order();
+    values.load(v, pages);
+    keep_order();
     for (; key < end; key += Shape::kStep) {
       Scores scores;
       float k_scales[4 * kKeyStrips], v_scales[4 * kKeyStrips];
@@ -293,6 +299,9 @@ struct Wave {
       share_with_wave();
       // Behind the last tile these loads read its last key once more: no branch, and no memory but caches.
       keys.load(k, next_pages);
+      keep_order();
+      find(pages_after, key + 2 * Shape::kStep);
+      keep_order();
       products(scores, lds);
       share_with_wave();
       if constexpr (Shape::kHasTokenScales) multiply(scores, k_scales);
@@ -300,10 +309,14 @@ struct Wave {
       if constexpr (Shape::kHasTokenScales) multiply(scores, v_scales);
       if (key + Shape::kKeys > end || key < first_visible) values.keep(first_visible - key, end - key);
       accumulate(values, scores);
+      keep_order();
       values.load(v, next_pages);
+      keep_order();
 #pragma unroll
-      for (int s = 0; s < kKeyStrips; ++s) pages[s] = next_pages[s];
-      find(next_pages, key + 2 * Shape::kStep);
+      for (int s = 0; s < kKeyStrips; ++s) {
+        pages[s] = next_pages[s];
+        next_pages[s] = pages_after[s];
+      }
     }
   }
 
@@ -345,6 +358,7 @@ __device__ float finish_row(const Args& args, float maximum, float sum, float va
 template <class Shape>
 __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
   using P = Pieces<Shape::kRun>;
+  using Layout = typename Wave<Shape>::Layout;
   const auto& args = wave.args;
   const RowBlock& rows = wave.rows;
   workgroup_barrier();  // The tiles of keys are done with.
@@ -353,30 +367,33 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
 #pragma unroll
   for (int s = 0; s < Shape::kStrips; ++s) {
 #pragma unroll
-    for (int p = 0; p < P::kCount; ++p) {
-      if (s + p > 0) workgroup_barrier();  // The values before have been read.
-      const int len = P::len(p);
-      // In element e of piece p a lane has 4 neighbours of `len` head dimensions: 4 len in a row.
+    for (int half = 0; half < 2 * P::kCount; ++half) {
+      if (s + half > 0) workgroup_barrier();  // The values before have been read.
+      // In element e of piece p a lane has 4 neighbours of `len` head dimensions: 4 len in a row. Half of the lanes at
+      // a time: so LDS holds no more than the tiles of keys did.
+      const int p = half / 2, len = P::len(p);
+      if (Layout::group() / 2 == half % 2) {
 #pragma unroll
-      for (int e = 0; e < len; ++e) {
+        for (int e = 0; e < len; ++e) {
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-          lds.values[wave_index()][Wave<Shape>::Layout::owner()][(Wave<Shape>::Layout::first_depth() + r) * len + e] =
-              wave.out[s][P::first(p) + e][r];
+          for (int r = 0; r < 4; ++r)
+            lds.values[wave_index()][Layout::owner()][(Layout::first_depth() % 8 + r) * len + e] =
+                wave.out[s][P::first(p) + e][r];
+        }
       }
       workgroup_barrier();
-      const int row = 16 * s + index;
+      const int row = 16 * s + index, count = len / 2;
       if (row >= rows.count) continue;
       const auto state = lds.row(row);
       const int query = rows.query(args.group, row), head = rows.head(args.group, row);
-      const int column = 16 * P::first(p) + lane * len;
-      const bool is_first = p == 0 && lane == 0;
+      const int column = 16 * P::first(p) + half % 2 * 8 * len + lane * count;
+      const bool is_first = half == 0 && lane == 0;
       if (slot >= 0) {
         const int64_t place = int64_t{slot} * args.num_heads * args.plan.lengths.max_seqlen_q +
                               int64_t{head} * args.plan.lengths.max_seqlen_q + query;
 #pragma unroll
-        for (int i = 0; i < len; ++i)
-          args.parts[place * Shape::kHeadDimV + column + i] = lds.value(state, index, lane * len + i);
+        for (int i = 0; i < count; ++i)
+          args.parts[place * Shape::kHeadDimV + column + i] = lds.value(state, index, lane * count + i);
         if (is_first) {
           args.parts[args.sums + 2 * place] = state.sum;
           args.parts[args.sums + 2 * place + 1] = state.maximum;
@@ -387,8 +404,8 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
       const float factor = finish_row(args, state.maximum, state.sum, value_scale<Shape>(args), out_row, head, is_first);
       auto* to = args.out + out_row * args.out_row + head * args.out_head + column;
 #pragma unroll
-      for (int i = 0; i < len; ++i)
-        to[i] = from_float<typename Shape::OutElement>(lds.value(state, index, lane * len + i) * factor);
+      for (int i = 0; i < count; ++i)
+        to[i] = from_float<typename Shape::OutElement>(lds.value(state, index, lane * count + i) * factor);
     }
   }
 }

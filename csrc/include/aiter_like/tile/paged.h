@@ -32,35 +32,38 @@ struct PageTable {
   int last_key;        // of the sequence, not negative
 
   __device__ int clamped(int key) const { return key < last_key ? key : last_key; }
-  __device__ uint32_t page(uint32_t index) const {
-    const auto id = static_cast<uint32_t>(entries[index]);
-    return id < last_page ? id : last_page;
-  }
+  __device__ uint32_t entry(uint32_t index) const { return static_cast<uint32_t>(entries[index]); }
 };
 
 /// The pages of four keys that follow one another, the first a multiple of four. IDS: how many pages that may be: 4
-/// (pages of one key), 2 (of two), 1 (of a multiple of four).
+/// (pages of one key), 2 (of two), 1 (of a multiple of four). Entries stay as they were loaded until they are used: to
+/// look at one is to wait for it.
 template <int IDS>
 struct QuadPages {
-  uint32_t ids[IDS];
+  uint32_t entries[IDS];
+  uint32_t last_page;
   int place, most;  // IDS 1: of the first key, and the furthest of the others behind it
 
   __device__ void load(const PageTable& table, int key) {
+    last_page = table.last_page;
     if constexpr (IDS == 1) {
       const int first = table.clamped(key);
       const uint32_t index = table.page_size.divide(first);
-      ids[0] = table.page(index);
+      entries[0] = table.entry(index);
       place = first - static_cast<int>(index * table.page_size.divisor);
       most = table.last_key - first;
     } else {
       place = key;
       most = table.last_key;
 #pragma unroll
-      for (int i = 0; i < IDS; ++i) ids[i] = table.page(table.clamped(key + 4 / IDS * i) / (4 / IDS));
+      for (int i = 0; i < IDS; ++i) entries[i] = table.entry(table.clamped(key + 4 / IDS * i) / (4 / IDS));
     }
   }
 
-  __device__ uint32_t page(int i) const { return ids[i * IDS / 4]; }
+  __device__ uint32_t page(int i) const {
+    const uint32_t entry = entries[i * IDS / 4];
+    return entry < last_page ? entry : last_page;
+  }
   /// In the page, of key i. Keys behind the last one are read where that one is.
   __device__ int place_of(int i) const {
     if constexpr (IDS == 1) return place + (i < most ? i : most);
