@@ -13,7 +13,7 @@
 
 #if !defined(ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || \
     !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(PAGE_IDS) || !defined(HAS_TERMS) || \
-    !defined(HAS_TOKEN_SCALES) || !defined(LEAST_KEYS) || !defined(PARTS_PER_CU)
+    !defined(HAS_TOKEN_SCALES) || !defined(LEAST_KEYS) || !defined(PARTS_PER_CU) || !defined(PART_COST) || !defined(MOST_ROUNDS)
 #error "paged_attention.hip: the macros that ops/attention/paged_attention_hip.py gives are missing"
 #endif
 
@@ -91,6 +91,17 @@ PagedScale scale_of(const OptionalTensor& tensor) {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/// best_share of ops/attention/paged_attention_call.py.
+int64_t best_share(int64_t batch, int64_t longest, int64_t at_once) {
+  int64_t best = batch, least = -1;
+  for (int64_t parts = 1; parts <= ceil_div(longest, LEAST_KEYS); ++parts) {
+    if (parts > 1 && batch * parts > MOST_ROUNDS * at_once) break;
+    const int64_t cost = ceil_div(batch * parts, at_once) * (ceil_div(longest, parts) + PART_COST);
+    if (least < 0 || cost < least) best = batch * parts, least = cost;
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -183,7 +194,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   int64_t most = num_splits > 0 ? num_splits : ceil_div(longest, LEAST_KEYS), share = 0, grid = batch * most;
   int64_t slots = most > 1 ? grid : 0, split = most > 1 ? batch : 0;
   if (num_splits == 0) {
-    share = ceil_div(int64_t{PARTS_PER_CU} * num_compute_units(q.device().device_id), kv_heads);
+    const int64_t at_once = int64_t{PARTS_PER_CU} * num_compute_units(q.device().device_id) / kv_heads;
+    share = best_share(batch, longest, at_once > 0 ? at_once : 1);
     grid = least_of(batch + share, grid);
     slots = least_of(2 * share, slots), split = least_of(share, split);
   }

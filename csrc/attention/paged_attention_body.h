@@ -440,6 +440,17 @@ __device__ __attribute__((always_inline)) void attend_body(const typename Shape<
   merge<S>(wave, lds.merge, found.parts > 1 ? found.slots_before + split : -1);
 }
 
+/// f over all lanes of the wave, in each of them.
+template <class F>
+__device__ float wave_reduce(float x, F f) {
+  x = f(x, lane_xor<1>(x));
+  x = f(x, lane_xor<2>(x));
+  x = f(x, lane_xor<4>(x));
+  x = f(x, lane_xor<8>(x));
+  x = f(x, lane_xor<16>(x));
+  return f(x, lane_xor<32>(x));
+}
+
 /// Adds up the parts of one row of one head, a wave each, in their order.
 template <class Config>
 __device__ __attribute__((always_inline)) void merge_body(const typename Shape<Config>::Args& args) {
@@ -453,18 +464,42 @@ __device__ __attribute__((always_inline)) void merge_body(const typename Shape<C
   const int head = id % rows / most, query = id % most;
   if (query >= lengths.rows) return;
   const float* sums = args.parts + args.sums;
+  const int64_t first = int64_t{found.slots_before} * rows + int64_t{head} * most + query;
+  const int lane = lane_index();
   float values[kPerLane] = {}, sum = 0.f, maximum = kLowest;
-  for (int part = 0; part < found.parts; ++part) {
-    const int64_t place = int64_t{found.slots_before + part} * rows + int64_t{head} * most + query;
-    const float other = sums[2 * place + 1], highest = __builtin_fmaxf(maximum, other);
-    const float old = fast_exp2(maximum - highest), weight = fast_exp2(other - highest);
-    sum = __builtin_fmaf(sum, old, sums[2 * place] * weight);
+  for (int begin = 0; begin < found.parts; begin += kWaveSize) {
+    // A lane has the weight of a part; then all lanes have the columns of kAtOnce parts under way.
+    const bool is_part = begin + lane < found.parts;
+    const float* state = sums + 2 * (first + (is_part ? begin + lane : 0) * int64_t{rows});
+    const float own_sum = is_part ? state[0] : 0.f, own = is_part ? state[1] : kLowest;
+    const float highest = __builtin_fmaxf(maximum, wave_reduce(own, Maximum{}));
+    const float old = fast_exp2(maximum - highest), weight = is_part ? fast_exp2(own - highest) : 0.f;
+    sum = __builtin_fmaf(sum, old, wave_reduce(own_sum * weight, Sum{}));
     maximum = highest;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int column = lane_index() + i * kWaveSize;
-      const float value = column < S::kHeadDimV ? args.parts[place * S::kHeadDimV + column] : 0.f;
-      values[i] = __builtin_fmaf(values[i], old, value * weight);
+    for (int i = 0; i < kPerLane; ++i) values[i] *= old;
+    const int count = found.parts - begin < kWaveSize ? found.parts - begin : kWaveSize;
+    constexpr int kAtOnce = 8;
+    for (int part = 0; part < count; part += kAtOnce) {
+      float loaded[kAtOnce][kPerLane];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int at = begin + (part + j < count ? part + j : count - 1);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+          const int column = lane + i * kWaveSize;
+          loaded[j][i] = args.parts[(first + at * int64_t{rows}) * S::kHeadDimV +
+                                    (column < S::kHeadDimV ? column : 0)];
+        }
+      }
+      keep_order();
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (part + j >= count) break;
+        const float by = bits_float(__builtin_amdgcn_readlane(float_bits(weight), part + j));
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) values[i] = __builtin_fmaf(loaded[j][i], by, values[i]);
+      }
     }
   }
   const int row = lengths.first_row + query;

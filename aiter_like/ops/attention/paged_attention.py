@@ -336,7 +336,7 @@ def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: in
     """The size of `workspace` with which `paged_attention` allocates nothing beside its results.
 
     `slots · num_heads · max_seqlen_q · (head_dim_v + 2) · 4`: fp32 sums of the rows of sequences whose keys are split,
-    with their weights and maxima. slots: 8 · CUs / num_kv_heads at most, whatever the batch.
+    with their weights and maxima. slots: 32 · CUs / num_kv_heads at most, twice the batch where that is more.
 
     Args:
         q: as for `paged_attention`; only shape and device count.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,14 @@ OP = "paged_attention"
 LEAST_KEYS = 256
 """A sequence of no more visible keys is not split: adding up parts would cost more than it gains."""
 
-PARTS_PER_CU = 4
-"""Of all KV heads: parts that a batch's keys are cut into, a few times what runs at once."""
+PARTS_PER_CU = 2
+"""Of all KV heads: how many parts run at once on a CU."""
+
+PART_COST = 64
+"""What beginning, ending and adding up a part costs, in keys that it could have read instead."""
+
+MOST_ROUNDS = 8
+"""Of parts one after the other on a CU: more of them only cost."""
 
 _MIN_SCALE = 1e-8  # Below, a masked score is no longer below every real one in the kernels' fp32.
 _MAX_BATCH = 65535
@@ -152,13 +159,27 @@ def parts_of(call: PagedAttentionCall) -> Parts:
     """
     batch, longest = call.batch, max(call.max_seqlen_k, 1)
     if call.num_splits:
-        return Parts(0, call.num_splits, batch * call.num_splits, batch * call.num_splits if call.num_splits > 1 else 0,
-                     batch if call.num_splits > 1 else 0)
+        is_split = call.num_splits > 1
+        return Parts(0, call.num_splits, batch * call.num_splits, batch * call.num_splits * is_split, batch * is_split)
     most = -(-longest // LEAST_KEYS)
-    share = -(-PARTS_PER_CU * target_of(call.q.device).cu_num // call.num_kv_heads)
     if most == 1:
-        return Parts(share, 1, batch, 0, 0)
+        return Parts(batch, 1, batch, 0, 0)
+    at_once = max(PARTS_PER_CU * target_of(call.q.device).cu_num // call.num_kv_heads, 1)
+    share = best_share(batch, longest, at_once)
     return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch))
+
+
+@functools.lru_cache(maxsize=1024)
+def best_share(batch: int, longest: int, at_once: int) -> int:
+    """Parts into which sequences of one length are best cut, where `at_once` of them run at a time."""
+    best, least = batch, None
+    for parts in range(1, -(-longest // LEAST_KEYS) + 1):
+        if parts > 1 and batch * parts > MOST_ROUNDS * at_once:
+            break
+        cost = -(-batch * parts // at_once) * (-(-longest // parts) + PART_COST)
+        if least is None or cost < least:
+            best, least = batch * parts, cost
+    return best
 
 
 def workspace_bytes(call: PagedAttentionCall) -> int:

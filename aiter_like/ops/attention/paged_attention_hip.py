@@ -10,7 +10,13 @@ from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS
 from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
-from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PARTS_PER_CU, PagedAttentionCall
+from aiter_like.ops.attention.paged_attention_call import (
+    LEAST_KEYS,
+    MOST_ROUNDS,
+    PART_COST,
+    PARTS_PER_CU,
+    PagedAttentionCall,
+)
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.int8: "int8_t"}
 _MOST_DIMS = 256
@@ -37,7 +43,8 @@ def _instance(call: PagedAttentionCall) -> Instance:
     return Instance(name, {
         "ELEMENT": element, "CACHE_ELEMENT": cache, "OUT_ELEMENT": out, "HEAD_DIM": call.head_dim,
         "HEAD_DIM_V": call.head_dim_v, "BLOCK_ROWS": rows, "PAGE_IDS": ids, "HAS_TERMS": int(has_terms),
-        "HAS_TOKEN_SCALES": int(has_token_scales), "LEAST_KEYS": LEAST_KEYS, "PARTS_PER_CU": PARTS_PER_CU})
+        "HAS_TOKEN_SCALES": int(has_token_scales), "LEAST_KEYS": LEAST_KEYS, "PARTS_PER_CU": PARTS_PER_CU,
+        "PART_COST": PART_COST, "MOST_ROUNDS": MOST_ROUNDS})
 
 
 @compile_ops("attention/paged_attention.hip", gen_func=_instance, platforms=("hip",))
