@@ -116,8 +116,8 @@ def test_bad_input(device):
     workspace, one = torch.empty(0, dtype=torch.uint8, device=device), torch.ones(3, device=device)
 
     def v1(kv_dtype="auto", layout="NHD", lengths=case.used, window=0, scale=None, keys=k):
-        aiter_like.paged_attention_v1(out, workspace, q, keys, v, 0.125, table, None, lengths, 40, None, kv_dtype, layout,
-                                      0.0, scale, scale, sliding_window=window)
+        aiter_like.paged_attention_v1(out, workspace, q, keys, v, 0.125, table, None, lengths, 40, None, kv_dtype,
+                                      layout, 0.0, scale, scale, sliding_window=window)
 
     for message, kind, options in (
             ("kv_cache_dtype must be 'auto'", ValueError, {"kv_dtype": "fp4"}),

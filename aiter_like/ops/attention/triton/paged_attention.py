@@ -58,7 +58,7 @@ def _load_keys(rows, inside, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr,
 def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
     """Scores in units of log 2 with everything that changes or hides one."""
     queries, positions, first_own = rows
-    softcap, slopes, tree, tree_strides, num_queries = terms
+    softcap, slopes, tree, tree_strides, num_queries, _ = terms
     low, high = low_high
     if SHAPE.HAS_SOFTCAP:
         scores = tanh(scores / softcap) * softcap
@@ -133,6 +133,8 @@ def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE
             at = v_scale + page * v_scale_strides[0] + places * v_scale_strides[1]
             p *= tl.load(at, mask=inside, other=0.0)[None, :]
         v_rows = v + page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y)
+        if SHAPE.HAS_LEFT:  # keys before all windows: engines give their pages away
+            inside = inside & (keys >= rows[2] - terms[5])
         mask = inside[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
         v_tile = tl.load(v_rows[:, None] + (dims_v * v_strides[3])[None, :], mask=mask, other=0.0)
         acc = tl.dot(p.to(p_dtype), v_tile.to(p_dtype), acc)
@@ -210,7 +212,7 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
             end = tl.minimum(end, first_own + tl.minimum((lanes.max(0)) // SHAPE.GROUP, num_queries - 1) + 1)
     acc, total, maximum = _attend((q_tile, q_tail), pages, begin, end, row_scale,
                                   (queries, queries + first_own, first_own),
-                                  (softcap, row_slopes, tree_rows, tree_strides, num_queries),
+                                  (softcap, row_slopes, tree_rows, tree_strides, num_queries, window_left),
                                   _visible(queries + first_own, window_left, end, tree, SHAPE), SHAPE, dtype)
     if SHAPE.IS_SPLIT:
         place = slot.to(tl.int64) * (max_seqlen_q * num_kv_heads * SHAPE.GROUP) + heads * max_seqlen_q + queries
