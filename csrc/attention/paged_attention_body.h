@@ -271,53 +271,68 @@ struct Wave {
     }
   }
 
+  /// What is under way: K and V of a tile, and where the keys of it, of the next and of the one after that are.
+  struct Tiles {
+    Pages pages[kKeyStrips], next_pages[kKeyStrips];
+    typename Shape::Keys keys;
+    typename Shape::Values values;
+  };
+
+  /// One tile. IS_LAST: there is no next one to be loaded.
+  template <bool IS_LAST>
+  __device__ void step(typename Shape::KeyTile& lds, Tiles& tiles, int key) {
+    Scores scores;
+    Pages pages_after[kKeyStrips];
+    float k_scales[4 * kKeyStrips], v_scales[4 * kKeyStrips];
+    if constexpr (Shape::kHasTokenScales) {
+      load_scales(k_scales, args.k_scale, tiles.pages);
+      load_scales(v_scales, args.v_scale, tiles.pages);
+    }
+    tiles.keys.store(lds);
+    share_with_wave();
+    if constexpr (!IS_LAST) {
+      tiles.keys.load(k, tiles.next_pages);
+      keep_order();
+      find(pages_after, key + 2 * Shape::kStep);
+      keep_order();
+    }
+    products(scores, lds);
+    share_with_wave();
+    if constexpr (Shape::kHasTokenScales) multiply(scores, k_scales);
+    weigh(scores, key);
+    if constexpr (Shape::kHasTokenScales) multiply(scores, v_scales);
+    if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible)
+      tiles.values.keep(first_visible - key, end - key);
+    accumulate(tiles.values, scores);
+    if constexpr (!IS_LAST) {
+      keep_order();
+      tiles.values.load(v, tiles.next_pages);
+      keep_order();
+#pragma unroll
+      for (int s = 0; s < kKeyStrips; ++s) {
+        tiles.pages[s] = tiles.next_pages[s];
+        tiles.next_pages[s] = pages_after[s];
+      }
+    }
+  }
+
   /// All tiles of this wave of the keys first … end − 1, `first` a multiple of a tile.
   __device__ void run(typename Shape::KeyTile& lds, int first) {
     int key = first + wave_index() * Shape::kKeys;
     if (key >= end) return;
-    Pages pages[kKeyStrips], next_pages[kKeyStrips], pages_after[kKeyStrips];
-    typename Shape::Keys keys;
-    typename Shape::Values values;
-    find(pages, key);
+    Tiles tiles;
+    find(tiles.pages, key);
     // Accesses end in the order that they began in: K, the next pages' numbers, V. Only so a wait for one of them is
     // none for what comes behind it.
     keep_order();
-    keys.load(k, pages);
+    tiles.keys.load(k, tiles.pages);
     keep_order();
-    find(next_pages, key + Shape::kStep);
+    find(tiles.next_pages, key + Shape::kStep);
     keep_order();
-    values.load(v, pages);
+    tiles.values.load(v, tiles.pages);
     keep_order();
-    for (; key < end; key += Shape::kStep) {
-      Scores scores;
-      float k_scales[4 * kKeyStrips], v_scales[4 * kKeyStrips];
-      if constexpr (Shape::kHasTokenScales) {
-        load_scales(k_scales, args.k_scale, pages);
-        load_scales(v_scales, args.v_scale, pages);
-      }
-      keys.store(lds);
-      share_with_wave();
-      // Behind the last tile these loads read its last key once more: no branch, and no memory but caches.
-      keys.load(k, next_pages);
-      keep_order();
-      find(pages_after, key + 2 * Shape::kStep);
-      keep_order();
-      products(scores, lds);
-      share_with_wave();
-      if constexpr (Shape::kHasTokenScales) multiply(scores, k_scales);
-      weigh(scores, key);
-      if constexpr (Shape::kHasTokenScales) multiply(scores, v_scales);
-      if (key + Shape::kKeys > end || key < first_visible) values.keep(first_visible - key, end - key);
-      accumulate(values, scores);
-      keep_order();
-      values.load(v, next_pages);
-      keep_order();
-#pragma unroll
-      for (int s = 0; s < kKeyStrips; ++s) {
-        pages[s] = next_pages[s];
-        next_pages[s] = pages_after[s];
-      }
-    }
+    for (; key + Shape::kStep < end; key += Shape::kStep) step<false>(lds, tiles, key);
+    step<true>(lds, tiles, key);
   }
 
   __device__ static void multiply(Scores& scores, const float (&factors)[4 * kKeyStrips]) {
