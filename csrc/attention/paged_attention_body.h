@@ -77,7 +77,9 @@ struct Shape : Config {
   using ValueElement = std::conditional_t<Config::kHasTokenScales, bf16, Element>;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV, kRows = Config::kRows;
   static constexpr int kLargest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
-  static constexpr int kFit = kTileBytes / (kLargest * static_cast<int>(sizeof(CacheElement)));
+  /// Twice the rows or factors of every key take registers that half a tile gives back.
+  static constexpr int kShare = (kRows / 16) * (Config::kHasTokenScales ? 2 : 1);
+  static constexpr int kFit = kTileBytes / (kLargest * static_cast<int>(sizeof(CacheElement))) / kShare;
   static constexpr int kKeys = kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;  // of a tile
   static constexpr int kKeyStrips = kKeys / 16, kStrips = kRows / 16, kThreads = kWaves * kWaveSize;
   static constexpr int kStep = kWaves * kKeys;

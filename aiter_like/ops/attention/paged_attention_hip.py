@@ -20,13 +20,14 @@ from aiter_like.ops.attention.paged_attention_call import (
 
 _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.int8: "int8_t"}
 _MOST_DIMS = 256
-_MOST_ROWS = 32  # of a block
+_MOST_ROWS, _WIDE_DIMS = 32, 192  # rows of a block, up to these head dimensions
 _MOST_GRID = 2**30 - 1
 
 
 def _rows(call: PagedAttentionCall) -> int:
-    """Of a block: what a call has, or the most."""
-    return 16 if call.max_seqlen_q * call.group <= 16 else _MOST_ROWS
+    """Of a block: what a call has, or the most that registers hold."""
+    is_wide = max(call.head_dim, call.head_dim_v) > _WIDE_DIMS
+    return 16 if is_wide or call.max_seqlen_q * call.group <= 16 else _MOST_ROWS
 
 
 def _page_ids(page_size: int) -> int:
