@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
+import bench_peers
+import benching
 import pytest
 import torch
 from paged_attention_cases import BF16, F16, I8, Case, fp8_of
 
 import aiter_like
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.attention.paged_attention import paged_attention_op
+from aiter_like.ops.attention.paged_attention import paged_attention_op, paged_attention_ref
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall
 
 BACKENDS = ("hip", "triton")
@@ -226,3 +230,62 @@ def test_bad_input(device):
     with pytest.raises(UnsupportedError, match="fp8 of"):
         Case(device, ((1, 9),), kv_dtype=other).call(lambda backend, function, *args, **options: function(
             *args, **options, backend=backend), "triton")
+
+
+def _flashinfer(call: PagedAttentionCall) -> Any:
+    """FlashInfer's decoding on tensor cores of the same call, planned beforehand; None where it does not import."""
+    try:
+        import flashinfer
+    except ImportError:
+        return None
+    pages = call.block_table.shape[1]
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+        torch.empty(1 << 28, dtype=torch.uint8, device=call.q.device), "NHD", use_tensor_cores=True)
+    starts = torch.arange(call.batch + 1, dtype=torch.int32, device=call.q.device) * pages
+    last = (call.seqlens_k - 1) % call.page_size + 1
+    wrapper.plan(starts, call.block_table.flatten(), last, call.num_heads, call.num_kv_heads, call.head_dim,
+                 call.page_size, q_data_type=call.q.dtype, kv_data_type=call.k.dtype)
+    return functools.partial(wrapper.run, call.q, (call.k, call.v))
+
+
+def bench() -> None:
+    """Decoding of one query: beside unified_attention, and with --peers beside FlashInfer."""
+    device = torch.device("cuda")
+
+    def case(batch: int, keys: int, heads: int, kv_heads: int, kv_dtype: str, seed: int) -> benching.Case:
+        call = paged_attention_op.tuning.case(
+            {"batch": batch, "seqlen_q": 1, "seqlen_k": keys, "num_heads": heads, "num_kv_heads": kv_heads,
+             "head_dim": 128, "page_size": 16, "layout": "rows", "dtype": "bf16", "kv_dtype": kv_dtype,
+             "scale_layout": "none" if kv_dtype == "bf16" else "tensor"}, device, seed)
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
+        out = torch.empty_like(call.q)
+        calls = benching.by_backend(
+            aiter_like.paged_attention, call.q, call.k, call.v, call.block_table, call.seqlens_k, keys,
+            k_scale=call.k_scale, v_scale=call.v_scale, out=out, backends=("triton",))
+        calls["unified"] = functools.partial(
+            aiter_like.unified_attention, call.q, call.k, call.v, torch.empty_like(out), starts, 1, call.seqlens_k,
+            keys, 128 ** -0.5, True, None, call.block_table, 0.0, None, call.k_scale, call.v_scale, backend="triton")
+        if bench_peers.is_asked_for and kv_dtype == "bf16" and (peer := _flashinfer(call)):
+            calls["flashinfer"] = peer
+        expected = torch.empty_like(out)
+        rows = slice(0, min(batch, 2))
+        paged_attention_ref(call._replace(out=expected[rows], q=call.q[rows], block_table=call.block_table[rows],
+                                          seqlens_k=call.seqlens_k[rows]))
+
+        def check(result: torch.Tensor) -> float:
+            error = (result[rows].float() - expected[rows].float()).abs().max().item()
+            limit = 0.02 * expected[rows].abs().max().item()
+            assert error <= limit, f"error {error}, limit {limit}"
+            return error / limit
+
+        moved, flops = paged_attention_op.tuning.needs(call)
+        return benching.Case(f"{batch}×{keys} {heads}/{kv_heads} {kv_dtype}", moved, calls, check, flops=flops)
+
+    shapes = [(batch, keys, 32, kv_heads, "bf16") for batch in (1, 8, 64, 256) for keys in (512, 4096, 32768, 131072)
+              for kv_heads in (32, 8, 4) if batch * keys * kv_heads * 512 <= 6.4e10]
+    shapes += [(64, 8192, 64, 8, "bf16"), (16, 8192, 32, 32, "bf16"), (64, 4096, 32, 8, "fp8_e4m3fn")]
+    benching.table("paged_attention", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
+
+
+if __name__ == "__main__":
+    benching.main(bench, __doc__)
