@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Attention over two sets of keys becomes attention over both, by their log-sum-exps. HIP (gfx9) and CUDA. One build per
-// ELEMENT.
+// Attention over two sets of keys becomes attention over both, by their log-sum-exps. HIP (gfx9) and CUDA. One build
+// per ELEMENT.
 //
 //   out = (e^(a_lse − m) a + e^(b_lse − m) b) / (e^(a_lse − m) + e^(b_lse − m)),  m = max(a_lse, b_lse)
 //
@@ -58,13 +58,15 @@ __device__ void merge_body(const MergeArgs<Config>& args) {
   const float b_lse = *at(args.b_lse) == infinity ? -infinity : *at(args.b_lse);
   const float maximum = __builtin_fmaxf(a_lse, b_lse);
   const bool is_empty = maximum == -infinity;
-  const float a_weight = is_empty ? 0.f : fast_exp(a_lse - maximum), b_weight = is_empty ? 0.f : fast_exp(b_lse - maximum);
+  const float a_weight = is_empty ? 0.f : fast_exp(a_lse - maximum);
+  const float b_weight = is_empty ? 0.f : fast_exp(b_lse - maximum);
   const float sum = a_weight + b_weight, factor = is_empty ? 0.f : 1.f / sum;
   float merged[kVec];
 #pragma unroll
   for (int e = 0; e < kVec; ++e) {
     // A weight of 0 hides whatever stands there.
-    const float from_a = a_weight == 0.f ? 0.f : a.at(e) * a_weight, from_b = b_weight == 0.f ? 0.f : b.at(e) * b_weight;
+    const float from_a = a_weight == 0.f ? 0.f : a.at(e) * a_weight;
+    const float from_b = b_weight == 0.f ? 0.f : b.at(e) * b_weight;
     merged[e] = (from_a + from_b) * factor;
   }
   store_vec<kVec>(at(args.out) + vector * kVec, vec_from_float<Element>(merged));
@@ -94,8 +96,8 @@ void launch_merge_attn_states(const MergeArgs<Config>& args, bool is_aligned, St
 namespace {
 
 bool is_aligned_to(const ffi::Tensor& tensor, int64_t bytes) {
-  return (reinterpret_cast<uintptr_t>(tensor.data_ptr()) |
-          static_cast<uintptr_t>((tensor.stride(0) | tensor.stride(1)) * int64_t{sizeof(Config::Element)})) % bytes == 0;
+  const int64_t strides = (tensor.stride(0) | tensor.stride(1)) * int64_t{sizeof(Config::Element)};
+  return (reinterpret_cast<uintptr_t>(tensor.data_ptr()) | static_cast<uintptr_t>(strides)) % bytes == 0;
 }
 
 template <class T>

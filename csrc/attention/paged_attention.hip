@@ -5,7 +5,7 @@
 //   out = Σ p v / Σ p,  p = 2^(score − max),  score = log2 e · (softcap(softmax_scale · q kᵀ) − alibi), masked
 //
 // Bound: memory, (HEAD_DIM + HEAD_DIM_V) · bytes per key and KV head; a tile of 8 KB of K and one of V of each of four
-// waves are under way, 64 KB of a workgroup. LDS: 32 KB at most where a key's row is a power of two: two workgroups fit.
+// waves are under way, 64 KB of a workgroup. LDS: 32 KB at most, so that two workgroups fit.
 #include <type_traits>
 
 #include "aiter_like/ffi.h"
@@ -13,7 +13,8 @@
 
 #if !defined(ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || \
     !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(PAGE_IDS) || !defined(HAS_TERMS) || \
-    !defined(HAS_TOKEN_SCALES) || !defined(LEAST_KEYS) || !defined(PARTS_PER_CU) || !defined(PART_COST) || !defined(MOST_ROUNDS)
+    !defined(HAS_TOKEN_SCALES) || !defined(LEAST_KEYS) || !defined(PARTS_PER_CU) || !defined(PART_COST) || \
+    !defined(MOST_ROUNDS)
 #error "paged_attention.hip: the macros that ops/attention/paged_attention_hip.py gives are missing"
 #endif
 
@@ -156,7 +157,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   if (lse.has_value()) {
     const ffi::Tensor t = lse.value();
     ffi::check_type(ffi::is_f32(t), "paged_attention: lse must be float32");
-    check_value(t.ndim() == 2 && t.size(0) == heads && t.size(1) == q.size(0), "paged_attention: lse has another shape");
+    check_value(t.ndim() == 2 && t.size(0) == heads && t.size(1) == q.size(0),
+                "paged_attention: lse has another shape");
     args.lse = static_cast<float*>(t.data_ptr()), args.lse_head = t.stride(0), args.lse_row = t.stride(1);
   }
   args.k_scale = scale_of(k_scale);
@@ -174,7 +176,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
                     t.size(last - 1) >= max_seqlen_q && (last == 1 || t.size(0) == batch),
                 "paged_attention: tree_mask must be bool [(batch,) n, n]");
     args.tree = static_cast<const uint8_t*>(t.data_ptr());
-    args.tree_batch = last == 2 ? t.stride(0) : 0, args.tree_row = t.stride(last - 1), args.tree_column = t.stride(last);
+    args.tree_batch = last == 2 ? t.stride(0) : 0;
+    args.tree_row = t.stride(last - 1), args.tree_column = t.stride(last);
   }
   check_value(HAS_TERMS || (!tree_mask.has_value() && !alibi_slopes.has_value() && softcap == 0),
               "paged_attention: this module was built without further terms");

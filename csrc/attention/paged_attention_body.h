@@ -3,9 +3,9 @@
 // sequence, for a block of its rows.
 //
 // Rows are the sequence's queries times the heads of the group, 16 or 32 of them; four waves share the keys out, every
-// fourth tile each. A wave loads K and V of a tile from the pages to registers, rows from end to end, two tiles ahead of
-// the sums: at least kLoads accesses of a lane are under way. V stays there, since its rows are what a matrix
-// instruction takes as depth; K turns through LDS that is the wave's own, without a barrier:
+// fourth tile each. A wave loads K and V from the pages to registers, rows from end to end, the next tile's while it
+// works on one. V stays there, since its rows are what a matrix instruction takes as depth; K turns through LDS that is
+// the wave's own, without a barrier:
 //
 //   tile   registers → LDS   loads        matrix unit
 //   n      K[n]              K[n+1]       S = K[n] qᵀ            [keys, rows]
@@ -418,7 +418,8 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
         continue;
       }
       const int out_row = rows.lengths.first_row + query;
-      const float factor = finish_row(args, state.maximum, state.sum, value_scale<Shape>(args), out_row, head, is_first);
+      const float factor =
+          finish_row(args, state.maximum, state.sum, value_scale<Shape>(args), out_row, head, is_first);
       auto* to = args.out + out_row * args.out_row + head * args.out_head + column;
 #pragma unroll
       for (int i = 0; i < count; ++i)
