@@ -56,6 +56,7 @@ def cascade_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: 
     """
     check.tensor(_OP, "q", q, rank=3)
     check.tensor(_OP, "k_cache", k_cache, rank=4)
+    check.tensor(_OP, "v_cache", v_cache, rank=4)
     check.tensor(_OP, "block_table", block_table, rank=2)
     check.integer(_OP, "prefix_len", prefix_len, low=0)
     check.integer(_OP, "max_seqlen_k", max_seqlen_k, low=0)

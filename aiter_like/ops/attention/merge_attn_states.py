@@ -144,11 +144,13 @@ def merge_attn_states(output: Tensor, prefix_output: Tensor, prefix_lse: Tensor,
 
     Source: vLLM's `merge_attn_states`; section 2.2 of Juravsky et al., Hydragen (2024).
     """
-    for name, lse in (("prefix_lse", prefix_lse), ("suffix_lse", suffix_lse)):
-        check.tensor(_OP, name, lse, rank=2, last_contiguous=False)
-    if output_lse is not None:
-        check.tensor(_OP, "output_lse", output_lse, rank=2, last_contiguous=False)
-        output_lse = output_lse.t()
+    check.tensor(_OP, "prefix_output", prefix_output, rank=3)
+    tokens, heads, _ = prefix_output.shape
+    for name, lse in (("prefix_lse", prefix_lse), ("suffix_lse", suffix_lse), ("output_lse", output_lse)):
+        if lse is not None or name != "output_lse":
+            check.tensor(_OP, name, lse, dtypes=(torch.float32,), shape=(heads, tokens), device=prefix_output.device,
+                         last_contiguous=False)
+    output_lse = None if output_lse is None else output_lse.t()
     _merge_attn_states.run(output, output_lse, prefix_output, prefix_lse.t(), suffix_output, suffix_lse.t(),
                            backend=backend)
 

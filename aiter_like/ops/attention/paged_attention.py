@@ -16,7 +16,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
-from aiter_like.ops.attention.call import FP8
+from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MAX_ROWS, check_lengths, check_pages, scale_refusal
 from aiter_like.ops.attention.paged_attention_call import (
     OP,
@@ -30,6 +30,7 @@ from aiter_like.ops.attention.reference import softmax_of
 __all__ = ["paged_attention", "paged_attention_workspace_bytes"]
 
 _LAYOUTS = ("NHD", "HND", "packed", "shuffled")
+_CACHE_DTYPES = (*FLOATS, *FP8, torch.int8, torch.uint8)
 _MOST_SPLITS = 1024
 _MAX_OFFSET = 2**31 - 1  # elements within a page
 
@@ -239,16 +240,27 @@ def views_of(k: Tensor, v: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     return k.permute(0, 3, 1, 2, 4), v.permute(0, 3, 1, 2) if v.ndim == 4 else v.permute(0, 2, 1, 3, 4)
 
 
-def checked_views(op: str, k: Any, v: Any, layout: str) -> tuple[Tensor, Tensor]:
-    """views_of tensors of the dimensions that the layout has.
+def checked_views(op: str, q: Any, k: Any, v: Any, layout: str,
+                  names: tuple[str, str, str] = ("q", "k_cache", "v_cache")) -> tuple[Tensor, Tensor]:
+    """views_of caches that fit `q` and each other; what is wrong is said in the caller's names and axes.
 
     Raises:
         TypeError, ValueError: no such layout or tensors.
     """
     check.choice(op, "layout", layout, _LAYOUTS)
     ranks = {"packed": (5, 4), "shuffled": (5, 5)}.get(layout, (4, 4))
-    for name, tensor, rank in (("k_cache", k, ranks[0]), ("v_cache", v, ranks[1])):
-        check.tensor(op, name, tensor, rank=rank, last_contiguous=False)
+    check.tensor(op, names[0], q, rank=3)
+    check.tensor(op, names[1], k, rank=ranks[0], dtypes=_CACHE_DTYPES, device=q.device)
+    check.tensor(op, names[2], v, rank=ranks[1], dtypes=(k.dtype,), device=q.device)
+    pages, second, third, fourth = k.shape[:4]
+    head_dim = q.shape[2]
+    if ranks[0] == 4:
+        check.tensor(op, names[1], k, shape=(None, None, None, head_dim))
+        check.tensor(op, names[2], v, shape=(pages, second, third, None))
+    else:
+        check.tensor(op, names[1], k, shape=(None, None, head_dim // max(k.shape[4], 1), None, None))
+        keys = (None, fourth) if ranks[1] == 4 else (fourth // max(v.shape[-1], 1), None, None)
+        check.tensor(op, names[2], v, shape=(pages, second, *keys))
     return views_of(k, v, layout)
 
 
@@ -311,13 +323,15 @@ def paged_attention(
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
     """
-    k, v = checked_views(OP, k_cache, v_cache, layout)
-    check.tensor(OP, "q", q, rank=3)
+    k, v = checked_views(OP, q, k_cache, v_cache, layout)
     check.flag(OP, "return_lse", return_lse)
     check.tensor(OP, "seq_lens", seq_lens, rank=1)
     check_pages(OP, block_table, seq_lens, k, max_seqlen_k)
-    if cu_seqlens_q is not None and isinstance(block_table, Tensor) and len(cu_seqlens_q) == len(block_table) + 1:
-        check_lengths(OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
+    check.tensor(OP, "block_table", block_table, rank=2)
+    if cu_seqlens_q is not None:
+        check.tensor(OP, "cu_seqlens_q", cu_seqlens_q, rank=1)
+        if len(cu_seqlens_q) == len(block_table) + 1:
+            check_lengths(OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
     if out is None:
         dtype = q.dtype if q.dtype.itemsize > 1 else torch.bfloat16
         out = torch.empty(*q.shape[:2], v.shape[3], dtype=dtype, device=q.device)

@@ -21,10 +21,11 @@ __all__ = ["paged_attention_decode", "paged_attention_ragged", "paged_attention_
 _CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3")
 
 
-def paged_caches(op: str, k: Any, v: Any, layout: str, kv_cache_dtype: str) -> tuple[Tensor, Tensor]:
+def paged_caches(op: str, q: Any, k: Any, v: Any, layout: str, kv_cache_dtype: str,
+                 names: tuple[str, str, str] = ("query", "key_cache", "value_cache")) -> tuple[Tensor, Tensor]:
     """With the operator's axes; bytes under an fp8 name are fp8 of the device."""
     check.choice(op, "kv_cache_dtype", kv_cache_dtype, _CACHE_DTYPES)
-    k, v = checked_views(op, k, v, layout)
+    k, v = checked_views(op, q, k, v, layout, names)
     if kv_cache_dtype != "auto" and k.dtype == torch.uint8:
         fp8 = dtypes.fp8_of(target_of(k.device).arch)
         k, v = k.view(fp8), v.view(fp8)
@@ -55,9 +56,9 @@ def _scale(op: str, name: str, scale: Any, k: Tensor) -> Tensor | None:
                      f"or ({heads}, {pages * size}), got {shape}")
 
 
-def int32_of(op: str, name: str, tensor: Any) -> Tensor:
+def int32_of(op: str, name: str, tensor: Any, rank: int = 1) -> Tensor:
     """Lengths and numbers of pages, which some callers have in 64 bits."""
-    check.tensor(op, name, tensor, dtypes=(torch.int32, torch.int64))
+    check.tensor(op, name, tensor, rank=rank, dtypes=(torch.int32, torch.int64))
     return tensor if tensor.dtype == torch.int32 else tensor.to(torch.int32)
 
 
@@ -133,9 +134,10 @@ def paged_attention_v1(
     """
     op = "paged_attention_v1"
     check.choice(op, "kv_cache_layout", kv_cache_layout, ("NHD", "HND"))
+    check.integer(op, "mtp", mtp, low=0)
     check.integer(op, "sliding_window", sliding_window, low=0)
-    k, v = paged_caches(op, key_cache, value_cache, kv_cache_layout, kv_cache_dtype)
-    return run_paged(op, out, query, k, v, int32_of(op, "block_tables", block_tables),
+    k, v = paged_caches(op, query, key_cache, value_cache, kv_cache_layout, kv_cache_dtype)
+    return run_paged(op, out, query, k, v, int32_of(op, "block_tables", block_tables, 2),
                      int32_of(op, "context_lens", context_lens), workspace_buffer, k_scale, v_scale, backend,
                      cu_seqlens_q=cu_query_lens, alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, max_seqlen_q=mtp,
                      max_seqlen_k=longest_of(op, "max_context_len", max_context_len), softmax_scale=scale,
@@ -190,7 +192,8 @@ def paged_attention_ragged(
     """
     op = "paged_attention_ragged"
     check.choice(op, "kv_cache_layout", kv_cache_layout, ("NHD", "HND"))
-    k, v = paged_caches(op, key_cache, value_cache, kv_cache_layout, kv_cache_dtype)
+    check.integer(op, "mtp", mtp, low=0)
+    k, v = paged_caches(op, query, key_cache, value_cache, kv_cache_layout, kv_cache_dtype)
     check_block_size(op, block_size, k)
     for name, value in (("max_num_partitions", max_num_partitions), ("partition_size", partition_size)):
         check.integer(op, name, value, low=0, high=2**20)
@@ -242,8 +245,8 @@ def paged_attention_decode(
     Source: AITER's Triton function of this name.
     """
     op = "paged_attention_decode"
-    k, v = paged_caches(op, key_cache, value_cache, "HND", "auto")
-    table, lengths = int32_of(op, "block_tables", block_tables), int32_of(op, "seq_lens", seq_lens)
+    k, v = paged_caches(op, query, key_cache, value_cache, "HND", "auto")
+    table, lengths = int32_of(op, "block_tables", block_tables, 2), int32_of(op, "seq_lens", seq_lens)
     run_paged(op, output, query, k, v, table, lengths, None, k_scale, v_scale, backend, alibi_slopes=alibi_slopes,
               softmax_scale=attn_scale, max_seqlen_k=longest_of(op, "max_seq_len", max_seq_len))
 

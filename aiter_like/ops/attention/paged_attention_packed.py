@@ -71,11 +71,13 @@ def paged_attention_rocm(
     """
     op = "paged_attention_rocm"
     check.tensor(op, "value_cache", value_cache)
-    k, v = paged_caches(op, key_cache, value_cache, "packed" if value_cache.ndim == 4 else "shuffled", kv_cache_dtype)
+    check.integer(op, "mtp", mtp, low=0)
+    layout = "packed" if value_cache.ndim == 4 else "shuffled"
+    k, v = paged_caches(op, query, key_cache, value_cache, layout, kv_cache_dtype)
     check_block_size(op, block_size, k)
     if num_kv_heads != k.shape[2]:
         raise ValueError(f"{op}: num_kv_heads must be that of key_cache, {k.shape[2]}, got {num_kv_heads!r}")
-    return run_paged(op, out, query, k, v, int32_of(op, "block_tables", block_tables),
+    return run_paged(op, out, query, k, v, int32_of(op, "block_tables", block_tables, 2),
                      int32_of(op, "context_lens", context_lens), None, k_scale, v_scale, backend,
                      alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, q_scale=q_scale, max_seqlen_q=mtp,
                      softmax_scale=scale, max_seqlen_k=longest_of(op, "max_context_len", max_context_len))
@@ -118,8 +120,8 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
     """
     op = "pa_fwd_asm"
     check.tensor(op, "Q", Q, rank=3)
-    k, v = paged_caches(op, K, V, "shuffled", "fp8")
-    table = int32_of(op, "block_tables", block_tables)
+    k, v = paged_caches(op, Q, K, V, "shuffled", "fp8", ("Q", "K", "V"))
+    table = int32_of(op, "block_tables", block_tables, 2)
     lengths = int32_of(op, "context_lens", context_lens)
     return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, table, lengths, None, K_QScale, V_QScale,
                      backend, ("K_QScale", "V_QScale"), cu_seqlens_q=qo_indptr,
@@ -183,9 +185,9 @@ def paged_attention_common(
     op = "paged_attention_common"
     check.tensor(op, "Q", Q, rank=3)
     check.tensor(op, "V", V)
-    k, v = paged_caches(op, K, V, "packed" if V.ndim == 4 else "shuffled", kv_cache_dtype)
+    k, v = paged_caches(op, Q, K, V, "packed" if V.ndim == 4 else "shuffled", kv_cache_dtype, ("Q", "K", "V"))
     scales = (K_QScale_asm, V_QScale_asm) if K_QScale_hip is None else (K_QScale_hip, V_QScale_hip)
-    return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, int32_of(op, "block_tables", block_tables),
+    return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, int32_of(op, "block_tables", block_tables, 2),
                      int32_of(op, "context_lens", context_lens), None, *scales, backend, ("K_QScale", "V_QScale"),
                      cu_seqlens_q=qo_indptr, max_seqlen_q=max_qlen, softmax_scale=scale,
                      max_seqlen_k=longest_of(op, "max_seq_len", max_seq_len))
