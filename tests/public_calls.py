@@ -16,7 +16,8 @@ BF16, F32, I32, FP8, I8 = torch.bfloat16, torch.float32, torch.int32, torch.floa
 ROWS, HIDDEN, HEADS, DIM, PAGE, BLOCKS = 6, 128, 2, 32, 16, 3
 EPSILON, ONE = 1e-6, torch.ones(1)
 NOT_TRACED = {  # not operators of tensors
-    "attention_workspace_bytes": "a number of bytes", "RotaryEmbedding": "what get_rope returns, which is called",
+    "attention_workspace_bytes": "a number of bytes", "paged_attention_workspace_bytes": "the same",
+    "RotaryEmbedding": "what get_rope returns, which is called",
     "get_hip_quant": "returns a function", "get_torch_quant": "returns a function",
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
     "shuffle_weight": "for weights, once, while loading", "unshuffle_weight": "the same",
@@ -58,6 +59,8 @@ index_cache = zeros(BLOCKS, PAGE, HIDDEN + 4, dtype=torch.uint8)
 norm_add = (rows(), x, x + 1, rows())
 quant = (rows(I8), x, scale)
 quant_add = (rows(I8), x, x + 1, rows())
+paged = (zeros(ROWS, HEADS, DIM), zeros(ROWS, dtype=torch.uint8), q[0])
+tiled_pages = (r(BLOCKS, 1, DIM // 8, PAGE, 8), r(BLOCKS, 1, PAGE // 8, DIM, 8))
 
 CALLS = {
     **{name: (rows(), wide) for name in ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul", "swiglu_and_mul")},
@@ -88,6 +91,21 @@ CALLS = {
     "flash_attn_with_kvcache": (q[:, :1], k, k),
     "unified_attention": (q[0], pages, pages, zeros(ROWS, HEADS, DIM), starts, 4, i32(2, 4), PAGE, 0.2, True, (-1, -1),
                           i32([0], [2]), 0.0, None, None, None),
+    "paged_attention": (q[0], pages, pages, i32(*([0],) * ROWS), i32(*range(ROWS)), PAGE),
+    "cascade_attention": (q[0], pages, pages, i32(*([0],) * ROWS), i32(*range(ROWS)), PAGE, 0),
+    "merge_attn_states": (zeros(ROWS, HEADS, DIM), q[0], r(HEADS, ROWS, dtype=F32), q[0], r(HEADS, ROWS, dtype=F32)),
+    **dict.fromkeys(("merge_state", "merge_state_v2"), (q[0], r(ROWS, HEADS, dtype=F32)) * 2),
+    "paged_attention_v1": (*paged, pages, pages, 0.2, i32(*([0],) * ROWS), None, i32(*range(ROWS)), PAGE, None, "auto",
+                           "NHD", 0.0, None, None),
+    "paged_attention_ragged": (*paged, pages, pages, 0.2, i32(*range(ROWS + 1)), i32(*([0] * ROWS)), i32(*range(ROWS)),
+                               PAGE, 1, None, "auto", "NHD", 0.0, None, None),
+    "paged_attention_rocm": (zeros(ROWS, HEADS, DIM), None, None, None, q[0], *tiled_pages, 1, 0.2,
+                             i32(*([0],) * ROWS), i32(*range(ROWS)), PAGE, PAGE, None, "auto", None, None),
+    "pa_fwd_asm": (q[0], *tiled_pages, i32(*([0],) * ROWS), i32(*range(ROWS)), 1),
+    "paged_attention_common": (q[0], *tiled_pages, None, None, None, i32(*([0],) * ROWS), i32(*range(ROWS)), 1, 0.2, 1,
+                               PAGE),
+    "paged_attention_decode": (zeros(ROWS, HEADS, DIM), q[0], pages.transpose(1, 2), pages.transpose(1, 2),
+                               i32(*range(ROWS)), i32(*([0],) * ROWS), 0.2, PAGE, None, None, None),
     "dropout_layer_norm": (x, x, weight, weight, 0.5, 7),
     "fused_flatten_fp8_group_quant": (heads, 32),
     "fused_rms_fp8_group_quant": (x, weight, EPSILON),

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""The call object of paged_attention: what it says about a call, what is wrong with one, memory for partial sums."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.device import target_of
+from aiter_like.ops.attention.call import FLOATS, FP8
+
+OP = "paged_attention"
+LEAST_KEYS = 256
+"""A sequence of no more visible keys is not split: adding up parts would cost more than it gains."""
+
+PARTS_PER_CU = 2
+"""Of all KV heads: how many parts run at once on a CU."""
+
+PART_COST = 64
+"""What beginning, ending and adding up a part costs, in keys that it could have read instead."""
+
+MOST_ROUNDS = 8
+"""Of parts one after the other on a CU: more of them only cost."""
+
+_MIN_SCALE = 1e-8  # Below, a masked score is no longer below every real one in the kernels' fp32.
+_MAX_BATCH = 65535
+
+
+class PagedAttentionCall(NamedTuple):
+    """One call of paged_attention: attention of the last tokens of sequences, causal, over keys in pages.
+
+    Attributes:
+        out: [total_q, num_heads, head_dim_v], written.
+        lse: fp32 [num_heads, total_q], written; None: not wanted.
+        q: [total_q, num_heads, head_dim].
+        k: pages [num_pages, page_size, num_kv_heads, head_dim] of any strides but for the last, which is 1; or with x
+            elements of a key together [num_pages, page_size, num_kv_heads, head_dim / x, x].
+        v: [num_pages, page_size, num_kv_heads, head_dim_v] of any strides; or with x keys of a column together
+            [num_pages, page_size / x, num_kv_heads, head_dim_v, x].
+        block_table: int32 [batch, pages], the pages of each sequence; with `page_starts` [pages] of all.
+        seqlens_k: int32 [batch], keys of each sequence; with `page_starts` those in its last page, or None: all.
+        page_starts: int32 [batch + 1]: where the pages of a sequence begin in `block_table`.
+        cu_seqlens_q: int32 [batch + 1]: where the rows of a sequence begin; or [batch]: each then has max_seqlen_q of
+            them from there on; None: max_seqlen_q rows each, one after the other.
+        q_scale: fp32 [1], or [total_q, num_heads] of any strides: what elements of q are multiplied by.
+        k_scale, v_scale: fp32 [1], or [num_pages, page_size, num_kv_heads] of any strides, also 0.
+        out_scale: fp32 [1]: what an fp8 out is divided by.
+        alibi_slopes: fp32 [num_heads] or [batch, num_heads]: slope · distance is subtracted from scores.
+        sink: fp32 [num_heads]: one more score in the denominator, with no value.
+        tree_mask: bool [n, n] or [batch, n, n], n at least max_seqlen_q: query i sees the key of query j iff [i, j].
+        workspace: uint8 for partial sums, paged_attention_workspace_bytes many; None: allocated.
+        max_seqlen_q, max_seqlen_k: not less than the longest sequence of queries and of keys.
+        window_left: a query sees that many keys before its own; −1: all.
+        softcap: 0, or scores become softcap · tanh(score / softcap).
+        num_splits: 0: the keys of a sequence are split as its length and the others' ask for; n: into n parts at most.
+    """
+
+    out: Tensor
+    lse: Tensor | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    block_table: Tensor
+    seqlens_k: Tensor | None
+    page_starts: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    q_scale: Tensor | None = None
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+    out_scale: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    sink: Tensor | None = None
+    tree_mask: Tensor | None = None
+    workspace: Tensor | None = None
+    max_seqlen_q: int = 1
+    max_seqlen_k: int = 0
+    softmax_scale: float = 1.0
+    window_left: int = -1
+    softcap: float = 0.0
+    num_splits: int = 0
+
+    @property
+    def batch(self) -> int:
+        return self.block_table.shape[0] if self.page_starts is None else max(self.page_starts.shape[0] - 1, 0)
+
+    @property
+    def num_heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def head_dim_v(self) -> int:
+        return self.v.shape[3]
+
+    @property
+    def page_size(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def layout(self) -> str:
+        """Of K and V: "rows"; "packed", K in packs of a key's elements; "shuffled", V in packs of keys too."""
+        if self.v.ndim == 5:
+            return "shuffled"
+        return "packed" if self.k.ndim == 5 else "rows"
+
+    @property
+    def scales(self) -> str:
+        """ "none", "tensor" or "token": how finely K or V are scaled. """
+        counts = [scale.numel() for scale in (self.k_scale, self.v_scale) if scale is not None]
+        return "none" if not counts else "token" if max(counts) > 1 else "tensor"
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What a kernel must have besides pages and lse, by short names, sorted."""
+        found = {"alibi": self.alibi_slopes is not None, "sink": self.sink is not None, "softcap": self.softcap > 0,
+                 "tree": self.tree_mask is not None, "window": self.window_left >= 0}
+        return tuple(name for name, is_on in found.items() if is_on)
+
+
+class Parts(NamedTuple):
+    """Bounds that the host knows of what the device plans from lengths.
+
+    Attributes:
+        share: sequences are cut so that about so many parts have equally many keys; 0: into `most` parts each.
+        most: parts of one sequence.
+        grid: parts of all sequences.
+        slots: parts that leave partial sums: those of sequences with two parts or more.
+        split: sequences of which there are two parts or more.
+    """
+
+    share: int
+    most: int
+    grid: int
+    slots: int
+    split: int
+
+
+def parts_of(call: PagedAttentionCall) -> Parts:
+    """A function of metadata and of the number of CUs: the same for each call of a captured graph.
+
+    A sequence of n keys has ceil(n / chunk) parts, where share · chunk is at least the keys of all: together at most
+    batch + share. A sequence of p ≥ 2 parts has more than (p − 1) chunk keys, so those have at most 2 share.
+    """
+    batch, longest = call.batch, max(call.max_seqlen_k, 1)
+    if call.num_splits:
+        is_split = call.num_splits > 1
+        return Parts(0, call.num_splits, batch * call.num_splits, batch * call.num_splits * is_split, batch * is_split)
+    most = -(-longest // LEAST_KEYS)
+    if most == 1:
+        return Parts(batch, 1, batch, 0, 0)
+    at_once = max(PARTS_PER_CU * target_of(call.q.device).cu_num // call.num_kv_heads, 1)
+    share = best_share(batch, longest, at_once)
+    return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch))
+
+
+@functools.lru_cache(maxsize=1024)
+def best_share(batch: int, longest: int, at_once: int) -> int:
+    """Parts into which sequences of one length are best cut, where `at_once` of them run at a time."""
+    best, least = batch, None
+    for parts in range(1, -(-longest // LEAST_KEYS) + 1):
+        if parts > 1 and batch * parts > MOST_ROUNDS * at_once:
+            break
+        cost = -(-batch * parts // at_once) * (-(-longest // parts) + PART_COST)
+        if least is None or cost < least:
+            best, least = batch * parts, cost
+    return best
+
+
+def workspace_bytes(call: PagedAttentionCall) -> int:
+    """fp32 sums of rows, and their weights and maxima."""
+    return parts_of(call).slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4
+
+
+def partial_sums(call: PagedAttentionCall) -> Tensor | None:
+    """Memory for partial sums, fp32: the caller's or new; None where a call never has any."""
+    size = workspace_bytes(call)
+    if not size:
+        return None
+    if call.workspace is not None:
+        return call.workspace[:size].view(torch.float32)
+    return torch.empty(size // 4, dtype=torch.float32, device=call.q.device)
+
+
+def check_paged_attention(call: PagedAttentionCall) -> None:
+    """What metadata can tell. Lengths and numbers of pages may be on a GPU: kernels keep within the tensors.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layouts or values do not fit.
+    """
+    q, device = call.q, call.q.device
+    check.tensor(OP, "q", q, rank=3, dtypes=(*FLOATS, *FP8, torch.int8))
+    total_q, num_heads, head_dim = q.shape
+    check.tensor(OP, "k", call.k, dtypes=(*FLOATS, *FP8, torch.int8), device=device)
+    check.tensor(OP, "v", call.v, dtypes=(call.k.dtype,), device=device, last_contiguous=False)
+    _check_layout(call)
+    if call.k.dtype in FLOATS and q.dtype != call.k.dtype:
+        raise TypeError(f"{OP}: q must have the dtype of a 16-bit cache, {call.k.dtype}, got {q.dtype}")
+    if call.k.shape[2] == 0 or num_heads % call.k.shape[2]:
+        raise ValueError(f"{OP}: the heads of q must be a multiple of the heads of k, got {num_heads} and "
+                         f"{call.k.shape[2]}")
+    outs = FP8 if call.out_scale is not None else (q.dtype,) if q.dtype in FLOATS else FLOATS
+    check.tensor(OP, "out", call.out, dtypes=outs, shape=(total_q, num_heads, call.head_dim_v), device=device)
+    if call.lse is not None:
+        check.tensor(OP, "lse", call.lse, dtypes=(torch.float32,), shape=(num_heads, total_q), device=device,
+                     last_contiguous=False)
+    _check_lengths(call)
+    _check_scales(call)
+    _check_options(call)
+
+
+def _check_layout(call: PagedAttentionCall) -> None:
+    k, v, head_dim = call.k, call.v, call.head_dim
+    if k.ndim not in (4, 5) or v.ndim not in (4, 5) or (v.ndim == 5 and k.ndim == 4):
+        raise ValueError(f"{OP}: k and v must have 4 dimensions, k alone 5, or both, got {k.ndim} and {v.ndim}")
+    x = 1 if k.ndim == 4 else max(k.shape[4], 1)
+    packs = (head_dim,) if k.ndim == 4 else (head_dim // x, x)
+    check.tensor(OP, "k", k, shape=(None, None, None, *packs))
+    pages, page_size, heads = k.shape[:3]
+    if v.ndim == 4:
+        check.tensor(OP, "v", v, shape=(pages, page_size, heads, None), last_contiguous=False)
+    else:
+        y = max(v.shape[4], 1)
+        check.tensor(OP, "v", v, shape=(pages, page_size // y, heads, None, y))
+        if page_size % y or y & (y - 1):
+            raise ValueError(f"{OP}: the last dimension of v must be a power of two that divides the page size "
+                             f"{page_size}, got shape {tuple(v.shape)}")
+    if head_dim % x or x & (x - 1):
+        raise ValueError(f"{OP}: the last dimension of k must be a power of two that divides the head dimension "
+                         f"{head_dim}, got shape {tuple(k.shape)}")
+    if 0 in (head_dim, call.head_dim_v, page_size):
+        raise ValueError(f"{OP}: pages and heads must not be empty, got k {tuple(k.shape)}, v {tuple(v.shape)}")
+
+
+def _check_lengths(call: PagedAttentionCall) -> None:
+    integers = {"dtypes": (torch.int32,), "device": call.q.device}
+    for name in ("max_seqlen_q", "max_seqlen_k", "num_splits"):
+        check.integer(OP, name, getattr(call, name), low=0)
+    if call.page_starts is None:
+        check.tensor(OP, "block_table", call.block_table, rank=2, **integers)
+        check.tensor(OP, "seqlens_k", call.seqlens_k, shape=(call.batch,), **integers)
+    else:
+        check.tensor(OP, "page_starts", call.page_starts, rank=1, **integers)
+        check.tensor(OP, "block_table", call.block_table, rank=1, **integers)
+        if call.seqlens_k is not None:
+            check.tensor(OP, "seqlens_k", call.seqlens_k, shape=(call.batch,), **integers)
+    rows, batch = call.q.shape[0], call.batch
+    if batch > _MAX_BATCH:
+        raise ValueError(f"{OP}: at most {_MAX_BATCH} sequences, got {batch}")
+    if call.cu_seqlens_q is None:
+        if rows != batch * call.max_seqlen_q:
+            raise ValueError(f"{OP}: q must have {batch} sequences of max_seqlen_q = {call.max_seqlen_q} rows, got "
+                             f"{rows}; cu_seqlens_q says where sequences of other lengths begin")
+        return
+    check.tensor(OP, "cu_seqlens_q", call.cu_seqlens_q, rank=1, **integers)
+    if call.cu_seqlens_q.shape[0] not in (batch, batch + 1):
+        raise ValueError(f"{OP}: cu_seqlens_q must have {batch + 1} elements, or {batch}, got "
+                         f"{call.cu_seqlens_q.shape[0]}")
+
+
+def _check_scales(call: PagedAttentionCall) -> None:
+    floats = {"dtypes": (torch.float32,), "device": call.q.device, "last_contiguous": False}
+    shapes = {"q_scale": (call.q.shape[0], call.num_heads), "out_scale": None,
+              "k_scale": call.k.shape[:3], "v_scale": call.k.shape[:3]}
+    for name, shape in shapes.items():
+        scale = getattr(call, name)
+        if scale is None:
+            continue
+        check.tensor(OP, name, scale, **floats)
+        if scale.numel() != 1 and (shape is None or tuple(scale.shape) != tuple(shape)):
+            wanted = "1 element" if shape is None else f"1 element or shape {tuple(shape)}"
+            raise ValueError(f"{OP}: {name} must have {wanted}, got shape {tuple(scale.shape)}")
+
+
+def _check_options(call: PagedAttentionCall) -> None:
+    device, num_heads, batch = call.q.device, call.num_heads, call.batch
+    if call.alibi_slopes is not None:
+        shape = (num_heads,) if call.alibi_slopes.ndim == 1 else (batch, num_heads)
+        check.tensor(OP, "alibi_slopes", call.alibi_slopes, dtypes=(torch.float32,), shape=shape, device=device)
+    if call.sink is not None:
+        check.tensor(OP, "sink", call.sink, dtypes=(torch.float32,), shape=(num_heads,), device=device)
+    if call.tree_mask is not None:
+        mask = call.tree_mask
+        check.tensor(OP, "tree_mask", mask, dtypes=(torch.bool,), device=device, last_contiguous=False)
+        if mask.ndim not in (2, 3) or min(mask.shape[-2:]) < call.max_seqlen_q or mask.ndim == 3 and len(mask) != batch:
+            raise ValueError(f"{OP}: tree_mask must have shape (n, n) or ({batch}, n, n), n at least max_seqlen_q = "
+                             f"{call.max_seqlen_q}, got {tuple(mask.shape)}")
+    check.real(OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
+    check.real(OP, "softcap", call.softcap, low=0.0)
+    check.integer(OP, "window_left", call.window_left, low=-1)
+    if call.workspace is not None:
+        check.tensor(OP, "workspace", call.workspace, rank=1, dtypes=(torch.uint8,), device=device)
+        needed = workspace_bytes(call)
+        if call.workspace.numel() < needed or call.workspace.data_ptr() % 4:
+            raise ValueError(f"{OP}: workspace must have at least {needed} bytes at an address that is a multiple of "
+                             f"4, got {call.workspace.numel()}")

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: MIT
+"""Backend "hip" of paged_attention: which build of csrc/attention/paged_attention.hip serves a call."""
+
+from __future__ import annotations
+
+import torch
+
+from aiter_like import dtypes
+from aiter_like.device import Target
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.attention.call import FLOATS
+from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.paged_attention_call import (
+    LEAST_KEYS,
+    MOST_ROUNDS,
+    PART_COST,
+    PARTS_PER_CU,
+    PagedAttentionCall,
+)
+
+_ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz: "fp8", torch.int8: "int8_t"}
+_MOST_DIMS = 256
+_MOST_ROWS, _WIDE_DIMS = 32, 192  # rows of a block, up to these head dimensions
+_MOST_GRID = 2**30 - 1
+
+
+def _rows(call: PagedAttentionCall) -> int:
+    """Of a block: what a call has, or the most that registers hold."""
+    is_wide = max(call.head_dim, call.head_dim_v) > _WIDE_DIMS
+    return 16 if is_wide or call.max_seqlen_q * call.group <= 16 else _MOST_ROWS
+
+
+def _page_ids(page_size: int) -> int:
+    """Pages that four neighbouring keys may lie in."""
+    return {1: 4, 2: 2}.get(page_size, 1)
+
+
+def _instance(call: PagedAttentionCall) -> Instance:
+    element, cache, out = (_ELEMENTS[tensor.dtype] for tensor in (call.q, call.k, call.out))
+    has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.tree_mask is not None
+    has_token_scales, ids, rows = call.scales == "token", _page_ids(call.page_size), _rows(call)
+    name = "_".join((element, f"c{cache}", f"o{out}", f"d{call.head_dim}x{call.head_dim_v}", f"r{rows}", f"ids{ids}",
+                     "terms" if has_terms else "nterms", "scales" if has_token_scales else "nscales"))
+    return Instance(name, {
+        "ELEMENT": element, "CACHE_ELEMENT": cache, "OUT_ELEMENT": out, "HEAD_DIM": call.head_dim,
+        "HEAD_DIM_V": call.head_dim_v, "BLOCK_ROWS": rows, "PAGE_IDS": ids, "HAS_TERMS": int(has_terms),
+        "HAS_TOKEN_SCALES": int(has_token_scales), "LEAST_KEYS": LEAST_KEYS, "PARTS_PER_CU": PARTS_PER_CU,
+        "PART_COST": PART_COST, "MOST_ROUNDS": MOST_ROUNDS})
+
+
+@compile_ops("attention/paged_attention.hip", gen_func=_instance, platforms=("hip",))
+def paged_attention_hip(call: PagedAttentionCall) -> None: ...
+
+
+def hip_refusal(target: Target, call: PagedAttentionCall) -> str | None:
+    """What the kernel does not take."""
+    if target.platform != "hip" or target.arch != "gfx942":
+        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    return _dtypes_refusal(call) or _shapes_refusal(call) or scale_refusal(call.softmax_scale)
+
+
+def _dtypes_refusal(call: PagedAttentionCall) -> str | None:
+    if call.q.dtype not in FLOATS or call.q_scale is not None:
+        return f"q of bf16 or fp16 without q_scale, got {dtypes.name(call.q.dtype)}"
+    for name, tensor in (("k and v", call.k), ("out", call.out)):
+        if tensor.dtype not in _ELEMENTS:
+            return f"{name} of bf16, fp16, fp8 of gfx942 or int8, got {dtypes.name(tensor.dtype)}"
+    if call.scales == "token" and (call.k_scale is None or call.v_scale is None):
+        return "scales of keys for both of k and v, or for none"
+    if call.scales != "none" and call.k.dtype in FLOATS:
+        return "scales of k and v in bytes alone"
+    return None
+
+
+def _shapes_refusal(call: PagedAttentionCall) -> str | None:
+    if call.layout != "rows" or call.v.stride(3) != 1:
+        return "pages of rows, whose last dimension is contiguous"
+    for dim in (call.head_dim, call.head_dim_v):
+        if dim % 32 or dim > _MOST_DIMS:
+            return f"head dimensions must be multiples of 32, at most {_MOST_DIMS}, got {dim}"
+    if call.page_size % 4 and call.page_size not in (1, 2):
+        return f"pages of 1, 2 or a multiple of 4 keys, got {call.page_size}"
+    if call.block_table.shape[-1] * call.page_size > MAX_ROWS:
+        return f"sequences of at most {MAX_ROWS} keys, got block_table of {call.block_table.shape[-1]} pages of " \
+               f"{call.page_size}"
+    if call.num_splits > 1024 or call.batch * max(call.num_splits, 1) * call.max_seqlen_q * call.num_heads > _MOST_GRID:
+        return f"rows times parts of a launch at most {_MOST_GRID}, and 1024 parts, got num_splits {call.num_splits}"
+    return None

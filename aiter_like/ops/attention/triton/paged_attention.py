@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: MIT
+"""paged_attention in Triton: the kernel, the sum of its parts, and their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from aiter_like.device import target_of
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, partial_sums, parts_of
+from aiter_like.ops.attention.triton.paged_attention_plan import find_sequence, first_key, lengths_of
+from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, width
+from aiter_like.ops.attention.triton.parts import LOG2_E, MASKED, MINIMUM, clamped, finish_rows, packed, tanh
+from aiter_like.ops.attention.triton.strides import stride_of_batch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, config
+
+_PARTS_AT_ONCE = 16
+
+
+@triton.jit
+def _pages(table, start, end, num_pages, SHAPE: tl.constexpr):
+    """([N] pages, [N] places in them) of the keys from `start` on; of the cache, whatever the table says. One page may
+    stand for all of them.
+    """
+    lanes = tl.arange(0, SHAPE.N)
+    if SHAPE.PAGE % SHAPE.N == 0:
+        page = tl.load(table + start // SHAPE.PAGE)
+        places = start % SHAPE.PAGE + lanes
+    else:
+        keys = start + lanes
+        page = tl.load(table + keys // SHAPE.PAGE, mask=keys < end, other=0)
+        places = keys % SHAPE.PAGE
+    return clamped(page, 0, num_pages - 1).to(tl.int64), places
+
+
+@triton.jit
+def _load_rows(rows, is_row, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr, dtype: tl.constexpr):
+    """Columns of the rows of q; bytes become `dtype`, exactly."""
+    dims = FIRST + tl.arange(0, COLUMNS)
+    loaded = tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < SHAPE.HEAD_DIM)[None, :], other=0.0)
+    return loaded.to(dtype)
+
+
+@triton.jit
+def _load_keys(rows, inside, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr,
+               dtype: tl.constexpr):
+    """[COLUMNS, N] of K as `dtype`."""
+    dims = FIRST + tl.arange(0, COLUMNS)
+    mask = inside[None, :] & (dims < SHAPE.HEAD_DIM)[:, None]
+    return tl.load(rows[None, :] + packed(dims, stride, SHAPE.X)[:, None], mask=mask, other=0.0).to(dtype)
+
+
+@triton.jit
+def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
+    """Scores in units of log 2 with everything that changes or hides one."""
+    queries, positions, first_own = rows
+    softcap, slopes, tree, tree_strides, num_queries, _ = terms
+    low, high = low_high
+    if SHAPE.HAS_SOFTCAP:
+        scores = tanh(scores / softcap) * softcap
+    if slopes is not None:
+        scores -= slopes[:, None] * tl.abs(positions[:, None] - keys[None, :]).to(tl.float32)
+    visible = keys[None, :] <= high[:, None]
+    if SHAPE.HAS_LEFT:
+        visible = visible & (keys[None, :] >= low[:, None])
+    if tree is not None:
+        own = keys - first_own
+        is_own = (own >= 0) & (own < num_queries)
+        at = tree + (queries * tree_strides[1])[:, None] + (own * tree_strides[2])[None, :]
+        allowed = tl.load(at, mask=(queries < num_queries)[:, None] & is_own[None, :], other=0)
+        visible = visible & ((own < 0)[None, :] | (allowed != 0))
+    return tl.where(visible, scores, MASKED)
+
+
+@triton.jit
+def _part_of_program(source, window_left, bounds, num_blocks, num_kv_heads, SHAPE: tl.constexpr):
+    """(block of rows, KV head, sequence, split, slot for its partial sums, parts of the sequence) of this program."""
+    index = tl.program_id(0)
+    number = index // num_blocks // num_kv_heads
+    sequence, split, slot, num_parts = number, number * 0, number * 0, number * 0 + 1
+    if SHAPE.IS_SPLIT:
+        sequence, before, slots, num_parts = find_sequence(number, source, window_left, bounds, SHAPE, False)
+        split = number - before
+        slot = slots + split
+    return index % num_blocks, index // num_blocks % num_kv_heads, sequence, split, slot, num_parts
+
+
+@triton.jit
+def _keys_of_part(rows, seqlen, window_left, split, num_parts, SHAPE: tl.constexpr):
+    """(first, end) of a part of the keys that a sequence's rows see: equal parts, in whole tiles."""
+    begin = first_key(rows, seqlen, window_left, SHAPE)
+    length = tl.cdiv(tl.cdiv(seqlen - begin, num_parts), SHAPE.N) * SHAPE.N
+    begin += split * length
+    return begin, tl.minimum(begin + length, seqlen)
+
+
+@triton.jit
+def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE: tl.constexpr, dtype: tl.constexpr):
+    """One pass of online softmax over the keys [begin, end): (Σ p·v, Σ p, maximum), of rows.
+
+    source: of K, of V and of their scales (base of the head, strides); table, pages of the cache.
+    """
+    q_tile, q_tail = q_tiles
+    k, k_strides, v, v_strides, k_scale, k_scale_strides, v_scale, v_scale_strides, table, num_pages = source
+    p_dtype: tl.constexpr = tl.bfloat16 if SHAPE.V_BY_TOKEN else dtype  # the scales may leave the range of fp16
+    zero, dims_v = tl.zeros([SHAPE.M], tl.float32), tl.arange(0, SHAPE.DV)
+    acc, total, maximum = tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), zero, zero + MINIMUM
+    for start in range(begin, end, SHAPE.N):
+        keys = start + tl.arange(0, SHAPE.N)
+        inside = keys < end
+        page, places = _pages(table, start, end, num_pages, SHAPE)
+        k_rows = k + page * k_strides[0] + places * k_strides[1]
+        scores = tl.dot(q_tile, _load_keys(k_rows, inside, k_strides[3], 0, SHAPE.D, SHAPE, dtype))
+        if SHAPE.D_TAIL > 0:
+            scores = tl.dot(q_tail, _load_keys(k_rows, inside, k_strides[3], SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype),
+                            scores)
+        scores *= row_scale[:, None]
+        if SHAPE.K_BY_TOKEN:
+            at = k_scale + page * k_scale_strides[0] + places * k_scale_strides[1]
+            scores *= tl.load(at, mask=inside, other=0.0)[None, :]
+        scores = _scores(scores, keys, rows, terms, low_high, SHAPE)
+        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+        p = tl.exp2(scores - new_maximum[:, None])
+        rescale = tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.sum(p, 1)
+        acc = acc * rescale[:, None]
+        maximum = new_maximum
+        if SHAPE.V_BY_TOKEN:
+            at = v_scale + page * v_scale_strides[0] + places * v_scale_strides[1]
+            p *= tl.load(at, mask=inside, other=0.0)[None, :]
+        v_rows = v + page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y)
+        if SHAPE.HAS_LEFT:  # keys before all windows: engines give their pages away
+            inside = inside & (keys >= rows[2] - terms[5])
+        mask = inside[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
+        v_tile = tl.load(v_rows[:, None] + (dims_v * v_strides[3])[None, :], mask=mask, other=0.0)
+        acc = tl.dot(p.to(p_dtype), v_tile.to(p_dtype), acc)
+    return acc, total, maximum
+
+
+@triton.jit
+def _head_of(scale, strides, kv_head, IS_BY_TOKEN: tl.constexpr):
+    """Of a scale, the part of a head."""
+    if IS_BY_TOKEN:
+        return scale + kv_head * strides[2]
+    else:
+        return scale
+
+
+@triton.jit
+def _visible(positions, window_left, end, tree, SHAPE: tl.constexpr):
+    """(first, last) key that rows see; a mask of a tree has the last word among a sequence's own queries."""
+    high = positions * 0 + end - 1
+    if SHAPE.IS_CAUSAL:
+        if tree is None:
+            high = tl.minimum(high, positions)
+    return positions - window_left, high
+
+
+@triton.jit(do_not_specialize=["batch", "num_starts", "total_q", "max_seqlen_q", "capacity", "num_pages", "num_blocks",
+                               "num_kv_heads", "share", "most", "window_left", "sums"])
+def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts, cu_seqlens_q, q_scale, k_scale,
+                   v_scale, out_scale, slopes, sink, tree, out_strides, lse_strides, q_strides, k_strides, v_strides,
+                   q_scale_strides, k_scale_strides, v_scale_strides, small_strides, tree_strides, batch, num_starts,
+                   total_q, max_seqlen_q, capacity, num_pages, num_blocks, num_kv_heads, share, most, window_left, sums,
+                   scale, softcap, SHAPE: tl.constexpr, OVERLAPS: tl.constexpr):
+    """A part of the keys of one KV head of a sequence, for a block of its rows; bound: memory.
+
+    scale, softcap: in units of log 2. sums: elements of `parts` before the weights and maxima. small_strides: of a
+    batch of slopes, of the block table.
+    """
+    await_stream(OVERLAPS)
+    source = (cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity)
+    block, kv_head, sequence, split, slot, num_parts = _part_of_program(source, window_left, (share, most), num_blocks,
+                                                                        num_kv_heads, SHAPE)
+    row, num_queries, entry, seqlen = lengths_of(sequence, source, SHAPE)  # no rows beyond the batch
+    first_query, computed = block * SHAPE.M // SHAPE.GROUP, tl.minimum(num_queries, max_seqlen_q)
+    if first_query >= computed:
+        return
+    lanes = block * SHAPE.M + tl.arange(0, SHAPE.M)
+    queries, heads = lanes // SHAPE.GROUP, kv_head * SHAPE.GROUP + lanes % SHAPE.GROUP
+    is_row, rows, first_own = queries < computed, (row + queries).to(tl.int64), seqlen - num_queries
+    k_type: tl.constexpr = k.dtype.element_ty
+    q_type: tl.constexpr = q.dtype.element_ty
+    dtype: tl.constexpr = tl.bfloat16 if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 8 else (
+        q_type if q_type.primitive_bitwidth == 16 else k_type)
+    q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], tl.zeros([SHAPE.M], tl.float32) + scale
+    q_tile, q_tail = _load_rows(q_rows, is_row, 0, SHAPE.D, SHAPE, dtype), None
+    if SHAPE.D_TAIL > 0:
+        q_tail = _load_rows(q_rows, is_row, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)
+    if q_scale is not None:
+        row_scale *= tl.load(q_scale + rows * q_scale_strides[0] + heads * q_scale_strides[1], mask=is_row, other=0.0)
+    if k_scale is not None:
+        if not SHAPE.K_BY_TOKEN:
+            row_scale *= tl.load(k_scale)
+    kv_head = kv_head.to(tl.int64)
+    pages = (k + kv_head * k_strides[2], k_strides, v + kv_head * v_strides[2], v_strides,
+             _head_of(k_scale, k_scale_strides, kv_head, SHAPE.K_BY_TOKEN), k_scale_strides,
+             _head_of(v_scale, v_scale_strides, kv_head, SHAPE.V_BY_TOKEN), v_scale_strides,
+             block_table + sequence.to(tl.int64) * small_strides[1] + entry, num_pages)
+    row_slopes, tree_rows = None, None
+    if slopes is not None:
+        row_slopes = tl.load(slopes + sequence * small_strides[0] + heads, mask=is_row, other=0.0) * LOG2_E
+    if tree is not None:
+        tree_rows = tree + sequence.to(tl.int64) * tree_strides[0]
+    begin, end = _keys_of_part(num_queries, seqlen, window_left, split, num_parts, SHAPE)
+    if SHAPE.IS_CAUSAL:
+        if tree is None:  # no row of the block sees a key behind its last one
+            end = tl.minimum(end, first_own + tl.minimum((lanes.max(0)) // SHAPE.GROUP, num_queries - 1) + 1)
+    acc, total, maximum = _attend((q_tile, q_tail), pages, begin, end, row_scale,
+                                  (queries, queries + first_own, first_own),
+                                  (softcap, row_slopes, tree_rows, tree_strides, num_queries, window_left),
+                                  _visible(queries + first_own, window_left, end, tree, SHAPE), SHAPE, dtype)
+    if SHAPE.IS_SPLIT:
+        place = slot.to(tl.int64) * (max_seqlen_q * num_kv_heads * SHAPE.GROUP) + heads * max_seqlen_q + queries
+        _store_part(parts, sums, place, is_row & (num_parts > 1), acc, total, maximum, SHAPE)
+        is_row = is_row & (num_parts == 1)
+    sinks, lse_rows = None, None
+    if sink is not None:
+        sinks = tl.load(sink + heads, mask=is_row, other=0.0) * LOG2_E
+    if lse is not None:
+        lse_rows = lse + heads * lse_strides[0] + rows * lse_strides[1]
+    finish_rows(out + rows * out_strides[0] + heads * out_strides[1], lse_rows, is_row, acc, total, maximum, sinks,
+                _value_scale(v_scale, out_scale, SHAPE), SHAPE.HEAD_DIM_V, SHAPE.DV, 0)
+
+
+@triton.jit
+def _store_part(parts, sums, place, is_part, acc, total, maximum, SHAPE: tl.constexpr):
+    """What a part knows of its rows, for _merge_kernel."""
+    dims = tl.arange(0, SHAPE.DV)
+    tl.store(parts + place[:, None] * SHAPE.HEAD_DIM_V + dims[None, :], acc,
+             mask=is_part[:, None] & (dims < SHAPE.HEAD_DIM_V)[None, :])
+    tl.store(parts + sums + 2 * place, total, mask=is_part)
+    tl.store(parts + sums + 2 * place + 1, maximum, mask=is_part)
+
+
+@triton.jit
+def _value_scale(v_scale, out_scale, SHAPE: tl.constexpr):
+    """What sums are multiplied by in the end."""
+    result = 1.0
+    if v_scale is not None:
+        if not SHAPE.V_BY_TOKEN:
+            result *= tl.load(v_scale)
+    if out_scale is not None:
+        result /= tl.load(out_scale)
+    return result
+
+
+@triton.jit(do_not_specialize=["batch", "num_starts", "total_q", "max_seqlen_q", "capacity", "num_heads", "share",
+                               "most", "window_left", "sums"])
+def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale, out_scale, sink, out_strides,
+                  lse_strides, batch, num_starts, total_q, max_seqlen_q, capacity, num_heads, share, most, window_left,
+                  sums, SHAPE: tl.constexpr, AT_ONCE: tl.constexpr, OVERLAPS: tl.constexpr):
+    """Adds up the parts of one row of one head of a sequence that has several, in their order; bound: memory."""
+    await_stream(OVERLAPS)
+    index = tl.program_id(0)
+    query, head, number = index % max_seqlen_q, index // max_seqlen_q % num_heads, index // max_seqlen_q // num_heads
+    source = (cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity)
+    sequence, _, slot, num_parts = find_sequence(number, source, window_left, (share, most), SHAPE, True)
+    if sequence >= batch:
+        return
+    row, num_queries, _, _ = lengths_of(sequence, source, SHAPE)
+    if query >= num_queries:
+        return
+    dims, one = tl.arange(0, SHAPE.DV), tl.zeros([1], tl.int32)
+    acc, total, maximum = tl.zeros([SHAPE.DV], tl.float32), 0.0, tl.max(one.to(tl.float32) + MINIMUM, 0)
+    stride = max_seqlen_q * num_heads
+    for first in range(0, num_parts, AT_ONCE):
+        numbers = first + tl.arange(0, AT_ONCE)
+        is_part = numbers < num_parts
+        place = (slot + numbers).to(tl.int64) * stride + head * max_seqlen_q + query
+        maxima = tl.load(parts + sums + 2 * place + 1, mask=is_part, other=-1.0e30)
+        new_maximum = tl.maximum(maximum, tl.max(maxima, 0))
+        weights, rescale = tl.exp2(maxima - new_maximum), tl.exp2(maximum - new_maximum)
+        total = total * rescale + tl.sum(tl.load(parts + sums + 2 * place, mask=is_part, other=0.0) * weights, 0)
+        values = tl.load(parts + place[:, None] * SHAPE.HEAD_DIM_V + dims[None, :],
+                         mask=is_part[:, None] & (dims < SHAPE.HEAD_DIM_V)[None, :], other=0.0)
+        acc = acc * rescale + tl.sum(values * weights[:, None], 0)
+        maximum = new_maximum
+    at, sinks, lse_rows = (row + query).to(tl.int64), None, None
+    if sink is not None:
+        sinks = tl.load(sink + head + one) * LOG2_E
+    if lse is not None:
+        lse_rows = lse + head * lse_strides[0] + at * lse_strides[1] + one
+    finish_rows(out + at * out_strides[0] + head * out_strides[1] + one, lse_rows, one == 0, acc[None, :], total + one,
+                maximum + one, sinks, _value_scale(v_scale, out_scale, SHAPE), SHAPE.HEAD_DIM_V, SHAPE.DV, 0)
+
+
+class Launches:
+    """The launch of the kernel, and that of the sum of parts where there may be several."""
+
+    def __init__(self, call: PagedAttentionCall, settings: dict[str, int]):
+        shape, bounds = shape_of(call, settings), parts_of(call)
+        options = {name: value for name, value in settings.items() if not name.isupper()}
+        num_blocks = triton.cdiv(call.max_seqlen_q * call.group, shape.M)
+        lse_strides = (0, 0) if call.lse is None else call.lse.stride()
+        capacity = len(call.block_table) if call.page_starts is not None else call.block_table.shape[1] * shape.PAGE
+        lengths = (call.batch, 0 if call.cu_seqlens_q is None else len(call.cu_seqlens_q), len(call.q),
+                   call.max_seqlen_q, capacity)
+        plan = (max(bounds.share, 1), bounds.most, max(call.window_left, 0))
+        sums = bounds.slots * call.num_heads * call.max_seqlen_q * call.head_dim_v
+        q_scale, k_scale, v_scale = map(scale_strides, (call.q_scale, call.k_scale, call.v_scale))
+        small = (stride_of_batch(call.alibi_slopes), stride_of_batch(call.block_table))
+        tree = (0, 0, 0) if call.tree_mask is None else (0, 0, *call.tree_mask.stride())[-3:]
+        self.attend = Launch(
+            _attend_kernel, (bounds.grid * call.num_kv_heads * num_blocks, 1, 1),
+            (call.out.stride()[:2], lse_strides, call.q.stride()[:2], _cache_strides(call.k), _cache_strides(call.v),
+             q_scale, k_scale, v_scale, small, tree, *lengths, call.k.shape[0], num_blocks, call.num_kv_heads, *plan,
+             sums, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value), SHAPE=shape, options=options)
+        self.merge = None if not bounds.slots else Launch(
+            _merge_kernel, (bounds.split * call.num_heads * call.max_seqlen_q, 1, 1),
+            (call.out.stride()[:2], lse_strides, *lengths, call.num_heads, *plan, sums), SHAPE=shape,
+            AT_ONCE=_PARTS_AT_ONCE, options={"num_warps": 4, "enable_fp_fusion": False})
+
+    def __call__(self, call: PagedAttentionCall) -> None:
+        parts = partial_sums(call)
+        tree = None if call.tree_mask is None else call.tree_mask.view(torch.uint8)
+        self.attend(call.out, call.lse, parts, call.q, call.k, call.v, call.block_table, call.seqlens_k,
+                    call.page_starts, call.cu_seqlens_q, call.q_scale, call.k_scale, call.v_scale, call.out_scale,
+                    call.alibi_slopes, call.sink, tree)
+        if self.merge is not None:
+            self.merge(call.out, call.lse, parts, call.seqlens_k, call.page_starts, call.cu_seqlens_q, call.v_scale,
+                       call.out_scale, call.sink)
+
+
+def _cache_strides(cache: torch.Tensor) -> tuple[int, int, int, int]:
+    """Of page, key (or keys that lie together), head and column (or columns that do)."""
+    return cache.stride()[:4]
+
+
+def paged_attention(call: PagedAttentionCall, **params: int) -> Callable[..., None]:
+    """Writes `out` and `lse`. What it returns: see Backend.returns_relaunch.
+
+    params: a tuned row's values instead of those of configs/triton/paged_attention.toml.
+    """
+    settings = config("paged_attention", target_of(call.q.device).arch, width(call))
+    launches = Launches(call, {**settings, **params})
+    launches(call)
+
+    def relaunch(*fields: Any) -> None:
+        launches(PagedAttentionCall(*fields))
+
+    return relaunch

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: MIT
+"""Which keys of which sequence a program of paged_attention has: planned on the device, from lengths, by each program.
+
+A few vector operations per 1024 sequences are cheaper than another launch, and nothing has to be kept between calls.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from aiter_like.ops.attention.triton.parts import clamped
+
+
+@triton.jit
+def lengths_of(index, source, SHAPE: tl.constexpr):
+    """(first row, rows, first entry of the block table, keys) of sequences, within the tensors whatever these hold.
+
+    index: one, or several; those from the batch's size on have no rows and no keys. source: cu_seqlens_q, seqlens_k,
+    page_starts, batch, elements of cu_seqlens_q, rows of q, rows of a sequence at most, entries or keys of a table.
+    """
+    cu_seqlens_q, seqlens_k, page_starts, batch, num_starts, total_q, max_seqlen_q, capacity = source
+    inside = index < batch
+    if cu_seqlens_q is None:
+        row = tl.where(inside, index * max_seqlen_q, 0)
+        rows = tl.where(inside, max_seqlen_q, 0)
+    else:
+        row = clamped(tl.load(cu_seqlens_q + index, mask=inside, other=0), 0, total_q)
+        has_end = inside & (index + 1 < num_starts)
+        end = tl.load(cu_seqlens_q + index + 1, mask=has_end, other=0)
+        end = tl.where(has_end, end, tl.minimum(total_q - max_seqlen_q, row) + max_seqlen_q)
+        rows = tl.where(inside, clamped(end, row, total_q) - row, 0)
+    if page_starts is None:
+        entry = index * 0
+        keys = clamped(tl.load(seqlens_k + index, mask=inside, other=0), 0, capacity)
+    else:
+        entry = clamped(tl.load(page_starts + index, mask=inside, other=0), 0, capacity)
+        pages = clamped(tl.load(page_starts + index + 1, mask=inside, other=0), entry, capacity) - entry
+        last = pages * 0 + SHAPE.PAGE
+        if seqlens_k is not None:
+            last = clamped(tl.load(seqlens_k + index, mask=inside, other=0), 0, SHAPE.PAGE)
+        keys = tl.where(pages > 0, (pages - 1) * SHAPE.PAGE + last, 0)
+    return row, rows, entry, keys
+
+
+@triton.jit
+def first_key(rows, keys, window_left, SHAPE: tl.constexpr):
+    """The first key that a sequence's first row sees, or one before it: a multiple of N."""
+    if SHAPE.HAS_LEFT:
+        return tl.maximum(keys - rows - window_left, 0) // SHAPE.N * SHAPE.N
+    return keys * 0
+
+
+@triton.jit
+def _parts_of(index, source, window_left, chunk, most, SHAPE: tl.constexpr):
+    """Parts that sequences are cut into; 0 where a sequence has no rows."""
+    _, rows, _, keys = lengths_of(index, source, SHAPE)
+    visible = tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 1)
+    return tl.where(rows > 0, tl.minimum(tl.cdiv(visible, chunk), most), 0)
+
+
+@triton.jit
+def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_MERGE: tl.constexpr):
+    """(sequence, parts before it, slots before it, its parts) of part `number`; IS_MERGE: of the sequence that is
+    number `number` of those with two parts or more. The batch's size where there is no such one.
+
+    bounds: share and most of Parts. Slots are places for partial sums: parts of sequences that have two or more.
+    """
+    share, most = bounds
+    batch = source[3]
+    lanes = tl.arange(0, SHAPE.BATCH)
+    chunk = batch * 0 + SHAPE.N
+    if SHAPE.IS_SHARED:
+        total = tl.zeros([SHAPE.BATCH], tl.int64)
+        for first in range(0, batch, SHAPE.BATCH):
+            _, rows, _, keys = lengths_of(first + lanes, source, SHAPE)
+            visible = tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 0)
+            total += tl.where(rows > 0, visible, 0).to(tl.int64)
+        chunk = tl.maximum(tl.cdiv(tl.sum(total, 0), share), SHAPE.LEAST).to(tl.int32)
+    found, before, slots, counted = batch * 0, batch * 0, batch * 0, batch * 0
+    for first in range(0, batch, SHAPE.BATCH):
+        parts = _parts_of(first + lanes, source, window_left, chunk, most, SHAPE)
+        if IS_MERGE:
+            weights = (parts > 1).to(tl.int32)
+        else:
+            weights = parts
+        is_before = counted + tl.cumsum(weights, 0) <= number
+        found += tl.sum((is_before & (first + lanes < batch)).to(tl.int32), 0)
+        before += tl.sum(tl.where(is_before, parts, 0), 0)
+        slots += tl.sum(tl.where(is_before & (parts > 1), parts, 0), 0)
+        counted += tl.sum(weights, 0)
+    return found, before, slots, _parts_of(found, source, window_left, chunk, most, SHAPE)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""What the Triton kernels of paged_attention are compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, parts_of
+
+_MOST_SEQUENCES = 1024  # that a program looks at together
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the kernels are compiled for. Optional tensors show as None.
+
+    Attributes:
+        M, N: rows and keys of a tile of scores.
+        HEAD_DIM, HEAD_DIM_V, D, D_TAIL, DV: as of shape.py.
+        GROUP: query heads of a KV head; rows of a tile are those of one position, then of the next one.
+        PAGE: keys of a page.
+        X, Y: elements of a key that lie together, and keys of a column of V; 0: none do.
+        BATCH: sequences that a program looks at together.
+        LEAST: see LEAST_KEYS.
+        IS_SPLIT: a sequence may have several parts.
+        IS_SHARED: their number follows from the lengths.
+        IS_CAUSAL: a sequence may have several rows.
+        K_BY_TOKEN, V_BY_TOKEN: each key and head has a scale of its own.
+    """
+
+    M: int
+    N: int
+    HEAD_DIM: int
+    HEAD_DIM_V: int
+    D: int
+    D_TAIL: int
+    DV: int
+    GROUP: int
+    PAGE: int
+    X: int
+    Y: int
+    BATCH: int
+    LEAST: int
+    IS_SPLIT: bool
+    IS_SHARED: bool
+    IS_CAUSAL: bool
+    HAS_LEFT: bool
+    HAS_SOFTCAP: bool
+    K_BY_TOKEN: bool
+    V_BY_TOKEN: bool
+
+
+def width(call: PagedAttentionCall) -> str:
+    """The name of a configuration: padded head dimensions."""
+    return f"d{max(triton.next_power_of_2(max(call.head_dim, call.head_dim_v)), 32)}"
+
+
+def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
+    padded = max(triton.next_power_of_2(call.head_dim), 16)
+    rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
+    d, tail = (padded // 2, rest) if rest < padded // 2 else (padded, 0)
+    rows = max(16, triton.next_power_of_2(call.max_seqlen_q * call.group))
+    return Shape(
+        M=min(settings["BLOCK_M"], rows), N=settings["BLOCK_N"], HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v,
+        D=d, D_TAIL=tail, DV=max(triton.next_power_of_2(call.head_dim_v), 16), GROUP=call.group, PAGE=call.page_size,
+        X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
+        BATCH=min(max(triton.next_power_of_2(call.batch), 2), _MOST_SEQUENCES), LEAST=LEAST_KEYS,
+        IS_SPLIT=parts_of(call).slots > 0, IS_SHARED=call.num_splits == 0, IS_CAUSAL=call.max_seqlen_q > 1,
+        HAS_LEFT=call.window_left >= 0, HAS_SOFTCAP=call.softcap > 0,
+        K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale))
+
+
+def scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:
+    """Of page, place and head, or row and head; zeros for one number."""
+    return (0, 0, 0) if scale is None or scale.numel() == 1 else scale.stride()
+
+
+def _is_by_token(scale: torch.Tensor | None) -> bool:
+    return scale is not None and scale.numel() > 1

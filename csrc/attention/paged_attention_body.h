@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: MIT
+// What a workgroup of paged_attention does, composed from the tile library: one part of the keys of a KV head of a
+// sequence, for a block of its rows.
+//
+// Rows are the sequence's queries times the heads of the group, 16 or 32 of them; four waves share the keys out, every
+// fourth tile each. A wave loads K and V from the pages to registers, rows from end to end, the next tile's while it
+// works on one. V stays there, since its rows are what a matrix instruction takes as depth; K turns through LDS that is
+// the wave's own, without a barrier:
+//
+//   tile   registers → LDS   loads        matrix unit
+//   n      K[n]              K[n+1]       S = K[n] qᵀ            [keys, rows]
+//                            V[n+1]       O += V[n]ᵀ P           after the softmax
+//
+// In the end the waves' maxima, sums and values meet in LDS, and leave as results or, where the sequence has several
+// parts, as partial sums.
+#pragma once
+
+#include <type_traits>
+
+#include "aiter_like/tile/convert.h"
+#include "aiter_like/tile/fence.h"
+#include "aiter_like/tile/mma.h"
+#include "aiter_like/tile/paged.h"
+#include "aiter_like/tile/split_merge.h"
+#include "paged_attention_plan.h"
+#include "score_policies.h"
+
+namespace aiter_like {
+
+/// A scale of a cache: one number, or one per page, place and head (strides in elements); null for none.
+struct PagedScale {
+  const float* data;
+  int64_t page, place, head;
+};
+
+template <class Element, class CacheElement, class OutElement>
+struct PagedAttentionArgs {
+  paged::Plan plan;
+  const Element* q;
+  OutElement* out;
+  float *lse, *parts;  // each may be null
+  int64_t q_row, q_head, out_row, out_head, lse_head, lse_row;
+  const CacheElement *k, *v;
+  int64_t k_page, k_place, k_head, v_page, v_place, v_head;  // elements
+  const int* block_table;
+  int64_t table_row;
+  Divider page_size, group, blocks, kv_heads;  // blocks: of rows, of a KV head
+  int num_pages, num_heads;
+  PagedScale k_scale, v_scale;
+  const float *out_scale, *alibi_slopes, *sink;  // each may be null
+  int64_t alibi_batch, tree_batch, tree_row, tree_column;
+  const uint8_t* tree;  // or null
+  int64_t sums;  // elements of `parts` before weights and maxima
+  float softmax_scale, softcap;
+};
+
+namespace paged {
+
+using namespace tile;
+
+constexpr int kWaves = 4, kTileBytes = 8192;
+
+/// A configuration, and what follows from it. A Config has
+///   Element, CacheElement, OutElement    of q: bf16 or f16; of K and V: the same, fp8 or int8_t; of out
+///   kHeadDim, kHeadDimV                  multiples of 32
+///   kRows                                of a block: 16 or 32
+///   kPageIds                             pages of four neighbouring keys: see QuadPages
+///   kHasTerms                            softcap, ALiBi, a mask of queries: run-time options of one build
+///   kHasTokenScales                      a scale per key
+template <class Config>
+struct Shape : Config {
+  using Element = typename Config::Element;
+  using CacheElement = typename Config::CacheElement;
+  using OutElement = typename Config::OutElement;
+  using Args = PagedAttentionArgs<Element, CacheElement, OutElement>;
+  /// Of P and of V in registers. Scales of keys count as factors of P, which may leave the range of fp16.
+  using ValueElement = std::conditional_t<Config::kHasTokenScales, bf16, Element>;
+  static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV, kRows = Config::kRows;
+  static constexpr int kLargest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
+  /// Twice the rows or factors of every key take registers that half a tile gives back.
+  static constexpr int kShare = (kRows / 16) * (Config::kHasTokenScales ? 2 : 1);
+  static constexpr int kFit = kTileBytes / (kLargest * static_cast<int>(sizeof(CacheElement))) / kShare;
+  static constexpr int kKeys = kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;  // of a tile
+  static constexpr int kKeyStrips = kKeys / 16, kStrips = kRows / 16, kThreads = kWaves * kWaveSize;
+  static constexpr int kStep = kWaves * kKeys;
+  static constexpr int kSlices = kHeadDim / 32, kRun = kHeadDimV / 16;
+  static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0, "head dimensions of whole slices");
+
+  using KeyTile = LdsTile<CacheElement, kKeys, kHeadDim, SwizzledByRow>;
+  using Keys = GatheredRows<CacheElement, kHeadDim / 16, kKeyStrips>;
+  using Values = GatheredRows<CacheElement, kRun, kKeyStrips>;
+  using KeySlice = RegTile<Element, kKeys, 32, OperandByRow<8>>;
+  using QuerySlice = RegTile<Element, kRows, 32, OperandByRow<8>>;
+  using Scores = RegTile<float, kKeys, kRows, Product<>>;
+  using Softmax = OnlineSoftmax<Scores>;
+  static constexpr int kWidth = 8 * Pieces<kRun>::len(0);  // of half a piece of rows of V
+  using Merge = SplitMerge<kWaves, kRows, kWidth>;
+
+  union Lds {
+    KeyTile keys[kWaves];
+    Merge merge;
+    __device__ Lds() {}
+  };
+};
+
+/// Where a block of rows is in the call.
+struct RowBlock {
+  int first, count;  // of the sequence's rows times heads of the group
+  int sequence, kv_head;
+  Lengths::Sequence lengths;
+  int first_own;  // key of the sequence's first query
+
+  /// Of a row: query and head.
+  __device__ int query(const Divider& group, int row) const { return static_cast<int>(group.divide(first + row)); }
+  __device__ int head(const Divider& group, int row) const {
+    const int at = first + row;
+    return kv_head * static_cast<int>(group.divisor) + at - query(group, row) * static_cast<int>(group.divisor);
+  }
+};
+
+template <class Shape>
+struct Wave {
+  using Args = typename Shape::Args;
+  using Scores = typename Shape::Scores;
+  using Layout = typename Scores::Layout;
+  using ValueElement = typename Shape::ValueElement;
+  static constexpr int kStrips = Shape::kStrips, kKeyStrips = Shape::kKeyStrips, kRun = Shape::kRun;
+  using Pages = QuadPages<Shape::kPageIds>;
+
+  const Args& args;
+  const RowBlock& rows;
+  PageTable table;
+  PagedHead k, v;
+  typename Shape::QuerySlice queries[Shape::kSlices];
+  Accumulator out[kStrips][kRun];  // of element e of piece p: 16 head dimensions by 16 rows, number first(p) + e
+  typename Shape::Softmax softmax;
+  int position[kStrips], query[kStrips];  // of this lane's rows
+  float slope[kStrips];
+  float scale;
+  int end, first_visible;  // keys of the part; first key that any row sees
+
+  __device__ Wave(const Args& args, const RowBlock& rows, int end) : args(args), rows(rows), end(end) {
+    using Cache = typename Shape::CacheElement;
+    constexpr int kBytes = sizeof(Cache);
+    table = {args.block_table + rows.sequence * args.table_row + rows.lengths.first_entry, args.page_size,
+             static_cast<uint32_t>(args.num_pages - 1), end - 1};
+    k = {reinterpret_cast<const char*>(args.k + rows.kv_head * args.k_head), args.k_page * kBytes,
+         args.k_place * kBytes};
+    v = {reinterpret_cast<const char*>(args.v + rows.kv_head * args.v_head), args.v_page * kBytes,
+         args.v_place * kBytes};
+    scale = args.softmax_scale;
+    if (!Shape::kHasTokenScales && args.k_scale.data != nullptr) scale *= *args.k_scale.data;
+    first_visible = args.plan.window_left < 0 ? 0 : rows.first_own - args.plan.window_left;
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      const int row = Layout::owned(s);
+      query[s] = rows.query(args.group, row);
+      position[s] = rows.first_own + query[s];
+      slope[s] = 0.f;
+      const int head = rows.head(args.group, row);
+      if (Shape::kHasTerms && args.alibi_slopes != nullptr && row < rows.count)
+        slope[s] = args.alibi_slopes[rows.sequence * args.alibi_batch + head] * kLog2E;
+      load_queries(s, row < rows.count, rows.lengths.first_row + query[s], head);
+#pragma unroll
+      for (int e = 0; e < kRun; ++e) out[s][e] = Accumulator{0.f, 0.f, 0.f, 0.f};
+    }
+  }
+
+  __device__ void load_queries(int s, bool is_row, int row, int head) {
+    using Operand = typename Shape::QuerySlice::Layout;
+    const auto* from = args.q + (is_row ? row * args.q_row + head * args.q_head : 0);
+#pragma unroll
+    for (int d = 0; d < Shape::kSlices; ++d) {
+      Chunk chunk = {0, 0, 0, 0};
+      if (is_row) __builtin_memcpy(&chunk, from + 32 * d + Operand::first_depth(), sizeof(chunk));
+      queries[d].pieces[s][0] = chunk.lo;
+      queries[d].pieces[s][1] = chunk.hi;
+    }
+  }
+
+  __device__ void find(Pages (&pages)[kKeyStrips], int key) const {
+#pragma unroll
+    for (int s = 0; s < kKeyStrips; ++s) pages[s].load(table, key + 16 * s + Layout::first_depth());
+  }
+
+  /// Scales of this lane's keys.
+  __device__ void load_scales(float (&scales)[4 * kKeyStrips], const PagedScale& scale,
+                              const Pages (&pages)[kKeyStrips]) const {
+    const float* data = scale.data + rows.kv_head * scale.head;
+#pragma unroll
+    for (int e = 0; e < 4 * kKeyStrips; ++e)
+      scales[e] = data[pages[e / 4].page(e % 4) * scale.page + pages[e / 4].place_of(e % 4) * scale.place];
+  }
+
+  __device__ void products(Scores& scores, const typename Shape::KeyTile& keys) const {
+    clear(scores);
+#pragma unroll
+    for (int d = 0; d < Shape::kSlices; ++d) {
+      typename Shape::KeySlice slice;
+      if constexpr (sizeof(typename Shape::CacheElement) == 2) slice = load<typename Shape::KeySlice>(keys, 0, 32 * d);
+      else slice = load_widened<typename Shape::KeySlice>(keys, 32 * d);
+      mma<Form::ABt>(scores, slice, queries[d]);
+    }
+  }
+
+  /// The terms of scores, in units of log 2, where there may be any.
+  __device__ void add_terms(Scores& scores, int first_key) const {
+    const Softcap<true> cap(scale, args.softcap > 0.f ? args.softcap : 1.f);
+    const bool has_cap = args.softcap > 0.f;
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      const float distance = static_cast<float>(position[s] - first_key - Layout::first_depth());
+#pragma unroll
+      for (int e = 0; e < Scores::kPerStrip; ++e) {
+        const float x = scores.get(s, e);
+        const float capped = has_cap ? cap(x) : x * (scale * kLog2E);
+        const float away = __builtin_fabsf(distance - static_cast<float>(Layout::depth_after_first(e)));
+        scores.set(s, e, __builtin_fmaf(-slope[s], away, capped));
+      }
+    }
+  }
+
+  /// Hides what rows do not see. Not needed where every row sees every key.
+  __device__ void mask(Scores& scores, int first_key) const {
+    const bool has_tree = Shape::kHasTerms && args.tree != nullptr;
+    const uint8_t* tree = args.tree + rows.sequence * args.tree_batch;
+    const int key = first_key + Layout::first_depth();
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      const int last = has_tree || position[s] > end - 1 ? end - 1 : position[s];
+      const int lowest = args.plan.window_left < 0 ? 0 : position[s] - args.plan.window_left;
+#pragma unroll
+      for (int e = 0; e < Scores::kPerStrip; ++e) {
+        const int at = key + Layout::depth_after_first(e), own = at - rows.first_own;
+        bool is_hidden = at > last || at < lowest;
+        if (has_tree && own >= 0 && own < rows.lengths.rows && query[s] < rows.lengths.rows)
+          is_hidden |= tree[query[s] * args.tree_row + own * args.tree_column] == 0;
+        if (is_hidden) scores.set(s, e, kMasked);
+      }
+    }
+  }
+
+  /// Softmax of a tile's scores, and what that does to the sums so far.
+  __device__ void weigh(Scores& scores, int first_key) {
+    if constexpr (Shape::kHasTerms) add_terms(scores, first_key);
+    if (first_key + Shape::kKeys > (rows.first_own < end ? rows.first_own : end) || args.plan.window_left >= 0)
+      mask(scores, first_key);
+    const float factor = Shape::kHasTerms ? 1.f : scale * kLog2E;
+    softmax.raise(scores, factor, [&](int strip, float by) {
+#pragma unroll
+      for (int e = 0; e < kRun; ++e) out[strip][e] *= by;
+    });
+    softmax.exponentiate(scores, factor);
+  }
+
+  __device__ void accumulate(const typename Shape::Values& values, const Scores& scores) {
+    const auto p = convert<ValueElement, Rounding::kNearestEven>(scores);
+#pragma unroll
+    for (int key_strip = 0; key_strip < kKeyStrips; ++key_strip) {
+#pragma unroll
+      for (int piece = 0; piece < Pieces<kRun>::kCount; ++piece) {
+#pragma unroll
+        for (int e = 0; e < Pieces<kRun>::len(piece); ++e) {
+          const Fragment column = {values.template pair<ValueElement>(key_strip, 0, piece, e),
+                                   values.template pair<ValueElement>(key_strip, 2, piece, e)};
+#pragma unroll
+          for (int s = 0; s < kStrips; ++s) {
+            Accumulator& sum = out[s][Pieces<kRun>::first(piece) + e];
+            sum = mfma_16x16x16<ValueElement>(column, p.pieces[s][key_strip], sum);
+          }
+        }
+      }
+    }
+  }
+
+  /// What is under way: K and V of a tile, and where the keys of it, of the next and of the one after that are.
+  struct Tiles {
+    Pages pages[kKeyStrips], next_pages[kKeyStrips];
+    typename Shape::Keys keys;
+    typename Shape::Values values;
+  };
+
+  /// One tile. IS_LAST: there is no next one to be loaded.
+  template <bool IS_LAST>
+  __device__ void step(typename Shape::KeyTile& lds, Tiles& tiles, int key) {
+    Scores scores;
+    Pages pages_after[kKeyStrips];
+    float k_scales[4 * kKeyStrips], v_scales[4 * kKeyStrips];
+    if constexpr (Shape::kHasTokenScales) {
+      load_scales(k_scales, args.k_scale, tiles.pages);
+      load_scales(v_scales, args.v_scale, tiles.pages);
+    }
+    tiles.keys.store(lds);
+    share_with_wave();
+    if constexpr (!IS_LAST) {
+      tiles.keys.load(k, tiles.next_pages);
+      keep_order();
+      find(pages_after, key + 2 * Shape::kStep);
+      keep_order();
+    }
+    products(scores, lds);
+    share_with_wave();
+    if constexpr (Shape::kHasTokenScales) multiply(scores, k_scales);
+    weigh(scores, key);
+    if constexpr (Shape::kHasTokenScales) multiply(scores, v_scales);
+    if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible)
+      tiles.values.keep(first_visible - key, end - key);
+    accumulate(tiles.values, scores);
+    if constexpr (!IS_LAST) {
+      keep_order();
+      tiles.values.load(v, tiles.next_pages);
+      keep_order();
+#pragma unroll
+      for (int s = 0; s < kKeyStrips; ++s) {
+        tiles.pages[s] = tiles.next_pages[s];
+        tiles.next_pages[s] = pages_after[s];
+      }
+    }
+  }
+
+  /// All tiles of this wave of the keys first … end − 1, `first` a multiple of a tile.
+  __device__ void run(typename Shape::KeyTile& lds, int first) {
+    int key = first + wave_index() * Shape::kKeys;
+    if (key >= end) return;
+    Tiles tiles;
+    find(tiles.pages, key);
+    // Accesses end in the order that they began in: K, the next pages' numbers, V. Only so a wait for one of them is
+    // none for what comes behind it.
+    keep_order();
+    tiles.keys.load(k, tiles.pages);
+    keep_order();
+    find(tiles.next_pages, key + Shape::kStep);
+    keep_order();
+    tiles.values.load(v, tiles.pages);
+    keep_order();
+    for (; key + Shape::kStep < end; key += Shape::kStep) step<false>(lds, tiles, key);
+    step<true>(lds, tiles, key);
+  }
+
+  __device__ static void multiply(Scores& scores, const float (&factors)[4 * kKeyStrips]) {
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+      for (int e = 0; e < Scores::kPerStrip; ++e) scores.set(s, e, scores.get(s, e) * factors[e]);
+    }
+  }
+};
+
+/// What sums are multiplied by in the end.
+template <class Shape>
+__device__ float value_scale(const typename Shape::Args& args) {
+  float scale = 1.f;
+  if (!Shape::kHasTokenScales && args.v_scale.data != nullptr) scale = *args.v_scale.data;
+  return args.out_scale != nullptr ? scale / *args.out_scale : scale;
+}
+
+/// The factor of a row's sum of values, after a sink; writes its log-sum-exp.
+template <class Args>
+__device__ float finish_row(const Args& args, float maximum, float sum, float value_scale, int row, int head,
+                            bool is_first) {
+  float factor = 1.f;
+  if (args.sink != nullptr) {
+    const float sink = args.sink[head] * kLog2E, highest = __builtin_fmaxf(maximum, sink);
+    factor = fast_exp2(maximum - highest);
+    sum = __builtin_fmaf(sum, factor, fast_exp2(sink - highest));
+    maximum = highest;
+  }
+  if (args.lse != nullptr && is_first)
+    args.lse[head * args.lse_head + row * args.lse_row] =
+        sum == 0.f ? -__builtin_inff() : (maximum + fast_log2(sum)) * kLn2;
+  return sum == 0.f ? 0.f : factor * value_scale / sum;
+}
+
+/// The waves' sums become results, or partial sums from `slot` on where that is not negative.
+template <class Shape>
+__device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
+  using P = Pieces<Shape::kRun>;
+  using Layout = typename Wave<Shape>::Layout;
+  const auto& args = wave.args;
+  const RowBlock& rows = wave.rows;
+  workgroup_barrier();  // The tiles of keys are done with.
+  lds.tell(wave.softmax, wave_index());
+  const int thread = thread_index(), index = thread / 16, lane = thread % 16;
+#pragma unroll
+  for (int s = 0; s < Shape::kStrips; ++s) {
+#pragma unroll
+    for (int half = 0; half < 2 * P::kCount; ++half) {
+      if (s + half > 0) workgroup_barrier();  // The values before have been read.
+      // In element e of piece p a lane has 4 neighbours of `len` head dimensions: 4 len in a row. Half of the lanes at
+      // a time: so LDS holds no more than the tiles of keys did.
+      const int p = half / 2, len = P::len(p);
+      if (Layout::group() / 2 == half % 2) {
+#pragma unroll
+        for (int e = 0; e < len; ++e) {
+#pragma unroll
+          for (int r = 0; r < 4; ++r)
+            lds.values[wave_index()][Layout::owner()][(Layout::first_depth() % 8 + r) * len + e] =
+                wave.out[s][P::first(p) + e][r];
+        }
+      }
+      workgroup_barrier();
+      const int row = 16 * s + index, count = len / 2;
+      if (row >= rows.count) continue;
+      const auto state = lds.row(row);
+      const int query = rows.query(args.group, row), head = rows.head(args.group, row);
+      const int column = 16 * P::first(p) + half % 2 * 8 * len + lane * count;
+      const bool is_first = half == 0 && lane == 0;
+      if (slot >= 0) {
+        const int64_t place = int64_t{slot} * args.num_heads * args.plan.lengths.max_seqlen_q +
+                              int64_t{head} * args.plan.lengths.max_seqlen_q + query;
+#pragma unroll
+        for (int i = 0; i < count; ++i)
+          args.parts[place * Shape::kHeadDimV + column + i] = lds.value(state, index, lane * count + i);
+        if (is_first) {
+          args.parts[args.sums + 2 * place] = state.sum;
+          args.parts[args.sums + 2 * place + 1] = state.maximum;
+        }
+        continue;
+      }
+      const int out_row = rows.lengths.first_row + query;
+      const float factor =
+          finish_row(args, state.maximum, state.sum, value_scale<Shape>(args), out_row, head, is_first);
+      auto* to = args.out + out_row * args.out_row + head * args.out_head + column;
+#pragma unroll
+      for (int i = 0; i < count; ++i)
+        to[i] = from_float<typename Shape::OutElement>(lds.value(state, index, lane * count + i) * factor);
+    }
+  }
+}
+
+template <class Config>
+__device__ __attribute__((always_inline)) void attend_body(const typename Shape<Config>::Args& args,
+                                                           typename Shape<Config>::Lds& lds) {
+  using S = Shape<Config>;
+  const uint32_t id = workgroup_index().x;
+  const uint32_t head_and_part = args.blocks.divide(id), number = args.kv_heads.divide(head_and_part);
+  Found found{static_cast<int>(number), static_cast<int>(number), 0, 1};
+  if (args.plan.is_split) found = find<S::kKeys, false>(args.plan, static_cast<int>(number));
+  if (found.sequence >= args.plan.lengths.batch) return;
+  RowBlock rows;
+  rows.sequence = found.sequence;
+  rows.kv_head = static_cast<int>(head_and_part - number * args.kv_heads.divisor);
+  rows.lengths = args.plan.lengths.of(found.sequence);
+  rows.first = static_cast<int>(id - head_and_part * args.blocks.divisor) * S::kRows;
+  const int most = args.plan.lengths.max_seqlen_q;
+  const int computed = rows.lengths.rows < most ? rows.lengths.rows : most;
+  rows.count = computed * static_cast<int>(args.group.divisor) - rows.first;
+  if (rows.count <= 0) return;
+  rows.first_own = rows.lengths.keys - rows.lengths.rows;
+
+  const int split = static_cast<int>(number) - found.parts_before;
+  const int begin = args.plan.template first_key<S::kKeys>(rows.lengths), seen = rows.lengths.keys - begin;
+  const int length = ((seen + found.parts - 1) / found.parts + S::kKeys - 1) / S::kKeys * S::kKeys;
+  const int first = begin + split * length;
+  const int end = first + length < rows.lengths.keys ? first + length : rows.lengths.keys;
+  Wave<S> wave(args, rows, end);
+  wave.run(lds.keys[wave_index()], first);
+  merge<S>(wave, lds.merge, found.parts > 1 ? found.slots_before + split : -1);
+}
+
+/// f over all lanes of the wave, in each of them.
+template <class F>
+__device__ float wave_reduce(float x, F f) {
+  x = f(x, lane_xor<1>(x));
+  x = f(x, lane_xor<2>(x));
+  x = f(x, lane_xor<4>(x));
+  x = f(x, lane_xor<8>(x));
+  x = f(x, lane_xor<16>(x));
+  return f(x, lane_xor<32>(x));
+}
+
+/// Adds up the parts of one row of one head, a wave each, in their order.
+template <class Config>
+__device__ __attribute__((always_inline)) void merge_body(const typename Shape<Config>::Args& args) {
+  using S = Shape<Config>;
+  constexpr int kPerLane = (S::kHeadDimV + kWaveSize - 1) / kWaveSize;
+  const int most = args.plan.lengths.max_seqlen_q, rows = args.num_heads * most;
+  const int id = static_cast<int>(workgroup_index().x) * kWaves + wave_index(), number = id / rows;
+  const Found found = find<S::kKeys, true>(args.plan, number);
+  if (found.sequence >= args.plan.lengths.batch) return;
+  const auto lengths = args.plan.lengths.of(found.sequence);
+  const int head = id % rows / most, query = id % most;
+  if (query >= lengths.rows) return;
+  const float* sums = args.parts + args.sums;
+  const int64_t first = int64_t{found.slots_before} * rows + int64_t{head} * most + query;
+  const int lane = lane_index();
+  float values[kPerLane] = {}, sum = 0.f, maximum = kLowest;
+  for (int begin = 0; begin < found.parts; begin += kWaveSize) {
+    // A lane has the weight of a part; then all lanes have the columns of kAtOnce parts under way.
+    const bool is_part = begin + lane < found.parts;
+    const float* state = sums + 2 * (first + (is_part ? begin + lane : 0) * int64_t{rows});
+    const float own_sum = is_part ? state[0] : 0.f, own = is_part ? state[1] : kLowest;
+    const float highest = __builtin_fmaxf(maximum, wave_reduce(own, Maximum{}));
+    const float old = fast_exp2(maximum - highest), weight = is_part ? fast_exp2(own - highest) : 0.f;
+    sum = __builtin_fmaf(sum, old, wave_reduce(own_sum * weight, Sum{}));
+    maximum = highest;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) values[i] *= old;
+    const int count = found.parts - begin < kWaveSize ? found.parts - begin : kWaveSize;
+    constexpr int kAtOnce = 8;
+    for (int part = 0; part < count; part += kAtOnce) {
+      float loaded[kAtOnce][kPerLane];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int at = begin + (part + j < count ? part + j : count - 1);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) {
+          const int column = lane + i * kWaveSize;
+          loaded[j][i] = args.parts[(first + at * int64_t{rows}) * S::kHeadDimV +
+                                    (column < S::kHeadDimV ? column : 0)];
+        }
+      }
+      keep_order();
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (part + j >= count) break;
+        const float by = bits_float(__builtin_amdgcn_readlane(float_bits(weight), part + j));
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) values[i] = __builtin_fmaf(loaded[j][i], by, values[i]);
+      }
+    }
+  }
+  const int row = lengths.first_row + query;
+  const float factor = finish_row(args, maximum, sum, value_scale<S>(args), row, head, lane_index() == 0);
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) {
+    const int column = lane_index() + i * kWaveSize;
+    if (column < S::kHeadDimV)
+      args.out[row * args.out_row + head * args.out_head + column] =
+          from_float<typename S::OutElement>(values[i] * factor);
+  }
+}
+
+}  // namespace paged
+}  // namespace aiter_like

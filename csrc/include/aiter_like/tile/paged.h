@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: MIT
+// Rows of keys that lie in pages, gathered to the registers of one wave by whole rows: 16 lanes have a row, group g of
+// them rows 4 g … 4 g + 3 of a strip of 16, one load each. So a load reads 4 rows from end to end, which memory likes
+// best, and a lane has 4 rows that follow one another: what the depth of a matrix instruction takes from it.
+//
+// A lane's part of a row of 16 E elements comes in pieces of 8, 4 or 2 elements: piece p of lane c of its group is
+// elements 16 first(p) + c len(p) … of the row.
+#pragma once
+
+#include "aiter_like/math.h"
+#include "aiter_like/tile/lds_tile.h"
+
+namespace aiter_like::tile {
+
+/// How E elements of a lane, an even number, come in pieces.
+template <int E>
+struct Pieces {
+  static_assert(E > 0 && E % 2 == 0, "rows of 32 elements, or a multiple");
+  static constexpr int kCount = E / 8 + E % 8 / 4 + E % 4 / 2;
+  static constexpr __host__ __device__ int len(int p) { return p < E / 8 ? 8 : p == E / 8 && E % 8 >= 4 ? 4 : 2; }
+  static constexpr __host__ __device__ int first(int p) {
+    return p <= E / 8 ? 8 * p : 8 * (E / 8) + 4;
+  }
+};
+
+/// Where the keys of one sequence are. Whatever the table and a key are, a page of the cache is found and no entry
+/// behind that of the last key is read.
+struct PageTable {
+  const int* entries;
+  Divider page_size;
+  uint32_t last_page;  // of the cache
+  int last_key;        // of the sequence, not negative
+
+  __device__ int clamped(int key) const { return key < last_key ? key : last_key; }
+  __device__ uint32_t entry(uint32_t index) const { return static_cast<uint32_t>(entries[index]); }
+};
+
+/// The pages of four keys that follow one another, the first a multiple of four. IDS: how many pages that may be: 4
+/// (pages of one key), 2 (of two), 1 (of a multiple of four). Entries stay as they were loaded until they are used: to
+/// look at one is to wait for it.
+template <int IDS>
+struct QuadPages {
+  uint32_t entries[IDS];
+  uint32_t last_page;
+  int place, most;  // IDS 1: of the first key, and the furthest of the others behind it
+
+  __device__ void load(const PageTable& table, int key) {
+    last_page = table.last_page;
+    if constexpr (IDS == 1) {
+      const int first = table.clamped(key);
+      const uint32_t index = table.page_size.divide(first);
+      entries[0] = table.entry(index);
+      place = first - static_cast<int>(index * table.page_size.divisor);
+      most = table.last_key - first;
+    } else {
+      place = key;
+      most = table.last_key;
+#pragma unroll
+      for (int i = 0; i < IDS; ++i) entries[i] = table.entry(table.clamped(key + 4 / IDS * i) / (4 / IDS));
+    }
+  }
+
+  __device__ uint32_t page(int i) const {
+    const uint32_t entry = entries[i * IDS / 4];
+    return entry < last_page ? entry : last_page;
+  }
+  /// In the page, of key i. Keys behind the last one are read where that one is.
+  __device__ int place_of(int i) const {
+    if constexpr (IDS == 1) return place + (i < most ? i : most);
+    if constexpr (IDS == 4) return 0;
+    return (place + i < most ? place + i : most) & 1;
+  }
+};
+
+/// Elements of one head in pages: bytes from page to page and from place to place.
+struct PagedHead {
+  const char* data;
+  int64_t page_bytes, place_bytes;
+
+  template <int IDS>
+  __device__ const char* row(const QuadPages<IDS>& pages, int i) const {
+    return data + pages.page(i) * page_bytes + pages.place_of(i) * place_bytes;
+  }
+};
+
+/// STRIPS strips of 16 rows of 16 E elements of T, as they are in memory.
+template <class T, int E, int STRIPS>
+struct GatheredRows {
+  using P = Pieces<E>;
+  static constexpr int kWords = (E * static_cast<int>(sizeof(T)) + 3) / 4;  // of a row; a last half word has its own
+  uint32_t words[STRIPS][4][kWords];
+
+  static constexpr __host__ __device__ int word(int p) { return P::first(p) * static_cast<int>(sizeof(T)) / 4; }
+
+  template <int IDS>
+  __device__ void load(const PagedHead& head, const QuadPages<IDS> (&pages)[STRIPS]) {
+    const int column = lane_index() % 16;
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const char* row = head.row(pages[s], i);
+#pragma unroll
+        for (int p = 0; p < P::kCount; ++p) {
+          const int bytes = P::len(p) * static_cast<int>(sizeof(T));
+          const char* from = row + 16 * P::first(p) * static_cast<int>(sizeof(T)) + column * bytes;
+          uint32_t* to = &words[s][i][word(p)];
+          if (bytes == 16) {
+            const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
+            to[0] = chunk[0], to[1] = chunk[1], to[2] = chunk[2], to[3] = chunk[3];
+          } else if (bytes == 8) {
+            const Fragment pair = *reinterpret_cast<const Fragment*>(from);
+            to[0] = pair[0], to[1] = pair[1];
+          } else if (bytes == 4) {
+            to[0] = *reinterpret_cast<const uint32_t*>(from);
+          } else {
+            to[0] = *reinterpret_cast<const uint16_t*>(from);
+          }
+        }
+      }
+    }
+  }
+
+  /// Zeros in the rows outside first … end − 1, counted from the tile's first one.
+  __device__ void keep(int first, int end) {
+    const int row = lane_index() / 16 * 4;
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 16 * s + row + i;
+        const uint32_t mask = at >= first && at < end ? 0xFFFFFFFFu : 0u;
+#pragma unroll
+        for (int w = 0; w < kWords; ++w) words[s][i][w] &= mask;
+      }
+    }
+  }
+
+  /// To rows of an LDS tile of this wave alone.
+  template <class LDS>
+  __device__ void store(LDS& lds) const {
+    const int column = lane_index() % 16, row = lane_index() / 16 * 4;
+#pragma unroll
+    for (int s = 0; s < STRIPS; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int p = 0; p < P::kCount; ++p) {
+          const int bytes = P::len(p) * static_cast<int>(sizeof(T));
+          const int byte = 16 * P::first(p) * static_cast<int>(sizeof(T)) + column * bytes, at = 16 * s + row + i;
+          const uint32_t* from = &words[s][i][word(p)];
+          if (bytes == 16) lds.template at<Chunk>(at, byte) = Chunk{from[0], from[1], from[2], from[3]};
+          else if (bytes == 8) lds.template at<Fragment>(at, byte) = Fragment{from[0], from[1]};
+          else if (bytes == 4) lds.template at<uint32_t>(at, byte) = from[0];
+          else lds.template at<uint16_t>(at, byte) = static_cast<uint16_t>(from[0]);
+        }
+      }
+    }
+  }
+
+  /// Element e of piece p of rows i and i + 1 of a strip, as one word of R: the first in the lower half.
+  template <class R>
+  __device__ uint32_t pair(int s, int i, int p, int e) const;
+};
+
+/// Four bytes as floats, exactly.
+template <class T>
+__device__ inline void floats_of(uint32_t word, float (&values)[4]) {
+  if constexpr (std::is_same_v<T, fp8>) {
+    const auto low = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(word), false);
+    const auto high = __builtin_amdgcn_cvt_pk_f32_fp8(static_cast<int>(word), true);
+    values[0] = low[0], values[1] = low[1], values[2] = high[0], values[3] = high[1];
+  } else {
+    const uint32_t raised = word ^ 0x80808080u;  // unsigned bytes have conversions of their own
+#pragma unroll
+    for (int i = 0; i < 4; ++i) values[i] = static_cast<float>((raised >> (8 * i)) & 0xFF) - 128.f;
+  }
+}
+
+/// Two floats that 16 bits hold exactly, as one word of R; NaN stays NaN.
+template <class R>
+__device__ inline uint32_t pair_of(float low, float high) {
+  if constexpr (std::is_same_v<R, bf16>) return pack_upper(float_bits(low), float_bits(high));
+  else return Pack<f16, Rounding::kTowardZero>::pack(low, high);
+}
+
+template <class T, int E, int STRIPS>
+template <class R>
+__device__ uint32_t GatheredRows<T, E, STRIPS>::pair(int s, int i, int p, int e) const {
+  if constexpr (sizeof(T) == 2) {
+    const uint32_t low = words[s][i][word(p) + e / 2], high = words[s][i + 1][word(p) + e / 2];
+    return e % 2 ? pack_upper(low, high) : pack_lower(low, high);
+  } else {
+    float low[4], high[4];
+    floats_of<T>(words[s][i][word(p) + e / 4], low);
+    floats_of<T>(words[s][i + 1][word(p) + e / 4], high);
+    return pair_of<R>(low[e % 4], high[e % 4]);
+  }
+}
+
+/// The operand by row at (0, first_column) of an LDS tile of bytes, as 16 bits: 8 bytes per run.
+template <class TILE, class LDS>
+__device__ inline TILE load_widened(const LDS& lds, int first_column) {
+  using Layout = typename TILE::Layout;
+  using R = typename TILE::Element;
+  static_assert(TILE::kOwnsRows && Layout::kRun == 8 && TILE::kPieces == 2 && sizeof(typename LDS::Element) == 1,
+                "an operand by row of 32 columns");
+  TILE tile;
+#pragma unroll
+  for (int s = 0; s < TILE::kStrips; ++s) {
+    const Fragment raw = lds.template at<Fragment>(Layout::owned(s), first_column + Layout::first_depth());
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float values[4];
+      floats_of<typename LDS::Element>(raw[half], values);
+      tile.pieces[s][half] = Fragment{pair_of<R>(values[0], values[1]), pair_of<R>(values[2], values[3])};
+    }
+  }
+  return tile;
+}
+
+/// What the lanes of this wave have written to LDS, its other lanes may read from here on. LDS serves a wave in order:
+/// no instruction, but the compiler knows of one lane at a time.
+__device__ inline void share_with_wave() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+}  // namespace aiter_like::tile

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: MIT
+"""What compilers make of csrc/attention/paged_attention.hip: registers, loads under way, bytes, the modelled rate."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from aiter_like import device as devices
+from aiter_like import sim
+from aiter_like.build import recipe, toolchain
+from aiter_like.dispatch import OPS
+from aiter_like.ops.attention import paged_attention as operator
+from aiter_like.ops.attention import paged_attention_hip as backend
+
+COMPILERS = ("clang++-19", "clang++-22")
+LDS_BYTES = 32768  # two workgroups of a CU
+READ_TB_PER_S, READ_SHARE = 4.14, 0.85
+"""Published for HBM (SC25, gpu-stream), and what the kernel reaches of it at least, start and end included, where the
+keys and values are 256 MB."""
+KEY = {"batch": 2, "seqlen_q": 1, "seqlen_k": 64, "num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "page_size": 16,
+       "layout": "rows", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+FORMS = {"bf16": (8, {}), "two strips of rows": (4, {"seqlen_q": 8}), "wide": (8, {"head_dim": 256}),
+         "pages of one": (8, {"page_size": 1}),
+         "bytes with scales": (8, {"kv_dtype": "fp8_e4m3fnuz", "scale_layout": "token"})}
+"""Name → loads of a lane that are under way while it multiplies, of K or of V; what is different from KEY."""
+
+
+@pytest.fixture
+def simulated():
+    devices.use_simulator(True)
+    yield
+    OPS["paged_attention"].reset()
+    devices.reset()
+
+
+def call_of(**changed):
+    return operator._tune_case({**KEY, **changed}, torch.device("cpu"), 0)
+
+
+def assembly(call, compiler: str) -> str:
+    """The device code as text, as the JIT's flags make it."""
+    found = toolchain._identify(shutil.which(compiler) or compiler).toolchain
+    assert found is not None, f"{compiler} is needed for the gates of paged attention: see .ci/setup.sh"
+    spec = backend.paged_attention_hip.instance_spec(backend._instance(call), "hip", "gfx942")
+    command = [*recipe.steps(spec, found)[0].command]
+    command[command.index("-c"):command.index("-c") + 1] = ["-S"]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "device.s")
+        command[command.index("-o") + 1] = str(output)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, env=os.environ)
+        return output.read_text()
+
+
+def loop_of(text: str) -> list[str]:
+    """The instructions of the loop over tiles."""
+    body = text[text.index("22paged_attention_kernel"):].split(".Lfunc_end")[0]
+    blocks = re.split(r"^(?=\.LBB\w+:)", body, flags=re.MULTILINE)
+    inside = [block for block in blocks if "Loop" in block.split("\n", 1)[0] or "in Loop" in block[:200]]
+    return [line.split(";")[0].strip() for block in inside if "v_mfma" in block for line in block.splitlines()[1:]]
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_registers_and_loads(simulated, compiler, form):
+    """Nothing in local memory; two workgroups fit a CU; while a tile is multiplied, the next one's K or V is on its
+    way: behind what the loop waits for there are so many accesses that it does not wait for.
+    """
+    loads, changed = FORMS[form]
+    text = assembly(call_of(**changed), compiler)
+    entry = next(part for part in text.split("amdhsa.kernels:")[1].split("  - .") if "22paged_attention_kernel" in part)
+    found = {name: int(re.search(rf"\.{name}: +(\d+)", entry)[1])
+             for name in ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size", "group_segment_fixed_size")}
+    assert found["vgpr_count"] <= 256 and found["vgpr_spill_count"] == found["private_segment_fixed_size"] == 0, found
+    assert found["group_segment_fixed_size"] <= LDS_BYTES
+    loop = loop_of(text)
+    assert sum(line.startswith("global_load") for line in loop) >= 2 * loads
+    waits = [int(found[1]) for line in loop if (found := re.search(r"s_waitcnt.*vmcnt\((\d+)\)", line))]
+    if form != "bytes with scales":  # whose scales are waited for, all of them
+        assert waits and min(waits) >= loads, waits
+
+
+def test_bytes(simulated):
+    """A sequence's keys and values are read once; with partial sums, tables and lengths it is 5 % more at most."""
+    call = call_of(seqlen_k=8192, batch=1)
+    with sim.enabled(counters=True) as session:
+        operator.paged_attention_op(call._replace(num_splits=4), backend="hip")
+    read = sum(tensor.numel() * tensor.element_size() for tensor in (call.k, call.v))
+    assert read <= sum(launch["totals"]["global_bytes"] for launch in session.launches) <= 1.05 * read
+
+
+def test_modelled_share_of_the_read_rate(simulated):
+    """Of 256 MB, by the kernel that reads; the sum of parts is modelled beside it."""
+    call = call_of(batch=16, seqlen_k=4096, num_heads=32, num_kv_heads=8)
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in (call.k, call.v))
+    assert moved >= 2**28
+    with sim.enabled(model="sample") as session:
+        operator.paged_attention_op(call, backend="hip")
+    reads, merges = session.modelled
+    assert moved / reads["modelled_us"] / 1e6 > READ_SHARE * READ_TB_PER_S
+    assert merges["modelled_us"] < 0.1 * reads["modelled_us"]
