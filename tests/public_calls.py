@@ -95,6 +95,9 @@ CALLS = {
     "flash_attn_with_kvcache": (q[:, :1], k, k),
     "unified_attention": (q[0], pages, pages, zeros(ROWS, HEADS, DIM), starts, 4, i32(2, 4), PAGE, 0.2, True, (-1, -1),
                           i32([0], [2]), 0.0, None, None, None),
+    "fused_qk_rope_concat_and_cache_mla": (
+        heads, heads, heads[:, :1], heads[:, :1], zeros(BLOCKS, PAGE, 1, 2 * DIM), zeros(ROWS, HEADS, 2 * DIM), slots,
+        ONE, ONE, slots, *tables, True, True),
     "mla_decode_fwd": latent_call,
     "mla_prefill_fwd": latent_call[:8],
     "mla_reduce_v1": (r(8, HEADS, DIM, dtype=F32), r(8, HEADS, dtype=F32), i32(0, 2, 4), i32([0, 2], [2, 4]),
