@@ -59,7 +59,7 @@ def starts_of(counts: list[int]) -> torch.Tensor:
     return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
 
 
-def make(device, lengths, heads=16, page_size=16, dtype=BF16, kv_dtype=None, seed=0, v_dim=64, rope_dim=32,
+def make(device, lengths, heads=16, page_size=16, dtype=BF16, kv_dtype=None, seed=0, v_dim=128, rope_dim=32,
          shared=0) -> Case:
     """shared: leading pages that all sequences have in common."""
     generator = torch.Generator().manual_seed(seed)

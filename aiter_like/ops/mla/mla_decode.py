@@ -19,8 +19,10 @@ from aiter_like.device import Target, default_target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
+from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8
 from aiter_like.ops.attention.checks import MAX_ROWS, check_lengths, scale_refusal
+from aiter_like.ops.common import elements
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.mla_metadata import MlaMetadataCall
 from aiter_like.ops.mla.mla_reduce import MlaReduceCall
@@ -110,6 +112,23 @@ class MlaDecodeCall(NamedTuple):
         """What a kernel must have besides lengths and lse, by short names, sorted."""
         found = {"cp": self.g_kv_indptr is not None, "full": not self.causal, "softcap": self.softcap > 0}
         return tuple(name for name, is_on in found.items() if is_on)
+
+
+def _instance(call: MlaDecodeCall) -> Instance:
+    """The tile has the fewest rows that hold those of a sequence, up to 64."""
+    row_waves = plan.rows_of_tile(call.max_seqlen_q * call.q.shape[1]) // 16
+    element, q_element, kv_element = (elements.CPP[tensor.dtype] for tensor in (call.out, call.q, call.kv))
+    dim, v_dim, has_softcap = call.q.shape[2], call.out.shape[2], int(call.softcap > 0)
+    name = (element, f"q_{q_element}", f"kv_{kv_element}", f"d{dim}x{v_dim}", f"m{16 * row_waves}",
+            *(["cap"] if has_softcap else []))
+    return Instance("_".join(name), {
+        "ELEMENT": element, "Q_ELEMENT": q_element, "KV_ELEMENT": kv_element, "HEAD_DIM": dim, "HEAD_DIM_V": v_dim,
+        "ROW_WAVES": row_waves, "HAS_SOFTCAP": has_softcap, "BLOCK_KEYS": plan.BLOCK_KEYS,
+        "LEAST_BLOCKS": plan.LEAST_BLOCKS, "OVERHEAD": plan.OVERHEAD})
+
+
+@compile_ops("mla/mla_decode.hip", gen_func=_instance, platforms=("hip",))
+def _mla_decode_ck(call: MlaDecodeCall) -> None: ...
 
 
 def mla_decode_ref(call: MlaDecodeCall) -> None:
@@ -228,6 +247,21 @@ def _check_plan(call: MlaDecodeCall) -> None:
         raise ValueError(f"{_OP}: work_indptr must have at least 2 elements, got {call.work_indptr.shape[0]}")
 
 
+def _ck_refusal(target: Target, call: MlaDecodeCall) -> str | None:
+    """What the kernel for gfx942 does not take."""
+    if target.platform != "hip" or target.arch != "gfx942":
+        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    dim, v_dim = call.q.shape[2], call.out.shape[2]
+    if dim % 32 or v_dim % 128 or dim > sum(_WIDEST) or v_dim > _WIDEST[0]:
+        return (f"a latent of a multiple of 128 columns, {_WIDEST[0]} at most, and a multiple of 32 with the rotated ones, "
+                f"{sum(_WIDEST)} at most, got {v_dim} and {dim}")
+    for name, tensor, run in (("q", call.q, 8 * call.q.element_size()), ("kv_buffer", call.kv, 16)):
+        steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
+        if any(step * tensor.element_size() % run for step in (*steps, tensor.storage_offset())):
+            return f"rows of {name} that begin at multiples of {run} bytes, got strides {tensor.stride()}"
+    return _triton_refusal(target, call)
+
+
 def _triton_refusal(target: Target, call: MlaDecodeCall) -> str | None:
     v_dim, rope_dim = call.out.shape[2], call.q.shape[2] - call.out.shape[2]
     if v_dim > _WIDEST[0] or rope_dim > _WIDEST[1]:
@@ -319,7 +353,7 @@ def _cases(device: torch.device) -> dict[str, MlaDecodeCall]:
     fp8 = dtypes.name(dtypes.fp8_of(target_of(device).arch))
     key = {"batch": 2, "seqlen_q": 1, "seqlen_k": 300, "num_heads": 5, "head_dim": 576, "head_dim_v": 512,
            "page_size": 64, "features": "none", "dtype": "bf16", "kv_dtype": "bf16"}
-    small = {**key, "head_dim": 96, "head_dim_v": 64}
+    small = {**key, "head_dim": 160, "head_dim_v": 128}
     return {"split": _tune_case(key, device, 0),
             "tokens": _tune_case({**small, "seqlen_q": 4, "num_heads": 20, "seqlen_k": 90, "page_size": 16,
                                   "dtype": "fp16", "kv_dtype": "fp16"}, device, 1),
@@ -357,7 +391,8 @@ mla_decode_op = Op(
     tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "head_dim", "head_dim_v", "page_size", "features",
                  "dtype", "kv_dtype"), writes=("out", "lse", "partial_out", "partial_lse", *_PLAN), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("partial_out", "partial_lse", *_PLAN)),
-    backends=(Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=_triton_refusal, space=_triton_space,
+    backends=(Backend("ck", _mla_decode_ck, refusal=_ck_refusal),
+              Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=_triton_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", mla_decode_ref)))
 

@@ -15,6 +15,7 @@ from aiter_like import check
 from aiter_like.device import Target, default_target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.errors import UnsupportedError
+from aiter_like.jit import compile_ops
 from aiter_like.ops.mla import plan
 
 __all__ = ["get_mla_metadata_info_v1", "get_mla_metadata_v1", "get_ps_metadata_info_v1", "get_ps_metadata_v1"]
@@ -58,6 +59,10 @@ class MlaMetadataCall(NamedTuple):
     num_kv_splits: int = 0
     is_even: bool = False
     topk: int = -1
+
+
+@compile_ops("mla/mla_metadata.hip")
+def _mla_metadata_hip(call: MlaMetadataCall) -> None: ...
 
 
 def _sequences(call: MlaMetadataCall) -> list[tuple[int, int, int, int]]:
@@ -173,7 +178,8 @@ def _refusal(target: Target, call: MlaMetadataCall) -> str | None:
 mla_metadata_op = Op(
     _OP, call=MlaMetadataCall, reference=mla_metadata_ref, check=_check, cases=_cases,
     writes=("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map"),
-    backends=(Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=_refusal, returns_relaunch=True),
+    backends=(Backend("hip", _mla_metadata_hip, refusal=_refusal),
+              Backend("triton", "ops.mla.triton.mla_metadata:mla_metadata", refusal=_refusal, returns_relaunch=True),
               Backend("torch", mla_metadata_ref)))
 
 

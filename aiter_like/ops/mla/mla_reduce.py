@@ -13,6 +13,7 @@ from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
 
 __all__ = ["mla_reduce_v1"]
@@ -41,6 +42,14 @@ class MlaReduceCall(NamedTuple):
     reduce_final_map: Tensor | None
     reduce_partial_map: Tensor
     max_seqlen_q: int = 1
+
+
+def _instance(call: MlaReduceCall) -> Instance:
+    return Instance(dtypes.name(call.out.dtype), {"OUT_ELEMENT": elements.CPP[call.out.dtype]})
+
+
+@compile_ops("mla/mla_reduce.hip", gen_func=_instance)
+def _mla_reduce_hip(call: MlaReduceCall) -> None: ...
 
 
 def mla_reduce_ref(call: MlaReduceCall) -> None:
@@ -144,7 +153,8 @@ mla_reduce_op = Op(
     _OP, call=MlaReduceCall, reference=mla_reduce_ref, check=_check, tune_key=_tune_key,
     tune_fields=("tiles", "seqlen_q", "num_heads", "head_dim_v", "parts", "dtype"), round_field="parts",
     writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic), sums_in_fp32=True,
-    backends=(Backend("triton", "ops.mla.triton.mla_reduce:mla_reduce", refusal=_refusal, space=_triton_space,
+    backends=(Backend("hip", _mla_reduce_hip, refusal=_refusal),
+              Backend("triton", "ops.mla.triton.mla_reduce:mla_reduce", refusal=_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", mla_reduce_ref)))
 
