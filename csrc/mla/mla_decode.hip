@@ -15,7 +15,7 @@
 #include "mla_sum.h"
 
 #if !defined(ELEMENT) || !defined(Q_ELEMENT) || !defined(KV_ELEMENT) || !defined(HEAD_DIM) || \
-    !defined(HEAD_DIM_V) || !defined(ROW_WAVES) || !defined(HAS_SOFTCAP) || !defined(BLOCK_KEYS) || \
+    !defined(HEAD_DIM_V) || !defined(ROW_WAVES) || !defined(WAVES) || !defined(HAS_SOFTCAP) || !defined(BLOCK_KEYS) || \
     !defined(LEAST_BLOCKS) || !defined(OVERHEAD)
 #error "mla_decode.hip: the macros that ops/mla/mla_decode.py gives are missing"
 #endif
@@ -28,14 +28,14 @@ struct Config {
   using QElement = Q_ELEMENT;
   using KvElement = KV_ELEMENT;
   using OutElement = ELEMENT;
-  static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kRowWaves = ROW_WAVES;
+  static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kRowWaves = ROW_WAVES, kWaves = WAVES;
   static constexpr bool kHasSoftcap = HAS_SOFTCAP;
 };
 using Shape = mla_tile::Shape<Config>;
 
 }  // namespace
 
-__global__ __launch_bounds__(mla_tile::kThreads) __attribute__((amdgpu_waves_per_eu(1)))
+__global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(WAVES / 4)))
 void mla_decode_kernel(MlaDecodeArgs args) {
   __shared__ mla_tile::Lds<Shape> lds;
   mla_tile::body<Config>(args, workgroup_index().x, lds);
@@ -45,7 +45,7 @@ void launch_mla_decode(const MlaPlanArgs* plan, const MlaDecodeArgs& args, const
                        Stream stream) {
   if (plan != nullptr) launch_mla_metadata(*plan, stream);
   const dim3 grid(static_cast<uint32_t>(args.num_parts) * static_cast<uint32_t>(tiles));
-  mla_decode_kernel<<<grid, mla_tile::kThreads, 0, stream>>>(args);
+  mla_decode_kernel<<<grid, Shape::kThreads, 0, stream>>>(args);
   check_launch("mla_decode_kernel");
   if (sum != nullptr) launch_mla_reduce<ELEMENT>(*sum, stream);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // What a workgroup of mla_decode does, composed from the tile library.
 //
-// A workgroup of 4 waves takes one part of the plan and one tile of 16, 32 or 64 rows: heads of query tokens. A wave has
-// 16 rows; with fewer than 64 of them, waves share rows and each has some columns of the results. Q stays in registers.
+// A workgroup of 4 or 8 waves takes one part of the plan and one tile of 16, 32 or 64 rows: heads of query tokens. A wave has
+// 16 rows; waves that share rows have some columns of the results each. Q stays in registers.
 // Blocks of kBlockN keys go through one LDS tile, 36 KiB at 576 columns, which both products read: a key is a latent and
 // its rotated part, and the latent is its value too.
 //   S = K qᵀ                 [keys, rows], 576 deep; every wave of a row computes it
@@ -42,7 +42,7 @@ namespace mla_tile {
 using namespace tile;
 using mla_plan::within;
 
-constexpr int kBlockN = 32, kWaves = 4, kThreads = kWaves * kWaveSize, kWaveRows = 16;
+constexpr int kBlockN = 32, kWaveRows = 16;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
 /// A configuration, and what follows from it. A Config has
@@ -50,12 +50,14 @@ constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 ///   QElement, KvElement, OutElement   in memory: Element or fp8; of out Element
 ///   kHeadDim, kHeadDimV               columns of a key, and of them those of the value
 ///   kRowWaves                         1, 2 or 4 times 16 rows of a workgroup
+///   kWaves                            of a workgroup: those that share rows have some columns of the results each
 ///   kHasSoftcap
 template <class Config>
 struct Shape : Config {
   using Element = typename Config::Element;
   using KvElement = typename Config::KvElement;
-  static constexpr int kRowWaves = Config::kRowWaves, kColumnWaves = kWaves / kRowWaves, kRows = kRowWaves * kWaveRows;
+  static constexpr int kRowWaves = Config::kRowWaves, kColumnWaves = Config::kWaves / kRowWaves;
+  static constexpr int kThreads = Config::kWaves * kWaveSize, kRows = kRowWaves * kWaveRows;
   static constexpr int kSlice = 32, kSlices = Config::kHeadDim / kSlice;  // columns that 16 bytes of each lane cover
   static constexpr int kOutSlices = Config::kHeadDimV / kSlice / kColumnWaves;
   static_assert(Config::kHeadDim % kSlice == 0 && Config::kHeadDimV % (kSlice * kColumnWaves) == 0, "whole slices");
@@ -102,6 +104,7 @@ template <class Shape>
 struct Gathered {
   using Stored = typename Shape::KvElement;
   static constexpr int kElements = 16 / sizeof(Stored), kPerKey = Shape::kHeadDim / kElements;
+  static constexpr int kThreads = Shape::kThreads;
   static constexpr int kChunks = kBlockN * kPerKey, kCount = (kChunks + kThreads - 1) / kThreads;
   static_assert(Shape::kHeadDim % kElements == 0, "keys of whole chunks");
 
@@ -226,17 +229,21 @@ struct WaveRows {
 
   __device__ float scale() const { return Shape::kHasSoftcap ? kLog2E : inner * kLog2E; }
 
-  /// A slice is read while the one before it is used.
+  /// use(i, load(i)) for each i. kAhead slices are read ahead of the one in use: with one wave on a SIMD nobody else
+  /// covers the latency of LDS.
   template <int COUNT, class LOAD, class USE>
   __device__ static void pipelined(LOAD load, USE use) {
-    auto next = load(0);
+    constexpr int kAhead = COUNT < 2 ? COUNT : 2;
+    decltype(load(0)) slices[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) slices[i] = load(i);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      const auto slice = next;
-      if (i + 1 < COUNT) next = load(i + 1);
-      use(i, slice);
       keep_order();
+      use(i, slices[i % kAhead]);
+      if (i + kAhead < COUNT) slices[i % kAhead] = load(i + kAhead);
     }
+    keep_order();
   }
 
   __device__ void visit(const typename Shape::KeyTile& keys, int first_key, uint32_t there, int first_column) {

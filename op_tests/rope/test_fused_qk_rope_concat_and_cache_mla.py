@@ -84,8 +84,8 @@ def test_orders(device, run, backend, is_neox, is_nope_first):
     check(run, backend, {**make(device), "is_neox": is_neox, "is_nope_first": is_nope_first})
 
 
-@pytest.mark.parametrize("dtype, table_dtype, rank, pe", ((BF16, F32, 512, 64), (F16, None, 64, 16), (F32, None, 18, 6)),
-                         ids=str)
+@pytest.mark.parametrize("dtype, table_dtype, rank, pe", (
+    (BF16, F32, 512, 64), (F16, None, 64, 16), (F32, None, 18, 6)), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_dtypes_and_dimensions(device, run, backend, dtype, table_dtype, rank, pe):
     for is_neox in (True, False):
@@ -130,8 +130,8 @@ def test_forms_of_engines(device, run, backend):
     assert_within("kv_cache", found, expected, 2**-8 * expected.abs() + 1e-6)
     tensors = [call[name] for name in ("q_out", "kv_cache", "q_nope", "q_pe", "kv_c", "k_pe")]
     tensors[1], tensors[4:] = tensors[1].unsqueeze(2), [one.unsqueeze(1) for one in tensors[4:]]
-    fused_mla_cache.run(*tensors, call["slot_mapping"], call["positions"] + 1000, cos=call["cos_cache"], sin=call["sin_cache"],
-               backend=backend)
+    fused_mla_cache.run(*tensors, call["slot_mapping"], call["positions"] + 1000, cos=call["cos_cache"],
+                        sin=call["sin_cache"], backend=backend)
     assert call["q_out"][0, :, 64:].isnan().all() and not call["q_out"][0, :, :64].isnan().any()
 
 

@@ -114,16 +114,19 @@ class MlaDecodeCall(NamedTuple):
         return tuple(name for name, is_on in found.items() if is_on)
 
 
-def _instance(call: MlaDecodeCall) -> Instance:
+def _instance(call: MlaDecodeCall, *, waves: int = 4) -> Instance:
     """The tile has the fewest rows that hold those of a sequence, up to 64."""
+    if waves not in (4, 8):
+        raise ValueError(f"{_OP}: waves must be 4 or 8, got {waves}")
     row_waves = plan.rows_of_tile(call.max_seqlen_q * call.q.shape[1]) // 16
     element, q_element, kv_element = (elements.CPP[tensor.dtype] for tensor in (call.out, call.q, call.kv))
     dim, v_dim, has_softcap = call.q.shape[2], call.out.shape[2], int(call.softcap > 0)
     name = (element, f"q_{q_element}", f"kv_{kv_element}", f"d{dim}x{v_dim}", f"m{16 * row_waves}",
+            f"w{waves}",
             *(["cap"] if has_softcap else []))
     return Instance("_".join(name), {
         "ELEMENT": element, "Q_ELEMENT": q_element, "KV_ELEMENT": kv_element, "HEAD_DIM": dim, "HEAD_DIM_V": v_dim,
-        "ROW_WAVES": row_waves, "HAS_SOFTCAP": has_softcap, "BLOCK_KEYS": plan.BLOCK_KEYS,
+        "ROW_WAVES": row_waves, "WAVES": waves, "HAS_SOFTCAP": has_softcap, "BLOCK_KEYS": plan.BLOCK_KEYS,
         "LEAST_BLOCKS": plan.LEAST_BLOCKS, "OVERHEAD": plan.OVERHEAD})
 
 
@@ -253,8 +256,8 @@ def _ck_refusal(target: Target, call: MlaDecodeCall) -> str | None:
         return f"an MFMA kernel for gfx942, not for {target.arch}"
     dim, v_dim = call.q.shape[2], call.out.shape[2]
     if dim % 32 or v_dim % 128 or dim > sum(_WIDEST) or v_dim > _WIDEST[0]:
-        return (f"a latent of a multiple of 128 columns, {_WIDEST[0]} at most, and a multiple of 32 with the rotated ones, "
-                f"{sum(_WIDEST)} at most, got {v_dim} and {dim}")
+        return (f"a latent of a multiple of 128 columns, {_WIDEST[0]} at most, and a multiple of 32 with the rotated "
+                f"ones, {sum(_WIDEST)} at most, got {v_dim} and {dim}")
     for name, tensor, run in (("q", call.q, 8 * call.q.element_size()), ("kv_buffer", call.kv, 16)):
         steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
         if any(step * tensor.element_size() % run for step in (*steps, tensor.storage_offset())):
@@ -381,6 +384,10 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
                "page_size": 64, "features": "none", "dtype": model.dtype, "kv_dtype": model.dtype}
 
 
+def _ck_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
+    yield {"waves": 8}
+
+
 def _triton_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
     for block_n, num_warps, num_stages in itertools.product((16, 32, 64), (4, 8), (1, 2, 3)):
         yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
@@ -391,7 +398,7 @@ mla_decode_op = Op(
     tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "head_dim", "head_dim_v", "page_size", "features",
                  "dtype", "kv_dtype"), writes=("out", "lse", "partial_out", "partial_lse", *_PLAN), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("partial_out", "partial_lse", *_PLAN)),
-    backends=(Backend("ck", _mla_decode_ck, refusal=_ck_refusal),
+    backends=(Backend("ck", _mla_decode_ck, refusal=_ck_refusal, space=_ck_space),
               Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=_triton_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", mla_decode_ref)))

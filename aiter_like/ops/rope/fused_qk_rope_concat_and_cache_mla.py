@@ -204,7 +204,8 @@ fused_mla_cache = Op(
     tune_fields=("tokens", "heads", "rank", "rotary_dim", "page_size", "dtype", "q_dtype", "cache_dtype"),
     round_field="tokens", writes=("q_out", "kv_cache"), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("hip", _fused_qk_rope_concat_and_cache_mla_hip, refusal=_hip_refusal), Backend("torch", fused_ref)))
+    backends=(Backend("hip", _fused_qk_rope_concat_and_cache_mla_hip, refusal=_hip_refusal),
+              Backend("torch", fused_ref)))
 
 
 def fused_qk_rope_concat_and_cache_mla(
