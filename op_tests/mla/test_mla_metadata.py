@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""get_mla_metadata_v1: every plan shares all keys out, once and evenly, whatever the lengths; the same on each backend."""
+"""get_mla_metadata_v1: every plan shares all keys out, once and evenly, whatever the lengths, on each backend alike."""
 
 from __future__ import annotations
 
