@@ -42,6 +42,7 @@ def check(plan, lengths, page_size=1):
         own = [item for item in items if item[0] == index]
         if queries == 0:
             assert not own and slots[index] == slots[index + 1]
+            pages += count
             continue
         assert [item[2:4] for item in own] == [[rows, rows + queries]] * len(own) == [maps[index]] * len(own)
         edges = [item[4] for item in own] + [own[-1][5]]
