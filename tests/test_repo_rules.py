@@ -25,6 +25,8 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_qk_rmsnorm_quant", "fused_rms_fp8_group_quant", "fused_rms_quant", "fused_rms_quant_ref",
     "flash_attn_func", "flash_attn_varlen_func", "fused_qk_norm_rope_cache_pts_quant_shuffle",
     "fused_qk_rope_reshape_and_cache", "flash_attn_varlen_fp8_pertensor_func", "flash_attn_with_kvcache",
+    "fused_qk_rope_concat_and_cache_mla", "get_mla_metadata_v1", "get_ps_metadata_v1", "mla_decode_fwd",
+    "mla_prefill_ps_asm_fwd", "mla_prefill_ps_fwd",
     "mha_batch_prefill_func", "unified_attention", "attention_ref"}  # all options of the functions above at once
 DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")
 CPP = {".cpp", ".h", ".hip", ".cu", ".s"}

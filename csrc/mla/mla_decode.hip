@@ -37,6 +37,7 @@ using Shape = mla_tile::Shape<Config>;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(WAVES / 4)))
 void mla_decode_kernel(MlaDecodeArgs args) {
+  await_stream();
   __shared__ mla_tile::Lds<Shape> lds;
   mla_tile::body<Config>(args, workgroup_index().x, lds);
 }
@@ -45,7 +46,7 @@ void launch_mla_decode(const MlaPlanArgs* plan, const MlaDecodeArgs& args, const
                        Stream stream) {
   if (plan != nullptr) launch_mla_metadata(*plan, stream);
   const dim3 grid(static_cast<uint32_t>(args.num_parts) * static_cast<uint32_t>(tiles));
-  mla_decode_kernel<<<grid, Shape::kThreads, 0, stream>>>(args);
+  launch_overlapped(mla_decode_kernel, grid, Shape::kThreads, stream, args);
   check_launch("mla_decode_kernel");
   if (sum != nullptr) launch_mla_reduce<ELEMENT>(*sum, stream);
 }
@@ -115,9 +116,10 @@ void mla_decode(ffi::Tensor out, OptionalTensor lse, ffi::Tensor partial_out, ff
   args.partial_lse = static_cast<float*>(partial_lse.data_ptr());
   args.q_row = q.stride(0), args.q_head = q.stride(1);
   args.kv_page = kv.stride(0) * int64_t{sizeof(KvElement)}, args.kv_key = kv.stride(1) * int64_t{sizeof(KvElement)};
-  args.out_row = sum.out_row, args.out_head = sum.out_head, args.part_row = sum.part_row, args.part_head = sum.part_head;
+  args.out_row = sum.out_row, args.out_head = sum.out_head;
+  args.part_row = sum.part_row, args.part_head = sum.part_head;
   args.sum_row = sum.sum_row, args.sum_head = sum.sum_head;
-  args.qo_indptr = plan.qo_indptr, args.kv_indptr = plan.kv_indptr, args.kv_indices = ffi::integers(kv_indices);
+  args.kv_indptr = plan.kv_indptr, args.kv_indices = ffi::integers(kv_indices);
   args.kv_last_page_lens = integers(kv_last_page_lens, plan.batch);
   args.g_kv_indptr = integers(g_kv_indptr, plan.batch + 1);
   args.work_indptr = plan.work_indptr, args.work_info = plan.work_info;

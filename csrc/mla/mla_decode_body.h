@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What a workgroup of mla_decode does, composed from the tile library.
 //
-// A workgroup of 4 or 8 waves takes one part of the plan and one tile of 16, 32 or 64 rows: heads of query tokens. A wave has
-// 16 rows; waves that share rows have some columns of the results each. Q stays in registers.
-// Blocks of kBlockN keys go through one LDS tile, 36 KiB at 576 columns, which both products read: a key is a latent and
-// its rotated part, and the latent is its value too.
-//   S = K qᵀ                 [keys, rows], 576 deep; every wave of a row computes it
+// A workgroup of 4 or 8 waves takes one part of the plan and one tile of 16, 32 or 64 rows: heads of query tokens. A
+// wave has 16 rows; waves that share rows have some columns of the results each. Q stays in registers. Blocks of
+// kBlockN keys go through one LDS tile, 36 KiB at 576 columns, which both products read: a key is a latent and its
+// rotated part, and the latent is its value too.
+//   S = K qᵀ                 [keys, rows]; every wave of a row computes it
 //   mask, softmax            running maximum and sum of each row
 //   O += Vᵀ P                the same LDS tile, read transposed; P is S rounded, in the registers where it is
 #pragma once
@@ -28,7 +28,7 @@ struct MlaDecodeArgs {
   void* out;
   float *lse, *partial_out, *partial_lse;  // lse may be null
   int64_t q_row, q_head, kv_page, kv_key, out_row, out_head, lse_row, lse_head, part_row, part_head, sum_row, sum_head;
-  const int *qo_indptr, *kv_indptr, *kv_indices, *kv_last_page_lens, *g_kv_indptr;  // the last two may be null
+  const int *kv_indptr, *kv_indices, *kv_last_page_lens, *g_kv_indptr;  // the last two may be null
   const int *work_indptr, *work_info;
   const float *q_scale, *kv_scale;  // each may be null
   int batch, total_q, num_entries, num_pages, num_items, num_rows, num_parts, world_size, rank;
@@ -62,7 +62,8 @@ struct Shape : Config {
   static constexpr int kOutSlices = Config::kHeadDimV / kSlice / kColumnWaves;
   static_assert(Config::kHeadDim % kSlice == 0 && Config::kHeadDimV % (kSlice * kColumnWaves) == 0, "whole slices");
 
-  using KeyTile = LdsTile<Element, kBlockN, Config::kHeadDim, SwizzledByRow>;  // transposed reads find no conflict either
+  /// Transposed reads find no conflict either: rows r and r + 4 have other halves of 128 bytes.
+  using KeyTile = LdsTile<Element, kBlockN, Config::kHeadDim, SwizzledByRow>;
   using QuerySlice = RegTile<Element, kWaveRows, kSlice, OperandByRow<8>>;
   using KeySlice = RegTile<Element, kBlockN, kSlice, OperandByRow<8>>;
   using ValueSlice = RegTile<Element, kBlockN, kSlice, OperandByColumn<4, 2>>;
@@ -119,9 +120,8 @@ struct Gathered {
     for (int i = 0; i < kCount; ++i) {
       chunks[i] = Chunk{0, 0, 0, 0};
       if (!is_inside(i)) continue;
-      const int64_t place = places[key(i)];
-      if (place >= 0)
-        chunks[i] = *reinterpret_cast<const Chunk*>(static_cast<const char*>(cache) + place + column(i) * sizeof(Stored));
+      const int64_t place = places[key(i)], offset = place + static_cast<int64_t>(column(i) * sizeof(Stored));
+      if (place >= 0) chunks[i] = *reinterpret_cast<const Chunk*>(static_cast<const char*>(cache) + offset);
     }
   }
 
@@ -156,28 +156,22 @@ struct Item {
     place = info[1];
     q_start = within(info[2], 0, args.total_q);
     q_len = within(info[3], q_start, args.total_q) - q_start;
-    const int first_q = within(args.qo_indptr[sequence], 0, args.total_q);
-    const int all_q = within(args.qo_indptr[sequence + 1], first_q, args.total_q) - first_q;
-    const int first_page = within(args.kv_indptr[sequence], 0, args.num_entries);
-    const int pages = within(args.kv_indptr[sequence + 1], first_page, args.num_entries) - first_page;
-    int keys = pages * page_size;
+    entry = within(info[4], 0, args.num_entries);
+    const int end = within(info[5], entry, args.num_entries);
+    int keys = (end - entry + within(info[6], 0, args.num_entries - end)) * page_size;  // to the sequence's end
     if (args.kv_last_page_lens != nullptr && page_size > 1)
       keys -= page_size - within(args.kv_last_page_lens[sequence], 0, page_size);
     keys = keys > 0 ? keys : 0;
-    entry = within(info[4], first_page, first_page + pages);
-    const int end = within(info[5], entry, first_page + pages), before = (entry - first_page) * page_size;
-    const int reach = (end - first_page) * page_size;
-    count = (reach < keys ? reach : keys) - before;
-    count = count > 0 ? count : 0;
+    count = (end - entry) * page_size < keys ? (end - entry) * page_size : keys;
     step = 1, rank = 0, last = count;
     if (!args.is_causal) return;
-    int all_keys = keys;
+    last = keys - q_len;  // the queries of a sequence are its last tokens
     if (args.g_kv_indptr != nullptr) {
       step = args.world_size, rank = args.rank;
-      all_keys = within(args.g_kv_indptr[sequence + 1] - args.g_kv_indptr[sequence], 0, 1 << 30);
+      last = within(args.g_kv_indptr[sequence + 1] - args.g_kv_indptr[sequence], 0, 1 << 30) - q_len;
+      const int before = entry - within(args.kv_indptr[sequence], 0, args.num_entries);
+      shift = before > 0 ? before * page_size : 0;
     }
-    last = all_keys + q_start - first_q - all_q;
-    shift = before;
     const int highest = seen_by(q_len - 1) + 1;
     count = highest < count ? (highest > 0 ? highest : 0) : count;
     is_causal = true;
@@ -299,8 +293,8 @@ struct WaveRows {
     const bool has_sum = first_column == 0 && OperandByRow<8>::group() == 0;
     if (item.place < 0) {
       const int64_t row = item.q_start + token;
-      store(static_cast<typename Shape::OutElement*>(args.out) + row * args.out_row + head * args.out_head, first_column,
-            factor);
+      auto* const out_row = static_cast<typename Shape::OutElement*>(args.out) + row * args.out_row;
+      store(out_row + head * args.out_head, first_column, factor);
       if (has_sum && args.lse != nullptr) args.lse[row * args.lse_row + head * args.lse_head] = sum;
     } else {
       const int64_t row = int64_t{item.place} + token;

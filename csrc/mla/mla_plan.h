@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The plan of latent attention, made on the device from cumulative lengths: the blocks of keys of all sequences lie on a
-// line, `overhead` blocks apart, and the line is cut into equal parts, one for each place in the attention's launch.
+// The plan of latent attention, made on the device from cumulative lengths: the blocks of keys of all sequences lie on
+// a line, `overhead` blocks apart, and the line is cut into equal parts, one for each place in the attention's launch.
 //
 // A workgroup per part finds by itself where the sequences lie, 256 of them at once:
 //   1. adds up the blocks of all, from which the length of a part follows
@@ -52,7 +52,7 @@ __device__ inline Sequence sequence(const MlaPlanArgs& args, int index, int coun
     found.rows = rows < args.max_seqlen_q ? rows : args.max_seqlen_q;
   } else {
     found.first_row = index, found.rows = 1;
-    found.pages = found.pages < args.topk ? found.pages : args.topk;
+    found.first_page = index * args.topk, found.pages = found.pages < args.topk ? found.pages : args.topk;
   }
   const int blocks = ceil_div(found.pages, args.block_pages);
   found.blocks = found.rows == 0 ? 0 : blocks > 1 ? blocks : 1;  // without a key there is still a row to write
@@ -125,13 +125,12 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
   share = share > args.least_blocks ? share : args.least_blocks;
   if (args.most > 0 && share < ceil_div(longest, args.most)) share = ceil_div(longest, args.most);
 
-  int line = 0, items = 0, slots = 0, rows = 0, pages = 0, mine = 0;
+  int line = 0, items = 0, slots = 0, rows = 0, mine = 0;
   for (int first = 0; first < count; first += kThreads) {
     const int index = first + thread;
-    Sequence own = sequence(args, index, count, tokens);
-    int places[2] = {own.blocks > 0 ? own.blocks + args.overhead : 0, own.pages}, sums[2];
+    const Sequence own = sequence(args, index, count, tokens);
+    int places[1] = {own.blocks > 0 ? own.blocks + args.overhead : 0}, sums[1];
     scan(lds, places, sums);
-    if (args.topk >= 0) own.first_page = pages + places[1];
     const int origin = line + places[0];
     int chunk = share, first_part = origin / share, offset = origin % share;
     if (args.is_even) {
@@ -152,7 +151,7 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
       const int place = pieces > 1 ? row + nth * own.rows : -1;
       const int end = own.first_page + (high < own.pages ? high : own.pages);
       int* info = args.work_info + int64_t{item + nth} * 8;
-      info[0] = index, info[1] = place, info[2] = own.first_row, info[3] = own.first_row + own.rows;
+      info[0] = index / tokens, info[1] = place, info[2] = own.first_row, info[3] = own.first_row + own.rows;
       info[4] = own.first_page + (low < own.pages ? low : own.pages), info[5] = end;
       info[6] = own.first_page + own.pages - end, info[7] = 0;
       if (pieces > 1 && slot + nth < args.num_slots) args.reduce_partial_map[slot + nth] = place;
@@ -162,7 +161,7 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
       args.reduce_final_map[2 * index] = own.first_row;
       args.reduce_final_map[2 * index + 1] = own.first_row + own.rows;
     }
-    line += sums[0], pages += sums[1], items += all[0], slots += all[1], rows += all[2];
+    line += sums[0], items += all[0], slots += all[1], rows += all[2];
   }
   if (thread == 0) args.work_indptr[part] = mine < args.num_items ? mine : args.num_items;
   if (part != 0) return;

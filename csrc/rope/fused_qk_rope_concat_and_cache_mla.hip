@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// From the parts of latent attention's queries and keys to its inputs in one pass: rotary position embedding of q_pe and
-// k_pe, both behind (or before) their latents, q into q_out, the key into its slot of a paged cache; each as it is or as
-// fp8 value · (1 / scale). HIP (gfx9) and CUDA. One build per combination of the macros below.
+// From the parts of latent attention's queries and keys to its inputs in one pass: rotary position embedding of q_pe
+// and k_pe, both behind (or before) their latents, q into q_out, the key into its slot of a paged cache; each as it is
+// or as fp8 value · (1 / scale). HIP (gfx9) and CUDA. One build per combination of the macros below.
 //
 //   1. a lane takes two packs of a row: neighbours of the latent, or VEC pairs of the rotated part (rope.h)
 //   2. loads them, and the pairs' angles

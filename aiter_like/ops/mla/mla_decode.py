@@ -9,115 +9,34 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
 from aiter_like.device import Target, default_target, target_of
-from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch import Backend, Op
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.errors import UnsupportedError
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8
-from aiter_like.ops.attention.checks import MAX_ROWS, check_lengths, scale_refusal
+from aiter_like.ops.attention.checks import MAX_ROWS, check_lengths
 from aiter_like.ops.common import elements
 from aiter_like.ops.mla import plan
-from aiter_like.ops.mla.mla_metadata import MlaMetadataCall
-from aiter_like.ops.mla.mla_reduce import MlaReduceCall
+from aiter_like.ops.mla.call import MlaDecodeCall
+from aiter_like.ops.mla.checks import MOST_SPLITS, OP, PLAN, check_call, ck_refusal, triton_refusal
+from aiter_like.ops.mla.reference import mla_decode_ref
 
 __all__ = ["mla_decode_fwd", "mla_decode_workspace_bytes"]
 
-_OP = "mla_decode"
 _PUBLIC = "mla_decode_fwd"
-_MIN_SCALE = 1e-8  # below, a masked score is no longer below every real one in the kernels' fp32
-_WIDEST = 512, 128  # columns of the latent and of the rotated part that a tile holds
-_MOST_SPLITS = 1024
-_PLAN = ("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map")
-
-
-class MlaDecodeCall(NamedTuple):
-    """One call of mla_decode: its arguments in the order of the function that mla_decode.hip exports.
-
-    Attributes:
-        out: [total_q, num_heads, v_dim], written; `lse` [total_q, num_heads] fp32 too, or None.
-        partial_out, partial_lse: memory for the results of parts, as of MlaReduceCall.
-        work_indptr … reduce_partial_map: the plan, as of MlaMetadataCall; memory for one unless `is_planned`.
-        q: [total_q, num_heads, dim]; kv [num_pages, page_size, 1, dim], whose first v_dim columns are the values too.
-        qo_indptr: [batch + 1], where the rows of a sequence begin; kv_indptr [batch + 1], where its pages begin in
-            `kv_indices`.
-        kv_last_page_lens: [batch], keys in a sequence's last page; None: all.
-        q_scale, kv_scale: fp32 [1], of fp8.
-        g_kv_indptr: [batch + 1], like kv_indptr of pages of 1, but of all ranks together; None: one rank has all.
-        num_kv_splits: 0, or parts of each sequence.
-        cp_world_size, cp_rank: key j here is key j · cp_world_size + cp_rank of the sequence, with g_kv_indptr.
-    """
-
-    out: Tensor
-    lse: Tensor | None
-    partial_out: Tensor
-    partial_lse: Tensor
-    work_indptr: Tensor
-    work_info: Tensor
-    reduce_indptr: Tensor
-    reduce_final_map: Tensor
-    reduce_partial_map: Tensor
-    q: Tensor
-    kv: Tensor
-    qo_indptr: Tensor
-    kv_indptr: Tensor
-    kv_indices: Tensor
-    kv_last_page_lens: Tensor | None = None
-    q_scale: Tensor | None = None
-    kv_scale: Tensor | None = None
-    g_kv_indptr: Tensor | None = None
-    is_planned: bool = False
-    max_seqlen_q: int = 1
-    num_kv_splits: int = 0
-    softmax_scale: float = 1.0
-    softcap: float = 0.0
-    causal: bool = True
-    cp_world_size: int = 1
-    cp_rank: int = 0
-
-    @property
-    def batch(self) -> int:
-        return self.qo_indptr.shape[0] - 1
-
-    @property
-    def page_size(self) -> int:
-        return self.kv.shape[1]
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether there can be sequences of more than one part."""
-        return self.is_planned or self.num_kv_splits != 1 and self.work_indptr.shape[0] > 2
-
-    @property
-    def plan(self) -> MlaMetadataCall:
-        """The call that writes the plan."""
-        return MlaMetadataCall(
-            *self[4:9], self.qo_indptr, self.kv_indptr, num_entries=self.kv_indices.shape[0], total_q=self.q.shape[0],
-            max_seqlen_q=self.max_seqlen_q, block_pages=plan.block_pages_of(self.page_size),
-            num_kv_splits=self.num_kv_splits, is_even=self.num_kv_splits > 0)
-
-    @property
-    def sum(self) -> MlaReduceCall:
-        """The call that adds up the parts."""
-        return MlaReduceCall(*self[:4], *self[6:9], self.max_seqlen_q)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """What a kernel must have besides lengths and lse, by short names, sorted."""
-        found = {"cp": self.g_kv_indptr is not None, "full": not self.causal, "softcap": self.softcap > 0}
-        return tuple(name for name, is_on in found.items() if is_on)
 
 
 def _instance(call: MlaDecodeCall, *, waves: int = 4) -> Instance:
     """The tile has the fewest rows that hold those of a sequence, up to 64."""
     if waves not in (4, 8):
-        raise ValueError(f"{_OP}: waves must be 4 or 8, got {waves}")
+        raise ValueError(f"{OP}: waves must be 4 or 8, got {waves}")
     row_waves = plan.rows_of_tile(call.max_seqlen_q * call.q.shape[1]) // 16
     element, q_element, kv_element = (elements.CPP[tensor.dtype] for tensor in (call.out, call.q, call.kv))
     dim, v_dim, has_softcap = call.q.shape[2], call.out.shape[2], int(call.softcap > 0)
@@ -132,158 +51,6 @@ def _instance(call: MlaDecodeCall, *, waves: int = 4) -> Instance:
 
 @compile_ops("mla/mla_decode.hip", gen_func=_instance, platforms=("hip",))
 def _mla_decode_ck(call: MlaDecodeCall) -> None: ...
-
-
-def mla_decode_ref(call: MlaDecodeCall) -> None:
-    """The formula in torch, in fp32, sequence by sequence; writes `out` and `lse`. Reads the lengths on the host."""
-    v_dim, rows = call.out.shape[2], call.qo_indptr.long().clamp(0, call.q.shape[0]).tolist()
-    pages = call.kv_indptr.long().clamp(0, call.kv_indices.shape[0]).tolist()
-    for index, (start, end) in enumerate(itertools.pairwise(rows)):
-        end = min(end, start + call.max_seqlen_q)
-        if start >= end:
-            continue
-        latent = _latent_of(call, index, pages[index], max(pages[index], pages[index + 1]))
-        q = call.q[start:end].float() * (call.q_scale if call.q_scale is not None and call.q.dtype in FP8 else 1.0)
-        scores = torch.einsum("qhd,kd->hqk", q, latent) * call.softmax_scale
-        if call.softcap > 0:
-            scores = call.softcap * torch.tanh(scores / call.softcap)
-        scores = scores.masked_fill(~_visible(call, index, end - start, rows[index + 1] - start, len(latent)),
-                                    -torch.inf)
-        lse = scores.logsumexp(-1)
-        p = torch.exp(scores - torch.where(lse == -torch.inf, 0.0, lse)[..., None])
-        call.out[start:end] = torch.einsum("hqk,kd->qhd", p, latent[:, :v_dim]).to(call.out.dtype)
-        if call.lse is not None:
-            call.lse[start:end] = lse.t()
-
-
-def _latent_of(call: MlaDecodeCall, index: int, first: int, last: int) -> Tensor:
-    """Keys of a sequence in fp32, [keys, dim]; zeros where an entry names no page, which `_visible` hides."""
-    entries = call.kv_indices[first:last].long()
-    count = len(entries) * call.page_size
-    if call.kv_last_page_lens is not None and call.page_size > 1:
-        count -= call.page_size - min(max(int(call.kv_last_page_lens[index]), 0), call.page_size)
-    is_page = (entries >= 0) & (entries < call.kv.shape[0])
-    latent = call.kv[entries.clamp(0, call.kv.shape[0] - 1)][:, :, 0].float()
-    latent = torch.where(is_page[:, None, None], latent, 0.0).flatten(0, 1)[:max(count, 0)]
-    return latent * call.kv_scale if call.kv_scale is not None and call.kv.dtype in FP8 else latent
-
-
-def _visible(call: MlaDecodeCall, index: int, rows: int, all_rows: int, keys: int) -> Tensor:
-    """bool [rows, keys]."""
-    first = int(call.kv_indptr[index].clamp(0, call.kv_indices.shape[0]))
-    key = torch.arange(keys, device=call.q.device)
-    entries = call.kv_indices[first + key // call.page_size]
-    visible = ((entries >= 0) & (entries < call.kv.shape[0])).expand(rows, keys)
-    if not call.causal:
-        return visible
-    position, total = torch.arange(rows, device=call.q.device) - all_rows, keys
-    if call.g_kv_indptr is not None:
-        total = int(call.g_kv_indptr[index + 1]) - int(call.g_kv_indptr[index])
-        key = key * call.cp_world_size + call.cp_rank
-    return visible & (key <= (total + position)[:, None])
-
-
-def _check(call: MlaDecodeCall) -> object:
-    """All that metadata can tell, before anything is written; messages say argument, expected, got."""
-    q, kv, device = call.q, call.kv, call.q.device
-    check.tensor(_OP, "q", q, rank=3, dtypes=(*FLOATS, *FP8))
-    check.tensor(_OP, "kv", kv, rank=4, dtypes=(*FLOATS, *FP8), device=device)
-    if kv.dtype not in (q.dtype, *FP8) or q.dtype in FP8 and kv.dtype not in FP8:
-        raise TypeError(f"{_OP}: kv must have dtype {q.dtype} or fp8, got {kv.dtype}")
-    total_q, num_heads, dim = q.shape
-    check.tensor(_OP, "kv", kv, shape=(None, None, 1, dim))
-    if 0 in kv.shape[1:]:
-        raise ValueError(f"{_OP}: kv must not be empty, got shape {tuple(kv.shape)}")
-    check.tensor(_OP, "out", call.out, dtypes=FLOATS if q.dtype in FP8 else (q.dtype,), device=device,
-                 shape=(total_q, num_heads, None))
-    v_dim = call.out.shape[2]
-    if not 0 < v_dim < dim:
-        raise ValueError(f"{_OP}: out must have fewer columns than q, whose last ones are rotated, got {v_dim} and "
-                         f"{dim}")
-    if call.lse is not None:
-        check.tensor(_OP, "lse", call.lse, dtypes=(torch.float32,), shape=(total_q, num_heads), device=device,
-                     last_contiguous=False)
-    check.tensor(_OP, "qo_indptr", call.qo_indptr, rank=1)
-    if call.batch < 0:
-        raise ValueError(f"{_OP}: qo_indptr must have at least 1 element, got 0")
-    lengths = {"qo_indptr": call.batch + 1, "kv_indptr": call.batch + 1, "kv_indices": None,
-               "kv_last_page_lens": call.batch, "g_kv_indptr": call.batch + 1}
-    for name, size in lengths.items():
-        if (tensor := getattr(call, name)) is not None:
-            check.tensor(_OP, name, tensor, dtypes=(torch.int32,), shape=(size,), device=device)
-    for name, scale in (("q_scale", call.q_scale), ("kv_scale", call.kv_scale)):
-        if scale is not None:
-            check.tensor(_OP, name, scale, dtypes=(torch.float32,), device=device)
-            if scale.numel() != 1:
-                raise ValueError(f"{_OP}: {name} must have 1 element, got shape {tuple(scale.shape)}")
-    _check_numbers(call)
-    _check_plan(call)
-    return SKIP if 0 in (q.numel(), call.batch, call.max_seqlen_q) else None
-
-
-def _check_numbers(call: MlaDecodeCall) -> None:
-    check.integer(_OP, "max_seqlen_q", call.max_seqlen_q, low=0, high=MAX_ROWS)
-    check.integer(_OP, "num_kv_splits", call.num_kv_splits, low=0, high=_MOST_SPLITS)
-    check.integer(_OP, "cp_world_size", call.cp_world_size, low=1)
-    check.integer(_OP, "cp_rank", call.cp_rank, low=0, high=call.cp_world_size - 1)
-    check.real(_OP, "softmax_scale", call.softmax_scale, low=_MIN_SCALE)
-    check.real(_OP, "softcap", call.softcap, low=0.0)
-    check.flag(_OP, "causal", call.causal)
-    if call.cp_world_size > 1 and call.causal and call.g_kv_indptr is None:
-        raise ValueError(f"{_OP}: with cp_world_size {call.cp_world_size}, g_kv_indptr must be given")
-
-
-def _check_plan(call: MlaDecodeCall) -> None:
-    num_heads, v_dim = call.out.shape[1:]
-    check.tensor(_OP, "partial_out", call.partial_out, dtypes=(torch.float32,), shape=(None, num_heads, v_dim),
-                 device=call.q.device)
-    check.tensor(_OP, "partial_lse", call.partial_lse, dtypes=(torch.float32,), device=call.q.device,
-                 shape=(call.partial_out.shape[0], num_heads))
-    for name, columns in zip(_PLAN, (None, 8, None, 2, None)):
-        tensor = getattr(call, name)
-        check.tensor(_OP, name, tensor, rank=1 if columns is None else 2, dtypes=(torch.int32,), device=call.q.device)
-        if columns is not None and tensor.shape[1] != columns or not tensor.is_contiguous():
-            raise ValueError(f"{_OP}: {name} must be contiguous, with rows of {columns or 1}, got shape "
-                             f"{tuple(tensor.shape)} with strides {tensor.stride()}")
-    check.tensor(_OP, "reduce_final_map", call.reduce_final_map, shape=(call.reduce_indptr.shape[0] - 1, 2))
-    if call.work_indptr.shape[0] < 2:
-        raise ValueError(f"{_OP}: work_indptr must have at least 2 elements, got {call.work_indptr.shape[0]}")
-
-
-def _ck_refusal(target: Target, call: MlaDecodeCall) -> str | None:
-    """What the kernel for gfx942 does not take."""
-    if target.platform != "hip" or target.arch != "gfx942":
-        return f"an MFMA kernel for gfx942, not for {target.arch}"
-    dim, v_dim = call.q.shape[2], call.out.shape[2]
-    if dim % 32 or v_dim % 128 or dim > sum(_WIDEST) or v_dim > _WIDEST[0]:
-        return (f"a latent of a multiple of 128 columns, {_WIDEST[0]} at most, and a multiple of 32 with the rotated "
-                f"ones, {sum(_WIDEST)} at most, got {v_dim} and {dim}")
-    for name, tensor, run in (("q", call.q, 8 * call.q.element_size()), ("kv_buffer", call.kv, 16)):
-        steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()) if size > 1]
-        if any(step * tensor.element_size() % run for step in (*steps, tensor.storage_offset())):
-            return f"rows of {name} that begin at multiples of {run} bytes, got strides {tensor.stride()}"
-    return _triton_refusal(target, call)
-
-
-def _triton_refusal(target: Target, call: MlaDecodeCall) -> str | None:
-    v_dim, rope_dim = call.out.shape[2], call.q.shape[2] - call.out.shape[2]
-    if v_dim > _WIDEST[0] or rope_dim > _WIDEST[1]:
-        return f"a latent of at most {_WIDEST[0]} columns and {_WIDEST[1]} rotated ones, got {v_dim} and {rope_dim}"
-    for name, tensor in (("q", call.q), ("kv_buffer", call.kv)):
-        if tensor.dtype in FP8 and tensor.dtype != dtypes.fp8_of(target.arch):
-            return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, {name} has {tensor.dtype}"
-    return scale_refusal(call.softmax_scale) or size_refusal(call)
-
-
-def size_refusal(call: MlaDecodeCall) -> str | None:
-    """Why no kernel can count the rows or keys of a call; None: each can."""
-    if call.kv_indices.shape[0] * call.page_size > MAX_ROWS:
-        return f"at most {MAX_ROWS} keys, got {call.kv_indices.shape[0]} pages of {call.page_size}"
-    rows = call.max_seqlen_q * call.q.shape[1]
-    programs = (call.work_indptr.shape[0] - 1) * plan.tiles_of(rows)
-    if rows > MAX_ROWS or programs >= 2**31:
-        return f"less than 2^31 workgroups, got {programs} for max_seqlen_q {call.max_seqlen_q}"
-    return None
 
 
 def _tune_key(call: MlaDecodeCall) -> dict[str, int | str]:
@@ -394,12 +161,12 @@ def _triton_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int
 
 
 mla_decode_op = Op(
-    _OP, call=MlaDecodeCall, reference=mla_decode_ref, check=_check, tune_key=_tune_key,
+    OP, call=MlaDecodeCall, reference=mla_decode_ref, check=check_call, tune_key=_tune_key,
     tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "head_dim", "head_dim_v", "page_size", "features",
-                 "dtype", "kv_dtype"), writes=("out", "lse", "partial_out", "partial_lse", *_PLAN), cases=_cases,
-    tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("partial_out", "partial_lse", *_PLAN)),
-    backends=(Backend("ck", _mla_decode_ck, refusal=_ck_refusal, space=_ck_space),
-              Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=_triton_refusal, space=_triton_space,
+                 "dtype", "kv_dtype"), writes=("out", "lse", "partial_out", "partial_lse", *PLAN), cases=_cases,
+    tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("partial_out", "partial_lse", *PLAN)),
+    backends=(Backend("ck", _mla_decode_ck, refusal=ck_refusal, space=_ck_space),
+              Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=triton_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", mla_decode_ref)))
 
@@ -483,7 +250,7 @@ def mla_decode_fwd(
     check.real(_PUBLIC, "logit_cap", logit_cap)
     check.integer(_PUBLIC, "max_seqlen_q", max_seqlen_q, low=0, high=MAX_ROWS)
     if num_kv_splits is not None:
-        check.integer(_PUBLIC, "num_kv_splits", num_kv_splits, low=1, high=_MOST_SPLITS)
+        check.integer(_PUBLIC, "num_kv_splits", num_kv_splits, low=1, high=MOST_SPLITS)
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
         check.tensor(_PUBLIC, name, tensor, rank=1)
     check_lengths(_PUBLIC, "qo_indptr", qo_indptr, len(q), None)
@@ -548,7 +315,7 @@ def mla_decode_workspace_bytes(batch: int, max_seqlen_q: int, num_heads: int, *,
                              ("v_head_dim", v_head_dim, 1), ("page_size", page_size, 1)):
         check.integer(op, name, value, low=low)
     if num_kv_splits is not None:
-        check.integer(op, "num_kv_splits", num_kv_splits, low=1, high=_MOST_SPLITS)
+        check.integer(op, "num_kv_splits", num_kv_splits, low=1, high=MOST_SPLITS)
     target = default_target() if device is None else target_of(torch.device(device))
     sizes = plan.sizes_of(target, batch, max_seqlen_q * num_heads, page_size, num_kv_splits or 0)
     return plan.workspace_bytes(sizes, max_seqlen_q, num_heads, v_head_dim)

@@ -40,7 +40,7 @@ class MlaMetadataCall(NamedTuple):
         max_seqlen_q: rows of a sequence, at most.
         block_pages: pages of a block; `least_blocks`: blocks of a part, `overhead`: what a sequence costs besides.
         num_kv_splits: 0, or parts of a sequence, at most; `is_even`: of each sequence, all equally long.
-        topk: −1, or each token is a sequence of at most so many of its sequence's pages.
+        topk: −1, or each token is a sequence of at most so many of its sequence's pages, in a list of [tokens, topk].
     """
 
     work_indptr: Tensor
@@ -73,16 +73,19 @@ def _sequences(call: MlaMetadataCall) -> list[tuple[int, int, int, int]]:
     if call.topk < 0:
         rows = [min(max(end - start, 0), call.max_seqlen_q) for start, end in zip(starts, starts[1:])]
         return list(zip(starts, rows, pages, counts))
-    tokens, first, found = max(int(call.qo_indptr[1]) - int(call.qo_indptr[0]), 1), 0, []
-    for index in range(min(len(counts) * tokens, call.total_q)):
-        found.append((index, 1, first, min(counts[index // tokens], call.topk)))
-        first += found[-1][3]
-    return found
+    tokens = _tokens_of(call)
+    return [(index, 1, index * call.topk, min(counts[index // tokens], call.topk))
+            for index in range(min(len(counts) * tokens, call.total_q))]
+
+
+def _tokens_of(call: MlaMetadataCall) -> int:
+    """Sequences of the plan for each one of the lengths."""
+    return 1 if call.topk < 0 else max(int(call.qo_indptr[1]) - int(call.qo_indptr[0]), 1)
 
 
 def mla_metadata_ref(call: MlaMetadataCall) -> None:
     """The plan in Python, sequence by sequence; reads the lengths on the host."""
-    sequences, num_parts = _sequences(call), len(call.work_indptr) - 1
+    sequences, num_parts, tokens = _sequences(call), len(call.work_indptr) - 1, _tokens_of(call)
     blocks = [max(-(-pages // call.block_pages), 1) if rows else 0 for _, rows, _, pages in sequences]
     total = sum(count + call.overhead for count in blocks if count)
     share = max(-(-total // num_parts), call.least_blocks, 1)
@@ -96,7 +99,7 @@ def mla_metadata_ref(call: MlaMetadataCall) -> None:
         for nth in range(pieces):
             low, high = (min(max(edge * chunk - origin, 0), count) * call.block_pages for edge in (nth, nth + 1))
             end = first_page + min(high, pages)
-            items[part + nth].append([index, place if pieces > 1 else -1, first_row, first_row + rows,
+            items[part + nth].append([index // tokens, place if pieces > 1 else -1, first_row, first_row + rows,
                                       first_page + min(low, pages), end, first_page + pages - end, 0])
             if pieces > 1:
                 slots.append(place)
@@ -257,7 +260,8 @@ def get_mla_metadata_v1(
         kv_granularity: pages of which a piece is a multiple.
         max_seqlen_qo: query tokens of a sequence, at most; below 1: unknown.
         uni_seqlen_qo, fast_mode, intra_batch_mode, is_cp_round_robin: AITER's hints; of no meaning here.
-        topk: each query token has pages of its own, at most so many, one token's list behind the other's; −1: no.
+        topk: each query token has pages of its own, in a list [tokens, topk] of which it uses as many as its sequence
+            has, at most `topk`; −1: no.
         max_split_per_batch: pieces of a sequence, at most, or one more where it begins inside of a part; below 1: any
             number.
         mla_version: 0.

@@ -12,7 +12,7 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.ops.attention.triton.parts import LN_2, LOG2_E, MASKED, clamped, exponent_of, no_keys, tanh
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
-from aiter_like.ops.mla.mla_decode import MlaDecodeCall
+from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.plan import rows_of_tile, tiles_of
 from aiter_like.ops.mla.triton.mla_metadata import PlanLaunch
 from aiter_like.ops.mla.triton.mla_reduce import ReduceLaunch
@@ -104,15 +104,21 @@ def _attend(state, q_latent, q_rope, kv, strides, kv_indices, first_entry, count
 
 
 @triton.jit
-def _bounds(starts, index, limit):
-    """(first, count) of an entry of cumulative counts, within `limit` whatever they hold."""
-    first = clamped(tl.load(starts + index), 0, limit)
-    return first, clamped(tl.load(starts + index + 1), first, limit) - first
+def _piece(info, kv_indptr, kv_last_page_lens, sequence, num_entries, SHAPE: tl.constexpr):
+    """(first entry of the list, keys from there on, keys of the sequence before it, and from it on) of an item."""
+    entry = clamped(tl.load(info + 4), 0, num_entries)
+    end = clamped(tl.load(info + 5), entry, num_entries)
+    keys = (end - entry + clamped(tl.load(info + 6), 0, num_entries - end)) * SHAPE.PAGE
+    if kv_last_page_lens is not None and SHAPE.PAGE > 1:
+        keys -= SHAPE.PAGE - clamped(tl.load(kv_last_page_lens + sequence), 0, SHAPE.PAGE)
+        keys = tl.maximum(keys, 0)
+    before = tl.maximum(entry - clamped(tl.load(kv_indptr + sequence), 0, num_entries), 0) * SHAPE.PAGE
+    return entry, tl.minimum((end - entry) * SHAPE.PAGE, keys), before, keys
 
 
 @triton.jit(do_not_specialize=["batch", "num_parts", "num_items", "total_q", "num_heads", "num_pages", "num_entries",
                                "num_rows", "world_size", "rank"])
-def mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens,
+def _mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, kv_indptr, kv_indices, kv_last_page_lens,
                       g_kv_indptr, q_scale, kv_scale, work_indptr, work_info, out_strides, lse_strides, part_strides,
                       sum_strides, q_strides, kv_strides, batch, num_parts, num_items, total_q, num_heads, num_pages,
                       num_entries, num_rows, world_size, rank, scale, softcap, SHAPE: tl.constexpr,
@@ -146,25 +152,16 @@ def mla_decode_kernel(out, lse, partial_out, partial_lse, q, kv, qo_indptr, kv_i
         is_row = tokens < q_len
         if place >= 0:
             is_row = is_row & (place + tokens < num_rows)
-        first_q, all_q = _bounds(qo_indptr, sequence, total_q)
-        first_page, pages = _bounds(kv_indptr, sequence, num_entries)
-        keys = pages * SHAPE.PAGE
-        if kv_last_page_lens is not None and SHAPE.PAGE > 1:
-            keys -= SHAPE.PAGE - clamped(tl.load(kv_last_page_lens + sequence), 0, SHAPE.PAGE)
-            keys = tl.maximum(keys, 0)
-        entry = clamped(tl.load(info + 4), first_page, first_page + pages)
-        end = clamped(tl.load(info + 5), entry, first_page + pages)
-        before = (entry - first_page) * SHAPE.PAGE
-        count = tl.maximum(tl.minimum((end - first_page) * SHAPE.PAGE, keys) - before, 0)
+        entry, count, before, keys = _piece(info, kv_indptr, kv_last_page_lens, sequence, num_entries, SHAPE)
         last = rows * 0 + count
         if SHAPE.IS_CAUSAL:
-            position = q_start - first_q + tokens - all_q
+            position = tokens - q_len  # the queries of a sequence are its last tokens
             if g_kv_indptr is not None:  # key j of this rank is key j · world_size + rank of all
                 every = clamped(tl.load(g_kv_indptr + sequence + 1) - tl.load(g_kv_indptr + sequence), 0, 2**30)
                 seen = every + position - rank
                 last = tl.where(seen >= 0, seen // world_size, -1) - before
             else:
-                last = keys + position - before
+                last = keys + position
             highest_row = tl.max(tl.where(is_row, last, -1), 0)
             count = tl.minimum(count, tl.maximum(highest_row + 1, 0))
         if tile * SHAPE.M < q_len * num_heads:
@@ -223,7 +220,7 @@ class Launches:
         self.plan = None if call.is_planned else PlanLaunch(call.plan)
         self.reduce = ReduceLaunch(call.sum) if call.has_parts else None
         self.attention = Launch(
-            mla_decode_kernel, (num_parts * tiles, 1, 1),
+            _mla_decode_kernel, (num_parts * tiles, 1, 1),
             (call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2],
              call.partial_lse.stride(), call.q.stride()[:2], call.kv.stride()[:2], call.qo_indptr.shape[0] - 1,
              num_parts, call.work_info.shape[0], total_q, num_heads, call.kv.shape[0], call.kv_indices.shape[0],
@@ -235,8 +232,8 @@ class Launches:
             self.plan(call.plan)
         q_scale = call.q_scale if call.q.element_size() == 1 else None
         kv_scale = call.kv_scale if call.kv.element_size() == 1 else None
-        self.attention(call.out, call.lse, call.partial_out, call.partial_lse, call.q, call.kv, call.qo_indptr,
-                       call.kv_indptr, call.kv_indices, call.kv_last_page_lens, call.g_kv_indptr, q_scale, kv_scale,
+        self.attention(call.out, call.lse, call.partial_out, call.partial_lse, call.q, call.kv, call.kv_indptr,
+                       call.kv_indices, call.kv_last_page_lens, call.g_kv_indptr, q_scale, kv_scale,
                        call.work_indptr, call.work_info)
         if self.reduce is not None:
             self.reduce(call.sum)

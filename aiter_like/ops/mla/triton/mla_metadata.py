@@ -36,7 +36,7 @@ def _queries_of(qo_indptr, batch, mask, total_q, max_seqlen_q):
 @triton.jit
 def _sequences(qo_indptr, kv_indptr, first, sizes, LANES: tl.constexpr, IS_SPARSE: tl.constexpr):
     """(first row, rows, first page, pages, keys' blocks) of the LANES sequences from `first` on; of IS_SPARSE a token
-    is a sequence, of at most `topk` pages, and its first page is left to the caller, who adds them up.
+    is a sequence, of at most `topk` pages, and its first page is the caller's business.
     """
     batch, num_entries, total_q, max_seqlen_q, block_pages, topk, tokens = sizes
     index = first + tl.arange(0, LANES)
@@ -53,9 +53,30 @@ def _sequences(qo_indptr, kv_indptr, first, sizes, LANES: tl.constexpr, IS_SPARS
     return q_start, q_len, start, tl.where(mask, pages, 0), blocks
 
 
+@triton.jit
+def _write_items(at, mask, index, place, q_start, q_len, start, low, high, pages):
+    """Items at pointers: a sequence's rows, and its pages from `low` to `high`."""
+    tl.store(at, index, mask=mask)
+    tl.store(at + 1, place, mask=mask)
+    tl.store(at + 2, q_start, mask=mask)
+    tl.store(at + 3, q_start + q_len, mask=mask)
+    tl.store(at + 4, start + low, mask=mask)
+    tl.store(at + 5, start + high, mask=mask)
+    tl.store(at + 6, pages - high, mask=mask)
+    tl.store(at + 7, index * 0, mask=mask)
+
+
+@triton.jit
+def _write_tiles(reduce_indptr, reduce_final_map, index, mask, slots, first_row, last_row):
+    """Where the parts of sequences end in the map, and which rows they have."""
+    tl.store(reduce_indptr + index + 1, slots, mask=mask)
+    tl.store(reduce_final_map + index * 2, first_row, mask=mask)
+    tl.store(reduce_final_map + index * 2 + 1, last_row, mask=mask)
+
+
 @triton.jit(do_not_specialize=["batch", "num_entries", "total_q", "max_seqlen_q", "block_pages", "topk", "least",
                                "most", "num_parts", "num_items", "num_slots", "num_tiles"])
-def mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr,
+def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr,
                         kv_indptr, batch, num_entries, total_q, max_seqlen_q, block_pages, topk, least, most, num_parts,
                         num_items, num_slots, num_tiles, LANES: tl.constexpr, OVERHEAD: tl.constexpr,
                         IS_EVEN: tl.constexpr, IS_SPARSE: tl.constexpr, OVERLAPS: tl.constexpr):
@@ -81,13 +102,12 @@ def mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map,
     if most > 0:
         share = tl.maximum(share, tl.cdiv(longest, most))
 
-    line, items, slots, rows, pages_before, mine = 0, 0, 0, 0, 0, 0
+    line, items, slots, rows, mine = 0, 0, 0, 0, 0
     for first in range(0, batch, LANES):
         q_start, q_len, start, pages, blocks = _sequences(qo_indptr, kv_indptr, first, sizes, LANES, IS_SPARSE)
         index = first + tl.arange(0, LANES)
         if IS_SPARSE:
-            start = pages_before + tl.cumsum(pages, 0) - pages
-            pages_before += tl.sum(pages, 0)
+            start = index * topk
         size = blocks + tl.where(q_len > 0, OVERHEAD, 0)
         origin = line + tl.cumsum(size, 0) - size
         if IS_EVEN:
@@ -105,25 +125,15 @@ def mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map,
         nth = part - first_part
         mine += tl.sum(tl.minimum(tl.maximum(nth, 0), count), 0)
         is_mine = (nth >= 0) & (nth < count) & (item + nth < num_items)
-        low = tl.maximum(nth * chunk - offset, 0) * block_pages
-        high = tl.minimum((nth + 1) * chunk - offset, blocks) * block_pages
-        at = work_info + (item + nth).to(tl.int64) * 8
+        low = tl.minimum(tl.maximum(nth * chunk - offset, 0) * block_pages, pages)
+        high = tl.minimum(tl.minimum((nth + 1) * chunk - offset, blocks) * block_pages, pages)
         place = tl.where(count > 1, row + nth * q_len, -1)
-        end = start + tl.minimum(high, pages)
-        tl.store(at, index, mask=is_mine)
-        tl.store(at + 1, place, mask=is_mine)
-        tl.store(at + 2, q_start, mask=is_mine)
-        tl.store(at + 3, q_start + q_len, mask=is_mine)
-        tl.store(at + 4, start + tl.minimum(low, pages), mask=is_mine)
-        tl.store(at + 5, end, mask=is_mine)
-        tl.store(at + 6, start + pages - end, mask=is_mine)
-        tl.store(at + 7, index * 0, mask=is_mine)
+        _write_items(work_info + (item + nth).to(tl.int64) * 8, is_mine, index // tokens, place, q_start, q_len, start,
+                     low, high, pages)
         tl.store(reduce_partial_map + slot + nth, place, mask=is_mine & (count > 1) & (slot + nth < num_slots))
         if part == 0:
             is_tile = (index < batch) & (index < num_tiles)
-            tl.store(reduce_indptr + index + 1, slot + partials, mask=is_tile)
-            tl.store(reduce_final_map + index * 2, q_start, mask=is_tile)
-            tl.store(reduce_final_map + index * 2 + 1, q_start + q_len, mask=is_tile)
+            _write_tiles(reduce_indptr, reduce_final_map, index, is_tile, slot + partials, q_start, q_start + q_len)
         line += tl.sum(size, 0)
         items += tl.sum(count, 0)
         slots += tl.sum(partials, 0)
@@ -134,9 +144,7 @@ def mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map,
         tl.store(reduce_indptr, 0)
         for first in range(batch, num_tiles, LANES):
             index = first + tl.arange(0, LANES)
-            tl.store(reduce_indptr + index + 1, slots, mask=index < num_tiles)
-            tl.store(reduce_final_map + index * 2, 0, mask=index < num_tiles)
-            tl.store(reduce_final_map + index * 2 + 1, 0, mask=index < num_tiles)
+            _write_tiles(reduce_indptr, reduce_final_map, index, index < num_tiles, slots, index * 0, index * 0)
 
 
 def mla_metadata(call: MlaMetadataCall, **params: int) -> Callable[..., None]:
@@ -152,7 +160,7 @@ class PlanLaunch:
     def __init__(self, call: MlaMetadataCall, **params: int):
         batch, num_parts = call.qo_indptr.shape[0] - 1, call.work_indptr.shape[0] - 1
         self.launch = Launch(
-            mla_metadata_kernel, (num_parts, 1, 1),
+            _mla_metadata_kernel, (num_parts, 1, 1),
             (batch, call.num_entries, call.total_q, call.max_seqlen_q, call.block_pages, call.topk, call.least_blocks,
              call.num_kv_splits, num_parts, call.work_info.shape[0], call.reduce_partial_map.shape[0],
              call.reduce_indptr.shape[0] - 1),

@@ -17,7 +17,7 @@ _TOGETHER = 8  # parts that are loaded at once
 
 
 @triton.jit(do_not_specialize=["max_seqlen_q", "num_heads", "total_q", "num_rows", "num_slots"])
-def mla_reduce_kernel(out, lse, partial_out, partial_lse, reduce_indptr, reduce_final_map, reduce_partial_map,
+def _mla_reduce_kernel(out, lse, partial_out, partial_lse, reduce_indptr, reduce_final_map, reduce_partial_map,
                       out_strides, lse_strides, part_strides, sum_strides, max_seqlen_q, num_heads, total_q, num_rows,
                       num_slots, V_DIM: tl.constexpr, DV: tl.constexpr, TOGETHER: tl.constexpr, OVERLAPS: tl.constexpr):
     """One row of one head per program: out = Σ w·part / Σ w with w = exp(lse − max lse); bound: memory.
@@ -79,7 +79,7 @@ class ReduceLaunch:
         options = {**_OPTIONS, **params}
         together = options.pop("TOGETHER", _TOGETHER)
         self.launch = Launch(
-            mla_reduce_kernel, ((call.reduce_indptr.shape[0] - 1) * call.max_seqlen_q * num_heads, 1, 1),
+            _mla_reduce_kernel, ((call.reduce_indptr.shape[0] - 1) * call.max_seqlen_q * num_heads, 1, 1),
             (call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2],
              call.partial_lse.stride(), call.max_seqlen_q, num_heads, total_q, call.partial_out.shape[0],
              call.reduce_partial_map.shape[0]),
