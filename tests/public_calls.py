@@ -98,7 +98,7 @@ CALLS = {
     "fused_qk_rope_concat_and_cache_mla": (
         heads, heads, heads[:, :1], heads[:, :1], zeros(BLOCKS, PAGE, 1, 2 * DIM), zeros(ROWS, HEADS, 2 * DIM), slots,
         ONE, ONE, slots, *tables, True, True),
-    "mla_decode_fwd": latent_call,
+    "mla_decode_fwd": (*latent_call, 1, None, 0.0, 1),  # no parts, whose memory would hold anything
     "mla_prefill_fwd": latent_call[:8],
     "mla_reduce_v1": (r(8, HEADS, DIM, dtype=F32), r(8, HEADS, dtype=F32), i32(0, 2, 4), i32([0, 2], [2, 4]),
                       i32(0, 2, 4, 6), 2, 0, zeros(ROWS, HEADS, DIM), zeros(ROWS, HEADS, dtype=F32)),

@@ -171,7 +171,6 @@ def test_a_plan_of_the_caller(device, run, backend):
     """With many parts for each sequence, made once and used for two calls; a plan may also come with memory."""
     case = make(device, ((2, 700), (1, 3), (3, 0), (2, 900)), 4)
     plan = plan_of(device, case, 4, backend, kv_granularity=1, max_seqlen_qo=3)
-    assert plan["work_meta_data"].tolist() == [plan["work_indptr"].data_ptr(), plan["work_info_set"].data_ptr()]
     assert plan["reduce_indptr"][-1] >= 4, "the long sequences must have parts"
     rows = 4 * len(plan["reduce_partial_map"]) * 3 * 4 * 129
     for workspace in (None, torch.empty(rows, dtype=torch.uint8, device=device)):

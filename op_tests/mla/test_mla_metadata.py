@@ -81,8 +81,7 @@ def test_default_sizes_are_enough(device, run, backend):
     for heads, lengths in ((16, [(1, 5000)] * 3), (128, [(2, 4000), (1, 30)])):
         plan = make(device, run, backend, lengths, heads)
         check(plan, lengths)
-        assert plan["work_metadata_ptrs"].tolist() == [plan["work_indptr"].data_ptr(),
-                                                       plan["work_info_set"].data_ptr()]
+        assert plan["work_metadata_ptrs"].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -248,7 +248,7 @@ def get_mla_metadata_v1(
         num_heads_per_head_k: heads of q; of no meaning for the plan, whose parts have all of them.
         num_heads_k: 1.
         is_causal: of no meaning for the plan.
-        work_metadata_ptrs: [2] uint64, written: the addresses of `work_indptr` and `work_info_set`.
+        work_metadata_ptrs: [2] uint64, written: zeros, as no kernel here reads addresses from memory.
         work_info_set: [items, 8] int32, written: sequence, first row of its partial result or −1 where it has but one
             piece, first query token and the one behind its last, first page and the one behind its last, pages of the
             sequence behind that, 0.
@@ -298,10 +298,7 @@ def get_mla_metadata_v1(
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr=seqlens_qo_indptr,
         kv_indptr=seqlens_kv_indptr, max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else _ANY, block_pages=pages,
         num_kv_splits=max(max_split_per_batch, 0), topk=topk, backend=backend)
-    if not torch.compiler.is_compiling():
-        addresses = work_metadata_ptrs.view(torch.int64)
-        addresses[0].fill_(work_indptr.data_ptr())
-        addresses[1].fill_(work_info_set.data_ptr())
+    work_metadata_ptrs.view(torch.int64).zero_()
 
 
 mla_metadata_op.public.append(get_mla_metadata_v1)

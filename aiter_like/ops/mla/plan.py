@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     Attributes:
         num_parts: parts of the line; the launch has one program for each of them and tile of rows.
         num_items: pieces of sequences in all parts together, at most.
-        num_slots: pieces of sequences that have more than one, at most.
+        num_slots: pieces of sequences that have more than one, at most; 0 where none can have more.
         num_tiles: sequences.
         block_pages: pages of a block.
         is_even: each sequence is cut into `num_kv_splits` parts of its own.
@@ -62,7 +62,7 @@ def sizes_of(target: Target, batch: int, rows: int, page_size: int, num_kv_split
         num_kv_splits = 1
     if num_kv_splits:
         parts = max(batch * num_kv_splits, 1)
-        return Sizes(parts, parts, parts if num_kv_splits > 1 else 1, batch, block_pages_of(page_size), True)
+        return Sizes(parts, parts, parts if num_kv_splits > 1 else 0, batch, block_pages_of(page_size), True)
     return balanced(target, batch, rows, page_size, entries)
 
 
