@@ -25,7 +25,7 @@ OPERATORS = {
     "grouped_gemm": "gemm.grouped_gemm",
     "indexer_k_quant_and_cache": "kv_cache.indexer_k_quant_and_cache",
     "layer_norm": "norm.layer_norm",
-    "mla_decode": "mla.reference",
+    "mla_decode": "mla.mla_decode",
     "mla_metadata": "mla.mla_metadata",
     "mla_reduce": "mla.mla_reduce",
     "moe_smoothquant": "quant.moe_smoothquant",

@@ -26,7 +26,7 @@ from aiter_like.ops.common import elements
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.checks import MOST_SPLITS, OP, PLAN, check_call, ck_refusal, triton_refusal
-from aiter_like.ops.mla.reference import mla_decode_ref
+from aiter_like.ops.mla.reference import attend
 
 __all__ = ["mla_decode_fwd", "mla_decode_workspace_bytes"]
 
@@ -149,6 +149,11 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
         yield {"batch": tokens, "seqlen_q": 1, "seqlen_k": 4096, "num_heads": model.num_heads // tp,
                "head_dim": model.kv_lora_rank + model.qk_rope_head_dim, "head_dim_v": model.kv_lora_rank,
                "page_size": 64, "features": "none", "dtype": model.dtype, "kv_dtype": model.dtype}
+
+
+def mla_decode_ref(call: MlaDecodeCall) -> None:
+    """The formula in torch, in fp32; writes `out` and `lse`."""
+    attend(call)
 
 
 def _ck_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:

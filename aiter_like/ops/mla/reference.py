@@ -10,7 +10,7 @@ from aiter_like.ops.attention.call import FP8
 from aiter_like.ops.mla.call import MlaDecodeCall
 
 
-def mla_decode_ref(call: MlaDecodeCall) -> None:
+def attend(call: MlaDecodeCall) -> None:
     """The formula in torch, in fp32, sequence by sequence; writes `out` and `lse`. Reads the lengths on the host."""
     v_dim = call.out.shape[2]
     for index, start, end, first, last in _sequences(call):
