@@ -17,6 +17,8 @@ ROWS, HIDDEN, HEADS, DIM, PAGE, BLOCKS = 6, 128, 2, 32, 16, 3
 EPSILON, ONE = 1e-6, torch.ones(1)
 NOT_TRACED = {  # not operators of tensors
     "attention_workspace_bytes": "a number of bytes", "paged_attention_workspace_bytes": "the same",
+    "attention_workspace_bytes": "a number of bytes", "mla_decode_workspace_bytes": "a number of bytes",
+    "get_mla_metadata_info_v1": "sizes of tensors", "get_ps_metadata_info_v1": "sizes of tensors",
     "RotaryEmbedding": "what get_rope returns, which is called",
     "get_hip_quant": "returns a function", "get_torch_quant": "returns a function",
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
@@ -56,6 +58,11 @@ tables = (r(ROWS, DIM // 2), r(ROWS, DIM // 2))
 tiled = (zeros(BLOCKS, HEADS, DIM // 16, PAGE, 16, dtype=FP8), zeros(BLOCKS, HEADS, DIM, PAGE, dtype=FP8))
 eighths = (zeros(BLOCKS, HEADS, DIM // 8, PAGE, 8), zeros(BLOCKS, HEADS, DIM, PAGE))
 index_cache = zeros(BLOCKS, PAGE, HIDDEN + 4, dtype=torch.uint8)
+latent_call = (r(ROWS, HEADS, DIM), pages, zeros(ROWS, HEADS, 16), starts, i32(0, 2, 3), i32(2, 0, 1), i32(5, PAGE), 4,
+               PAGE)
+plan = (zeros(2, dtype=torch.uint64), zeros(8, dtype=I32), zeros(3, dtype=I32), zeros(2, 2, dtype=I32),
+        zeros(9, dtype=I32))
+expanded = (r(ROWS, HEADS, DIM), r(ROWS, HEADS, DIM), r(ROWS, HEADS, 16), zeros(ROWS, HEADS, 16))
 norm_add = (rows(), x, x + 1, rows())
 quant = (rows(I8), x, scale)
 quant_add = (rows(I8), x, x + 1, rows())
@@ -106,6 +113,20 @@ CALLS = {
                                PAGE),
     "paged_attention_decode": (zeros(ROWS, HEADS, DIM), q[0], pages.transpose(1, 2), pages.transpose(1, 2),
                                i32(*range(ROWS)), i32(*([0],) * ROWS), 0.2, PAGE, None, None, None),
+    "fused_qk_rope_concat_and_cache_mla": (
+        heads, heads, heads[:, :1], heads[:, :1], zeros(BLOCKS, PAGE, 1, 2 * DIM), zeros(ROWS, HEADS, 2 * DIM), slots,
+        ONE, ONE, slots, *tables, True, True),
+    "mla_decode_fwd": (*latent_call, 1, None, 0.0, 1),  # no parts, whose memory would hold anything
+    "mla_prefill_fwd": latent_call[:8],
+    "mla_reduce_v1": (r(8, HEADS, DIM, dtype=F32), r(8, HEADS, dtype=F32), i32(0, 2, 4), i32([0, 2], [2, 4]),
+                      i32(0, 2, 4, 6), 2, 0, zeros(ROWS, HEADS, DIM), zeros(ROWS, HEADS, dtype=F32)),
+    "get_mla_metadata_v1": (starts, i32(0, 2, 3), i32(5, PAGE), HEADS, 1, True, plan[0], zeros(9, 8, dtype=I32),
+                            *plan[1:]),
+    "get_ps_metadata_v1": (starts, i32(0, 2, 3), i32(5, PAGE), 1, HEADS, plan[0], plan[1], zeros(9, 8, dtype=I32),
+                           *plan[2:]),
+    "mla_prefill_ps_asm_fwd": (*expanded[:3], starts, starts, i32(*range(ROWS)), None, None, 4, 0.2, True, None, None,
+                               expanded[3]),
+    "mla_prefill_ps_fwd": (*expanded, starts, starts, i32(*range(ROWS)), None, None, 4, True),
     "dropout_layer_norm": (x, x, weight, weight, 0.5, 7),
     "fused_flatten_fp8_group_quant": (heads, 32),
     "fused_rms_fp8_group_quant": (x, weight, EPSILON),

@@ -12,6 +12,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import device, dtypes
 from aiter_like.integrations import aiter_checks
+from aiter_like.ops.mla import plan
 
 
 def flash_attn_varlen_func(
@@ -54,6 +55,30 @@ def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterlea
     if not is_guinterleave:
         return aiter_like.shuffle_scale(src)
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
+
+
+def get_meta_param(num_kv_splits: int | None, bs: int, total_kv: int, nhead: int, max_seqlen_q: int,
+                   dtype: torch.dtype, tg_factor: int = 1, ignore_total_kv: int = 0) -> tuple[int, Tensor]:
+    """How often keys are cut where a caller wants to know, and where the parts of each sequence begin. A
+    `mla_decode_fwd` that is not told shares the keys out better, by the lengths.
+    """
+    target = device.default_target()
+    if num_kv_splits is None:
+        parts = plan.balanced(target, max(bs, 1), max_seqlen_q * nhead, 1, total_kv).num_parts
+        num_kv_splits = max(parts // max(bs, 1), 1)
+    starts = torch.arange(0, (bs + 1) * num_kv_splits, num_kv_splits, dtype=torch.int32,
+                          device="cuda" if torch.cuda.is_available() else "cpu")
+    return num_kv_splits, starts
+
+
+def flydsl_mla_reduce_v1(
+        partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Tensor, reduce_final_map: Tensor | None,
+        reduce_partial_map: Tensor, max_seqlen_q: int, final_output: Tensor, final_lse: Tensor | None = None,
+        num_kv_splits: int = 0, actual_max_splits: int | None = None, *, stream: Any = None,
+        waves_per_eu: int = 4) -> None:
+    """`mla_reduce_v1` with AITER's hints for its own kernel, on the current stream."""
+    aiter_like.mla_reduce_v1(partial_output, partial_lse, reduce_indptr, reduce_final_map, reduce_partial_map,
+                             max_seqlen_q, num_kv_splits, final_output, final_lse)
 
 
 def get_gemm_config(config_name: str, M: int, N: int | None = None, K: int | None = None,

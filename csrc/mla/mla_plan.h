@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: MIT
+// The plan of latent attention, made on the device from cumulative lengths: the blocks of keys of all sequences lie on
+// a line, `overhead` blocks apart, and the line is cut into equal parts, one for each place in the attention's launch.
+//
+// A workgroup per part finds by itself where the sequences lie, 256 of them at once:
+//   1. adds up the blocks of all, from which the length of a part follows
+//   2. scans blocks, pieces and rows of partial results, so that each sequence knows its place in every list
+//   3. writes what its part of the line holds; the first workgroup also what belongs to no part
+// LDS: 3 KiB. Bound: latency.
+#pragma once
+
+#include "aiter_like/ffi.h"
+#include "aiter_like/gpu.h"
+
+namespace aiter_like {
+
+struct MlaPlanArgs {
+  int *work_indptr, *work_info, *reduce_indptr, *reduce_final_map, *reduce_partial_map;  // written
+  const int *qo_indptr, *kv_indptr;
+  int batch, num_entries, total_q, max_seqlen_q;  // sequences; pages; rows in all, and of a sequence at most
+  int block_pages, least_blocks, overhead;
+  int most;      // pieces of a sequence; 0: any number
+  bool is_even;  // each sequence has `most` parts of its own
+  int topk;      // -1, or pages of a token at most, where tokens are sequences
+  int num_parts, num_items, num_slots, num_tiles;
+};
+
+namespace mla_plan {
+
+constexpr int kThreads = 256;
+
+__device__ inline int within(int x, int low, int high) {
+  const int below = x < high ? x : high;
+  return below > low ? below : low;
+}
+__device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+struct Sequence {
+  int first_row, rows, first_page, pages, blocks;
+};
+
+/// Sequence `index`, inside of the tensors whatever the lengths hold; nothing beyond the last one.
+__device__ inline Sequence sequence(const MlaPlanArgs& args, int index, int count, int tokens) {
+  Sequence found{0, 0, 0, 0, 0};
+  if (index >= count) return found;
+  const int batch = args.topk < 0 ? index : index / tokens;
+  found.first_page = within(args.kv_indptr[batch], 0, args.num_entries);
+  found.pages = within(args.kv_indptr[batch + 1], found.first_page, args.num_entries) - found.first_page;
+  if (args.topk < 0) {
+    found.first_row = within(args.qo_indptr[batch], 0, args.total_q);
+    const int rows = within(args.qo_indptr[batch + 1], found.first_row, args.total_q) - found.first_row;
+    found.rows = rows < args.max_seqlen_q ? rows : args.max_seqlen_q;
+  } else {
+    found.first_row = index, found.rows = 1;
+    found.first_page = index * args.topk, found.pages = found.pages < args.topk ? found.pages : args.topk;
+  }
+  const int blocks = ceil_div(found.pages, args.block_pages);
+  found.blocks = found.rows == 0 ? 0 : blocks > 1 ? blocks : 1;  // without a key there is still a row to write
+  return found;
+}
+
+struct Lds {
+  int scan[3][kThreads];
+};
+
+/// Replaces each value by the sum of those before it, in COUNT lists at once; the sums of all are returned in `totals`.
+template <int COUNT>
+__device__ inline void scan(Lds& lds, int (&values)[COUNT], int (&totals)[COUNT]) {
+  const int thread = thread_index();
+  int own[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) own[i] = lds.scan[i][thread] = values[i];
+  workgroup_barrier();
+#pragma unroll 1
+  for (int step = 1; step < kThreads; step *= 2) {
+    int before[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) before[i] = thread >= step ? lds.scan[i][thread - step] : 0;
+    workgroup_barrier();
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) lds.scan[i][thread] = values[i] += before[i];
+    workgroup_barrier();
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) totals[i] = lds.scan[i][kThreads - 1], values[i] -= own[i];
+  workgroup_barrier();
+}
+
+/// The largest value of all work-items.
+__device__ inline int largest(Lds& lds, int value) {
+  const int thread = thread_index();
+  lds.scan[0][thread] = value;
+  workgroup_barrier();
+#pragma unroll 1
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    if (thread < step && lds.scan[0][thread + step] > lds.scan[0][thread])
+      lds.scan[0][thread] = lds.scan[0][thread + step];
+    workgroup_barrier();
+  }
+  const int result = lds.scan[0][0];
+  workgroup_barrier();
+  return result;
+}
+
+__device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
+  const int thread = thread_index();
+  int tokens = 1, count = args.batch;
+  if (args.topk >= 0) {
+    const int each = args.qo_indptr[1] - args.qo_indptr[0];
+    tokens = each > 1 ? each : 1;
+    count = count < args.total_q / tokens ? count * tokens : args.total_q;
+  }
+  int total = 0, longest = 0;
+  for (int first = 0; first < count; first += kThreads) {
+    const Sequence own = sequence(args, first + thread, count, tokens);
+    int size[1] = {own.blocks > 0 ? own.blocks + args.overhead : 0}, sum[1];
+    scan(lds, size, sum);
+    total += sum[0];
+    if (args.most > 0) {
+      const int most = largest(lds, own.blocks);
+      longest = longest > most ? longest : most;
+    }
+  }
+  int share = ceil_div(total, args.num_parts);
+  share = share > args.least_blocks ? share : args.least_blocks;
+  if (args.most > 0 && share < ceil_div(longest, args.most)) share = ceil_div(longest, args.most);
+
+  int line = 0, items = 0, slots = 0, rows = 0, mine = 0;
+  for (int first = 0; first < count; first += kThreads) {
+    const int index = first + thread;
+    const Sequence own = sequence(args, index, count, tokens);
+    int places[1] = {own.blocks > 0 ? own.blocks + args.overhead : 0}, sums[1];
+    scan(lds, places, sums);
+    const int origin = line + places[0];
+    int chunk = share, first_part = origin / share, offset = origin % share;
+    if (args.is_even) {
+      const int each = ceil_div(own.blocks, args.most);
+      chunk = each > 1 ? each : 1, first_part = index * args.most, offset = 0;
+    }
+    const int pieces = own.blocks > 0 ? ceil_div(offset + own.blocks, chunk) : 0, partials = pieces > 1 ? pieces : 0;
+    int lists[3] = {pieces, partials, partials * own.rows}, all[3];
+    scan(lds, lists, all);
+    const int item = items + lists[0], slot = slots + lists[1], row = rows + lists[2], nth = part - first_part;
+
+    int before[1] = {within(nth, 0, pieces)}, sum[1];
+    scan(lds, before, sum);
+    mine += sum[0];
+    if (nth >= 0 && nth < pieces && item + nth < args.num_items) {
+      const int low = within(nth * chunk - offset, 0, own.blocks) * args.block_pages;
+      const int high = within((nth + 1) * chunk - offset, 0, own.blocks) * args.block_pages;
+      const int place = pieces > 1 ? row + nth * own.rows : -1;
+      const int end = own.first_page + (high < own.pages ? high : own.pages);
+      int* info = args.work_info + int64_t{item + nth} * 8;
+      info[0] = index / tokens, info[1] = place, info[2] = own.first_row, info[3] = own.first_row + own.rows;
+      info[4] = own.first_page + (low < own.pages ? low : own.pages), info[5] = end;
+      info[6] = own.first_page + own.pages - end, info[7] = 0;
+      if (pieces > 1 && slot + nth < args.num_slots) args.reduce_partial_map[slot + nth] = place;
+    }
+    if (part == 0 && index < count && index < args.num_tiles) {
+      args.reduce_indptr[index + 1] = slot + partials;
+      args.reduce_final_map[2 * index] = own.first_row;
+      args.reduce_final_map[2 * index + 1] = own.first_row + own.rows;
+    }
+    line += sums[0], items += all[0], slots += all[1], rows += all[2];
+  }
+  if (thread == 0) args.work_indptr[part] = mine < args.num_items ? mine : args.num_items;
+  if (part != 0) return;
+  if (thread == 0) {
+    args.work_indptr[args.num_parts] = items < args.num_items ? items : args.num_items;
+    args.reduce_indptr[0] = 0;
+  }
+  for (int index = count + thread; index < args.num_tiles; index += kThreads) {
+    args.reduce_indptr[index + 1] = slots;
+    args.reduce_final_map[2 * index] = args.reduce_final_map[2 * index + 1] = 0;
+  }
+}
+
+}  // namespace mla_plan
+
+__global__ __launch_bounds__(mla_plan::kThreads) void mla_metadata_kernel(MlaPlanArgs args) {
+  await_stream();
+  __shared__ mla_plan::Lds lds;
+  mla_plan::make(args, static_cast<int>(workgroup_index().x), lds);
+}
+
+inline void launch_mla_metadata(const MlaPlanArgs& args, Stream stream) {
+  launch_overlapped(mla_metadata_kernel, dim3(static_cast<uint32_t>(args.num_parts)), mla_plan::kThreads, stream, args);
+  check_launch("mla_metadata_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+namespace ffi {
+
+/// The int32 elements of a tensor that must be contiguous.
+inline int* integers(const Tensor& tensor) {
+  check_type(has_element<int32_t>(tensor), "mla: plan and lengths must be int32");
+  check_value(tensor.IsContiguous(), "mla: plan and lengths must be contiguous");
+  return static_cast<int*>(tensor.data_ptr());
+}
+
+/// The tensors of a plan, and the sizes that they have.
+inline MlaPlanArgs mla_plan(const Tensor& work_indptr, const Tensor& work_info, const Tensor& reduce_indptr,
+                            const Tensor& reduce_final_map, const Tensor& reduce_partial_map, const Tensor& qo_indptr,
+                            const Tensor& kv_indptr) {
+  MlaPlanArgs args{};
+  check_value(work_indptr.numel() > 1 && work_info.ndim() == 2 && work_info.size(1) == 8 && reduce_indptr.numel() > 0 &&
+                  reduce_final_map.numel() == 2 * (reduce_indptr.numel() - 1) && qo_indptr.numel() > 0 &&
+                  qo_indptr.numel() == kv_indptr.numel(),
+              "mla: plan or lengths have other shapes than they must");
+  args.work_indptr = integers(work_indptr), args.work_info = integers(work_info);
+  args.reduce_indptr = integers(reduce_indptr), args.reduce_final_map = integers(reduce_final_map);
+  args.reduce_partial_map = integers(reduce_partial_map);
+  args.qo_indptr = integers(qo_indptr), args.kv_indptr = integers(kv_indptr);
+  args.batch = static_cast<int>(qo_indptr.numel() - 1);
+  args.num_parts = static_cast<int>(work_indptr.numel() - 1), args.num_items = static_cast<int>(work_info.size(0));
+  args.num_slots = static_cast<int>(reduce_partial_map.numel());
+  args.num_tiles = static_cast<int>(reduce_indptr.numel() - 1);
+  return args;
+}
+
+}  // namespace ffi
+#endif
+
+}  // namespace aiter_like

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT
+// From the parts of latent attention's queries and keys to its inputs in one pass: rotary position embedding of q_pe
+// and k_pe, both behind (or before) their latents, q into q_out, the key into its slot of a paged cache; each as it is
+// or as fp8 value · (1 / scale). HIP (gfx9) and CUDA. One build per combination of the macros below.
+//
+//   1. a lane takes two packs of a row: neighbours of the latent, or VEC pairs of the rotated part (rope.h)
+//   2. loads them, and the pairs' angles
+//   3. rotates in fp32, rounds once, stores; slots outside the cache are skipped, with their queries or without
+//
+// Tile: a row, of a head of q or of the key, is (RANK + PE) / (2 · VEC) lanes; the lanes of all rows lie side by side.
+// LDS: none. VEC elements are 16 bytes where both parts and all strides are multiples of that.
+// Bound: memory. A token moves each element of q and of the key once in, once out; the tables stay in cache.
+#include "aiter_like/ffi.h"
+#include "aiter_like/kv_cache.h"
+#include "rope.h"
+
+#if !defined(ELEMENT) || !defined(TABLE) || !defined(Q_OUT) || !defined(CACHE) || !defined(VEC)
+#error "fused_qk_rope_concat_and_cache_mla.hip: -DELEMENT -DTABLE=bf16|f16|float -DQ_OUT -DCACHE=ELEMENT|fp8 -DVEC"
+#endif
+
+namespace aiter_like {
+
+constexpr int kVec = VEC;
+constexpr uint32_t kThreads = 256;
+
+/// Latents [tokens, heads, rank] and rotated parts [tokens, heads, pe] of q, or of the keys; strides in elements.
+struct LatentParts {
+  const ELEMENT *latent, *rotated;
+  int64_t latent_token, latent_head, rotated_token, rotated_head;
+};
+
+struct FusedMlaArgs {
+  LatentParts q, k;
+  Q_OUT* out;  // [tokens, heads, rank + pe]
+  int64_t out_token, out_head;
+  CachePlane cache;
+  SlotMapping slots;
+  const float *q_scale, *k_scale;  // one each, or null for 1
+  const TABLE *cosines, *sines;    // [rows, pe / 2]
+  int64_t cosine_stride, sine_stride;
+  uint32_t table_rows, tokens, q_heads;
+  RopeIndices positions;
+  Divider lanes, heads;  // of a row; of a token, keys' heads included
+  uint32_t latent_lanes;
+  int rank, pe, latent_at, rotated_at;  // where both parts begin in a result
+  bool has_vectors;  // kVec neighbours of the cache can be stored at once
+  bool all_queries;  // also of tokens whose slot is nowhere
+};
+
+template <class T>
+__device__ inline void put(T* to, const float (&x)[kVec], float inverse, bool is_whole) {
+  float scaled[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) scaled[e] = sizeof(T) == 1 ? x[e] * inverse : x[e];
+  const auto packed = vec_from_float<T>(scaled);
+  if (is_whole) {
+    store_vec<kVec>(to, packed);
+  } else {
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) to[e] = packed[e];
+  }
+}
+
+template <bool kIsGptj>
+__global__ __launch_bounds__(kThreads) void fused_qk_rope_concat_and_cache_mla_kernel(FusedMlaArgs args) {
+  await_stream();
+  const uint32_t index = workgroup_index().x * kThreads + thread_index(), row = args.lanes.divide(index);
+  const uint32_t lane = index - row * args.lanes.divisor, token = args.heads.divide(row);
+  if (token >= args.tokens) return;
+  const uint32_t place_of_head = row - token * args.heads.divisor;
+  const bool is_key = place_of_head >= args.q_heads, is_latent = lane < args.latent_lanes;
+  const uint32_t head = is_key ? place_of_head - args.q_heads : place_of_head;
+  CachePlace place{};
+  const bool has_slot = args.slots.find(token, place);
+  if (!has_slot && (is_key || !args.all_queries)) return;
+
+  const LatentParts &q = args.q, &k = args.k;
+  const auto pick = [&](auto of_q, auto of_k) { return is_key ? of_k : of_q; };
+  const bool are_neighbours = is_latent || kAreNeighbours<kVec, kIsGptj>;
+  const uint32_t nth = is_latent ? lane : lane - args.latent_lanes;
+  const int low = are_neighbours ? nth * 2 * kVec : nth * kVec, distance = are_neighbours ? kVec : args.pe / 2;
+  const ELEMENT* from =
+      is_latent ? pick(q.latent, k.latent) + token * pick(q.latent_token, k.latent_token) +
+                      head * pick(q.latent_head, k.latent_head)
+                : pick(q.rotated, k.rotated) + token * pick(q.rotated_token, k.rotated_token) +
+                      head * pick(q.rotated_head, k.rotated_head);
+  Pairs<ELEMENT, kVec, kIsGptj> x;
+  x.low.load(from + low);
+  x.high.load(from + low + distance);
+  float first[kVec], second[kVec];
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) first[e] = x.low.at(e), second[e] = x.high.at(e);
+  if (!is_latent) {
+    Turn<TABLE, kVec, kIsGptj, true, false> turn;
+    const uint64_t position = args.positions.load(token, 0).value(args.positions.is_long);
+    if (position < args.table_rows)
+      turn.load(args.cosines + position * args.cosine_stride, args.sines + position * args.sine_stride, low, distance);
+    else
+      turn.load_nan();
+#pragma unroll
+    for (int e = 0; e < kVec; ++e) {
+      const float a = x.first(e), b = x.second(e), cosine = turn.cosine(e, false), sine = turn.sine(e, false);
+      const float turned[2] = {a * cosine - b * sine, b * cosine + a * sine};
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        const int at = kIsGptj ? 2 * e + which : which * kVec + e;
+        (at < kVec ? first[at] : second[at - kVec]) = turned[which];
+      }
+    }
+  }
+  const int dim = (is_latent ? args.latent_at : args.rotated_at) + low;
+  if (is_key) {
+    const float inverse = sizeof(CACHE) == 1 && args.k_scale != nullptr ? 1.f / *args.k_scale : 1.f;
+    CACHE* to = static_cast<CACHE*>(args.cache.data) + plane_offset<Pack::kNone>(args.cache, place, head, dim);
+    put(to, first, inverse, args.has_vectors);
+    put(to + distance, second, inverse, args.has_vectors);
+  } else {
+    const float inverse = sizeof(Q_OUT) == 1 && args.q_scale != nullptr ? 1.f / *args.q_scale : 1.f;
+    Q_OUT* to = args.out + token * args.out_token + head * args.out_head + dim;
+    put(to, first, inverse, true);
+    put(to + distance, second, inverse, true);
+  }
+}
+
+void launch_fused_qk_rope_concat_and_cache_mla(const FusedMlaArgs& args, bool is_gptj, Stream stream) {
+  const uint32_t lanes = args.tokens * args.heads.divisor * args.lanes.divisor;
+  const dim3 grid((lanes + kThreads - 1) / kThreads);
+  const auto kernel = is_gptj ? fused_qk_rope_concat_and_cache_mla_kernel<true>
+                              : fused_qk_rope_concat_and_cache_mla_kernel<false>;
+  launch_overlapped(kernel, grid, kThreads, stream, args);
+  check_launch("fused_qk_rope_concat_and_cache_mla_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+
+using ffi::check_value;
+using OptionalTensor = ffi::Optional<ffi::Tensor>;
+
+namespace {
+
+LatentParts latent_parts(const ffi::Tensor& latent, const ffi::Tensor& rotated) {
+  check_value(ffi::has_element<ELEMENT>(latent) && ffi::has_element<ELEMENT>(rotated) && latent.ndim() == 3 &&
+                  rotated.ndim() == 3 && latent.size(0) == rotated.size(0) && latent.size(1) == rotated.size(1) &&
+                  latent.size(2) % (2 * kVec) == 0 && rotated.size(2) % (2 * kVec) == 0 &&
+                  ffi::takes_vectors(latent, kVec, sizeof(ELEMENT)) &&
+                  ffi::takes_vectors(rotated, kVec, sizeof(ELEMENT)),
+              "fused_qk_rope_concat_and_cache_mla: parts must be [tokens, heads, dim] of this module's dtype, at "
+              "multiples of its accesses");
+  return {static_cast<const ELEMENT*>(latent.data_ptr()), static_cast<const ELEMENT*>(rotated.data_ptr()),
+          latent.stride(0), latent.stride(1), rotated.stride(0), rotated.stride(1)};
+}
+
+const float* scale_of(const OptionalTensor& scale) {
+  if (!scale.has_value()) return nullptr;
+  check_value(ffi::has_element<float>(scale.value()) && scale.value().numel() == 1,
+              "fused_qk_rope_concat_and_cache_mla: scales must be 1 fp32 element");
+  return static_cast<const float*>(scale.value().data_ptr());
+}
+
+}  // namespace
+
+void fused_qk_rope_concat_and_cache_mla(ffi::Tensor q_out, ffi::Tensor kv_cache, ffi::Tensor q_nope, ffi::Tensor q_pe,
+                                        ffi::Tensor kv_c, ffi::Tensor k_pe, ffi::Tensor slot_mapping,
+                                        ffi::Tensor positions, ffi::Tensor cos, ffi::Tensor sin,
+                                        OptionalTensor k_scale, OptionalTensor q_scale, bool is_neox,
+                                        bool is_nope_first, bool compute_all_q_rope) {
+  FusedMlaArgs args{};
+  args.q = latent_parts(q_nope, q_pe);
+  args.k = latent_parts(kv_c, k_pe);
+  const int64_t rank = kv_c.size(2), pe = k_pe.size(2), tokens = slot_mapping.size(0);
+  check_value(q_nope.size(2) == rank && q_pe.size(2) == pe && ffi::has_element<Q_OUT>(q_out) && q_out.ndim() == 3 &&
+                  q_out.size(1) == q_nope.size(1) && q_out.size(2) == rank + pe && q_out.size(0) >= tokens &&
+                  ffi::takes_vectors(q_out, kVec, sizeof(Q_OUT)) && q_nope.size(0) >= tokens && kv_c.size(0) >= tokens,
+              "fused_qk_rope_concat_and_cache_mla: q_out must be [tokens, heads, rank + pe] of this module's dtype");
+  check_value(ffi::has_element<CACHE>(kv_cache) && kv_cache.ndim() == 4 && kv_cache.size(3) == rank + pe &&
+                  kv_cache.size(2) == kv_c.size(1),
+              "fused_qk_rope_concat_and_cache_mla: kv_cache must be [blocks, page_size, heads, rank + pe]");
+  args.out = static_cast<Q_OUT*>(q_out.data_ptr());
+  args.out_token = q_out.stride(0), args.out_head = q_out.stride(1);
+  args.cache = ffi::key_plane(kv_cache);
+  args.has_vectors = ffi::takes_vectors(kv_cache, kVec, sizeof(CACHE));
+  args.slots = ffi::slot_mapping(slot_mapping, ffi::cache_shape(kv_cache, kv_cache, KvLayout::kRows));
+  args.q_scale = scale_of(q_scale), args.k_scale = scale_of(k_scale);
+  const ffi::Rows c = ffi::rows<TABLE>(cos, "fused_qk_rope_concat_and_cache_mla: cos");
+  const ffi::Rows s = ffi::rows<TABLE>(sin, "fused_qk_rope_concat_and_cache_mla: sin");
+  constexpr int64_t kBytes = kVec * sizeof(TABLE) < 16 ? kVec * sizeof(TABLE) : 16;
+  check_value(2 * c.size == pe && c.size == s.size && c.count == s.count && c.count < int64_t{1} << 31 &&
+                  c.is_aligned(kBytes, sizeof(TABLE)) && s.is_aligned(kBytes, sizeof(TABLE)),
+              "fused_qk_rope_concat_and_cache_mla: cos and sin must be tables of one shape with a value per pair");
+  args.cosines = static_cast<const TABLE*>(c.data), args.sines = static_cast<const TABLE*>(s.data);
+  args.cosine_stride = c.stride, args.sine_stride = s.stride, args.table_rows = static_cast<uint32_t>(c.count);
+  args.positions = ffi::rope_indices(positions);
+  args.tokens = static_cast<uint32_t>(tokens);
+  args.q_heads = static_cast<uint32_t>(q_nope.size(1));
+  const int64_t heads = q_nope.size(1) + kv_c.size(1), lanes = (rank + pe) / (2 * kVec);
+  check_value(tokens * heads * lanes < int64_t{1} << 31,
+              "fused_qk_rope_concat_and_cache_mla: too many heads for one launch");
+  if (tokens * heads * lanes == 0) return;
+  args.lanes = Divider(static_cast<uint32_t>(lanes));
+  args.heads = Divider(static_cast<uint32_t>(heads));
+  args.latent_lanes = static_cast<uint32_t>(rank / (2 * kVec));
+  args.rank = static_cast<int>(rank), args.pe = static_cast<int>(pe);
+  args.latent_at = is_nope_first ? 0 : args.pe, args.rotated_at = is_nope_first ? args.rank : 0;
+  args.all_queries = compute_all_q_rope;
+  launch_fused_qk_rope_concat_and_cache_mla(args, !is_neox, ffi::stream_of(q_out));
+}
+
+#endif
+
+}  // namespace aiter_like
+
+#if AITER_LIKE_HOST_PASS
+AITER_LIKE_EXPORT(fused_qk_rope_concat_and_cache_mla, aiter_like::fused_qk_rope_concat_and_cache_mla);
+#endif
