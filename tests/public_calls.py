@@ -17,8 +17,8 @@ ROWS, HIDDEN, HEADS, DIM, PAGE, BLOCKS = 6, 128, 2, 32, 16, 3
 EPSILON, ONE = 1e-6, torch.ones(1)
 NOT_TRACED = {  # not operators of tensors
     "attention_workspace_bytes": "a number of bytes", "paged_attention_workspace_bytes": "the same",
-    "attention_workspace_bytes": "a number of bytes", "mla_decode_workspace_bytes": "a number of bytes",
-    "get_mla_metadata_info_v1": "sizes of tensors", "get_ps_metadata_info_v1": "sizes of tensors",
+    "mla_decode_workspace_bytes": "the same", "get_mla_metadata_info_v1": "sizes of tensors",
+    "get_ps_metadata_info_v1": "sizes of tensors",
     "RotaryEmbedding": "what get_rope returns, which is called",
     "get_hip_quant": "returns a function", "get_torch_quant": "returns a function",
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
