@@ -20,7 +20,8 @@ NOT_TRACED = {  # not operators of tensors
     "get_hip_quant": "returns a function", "get_torch_quant": "returns a function",
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
     "shuffle_weight": "for weights, once, while loading", "unshuffle_weight": "the same",
-    "shuffle_scale": "the same"}
+    "shuffle_scale": "the same",
+    **dict.fromkeys(("exponential", "mixed_sample", "random_sample"), "draws its seed from a generator of torch")}
 
 
 def public_names():
@@ -58,6 +59,7 @@ index_cache = zeros(BLOCKS, PAGE, HIDDEN + 4, dtype=torch.uint8)
 norm_add = (rows(), x, x + 1, rows())
 quant = (rows(I8), x, scale)
 quant_add = (rows(I8), x, x + 1, rows())
+tokens = zeros(ROWS, dtype=I32)
 
 CALLS = {
     **{name: (rows(), wide) for name in ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul", "swiglu_and_mul")},
@@ -161,6 +163,10 @@ CALLS = {
     "rope_cached_thd_positions_2c_fwd_inplace": (heads, heads + 1, *tables, slots, 0, True, False),
     "rope_cached_thd_positions_offsets_2c_fwd_inplace": (heads, heads + 1, *tables, slots, slots * 0, 0, True, False),
     "get_rope": (slots, heads, heads + 1),
+    "greedy_sample": (tokens, x),
+    "random_sample_outer_exponential": (tokens, x, x.float().abs(), scale[:, 0] + 1),
+    "mixed_sample_outer_exponential": (tokens, x, x.float().abs(), scale[:, 0] + 1),
+    "softmax": (x,),
 }
 SEQUENCES = {"RoPE": "rope_fwd", "RoPECached": "rope_cached_fwd", "RoPETHD": "rope_thd_fwd", "RoPE2D": "rope_2d_fwd"}
 FREQUENCIES = r(ROWS, 1, 1, DIM // 2)
