@@ -21,7 +21,9 @@ NOT_TRACED = {  # not operators of tensors
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
     "shuffle_weight": "for weights, once, while loading", "unshuffle_weight": "the same",
     "shuffle_scale": "the same",
-    **dict.fromkeys(("exponential", "mixed_sample", "random_sample"), "draws its seed from a generator of torch")}
+    **dict.fromkeys(("exponential", "min_p_sampling_from_probs", "mixed_sample", "random_sample", "sampling_from_probs",
+                     "top_k_sampling_from_probs", "top_k_top_p_sampling_from_probs", "top_p_sampling_from_probs"),
+                    "draws its seed from a generator of torch")}
 
 
 def public_names():
@@ -167,6 +169,9 @@ CALLS = {
     "random_sample_outer_exponential": (tokens, x, x.float().abs(), scale[:, 0] + 1),
     "mixed_sample_outer_exponential": (tokens, x, x.float().abs(), scale[:, 0] + 1),
     "softmax": (x,),
+    "top_k_renorm_probs": (x.float().softmax(-1), None, 5),
+    "top_p_renorm_probs": (x.float().softmax(-1), None, 0.5),
+    "min_p_renorm_probs": (x.float().softmax(-1), None, 0.1),
 }
 SEQUENCES = {"RoPE": "rope_fwd", "RoPECached": "rope_cached_fwd", "RoPETHD": "rope_thd_fwd", "RoPE2D": "rope_2d_fwd"}
 FREQUENCIES = r(ROWS, 1, 1, DIM // 2)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Random numbers of samplers. A row's draw is a function of its seed, the number of the draw and the column alone: the
-// same in any batch, on any grid and device. Column c of draw d takes word c mod 4 of Philox's counter d · 2^32 + c / 4.
+// same in any batch, on any grid and device. Column c of draw d takes word c mod 4 of counter d · 2^32 + c / 4.
 #pragma once
 
 #include "aiter_like/math.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Exponential random numbers: out[row, c] = E / lambda + epsilon, E by draws.h. They are those that sample.hip makes for
-// itself from the same seeds, so that a race with these is the same race. HIP (gfx9) and CUDA.
+// Exponential random numbers: out[row, c] = E / lambda + epsilon, E by draws.h. They are those that sample.hip makes
+// for itself from the same seeds, so that a race with these is the same race. HIP (gfx9) and CUDA.
 //
 // A lane takes four columns, the words of one counter. LDS: none. Bound: memory, 4 bytes written per element.
 #include "sampling_host.h"

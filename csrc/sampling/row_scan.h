@@ -17,6 +17,22 @@ struct ScanRows {
   __device__ T* row(int64_t index) const { return data + index * stride; }
 };
 
+/// A number for each row, or one for all.
+template <class T>
+struct RowNumber {
+  const void* data;
+  bool is_64bit;
+  T value;
+
+  __device__ T at(int64_t row) const {
+    if (!data) return value;
+    if constexpr (__is_same(T, int64_t))
+      return is_64bit ? static_cast<const int64_t*>(data)[row] : static_cast<const int32_t*>(data)[row];
+    else
+      return static_cast<const T*>(data)[row];
+  }
+};
+
 /// How a matrix is shared out: workgroup (slice, row) takes the elements [begin, end) of its row.
 struct Slices {
   int size;    // elements of a row
@@ -144,6 +160,15 @@ __device__ inline uint32_t lds_add(uint32_t* address, uint32_t x) {
 #endif
 }
 
+/// Makes a word of LDS the maximum of itself and `x`, at once for all of the workgroup.
+__device__ inline void lds_max(uint32_t* address, uint32_t x) {
+#if defined(__HIP__)
+  __hip_atomic_fetch_max(address, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+#else
+  atomicMax(address, x);
+#endif
+}
+
 /// Adds to a word of global memory, at once for all workgroups.
 __device__ inline void global_add(uint32_t* address, uint32_t x) {
 #if defined(__HIP__)
@@ -151,6 +176,39 @@ __device__ inline void global_add(uint32_t* address, uint32_t x) {
 #else
   atomicAdd(address, x);
 #endif
+}
+__device__ inline void global_add(uint64_t* address, uint64_t x) {
+#if defined(__HIP__)
+  __hip_atomic_fetch_add(address, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+#else
+  atomicAdd(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(x));
+#endif
+}
+
+/// The sum of `x` over the lanes of the wave before this one; `total` becomes that of all lanes.
+template <int kMask = 1>
+__device__ inline uint64_t wave_sum_before(uint64_t& total, uint64_t before = 0) {
+  const uint64_t other = lane_xor_pair<kMask>(total);
+  if (lane_index() & kMask) before += other;
+  total += other;
+  if constexpr (2 * kMask < kWaveSize) return wave_sum_before<2 * kMask>(total, before);
+  return before;
+}
+
+/// Writes consecutive elements, rounded to T, at once where `is_wide`: their address allows it.
+template <class T, int kCount>
+__device__ inline void store_elements(T* address, const float (&y)[kCount], bool is_wide) {
+  if (kCount > 1 && is_wide) {
+    store_vec(address, vec_from_float<T>(y));
+  } else {
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) address[e] = from_float<T>(y[e]);
+  }
+}
+/// Whether `address`, that of the first of kCount elements, allows it.
+template <int kCount, class T>
+__device__ inline bool is_wide_at(const T* address) {
+  return reinterpret_cast<uintptr_t>(address) % alignof(Vec<T, kCount>) == 0;
 }
 
 }  // namespace aiter_like

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A token of each row of logits: the largest, or the winner of a race, argmax of softmax(x / T)[c] / (E[c] + epsilon)
-// with E exponential of rate lambda, which draws c with its probability. In logarithms, x · log2(e) / T - log2(E + eps),
-// one pass needs no maximum and no sum. HIP (gfx9) and CUDA. sample.hip says what a Config holds.
+// with E exponential of rate lambda, which draws c with its probability. In logarithms, x · log2(e) / T - log2(E +
+// epsilon), one pass needs no maximum and no sum. HIP (gfx9) and CUDA. sample.hip says what a Config holds.
 //
 //   1. a workgroup takes a slice of a row: each lane keeps its best element, as a number of key and column
 //   2. the best of the workgroup; where rows were cut, a second launch takes the best of the slices

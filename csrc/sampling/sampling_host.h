@@ -52,5 +52,19 @@ inline Seeds seeds_of(int64_t seed, int64_t offset, const Optional<Tensor>& seed
           static_cast<uint64_t>(offset)};
 }
 
+/// A number for all rows, or a tensor with one for each.
+template <class T>
+RowNumber<T> row_number(const Optional<Tensor>& tensor, T value, int64_t rows, const char* name) {
+  if (!tensor.has_value()) return {nullptr, false, value};
+  if constexpr (__is_same(T, int64_t)) {
+    const bool is_64bit = has_element<int64_t>(tensor.value());
+    const void* data = is_64bit ? static_cast<const void*>(per_row<int64_t>(tensor, rows, name))
+                                : per_row<int32_t>(tensor, rows, name);
+    return {data, is_64bit, value};
+  } else {
+    return {per_row<T>(tensor, rows, name), false, value};
+  }
+}
+
 }  // namespace aiter_like::ffi
 #endif

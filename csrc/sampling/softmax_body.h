@@ -112,7 +112,7 @@ struct SoftmaxBody {
     const SoftmaxSum whole = of_workgroup(lane, scale, scratch);
 
     Out* out = args.out.row(row);
-    const Writer write{out, is_aligned(out + split.head), whole.maximum, scale, 1.f / whole.sum};
+    const Writer write{out, is_wide_at<kVec>(out + split.head), whole.maximum, scale, 1.f / whole.sum};
     split.each_single([&](int column, float x) { write(column, Vec<float, 1>{{x}}); });
     const int steps = split.vectors > rest ? (split.vectors - 1 - rest) / kThreads : -1;
     for (int step = steps; step >= 0; --step) {
@@ -154,16 +154,13 @@ struct SoftmaxBody {
       whole.add(SoftmaxSum(parts[2 * slice], parts[2 * slice + 1]), scale);
     const Split split(args.input.row(row), args.slices.begin(), args.slices.end());
     Out* out = args.out.row(row);
-    const Writer write{out, is_aligned(out + split.begin + split.head), whole.maximum, scale, 1.f / whole.sum};
+    const Writer write{out, is_wide_at<kVec>(out + split.begin + split.head), whole.maximum, scale, 1.f / whole.sum};
     scan_row<kThreads>(args.input.row(row), args.slices.begin(), args.slices.end(), write);
   }
 
  private:
   __device__ static int count(const Args& args) {
     return (args.slices.size + args.slices.length - 1) / args.slices.length;
-  }
-  __device__ static bool is_aligned(const Out* address) {
-    return reinterpret_cast<uintptr_t>(address) % alignof(Vec<Out, kVec>) == 0;
   }
 
   /// Writes the results of consecutive elements.
@@ -177,12 +174,7 @@ struct SoftmaxBody {
       float y[kCount];
 #pragma unroll
       for (int e = 0; e < kCount; ++e) y[e] = fast_exp2((x[e] - maximum) * scale) * inverse_sum;
-      if (kCount > 1 && is_wide) {
-        store_vec(out + column, vec_from_float<Out>(y));
-      } else {
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) out[column + e] = from_float<Out>(y[e]);
-      }
+      store_elements(out + column, y, is_wide);
     }
   };
 
