@@ -82,7 +82,8 @@ ELSEWHERE = {
     **dict.fromkeys(("dropout_layer_norm", "fused_rms_quant"), "the body of layer_norm, of rms_norm_quant"),
     **dict.fromkeys(("moe_smoothquant", "tensor_quant", "pack_int4", "relu_squared"),
                     "the row loops of row_quant and act_and_mul"),
-    **dict.fromkeys(("exponential", "renorm_probs", "sample", "sampling_from_probs", "softmax"),
+    **dict.fromkeys(("exponential", "renorm_probs", "sample", "sampling_from_probs", "softmax",
+                     "topk"),
                     "rows of a vocabulary: sampling/test_sampling_traffic.py"),
 }
 

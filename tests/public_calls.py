@@ -171,6 +171,10 @@ CALLS = {
     "softmax": (x,),
     "top_k_renorm_probs": (x.float().softmax(-1), None, 5),
     "top_p_renorm_probs": (x.float().softmax(-1), None, 0.5),
+    "topk": (x, 5),
+    "topk_plain": (x, zeros(ROWS, 5, dtype=I32), zeros(ROWS, 5), 5),
+    "top_k_per_row_prefill": (x.float(), tokens, tokens + HIDDEN, zeros(ROWS, 5, dtype=I32), None, ROWS, HIDDEN, 1, 5),
+    "top_k_per_row_decode": (x.float(), 2, tokens[:3] + HIDDEN, zeros(ROWS, 5, dtype=I32), ROWS, HIDDEN, 1, 5),
     "min_p_renorm_probs": (x.float().softmax(-1), None, 0.1),
 }
 SEQUENCES = {"RoPE": "rope_fwd", "RoPECached": "rope_cached_fwd", "RoPETHD": "rope_thd_fwd", "RoPE2D": "rope_2d_fwd"}

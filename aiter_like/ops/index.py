@@ -42,6 +42,7 @@ OPERATORS = {
     "sampling_from_probs": "sampling.sampling_from_probs",
     "softmax": "sampling.softmax",
     "tensor_quant": "quant.tensor_quant",
+    "topk": "sampling.topk",
     "unified_attention": "attention.unified_attention",
 }
 
@@ -201,11 +202,15 @@ PUBLIC = {
     "swap_blocks": "kv_cache.copy_blocks",
     "swiglu_and_mul": "activation.act_and_mul",
     "swiglu_and_mul_bias": "activation.act_and_mul",
+    "top_k_per_row_decode": "sampling.topk",
+    "top_k_per_row_prefill": "sampling.topk",
     "top_k_renorm_probs": "sampling.renorm_probs",
     "top_k_sampling_from_probs": "sampling.sampling_from_probs",
     "top_k_top_p_sampling_from_probs": "sampling.sampling_from_probs",
     "top_p_renorm_probs": "sampling.renorm_probs",
     "top_p_sampling_from_probs": "sampling.sampling_from_probs",
+    "topk": "sampling.topk",
+    "topk_plain": "sampling.topk",
     "unified_attention": "attention.unified_attention",
     "unpack_int4": "quant.pack_int4",
     "unshuffle_weight": "layout.shuffle_weight",

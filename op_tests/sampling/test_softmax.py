@@ -81,8 +81,8 @@ def test_empty_and_bad_input(device):
     x = logits_like(device, 2, 64)
     assert aiter_like.softmax(x[:0]).shape == (0, 64)
     for message, kind, call in (
-            ("input must have 2 dimensions", ValueError, lambda: aiter_like.softmax(x[0])),
-            ("input must be contiguous", ValueError, lambda: aiter_like.softmax(x.t())),
+            ("x must have 2 dimensions", ValueError, lambda: aiter_like.softmax(x[0])),
+            ("x must be contiguous", ValueError, lambda: aiter_like.softmax(x.t())),
             ("temperature must be at least 0", ValueError, lambda: aiter_like.softmax(x, -1.0)),
             ("temperature must have shape", ValueError, lambda: aiter_like.softmax(x, x[0])),
             ("out must have shape", ValueError, lambda: aiter_like.softmax(x, out=x[:1])),

@@ -108,7 +108,7 @@ _sampling_from_probs = Op(
     backends=(Backend("hip", _sampling_from_probs_hip, refusal=_refusal), Backend("torch", sampling_from_probs_ref)))
 
 
-def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, deterministic: bool = True, *,
+def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, deterministic: bool = False, *,
                         seed: int | Tensor | None = None, offset: int | Tensor | None = None,
                         backend: str | None = None) -> Tensor:
     """A token of each row, drawn with its probability.
@@ -144,7 +144,7 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
 
 
 def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k_arr: Tensor | None, top_k_val: int,
-                              deterministic: bool = True, *, seed: int | Tensor | None = None,
+                              deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
     """A token of each row, drawn from the k most probable.
 
@@ -179,7 +179,7 @@ def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k
 
 
 def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p_arr: Tensor | None, top_p_val: float,
-                              deterministic: bool = True, *, seed: int | Tensor | None = None,
+                              deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
     """A token of each row, drawn from the most probable whose sum reaches p.
 
@@ -214,7 +214,7 @@ def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p
 
 
 def min_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_min_p_arr: Tensor | None, min_p_val: float,
-                              deterministic: bool = True, *, seed: int | Tensor | None = None,
+                              deterministic: bool = False, *, seed: int | Tensor | None = None,
                               offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
     """A token of each row, drawn from those that have a share of the largest probability.
 
@@ -250,7 +250,7 @@ def min_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_min_p
 
 def top_k_top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k_arr: Tensor | None,
                                     top_k_val: int, maybe_top_p_arr: Tensor | None, top_p_val: float,
-                                    deterministic: bool = True, *, min_p: float | Tensor = 0.0,
+                                    deterministic: bool = False, *, min_p: float | Tensor = 0.0,
                                     seed: int | Tensor | None = None, offset: int | Tensor | None = None,
                                     backend: str | None = None) -> Tensor:
     """A token of each row, drawn from those that top-k and top-p both keep.

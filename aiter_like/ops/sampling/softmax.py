@@ -86,17 +86,17 @@ _softmax = Op(
               Backend("torch", softmax_ref, differentiable=True)))
 
 
-def softmax(input: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype | None = None,
+def softmax(x: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype | None = None,
             out: Tensor | None = None, backend: str | None = None) -> Tensor:
     """softmax of each row of logits.
 
-    `out[r] = exp((input[r] - max) / T[r]) / sum of these`.
+    `out[r] = exp((x[r] - max) / T[r]) / sum of these`.
 
     Args:
-        input: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
+        x: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
         temperature: of all rows, or [rows] fp32; less than 1e-5 counts as 1e-5: equal shares of the largest logits.
-        dtype: of the result: bf16, fp16 or fp32; default: that of `input`.
-        out: [rows, columns] tensor to write, rows contiguous; default: a new one. It may be `input` itself.
+        dtype: of the result: bf16, fp16 or fp32; default: that of `x`.
+        out: [rows, columns] tensor to write, rows contiguous; default: a new one. It may be `x` itself.
         backend: "hip" or "torch" instead of the automatic choice.
 
     Returns:
@@ -115,13 +115,13 @@ def softmax(input: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dt
 
     Source: torch.softmax; Milakov and Gimelshein, Online normalizer calculation for softmax (2018).
     """
-    check.tensor(_OP, "input", input)
+    check.tensor(_OP, "x", x)
     if out is None:
-        out = torch.empty(input.shape, dtype=input.dtype if dtype is None else dtype, device=input.device)
+        out = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
     elif dtype is not None and out.dtype != dtype:
         raise TypeError(f"{_OP}: dtype must be that of out, got {dtype} and {out.dtype}")
     fields = {"temperatures" if isinstance(temperature, Tensor) else "temperature": temperature}
-    _softmax.run(out, input, backend=backend, **fields)
+    _softmax.run(out, x, backend=backend, **fields)
     return out
 
 
