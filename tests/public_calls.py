@@ -171,6 +171,8 @@ CALLS = {
     "softmax": (x,),
     "top_k_renorm_probs": (x.float().softmax(-1), None, 5),
     "top_p_renorm_probs": (x.float().softmax(-1), None, 0.5),
+    "apply_penalties": (x.float(), scale.long(), scale.int(), scale[:, 0], scale[:, 0], scale[:, 0] + 1),
+    "apply_token_bitmask_inplace": (x.float(), zeros(ROWS, HIDDEN // 32, dtype=I32) + 5),
     "topk": (x, 5),
     "topk_plain": (x, zeros(ROWS, 5, dtype=I32), zeros(ROWS, 5), 5),
     "top_k_per_row_prefill": (x.float(), tokens, tokens + HIDDEN, zeros(ROWS, 5, dtype=I32), None, ROWS, HIDDEN, 1, 5),
