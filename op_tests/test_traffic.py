@@ -85,7 +85,8 @@ ELSEWHERE = {
     **dict.fromkeys(("exponential", "renorm_probs", "sample", "sampling_from_probs", "softmax",
                      "topk"),
                     "rows of a vocabulary: sampling/test_sampling_traffic.py"),
-    **dict.fromkeys(("penalties", "token_bitmask"), "what is moved depends on the tokens"),
+    **dict.fromkeys(("penalties", "token_bitmask", "verify_chain", "verify_tree"),
+                    "what is moved depends on the tokens"),
 }
 
 

@@ -21,8 +21,9 @@ NOT_TRACED = {  # not operators of tensors
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
     "shuffle_weight": "for weights, once, while loading", "unshuffle_weight": "the same",
     "shuffle_scale": "the same",
-    **dict.fromkeys(("exponential", "min_p_sampling_from_probs", "mixed_sample", "random_sample", "sampling_from_probs",
-                     "top_k_sampling_from_probs", "top_k_top_p_sampling_from_probs", "top_p_sampling_from_probs"),
+    **dict.fromkeys(("chain_speculative_sampling", "exponential", "min_p_sampling_from_probs", "mixed_sample",
+                     "random_sample", "sampling_from_probs", "top_k_sampling_from_probs",
+                     "top_k_top_p_sampling_from_probs", "top_p_sampling_from_probs"),
                     "draws its seed from a generator of torch")}
 
 
@@ -61,7 +62,7 @@ index_cache = zeros(BLOCKS, PAGE, HIDDEN + 4, dtype=torch.uint8)
 norm_add = (rows(), x, x + 1, rows())
 quant = (rows(I8), x, scale)
 quant_add = (rows(I8), x, x + 1, rows())
-tokens = zeros(ROWS, dtype=I32)
+tokens, nodes = zeros(ROWS, dtype=I32), zeros(ROWS, 1, dtype=torch.int64)
 
 CALLS = {
     **{name: (rows(), wide) for name in ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul", "swiglu_and_mul")},
@@ -173,6 +174,10 @@ CALLS = {
     "top_p_renorm_probs": (x.float().softmax(-1), None, 0.5),
     "apply_penalties": (x.float(), scale.long(), scale.int(), scale[:, 0], scale[:, 0], scale[:, 0] + 1),
     "apply_token_bitmask_inplace": (x.float(), zeros(ROWS, HIDDEN // 32, dtype=I32) + 5),
+    "verify_tree_greedy": (tokens, zeros(ROWS, 2, dtype=I32), tokens, nodes, nodes, nodes - 1, nodes - 1, nodes),
+    "tree_speculative_sampling_target_only": (
+        tokens, zeros(ROWS, 2, dtype=I32), tokens, nodes, nodes, nodes - 1, nodes - 1, scale + 0.5, scale[:, 0],
+        r(ROWS, 1, 8, dtype=F32).softmax(-1), zeros(ROWS, 1, 8, dtype=F32)),
     "topk": (x, 5),
     "topk_plain": (x, zeros(ROWS, 5, dtype=I32), zeros(ROWS, 5), 5),
     "top_k_per_row_prefill": (x.float(), tokens, tokens + HIDDEN, zeros(ROWS, 5, dtype=I32), None, ROWS, HIDDEN, 1, 5),

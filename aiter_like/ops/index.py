@@ -46,6 +46,8 @@ OPERATORS = {
     "token_bitmask": "sampling.token_bitmask",
     "topk": "sampling.topk",
     "unified_attention": "attention.unified_attention",
+    "verify_chain": "sampling.verify_chain",
+    "verify_tree": "sampling.verify_tree",
 }
 
 PUBLIC = {
@@ -63,6 +65,7 @@ PUBLIC = {
     "batched_gemm_a8w8": "gemm.batched_gemm",
     "batched_gemm_bf16": "gemm.batched_gemm",
     "batched_rotary_embedding": "rope.rotary",
+    "chain_speculative_sampling": "sampling.verify_chain",
     "concat_and_cache_mla": "kv_cache.reshape_and_cache",
     "copy_blocks": "kv_cache.copy_blocks",
     "cp_gather_indexer_k_quant_cache": "kv_cache.cp_gather_indexer_k_quant_cache",
@@ -215,7 +218,9 @@ PUBLIC = {
     "top_p_sampling_from_probs": "sampling.sampling_from_probs",
     "topk": "sampling.topk",
     "topk_plain": "sampling.topk",
+    "tree_speculative_sampling_target_only": "sampling.verify_tree",
     "unified_attention": "attention.unified_attention",
     "unpack_int4": "quant.pack_int4",
     "unshuffle_weight": "layout.shuffle_weight",
+    "verify_tree_greedy": "sampling.verify_tree",
 }

@@ -4,7 +4,7 @@
 // floats, 11 + 10 + 10 of them: a histogram of counts and sums, its bins from the top, the lowest one that is allowed,
 // and the next bits of the elements in it.
 //
-// Sums are integers in units of 2^-44, of which a bin's elements share the exponent: no order of additions changes them.
+// Sums are integers in units of 2^-44: no order of additions changes them. Elements of a bin share their exponent.
 // The first level keeps 32 - log2(columns) of the lower 20 bits of an element, so that 32 bits hold a bin's sum; an
 // element's error, up to 2^-18 of it in rows of 2^18 columns, has no bias.
 #pragma once
