@@ -104,6 +104,7 @@ struct FilterBody {
   __device__ __forceinline__ static Cut search(const Args& args, const Row& row, Lds& lds) {
     Cut cut = Cut::start();
     bool is_listed = false;
+    uint32_t listed = 0;
 #pragma unroll 1
     for (int number = 0; number < kLevels && !cut.is_done; ++number) {
       const Level level(number, args.slices.size);
@@ -117,9 +118,10 @@ struct FilterBody {
         });
         workgroup_barrier();
         is_listed = true;
+        listed = cut.count;
       }
       if (is_listed) {
-        for (uint32_t i = thread_index(); i < cut.count; i += kThreads)
+        for (uint32_t i = thread_index(); i < listed; i += kThreads)
           count_key(lds.histogram, level, cut, lds.list[i]);
         workgroup_barrier();
       } else {

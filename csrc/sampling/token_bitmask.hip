@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The mask of a grammar, in place: logits become -inf where the bit of their column is 0. HIP (gfx9) and CUDA.
 //
-// A lane takes 32 columns, one word of the mask, and stores what is masked, 16 bytes at a time where all of them are; no
-// logit is read. LDS: none. Bound: memory, sizeof(Element) bytes per masked logit.
+// A lane takes 32 columns, one word of the mask, and stores what is masked, 16 bytes at a time where all of them are.
+// No logit is read. LDS: none. Bound: memory, sizeof(Element) bytes per masked logit.
 #include "sampling_host.h"
 
 #if !defined(ELEMENT)

@@ -76,7 +76,7 @@ struct TopkBody {
     return {begin, end > begin ? end : begin};
   }
   __device__ static uint64_t number(const Args& args, int column, float x) {
-    const uint32_t key = ordered_key(x);
+    const uint32_t key = x == 0.f && float_bits(x) != 0 ? 0x7FFFFFFFu : ordered_key(x);  // -0 is below 0
     return candidate(args.is_largest || key == 0 ? key : ~key, static_cast<uint32_t>(column));
   }
   __device__ static int shift_of(int level) {

@@ -41,6 +41,15 @@ def test_against_sorting(device, run, backend, kind, columns, name, limit):
     check(run(backend, FUNCTIONS[name], probs, None, limit[1]), probs, **{name: limit[1:2] * 3})
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_bins_with_several_elements(device, run, name):
+    """Many rows of close probabilities: a few of them share 21 bits, and the cut is among these."""
+    probs = probs_like(device, "flat", 100, 300, seed=6)
+    probs[:, ::3] *= 1 + 2**-13 * torch.rand(probs[:, ::3].shape, generator=torch.Generator().manual_seed(1)).to(device)
+    limit = {"top_k": 60, "top_p": 0.25, "min_p": 0.97}[name]
+    check(run("hip", FUNCTIONS[name], probs, None, limit), probs, **{name: [limit] * 100})
+
+
 @pytest.mark.parametrize("dtype", (BF16, F16), ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_types_and_strides(device, run, backend, dtype):

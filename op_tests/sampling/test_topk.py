@@ -17,9 +17,16 @@ I32 = torch.int32
 
 
 def sorted_columns(row, k, largest=True):
-    """The columns of the k largest elements of a list of numbers, the lowest first of equal ones; NaNs come last."""
+    """The columns of the k largest elements of a list of numbers, the lowest first of equal ones; NaNs come last, and
+    -0 is less than 0.
+    """
     sign = -1 if largest else 1
-    return sorted(range(len(row)), key=lambda c: (row[c] != row[c], 0 if row[c] != row[c] else sign * row[c], c))[:k]
+
+    def order(c):
+        is_nan = row[c] != row[c]
+        return is_nan, 0 if is_nan else sign * row[c], 0 if is_nan else sign * math.copysign(row[c] == 0, row[c]), c
+
+    return sorted(range(len(row)), key=order)[:k]
 
 
 @pytest.mark.parametrize("columns, k, largest", ((1, 1, True), (7, 7, False), (1000, 3, True), (5001, 300, True),

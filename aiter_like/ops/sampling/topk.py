@@ -56,8 +56,9 @@ def topk_ref(call: TopkCall) -> None:
         ends = call.lengths[rows // call.next_n] - call.next_n + rows % call.next_n + 1
     is_there = (column >= starts[:, None]) & (column < ends[:, None])
     # Numbers first, then NaNs, then what does not count, each with the lower columns first.
-    key = x.double() if call.is_largest else -x.double()
-    order = key.masked_fill(x.isnan() | ~is_there, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    bits = x.float().contiguous().view(torch.int32)
+    key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).masked_fill(x.isnan(), 0)  # ordered like floats, -0 below 0
+    order = key.argsort(dim=-1, descending=call.is_largest, stable=True)
     kind = (x.isnan() * 1 + ~is_there * 2).gather(1, order).argsort(dim=-1, stable=True)
     order = order.gather(1, kind)[:, :k]
     is_found = is_there.gather(1, order)
@@ -146,7 +147,7 @@ def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool
         UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
 
     Notes:
-        A NaN comes after all numbers, whether the largest or the smallest are asked for; both zeros are equal.
+        A NaN comes after all numbers, whether the largest or the smallest are asked for; -0 is less than 0.
         Deterministic. Can be captured in a graph.
 
     Source: torch.topk; AITER's Triton `topk`.
