@@ -84,7 +84,7 @@ ELSEWHERE = {
                     "the row loops of row_quant and act_and_mul"),
     **dict.fromkeys(("exponential", "renorm_probs", "sample", "sampling_from_probs", "softmax",
                      "topk"),
-                    "rows of a vocabulary: sampling/test_sampling_traffic.py"),
+                    "lanes beyond the end of a row repeat its first access, which these counters take for more bytes"),
     **dict.fromkeys(("penalties", "token_bitmask", "verify_chain", "verify_tree"),
                     "what is moved depends on the tokens"),
 }

@@ -25,8 +25,8 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_qk_rmsnorm_quant", "fused_rms_fp8_group_quant", "fused_rms_quant", "fused_rms_quant_ref",
     "flash_attn_func", "flash_attn_varlen_func", "fused_qk_norm_rope_cache_pts_quant_shuffle",
     "fused_qk_rope_reshape_and_cache", "flash_attn_varlen_fp8_pertensor_func", "flash_attn_with_kvcache",
-    "mha_batch_prefill_func", "unified_attention", "attention_ref",
-    "tree_speculative_sampling_target_only"}  # all options of the functions above at once
+    "mha_batch_prefill_func", "unified_attention", "tree_speculative_sampling_target_only",
+    "attention_ref"}  # all options of the attention functions above at once
 DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")
 CPP = {".cpp", ".h", ".hip", ".cu", ".s"}
 
