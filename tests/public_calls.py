@@ -23,7 +23,11 @@ NOT_TRACED = {  # not operators of tensors
     "get_hip_quant": "returns a function", "get_torch_quant": "returns a function",
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
     "shuffle_weight": "for weights, once, while loading", "unshuffle_weight": "the same",
-    "shuffle_scale": "the same"}
+    "shuffle_scale": "the same",
+    **dict.fromkeys(("chain_speculative_sampling", "exponential", "min_p_sampling_from_probs", "mixed_sample",
+                     "random_sample", "sampling_from_probs", "top_k_sampling_from_probs",
+                     "top_k_top_p_sampling_from_probs", "top_p_sampling_from_probs"),
+                    "draws its seed from a generator of torch")}
 
 
 def public_names():
@@ -68,6 +72,7 @@ quant = (rows(I8), x, scale)
 quant_add = (rows(I8), x, x + 1, rows())
 paged = (zeros(ROWS, HEADS, DIM), zeros(ROWS, dtype=torch.uint8), q[0])
 tiled_pages = (r(BLOCKS, 1, DIM // 8, PAGE, 8), r(BLOCKS, 1, PAGE // 8, DIM, 8))
+tokens, nodes = zeros(ROWS, dtype=I32), zeros(ROWS, 1, dtype=torch.int64)
 
 CALLS = {
     **{name: (rows(), wide) for name in ("gelu_and_mul", "gelu_tanh_and_mul", "silu_and_mul", "swiglu_and_mul")},
@@ -200,6 +205,23 @@ CALLS = {
     "rope_cached_thd_positions_2c_fwd_inplace": (heads, heads + 1, *tables, slots, 0, True, False),
     "rope_cached_thd_positions_offsets_2c_fwd_inplace": (heads, heads + 1, *tables, slots, slots * 0, 0, True, False),
     "get_rope": (slots, heads, heads + 1),
+    "greedy_sample": (tokens, x),
+    "random_sample_outer_exponential": (tokens, x, x.float().abs(), scale[:, 0] + 1),
+    "mixed_sample_outer_exponential": (tokens, x, x.float().abs(), scale[:, 0] + 1),
+    "softmax": (x,),
+    "top_k_renorm_probs": (x.float().softmax(-1), None, 5),
+    "top_p_renorm_probs": (x.float().softmax(-1), None, 0.5),
+    "apply_penalties": (x.float(), scale.long(), scale.int(), scale[:, 0], scale[:, 0], scale[:, 0] + 1),
+    "apply_token_bitmask_inplace": (x.float(), zeros(ROWS, HIDDEN // 32, dtype=I32) + 5),
+    "verify_tree_greedy": (tokens, zeros(ROWS, 2, dtype=I32), tokens, nodes, nodes, nodes - 1, nodes - 1, nodes),
+    "tree_speculative_sampling_target_only": (
+        tokens, zeros(ROWS, 2, dtype=I32), tokens, nodes, nodes, nodes - 1, nodes - 1, scale + 0.5, scale[:, 0],
+        r(ROWS, 1, 8, dtype=F32).softmax(-1), zeros(ROWS, 1, 8, dtype=F32)),
+    "topk": (x, 5),
+    "topk_plain": (x, zeros(ROWS, 5, dtype=I32), zeros(ROWS, 5), 5),
+    "top_k_per_row_prefill": (x.float(), tokens, tokens + HIDDEN, zeros(ROWS, 5, dtype=I32), None, ROWS, HIDDEN, 1, 5),
+    "top_k_per_row_decode": (x.float(), 2, tokens[:3] + HIDDEN, zeros(ROWS, 5, dtype=I32), ROWS, HIDDEN, 1, 5),
+    "min_p_renorm_probs": (x.float().softmax(-1), None, 0.1),
 }
 SEQUENCES = {"RoPE": "rope_fwd", "RoPECached": "rope_cached_fwd", "RoPETHD": "rope_thd_fwd", "RoPE2D": "rope_2d_fwd"}
 FREQUENCIES = r(ROWS, 1, 1, DIM // 2)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from aiter_like import device
 
-_CPU = torch.device("cpu")
+_CPU, _GENERATOR = torch.device("cpu"), torch.Generator
 _MEMORY_BYTES = 192 << 30  # of an MI300X
 _NOTHING = ("synchronize", "empty_cache", "manual_seed", "manual_seed_all", "set_device", "reset_peak_memory_stats")
 
@@ -39,19 +39,36 @@ def instead_of_cuda(programs: Path):
                 "get_device_name": lambda device=None: properties.name,
                 "get_device_properties": lambda device=None: properties,
                 "get_device_capability": lambda device=None: (properties.major, properties.minor),
-                "mem_get_info": lambda device=None: (_MEMORY_BYTES, _MEMORY_BYTES)}
+                "mem_get_info": lambda device=None: (_MEMORY_BYTES, _MEMORY_BYTES),
+                "get_rng_state": lambda device=None: torch.get_rng_state(),
+                "set_rng_state": lambda state, device=None: torch.set_rng_state(state)}
     before = {name: getattr(torch.cuda, name) for name in answers}
     set_default_device = torch.set_default_device
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.set_default_device = lambda place: set_default_device(_on_cpu(place))
+    torch.Generator = _Generator
     try:
         with _OnCpu():
             yield
     finally:
-        torch.set_default_device = set_default_device
+        torch.set_default_device, torch.Generator = set_default_device, _GENERATOR
         for name, function in before.items():
             setattr(torch.cuda, name, function)
+
+
+class _GeneratorKind(type):
+    """Of generators are all that torch made."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _GENERATOR)
+
+
+class _Generator(metaclass=_GeneratorKind):
+    """`torch.Generator`; that of a GPU is the CPU's."""
+
+    def __new__(cls, device: Any = "cpu") -> torch.Generator:
+        return _GENERATOR(_on_cpu(device))
 
 
 class _Event:

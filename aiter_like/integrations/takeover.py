@@ -33,10 +33,10 @@ LEFT = object()
 
 # The names under which adapters take what has no name in an index: their `take("engine.name", …)` and rows of layers.
 NAMES = frozenset({
-    "attention", "diffusion_attention", "gated_mlp", "kv_cache", "linear", "rms_norm", "rotary", "RMSNorm",
-    "GemmaRMSNorm", "SiluAndMul", "SiluAndMulWithClamp", "GeluAndMul", "RotaryEmbedding", "Llama3RotaryEmbedding",
-    "LinearScalingRotaryEmbedding", "NTKScalingRotaryEmbedding", "DynamicNTKScalingRotaryEmbedding",
-    "DynamicNTKAlphaRotaryEmbedding", "YaRNScalingRotaryEmbedding"})
+    "attention", "diffusion_attention", "gated_mlp", "kv_cache", "linear", "rms_norm", "rotary", "sampler",
+    "RMSNorm", "GemmaRMSNorm", "SiluAndMul", "SiluAndMulWithClamp", "GeluAndMul", "RotaryEmbedding",
+    "Llama3RotaryEmbedding", "LinearScalingRotaryEmbedding", "NTKScalingRotaryEmbedding",
+    "DynamicNTKScalingRotaryEmbedding", "DynamicNTKAlphaRotaryEmbedding", "YaRNScalingRotaryEmbedding"})
 
 
 @dataclass

@@ -4,7 +4,7 @@
 A layer asks `_resolve_forward_method` once for the method that serves it; a hook around it answers with ours, which has
 that method as its fall-back. So what SGLang decides before (a forced backend, a path that a layer is pinned to, its
 mode under torch.compile) stays SGLang's. Out-of-tree platforms have a registry of forward functions instead.
-Linear layers have a method object, around whose `apply` there is a hook of its own.
+Linear layers have a method object, around whose `apply` there is a hook of its own; so has the sampler's function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from aiter_like.integrations import linear, takeover
-from aiter_like.integrations.sglang import layers
+from aiter_like.integrations.sglang import layers, sampler
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def install() -> None:
         return
     hooks = {layer.target: functools.partial(_answer, layer) for layer in LAYERS}
     if current_platform.is_cuda() or current_platform.is_rocm() or linear.is_asked_for():
-        hooks |= _linear_hook()
+        hooks |= _linear_hook() | sampler.hook(lambda: _is_on)
     for target in [target for target in hooks if target not in _hooked]:
         _hooked.add(target)
         hook_registry.HookRegistry.register(target, hooks[target], hook_registry.HookType.AROUND)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: MIT
+"""What the samplers share: arguments with an element per row, seeds and draws, their random numbers in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from aiter_like import check
+from aiter_like.ops.common import elements, philox
+
+MOST_ROWS = 65535
+"""Of a call: the second dimension of a launch on NVIDIA's GPUs."""
+
+_MASK = 0xFFFFFFFF
+
+
+def check_rows(op: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = elements.FLOATS,
+               device: torch.device | None = None, rows: int | None = None) -> None:
+    """A matrix [rows, columns] with at least one column, contiguous in its rows.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    check.tensor(op, name, value, rank=2, dtypes=dtypes, device=device)
+    if value.shape[1] == 0:
+        raise ValueError(f"{op}: {name} must have at least one column, got shape {tuple(value.shape)}")
+    if rows is not None and value.shape[0] != rows:
+        raise ValueError(f"{op}: {name} must have {rows} rows, got shape {tuple(value.shape)}")
+
+
+def check_per_row(op: str, name: str, value: Any, like: Tensor, dtypes: tuple[torch.dtype, ...],
+                  rows: int | None = None) -> None:
+    """None, or a contiguous vector with an element for each row of `like`.
+
+    Raises:
+        TypeError, ValueError: it is neither.
+    """
+    if value is not None:
+        check.tensor(op, name, value, dtypes=dtypes, shape=(like.shape[0] if rows is None else rows,),
+                     device=like.device)
+
+
+def check_seeds(op: str, call: Any, like: Tensor, rows: int | None = None) -> None:
+    """`seed`, `offset`, `seeds` and `offsets` of a call.
+
+    Raises:
+        TypeError, ValueError: one does not fit.
+    """
+    check.integer(op, "seed", call.seed, low=-2**63, high=2**63 - 1)
+    check.integer(op, "offset", call.offset, low=0, high=2**63 - 1)
+    check_per_row(op, "seed", call.seeds, like, (torch.int64,), rows)
+    check_per_row(op, "offset", call.offsets, like, (torch.int64,), rows)
+
+
+def refusal(**tensors: Tensor | None) -> str | None:
+    """What the kernels do not take of matrices."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if tensor.shape[0] > MOST_ROWS:
+            return f"at most {MOST_ROWS} rows fit one launch, got {tensor.shape[0]}"
+        if tensor.shape[-1] >= 2**31 - 4:
+            return f"rows of less than {2**31 - 4} elements, got {tensor.shape[-1]} in {name}"
+    return None
+
+
+def seeds(op: str, seed: int | Tensor | None, offset: int | Tensor | None, generator: Generator | None,
+          device: torch.device, rows: int) -> dict[str, Any]:
+    """The fields `seed`, `offset`, `seeds` and `offsets` of a call, from what a public function was given.
+
+    Without a seed they come from a generator of torch: its seed and its offset, which is moved on by a draw for each
+    row; nothing is copied from the device. A generator of the CPU has no offset: its next number is the seed.
+    """
+    fields: dict[str, Any] = {"seed": 0, "offset": 0, "seeds": None, "offsets": None}
+    if seed is None:
+        if offset is not None:
+            raise ValueError(f"{op}: offset must not be given without a seed")
+        fields["seed"], fields["offset"] = _from_generator(generator, device, rows)
+        return fields
+    for name, value in (("seed", seed), ("offset", 0 if offset is None else offset)):
+        fields[f"{name}s" if isinstance(value, Tensor) else name] = value
+    return fields
+
+
+def _from_generator(generator: Generator | None, device: torch.device, rows: int) -> tuple[int, int]:
+    if generator is None and device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generator = torch.cuda.default_generators[index]
+    if generator is not None and generator.device.type == "cuda":
+        offset = generator.get_offset()
+        generator.set_offset(offset + (rows + 3) // 4 * 4)
+        seed = generator.initial_seed()
+        return (seed - 2**64 if seed >= 2**63 else seed), offset
+    return int(torch.randint(2**62, (1,), generator=generator, device="cpu")), 0
+
+
+def words(call: Any, rows: int, columns: int, device: torch.device) -> Tensor:
+    """The random words of a call, int64 [rows, columns], by the rule of csrc/sampling/draws.h."""
+    row = torch.arange(rows, device=device)
+    seed = torch.full_like(row, call.seed) if call.seeds is None else call.seeds
+    draw = torch.full_like(row, call.offset) if call.offsets is None else call.offsets
+    if call.seeds is None:
+        draw = draw + row
+    quads = torch.arange((columns + 3) // 4, device=device)[None]
+    zero = torch.zeros_like(quads)
+    found = philox.words(seed[:, None], quads, (draw & _MASK)[:, None], zero, zero)
+    return found.flatten(1)[:, :columns]
+
+
+def exponentials(call: Any, rows: int, columns: int, device: torch.device) -> Tensor:
+    """Exponentials of rate 1, float64 [rows, columns]: -ln(1 - u) of u = (word + 1/2) / 2^32."""
+    return -torch.log1p(-(words(call, rows, columns, device).double() + 0.5) * 2.0**-32)
+
+
+def best_column(score: Tensor) -> Tensor:
+    """The column of each row's largest element, the lowest of equal ones; a NaN loses to every number."""
+    low = torch.where(score.isnan(), -torch.inf, score)
+    is_best = (low == low.amax(-1, keepdim=True)) & ~(score.isnan() & (~score.isnan()).any(-1, keepdim=True))
+    return is_best.to(torch.uint8).argmax(-1).to(torch.int32)

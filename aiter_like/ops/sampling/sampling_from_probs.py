@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: MIT
+"""A token of each row of probabilities, of the largest ones. Kernels: csrc/sampling/sampling_from_probs.hip."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements
+from aiter_like.ops.sampling import limits, parts
+
+__all__ = ["min_p_sampling_from_probs", "sampling_from_probs", "top_k_sampling_from_probs",
+           "top_k_top_p_sampling_from_probs", "top_p_sampling_from_probs"]
+
+_OP = "sampling_from_probs"
+
+
+class SamplingFromProbsCall(NamedTuple):
+    """One call of sampling_from_probs.
+
+    Attributes:
+        out: [rows] int32, written.
+        probs: [rows, columns] bf16|fp16|fp32, rows evenly spaced, each with a sum of about 1.
+        indices: [rows] int32: the row of `probs` that each is drawn from; None: the same.
+        top_k: an element may be drawn if fewer are larger; no limit if not positive.
+        top_p: an element may be drawn if the sum of the larger ones is below; no limit from 1 on.
+        min_p: an element may be drawn if it is at least this share of the largest; no limit if not positive.
+        top_ks, top_ps, min_ps: [rows] int32|int64, fp32, fp32: in their place, for each row.
+        seed, offset: of the random numbers of all rows: row r takes draw offset + r.
+        seeds, offsets: [rows] int64: of each row by itself, which then takes draw offsets[r].
+    """
+
+    out: Tensor
+    probs: Tensor
+    indices: Tensor | None = None
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_ks: Tensor | None = None
+    top_ps: Tensor | None = None
+    min_ps: Tensor | None = None
+    seed: int = 0
+    offset: int = 0
+    seeds: Tensor | None = None
+    offsets: Tensor | None = None
+
+
+def sampling_from_probs_ref(call: SamplingFromProbsCall) -> None:
+    """The race in torch, in float64; writes `out`."""
+    probs = limits.clean(call.probs)
+    rows = torch.arange(call.out.shape[0], device=probs.device) if call.indices is None else call.indices.long()
+    is_row = (rows >= 0) & (rows < probs.shape[0])
+    probs = probs[torch.where(is_row, rows, 0)]
+    score = probs / parts.exponentials(call, *probs.shape, probs.device)
+    token = parts.best_column(torch.where(limits.kept(call, probs), score, -1.0))
+    call.out.copy_(torch.where(is_row, token, -1))
+
+
+def _instance(call: SamplingFromProbsCall) -> Instance:
+    return Instance(elements.short(call.probs.dtype), {"ELEMENT": elements.CPP[call.probs.dtype]})
+
+
+@compile_ops("sampling/sampling_from_probs.hip", gen_func=_instance)
+def _sampling_from_probs_hip(call: SamplingFromProbsCall) -> None: ...
+
+
+def _check(call: SamplingFromProbsCall) -> object:
+    probs = call.probs
+    parts.check_rows(_OP, "probs", probs)
+    parts.check_per_row(_OP, "indices", call.indices, probs, (torch.int32,), rows=None if call.indices is None
+                        else call.indices.numel())
+    rows = probs.shape[0] if call.indices is None else call.indices.shape[0]
+    if rows and not probs.shape[0]:
+        raise ValueError(f"{_OP}: probs must have a row, got shape {tuple(probs.shape)}")
+    check.tensor(_OP, "out", call.out, dtypes=(torch.int32,), shape=(rows,), device=probs.device)
+    limits.check_limits(_OP, call, rows)
+    parts.check_seeds(_OP, call, probs, rows)
+    return SKIP if rows == 0 else None
+
+
+def _refusal(target: Target, call: SamplingFromProbsCall) -> str | None:
+    if call.out.shape[0] > parts.MOST_ROWS:
+        return f"at most {parts.MOST_ROWS} rows fit one launch, got {call.out.shape[0]}"
+    return limits.refusal(call.probs)
+
+
+def _cases(device: torch.device) -> dict[str, SamplingFromProbsCall]:
+    """With and without limits; whole rows, and rows that are cut into slices."""
+    random = torch.Generator().manual_seed(0)
+    calls = {}
+    for name, rows, columns in (("whole", 3, 257), ("slices", 2, 10001)):
+        probs = torch.softmax(torch.randn(rows, columns, generator=random), -1).to(device)
+        out = torch.empty(rows, dtype=torch.int32, device=device)
+        top_ks = torch.tensor([5, 0, columns][:rows], device=device)
+        calls[f"all, {name}"] = SamplingFromProbsCall(out, probs, seed=3)
+        calls[f"limits, {name}"] = SamplingFromProbsCall(out, probs, top_ks=top_ks, top_p=0.8, min_p=0.001, seed=4)
+    return calls
+
+
+_sampling_from_probs = Op(
+    _OP, call=SamplingFromProbsCall, reference=sampling_from_probs_ref, check=_check, cases=_cases,
+    backends=(Backend("hip", _sampling_from_probs_hip, refusal=_refusal), Backend("torch", sampling_from_probs_ref)))
+
+
+def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, deterministic: bool = False, *,
+                        seed: int | Tensor | None = None, offset: int | Tensor | None = None,
+                        backend: str | None = None) -> Tensor:
+    """A token of each row, drawn with its probability.
+
+    `out[r] = argmax(probs[r] / E[r])`, E exponential numbers of rate 1.
+
+    Args:
+        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
+        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
+            number that is no row gives -1. None: each row once.
+        deterministic: as AITER has it; results are so in any case.
+        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
+        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
+            rows take draw `offset`. Default: 0.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        [rows] int32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        A function of seed, draw and probabilities alone, on any grid. What is no positive number is never drawn; a row
+        of these gives column 0. Nothing is copied to the host; a captured graph needs `seed` and `offset` as tensors to
+        draw anew when it is replayed.
+
+    Source: FlashInfer's `sampling_from_probs`; Philox4x32-10, Salmon et al. (2011).
+    """
+    return _run(probs, indices, seed, offset, backend, {})
+
+
+def top_k_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k_arr: Tensor | None, top_k_val: int,
+                              deterministic: bool = False, *, seed: int | Tensor | None = None,
+                              offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
+    """A token of each row, drawn from the k most probable.
+
+    `out[r] = argmax(probs[r] / E[r])` where fewer than k of the row are larger, E exponential numbers of rate 1.
+
+    Args:
+        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
+        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
+            number that is no row gives -1. None: each row once.
+        maybe_top_k_arr: [rows] int32|int64, k of each row; None: `top_k_val`.
+        top_k_val: k of all rows. Not positive, or at least the columns: no limit.
+        deterministic: as AITER has it; results are so in any case.
+        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
+        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
+            rows take draw `offset`. Default: 0.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        [rows] int32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `sampling_from_probs`; what is kept is what `top_k_renorm_probs` keeps.
+
+    Source: FlashInfer's `top_k_sampling_from_probs`; Fan et al., Hierarchical Neural Story Generation (2018).
+    """
+    return _run(probs, indices, seed, offset, backend, limits.per_row("top_k", maybe_top_k_arr, top_k_val))
+
+
+def top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_p_arr: Tensor | None, top_p_val: float,
+                              deterministic: bool = False, *, seed: int | Tensor | None = None,
+                              offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
+    """A token of each row, drawn from the most probable whose sum reaches p.
+
+    `out[r] = argmax(probs[r] / E[r])` where the sum of the larger ones is below p, E exponential numbers of rate 1.
+
+    Args:
+        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
+        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
+            number that is no row gives -1. None: each row once.
+        maybe_top_p_arr: [rows] fp32, p of each row; None: `top_p_val`.
+        top_p_val: p of all rows. From 1 on no limit; the largest are always kept.
+        deterministic: as AITER has it; results are so in any case.
+        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
+        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
+            rows take draw `offset`. Default: 0.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        [rows] int32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `sampling_from_probs`; what is kept is what `top_p_renorm_probs` keeps.
+
+    Source: AITER's `top_p_sampling_from_probs`, FlashInfer's; Holtzman et al. (2019).
+    """
+    return _run(probs, indices, seed, offset, backend, limits.per_row("top_p", maybe_top_p_arr, top_p_val))
+
+
+def min_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_min_p_arr: Tensor | None, min_p_val: float,
+                              deterministic: bool = False, *, seed: int | Tensor | None = None,
+                              offset: int | Tensor | None = None, backend: str | None = None) -> Tensor:
+    """A token of each row, drawn from those that have a share of the largest probability.
+
+    `out[r] = argmax(probs[r] / E[r])` where `probs[r] ≥ min_p · max(probs[r])`, E exponential numbers of rate 1.
+
+    Args:
+        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
+        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
+            number that is no row gives -1. None: each row once.
+        maybe_min_p_arr: [rows] fp32, min_p of each row; None: `min_p_val`.
+        min_p_val: min_p of all rows. Not positive: no limit; from 1 on the largest alone are kept.
+        deterministic: as AITER has it; results are so in any case.
+        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
+        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
+            rows take draw `offset`. Default: 0.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        [rows] int32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `sampling_from_probs`; what is kept is what `min_p_renorm_probs` keeps.
+
+    Source: FlashInfer's `min_p_sampling_from_probs`; Nguyen et al. (2024).
+    """
+    return _run(probs, indices, seed, offset, backend, limits.per_row("min_p", maybe_min_p_arr, min_p_val))
+
+
+def top_k_top_p_sampling_from_probs(probs: Tensor, indices: Tensor | None, maybe_top_k_arr: Tensor | None,
+                                    top_k_val: int, maybe_top_p_arr: Tensor | None, top_p_val: float,
+                                    deterministic: bool = False, *, min_p: float | Tensor = 0.0,
+                                    seed: int | Tensor | None = None, offset: int | Tensor | None = None,
+                                    backend: str | None = None) -> Tensor:
+    """A token of each row, drawn from those that top-k and top-p both keep.
+
+    `out[r] = argmax(probs[r] / E[r])` where fewer than k of the row are larger and their sum is below p.
+
+    Args:
+        probs: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance, each with a sum of about 1.
+        indices: [results] int32: which row of `probs` a result is drawn from; it then counts as a row below, and a
+            number that is no row gives -1. None: each row once.
+        maybe_top_k_arr: [rows] int32|int64, k of each row; None: `top_k_val`.
+        top_k_val: k of all rows. Not positive, or at least the columns: no limit.
+        maybe_top_p_arr: [rows] fp32, p of each row; None: `top_p_val`.
+        top_p_val: p of all rows. From 1 on no limit; the largest are always kept.
+        deterministic: as AITER has it; results are so in any case.
+        min_p: one of these too, for all rows or [rows] fp32: none below this share of the largest is drawn.
+        seed: of all rows; or [rows] int64, a seed of each. None: from torch's generator.
+        offset: number of the draw of row 0, row r takes draw offset + r; or [rows] int64. With seeds of their own all
+            rows take draw `offset`. Default: 0.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        [rows] int32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `sampling_from_probs`. Both limits are of the probabilities as they are: p is no share of what top-k keeps,
+        as in AITER, and in FlashInfer with `filter_apply_order="joint"`.
+
+    Source: AITER's `top_k_top_p_sampling_from_probs`, FlashInfer's.
+    """
+    return _run(probs, indices, seed, offset, backend, {
+        **limits.per_row("top_k", maybe_top_k_arr, top_k_val), **limits.per_row("top_p", maybe_top_p_arr, top_p_val),
+        **limits.per_row("min_p", min_p if isinstance(min_p, Tensor) else None, min_p)})
+
+
+def _run(probs: Tensor, indices: Tensor | None, seed: int | Tensor | None, offset: int | Tensor | None,
+         backend: str | None, fields: dict[str, Any]) -> Tensor:
+    check.tensor(_OP, "probs", probs, rank=2)
+    if indices is not None:
+        check.tensor(_OP, "indices", indices, rank=1)
+    rows = (probs if indices is None else indices).shape[0]
+    out = torch.empty(rows, dtype=torch.int32, device=probs.device)
+    fields |= parts.seeds(_OP, seed, offset, None, probs.device, rows)
+    _sampling_from_probs.run(out, probs, indices, backend=backend, **fields)
+    return out
+
+
+_sampling_from_probs.public += [sampling_from_probs, top_k_sampling_from_probs, top_p_sampling_from_probs,
+                                min_p_sampling_from_probs, top_k_top_p_sampling_from_probs]

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: MIT
+"""softmax of logits, with temperatures. Kernels: csrc/sampling/softmax.hip."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements
+from aiter_like.ops.sampling import parts
+
+__all__ = ["softmax"]
+
+_OP = "softmax"
+_LEAST_TEMPERATURE = 1e-5
+
+
+class SoftmaxCall(NamedTuple):
+    """One call of softmax.
+
+    Attributes:
+        out: [rows, columns] bf16|fp16|fp32, written, rows evenly spaced.
+        input: [rows, columns] bf16|fp16|fp32, rows evenly spaced.
+        temperature: of all rows.
+        temperatures: [rows] fp32: of each row.
+    """
+
+    out: Tensor
+    input: Tensor
+    temperature: float = 1.0
+    temperatures: Tensor | None = None
+
+
+def softmax_ref(call: SoftmaxCall) -> None:
+    """The formula in torch, in float64."""
+    x = call.input.double()
+    temperature = call.temperature if call.temperatures is None else call.temperatures[:, None]
+    scale = 1 / torch.as_tensor(temperature, dtype=x.dtype, device=x.device).clamp(min=_LEAST_TEMPERATURE)
+    high = torch.where(x.isnan(), -torch.inf, x).amax(-1, keepdim=True)
+    call.out.copy_(torch.softmax((x - high) * scale, -1))
+
+
+def _instance(call: SoftmaxCall) -> Instance:
+    element, out = call.input.dtype, call.out.dtype
+    return Instance(f"{elements.short(element)}_{elements.short(out)}",
+                    {"ELEMENT": elements.CPP[element], "OUT": elements.CPP[out]})
+
+
+@compile_ops("sampling/softmax.hip", gen_func=_instance)
+def _softmax_hip(call: SoftmaxCall) -> None: ...
+
+
+def _check(call: SoftmaxCall) -> object:
+    input = call.input
+    parts.check_rows(_OP, "input", input)
+    check.tensor(_OP, "out", call.out, dtypes=elements.FLOATS, shape=input.shape, device=input.device)
+    check.real(_OP, "temperature", call.temperature, low=0.0)
+    parts.check_per_row(_OP, "temperature", call.temperatures, input, (torch.float32,))
+    return SKIP if input.numel() == 0 else None
+
+
+def _refusal(target: Target, call: SoftmaxCall) -> str | None:
+    return parts.refusal(input=call.input)
+
+
+def _cases(device: torch.device) -> dict[str, SoftmaxCall]:
+    """Whole rows, short and longer than the registers of the lanes, and rows that are cut into slices."""
+    random = torch.Generator().manual_seed(0)
+    calls = {}
+    for name, rows, columns in (("short", 160, 129), ("slices", 2, 20001)):
+        x = torch.randn(rows, columns, generator=random).bfloat16().to(device)
+        temperatures = torch.rand(rows, generator=random).to(device) + 0.5
+        calls[name] = SoftmaxCall(torch.empty_like(x, dtype=torch.float32), x, temperatures=temperatures)
+    return calls
+
+
+_softmax = Op(
+    _OP, call=SoftmaxCall, reference=softmax_ref, check=_check, cases=_cases,
+    backends=(Backend("hip", _softmax_hip, refusal=_refusal),
+              Backend("torch", softmax_ref, differentiable=True)))
+
+
+def softmax(x: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype | None = None,
+            out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """softmax of each row of logits.
+
+    `out[r] = exp((x[r] - max) / T[r]) / sum of these`.
+
+    Args:
+        x: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
+        temperature: of all rows, or [rows] fp32; less than 1e-5 counts as 1e-5: equal shares of the largest logits.
+        dtype: of the result: bf16, fp16 or fp32; default: that of `x`.
+        out: [rows, columns] tensor to write, rows contiguous; default: a new one. It may be `x` itself.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        In fp32, rounded once. A row with a NaN or +inf, or of -inf alone, gives NaNs, as torch.softmax does.
+        Deterministic: the order of sums depends on the shape and the device only. Rows are read once where a
+        workgroup's registers hold them (256 KB on gfx942), and else in part twice; fewer rows than half the CUs are
+        shared out among workgroups and read twice. Can be captured in a graph. Only "torch" has a derivative.
+
+    Source: torch.softmax; Milakov and Gimelshein, Online normalizer calculation for softmax (2018).
+    """
+    check.tensor(_OP, "x", x)
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype if dtype is None else dtype, device=x.device)
+    elif dtype is not None and out.dtype != dtype:
+        raise TypeError(f"{_OP}: dtype must be that of out, got {dtype} and {out.dtype}")
+    fields = {"temperatures" if isinstance(temperature, Tensor) else "temperature": temperature}
+    _softmax.run(out, x, backend=backend, **fields)
+    return out
+
+
+_softmax.public.append(softmax)

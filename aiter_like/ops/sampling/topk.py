@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: MIT
+"""The k largest elements of each row. Kernels: csrc/sampling/topk.hip."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.device import Target
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements
+from aiter_like.ops.sampling import parts
+
+__all__ = ["top_k_per_row_decode", "top_k_per_row_prefill", "topk", "topk_plain"]
+
+_OP = "topk"
+_MOST = 4096  # k: what a workgroup's LDS sorts
+
+
+class TopkCall(NamedTuple):
+    """One call of topk.
+
+    Attributes:
+        indices: [rows, k] int32|int64, written: columns; -1 where a row has fewer than k.
+        values: [rows, k], dtype of `input`, written: the elements; 0 where a row has fewer than k.
+        input: [rows, columns] bf16|fp16|fp32, rows evenly spaced.
+        is_largest: or the smallest.
+        is_by_column: results are in the order of their columns; else the largest comes first.
+        row_starts, row_ends: [rows] int32: the columns of each row that count.
+        lengths: [rows / next_n] int32: row r ends at lengths[r / next_n] - next_n + r mod next_n + 1.
+        next_n: rows of one length.
+    """
+
+    indices: Tensor
+    values: Tensor | None
+    input: Tensor
+    is_largest: bool = True
+    is_by_column: bool = False
+    row_starts: Tensor | None = None
+    row_ends: Tensor | None = None
+    lengths: Tensor | None = None
+    next_n: int = 1
+
+
+def topk_ref(call: TopkCall) -> None:
+    """A stable sort in torch; writes `indices` and `values`."""
+    x, columns, k = call.input, call.input.shape[1], call.indices.shape[1]
+    rows, column = torch.arange(x.shape[0], device=x.device), torch.arange(columns, device=x.device)
+    starts = torch.zeros_like(rows) if call.row_starts is None else call.row_starts.clamp(min=0)
+    ends = torch.full_like(rows, columns) if call.row_ends is None else call.row_ends
+    if call.lengths is not None:
+        ends = call.lengths[rows // call.next_n] - call.next_n + rows % call.next_n + 1
+    is_there = (column >= starts[:, None]) & (column < ends[:, None])
+    # Numbers first, then NaNs, then what does not count, each with the lower columns first.
+    bits = x.float().contiguous().view(torch.int32)
+    key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).masked_fill(x.isnan(), 0)  # ordered like floats, -0 below 0
+    order = key.argsort(dim=-1, descending=call.is_largest, stable=True)
+    kind = (x.isnan() * 1 + ~is_there * 2).gather(1, order).argsort(dim=-1, stable=True)
+    order = order.gather(1, kind)[:, :k]
+    is_found = is_there.gather(1, order)
+    if call.is_by_column:
+        order = torch.where(is_found, order, columns).sort(-1).values
+        is_found = order < columns
+    found = torch.where(is_found, order, -1)
+    call.indices.fill_(-1)
+    call.indices[:, :found.shape[1]] = found
+    if call.values is not None:
+        call.values.zero_()
+        call.values[:, :found.shape[1]] = torch.where(is_found, x.gather(1, found.clamp(min=0)), 0)
+
+
+def _instance(call: TopkCall) -> Instance:
+    return Instance(elements.short(call.input.dtype), {"ELEMENT": elements.CPP[call.input.dtype]})
+
+
+@compile_ops("sampling/topk.hip", gen_func=_instance)
+def _topk_hip(call: TopkCall) -> None: ...
+
+
+def _check(call: TopkCall) -> object:
+    input = call.input
+    parts.check_rows(_OP, "input", input)
+    check.tensor(_OP, "indices", call.indices, dtypes=(torch.int32, torch.int64), shape=(input.shape[0], None),
+                 device=input.device)
+    if call.values is not None:
+        check.tensor(_OP, "values", call.values, dtypes=(input.dtype,), shape=call.indices.shape, device=input.device)
+    check.flag(_OP, "largest", call.is_largest)
+    check.flag(_OP, "stable", call.is_by_column)
+    check.integer(_OP, "next_n", call.next_n, low=1)
+    parts.check_per_row(_OP, "row_starts", call.row_starts, input, (torch.int32,))
+    parts.check_per_row(_OP, "row_ends", call.row_ends, input, (torch.int32,))
+    if input.shape[0] % call.next_n:
+        raise ValueError(f"{_OP}: next_n must divide the {input.shape[0]} rows, got {call.next_n}")
+    parts.check_per_row(_OP, "lengths", call.lengths, input, (torch.int32,), input.shape[0] // call.next_n)
+    return SKIP if call.indices.numel() == 0 else None
+
+
+def _refusal(target: Target, call: TopkCall) -> str | None:
+    if call.indices.shape[1] > _MOST:
+        return f"k of at most {_MOST}, got {call.indices.shape[1]}"
+    return parts.refusal(input=call.input)
+
+
+def _cases(device: torch.device) -> dict[str, TopkCall]:
+    """Whole rows with many ties, and rows that are cut into slices."""
+    random = torch.Generator().manual_seed(0)
+    calls = {}
+    for name, rows, columns, k in (("whole", 3, 6001, 100), ("slices", 2, 20001, 20)):
+        x = torch.randn(rows, columns, generator=random)
+        x = (x.round() if name == "whole" else x).to(device)
+        indices = torch.empty(rows, k, dtype=torch.int32, device=device)
+        calls[name] = TopkCall(indices, torch.empty(rows, k, device=device), x)
+        calls[f"{name}, by column"] = calls[name]._replace(is_by_column=True, is_largest=False)
+    return calls
+
+
+_topk = Op(
+    _OP, call=TopkCall, reference=topk_ref, check=_check, cases=_cases, writes=("indices", "values"),
+    backends=(Backend("hip", _topk_hip, refusal=_refusal), Backend("torch", topk_ref)))
+
+
+def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool = True, tiny_row_thresh: int = 1024,
+         backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """The k largest elements of each row, with their columns.
+
+    `values[r, i] = x[r, indices[r, i]]`, the largest first, of equal ones the lowest column first.
+
+    Args:
+        x: [..., columns] bf16|fp16|fp32, rows contiguous and evenly spaced.
+        k: how many, 0 ≤ k ≤ columns; the kernel sorts up to 4096.
+        dim: the last dimension; another one is served by torch.
+        largest: or the smallest.
+        sorted: results are sorted in either case.
+        tiny_row_thresh: chooses among AITER's own kernels; no meaning here.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        `values` [..., k] of the dtype of `x`, and `indices` [..., k] int64.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        A NaN comes after all numbers, whether the largest or the smallest are asked for; -0 is less than 0.
+        Deterministic. Can be captured in a graph.
+
+    Source: torch.topk; AITER's Triton `topk`.
+    """
+    check.tensor(_OP, "x", x, dtypes=elements.FLOATS, last_contiguous=False)
+    check.integer(_OP, "dim", dim, low=-x.ndim, high=x.ndim - 1)
+    check.flag(_OP, "sorted", sorted)
+    moved = x.movedim(dim, -1)
+    check.integer(_OP, "k", k, low=0, high=moved.shape[-1])
+    rows = moved.reshape(-1, moved.shape[-1])
+    if rows.shape[1] > 1 and rows.stride(1) != 1:
+        rows = rows.contiguous()
+    values = torch.empty(rows.shape[0], k, dtype=x.dtype, device=x.device)
+    indices = torch.empty(rows.shape[0], k, dtype=torch.int64, device=x.device)
+    _topk.run(indices, values, rows, is_largest=largest, backend=backend)
+    shape = (*moved.shape[:-1], k)
+    return values.view(shape).movedim(-1, dim), indices.view(shape).movedim(-1, dim)
+
+
+def topk_plain(x: Tensor, topk_ids: Tensor, topk_out: Tensor, topk: int, largest: bool = True,
+               rowStarts: Tensor | None = None, rowEnds: Tensor | None = None, stride0: int = -1, stride1: int = 1, *,
+               backend: str | None = None) -> None:
+    """The k largest elements of each row, or of the columns of it that count, with their columns.
+
+    `topk_out[r, i] = x[r, topk_ids[r, i]]`, the largest first, of equal ones the lowest column first.
+
+    Args:
+        x: [rows, columns] bf16|fp16|fp32, rows contiguous, at any distance.
+        topk_ids: [rows, topk] int32, written; -1 where a row has fewer.
+        topk_out: [rows, topk], dtype of `x`, written; 0 where a row has fewer.
+        topk: k, the columns of both; the kernel sorts up to 4096.
+        largest: or the smallest.
+        rowStarts: [rows] int32, the first column of each row that counts; None or empty: 0.
+        rowEnds: [rows] int32, the column after the last one that counts; None or empty: all.
+        stride0: elements from row to row of `x`, or -1: as `x` has them.
+        stride1: elements from column to column of `x`.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `topk_ids` and `topk_out` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `topk`. Bounds outside of the row are cut to it.
+
+    Source: AITER's `topk_plain`.
+    """
+    check.tensor(_OP, "x", x, rank=2, last_contiguous=False)
+    check.tensor(_OP, "topk_ids", topk_ids, dtypes=(torch.int32,), shape=(x.shape[0], topk), device=x.device)
+    starts, ends = (None if bound is None or bound.numel() == 0 else bound for bound in (rowStarts, rowEnds))
+    rows = _strided(x, x.shape[0], x.stride(0) if stride0 == -1 else stride0, stride1)
+    _topk.run(topk_ids, topk_out, rows, is_largest=largest, row_starts=starts, row_ends=ends, backend=backend)
+
+
+def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, indices: Tensor, values: Tensor | None,
+                          numRows: int, stride0: int, stride1: int, k: int = 2048, stable: bool = False, *,
+                          backend: str | None = None) -> None:
+    """The columns of the k largest logits of each row, among those from its start to its end.
+
+    `indices[r] = topk(logits[r, rowStarts[r]:rowEnds[r]], k) + rowStarts[r]`.
+
+    Args:
+        logits: [rows, columns] fp32|bf16|fp16, rows contiguous, at any distance.
+        rowStarts: [rows] int32.
+        rowEnds: [rows] int32.
+        indices: [rows, k] int32, written; -1 where a row has fewer.
+        values: [rows, k], dtype of `logits`, written; 0 where a row has fewer. None: not wanted.
+        numRows: rows that are taken.
+        stride0: elements from row to row of `logits`.
+        stride1: elements from column to column.
+        k: columns of `indices`; the kernel sorts up to 4096.
+        stable: results are in the order of their columns; else the largest comes first.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `indices` and `values` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Deterministic in both orders: of equal logits the lowest columns are taken. A NaN counts as less than all
+        numbers. Bounds outside of the row are cut to it. Can be captured in a graph.
+
+    Source: AITER's `top_k_per_row_prefill`, the indexer of DeepSeek-V3.2's sparse attention.
+    """
+    _per_row(logits, indices, values, numRows, stride0, stride1, k, backend, is_by_column=stable,
+             row_starts=_first(rowStarts, numRows), row_ends=_first(rowEnds, numRows))
+
+
+def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int, stride0: int,
+                         stride1: int, k: int = 2048, stable: bool = False, *, backend: str | None = None) -> None:
+    """The columns of the k largest logits of each row, among as many as its sequence is long.
+
+    `indices[r] = topk(logits[r, :seqLens[r / next_n] - next_n + r mod next_n + 1], k)`.
+
+    Args:
+        logits: [rows, columns] fp32|bf16|fp16, rows contiguous, at any distance.
+        next_n: rows, of consecutive query tokens, of each sequence.
+        seqLens: [rows / next_n] int32.
+        indices: [rows, k] int32, written; -1 where a row has fewer.
+        numRows: rows that are taken.
+        stride0: elements from row to row of `logits`.
+        stride1: elements from column to column.
+        k: columns of `indices`; the kernel sorts up to 4096.
+        stable: results are in the order of their columns; else the largest comes first.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `indices` is written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `top_k_per_row_prefill`.
+
+    Source: AITER's `top_k_per_row_decode`.
+    """
+    check.integer(_OP, "next_n", next_n, low=1)
+    _per_row(logits, indices, None, numRows, stride0, stride1, k, backend, is_by_column=stable,
+             lengths=_first(seqLens, -(-numRows // next_n)), next_n=next_n)
+
+
+def _per_row(logits: Tensor, indices: Tensor, values: Tensor | None, rows: int, stride0: int, stride1: int, k: int,
+             backend: str | None, **fields: object) -> None:
+    check.tensor(_OP, "logits", logits, rank=2, last_contiguous=False)
+    check.integer(_OP, "numRows", rows, low=0, high=logits.shape[0])
+    check.tensor(_OP, "indices", indices, rank=2)
+    if indices.shape[0] < rows or indices.shape[1] != k:
+        raise ValueError(f"{_OP}: indices must have shape ({rows}, {k}), got {tuple(indices.shape)}")
+    _topk.run(indices[:rows], values if values is None else values[:rows], _strided(logits, rows, stride0, stride1),
+              backend=backend, **fields)
+
+
+def _first(bounds: Tensor, rows: int) -> Tensor:
+    """The bounds of the rows that are taken."""
+    return bounds[:rows] if isinstance(bounds, Tensor) and bounds.ndim == 1 else bounds
+
+
+def _strided(x: Tensor, rows: int, stride0: int, stride1: int) -> Tensor:
+    """`x` with the strides that a caller says it has, as AITER's kernels read it; rows contiguous."""
+    check.integer(_OP, "stride0", stride0, low=0)
+    check.integer(_OP, "stride1", stride1, low=1)
+    if (stride0, stride1) != x.stride() and rows > 1:
+        last = (rows - 1) * stride0 + (x.shape[1] - 1) * stride1
+        if last >= (x.shape[0] - 1) * x.stride(0) + (x.shape[1] - 1) * x.stride(1) + 1:
+            raise ValueError(f"{_OP}: stride0 and stride1 must stay inside of the tensor, got {stride0} and {stride1}")
+        x = x.as_strided((rows, x.shape[1]), (stride0, stride1))
+    return x[:rows] if stride1 == 1 else x[:rows].contiguous()
+
+
+_topk.public += [topk, topk_plain, top_k_per_row_prefill, top_k_per_row_decode]

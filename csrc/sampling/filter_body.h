@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: MIT
+// Rows of probabilities of which the largest are kept: fewer than k above the last of them (top-k), a sum below p above
+// it (top-p), none below min_p times the largest. renorm_probs writes them divided by their sum, zeros elsewhere;
+// sampling_from_probs draws one of them, as the winner of a race: argmax of x / E, E exponential. HIP (gfx9) and CUDA.
+//
+//   1. threshold.h's levels find the cut: the first two by a histogram of the row, or, once its bin has no more than
+//      kListed elements, of a list of these in LDS: usually the row is read once, and once more for the list
+//   2. the row is read once more, to be drawn from, or twice: for the sum of what is kept, and to be written
+//
+// Where there are more rows than a workgroup for each CU needs, a workgroup takes a row and does all of it. Fewer rows
+// are cut into slices (kIsSliced): a launch for each level, whose workgroups add their histograms in memory, in
+// integers, and one launch for the result. The cut is the same, bit for bit.
+// Tile: kThreads lanes, 4 accesses of 16 bytes in flight each. LDS: 25 KB.
+// Bound: memory, 3 reads of the row, 4 and a write for renorm_probs (sliced: from a cache), and LDS atomics: two per
+// positive element in one read.
+#pragma once
+
+#include "draws.h"
+#include "threshold.h"
+
+namespace aiter_like {
+
+/// What the workgroups of a row share where it is cut into slices; zeros before the first launch.
+struct RowSearch {
+  Histogram levels[kLevels];
+  uint64_t mass;     // kept
+  uint32_t maximum;  // key of the largest element
+  uint32_t padding;
+};
+
+template <class Config>
+struct FilterArgs {
+  using Element = typename Config::Element;
+
+  ScanRows<Element> out;      // renorm_probs
+  int32_t* tokens;            // sampling_from_probs: [rows]
+  ScanRows<const Element> probs;
+  const int32_t* indices;     // [rows]: which row of probs; null: the same
+  RowNumber<int64_t> top_k;   // not positive, or at least the columns: no limit
+  RowNumber<float> top_p;     // at least 1: no limit
+  RowNumber<float> min_p;     // not positive: no limit
+  RowSearch* searches;        // [rows], of slices
+  uint64_t* best;             // [rows, slices], of slices
+  Slices slices;
+  Seeds seeds;
+  int64_t probs_rows;
+};
+
+template <class Config>
+struct FilterBody {
+  using Element = typename Config::Element;
+  using Args = FilterArgs<Config>;
+  static constexpr int kThreads = 512, kListed = 2048, kVec = 16 / sizeof(Element);
+
+  struct Lds {
+    Histogram histogram;
+    uint32_t list[kListed];
+    uint32_t listed;
+    SearchScratch<kThreads> search;
+    uint64_t best[kThreads / kWaveSize], maxima[kThreads / kWaveSize], sums[kThreads / kWaveSize];
+  };
+
+  /// A row as a workgroup sees it.
+  struct Row {
+    const Element* data;
+    int64_t index;
+    Limits limits;
+    float min_p;
+  };
+
+  /// Whether there is such a row; then its limits.
+  __device__ static bool find(const Args& args, Row& row) {
+    row.index = workgroup_index().y;
+    const int64_t source = args.indices ? args.indices[row.index] : row.index;
+    if (source < 0 || source >= args.probs_rows) return false;
+    row.data = args.probs.row(source);
+    const int64_t k = args.top_k.at(row.index);
+    row.limits.count = k <= 0 || k >= args.slices.size ? kNoCount : static_cast<uint32_t>(k);
+    row.limits.mass = Limits::mass_of(args.top_p.at(row.index));
+    const float min_p = args.min_p.at(row.index);
+    row.min_p = min_p > 0.f ? min_p < 1.f ? min_p : 1.f : 0.f;
+    return true;
+  }
+
+  /// Adds row[begin, end) to the histogram of a level, which is clear; ends with a barrier.
+  __device__ __forceinline__ static void count_row(const Args& args, const Row& row, const Level& level, const Cut& cut,
+                                                   int begin, int end, Histogram& histogram) {
+    scan_elements<kThreads>(row.data, begin, end,
+                            [&](int, float x) { count_key(histogram, level, cut, probability_key(x)); });
+    workgroup_barrier();
+  }
+
+  /// The key of the largest element of row[begin, end), in every work-item.
+  __device__ __forceinline__ static uint32_t largest(const Row& row, int begin, int end, Lds& lds) {
+    uint32_t maximum = 0;
+    scan_elements<kThreads>(row.data, begin, end, [&](int, float x) {
+      const uint32_t key = probability_key(x);
+      maximum = key > maximum ? key : maximum;
+    });
+    return static_cast<uint32_t>(workgroup_best<kThreads>(maximum, lds.maxima));
+  }
+
+  /// The cut of a whole row.
+  __device__ __forceinline__ static Cut search(const Args& args, const Row& row, Lds& lds) {
+    Cut cut = Cut::start();
+    bool is_listed = false;
+    uint32_t listed = 0;
+#pragma unroll 1
+    for (int number = 0; number < kLevels && !cut.is_done; ++number) {
+      const Level level(number, args.slices.size);
+      clear<kThreads>(lds.histogram);
+      if (number > 0 && !is_listed && cut.count <= kListed) {
+        if (thread_index() == 0) lds.listed = 0;
+        workgroup_barrier();
+        scan_elements<kThreads>(row.data, 0, args.slices.size, [&](int, float x) {
+          const uint32_t key = probability_key(x);
+          if (key != 0 && (key >> cut.shift) == (cut.first >> cut.shift)) lds.list[lds_add(&lds.listed, 1)] = key;
+        });
+        workgroup_barrier();
+        is_listed = true;
+        listed = cut.count;
+      }
+      if (is_listed) {
+        for (uint32_t i = thread_index(); i < listed; i += kThreads)
+          count_key(lds.histogram, level, cut, lds.list[i]);
+        workgroup_barrier();
+      } else {
+        count_row(args, row, level, cut, 0, args.slices.size, lds.histogram);
+      }
+      cut = next_cut<kThreads>(lds.histogram, level, cut, row.limits, lds.search);
+    }
+    return cut;
+  }
+
+  /// The cut of a row of which `levels` launches have counted; each workgroup finds it again.
+  __device__ __forceinline__ static Cut search_counted(const Args& args, const Row& row, int levels, Lds& lds) {
+    Cut cut = Cut::start();
+#pragma unroll 1
+    for (int number = 0; number < levels && !cut.is_done; ++number) {
+      const Histogram& counted = args.searches[row.index].levels[number];
+      for (int i = thread_index(); i < kBins; i += kThreads) {
+        lds.histogram.counts[i] = counted.counts[i];
+        lds.histogram.lows[i] = counted.lows[i];
+      }
+      workgroup_barrier();
+      cut = next_cut<kThreads>(lds.histogram, Level(number, args.slices.size), cut, row.limits, lds.search);
+    }
+    return cut;
+  }
+
+  /// The lowest key that is kept, given the cut and the largest key.
+  __device__ static uint32_t lowest(const Row& row, const Cut& cut, uint32_t maximum) {
+    const uint32_t relative = row.min_p > 0.f ? probability_key(row.min_p * bits_float(maximum)) : 0;
+    const uint32_t first = cut.first > relative ? cut.first : relative;
+    return first > 0 ? first : 1;
+  }
+
+  /// The sum of what is kept of row[begin, end), in units of 2^-44, in every work-item.
+  __device__ __forceinline__ static uint64_t kept_mass(const Row& row, uint32_t first, int begin, int end, Lds& lds) {
+    uint64_t mass = 0;
+    scan_elements<kThreads>(row.data, begin, end, [&](int, float x) {
+      const uint32_t key = probability_key(x);
+      if (key >= first) mass += mass_of_key(key);
+    });
+    wave_sum_before(mass);
+    if (lane_index() == 0) lds.sums[wave_index()] = mass;
+    workgroup_barrier();
+    uint64_t total = 0;
+#pragma unroll
+    for (int wave = 0; wave < kThreads / kWaveSize; ++wave) total += lds.sums[wave];
+    return total;
+  }
+
+  /// The result of row[begin, end). `mass`: of what is kept of the row, for renorm_probs.
+  __device__ __forceinline__ static void apply(const Args& args, const Row& row, uint32_t first, uint64_t mass,
+                                               int begin, int end, Lds& lds) {
+    if constexpr (Config::kIsRenorm) {
+      Element* out = args.out.row(row.index);
+      const RowSplit<Element> split(row.data, begin, end);
+      const bool is_wide = is_wide_at<kVec>(out + begin + split.head);
+      const float scale = mass == 0 ? 0.f : kMassUnits / static_cast<float>(mass);
+      scan_row<kThreads>(row.data, begin, end, [&](int column, const auto& x) {
+        float y[sizeof(x) / sizeof(float)];
+#pragma unroll
+        for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e)
+          y[e] = probability_key(x[e]) >= first ? x[e] * scale : 0.f;
+        store_elements(out + column, y, is_wide);
+      });
+    } else {
+      const Draw draw(args.seeds, row.index);
+      uint64_t best = 0;
+      scan_row<kThreads>(row.data, begin, end, [&](int column, const auto& x) {
+        constexpr int kCount = sizeof(x) / sizeof(float);
+        bool is_any = false;
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) is_any = is_any || probability_key(x[e]) >= first;
+        if (!is_any) return;
+        const auto words = draw.template words<kCount>(column);
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) {
+          if (probability_key(x[e]) < first) continue;
+          const float score = x[e] * fast_reciprocal(exponential_of(words[e]));
+          const uint64_t one = candidate(ordered_key(score), static_cast<uint32_t>(column + e));
+          best = one > best ? one : best;
+        }
+      });
+      best = workgroup_best<kThreads>(best, lds.best);
+      if (thread_index() != 0) return;
+      if (args.best)
+        args.best[row.index * count(args) + workgroup_index().x] = best;
+      else
+        args.tokens[row.index] = token(best);
+    }
+  }
+
+  /// Column 0 of a row that has nothing to be drawn.
+  __device__ static int32_t token(uint64_t best) {
+    return best == 0 ? 0 : static_cast<int32_t>(candidate_column(best));
+  }
+  __device__ static int64_t count(const Args& args) {
+    return (args.slices.size + args.slices.length - 1) / args.slices.length;
+  }
+
+  __device__ __forceinline__ static void run(const Args& args) {
+    __shared__ Lds lds;
+    Row row;
+    if (!find(args, row)) {
+      if (!Config::kIsRenorm && thread_index() == 0) args.tokens[row.index] = -1;
+      return;
+    }
+    const int size = args.slices.size;
+    Cut cut = Cut::start();
+    if (!row.limits.is_none()) cut = search(args, row, lds);
+    const uint32_t maximum = row.min_p > 0.f ? largest(row, 0, size, lds) : 0;
+    const uint32_t first = lowest(row, cut, maximum);
+    const uint64_t mass = Config::kIsRenorm ? kept_mass(row, first, 0, size, lds) : 0;
+    apply(args, row, first, mass, 0, size, lds);
+  }
+
+  /// A launch for slices: level `number` of the search, and with the first the largest element.
+  __device__ __forceinline__ static void run_level(const Args& args, int number) {
+    __shared__ Lds lds;
+    Row row;
+    if (!find(args, row)) return;
+    const int begin = args.slices.begin(), end = args.slices.end();
+    RowSearch& shared = args.searches[row.index];
+    if (number == 0 && row.min_p > 0.f) {
+      const uint32_t maximum = largest(row, begin, end, lds);
+      if (thread_index() == 0) atomic_max(&shared.maximum, maximum);
+    }
+    if (row.limits.is_none()) return;
+    const Cut cut = search_counted(args, row, number, lds);
+    if (cut.is_done) return;
+    clear<kThreads>(lds.histogram);
+    count_row(args, row, Level(number, args.slices.size), cut, begin, end, lds.histogram);
+    Histogram& level = shared.levels[number];
+    for (int i = thread_index(); i < kBins; i += kThreads) {
+      if (lds.histogram.counts[i] != 0) global_add(&level.counts[i], lds.histogram.counts[i]);
+      if (lds.histogram.lows[i] != 0) global_add(&level.lows[i], lds.histogram.lows[i]);
+    }
+  }
+
+  /// A launch for slices of renorm_probs: the sum of what is kept.
+  __device__ __forceinline__ static void run_mass(const Args& args) {
+    __shared__ Lds lds;
+    Row row;
+    if (!find(args, row)) return;
+    Cut cut = Cut::start();
+    if (!row.limits.is_none()) cut = search_counted(args, row, kLevels, lds);
+    const uint32_t first = lowest(row, cut, args.searches[row.index].maximum);
+    const uint64_t mass = kept_mass(row, first, args.slices.begin(), args.slices.end(), lds);
+    if (thread_index() == 0) global_add(&args.searches[row.index].mass, mass);
+  }
+
+  /// The last launch for slices: the result of one.
+  __device__ __forceinline__ static void run_slice(const Args& args) {
+    __shared__ Lds lds;
+    Row row;
+    if (!find(args, row)) {
+      if (!Config::kIsRenorm && thread_index() == 0)
+        args.best[row.index * count(args) + workgroup_index().x] = candidate(1, 0xFFFFFFFFu);  // token -1
+      return;
+    }
+    Cut cut = Cut::start();
+    if (!row.limits.is_none()) cut = search_counted(args, row, kLevels, lds);
+    const RowSearch* shared = args.searches ? args.searches + row.index : nullptr;
+    const uint32_t first = lowest(row, cut, shared ? shared->maximum : 0);
+    apply(args, row, first, Config::kIsRenorm ? shared->mass : 0, args.slices.begin(), args.slices.end(), lds);
+  }
+};
+
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 2) void filter_kernel(typename Body::Args args) {
+  await_stream();
+  Body::run(args);
+}
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 2) void filter_level_kernel(typename Body::Args args, int number) {
+  await_stream();
+  Body::run_level(args, number);
+}
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 2) void filter_mass_kernel(typename Body::Args args) {
+  await_stream();
+  Body::run_mass(args);
+}
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 2) void filter_slice_kernel(typename Body::Args args) {
+  await_stream();
+  Body::run_slice(args);
+}
+/// The token of each row, from the best of its slices, by a wave.
+template <class Body>
+__global__ __launch_bounds__(kWaveSize) void filter_merge_kernel(typename Body::Args args) {
+  await_stream();
+  const int64_t row = workgroup_index().x, count = Body::count(args);
+  uint64_t best = 0;
+  for (int64_t slice = thread_index(); slice < count; slice += kWaveSize) {
+    const uint64_t one = args.best[row * count + slice];
+    best = one > best ? one : best;
+  }
+  best = wave_best(best);
+  if (thread_index() == 0) args.tokens[row] = Body::token(best);
+}
+template <class Body>
+__global__ __launch_bounds__(256) void filter_clear_kernel(uint32_t* words, int64_t count) {
+  await_stream();
+  const int64_t i = (int64_t{workgroup_index().x} * 256 + thread_index()) * 4;
+  if (i < count) store_vec(words + i, Vec<uint32_t, 4>{});
+}
+
+/// `is_limited`: whether any row may have a limit of top-k or top-p, `has_min_p`: of min_p. Of slices, `searches` is
+/// there if either holds, and for renorm_probs.
+template <class Config>
+void launch_filter(const FilterArgs<Config>& args, uint32_t rows, uint32_t slices, bool is_limited, bool has_min_p,
+                   Stream stream) {
+  using Body = FilterBody<Config>;
+  const dim3 grid(slices, rows);
+  if (slices == 1) {
+    launch_overlapped(filter_kernel<Body>, grid, Body::kThreads, stream, args);
+    check_launch("filter_kernel");
+    return;
+  }
+  if (args.searches) {
+    constexpr int64_t kWords = sizeof(RowSearch) / 4;
+    static_assert(kWords % 4 == 0, "cleared 16 bytes at a time");
+    const dim3 groups(static_cast<uint32_t>((rows * kWords / 4 + 255) / 256));
+    launch_overlapped(filter_clear_kernel<Body>, groups, 256, stream, reinterpret_cast<uint32_t*>(args.searches),
+                      rows * kWords);
+    check_launch("filter_clear_kernel");
+    for (int number = 0; number < (is_limited ? kLevels : has_min_p ? 1 : 0); ++number) {
+      launch_overlapped(filter_level_kernel<Body>, grid, Body::kThreads, stream, args, number);
+      check_launch("filter_level_kernel");
+    }
+    if (Config::kIsRenorm) {
+      launch_overlapped(filter_mass_kernel<Body>, grid, Body::kThreads, stream, args);
+      check_launch("filter_mass_kernel");
+    }
+  }
+  launch_overlapped(filter_slice_kernel<Body>, grid, Body::kThreads, stream, args);
+  check_launch("filter_slice_kernel");
+  if (Config::kIsRenorm) return;
+  launch_overlapped(filter_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
+  check_launch("filter_merge_kernel");
+}
+
+}  // namespace aiter_like

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT
+// Penalties of tokens that a request has seen, in place: a logit of the prompt's or the output's is divided by the
+// repetition penalty, or multiplied if not positive; from one of the output's frequency · count + presence is taken.
+// HIP (gfx9) and CUDA.
+//
+//   1. a workgroup counts in LDS the tokens of a row that lie in its kColumns columns
+//   2. the logits of those that occur are changed: no other is read or written
+//
+// LDS: 32 KB. Bound: the tokens, which each workgroup of a row reads, from a cache; two accesses for each that occurs.
+#include "sampling_host.h"
+
+#if !defined(ELEMENT)
+#error "penalties.hip: -DELEMENT=bf16|f16|float"
+#endif
+
+namespace aiter_like {
+
+constexpr int kThreads = 256, kColumns = 8192;
+constexpr uint32_t kOfPrompt = 0x80000000u;
+
+/// Tokens [rows, size] of 32 or 64 bits; those outside of the vocabulary are padding.
+struct Tokens {
+  const void* data;
+  int64_t stride;
+  int size;
+  bool is_64bit;
+
+  __device__ int64_t at(int64_t row, int index) const {
+    const int64_t place = row * stride + index;
+    return is_64bit ? static_cast<const int64_t*>(data)[place] : static_cast<const int32_t*>(data)[place];
+  }
+};
+
+struct PenaltiesArgs {
+  ScanRows<ELEMENT> logits;
+  Tokens prompt, output;
+  const float *presence, *frequency, *repetition;  // [rows]
+  int columns;
+};
+
+__device__ inline float penalised(float x, uint32_t seen, float presence, float frequency, float repetition) {
+  const float count = static_cast<float>(seen & ~kOfPrompt);
+  x = x > 0.f ? x / repetition : x * repetition;
+  return count > 0.f ? x - frequency * count - presence : x;
+}
+
+__global__ __launch_bounds__(kThreads) void penalties_kernel(PenaltiesArgs args) {
+  await_stream();
+  __shared__ uint32_t seen[kColumns];
+  const int64_t row = workgroup_index().y;
+  const int begin = static_cast<int>(workgroup_index().x) * kColumns;
+  const int count = args.columns - begin < kColumns ? args.columns - begin : kColumns;
+  for (int i = thread_index(); i < kColumns; i += kThreads) seen[i] = 0;
+  workgroup_barrier();
+  for (int i = thread_index(); i < args.prompt.size; i += kThreads) {
+    const int64_t place = args.prompt.at(row, i) - begin;
+    if (place >= 0 && place < count) lds_max(&seen[place], kOfPrompt);
+  }
+  workgroup_barrier();
+  for (int i = thread_index(); i < args.output.size; i += kThreads) {
+    const int64_t place = args.output.at(row, i) - begin;
+    if (place >= 0 && place < count) lds_add(&seen[place], 1);
+  }
+  workgroup_barrier();
+  ELEMENT* logits = args.logits.row(row) + begin;
+  for (int i = thread_index(); i < count; i += kThreads)
+    if (seen[i] != 0)
+      logits[i] = from_float<ELEMENT>(penalised(to_float(logits[i]), seen[i], args.presence[row], args.frequency[row],
+                                                args.repetition[row]));
+}
+
+void launch_penalties(const PenaltiesArgs& args, uint32_t rows, Stream stream) {
+  const uint32_t groups = (static_cast<uint32_t>(args.columns) + kColumns - 1) / kColumns;
+  launch_overlapped(penalties_kernel, dim3(groups, rows), kThreads, stream, args);
+  check_launch("penalties_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+
+Tokens tokens_of(const ffi::Optional<ffi::Tensor>& tensor, int64_t rows, const char* name) {
+  if (!tensor.has_value() || tensor.value().numel() == 0) return {};
+  const ffi::Tensor value = tensor.value();
+  const bool is_64bit = ffi::has_element<int64_t>(value);
+  const ffi::Rows found = is_64bit ? ffi::rows<int64_t>(value, name) : ffi::rows<int32_t>(value, name);
+  ffi::check_value(found.count == rows && found.size < (int64_t{1} << 31),
+                   "penalties: tokens must have a row for each of logits");
+  return {found.data, found.stride, static_cast<int>(found.size), is_64bit};
+}
+
+void penalties(ffi::Tensor logits, ffi::Optional<ffi::Tensor> prompt_tokens, ffi::Optional<ffi::Tensor> output_tokens,
+               ffi::Tensor presence, ffi::Tensor frequency, ffi::Tensor repetition) {
+  const ffi::Rows x = ffi::rows<ELEMENT>(logits, "penalties: logits");
+  const int64_t rows = x.count;
+  if (rows == 0) return;
+  ffi::check_value(rows <= ffi::kMostRows && x.size < (int64_t{1} << 31) - kColumns,
+                   "penalties: at most 65535 rows of less than 2^31 - 8192 elements");
+  PenaltiesArgs args{};
+  args.logits = {static_cast<ELEMENT*>(x.data), x.stride};
+  args.columns = static_cast<int>(x.size);
+  args.prompt = tokens_of(prompt_tokens, rows, "penalties: prompt_tokens");
+  args.output = tokens_of(output_tokens, rows, "penalties: output_tokens");
+  args.presence = ffi::per_row<float>(presence, rows, "penalties: presence");
+  args.frequency = ffi::per_row<float>(frequency, rows, "penalties: frequency");
+  args.repetition = ffi::per_row<float>(repetition, rows, "penalties: repetition");
+  launch_penalties(args, static_cast<uint32_t>(rows), ffi::stream_of(logits));
+}
+
+#endif
+
+}  // namespace aiter_like
+
+#if AITER_LIKE_HOST_PASS
+AITER_LIKE_EXPORT(penalties, aiter_like::penalties);
+#endif

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// The mask of a grammar, in place: logits become -inf where the bit of their column is 0. HIP (gfx9) and CUDA.
+//
+// A lane takes 32 columns, one word of the mask, and stores what is masked, 16 bytes at a time where all of them are.
+// No logit is read. LDS: none. Bound: memory, sizeof(Element) bytes per masked logit.
+#include "sampling_host.h"
+
+#if !defined(ELEMENT)
+#error "token_bitmask.hip: -DELEMENT=bf16|f16|float"
+#endif
+
+namespace aiter_like {
+
+constexpr int kThreads = 256, kBits = 32;
+
+struct BitmaskArgs {
+  ScanRows<ELEMENT> logits;
+  ScanRows<const int32_t> bitmask;
+  const int32_t* indices;  // rows that are masked; null: each
+  int64_t rows;
+  int columns;
+};
+
+__global__ __launch_bounds__(kThreads) void token_bitmask_kernel(BitmaskArgs args) {
+  await_stream();
+  constexpr int kVec = 16 / sizeof(ELEMENT);
+  constexpr uint32_t kWhole = (1u << kVec) - 1;
+  int64_t row = workgroup_index().y;
+  if (args.indices) row = args.indices[row];
+  if (row < 0 || row >= args.rows) return;
+  const int word = static_cast<int>(workgroup_index().x * kThreads + thread_index()), column = word * kBits;
+  if (column >= args.columns) return;
+  uint32_t masked = ~static_cast<uint32_t>(args.bitmask.row(row)[word]);
+  const int count = args.columns - column;
+  if (count < kBits) masked &= (1u << count) - 1;
+  ELEMENT* logits = args.logits.row(row) + column;
+  const ELEMENT low = from_float<ELEMENT>(-__builtin_inff());
+  const bool is_wide = is_wide_at<kVec>(logits);
+  Vec<ELEMENT, kVec> whole;
+#pragma unroll
+  for (int e = 0; e < kVec; ++e) whole[e] = low;
+#pragma unroll
+  for (int first = 0; first < kBits; first += kVec) {
+    const uint32_t bits = masked >> first & kWhole;
+    if (bits == kWhole && is_wide) {
+      store_vec(logits + first, whole);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kVec; ++e)
+        if (bits >> e & 1) logits[first + e] = low;
+    }
+  }
+}
+
+void launch_token_bitmask(const BitmaskArgs& args, uint32_t rows, Stream stream) {
+  const uint32_t groups = (static_cast<uint32_t>(args.columns) + kThreads * kBits - 1) / (kThreads * kBits);
+  launch_overlapped(token_bitmask_kernel, dim3(groups, rows), kThreads, stream, args);
+  check_launch("token_bitmask_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+
+void token_bitmask(ffi::Tensor logits, ffi::Tensor bitmask, ffi::Optional<ffi::Tensor> indices) {
+  const ffi::Rows x = ffi::rows<ELEMENT>(logits, "token_bitmask: logits");
+  const ffi::Rows mask = ffi::rows<int32_t>(bitmask, "token_bitmask: bitmask");
+  const int64_t rows = indices.has_value() ? indices.value().numel() : x.count;
+  if (rows == 0 || x.count == 0) return;
+  ffi::check_value(rows <= ffi::kMostRows && x.size < (int64_t{1} << 31) - kThreads * kBits,
+                   "token_bitmask: at most 65535 rows of less than 2^31 - 8192 elements");
+  ffi::check_value(mask.count == x.count && mask.size * kBits >= x.size,
+                   "token_bitmask: bitmask must have a row for each of logits, a bit for each column");
+  BitmaskArgs args{};
+  args.logits = {static_cast<ELEMENT*>(x.data), x.stride};
+  args.bitmask = {static_cast<const int32_t*>(mask.data), mask.stride};
+  args.indices = ffi::per_row<int32_t>(indices, rows, "token_bitmask: indices");
+  args.rows = x.count;
+  args.columns = static_cast<int>(x.size);
+  launch_token_bitmask(args, static_cast<uint32_t>(rows), ffi::stream_of(logits));
+}
+
+#endif
+
+}  // namespace aiter_like
+
+#if AITER_LIKE_HOST_PASS
+AITER_LIKE_EXPORT(token_bitmask, aiter_like::token_bitmask);
+#endif

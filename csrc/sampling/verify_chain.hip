@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT
+// Verification of drafted tokens, one after the other: token i is accepted with probability min(1, target / draft) of
+// it; at the first that is not, a token is drawn from what the target has more than the draft; after the last, from the
+// target's next row. HIP (gfx9) and CUDA.
+//
+//   1. work-item 0 of a request's workgroup walks along the chain
+//   2. residual.h draws the last token
+//
+// Uniform numbers are words of draws.h: column i of the request's draw for drafted token i, column n for the last one.
+// LDS: 2 KB. Bound: memory, 4 bytes of a row of target and of draft each.
+#include "residual.h"
+#include "sampling_host.h"
+
+namespace aiter_like {
+
+constexpr int kThreads = 1024;
+
+struct ChainArgs {
+  int32_t* tokens;         // [requests, drafted + 1]; -1 after the last
+  int32_t *accepted, *emitted;  // [requests], or null
+  const int32_t* drafts;   // [requests, drafted]
+  const float* target;     // [requests, drafted + 1, columns]
+  const float* draft;      // [requests, drafted, columns]; null: the drafted tokens are sure
+  const int32_t* lengths;  // [requests]: how many are drafted; null: all
+  Seeds seeds;
+  int drafted, columns;
+};
+
+__device__ inline float uniform_of(uint32_t word) { return (static_cast<float>(word >> 8) + 0.5f) * 0x1p-24f; }
+
+__global__ __launch_bounds__(kThreads) void verify_chain_kernel(ChainArgs args) {
+  await_stream();
+  __shared__ ResidualScratch<kThreads> scratch;
+  __shared__ int stop;
+  const int64_t request = workgroup_index().x;
+  const Draw draw(args.seeds, request);
+  int32_t* tokens = args.tokens + request * (args.drafted + 1);
+  const float* target = args.target + request * (args.drafted + 1) * args.columns;
+  const float* draft = args.draft ? args.draft + request * args.drafted * args.columns : nullptr;
+  const int32_t* drafts = args.drafts + request * args.drafted;
+  int length = args.lengths ? args.lengths[request] : args.drafted;
+  length = length < 0 ? 0 : length > args.drafted ? args.drafted : length;
+  if (thread_index() == 0) {
+    int emitted = length, accepted = 0;
+    for (int i = 0; i < length; ++i) {
+      const int token = drafts[i];
+      bool is_accepted = token >= 0 && token < args.columns;
+      if (is_accepted) {
+        const float q = target[int64_t{i} * args.columns + token];
+        const float p = draft ? draft[int64_t{i} * args.columns + token] : 1.f;
+        is_accepted = q > 0.f && uniform_of(draw.word(i)) * p < q;  // a NaN is not accepted
+      }
+      accepted += is_accepted;
+      if (!is_accepted && emitted == length) emitted = i;
+    }
+    for (int i = 0; i <= args.drafted; ++i) tokens[i] = i < emitted ? drafts[i] : -1;
+    if (args.accepted) args.accepted[request] = accepted;
+    if (args.emitted) args.emitted[request] = emitted;
+    stop = emitted;
+  }
+  workgroup_barrier();
+  const int emitted = stop;
+  const bool is_rejected = emitted < length;
+  Residual row{target + int64_t{emitted} * args.columns, nullptr, args.columns, -1};
+  if (is_rejected && draft) row.draft = draft + int64_t{emitted} * args.columns;
+  if (is_rejected && !draft) row.drafted = drafts[emitted];
+  const uint32_t word = draw.word(args.drafted);
+  int token = residual_token<kThreads>(row, word, scratch);
+  if (token < 0 && is_rejected) {  // rounding left nothing: the target itself
+    workgroup_barrier();
+    token = residual_token<kThreads>(Residual{row.target, nullptr, args.columns, -1}, word, scratch);
+  }
+  if (thread_index() == 0) tokens[emitted] = token < 0 ? 0 : token;
+}
+
+void launch_verify_chain(const ChainArgs& args, uint32_t requests, Stream stream) {
+  launch_overlapped(verify_chain_kernel, dim3(requests), kThreads, stream, args);
+  check_launch("verify_chain_kernel");
+}
+
+#if AITER_LIKE_HOST_PASS
+
+void verify_chain(ffi::Tensor tokens, ffi::Optional<ffi::Tensor> accepted, ffi::Optional<ffi::Tensor> emitted,
+                  ffi::Tensor drafts, ffi::Tensor target_probs, ffi::Optional<ffi::Tensor> draft_probs,
+                  ffi::Optional<ffi::Tensor> lengths, int64_t seed, int64_t offset, ffi::Optional<ffi::Tensor> seeds,
+                  ffi::Optional<ffi::Tensor> offsets) {
+  ffi::check_value(target_probs.ndim() == 3 && target_probs.IsContiguous() && ffi::is_f32(target_probs),
+                   "verify_chain: target_probs must be a contiguous [requests, drafted + 1, columns] of float32");
+  const int64_t requests = target_probs.size(0), drafted = target_probs.size(1) - 1, columns = target_probs.size(2);
+  if (requests == 0) return;
+  ffi::check_value(columns > 0 && columns < (int64_t{1} << 31) && drafted < (int64_t{1} << 20) && requests < 1 << 21,
+                   "verify_chain: too many requests, tokens or columns for one launch");
+  ChainArgs args{};
+  args.tokens = const_cast<int32_t*>(ffi::per_row<int32_t>(tokens, requests * (drafted + 1), "verify_chain: tokens"));
+  args.accepted = const_cast<int32_t*>(ffi::per_row<int32_t>(accepted, requests, "verify_chain: accepted"));
+  args.emitted = const_cast<int32_t*>(ffi::per_row<int32_t>(emitted, requests, "verify_chain: emitted"));
+  args.drafts = ffi::per_row<int32_t>(drafts, requests * drafted, "verify_chain: drafts");
+  args.target = static_cast<const float*>(target_probs.data_ptr());
+  args.draft = ffi::per_row<float>(draft_probs, requests * drafted * columns, "verify_chain: draft_probs");
+  args.lengths = ffi::per_row<int32_t>(lengths, requests, "verify_chain: lengths");
+  args.seeds = ffi::seeds_of(seed, offset, seeds, offsets, requests, "verify_chain: seed and offset");
+  args.drafted = static_cast<int>(drafted);
+  args.columns = static_cast<int>(columns);
+  launch_verify_chain(args, static_cast<uint32_t>(requests), ffi::stream_of(target_probs));
+}
+
+#endif
+
+}  // namespace aiter_like
+
+#if AITER_LIKE_HOST_PASS
+AITER_LIKE_EXPORT(verify_chain, aiter_like::verify_chain);
+#endif
