@@ -17,6 +17,7 @@ from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides,
 from aiter_like.ops.attention.triton.parts import LOG2_E, MASKED, MINIMUM, clamped, finish_rows, packed, tanh
 from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
+from aiter_like.ops.common.triton.overlap import overlaps
 
 _PARTS_AT_ONCE = 16
 
@@ -58,7 +59,7 @@ def _load_keys(rows, inside, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr,
 def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
     """Scores in units of log 2 with everything that changes or hides one."""
     queries, positions, first_own = rows
-    softcap, slopes, tree, tree_strides, num_queries, _ = terms
+    softcap, slopes, tree, tree_row, tree_column, num_queries, _ = terms
     low, high = low_high
     if SHAPE.HAS_SOFTCAP:
         scores = tanh(scores / softcap) * softcap
@@ -70,7 +71,7 @@ def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
     if tree is not None:
         own = keys - first_own
         is_own = (own >= 0) & (own < num_queries)
-        at = tree + (queries * tree_strides[1])[:, None] + (own * tree_strides[2])[None, :]
+        at = tree + (queries * tree_row)[:, None] + (own * tree_column)[None, :]
         allowed = tl.load(at, mask=(queries < num_queries)[:, None] & is_own[None, :], other=0)
         visible = visible & ((own < 0)[None, :] | (allowed != 0))
     return tl.where(visible, scores, MASKED)
@@ -107,8 +108,10 @@ def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE
     q_tile, q_tail = q_tiles
     k, k_strides, v, v_strides, k_scale, k_scale_strides, v_scale, v_scale_strides, table, num_pages = source
     p_dtype: tl.constexpr = tl.bfloat16 if SHAPE.V_BY_TOKEN else dtype  # the scales may leave the range of fp16
-    zero, dims_v = tl.zeros([SHAPE.M], tl.float32), tl.arange(0, SHAPE.DV)
-    acc, total, maximum = tl.zeros([SHAPE.M, SHAPE.DV], tl.float32), zero, zero + MINIMUM
+    M: tl.constexpr = SHAPE.M  # Triton 3.6 takes no field in a list of sizes
+    DV: tl.constexpr = SHAPE.DV
+    zero, dims_v = tl.zeros([M], tl.float32), tl.arange(0, DV)
+    acc, total, maximum = tl.zeros([M, DV], tl.float32), zero, zero + MINIMUM
     for start in range(begin, end, SHAPE.N):
         keys = start + tl.arange(0, SHAPE.N)
         inside = keys < end
@@ -134,20 +137,11 @@ def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE
             p *= tl.load(at, mask=inside, other=0.0)[None, :]
         v_rows = v + page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y)
         if SHAPE.HAS_LEFT:  # keys before all windows: engines give their pages away
-            inside = inside & (keys >= rows[2] - terms[5])
+            inside = inside & (keys >= rows[2] - terms[6])
         mask = inside[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
         v_tile = tl.load(v_rows[:, None] + (dims_v * v_strides[3])[None, :], mask=mask, other=0.0)
         acc = tl.dot(p.to(p_dtype), v_tile.to(p_dtype), acc)
     return acc, total, maximum
-
-
-@triton.jit
-def _head_of(scale, strides, kv_head, IS_BY_TOKEN: tl.constexpr):
-    """Of a scale, the part of a head."""
-    if IS_BY_TOKEN:
-        return scale + kv_head * strides[2]
-    else:
-        return scale
 
 
 @triton.jit
@@ -187,7 +181,7 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     q_type: tl.constexpr = q.dtype.element_ty
     dtype: tl.constexpr = tl.bfloat16 if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 8 else (
         q_type if q_type.primitive_bitwidth == 16 else k_type)
-    q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], tl.zeros([SHAPE.M], tl.float32) + scale
+    q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], rows.to(tl.float32) * 0.0 + scale
     q_tile, q_tail = _load_rows(q_rows, is_row, 0, SHAPE.D, SHAPE, dtype), None
     if SHAPE.D_TAIL > 0:
         q_tail = _load_rows(q_rows, is_row, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)
@@ -197,22 +191,28 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
         if not SHAPE.K_BY_TOKEN:
             row_scale *= tl.load(k_scale)
     kv_head = kv_head.to(tl.int64)
+    k_scales, v_scales = k_scale, v_scale
+    if SHAPE.K_BY_TOKEN:
+        k_scales += kv_head * k_scale_strides[2]
+    if SHAPE.V_BY_TOKEN:
+        v_scales += kv_head * v_scale_strides[2]
     pages = (k + kv_head * k_strides[2], k_strides, v + kv_head * v_strides[2], v_strides,
-             _head_of(k_scale, k_scale_strides, kv_head, SHAPE.K_BY_TOKEN), k_scale_strides,
-             _head_of(v_scale, v_scale_strides, kv_head, SHAPE.V_BY_TOKEN), v_scale_strides,
+             k_scales, k_scale_strides, v_scales, v_scale_strides,
              block_table + sequence.to(tl.int64) * small_strides[1] + entry, num_pages)
     row_slopes, tree_rows = None, None
     if slopes is not None:
         row_slopes = tl.load(slopes + sequence * small_strides[0] + heads, mask=is_row, other=0.0) * LOG2_E
     if tree is not None:
         tree_rows = tree + sequence.to(tl.int64) * tree_strides[0]
+    # Triton 3.6 loses a stride of 1 on its way through two functions, unless something is computed from it.
+    tree_row, tree_column = num_queries * 0 + tree_strides[1], num_queries * 0 + tree_strides[2]
     begin, end = _keys_of_part(num_queries, seqlen, window_left, split, num_parts, SHAPE)
     if SHAPE.IS_CAUSAL:
         if tree is None:  # no row of the block sees a key behind its last one
             end = tl.minimum(end, first_own + tl.minimum((lanes.max(0)) // SHAPE.GROUP, num_queries - 1) + 1)
     acc, total, maximum = _attend((q_tile, q_tail), pages, begin, end, row_scale,
                                   (queries, queries + first_own, first_own),
-                                  (softcap, row_slopes, tree_rows, tree_strides, num_queries, window_left),
+                                  (softcap, row_slopes, tree_rows, tree_row, tree_column, num_queries, window_left),
                                   _visible(queries + first_own, window_left, end, tree, SHAPE), SHAPE, dtype)
     if SHAPE.IS_SPLIT:
         place = slot.to(tl.int64) * (max_seqlen_q * num_kv_heads * SHAPE.GROUP) + heads * max_seqlen_q + queries
@@ -266,7 +266,8 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
     if query >= num_queries:
         return
     dims, one = tl.arange(0, SHAPE.DV), tl.zeros([1], tl.int32)
-    acc, total, maximum = tl.zeros([SHAPE.DV], tl.float32), 0.0, tl.max(one.to(tl.float32) + MINIMUM, 0)
+    DV: tl.constexpr = SHAPE.DV
+    acc, total, maximum = tl.zeros([DV], tl.float32), 0.0, tl.max(one.to(tl.float32) + MINIMUM, 0)
     stride = max_seqlen_q * num_heads
     for first in range(0, num_parts, AT_ONCE):
         numbers = first + tl.arange(0, AT_ONCE)
@@ -293,7 +294,7 @@ class Launches:
     """The launch of the kernel, and that of the sum of parts where there may be several."""
 
     def __init__(self, call: PagedAttentionCall, settings: dict[str, int]):
-        shape, bounds = shape_of(call, settings), parts_of(call)
+        shape, bounds, target = shape_of(call, settings), parts_of(call), target_of(call.q.device)
         options = {name: value for name, value in settings.items() if not name.isupper()}
         num_blocks = triton.cdiv(call.max_seqlen_q * call.group, shape.M)
         lse_strides = (0, 0) if call.lse is None else call.lse.stride()
@@ -309,11 +310,13 @@ class Launches:
             _attend_kernel, (bounds.grid * call.num_kv_heads * num_blocks, 1, 1),
             (call.out.stride()[:2], lse_strides, call.q.stride()[:2], _cache_strides(call.k), _cache_strides(call.v),
              q_scale, k_scale, v_scale, small, tree, *lengths, call.k.shape[0], num_blocks, call.num_kv_heads, *plan,
-             sums, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value), SHAPE=shape, options=options)
+             sums, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value), SHAPE=shape,
+            OVERLAPS=overlaps(target), options=options)
         self.merge = None if not bounds.slots else Launch(
             _merge_kernel, (bounds.split * call.num_heads * call.max_seqlen_q, 1, 1),
             (call.out.stride()[:2], lse_strides, *lengths, call.num_heads, *plan, sums), SHAPE=shape,
-            AT_ONCE=_PARTS_AT_ONCE, options={"num_warps": 4, "enable_fp_fusion": False})
+            AT_ONCE=_PARTS_AT_ONCE, OVERLAPS=overlaps(target),
+            options={"num_warps": 4, "enable_fp_fusion": False})
 
     def __call__(self, call: PagedAttentionCall) -> None:
         parts = partial_sums(call)

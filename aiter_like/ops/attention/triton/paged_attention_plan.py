@@ -71,7 +71,8 @@ def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_M
     lanes = tl.arange(0, SHAPE.BATCH)
     chunk = batch * 0 + SHAPE.N
     if SHAPE.IS_SHARED:
-        total = tl.zeros([SHAPE.BATCH], tl.int64)
+        BATCH: tl.constexpr = SHAPE.BATCH
+        total = tl.zeros([BATCH], tl.int64)
         for first in range(0, batch, SHAPE.BATCH):
             _, rows, _, keys = lengths_of(first + lanes, source, SHAPE)
             visible = tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 0)

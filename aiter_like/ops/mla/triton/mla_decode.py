@@ -12,6 +12,7 @@ import triton.language as tl
 from aiter_like.device import target_of
 from aiter_like.ops.attention.triton.parts import LN_2, LOG2_E, MASKED, clamped, exponent_of, no_keys, tanh
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
+from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.plan import rows_of_tile, tiles_of
 from aiter_like.ops.mla.triton.mla_metadata import PlanLaunch
@@ -225,7 +226,8 @@ class Launches:
              call.partial_lse.stride(), call.q.stride()[:2], call.kv.stride()[:2], call.qo_indptr.shape[0] - 1,
              num_parts, call.work_info.shape[0], total_q, num_heads, call.kv.shape[0], call.kv_indices.shape[0],
              call.partial_out.shape[0], call.cp_world_size, call.cp_rank, scale, call.softcap * LOG2_E.value),
-            SHAPE=shape, options={name: value for name, value in settings.items() if not name.isupper()})
+            SHAPE=shape, OVERLAPS=overlaps(target_of(call.q.device)),
+            options={name: value for name, value in settings.items() if not name.isupper()})
 
     def __call__(self, call: MlaDecodeCall) -> None:
         if self.plan is not None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import triton
 import triton.language as tl
 
+from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import Launch, await_stream
+from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.mla_metadata import MlaMetadataCall
 
 _OPTIONS = {"num_warps": 1}
@@ -165,7 +167,8 @@ class PlanLaunch:
              call.num_kv_splits, num_parts, call.work_info.shape[0], call.reduce_partial_map.shape[0],
              call.reduce_indptr.shape[0] - 1),
             LANES=min(max(triton.next_power_of_2(batch), 64), _MOST_LANES), OVERHEAD=call.overhead,
-            IS_EVEN=call.is_even, IS_SPARSE=call.topk >= 0, options={**_OPTIONS, **params})
+            IS_EVEN=call.is_even, IS_SPARSE=call.topk >= 0,
+            OVERLAPS=overlaps(target_of(call.work_info.device)), options={**_OPTIONS, **params})
 
     def __call__(self, call: MlaMetadataCall) -> None:
         self.launch(*call[:7])

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import triton
 import triton.language as tl
 
+from aiter_like.device import target_of
 from aiter_like.ops.common.triton.launch import Launch, await_stream
+from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.mla.mla_reduce import MlaReduceCall
 
 # A product fused into a sum across lanes differs between lanes that hold the same element.
@@ -83,7 +85,8 @@ class ReduceLaunch:
             (call.out.stride()[:2], (0, 0) if call.lse is None else call.lse.stride(), call.partial_out.stride()[:2],
              call.partial_lse.stride(), call.max_seqlen_q, num_heads, total_q, call.partial_out.shape[0],
              call.reduce_partial_map.shape[0]),
-            V_DIM=v_dim, DV=triton.next_power_of_2(v_dim), TOGETHER=together, options=options)
+            V_DIM=v_dim, DV=triton.next_power_of_2(v_dim), TOGETHER=together,
+            OVERLAPS=overlaps(target_of(call.out.device)), options=options)
 
     def __call__(self, call: MlaReduceCall) -> None:
         self.launch(*call[:7])
