@@ -250,6 +250,14 @@ def _flashinfer(call: PagedAttentionCall) -> Any:
     return functools.partial(wrapper.run, call.q, (call.k, call.v))
 
 
+def bench_shapes(most_bytes: float) -> list[tuple]:
+    """(batch, keys, heads, KV heads, dtype of the cache), whose cache has at most so many bytes."""
+    shapes = [(batch, keys, 32, kv_heads, "bf16") for batch in (1, 8, 64, 256) for keys in (512, 4096, 32768, 131072)
+              for kv_heads in (32, 8, 4)]
+    shapes += [(64, 8192, 64, 8, "bf16"), (16, 8192, 32, 32, "bf16"), (64, 4096, 32, 8, "fp8_e4m3fn")]
+    return [shape for shape in shapes if shape[0] * shape[1] * shape[3] * 512 <= most_bytes]
+
+
 def bench() -> None:
     """Decoding of one query: beside unified_attention, and with --peers beside FlashInfer."""
     device = torch.device("cuda")
@@ -283,9 +291,7 @@ def bench() -> None:
         moved, flops = paged_attention_op.tuning.needs(call)
         return benching.Case(f"{batch}×{keys} {heads}/{kv_heads} {kv_dtype}", moved, calls, check, flops=flops)
 
-    shapes = [(batch, keys, 32, kv_heads, "bf16") for batch in (1, 8, 64, 256) for keys in (512, 4096, 32768, 131072)
-              for kv_heads in (32, 8, 4) if batch * keys * kv_heads * 512 <= 6.4e10]
-    shapes += [(64, 8192, 64, 8, "bf16"), (16, 8192, 32, 32, "bf16"), (64, 4096, 32, 8, "fp8_e4m3fn")]
+    shapes = bench_shapes(min(6.4e10, 0.35 * torch.cuda.get_device_properties(device).total_memory))
     benching.table("paged_attention", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))
 
 
