@@ -154,7 +154,7 @@ def test_graphs_of_two_streams(device, backend):
             outs[-1] = aiter_like.paged_attention(**given)
         arguments.append(given)
     for case, given in zip(cases, arguments):
-        case.lengths = tuple((1, max(keys // 2, 1)) for _, keys in RAGGED)
+        case.lengths = tuple((1, keys // 2) for _, keys in RAGGED)
         given["seq_lens"].copy_(case.used)
     for graph in graphs:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -167,8 +167,8 @@ def test_graphs_of_two_streams(device, backend):
 @pytest.mark.parametrize("backend", (*BACKENDS, "torch"))
 def test_whatever_lengths_and_pages_hold(device, backend):
     """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`."""
-    if device.type == "cuda" and backend == "hip":
-        pytest.skip("an MFMA kernel")
+    if device.type == "cuda" and backend != "triton":
+        pytest.skip("an MFMA kernel, and torch, which ends the process over such indices")
     case = Case(device, ((2, 40), (2, 40), (2, 40)))
     k, v = case.caches()
     storage = torch.full((8, 4, 64), 3.0, dtype=BF16, device=device)

@@ -55,7 +55,7 @@ def test_ragged(device, run, page_size):
     pages = torch.cat([case.table[index, :count] for index, count in enumerate(counts)]).to(device)
     starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32, device=device)
     last = torch.tensor([(keys - 1) % page_size + 1 for _, keys in case.lengths], dtype=torch.int32, device=device)
-    size = aiter_like.paged_attention_workspace_bytes(case.q, 2, 64, 3, 768)
+    size = aiter_like.paged_attention_workspace_bytes(case.q.to(device), 2, 64, 3, 768)
     workspace = torch.full((size + 64,), 0xFF, dtype=torch.uint8, device=device)
     out = torch.empty(3, 8, 64, dtype=BF16, device=device)
     run("triton", aiter_like.paged_attention_ragged, out, workspace, case.q.to(device), k, v, 0.125, starts, pages,

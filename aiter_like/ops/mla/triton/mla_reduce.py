@@ -34,15 +34,15 @@ def _mla_reduce_kernel(out, lse, partial_out, partial_lse, reduce_indptr, reduce
     query = tile * max_seqlen_q + row
     is_row = last > first
     if reduce_final_map is not None:
-        query = tl.load(reduce_final_map + tile * 2) + row
+        query = tl.load(reduce_final_map + tile * 2).to(tl.int64) + row  # whatever it holds, the sum is right
         is_row = is_row & (query < tl.load(reduce_final_map + tile * 2 + 1))
     if is_row & (query >= 0) & (query < total_q):
         dims, nth = tl.arange(0, DV), tl.arange(0, TOGETHER)
         highest, total, acc = -float("inf"), 0.0, tl.zeros([DV], tl.float32)
         for start in range(first, last, TOGETHER):
-            place = tl.load(reduce_partial_map + start + nth, mask=start + nth < last, other=-1)
+            place = tl.load(reduce_partial_map + start + nth, mask=start + nth < last, other=-1).to(tl.int64)
             is_part = (place >= 0) & (place + row < num_rows)
-            at = (place + row).to(tl.int64)
+            at = place + row
             sums = tl.load(partial_lse + at * sum_strides[0] + head * sum_strides[1], mask=is_part, other=-float("inf"))
             new = tl.maximum(highest, tl.max(sums, 0))
             origin = tl.where(new == -float("inf"), 0.0, new)
