@@ -92,12 +92,10 @@ def mla_prefill_ps_asm_fwd(
     """
     op = "mla_prefill_ps_asm_fwd"
     check.flag(op, "is_causal", is_causal)
-    for name, tensor in (("Q", Q), ("K", K), ("V", V), ("output", output)):
-        check.dense(op, name, tensor)
+    _check_expanded(op, Q, K, V, output)
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_page_indices", kv_page_indices)):
         check.tensor(op, name, tensor, rank=1)
     k, v = (tensor.unsqueeze(1) if tensor.ndim == 3 else tensor for tensor in (K, V))
-    check.tensor(op, "K", k, rank=4)
     check_lengths(op, "qo_indptr", qo_indptr, len(Q), None)
     check_lengths(op, "kv_indptr", kv_indptr, len(kv_page_indices), None)
     unified_attention_op.run(
@@ -105,6 +103,17 @@ def mla_prefill_ps_asm_fwd(
         page_starts=kv_indptr, q_descale=q_scale, k_descale=k_scale, v_descale=v_scale, max_seqlen_q=max_seqlen_q,
         max_seqlen_k=kv_page_indices.shape[0] * k.shape[1], softmax_scale=softmax_scale,
         window_right=0 if is_causal else -1, backend=backend)
+
+
+def _check_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, output: Tensor) -> None:
+    """What can be told of keys and values before they are pages."""
+    check.tensor(op, "Q", Q, rank=3, last_contiguous=False)
+    check.tensor(op, "output", output, rank=3, device=Q.device, last_contiguous=False)
+    for name, tensor in (("K", K), ("V", V)):
+        check.dense(op, name, tensor)
+        if tensor.ndim not in (3, 4):
+            raise ValueError(f"{op}: {name} must have 3 or 4 dimensions, got shape {tuple(tensor.shape)}")
+        check.tensor(op, name, tensor, shape=(*K.shape[:-1], None), device=Q.device, last_contiguous=False)
 
 
 unified_attention_op.public.append(mla_prefill_ps_asm_fwd)
@@ -140,7 +149,7 @@ def mla_prefill_ps_fwd(
 
     Source: AITER's `aiter.mla.mla_prefill_ps_fwd`.
     """
-    check.tensor("mla_prefill_ps_fwd", "output", output, rank=3)
+    _check_expanded("mla_prefill_ps_fwd", Q, K, V, output)
     if softmax_scale is None:
         softmax_scale = max(output.shape[2], 1) ** -0.5
     mla_prefill_ps_asm_fwd(Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q,

@@ -56,7 +56,8 @@ def _latent_of(call: MlaDecodeCall, index: int, first: int, last: int) -> Tensor
     if call.kv_last_page_lens is not None and call.page_size > 1:
         count -= call.page_size - min(max(int(call.kv_last_page_lens[index]), 0), call.page_size)
     is_page = (entries >= 0) & (entries < call.kv.shape[0])
-    latent = call.kv[entries.clamp(0, call.kv.shape[0] - 1)][:, :, 0].float()
+    kv = call.kv if call.kv.shape[0] else call.kv.new_zeros(1, *call.kv.shape[1:])  # a page to index
+    latent = kv[entries.clamp(0, kv.shape[0] - 1)][:, :, 0].float()
     latent = torch.where(is_page[:, None, None], latent, 0.0).flatten(0, 1)[:max(count, 0)]
     return latent * call.kv_scale if call.kv_scale is not None and call.kv.dtype in FP8 else latent
 

@@ -257,7 +257,7 @@ def fused_qk_rope_concat_and_cache_mla(
                              f"{tuple(tensor.shape)}")
     kv_c, k_pe = (tensor.unsqueeze(1) if tensor.ndim == 2 else tensor for tensor in (kv_c, k_pe))
     cache = kv_cache.unsqueeze(2) if kv_cache.ndim == 3 else kv_cache
-    if isinstance(slot_mapping, Tensor) and isinstance(positions, Tensor) and slot_mapping.ndim == 1:
+    if isinstance(slot_mapping, Tensor) and isinstance(positions, Tensor) and slot_mapping.ndim == positions.ndim == 1:
         parts.check_positions(_OP, "positions", positions[:slot_mapping.shape[0]], None, cos_cache)
     fused_mla_cache.run(q_out, cache, q_nope, q_pe, kv_c, k_pe, slot_mapping, positions, cos=cos_cache, sin=sin_cache,
                k_scale=k_scale, q_scale=q_scale, is_neox=is_neox, is_nope_first=is_nope_first,
