@@ -25,9 +25,9 @@ def check_limits(op: str, call: Any, rows: int) -> None:
     check.integer(op, "top_k", call.top_k, low=-2**63, high=2**63 - 1)
     check.real(op, "top_p", call.top_p)
     check.real(op, "min_p", call.min_p)
-    parts.check_per_row(op, "top_k", call.top_ks, call.probs, elements.INTEGERS, rows)
-    parts.check_per_row(op, "top_p", call.top_ps, call.probs, (torch.float32,), rows)
-    parts.check_per_row(op, "min_p", call.min_ps, call.probs, (torch.float32,), rows)
+    parts.check_per_row(op, "top_ks", call.top_ks, call.probs, elements.INTEGERS, rows)
+    parts.check_per_row(op, "top_ps", call.top_ps, call.probs, (torch.float32,), rows)
+    parts.check_per_row(op, "min_ps", call.min_ps, call.probs, (torch.float32,), rows)
 
 
 def refusal(probs: Tensor) -> str | None:

@@ -241,7 +241,8 @@ def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, in
     Source: AITER's `top_k_per_row_prefill`, the indexer of DeepSeek-V3.2's sparse attention.
     """
     _per_row(logits, indices, values, numRows, stride0, stride1, k, backend, is_by_column=stable,
-             row_starts=_first(rowStarts, numRows), row_ends=_first(rowEnds, numRows))
+             row_starts=_first("rowStarts", rowStarts, numRows, logits),
+             row_ends=_first("rowEnds", rowEnds, numRows, logits))
 
 
 def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int, stride0: int,
@@ -276,8 +277,9 @@ def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: 
     Source: AITER's `top_k_per_row_decode`.
     """
     check.integer(_OP, "next_n", next_n, low=1)
+    check.integer(_OP, "numRows", numRows, low=0)
     _per_row(logits, indices, None, numRows, stride0, stride1, k, backend, is_by_column=stable,
-             lengths=_first(seqLens, -(-numRows // next_n)), next_n=next_n)
+             lengths=_first("seqLens", seqLens, -(-numRows // next_n), logits), next_n=next_n)
 
 
 def _per_row(logits: Tensor, indices: Tensor, values: Tensor | None, rows: int, stride0: int, stride1: int, k: int,
@@ -285,15 +287,21 @@ def _per_row(logits: Tensor, indices: Tensor, values: Tensor | None, rows: int, 
     check.tensor(_OP, "logits", logits, rank=2, last_contiguous=False)
     check.integer(_OP, "numRows", rows, low=0, high=logits.shape[0])
     check.tensor(_OP, "indices", indices, rank=2)
+    if values is not None:
+        check.tensor(_OP, "values", values, rank=2)
     if indices.shape[0] < rows or indices.shape[1] != k:
         raise ValueError(f"{_OP}: indices must have shape ({rows}, {k}), got {tuple(indices.shape)}")
     _topk.run(indices[:rows], values if values is None else values[:rows], _strided(logits, rows, stride0, stride1),
               backend=backend, **fields)
 
 
-def _first(bounds: Tensor, rows: int) -> Tensor:
+def _first(name: str, bounds: Tensor, rows: int, logits: Tensor) -> Tensor:
     """The bounds of the rows that are taken."""
-    return bounds[:rows] if isinstance(bounds, Tensor) and bounds.ndim == 1 else bounds
+    check.tensor(_OP, name, bounds, rank=1, device=logits.device if isinstance(logits, Tensor) else None)
+    check.integer(_OP, "numRows", rows, low=0)
+    if bounds.shape[0] < rows:
+        raise ValueError(f"{_OP}: {name} must have at least {rows} elements, got {bounds.shape[0]}")
+    return bounds[:rows]
 
 
 def _strided(x: Tensor, rows: int, stride0: int, stride1: int) -> Tensor:
