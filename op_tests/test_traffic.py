@@ -80,6 +80,8 @@ ELSEWHERE = {
     "gemm_a16w16": "each workgroup reads all rows of a again; what the weights take is a gate of test_gemm_gates.py",
     **dict.fromkeys(("rope", "rope_2d", "fused_qk_rope_cache", "fused_qk_rope_concat_and_cache_mla"),
                     "rows of a head are narrower than a wave's access"),
+    "paged_attention": "which pages are read, tables say; counted by a gate of test_paged_attention_gates.py",
+    "merge_attn_states": "log-sum-exps are read by each lane of a row",
     "mla_metadata": "integers, of which each workgroup reads all lengths",
     "mla_reduce": "a lane takes single columns, so that few rows fill the device",
     **dict.fromkeys(("dropout_layer_norm", "fused_rms_quant"), "the body of layer_norm, of rms_norm_quant"),

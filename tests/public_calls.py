@@ -213,10 +213,11 @@ CALLS = {
     "top_p_renorm_probs": (x.float().softmax(-1), None, 0.5),
     "apply_penalties": (x.float(), scale.long(), scale.int(), scale[:, 0], scale[:, 0], scale[:, 0] + 1),
     "apply_token_bitmask_inplace": (x.float(), zeros(ROWS, HIDDEN // 32, dtype=I32) + 5),
-    "verify_tree_greedy": (tokens, zeros(ROWS, 2, dtype=I32), tokens, nodes, nodes, nodes - 1, nodes - 1, nodes),
+    "verify_tree_greedy": (
+        tokens, zeros(ROWS, 2, dtype=I32), tokens.clone(), nodes, nodes, nodes - 1, nodes - 1, nodes),
     "tree_speculative_sampling_target_only": (
-        tokens, zeros(ROWS, 2, dtype=I32), tokens, nodes, nodes, nodes - 1, nodes - 1, scale + 0.5, scale[:, 0],
-        r(ROWS, 1, 8, dtype=F32).softmax(-1), zeros(ROWS, 1, 8, dtype=F32)),
+        tokens, zeros(ROWS, 2, dtype=I32), tokens.clone(), nodes, nodes, nodes - 1, nodes - 1, scale + 0.5,
+        scale[:, 0], r(ROWS, 1, 8, dtype=F32).softmax(-1), zeros(ROWS, 1, 8, dtype=F32)),
     "topk": (x, 5),
     "topk_plain": (x, zeros(ROWS, 5, dtype=I32), zeros(ROWS, 5), 5),
     "top_k_per_row_prefill": (x.float(), tokens, tokens + HIDDEN, zeros(ROWS, 5, dtype=I32), None, ROWS, HIDDEN, 1, 5),

@@ -50,7 +50,8 @@ KEYS = {
 
 def keys_of(op):
     """Keys to try an operator's declaration with: those above, else some of a model's."""
-    model = "deepseek-v3" if op.name == "batched_gemm" else "qwen3-30b-a3b"  # whose attention has products of batches
+    is_latent = op.name in ("batched_gemm", "mla_decode", "fused_qk_rope_concat_and_cache_mla")  # of its attention
+    model = "deepseek-v3" if is_latent else "qwen3-30b-a3b"
     return KEYS.get(op.name) or models.keys(op, models.load(model), 8, (1, 128))[:8]
 
 

@@ -73,7 +73,8 @@ def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tens
         check.tensor(op, "workspace_buffer", workspace, device=q.device)
         flat = workspace.reshape(-1).view(torch.uint8) if workspace.is_contiguous() else None
         call = PagedAttentionCall(out, None, q, k, v, table, lengths, **options)
-        if flat is not None and k.shape[2] and flat.numel() >= workspace_bytes(call) and flat.data_ptr() % 4 == 0:
+        is_asked = flat is not None and not torch.compiler.is_compiling()  # which knows no addresses
+        if is_asked and k.shape[2] and flat.numel() >= workspace_bytes(call) and flat.data_ptr() % 4 == 0:
             options["workspace"] = flat
     paged_attention_op.run(out, None, q=q, k=k, v=v, block_table=table, seqlens_k=lengths, backend=backend, **options)
     return out
