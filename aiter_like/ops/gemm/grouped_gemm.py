@@ -26,7 +26,7 @@ from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weigh
 __all__ = ["grouped_gemm"]
 
 _OP = "grouped_gemm"
-_LAYOUT, _MIN_SHUFFLED = (16, 16), 32  # of shuffle_weight, and the columns that it takes at a time
+_LAYOUT, _MIN_SHUFFLED = (16, 16), 32  # shuffle_weight has this layout and takes so many columns at a time
 
 
 class GroupedGemmCall(NamedTuple):

@@ -21,7 +21,7 @@ STREAM_ROWS = 256
 28672 × 4096, where 16-bit weights from a kernel of their own take 200 and 225, and 318 for 512 rows (H100)."""
 SKINNY_DEPTH = 1024
 """For so many weights of a row the kernel for few rows has the activations in shared memory."""
-_SHARED_BYTES = 220 << 10  # of an SM, where a program needs a little beside its operands
+_SHARED_BYTES = 220 << 10  # an SM has 227 KB, of which a program needs a little beside its operands
 NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 SKINNY_NAMES = ("block_n", "num_warps", "num_stages", "splits")
 STREAM_NAMES = (*NAMES, "splits")
@@ -84,8 +84,8 @@ def skinny_blocks(m: int, n: int, k: int, bits: int, cu_num: int) -> tuple[int, 
     takes 0.7 of their time; the start of a program and a second kernel take as long as half of SKINNY_DEPTH."""
     depths, found = math.ceil(k / SKINNY_DEPTH), []
     for splits in range(1, min(16, depths) + 1):
-        each = math.ceil(math.ceil(n / 128) * splits / cu_num)  # of an SM
-        takes = (math.ceil(depths / splits) + 0.5) * (each + (0.4 if each % 2 else 0.0))
+        programs = math.ceil(math.ceil(n / 128) * splits / cu_num)  # an SM has so many at most
+        takes = (math.ceil(depths / splits) + 0.5) * (programs + (0.4 if programs % 2 else 0.0))
         found.append((takes + (0.5 + 1e-6 * splits * m * n if splits > 1 else 0.0), splits))
     return 128, 8, 3 if m <= 8 and bits == 4 else 2, min(found)[1]
 

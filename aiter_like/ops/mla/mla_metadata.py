@@ -21,7 +21,7 @@ from aiter_like.ops.mla import plan
 __all__ = ["get_mla_metadata_info_v1", "get_mla_metadata_v1", "get_ps_metadata_info_v1", "get_ps_metadata_v1"]
 
 _OP = "mla_metadata"
-_ANY = 2**30  # of a count that nobody knows
+_ANY = 2**30  # stands for a count that nobody knows
 
 
 class MlaMetadataCall(NamedTuple):

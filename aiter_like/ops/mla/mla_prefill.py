@@ -90,9 +90,17 @@ def mla_prefill_ps_asm_fwd(
 
     Source: AITER's `mla_prefill_ps_asm_fwd`.
     """
-    op = "mla_prefill_ps_asm_fwd"
+    _check_expanded("mla_prefill_ps_asm_fwd", Q, K, V, output)
+    _attend_expanded("mla_prefill_ps_asm_fwd", Q, K, V, qo_indptr, kv_indptr, kv_page_indices, max_seqlen_q,
+                     softmax_scale, is_causal, output, q_scale, k_scale, v_scale, backend)
+
+
+def _attend_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, qo_indptr: Tensor, kv_indptr: Tensor,
+                     kv_page_indices: Tensor, max_seqlen_q: int, softmax_scale: float, is_causal: bool, output: Tensor,
+                     q_scale: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None,
+                     backend: str | None) -> None:
+    """What both functions do with tensors that `_check_expanded` has seen."""
     check.flag(op, "is_causal", is_causal)
-    _check_expanded(op, Q, K, V, output)
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_page_indices", kv_page_indices)):
         check.tensor(op, name, tensor, rank=1)
     k, v = (tensor.unsqueeze(1) if tensor.ndim == 3 else tensor for tensor in (K, V))
@@ -111,8 +119,8 @@ def _check_expanded(op: str, Q: Tensor, K: Tensor, V: Tensor, output: Tensor) ->
     check.tensor(op, "output", output, rank=3, device=Q.device, last_contiguous=False)
     for name, tensor in (("K", K), ("V", V)):
         check.dense(op, name, tensor)
-        if tensor.ndim not in (3, 4):
-            raise ValueError(f"{op}: {name} must have 3 or 4 dimensions, got shape {tuple(tensor.shape)}")
+        if tensor.ndim != 3:
+            check.tensor(op, name, tensor, rank=4, last_contiguous=False)
         check.tensor(op, name, tensor, shape=(*K.shape[:-1], None), device=Q.device, last_contiguous=False)
 
 
@@ -152,6 +160,6 @@ def mla_prefill_ps_fwd(
     _check_expanded("mla_prefill_ps_fwd", Q, K, V, output)
     if softmax_scale is None:
         softmax_scale = max(output.shape[2], 1) ** -0.5
-    mla_prefill_ps_asm_fwd(Q, K, V, qo_indptr, kv_indptr, kv_page_indices, work_indptr, work_info_set, max_seqlen_q,
-                           softmax_scale, is_causal, None, None, output, q_scale, k_scale, v_scale, backend=backend)
+    _attend_expanded("mla_prefill_ps_fwd", Q, K, V, qo_indptr, kv_indptr, kv_page_indices, max_seqlen_q, softmax_scale,
+                     is_causal, output, q_scale, k_scale, v_scale, backend)
     return output, None

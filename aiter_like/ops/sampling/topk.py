@@ -240,9 +240,8 @@ def top_k_per_row_prefill(logits: Tensor, rowStarts: Tensor, rowEnds: Tensor, in
 
     Source: AITER's `top_k_per_row_prefill`, the indexer of DeepSeek-V3.2's sparse attention.
     """
-    _per_row(logits, indices, values, numRows, stride0, stride1, k, backend, is_by_column=stable,
-             row_starts=_first("rowStarts", rowStarts, numRows, logits),
-             row_ends=_first("rowEnds", rowEnds, numRows, logits))
+    _per_row(logits, indices, values, numRows, stride0, stride1, k, stable, backend,
+             {"row_starts": ("rowStarts", rowStarts), "row_ends": ("rowEnds", rowEnds)})
 
 
 def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: Tensor, numRows: int, stride0: int,
@@ -277,13 +276,13 @@ def top_k_per_row_decode(logits: Tensor, next_n: int, seqLens: Tensor, indices: 
     Source: AITER's `top_k_per_row_decode`.
     """
     check.integer(_OP, "next_n", next_n, low=1)
-    check.integer(_OP, "numRows", numRows, low=0)
-    _per_row(logits, indices, None, numRows, stride0, stride1, k, backend, is_by_column=stable,
-             lengths=_first("seqLens", seqLens, -(-numRows // next_n), logits), next_n=next_n)
+    _per_row(logits, indices, None, numRows, stride0, stride1, k, stable, backend, {"lengths": ("seqLens", seqLens)},
+             next_n)
 
 
 def _per_row(logits: Tensor, indices: Tensor, values: Tensor | None, rows: int, stride0: int, stride1: int, k: int,
-             backend: str | None, **fields: object) -> None:
+             is_by_column: bool, backend: str | None, bounds: dict[str, tuple[str, Tensor]], next_n: int = 1) -> None:
+    """bounds: field → (argument, what it was given), with an element for each `next_n` rows that are taken."""
     check.tensor(_OP, "logits", logits, rank=2, last_contiguous=False)
     check.integer(_OP, "numRows", rows, low=0, high=logits.shape[0])
     check.tensor(_OP, "indices", indices, rank=2)
@@ -291,17 +290,17 @@ def _per_row(logits: Tensor, indices: Tensor, values: Tensor | None, rows: int, 
         check.tensor(_OP, "values", values, rank=2)
     if indices.shape[0] < rows or indices.shape[1] != k:
         raise ValueError(f"{_OP}: indices must have shape ({rows}, {k}), got {tuple(indices.shape)}")
+    taken = {field: _first(name, given, -(-rows // next_n), logits.device) for field, (name, given) in bounds.items()}
     _topk.run(indices[:rows], values if values is None else values[:rows], _strided(logits, rows, stride0, stride1),
-              backend=backend, **fields)
+              is_by_column=is_by_column, next_n=next_n, backend=backend, **taken)
 
 
-def _first(name: str, bounds: Tensor, rows: int, logits: Tensor) -> Tensor:
+def _first(name: str, bounds: Tensor, count: int, device: torch.device) -> Tensor:
     """The bounds of the rows that are taken."""
-    check.tensor(_OP, name, bounds, rank=1, device=logits.device if isinstance(logits, Tensor) else None)
-    check.integer(_OP, "numRows", rows, low=0)
-    if bounds.shape[0] < rows:
-        raise ValueError(f"{_OP}: {name} must have at least {rows} elements, got {bounds.shape[0]}")
-    return bounds[:rows]
+    check.tensor(_OP, name, bounds, rank=1, device=device)
+    if bounds.shape[0] < count:
+        raise ValueError(f"{_OP}: {name} must have at least {count} elements, got {bounds.shape[0]}")
+    return bounds[:count]
 
 
 def _strided(x: Tensor, rows: int, stride0: int, stride1: int) -> Tensor:

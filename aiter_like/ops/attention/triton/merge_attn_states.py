@@ -9,7 +9,7 @@ import triton.language as tl
 from aiter_like.ops.attention.merge_attn_states import MergeAttnStatesCall
 from aiter_like.ops.common.triton.launch import await_stream, launch
 
-_ELEMENTS = 2048  # of one program
+_ELEMENTS = 2048  # a program takes so many at a time
 
 
 @triton.jit

@@ -181,7 +181,8 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     q_type: tl.constexpr = q.dtype.element_ty
     dtype: tl.constexpr = tl.bfloat16 if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 8 else (
         q_type if q_type.primitive_bitwidth == 16 else k_type)
-    q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], rows.to(tl.float32) * 0.0 + scale
+    M: tl.constexpr = SHAPE.M
+    q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], tl.zeros([M], tl.float32) + scale
     q_tile, q_tail = _load_rows(q_rows, is_row, 0, SHAPE.D, SHAPE, dtype), None
     if SHAPE.D_TAIL > 0:
         q_tail = _load_rows(q_rows, is_row, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)

@@ -10,7 +10,7 @@ import triton
 
 from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, parts_of
 
-_MOST_SEQUENCES = 1024  # that a program looks at together
+_MOST_SEQUENCES = 1024  # a program looks at so many together
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from aiter_like.ops.common.triton.launch import await_stream, launch
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.gemm.triton.parts import SUM_BLOCK, finish, sum_kernel
 
-_WORDS = 1024  # of a row, that a program puts apart
+_WORDS = 1024  # a program puts so many words of a row apart
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from aiter_like.ops.gemm.weight_only import SKINNY_DEPTH
 _HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))  # since Triton 3.7
 
 _barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-_REGISTERS = 128  # of a lane, so that two programs of 8 warps share an SM
+_REGISTERS = 128  # two programs of 8 warps share an SM if a lane has no more
 
 
 @gluon.constexpr_function
