@@ -39,7 +39,7 @@ fi
 # Counts the compilations (not the questions for the version), then runs the real compiler.
 _WRAPPER = """#!/bin/sh
 if [ "$1" = --version ]; then {banner}exec "{compiler}" --version; fi
-case "$*" in *--offload-device-only*|*" -c "*) echo run >> "{log}" ;; esac
+case "$*" in *-emit-pch*) echo binding >> "{log}" ;; *--offload-device-only*|*" -c "*) echo run >> "{log}" ;; esac
 exec "{compiler}" "$@"
 """
 
@@ -53,8 +53,10 @@ class Compiler:
         path.write_text(text.format(folder=path.parent, log=self.log, **fields))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    def runs(self) -> int:
-        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+    def runs(self, *, of_binding: bool = False) -> int:
+        """Compilations of modules or, of_binding, of the binding's header for all of them."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        return sum((line == "binding") == of_binding for line in lines)
 
 
 def forget():

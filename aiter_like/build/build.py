@@ -124,11 +124,19 @@ def _find_or_compile(spec: ModuleSpec, root: Path, rebuild: bool, jobs: int,
             if entry := find(request):  # another process built it while this one waited
                 return entry, False
             _log.info("building %s for %s with %s", spec.name, spec.arch, compiler)
-            if entry := _build_once(spec, steps, build, root, request, str(compiler), jobs):
+            parsed = _parsed_binding(spec, compiler, jobs, lock_timeout)
+            if entry := _build_once(spec, steps, build, root, request, str(compiler), jobs, parsed):
                 _log.info("built %s in %.1f s", spec.name, entry.meta["seconds"])
                 return entry, True
         _log.warning("%s: a source changed during its build: building again", spec.name)
     raise BuildError(f"{spec.name}: its sources changed during each of {_ATTEMPTS} builds", module=spec.name)
+
+
+def _parsed_binding(spec: ModuleSpec, compiler: toolchain.Toolchain, jobs: int,
+                    lock_timeout: float) -> cache.Entry | None:
+    """What the steps read as recipe.BINDING_PCH, from the cache wherever the module goes; None where they do not."""
+    binding = recipe.binding(spec, compiler)
+    return _find_or_compile(binding, cache.cache_root(), False, jobs, lock_timeout)[0] if binding else None
 
 
 @contextlib.contextmanager
@@ -144,18 +152,27 @@ def _locked(spec: ModuleSpec, root: Path, request: str, timeout: float) -> Itera
 
 
 def _build_once(spec: ModuleSpec, steps: list[recipe.Step], build: dict, root: Path, request: str, compiler: str,
-                jobs: int) -> cache.Entry | None:
-    """Compiles and publishes; None when a file changed meanwhile, so that nobody knows what was compiled."""
+                jobs: int, parsed: cache.Entry | None) -> cache.Entry | None:
+    """Compiles and publishes; None when a file changed meanwhile, so that nobody knows what was compiled.
+
+    The headers in `parsed` are the module's, too: its own steps do not name them.
+    """
     module_dir = root / spec.folder
     before = cache.contents(spec.root)
     state = {"build": build, "project": before}
     with cache.scratch_directory(module_dir, request, lambda left: partial.take(left, state, spec.root)) as scratch:
+        if parsed and not os.path.lexists(scratch / recipe.BINDING_PCH):
+            os.symlink(parsed.path, scratch / recipe.BINDING_PCH)
         try:
             seconds = _compile(spec, steps, scratch, root / "logs" / f"{spec.folder}.log", jobs)
         except KeyboardInterrupt:
             partial.keep(scratch, steps, state, spec.root)
             raise
-        headers = cache.record_files(_files_read(steps, scratch, spec), spec.root)
+        read = _files_read(steps, scratch, spec)
+        if parsed:
+            read.update(os.path.join(spec.root, name) for name in (*parsed.meta["inputs"]["sources"],
+                                                                   *(header[0] for header in parsed.meta["headers"])))
+        headers = cache.record_files(read, spec.root)
         inputs = spec.inputs()
         if _request(inputs) != request or _differs(headers, before):
             return None

@@ -19,6 +19,8 @@ from aiter_like.build.toolchain import Toolchain
 from aiter_like.errors import BuildError
 
 _PCH = "precompiled.pch"
+_BINDING = "include/aiter_like/ffi.h"  # what the host half of each HIP module begins with
+BINDING_PCH = "binding.pch"  # its name in the folder of a build that reads it
 SCHEMA = 2  # of keys and meta.json; a change makes every older entry invisible
 
 
@@ -29,7 +31,8 @@ class ModuleSpec:
     Attributes:
         name: "norm/rms_norm"; an instance appends its own name: "attention/flash_attn_fwd-bf16_d64".
         sources: files relative to `root` (or absolute, below it). One for a device module.
-        kind: "hip", "cuda", "asm" for AMD assembly, or "host" for plain C++ that is loaded into this process.
+        kind: "hip", "cuda", "asm" for AMD assembly, "host" for plain C++ that this process loads, or "binding":
+            the header of the boundary to Python, parsed for the host halves of all HIP modules.
         arch: "gfx942", "sm_90"; for "host" the x86-64 level of this machine unless given.
         defines: preprocessor macros, the generator's inputs: a mapping or pairs.
         output: file name of the library.
@@ -73,12 +76,13 @@ class ModuleSpec:
     @property
     def title(self) -> str:
         """What a user is told that is built."""
-        return "the simulator" if self.name == "sim" else f"{self.name} for {self.arch}"
+        names = {"sim": "the simulator", "binding": "the boundary to Python, parsed once for all modules"}
+        return names.get(self.name, f"{self.name} for {self.arch}")
 
     @property
     def platform(self) -> str:
         """Whose compiler builds it, as `toolchain.find` calls them: assembly is a matter of the HIP compiler."""
-        return "hip" if self.kind == "asm" else self.kind
+        return "hip" if self.kind in ("asm", "binding") else self.kind
 
     def inputs(self) -> dict[str, Any]:
         """All that the result depends on and that is known without a compiler.
@@ -116,8 +120,20 @@ class Step:
 
 def steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     """The commands that make `spec.output`, the last one making it."""
-    makers = {"hip": _hip_steps, "asm": _asm_steps, "cuda": _cuda_steps, "host": _host_steps}
+    makers = {"hip": _hip_steps, "asm": _asm_steps, "cuda": _cuda_steps, "host": _host_steps,
+              "binding": _binding_steps}
     return makers[spec.kind](spec, toolchain)
+
+
+def binding(spec: ModuleSpec, toolchain: Toolchain) -> ModuleSpec | None:
+    """The module whose library the steps of `spec` read as BINDING_PCH; None where they do not.
+
+    Parsing the binding takes more than half of the time of a host half, and its text is the same for all of them. Flags
+    of a module's own might change what it means. hipcc has headers of ROCm before it, of which nothing is known here.
+    """
+    if spec.kind != "hip" or spec.flags or toolchain.name != "clang" or not (spec.root / _BINDING).is_file():
+        return None
+    return ModuleSpec("binding", (_BINDING,), "binding", "host", output="binding.ast", root=spec.root)
 
 
 def normalised(spec: ModuleSpec, build: list[Step]) -> list[str]:
@@ -187,18 +203,32 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     -gline-tables-only: lines for the simulator's reports and for profilers; the machine code is the same without.
     """
     source = str(spec.root / spec.sources[0])
-    common = ["-x", "hip", "-std=c++17", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-nogpuinc", "-nogpulib",
-              *_mapped(spec, "csrc"), f"-cuid={cache.sha256(spec.name.encode())[:16]}",
-              *_include(spec), *_defines(spec), *spec.flags]
+    common = [*_hip_flags(spec), f"-cuid={cache.sha256(spec.name.encode())[:16]}", *_defines(spec), *spec.flags]
+    parsed = ["-include-pch", BINDING_PCH, "-fno-validate-pch"] if binding(spec, toolchain) else []
     # The driver ignores -MF for a device-only compilation; its front end does not.
     depfile = ["-dependency-file", "device.d", "-sys-header-deps", "-MT", "device.hipfb"]
     device = [toolchain.path, *common, f"--offload-arch={spec.arch}", "--offload-device-only", "-gline-tables-only",
               *_through("-Xclang", depfile), "-c", "-o", "device.hipfb", source]
     host = [toolchain.host_compiler, *common, "--offload-host-only",
-            *_through("-Xclang", ["-fcuda-include-gpubinary", "device.hipfb"]),
+            *_through("-Xclang", ["-fcuda-include-gpubinary", "device.hipfb", *parsed]),
             "-MD", "-MF", "host.d", "-shared", "-no-hip-rt", "-o", spec.output, source]
     return [Step("device.hipfb", (), tuple(device), "device.d"),
             Step(spec.output, ("device.hipfb",), tuple(host), "host.d")]
+
+
+def _hip_flags(spec: ModuleSpec) -> list[str]:
+    """What the language of both halves is, and the meaning of the binding's header."""
+    return ["-x", "hip", "-std=c++17", "-O3", "-Wall", "-fPIC", "-fvisibility=hidden", "-nogpuinc", "-nogpulib",
+            *_mapped(spec, "csrc"), *_include(spec)]
+
+
+def _binding_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
+    """The driver makes no precompiled header of HIP; its front end does. Templates are instantiated in it, once for all
+    that read it."""
+    own = _through("-Xclang", ["-emit-pch", "-fno-pch-timestamp"])
+    command = (toolchain.host_compiler, *_hip_flags(spec), "--offload-host-only", "-fpch-instantiate-templates", *own,
+               "-MD", "-MF", "host.d", "-c", "-o", spec.output, str(spec.root / spec.sources[0]))
+    return [Step(spec.output, (), command, "host.d")]
 
 
 def _asm_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
