@@ -199,13 +199,11 @@ def _triton_space(target: Target, call: GemmA16w16Call) -> Iterator[dict[str, in
 
 
 def _prefers(target: Target, call: GemmA16w16Call) -> str | None:
-    """Where no row says what is fastest: hipBLASLt spends 94 % of its clocks on large products in MFMA (AMD's measured
-    rates; see csrc/gemm). On Hopper the rows of a few tiles are where cuBLAS is ahead (0.89 to 0.95 at 128 to 512 rows,
-    H200)."""
+    """Where no row says what is fastest."""
     m = call.a.shape[0]
-    if target.arch == "gfx942":
-        return "vendor" if m >= 128 else "hip" if m <= skinny.MAX_ROWS else None
-    return "vendor" if target.arch == "sm_90" and 64 < m < 1024 else None
+    if vendor.is_ahead(m, call.b.shape[0], target):
+        return "vendor"
+    return "hip" if target.arch == "gfx942" and m <= skinny.MAX_ROWS else None
 
 
 def _tune_key(call: GemmA16w16Call) -> dict[str, int | str]:
