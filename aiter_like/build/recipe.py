@@ -137,8 +137,11 @@ def binding(spec: ModuleSpec, toolchain: Toolchain) -> ModuleSpec | None:
 
 
 def normalised(spec: ModuleSpec, build: list[Step]) -> list[str]:
-    """The command lines without the folders of this installation, as they enter the key."""
+    """The command lines without the folders of this installation, as they enter the key. Those of the binding keep them:
+    a precompiled header knows the files in it by their paths."""
     lines = [shlex.join(step.command) for step in build]
+    if spec.kind == "binding":
+        return lines
     places = {str(spec.root): "{root}"} | ({} if spec.kind == "host" else {str(_tvm_ffi().parent): "{packages}"})
     for path, name in places.items():
         lines = [line.replace(path, name) for line in lines]

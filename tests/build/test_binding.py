@@ -2,7 +2,7 @@
 """The binding's header, parsed once for the host halves of all modules."""
 
 import pytest
-from jit_project import counting_clang, stand_in_hipcc
+from jit_project import counting_clang, make_hip_project, stand_in_hipcc
 
 from aiter_like.build import build, recipe, toolchain
 from aiter_like.build.recipe import ModuleSpec
@@ -38,6 +38,15 @@ def test_once_for_all_modules_and_anew_when_it_changes(clang, hip_project, tmp_p
     build.ensure(_spec(hip_project), root=tmp_path / "elsewhere")  # `aiter-like build --output`
     assert clang.runs(of_binding=True) == 2
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["op.scale"]
+
+
+def test_two_checkouts_share_modules_but_not_the_parsed_header(clang, hip_project, tmp_path):
+    """It knows the headers in it by their paths: #pragma once would not recognise another checkout's."""
+    first = build.ensure(_spec(hip_project))
+    other = make_hip_project(tmp_path / "other")
+    assert build.ensure(_spec(other)).path == first.path
+    build.ensure(_spec(other, name="op/scale-other"))
+    assert (clang.runs(), clang.runs(of_binding=True)) == (2, 2)
 
 
 def test_damaged_it_is_made_again(clang, hip_project):

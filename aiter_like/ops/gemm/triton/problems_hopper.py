@@ -116,7 +116,7 @@ def multiply_batch(call: BatchedGemmCall, params: dict[str, int], rough: int | N
     """Writes `out` of a batch of products, by at most a program for each SM. params: in place of what suits the sizes.
     """
     (batch, m, k), n = call.a.shape, call.b.shape[1]
-    suited = hopper.suited(m, n, k, call.a.element_size(), max(target.cu_num // batch, 1), rough is not None)[:-1]
+    suited = hopper.suited(m, n, k, call.a.element_size(), max(target.cu_num // batch, 1), rough is not None, 1)[:-1]
     blocks, options = constants_of("batched_gemm", _NAMES, suited, params)
     block_m, block_n, block_k = (blocks[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     left, right = (TensorDescriptor(matrix, [*matrix.shape], [*matrix.stride()], [1, rows, block_k])
@@ -134,7 +134,7 @@ def multiply_groups(call: GroupedGemmCall, params: dict[str, int], rough: int | 
     twice the rows of a group, where it has few: more of equal size than of unequal ones would have to take two."""
     (groups, n, k), rows, element_bytes = call.b.shape, call.out.shape[0], call.a.element_size()
     m = min(rows, triton.cdiv(2 * rows, groups))
-    suited = hopper.suited(m, n, k, element_bytes, max(target.cu_num // groups, 1), rough is not None)[:-1]
+    suited = hopper.suited(m, n, k, element_bytes, max(target.cu_num // groups, 1), rough is not None, 1)[:-1]
     if call.row_index is not None and m > 128:  # the addresses of chosen rows leave room for the sums of such a block
         suited = (128, 128, 128 // element_bytes, 8, 4, 0)
     blocks, options = constants_of("grouped_gemm", _NAMES, suited, params)
