@@ -137,8 +137,8 @@ def binding(spec: ModuleSpec, toolchain: Toolchain) -> ModuleSpec | None:
 
 
 def normalised(spec: ModuleSpec, build: list[Step]) -> list[str]:
-    """The command lines without the folders of this installation, as they enter the key. Those of the binding keep them:
-    a precompiled header knows the files in it by their paths."""
+    """The command lines without the folders of this installation, as they enter the key. Those of the binding keep
+    them: a precompiled header knows the files in it by their paths."""
     lines = [shlex.join(step.command) for step in build]
     if spec.kind == "binding":
         return lines
