@@ -114,7 +114,7 @@ def run_files(files: Iterable[Path], settings: Settings, progress: Progress) -> 
 
 
 def write(path: Path, about: dict[str, object], results: Sequence[Result]) -> None:
-    """Writes results as JSON, whole or not at all.
+    """Writes results as JSON, whole or not at all; messages name this package's files without the folder it lies in.
 
     Args:
         path: the file.
@@ -122,6 +122,7 @@ def write(path: Path, about: dict[str, object], results: Sequence[Result]) -> No
         results: one for each file that has run.
     """
     text = json.dumps({**about, "files": [asdict(result) for result in results]}, indent=1)
+    text = text.replace(f"{Path(__file__).parents[2]}{os.sep}", "")
     partial = path.with_name(f"{path.name}.part")
     partial.write_text(text + "\n")
     partial.replace(path)

@@ -163,7 +163,8 @@ def test_runs_of_aiters_own_tests_are_on_the_page(monkeypatch, tmp_path):
     results = [Result("test_a.py", counts, "aiter.x | y", "", {}, "missing", 1.0,
                       {"served": 1, "raising": 2, "absent": 3}, []),
                Result("test_b.py", counts | {"passed": 5, "failed": 1}, "", "50%",
-                      {"50%": 7, "it is not served by aiter_like": 2}, "", 1.0, {"served": 4}, [])]
+                      {"50%": 7, f"in {aiter_test_runs.__file__}": 1, "it is not served by aiter_like": 2}, "", 1.0,
+                      {"served": 4}, [])]
     about = {"note": "Of today.", "names": {"served": 5, "absent": 3}, "device": "toy", "arch": "gfx1", "limit_s": 9.5,
              "torch": "1", "arguments": {"test_b.py": ["-m", "2 3"]}}
     assert not list(tmp_path.glob("aiter_tests_*"))
@@ -172,7 +173,7 @@ def test_runs_of_aiters_own_tests_are_on_the_page(monkeypatch, tmp_path):
     page = aiter_table.markdown().split("# AITER's own tests")[1]
     assert "## On toy (gfx1)" in page and "Of today. Limit 9.5 s a file" in page and "5 served, 3 absent." in page
     assert "**1 of 2 files count**: 5 checks passed, 1 failed" in page
-    assert page.rstrip().endswith("- `test_b.py`: 50% (7)")
+    assert page.rstrip().endswith("- `test_b.py`: 50% (7); in aiter_like/integrations/aiter_test_runs.py (1)")
     assert page.index("| `test_b.py -m '2 3'` | 5 | 1 | 0 | 0 | 0 | 0 | itself | 4 | 50% |") < page.index(
         "| `test_a.py` | 0 | 0 | 0 | 0 | 0 | 0 | missing | 1 / 2 / 3 | aiter.x \\| y |")
 
