@@ -82,6 +82,7 @@ ELSEWHERE = {
                     "rows of a head are narrower than a wave's access"),
     "paged_attention": "which pages are read, tables say; counted by a gate of test_paged_attention_gates.py",
     "merge_attn_states": "log-sum-exps are read by each lane of a row",
+    "topk_gating": "a row of logits in single elements, so that a wave has them in order",
     "mla_metadata": "integers, of which each workgroup reads all lengths",
     "mla_reduce": "a lane takes single columns, so that few rows fill the device",
     **dict.fromkeys(("dropout_layer_norm", "fused_rms_quant"), "the body of layer_norm, of rms_norm_quant"),

@@ -57,6 +57,7 @@ scale, slots, row_ids = zeros(ROWS, 1, dtype=F32), torch.arange(ROWS), i32(*[0, 
 q, k = r(1, ROWS, HEADS, DIM), r(1, ROWS, 1, DIM)
 starts = i32(0, 2, ROWS)
 pages = r(BLOCKS, PAGE, 1, DIM)
+experts = zeros(ROWS, 4, dtype=F32), zeros(ROWS, 4, dtype=I32)
 heads = r(ROWS, HEADS, DIM)
 tables = (r(ROWS, DIM // 2), r(ROWS, DIM // 2))
 tiled = (zeros(BLOCKS, HEADS, DIM // 16, PAGE, 16, dtype=FP8), zeros(BLOCKS, HEADS, DIM, PAGE, dtype=FP8))
@@ -223,6 +224,13 @@ CALLS = {
     "top_k_per_row_prefill": (x.float(), tokens, tokens + HIDDEN, zeros(ROWS, 5, dtype=I32), None, ROWS, HIDDEN, 1, 5),
     "top_k_per_row_decode": (x.float(), 2, tokens[:3] + HIDDEN, zeros(ROWS, 5, dtype=I32), ROWS, HIDDEN, 1, 5),
     "min_p_renorm_probs": (x.float().softmax(-1), None, 0.1),
+    "topk_softmax": (*experts, None, x, True),
+    "topk_sigmoid": (*experts, x),
+    "topk_gating": (*experts, x, weight),
+    "grouped_topk": (x, *experts, 8, 4, True),
+    "biased_grouped_topk": (x, weight, *experts, 8, 4, True),
+    "moe_fused_gate": (x, weight, *experts, 8, 4, 4, 1, 2.5),
+    "fused_topk": (x, x, 4, True),
 }
 SEQUENCES = {"RoPE": "rope_fwd", "RoPECached": "rope_cached_fwd", "RoPETHD": "rope_thd_fwd", "RoPE2D": "rope_2d_fwd"}
 FREQUENCIES = r(ROWS, 1, 1, DIM // 2)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""AITER's names of routing, each a thin edge of topk_gating.py's operator, which checks what it is given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.ops.moe.topk_gating import SCORES, topk_gating_op
+
+__all__ = ["biased_grouped_topk", "fused_topk", "grouped_topk", "moe_fused_gate", "topk_gating", "topk_sigmoid",
+           "topk_softmax"]
+
+
+def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indices: Tensor | None, gating_output: Tensor,
+                 need_renorm: bool, num_shared_experts: int = 0, shared_expert_scoring_func: str = "", *,
+                 backend: str | None = None) -> None:
+    """The k experts of each token with the largest softmax, and their weights.
+
+    `topk_weights, topk_indices = topk(softmax(gating_output[:, :E]), k)`.
+
+    Args:
+        topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the largest first.
+        topk_indices: [tokens, k + num_shared_experts] int32, written: experts.
+        token_expert_indices: AITER's scratch; not used.
+        gating_output: [tokens, E + num_shared_experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        need_renorm: the k weights are divided by their sum.
+        num_shared_experts: s of them come last, with ids E to E + s - 1 and the sigmoid of their own logits as weights.
+        shared_expert_scoring_func: "sigmoid" or "", which means the same.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `topk_weights` and `topk_indices` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        The kernels take up to 1024 experts and 32 places of a token, torch more. Of equal logits the lowest expert
+        comes first. A NaN comes after all numbers, with weight 0; several infinite logits share the weight.
+        Deterministic; can be captured in a graph.
+
+    Source: AITER's `topk_softmax`.
+    """
+    check.choice("topk_softmax", "shared_expert_scoring_func", shared_expert_scoring_func, ("", "sigmoid"))
+    topk_gating_op.run(topk_weights, topk_indices, gating_output, is_renormalized=need_renorm,
+                       shared=num_shared_experts, has_shared_logits=True, backend=backend)
+
+
+def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, *,
+                 backend: str | None = None) -> None:
+    """The k experts of each token with the largest logits, weighted by the sigmoid.
+
+    `topk_weights, topk_indices = topk(sigmoid(gating_output), k)`.
+
+    Args:
+        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the largest first.
+        topk_indices: [tokens, k] int32, written: experts.
+        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `topk_weights` and `topk_indices` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `topk_softmax`.
+
+    Source: AITER's `topk_sigmoid`, the routing of Llama 4.
+    """
+    topk_gating_op.run(topk_weights, topk_indices, gating_output, score=SCORES["sigmoid"], is_renormalized=False,
+                       backend=backend)
+
+
+def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor,
+                correction_bias: Tensor | None = None, need_renorm: bool = True, routed_scaling_factor: float = 1.0,
+                score_func: str = "sqrtsoftplus", *, backend: str | None = None) -> None:
+    """The k best experts of each token by a score function, with a bias that counts for the choice alone.
+
+    `topk_indices = topk(score(gating_output) + correction_bias, k); topk_weights = score(gating_output)[topk_indices]`.
+
+    Args:
+        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first.
+        topk_indices: [tokens, k] int32, written: experts.
+        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        correction_bias: [experts] fp32|bf16|fp16; None or empty: none.
+        need_renorm: the weights are divided by their sum.
+        routed_scaling_factor: the weights are multiplied by it, after that.
+        score_func: "softmax", "sigmoid" or "sqrtsoftplus", √log(1 + e^x).
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `topk_weights` and `topk_indices` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `topk_softmax`. Without a bias experts are chosen by their logits, which are ordered like all three scores.
+
+    Source: AITER's `topk_gating`; sqrtsoftplus is that of DeepSeek-V4.
+    """
+    check.choice("topk_gating", "score_func", score_func, tuple(SCORES))
+    bias = None if isinstance(correction_bias, Tensor) and correction_bias.numel() == 0 else correction_bias
+    topk_gating_op.run(topk_weights, topk_indices, gating_output, bias, score=SCORES[score_func],
+                       is_renormalized=need_renorm, scale=routed_scaling_factor, backend=backend)
+
+
+def grouped_topk(gating_output: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int, topk_group: int,
+                 need_renorm: bool, is_softmax: bool = True, routed_scaling_factor: float = 1.0, *,
+                 backend: str | None = None) -> None:
+    """The k best experts of each token, all of the groups whose best experts are the best.
+
+    Args:
+        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the largest first.
+        topk_ids: [tokens, k] int32, written: experts.
+        num_expert_group: groups, of equally many experts in order; up to 32 for the kernels.
+        topk_group: of so many groups the experts may be.
+        need_renorm: the weights are divided by their sum.
+        is_softmax: scores are the softmax of the logits, else their sigmoid.
+        routed_scaling_factor: the weights are multiplied by it, after that.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `topk_weights` and `topk_ids` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `topk_softmax`; of equal groups the lowest counts. A group as good as a NaN comes after all others.
+
+    Source: DeepSeek-V2 (arXiv:2405.04434), group-limited routing; AITER's `grouped_topk`.
+    """
+    check.flag("grouped_topk", "is_softmax", is_softmax)
+    topk_gating_op.run(topk_weights, topk_ids, gating_output, score=SCORES["softmax" if is_softmax else "sigmoid"],
+                       groups=num_expert_group, best_groups=topk_group, is_renormalized=need_renorm,
+                       scale=routed_scaling_factor, backend=backend)
+
+
+def biased_grouped_topk(gating_output: Tensor, correction_bias: Tensor, topk_weights: Tensor, topk_ids: Tensor,
+                        num_expert_group: int, topk_group: int, need_renorm: bool, routed_scaling_factor: float = 1.0,
+                        *, backend: str | None = None) -> None:
+    """The k best experts of each token by sigmoid and bias, all of the groups whose two best have the largest sum.
+
+    Args:
+        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        correction_bias: [experts] fp32|bf16|fp16, added for the choice of groups and experts alone.
+        topk_weights: [tokens, k] fp32, written, rows evenly spaced, the best first: sigmoids without bias.
+        topk_ids: [tokens, k] int32, written: experts.
+        num_expert_group: groups, of equally many experts in order; up to 32 for the kernels.
+        topk_group: of so many groups the experts may be.
+        need_renorm: the weights are divided by their sum.
+        routed_scaling_factor: the weights are multiplied by it, after that.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; `topk_weights` and `topk_ids` are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `grouped_topk`. An expert of another group is never chosen, however small the scores are; AITER's reference
+        in torch, which counts it as 0, may choose it before one whose score and bias are negative.
+
+    Source: DeepSeek-V3 (arXiv:2412.19437), section 2.1.2; AITER's `biased_grouped_topk`.
+    """
+    topk_gating_op.run(topk_weights, topk_ids, gating_output, correction_bias, score=SCORES["sigmoid"],
+                       groups=num_expert_group, best_groups=topk_group, has_sum_of_two=True,
+                       is_renormalized=need_renorm, scale=routed_scaling_factor, backend=backend)
+
+
+def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: Tensor, num_expert_group: int,
+                   topk_group: int, topk: int, n_share_experts_fusion: int, routed_scaling_factor: float = 1.0, *,
+                   backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """`biased_grouped_topk` with weights that add up to 1, and shared experts among the places of a token.
+
+    Args:
+        input: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        bias: [experts] fp32|bf16|fp16.
+        topk_weights: [tokens, topk] fp32, written, rows evenly spaced.
+        topk_ids: [tokens, topk] int32, written: experts, and experts + s for shared expert s, which come last.
+        num_expert_group: groups, of equally many experts in order; up to 32 for the kernels.
+        topk_group: of so many groups the experts may be.
+        topk: columns of both, with the shared experts.
+        n_share_experts_fusion: shared experts.
+        routed_scaling_factor: the weight of a shared expert is 1 / routed_scaling_factor; those of the others are not
+            multiplied by it, which is left to what adds up the experts' results.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `topk_weights` and `topk_ids`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `grouped_topk`.
+
+    Source: SGLang's `moe_fused_gate`, and AITER's of the same name.
+    """
+    check.tensor("moe_fused_gate", "topk_weights", topk_weights, rank=2)
+    check.integer("moe_fused_gate", "topk", topk, low=topk_weights.shape[1], high=topk_weights.shape[1])
+    check.real("moe_fused_gate", "routed_scaling_factor", routed_scaling_factor, above=0)
+    topk_gating_op.run(topk_weights, topk_ids, input, bias, score=SCORES["sigmoid"], groups=num_expert_group,
+                       best_groups=topk_group, has_sum_of_two=True, shared=n_share_experts_fusion,
+                       shared_weight=1 / routed_scaling_factor, backend=backend)
+    return topk_weights, topk_ids
+
+
+def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool,
+               topk_ids: Tensor | None = None, topk_weights: Tensor | None = None, *,
+               backend: str | None = None) -> tuple[Tensor, Tensor]:
+    """`topk_softmax` into new tensors.
+
+    Args:
+        hidden_states: [tokens, …], whose tokens are counted.
+        gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
+        topk: k, the experts of a token.
+        renormalize: the weights are divided by their sum.
+        topk_ids: [tokens, k] int32 to write; default: a new one.
+        topk_weights: [tokens, k] fp32 to write; default: a new one.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `topk_softmax`.
+
+    Source: AITER's `fused_topk`.
+    """
+    check.tensor("fused_topk", "hidden_states", hidden_states, last_contiguous=False)
+    check.tensor("fused_topk", "gating_output", gating_output, rank=2)
+    if hidden_states.ndim == 0 or hidden_states.shape[0] != gating_output.shape[0]:
+        raise ValueError(f"fused_topk: hidden_states must have the {gating_output.shape[0]} tokens of gating_output, "
+                         f"got shape {tuple(hidden_states.shape)}")
+    check.integer("fused_topk", "topk", topk, low=1, high=gating_output.shape[1])
+    shape = (gating_output.shape[0], topk)
+    if topk_weights is None:
+        topk_weights = gating_output.new_empty(shape, dtype=torch.float32)
+    if topk_ids is None:
+        topk_ids = gating_output.new_empty(shape, dtype=torch.int32)
+    topk_gating_op.run(topk_weights, topk_ids, gating_output, is_renormalized=renormalize, backend=backend)
+    return topk_weights, topk_ids
+
+
+topk_gating_op.public += [topk_softmax, topk_sigmoid, topk_gating, grouped_topk, biased_grouped_topk, moe_fused_gate,
+                          fused_topk]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Operators of the family moe."""
