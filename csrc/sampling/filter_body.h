@@ -8,8 +8,9 @@
 //   2. the row is read once more, to be drawn from, or twice: for the sum of what is kept, and to be written
 //
 // Where there are more rows than a workgroup for each CU needs, a workgroup takes a row and does all of it. Fewer rows
-// are cut into slices (kIsSliced): a launch for each level, whose workgroups add their histograms in memory, in
-// integers, and one launch for the result. The cut is the same, bit for bit.
+// are cut into slices: a launch for each level, whose workgroups add their histograms in memory, in integers, and one
+// launch for the result. On sm_90 a cluster holds the row and reads it once (filter_cluster.h). The cut is the same, bit
+// for bit.
 // Tile: kThreads lanes, 4 accesses of 16 bytes in flight each. LDS: 25 KB.
 // Bound: memory, 3 reads of the row, 4 and a write for renorm_probs (sliced: from a cache), and LDS atomics: two per
 // positive element in one read.
@@ -44,6 +45,7 @@ struct FilterArgs {
   Slices slices;
   Seeds seeds;
   int64_t probs_rows;
+  uint32_t cluster;  // workgroups that share a row in one launch; 0: none do
 };
 
 template <class Config>
@@ -171,40 +173,55 @@ struct FilterBody {
     return total;
   }
 
+  /// Writes the elements that `each` calls its argument with, as (column, Vec), for renorm_probs. `mass`: of what is
+  /// kept of the row; `wide_from`: a column from which accesses are wide, if any.
+  template <class Each>
+  __device__ __forceinline__ static void write_kept(const Args& args, const Row& row, uint32_t first, uint64_t mass,
+                                                    int wide_from, Each each) {
+    Element* out = args.out.row(row.index);
+    const bool is_wide = is_wide_at<kVec>(out + wide_from);
+    const float scale = mass == 0 ? 0.f : kMassUnits / static_cast<float>(mass);
+    each([&](int column, const auto& x) {
+      float y[sizeof(x) / sizeof(float)];
+#pragma unroll
+      for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e)
+        y[e] = probability_key(x[e]) >= first ? x[e] * scale : 0.f;
+      store_elements(out + column, y, is_wide);
+    });
+  }
+
+  /// The winner of the race of what is kept of the elements that `each` gives to the work-item.
+  template <class Each>
+  __device__ __forceinline__ static uint64_t race(const Args& args, const Row& row, uint32_t first, Each each) {
+    const Draw draw(args.seeds, row.index);
+    uint64_t best = 0;
+    each([&](int column, const auto& x) {
+      constexpr int kCount = sizeof(x) / sizeof(float);
+      bool is_any = false;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) is_any = is_any || probability_key(x[e]) >= first;
+      if (!is_any) return;
+      const auto words = draw.template words<kCount>(column);
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        if (probability_key(x[e]) < first) continue;
+        const float score = x[e] * fast_reciprocal(exponential_of(words[e]));
+        const uint64_t one = candidate(ordered_key(score), static_cast<uint32_t>(column + e));
+        best = one > best ? one : best;
+      }
+    });
+    return best;
+  }
+
   /// The result of row[begin, end). `mass`: of what is kept of the row, for renorm_probs.
   __device__ __forceinline__ static void apply(const Args& args, const Row& row, uint32_t first, uint64_t mass,
                                                int begin, int end, Lds& lds) {
+    const auto each = [&](auto f) { scan_row<kThreads>(row.data, begin, end, f); };
     if constexpr (Config::kIsRenorm) {
-      Element* out = args.out.row(row.index);
       const RowSplit<Element> split(row.data, begin, end);
-      const bool is_wide = is_wide_at<kVec>(out + begin + split.head);
-      const float scale = mass == 0 ? 0.f : kMassUnits / static_cast<float>(mass);
-      scan_row<kThreads>(row.data, begin, end, [&](int column, const auto& x) {
-        float y[sizeof(x) / sizeof(float)];
-#pragma unroll
-        for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e)
-          y[e] = probability_key(x[e]) >= first ? x[e] * scale : 0.f;
-        store_elements(out + column, y, is_wide);
-      });
+      write_kept(args, row, first, mass, begin + split.head, each);
     } else {
-      const Draw draw(args.seeds, row.index);
-      uint64_t best = 0;
-      scan_row<kThreads>(row.data, begin, end, [&](int column, const auto& x) {
-        constexpr int kCount = sizeof(x) / sizeof(float);
-        bool is_any = false;
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) is_any = is_any || probability_key(x[e]) >= first;
-        if (!is_any) return;
-        const auto words = draw.template words<kCount>(column);
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) {
-          if (probability_key(x[e]) < first) continue;
-          const float score = x[e] * fast_reciprocal(exponential_of(words[e]));
-          const uint64_t one = candidate(ordered_key(score), static_cast<uint32_t>(column + e));
-          best = one > best ? one : best;
-        }
-      });
-      best = workgroup_best<kThreads>(best, lds.best);
+      const uint64_t best = workgroup_best<kThreads>(race(args, row, first, each), lds.best);
       if (thread_index() != 0) return;
       if (args.best)
         args.best[row.index * count(args) + workgroup_index().x] = best;
@@ -288,80 +305,5 @@ struct FilterBody {
     apply(args, row, first, Config::kIsRenorm ? shared->mass : 0, args.slices.begin(), args.slices.end(), lds);
   }
 };
-
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_kernel(typename Body::Args args) {
-  await_stream();
-  Body::run(args);
-}
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_level_kernel(typename Body::Args args, int number) {
-  await_stream();
-  Body::run_level(args, number);
-}
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_mass_kernel(typename Body::Args args) {
-  await_stream();
-  Body::run_mass(args);
-}
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_slice_kernel(typename Body::Args args) {
-  await_stream();
-  Body::run_slice(args);
-}
-/// The token of each row, from the best of its slices, by a wave.
-template <class Body>
-__global__ __launch_bounds__(kWaveSize) void filter_merge_kernel(typename Body::Args args) {
-  await_stream();
-  const int64_t row = workgroup_index().x, count = Body::count(args);
-  uint64_t best = 0;
-  for (int64_t slice = thread_index(); slice < count; slice += kWaveSize) {
-    const uint64_t one = args.best[row * count + slice];
-    best = one > best ? one : best;
-  }
-  best = wave_best(best);
-  if (thread_index() == 0) args.tokens[row] = Body::token(best);
-}
-template <class Body>
-__global__ __launch_bounds__(256) void filter_clear_kernel(uint32_t* words, int64_t count) {
-  await_stream();
-  const int64_t i = (int64_t{workgroup_index().x} * 256 + thread_index()) * 4;
-  if (i < count) store_vec(words + i, Vec<uint32_t, 4>{});
-}
-
-/// `is_limited`: whether any row may have a limit of top-k or top-p, `has_min_p`: of min_p. Of slices, `searches` is
-/// there if either holds, and for renorm_probs.
-template <class Config>
-void launch_filter(const FilterArgs<Config>& args, uint32_t rows, uint32_t slices, bool is_limited, bool has_min_p,
-                   Stream stream) {
-  using Body = FilterBody<Config>;
-  const dim3 grid(slices, rows);
-  if (slices == 1) {
-    launch_overlapped(filter_kernel<Body>, grid, Body::kThreads, stream, args);
-    check_launch("filter_kernel");
-    return;
-  }
-  if (args.searches) {
-    constexpr int64_t kWords = sizeof(RowSearch) / 4;
-    static_assert(kWords % 4 == 0, "cleared 16 bytes at a time");
-    const dim3 groups(static_cast<uint32_t>((rows * kWords / 4 + 255) / 256));
-    launch_overlapped(filter_clear_kernel<Body>, groups, 256, stream, reinterpret_cast<uint32_t*>(args.searches),
-                      rows * kWords);
-    check_launch("filter_clear_kernel");
-    for (int number = 0; number < (is_limited ? kLevels : has_min_p ? 1 : 0); ++number) {
-      launch_overlapped(filter_level_kernel<Body>, grid, Body::kThreads, stream, args, number);
-      check_launch("filter_level_kernel");
-    }
-    if (Config::kIsRenorm) {
-      launch_overlapped(filter_mass_kernel<Body>, grid, Body::kThreads, stream, args);
-      check_launch("filter_mass_kernel");
-    }
-  }
-  launch_overlapped(filter_slice_kernel<Body>, grid, Body::kThreads, stream, args);
-  check_launch("filter_slice_kernel");
-  if (Config::kIsRenorm) return;
-  launch_overlapped(filter_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
-  check_launch("filter_merge_kernel");
-}
 
 }  // namespace aiter_like

@@ -5,14 +5,17 @@
 //   2. those of the workgroup
 //   3. the exponentials again, from registers; what did not fit is read again from its end, where a cache still has it
 //
-// Few rows are cut into slices (kIsSliced), in two launches: maximum and sum of each, then the result of each.
+// On sm_90 the workgroups of a cluster share a row: each holds its slice in LDS (held_slice.h), and takes the maxima and
+// sums of the others, in their order, from theirs. Elsewhere few rows are cut into slices, in two launches: maximum and
+// sum of each, then the result of each.
 // Tile: kThreads lanes, kHeld accesses of 16 bytes each, 256 KB on gfx942: 131072 elements of 16 bits are read once;
-// of longer rows, those of 131072 fp32 among them, the rest is read twice. LDS: 12 bytes per wave.
+// of longer rows, those of 131072 fp32 among them, the rest is read twice. LDS: 12 bytes per wave; of a cluster's
+// workgroup 64 KB, so that three of a multiprocessor load and store in turns.
 // Bound: memory, sizeof(Element) + sizeof(Out) bytes per element for two exponentials.
 #pragma once
 
 #include "aiter_like/math.h"
-#include "row_scan.h"
+#include "held_slice.h"
 
 namespace aiter_like {
 
@@ -26,6 +29,7 @@ struct SoftmaxArgs {
   const float* temperatures;  // [rows]; null: `temperature`
   float* parts;               // [rows, slices, 2]: maximum and sum of each
   Slices slices;
+  uint32_t cluster;  // workgroups that share a row without a second launch; 0: none do
   float temperature;
 };
 
@@ -129,6 +133,30 @@ struct SoftmaxBody {
     }
   }
 
+  /// A slice of a row, one of a cluster.
+  __device__ __forceinline__ static void run_cluster(const Args& args) {
+    __shared__ Scratch scratch;
+    __shared__ uint64_t part;
+    const int64_t row = workgroup_index().y;
+    const float scale = scale_of(args, row);
+    const HeldSlice<Element, kThreads> slice(args.input.row(row), args.slices, dynamic_lds());
+    slice.await();
+    SoftmaxSum lane;
+    slice.each([&](int, const auto& x) { lane.add(x, scale); });
+    const SoftmaxSum mine = of_workgroup(lane, scale, scratch);
+    if (thread_index() == 0) part = uint64_t{float_bits(mine.maximum)} << 32 | float_bits(mine.sum);
+    cluster_barrier();
+    SoftmaxSum whole;
+    for (uint32_t rank = 0; rank < args.cluster; ++rank) {
+      const uint64_t one = load_of_peer(&part, rank);
+      whole.add(SoftmaxSum(bits_float(static_cast<uint32_t>(one >> 32)), bits_float(static_cast<uint32_t>(one))), scale);
+    }
+    cluster_arrive();
+    Out* out = args.out.row(row);
+    slice.each(Writer{out, is_wide_at<kVec>(out + slice.split.column(0)), whole.maximum, scale, 1.f / whole.sum});
+    cluster_wait();
+  }
+
   /// The first launch for slices: maximum and sum of one.
   __device__ __forceinline__ static void run_parts(const Args& args) {
     __shared__ Scratch scratch;
@@ -193,6 +221,12 @@ __global__ __launch_bounds__(Body::kThreads, 1) void softmax_kernel(typename Bod
 }
 
 template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 3) void softmax_cluster_kernel(typename Body::Args args) {
+  await_stream();
+  Body::run_cluster(args);
+}
+
+template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 1) void softmax_parts_kernel(typename Body::Args args) {
   await_stream();
   Body::run_parts(args);
@@ -208,6 +242,14 @@ template <class Config>
 void launch_softmax(const SoftmaxArgs<Config>& args, uint32_t rows, uint32_t slices, Stream stream) {
   using Body = SoftmaxBody<Config>;
   const dim3 grid(slices, rows);
+  if constexpr (kHasClusters) {
+    if (args.cluster > 0) {
+      const size_t lds_bytes = args.slices.length * sizeof(typename Config::Element);
+      launch_clusters(softmax_cluster_kernel<Body>, args.cluster, rows, Body::kThreads, lds_bytes, stream, args);
+      check_launch("softmax_cluster_kernel");
+      return;
+    }
+  }
   if (slices == 1) {
     launch_overlapped(softmax_kernel<Body>, grid, Body::kThreads, stream, args);
     check_launch("softmax_kernel");
