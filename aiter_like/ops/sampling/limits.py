@@ -44,7 +44,7 @@ def tune_key(call: Any, rows: int) -> dict[str, int | str]:
     is_there = {"top_k": call.top_ks is not None or 0 < call.top_k < columns,
                 "top_p": call.top_ps is not None or call.top_p < 1, "min_p": call.min_ps is not None or call.min_p > 0}
     names = "+".join(name for name, is_one in is_there.items() if is_one)
-    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.probs.dtype), "limits": names or "none"}
+    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.probs.dtype), "features": names or "none"}
 
 
 def tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple[Tensor, dict[str, Any]]:
@@ -52,7 +52,7 @@ def tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple[
     generator = torch.Generator(device).manual_seed(seed)
     logits = 3 * torch.randn(key["rows"], key["columns"], generator=generator, device=device)
     usual = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}
-    limits = {name: usual[name] for name in key["limits"].split("+") if name != "none"}
+    limits = {name: usual[name] for name in key["features"].split("+") if name != "none"}
     return torch.softmax(logits, -1).to(dtypes.DTYPES[key["dtype"]]), limits
 
 

@@ -88,7 +88,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Renor
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
     for kind in ("top_k", "top_p", "min_p"):
-        yield from parts.logit_keys(model, tokens, dtype="fp32", limits=kind)
+        yield from parts.logit_keys(model, tokens, dtype="fp32", features=kind)
 
 
 def _cases(device: torch.device) -> dict[str, RenormProbsCall]:
@@ -105,7 +105,7 @@ def _cases(device: torch.device) -> dict[str, RenormProbsCall]:
 
 _renorm_probs = Op(
     _OP, call=RenormProbsCall, reference=renorm_probs_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype", "limits"), round_field="rows", cases=_cases,
+    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _renorm_probs_hip, refusal=_refusal, space=_hip_space),
               Backend("torch", renorm_probs_ref)))

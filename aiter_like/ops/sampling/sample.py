@@ -100,8 +100,8 @@ def _refusal(target: Target, call: SampleCall) -> str | None:
 
 def _tune_key(call: SampleCall) -> dict[str, int | str]:
     rows, columns = call.input.shape
-    noise = "none" if call.temperatures is None else "made" if call.exponentials is None else "given"
-    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.input.dtype), "noise": noise}
+    features = "none" if call.temperatures is None else "made" if call.exponentials is None else "given"
+    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.input.dtype), "features": features}
 
 
 def _hip_space(target: Target, call: SampleCall) -> list[dict[str, int]]:
@@ -112,18 +112,18 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Sampl
     rows = key["rows"]
     x = tune_shapes.normal(device, seed, key["dtype"])(rows, key["columns"])
     out = torch.empty(rows, dtype=torch.int32, device=device)
-    if key["noise"] == "none":
+    if key["features"] == "none":
         return SampleCall(out, x)
     ones = torch.ones(rows, device=device)
-    if key["noise"] == "made":
+    if key["features"] == "made":
         return SampleCall(out, x, ones, seed=seed)
     noise = torch.empty(x.shape, device=device).exponential_(generator=torch.Generator(device).manual_seed(seed))
     return SampleCall(out, x, ones, noise)
 
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
-    for noise in ("none", "made"):
-        yield from parts.logit_keys(model, tokens, dtype=model.dtype, noise=noise)
+    for features in ("none", "made"):
+        yield from parts.logit_keys(model, tokens, dtype=model.dtype, features=features)
 
 
 def _cases(device: torch.device) -> dict[str, SampleCall]:
@@ -143,7 +143,7 @@ def _cases(device: torch.device) -> dict[str, SampleCall]:
 
 _sample = Op(
     _OP, call=SampleCall, reference=sample_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype", "noise"), round_field="rows", cases=_cases,
+    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _sample_hip, refusal=_refusal, space=_hip_space), Backend("torch", sample_ref)))
 

@@ -109,7 +109,7 @@ def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> Sampl
 
 def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
     for kind in ("none", "top_k", "top_p", "min_p", "top_k+top_p"):
-        yield from parts.logit_keys(model, tokens, dtype="fp32", limits=kind)
+        yield from parts.logit_keys(model, tokens, dtype="fp32", features=kind)
 
 
 def _cases(device: torch.device) -> dict[str, SamplingFromProbsCall]:
@@ -127,7 +127,7 @@ def _cases(device: torch.device) -> dict[str, SamplingFromProbsCall]:
 
 _sampling_from_probs = Op(
     _OP, call=SamplingFromProbsCall, reference=sampling_from_probs_ref, check=_check, tune_key=_tune_key,
-    tune_fields=("rows", "columns", "dtype", "limits"), round_field="rows", cases=_cases,
+    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
     tuning=Tuning(_tune_case, shapes=_tune_shapes),
     backends=(Backend("hip", _sampling_from_probs_hip, refusal=_refusal, space=_hip_space),
               Backend("torch", sampling_from_probs_ref)))
