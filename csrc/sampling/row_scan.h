@@ -195,11 +195,31 @@ __device__ inline uint64_t wave_sum_before(uint64_t& total, uint64_t before = 0)
   return before;
 }
 
+/// As store_vec, where another path stores the same elements one by one: clang would make that of both.
+template <class T, int kCount>
+__device__ inline void store_at_once(T* address, const Vec<T, kCount>& value) {
+#if defined(__HIP__)
+  constexpr int kWords = sizeof(T) * kCount / 4;
+  if constexpr (kWords % 2 == 0) {
+    typedef uint32_t Words __attribute__((ext_vector_type(kWords % 4 == 0 ? 4 : 2)));
+    struct Pieces {
+      Words words[sizeof(value) / sizeof(Words)];
+    };
+    const Pieces pieces = __builtin_bit_cast(Pieces, value);
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(value) / sizeof(Words)); ++i)
+      reinterpret_cast<Words*>(address)[i] = pieces.words[i];
+    return;
+  }
+#endif
+  store_vec(address, value);
+}
+
 /// Writes consecutive elements, rounded to T, at once where `is_wide`: their address allows it.
 template <class T, int kCount>
 __device__ inline void store_elements(T* address, const float (&y)[kCount], bool is_wide) {
   if (kCount > 1 && is_wide) {
-    store_vec(address, vec_from_float<T>(y));
+    store_at_once(address, vec_from_float<T>(y));
   } else {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) address[e] = from_float<T>(y[e]);

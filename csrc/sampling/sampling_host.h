@@ -34,9 +34,9 @@ inline uint32_t cluster_of(uint32_t groups, int64_t rows, int64_t row_bytes, int
   return groups > 1 && row_bytes + 16 * 16 <= groups * most_bytes ? groups : 0;
 }
 
-/// Slices of a row, so that each CU has two workgroups where there is enough to do, and none has less than 16 KB.
+/// Slices of a row, so that each CU has up to two workgroups, and none has less than 16 KB.
 inline uint32_t count_slices(int64_t rows, int64_t row_bytes, const Tensor& tensor) {
-  const int64_t wanted = (2 * int64_t{units_of(tensor)} + rows - 1) / rows, most = row_bytes / 16384;
+  const int64_t wanted = 2 * int64_t{units_of(tensor)} / rows, most = row_bytes / 16384;
   const int64_t slices = wanted < most ? wanted : most;
   return static_cast<uint32_t>(slices < 1 ? 1 : slices);
 }

@@ -36,8 +36,8 @@ void softmax(ffi::Tensor out, ffi::Tensor input, double temperature, ffi::Option
   args.temperature = static_cast<float>(temperature);
   const int64_t row_bytes = x.size * static_cast<int64_t>(sizeof(Config::Element));
   uint32_t slices = GROUPS;
-  if (GROUPS == 0) {  // a row for each CU is enough: it is then read once, or what of it is held
-    slices = 2 * rows <= ffi::units_of(input) ? ffi::count_slices(rows, row_bytes, input) : 1;
+  if (GROUPS == 0) {  // whole rows, of which what is held is read once, are faster from a row for each third CU on
+    slices = 3 * rows <= ffi::units_of(input) ? ffi::count_slices(rows, row_bytes, input) : 1;
   }
   args.cluster = ffi::cluster_of(GROUPS, rows, row_bytes, kMostDynamicLds, input);
   if (args.cluster > 0) slices = args.cluster;

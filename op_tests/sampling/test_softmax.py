@@ -100,7 +100,8 @@ def bench() -> None:
     def case(rows, dtype, seed):
         x = torch.randn(rows, 128256, device=device, generator=torch.Generator(device).manual_seed(seed)).to(dtype)
         out = torch.empty_like(x)
-        calls = {"hip": lambda: aiter_like.softmax(x, out=out, backend="hip"), "torch.softmax": lambda: torch.softmax(x, -1)}
+        calls = {"hip": lambda: aiter_like.softmax(x, out=out, backend="hip"),
+                 "torch.softmax": lambda: torch.softmax(x, -1)}
 
         def verify(got):
             check(got[:4], exact(x[:4]), dtype)

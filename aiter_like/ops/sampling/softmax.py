@@ -134,8 +134,8 @@ def softmax(x: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype 
         In fp32, rounded once. A row with a NaN or +inf, or of -inf alone, gives NaNs, as torch.softmax does.
         Deterministic: the order of sums depends on the shape and the device only. On sm_90 up to 8 workgroups hold a
         row, up to 1.5 MB of it, which is read once. On gfx942 it is where a workgroup's registers hold it (256 KB), and
-        else in part twice; fewer rows than half the CUs are shared out among workgroups and read twice. Can be captured
-        in a graph. Only "torch" has a derivative.
+        else in part twice; fewer rows than a third of the CUs are shared out among workgroups and read twice. Can be
+        captured in a graph. Only "torch" has a derivative.
 
     Source: torch.softmax; Milakov and Gimelshein, Online normalizer calculation for softmax (2018).
     """
