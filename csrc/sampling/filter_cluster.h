@@ -6,13 +6,15 @@
 //      - top-k: k lanes have an element each that is at least the k-th largest of the lanes' maxima, in any workgroup
 //      - top-p: what is below ε sums to less than ε times the columns; is that half of what p leaves of the sum, then
 //        the elements from ε on, too, sum to more than p. Half, since the search's sums are rounded
-//   2. with few elements expected from the bound on, all of them are listed in the first workgroup's LDS, which finds the
-//      cut alone; else histograms of them, which the first workgroup has added up in its own, and a list of one bin
-//   3. a walk for the sum of what is kept, and one to write it; or one for the race, whose winners the first one compares
+//   2. with few elements expected from the bound on, all of them are listed in the first workgroup's LDS: it finds the cut
+//      alone, and the sum of what is kept, or the winner of the race, among these
+//   3. else histograms of them, which the first workgroup has added up in its own, and a list of one bin; then a walk for
+//      the sum, or for the race, whose winners the first one compares
+//   4. a walk that writes what is kept
 //
 // The bound is rounded down to a bin of the first level: the bins from the cut's on hold all of their elements, and the
 // search never looks at those below. So the cut is that of filter_body.h, bit for bit.
-// LDS: 25 KB and the slice. Bound: memory, one read of the row, and one write for renorm_probs.
+// LDS: 33 KB and the slice. Bound: memory, one read of the row, and one write for renorm_probs.
 #pragma once
 
 #include "filter_body.h"
@@ -38,10 +40,9 @@ struct FilterClusterBody {
     // Of the workgroup, for all:
     uint64_t bound_and_maximum, sum, mass;
     // Of the first workgroup, from all:
-    uint32_t list[kListed];
+    uint64_t list[kListed];  // key and complemented column
     uint64_t listed, bests[kMostOfCluster];
-    // From the first workgroup:
-    uint64_t first_and_count, shift_and_done;
+    uint64_t first_and_count, shift_and_done;  // of the first workgroup, for all
   };
 
   __device__ static bool is_first() { return workgroup_index().x == 0; }
@@ -54,22 +55,32 @@ struct FilterClusterBody {
       return;
     }
     const Slice slice(row.data, args.slices, dynamic_lds());
+    slice.read();
     if (thread_index() == 0) lds.listed = 0;
     clear<kThreads>(lds.histogram);
-    slice.await();
+    await_copies();
     const bool is_limited = !row.limits.is_none();
     uint32_t bound = 0, maximum = 0;
     if (is_limited || row.min_p > 0.f)
       survey(args, row, slice, bound, maximum, lds);
     else
-      cluster_barrier();  // all have begun
+      cluster_barrier_with_own();  // all have begun
+    if (row.limits.count <= kFew) {
+      const uint32_t listed = gather(slice, [&](uint32_t key) { return key != 0 && key >= bound; }, lds);
+      cluster_barrier_with_own();  // all have seen how many there are
+      if (listed <= kListed) {
+        finish_list(args, row, slice, maximum, listed, lds);
+        return;
+      }
+      if (is_first() && thread_index() == 0) lds.listed = 0;
+    }
     Cut cut = Cut::start();
     if (is_limited) cut = search(args, row, slice, bound, lds);
     const uint32_t first = Base::lowest(row, cut, maximum);
     const auto each = [&](auto f) { slice.each(f); };
     if constexpr (Config::kIsRenorm) {
-      const uint64_t mass = kept_mass(args, slice, first, lds);
-      cluster_arrive();
+      const uint64_t mass = mass_of_row(args, slice, first, lds);
+      cluster_arrive_with_own();
       Base::write_kept(args, row, first, mass, slice.split.column(0), each);
       cluster_wait();
     } else {
@@ -101,7 +112,7 @@ struct FilterClusterBody {
       lds.bound_and_maximum = uint64_t{bound} << 32 | of_slice;
       lds.sum = float_bits(sum_of_slice);
     }
-    cluster_barrier();
+    cluster_barrier_with_own();
     float total = 0.f;
     for (uint32_t rank = 0; rank < args.cluster; ++rank) {
       const uint64_t one = load_of_peer(&lds.bound_and_maximum, rank);
@@ -134,29 +145,31 @@ struct FilterClusterBody {
   template <class F>
   __device__ __forceinline__ static uint32_t gather(const Slice& slice, F is_wanted, Lds& lds) {
     uint32_t* const listed = reinterpret_cast<uint32_t*>(&lds.listed);
-    slice.each_element([&](int, float x) {
+    slice.each_element([&](int column, float x) {
       const uint32_t key = probability_key(x);
       if (!is_wanted(key)) return;
       const uint32_t place = fetch_add_of_peer(listed, 0, 1);
-      if (place < kListed) store_of_peer(&lds.list[place], 0, key);
+      if (place < kListed) store_of_peer(&lds.list[place], 0, candidate(key, static_cast<uint32_t>(column)));
     });
     cluster_barrier();
     return static_cast<uint32_t>(load_of_peer(&lds.listed, 0));
   }
 
-  /// Tells all what the first workgroup has found; ends with a barrier of the cluster.
+  /// Tells all what the first workgroup has found; has a barrier of the cluster. The first one may not write again, nor
+  /// end, before the next barrier.
   __device__ __forceinline__ static Cut shared_cut(const Args& args, const Cut& found, Lds& lds) {
-    if (is_first() && thread_index() < static_cast<int>(args.cluster)) {
-      const uint32_t rank = thread_index();
-      store_of_peer(&lds.first_and_count, rank, uint64_t{found.first} << 32 | found.count);
-      store_of_peer(&lds.shift_and_done, rank, uint64_t{found.shift} << 32 | found.is_done);
+    if (is_first() && thread_index() == 0) {
+      lds.first_and_count = uint64_t{found.first} << 32 | found.count;
+      lds.shift_and_done = uint64_t{found.shift} << 32 | found.is_done;
     }
-    cluster_barrier();
+    cluster_barrier_with_own();
+    const uint64_t first_and_count = load_of_peer(&lds.first_and_count, 0);
+    const uint64_t shift_and_done = load_of_peer(&lds.shift_and_done, 0);
     Cut cut = found;
-    cut.first = static_cast<uint32_t>(lds.first_and_count >> 32);
-    cut.count = static_cast<uint32_t>(lds.first_and_count);
-    cut.shift = static_cast<uint32_t>(lds.shift_and_done >> 32);
-    cut.is_done = static_cast<uint32_t>(lds.shift_and_done) != 0;
+    cut.first = static_cast<uint32_t>(first_and_count >> 32);
+    cut.count = static_cast<uint32_t>(first_and_count);
+    cut.shift = static_cast<uint32_t>(shift_and_done >> 32);
+    cut.is_done = static_cast<uint32_t>(shift_and_done) != 0;
     return cut;
   }
 
@@ -167,7 +180,8 @@ struct FilterClusterBody {
     for (; number < kLevels && !cut.is_done; ++number) {
       const Level level(number, args.slices.size);
       clear<kThreads>(lds.histogram);
-      for (uint32_t i = thread_index(); i < listed; i += kThreads) count_key(lds.histogram, level, cut, lds.list[i]);
+      for (uint32_t i = thread_index(); i < listed; i += kThreads)
+        count_key(lds.histogram, level, cut, candidate_key(lds.list[i]));
       workgroup_barrier();
       cut = next_cut<kThreads>(lds.histogram, level, cut, row.limits, lds.search);
     }
@@ -178,15 +192,6 @@ struct FilterClusterBody {
   __device__ __forceinline__ static Cut search(const Args& args, const Row& row, const Slice& slice, uint32_t bound,
                                                Lds& lds) {
     Cut cut = Cut::start();
-    if (row.limits.count <= kFew) {
-      const uint32_t listed = gather(slice, [&](uint32_t key) { return key != 0 && key >= bound; }, lds);
-      if (listed <= kListed) {
-        if (is_first()) cut = search_list(args, row, cut, 0, listed, lds);
-        return shared_cut(args, cut, lds);
-      }
-      cluster_barrier();  // all have seen how many there are
-      if (is_first() && thread_index() == 0) lds.listed = 0;
-    }
 #pragma unroll 1
     for (int number = 0; number < kLevels && !cut.is_done; ++number) {
       const Level level(number, args.slices.size);
@@ -215,24 +220,66 @@ struct FilterClusterBody {
     return cut;
   }
 
+  /// The result of a row of which the first workgroup has listed all that may be kept.
+  __device__ __forceinline__ static void finish_list(const Args& args, const Row& row, const Slice& slice,
+                                                     uint32_t maximum, uint32_t listed, Lds& lds) {
+    uint32_t first = 0;
+    if (is_first()) first = Base::lowest(row, search_list(args, row, Cut::start(), 0, listed, lds), maximum);
+    if constexpr (Config::kIsRenorm) {
+      if (is_first()) {
+        uint64_t mass = 0;
+        for (uint32_t i = thread_index(); i < listed; i += kThreads) {
+          const uint32_t key = candidate_key(lds.list[i]);
+          if (key >= first) mass += mass_of_key(key);
+        }
+        mass = workgroup_mass(mass, lds);
+        if (thread_index() == 0) {
+          lds.first_and_count = first;
+          lds.mass = mass;
+        }
+      }
+      cluster_barrier_with_own();
+      first = static_cast<uint32_t>(load_of_peer(&lds.first_and_count, 0));
+      const uint64_t mass = load_of_peer(&lds.mass, 0);
+      cluster_arrive_with_own();
+      Base::write_kept(args, row, first, mass, slice.split.column(0), [&](auto f) { slice.each(f); });
+      cluster_wait();
+    } else {
+      if (!is_first()) return;
+      const uint64_t best = Base::race(args, row, first, [&](auto f) {
+        for (uint32_t i = thread_index(); i < listed; i += kThreads) {
+          const uint64_t one = lds.list[i];
+          f(static_cast<int>(candidate_column(one)), Vec<float, 1>{{bits_float(candidate_key(one))}});
+        }
+      });
+      const uint64_t whole = workgroup_best<kThreads>(best, lds.maxima);
+      if (thread_index() == 0) args.tokens[row.index] = Base::token(whole);
+    }
+  }
+
+  /// The sum over the workgroup, in every work-item.
+  __device__ __forceinline__ static uint64_t workgroup_mass(uint64_t mass, Lds& lds) {
+    wave_sum_before(mass);
+    if (lane_index() == 0) lds.masses[wave_index()] = mass;
+    workgroup_barrier();
+    uint64_t total = 0;
+#pragma unroll
+    for (int wave = 0; wave < kWaves; ++wave) total += lds.masses[wave];
+    return total;
+  }
+
   /// The sum of what is kept of the row, in units of 2^-44, in all workgroups; the caller's next barrier of the cluster
   /// must come before it ends.
-  __device__ __forceinline__ static uint64_t kept_mass(const Args& args, const Slice& slice, uint32_t first, Lds& lds) {
+  __device__ __forceinline__ static uint64_t mass_of_row(const Args& args, const Slice& slice, uint32_t first,
+                                                         Lds& lds) {
     uint64_t mass = 0;
     slice.each_element([&](int, float x) {
       const uint32_t key = probability_key(x);
       if (key >= first) mass += mass_of_key(key);
     });
-    wave_sum_before(mass);
-    if (lane_index() == 0) lds.masses[wave_index()] = mass;
-    workgroup_barrier();
-    if (thread_index() == 0) {
-      uint64_t total = 0;
-#pragma unroll
-      for (int wave = 0; wave < kWaves; ++wave) total += lds.masses[wave];
-      lds.mass = total;
-    }
-    cluster_barrier();
+    mass = workgroup_mass(mass, lds);
+    if (thread_index() == 0) lds.mass = mass;
+    cluster_barrier_with_own();
     uint64_t whole = 0;
     for (uint32_t rank = 0; rank < args.cluster; ++rank) whole += load_of_peer(&lds.mass, rank);
     return whole;

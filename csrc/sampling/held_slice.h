@@ -14,15 +14,16 @@ struct HeldSlice {
   RowSplit<T> split;
   T* vectors;  // in LDS
 
-  /// Begins to read; `lds` has room for Slices::length elements.
+  /// `lds` has room for Slices::length elements.
   __device__ HeldSlice(const T* row, const Slices& slices, uint8_t* lds)
-      : split(row, first_of(slices), last_of(slices)), vectors(reinterpret_cast<T*>(lds)) {
+      : split(row, first_of(slices), last_of(slices)), vectors(reinterpret_cast<T*>(lds)) {}
+
+  /// Begins to read. A work-item walks what it has read itself, after await_copies().
+  __device__ void read() const {
     constexpr int kVec = RowSplit<T>::kVec;
     for (int v = thread_index(); v < split.vectors; v += kThreads)
       copy_to_lds(vectors + v * kVec, split.first + split.head + int64_t{v} * kVec);
   }
-  /// Before the first walk. A work-item walks what it has read itself.
-  __device__ void await() const { await_copies(); }
 
   /// Calls f(column, Vec<float, n>) for all elements, n being 1 or what 16 bytes hold; single elements are read again.
   template <class F>

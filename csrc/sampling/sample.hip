@@ -44,7 +44,9 @@ void sample(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> tempe
   args.is_mixed = is_mixed;
   const int64_t row_bytes = x.size * static_cast<int64_t>(sizeof(Config::Element));
   uint32_t slices = GROUPS == 0 ? ffi::count_slices(rows, row_bytes, input) : GROUPS;
-  args.cluster = ffi::cluster_of(GROUPS, rows, row_bytes, row_bytes, input);  // they hold nothing
+  uint32_t groups = GROUPS;
+  if (GROUPS == 0) groups = ffi::readers_of(rows, row_bytes, input);
+  args.cluster = ffi::cluster_of(groups, rows, row_bytes, row_bytes, input);  // they hold nothing
   if (args.cluster > 0) slices = args.cluster;
   args.slices = ffi::plan_slices(x.size, slices);
   std::optional<ffi::Scratch> best;

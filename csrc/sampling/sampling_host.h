@@ -34,6 +34,14 @@ inline uint32_t cluster_of(uint32_t groups, int64_t rows, int64_t row_bytes, int
   return groups > 1 && row_bytes + 16 * 16 <= groups * most_bytes ? groups : 0;
 }
 
+/// Workgroups of a cluster that read a row and hold nothing: two for each multiprocessor, at least two for a long row.
+inline uint32_t readers_of(int64_t rows, int64_t row_bytes, const Tensor& tensor) {
+  uint32_t groups = row_bytes >= (128 << 10) ? 2 : 1;
+  while (groups < kMostOfCluster && 2 * groups * rows <= 2 * int64_t{units_of(tensor)} && row_bytes >= groups * (32 << 10))
+    groups *= 2;
+  return groups;
+}
+
 /// Slices of a row, so that each CU has up to two workgroups, and none has less than 16 KB.
 inline uint32_t count_slices(int64_t rows, int64_t row_bytes, const Tensor& tensor) {
   const int64_t wanted = 2 * int64_t{units_of(tensor)} / rows, most = row_bytes / 16384;
