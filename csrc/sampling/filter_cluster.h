@@ -6,10 +6,10 @@
 //      - top-k: k lanes have an element each that is at least the k-th largest of the lanes' maxima, in any workgroup
 //      - top-p: what is below ε sums to less than ε times the columns; is that half of what p leaves of the sum, then
 //        the elements from ε on, too, sum to more than p. Half, since the search's sums are rounded
-//   2. with few elements expected from the bound on, all of them are listed in the first workgroup's LDS: it finds the cut
-//      alone, and the sum of what is kept, or the winner of the race, among these
-//   3. else histograms of them, which the first workgroup has added up in its own, and a list of one bin; then a walk for
-//      the sum, or for the race, whose winners the first one compares
+//   2. with few elements expected from the bound on, all of them are listed in the first workgroup's LDS: it finds the
+//      cut alone, and the sum of what is kept, or the winner of the race, among these
+//   3. else histograms of them, which the first workgroup has added up in its own, and a list of one bin; then a walk
+//      for the sum, or for the race, whose winners the first one compares
 //   4. a walk that writes what is kept
 //
 // The bound is rounded down to a bin of the first level: the bins from the cut's on hold all of their elements, and the
@@ -28,7 +28,7 @@ struct FilterClusterBody {
   using Element = typename Config::Element;
   using Args = FilterArgs<Config>;
   using Row = typename Base::Row;
-  static constexpr int kThreads = Base::kThreads, kListed = Base::kListed, kWaves = kThreads / kWaveSize;
+  static constexpr int kThreads = Base::kThreads, kListed = 2048, kWaves = kThreads / kWaveSize;
   static constexpr uint32_t kFew = 256;  // k of top-k, of which a workgroup's lanes give a bound
   using Slice = HeldSlice<Element, kThreads>;
 

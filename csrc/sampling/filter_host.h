@@ -24,9 +24,10 @@ void run_filter(FilterArgs<Config>& args, const Tensor& probs, int64_t rows, uin
                           !(args.top_p.value >= 1.f);
   const bool has_min_p = args.min_p.data || args.min_p.value > 0.f;
   const int64_t row_bytes = p.size * static_cast<int64_t>(sizeof(Element));
+  const bool is_read_once = !Config::kIsRenorm && !is_limited && !has_min_p;
   uint32_t slices = groups;
-  if (groups == 0) slices = 2 * rows <= units_of(probs) ? count_slices(rows, row_bytes, probs) : 1;
-  args.cluster = cluster_of(groups, rows, row_bytes, kMostDynamicLds, probs);
+  if (groups == 0) slices = is_read_once || 2 * rows <= units_of(probs) ? count_slices(rows, row_bytes, probs) : 1;
+  if (!is_read_once) args.cluster = cluster_of(groups, rows, row_bytes, kMostDynamicLds, probs);
   if (args.cluster > 0) slices = args.cluster;
   args.slices = plan_slices(p.size, slices);
   std::optional<Scratch> searches, best;

@@ -50,7 +50,8 @@ void sample(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> tempe
   if (args.cluster > 0) slices = args.cluster;
   args.slices = ffi::plan_slices(x.size, slices);
   std::optional<ffi::Scratch> best;
-  if (slices > 1 && args.cluster == 0) args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, input.device()).data());
+  if (slices > 1 && args.cluster == 0)
+    args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, input.device()).data());
   const Noise noise = !args.temperatures         ? Noise::kNone
                       : exponentials.has_value() ? Noise::kGiven
                                                  : Noise::kPhilox;

@@ -19,9 +19,9 @@ inline int units_of(const Tensor& tensor) {
   return num_compute_units(device.device_type == kDLCPU ? 0 : device.device_id);
 }
 
-/// Workgroups of a cluster that share a row, a power of two; 0 where the device has none, or where they could not hold
-/// the row, `most_bytes` each. `groups`: how many a tuned row says; 0: as few as hold 72 KB each, since a multiprocessor
-/// has room for three of these, and more where they would leave multiprocessors idle; none for a row of one workgroup.
+/// Workgroups of a cluster that share a row, a power of two; 0 where the device has none, or they could not hold
+/// the row, `most_bytes` each. `groups`: how many a tuned row says; 0: as few as hold 72 KB each, of which there is
+/// room for two or three in a multiprocessor, and more where they would leave multiprocessors idle.
 inline uint32_t cluster_of(uint32_t groups, int64_t rows, int64_t row_bytes, int64_t most_bytes, const Tensor& tensor) {
   constexpr int64_t kComfortable = 72 << 10, kLeast = 16 << 10;
   if (!kHasClusters || groups > kMostOfCluster || (groups & (groups - 1)) != 0) return 0;
@@ -37,8 +37,8 @@ inline uint32_t cluster_of(uint32_t groups, int64_t rows, int64_t row_bytes, int
 /// Workgroups of a cluster that read a row and hold nothing: two for each multiprocessor, at least two for a long row.
 inline uint32_t readers_of(int64_t rows, int64_t row_bytes, const Tensor& tensor) {
   uint32_t groups = row_bytes >= (128 << 10) ? 2 : 1;
-  while (groups < kMostOfCluster && 2 * groups * rows <= 2 * int64_t{units_of(tensor)} && row_bytes >= groups * (32 << 10))
-    groups *= 2;
+  const int64_t most = 2 * int64_t{units_of(tensor)};
+  while (groups < kMostOfCluster && 2 * groups * rows <= most && row_bytes >= groups * (32 << 10)) groups *= 2;
   return groups;
 }
 

@@ -43,7 +43,8 @@ void softmax(ffi::Tensor out, ffi::Tensor input, double temperature, ffi::Option
   if (args.cluster > 0) slices = args.cluster;
   args.slices = ffi::plan_slices(x.size, slices);
   std::optional<ffi::Scratch> parts;
-  if (slices > 1 && args.cluster == 0) args.parts = static_cast<float*>(parts.emplace(rows * slices * 8, input.device()).data());
+  if (slices > 1 && args.cluster == 0)
+    args.parts = static_cast<float*>(parts.emplace(rows * slices * 8, input.device()).data());
   launch_softmax(args, static_cast<uint32_t>(rows), slices, ffi::stream_of(input));
 }
 

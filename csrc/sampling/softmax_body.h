@@ -5,9 +5,9 @@
 //   2. those of the workgroup
 //   3. the exponentials again, from registers; what did not fit is read again from its end, where a cache still has it
 //
-// On sm_90 the workgroups of a cluster share a row: each holds its slice in LDS (held_slice.h), and takes the maxima and
-// sums of the others from theirs. A cluster takes row after row, with the next ones on their way. Elsewhere few rows are cut into slices, in two launches: maximum and
-// sum of each, then the result of each.
+// On sm_90 the workgroups of a cluster share a row: each holds its slice in LDS (held_slice.h), and takes the maxima
+// and sums of the others from theirs. A cluster takes row after row, with the next ones on their way. Elsewhere few
+// rows are cut into slices, in two launches: maximum and sum of each, then the result of each.
 // Tile: kThreads lanes, kHeld accesses of 16 bytes each, 256 KB on gfx942: 131072 elements of 16 bits are read once;
 // of longer rows, those of 131072 fp32 among them, the rest is read twice. LDS: 12 bytes per wave; of a cluster's
 // workgroup, the only one of its multiprocessor, up to 192 KB: three slices.

@@ -161,7 +161,7 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
     Notes:
         A function of seed, draw and probabilities alone, on any grid. What is no positive number is never drawn; a row
         of these gives column 0. Nothing is copied to the host; a captured graph needs `seed` and `offset` as tensors to
-        draw anew when it is replayed.
+        draw anew when it is replayed. A row is read once; functions with limits read it twice where no LDS holds it.
 
     Source: FlashInfer's `sampling_from_probs`; Philox4x32-10, Salmon et al. (2011).
     """

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Workgroups that reach one another's LDS: the clusters of sm_90, up to 8 workgroups that are resident at the same time.
+// Workgroups that reach one another's LDS: the clusters of sm_90, up to 8 workgroups that are resident at one time.
 // Where kHasClusters is false nothing here is defined, and what uses it stands in a branch that is not compiled.
 #pragma once
 
