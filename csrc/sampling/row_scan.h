@@ -201,6 +201,7 @@ template <class T, int kCount>
 __device__ inline void store_at_once(T* address, const Vec<T, kCount>& value) {
   constexpr int kWords = sizeof(T) * kCount / 4;
   if constexpr (kWords > 0 && kWords % 4 == 0) {
+    check_aligned<Vec<T, kCount>>(address);
     const auto words = __builtin_bit_cast(Vec<uint32_t, kWords>, value);
 #pragma unroll
     for (int w = 0; w < kWords; w += 4) {

@@ -23,7 +23,7 @@ READS = (
     ("softmax", "fp32", "fp32", 1, 131072, 1.5),  # 256 KB of it stay in registers, the rest is read again
     ("sample", "none", "bf16", 305, 16384, 1.0),
     ("sample", "made", "fp32", 305, 8192, 1.0),
-    ("sampling_from_probs", "none", "fp32", 153, 8192, 1.0),
+    ("sampling_from_probs", "none", "fp32", 305, 8192, 1.0),
     ("sampling_from_probs", "min_p", "fp32", 153, 8192, 2.0),  # the largest is known at the end of the first walk
     ("sampling_from_probs", "top_k+top_p", "fp32", 153, 8192, 2.0),  # histogram; race, with a list of the cut's bin
     ("renorm_probs", "top_k+min_p", "fp32", 153, 8192, 3.0),  # histogram; sum of what is kept, with the list; result
@@ -77,15 +77,15 @@ def test_a_trial_is_right(device, name, feature, dtype, groups):
 
 
 def test_the_tuner_chooses(device, tmp_path, capsys):
-    """`aiter-like tune softmax --device sim`: its times are modelled, and the row is written as such."""
+    """`aiter-like tune sample --device sim`: its times are modelled, and the row is written as such."""
     if device.type != "cpu":
         pytest.skip("modelled times")
     try:
-        status = cli.main(["tune", "softmax", "--device", "sim", "--quiet", "--report", str(tmp_path), "--output",
-                           str(tmp_path / "out"), "--shape", "rows=2,columns=4099,dtype=fp32,out_dtype=fp32"])
+        status = cli.main(["tune", "sample", "--device", "sim", "--quiet", "--report", str(tmp_path), "--output",
+                           str(tmp_path / "out"), "--shape", "rows=2,columns=9000,dtype=bf16,features=none"])
     finally:
         dispatch.reset()
         devices.use_simulator(True)
-    out, report = capsys.readouterr().out, (tmp_path / "softmax.gfx942.md").read_text()
+    out, report = capsys.readouterr().out, (tmp_path / "sample.gfx942.md").read_text()
     assert status == 0 and "modelled rows, which come after every measured one: " in out, out
-    assert "| rows=2 columns=4099" in report and "groups=2" in report
+    assert "| rows=2 columns=9000" in report and "groups=2" in report
