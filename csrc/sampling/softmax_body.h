@@ -6,11 +6,11 @@
 //   3. the exponentials again, from registers; what did not fit is read again from its end, where a cache still has it
 //
 // On sm_90 the workgroups of a cluster share a row: each holds its slice in LDS (held_slice.h), and takes the maxima
-// and sums of the others from theirs. A cluster takes row after row, with the next ones on their way. Elsewhere few
-// rows are cut into slices, in two launches: maximum and sum of each, then the result of each.
+// and sums of the others from theirs. Elsewhere few rows are cut into slices, in two launches: maximum and sum of each,
+// then the result of each.
 // Tile: kThreads lanes, kHeld accesses of 16 bytes each, 256 KB on gfx942: 131072 elements of 16 bits are read once;
 // of longer rows, those of 131072 fp32 among them, the rest is read twice. LDS: 12 bytes per wave; of a cluster's
-// workgroup, the only one of its multiprocessor, up to 192 KB: three slices.
+// workgroup 64 KB, so that three of a multiprocessor load and store in turns.
 // Bound: memory, sizeof(Element) + sizeof(Out) bytes per element for two exponentials.
 #pragma once
 
@@ -30,8 +30,6 @@ struct SoftmaxArgs {
   float* parts;               // [rows, slices, 2]: maximum and sum of each
   Slices slices;
   uint32_t cluster;  // workgroups that share a row without a second launch; 0: none do
-  uint32_t clusters;
-  int64_t rows;
   float temperature;
 };
 
@@ -80,7 +78,7 @@ struct SoftmaxBody {
 #else
   static constexpr int kThreads = 512, kHeld = 20;
 #endif
-  static constexpr int kVec = Split::kVec, kClusterThreads = 1024;
+  static constexpr int kVec = Split::kVec;
 
   struct Scratch {
     uint64_t best[kThreads / kWaveSize];
@@ -139,50 +137,34 @@ struct SoftmaxBody {
     }
   }
 
-  /// Slices of one row after the other, as one workgroup of a cluster. While it works on a slice, kBuffers - 1 others
-  /// are on their way: without them the memory would be idle between the last load of a row and its first store.
-  template <int kBuffers>
+  /// A slice of a row, by one workgroup of a cluster.
   __device__ __forceinline__ static void run_cluster(const Args& args) {
-    static_assert(!kHasClusters || kClusterThreads == kWaveSize * kWaveSize, "a wave reduces the results of the waves");
-    __shared__ uint64_t of_waves[2][kWaveSize], part[2];
+    constexpr int kWaves = kThreads / kWaveSize;
+    static_assert(!kHasClusters || kWaves <= kWaveSize, "a wave reduces the results of the waves");
+    __shared__ uint64_t of_waves[kWaves], part;
     const int lane = lane_index();
-    const auto slice_of = [&](int64_t row, int buffer) {
-      return HeldSlice<Element, kClusterThreads>(
-          args.input.row(row), args.slices,
-          dynamic_lds() + static_cast<size_t>(buffer) * args.slices.length * sizeof(Element));
-    };
-    const int64_t step = args.clusters;
-    int64_t next = workgroup_index().y;
-#pragma unroll
-    for (int buffer = 0; buffer < kBuffers; ++buffer, next += step) {
-      if (next < args.rows) slice_of(next, buffer).read();
-      end_copies();
+    const int64_t row = workgroup_index().y;
+    const float scale = scale_of(args, row);
+    const HeldSlice<Element, kThreads> slice(args.input.row(row), args.slices, dynamic_lds());
+    slice.read();
+    await_copies();
+    SoftmaxSum sum;
+    slice.each([&](int, const auto& x) { sum.add(x, scale); });
+    sum = of_wave(sum, scale);
+    if (lane == 0) of_waves[wave_index()] = sum.bits();
+    workgroup_barrier();
+    if (wave_index() == 0) {
+      sum = of_wave(lane < kWaves ? SoftmaxSum(of_waves[lane]) : SoftmaxSum(), scale);
+      if (lane == 0) part = sum.bits();
     }
-    int buffer = 0, turn = 0;  // of two turns the words in LDS are different: no workgroup is further ahead
-    for (int64_t row = workgroup_index().y; row < args.rows; row += step, next += step, turn ^= 1) {
-      const float scale = scale_of(args, row);
-      const auto slice = slice_of(row, buffer);
-      await_copies_but<kBuffers - 1>();
-      SoftmaxSum sum;
-      slice.each([&](int, const auto& x) { sum.add(x, scale); });
-      sum = of_wave(sum, scale);
-      if (lane == 0) of_waves[turn][wave_index()] = sum.bits();
-      workgroup_barrier();
-      if (wave_index() == 0) {
-        sum = of_wave(SoftmaxSum(of_waves[turn][lane]), scale);
-        if (lane == 0) part[turn] = sum.bits();
-      }
-      cluster_barrier_with_own();
-      sum = SoftmaxSum();
-      if (lane < static_cast<int>(args.cluster)) sum = SoftmaxSum(load_of_peer(&part[turn], lane));
-      sum = of_wave(sum, scale);
-      Out* out = args.out.row(row);
-      slice.each(Writer{out, is_wide_at<kVec>(out + slice.split.column(0)), sum.maximum, scale, 1.f / sum.sum});
-      if (next < args.rows) slice_of(next, buffer).read();
-      end_copies();
-      buffer = buffer + 1 == kBuffers ? 0 : buffer + 1;
-    }
-    cluster_barrier_with_own();  // none ends before others have read its part
+    cluster_barrier_with_own();
+    sum = SoftmaxSum();
+    if (lane < static_cast<int>(args.cluster)) sum = SoftmaxSum(load_of_peer(&part, lane));
+    sum = of_wave(sum, scale);
+    cluster_arrive_with_own();
+    Out* out = args.out.row(row);
+    slice.each(Writer{out, is_wide_at<kVec>(out + slice.split.column(0)), sum.maximum, scale, 1.f / sum.sum});
+    cluster_wait();  // no workgroup ends before others have read its part
   }
 
   /// The first launch for slices: maximum and sum of one.
@@ -260,10 +242,10 @@ __global__ __launch_bounds__(Body::kThreads, 1) void softmax_kernel(typename Bod
   Body::run(args);
 }
 
-template <class Body, int kBuffers>
-__global__ __launch_bounds__(Body::kClusterThreads, 1) void softmax_cluster_kernel(typename Body::Args args) {
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 3) void softmax_cluster_kernel(typename Body::Args args) {
   await_stream();
-  Body::template run_cluster<kBuffers>(args);
+  Body::run_cluster(args);
 }
 
 template <class Body>
@@ -278,30 +260,15 @@ __global__ __launch_bounds__(Body::kThreads, 1) void softmax_slices_kernel(typen
   Body::run_slices(args);
 }
 
-/// As many clusters as the device holds, at most one for each row.
-template <class Body, int kBuffers>
-void launch_softmax_clusters(typename Body::Args args, uint32_t rows, size_t slice_bytes, Stream stream) {
-  const auto kernel = softmax_cluster_kernel<Body, kBuffers>;
-  const uint32_t held = resident_clusters(kernel, args.cluster, Body::kClusterThreads, kBuffers * slice_bytes);
-  args.rows = rows;
-  args.clusters = rows < held ? rows : held;
-  launch_clusters(kernel, args.cluster, args.clusters, Body::kClusterThreads, kBuffers * slice_bytes, stream, args);
-  check_launch("softmax_cluster_kernel");
-}
-
 template <class Config>
 void launch_softmax(const SoftmaxArgs<Config>& args, uint32_t rows, uint32_t slices, Stream stream) {
   using Body = SoftmaxBody<Config>;
   const dim3 grid(slices, rows);
   if constexpr (kHasClusters) {
     if (args.cluster > 0) {
-      const size_t slice_bytes = args.slices.length * sizeof(typename Config::Element);
-      if (3 * slice_bytes <= kMostDynamicLds)
-        launch_softmax_clusters<Body, 3>(args, rows, slice_bytes, stream);
-      else if (2 * slice_bytes <= kMostDynamicLds)
-        launch_softmax_clusters<Body, 2>(args, rows, slice_bytes, stream);
-      else
-        launch_softmax_clusters<Body, 1>(args, rows, slice_bytes, stream);
+      const size_t lds_bytes = args.slices.length * sizeof(typename Config::Element);
+      launch_clusters(softmax_cluster_kernel<Body>, args.cluster, rows, Body::kThreads, lds_bytes, stream, args);
+      check_launch("softmax_cluster_kernel");
       return;
     }
   }

@@ -13,36 +13,12 @@ constexpr size_t kMostDynamicLds = 192 << 10;  // of a workgroup; the other 35 K
 #if AITER_LIKE_OVERLAPS_LAUNCHES
 constexpr bool kHasClusters = true;
 
-/// Lets a kernel have up to kMostDynamicLds, the same for each of its launches, whatever another thread launches.
-template <class... Parameters>
-inline void allow_dynamic_lds(void (*kernel)(Parameters...)) {
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMostDynamicLds));
-}
-
-/// How many such clusters the device holds at a time, at least 1.
-template <class... Parameters>
-inline uint32_t resident_clusters(void (*kernel)(Parameters...), uint32_t cluster, int threads, size_t lds_bytes) {
-  allow_dynamic_lds(kernel);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = cluster;
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(cluster);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = lds_bytes;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  int count = 0;
-  if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) cudaGetLastError();
-  return count > 0 ? static_cast<uint32_t>(count) : 1;
-}
-
 /// kernel<<<(cluster, clusters), threads, lds_bytes, stream>>>(args...), as launch_overlapped.
 template <class... Parameters, class... Args>
 inline void launch_clusters(void (*kernel)(Parameters...), uint32_t cluster, uint32_t clusters, int threads,
                             size_t lds_bytes, Stream stream, const Args&... args) {
-  allow_dynamic_lds(kernel);
+  // Of the kernel, so that it is the same whatever another thread launches meanwhile.
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kMostDynamicLds));
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
@@ -72,12 +48,6 @@ __device__ inline void copy_to_lds(void* lds, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(lds_address(lds)), "l"(global) : "memory");
 }
 __device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-/// Ends a group of copies, which may be empty; waits until all groups but the last kLater are there.
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int kLater>
-__device__ inline void await_copies_but() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
-}
 
 /// A barrier of all work-items of the cluster, in two halves. A workgroup's LDS may be reached by others from the first
 /// one on, which tells that the workgroup has begun, and until the last one that it waits for.
@@ -128,17 +98,12 @@ __device__ inline uint32_t fetch_add_of_peer(uint32_t* lds, uint32_t rank, uint3
 #else
 constexpr bool kHasClusters = false;
 
-template <class... Parameters>
-uint32_t resident_clusters(void (*kernel)(Parameters...), uint32_t cluster, int threads, size_t lds_bytes);
 template <class... Parameters, class... Args>
 void launch_clusters(void (*kernel)(Parameters...), uint32_t cluster, uint32_t clusters, int threads, size_t lds_bytes,
                      Stream stream, const Args&... args);
 __device__ uint8_t* dynamic_lds();
 __device__ void copy_to_lds(void* lds, const void* global);
 __device__ void await_copies();
-__device__ void end_copies();
-template <int kLater>
-__device__ void await_copies_but();
 __device__ void cluster_arrive();
 __device__ void cluster_wait();
 __device__ void cluster_arrive_with_own();
