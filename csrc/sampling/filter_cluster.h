@@ -14,6 +14,7 @@
 //
 // The bound is rounded down to a bin of the first level: the bins from the cut's on hold all of their elements, and the
 // search never looks at those below. So the cut is that of filter_body.h, bit for bit.
+// Barriers of the cluster come after what others' LDS was read for has arrived: those with own would not wait for it.
 // LDS: 33 KB and the slice. Bound: memory, one read of the row, and one write for renorm_probs.
 #pragma once
 
@@ -42,7 +43,8 @@ struct FilterClusterBody {
     // Of the first workgroup, from all:
     uint64_t list[kListed];  // key and complemented column
     uint64_t listed, bests[kMostOfCluster];
-    uint64_t first_and_count, shift_and_done;  // of the first workgroup, for all
+    // From the first workgroup:
+    uint64_t first_and_count, shift_and_done, kept_mass;
   };
 
   __device__ static bool is_first() { return workgroup_index().x == 0; }
@@ -64,10 +66,10 @@ struct FilterClusterBody {
     if (is_limited || row.min_p > 0.f)
       survey(args, row, slice, bound, maximum, lds);
     else
-      cluster_barrier_with_own();  // all have begun
+      cluster_barrier();  // all have begun
     if (row.limits.count <= kFew) {
       const uint32_t listed = gather(slice, [&](uint32_t key) { return key != 0 && key >= bound; }, lds);
-      cluster_barrier_with_own();  // all have seen how many there are
+      cluster_barrier();  // all have read how many there are
       if (listed <= kListed) {
         finish_list(args, row, slice, maximum, listed, lds);
         return;
@@ -80,7 +82,7 @@ struct FilterClusterBody {
     const auto each = [&](auto f) { slice.each(f); };
     if constexpr (Config::kIsRenorm) {
       const uint64_t mass = mass_of_row(args, slice, first, lds);
-      cluster_arrive_with_own();
+      cluster_arrive();
       Base::write_kept(args, row, first, mass, slice.split.column(0), each);
       cluster_wait();
     } else {
@@ -112,7 +114,7 @@ struct FilterClusterBody {
       lds.bound_and_maximum = uint64_t{bound} << 32 | of_slice;
       lds.sum = float_bits(sum_of_slice);
     }
-    cluster_barrier_with_own();
+    cluster_barrier();
     float total = 0.f;
     for (uint32_t rank = 0; rank < args.cluster; ++rank) {
       const uint64_t one = load_of_peer(&lds.bound_and_maximum, rank);
@@ -155,21 +157,19 @@ struct FilterClusterBody {
     return static_cast<uint32_t>(load_of_peer(&lds.listed, 0));
   }
 
-  /// Tells all what the first workgroup has found; has a barrier of the cluster. The first one may not write again, nor
-  /// end, before the next barrier.
+  /// Tells all what the first workgroup has found; ends with a barrier of the cluster.
   __device__ __forceinline__ static Cut shared_cut(const Args& args, const Cut& found, Lds& lds) {
-    if (is_first() && thread_index() == 0) {
-      lds.first_and_count = uint64_t{found.first} << 32 | found.count;
-      lds.shift_and_done = uint64_t{found.shift} << 32 | found.is_done;
+    if (is_first() && thread_index() < static_cast<int>(args.cluster)) {
+      const uint32_t rank = thread_index();
+      store_of_peer(&lds.first_and_count, rank, uint64_t{found.first} << 32 | found.count);
+      store_of_peer(&lds.shift_and_done, rank, uint64_t{found.shift} << 32 | found.is_done);
     }
-    cluster_barrier_with_own();
-    const uint64_t first_and_count = load_of_peer(&lds.first_and_count, 0);
-    const uint64_t shift_and_done = load_of_peer(&lds.shift_and_done, 0);
+    cluster_barrier();
     Cut cut = found;
-    cut.first = static_cast<uint32_t>(first_and_count >> 32);
-    cut.count = static_cast<uint32_t>(first_and_count);
-    cut.shift = static_cast<uint32_t>(shift_and_done >> 32);
-    cut.is_done = static_cast<uint32_t>(shift_and_done) != 0;
+    cut.first = static_cast<uint32_t>(lds.first_and_count >> 32);
+    cut.count = static_cast<uint32_t>(lds.first_and_count);
+    cut.shift = static_cast<uint32_t>(lds.shift_and_done >> 32);
+    cut.is_done = static_cast<uint32_t>(lds.shift_and_done) != 0;
     return cut;
   }
 
@@ -233,17 +233,14 @@ struct FilterClusterBody {
           if (key >= first) mass += mass_of_key(key);
         }
         mass = workgroup_mass(mass, lds);
-        if (thread_index() == 0) {
-          lds.first_and_count = first;
-          lds.mass = mass;
+        if (thread_index() < static_cast<int>(args.cluster)) {
+          store_of_peer(&lds.first_and_count, thread_index(), first);
+          store_of_peer(&lds.kept_mass, thread_index(), mass);
         }
       }
-      cluster_barrier_with_own();
-      first = static_cast<uint32_t>(load_of_peer(&lds.first_and_count, 0));
-      const uint64_t mass = load_of_peer(&lds.mass, 0);
-      cluster_arrive_with_own();
-      Base::write_kept(args, row, first, mass, slice.split.column(0), [&](auto f) { slice.each(f); });
-      cluster_wait();
+      cluster_barrier();
+      Base::write_kept(args, row, static_cast<uint32_t>(lds.first_and_count), lds.kept_mass, slice.split.column(0),
+                       [&](auto f) { slice.each(f); });
     } else {
       if (!is_first()) return;
       const uint64_t best = Base::race(args, row, first, [&](auto f) {
@@ -279,7 +276,7 @@ struct FilterClusterBody {
     });
     mass = workgroup_mass(mass, lds);
     if (thread_index() == 0) lds.mass = mass;
-    cluster_barrier_with_own();
+    cluster_barrier();
     uint64_t whole = 0;
     for (uint32_t rank = 0; rank < args.cluster; ++rank) whole += load_of_peer(&lds.mass, rank);
     return whole;

@@ -54,8 +54,8 @@ __device__ inline void await_copies() { asm volatile("cp.async.wait_all;" ::: "m
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
-/// As cluster_arrive where what others are to see is in this workgroup's own LDS: it does not wait until stores to
-/// global memory have ended.
+/// As cluster_arrive where what others are to see is in this workgroup's own LDS: it does not wait for stores to
+/// global memory, nor for loads from others' LDS whose results have not been used.
 __device__ inline void cluster_arrive_with_own() {
 #if __CUDACC_VER_MAJOR__ >= 13
   asm volatile("fence.release.sync_restrict::shared::cta.cluster;\n\tbarrier.cluster.arrive.relaxed;" ::: "memory");
