@@ -3,16 +3,18 @@
 // it (top-p), none below min_p times the largest. renorm_probs writes them divided by their sum, zeros elsewhere;
 // sampling_from_probs draws one of them, as the winner of a race: argmax of x / E, E exponential. HIP (gfx9) and CUDA.
 //
-//   1. threshold.h's levels find the cut: the first two by a histogram of the row, or, once its bin has no more than
-//      kListed elements, of a list of these in LDS: usually the row is read once, and once more for the list
-//   2. the row is read once more, to be drawn from, or twice: for the sum of what is kept, and to be written
+//   1. a histogram by threshold.h's first level tells in which bin the cut is, and with min_p a maximum the largest
+//   2. what is above that bin is kept: it is summed, or takes part in the race, in a walk that lists the bin's elements
+//      in LDS, where the further levels are searched. For a bin of more than kListed, these are further walks
+//   3. renorm_probs walks the row once more, to write it
 //
 // Where there are more rows than a workgroup for each CU needs, a workgroup takes a row and does all of it. Fewer rows
-// are cut into slices (kIsSliced): a launch for each level, whose workgroups add their histograms in memory, in
-// integers, and one launch for the result. The cut is the same, bit for bit.
+// are cut into slices: a launch for each level, whose workgroups add their histograms in memory, in integers, and one
+// launch for the result. On sm_90 a cluster holds the row and reads it once (filter_cluster.h). The cut is the same, to
+// the bit.
 // Tile: kThreads lanes, 4 accesses of 16 bytes in flight each. LDS: 25 KB.
-// Bound: memory, 3 reads of the row, 4 and a write for renorm_probs (sliced: from a cache), and LDS atomics: two per
-// positive element in one read.
+// Bound: memory, 2 reads of the row, 3 and a write for renorm_probs (sliced: up to 5, from a cache), and LDS atomics:
+// two per positive element in one read.
 #pragma once
 
 #include "draws.h"
@@ -44,17 +46,18 @@ struct FilterArgs {
   Slices slices;
   Seeds seeds;
   int64_t probs_rows;
+  uint32_t cluster;  // workgroups that share a row in one launch; 0: none do
 };
 
 template <class Config>
 struct FilterBody {
   using Element = typename Config::Element;
   using Args = FilterArgs<Config>;
-  static constexpr int kThreads = 512, kListed = 2048, kVec = 16 / sizeof(Element);
+  static constexpr int kThreads = 512, kListed = 1024, kVec = 16 / sizeof(Element);
 
   struct Lds {
     Histogram histogram;
-    uint32_t list[kListed];
+    uint64_t list[kListed];  // key and complemented column
     uint32_t listed;
     SearchScratch<kThreads> search;
     uint64_t best[kThreads / kWaveSize], maxima[kThreads / kWaveSize], sums[kThreads / kWaveSize];
@@ -100,33 +103,27 @@ struct FilterBody {
     return static_cast<uint32_t>(workgroup_best<kThreads>(maximum, lds.maxima));
   }
 
-  /// The cut of a whole row.
-  __device__ __forceinline__ static Cut search(const Args& args, const Row& row, Lds& lds) {
-    Cut cut = Cut::start();
-    bool is_listed = false;
-    uint32_t listed = 0;
+  /// The cut of a whole row, from a cut by the first level on, by walks of the row.
+  __device__ __forceinline__ static Cut search_row(const Args& args, const Row& row, Cut cut, Lds& lds) {
 #pragma unroll 1
-    for (int number = 0; number < kLevels && !cut.is_done; ++number) {
+    for (int number = 1; number < kLevels && !cut.is_done; ++number) {
       const Level level(number, args.slices.size);
       clear<kThreads>(lds.histogram);
-      if (number > 0 && !is_listed && cut.count <= kListed) {
-        if (thread_index() == 0) lds.listed = 0;
-        workgroup_barrier();
-        scan_elements<kThreads>(row.data, 0, args.slices.size, [&](int, float x) {
-          const uint32_t key = probability_key(x);
-          if (key != 0 && (key >> cut.shift) == (cut.first >> cut.shift)) lds.list[lds_add(&lds.listed, 1)] = key;
-        });
-        workgroup_barrier();
-        is_listed = true;
-        listed = cut.count;
-      }
-      if (is_listed) {
-        for (uint32_t i = thread_index(); i < listed; i += kThreads)
-          count_key(lds.histogram, level, cut, lds.list[i]);
-        workgroup_barrier();
-      } else {
-        count_row(args, row, level, cut, 0, args.slices.size, lds.histogram);
-      }
+      count_row(args, row, level, cut, 0, args.slices.size, lds.histogram);
+      cut = next_cut<kThreads>(lds.histogram, level, cut, row.limits, lds.search);
+    }
+    return cut;
+  }
+
+  /// The same by walks of a list, which holds all that the cut may be among.
+  __device__ __forceinline__ static Cut search_list(const Args& args, const Row& row, Cut cut, Lds& lds) {
+#pragma unroll 1
+    for (int number = 1; number < kLevels && !cut.is_done; ++number) {
+      const Level level(number, args.slices.size);
+      clear<kThreads>(lds.histogram);
+      for (uint32_t i = thread_index(); i < lds.listed; i += kThreads)
+        count_key(lds.histogram, level, cut, candidate_key(lds.list[i]));
+      workgroup_barrier();
       cut = next_cut<kThreads>(lds.histogram, level, cut, row.limits, lds.search);
     }
     return cut;
@@ -162,6 +159,11 @@ struct FilterBody {
       const uint32_t key = probability_key(x);
       if (key >= first) mass += mass_of_key(key);
     });
+    return mass_of_workgroup(mass, lds);
+  }
+
+  /// The sum over the workgroup, in every work-item.
+  __device__ __forceinline__ static uint64_t mass_of_workgroup(uint64_t mass, Lds& lds) {
     wave_sum_before(mass);
     if (lane_index() == 0) lds.sums[wave_index()] = mass;
     workgroup_barrier();
@@ -171,40 +173,64 @@ struct FilterBody {
     return total;
   }
 
+  /// Writes the elements that `each` calls its argument with, as (column, Vec), for renorm_probs. `mass`: of what is
+  /// kept of the row; `wide_from`: a column from which accesses are wide, if any.
+  template <class Each>
+  __device__ __forceinline__ static void write_kept(const Args& args, const Row& row, uint32_t first, uint64_t mass,
+                                                    int wide_from, Each each) {
+    Element* out = args.out.row(row.index);
+    const bool is_wide = is_wide_at<kVec>(out + wide_from);
+    const float scale = mass == 0 ? 0.f : kMassUnits / static_cast<float>(mass);
+    each([&](int column, const auto& x) {
+      float y[sizeof(x) / sizeof(float)];
+#pragma unroll
+      for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e)
+        y[e] = probability_key(x[e]) >= first ? x[e] * scale : 0.f;
+      store_elements(out + column, y, is_wide);
+    });
+  }
+
+  /// The winner of the race of what is kept of the elements that `each` gives to the work-item: single ones in any
+  /// order, vectors with rising columns.
+  template <class Each>
+  __device__ __forceinline__ static uint64_t race(const Args& args, const Row& row, uint32_t first, Each each) {
+    const Draw draw(args.seeds, row.index);
+    uint64_t best = 0;
+    float most = -1.f;  // of the vectors; a comparison of floats is cheaper
+    int place = 0;
+    each([&](int column, const auto& x) {
+      constexpr int kCount = sizeof(x) / sizeof(float);
+      bool is_any = false;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) is_any = is_any || probability_key(x[e]) >= first;
+      if (!is_any) return;
+      const auto words = draw.template words<kCount>(column);
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        if (probability_key(x[e]) < first) continue;
+        const float score = x[e] * fast_reciprocal(exponential_of(words[e]));
+        if constexpr (kCount == 1) {
+          const uint64_t one = candidate(ordered_key(score), static_cast<uint32_t>(column));
+          best = one > best ? one : best;
+        } else {
+          place = score > most ? column + e : place;
+          most = score > most ? score : most;
+        }
+      }
+    });
+    const uint64_t one = candidate(ordered_key(most), static_cast<uint32_t>(place));
+    return most >= 0.f && one > best ? one : best;
+  }
+
   /// The result of row[begin, end). `mass`: of what is kept of the row, for renorm_probs.
   __device__ __forceinline__ static void apply(const Args& args, const Row& row, uint32_t first, uint64_t mass,
                                                int begin, int end, Lds& lds) {
+    const auto each = [&](auto f) { scan_row<kThreads>(row.data, begin, end, f); };
     if constexpr (Config::kIsRenorm) {
-      Element* out = args.out.row(row.index);
       const RowSplit<Element> split(row.data, begin, end);
-      const bool is_wide = is_wide_at<kVec>(out + begin + split.head);
-      const float scale = mass == 0 ? 0.f : kMassUnits / static_cast<float>(mass);
-      scan_row<kThreads>(row.data, begin, end, [&](int column, const auto& x) {
-        float y[sizeof(x) / sizeof(float)];
-#pragma unroll
-        for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e)
-          y[e] = probability_key(x[e]) >= first ? x[e] * scale : 0.f;
-        store_elements(out + column, y, is_wide);
-      });
+      write_kept(args, row, first, mass, begin + split.head, each);
     } else {
-      const Draw draw(args.seeds, row.index);
-      uint64_t best = 0;
-      scan_row<kThreads>(row.data, begin, end, [&](int column, const auto& x) {
-        constexpr int kCount = sizeof(x) / sizeof(float);
-        bool is_any = false;
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) is_any = is_any || probability_key(x[e]) >= first;
-        if (!is_any) return;
-        const auto words = draw.template words<kCount>(column);
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) {
-          if (probability_key(x[e]) < first) continue;
-          const float score = x[e] * fast_reciprocal(exponential_of(words[e]));
-          const uint64_t one = candidate(ordered_key(score), static_cast<uint32_t>(column + e));
-          best = one > best ? one : best;
-        }
-      });
-      best = workgroup_best<kThreads>(best, lds.best);
+      const uint64_t best = workgroup_best<kThreads>(race(args, row, first, each), lds.best);
       if (thread_index() != 0) return;
       if (args.best)
         args.best[row.index * count(args) + workgroup_index().x] = best;
@@ -228,13 +254,77 @@ struct FilterBody {
       if (!Config::kIsRenorm && thread_index() == 0) args.tokens[row.index] = -1;
       return;
     }
-    const int size = args.slices.size;
-    Cut cut = Cut::start();
-    if (!row.limits.is_none()) cut = search(args, row, lds);
-    const uint32_t maximum = row.min_p > 0.f ? largest(row, 0, size, lds) : 0;
-    const uint32_t first = lowest(row, cut, maximum);
-    const uint64_t mass = Config::kIsRenorm ? kept_mass(row, first, 0, size, lds) : 0;
-    apply(args, row, first, mass, 0, size, lds);
+    if (row.limits.is_none()) {
+      const uint32_t maximum = row.min_p > 0.f ? largest(row, 0, args.slices.size, lds) : 0;
+      finish(args, row, lowest(row, Cut::start(), maximum), lds);
+      return;
+    }
+    clear<kThreads>(lds.histogram);
+    if (thread_index() == 0) lds.listed = 0;
+    uint32_t maximum = 0;
+    const Level level(0, args.slices.size);
+    scan_elements<kThreads>(row.data, 0, args.slices.size, [&](int, float x) {
+      const uint32_t key = probability_key(x);
+      maximum = key > maximum ? key : maximum;
+      count_key(lds.histogram, level, Cut::start(), key);
+    });
+    if (row.min_p > 0.f) maximum = static_cast<uint32_t>(workgroup_best<kThreads>(maximum, lds.maxima));
+    workgroup_barrier();
+    const Cut cut = next_cut<kThreads>(lds.histogram, level, Cut::start(), row.limits, lds.search);
+    if (cut.is_done || cut.count > kListed)
+      finish(args, row, lowest(row, search_row(args, row, cut, lds), maximum), lds);
+    else
+      finish_bin(args, row, cut, maximum, lds);
+  }
+
+  /// The result of a whole row, given the lowest key that is kept.
+  __device__ __forceinline__ static void finish(const Args& args, const Row& row, uint32_t first, Lds& lds) {
+    const uint64_t mass = Config::kIsRenorm ? kept_mass(row, first, 0, args.slices.size, lds) : 0;
+    apply(args, row, first, mass, 0, args.slices.size, lds);
+  }
+
+  /// The result of a whole row whose cut is among the few elements of a bin.
+  __device__ __forceinline__ static void finish_bin(const Args& args, const Row& row, const Cut& cut, uint32_t maximum,
+                                                    Lds& lds) {
+    const uint32_t bin = cut.first >> cut.shift, sure = lowest(row, Cut{(bin + 1) << cut.shift}, maximum);
+    const auto list = [&](int column, float x) {
+      const uint32_t key = probability_key(x);
+      if (key != 0 && key >> cut.shift == bin)
+        lds.list[lds_add(&lds.listed, 1)] = candidate(key, static_cast<uint32_t>(column));
+    };
+    const auto each_listed = [&](auto f) {
+      for (uint32_t i = thread_index(); i < lds.listed; i += kThreads) {
+        const uint64_t one = lds.list[i];
+        f(static_cast<int>(candidate_column(one)), Vec<float, 1>{{bits_float(candidate_key(one))}});
+      }
+    };
+    if constexpr (Config::kIsRenorm) {
+      uint64_t mass = 0;
+      scan_elements<kThreads>(row.data, 0, args.slices.size, [&](int column, float x) {
+        list(column, x);
+        const uint32_t key = probability_key(x);
+        if (key >= sure) mass += mass_of_key(key);
+      });
+      workgroup_barrier();
+      const uint32_t first = lowest(row, search_list(args, row, cut, lds), maximum);
+      each_listed([&](int, const auto& x) {
+        const uint32_t key = probability_key(x[0]);
+        if (key >= first) mass += mass_of_key(key);
+      });
+      apply(args, row, first, mass_of_workgroup(mass, lds), 0, args.slices.size, lds);
+    } else {
+      const uint64_t above = race(args, row, sure, [&](auto f) {
+        scan_row<kThreads>(row.data, 0, args.slices.size, [&](int column, const auto& x) {
+#pragma unroll
+          for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e) list(column + e, x[e]);
+          f(column, x);
+        });
+      });
+      workgroup_barrier();
+      const uint64_t below = race(args, row, lowest(row, search_list(args, row, cut, lds), maximum), each_listed);
+      const uint64_t best = workgroup_best<kThreads>(above > below ? above : below, lds.best);
+      if (thread_index() == 0) args.tokens[row.index] = token(best);
+    }
   }
 
   /// A launch for slices: level `number` of the search, and with the first the largest element.
@@ -288,80 +378,5 @@ struct FilterBody {
     apply(args, row, first, Config::kIsRenorm ? shared->mass : 0, args.slices.begin(), args.slices.end(), lds);
   }
 };
-
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_kernel(typename Body::Args args) {
-  await_stream();
-  Body::run(args);
-}
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_level_kernel(typename Body::Args args, int number) {
-  await_stream();
-  Body::run_level(args, number);
-}
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_mass_kernel(typename Body::Args args) {
-  await_stream();
-  Body::run_mass(args);
-}
-template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void filter_slice_kernel(typename Body::Args args) {
-  await_stream();
-  Body::run_slice(args);
-}
-/// The token of each row, from the best of its slices, by a wave.
-template <class Body>
-__global__ __launch_bounds__(kWaveSize) void filter_merge_kernel(typename Body::Args args) {
-  await_stream();
-  const int64_t row = workgroup_index().x, count = Body::count(args);
-  uint64_t best = 0;
-  for (int64_t slice = thread_index(); slice < count; slice += kWaveSize) {
-    const uint64_t one = args.best[row * count + slice];
-    best = one > best ? one : best;
-  }
-  best = wave_best(best);
-  if (thread_index() == 0) args.tokens[row] = Body::token(best);
-}
-template <class Body>
-__global__ __launch_bounds__(256) void filter_clear_kernel(uint32_t* words, int64_t count) {
-  await_stream();
-  const int64_t i = (int64_t{workgroup_index().x} * 256 + thread_index()) * 4;
-  if (i < count) store_vec(words + i, Vec<uint32_t, 4>{});
-}
-
-/// `is_limited`: whether any row may have a limit of top-k or top-p, `has_min_p`: of min_p. Of slices, `searches` is
-/// there if either holds, and for renorm_probs.
-template <class Config>
-void launch_filter(const FilterArgs<Config>& args, uint32_t rows, uint32_t slices, bool is_limited, bool has_min_p,
-                   Stream stream) {
-  using Body = FilterBody<Config>;
-  const dim3 grid(slices, rows);
-  if (slices == 1) {
-    launch_overlapped(filter_kernel<Body>, grid, Body::kThreads, stream, args);
-    check_launch("filter_kernel");
-    return;
-  }
-  if (args.searches) {
-    constexpr int64_t kWords = sizeof(RowSearch) / 4;
-    static_assert(kWords % 4 == 0, "cleared 16 bytes at a time");
-    const dim3 groups(static_cast<uint32_t>((rows * kWords / 4 + 255) / 256));
-    launch_overlapped(filter_clear_kernel<Body>, groups, 256, stream, reinterpret_cast<uint32_t*>(args.searches),
-                      rows * kWords);
-    check_launch("filter_clear_kernel");
-    for (int number = 0; number < (is_limited ? kLevels : has_min_p ? 1 : 0); ++number) {
-      launch_overlapped(filter_level_kernel<Body>, grid, Body::kThreads, stream, args, number);
-      check_launch("filter_level_kernel");
-    }
-    if (Config::kIsRenorm) {
-      launch_overlapped(filter_mass_kernel<Body>, grid, Body::kThreads, stream, args);
-      check_launch("filter_mass_kernel");
-    }
-  }
-  launch_overlapped(filter_slice_kernel<Body>, grid, Body::kThreads, stream, args);
-  check_launch("filter_slice_kernel");
-  if (Config::kIsRenorm) return;
-  launch_overlapped(filter_merge_kernel<Body>, dim3(rows), kWaveSize, stream, args);
-  check_launch("filter_merge_kernel");
-}
 
 }  // namespace aiter_like

@@ -10,9 +10,10 @@
 #if AITER_LIKE_HOST_PASS
 namespace aiter_like::ffi {
 
-/// Fills in what depends on the limits and on how the `rows` results are cut, and launches.
+/// Fills in what depends on the limits and on how the `rows` results are cut, and launches. `groups`: workgroups of a
+/// row; 0: as many as suit.
 template <class Config, class Launch>
-void run_filter(FilterArgs<Config>& args, const Tensor& probs, int64_t rows, Launch launch) {
+void run_filter(FilterArgs<Config>& args, const Tensor& probs, int64_t rows, uint32_t groups, Launch launch) {
   using Element = typename Config::Element;
   const Rows p = ffi::rows<Element>(probs, "probs");
   check_value(rows <= kMostRows && p.size > 0 && p.size <= (int64_t{1} << 22),
@@ -22,15 +23,21 @@ void run_filter(FilterArgs<Config>& args, const Tensor& probs, int64_t rows, Lau
   const bool is_limited = args.top_k.data || args.top_p.data || (args.top_k.value > 0 && args.top_k.value < p.size) ||
                           !(args.top_p.value >= 1.f);
   const bool has_min_p = args.min_p.data || args.min_p.value > 0.f;
-  uint32_t slices = 1;
-  if (2 * rows <= num_compute_units(probs.device().device_type == kDLCPU ? 0 : probs.device().device_id))
-    slices = count_slices(rows, p.size * static_cast<int64_t>(sizeof(Element)), probs);
+  const int64_t row_bytes = p.size * static_cast<int64_t>(sizeof(Element));
+  const bool is_read_once = !Config::kIsRenorm && !is_limited && !has_min_p;
+  uint32_t slices = groups;
+  if (groups == 0) slices = is_read_once || 2 * rows <= units_of(probs) ? count_slices(rows, row_bytes, probs) : 1;
+  // A search by a cluster waits for its first workgroup; many rows keep all multiprocessors busy without.
+  if (!is_read_once && (groups != 0 || !is_limited || 2 * rows <= units_of(probs)))
+    args.cluster = cluster_of(groups, rows, row_bytes, kMostDynamicLds, probs);
+  if (args.cluster > 0) slices = args.cluster;
   args.slices = plan_slices(p.size, slices);
   std::optional<Scratch> searches, best;
-  if (slices > 1 && (is_limited || has_min_p || Config::kIsRenorm))
+  const bool is_sliced = slices > 1 && args.cluster == 0;
+  if (is_sliced && (is_limited || has_min_p || Config::kIsRenorm))
     args.searches = static_cast<RowSearch*>(
         searches.emplace(rows * static_cast<int64_t>(sizeof(RowSearch)), probs.device()).data());
-  if (slices > 1 && !Config::kIsRenorm)
+  if (is_sliced && !Config::kIsRenorm)
     args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, probs.device()).data());
   launch(args, static_cast<uint32_t>(rows), slices, is_limited, has_min_p, stream_of(probs));
 }

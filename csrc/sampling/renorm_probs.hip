@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// renorm_probs of PyTorch tensors; filter_body.h has the kernels. One build per element type.
-#include "filter_body.h"
+// renorm_probs of PyTorch tensors; filter_launch.h has the kernels. One build per element type.
 #include "filter_host.h"
+#include "filter_launch.h"
 
-#if !defined(ELEMENT)
-#error "renorm_probs.hip: -DELEMENT=bf16|f16|float"
+#if !defined(ELEMENT) || !defined(GROUPS)
+#error "renorm_probs.hip: -DELEMENT=bf16|f16|float -DGROUPS=workgroups of a row, or 0: as many as suit"
 #endif
 
 namespace aiter_like {
@@ -32,7 +32,7 @@ void renorm_probs(ffi::Tensor out, ffi::Tensor probs, int64_t top_k, double top_
   args.top_k = ffi::row_number<int64_t>(top_ks, top_k, rows, "renorm_probs: top_k");
   args.top_p = ffi::row_number<float>(top_ps, static_cast<float>(top_p), rows, "renorm_probs: top_p");
   args.min_p = ffi::row_number<float>(min_ps, static_cast<float>(min_p), rows, "renorm_probs: min_p");
-  ffi::run_filter(args, probs, rows, launch_filter<Config>);
+  ffi::run_filter(args, probs, rows, GROUPS, launch_filter<Config>);
 }
 
 #endif

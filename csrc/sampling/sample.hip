@@ -5,8 +5,8 @@
 #include "sample_body.h"
 #include "sampling_host.h"
 
-#if !defined(ELEMENT)
-#error "sample.hip: -DELEMENT=bf16|f16|float"
+#if !defined(ELEMENT) || !defined(GROUPS)
+#error "sample.hip: -DELEMENT=bf16|f16|float -DGROUPS=workgroups of a row, or 0: as many as suit"
 #endif
 
 namespace aiter_like {
@@ -42,10 +42,16 @@ void sample(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> tempe
   args.epsilon = static_cast<float>(epsilon);
   args.inverse_lambda = static_cast<float>(1.0 / lambd);
   args.is_mixed = is_mixed;
-  uint32_t slices = ffi::count_slices(rows, x.size * static_cast<int64_t>(sizeof(Config::Element)), input);
+  const int64_t row_bytes = x.size * static_cast<int64_t>(sizeof(Config::Element));
+  uint32_t slices = GROUPS == 0 ? ffi::count_slices(rows, row_bytes, input) : GROUPS;
+  uint32_t groups = GROUPS;
+  if (GROUPS == 0) groups = ffi::readers_of(rows, row_bytes, input);
+  args.cluster = ffi::cluster_of(groups, rows, row_bytes, row_bytes, input);  // they hold nothing
+  if (args.cluster > 0) slices = args.cluster;
   args.slices = ffi::plan_slices(x.size, slices);
   std::optional<ffi::Scratch> best;
-  if (slices > 1) args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, input.device()).data());
+  if (slices > 1 && args.cluster == 0)
+    args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, input.device()).data());
   const Noise noise = !args.temperatures         ? Noise::kNone
                       : exponentials.has_value() ? Noise::kGiven
                                                  : Noise::kPhilox;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// sampling_from_probs of PyTorch tensors; filter_body.h has the kernels. One build per element type.
-#include "filter_body.h"
+// sampling_from_probs of PyTorch tensors; filter_launch.h has the kernels. One build per element type.
 #include "filter_host.h"
+#include "filter_launch.h"
 
-#if !defined(ELEMENT)
-#error "sampling_from_probs.hip: -DELEMENT=bf16|f16|float"
+#if !defined(ELEMENT) || !defined(GROUPS)
+#error "sampling_from_probs.hip: -DELEMENT=bf16|f16|float -DGROUPS=workgroups of a row, or 0: as many as suit"
 #endif
 
 namespace aiter_like {
@@ -34,7 +34,7 @@ void sampling_from_probs(ffi::Tensor out, ffi::Tensor probs, ffi::Optional<ffi::
   args.top_p = ffi::row_number<float>(top_ps, static_cast<float>(top_p), rows, "sampling_from_probs: top_p");
   args.min_p = ffi::row_number<float>(min_ps, static_cast<float>(min_p), rows, "sampling_from_probs: min_p");
   args.seeds = ffi::seeds_of(seed, offset, seeds, offsets, rows, "sampling_from_probs: seed and offset");
-  ffi::run_filter(args, probs, rows, launch_filter<Config>);
+  ffi::run_filter(args, probs, rows, GROUPS, launch_filter<Config>);
 }
 
 #endif

@@ -5,8 +5,8 @@
 #include "sampling_host.h"
 #include "softmax_body.h"
 
-#if !defined(ELEMENT) || !defined(OUT)
-#error "softmax.hip: -DELEMENT=bf16|f16|float -DOUT=bf16|f16|float"
+#if !defined(ELEMENT) || !defined(OUT) || !defined(GROUPS)
+#error "softmax.hip: -DELEMENT=bf16|f16|float -DOUT=bf16|f16|float -DGROUPS=workgroups of a row, or 0: as many as suit"
 #endif
 
 namespace aiter_like {
@@ -34,12 +34,17 @@ void softmax(ffi::Tensor out, ffi::Tensor input, double temperature, ffi::Option
   args.input = {static_cast<const Config::Element*>(x.data), x.stride};
   args.temperatures = ffi::per_row<float>(temperatures, rows, "softmax: temperature");
   args.temperature = static_cast<float>(temperature);
-  uint32_t slices = 1;  // a row for each CU is enough: it is then read once, or what of it is held
-  if (2 * rows <= num_compute_units(input.device().device_type == kDLCPU ? 0 : input.device().device_id))
-    slices = ffi::count_slices(rows, x.size * static_cast<int64_t>(sizeof(Config::Element)), input);
+  const int64_t row_bytes = x.size * static_cast<int64_t>(sizeof(Config::Element));
+  uint32_t slices = GROUPS;
+  if (GROUPS == 0) {  // whole rows, of which what is held is read once, are faster from a row for each third CU on
+    slices = 3 * rows <= ffi::units_of(input) ? ffi::count_slices(rows, row_bytes, input) : 1;
+  }
+  args.cluster = ffi::cluster_of(GROUPS, rows, row_bytes, kMostDynamicLds, input);
+  if (args.cluster > 0) slices = args.cluster;
   args.slices = ffi::plan_slices(x.size, slices);
   std::optional<ffi::Scratch> parts;
-  if (slices > 1) args.parts = static_cast<float*>(parts.emplace(rows * slices * 8, input.device()).data());
+  if (slices > 1 && args.cluster == 0)
+    args.parts = static_cast<float*>(parts.emplace(rows * slices * 8, input.device()).data());
   launch_softmax(args, static_cast<uint32_t>(rows), slices, ffi::stream_of(input));
 }
 

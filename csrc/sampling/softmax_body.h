@@ -5,14 +5,17 @@
 //   2. those of the workgroup
 //   3. the exponentials again, from registers; what did not fit is read again from its end, where a cache still has it
 //
-// Few rows are cut into slices (kIsSliced), in two launches: maximum and sum of each, then the result of each.
+// On sm_90 the workgroups of a cluster share a row: each holds its slice in LDS (held_slice.h), and takes the maxima
+// and sums of the others from theirs. Elsewhere few rows are cut into slices, in two launches: maximum and sum of each,
+// then the result of each.
 // Tile: kThreads lanes, kHeld accesses of 16 bytes each, 256 KB on gfx942: 131072 elements of 16 bits are read once;
-// of longer rows, those of 131072 fp32 among them, the rest is read twice. LDS: 12 bytes per wave.
+// of longer rows, those of 131072 fp32 among them, the rest is read twice. LDS: 12 bytes per wave; of a cluster's
+// workgroup 64 KB, so that three of a multiprocessor load and store in turns.
 // Bound: memory, sizeof(Element) + sizeof(Out) bytes per element for two exponentials.
 #pragma once
 
 #include "aiter_like/math.h"
-#include "row_scan.h"
+#include "held_slice.h"
 
 namespace aiter_like {
 
@@ -26,6 +29,7 @@ struct SoftmaxArgs {
   const float* temperatures;  // [rows]; null: `temperature`
   float* parts;               // [rows, slices, 2]: maximum and sum of each
   Slices slices;
+  uint32_t cluster;  // workgroups that share a row without a second launch; 0: none do
   float temperature;
 };
 
@@ -35,6 +39,10 @@ struct SoftmaxSum {
 
   __device__ SoftmaxSum() : maximum(-__builtin_inff()), sum(0.f) {}
   __device__ SoftmaxSum(float maximum, float sum) : maximum(maximum), sum(sum) {}
+
+  __device__ explicit SoftmaxSum(uint64_t bits)
+      : maximum(bits_float(static_cast<uint32_t>(bits >> 32))), sum(bits_float(static_cast<uint32_t>(bits))) {}
+  __device__ uint64_t bits() const { return uint64_t{float_bits(maximum)} << 32 | float_bits(sum); }
 
   /// -inf would make NaNs of elements of -inf that others outweigh.
   __device__ float base() const { return maximum == -__builtin_inff() ? 0.f : maximum; }
@@ -129,6 +137,36 @@ struct SoftmaxBody {
     }
   }
 
+  /// A slice of a row, by one workgroup of a cluster.
+  __device__ __forceinline__ static void run_cluster(const Args& args) {
+    constexpr int kWaves = kThreads / kWaveSize;
+    static_assert(!kHasClusters || kWaves <= kWaveSize, "a wave reduces the results of the waves");
+    __shared__ uint64_t of_waves[kWaves], part;
+    const int lane = lane_index();
+    const int64_t row = workgroup_index().y;
+    const float scale = scale_of(args, row);
+    const HeldSlice<Element, kThreads> slice(args.input.row(row), args.slices, dynamic_lds());
+    slice.read();
+    await_copies();
+    SoftmaxSum sum;
+    slice.each([&](int, const auto& x) { sum.add(x, scale); });
+    sum = of_wave(sum, scale);
+    if (lane == 0) of_waves[wave_index()] = sum.bits();
+    workgroup_barrier();
+    if (wave_index() == 0) {
+      sum = of_wave(lane < kWaves ? SoftmaxSum(of_waves[lane]) : SoftmaxSum(), scale);
+      if (lane == 0) part = sum.bits();
+    }
+    cluster_barrier_with_own();
+    sum = SoftmaxSum();
+    if (lane < static_cast<int>(args.cluster)) sum = SoftmaxSum(load_of_peer(&part, lane));
+    sum = of_wave(sum, scale);
+    cluster_arrive_with_own();
+    Out* out = args.out.row(row);
+    slice.each(Writer{out, is_wide_at<kVec>(out + slice.split.column(0)), sum.maximum, scale, 1.f / sum.sum});
+    cluster_wait();  // no workgroup ends before others have read its part
+  }
+
   /// The first launch for slices: maximum and sum of one.
   __device__ __forceinline__ static void run_parts(const Args& args) {
     __shared__ Scratch scratch;
@@ -178,6 +216,18 @@ struct SoftmaxBody {
     }
   };
 
+  /// Of all lanes of the wave, in each.
+  __device__ static SoftmaxSum of_wave(const SoftmaxSum& lane, float scale) {
+    const float high = wave_highest(lane.maximum);
+    return SoftmaxSum(high, wave_sum(lane.sum_below(high, scale)));
+  }
+  template <int kMask = kWaveSize / 2>
+  __device__ static float wave_highest(float x) {
+    x = __builtin_fmaxf(x, lane_xor<kMask>(x));
+    if constexpr (kMask > 1) return wave_highest<kMask / 2>(x);
+    return x;
+  }
+
   __device__ static SoftmaxSum of_workgroup(const SoftmaxSum& lane, float scale, Scratch& scratch) {
     const uint64_t best = workgroup_best<kThreads>(uint64_t{ordered_key(lane.maximum)} << 32, scratch.best);
     SoftmaxSum whole(key_float(candidate_key(best)), 0.f);
@@ -190,6 +240,12 @@ template <class Body>
 __global__ __launch_bounds__(Body::kThreads, 1) void softmax_kernel(typename Body::Args args) {
   await_stream();
   Body::run(args);
+}
+
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 3) void softmax_cluster_kernel(typename Body::Args args) {
+  await_stream();
+  Body::run_cluster(args);
 }
 
 template <class Body>
@@ -208,6 +264,14 @@ template <class Config>
 void launch_softmax(const SoftmaxArgs<Config>& args, uint32_t rows, uint32_t slices, Stream stream) {
   using Body = SoftmaxBody<Config>;
   const dim3 grid(slices, rows);
+  if constexpr (kHasClusters) {
+    if (args.cluster > 0) {
+      const size_t lds_bytes = args.slices.length * sizeof(typename Config::Element);
+      launch_clusters(softmax_cluster_kernel<Body>, args.cluster, rows, Body::kThreads, lds_bytes, stream, args);
+      check_launch("softmax_cluster_kernel");
+      return;
+    }
+  }
   if (slices == 1) {
     launch_overlapped(softmax_kernel<Body>, grid, Body::kThreads, stream, args);
     check_launch("softmax_kernel");

@@ -5,8 +5,8 @@
 #include "sampling_host.h"
 #include "topk_body.h"
 
-#if !defined(ELEMENT)
-#error "topk.hip: -DELEMENT=bf16|f16|float"
+#if !defined(ELEMENT) || !defined(GROUPS)
+#error "topk.hip: -DELEMENT=bf16|f16|float -DGROUPS=workgroups of a row, or 0: as many as suit"
 #endif
 
 namespace aiter_like {
@@ -50,8 +50,11 @@ void topk(ffi::Tensor indices, ffi::Optional<ffi::Tensor> values, ffi::Tensor in
   args.next_n = static_cast<int>(next_n);
   args.is_largest = is_largest;
   args.is_by_column = is_by_column;
-  uint32_t slices = ffi::count_slices(rows, x.size * static_cast<int64_t>(sizeof(Config::Element)), input);
-  if (2 * rows > num_compute_units(input.device().device_type == kDLCPU ? 0 : input.device().device_id)) slices = 1;
+  uint32_t slices = GROUPS;
+  if (GROUPS == 0) {
+    slices = ffi::count_slices(rows, x.size * static_cast<int64_t>(sizeof(Config::Element)), input);
+    if (2 * rows > ffi::units_of(input)) slices = 1;
+  }
   const int64_t most = x.size / (4 * k);  // so that the candidates are few beside the elements
   if (slices > most) slices = static_cast<uint32_t>(most < 1 ? 1 : most);
   args.slices = ffi::plan_slices(x.size, slices);

@@ -152,7 +152,7 @@ def bench() -> None:
 
     def case(rows, k, seed):
         x = torch.randn(rows, 128256, device=device, generator=torch.Generator(device).manual_seed(seed))
-        calls = {"hip": lambda: aiter_like.topk(x, k, backend="hip"), "torch": lambda: torch.topk(x, k)}
+        calls = {"hip": lambda: aiter_like.topk(x, k, backend="hip"), "torch.topk": lambda: torch.topk(x, k)}
         return benching.Case(f"{rows} k={k}", x.nbytes, calls,
                              lambda got: float((got[0] != torch.topk(x, k).values).sum()))
 

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.ops.common import elements
 from aiter_like.ops.sampling import parts
 
@@ -35,6 +36,24 @@ def refusal(probs: Tensor) -> str | None:
     if probs.shape[1] > MOST_COLUMNS:
         return f"rows of at most {MOST_COLUMNS} elements, got {probs.shape[1]}"
     return parts.refusal(probs=probs)
+
+
+def tune_key(call: Any, rows: int) -> dict[str, int | str]:
+    """rows, columns, dtype, and which limits there may be: "top_k+top_p", "none"."""
+    columns = call.probs.shape[1]
+    is_there = {"top_k": call.top_ks is not None or 0 < call.top_k < columns,
+                "top_p": call.top_ps is not None or call.top_p < 1, "min_p": call.min_ps is not None or call.min_p > 0}
+    names = "+".join(name for name, is_one in is_there.items() if is_one)
+    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.probs.dtype), "features": names or "none"}
+
+
+def tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> tuple[Tensor, dict[str, Any]]:
+    """Probabilities as of a language model, and the limits of a key."""
+    generator = torch.Generator(device).manual_seed(seed)
+    logits = 3 * torch.randn(key["rows"], key["columns"], generator=generator, device=device)
+    usual = {"top_k": 50, "top_p": 0.9, "min_p": 0.1}
+    limits = {name: usual[name] for name in key["features"].split("+") if name != "none"}
+    return torch.softmax(logits, -1).to(dtypes.DTYPES[key["dtype"]]), limits
 
 
 def kept(call: Any, probs: Tensor) -> Tensor:

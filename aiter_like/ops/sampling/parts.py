@@ -3,18 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from aiter_like import check
+from aiter_like.device import Target
+from aiter_like.jit import Instance
 from aiter_like.ops.common import elements, philox
 
 MOST_ROWS = 65535
 """Of a call: the second dimension of a launch on NVIDIA's GPUs."""
 
 _MASK = 0xFFFFFFFF
+_LEAST_BYTES, _MOST_REQUESTS = 8192, 1024
 
 
 def check_rows(op: str, name: str, value: Any, dtypes: tuple[torch.dtype, ...] = elements.FLOATS,
@@ -65,6 +69,25 @@ def refusal(**tensors: Tensor | None) -> str | None:
         if tensor.shape[-1] >= 2**31 - 4:
             return f"rows of less than {2**31 - 4} elements, got {tensor.shape[-1]} in {name}"
     return None
+
+
+def instance(name: tuple[str, ...], groups: int, defines: dict[str, Any]) -> Instance:
+    """One build of a kernel of rows: `groups` workgroups share a row; 0: as many as suit the call and the device."""
+    return Instance("_".join([*name, *([f"g{groups}"] if groups else [])]), {**defines, "GROUPS": groups})
+
+
+def group_space(target: Target, rows: Tensor) -> list[dict[str, int]]:
+    """A hip backend's `space`: workgroups that share a row, none with less than 8 KB; on sm_90 they are a cluster."""
+    row_bytes = rows.shape[1] * rows.element_size()
+    most = 8 if target.platform == "cuda" else 32
+    counts = (count for count in (1, 2, 4, 8, 16, 32) if count <= most)
+    return [{"groups": count} for count in counts if count == 1 or row_bytes >= count * _LEAST_BYTES]
+
+
+def logit_keys(model: Any, tokens: int, **fields: Any) -> Iterator[dict[str, Any]]:
+    """The tune key of a decode step's logits; longer passes are prefills, of which only the last rows are sampled."""
+    if tokens <= _MOST_REQUESTS:
+        yield {"rows": tokens, "columns": model.vocab_size, **fields}
 
 
 def seeds(op: str, seed: int | Tensor | None, offset: int | Tensor | None, generator: Generator | None,

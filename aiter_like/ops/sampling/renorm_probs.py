@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.sampling import limits, parts
@@ -50,8 +52,9 @@ def renorm_probs_ref(call: RenormProbsCall) -> None:
     call.out.copy_(kept / torch.where(total > 0, total, 1.0))
 
 
-def _instance(call: RenormProbsCall) -> Instance:
-    return Instance(elements.short(call.probs.dtype), {"ELEMENT": elements.CPP[call.probs.dtype]})
+def _instance(call: RenormProbsCall, *, groups: int = 0) -> Instance:
+    dtype = call.probs.dtype
+    return parts.instance((elements.short(dtype),), groups, {"ELEMENT": elements.CPP[dtype]})
 
 
 @compile_ops("sampling/renorm_probs.hip", gen_func=_instance)
@@ -70,6 +73,24 @@ def _refusal(target: Target, call: RenormProbsCall) -> str | None:
     return limits.refusal(call.probs)
 
 
+def _tune_key(call: RenormProbsCall) -> dict[str, int | str]:
+    return limits.tune_key(call, call.probs.shape[0])
+
+
+def _hip_space(target: Target, call: RenormProbsCall) -> list[dict[str, int]]:
+    return parts.group_space(target, call.probs)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> RenormProbsCall:
+    probs, limited = limits.tune_case(key, device, seed)
+    return RenormProbsCall(torch.empty_like(probs), probs, **limited)
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
+    for kind in ("top_k", "top_p", "min_p"):
+        yield from parts.logit_keys(model, tokens, dtype="fp32", features=kind)
+
+
 def _cases(device: torch.device) -> dict[str, RenormProbsCall]:
     """Whole rows, more than half the CUs have, and rows that are cut into slices."""
     random = torch.Generator().manual_seed(0)
@@ -83,8 +104,11 @@ def _cases(device: torch.device) -> dict[str, RenormProbsCall]:
 
 
 _renorm_probs = Op(
-    _OP, call=RenormProbsCall, reference=renorm_probs_ref, check=_check, cases=_cases,
-    backends=(Backend("hip", _renorm_probs_hip, refusal=_refusal), Backend("torch", renorm_probs_ref)))
+    _OP, call=RenormProbsCall, reference=renorm_probs_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _renorm_probs_hip, refusal=_refusal, space=_hip_space),
+              Backend("torch", renorm_probs_ref)))
 
 
 def top_k_renorm_probs(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int, *, out: Tensor | None = None,
@@ -110,8 +134,9 @@ def top_k_renorm_probs(probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val:
 
     Notes:
         All elements equal to the k-th largest are kept. What is no positive number counts as zero; a row of these stays
-        zero. Sums are made of integers in units of 2^-44: the result does not depend on any order or grid. Can be
-        captured in a graph.
+        zero. Sums are made of integers in units of 2^-44: the result does not depend on any order or grid. On sm_90 a
+        row is read once, up to 1.5 MB of it, where few rows share the device; else up to three times: for the cut, for
+        the sum, to be written. Can be captured in a graph.
 
     Source: AITER's `top_k_renorm_probs`, FlashInfer's.
     """

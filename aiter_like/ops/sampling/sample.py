@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.sampling import parts
 
 __all__ = ["greedy_sample", "mixed_sample", "mixed_sample_outer_exponential", "random_sample",
@@ -66,8 +68,9 @@ def sample_ref(call: SampleCall) -> None:
     call.out.copy_(parts.best_column(score))
 
 
-def _instance(call: SampleCall) -> Instance:
-    return Instance(elements.short(call.input.dtype), {"ELEMENT": elements.CPP[call.input.dtype]})
+def _instance(call: SampleCall, *, groups: int = 0) -> Instance:
+    dtype = call.input.dtype
+    return parts.instance((elements.short(dtype),), groups, {"ELEMENT": elements.CPP[dtype]})
 
 
 @compile_ops("sampling/sample.hip", gen_func=_instance)
@@ -95,6 +98,34 @@ def _refusal(target: Target, call: SampleCall) -> str | None:
     return parts.refusal(input=call.input)
 
 
+def _tune_key(call: SampleCall) -> dict[str, int | str]:
+    rows, columns = call.input.shape
+    features = "none" if call.temperatures is None else "made" if call.exponentials is None else "given"
+    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.input.dtype), "features": features}
+
+
+def _hip_space(target: Target, call: SampleCall) -> list[dict[str, int]]:
+    return parts.group_space(target, call.input)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> SampleCall:
+    rows = key["rows"]
+    x = tune_shapes.normal(device, seed, key["dtype"])(rows, key["columns"])
+    out = torch.empty(rows, dtype=torch.int32, device=device)
+    if key["features"] == "none":
+        return SampleCall(out, x)
+    ones = torch.ones(rows, device=device)
+    if key["features"] == "made":
+        return SampleCall(out, x, ones, seed=seed)
+    noise = torch.empty(x.shape, device=device).exponential_(generator=torch.Generator(device).manual_seed(seed))
+    return SampleCall(out, x, ones, noise)
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
+    for features in ("none", "made"):
+        yield from parts.logit_keys(model, tokens, dtype=model.dtype, features=features)
+
+
 def _cases(device: torch.device) -> dict[str, SampleCall]:
     """Greedy, random and mixed; whole rows, and rows that are cut into slices, of odd length."""
     random = torch.Generator().manual_seed(0)
@@ -111,8 +142,10 @@ def _cases(device: torch.device) -> dict[str, SampleCall]:
 
 
 _sample = Op(
-    _OP, call=SampleCall, reference=sample_ref, check=_check, cases=_cases,
-    backends=(Backend("hip", _sample_hip, refusal=_refusal), Backend("torch", sample_ref)))
+    _OP, call=SampleCall, reference=sample_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _sample_hip, refusal=_refusal, space=_hip_space), Backend("torch", sample_ref)))
 
 
 def greedy_sample(out: Tensor, input: Tensor, *, backend: str | None = None) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from aiter_like import check
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements
 from aiter_like.ops.sampling import limits, parts
@@ -62,8 +64,9 @@ def sampling_from_probs_ref(call: SamplingFromProbsCall) -> None:
     call.out.copy_(torch.where(is_row, token, -1))
 
 
-def _instance(call: SamplingFromProbsCall) -> Instance:
-    return Instance(elements.short(call.probs.dtype), {"ELEMENT": elements.CPP[call.probs.dtype]})
+def _instance(call: SamplingFromProbsCall, *, groups: int = 0) -> Instance:
+    dtype = call.probs.dtype
+    return parts.instance((elements.short(dtype),), groups, {"ELEMENT": elements.CPP[dtype]})
 
 
 @compile_ops("sampling/sampling_from_probs.hip", gen_func=_instance)
@@ -90,6 +93,25 @@ def _refusal(target: Target, call: SamplingFromProbsCall) -> str | None:
     return limits.refusal(call.probs)
 
 
+def _tune_key(call: SamplingFromProbsCall) -> dict[str, int | str]:
+    return limits.tune_key(call, call.out.shape[0])
+
+
+def _hip_space(target: Target, call: SamplingFromProbsCall) -> list[dict[str, int]]:
+    return parts.group_space(target, call.probs)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> SamplingFromProbsCall:
+    probs, limited = limits.tune_case(key, device, seed)
+    out = torch.empty(key["rows"], dtype=torch.int32, device=device)
+    return SamplingFromProbsCall(out, probs, seed=seed, **limited)
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
+    for kind in ("none", "top_k", "top_p", "min_p", "top_k+top_p"):
+        yield from parts.logit_keys(model, tokens, dtype="fp32", features=kind)
+
+
 def _cases(device: torch.device) -> dict[str, SamplingFromProbsCall]:
     """With and without limits; whole rows, and rows that are cut into slices."""
     random = torch.Generator().manual_seed(0)
@@ -104,8 +126,11 @@ def _cases(device: torch.device) -> dict[str, SamplingFromProbsCall]:
 
 
 _sampling_from_probs = Op(
-    _OP, call=SamplingFromProbsCall, reference=sampling_from_probs_ref, check=_check, cases=_cases,
-    backends=(Backend("hip", _sampling_from_probs_hip, refusal=_refusal), Backend("torch", sampling_from_probs_ref)))
+    _OP, call=SamplingFromProbsCall, reference=sampling_from_probs_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "dtype", "features"), round_field="rows", cases=_cases,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _sampling_from_probs_hip, refusal=_refusal, space=_hip_space),
+              Backend("torch", sampling_from_probs_ref)))
 
 
 def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, deterministic: bool = False, *,
@@ -136,7 +161,7 @@ def sampling_from_probs(probs: Tensor, indices: Tensor | None = None, determinis
     Notes:
         A function of seed, draw and probabilities alone, on any grid. What is no positive number is never drawn; a row
         of these gives column 0. Nothing is copied to the host; a captured graph needs `seed` and `offset` as tensors to
-        draw anew when it is replayed.
+        draw anew when it is replayed. A row is read once; functions with limits read it twice where no LDS holds it.
 
     Source: FlashInfer's `sampling_from_probs`; Philox4x32-10, Salmon et al. (2011).
     """

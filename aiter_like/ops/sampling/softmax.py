@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.sampling import parts
 
 __all__ = ["softmax"]
@@ -46,10 +48,10 @@ def softmax_ref(call: SoftmaxCall) -> None:
     call.out.copy_(torch.softmax((x - high) * scale, -1))
 
 
-def _instance(call: SoftmaxCall) -> Instance:
+def _instance(call: SoftmaxCall, *, groups: int = 0) -> Instance:
     element, out = call.input.dtype, call.out.dtype
-    return Instance(f"{elements.short(element)}_{elements.short(out)}",
-                    {"ELEMENT": elements.CPP[element], "OUT": elements.CPP[out]})
+    return parts.instance((elements.short(element), elements.short(out)), groups,
+                          {"ELEMENT": elements.CPP[element], "OUT": elements.CPP[out]})
 
 
 @compile_ops("sampling/softmax.hip", gen_func=_instance)
@@ -69,6 +71,25 @@ def _refusal(target: Target, call: SoftmaxCall) -> str | None:
     return parts.refusal(input=call.input)
 
 
+def _tune_key(call: SoftmaxCall) -> dict[str, int | str]:
+    rows, columns = call.input.shape
+    return {"rows": rows, "columns": columns, "dtype": dtypes.name(call.input.dtype),
+            "out_dtype": dtypes.name(call.out.dtype)}
+
+
+def _hip_space(target: Target, call: SoftmaxCall) -> list[dict[str, int]]:
+    return parts.group_space(target, call.input)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> SoftmaxCall:
+    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
+    return SoftmaxCall(torch.empty_like(x, dtype=dtypes.DTYPES[key["out_dtype"]]), x)
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[Mapping[str, Any]]:
+    yield from parts.logit_keys(model, tokens, dtype="fp32", out_dtype="fp32")
+
+
 def _cases(device: torch.device) -> dict[str, SoftmaxCall]:
     """Whole rows, short and longer than the registers of the lanes, and rows that are cut into slices."""
     random = torch.Generator().manual_seed(0)
@@ -81,8 +102,10 @@ def _cases(device: torch.device) -> dict[str, SoftmaxCall]:
 
 
 _softmax = Op(
-    _OP, call=SoftmaxCall, reference=softmax_ref, check=_check, cases=_cases,
-    backends=(Backend("hip", _softmax_hip, refusal=_refusal),
+    _OP, call=SoftmaxCall, reference=softmax_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "dtype", "out_dtype"), round_field="rows", cases=_cases,
+    tuning=Tuning(_tune_case, shapes=_tune_shapes),
+    backends=(Backend("hip", _softmax_hip, refusal=_refusal, space=_hip_space),
               Backend("torch", softmax_ref, differentiable=True)))
 
 
@@ -109,9 +132,10 @@ def softmax(x: Tensor, temperature: float | Tensor = 1.0, *, dtype: torch.dtype 
 
     Notes:
         In fp32, rounded once. A row with a NaN or +inf, or of -inf alone, gives NaNs, as torch.softmax does.
-        Deterministic: the order of sums depends on the shape and the device only. Rows are read once where a
-        workgroup's registers hold them (256 KB on gfx942), and else in part twice; fewer rows than half the CUs are
-        shared out among workgroups and read twice. Can be captured in a graph. Only "torch" has a derivative.
+        Deterministic: the order of sums depends on the shape and the device only. On sm_90 up to 8 workgroups hold a
+        row, up to 1.5 MB of it, which is read once. On gfx942 it is where a workgroup's registers hold it (256 KB), and
+        else in part twice; fewer rows than a third of the CUs are shared out among workgroups and read twice. Can be
+        captured in a graph. Only "torch" has a derivative.
 
     Source: torch.softmax; Milakov and Gimelshein, Online normalizer calculation for softmax (2018).
     """

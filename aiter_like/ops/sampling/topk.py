@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiter_like import check
+from aiter_like import check, dtypes
 from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
+from aiter_like.ops.common import elements, tune_shapes
 from aiter_like.ops.sampling import parts
 
 __all__ = ["top_k_per_row_decode", "top_k_per_row_prefill", "topk", "topk_plain"]
@@ -73,8 +75,9 @@ def topk_ref(call: TopkCall) -> None:
         call.values[:, :found.shape[1]] = torch.where(is_found, x.gather(1, found.clamp(min=0)), 0)
 
 
-def _instance(call: TopkCall) -> Instance:
-    return Instance(elements.short(call.input.dtype), {"ELEMENT": elements.CPP[call.input.dtype]})
+def _instance(call: TopkCall, *, groups: int = 0) -> Instance:
+    dtype = call.input.dtype
+    return parts.instance((elements.short(dtype),), groups, {"ELEMENT": elements.CPP[dtype]})
 
 
 @compile_ops("sampling/topk.hip", gen_func=_instance)
@@ -105,6 +108,21 @@ def _refusal(target: Target, call: TopkCall) -> str | None:
     return parts.refusal(input=call.input)
 
 
+def _tune_key(call: TopkCall) -> dict[str, int | str]:
+    rows, columns = call.input.shape
+    return {"rows": rows, "columns": columns, "k": call.indices.shape[1], "dtype": dtypes.name(call.input.dtype)}
+
+
+def _hip_space(target: Target, call: TopkCall) -> list[dict[str, int]]:
+    return parts.group_space(target, call.input)
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> TopkCall:
+    x = tune_shapes.normal(device, seed, key["dtype"])(key["rows"], key["columns"])
+    indices = torch.empty(key["rows"], key["k"], dtype=torch.int32, device=device)
+    return TopkCall(indices, torch.empty_like(indices, dtype=x.dtype), x)
+
+
 def _cases(device: torch.device) -> dict[str, TopkCall]:
     """Whole rows with many ties, and rows that are cut into slices."""
     random = torch.Generator().manual_seed(0)
@@ -119,8 +137,10 @@ def _cases(device: torch.device) -> dict[str, TopkCall]:
 
 
 _topk = Op(
-    _OP, call=TopkCall, reference=topk_ref, check=_check, cases=_cases, writes=("indices", "values"),
-    backends=(Backend("hip", _topk_hip, refusal=_refusal), Backend("torch", topk_ref)))
+    _OP, call=TopkCall, reference=topk_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "columns", "k", "dtype"), round_field="rows", writes=("indices", "values"), cases=_cases,
+    tuning=Tuning(_tune_case),
+    backends=(Backend("hip", _topk_hip, refusal=_refusal, space=_hip_space), Backend("torch", topk_ref)))
 
 
 def topk(x: Tensor, k: int, *, dim: int = -1, largest: bool = True, sorted: bool = True, tiny_row_thresh: int = 1024,
