@@ -27,8 +27,8 @@ void run_filter(FilterArgs<Config>& args, const Tensor& probs, int64_t rows, uin
   const bool is_read_once = !Config::kIsRenorm && !is_limited && !has_min_p;
   uint32_t slices = groups;
   if (groups == 0) slices = is_read_once || 2 * rows <= units_of(probs) ? count_slices(rows, row_bytes, probs) : 1;
-  // A search by a cluster waits for its first workgroup; many rows keep all multiprocessors busy without.
-  if (!is_read_once && (groups != 0 || !is_limited || 2 * rows <= units_of(probs)))
+  // Where a cluster that holds the row is the faster way, the tuner has to find: only `groups` asks for one.
+  if (!is_read_once && groups != 0)
     args.cluster = cluster_of(groups, rows, row_bytes, kMostDynamicLds, probs);
   if (args.cluster > 0) slices = args.cluster;
   args.slices = plan_slices(p.size, slices);

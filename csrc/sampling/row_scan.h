@@ -5,6 +5,7 @@
 #pragma once
 
 #include "aiter_like/dtype.h"
+#include "aiter_like/ordered.h"
 #include "aiter_like/reduce.h"
 
 namespace aiter_like {
@@ -102,20 +103,6 @@ __device__ __forceinline__ void scan_elements(const T* row, int begin, int end, 
 #pragma unroll
     for (int e = 0; e < static_cast<int>(sizeof(x) / sizeof(float)); ++e) f(column + e, x[e]);
   });
-}
-
-/// Bits that are ordered like floats: -inf 0x007FFFFF, both zeros 0x80000000, +inf 0xFF800000; a NaN is below all, 0.
-__device__ inline uint32_t ordered_key(float x) {
-  if (x != x) return 0;
-  if (x == 0.f) return 0x80000000u;
-  const uint32_t bits = float_bits(x);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-/// The float of such a key; NaN for 0.
-__device__ inline float key_float(uint32_t key) {
-  if (key == 0) return bits_float(0x7FC00000u);
-  return bits_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
 }
 
 /// An element of a row as one number: the larger the better, of equal keys the lower column.

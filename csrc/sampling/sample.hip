@@ -43,18 +43,20 @@ void sample(ffi::Tensor out, ffi::Tensor input, ffi::Optional<ffi::Tensor> tempe
   args.inverse_lambda = static_cast<float>(1.0 / lambd);
   args.is_mixed = is_mixed;
   const int64_t row_bytes = x.size * static_cast<int64_t>(sizeof(Config::Element));
+  const Noise noise = !args.temperatures         ? Noise::kNone
+                      : exponentials.has_value() ? Noise::kGiven
+                                                 : Noise::kPhilox;
   uint32_t slices = GROUPS == 0 ? ffi::count_slices(rows, row_bytes, input) : GROUPS;
-  uint32_t groups = GROUPS;
-  if (GROUPS == 0) groups = ffi::readers_of(rows, row_bytes, input);
-  args.cluster = ffi::cluster_of(groups, rows, row_bytes, row_bytes, input);  // they hold nothing
+  uint32_t groups = GROUPS == 0 ? ffi::readers_of(rows, row_bytes, input) : GROUPS;
+  // A second launch costs less than a cluster where few rows leave multiprocessors idle, or numbers are drawn (H100).
+  const bool is_filled = rows * groups >= ffi::units_of(input);
+  if (GROUPS != 0 || (noise == Noise::kNone && is_filled))
+    args.cluster = ffi::cluster_of(groups, rows, row_bytes, row_bytes, input);  // they hold nothing
   if (args.cluster > 0) slices = args.cluster;
   args.slices = ffi::plan_slices(x.size, slices);
   std::optional<ffi::Scratch> best;
   if (slices > 1 && args.cluster == 0)
     args.best = static_cast<uint64_t*>(best.emplace(rows * slices * 8, input.device()).data());
-  const Noise noise = !args.temperatures         ? Noise::kNone
-                      : exponentials.has_value() ? Noise::kGiven
-                                                 : Noise::kPhilox;
   launch(args, noise, static_cast<uint32_t>(rows), slices, ffi::stream_of(input));
 }
 
