@@ -27,10 +27,27 @@
 
 namespace aiter_like {
 
-/// A scale of a cache: one number, or one per page, place and head (strides in elements); null for none.
+/// A scale of a cache: one number, one per page, place and head, or one per sequence and head (strides in elements, 0 for
+/// what it does not depend on); null for none.
 struct PagedScale {
   const float* data;
-  int64_t page, place, head;
+  int64_t page, place, head, sequence;
+
+  __device__ float of(int sequence_index, int kv_head) const {
+    return data[sequence_index * sequence + kv_head * head];
+  }
+};
+
+/// A score of each head that has no value, in the form that the caller has it; null for none.
+struct PagedSinks {
+  enum Form { kFloat, kBf16, kF16 };
+  const void* data;
+  int form;
+
+  __device__ float of(int head) const {
+    if (form == kFloat) return static_cast<const float*>(data)[head];
+    return form == kBf16 ? to_float(static_cast<const bf16*>(data)[head]) : to_float(static_cast<const f16*>(data)[head]);
+  }
 };
 
 template <class Element, class CacheElement, class OutElement>
@@ -47,7 +64,8 @@ struct PagedAttentionArgs {
   Divider page_size, group, blocks, kv_heads;  // blocks: of rows, of a KV head
   int num_pages, num_heads;
   PagedScale k_scale, v_scale;
-  const float *out_scale, *alibi_slopes, *sink;  // each may be null
+  PagedSinks sink;
+  const float *out_scale, *alibi_slopes;  // each may be null
   int64_t alibi_batch, tree_batch, tree_row, tree_column;
   const uint8_t* tree;  // or null
   int64_t sums;  // elements of `parts` before weights and maxima
@@ -149,7 +167,8 @@ struct Wave {
     v = {reinterpret_cast<const char*>(args.v + rows.kv_head * args.v_head), args.v_page * kBytes,
          args.v_place * kBytes};
     scale = args.softmax_scale;
-    if (!Shape::kHasTokenScales && args.k_scale.data != nullptr) scale *= *args.k_scale.data;
+    if (!Shape::kHasTokenScales && args.k_scale.data != nullptr)
+      scale *= args.k_scale.of(rows.sequence, rows.kv_head);
     first_visible = args.plan.window_left < 0 ? 0 : rows.first_own - args.plan.window_left;
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) {
@@ -348,9 +367,9 @@ struct Wave {
 
 /// What sums are multiplied by in the end.
 template <class Shape>
-__device__ float value_scale(const typename Shape::Args& args) {
+__device__ float value_scale(const typename Shape::Args& args, int sequence, int kv_head) {
   float scale = 1.f;
-  if (!Shape::kHasTokenScales && args.v_scale.data != nullptr) scale = *args.v_scale.data;
+  if (!Shape::kHasTokenScales && args.v_scale.data != nullptr) scale = args.v_scale.of(sequence, kv_head);
   return args.out_scale != nullptr ? scale / *args.out_scale : scale;
 }
 
@@ -359,8 +378,8 @@ template <class Args>
 __device__ float finish_row(const Args& args, float maximum, float sum, float value_scale, int row, int head,
                             bool is_first) {
   float factor = 1.f;
-  if (args.sink != nullptr) {
-    const float sink = args.sink[head] * kLog2E, highest = __builtin_fmaxf(maximum, sink);
+  if (args.sink.data != nullptr) {
+    const float sink = args.sink.of(head) * kLog2E, highest = __builtin_fmaxf(maximum, sink);
     factor = fast_exp2(maximum - highest);
     sum = __builtin_fmaf(sum, factor, fast_exp2(sink - highest));
     maximum = highest;
@@ -418,8 +437,8 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
         continue;
       }
       const int out_row = rows.lengths.first_row + query;
-      const float factor =
-          finish_row(args, state.maximum, state.sum, value_scale<Shape>(args), out_row, head, is_first);
+      const float factor = finish_row(args, state.maximum, state.sum,
+                                      value_scale<Shape>(args, rows.sequence, rows.kv_head), out_row, head, is_first);
       auto* to = args.out + out_row * args.out_row + head * args.out_head + column;
 #pragma unroll
       for (int i = 0; i < count; ++i)
@@ -521,7 +540,8 @@ __device__ __attribute__((always_inline)) void merge_body(const typename Shape<C
     }
   }
   const int row = lengths.first_row + query;
-  const float factor = finish_row(args, maximum, sum, value_scale<S>(args), row, head, lane_index() == 0);
+  const float scale = value_scale<S>(args, found.sequence, static_cast<int>(args.group.divide(head)));
+  const float factor = finish_row(args, maximum, sum, scale, row, head, lane_index() == 0);
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int column = lane_index() + i * kWaveSize;

@@ -121,9 +121,12 @@ class PagedAttentionCall(NamedTuple):
 
     @property
     def scales(self) -> str:
-        """ "none", "tensor" or "token": how finely K or V are scaled. """
-        counts = [scale.numel() for scale in (self.k_scale, self.v_scale) if scale is not None]
-        return "none" if not counts else "token" if max(counts) > 1 else "tensor"
+        """ "none", "tensor" or "token": how finely K or V are scaled. "tensor" is also a number per sequence and head,
+        which unified_attention has.
+        """
+        given = [scale for scale in (self.k_scale, self.v_scale) if scale is not None]
+        is_fine = any(scale.numel() > 1 and scale.ndim > 2 for scale in given)
+        return "none" if not given else "token" if is_fine else "tensor"
 
     @property
     def features(self) -> tuple[str, ...]:

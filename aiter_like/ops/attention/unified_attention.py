@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/unified_attention.py."""
+"""Attention over paged keys: unified_attention. Kernels: ops/attention/triton/unified_attention.py, and for decoding
+csrc/attention/paged_attention.hip.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from aiter_like.ops.attention.checks import (
     read_window,
     scale_refusal,
 )
+from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
 from aiter_like.ops.attention.reference import scores_of, softmax_of
 
 __all__ = ["unified_attention"]
@@ -187,7 +190,8 @@ unified_attention_op = Op(
     tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
+    backends=(Backend("hip", unified_attention_hip, refusal=unified_hip_refusal),
+              Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
                       refusal=_triton_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", unified_attention_ref)))
@@ -231,7 +235,7 @@ def unified_attention(
         shuffled_kv_cache: `k` is [num_pages, num_kv_heads, head_dim / x, page_size, x] and `v` [num_pages,
             num_kv_heads, page_size / x, head_dim_v, x], x elements of 16 bytes, as `reshape_and_cache` writes them.
         skip_reduce: False.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942, at most 8 queries of a sequence), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`.
