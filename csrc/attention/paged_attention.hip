@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "aiter_like/ffi.h"
-#include "paged_attention_body.h"
+#include "paged_attention_merge.h"
 
 #if !defined(ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || \
     !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(PAGE_IDS) || !defined(HAS_TERMS) || \
@@ -40,7 +40,8 @@ void paged_attention_kernel(Args args) {
 }
 
 __global__ __launch_bounds__(Shape::kThreads) void paged_attention_merge_kernel(Args args) {
-  paged::merge_body<Config>(args);
+  __shared__ paged::MergeLds<Config> lds;
+  paged::merge_body<Config>(args, lds);
 }
 
 void launch_paged_attention(const Args& args, uint32_t workgroups, uint32_t merges, Stream stream) {
@@ -103,6 +104,9 @@ PagedSinks sinks_of(const OptionalTensor& tensor, int64_t heads) {
   const auto form = ffi::is_f32(value) ? PagedSinks::kFloat : is_bf16 ? PagedSinks::kBf16 : PagedSinks::kF16;
   return {value.data_ptr(), form};
 }
+
+constexpr int kMergesPerCu = 8;  // workgroups of the merge at once on a CU: its waves' registers leave room for all
+constexpr int kPartsPerWave = 8;  // that one wave of the merge reads at once
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -203,6 +207,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   args.group = Divider(static_cast<uint32_t>(group));
   args.blocks = Divider(static_cast<uint32_t>(blocks));
   args.kv_heads = Divider(static_cast<uint32_t>(kv_heads));
+  args.queries = Divider(static_cast<uint32_t>(max_seqlen_q));
+  args.merged_rows = Divider(static_cast<uint32_t>(max_seqlen_q * heads));
   args.num_pages = static_cast<int>(pages);
   args.num_heads = static_cast<int>(heads);
   args.softmax_scale = static_cast<float>(softmax_scale);
@@ -212,28 +218,38 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   // Parts of ops/attention/paged_attention_call.py, whose constants these macros are.
   const int64_t longest = max_seqlen_k > 1 ? max_seqlen_k : 1;
   int64_t most = num_splits > 0 ? num_splits : ceil_div(longest, LEAST_KEYS), share = 0, grid = batch * most;
-  int64_t slots = most > 1 ? grid : 0, split = most > 1 ? batch : 0;
+  int64_t slots = most > 1 ? grid : 0;
   if (num_splits == 0) {
     const int64_t at_once = int64_t{PARTS_PER_CU} * num_compute_units(q.device().device_id) / kv_heads;
     share = best_share(batch, longest, at_once > 0 ? at_once : 1);
     grid = least_of(batch + share, grid);
-    slots = least_of(2 * share, slots), split = least_of(share, split);
+    slots = least_of(2 * share, slots);
   }
   args.plan.share = static_cast<int>(share), args.plan.most = static_cast<int>(most), args.plan.least = LEAST_KEYS;
+  args.plan.by_share = Divider(static_cast<uint32_t>(share > 0 ? share : 1));
   args.plan.is_split = most > 1;
+  const int64_t sums_of_slots = slots * heads * max_seqlen_q * (HEAD_DIM_V + 2);
   args.sums = slots * heads * max_seqlen_q * HEAD_DIM_V;
-  const int64_t bytes = slots * heads * max_seqlen_q * (HEAD_DIM_V + 2) * 4;
-  const int64_t workgroups = grid * kv_heads * blocks, merges = ceil_div(split * heads * max_seqlen_q, paged::kWaves);
+  const int64_t bytes = slots > 0 ? sums_of_slots * 4 + batch * sizeof(paged::Split) : 0;
+  // Where there may be many parts, and rows do not fill the device, a row takes all of a workgroup.
+  const int64_t merged_rows = slots > 0 ? batch * heads * max_seqlen_q : 0;
+  const bool is_wide = most > kPartsPerWave && (share == 0 || share > kPartsPerWave) &&
+                       merged_rows <= int64_t{kMergesPerCu} * num_compute_units(q.device().device_id);
+  args.merge_shift = is_wide ? 2 : 0;
+  const int64_t workgroups = grid * kv_heads * blocks;
+  const int64_t merges = is_wide ? merged_rows : ceil_div(merged_rows, paged::kWaves);
   check_value(workgroups < kMost && merges < kMost, "paged_attention: too many rows and parts for one launch");
   if (bytes > 0 && !workspace.has_value()) {
     ffi::Scratch scratch(bytes, q.device());
     args.parts = static_cast<float*>(scratch.data());
+    args.splits = reinterpret_cast<paged::Split*>(args.parts + sums_of_slots);
     launch_paged_attention(args, static_cast<uint32_t>(workgroups), static_cast<uint32_t>(merges), ffi::stream_of(q));
     return;
   }
   if (bytes > 0) {
     check_value(workspace.value().numel() >= bytes, "paged_attention: workspace is too small");
     args.parts = static_cast<float*>(workspace.value().data_ptr());
+    args.splits = reinterpret_cast<paged::Split*>(args.parts + sums_of_slots);
   }
   launch_paged_attention(args, static_cast<uint32_t>(workgroups), static_cast<uint32_t>(merges), ffi::stream_of(q));
 }

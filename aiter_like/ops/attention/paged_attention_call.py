@@ -186,8 +186,9 @@ def best_share(batch: int, longest: int, at_once: int) -> int:
 
 
 def workspace_bytes(call: PagedAttentionCall) -> int:
-    """fp32 sums of rows, and their weights and maxima."""
-    return parts_of(call).slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4
+    """fp32 sums of rows, and their weights and maxima; of each sequence where they are, two int32."""
+    slots = parts_of(call).slots
+    return slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4 + (8 * call.batch if slots else 0)
 
 
 def partial_sums(call: PagedAttentionCall) -> Tensor | None:
