@@ -87,8 +87,8 @@ const Config::Element* pages_of(const ffi::Tensor& tensor, int64_t (&strides)[3]
     strides[d] = tensor.size(d) > 1 ? tensor.stride(d) : 0;
     if (d > 0) span += (tensor.size(d) - 1) * strides[d];
   }
-  check_value(strides[0] < kMost && span < kMost, "unified_attention: pages must be less than 2^31 bytes apart, and span "
-                                                  "less");
+  check_value(strides[0] < kMost && span < kMost,
+              "unified_attention: pages must be less than 2^31 bytes apart, and span less");
   return static_cast<const Config::Element*>(tensor.data_ptr());
 }
 

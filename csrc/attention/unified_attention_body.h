@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a workgroup of unified_attention's prefill does: that of flash_attn_fwd_tile_body.h, with keys that lie in pages.
+// What a workgroup of unified_attention's prefill does: as in flash_attn_fwd_tile_body.h, with keys that lie in pages.
 #pragma once
 
 #include "aiter_like/tile/paged.h"

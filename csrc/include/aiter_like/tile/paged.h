@@ -85,8 +85,8 @@ struct PagedHead {
   }
 };
 
-/// A tile of keys that lie in pages, as STAGED (staging.h) moves one to LDS: each work-item has whole chunks of rows. The
-/// pages of a tile are asked for first, at best a tile ahead; K and V of the same keys share them.
+/// A tile of keys that lie in pages, as STAGED (staging.h) moves one to LDS: each work-item has whole chunks of rows.
+/// The pages of a tile are asked for first, at best a tile ahead; K and V of the same keys share them.
 template <class STAGED>
 struct PagedWindow {
   uint32_t entries[STAGED::kCount];  // as they were loaded: to look at one is to wait for it
