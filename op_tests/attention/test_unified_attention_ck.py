@@ -14,10 +14,12 @@ from paged_cases import BF16, check, compare, expect, make
 from test_unified_attention_hip import single_sequences
 
 import aiter_like
-from aiter_like import dtypes, explain
+from aiter_like import dtypes, explain, sim
+from aiter_like.build import build, code_object
 from aiter_like.device import target_of
 from aiter_like.ops.attention.call import PagedCall
 from aiter_like.ops.attention.unified_attention import unified_attention_op, unified_attention_ref
+from aiter_like.ops.attention.unified_attention_ck import _instance, unified_attention_ck
 from aiter_like.testing import assert_within
 from aiter_like.testing.attention import check_attention
 
@@ -139,6 +141,21 @@ def test_pages_of_a_cache(device, run):
     starts = torch.tensor((0, 70, 120), dtype=torch.int32, device=device)
     check_attention(out.flatten(0, 1), lse.transpose(0, 1).flatten(1), case.q, k, v, cu_seqlens_q=case.cu_seqlens_q,
                     cu_seqlens_k=starts, causal=True)
+
+
+@pytest.mark.parametrize("head_dim", (64, pytest.param(128, marks=pytest.mark.exhaustive),
+                                      pytest.param(256, marks=pytest.mark.exhaustive)))
+def test_registers(head_dim):
+    """Nothing goes to local memory, and two waves share a SIMD."""
+    call = unified_attention_op.tuning.case(
+        {"mask": "causal", "batch": 1, "seqlen_q": 64, "seqlen_k": 64, "num_heads": 4, "num_kv_heads": 2,
+         "head_dim": head_dim, "page_size": 16, "dtype": "bf16", "kv_dtype": "bf16"}, torch.device("cpu"), 0)
+    spec = unified_attention_ck.instance_spec(_instance(call), "hip", "gfx942")
+    image = build.ensure(spec).path.read_bytes()
+    bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]
+    (facts,) = sim.inspect(code_object.unbundled(bundle, "gfx942")).values()
+    assert (facts["private_bytes"], facts["vgpr_spills"], facts["sgpr_spills"]) == (0, 0, 0)
+    assert facts["vgprs"] <= 256 and facts["lds_bytes"] <= 65536
 
 
 def test_what_it_leaves_to_others(device):
