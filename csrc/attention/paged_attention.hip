@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "aiter_like/ffi.h"
-#include "paged_attention_body.h"
+#include "paged_attention_merge.h"
 
 #if !defined(ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || \
     !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(PAGE_IDS) || !defined(HAS_TERMS) || \
@@ -40,7 +40,8 @@ void paged_attention_kernel(Args args) {
 }
 
 __global__ __launch_bounds__(Shape::kThreads) void paged_attention_merge_kernel(Args args) {
-  paged::merge_body<Config>(args);
+  __shared__ paged::MergeLds<Config> lds;
+  paged::merge_body<Config>(args, lds);
 }
 
 void launch_paged_attention(const Args& args, uint32_t workgroups, uint32_t merges, Stream stream) {
@@ -70,25 +71,42 @@ const int* indices(const OptionalTensor& tensor, const char* message) {
   return data_of<const int32_t>(tensor.value(), 1, message);
 }
 
-/// The data of a contiguous fp32 tensor of `count` elements along its last dimension; null for none.
+/// The data of an fp32 tensor of `count` elements along its last dimension; null for none.
 const float* floats(const OptionalTensor& tensor, int64_t count, const char* message) {
   if (!tensor.has_value()) return nullptr;
   const ffi::Tensor value = tensor.value();
   ffi::check_type(ffi::is_f32(value), message);
-  check_value(value.numel() % count == 0 && value.IsContiguous(), message);
+  const int last = value.ndim() - 1;
+  check_value(last < 0 ? count == 1 : value.size(last) == count && (count == 1 || value.stride(last) == 1), message);
   return static_cast<const float*>(value.data_ptr());
 }
 
 PagedScale scale_of(const OptionalTensor& tensor) {
-  if (!tensor.has_value()) return {nullptr, 0, 0, 0};
+  if (!tensor.has_value()) return {};
   const ffi::Tensor value = tensor.value();
-  ffi::check_type(ffi::is_f32(value), "paged_attention: k_scale and v_scale must be float32");
-  const bool is_one = value.numel() == 1;
-  check_value(is_one || value.ndim() == 3, "paged_attention: scales must have one element or three dimensions");
+  ffi::check_type(ffi::is_f32(value), "paged_attention: scales of k and v must be float32");
   const auto* data = static_cast<const float*>(value.data_ptr());
-  if (is_one) return {data, 0, 0, 0};
-  return {data, value.stride(0), value.stride(1), value.stride(2)};
+  if (value.numel() == 1) return {data, 0, 0, 0, 0};
+  check_value(value.ndim() == (HAS_TOKEN_SCALES ? 3 : 2),
+              "paged_attention: scales of k and v must have one element, or the dimensions that this module was built "
+              "for");
+  if (HAS_TOKEN_SCALES) return {data, value.stride(0), value.stride(1), value.stride(2), 0};
+  return {data, 0, 0, value.stride(1), value.stride(0)};
 }
+
+PagedSinks sinks_of(const OptionalTensor& tensor, int64_t heads) {
+  if (!tensor.has_value()) return {};
+  const ffi::Tensor value = tensor.value();
+  const bool is_bf16 = ffi::has_element<bf16>(value);
+  ffi::check_type(is_bf16 || ffi::has_element<f16>(value) || ffi::is_f32(value),
+                  "paged_attention: sink must be float32, bfloat16 or float16");
+  check_value(value.numel() == heads && value.IsContiguous(), "paged_attention: sink must have shape [num_heads]");
+  const auto form = ffi::is_f32(value) ? PagedSinks::kFloat : is_bf16 ? PagedSinks::kBf16 : PagedSinks::kF16;
+  return {value.data_ptr(), form};
+}
+
+constexpr int kMergesPerCu = 8;  // workgroups of the merge at once on a CU: its waves' registers leave room for all
+constexpr int kPartsPerWave = 8;  // that one wave of the merge reads at once
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -166,9 +184,12 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   check_value(!HAS_TOKEN_SCALES || (k_scale.has_value() && v_scale.has_value()),
               "paged_attention: this module was built for scales of keys and values");
   args.out_scale = floats(out_scale, 1, "paged_attention: out_scale must be float32");
-  args.sink = floats(sink, heads, "paged_attention: sink must be float32 [num_heads]");
+  args.sink = sinks_of(sink, heads);
   args.alibi_slopes = floats(alibi_slopes, heads, "paged_attention: alibi_slopes must be float32 [.., num_heads]");
-  if (alibi_slopes.has_value() && alibi_slopes.value().ndim() == 2) args.alibi_batch = heads;
+  if (alibi_slopes.has_value() && alibi_slopes.value().ndim() == 2) {
+    check_value(alibi_slopes.value().size(0) == batch, "paged_attention: alibi_slopes must have a row per sequence");
+    args.alibi_batch = alibi_slopes.value().stride(0);
+  }
   if (tree_mask.has_value()) {
     const ffi::Tensor t = tree_mask.value();
     const int last = t.ndim() - 1;
@@ -186,6 +207,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   args.group = Divider(static_cast<uint32_t>(group));
   args.blocks = Divider(static_cast<uint32_t>(blocks));
   args.kv_heads = Divider(static_cast<uint32_t>(kv_heads));
+  args.queries = Divider(static_cast<uint32_t>(max_seqlen_q));
+  args.merged_rows = Divider(static_cast<uint32_t>(max_seqlen_q * heads));
   args.num_pages = static_cast<int>(pages);
   args.num_heads = static_cast<int>(heads);
   args.softmax_scale = static_cast<float>(softmax_scale);
@@ -195,30 +218,56 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   // Parts of ops/attention/paged_attention_call.py, whose constants these macros are.
   const int64_t longest = max_seqlen_k > 1 ? max_seqlen_k : 1;
   int64_t most = num_splits > 0 ? num_splits : ceil_div(longest, LEAST_KEYS), share = 0, grid = batch * most;
-  int64_t slots = most > 1 ? grid : 0, split = most > 1 ? batch : 0;
+  int64_t slots = most > 1 ? grid : 0;
   if (num_splits == 0) {
     const int64_t at_once = int64_t{PARTS_PER_CU} * num_compute_units(q.device().device_id) / kv_heads;
     share = best_share(batch, longest, at_once > 0 ? at_once : 1);
     grid = least_of(batch + share, grid);
-    slots = least_of(2 * share, slots), split = least_of(share, split);
+    slots = least_of(2 * share, slots);
   }
   args.plan.share = static_cast<int>(share), args.plan.most = static_cast<int>(most), args.plan.least = LEAST_KEYS;
+  args.plan.by_share = Divider(static_cast<uint32_t>(share > 0 ? share : 1));
   args.plan.is_split = most > 1;
+  const int64_t sums_of_slots = slots * heads * max_seqlen_q * (HEAD_DIM_V + 2);
   args.sums = slots * heads * max_seqlen_q * HEAD_DIM_V;
-  const int64_t bytes = slots * heads * max_seqlen_q * (HEAD_DIM_V + 2) * 4;
-  const int64_t workgroups = grid * kv_heads * blocks, merges = ceil_div(split * heads * max_seqlen_q, paged::kWaves);
+  const int64_t bytes = slots > 0 ? sums_of_slots * 4 + batch * sizeof(paged::Split) : 0;
+  // Where there may be many parts, and rows do not fill the device, a row takes all of a workgroup.
+  const int64_t merged_rows = slots > 0 ? batch * heads * max_seqlen_q : 0;
+  const bool is_wide = most > kPartsPerWave && (share == 0 || share > kPartsPerWave) &&
+                       merged_rows <= int64_t{kMergesPerCu} * num_compute_units(q.device().device_id);
+  args.merge_shift = is_wide ? 2 : 0;
+  const int64_t workgroups = grid * kv_heads * blocks;
+  const int64_t merges = is_wide ? merged_rows : ceil_div(merged_rows, paged::kWaves);
   check_value(workgroups < kMost && merges < kMost, "paged_attention: too many rows and parts for one launch");
   if (bytes > 0 && !workspace.has_value()) {
     ffi::Scratch scratch(bytes, q.device());
     args.parts = static_cast<float*>(scratch.data());
+    args.splits = reinterpret_cast<paged::Split*>(args.parts + sums_of_slots);
     launch_paged_attention(args, static_cast<uint32_t>(workgroups), static_cast<uint32_t>(merges), ffi::stream_of(q));
     return;
   }
   if (bytes > 0) {
     check_value(workspace.value().numel() >= bytes, "paged_attention: workspace is too small");
     args.parts = static_cast<float*>(workspace.value().data_ptr());
+    args.splits = reinterpret_cast<paged::Split*>(args.parts + sums_of_slots);
   }
   launch_paged_attention(args, static_cast<uint32_t>(workgroups), static_cast<uint32_t>(merges), ffi::stream_of(q));
+}
+
+/// The fields of unified_attention's call where its sequences have a few queries each.
+void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
+                       ffi::Tensor cu_seqlens_q, OptionalTensor seqlens_k, ffi::Tensor block_table,
+                       OptionalTensor page_starts, OptionalTensor, OptionalTensor k_descale, OptionalTensor v_descale,
+                       OptionalTensor alibi_slopes, OptionalTensor output_scale, OptionalTensor qq_bias,
+                       OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
+                       int64_t window_left, int64_t window_right, int64_t sink_size, double softcap) {
+  check_value(!qq_bias.has_value() && sink_size == 0 && (window_right == 0 || max_seqlen_q <= 1),
+              "unified_attention: the kernel of decoding takes causal calls without qq_bias and sink tokens");
+  constexpr bool kHasScales = sizeof(Shape::CacheElement) == 1;  // those of 16-bit caches do not count
+  const OptionalTensor none;
+  paged_attention(out, lse, q, k, v, block_table, seqlens_k, page_starts, cu_seqlens_q, none,
+                  kHasScales ? k_descale : none, kHasScales ? v_descale : none, output_scale, alibi_slopes, sink, none,
+                  none, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, softcap, 0);
 }
 
 #endif
@@ -227,4 +276,5 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
 
 #if AITER_LIKE_HOST_PASS
 AITER_LIKE_EXPORT(paged_attention, aiter_like::paged_attention);
+AITER_LIKE_EXPORT(unified_attention, aiter_like::unified_attention);
 #endif

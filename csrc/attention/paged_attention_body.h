@@ -27,10 +27,28 @@
 
 namespace aiter_like {
 
-/// A scale of a cache: one number, or one per page, place and head (strides in elements); null for none.
+/// A scale of a cache: one number, one per page, place and head, or one per sequence and head (strides in elements, 0
+/// for what it does not depend on); null for none.
 struct PagedScale {
   const float* data;
-  int64_t page, place, head;
+  int64_t page, place, head, sequence;
+
+  __device__ float of(int sequence_index, int kv_head) const {
+    return data[sequence_index * sequence + kv_head * head];
+  }
+};
+
+/// A score of each head that has no value, in the form that the caller has it; null for none.
+struct PagedSinks {
+  enum Form { kFloat, kBf16, kF16 };
+  const void* data;
+  int form;
+
+  __device__ float of(int head) const {
+    if (form == kFloat) return static_cast<const float*>(data)[head];
+    if (form == kBf16) return to_float(static_cast<const bf16*>(data)[head]);
+    return to_float(static_cast<const f16*>(data)[head]);
+  }
 };
 
 template <class Element, class CacheElement, class OutElement>
@@ -39,15 +57,18 @@ struct PagedAttentionArgs {
   const Element* q;
   OutElement* out;
   float *lse, *parts;  // each may be null
+  paged::Split* splits;  // of each sequence; null where none is split
   int64_t q_row, q_head, out_row, out_head, lse_head, lse_row;
   const CacheElement *k, *v;
   int64_t k_page, k_place, k_head, v_page, v_place, v_head;  // elements
   const int* block_table;
   int64_t table_row;
   Divider page_size, group, blocks, kv_heads;  // blocks: of rows, of a KV head
-  int num_pages, num_heads;
+  Divider queries, merged_rows;  // max_seqlen_q, and so many rows of each head
+  int num_pages, num_heads, merge_shift;  // log2 of the waves that share the parts of a row: 1, or all of a workgroup
   PagedScale k_scale, v_scale;
-  const float *out_scale, *alibi_slopes, *sink;  // each may be null
+  PagedSinks sink;
+  const float *out_scale, *alibi_slopes;  // each may be null
   int64_t alibi_batch, tree_batch, tree_row, tree_column;
   const uint8_t* tree;  // or null
   int64_t sums;  // elements of `parts` before weights and maxima
@@ -149,7 +170,8 @@ struct Wave {
     v = {reinterpret_cast<const char*>(args.v + rows.kv_head * args.v_head), args.v_page * kBytes,
          args.v_place * kBytes};
     scale = args.softmax_scale;
-    if (!Shape::kHasTokenScales && args.k_scale.data != nullptr) scale *= *args.k_scale.data;
+    if (!Shape::kHasTokenScales && args.k_scale.data != nullptr)
+      scale *= args.k_scale.of(rows.sequence, rows.kv_head);
     first_visible = args.plan.window_left < 0 ? 0 : rows.first_own - args.plan.window_left;
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) {
@@ -348,9 +370,9 @@ struct Wave {
 
 /// What sums are multiplied by in the end.
 template <class Shape>
-__device__ float value_scale(const typename Shape::Args& args) {
+__device__ float value_scale(const typename Shape::Args& args, int sequence, int kv_head) {
   float scale = 1.f;
-  if (!Shape::kHasTokenScales && args.v_scale.data != nullptr) scale = *args.v_scale.data;
+  if (!Shape::kHasTokenScales && args.v_scale.data != nullptr) scale = args.v_scale.of(sequence, kv_head);
   return args.out_scale != nullptr ? scale / *args.out_scale : scale;
 }
 
@@ -359,8 +381,8 @@ template <class Args>
 __device__ float finish_row(const Args& args, float maximum, float sum, float value_scale, int row, int head,
                             bool is_first) {
   float factor = 1.f;
-  if (args.sink != nullptr) {
-    const float sink = args.sink[head] * kLog2E, highest = __builtin_fmaxf(maximum, sink);
+  if (args.sink.data != nullptr) {
+    const float sink = args.sink.of(head) * kLog2E, highest = __builtin_fmaxf(maximum, sink);
     factor = fast_exp2(maximum - highest);
     sum = __builtin_fmaf(sum, factor, fast_exp2(sink - highest));
     maximum = highest;
@@ -418,8 +440,8 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
         continue;
       }
       const int out_row = rows.lengths.first_row + query;
-      const float factor =
-          finish_row(args, state.maximum, state.sum, value_scale<Shape>(args), out_row, head, is_first);
+      const float factor = finish_row(args, state.maximum, state.sum,
+                                      value_scale<Shape>(args, rows.sequence, rows.kv_head), out_row, head, is_first);
       auto* to = args.out + out_row * args.out_row + head * args.out_head + column;
 #pragma unroll
       for (int i = 0; i < count; ++i)
@@ -432,15 +454,24 @@ template <class Config>
 __device__ __attribute__((always_inline)) void attend_body(const typename Shape<Config>::Args& args,
                                                            typename Shape<Config>::Lds& lds) {
   using S = Shape<Config>;
+  // What the first load of a length or page needs, in one wait.
+  asm volatile("" ::"s"(args.blocks.factor), "s"(args.kv_heads.factor), "s"(args.plan.is_split), "s"(args.plan.share),
+               "s"(args.plan.by_share.factor), "s"(args.plan.lengths.batch), "s"(args.plan.lengths.seqlens_k),
+               "s"(args.k), "s"(args.q_row), "s"(args.group.factor), "s"(args.splits));
   const uint32_t id = workgroup_index().x;
   const uint32_t head_and_part = args.blocks.divide(id), number = args.kv_heads.divide(head_and_part);
-  Found found{static_cast<int>(number), static_cast<int>(number), 0, 1};
-  if (args.plan.is_split) found = find<S::kKeys, false>(args.plan, static_cast<int>(number));
+  Found found{static_cast<int>(number), static_cast<int>(number), 0, 1, {}};
+  if (args.plan.is_split) found = find<S::kKeys>(args.plan, static_cast<int>(number));
   if (found.sequence >= args.plan.lengths.batch) return;
+  if (!args.plan.is_split) found.lengths = args.plan.lengths.of(found.sequence);
   RowBlock rows;
   rows.sequence = found.sequence;
   rows.kv_head = static_cast<int>(head_and_part - number * args.kv_heads.divisor);
-  rows.lengths = args.plan.lengths.of(found.sequence);
+  rows.lengths = found.lengths;
+  const int split = static_cast<int>(number) - found.parts_before;
+  const bool is_first = split == 0 && rows.kv_head == 0 && id == head_and_part * args.blocks.divisor;
+  if (args.splits != nullptr && is_first && thread_index() == 0)
+    args.splits[found.sequence] = {found.slots_before, found.parts};
   rows.first = static_cast<int>(id - head_and_part * args.blocks.divisor) * S::kRows;
   const int most = args.plan.lengths.max_seqlen_q;
   const int computed = rows.lengths.rows < most ? rows.lengths.rows : most;
@@ -448,7 +479,6 @@ __device__ __attribute__((always_inline)) void attend_body(const typename Shape<
   if (rows.count <= 0) return;
   rows.first_own = rows.lengths.keys - rows.lengths.rows;
 
-  const int split = static_cast<int>(number) - found.parts_before;
   const int begin = args.plan.template first_key<S::kKeys>(rows.lengths), seen = rows.lengths.keys - begin;
   const int length = ((seen + found.parts - 1) / found.parts + S::kKeys - 1) / S::kKeys * S::kKeys;
   const int first = begin + split * length;
@@ -456,79 +486,6 @@ __device__ __attribute__((always_inline)) void attend_body(const typename Shape<
   Wave<S> wave(args, rows, end);
   wave.run(lds.keys[wave_index()], first);
   merge<S>(wave, lds.merge, found.parts > 1 ? found.slots_before + split : -1);
-}
-
-/// f over all lanes of the wave, in each of them.
-template <class F>
-__device__ float wave_reduce(float x, F f) {
-  x = f(x, lane_xor<1>(x));
-  x = f(x, lane_xor<2>(x));
-  x = f(x, lane_xor<4>(x));
-  x = f(x, lane_xor<8>(x));
-  x = f(x, lane_xor<16>(x));
-  return f(x, lane_xor<32>(x));
-}
-
-/// Adds up the parts of one row of one head, a wave each, in their order.
-template <class Config>
-__device__ __attribute__((always_inline)) void merge_body(const typename Shape<Config>::Args& args) {
-  using S = Shape<Config>;
-  constexpr int kPerLane = (S::kHeadDimV + kWaveSize - 1) / kWaveSize;
-  const int most = args.plan.lengths.max_seqlen_q, rows = args.num_heads * most;
-  const int id = static_cast<int>(workgroup_index().x) * kWaves + wave_index(), number = id / rows;
-  const Found found = find<S::kKeys, true>(args.plan, number);
-  if (found.sequence >= args.plan.lengths.batch) return;
-  const auto lengths = args.plan.lengths.of(found.sequence);
-  const int head = id % rows / most, query = id % most;
-  if (query >= lengths.rows) return;
-  const float* sums = args.parts + args.sums;
-  const int64_t first = int64_t{found.slots_before} * rows + int64_t{head} * most + query;
-  const int lane = lane_index();
-  float values[kPerLane] = {}, sum = 0.f, maximum = kLowest;
-  for (int begin = 0; begin < found.parts; begin += kWaveSize) {
-    // A lane has the weight of a part; then all lanes have the columns of kAtOnce parts under way.
-    const bool is_part = begin + lane < found.parts;
-    const float* state = sums + 2 * (first + (is_part ? begin + lane : 0) * int64_t{rows});
-    const float own_sum = is_part ? state[0] : 0.f, own = is_part ? state[1] : kLowest;
-    const float highest = __builtin_fmaxf(maximum, wave_reduce(own, Maximum{}));
-    const float old = fast_exp2(maximum - highest), weight = is_part ? fast_exp2(own - highest) : 0.f;
-    sum = __builtin_fmaf(sum, old, wave_reduce(own_sum * weight, Sum{}));
-    maximum = highest;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) values[i] *= old;
-    const int count = found.parts - begin < kWaveSize ? found.parts - begin : kWaveSize;
-    constexpr int kAtOnce = 8;
-    for (int part = 0; part < count; part += kAtOnce) {
-      float loaded[kAtOnce][kPerLane];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int at = begin + (part + j < count ? part + j : count - 1);
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) {
-          const int column = lane + i * kWaveSize;
-          loaded[j][i] = args.parts[(first + at * int64_t{rows}) * S::kHeadDimV +
-                                    (column < S::kHeadDimV ? column : 0)];
-        }
-      }
-      keep_order();
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (part + j >= count) break;
-        const float by = bits_float(__builtin_amdgcn_readlane(float_bits(weight), part + j));
-#pragma unroll
-        for (int i = 0; i < kPerLane; ++i) values[i] = __builtin_fmaf(loaded[j][i], by, values[i]);
-      }
-    }
-  }
-  const int row = lengths.first_row + query;
-  const float factor = finish_row(args, maximum, sum, value_scale<S>(args), row, head, lane_index() == 0);
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int column = lane_index() + i * kWaveSize;
-    if (column < S::kHeadDimV)
-      args.out[row * args.out_row + head * args.out_head + column] =
-          from_float<typename S::OutElement>(values[i] * factor);
-  }
 }
 
 }  // namespace paged

@@ -17,22 +17,29 @@ struct Lengths {
   struct Sequence {
     int first_row, rows, first_entry, keys;
   };
+  /// A tensor that is not there is read where another one is, and the value not used: so all loads are under way at
+  /// once, and none waits for a branch.
   __device__ Sequence of(int index) const {
-    Sequence s{index * max_seqlen_q, max_seqlen_q, 0, 0};
-    if (cu_seqlens_q != nullptr) {
-      s.first_row = clamped(cu_seqlens_q[index], 0, total_q);
+    const bool has_starts = cu_seqlens_q != nullptr, has_pages = page_starts != nullptr;
+    const int* given = has_pages ? page_starts : seqlens_k;
+    const int* starts = has_starts ? cu_seqlens_q : given;
+    const bool has_next = index + 1 < num_starts;
+    const int start = starts[index], next = starts[has_next ? index + 1 : index];
+    const int first_page = given[index], end_page = given[has_pages ? index + 1 : index];
+    const int used = (seqlens_k != nullptr ? seqlens_k : given)[index];
+
+    Sequence s{index * max_seqlen_q, max_seqlen_q, 0, clamped(used, 0, capacity)};
+    if (has_starts) {
+      s.first_row = clamped(start, 0, total_q);
       const int last = total_q - max_seqlen_q < s.first_row ? total_q : s.first_row + max_seqlen_q;
-      const int end = index + 1 < num_starts ? clamped(cu_seqlens_q[index + 1], s.first_row, total_q) : last;
-      s.rows = end - s.first_row;
+      s.rows = (has_next ? clamped(next, s.first_row, total_q) : last) - s.first_row;
     }
-    if (page_starts == nullptr) {
-      s.keys = clamped(seqlens_k[index], 0, capacity);
-      return s;
+    if (has_pages) {
+      s.first_entry = clamped(first_page, 0, capacity);
+      const int pages = clamped(end_page, s.first_entry, capacity) - s.first_entry;
+      const int last = seqlens_k == nullptr ? page_size : clamped(used, 0, page_size);
+      s.keys = pages > 0 ? (pages - 1) * page_size + last : 0;
     }
-    s.first_entry = clamped(page_starts[index], 0, capacity);
-    const int pages = clamped(page_starts[index + 1], s.first_entry, capacity) - s.first_entry;
-    const int last = seqlens_k == nullptr ? page_size : clamped(seqlens_k[index], 0, page_size);
-    s.keys = pages > 0 ? (pages - 1) * page_size + last : 0;
     return s;
   }
 };
@@ -41,6 +48,7 @@ struct Plan {
   Lengths lengths;
   int window_left;
   int share, most, least;  // of Parts; the least keys of a part where the lengths decide
+  Divider by_share;
   int is_split;
 
   /// The first key that the sequence's first row sees, or one before it: a multiple of TILE.
@@ -60,75 +68,86 @@ struct Plan {
   }
 };
 
-/// The wave's sum, in each lane.
-template <class T>
-__device__ inline T wave_sum(T x) {
-#pragma unroll
-  for (int d = 1; d < kWaveSize; d *= 2) {
-    const int from = (lane_index() ^ d) * 4;
-    if constexpr (sizeof(T) == 8) {
-      const auto bits = static_cast<uint64_t>(x);
-      const uint32_t low = __builtin_amdgcn_ds_bpermute(from, static_cast<int>(bits));
-      const uint32_t high = __builtin_amdgcn_ds_bpermute(from, static_cast<int>(bits >> 32));
-      x += static_cast<T>(uint64_t{high} << 32 | low);
-    } else {
-      x += __builtin_amdgcn_ds_bpermute(from, x);
-    }
-  }
+/// The sum of this lane's and all lanes' before it, by data parallel primitives: no trip through LDS.
+__device__ inline uint32_t wave_scan(uint32_t x) {
+  constexpr int kShift = 0x110, kLast15 = 0x142, kLast31 = 0x143;  // row_shr, row_bcast:15 and :31 (ISA, DPP_CTRL)
+  const auto moved = [&]<int CONTROL, int ROWS>() {
+    return static_cast<uint32_t>(
+        __builtin_amdgcn_update_dpp(0, static_cast<int>(x), CONTROL, ROWS, 0xF, false));
+  };
+  x += moved.template operator()<kShift + 1, 0xF>();
+  x += moved.template operator()<kShift + 2, 0xF>();
+  x += moved.template operator()<kShift + 4, 0xF>();
+  x += moved.template operator()<kShift + 8, 0xF>();
+  x += moved.template operator()<kLast15, 0xA>();
+  x += moved.template operator()<kLast31, 0xC>();
   return x;
 }
 
-/// The sum of this lane's and all lanes' before it.
-__device__ inline int wave_scan(int x) {
-#pragma unroll
-  for (int d = 1; d < kWaveSize; d *= 2) {
-    const int before = __builtin_amdgcn_ds_bpermute((lane_index() - d) * 4, x);
-    if (lane_index() >= d) x += before;
-  }
-  return x;
+/// What lane `from` has, the same lane for all.
+__device__ inline int lane_value(int x, int from) { return __builtin_amdgcn_readlane(x, from); }
+
+/// The wave's sum.
+__device__ inline uint32_t wave_sum(uint32_t x) {
+  return static_cast<uint32_t>(lane_value(static_cast<int>(wave_scan(x)), kWaveSize - 1));
 }
 
-/// What find says: the sequence (the batch's size: there is none), parts and slots before it, and its parts.
+/// What find says: the sequence (the batch's size: there is none), parts and slots before it, its parts and lengths.
 struct Found {
   int sequence, parts_before, slots_before, parts;
+  Lengths::Sequence lengths;
 };
 
-/// The sequence of part `number`; IS_MERGE: sequence `number` of those with two parts or more. By all lanes of a wave.
-template <int TILE, bool IS_MERGE>
+/// Keys of a part.
+template <int TILE>
+__device__ inline int chunk_of(const Plan& plan, const Lengths::Sequence& own) {
+  if (plan.share == 0) return TILE;
+  uint32_t low = 0, high = 0;  // halves: the keys of 65535 sequences are too many for 32 bits
+  for (int i = lane_index(); i < plan.lengths.batch; i += kWaveSize) {
+    const auto s = i < kWaveSize ? own : plan.lengths.of(i);
+    const int visible = s.keys - plan.first_key<TILE>(s);
+    if (s.rows > 0 && visible > 0) low += visible & 0xFFFF, high += visible >> 16;
+  }
+  const uint64_t total = (uint64_t{wave_sum(high)} << 16) + wave_sum(low) + plan.share - 1;
+  constexpr uint64_t kMostDivided = uint64_t{1} << 31;  // by multiplication
+  const auto chunk = static_cast<int>(total < kMostDivided ? plan.by_share.divide(static_cast<uint32_t>(total))
+                                                           : total / static_cast<uint32_t>(plan.share));
+  return chunk > plan.least ? chunk : plan.least;
+}
+
+/// The sequence of part `number`. By all lanes of a wave.
+template <int TILE>
 __device__ inline Found find(const Plan& plan, int number) {
   const int lane = lane_index(), batch = plan.lengths.batch;
-  int chunk = TILE;
-  if (plan.share > 0) {
-    int64_t total = 0;
-    for (int i = lane; i < batch; i += kWaveSize) {
-      const auto s = plan.lengths.of(i);
-      const int visible = s.keys - plan.first_key<TILE>(s);
-      if (s.rows > 0 && visible > 0) total += visible;
-    }
-    total = (wave_sum(total) + plan.share - 1) / plan.share;
-    chunk = total > plan.least ? static_cast<int>(total) : plan.least;
-  }
-  Found found{0, 0, 0, 0};
-  int counted = 0;
+  Lengths::Sequence own{};  // of one of 64 sequences
+  if (lane < batch) own = plan.lengths.of(lane);
+  const int chunk = chunk_of<TILE>(plan, own);
+  Found found{};
   for (int first = 0; first < batch; first += kWaveSize) {
-    const int index = first + lane;
-    const int parts = index < batch ? plan.parts_of<TILE>(plan.lengths.of(index), chunk) : 0;
-    const int slots = parts > 1 ? parts : 0;
-    const int end = counted + wave_scan(IS_MERGE ? (parts > 1) : parts);
-    const bool is_before = end <= number && index < batch;
-    const uint64_t before = __builtin_amdgcn_ballot_w64(is_before);
-    found.sequence += __builtin_popcountll(before);
-    found.parts_before += wave_sum(is_before ? parts : 0);
-    found.slots_before += wave_sum(is_before ? slots : 0);
-    if (found.sequence < first + kWaveSize && found.sequence < batch) break;
-    counted = __builtin_amdgcn_readlane(end, kWaveSize - 1);
+    const int index = first + lane, count = batch - first < kWaveSize ? batch - first : kWaveSize;
+    if (first > 0 && index < batch) own = plan.lengths.of(index);
+    const int parts = index < batch ? plan.parts_of<TILE>(own, chunk) : 0, slots = parts > 1 ? parts : 0;
+    const int end = found.parts_before + static_cast<int>(wave_scan(parts));
+    const int end_slot = found.slots_before + static_cast<int>(wave_scan(slots));
+    const int before = __builtin_popcountll(__builtin_amdgcn_ballot_w64(index < batch && end <= number));
+    found.sequence = first + before;
+    if (before < count) {
+      found.parts = lane_value(parts, before);
+      found.parts_before = lane_value(end - parts, before);
+      found.slots_before = lane_value(end_slot - slots, before);
+      found.lengths = {lane_value(own.first_row, before), lane_value(own.rows, before),
+                       lane_value(own.first_entry, before), lane_value(own.keys, before)};
+      return found;
+    }
+    found.parts_before = lane_value(end, kWaveSize - 1);
+    found.slots_before = lane_value(end_slot, kWaveSize - 1);
   }
-  found.sequence = __builtin_amdgcn_readfirstlane(found.sequence);
-  found.parts_before = __builtin_amdgcn_readfirstlane(found.parts_before);
-  found.slots_before = __builtin_amdgcn_readfirstlane(found.slots_before);
-  if (found.sequence < batch)
-    found.parts = __builtin_amdgcn_readfirstlane(plan.parts_of<TILE>(plan.lengths.of(found.sequence), chunk));
   return found;
 }
+
+/// What the merge knows of a sequence: where its partial sums are. Written by the sequence's first part.
+struct Split {
+  int first_slot, parts;
+};
 
 }  // namespace aiter_like::paged

@@ -93,3 +93,55 @@ def test_pieces():
         lengths = [8 if p < run // 8 else 4 if p == run // 8 and run % 8 >= 4 else 2 for p in range(count)]
         firsts = [8 * p if p <= run // 8 else 8 * (run // 8) + 4 for p in range(count)]
         assert firsts == [sum(lengths[:p]) for p in range(count)] and sum(lengths) == run
+
+
+WINDOW_KEYS, THREADS = 64, 256
+window_program = Program("tile/paged.h", f"""
+extern "C" __global__ void window(const int* entries, const char* k, const char* v, char* rows, int64_t first,
+                                  int64_t last_key, int64_t lowest) {{
+  using Keys = LdsTile<bf16, {WINDOW_KEYS}, 64, SwizzledByRow>;
+  using Values = LdsTile<bf16, {WINDOW_KEYS}, 64, SwizzledByColumn>;
+  __shared__ Keys keys;
+  __shared__ Values values;
+  PageTable table;
+  table.entries = entries;
+  table.last_page = 5;
+  table.last_key = static_cast<int>(last_key);
+  table.page_size.divisor = 24;
+  table.page_size.shift = 36;
+  table.page_size.factor = {-(-2**36 // 24)}u;
+  Staged<Keys, {THREADS}> staged_keys;
+  Staged<Values, {THREADS}> staged_values;
+  PagedWindow<decltype(staged_keys)> window;
+  window.find(table, static_cast<int>(first));
+  window.load(staged_keys, table, PagedHead{{k, 24 * 128, 128}});
+  window.load(staged_values, table, PagedHead{{v, 24 * 256, 256}});
+  window.keep(staged_values, [=](int key) {{ return key >= lowest && key <= last_key; }});
+  staged_keys.store(keys);
+  staged_values.store(values);
+  workgroup_barrier();
+  for (int i = thread_index(); i < {WINDOW_KEYS} * 32; i += {THREADS}) {{
+    reinterpret_cast<uint32_t*>(rows)[i] = keys.at<uint32_t>(i / 32, i % 32 * 4);
+    reinterpret_cast<uint32_t*>(rows)[{WINDOW_KEYS} * 32 + i] = values.at<uint32_t>(i / 32, i % 32 * 4);
+  }}
+}}
+""")
+
+
+def test_window_of_a_workgroup():
+    """K and V of other strides by one look at the table; what is not kept is zero, NaN or not."""
+    generator = torch.Generator().manual_seed(1)
+    k = torch.randn(6, 24, 64, generator=generator).to(torch.bfloat16)
+    storage = torch.full((6, 24, 128), float("nan")).to(torch.bfloat16)
+    storage[..., :64] = torch.randn(6, 24, 64, generator=generator).to(torch.bfloat16)
+    first, last_key, lowest = 40, 90, 44
+    entries = torch.randint(-2, 9, (last_key // 24 + 1,), generator=generator, dtype=torch.int32)
+    rows = torch.zeros(2, WINDOW_KEYS, 64, dtype=torch.bfloat16)
+    window_program("window", entries, k, storage, rows, first, last_key, lowest, waves=THREADS // 64)
+    keys = torch.arange(first, first + WINDOW_KEYS)
+    at = keys.clamp(max=last_key)
+    pages = entries[at // 24].long()
+    pages = torch.where((pages < 0) | (pages > 5), 5, pages)
+    assert torch.equal(rows[0], k[pages, at % 24])
+    is_kept = (keys >= lowest) & (keys <= last_key)
+    assert torch.equal(rows[1], storage[pages, at % 24, :64] * is_kept[:, None])

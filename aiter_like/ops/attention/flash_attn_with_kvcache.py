@@ -92,9 +92,10 @@ def flash_attn_with_kvcache(
 
     Notes:
         As `flash_attn_func`. Lengths on the device stay there: the call can be captured in a graph. page_table,
-        cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernel of `unified_attention` ("triton", "torch"),
-        which rounds to nearest even: caches are its pages, with `cache_leftpad` of one key each, which costs a table of
-        4 bytes per key. Rotation and appending are kernels of their own: they write q and k once more.
+        cache_batch_idx, cache_leftpad and cu_seqlens_q take the kernels of `unified_attention` ("hip" for decoding,
+        "ck" for prefill, "triton", "torch"), which round to nearest even: caches are its pages, with `cache_leftpad` of
+        one key each, which costs a table of 4 bytes per key. Rotation and appending are kernels of their own: they
+        write q and k once more.
 
     Source: Dao, FlashAttention; AITER's `flash_attn_with_kvcache`.
     """

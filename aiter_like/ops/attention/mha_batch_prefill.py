@@ -69,7 +69,8 @@ def mha_batch_prefill_func(
         UnsupportedError: dropout, return_attn_probs or kv_block_descale; a backend that cannot serve the call.
 
     Notes:
-        As of unified_attention. `backend` forces "triton" or "torch".
+        As of unified_attention. `backend` forces "hip" (gfx942, at most 8 queries of a sequence), "ck" (gfx942, 32 on
+        average at least), "triton" or "torch".
 
     Source: AITER's `mha_batch_prefill_func`; FlashInfer's ragged page tables.
     """

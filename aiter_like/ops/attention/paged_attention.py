@@ -349,8 +349,9 @@ def paged_attention_workspace_bytes(q: Tensor, num_kv_heads: int, head_dim_v: in
                                     max_seqlen_q: int = 1, num_splits: int = 0) -> int:
     """The size of `workspace` with which `paged_attention` allocates nothing beside its results.
 
-    `slots · num_heads · max_seqlen_q · (head_dim_v + 2) · 4`: fp32 sums of the rows of sequences whose keys are split,
-    with their weights and maxima. slots: 32 · CUs / num_kv_heads at most, twice the batch where that is more.
+    `slots · num_heads · max_seqlen_q · (head_dim_v + 2) · 4 + 8 · batch`, 0 without slots: fp32 sums of the rows of
+    sequences whose keys are split, with their weights and maxima, and where those of a sequence are. slots: 32 · CUs /
+    num_kv_heads at most, twice the batch where that is more.
 
     Args:
         q: as for `paged_attention`; only shape and device count.

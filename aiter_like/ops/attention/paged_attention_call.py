@@ -121,9 +121,12 @@ class PagedAttentionCall(NamedTuple):
 
     @property
     def scales(self) -> str:
-        """ "none", "tensor" or "token": how finely K or V are scaled. """
-        counts = [scale.numel() for scale in (self.k_scale, self.v_scale) if scale is not None]
-        return "none" if not counts else "token" if max(counts) > 1 else "tensor"
+        """ "none", "tensor" or "token": how finely K or V are scaled. "tensor" is also a number per sequence and head,
+        which unified_attention has.
+        """
+        given = [scale for scale in (self.k_scale, self.v_scale) if scale is not None]
+        is_fine = any(scale.numel() > 1 and scale.ndim > 2 for scale in given)
+        return "none" if not given else "token" if is_fine else "tensor"
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -183,8 +186,9 @@ def best_share(batch: int, longest: int, at_once: int) -> int:
 
 
 def workspace_bytes(call: PagedAttentionCall) -> int:
-    """fp32 sums of rows, and their weights and maxima."""
-    return parts_of(call).slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4
+    """fp32 sums of rows, and their weights and maxima; of each sequence where they are, two int32."""
+    slots = parts_of(call).slots
+    return slots * call.num_heads * call.max_seqlen_q * (call.head_dim_v + 2) * 4 + (8 * call.batch if slots else 0)
 
 
 def partial_sums(call: PagedAttentionCall) -> Tensor | None:

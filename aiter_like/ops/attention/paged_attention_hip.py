@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Backend "hip" of paged_attention: which build of csrc/attention/paged_attention.hip serves a call."""
+"""Backend "hip" of paged_attention, and of unified_attention where sequences have a few queries each: which build of
+csrc/attention/paged_attention.hip serves a call.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 from aiter_like import dtypes
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.attention.call import FLOATS
+from aiter_like.ops.attention.call import FLOATS, FP8, PagedCall
 from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
 from aiter_like.ops.attention.paged_attention_call import (
     LEAST_KEYS,
@@ -22,6 +24,8 @@ _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz
 _MOST_DIMS = 256
 _MOST_ROWS, _WIDE_DIMS = 32, 192  # rows of a block, up to these head dimensions
 _MOST_GRID = 2**30 - 1
+_MOST_QUERIES = 8  # of a sequence of unified_attention: more of them are a prefill, which reads keys once for many rows
+_MOST_BATCH = 65535
 
 
 def _rows(call: PagedAttentionCall) -> int:
@@ -50,6 +54,41 @@ def _instance(call: PagedAttentionCall) -> Instance:
 
 @compile_ops("attention/paged_attention.hip", gen_func=_instance, platforms=("hip",))
 def paged_attention_hip(call: PagedAttentionCall) -> None: ...
+
+
+def _decoding(call: PagedCall) -> PagedAttentionCall:
+    """A call of unified_attention whose sequences have a few queries each, as one of paged_attention. Scales have one
+    element, or [batch, num_kv_heads].
+    """
+    has_scales = call.k.dtype in FP8
+    return PagedAttentionCall(
+        call.out, call.lse, call.q, call.k, call.v, call.block_table, call.seqlens_k, call.page_starts,
+        call.cu_seqlens_q, k_scale=call.k_descale if has_scales else None,
+        v_scale=call.v_descale if has_scales else None, out_scale=call.output_scale, alibi_slopes=call.alibi_slopes,
+        sink=call.sink, max_seqlen_q=call.max_seqlen_q, max_seqlen_k=call.max_seqlen_k,
+        softmax_scale=call.softmax_scale, window_left=call.window_left, softcap=call.softcap)
+
+
+def _unified_instance(call: PagedCall) -> Instance:
+    return _instance(_decoding(call))
+
+
+@compile_ops("attention/paged_attention.hip", gen_func=_unified_instance, platforms=("hip",))
+def unified_attention_hip(call: PagedCall) -> None: ...
+
+
+def unified_hip_refusal(target: Target, call: PagedCall) -> str | None:
+    """What the kernel of decoding does not take of unified_attention's calls."""
+    if call.max_seqlen_q > _MOST_QUERIES:
+        return f"a kernel for decoding: at most {_MOST_QUERIES} queries of a sequence, got max_seqlen_q " \
+               f"{call.max_seqlen_q}"
+    if call.window_right != 0 and call.max_seqlen_q > 1:
+        return f"causal where a sequence has several queries, got window_right {call.window_right}"
+    if call.qq_bias is not None or call.sink_size > 0:
+        return "no qq_bias and no sink tokens"
+    if call.batch > _MOST_BATCH:
+        return f"at most {_MOST_BATCH} sequences, got {call.batch}"
+    return hip_refusal(target, _decoding(call))
 
 
 def hip_refusal(target: Target, call: PagedAttentionCall) -> str | None:

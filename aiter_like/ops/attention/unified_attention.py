@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/unified_attention.py."""
+"""Attention over paged keys: unified_attention. Kernels: ops/attention/triton/unified_attention.py, csrc/attention/
+unified_attention.hip for prefill, and for decoding paged_attention.hip beside it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from aiter_like.ops.attention.checks import (
     read_window,
     scale_refusal,
 )
+from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
 from aiter_like.ops.attention.reference import scores_of, softmax_of
+from aiter_like.ops.attention.unified_attention_ck import unified_attention_ck, unified_ck_refusal
 
 __all__ = ["unified_attention"]
 
@@ -187,7 +191,9 @@ unified_attention_op = Op(
     tune_fields=("mask", "batch", "seqlen_q", "seqlen_k", "num_heads", "num_kv_heads", "head_dim", "page_size",
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
-    backends=(Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
+    backends=(Backend("hip", unified_attention_hip, refusal=unified_hip_refusal),
+              Backend("ck", unified_attention_ck, refusal=unified_ck_refusal),
+              Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
                       refusal=_triton_refusal, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", unified_attention_ref)))
@@ -231,7 +237,8 @@ def unified_attention(
         shuffled_kv_cache: `k` is [num_pages, num_kv_heads, head_dim / x, page_size, x] and `v` [num_pages,
             num_kv_heads, page_size / x, head_dim_v, x], x elements of 16 bytes, as `reshape_and_cache` writes them.
         skip_reduce: False.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942, at most 8 queries of a sequence), "ck" (gfx942, at least 32 on average), "triton" or
+            "torch" instead of the automatic choice.
 
     Returns:
         `out`.

@@ -3,12 +3,14 @@
 // them rows 4 g … 4 g + 3 of a strip of 16, one load each. So a load reads 4 rows from end to end, which memory likes
 // best, and a lane has 4 rows that follow one another: what the depth of a matrix instruction takes from it.
 //
+// PagedWindow is for the tiles that all waves of a workgroup share: what Staged moves, gathered row by row.
+//
 // A lane's part of a row of 16 E elements comes in pieces of 8, 4 or 2 elements: piece p of lane c of its group is
 // elements 16 first(p) + c len(p) … of the row.
 #pragma once
 
 #include "aiter_like/math.h"
-#include "aiter_like/tile/lds_tile.h"
+#include "aiter_like/tile/staging.h"
 
 namespace aiter_like::tile {
 
@@ -80,6 +82,52 @@ struct PagedHead {
   template <int IDS>
   __device__ const char* row(const QuadPages<IDS>& pages, int i) const {
     return data + pages.page(i) * page_bytes + pages.place_of(i) * place_bytes;
+  }
+};
+
+/// A tile of keys that lie in pages, as STAGED (staging.h) moves one to LDS: each work-item has whole chunks of rows.
+/// The pages of a tile are asked for first, at best a tile ahead; K and V of the same keys share them.
+template <class STAGED>
+struct PagedWindow {
+  uint32_t entries[STAGED::kCount];  // as they were loaded: to look at one is to wait for it
+  uint32_t places[STAGED::kCount];   // in the page
+  int first_key;
+
+  /// Keys behind the last one are read where that one is.
+  __device__ void find(const PageTable& table, int key) {
+    first_key = key;
+#pragma unroll
+    for (int i = 0; i < STAGED::kCount; ++i) {
+      const int at = table.clamped(key + STAGED::row(i));
+      const uint32_t index = table.page_size.divide(at);
+      entries[i] = table.entry(index);
+      places[i] = at - index * table.page_size.divisor;
+    }
+  }
+
+  /// Starts the loads of a tile of the same shape. Pages are less than 2^31 bytes apart, and span less.
+  template <class OTHER>
+  __device__ void load(OTHER& staged, const PageTable& table, const PagedHead& head) const {
+    static_assert(OTHER::kCount == STAGED::kCount && OTHER::kChunksPerRow == STAGED::kChunksPerRow, "the same rows");
+    const auto page_bytes = static_cast<uint32_t>(head.page_bytes);
+    const auto place_bytes = static_cast<uint32_t>(head.place_bytes);
+#pragma unroll
+    for (int i = 0; i < STAGED::kCount; ++i) {
+      const uint32_t page = entries[i] < table.last_page ? entries[i] : table.last_page;
+      const uint32_t in_page = places[i] * place_bytes + STAGED::column(i) * sizeof(typename OTHER::T);
+      const char* from = head.data + (uint64_t{page} * page_bytes + in_page);
+      if (STAGED::is_inside(i)) staged.chunks[i] = *reinterpret_cast<const Chunk*>(from);
+    }
+  }
+
+  /// Zeros in the rows of keys that `is_kept` says no of.
+  template <class OTHER, class IS_KEPT>
+  __device__ void keep(OTHER& staged, IS_KEPT is_kept) const {
+#pragma unroll
+    for (int i = 0; i < STAGED::kCount; ++i) {
+      const uint32_t mask = is_kept(first_key + STAGED::row(i)) ? 0xFFFFFFFFu : 0u;
+      staged.chunks[i] &= Chunk{mask, mask, mask, mask};
+    }
   }
 };
 

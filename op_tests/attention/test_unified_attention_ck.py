@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: MIT
+"""unified_attention, mha_batch_prefill_func and paged flash_attn_with_kvcache by backend "ck", which serves prefill and
+extension over pages: against float64, over lengths, pages, masks and strides; what it leaves to others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from paged_cases import BF16, check, compare, expect, make
+from test_unified_attention_hip import single_sequences
+
+import aiter_like
+from aiter_like import dtypes, explain, sim
+from aiter_like.build import build, code_object
+from aiter_like.device import target_of
+from aiter_like.ops.attention.call import PagedCall
+from aiter_like.ops.attention.unified_attention import unified_attention_op, unified_attention_ref
+from aiter_like.ops.attention.unified_attention_ck import _instance, unified_attention_ck
+from aiter_like.testing import assert_within
+from aiter_like.testing.attention import check_attention
+
+MIXED = ((1, 70), (133, 33), (1, 1), (20, 50), (0, 9), (3, 0), (130, 300))
+"""Queries and keys of sequences: more blocks of rows than one, more queries than keys, no query, no key."""
+
+
+@pytest.mark.parametrize("page_size", (16, 1, 13, 128))
+def test_prefill_and_extension_in_one_call(device, run, page_size):
+    """Pages narrower and wider than a block of keys, and such as no block is a multiple of; repeatable."""
+    case = make(device, MIXED, page_size=page_size)
+    out = check(run, "ck", case)
+    assert (out[case.cu_seqlens_q[5]:case.cu_seqlens_q[6]] == 0).all()  # three queries, no key
+    assert torch.equal(check(run, "ck", case), out)
+    check(run, "ck", case, window_size=(30, 0), sinks=torch.randn(4, device=device), softmax_scale=0.3)
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim, dtype, options", (
+    (7, 1, 128, torch.float16, {}),
+    (4, 4, 64, BF16, {"softcap": 3.0, "alibi_slopes": True, "window_size": (90, -1), "causal": False}),
+    pytest.param(2, 1, 256, BF16, {}, marks=pytest.mark.exhaustive),
+    pytest.param(4, 2, 128, BF16, {"causal": False}, marks=pytest.mark.exhaustive)), ids=str)
+def test_heads_and_terms(device, run, heads, kv_heads, head_dim, dtype, options):
+    case = make(device, ((70, 150), (40, 40), (2, 9)), heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+    if "alibi_slopes" not in options:
+        check(run, "ck", case, **options)
+        return
+    many = torch.rand(3, 8, device=device)[:, :4]  # of each sequence, a view of wider storage
+    out = case.call(run, "ck", **{**options, "alibi_slopes": many})
+    for index, rows, one in single_sequences(case):
+        compare(one, out[rows], **{**options, "alibi_slopes": many[index]})
+
+
+def test_pages_behind_the_window(device, run):
+    """What no window reaches may be NaN: engines give such pages away."""
+    case = make(device, ((40, 400), (33, 300)))
+    expected = expect(case, window_size=(50, 0))
+    k, v, table = case.k.clone(), case.v.clone(), case.block_table.clone()
+    unused = next(page for page in range(len(k)) if page not in table.flatten().tolist())  # NaN, all of it
+    for index, (queries, keys) in enumerate(case.lengths):
+        first = keys - queries - 50
+        for pages in (k, v):
+            pages[table[index, first // 16].long(), :first % 16] = math.nan
+        table[index, :first // 16] = unused
+    out = dataclasses.replace(case, k=k, v=v, block_table=table).call(run, "ck", window_size=(50, 0))
+    limit = 2**-7 * expected[1] + 2**-7 * expected[0].abs() + 1e-6
+    assert_within("unified_attention", out, expected[0], limit)
+
+
+def test_sink_tokens(device, run):
+    """Leading keys that a window never hides, against the reference; the kernel's own form of a mask."""
+    case = make(device, ((40, 200), (60, 60)))
+    out = case.call(run, "ck", window_size=(20, 0, 3))
+    call = PagedCall(torch.empty_like(out), None, case.q, case.k.nan_to_num(), case.v.nan_to_num(),
+                     cu_seqlens_q=case.cu_seqlens_q, seqlens_k=case.seqused_k, block_table=case.block_table,
+                     max_seqlen_q=60, max_seqlen_k=200, softmax_scale=0.125, window_left=20, window_right=0,
+                     sink_size=3)
+    unified_attention_ref(call)
+    assert_within("unified_attention", out, call.out.double().cpu(), torch.full_like(call.out.double().cpu(), 0.04))
+    without = case.call(run, "ck", window_size=(20, 0))
+    assert (out - without).abs().max() > 0.1
+
+
+def test_packed_storage(device, run):
+    """K and V interleaved by head, heads before tokens, as engines store them; and heads apart in q and out."""
+    case = make(device, ((33, 70), (40, 40)))
+    storage = torch.full((case.k.shape[0], 2, 16, 128), math.nan, dtype=BF16, device=device)
+    k, v = storage.transpose(1, 2)[..., :64], storage.transpose(1, 2)[..., 64:]
+    k.copy_(case.k), v.copy_(case.v)
+    wide = torch.full((73, 9, 64), math.nan, dtype=BF16, device=device)
+    q = wide[:, 2:6].copy_(case.q)
+    expected = check(run, "ck", case)
+    target = torch.full((73, 5, 80), 3.0, dtype=BF16, device=device)
+    assert torch.equal(dataclasses.replace(case, q=q, k=k, v=v).call(run, "ck", out=target[:, 1:, :64]), expected)
+    assert (target[:, 0] == 3).all() and (target[..., 64:] == 3).all()
+
+
+def test_whatever_lengths_and_pages_hold(device):
+    """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`."""
+    if device.type != "cpu":
+        pytest.skip("an MFMA kernel")
+    case = make(device, ((33, 40), (33, 40), (33, 40)))
+    storage = torch.full((101, 4, 64), 3.0, dtype=BF16, device=device)
+    big = 2**31 - 1
+    for starts, used, page in (((0, 33, 66, 99), (40, 40, 40), -5), ((5, -9, big, 3), (-4, big, 40), big),
+                               ((-big, big, big, 0), (big, -big, 0), 10**6)):
+        bad = [torch.tensor(values, dtype=torch.int32, device=device) for values in (starts, used)]
+        for table, page_starts in ((case.block_table, None), (case.block_table.flatten(), bad[0] // 3)):
+            unified_attention_op(PagedCall(
+                storage[1:-1], None, case.q, case.k, case.v, cu_seqlens_q=bad[0], seqlens_k=bad[1],
+                block_table=torch.full_like(table, page), page_starts=page_starts, max_seqlen_q=33, max_seqlen_k=40,
+                softmax_scale=0.125, window_right=0), backend="ck")
+    assert (storage[0] == 3).all() and (storage[-1] == 3).all()
+
+
+@pytest.mark.parametrize("form", ("ragged", "full pages", "table"))
+def test_batch_prefill(device, run, form):
+    """The same pages listed one after the other; with and without the length of the last."""
+    case = make(device, ((40, 64), (60, 48), (3, 16)) if form == "full pages" else ((40, 70), (60, 41), (3, 3)))
+    counts = [-(-keys // 16) for _, keys in case.lengths]
+    pages = torch.cat([case.block_table[index, :count] for index, count in enumerate(counts)])
+    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32, device=device)
+    last = torch.tensor([(keys - 1) % 16 + 1 for _, keys in case.lengths], dtype=torch.int32, device=device)
+    options = {"full pages": {}, "ragged": {"kv_last_page_lens": last},
+               "table": {"block_table": case.block_table, "seqlen_k": case.seqused_k}}[form]
+    out, lse = run("ck", aiter_like.mha_batch_prefill_func, case.q, case.k, case.v, case.cu_seqlens_q, starts, pages,
+                   *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, **options)
+    compare(case, out, window_size=(30, 0))
+    expected = expect(case, window_size=(30, 0))[2]
+    assert_within("lse", lse, expected, torch.full_like(expected, 2e-5))
+
+
+def test_pages_of_a_cache(device, run):
+    case = make(device, ((40, 70), (40, 50)))
+    out, lse = run("ck", aiter_like.flash_attn_with_kvcache, case.q.unflatten(0, (2, 40)), case.k, case.v,
+                   cache_seqlens=case.seqused_k, page_table=case.block_table, return_softmax_lse=True, causal=True)
+    k, v = (torch.cat([pages[table[:-(-keys // 16)].long()].flatten(0, 1)[:keys] for table, (_, keys) in
+                       zip(case.block_table, case.lengths)]) for pages in (case.k, case.v))
+    starts = torch.tensor((0, 70, 120), dtype=torch.int32, device=device)
+    check_attention(out.flatten(0, 1), lse.transpose(0, 1).flatten(1), case.q, k, v, cu_seqlens_q=case.cu_seqlens_q,
+                    cu_seqlens_k=starts, causal=True)
+
+
+@pytest.mark.parametrize("head_dim", (64, pytest.param(128, marks=pytest.mark.exhaustive),
+                                      pytest.param(256, marks=pytest.mark.exhaustive)))
+def test_registers(head_dim):
+    """Nothing goes to local memory, and two waves share a SIMD."""
+    call = unified_attention_op.tuning.case(
+        {"mask": "causal", "batch": 1, "seqlen_q": 64, "seqlen_k": 64, "num_heads": 4, "num_kv_heads": 2,
+         "head_dim": head_dim, "page_size": 16, "dtype": "bf16", "kv_dtype": "bf16"}, torch.device("cpu"), 0)
+    spec = unified_attention_ck.instance_spec(_instance(call), "hip", "gfx942")
+    image = build.ensure(spec).path.read_bytes()
+    bundle = image[image.index(b"__CLANG_OFFLOAD_BUNDLE__"):]
+    (facts,) = sim.inspect(code_object.unbundled(bundle, "gfx942")).values()
+    assert (facts["private_bytes"], facts["vgpr_spills"], facts["sgpr_spills"]) == (0, 0, 0)
+    assert facts["vgprs"] <= 256 and facts["lds_bytes"] <= 65536
+
+
+def test_what_it_leaves_to_others(device):
+    if target_of(device).platform != "hip":
+        pytest.skip("an MFMA kernel")
+    case = make(device, ((40, 40),))
+    assert "queries of a sequence on average" in refusal(make(device, ((40, 40), (1, 90))))
+    assert "qq_bias" in refusal(case, qq_bias=torch.zeros(2, 2, device=device))
+    assert "sinks of float32" in refusal(case, sinks=torch.zeros(4, dtype=BF16, device=device))
+    assert "head dimension" in refusal(make(device, ((40, 40),), head_dim=96))
+    assert "head dimension" in refusal(make(device, ((40, 40),), head_dim_v=128))
+    assert "bf16 or fp16" in refusal(make(device, ((40, 40),), kv_dtype=dtypes.fp8_of(target_of(device).arch)))
+
+
+def refusal(case, **options):
+    """What backend ck says of a call that it does not serve; another one would."""
+    said = []
+
+    def asked(backend, function, *args, **kwargs):
+        explanation = explain(function, *args, **kwargs)
+        assert explanation.backend != "ck"
+        said.append(explanation.rejected["ck"])
+        return kwargs.get("out", args[3])
+
+    case.call(asked, None, **options)
+    return said[0]
