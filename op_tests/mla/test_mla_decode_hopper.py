@@ -20,7 +20,8 @@ from aiter_like.testing import assert_within
 
 DIMS = {"v_dim": 512, "rope_dim": 64}
 RAGGED = ((1, 70), (3, 33), (1, 1), (2, 50), (1, 0), (0, 9), (2, 1), (4, 200), (1, 64), (1, 129))
-ORDERS = (0, 1, 2)
+SETTINGS = tuple(dict(zip(("LATE", "TMA", "HELD"), values)) for values in (
+    (0, 0, 0), (0, 1, 1), (0, 1, 2), (1, 0, 1), (1, 0, 2), (1, 1, 0)))
 
 
 @pytest.fixture(autouse=True)
@@ -77,17 +78,17 @@ def test_splits(device):
         assert torch.equal(first, again) and torch.equal(lse, lse_again)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_orders(device, order):
+@pytest.mark.parametrize("params", SETTINGS, ids=str)
+def test_settings(device, params):
     """What the tuner may choose gives the same bits."""
     for heads, page_size in ((16, 1), (128, 64)):
         case = make(device, ((1, 900), (1, 65), (1, 0), (1, 2000)), heads, page_size, **DIMS)
         lse = torch.empty(case.q.shape[:2], device=device)
         results = []
-        for params in ({}, {"ORDER": order}):
+        for each in ({}, params):
             out = case.new_out()
             mla_decode.mla_decode(decode_call(case.q, case.kv, out, lse.fill_(math.nan), *case.tables,
-                                              softmax_scale=576**-0.5), kernel=HOPPER, **params)
+                                              softmax_scale=576**-0.5), kernel=HOPPER, **each)
             compare(case, out, lse)
             results.append(out)
         assert torch.equal(*results)
@@ -203,17 +204,19 @@ def test_which_kernel():
     """By the call, or by the parameters of a tuned row."""
     call = meta_call()
     assert triton_kernels(SM_90, call) == [HOPPER, PORTABLE]
-    assert triton_kernels(SM_90, call, ORDER=1) == [HOPPER] and triton_kernels(SM_90, call, BLOCK_N=32) == [PORTABLE]
+    assert triton_kernels(SM_90, call, LATE=1) == [HOPPER] and triton_kernels(SM_90, call, BLOCK_N=32) == [PORTABLE]
     assert triton_kernels(Target("cuda", "sm_80", 108, 32, False, 0), call) == [PORTABLE]
     for other in (meta_call(dims=(160, 128)), call._replace(kv=call.kv.to(torch.float8_e4m3fn)),
                   call._replace(q=torch.empty(4, 128, 580, dtype=BF16, device="meta")[..., :576])):
-        assert triton_kernels(SM_90, other) == [PORTABLE] and triton_kernels(SM_90, other, ORDER=1) == []
+        assert triton_kernels(SM_90, other) == [PORTABLE] and triton_kernels(SM_90, other, LATE=1) == []
 
 
-@pytest.mark.parametrize("spills, options", (
-    (0, {}), (80, {"rows": 3, "page_size": 1, "dtype": torch.float16, "order": 2}),
-    (0, {"page_size": 16, "softcap": 3.0, "order": 1})), ids=str)
-def test_code(monkeypatch, tmp_path, spills, options):
+@pytest.mark.parametrize("spills, params, options", (
+    (0, {"LATE": 0, "TMA": 1, "HELD": 0}, {}), (16, {"LATE": 0, "TMA": 1, "HELD": 2}, {}),
+    (0, {"LATE": 1, "TMA": 0, "HELD": 1}, {"page_size": 16, "softcap": 3.0}),
+    (80, {"LATE": 1, "TMA": 1, "HELD": 0}, {"rows": 3, "page_size": 128, "dtype": torch.float16}),
+    (120, {"LATE": 0, "TMA": 1, "HELD": 2}, {"rows": 3, "page_size": 1})), ids=str)
+def test_code(monkeypatch, tmp_path, spills, params, options):
     """Registers hold all sums and scores, products run on while others are issued, copies have 16 bytes. Some versions
     of Triton spill addresses and numbers of rows, a register each, where tokens are masked."""
     from hopper_code import compiled_for_hopper, disassembled
@@ -223,13 +226,13 @@ def test_code(monkeypatch, tmp_path, spills, options):
     from aiter_like.ops.mla.triton import mla_decode_hopper
 
     monkeypatch.setattr(operator, "target_of", lambda _: SM_90)
-    order = options.get("order", 0)
-    call = meta_call(**{name: value for name, value in options.items() if name != "order"})
     with compiled_for_hopper(monkeypatch, mla_decode_hopper, launcher) as built:
-        mla_decode_hopper.HopperLaunch(call, {"ORDER": order})(call)
+        call = meta_call(**options)
+        mla_decode_hopper.HopperLaunch(call, params)(call)
     (kernel,) = built
     sass = disassembled(kernel, tmp_path)
     assert sass.count("HGMMA") == 2 * 36 + 3 * 4 and "USETMAXREG" in sass and "LDGSTS.E.BYPASS.128" in sass
-    assert sass.count("WARPGROUP.ARRIVE") == 12 and sass.count("WARPGROUP.DEPBAR") <= 6  # else ptxas waits after each
+    assert sass.count("WARPGROUP.ARRIVE") <= 14 and sass.count("WARPGROUP.DEPBAR") <= 6  # else ptxas waits after each
+    assert sass.count("UTMALDG") == (3 if params["TMA"] and call.page_size % 64 == 0 else 0)
     assert sass.count("STL") + sass.count("LDL") <= spills
     assert kernel.metadata.shared <= 227 << 10

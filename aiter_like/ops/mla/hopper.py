@@ -33,18 +33,19 @@ def has_aligned_rows(call: MlaDecodeCall) -> bool:
 
 
 def triton_kernels(target: Target, call: MlaDecodeCall, **params: int) -> list[str]:
-    """The one for Hopper comes first where it serves; only it has the parameter ORDER."""
+    """The one for Hopper comes first where it serves; only it has the parameter LATE."""
     serves = target.arch == "sm_90" and hopper_fits(call.q, call.kv, call.out.shape[2])
     if params:
-        return ([HOPPER] if serves else []) if "ORDER" in params else [PORTABLE]
+        return ([HOPPER] if serves else []) if "LATE" in params else [PORTABLE]
     return [HOPPER, PORTABLE] if serves else [PORTABLE]
 
 
 def triton_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
-    """When the kernel for Hopper begins the scores of the next tile; tiles, warps and stages of the other one."""
+    """Of the kernel for Hopper, when half of the sums are made, what copies keys, and what of q registers hold; tiles,
+    warps and stages of the other one."""
     if HOPPER in triton_kernels(target, call):
-        for order in (0, 1, 2):
-            yield {"ORDER": order}
+        for late, tma, held in itertools.product((0, 1), (0, 1), (0, 1, 2)):
+            yield {"LATE": late, "TMA": tma, "HELD": held}
         return
     for block_n, num_warps, num_stages in itertools.product((16, 32, 64), (4, 8), (1, 2, 3)):
         yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, tma
 
 from aiter_like.ops.attention.triton.parts import LN_2, MASKED, clamped, exponent_of, tanh
 
@@ -24,6 +24,7 @@ SCORES = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4
 SUMS = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16]))
 
 copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+copy_box = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # both since Triton 3.7
 _clamped, _exponent_of, _tanh = (gluon.jit(function.fn) for function in (clamped, exponent_of, tanh))
 
 
@@ -33,15 +34,18 @@ class Shape:
 
     Attributes:
         PAGE: keys of a page.
-        ORDER: when the scores of the next tile are begun: once the sums of this one are done (0), behind them without
-            waiting (1), or before the softmax of this one (2).
+        IS_LATE: the right half of a tile's sums waits for the scores of the next one, to run beside its softmax.
+        HELD: of q, nothing is held in registers (0), the rotated columns (1), or 128 of the latent's, too (2).
+        HAS_BOXES: whole tiles of keys are copied by the unit for it (TMA).
         IS_CAUSAL: a query token sees no later one.
         HAS_RANKS: other ranks have keys of the sequences, too.
         HAS_SOFTCAP: scores are capped.
     """
 
     PAGE: int
-    ORDER: int
+    IS_LATE: bool
+    HELD: int
+    HAS_BOXES: bool
     IS_CAUSAL: bool
     HAS_RANKS: bool
     HAS_SOFTCAP: bool
@@ -112,19 +116,48 @@ def places_of(kv, strides, kv_indices, entry, start, count, num_pages, SHAPE: gl
 
 
 @gluon.jit
-def copy_rows(tiles, pointers, inside):
-    """Starts the copies of rows of 576 columns into their places; zeros for rows that are not `inside`. The barriers
-    of the three places say when they are there.
-    """
-    left, right, rope, left_full, right_full, rope_full = tiles
-    mask = inside[:, None]
-    half = gl.arange(0, HALF, gl.SliceLayout(0, COPIED))[None, :]
-    copy(rope, pointers[:, None] + (2 * HALF + gl.arange(0, ROPE, gl.SliceLayout(0, COPIED)))[None, :], mask)
-    async_copy.mbarrier_arrive(rope_full, increment_count=False)
-    copy(left, pointers[:, None] + half, mask)
-    async_copy.mbarrier_arrive(left_full, increment_count=False)
-    copy(right, pointers[:, None] + (HALF + half), mask)
-    async_copy.mbarrier_arrive(right_full, increment_count=False)
+def start_copy(place, pointers, FIRST: gl.constexpr, COUNT: gl.constexpr, inside):
+    """Starts the copies of some columns of rows into their place; zeros for rows that are not `inside`."""
+    columns = FIRST + gl.arange(0, COUNT, gl.SliceLayout(0, COPIED))
+    copy(place, pointers[:, None] + columns[None, :], inside[:, None])
+
+
+@gluon.jit
+def copy_columns(place, pointers, FIRST: gl.constexpr, COUNT: gl.constexpr, inside, full):
+    """As start_copy; the barrier says when all that was started before is there, too."""
+    start_copy(place, pointers, FIRST, COUNT, inside)
+    async_copy.mbarrier_arrive(full, increment_count=False)
+
+
+@gluon.jit
+def copy_whole(places, boxes, row, full, right_free, phase):
+    """Starts the copies of a tile whose rows are all there, from a row of the cache on."""
+    left, right, rope = places
+    left_full, right_full, rope_full = full
+    mbarrier.expect(rope_full, KEYS * ROPE * 2)
+    copy_box(boxes[1], [row, 2 * HALF], rope_full, rope)
+    mbarrier.expect(left_full, KEYS * HALF * 2)
+    copy_box(boxes[0], [row, 0], left_full, left)
+    mbarrier.wait(right_free, phase)
+    mbarrier.expect(right_full, KEYS * HALF * 2)
+    copy_box(boxes[0], [row, HALF], right_full, right)
+
+
+@gluon.jit
+def copy_some(places, pointers, inside, full, right_free, phase):
+    """Copies a tile of which some rows are not there, and waits for it."""
+    left, right, rope = places
+    left_full, right_full, rope_full = full
+    start_copy(rope, pointers, 2 * HALF, ROPE, inside)
+    start_copy(left, pointers, 0, HALF, inside)
+    mbarrier.wait(right_free, phase)
+    start_copy(right, pointers, HALF, HALF, inside)
+    async_copy.commit_group()
+    async_copy.wait_group(0)
+    fence_async_shared()
+    mbarrier.arrive(rope_full)
+    mbarrier.arrive(left_full)
+    mbarrier.arrive(right_full)
 
 
 @gluon.jit
