@@ -20,8 +20,7 @@ from aiter_like.testing import assert_within
 
 DIMS = {"v_dim": 512, "rope_dim": 64}
 RAGGED = ((1, 70), (3, 33), (1, 1), (2, 50), (1, 0), (0, 9), (2, 1), (4, 200), (1, 64), (1, 129))
-SETTINGS = tuple(dict(zip(("LATE", "TMA", "HELD"), values)) for values in (
-    (0, 0, 0), (0, 1, 1), (0, 1, 2), (1, 0, 1), (1, 0, 2), (1, 1, 0)))
+SETTINGS = tuple({"LATE": late, "TMA": tma} for late in (0, 1) for tma in (0, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -212,10 +211,9 @@ def test_which_kernel():
 
 
 @pytest.mark.parametrize("spills, params, options", (
-    (0, {"LATE": 0, "TMA": 1, "HELD": 0}, {}), (16, {"LATE": 0, "TMA": 1, "HELD": 2}, {}),
-    (0, {"LATE": 1, "TMA": 0, "HELD": 1}, {"page_size": 16, "softcap": 3.0}),
-    (80, {"LATE": 1, "TMA": 1, "HELD": 0}, {"rows": 3, "page_size": 128, "dtype": torch.float16}),
-    (120, {"LATE": 0, "TMA": 1, "HELD": 2}, {"rows": 3, "page_size": 1})), ids=str)
+    (0, {"LATE": 0, "TMA": 1}, {}), (0, {"LATE": 1, "TMA": 0}, {"page_size": 16, "softcap": 3.0}),
+    (80, {"LATE": 1, "TMA": 1}, {"rows": 3, "page_size": 128, "dtype": torch.float16}),
+    (80, {"LATE": 0, "TMA": 1}, {"rows": 3, "page_size": 1})), ids=str)
 def test_code(monkeypatch, tmp_path, spills, params, options):
     """Registers hold all sums and scores, products run on while others are issued, copies have 16 bytes. Some versions
     of Triton spill addresses and numbers of rows, a register each, where tokens are masked."""
@@ -232,7 +230,7 @@ def test_code(monkeypatch, tmp_path, spills, params, options):
     (kernel,) = built
     sass = disassembled(kernel, tmp_path)
     assert sass.count("HGMMA") == 2 * 36 + 3 * 4 and "USETMAXREG" in sass and "LDGSTS.E.BYPASS.128" in sass
-    assert sass.count("WARPGROUP.ARRIVE") <= 14 and sass.count("WARPGROUP.DEPBAR") <= 6  # else ptxas waits after each
+    assert sass.count("WARPGROUP.ARRIVE") == 12 and sass.count("WARPGROUP.DEPBAR") <= 6  # else ptxas waits after each
     assert sass.count("UTMALDG") == (3 if params["TMA"] and call.page_size % 64 == 0 else 0)
     assert sass.count("STL") + sass.count("LDL") <= spills
     assert kernel.metadata.shared <= 227 << 10

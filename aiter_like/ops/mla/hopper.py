@@ -41,11 +41,11 @@ def triton_kernels(target: Target, call: MlaDecodeCall, **params: int) -> list[s
 
 
 def triton_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
-    """Of the kernel for Hopper, when half of the sums are made, what copies keys, and what of q registers hold; tiles,
-    warps and stages of the other one."""
+    """Of the kernel for Hopper, when half of the sums are made and what copies keys; tiles, warps and stages of the
+    other one."""
     if HOPPER in triton_kernels(target, call):
-        for late, tma, held in itertools.product((0, 1), (0, 1), (0, 1, 2)):
-            yield {"LATE": late, "TMA": tma, "HELD": held}
+        for late, tma in itertools.product((0, 1), (0, 1)):
+            yield {"LATE": late, "TMA": tma}
         return
     for block_n, num_warps, num_stages in itertools.product((16, 32, 64), (4, 8), (1, 2, 3)):
         yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}

@@ -111,43 +111,22 @@ def _copy(q, kv, boxes, strides, kv_indices, tiles, full, free, channel, bounds,
 
 
 @gluon.jit
-def _start_scores(tiles, q_held, full, position, SHAPE: gl.constexpr):
-    """Starts q kᵀ of a tile, part by part as they come. q_held: what of q is in registers, its rotated columns and
-    maybe some of the latent's: wgmma then reads half as much of shared memory, whose speed is the limit.
-    """
+def _start_scores(tiles, full, position, SHAPE: gl.constexpr):
+    """Starts q kᵀ of a tile, part by part as they come."""
     q_tiles, k_tiles, _ = tiles
     stage, phase = position % STAGES, position // STAGES & 1
     zero = position // _MOST_TILES  # found here, or the loop would keep all addresses of q, in registers it has not
     scores = gl.full([ROWS, KEYS], 0.0, gl.float32, SCORES)
     mbarrier.wait(full[2].index(stage), phase)
     fence_async_shared()
-    scores = warpgroup_mma(q_held[0], k_tiles[2].index(stage).permute([1, 0]), scores, use_acc=False, is_async=True)
+    scores = warpgroup_mma(q_tiles[2].index(zero), k_tiles[2].index(stage).permute([1, 0]), scores, use_acc=False,
+                           is_async=True)
     mbarrier.wait(full[0].index(stage), phase)
     fence_async_shared()
-    if SHAPE.HELD > 1:
-        k_left, q_left = k_tiles[0].index(stage), q_tiles[0].index(zero)
-        scores = warpgroup_mma(q_held[1], k_left.slice(0, HALF // 2, dim=1).permute([1, 0]), scores, is_async=True)
-        scores = warpgroup_mma(q_left.slice(HALF // 2, HALF // 2, dim=1),
-                               k_left.slice(HALF // 2, HALF // 2, dim=1).permute([1, 0]), scores, is_async=True)
-    else:
-        scores = warpgroup_mma(q_tiles[0].index(zero), k_tiles[0].index(stage).permute([1, 0]), scores, is_async=True)
+    scores = warpgroup_mma(q_tiles[0].index(zero), k_tiles[0].index(stage).permute([1, 0]), scores, is_async=True)
     mbarrier.wait(full[1].index(stage), phase)
     fence_async_shared()
     return warpgroup_mma(q_tiles[1].index(zero), k_tiles[1].index(stage).permute([1, 0]), scores, is_async=True)
-
-
-@gluon.jit
-def _held(q_tiles, SHAPE: gl.constexpr):
-    """What of q stays in registers."""
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, SCORES, 2)
-    if SHAPE.HELD == 0:
-        held = q_tiles[2].index(0), q_tiles[2].index(0)
-    elif SHAPE.HELD == 1:
-        rope = q_tiles[2].index(0).load(LEFT)
-        held = rope, rope
-    else:
-        held = q_tiles[2].index(0).load(LEFT), q_tiles[0].index(0).slice(0, HALF // 2, dim=1).load(LEFT)
-    return held
 
 
 @gluon.jit
@@ -199,8 +178,7 @@ def _left(tiles, full, left_free, channel, exchange, bounds, lists, sizes, resul
                 last = last_key(rows // num_heads, span, SHAPE)
                 state = maximum, gl.full([ROWS], MASKED, gl.float32, gl.SliceLayout(1, SCORES)), no_sums()
                 mbarrier.wait(channel[0], turn & 1)
-                q_held = _held(tiles[0], SHAPE)
-                scores = warpgroup_mma_wait(0, deps=[_start_scores(tiles, q_held, full, used, SHAPE)])
+                scores = warpgroup_mma_wait(0, deps=[_start_scores(tiles, full, used, SHAPE)])
                 for index in range(num_tiles - 1):
                     position = used + index
                     stage = position % STAGES
@@ -210,7 +188,7 @@ def _left(tiles, full, left_free, channel, exchange, bounds, lists, sizes, resul
                                                      scale, softcap, SHAPE)
                     acc, p0, p1 = warpgroup_mma_wait(0, deps=[acc, p0, p1])
                     mbarrier.arrive(left_free.index(stage))
-                    following = _start_scores(tiles, q_held, full, position + 1, SHAPE)
+                    following = _start_scores(tiles, full, position + 1, SHAPE)
                     scores = warpgroup_mma_wait(0, deps=[following])
                 mbarrier.arrive(channel[1])
                 if SHAPE.IS_LATE:
@@ -340,7 +318,7 @@ def _boxes(kv: Tensor) -> tuple[TensorDescriptor, TensorDescriptor] | None:
     not follow one another."""
     num_pages, page_size, _, dim = kv.shape
     rows = num_pages * page_size
-    if page_size % KEYS.value or rows >= 2**31 or num_pages > 1 and kv.stride(0) != page_size * kv.stride(1):
+    if page_size % KEYS.value or not 0 < rows < 2**31 or num_pages > 1 and kv.stride(0) != page_size * kv.stride(1):
         return None
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     return tuple(TensorDescriptor(kv.new_empty(0), [rows, dim], [kv.stride(1), 1], [KEYS.value, columns.value], layout)
@@ -352,15 +330,13 @@ class HopperLaunch:
     metadata whose addresses are aligned."""
 
     def __init__(self, call: MlaDecodeCall, params: dict[str, int]):
-        """params: LATE, TMA and HELD (IS_LATE, HAS_BOXES and HELD of Shape) instead of those of
-        configs/triton/mla_decode_hopper.toml."""
+        """params: LATE, TMA (IS_LATE, HAS_BOXES of Shape) instead of those of configs/triton/mla_decode_hopper.toml."""
         total_q, num_heads, _ = call.q.shape
         tiles = tiles_of(call.max_seqlen_q * num_heads, least=ROWS.value)
         variant = "one_tile" if tiles == 1 else "more_tiles"
         settings = {**config("mla_decode_hopper", target_of(call.q.device).arch, variant), **params}
         self.boxes = _boxes(call.kv) if settings["TMA"] else None
         shape = Shape(PAGE=call.kv.shape[1], IS_LATE=bool(settings["LATE"]), HAS_BOXES=self.boxes is not None,
-                      HELD=settings["HELD"],
                       IS_CAUSAL=call.causal and (call.max_seqlen_q > 1 or call.g_kv_indptr is not None),
                       HAS_RANKS=call.g_kv_indptr is not None, HAS_SOFTCAP=call.softcap > 0)
         q_steps, kv_steps = (tuple(step // RUN.value for step in tensor.stride()[:2]) for tensor in (call.q, call.kv))

@@ -35,7 +35,6 @@ class Shape:
     Attributes:
         PAGE: keys of a page.
         IS_LATE: the right half of a tile's sums waits for the scores of the next one, to run beside its softmax.
-        HELD: of q, nothing is held in registers (0), the rotated columns (1), or 128 of the latent's, too (2).
         HAS_BOXES: whole tiles of keys are copied by the unit for it (TMA).
         IS_CAUSAL: a query token sees no later one.
         HAS_RANKS: other ranks have keys of the sequences, too.
@@ -44,7 +43,6 @@ class Shape:
 
     PAGE: int
     IS_LATE: bool
-    HELD: int
     HAS_BOXES: bool
     IS_CAUSAL: bool
     HAS_RANKS: bool
