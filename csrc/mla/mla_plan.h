@@ -3,7 +3,8 @@
 // a line, `overhead` blocks apart, and the line is cut into equal parts, one for each place in the attention's launch.
 //
 // A workgroup per part finds by itself where the sequences lie, 256 of them at once:
-//   1. adds up the blocks of all, from which the length of a part follows
+//   1. adds up the blocks of all, from which the length of a part follows; where parts a little longer are enough for
+//      each to hold blocks of one sequence only, they are, and each sequence begins a part
 //   2. scans blocks, pieces and rows of partial results, so that each sequence knows its place in every list
 //   3. writes what its part of the line holds; the first workgroup also what belongs to no part
 // LDS: 3 KiB. Bound: latency.
@@ -102,6 +103,28 @@ __device__ inline int largest(Lds& lds, int value) {
   return result;
 }
 
+/// Whether parts of `share` blocks, or of up to an eighth more, which then is the share, are enough for each to hold
+/// blocks of one sequence only: fewer pieces, whose rows need be added up, are worth that much.
+__device__ inline bool widen(const MlaPlanArgs& args, int count, int tokens, int& share, Lds& lds) {
+  const int shares[3] = {share, share + share / 16, share + share / 8};
+  int needed[3] = {0, 0, 0};
+  for (int first = 0; first < count; first += kThreads) {
+    const Sequence own = sequence(args, first + thread_index(), count, tokens);
+    int parts[3], sums[3];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) parts[i] = own.blocks > 0 ? ceil_div(own.blocks + args.overhead, shares[i]) : 0;
+    scan(lds, parts, sums);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) needed[i] += sums[i];
+  }
+  for (int i = 0; i < 3; ++i) {
+    if (needed[i] > args.num_parts) continue;
+    share = shares[i];
+    return true;
+  }
+  return false;
+}
+
 __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
   const int thread = thread_index();
   int tokens = 1, count = args.batch;
@@ -124,12 +147,14 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
   int share = ceil_div(total, args.num_parts);
   share = share > args.least_blocks ? share : args.least_blocks;
   if (args.most > 0 && share < ceil_div(longest, args.most)) share = ceil_div(longest, args.most);
+  const bool is_whole = !args.is_even && widen(args, count, tokens, share, lds);
 
   int line = 0, items = 0, slots = 0, rows = 0, mine = 0;
   for (int first = 0; first < count; first += kThreads) {
     const int index = first + thread;
     const Sequence own = sequence(args, index, count, tokens);
-    int places[1] = {own.blocks > 0 ? own.blocks + args.overhead : 0}, sums[1];
+    const int size = own.blocks > 0 ? own.blocks + args.overhead : 0;
+    int places[1] = {is_whole ? ceil_div(size, share) * share : size}, sums[1];
     scan(lds, places, sums);
     const int origin = line + places[0];
     int chunk = share, first_part = origin / share, offset = origin % share;

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import math
@@ -16,9 +15,10 @@ import aiter_like
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
-from aiter_like.ops.mla.call import MlaDecodeCall
+from aiter_like.ops.mla.hopper import triton_kernels
 from aiter_like.ops.mla.mla_decode import decode_call, mla_decode_op
-from aiter_like.testing import assert_within, time_us
+from aiter_like.ops.mla.triton import mla_decode
+from aiter_like.testing import assert_within
 
 BACKENDS = ("ck", "triton", "torch")
 KERNELS = tuple(name for name in BACKENDS if name != "torch")
@@ -289,64 +289,81 @@ def test_opcheck(device):
     assert mla_decode_op.public
 
 
+BENCH = ((1, 4096, 128), (16, 4096, 128), (64, 4096, 128), (64, 4096, 16), (8, 32768, 16))  # batch, keys, heads
+
+
 def bench() -> None:
-    """Times decoding beside FlashInfer, where it can be imported, and torch; needs a GPU."""
+    """Times decoding, 512 + 64 columns of bf16 over pages of 64 and 1: each kernel of backend "triton", FlashInfer
+    where it can be imported, and torch's products over latents gathered beforehand.
+    """
+    import benching
+
     device = torch.device("cuda")
-    print(f"mla_decode on {torch.cuda.get_device_name()}, torch {torch.__version__}, bf16, 512 + 64, pages of 64")
-    print(f"{'batch x keys, heads':>24} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8} {'FlashInfer us':>14} {'torch us':>9}")
-    for batch, keys, heads in ((1, 4096, 128), (16, 4096, 128), (64, 4096, 128), (64, 4096, 16), (8, 32768, 16)):
-        key = {"batch": batch, "seqlen_q": 1, "seqlen_k": keys, "num_heads": heads, "head_dim": 576, "head_dim_v": 512,
-               "page_size": 64, "features": "none", "dtype": "bf16", "kv_dtype": "bf16"}
-        sets = [mla_decode_op.tuning.case(key, device, seed) for seed in (0, 1)]
-        us = time_us(mla_decode_op.run, sets)
-        moved, flops = mla_decode_op.tuning.needs(sets[0])
-        peers = [f"{_peer_us(peer, sets):9.1f}" if peer else "-" for peer in (_flashinfer(sets), _torch(sets))]
-        print(f"{f'{batch} x {keys}, {heads}':>24} {us:9.1f} {moved / us * 1e-6:6.2f} {flops / us * 1e-6:8.1f} "
-              f"{peers[0]:>14} {peers[1]:>9}")
+    for page_size in (64, 1):
+        benching.table(f"mla_decode_fwd, pages of {page_size}",
+                       (benching.rotating(functools.partial(_bench_case, device, page_size, *shape))
+                        for shape in BENCH))
 
 
-def _peer_us(peer, sets) -> float:
-    return time_us(lambda *call: peer(MlaDecodeCall(*call)), sets)
+def _bench_case(device, page_size: int, batch: int, keys: int, heads: int, seed: int):
+    import benching
+
+    key = {"batch": batch, "seqlen_q": 1, "seqlen_k": keys, "num_heads": heads, "head_dim": 576, "head_dim_v": 512,
+           "page_size": page_size, "features": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+    call = mla_decode_op.tuning.case(key, device, seed)
+    moved, flops = mla_decode_op.tuning.needs(call)
+
+    def ours(kernel):
+        mla_decode.mla_decode(call, kernel=kernel)
+        return call.out
+
+    def check(out):
+        """Of the first sequence."""
+        latent = call.kv[call.kv_indices[:keys // page_size].long()].view(keys, -1).double()
+        p = torch.softmax(call.q[0].double() @ latent.t() * call.softmax_scale, -1)
+        expected = p @ latent[:, :512]
+        limit = 2**-8 * (p @ latent[:, :512].abs() + expected.abs()) + 1e-5
+        error = ((out[0].double() - expected).abs() / limit).max().item()
+        assert error <= 1, f"{error} of the limit"
+        return error
+
+    calls = {f"triton, {kernel}": functools.partial(ours, kernel)
+             for kernel in triton_kernels(target_of(device), call)}
+    calls |= {name: peer for name, peer in (("FlashInfer", _flashinfer(call)), ("products", _products(call))) if peer}
+    return benching.Case(f"{batch} x {keys}, {heads}", moved, calls, check, flops=flops)
 
 
-def _torch(sets):
+def _products(call):
     """Two products of torch over latents that are gathered beforehand: what no paging could do better."""
-    dense = {call.kv.data_ptr(): call.kv[call.kv_indices.long()].view(call.batch, -1, call.kv.shape[3])
-             for call in sets}
+    latent = call.kv[call.kv_indices.long()].view(call.batch, -1, call.kv.shape[3])
 
-    def peer(call):
-        latent = dense[call.kv.data_ptr()]
+    def peer():
         q = call.q.view(call.batch, -1, call.q.shape[2])
         p = torch.softmax(torch.bmm(q, latent.transpose(1, 2)) * call.softmax_scale, -1)
-        call.out.copy_(torch.bmm(p, latent[..., :call.out.shape[2]]).view_as(call.out))
+        return torch.bmm(p, latent[..., :call.out.shape[2]]).view_as(call.out)
 
     return peer
 
 
-def _flashinfer(sets):
+def _flashinfer(call):
     """FlashInfer's kernel for Hopper, planned beforehand; None where it cannot be imported."""
     try:
         from flashinfer.mla import BatchMLAPagedAttentionWrapper
     except ImportError:
         return None
-    call = sets[0]
     wrapper = BatchMLAPagedAttentionWrapper(torch.empty(128 << 20, dtype=torch.uint8, device=call.q.device),
                                             backend="fa3")
     lengths = torch.full((call.batch,), call.kv_indices.shape[0] // call.batch * call.page_size, dtype=torch.int32,
                          device=call.q.device)
-    v_dim = call.out.shape[2]
+    v_dim, out = call.out.shape[2], torch.empty_like(call.out)
     wrapper.plan(call.qo_indptr, call.kv_indptr, call.kv_indices, lengths, call.q.shape[1], v_dim,
                  call.q.shape[2] - v_dim, call.page_size, False, call.softmax_scale, call.q.dtype, call.kv.dtype)
-
-    def peer(call):
-        latent = call.kv[:, :, 0]
-        wrapper.run(call.q[..., :v_dim], call.q[..., v_dim:], latent[..., :v_dim], latent[..., v_dim:], out=call.out)
-
-    return peer
+    latent = call.kv[:, :, 0]
+    return lambda: wrapper.run(call.q[..., :v_dim], call.q[..., v_dim:], latent[..., :v_dim], latent[..., v_dim:],
+                               out=out)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    import benching
+
+    benching.main(bench, __doc__)

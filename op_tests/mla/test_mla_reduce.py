@@ -11,7 +11,8 @@ import torch
 from mla_cases import starts_of
 
 import aiter_like
-from aiter_like.ops.mla.mla_reduce import mla_reduce_op
+from aiter_like.ops.mla.mla_reduce import MlaReduceCall, mla_reduce_op
+from aiter_like.ops.mla.triton.mla_reduce import mla_reduce
 from aiter_like.testing import TOLERANCES, assert_within, time_us
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -83,6 +84,20 @@ def test_parts_without_keys(device, run, backend):
             call["partial_output"][place:place + 2] = math.nan
     check(run, backend, call, parts)
     assert (call["final_output"][:2] == 0).all() and (call["final_lse"][:2] == -math.inf).all()
+
+
+@pytest.mark.parametrize("params", ({"HEADS": 1, "TOGETHER": 32, "num_warps": 8}, {"HEADS": 4, "TOGETHER": 2},
+                                    {"HEADS": 8, "TOGETHER": 4}), ids=str)
+def test_programs(device, params):
+    """What backend "triton" and its tuner choose: some heads of a program, the last of which are not there."""
+    def run(_, function, **fields):
+        names = ("final_output", "final_lse", "partial_output", "partial_lse", "reduce_indptr", "reduce_final_map",
+                 "reduce_partial_map", "max_seqlen_q")
+        mla_reduce(MlaReduceCall(*(fields[name] for name in names)), **params)
+
+    for heads in (3, 13):
+        parts = (2, 0, 5, 1, 40)
+        check(run, "triton", make(device, parts, heads=heads, width=160), parts)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

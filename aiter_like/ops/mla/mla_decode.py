@@ -7,7 +7,6 @@ mla_reduce's.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from aiter_like.ops.common import elements
 from aiter_like.ops.mla import plan
 from aiter_like.ops.mla.call import MlaDecodeCall
 from aiter_like.ops.mla.checks import MOST_SPLITS, OP, PLAN, check_call, ck_refusal, triton_refusal
+from aiter_like.ops.mla.hopper import hopper_fits, triton_kernels, triton_space
 from aiter_like.ops.mla.reference import attend
 
 __all__ = ["mla_decode_fwd", "mla_decode_workspace_bytes"]
@@ -75,9 +75,9 @@ def _memory(q: Tensor, kv: Tensor, out: Tensor, qo_indptr: Tensor, kv_indices: T
             num_kv_splits: int, workspace: Tensor | None) -> tuple[plan.Sizes, Tensor]:
     """The sizes of a plan, and fp32 memory for it and its parts."""
     num_heads, v_dim = out.shape[1:]
-    batch = max(qo_indptr.shape[0] - 1, 0)
-    sizes = plan.sizes_of(target_of(q.device), batch, max_seqlen_q * num_heads, kv.shape[1], num_kv_splits,
-                          kv_indices.shape[0])
+    batch, target = max(qo_indptr.shape[0] - 1, 0), target_of(q.device)
+    sizes = plan.sizes_of(target, batch, max_seqlen_q * num_heads, kv.shape[1], num_kv_splits, kv_indices.shape[0],
+                          target.arch == "sm_90" and hopper_fits(q, kv, v_dim))
     needed = plan.workspace_bytes(sizes, max_seqlen_q, num_heads, v_dim)
     if workspace is None:
         return sizes, torch.empty(needed // 4, dtype=torch.float32, device=q.device)
@@ -160,19 +160,14 @@ def _ck_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
     yield {"waves": 8}
 
 
-def _triton_space(target: Target, call: MlaDecodeCall) -> Iterator[dict[str, int]]:
-    for block_n, num_warps, num_stages in itertools.product((16, 32, 64), (4, 8), (1, 2, 3)):
-        yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
-
-
 mla_decode_op = Op(
     OP, call=MlaDecodeCall, reference=mla_decode_ref, check=check_call, tune_key=_tune_key,
     tune_fields=("batch", "seqlen_q", "seqlen_k", "num_heads", "head_dim", "head_dim_v", "page_size", "features",
                  "dtype", "kv_dtype"), writes=("out", "lse", "partial_out", "partial_lse", *PLAN), cases=_cases,
     tuning=Tuning(_tune_case, _traffic, _tune_shapes, scratch=("partial_out", "partial_lse", *PLAN)),
     backends=(Backend("ck", _mla_decode_ck, refusal=ck_refusal, space=_ck_space),
-              Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=triton_refusal, space=_triton_space,
-                      returns_relaunch=True),
+              Backend("triton", "ops.mla.triton.mla_decode:mla_decode", refusal=triton_refusal,
+                      kernels=triton_kernels, space=triton_space, returns_relaunch=True),
               Backend("torch", mla_decode_ref)))
 
 

@@ -91,8 +91,13 @@ def mla_metadata_ref(call: MlaMetadataCall) -> None:
     share = max(-(-total // num_parts), call.least_blocks, 1)
     if call.num_kv_splits:
         share = max(share, -(-max(blocks, default=0) // call.num_kv_splits))
+    sizes = [count + call.overhead if count else 0 for count in blocks]
+    shares = () if call.is_even else (share, share + share // 16, share + share // 8)
+    whole = next((one for one in shares if sum(-(-size // one) for size in sizes) <= num_parts), 0)
+    if whole:  # parts a little longer, each of one sequence only: fewer rows to add up
+        share, sizes = whole, [-(-size // whole) * whole for size in sizes]
     items, slots, tiles, line, place = [[] for _ in range(num_parts)], [], [0], 0, 0
-    for index, ((first_row, rows, first_page, pages), count) in enumerate(zip(sequences, blocks)):
+    for index, ((first_row, rows, first_page, pages), count, size) in enumerate(zip(sequences, blocks, sizes)):
         chunk = max(-(-count // call.num_kv_splits), 1) if call.is_even else share
         origin, part = (0, index * call.num_kv_splits) if call.is_even else (line % share, line // share)
         pieces = -(-(origin + count) // chunk) if count else 0
@@ -105,7 +110,7 @@ def mla_metadata_ref(call: MlaMetadataCall) -> None:
                 slots.append(place)
                 place += rows
         tiles.append(len(slots))
-        line += count + call.overhead if count else 0
+        line += size
     flat = [item for part in items for item in part][:len(call.work_info)]
     counts = torch.tensor([0, *(len(part) for part in items)])
     call.work_indptr.copy_(counts.cumsum(0).clamp(max=len(call.work_info)))

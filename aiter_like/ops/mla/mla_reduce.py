@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -144,9 +145,9 @@ def _traffic(call: MlaReduceCall) -> tuple[int, int]:
 
 
 def _triton_space(target: Target, call: MlaReduceCall) -> Iterator[dict[str, int]]:
-    for warps in (1, 2, 4, 8):
-        for together in (4, 8, 16):
-            yield {"num_warps": warps, "TOGETHER": together}
+    for warps, heads, together in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (2, 4, 8, 16, 32)):
+        if heads * together <= 8 * warps:  # rows of the parts in flight, which registers must hold
+            yield {"num_warps": warps, "HEADS": heads, "TOGETHER": together}
 
 
 mla_reduce_op = Op(

@@ -50,20 +50,23 @@ def rows_of_tile(rows: int) -> int:
     return 16 if rows <= 16 else 32 if rows <= 32 else _MOST_ROWS
 
 
-def tiles_of(rows: int) -> int:
-    """Tiles of the rows of a sequence."""
-    return max(-(-rows // rows_of_tile(rows)), 1)
+def tiles_of(rows: int, least: int = 16) -> int:
+    """Tiles of the rows of a sequence, of at least `least` rows."""
+    return max(-(-rows // max(rows_of_tile(rows), least)), 1)
 
 
 def sizes_of(target: Target, batch: int, rows: int, page_size: int, num_kv_splits: int,
-             entries: int | None = None) -> Sizes:
-    """The plan of `batch` sequences of at most `rows` rows whose pages are `entries` in number, or any number."""
+             entries: int | None = None, has_wide_tiles: bool = False) -> Sizes:
+    """The plan of `batch` sequences of at most `rows` rows whose pages are `entries` in number, or any number.
+
+    has_wide_tiles: the kernel's tiles have 64 rows however few there are, and fill a CU. Never more parts than without.
+    """
     if tiles_of(rows) > _MOST_TILES and not num_kv_splits:
         num_kv_splits = 1
     if num_kv_splits:
         parts = max(batch * num_kv_splits, 1)
         return Sizes(parts, parts, parts if num_kv_splits > 1 else 0, batch, block_pages_of(page_size), True)
-    return balanced(target, batch, rows, page_size, entries)
+    return balanced(target, batch, rows, page_size, entries, has_wide_tiles)
 
 
 def block_pages_of(page_size: int) -> int:
@@ -71,10 +74,12 @@ def block_pages_of(page_size: int) -> int:
     return -(-BLOCK_KEYS // page_size)
 
 
-def balanced(target: Target, batch: int, rows: int, page_size: int, entries: int | None = None) -> Sizes:
+def balanced(target: Target, batch: int, rows: int, page_size: int, entries: int | None = None,
+             has_wide_tiles: bool = False) -> Sizes:
     """The plan whose parts are equally long, whatever the lengths of the sequences."""
     tiles, block_pages = tiles_of(rows), block_pages_of(page_size)
-    parts = max(target.cu_num * (2 if rows <= 32 and target.platform == "cuda" else 1) // tiles, 1)
+    shared = 2 if rows <= 32 and target.platform == "cuda" and not has_wide_tiles else 1  # programs of an SM
+    parts = max(target.cu_num * shared // tiles, 1)
     parts = parts // _XCDS * _XCDS if parts >= _XCDS and target.platform == "hip" else parts
     if entries is not None:
         parts = max(min(parts, -(-entries // (block_pages * LEAST_BLOCKS)) + batch), 1)

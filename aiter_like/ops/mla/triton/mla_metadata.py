@@ -76,25 +76,11 @@ def _write_tiles(reduce_indptr, reduce_final_map, index, mask, slots, first_row,
     tl.store(reduce_final_map + index * 2 + 1, last_row, mask=mask)
 
 
-@triton.jit(do_not_specialize=["batch", "num_entries", "total_q", "max_seqlen_q", "block_pages", "topk", "least",
-                               "most", "num_parts", "num_items", "num_slots", "num_tiles"])
-def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr,
-                        kv_indptr, batch, num_entries, total_q, max_seqlen_q, block_pages, topk, least, most, num_parts,
-                        num_items, num_slots, num_tiles, LANES: tl.constexpr, OVERHEAD: tl.constexpr,
-                        IS_EVEN: tl.constexpr, IS_SPARSE: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Lays all blocks of keys on a line, OVERHEAD blocks apart, and cuts it into equal parts. Bound: latency.
-
-    Each program finds by itself where the sequences lie, and writes what its part of the line holds; program 0 writes
-    what belongs to no part. IS_EVEN: each sequence is cut into `most` parts of its own instead. least: blocks of a
-    part; most: parts of a sequence, 0: any number.
-    """
-    await_stream(OVERLAPS)
-    part = tl.program_id(0)
-    tokens = 1
-    if IS_SPARSE:
-        tokens = tl.maximum(tl.load(qo_indptr + 1) - tl.load(qo_indptr), 1)
-        batch = tl.minimum(batch * tokens, total_q)
-    sizes = (batch, num_entries, total_q, max_seqlen_q, block_pages, topk, tokens)
+@triton.jit
+def _share_of(qo_indptr, kv_indptr, sizes, least, most, num_parts, LANES: tl.constexpr, OVERHEAD: tl.constexpr,
+              IS_EVEN: tl.constexpr, IS_SPARSE: tl.constexpr):
+    """(blocks of a part, whether each part holds those of one sequence only)."""
+    batch = sizes[0]
     total, longest = 0, 0
     for first in range(0, batch, LANES):
         _, q_len, _, _, blocks = _sequences(qo_indptr, kv_indptr, first, sizes, LANES, IS_SPARSE)
@@ -103,7 +89,44 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
     share = tl.maximum(tl.maximum(tl.cdiv(total, num_parts), least), 1)
     if most > 0:
         share = tl.maximum(share, tl.cdiv(longest, most))
+    is_whole = batch < 0
+    if not IS_EVEN:  # parts a little longer, each of one sequence only, are worth it: fewer rows to add up
+        wider, widest = share + share // 16, share + share // 8
+        needed, needed_wider, needed_widest = 0, 0, 0
+        for first in range(0, batch, LANES):
+            _, q_len, _, _, blocks = _sequences(qo_indptr, kv_indptr, first, sizes, LANES, IS_SPARSE)
+            size = blocks + tl.where(q_len > 0, OVERHEAD, 0)
+            needed += tl.sum(tl.cdiv(size, share), 0)
+            needed_wider += tl.sum(tl.cdiv(size, wider), 0)
+            needed_widest += tl.sum(tl.cdiv(size, widest), 0)
+        is_whole = needed_widest <= num_parts
+        share = tl.where(needed <= num_parts, share, tl.where(needed_wider <= num_parts, wider,
+                                                              tl.where(is_whole, widest, share)))
+    return share, is_whole
 
+
+@triton.jit(do_not_specialize=["batch", "num_entries", "total_q", "max_seqlen_q", "block_pages", "topk", "least",
+                               "most", "num_parts", "num_items", "num_slots", "num_tiles"])
+def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr,
+                        kv_indptr, batch, num_entries, total_q, max_seqlen_q, block_pages, topk, least, most, num_parts,
+                        num_items, num_slots, num_tiles, LANES: tl.constexpr, OVERHEAD: tl.constexpr,
+                        IS_EVEN: tl.constexpr, IS_SPARSE: tl.constexpr, OVERLAPS: tl.constexpr):
+    """Lays all blocks of keys on a line, OVERHEAD blocks apart, and cuts it into equal parts. Bound: latency.
+
+    Where parts up to an eighth longer are enough for each to hold blocks of one sequence only, each sequence begins
+    one. Each program finds by itself where the sequences lie, and writes what its part of the line holds; program 0
+    writes what belongs to no part. IS_EVEN: each sequence is cut into `most` parts of its own instead. least: blocks of
+    a part; most: parts of a sequence, 0: any number.
+    """
+    await_stream(OVERLAPS)
+    part = tl.program_id(0)
+    tokens = 1
+    if IS_SPARSE:
+        tokens = tl.maximum(tl.load(qo_indptr + 1) - tl.load(qo_indptr), 1)
+        batch = tl.minimum(batch * tokens, total_q)
+    sizes = (batch, num_entries, total_q, max_seqlen_q, block_pages, topk, tokens)
+    share, is_whole = _share_of(qo_indptr, kv_indptr, sizes, least, most, num_parts, LANES, OVERHEAD, IS_EVEN,
+                                IS_SPARSE)
     line, items, slots, rows, mine = 0, 0, 0, 0, 0
     for first in range(0, batch, LANES):
         q_start, q_len, start, pages, blocks = _sequences(qo_indptr, kv_indptr, first, sizes, LANES, IS_SPARSE)
@@ -111,6 +134,8 @@ def _mla_metadata_kernel(work_indptr, work_info, reduce_indptr, reduce_final_map
         if IS_SPARSE:
             start = index * topk
         size = blocks + tl.where(q_len > 0, OVERHEAD, 0)
+        if not IS_EVEN:
+            size = tl.where(is_whole, tl.cdiv(size, share) * share, size)
         origin = line + tl.cumsum(size, 0) - size
         if IS_EVEN:
             chunk = tl.maximum(tl.cdiv(blocks, most), 1)
