@@ -27,7 +27,7 @@ _FLOATS = (torch.bfloat16, torch.float16)
 def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor,
                       attention_mask: Tensor | None, *, inner: Any, cache: Any = None, compute_dtype: Any = None,
                       scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-                      s_aux: Tensor | None = None, dropout: float = 0.0, **options: Any) -> tuple[Tensor, None]:
+                      s_aux: Tensor | None = None, **options: Any) -> tuple[Tensor, None]:
     """Attention of the requests of a batch, whose tokens are in one row: [1, num_heads, tokens, head_dim].
 
     Args:
@@ -42,7 +42,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         UnsupportedError: dropout or a compute dtype with block tables.
     """
     attend = functools.partial(inner, module, compute_dtype=compute_dtype, scaling=scaling, softcap=softcap,
-                               s_aux=s_aux, sliding_window=sliding_window, dropout=dropout)
+                               s_aux=s_aux, sliding_window=sliding_window)
     if cache is None:
         return attend(query, key, value, attention_mask, **options)
     key, value = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=options)
@@ -51,7 +51,7 @@ def attention_forward(module: torch.nn.Module, query: Tensor, key: Tensor, value
         for used in ("read_index", "write_index", "logits_indices", "logits_processor_args"):
             options.pop(used, None)
         return attend(query, key, value, None, **options)
-    if dropout or compute_dtype is not None:
+    if options.get("dropout") or compute_dtype is not None:
         raise UnsupportedError("decoding by block tables with dropout or another dtype")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [requests, heads, head_dim]
     lengths = options["cu_seq_lens_k"].diff()[:len(q)].to(torch.int32)
