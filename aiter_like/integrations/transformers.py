@@ -118,6 +118,7 @@ def register(compute_dtype: torch.dtype | None = None) -> str:
         The name: "aiter_like", with a compute dtype followed by it.
     """
     registry, masks = transformers.AttentionInterface, transformers.AttentionMaskInterface  # loads what the next needs
+    from aiter_like.integrations import transformers_paged
     from aiter_like.integrations.transformers_attention import attention_forward, attention_mask, stock_attention
 
     name = NAME if compute_dtype is None else f"{NAME}_{str(compute_dtype).rpartition('.')[2]}"
@@ -125,6 +126,13 @@ def register(compute_dtype: torch.dtype | None = None) -> str:
                             announce=False)
     registry.register(name, functools.partial(forward, compute_dtype=compute_dtype))
     masks.register(name, attention_mask)
+    # A paged cache has taken the keys by the time that a call is refused, so that no other function could serve it.
+    paged = takeover.take("transformers.paged_attention", transformers_paged.attention_forward, None,
+                          op="paged_attention", announce=False)
+    registry.register(name + transformers_paged.SUFFIX,
+                      functools.partial(paged, inner=forward, compute_dtype=compute_dtype))
+    masks.register(name + transformers_paged.SUFFIX, attention_mask)
+    transformers_paged.install(lambda found: str(found).startswith(NAME), _OWNER)
     return name
 
 

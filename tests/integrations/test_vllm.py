@@ -7,6 +7,7 @@ Needs vLLM in a virtual environment (engine_venv.py); `pytest -m engine tests/in
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import subprocess
@@ -24,7 +25,8 @@ README = ROOT / "aiter_like" / "integrations" / "vllm" / "README.md"
 
 # Prompts whose stock tokens lead the runner-up by 0.4 or more in log-probability.
 PROMPTS = {"llama": [[123, 146, 28, 93, 114, 83, 159], [238, 143, 237, 6, 26]],
-           "qwen3": [[242, 176, 8, 142, 111], [255, 235, 139]]}
+           "qwen3": [[242, 176, 8, 142, 111], [255, 235, 139]],
+           "deepseek_v2": [[85, 28, 217, 18, 184, 61, 74], [233, 170, 170, 225, 205]]}
 NORMS = {"llama": 2 * LAYERS + 1, "qwen3": 4 * LAYERS + 1}  # per step: qwen3 also norms queries and keys
 LOGPROB_TOLERANCE = 0.15  # of bf16 activations in two layers; stock's own change by that between batch sizes
 
@@ -50,6 +52,8 @@ def generate(python, models):
     def run(model_type: str, variables: tuple[tuple[str, str], ...] = (), **request) -> dict:
         if "compiled" in request:
             request = {"options": {"enforce_eager": not request["compiled"]}}
+        if "sampling" in request:  # text, which the cache of calls can hold
+            request["sampling"] = json.loads(request["sampling"])
         request |= {"model": str(models / model_type), "prompts": PROMPTS[model_type]}
         return run_in(python, SCRIPT, request, **dict(variables))
 
@@ -96,15 +100,43 @@ def test_our_kernels_serve_every_layer_and_the_tokens_are_stocks(generate, model
     steps = counts["attention"] // LAYERS
     assert steps >= NEW_TOKENS
     per_step = {"attention": LAYERS, "kv_cache": LAYERS, "RotaryEmbedding": LAYERS, "SiluAndMul": LAYERS,
-                "RMSNorm": NORMS[model_type]}
+                "RMSNorm": NORMS[model_type], "greedy_sample": 1}
     assert counts == {name: steps * count for name, count in per_step.items()}
-    kernels = {"_attention_kernel": LAYERS, "reshape_and_cache_kernel": LAYERS, "rope_kernel": LAYERS,
-               "act_and_mul_kernel": LAYERS, "rms_norm_kernel": NORMS[model_type]}
+    kernels = {"attention_kernel": LAYERS, "reshape_and_cache_kernel": LAYERS, "rope_kernel": LAYERS,
+               "act_and_mul_kernel": LAYERS, "rms_norm_kernel": NORMS[model_type], "sample_kernel": 1}
     assert {name: launches(result, name) for name in kernels} == {
         name: steps * count for name, count in kernels.items()}
     messages = "\n".join(text for _, text in result["messages"])
     assert all(f"vllm.{name}: taken" in messages for name in per_step), messages
-    assert not [text for level, text in result["messages"] if level == "WARNING" and "no GPU in use" not in text]
+    assert not warnings(result)
+
+
+def warnings(result: dict) -> list[str]:
+    """But for what is said of builds, and of the simulator."""
+    return [text for level, text in result["messages"]
+            if level == "WARNING" and "no GPU in use" not in text and not text.startswith("building ")]
+
+
+def test_our_kernels_serve_latent_attention(generate):
+    """Expanded prompts, then decoding over the latents; stock's rotary kernel is replaced by its formula."""
+    result = generate("deepseek_v2", ON)
+    assert_same_tokens(result, generate("deepseek_v2", rotate_by_formula=True))
+    counts = served(result)
+    steps = counts["mla_cache"] // LAYERS
+    assert steps >= NEW_TOKENS and counts["greedy_sample"] == steps
+    assert counts["mla_decode"] == launches(result, "mla_decode") >= LAYERS * (NEW_TOKENS - 1)
+    assert counts["mla_prefill"] == launches(result, "flash_attn") >= LAYERS
+    assert counts["mla_cache"] == launches(result, "reshape_and_cache_kernel")
+    assert counts["RMSNorm"] == steps * (3 * LAYERS + 1) and counts["RotaryEmbedding"] == steps * LAYERS
+    assert not warnings(result)
+
+
+def test_our_kernels_draw_tokens(generate):
+    """Of one token, after top-k, or after top-p, so that they are stock's greedy ones."""
+    for filtered in ({"top_k": 1}, {"top_p": 1e-6}, {"top_k": 3, "top_p": 1e-6}):
+        result = generate("llama", ON, sampling=json.dumps({"temperature": 1.0, **filtered}))
+        assert_same_tokens(result, generate("llama"))
+        assert launches(result, "filter_kernel") >= served(result)["sampler"] >= NEW_TOKENS
 
 
 ASKED = (*ON, ("AITER_LIKE_BACKENDS", "hip,ck,triton"))  # for products, which the simulator leaves to vLLM
@@ -131,7 +163,8 @@ def test_products_are_in_the_graphs_that_inductor_compiles(generate, tmp_path):
 def test_our_kernels_are_in_the_graphs_that_inductor_compiles(generate, tmp_path):
     result = generate("llama", (*ON, ("VLLM_CACHE_ROOT", str(tmp_path))), compiled=True)
     assert_same_tokens(result, generate("llama"))
-    assert set(served(result)) == {"attention", "kv_cache"}  # the others are within graphs, where nothing is counted
+    # The others are within graphs, where nothing is counted.
+    assert set(served(result)) == {"attention", "kv_cache", "greedy_sample"}
     steps = launches(result, "act_and_mul_kernel") // LAYERS  # more than tokens: vLLM warms its graphs up
     assert steps > NEW_TOKENS and launches(result, "rope_kernel") == steps * LAYERS
     assert launches(result, "rms_norm_kernel") == steps * NORMS["llama"]
@@ -141,7 +174,7 @@ def test_our_kernels_are_in_the_graphs_that_inductor_compiles(generate, tmp_path
 def test_operators_on_the_deny_list_stay_vllms(generate):
     result = generate("llama", (*ON, ("AITER_LIKE_DISABLE", "rms_norm,attention")))
     assert_same_tokens(result, generate("llama"))
-    assert set(served(result)) == {"RotaryEmbedding", "SiluAndMul"}
+    assert set(served(result)) == {"RotaryEmbedding", "SiluAndMul", "greedy_sample"}
     assert not launches(result, "rms_norm") and not launches(result, "attention") and launches(result, "rope")
     denied = [text.partition(":")[0] for _, text in result["messages"] if "engine (AITER_LIKE_DISABLE)" in text]
     assert {name for name in denied if name.startswith("vllm.")} == {  # vLLM imports transformers, which is served too
@@ -153,16 +186,15 @@ def test_a_refused_attention_falls_back_to_vllms_own_on_the_same_cache(generate)
     assert_same_tokens(result, generate("llama"))
     count, fell_back = result["counts"]["vllm.attention"]
     assert count == fell_back > 0 and result["counts"]["vllm.kv_cache"] == [count + fell_back, 0]
-    warnings = [text for level, text in result["messages"] if level == "WARNING" and "no GPU in use" not in text]
-    assert warnings == ["vllm.attention falls back to the engine's own: every second call is refused"]
+    assert warnings(result) == ["vllm.attention falls back to the engine's own: every second call is refused"]
 
 
 def test_a_hook_that_fails_costs_one_warning(generate):
     result = generate("llama", ON, break_hook=True)
     assert result["tokens"] == generate("llama")["tokens"]
     assert result["classes"] == result["backends"] == [] and result["kernels"] == {}
-    warnings = [text for level, text in result["messages"] if level == "WARNING"]
-    assert len(warnings) == 1 and "vllm (RuntimeError: the registry is closed)" in warnings[0]
+    (text,) = warnings(result)
+    assert "vllm (RuntimeError: the registry is closed)" in text
 
 
 def test_backends_of_gpus_are_served_as_vllm_makes_them(python):

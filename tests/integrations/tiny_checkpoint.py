@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY = 2, 128, 4, 2, 32, 256, 256
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM"}
+LATENT, ROPE, NOPE, V_DIM = 512, 64, 32, 32  # of latent attention: what vLLM's own kernel for CPUs takes
 
 
 def write(folder: Path, model_type: str) -> None:
-    """config.json and model.safetensors of a "llama", or of a "qwen3", which also norms its queries and keys."""
+    """config.json and model.safetensors of a "llama", of a "qwen3", which also norms its queries and keys, or of a
+    "deepseek_v2" with latent attention and without experts."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -34,9 +36,16 @@ def write(folder: Path, model_type: str) -> None:
         prefix = f"model.layers.{layer}."
         norm(f"{prefix}input_layernorm.weight", HIDDEN)
         norm(f"{prefix}post_attention_layernorm.weight", HIDDEN)
-        for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-            matrix(f"{prefix}self_attn.{name}_proj.weight", heads * HEAD_DIM, HIDDEN)
-        matrix(f"{prefix}self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_DIM)
+        if model_type == "deepseek_v2":
+            matrix(f"{prefix}self_attn.q_proj.weight", HEADS * (NOPE + ROPE), HIDDEN)
+            matrix(f"{prefix}self_attn.kv_a_proj_with_mqa.weight", LATENT + ROPE, HIDDEN)
+            norm(f"{prefix}self_attn.kv_a_layernorm.weight", LATENT)
+            matrix(f"{prefix}self_attn.kv_b_proj.weight", HEADS * (NOPE + V_DIM), LATENT)
+            matrix(f"{prefix}self_attn.o_proj.weight", HIDDEN, HEADS * V_DIM)
+        else:
+            for name, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                matrix(f"{prefix}self_attn.{name}_proj.weight", heads * HEAD_DIM, HIDDEN)
+            matrix(f"{prefix}self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_DIM)
         matrix(f"{prefix}mlp.gate_proj.weight", INTERMEDIATE, HIDDEN)
         matrix(f"{prefix}mlp.up_proj.weight", INTERMEDIATE, HIDDEN)
         matrix(f"{prefix}mlp.down_proj.weight", HIDDEN, INTERMEDIATE)
@@ -44,10 +53,14 @@ def write(folder: Path, model_type: str) -> None:
             norm(f"{prefix}self_attn.q_norm.weight", HEAD_DIM)
             norm(f"{prefix}self_attn.k_norm.weight", HEAD_DIM)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    own = {} if model_type != "deepseek_v2" else {
+        "kv_lora_rank": LATENT, "q_lora_rank": None, "qk_rope_head_dim": ROPE, "qk_nope_head_dim": NOPE,
+        "v_head_dim": V_DIM, "num_key_value_heads": HEADS, "head_dim": ROPE, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64, "first_k_dense_replace": LAYERS}
     (folder / "config.json").write_text(json.dumps({
         "architectures": [ARCHITECTURES[model_type]], "model_type": model_type, "hidden_size": HIDDEN,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM, "intermediate_size": INTERMEDIATE, "vocab_size": VOCABULARY,
         "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2,
-        "attention_bias": False}))
+        "attention_bias": False, **own}))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """One vLLM in a process of its own: `python vllm_process.py REQUEST`, run by test_vllm.py in vLLM's environment.
 
-REQUEST is JSON: `model` (a folder), `prompts` (lists of token ids), `options` of LLM, `break_hook` (vLLM's registry of
-attention backends raises), `refuse` (our attention refuses every second call). Prints JSON.
+REQUEST is JSON: `model` (a folder), `prompts` (lists of token ids), `options` of LLM, `sampling` (of SamplingParams),
+`break_hook` (vLLM's registry of attention backends raises), `refuse` (our attention refuses every second call),
+`rotate_by_formula` (see there). Prints JSON.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     logging.getLogger("aiter_like").addHandler(messages)
     if request.get("break_hook"):
         _break_hook()
+    if request.get("rotate_by_formula"):
+        _rotate_by_formula()
     llm = LLM(request["model"], **LLM_OPTIONS | request.get("options", {}))
     if request.get("refuse"):
         _refuse_every_second_attention()
-    sampling = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, logprobs=5, detokenize=False, ignore_eos=True)
+    sampling = SamplingParams(**{"temperature": 0, **request.get("sampling", {})}, max_tokens=NEW_TOKENS, logprobs=5,
+                              detokenize=False, ignore_eos=True)
     results = llm.generate([{"prompt_token_ids": prompt} for prompt in request["prompts"]], sampling, use_tqdm=False)
     sequences = [result.outputs[0] for result in results]
     return {
@@ -58,6 +62,14 @@ def _state() -> dict[str, Any]:
                            for name, counts in integrations.status().taken.items()}
         state["kernels"] = {name: counts["launches"] for name, counts in sim.counters().items()}
     return state
+
+
+def _rotate_by_formula() -> None:
+    """vLLM's own rotary kernel for CPUs takes the heads of [tokens, heads, head_dim], as latent attention has them, for
+    tokens: its formula in torch instead."""
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native
 
 
 def _break_hook() -> None:

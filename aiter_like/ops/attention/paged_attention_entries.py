@@ -164,7 +164,8 @@ def paged_attention_ragged(
         scale: of the scores.
         kv_indptr: [seqs + 1] int32: the blocks of each sequence in `kv_page_indices`.
         kv_page_indices: int32: numbers of blocks.
-        kv_last_page_lens: [seqs] int32: keys in the last block of each sequence; None: all.
+        kv_last_page_lens: [≥ seqs] int32: keys in the last block of each sequence; None: all. Not read where block_size
+            is 1.
         block_size: of the caches.
         max_num_partitions: with `partition_size` a bound of the longest sequence.
         alibi_slopes: [num_heads] fp32.
@@ -198,9 +199,11 @@ def paged_attention_ragged(
     check_block_size(op, block_size, k)
     for name, value in (("max_num_partitions", max_num_partitions), ("partition_size", partition_size)):
         check.integer(op, name, value, low=0, high=2**20)
-    last = None if kv_last_page_lens is None else int32_of(op, "kv_last_page_lens", kv_last_page_lens)
+    starts, last = int32_of(op, "kv_indptr", kv_indptr), None
+    if kv_last_page_lens is not None and block_size > 1:
+        last = int32_of(op, "kv_last_page_lens", kv_last_page_lens)[:max(len(starts) - 1, 0)]
     return run_paged(op, out, query, k, v, int32_of(op, "kv_page_indices", kv_page_indices), last, workspace_buffer,
-                     k_scale, v_scale, backend, page_starts=int32_of(op, "kv_indptr", kv_indptr),
+                     k_scale, v_scale, backend, page_starts=starts,
                      alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, max_seqlen_q=mtp, softmax_scale=scale,
                      softcap=logits_soft_cap, max_seqlen_k=min(max_num_partitions * partition_size, 2**30))
 

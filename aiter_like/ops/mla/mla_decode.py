@@ -193,11 +193,11 @@ def mla_decode_fwd(
             last.
         o: [total_q, num_heads, v_dim], dtype of `q` (bf16|fp16 for fp8 q), written; v_dim is 512.
         qo_indptr: [batch + 1] int32: sequence i has the rows qo_indptr[i] … qo_indptr[i + 1] − 1 of `q`.
-        kv_indptr: [batch + 1] int32: its pages are kv_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
+        kv_indptr: [≥ batch + 1] int32: its pages are kv_indices[kv_indptr[i] … kv_indptr[i + 1] − 1].
         kv_indices: [entries] int32, numbers of pages. One outside the cache, as −1, has no keys: so a list of chosen
             tokens (sparse attention, page_size 1, a sequence per token) may be padded anywhere.
         kv_last_page_lens: [batch] int32, keys in the last page of each sequence; None: all. Not read where page_size
-            is 1.
+            is 1, where engines pass tensors of other lengths.
         max_seqlen_q: not less than the longest sequence of queries; rows beyond are not computed.
         page_size: that of `kv_buffer`.
         nhead_kv: 1.
@@ -253,6 +253,8 @@ def mla_decode_fwd(
         check.integer(_PUBLIC, "num_kv_splits", num_kv_splits, low=1, high=MOST_SPLITS)
     for name, tensor in (("qo_indptr", qo_indptr), ("kv_indptr", kv_indptr), ("kv_indices", kv_indices)):
         check.tensor(_PUBLIC, name, tensor, rank=1)
+    kv_indptr = kv_indptr[:len(qo_indptr)]  # SGLang's is made for its largest batch, and old behind this one
+    kv_last_page_lens = None if page_size == 1 else kv_last_page_lens
     check_lengths(_PUBLIC, "qo_indptr", qo_indptr, len(q), None)
     check_lengths(_PUBLIC, "kv_indptr", kv_indptr, len(kv_indices), None)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None

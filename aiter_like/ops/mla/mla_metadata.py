@@ -248,7 +248,7 @@ def get_mla_metadata_v1(
 
     Args:
         seqlens_qo_indptr: [batch + 1] int32, where the query tokens of a sequence begin.
-        seqlens_kv_indptr: [batch + 1] int32, where its pages begin.
+        seqlens_kv_indptr: [≥ batch + 1] int32, where its pages begin.
         kv_last_page_lens: [batch] int32; of no meaning for the plan, which counts pages.
         num_heads_per_head_k: heads of q; of no meaning for the plan, whose parts have all of them.
         num_heads_k: 1.
@@ -298,11 +298,13 @@ def get_mla_metadata_v1(
                              ("max_split_per_batch", max_split_per_batch, -2**31)):
         check.integer(op, name, value, low=low)
     check.tensor(op, "work_metadata_ptrs", work_metadata_ptrs, dtypes=(torch.uint64,), shape=(2,))
+    for name, tensor in (("seqlens_qo_indptr", seqlens_qo_indptr), ("seqlens_kv_indptr", seqlens_kv_indptr)):
+        check.tensor(op, name, tensor, rank=1)
     pages = -(-plan.block_pages_of(page_size) // kv_granularity) * kv_granularity
     mla_metadata_op.run(
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr=seqlens_qo_indptr,
-        kv_indptr=seqlens_kv_indptr, max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else _ANY, block_pages=pages,
-        num_kv_splits=max(max_split_per_batch, 0), topk=topk, backend=backend)
+        kv_indptr=seqlens_kv_indptr[:len(seqlens_qo_indptr)], max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else _ANY,
+        block_pages=pages, num_kv_splits=max(max_split_per_batch, 0), topk=topk, backend=backend)
     work_metadata_ptrs.view(torch.int64).zero_()
 
 
@@ -356,14 +358,16 @@ def get_ps_metadata_v1(
         reduce_indptr: [tiles + 1] int32, written: zeros, as no tile has parts, so that `mla_reduce_v1` with them leaves
             the attention's rows as they are.
         reduce_final_map, reduce_partial_map: int32, left as they are.
-        qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal, need_lse: AITER's hints; of no
-            meaning here.
+        qhead_granularity, qlen_granularity, kvlen_granularity, block_size, is_causal: AITER's hints; of no meaning
+            here.
+        need_lse: False: `mla_reduce_v1`, which has nothing to add up, would leave the log-sum-exps unwritten.
 
     Returns:
         Nothing: three tensors are written.
 
     Raises:
         TypeError: a tensor that is written is of another kind or dtype.
+        UnsupportedError: need_lse.
 
     Notes:
         No synchronisation; can be captured in a graph.
@@ -371,6 +375,9 @@ def get_ps_metadata_v1(
     Source: AITER's `get_ps_metadata_v1`.
     """
     op = "get_ps_metadata_v1"
+    if need_lse:
+        raise UnsupportedError(f"{op}: no backend supports need_lse; flash_attn_varlen_func returns log-sum-exps", op,
+                               {"need_lse": "the attention has no parts"})
     check.tensor(op, "work_metadata_ptrs", work_metadata_ptrs, dtypes=(torch.uint64,))
     for name, tensor in (("work_indptr", work_indptr), ("work_info", work_info), ("reduce_indptr", reduce_indptr),
                          ("reduce_final_map", reduce_final_map), ("reduce_partial_map", reduce_partial_map)):

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""vLLM's latent attention on CPUs: cache writes, decoding over latents, and prompts over expanded keys. On ROCm vLLM's
+own backends call AITER's names for these (VLLM_ROCM_USE_AITER_MLA)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import aiter_like
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations import takeover
+from aiter_like.integrations.takeover import take
+
+_BACKENDS, _OWNER = "vllm.v1.attention.backends.mla", "vllm"
+_FLOATS = (torch.bfloat16, torch.float16)
+
+
+def take_methods(platform: str) -> None:
+    """Puts ours before those of vLLM's classes for CPUs; nothing elsewhere.
+
+    Raises:
+        ImportError, AttributeError: this vLLM has other classes.
+    """
+    if platform != "cpu":
+        return
+    impl = importlib.import_module(f"{_BACKENDS}.cpu_mla").CPUMLAImpl
+    prompts = importlib.import_module(f"{_BACKENDS}.prefill.cpu_sdpa").CPUSDPAMLAPrefillBackend
+    for name, ours, holder, attribute, op in (
+            ("vllm.mla_decode", decode, impl, "forward_mqa", "mla_decode"),
+            ("vllm.mla_cache", cache_write, impl, "do_kv_cache_update", "reshape_and_cache"),
+            ("vllm.mla_prefill", prefill, prompts, "_ragged_sdpa", "flash_attn_fwd")):
+        stock = getattr(holder, attribute)
+        served = take(name, ours, stock, op)
+        if served is not stock:
+            takeover.replace_attribute(holder, attribute, served, _OWNER)
+
+
+def decode(impl: Any, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any,
+           layer: torch.nn.Module) -> tuple[Tensor, None]:
+    """`CPUMLAImpl.forward_mqa`: one token of each sequence over the latents in its pages."""
+    q = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+    table, lengths = attn_metadata.decode.block_table, attn_metadata.decode.seq_lens
+    batch, page_size = len(lengths), kv_c_and_k_pe_cache.shape[1]
+    if len(q) != batch:
+        raise UnsupportedError(f"latent attention of {len(q)} tokens for {batch} sequences")
+    counts = (lengths + page_size - 1) // page_size
+    # The lengths are on the host on a CPU, so choosing by them waits for nothing.
+    indices = table[torch.arange(table.shape[1]) < counts[:, None]].to(torch.int32)
+    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    last = ((lengths - 1) % page_size + 1).to(torch.int32)
+    out = torch.empty(batch, q.shape[1], impl.kv_lora_rank, dtype=q.dtype)
+    aiter_like.mla_decode_fwd(q, kv_c_and_k_pe_cache.unsqueeze(2), out, torch.arange(batch + 1, dtype=torch.int32),
+                              starts, indices, last, 1, page_size, sm_scale=impl.scale)
+    return out, None
+
+
+def cache_write(impl: Any, kv_c_normed: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor,
+                kv_cache_dtype: str, k_scale: Tensor) -> None:
+    """`CPUMLAImpl.do_kv_cache_update`."""
+    if kv_cache.numel():
+        aiter_like.concat_and_cache_mla(kv_c_normed, k_pe.squeeze(1), kv_cache, slot_mapping.flatten(), "auto", None)
+
+
+def prefill(backend: Any, q: Tensor, k: Tensor, v: Tensor, q_cu_seq_lens: Tensor, kv_cu_seq_lens: Tensor, causal: bool,
+            return_softmax_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
+    """`CPUSDPAMLAPrefillBackend._ragged_sdpa`: attention of prompts, one after the other in their tensors."""
+    if q.dtype not in _FLOATS:
+        raise UnsupportedError(f"latent attention of {q.dtype}")
+    longest = [int(starts.diff().max()) for starts in (q_cu_seq_lens, kv_cu_seq_lens)]
+    found = aiter_like.flash_attn_varlen_func(
+        q, k, v, q_cu_seq_lens.to(torch.int32), kv_cu_seq_lens.to(torch.int32), *longest, softmax_scale=backend.scale,
+        causal=causal, return_lse=return_softmax_lse)
+    return tuple(found[:2]) if return_softmax_lse else found
