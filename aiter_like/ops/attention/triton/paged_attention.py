@@ -23,36 +23,94 @@ _PARTS_AT_ONCE = 16
 
 
 @triton.jit
-def _pages(table, start, end, num_pages, SHAPE: tl.constexpr):
-    """([N] pages, [N] places in them) of the keys from `start` on; of the cache, whatever the table says. One page may
-    stand for all of them.
-    """
-    lanes = tl.arange(0, SHAPE.N)
-    if SHAPE.PAGE % SHAPE.N == 0:
-        page = tl.load(table + start // SHAPE.PAGE)
-        places = start % SHAPE.PAGE + lanes
+def _shared_out(x, SHAPE: tl.constexpr):
+    """[N] of a tile's keys as [W, N / W] where each of W waves has keys of its own."""
+    W: tl.constexpr = SHAPE.W  # Triton 3.6 takes no field in a list of sizes
+    EACH: tl.constexpr = SHAPE.N // SHAPE.W
+    if W > 1:
+        return tl.reshape(x, [W, EACH])
     else:
-        keys = start + lanes
-        page = tl.load(table + keys // SHAPE.PAGE, mask=keys < end, other=0)
-        places = keys % SHAPE.PAGE
-    return clamped(page, 0, num_pages - 1).to(tl.int64), places
+        return x
 
 
 @triton.jit
-def _load_rows(rows, is_row, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr, dtype: tl.constexpr):
-    """Columns of the rows of q; bytes become `dtype`, exactly."""
+def _load_pages(table, start, end, SHAPE: tl.constexpr):
+    """Entries of the table for the keys from `start` on, of the last key for those behind; one may stand for all.
+
+    A scalar would not be loaded ahead where a loop carries it.
+    """
+    if SHAPE.PAGE % SHAPE.N == 0:
+        return tl.load(table + tl.minimum(start, end - 1).to(tl.uint32) // SHAPE.PAGE)
+    else:
+        keys = tl.minimum(start + _shared_out(tl.arange(0, SHAPE.N), SHAPE), end - 1)
+        return tl.load(table + keys.to(tl.uint32) // SHAPE.PAGE)
+
+
+@triton.jit
+def _converted(x, dtype: tl.constexpr):
+    """Exactly; bytes by way of types that Hopper converts two at a time."""
+    if x.dtype.primitive_bitwidth == 8 and dtype == tl.bfloat16:
+        return x.to(tl.float16).to(tl.float32).to(dtype)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def _power_of_rows(rows, is_row, SHAPE: tl.constexpr):
+    """(factor, inverse) of rows of q: powers of two. The factor brings the row's largest element near 1.
+
+    In fp16 the row is then exact down to 2^-17 of that, and below more so than its products with bytes are.
+    """
+    WIDTH: tl.constexpr = SHAPE.D if SHAPE.D_TAIL == 0 else 2 * SHAPE.D
+    dims = tl.arange(0, WIDTH)
+    loaded = tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < SHAPE.HEAD_DIM)[None, :], other=0.0)
+    largest = tl.max(tl.abs(loaded.to(tl.float32)), 1)
+    exponent = clamped(largest.to(tl.int32, bitcast=True) >> 23, 2, 252)
+    return ((254 - exponent) << 23).to(tl.float32, bitcast=True), (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load_rows(rows, is_row, factor, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr,
+               dtype: tl.constexpr):
+    """Columns of the rows of q times a factor each as `dtype`, for each wave that has keys of its own."""
+    M: tl.constexpr = SHAPE.M
+    W: tl.constexpr = SHAPE.W
     dims = FIRST + tl.arange(0, COLUMNS)
     loaded = tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < SHAPE.HEAD_DIM)[None, :], other=0.0)
-    return loaded.to(dtype)
+    loaded = (loaded.to(tl.float32) * factor[:, None]).to(dtype)
+    if W > 1:
+        return tl.broadcast_to(loaded[None, :, :], [W, M, COLUMNS])
+    else:
+        return loaded
 
 
 @triton.jit
-def _load_keys(rows, inside, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr,
-               dtype: tl.constexpr):
-    """[COLUMNS, N] of K as `dtype`."""
+def _load_keys(rows, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr, dtype: tl.constexpr):
+    """[…, COLUMNS, keys] of K as `dtype`."""
     dims = FIRST + tl.arange(0, COLUMNS)
-    mask = inside[None, :] & (dims < SHAPE.HEAD_DIM)[:, None]
-    return tl.load(rows[None, :] + packed(dims, stride, SHAPE.X)[:, None], mask=mask, other=0.0).to(dtype)
+    at = tl.expand_dims(rows, -1) + packed(dims, stride, SHAPE.X)
+    if FIRST + COLUMNS > SHAPE.HEAD_DIM:
+        return _converted(tl.trans(tl.load(at, mask=dims < SHAPE.HEAD_DIM, other=0)), dtype)
+    else:
+        return _converted(tl.trans(tl.load(at)), dtype)
+
+
+@triton.jit
+def _load_values(rows, stride, seen, SHAPE: tl.constexpr):
+    """[…, keys, DV] of V, or with bytes in pairs [keys, DV / 2] of 16 bits; zeros where a key is not `seen`.
+
+    Engines give pages before all windows away: what they hold then is anything.
+    """
+    COLUMNS: tl.constexpr = SHAPE.DV // 2 if SHAPE.IN_PAIRS else SHAPE.DV
+    HEAD_DIM: tl.constexpr = SHAPE.HEAD_DIM_V // 2 if SHAPE.IN_PAIRS else SHAPE.HEAD_DIM_V
+    dims = tl.arange(0, COLUMNS)
+    at = tl.expand_dims(rows, -1) + dims * stride
+    if SHAPE.HAS_LEFT:
+        return tl.load(at, mask=tl.expand_dims(seen, -1) & (dims < HEAD_DIM), other=0)
+    elif HEAD_DIM < COLUMNS:
+        return tl.load(at, mask=dims < HEAD_DIM, other=0)
+    else:
+        return tl.load(at)
 
 
 @triton.jit
@@ -61,19 +119,20 @@ def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
     queries, positions, first_own = rows
     softcap, slopes, tree, tree_row, tree_column, num_queries, _ = terms
     low, high = low_high
+    columns = tl.expand_dims(keys, -2)
     if SHAPE.HAS_SOFTCAP:
         scores = tanh(scores / softcap) * softcap
     if slopes is not None:
-        scores -= slopes[:, None] * tl.abs(positions[:, None] - keys[None, :]).to(tl.float32)
-    visible = keys[None, :] <= high[:, None]
+        scores -= slopes[:, None] * tl.abs(positions[:, None] - columns).to(tl.float32)
+    visible = columns <= high[:, None]
     if SHAPE.HAS_LEFT:
-        visible = visible & (keys[None, :] >= low[:, None])
+        visible = visible & (columns >= low[:, None])
     if tree is not None:
-        own = keys - first_own
+        own = columns - first_own
         is_own = (own >= 0) & (own < num_queries)
-        at = tree + (queries * tree_row)[:, None] + (own * tree_column)[None, :]
-        allowed = tl.load(at, mask=(queries < num_queries)[:, None] & is_own[None, :], other=0)
-        visible = visible & ((own < 0)[None, :] | (allowed != 0))
+        at = tree + (queries * tree_row)[:, None] + own * tree_column
+        allowed = tl.load(at, mask=(queries < num_queries)[:, None] & is_own, other=0)
+        visible = visible & ((own < 0) | (allowed != 0))
     return tl.where(visible, scores, MASKED)
 
 
@@ -84,9 +143,7 @@ def _part_of_program(source, window_left, bounds, num_blocks, num_kv_heads, SHAP
     number = index // num_blocks // num_kv_heads
     sequence, split, slot, num_parts = number, number * 0, number * 0, number * 0 + 1
     if SHAPE.IS_SPLIT:
-        sequence, before, slots, num_parts = find_sequence(number, source, window_left, bounds, SHAPE, False)
-        split = number - before
-        slot = slots + split
+        sequence, split, slot, num_parts = find_sequence(number, source, window_left, bounds, SHAPE, False)
     return index % num_blocks, index // num_blocks % num_kv_heads, sequence, split, slot, num_parts
 
 
@@ -107,40 +164,77 @@ def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE
     """
     q_tile, q_tail = q_tiles
     k, k_strides, v, v_strides, k_scale, k_scale_strides, v_scale, v_scale_strides, table, num_pages = source
-    p_dtype: tl.constexpr = tl.bfloat16 if SHAPE.V_BY_TOKEN else dtype  # the scales may leave the range of fp16
-    M: tl.constexpr = SHAPE.M  # Triton 3.6 takes no field in a list of sizes
-    DV: tl.constexpr = SHAPE.DV
-    zero, dims_v = tl.zeros([M], tl.float32), tl.arange(0, DV)
-    acc, total, maximum = tl.zeros([M, DV], tl.float32), zero, zero + MINIMUM
+    v_type: tl.constexpr = k.dtype.element_ty
+    # Bytes are exact in fp16, but scales may leave its range.
+    p_dtype: tl.constexpr = tl.bfloat16 if SHAPE.V_BY_TOKEN else tl.float16 if SHAPE.IN_PAIRS else dtype
+    zero, acc = _no_keys(SHAPE)
+    total, maximum, odd = zero, zero + MINIMUM, zero
+    if SHAPE.IN_PAIRS:
+        odd = acc
+    entries = _load_pages(table, begin, tl.where(begin < end, end, 1), SHAPE)
     for start in range(begin, end, SHAPE.N):
-        keys = start + tl.arange(0, SHAPE.N)
-        inside = keys < end
-        page, places = _pages(table, start, end, num_pages, SHAPE)
-        k_rows = k + page * k_strides[0] + places * k_strides[1]
-        scores = tl.dot(q_tile, _load_keys(k_rows, inside, k_strides[3], 0, SHAPE.D, SHAPE, dtype))
+        keys = _shared_out(start + tl.arange(0, SHAPE.N), SHAPE)
+        page, inside = clamped(entries, 0, num_pages - 1).to(tl.int64), tl.minimum(keys, end - 1)
+        entries = _load_pages(table, start + SHAPE.N, end, SHAPE)  # of the next tile: its loads wait for no other
+        places = (inside.to(tl.uint32) % SHAPE.PAGE).to(tl.int32)
+        offsets = page * k_strides[0] + places * k_strides[1]
+        k_rows = k + offsets
+        scores = tl.dot(q_tile, _load_keys(k_rows, k_strides[3], 0, SHAPE.D, SHAPE, dtype))
         if SHAPE.D_TAIL > 0:
-            scores = tl.dot(q_tail, _load_keys(k_rows, inside, k_strides[3], SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype),
-                            scores)
+            scores = tl.dot(q_tail, _load_keys(k_rows, k_strides[3], SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype), scores)
         scores *= row_scale[:, None]
         if SHAPE.K_BY_TOKEN:
             at = k_scale + page * k_scale_strides[0] + places * k_scale_strides[1]
-            scores *= tl.load(at, mask=inside, other=0.0)[None, :]
+            scores *= tl.expand_dims(tl.load(at), -2)
         scores = _scores(scores, keys, rows, terms, low_high, SHAPE)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        p = tl.exp2(scores - new_maximum[:, None])
+        new_maximum = tl.maximum(maximum, tl.max(scores, SHAPE.AXES - 1))
+        p = tl.exp2(scores - tl.expand_dims(new_maximum, -1))
         rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + tl.sum(p, 1)
-        acc = acc * rescale[:, None]
+        total = total * rescale + tl.sum(p, SHAPE.AXES - 1)
+        acc = acc * tl.expand_dims(rescale, -1)
+        if SHAPE.IN_PAIRS:
+            odd = odd * tl.expand_dims(rescale, -1)
         maximum = new_maximum
         if SHAPE.V_BY_TOKEN:
             at = v_scale + page * v_scale_strides[0] + places * v_scale_strides[1]
-            p *= tl.load(at, mask=inside, other=0.0)[None, :]
-        v_rows = v + page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y)
-        if SHAPE.HAS_LEFT:  # keys before all windows: engines give their pages away
-            inside = inside & (keys >= rows[2] - terms[6])
-        mask = inside[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
-        v_tile = tl.load(v_rows[:, None] + (dims_v * v_strides[3])[None, :], mask=mask, other=0.0)
-        acc = tl.dot(p.to(p_dtype), v_tile.to(p_dtype), acc)
+            p *= tl.expand_dims(tl.load(at), -2)
+        if SHAPE.IS_ALIKE:
+            v_rows = v + offsets
+        else:
+            v_rows = v + (page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y))
+        v_tile = _load_values(v_rows, v_strides[3], keys >= rows[2] - terms[6], SHAPE)
+        p = p.to(p_dtype)
+        if SHAPE.IN_PAIRS:
+            acc = tl.dot(p, _converted(v_tile.to(tl.int8).to(v_type, bitcast=True), p_dtype), acc)
+            odd = tl.dot(p, _converted((v_tile >> 8).to(tl.int8).to(v_type, bitcast=True), p_dtype), odd)
+        else:
+            acc = tl.dot(p, _converted(v_tile, p_dtype), acc)
+    return _of_all_waves(acc, odd, total, maximum, SHAPE)
+
+
+@triton.jit
+def _no_keys(SHAPE: tl.constexpr):
+    """(zeros of rows, zeros of their sums), for each wave that has keys of its own."""
+    M: tl.constexpr = SHAPE.M
+    DV: tl.constexpr = SHAPE.DV // 2 if SHAPE.IN_PAIRS else SHAPE.DV
+    W: tl.constexpr = SHAPE.W
+    if W > 1:
+        return tl.zeros([W, M], tl.float32), tl.zeros([W, M, DV], tl.float32)
+    else:
+        return tl.zeros([M], tl.float32), tl.zeros([M, DV], tl.float32)
+
+
+@triton.jit
+def _of_all_waves(acc, odd, total, maximum, SHAPE: tl.constexpr):
+    """Adds up what waves with keys of their own have found, always in the same order; interleaves columns in pairs."""
+    if SHAPE.W > 1:
+        highest = tl.max(maximum, 0)
+        weights = tl.exp2(maximum - highest[None, :])
+        acc, total, maximum = tl.sum(acc * weights[:, :, None], 0), tl.sum(total * weights, 0), highest
+        if SHAPE.IN_PAIRS:
+            odd = tl.sum(odd * weights[:, :, None], 0)
+    if SHAPE.IN_PAIRS:
+        acc = tl.interleave(acc, odd)
     return acc, total, maximum
 
 
@@ -179,25 +273,32 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     is_row, rows, first_own = queries < computed, (row + queries).to(tl.int64), seqlen - num_queries
     k_type: tl.constexpr = k.dtype.element_ty
     q_type: tl.constexpr = q.dtype.element_ty
-    dtype: tl.constexpr = tl.bfloat16 if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 8 else (
-        q_type if q_type.primitive_bitwidth == 16 else k_type)
+    dtype: tl.constexpr = tl.float16 if k_type.primitive_bitwidth == 8 else k_type  # where all bytes are exact
     M: tl.constexpr = SHAPE.M
     q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], tl.zeros([M], tl.float32) + scale
-    q_tile, q_tail = _load_rows(q_rows, is_row, 0, SHAPE.D, SHAPE, dtype), None
+    if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 16:
+        factor, inverse = _power_of_rows(q_rows, is_row, SHAPE)
+        row_scale *= inverse
+    else:
+        factor = tl.full([M], 1.0, tl.float32)
+    q_tile, q_tail = _load_rows(q_rows, is_row, factor, 0, SHAPE.D, SHAPE, dtype), None
     if SHAPE.D_TAIL > 0:
-        q_tail = _load_rows(q_rows, is_row, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)
+        q_tail = _load_rows(q_rows, is_row, factor, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)
     if q_scale is not None:
         row_scale *= tl.load(q_scale + rows * q_scale_strides[0] + heads * q_scale_strides[1], mask=is_row, other=0.0)
     if k_scale is not None:
         if not SHAPE.K_BY_TOKEN:
             row_scale *= tl.load(k_scale)
     kv_head = kv_head.to(tl.int64)
+    values = v
+    if SHAPE.IN_PAIRS:
+        values = v.to(tl.pointer_type(tl.int16))
     k_scales, v_scales = k_scale, v_scale
     if SHAPE.K_BY_TOKEN:
         k_scales += kv_head * k_scale_strides[2]
     if SHAPE.V_BY_TOKEN:
         v_scales += kv_head * v_scale_strides[2]
-    pages = (k + kv_head * k_strides[2], k_strides, v + kv_head * v_strides[2], v_strides,
+    pages = (k + kv_head * k_strides[2], k_strides, values + kv_head * v_strides[2], v_strides,
              k_scales, k_scale_strides, v_scales, v_scale_strides,
              block_table + sequence.to(tl.int64) * small_strides[1] + entry, num_pages)
     row_slopes, tree_rows = None, None
@@ -309,7 +410,8 @@ class Launches:
         tree = (0, 0, 0) if call.tree_mask is None else (0, 0, *call.tree_mask.stride())[-3:]
         self.attend = Launch(
             _attend_kernel, (bounds.grid * call.num_kv_heads * num_blocks, 1, 1),
-            (call.out.stride()[:2], lse_strides, call.q.stride()[:2], _cache_strides(call.k), _cache_strides(call.v),
+            (call.out.stride()[:2], lse_strides, call.q.stride()[:2], _cache_strides(call.k),
+             _cache_strides(call.v, 2 if shape.IN_PAIRS else 1),
              q_scale, k_scale, v_scale, small, tree, *lengths, call.k.shape[0], num_blocks, call.num_kv_heads, *plan,
              sums, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value), SHAPE=shape,
             OVERLAPS=overlaps(target), options=options)
@@ -330,9 +432,10 @@ class Launches:
                        call.out_scale, call.sink)
 
 
-def _cache_strides(cache: torch.Tensor) -> tuple[int, int, int, int]:
-    """Of page, key (or keys that lie together), head and column (or columns that do)."""
-    return cache.stride()[:4]
+def _cache_strides(cache: torch.Tensor, pair: int = 1) -> tuple[int, ...]:
+    """Of page, key (or keys that lie together), head and column (or columns that do); of pairs of elements."""
+    *strides, column = cache.stride()[:4]
+    return *(stride // pair for stride in strides), column
 
 
 def paged_attention(call: PagedAttentionCall, **params: int) -> Callable[..., None]:
