@@ -35,15 +35,11 @@ def _shared_out(x, SHAPE: tl.constexpr):
 
 @triton.jit
 def _load_pages(table, start, end, SHAPE: tl.constexpr):
-    """Entries of the table for the keys from `start` on, of the last key for those behind; one may stand for all.
-
-    A scalar would not be loaded ahead where a loop carries it.
-    """
-    if SHAPE.PAGE % SHAPE.N == 0:
-        return tl.load(table + tl.minimum(start, end - 1).to(tl.uint32) // SHAPE.PAGE)
-    else:
+    """Entries of the table for the keys from `start` on, of the last key for those behind; one may stand for all."""
+    keys = tl.minimum(start, end - 1)
+    if SHAPE.PAGE % SHAPE.N != 0:
         keys = tl.minimum(start + _shared_out(tl.arange(0, SHAPE.N), SHAPE), end - 1)
-        return tl.load(table + keys.to(tl.uint32) // SHAPE.PAGE)
+    return tl.load(table + keys.to(tl.uint32) // SHAPE.PAGE, mask=start < end, other=0)
 
 
 @triton.jit
@@ -171,7 +167,7 @@ def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE
     total, maximum, odd = zero, zero + MINIMUM, zero
     if SHAPE.IN_PAIRS:
         odd = acc
-    entries = _load_pages(table, begin, tl.where(begin < end, end, 1), SHAPE)
+    entries = _load_pages(table, begin, end, SHAPE)
     for start in range(begin, end, SHAPE.N):
         keys = _shared_out(start + tl.arange(0, SHAPE.N), SHAPE)
         page, inside = clamped(entries, 0, num_pages - 1).to(tl.int64), tl.minimum(keys, end - 1)
@@ -303,7 +299,8 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
              block_table + sequence.to(tl.int64) * small_strides[1] + entry, num_pages)
     row_slopes, tree_rows = None, None
     if slopes is not None:
-        row_slopes = tl.load(slopes + sequence * small_strides[0] + heads, mask=is_row, other=0.0) * LOG2_E
+        row_slopes = tl.load(slopes + sequence * small_strides[0] + heads, mask=is_row, other=0.0).to(tl.float32)
+        row_slopes *= LOG2_E
     if tree is not None:
         tree_rows = tree + sequence.to(tl.int64) * tree_strides[0]
     # Triton 3.6 loses a stride of 1 on its way through two functions, unless something is computed from it.
@@ -322,7 +319,7 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
         is_row = is_row & (num_parts == 1)
     sinks, lse_rows = None, None
     if sink is not None:
-        sinks = tl.load(sink + heads, mask=is_row, other=0.0) * LOG2_E
+        sinks = tl.load(sink + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
     if lse is not None:
         lse_rows = lse + heads * lse_strides[0] + rows * lse_strides[1]
     finish_rows(out + rows * out_strides[0] + heads * out_strides[1], lse_rows, is_row, acc, total, maximum, sinks,
@@ -385,7 +382,7 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
         maximum = new_maximum
     at, sinks, lse_rows = (row + query).to(tl.int64), None, None
     if sink is not None:
-        sinks = tl.load(sink + head + one) * LOG2_E
+        sinks = tl.load(sink + head + one).to(tl.float32) * LOG2_E
     if lse is not None:
         lse_rows = lse + head * lse_strides[0] + at * lse_strides[1] + one
     finish_rows(out + at * out_strides[0] + head * out_strides[1] + one, lse_rows, one == 0, acc[None, :], total + one,

@@ -77,8 +77,8 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
     m, dv = min(settings["BLOCK_M"], rows), max(triton.next_power_of_2(call.head_dim_v), 16)
     waves = min(settings["num_warps"], settings["BLOCK_N"] // 16) if m * dv <= _MOST_SUMS else 1
     return Shape(
-        M=m, N=settings["BLOCK_N"], W=waves, AXES=2 if waves == 1 else 3, HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v,
-        D=d, D_TAIL=tail, DV=dv, GROUP=call.group, PAGE=call.page_size,
+        M=m, N=settings["BLOCK_N"], W=waves, AXES=2 if waves == 1 else 3, HEAD_DIM=call.head_dim,
+        HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=call.group, PAGE=call.page_size,
         X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
         IS_ALIKE=call.k.ndim == 4 and call.k.stride() == call.v.stride() and call.k.dtype.itemsize == 2,
         IN_PAIRS=_is_in_pairs(call),
