@@ -19,7 +19,7 @@ from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import PagedCall, unshuffled_axes
-from aiter_like.ops.attention.triton import unified_attention as triton_unified
+from aiter_like.ops.attention.decode_call import decode_call, triton_kernels
 from aiter_like.ops.attention.unified_attention import unified_attention_op
 from aiter_like.testing import assert_within, time_us
 
@@ -73,7 +73,8 @@ def test_decoding_by_each_kernel(device, run, monkeypatch, name, kernel):
         given = {key: torch.tensor([value], device=device).expand(2, 2) for key, value in options.items()}
 
     unified_attention_op.reset()  # a call like one that was served before is launched as that one was
-    monkeypatch.setattr(triton_unified, "decoded_by", lambda call: seen.append(call) or kernel)
+    monkeypatch.setattr(type(unified_attention_op.backends[0]), "kernel_names",
+                        lambda *_: seen.append(kernel) or [kernel])
     expected = {key: value for key, value in options.items() if key != "shuffled_kv_cache"}
     moved = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in expected.items()}
     first, second = (torch.empty_like(case.q) for _ in range(2))
@@ -96,9 +97,13 @@ def test_what_the_kernel_for_decoding_takes(device):
                            (False, {"window_right": 3}), (False, {"qq_bias": scales}), (True, {"sink_size": 3}),
                            (False, {"sink_size": 3, "window_left": 9}), (True, {**pages, "k_descale": scales[:1, :1]}),
                            (False, {**pages, "v_descale": scales}), (True, {"v_descale": scales})):
-        assert (triton_unified.decode_call(call._replace(**changed)) is not None) == takes, changed
-    on_gpu = device.type == "cuda"
-    assert triton_unified.decoded_by(call) == ("paged_attention" if on_gpu else "unified_attention")
+        assert (decode_call(call._replace(**changed)) is not None) == takes, changed
+    target = target_of(device)
+    first = "paged_attention" if target.platform == "cuda" else "unified_attention"
+    assert triton_kernels(target, call)[0] == first
+    assert triton_kernels(target, call, BLOCK_M=32) == ["unified_attention"]
+    assert triton_kernels(target, call, BLOCK_N=64) == ["paged_attention"]
+    assert triton_kernels(target, call._replace(qq_bias=scales)) == ["unified_attention"]
 
 
 def options_of(name: str, heads: int, device: torch.device) -> dict[str, Any]:

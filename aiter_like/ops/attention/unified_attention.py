@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention over paged keys: unified_attention. Kernel: ops/attention/triton/unified_attention.py."""
+"""Attention over paged keys: unified_attention. Kernels: ops/attention/triton/unified_attention.py; decode_call.py."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from aiter_like.ops.attention.checks import (
     read_window,
     scale_refusal,
 )
+from aiter_like.ops.attention.decode_call import triton_kernels
+from aiter_like.ops.attention.paged_attention_call import decoding_space
 from aiter_like.ops.attention.reference import scores_of, softmax_of
 
 __all__ = ["unified_attention"]
@@ -177,6 +179,9 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 def _triton_space(target: Target, call: PagedCall) -> Iterator[dict[str, int]]:
+    """Where both kernels serve a call, that for decoding first (triton_kernels)."""
+    if "paged_attention" in triton_kernels(target, call):
+        yield from decoding_space()
     rows = (16, 32, 64) if call.max_seqlen_q * call.q.shape[1] // call.k.shape[2] <= 32 else (64, 128)
     for block_m, block_n, num_warps, num_stages in itertools.product(rows, (32, 64, 128), (4, 8), (1, 2, 3)):
         yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
@@ -188,7 +193,7 @@ unified_attention_op = Op(
                  "features", "dtype", "kv_dtype"),
     writes=("out", "lse"), cases=_cases, tuning=Tuning(_tune_case, _traffic, _tune_shapes),
     backends=(Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
-                      refusal=_triton_refusal, space=_triton_space,
+                      refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", unified_attention_ref)))
 

@@ -19,7 +19,7 @@ from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
 from aiter_like.ops.common.triton.overlap import overlaps
 
-_PARTS_AT_ONCE = 16
+_PARTS_AT_ONCE = 64
 
 
 @triton.jit
@@ -415,7 +415,7 @@ class Launches:
         self.merge = None if not bounds.slots else Launch(
             _merge_kernel, (bounds.split * call.num_heads * call.max_seqlen_q, 1, 1),
             (call.out.stride()[:2], lse_strides, *lengths, call.num_heads, *plan, sums), SHAPE=shape,
-            AT_ONCE=_PARTS_AT_ONCE, OVERLAPS=overlaps(target),
+            AT_ONCE=min(triton.next_power_of_2(bounds.most), _PARTS_AT_ONCE), OVERLAPS=overlaps(target),
             options={"num_warps": 4, "enable_fp_fusion": False})
 
     def __call__(self, call: PagedAttentionCall) -> None:

@@ -75,7 +75,7 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
     rows = max(16, triton.next_power_of_2(call.max_seqlen_q * call.group))
     block = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1])
     m, dv = min(settings["BLOCK_M"], rows), max(triton.next_power_of_2(call.head_dim_v), 16)
-    waves = min(settings["num_warps"], settings["BLOCK_N"] // 16) if m * dv <= _MOST_SUMS else 1
+    waves = settings["num_warps"] if m * dv <= _MOST_SUMS and settings["BLOCK_N"] >= 16 * settings["num_warps"] else 1
     return Shape(
         M=m, N=settings["BLOCK_N"], W=waves, AXES=2 if waves == 1 else 3, HEAD_DIM=call.head_dim,
         HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=call.group, PAGE=call.page_size,
