@@ -315,10 +315,10 @@ def paged_attention(
         UnsupportedError: a backend that cannot serve the call.
 
     Notes:
-        Scores, softmax and sums in fp32; P is rounded to the dtype of `q`, to bf16 where that is a byte or where keys
-        have scales of their own. Splits are planned on the device from the lengths, and parts added up in a fixed
-        order: deterministic, no synchronisation, can be captured in a graph and replayed with other lengths. Lengths
-        and pages outside their tensors are clamped: memory outside is never touched.
+        Scores, softmax and sums in fp32; P is rounded to the dtype of 16-bit caches, with bytes to fp16 or bf16. Splits
+        are planned on the device from the lengths, and parts added up in a fixed order: deterministic, no
+        synchronisation, can be captured in a graph and replayed with other lengths. Lengths and pages outside their
+        tensors are clamped: memory outside is never touched.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
     """
