@@ -11,16 +11,16 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, partial_sums, parts_of
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, Parts, partial_sums, parts_of
 from aiter_like.ops.attention.triton.paged_attention_parts import attend, load_rows, power_of_rows
 from aiter_like.ops.attention.triton.paged_attention_plan import find_sequence, first_key, lengths_of
-from aiter_like.ops.attention.triton.paged_attention_shape import most_registers, scale_strides, shape_of, width
+from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, width
 from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, finish_rows
 from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
 from aiter_like.ops.common.triton.overlap import overlaps
 
-_PARTS_AT_ONCE = 64
+_FEW_PARTS, _MOST_PARTS = 16, 32  # that are added up together: where only a few sequences have any; always
 
 
 @triton.jit
@@ -210,8 +210,7 @@ class Launches:
 
     def __init__(self, call: PagedAttentionCall, settings: dict[str, int]):
         shape, bounds, target = shape_of(call, settings), parts_of(call), target_of(call.q.device)
-        options = {**most_registers(shape, target.platform),
-                   **{name: value for name, value in settings.items() if not name.isupper()}}
+        options = {name: value for name, value in settings.items() if not name.isupper()}
         num_blocks = triton.cdiv(call.max_seqlen_q * call.group, shape.M)
         lse_strides = (0, 0) if call.lse is None else call.lse.stride()
         capacity = len(call.block_table) if call.page_starts is not None else call.block_table.shape[1] * shape.PAGE
@@ -232,7 +231,7 @@ class Launches:
         self.merge = None if not bounds.slots else Launch(
             _merge_kernel, (bounds.split * call.num_heads * call.max_seqlen_q, 1, 1),
             (call.out.stride()[:2], lse_strides, *lengths, call.num_heads, *plan, sums), SHAPE=shape,
-            AT_ONCE=min(triton.next_power_of_2(bounds.most), _PARTS_AT_ONCE), OVERLAPS=overlaps(target),
+            AT_ONCE=_parts_at_once(call.batch, bounds), OVERLAPS=overlaps(target),
             options={"num_warps": 4, "enable_fp_fusion": False})
 
     def __call__(self, call: PagedAttentionCall) -> None:
@@ -244,6 +243,12 @@ class Launches:
         if self.merge is not None:
             self.merge(call.out, call.lse, parts, call.seqlens_k, call.page_starts, call.cu_seqlens_q, call.v_scale,
                        call.out_scale, call.sink)
+
+
+def _parts_at_once(batch: int, bounds: Parts) -> int:
+    """Of a sequence that _merge_kernel looks at together: all where sequences have one length."""
+    parts = bounds.most if not bounds.share else bounds.share // batch if bounds.share > batch else _FEW_PARTS
+    return min(max(triton.next_power_of_2(parts), 4), _MOST_PARTS)
 
 
 def _cache_strides(cache: torch.Tensor, pair: int = 1) -> tuple[int, ...]:

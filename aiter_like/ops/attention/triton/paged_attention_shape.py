@@ -88,12 +88,6 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
         K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale))
 
 
-def most_registers(shape: Shape, platform: str) -> dict[str, int]:
-    """The launch option that lets three workgroups of four waves share an SM, where nothing is spilled for it."""
-    is_plain = shape.W > 1 and shape.M * shape.DV <= _MOST_SUMS // 2 and not (shape.X or shape.Y)
-    return {"maxnreg": 168} if platform == "cuda" and is_plain and not (shape.K_BY_TOKEN or shape.V_BY_TOKEN) else {}
-
-
 def scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:
     """Of page, place and head, or row and head; zeros for one number."""
     return (0, 0, 0) if scale is None or scale.numel() == 1 else scale.stride()
