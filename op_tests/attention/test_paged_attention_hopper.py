@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the compiler makes of paged_attention's Triton kernel for Hopper: tiles under way, wide loads, nothing spilled."""
+"""What the compiler makes of the Triton kernel of paged_attention for Hopper: tiles under way, wide loads, no spills."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def test_code_for_hopper(monkeypatch, tmp_path, kv_dtype, tile):
     last = max(index for index, line in enumerate(lines) if "HMMA" in line)
     loop = "\n".join(lines[first:last])
     assert loop.count("LDSM") >= 4 and "LDS.U" not in loop and loop.count("BAR.SYNC") <= 2
-    assert loop.count("HMMA") + 1 == 2 * (16 * 16 * 128) * 2 // (16 * 8 * 16)  # 16 rows, 16 keys of a wave
+    assert loop.count("HMMA") + 1 == 2 * 16 * 16 * 128 // (16 * 8 * 16)  # 16 rows times a wave's own 16 keys
