@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -164,6 +165,34 @@ def test_graphs_of_two_streams(device, backend):
         case.compare(out)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_long_sequence_among_short_ones(device, run, backend):
+    """Of a batch that is looked at in one block and one in several: parts of the long ones come first, wherever those
+    stand; split or not, twice, and from a graph with a fixed workspace that holds NaN.
+    """
+    if device.type != "cuda" or backend == "hip":
+        pytest.skip("131,072 keys take a GPU, which has no MFMA")
+    for batch in (64, 1100):
+        lengths = [(1, 1 + index % 37) for index in range(batch)]
+        lengths[batch // 2], lengths[-2] = (1, 131072), (1, 700)
+        case = Case(device, tuple(lengths), (8, 2), (128, 128))
+        given = {**case.arguments(), "q": case.q.to(device)}
+        size = aiter_like.paged_attention_workspace_bytes(given["q"], 2, 128, batch, 131072)
+        given["workspace"] = torch.full((size,), 0xFF, dtype=torch.uint8, device=device)
+        out = run(backend, aiter_like.paged_attention, **given)
+        case.compare(out)
+        case.compare(run(backend, aiter_like.paged_attention, **given, num_splits=1))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            again = aiter_like.paged_attention(**given, backend=backend)
+        for _ in range(2):
+            given["workspace"].fill_(0xFF)
+            again.fill_(math.nan)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(again, out)
+
+
 @pytest.mark.parametrize("backend", (*BACKENDS, "torch"))
 def test_whatever_lengths_and_pages_hold(device, backend):
     """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`."""
@@ -234,28 +263,27 @@ def test_bad_input(device):
             *args, **options, backend=backend), "triton")
 
 
-def _flashinfer(call: PagedAttentionCall) -> Any:
-    """FlashInfer's decoding on tensor cores of the same call, planned beforehand; None where it does not import."""
-    try:
-        import flashinfer
-    except ImportError:
-        return None
-    pages = call.block_table.shape[1]
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-        torch.empty(1 << 28, dtype=torch.uint8, device=call.q.device), "NHD", use_tensor_cores=True)
-    starts = torch.arange(call.batch + 1, dtype=torch.int32, device=call.q.device) * pages
-    last = (call.seqlens_k - 1) % call.page_size + 1
-    wrapper.plan(starts, call.block_table.flatten(), last, call.num_heads, call.num_kv_heads, call.head_dim,
-                 call.page_size, q_data_type=call.q.dtype, kv_data_type=call.k.dtype)
-    return functools.partial(wrapper.run, call.q, (call.k, call.v))
-
-
 def bench_shapes(most_bytes: float) -> list[tuple]:
-    """(batch, keys, heads, KV heads, dtype of the cache), whose cache has at most so many bytes."""
+    """(batch, keys, heads, KV heads, dtype of the cache), whose cache has at most so many bytes; 0 keys: _ragged."""
     shapes = [(batch, keys, 32, kv_heads, "bf16") for batch in (1, 8, 64, 256) for keys in (512, 4096, 32768, 131072)
               for kv_heads in (32, 8, 4)]
-    shapes += [(64, 8192, 64, 8, "bf16"), (16, 8192, 32, 32, "bf16"), (64, 4096, 32, 8, "fp8_e4m3fn")]
-    return [shape for shape in shapes if shape[0] * shape[1] * shape[3] * 512 <= most_bytes]
+    shapes += [(64, 8192, 64, 8, "bf16"), (16, 8192, 32, 32, "bf16"), (64, 4096, 32, 8, "fp8_e4m3fn"),
+               (8, 32768, 32, 8, "fp8_e4m3fn")]
+    fitting = [shape for shape in shapes if shape[0] * shape[1] * shape[3] * 512 <= most_bytes]
+    print(f"{len(shapes) - len(fitting)} shapes left out, whose caches have more than {most_bytes / 1e9:.0f} GB")
+    return [*fitting, (64, 0, 32, 8, "bf16"), (256, 0, 32, 8, "bf16")]
+
+
+def _ragged(key: dict[str, Any], device: torch.device, seed: int) -> PagedAttentionCall:
+    """One sequence of 128k keys among others of 512."""
+    lengths = [131072 if index == key["batch"] // 2 else 512 for index in range(key["batch"])]
+    call = paged_attention_op.tuning.case({**key, "batch": 1, "seqlen_k": sum(lengths)}, device, seed)
+    pages, table = call.block_table.flatten(), torch.full((len(lengths), max(lengths) // 16), -1, dtype=torch.int32)
+    for index, (count, first) in enumerate(zip(lengths, itertools.accumulate(lengths, initial=0))):
+        table[index, :count // 16] = pages[first // 16:(first + count) // 16]
+    q = torch.randn(len(lengths), *call.q.shape[1:], device=device).to(call.q.dtype)
+    return call._replace(q=q, block_table=table.to(device), max_seqlen_k=max(lengths), out=torch.empty_like(q),
+                         seqlens_k=torch.tensor(lengths, dtype=torch.int32, device=device))
 
 
 def bench() -> None:
@@ -263,22 +291,20 @@ def bench() -> None:
     device = torch.device("cuda")
 
     def case(batch: int, keys: int, heads: int, kv_heads: int, kv_dtype: str, seed: int) -> benching.Case:
-        call = paged_attention_op.tuning.case(
-            {"batch": batch, "seqlen_q": 1, "seqlen_k": keys, "num_heads": heads, "num_kv_heads": kv_heads,
-             "head_dim": 128, "page_size": 16, "layout": "rows", "dtype": "bf16", "kv_dtype": kv_dtype,
-             "scale_layout": "none" if kv_dtype == "bf16" else "tensor"}, device, seed)
-        starts = torch.arange(batch + 1, dtype=torch.int32, device=device)
-        out = torch.empty_like(call.q)
+        key = {"batch": batch, "seqlen_q": 1, "seqlen_k": keys, "num_heads": heads, "num_kv_heads": kv_heads,
+               "head_dim": 128, "page_size": 16, "layout": "rows", "dtype": "bf16", "kv_dtype": kv_dtype,
+               "scale_layout": "none" if kv_dtype == "bf16" else "tensor"}
+        call = paged_attention_op.tuning.case(key, device, seed) if keys else _ragged(key, device, seed)
+        starts, out = torch.arange(batch + 1, dtype=torch.int32, device=device), torch.empty_like(call.q)
         calls = benching.by_backend(
-            aiter_like.paged_attention, call.q, call.k, call.v, call.block_table, call.seqlens_k, keys,
+            aiter_like.paged_attention, call.q, call.k, call.v, call.block_table, call.seqlens_k, call.max_seqlen_k,
             k_scale=call.k_scale, v_scale=call.v_scale, out=out, backends=("triton",))
         calls["unified"] = functools.partial(
             aiter_like.unified_attention, call.q, call.k, call.v, torch.empty_like(out), starts, 1, call.seqlens_k,
-            keys, 128 ** -0.5, True, None, call.block_table, 0.0, None, call.k_scale, call.v_scale, backend="triton")
-        if bench_peers.is_asked_for and kv_dtype == "bf16" and (peer := _flashinfer(call)):
-            calls["flashinfer"] = peer
-        expected = torch.empty_like(out)
-        rows = slice(0, min(batch, 2))
+            call.max_seqlen_k, 128 ** -0.5, True, None, call.block_table, 0.0, None, call.k_scale, call.v_scale,
+            backend="triton")
+        calls |= bench_peers.calls("paged_attention", call)
+        expected, rows = torch.empty_like(out), [0, batch // 2, batch - 1]
         paged_attention_ref(call._replace(out=expected[rows], q=call.q[rows], block_table=call.block_table[rows],
                                           seqlens_k=call.seqlens_k[rows]))
 
@@ -288,8 +314,9 @@ def bench() -> None:
             assert error <= limit, f"error {error}, limit {limit}"
             return error / limit
 
-        moved, flops = paged_attention_op.tuning.needs(call)
-        return benching.Case(f"{batch}×{keys} {heads}/{kv_heads} {kv_dtype}", moved, calls, check, flops=flops)
+        moved = int(call.seqlens_k.sum()) * kv_heads * 256 * call.k.element_size() + 2 * out.nbytes
+        name = f"{batch}×{keys}" if keys else f"{batch}×512, one 128k"
+        return benching.Case(f"{name} {heads}/{kv_heads} {kv_dtype}", moved, calls, check)
 
     shapes = bench_shapes(min(6.4e10, 0.35 * torch.cuda.get_device_properties(device).total_memory))
     benching.table("paged_attention", (benching.rotating(functools.partial(case, *shape)) for shape in shapes))

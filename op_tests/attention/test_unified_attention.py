@@ -19,6 +19,7 @@ from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.call import PagedCall, unshuffled_axes
+from aiter_like.ops.attention.decode_call import decode_call, triton_kernels
 from aiter_like.ops.attention.unified_attention import unified_attention_op
 from aiter_like.testing import assert_within, time_us
 
@@ -49,6 +50,60 @@ def test_split_keys(device, run, backend):
     first = check(run, backend, case, sinks=sinks, window_size=(900, 0), softcap=20.0)
     again = case.call(run, backend, sinks=sinks, window_size=(900, 0), softcap=20.0)
     assert torch.equal(first, again)
+
+
+DECODES = {  # (lengths, options) of calls that the kernel for decoding serves, too
+    "split": (((1, 1500), (1, 700), (1, 3), (1, 0)), {"sinks": torch.linspace(-1, 1, 8).bfloat16()}),
+    "speculative": (((8, 90), (3, 3), (1, 40), (0, 9)), {"softcap": 3.0, "alibi_slopes": torch.linspace(0, 1, 8)}),
+    "window": (((2, 300), (2, 20)), {"window_size": (17, -1)}),
+    "shuffled": (((2, 300), (1, 20)), {"shuffled_kv_cache": True}),
+    "fp8": (((4, 300), (1, 20)), {"k_descale": 0.5, "v_descale": 3.0}),
+}
+
+
+@pytest.mark.parametrize("name", DECODES)
+@pytest.mark.parametrize("kernel", ("paged_attention", "unified_attention"))
+def test_decoding_by_each_kernel(device, run, monkeypatch, name, kernel):
+    (lengths, options), seen = DECODES[name], []
+    kv_dtype = dtypes.fp8_of(target_of(device).arch) if name == "fp8" else None
+    case = make(device, lengths, 8, 2, 64, kv_dtype=kv_dtype)
+    stored = dataclasses.replace(case, **dict(zip("kv", shuffled(case)))) if name == "shuffled" else case
+    given = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+    if name == "fp8":
+        given = {key: torch.tensor([value], device=device).expand(2, 2) for key, value in options.items()}
+
+    unified_attention_op.reset()  # a call like one that was served before is launched as that one was
+    monkeypatch.setattr(type(unified_attention_op.backends[0]), "kernel_names",
+                        lambda *_: seen.append(kernel) or [kernel])
+    expected = {key: value for key, value in options.items() if key != "shuffled_kv_cache"}
+    moved = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in expected.items()}
+    first, second = (torch.empty_like(case.q) for _ in range(2))
+    compare(case, stored.call(run, "triton", first, **given), **moved)
+    assert torch.equal(stored.call(run, "triton", second, **given), first)  # a repeated launch
+    assert seen
+    unified_attention_op.reset()
+
+
+def test_what_the_kernel_for_decoding_takes(device):
+    """What it cannot express stays with the other kernel."""
+    case = make(device, ((1, 40), (1, 20)))
+    call = PagedCall(case.q, None, case.q, case.k, case.v, case.cu_seqlens_q, case.seqused_k, case.block_table,
+                     max_seqlen_q=1, max_seqlen_k=40, window_right=0)
+    scales = torch.ones(2, 2, device=device)
+    fp8 = dtypes.fp8_of(target_of(device).arch)
+    pages = {"k": case.k.to(fp8), "v": case.v.to(fp8)}
+    for takes, changed in ((True, {}), (True, {"window_right": -1}), (True, {"max_seqlen_q": 8}),
+                           (False, {"max_seqlen_q": 9}), (False, {"max_seqlen_q": 2, "window_right": -1}),
+                           (False, {"window_right": 3}), (False, {"qq_bias": scales}), (True, {"sink_size": 3}),
+                           (False, {"sink_size": 3, "window_left": 9}), (True, {**pages, "k_descale": scales[:1, :1]}),
+                           (False, {**pages, "v_descale": scales}), (True, {"v_descale": scales})):
+        assert (decode_call(call._replace(**changed)) is not None) == takes, changed
+    target = target_of(device)
+    first = "paged_attention" if target.platform == "cuda" else "unified_attention"
+    assert triton_kernels(target, call)[0] == first
+    assert triton_kernels(target, call, BLOCK_M=32) == ["unified_attention"]
+    assert triton_kernels(target, call, BLOCK_N=64) == ["paged_attention"]
+    assert triton_kernels(target, call._replace(qq_bias=scales)) == ["unified_attention"]
 
 
 def options_of(name: str, heads: int, device: torch.device) -> dict[str, Any]:

@@ -90,6 +90,23 @@ def _flashinfer_cache(module: Any, key: Tensor, value: Tensor, key_cache: Tensor
                              integers([(len(slots) - 1) % page_size + 1]))
 
 
+def _flashinfer_decode(module: Any, call: Any) -> Callable:
+    """Decoding on its tensor-core kernel, planned beforehand; one query of each sequence over pages of rows."""
+    integers = {"dtype": torch.int32, "device": call.q.device}
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+        torch.empty(1 << 28, dtype=torch.uint8, device=call.q.device), "NHD", use_tensor_cores=True)
+    pages = -(-call.seqlens_k // call.page_size)
+    starts = torch.zeros(call.batch + 1, **integers)
+    starts[1:] = pages.cumsum(0)
+    used = torch.arange(call.block_table.shape[1], **integers) < pages[:, None]
+    wrapper.plan(starts, call.block_table[used], (call.seqlens_k - 1) % call.page_size + 1, call.num_heads,
+                 call.num_kv_heads, call.head_dim, call.page_size, q_data_type=call.q.dtype,
+                 kv_data_type=call.k.dtype)
+    scales = {name: None if scale is None else float(scale)
+              for name, scale in (("k_scale", call.k_scale), ("v_scale", call.v_scale))}
+    return partial(wrapper.run, call.q, (call.k, call.v), **scales)
+
+
 PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
     "rms_norm": {
         FLASHINFER: lambda m, x, weight, epsilon: partial(m.rmsnorm, x, weight, epsilon),
@@ -128,6 +145,7 @@ PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
         FLAG_GEMS: lambda m, q, k, cos, sin, positions, is_neox: partial(
             m.apply_rotary_pos_emb, q, k, cos, sin, positions, rotary_interleaved=not is_neox),
         LIGER: _liger_rope},
+    "paged_attention": {FLASHINFER: _flashinfer_decode},
     "reshape_and_cache": {
         FLAG_GEMS: lambda m, *args: partial(m.reshape_and_cache, *args, "auto", None, None)},
     "reshape_and_cache_flash": {

@@ -5,7 +5,6 @@ paged_attention.hip, ops/attention/triton/paged_attention.py. AITER's entries: p
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ from aiter_like.ops.attention.paged_attention_call import (
     OP,
     PagedAttentionCall,
     check_paged_attention,
+    decoding_space,
     workspace_bytes,
 )
 from aiter_like.ops.attention.paged_attention_hip import hip_refusal, paged_attention_hip
@@ -215,8 +215,7 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 def _triton_space(target: Target, call: PagedAttentionCall) -> Iterator[dict[str, int]]:
-    for block_n, num_warps, num_stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
-        yield {"BLOCK_M": 64, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
+    return decoding_space()
 
 
 paged_attention_op = Op(
@@ -316,10 +315,10 @@ def paged_attention(
         UnsupportedError: a backend that cannot serve the call.
 
     Notes:
-        Scores, softmax and sums in fp32; P is rounded to the dtype of `q`, to bf16 where that is a byte or where keys
-        have scales of their own. Splits are planned on the device from the lengths, and parts added up in a fixed
-        order: deterministic, no synchronisation, can be captured in a graph and replayed with other lengths. Lengths
-        and pages outside their tensors are clamped: memory outside is never touched.
+        Scores, softmax and sums in fp32; P is rounded to the dtype of 16-bit caches, with bytes to fp16 or bf16. Splits
+        are planned on the device from the lengths, and parts added up in a fixed order: deterministic, no
+        synchronisation, can be captured in a graph and replayed with other lengths. Lengths and pages outside their
+        tensors are clamped: memory outside is never touched.
 
     Source: Kwon et al., PagedAttention (2023); Dao et al., Flash-Decoding (2023).
     """

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,9 @@ PART_COST = 64
 
 MOST_ROUNDS = 8
 """Of parts one after the other on a CU: more of them only cost."""
+
+_WHOLE_KEYS = 1024  # on NVIDIA a sequence of no more is not split where equal ones would not be
+_SUM_BYTES = 1 << 18  # what the launch that adds up parts costs there, in bytes that an SM could read instead
 
 _MIN_SCALE = 1e-8  # Below, a masked score is no longer below every real one in the kernels' fp32.
 _MAX_BATCH = 65535
@@ -167,8 +172,17 @@ def parts_of(call: PagedAttentionCall) -> Parts:
     most = -(-longest // LEAST_KEYS)
     if most == 1:
         return Parts(batch, 1, batch, 0, 0)
-    at_once = max(PARTS_PER_CU * target_of(call.q.device).cu_num // call.num_kv_heads, 1)
-    share = best_share(batch, longest, at_once)
+    target, heads = target_of(call.q.device), call.num_kv_heads
+    at_once = max(PARTS_PER_CU * target.cu_num // heads, 1)
+    if target.platform != "cuda":
+        share = best_share(batch, longest, at_once)  # as csrc/attention/paged_attention.hip has it
+    else:
+        key_bytes = (call.head_dim + call.head_dim_v) * 2  # of any cache: paged_attention_workspace_bytes knows none
+        share = batch * best_parts(batch * heads, longest, target.cu_num, _SUM_BYTES // key_bytes)
+        if share == batch:  # equal sequences are best left whole: only one of more than its share of all keys is not
+            if longest <= _WHOLE_KEYS:
+                return Parts(batch, 1, batch, 0, 0)
+            share = min(batch, at_once)
     return Parts(share, most, min(batch + share, batch * most), min(2 * share, batch * most), min(share, batch))
 
 
@@ -183,6 +197,32 @@ def best_share(batch: int, longest: int, at_once: int) -> int:
         if least is None or cost < least:
             best, least = batch * parts, cost
     return best
+
+
+@functools.lru_cache(maxsize=1024)
+def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
+    """Parts of each of `heads` KV heads of all sequences, of one length, on NVIDIA.
+
+    Two workgroups share an SM, and one is enough for its part of the bandwidth: only what runs on fewer workgroups than
+    nearly all SMs loses some (measured on an H100: 64 workgroups read at 0.8 of the rate, 128 at all of it).
+    """
+    best, least, enough = 1, None, cu_num * 15 / 16
+    for parts in range(1, -(-longest // LEAST_KEYS) + 1):
+        if parts > 1 and heads * parts > MOST_ROUNDS * PARTS_PER_CU * cu_num:
+            break
+        rounds, rest = divmod(heads * parts, PARTS_PER_CU * cu_num)
+        shares = rounds * PARTS_PER_CU + (max(rest, enough) / cu_num if rest else 0)  # of an SM's bandwidth
+        cost = shares * -(-longest // parts) + (rounds + (rest > 0)) * PART_COST + (sum_cost if parts > 1 else 0)
+        if least is None or cost < least:
+            best, least = parts, cost
+    return best
+
+
+def decoding_space() -> Iterator[dict[str, int]]:
+    """What a tuner tries with the Triton kernel: 16 keys of a tile at least for each wave, which then has its own."""
+    for block_n, num_warps, num_stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 6)):
+        if block_n >= 16 * num_warps:
+            yield {"BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
 
 
 def workspace_bytes(call: PagedAttentionCall) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Attention over paged keys: unified_attention. Kernels: ops/attention/triton/unified_attention.py, csrc/attention/
-unified_attention.hip for prefill, and for decoding paged_attention.hip beside it.
+unified_attention.hip for prefill; for decoding those of paged_attention (decode_call.py, paged_attention_hip.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from aiter_like.ops.attention.checks import (
     read_window,
     scale_refusal,
 )
+from aiter_like.ops.attention.decode_call import triton_kernels
+from aiter_like.ops.attention.paged_attention_call import decoding_space
 from aiter_like.ops.attention.paged_attention_hip import unified_attention_hip, unified_hip_refusal
 from aiter_like.ops.attention.reference import scores_of, softmax_of
 from aiter_like.ops.attention.unified_attention_ck import unified_attention_ck, unified_ck_refusal
@@ -181,6 +183,9 @@ def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 def _triton_space(target: Target, call: PagedCall) -> Iterator[dict[str, int]]:
+    """Where both kernels serve a call, that for decoding first (triton_kernels)."""
+    if "paged_attention" in triton_kernels(target, call):
+        yield from decoding_space()
     rows = (16, 32, 64) if call.max_seqlen_q * call.q.shape[1] // call.k.shape[2] <= 32 else (64, 128)
     for block_m, block_n, num_warps, num_stages in itertools.product(rows, (32, 64, 128), (4, 8), (1, 2, 3)):
         yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages}
@@ -194,7 +199,7 @@ unified_attention_op = Op(
     backends=(Backend("hip", unified_attention_hip, refusal=unified_hip_refusal),
               Backend("ck", unified_attention_ck, refusal=unified_ck_refusal),
               Backend("triton", "ops.attention.triton.unified_attention:unified_attention",
-                      refusal=_triton_refusal, space=_triton_space,
+                      refusal=_triton_refusal, kernels=triton_kernels, space=_triton_space,
                       returns_relaunch=True),
               Backend("torch", unified_attention_ref)))
 

@@ -11,70 +11,16 @@ import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, partial_sums, parts_of
+from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall, Parts, partial_sums, parts_of
+from aiter_like.ops.attention.triton.paged_attention_parts import attend, load_rows, power_of_rows
 from aiter_like.ops.attention.triton.paged_attention_plan import find_sequence, first_key, lengths_of
 from aiter_like.ops.attention.triton.paged_attention_shape import scale_strides, shape_of, width
-from aiter_like.ops.attention.triton.parts import LOG2_E, MASKED, MINIMUM, clamped, finish_rows, packed, tanh
+from aiter_like.ops.attention.triton.parts import LOG2_E, MINIMUM, finish_rows
 from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
 from aiter_like.ops.common.triton.overlap import overlaps
 
-_PARTS_AT_ONCE = 16
-
-
-@triton.jit
-def _pages(table, start, end, num_pages, SHAPE: tl.constexpr):
-    """([N] pages, [N] places in them) of the keys from `start` on; of the cache, whatever the table says. One page may
-    stand for all of them.
-    """
-    lanes = tl.arange(0, SHAPE.N)
-    if SHAPE.PAGE % SHAPE.N == 0:
-        page = tl.load(table + start // SHAPE.PAGE)
-        places = start % SHAPE.PAGE + lanes
-    else:
-        keys = start + lanes
-        page = tl.load(table + keys // SHAPE.PAGE, mask=keys < end, other=0)
-        places = keys % SHAPE.PAGE
-    return clamped(page, 0, num_pages - 1).to(tl.int64), places
-
-
-@triton.jit
-def _load_rows(rows, is_row, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr, dtype: tl.constexpr):
-    """Columns of the rows of q; bytes become `dtype`, exactly."""
-    dims = FIRST + tl.arange(0, COLUMNS)
-    loaded = tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < SHAPE.HEAD_DIM)[None, :], other=0.0)
-    return loaded.to(dtype)
-
-
-@triton.jit
-def _load_keys(rows, inside, stride, FIRST: tl.constexpr, COLUMNS: tl.constexpr, SHAPE: tl.constexpr,
-               dtype: tl.constexpr):
-    """[COLUMNS, N] of K as `dtype`."""
-    dims = FIRST + tl.arange(0, COLUMNS)
-    mask = inside[None, :] & (dims < SHAPE.HEAD_DIM)[:, None]
-    return tl.load(rows[None, :] + packed(dims, stride, SHAPE.X)[:, None], mask=mask, other=0.0).to(dtype)
-
-
-@triton.jit
-def _scores(scores, keys, rows, terms, low_high, SHAPE: tl.constexpr):
-    """Scores in units of log 2 with everything that changes or hides one."""
-    queries, positions, first_own = rows
-    softcap, slopes, tree, tree_row, tree_column, num_queries, _ = terms
-    low, high = low_high
-    if SHAPE.HAS_SOFTCAP:
-        scores = tanh(scores / softcap) * softcap
-    if slopes is not None:
-        scores -= slopes[:, None] * tl.abs(positions[:, None] - keys[None, :]).to(tl.float32)
-    visible = keys[None, :] <= high[:, None]
-    if SHAPE.HAS_LEFT:
-        visible = visible & (keys[None, :] >= low[:, None])
-    if tree is not None:
-        own = keys - first_own
-        is_own = (own >= 0) & (own < num_queries)
-        at = tree + (queries * tree_row)[:, None] + (own * tree_column)[None, :]
-        allowed = tl.load(at, mask=(queries < num_queries)[:, None] & is_own[None, :], other=0)
-        visible = visible & ((own < 0)[None, :] | (allowed != 0))
-    return tl.where(visible, scores, MASKED)
+_FEW_PARTS, _MOST_PARTS = 16, 32  # that are added up together: where only a few sequences have any; always
 
 
 @triton.jit
@@ -84,9 +30,7 @@ def _part_of_program(source, window_left, bounds, num_blocks, num_kv_heads, SHAP
     number = index // num_blocks // num_kv_heads
     sequence, split, slot, num_parts = number, number * 0, number * 0, number * 0 + 1
     if SHAPE.IS_SPLIT:
-        sequence, before, slots, num_parts = find_sequence(number, source, window_left, bounds, SHAPE, False)
-        split = number - before
-        slot = slots + split
+        sequence, split, slot, num_parts = find_sequence(number, source, window_left, bounds, SHAPE, False)
     return index % num_blocks, index // num_blocks % num_kv_heads, sequence, split, slot, num_parts
 
 
@@ -100,48 +44,21 @@ def _keys_of_part(rows, seqlen, window_left, split, num_parts, SHAPE: tl.constex
 
 
 @triton.jit
-def _attend(q_tiles, source, begin, end, row_scale, rows, terms, low_high, SHAPE: tl.constexpr, dtype: tl.constexpr):
-    """One pass of online softmax over the keys [begin, end): (Σ p·v, Σ p, maximum), of rows.
-
-    source: of K, of V and of their scales (base of the head, strides); table, pages of the cache.
-    """
-    q_tile, q_tail = q_tiles
-    k, k_strides, v, v_strides, k_scale, k_scale_strides, v_scale, v_scale_strides, table, num_pages = source
-    p_dtype: tl.constexpr = tl.bfloat16 if SHAPE.V_BY_TOKEN else dtype  # the scales may leave the range of fp16
-    M: tl.constexpr = SHAPE.M  # Triton 3.6 takes no field in a list of sizes
-    DV: tl.constexpr = SHAPE.DV
-    zero, dims_v = tl.zeros([M], tl.float32), tl.arange(0, DV)
-    acc, total, maximum = tl.zeros([M, DV], tl.float32), zero, zero + MINIMUM
-    for start in range(begin, end, SHAPE.N):
-        keys = start + tl.arange(0, SHAPE.N)
-        inside = keys < end
-        page, places = _pages(table, start, end, num_pages, SHAPE)
-        k_rows = k + page * k_strides[0] + places * k_strides[1]
-        scores = tl.dot(q_tile, _load_keys(k_rows, inside, k_strides[3], 0, SHAPE.D, SHAPE, dtype))
-        if SHAPE.D_TAIL > 0:
-            scores = tl.dot(q_tail, _load_keys(k_rows, inside, k_strides[3], SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype),
-                            scores)
-        scores *= row_scale[:, None]
-        if SHAPE.K_BY_TOKEN:
-            at = k_scale + page * k_scale_strides[0] + places * k_scale_strides[1]
-            scores *= tl.load(at, mask=inside, other=0.0)[None, :]
-        scores = _scores(scores, keys, rows, terms, low_high, SHAPE)
-        new_maximum = tl.maximum(maximum, tl.max(scores, 1))
-        p = tl.exp2(scores - new_maximum[:, None])
-        rescale = tl.exp2(maximum - new_maximum)
-        total = total * rescale + tl.sum(p, 1)
-        acc = acc * rescale[:, None]
-        maximum = new_maximum
-        if SHAPE.V_BY_TOKEN:
-            at = v_scale + page * v_scale_strides[0] + places * v_scale_strides[1]
-            p *= tl.load(at, mask=inside, other=0.0)[None, :]
-        v_rows = v + page * v_strides[0] + packed(places, v_strides[1], SHAPE.Y)
-        if SHAPE.HAS_LEFT:  # keys before all windows: engines give their pages away
-            inside = inside & (keys >= rows[2] - terms[6])
-        mask = inside[:, None] & (dims_v < SHAPE.HEAD_DIM_V)[None, :]
-        v_tile = tl.load(v_rows[:, None] + (dims_v * v_strides[3])[None, :], mask=mask, other=0.0)
-        acc = tl.dot(p.to(p_dtype), v_tile.to(p_dtype), acc)
-    return acc, total, maximum
+def _scale_of_rows(q_rows, is_row, scale, q_scale, q_scale_at, k_scale, k, SHAPE: tl.constexpr):
+    """(factor of rows of q before they are rounded, what their scores are multiplied by)."""
+    M: tl.constexpr = SHAPE.M
+    k_type: tl.constexpr = k.dtype.element_ty
+    q_type: tl.constexpr = q_rows.dtype.element_ty
+    factor, row_scale = tl.full([M], 1.0, tl.float32), tl.zeros([M], tl.float32) + scale
+    if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 16:
+        factor, inverse = power_of_rows(q_rows, is_row, SHAPE)
+        row_scale *= inverse
+    if q_scale is not None:
+        row_scale *= tl.load(q_scale + q_scale_at, mask=is_row, other=0.0)
+    if k_scale is not None:
+        if not SHAPE.K_BY_TOKEN:
+            row_scale *= tl.load(k_scale)
+    return factor, row_scale
 
 
 @triton.jit
@@ -178,26 +95,23 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     queries, heads = lanes // SHAPE.GROUP, kv_head * SHAPE.GROUP + lanes % SHAPE.GROUP
     is_row, rows, first_own = queries < computed, (row + queries).to(tl.int64), seqlen - num_queries
     k_type: tl.constexpr = k.dtype.element_ty
-    q_type: tl.constexpr = q.dtype.element_ty
-    dtype: tl.constexpr = tl.bfloat16 if k_type.primitive_bitwidth == 8 and q_type.primitive_bitwidth == 8 else (
-        q_type if q_type.primitive_bitwidth == 16 else k_type)
-    M: tl.constexpr = SHAPE.M
-    q_rows, row_scale = q + rows * q_strides[0] + heads * q_strides[1], tl.zeros([M], tl.float32) + scale
-    q_tile, q_tail = _load_rows(q_rows, is_row, 0, SHAPE.D, SHAPE, dtype), None
+    dtype: tl.constexpr = tl.float16 if k_type.primitive_bitwidth == 8 else k_type  # where all bytes are exact
+    q_rows = q + rows * q_strides[0] + heads * q_strides[1]
+    factor, row_scale = _scale_of_rows(
+        q_rows, is_row, scale, q_scale, rows * q_scale_strides[0] + heads * q_scale_strides[1], k_scale, k, SHAPE)
+    q_tile, q_tail = load_rows(q_rows, is_row, factor, 0, SHAPE.D, SHAPE, dtype), None
     if SHAPE.D_TAIL > 0:
-        q_tail = _load_rows(q_rows, is_row, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)
-    if q_scale is not None:
-        row_scale *= tl.load(q_scale + rows * q_scale_strides[0] + heads * q_scale_strides[1], mask=is_row, other=0.0)
-    if k_scale is not None:
-        if not SHAPE.K_BY_TOKEN:
-            row_scale *= tl.load(k_scale)
+        q_tail = load_rows(q_rows, is_row, factor, SHAPE.D, SHAPE.D_TAIL, SHAPE, dtype)
     kv_head = kv_head.to(tl.int64)
+    values = v
+    if SHAPE.IN_PAIRS:
+        values = v.to(tl.pointer_type(tl.int16))
     k_scales, v_scales = k_scale, v_scale
     if SHAPE.K_BY_TOKEN:
         k_scales += kv_head * k_scale_strides[2]
     if SHAPE.V_BY_TOKEN:
         v_scales += kv_head * v_scale_strides[2]
-    pages = (k + kv_head * k_strides[2], k_strides, v + kv_head * v_strides[2], v_strides,
+    pages = (k + kv_head * k_strides[2], k_strides, values + kv_head * v_strides[2], v_strides,
              k_scales, k_scale_strides, v_scales, v_scale_strides,
              block_table + sequence.to(tl.int64) * small_strides[1] + entry, num_pages)
     row_slopes, tree_rows = None, None
@@ -211,17 +125,17 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     if SHAPE.IS_CAUSAL:
         if tree is None:  # no row of the block sees a key behind its last one
             end = tl.minimum(end, first_own + tl.minimum((lanes.max(0)) // SHAPE.GROUP, num_queries - 1) + 1)
-    acc, total, maximum = _attend((q_tile, q_tail), pages, begin, end, row_scale,
-                                  (queries, queries + first_own, first_own),
-                                  (softcap, row_slopes, tree_rows, tree_row, tree_column, num_queries, window_left),
-                                  _visible(queries + first_own, window_left, end, tree, SHAPE), SHAPE, dtype)
+    acc, total, maximum = attend((q_tile, q_tail), pages, begin, end, row_scale,
+                                 (queries, queries + first_own, first_own),
+                                 (softcap, row_slopes, tree_rows, tree_row, tree_column, num_queries, window_left),
+                                 _visible(queries + first_own, window_left, end, tree, SHAPE), SHAPE, dtype)
     if SHAPE.IS_SPLIT:
         place = slot.to(tl.int64) * (max_seqlen_q * num_kv_heads * SHAPE.GROUP) + heads * max_seqlen_q + queries
         _store_part(parts, sums, place, is_row & (num_parts > 1), acc, total, maximum, SHAPE)
         is_row = is_row & (num_parts == 1)
     sinks, lse_rows = None, None
     if sink is not None:
-        sinks = tl.load(sink + heads, mask=is_row, other=0.0) * LOG2_E
+        sinks = tl.load(sink + heads, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
     if lse is not None:
         lse_rows = lse + heads * lse_strides[0] + rows * lse_strides[1]
     finish_rows(out + rows * out_strides[0] + heads * out_strides[1], lse_rows, is_row, acc, total, maximum, sinks,
@@ -284,7 +198,7 @@ def _merge_kernel(out, lse, parts, seqlens_k, page_starts, cu_seqlens_q, v_scale
         maximum = new_maximum
     at, sinks, lse_rows = (row + query).to(tl.int64), None, None
     if sink is not None:
-        sinks = tl.load(sink + head + one) * LOG2_E
+        sinks = tl.load(sink + head + one).to(tl.float32) * LOG2_E
     if lse is not None:
         lse_rows = lse + head * lse_strides[0] + at * lse_strides[1] + one
     finish_rows(out + at * out_strides[0] + head * out_strides[1] + one, lse_rows, one == 0, acc[None, :], total + one,
@@ -309,14 +223,15 @@ class Launches:
         tree = (0, 0, 0) if call.tree_mask is None else (0, 0, *call.tree_mask.stride())[-3:]
         self.attend = Launch(
             _attend_kernel, (bounds.grid * call.num_kv_heads * num_blocks, 1, 1),
-            (call.out.stride()[:2], lse_strides, call.q.stride()[:2], _cache_strides(call.k), _cache_strides(call.v),
+            (call.out.stride()[:2], lse_strides, call.q.stride()[:2], _cache_strides(call.k),
+             _cache_strides(call.v, 2 if shape.IN_PAIRS else 1),
              q_scale, k_scale, v_scale, small, tree, *lengths, call.k.shape[0], num_blocks, call.num_kv_heads, *plan,
              sums, call.softmax_scale * LOG2_E.value, call.softcap * LOG2_E.value), SHAPE=shape,
             OVERLAPS=overlaps(target), options=options)
         self.merge = None if not bounds.slots else Launch(
             _merge_kernel, (bounds.split * call.num_heads * call.max_seqlen_q, 1, 1),
             (call.out.stride()[:2], lse_strides, *lengths, call.num_heads, *plan, sums), SHAPE=shape,
-            AT_ONCE=_PARTS_AT_ONCE, OVERLAPS=overlaps(target),
+            AT_ONCE=_parts_at_once(call.batch, bounds), OVERLAPS=overlaps(target),
             options={"num_warps": 4, "enable_fp_fusion": False})
 
     def __call__(self, call: PagedAttentionCall) -> None:
@@ -330,9 +245,16 @@ class Launches:
                        call.out_scale, call.sink)
 
 
-def _cache_strides(cache: torch.Tensor) -> tuple[int, int, int, int]:
-    """Of page, key (or keys that lie together), head and column (or columns that do)."""
-    return cache.stride()[:4]
+def _parts_at_once(batch: int, bounds: Parts) -> int:
+    """Of a sequence that _merge_kernel looks at together: all where sequences have one length."""
+    parts = bounds.most if not bounds.share else bounds.share // batch if bounds.share > batch else _FEW_PARTS
+    return min(max(triton.next_power_of_2(parts), 4), _MOST_PARTS)
+
+
+def _cache_strides(cache: torch.Tensor, pair: int = 1) -> tuple[int, ...]:
+    """Of page, key (or keys that lie together), head and column (or columns that do); of pairs of elements."""
+    *strides, column = cache.stride()[:4]
+    return *(stride // pair for stride in strides), column
 
 
 def paged_attention(call: PagedAttentionCall, **params: int) -> Callable[..., None]:

@@ -61,33 +61,43 @@ def _parts_of(index, source, window_left, chunk, most, SHAPE: tl.constexpr):
 
 @triton.jit
 def find_sequence(number, source, window_left, bounds, SHAPE: tl.constexpr, IS_MERGE: tl.constexpr):
-    """(sequence, parts before it, slots before it, its parts) of part `number`; IS_MERGE: of the sequence that is
-    number `number` of those with two parts or more. The batch's size where there is no such one.
+    """(sequence, split, slot, its parts) of part `number`; IS_MERGE: of the first part of the sequence that is number
+    `number` of those with two parts or more. The batch's size where there is no such one.
 
-    bounds: share and most of Parts. Slots are places for partial sums: parts of sequences that have two or more.
+    Parts of sequences that have several come first: they are the longer ones, and the others fill what they leave.
+    bounds: share and most of Parts. Slots are places for partial sums, one for each of those first parts.
     """
     share, most = bounds
     batch = source[3]
-    lanes = tl.arange(0, SHAPE.BATCH)
+    BATCH: tl.constexpr = SHAPE.BATCH
+    stop = tl.full([], BATCH, tl.int32) if SHAPE.IS_ONE_BLOCK else batch
+    lanes = tl.arange(0, BATCH)
     chunk = batch * 0 + SHAPE.N
     if SHAPE.IS_SHARED:
-        BATCH: tl.constexpr = SHAPE.BATCH
         total = tl.zeros([BATCH], tl.int64)
-        for first in range(0, batch, SHAPE.BATCH):
+        for first in range(0, stop, BATCH):
             _, rows, _, keys = lengths_of(first + lanes, source, SHAPE)
             visible = tl.maximum(keys - first_key(rows, keys, window_left, SHAPE), 0)
             total += tl.where(rows > 0, visible, 0).to(tl.int64)
         chunk = tl.maximum(tl.cdiv(tl.sum(total, 0), share), SHAPE.LEAST).to(tl.int32)
+    of_several = batch * 0
+    if not IS_MERGE:
+        for first in range(0, stop, BATCH):
+            parts = _parts_of(first + lanes, source, window_left, chunk, most, SHAPE)
+            of_several += tl.sum(tl.where(parts > 1, parts, 0), 0)
+    is_single = (number >= of_several) & (not IS_MERGE)
+    rest = tl.where(is_single, number - of_several, number)
     found, before, slots, counted = batch * 0, batch * 0, batch * 0, batch * 0
-    for first in range(0, batch, SHAPE.BATCH):
+    for first in range(0, stop, BATCH):
         parts = _parts_of(first + lanes, source, window_left, chunk, most, SHAPE)
         if IS_MERGE:
             weights = (parts > 1).to(tl.int32)
         else:
-            weights = parts
-        is_before = counted + tl.cumsum(weights, 0) <= number
+            weights = tl.where((parts > 1) != is_single, parts, 0)
+        is_before = counted + tl.cumsum(weights, 0) <= rest
         found += tl.sum((is_before & (first + lanes < batch)).to(tl.int32), 0)
-        before += tl.sum(tl.where(is_before, parts, 0), 0)
+        before += tl.sum(tl.where(is_before, weights, 0), 0)
         slots += tl.sum(tl.where(is_before & (parts > 1), parts, 0), 0)
         counted += tl.sum(weights, 0)
-    return found, before, slots, _parts_of(found, source, window_left, chunk, most, SHAPE)
+    split = tl.where(is_single, 0, rest - before)
+    return found, split, slots + split, _parts_of(found, source, window_left, chunk, most, SHAPE)

@@ -10,7 +10,8 @@ import triton
 
 from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, parts_of
 
-_MOST_SEQUENCES = 1024  # a program looks at so many together
+_MOST_SUMS = 4096  # of a tile of rows, in the registers of one wave
+_SEQUENCES = (64, 256, 1024)  # a program looks at so many together: the fewest that are all, or the most
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,15 @@ class Shape:
 
     Attributes:
         M, N: rows and keys of a tile of scores.
+        W: waves of which each has N / W of the keys, and sums of its own until the end; 1: all have all keys.
+        AXES: of a tile.
         HEAD_DIM, HEAD_DIM_V, D, D_TAIL, DV: as of shape.py.
         GROUP: query heads of a KV head; rows of a tile are those of one position, then of the next one.
         PAGE: keys of a page.
         X, Y: elements of a key that lie together, and keys of a column of V; 0: none do.
-        BATCH: sequences that a program looks at together.
+        IS_ALIKE: K and V have the same strides, so that a key and its value have the same offset.
+        IN_PAIRS: columns of V are loaded two by two, as one element of 16 bits: transposing loads have no others.
+        BATCH: sequences that a program looks at together; IS_ONE_BLOCK: that is all.
         LEAST: see LEAST_KEYS.
         IS_SPLIT: a sequence may have several parts.
         IS_SHARED: their number follows from the lengths.
@@ -33,6 +38,8 @@ class Shape:
 
     M: int
     N: int
+    W: int
+    AXES: int
     HEAD_DIM: int
     HEAD_DIM_V: int
     D: int
@@ -42,7 +49,10 @@ class Shape:
     PAGE: int
     X: int
     Y: int
+    IS_ALIKE: bool
+    IN_PAIRS: bool
     BATCH: int
+    IS_ONE_BLOCK: bool
     LEAST: int
     IS_SPLIT: bool
     IS_SHARED: bool
@@ -63,11 +73,16 @@ def shape_of(call: PagedAttentionCall, settings: dict[str, int]) -> Shape:
     rest = max(triton.next_power_of_2(max(call.head_dim - padded // 2, 1)), 16)
     d, tail = (padded // 2, rest) if rest < padded // 2 else (padded, 0)
     rows = max(16, triton.next_power_of_2(call.max_seqlen_q * call.group))
+    block = next((size for size in _SEQUENCES if call.batch <= size), _SEQUENCES[-1])
+    m, dv = min(settings["BLOCK_M"], rows), max(triton.next_power_of_2(call.head_dim_v), 16)
+    waves = settings["num_warps"] if m * dv <= _MOST_SUMS and settings["BLOCK_N"] >= 16 * settings["num_warps"] else 1
     return Shape(
-        M=min(settings["BLOCK_M"], rows), N=settings["BLOCK_N"], HEAD_DIM=call.head_dim, HEAD_DIM_V=call.head_dim_v,
-        D=d, D_TAIL=tail, DV=max(triton.next_power_of_2(call.head_dim_v), 16), GROUP=call.group, PAGE=call.page_size,
+        M=m, N=settings["BLOCK_N"], W=waves, AXES=2 if waves == 1 else 3, HEAD_DIM=call.head_dim,
+        HEAD_DIM_V=call.head_dim_v, D=d, D_TAIL=tail, DV=dv, GROUP=call.group, PAGE=call.page_size,
         X=call.k.shape[4] if call.k.ndim == 5 else 0, Y=call.v.shape[4] if call.v.ndim == 5 else 0,
-        BATCH=min(max(triton.next_power_of_2(call.batch), 2), _MOST_SEQUENCES), LEAST=LEAST_KEYS,
+        IS_ALIKE=call.k.ndim == 4 and call.k.stride() == call.v.stride() and call.k.dtype.itemsize == 2,
+        IN_PAIRS=_is_in_pairs(call),
+        BATCH=block, IS_ONE_BLOCK=call.batch <= block, LEAST=LEAST_KEYS,
         IS_SPLIT=parts_of(call).slots > 0, IS_SHARED=call.num_splits == 0, IS_CAUSAL=call.max_seqlen_q > 1,
         HAS_LEFT=call.window_left >= 0, HAS_SOFTCAP=call.softcap > 0,
         K_BY_TOKEN=_is_by_token(call.k_scale), V_BY_TOKEN=_is_by_token(call.v_scale))
@@ -80,3 +95,9 @@ def scale_strides(scale: torch.Tensor | None) -> tuple[int, ...]:
 
 def _is_by_token(scale: torch.Tensor | None) -> bool:
     return scale is not None and scale.numel() > 1
+
+
+def _is_in_pairs(call: PagedAttentionCall) -> bool:
+    v = call.v
+    rows = v.ndim == 4 and v.dtype.itemsize == 1 and v.stride(3) == 1 and call.head_dim_v % 2 == 0
+    return rows and call.head_dim_v >= 32 and not any(stride % 2 for stride in v.stride()[:3]) and not v.data_ptr() % 2

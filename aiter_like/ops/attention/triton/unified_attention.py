@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""unified_attention in Triton: the launcher; the kernel is that of flash_attn_fwd_parts.py, with a block table."""
+"""unified_attention in Triton: the launcher. The kernel is that of flash_attn_fwd_parts.py, with a block table, or that
+of paged_attention.py.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,22 @@ from torch import Tensor
 
 from aiter_like.device import target_of
 from aiter_like.ops.attention.call import PagedCall
+from aiter_like.ops.attention.decode_call import decode_call
 from aiter_like.ops.attention.triton.flash_attn_fwd_parts import attend, width
+from aiter_like.ops.attention.triton.paged_attention import paged_attention
 from aiter_like.ops.common.triton.launch import config
 
 
-def unified_attention(call: PagedCall, **params: int) -> Callable[..., None] | None:
+def unified_attention(call: PagedCall, kernel: str = "unified_attention",
+                      **params: int) -> Callable[..., None] | None:
     """Writes `out` and `lse`. What it returns: see Backend.returns_relaunch.
 
-    params: a tuned row's values instead of those of configs/triton/unified_attention.toml.
+    kernel: "paged_attention" for what decode_call takes. params: a tuned row's values instead of those of
+    configs/triton/<kernel>.toml.
     """
+    if kernel == "paged_attention":
+        again = paged_attention(decode_call(call), **params)
+        return lambda *fields: again(*decode_call(PagedCall(*fields)))
     attention = call.attention
     kind = "short" if call.max_seqlen_q * (attention.num_heads // attention.num_kv_heads) <= 32 else "long"
     settings = config("unified_attention", target_of(call.q.device).arch, f"{kind}_{width(attention)}")
