@@ -28,7 +28,8 @@ void topk_gating(ffi::Tensor weights, ffi::Tensor ids, ffi::Tensor gating, ffi::
   TopkGatingArgs<Config> args{};
   const int64_t experts = x.size - (has_shared_logits ? shared : 0), k = w.size - shared;
   if (x.count == 0) return;
-  ffi::check_value(w.count == x.count && i.count == x.count && i.size == w.size && x.count < (int64_t{1} << 31),
+  ffi::check_value(w.count == x.count && i.count == x.count && (i.size == w.size || i.size == k) &&
+                       x.count < (int64_t{1} << 31),
                    "topk_gating: weights and ids must have the tokens of gating");
   ffi::check_value(experts > 0 && experts <= EXPERTS && shared >= 0 && k > 0 && k <= experts && w.size <= 32,
                    "topk_gating: at most EXPERTS experts, and k of them, with the shared ones at most 32");
@@ -53,6 +54,7 @@ void topk_gating(ffi::Tensor weights, ffi::Tensor ids, ffi::Tensor gating, ffi::
   args.experts = static_cast<int>(experts);
   args.k = static_cast<int>(k);
   args.shared = static_cast<int>(shared);
+  args.id_columns = static_cast<int>(i.size);
   args.groups = static_cast<int>(groups);
   args.best_groups = static_cast<int>(best_groups);
   args.score = static_cast<Score>(score);

@@ -22,11 +22,11 @@ struct TopkGatingArgs {
   using Element = typename Config::Element;
 
   float* weights;         // [tokens, k + shared]
-  int32_t* ids;           // [tokens, k + shared]
+  int32_t* ids;           // [tokens, k + shared], or [tokens, k]
   const Element* gating;  // [tokens, experts], and the shared ones behind them for Shared::kSigmoid
   const void* bias;       // [experts]
   int64_t weights_stride, ids_stride, gating_stride;
-  int tokens, experts, k, shared, groups, best_groups;
+  int tokens, experts, k, shared, id_columns, groups, best_groups;
   Score score;
   Bias bias_kind;
   Shared shared_kind;
@@ -201,7 +201,7 @@ struct TopkGatingBody {
     }
     if (lane >= args.k + args.shared) return;
     args.weights[token * args.weights_stride + lane] = weight;
-    args.ids[token * args.ids_stride + lane] = id;
+    if (lane < args.id_columns) args.ids[token * args.ids_stride + lane] = id;
   }
 };
 

@@ -73,6 +73,9 @@ def test_shared_experts(device, run, backend):
     run(backend, aiter_like.topk_softmax, weights, ids, None, gating, True, 2, "sigmoid")
     compare(weights, ids, gating[:, :64], 6, "softmax")
     assert ids[:, 6:].tolist() == [[64, 65]] * 4
+    again = outputs(device, 4, 8)[1]
+    run(backend, aiter_like.topk_softmax, weights, again[:, :6], None, gating, True, 2)
+    assert torch.equal(again[:, :6], ids[:, :6]) and (again[:, 6:] == -7).all()
     torch.testing.assert_close(weights[:, 6:], gating[:, 64:].sigmoid())
 
 

@@ -22,7 +22,7 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
 
     Args:
         topk_weights: [tokens, k + num_shared_experts] fp32, written, rows evenly spaced, the largest first.
-        topk_indices: [tokens, k + num_shared_experts] int32, written: experts.
+        topk_indices: [tokens, k + num_shared_experts] or [tokens, k] int32, written: experts.
         token_expert_indices: AITER's scratch; not used.
         gating_output: [tokens, E + num_shared_experts] bf16|fp16|fp32, rows evenly spaced: logits.
         need_renorm: the k weights are divided by their sum.

@@ -35,7 +35,7 @@ class TopkGatingCall(NamedTuple):
 
     Attributes:
         weights: [tokens, k + shared] fp32, written, rows evenly spaced: the best expert first, the shared ones last.
-        ids: [tokens, k + shared] int32, written: experts, and experts + s for shared expert s.
+        ids: [tokens, k + shared] or [tokens, k] int32, written: experts, and experts + s for shared expert s.
         gating: [tokens, experts] bf16|fp16|fp32, with has_shared_logits [tokens, experts + shared]: logits.
         bias: [experts] fp32|bf16|fp16, added to the scores for the choice alone.
         score: one of SCORES.
@@ -98,7 +98,7 @@ def topk_gating_ref(call: TopkGatingCall) -> None:
     call.weights[:, :k] = weights * call.scale
     call.ids[:, :k] = ids
     if call.shared:
-        call.ids[:, k:] = experts + torch.arange(call.shared, device=call.ids.device)
+        call.ids[:, k:] = experts + torch.arange(call.ids.shape[1] - k, device=call.ids.device)
         call.weights[:, k:] = call.gating[:, experts:].float().sigmoid() if call.has_shared_logits \
             else call.shared_weight
 
@@ -129,9 +129,11 @@ def _check(call: TopkGatingCall) -> object:
     check.tensor(_OP, "gating_output", call.gating, dtypes=elements.FLOATS, rank=2)
     tokens, device = call.gating.shape[0], call.gating.device
     check.tensor(_OP, "topk_weights", call.weights, dtypes=(torch.float32,), shape=(tokens, None), device=device)
-    check.tensor(_OP, "topk_ids", call.ids, dtypes=(torch.int32,), shape=call.weights.shape, device=device)
     check.integer(_OP, "num_shared_experts", call.shared, low=0)
     experts, k = sizes(call)
+    is_short = call.shared > 0 and isinstance(call.ids, Tensor) and call.ids.shape[-1:] == (k,)
+    check.tensor(_OP, "topk_ids", call.ids, dtypes=(torch.int32,), device=device,
+                 shape=(tokens, k if is_short else call.weights.shape[1]))
     if experts < 1:
         raise ValueError(f"{_OP}: gating_output must have a column for each expert, got shape "
                          f"{tuple(call.gating.shape)} with {call.shared} shared experts")

@@ -50,10 +50,11 @@ def _scores(x, SCORE: tl.constexpr):
 
 
 @triton.jit
-def _topk_gating_kernel(weights, ids, gating, bias, weights_stride, ids_stride, gating_stride, experts, k, best_groups,
-                        scale, shared_weight, SCORE: tl.constexpr, GROUPS: tl.constexpr, SUM_OF_TWO: tl.constexpr,
-                        RENORMALIZED: tl.constexpr, SHARED: tl.constexpr, SHARED_LOGITS: tl.constexpr,
-                        BLOCK_E: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
+def _topk_gating_kernel(weights, ids, gating, bias, weights_stride, ids_stride, gating_stride, experts, k, id_columns,
+                        best_groups, scale, shared_weight, SCORE: tl.constexpr, GROUPS: tl.constexpr,
+                        SUM_OF_TWO: tl.constexpr, RENORMALIZED: tl.constexpr, SHARED: tl.constexpr,
+                        SHARED_LOGITS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_G: tl.constexpr,
+                        BLOCK_K: tl.constexpr, OVERLAPS: tl.constexpr):
     """A token: scores of all its experts, the best one k times; bound: latency."""
     await_stream(OVERLAPS)
     LOWEST: tl.constexpr = -0x80000000  # of what cannot be chosen (any more)
@@ -110,16 +111,16 @@ def _topk_gating_kernel(weights, ids, gating, bias, weights_stride, ids_stride, 
         chosen_weights = tl.where(place >= k, of_shared, chosen_weights)
     mask = place < k + SHARED
     tl.store(weights + token * weights_stride + place, chosen_weights, mask=mask)
-    tl.store(ids + token * ids_stride + place, chosen_ids, mask=mask)
+    tl.store(ids + token * ids_stride + place, chosen_ids, mask=place < id_columns)
 
 
 def topk_gating(call: TopkGatingCall, num_warps: int = 1) -> None:
     """Writes `weights` and `ids`, with Triton's `num_warps`."""
     experts, k = sizes(call)
     launch(_topk_gating_kernel, (call.gating.shape[0],), call.weights, call.ids, call.gating, call.bias,
-           call.weights.stride(0), call.ids.stride(0), call.gating.stride(0), experts, k, call.best_groups,
-           float(call.scale), float(call.shared_weight), SCORE=call.score, GROUPS=call.groups,
-           SUM_OF_TWO=call.has_sum_of_two, RENORMALIZED=call.is_renormalized, SHARED=call.shared,
+           call.weights.stride(0), call.ids.stride(0), call.gating.stride(0), experts, k,
+           call.ids.shape[1], call.best_groups, float(call.scale), float(call.shared_weight), SCORE=call.score,
+           GROUPS=call.groups, SUM_OF_TWO=call.has_sum_of_two, RENORMALIZED=call.is_renormalized, SHARED=call.shared,
            SHARED_LOGITS=call.has_shared_logits, BLOCK_E=max(triton.next_power_of_2(experts), 16),
            BLOCK_G=triton.next_power_of_2(call.groups), BLOCK_K=triton.next_power_of_2(k + call.shared),
            options={"num_warps": num_warps})
