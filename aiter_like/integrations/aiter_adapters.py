@@ -32,22 +32,6 @@ def flash_attn_varlen_func(
         block_table=block_table, out=out, sink_ptr=sink)
 
 
-def unified_attention(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int, seqused_k: Tensor,
-        max_seqlen_k: int, softmax_scale: float, causal: bool, window_size: Sequence[int] | None, block_table: Tensor,
-        softcap: float, q_descale: Tensor | None, k_descale: Tensor | None, v_descale: Tensor | None,
-        q_scales: None = None, alibi_slopes: Tensor | None = None, output_scale: Tensor | None = None,
-        qq_bias: Tensor | None = None, sinks: Tensor | None = None, shuffled_kv_cache: bool = False,
-        skip_reduce: bool = False) -> Tensor:
-    """`aiter_like.unified_attention` whose lengths may have 64 bits, as SGLang's do."""
-    if isinstance(seqused_k, Tensor) and seqused_k.dtype == torch.int64:
-        seqused_k = seqused_k.to(torch.int32)
-    return aiter_like.unified_attention(
-        q, k, v, out, cu_seqlens_q, max_seqlen_q, seqused_k, max_seqlen_k, softmax_scale, causal, window_size,
-        block_table, softcap, q_descale, k_descale, v_descale, q_scales, alibi_slopes, output_scale, qq_bias, sinks,
-        shuffled_kv_cache, skip_reduce)
-
-
 def shuffle_weight_a16w4(src: Tensor, NLane: int, gate_up: bool) -> Tensor:
     """`shuffle_weight` in the interleaved form of 4-bit experts."""
     return aiter_like.shuffle_weight(src, layout=(NLane, 16), is_guinterleave=True, gate_up=gate_up)

@@ -224,7 +224,7 @@ def unified_attention(
         out: [total_q, num_heads, head_dim_v], dtype of `q` (bf16|fp16 for fp8 q), or fp8 with `output_scale`; written.
         cu_seqlens_q: [batch + 1] int32: sequence i has the rows cu_seqlens_q[i] … cu_seqlens_q[i + 1] − 1 of `q`.
         max_seqlen_q: not less than the longest of them; rows beyond are not computed.
-        seqused_k: [batch] int32: keys of each sequence, its queries' own included.
+        seqused_k: [batch] int32|int64: keys of each sequence, its queries' own included.
         max_seqlen_k: not less than the largest of them.
         softmax_scale: finite, ≥ 1e-8.
         causal: query i sees key j iff j ≤ i + seqlen_k − seqlen_q.
@@ -272,6 +272,8 @@ def unified_attention(
     if shuffled_kv_cache:
         k, v = unshuffled_axes(k, v)
     check_lengths(_OP, "cu_seqlens_q", cu_seqlens_q, len(q), max_seqlen_q)
+    if isinstance(seqused_k, Tensor) and seqused_k.dtype == torch.int64:  # as SGLang has them
+        seqused_k = seqused_k.clamp(max=check.INT32_MAX).to(torch.int32)
     check_pages(_OP, block_table, seqused_k, k, max_seqlen_k)
     left, right, sink_size = read_window(_OP, window_size, causal)
     unified_attention_op.run(
