@@ -4,6 +4,7 @@
 // no result depends on how a row was cut. HIP (gfx9) and CUDA.
 #pragma once
 
+#include "aiter_like/atomics.h"
 #include "aiter_like/dtype.h"
 #include "aiter_like/ordered.h"
 #include "aiter_like/reduce.h"
@@ -136,40 +137,6 @@ __device__ inline uint64_t workgroup_best(uint64_t x, uint64_t (&scratch)[kThrea
 #pragma unroll
   for (int wave = 0; wave < kThreads / kWaveSize; ++wave) x = scratch[wave] > x ? scratch[wave] : x;
   return x;
-}
-
-/// Adds to a word of LDS, at once for all of the workgroup; returns what was there.
-__device__ inline uint32_t lds_add(uint32_t* address, uint32_t x) {
-#if defined(__HIP__)
-  return __hip_atomic_fetch_add(address, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
-#else
-  return atomicAdd(address, x);
-#endif
-}
-
-/// Makes a word of LDS the maximum of itself and `x`, at once for all of the workgroup.
-__device__ inline void lds_max(uint32_t* address, uint32_t x) {
-#if defined(__HIP__)
-  __hip_atomic_fetch_max(address, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
-#else
-  atomicMax(address, x);
-#endif
-}
-
-/// Adds to a word of global memory, at once for all workgroups.
-__device__ inline void global_add(uint32_t* address, uint32_t x) {
-#if defined(__HIP__)
-  __hip_atomic_fetch_add(address, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-#else
-  atomicAdd(address, x);
-#endif
-}
-__device__ inline void global_add(uint64_t* address, uint64_t x) {
-#if defined(__HIP__)
-  __hip_atomic_fetch_add(address, x, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-#else
-  atomicAdd(reinterpret_cast<unsigned long long*>(address), static_cast<unsigned long long>(x));
-#endif
 }
 
 /// The sum of `x` over the lanes of the wave before this one; `total` becomes that of all lanes.

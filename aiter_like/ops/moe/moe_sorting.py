@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: MIT
+"""Sorting: pairs of token and expert in the order in which products of experts take them. Kernel:
+csrc/moe/moe_sorting.hip.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target
+from aiter_like.dispatch import Backend, Op
+from aiter_like.errors import UnsupportedError
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements, rows
+
+__all__ = ["moe_sorting", "moe_sorting_fwd"]
+
+_OP = "moe_sorting"
+_EXPERTS = (256, 1024)  # of the builds
+_MOST_SLOTS, _MOST_TOKENS = 127, 2**24 - 1  # of 7 and 24 bits of a number
+
+
+class MoeSortingCall(NamedTuple):
+    """One call of moe_sorting: its arguments in the order of the function that moe_sorting.hip exports.
+
+    Attributes:
+        sorted_ids: [capacity] int32, written: slot << 24 | token; in padding k << 24 | tokens.
+        sorted_weights: [capacity] fp32, written: the pair's weight; 0 in padding.
+        sorted_experts: [blocks] int32, written: the expert of each block, counted among those that are here.
+        valid: [2] int32, written: pairs with padding, and tokens that count. What lies beyond is left as it is.
+        buffer: contiguous, set to zero; of whole words of 4 bytes.
+        ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … experts - 1 do not count.
+        weights: [tokens, k] fp32, rows evenly spaced.
+        mask: [experts] int32: 0 where an expert is on another device.
+        local_tokens: [1] int32: as many of the first tokens count.
+        experts: how many there are.
+        block: each expert's pairs are padded to a multiple of it.
+    """
+
+    sorted_ids: Tensor
+    sorted_weights: Tensor
+    sorted_experts: Tensor
+    valid: Tensor
+    buffer: Tensor | None
+    ids: Tensor
+    weights: Tensor
+    mask: Tensor | None = None
+    local_tokens: Tensor | None = None
+    experts: int = 1
+    block: int = 32
+
+
+def capacity(pairs: int, experts: int, block: int) -> int:
+    """Places that pairs of at most so many experts may take, each padded to whole blocks."""
+    return pairs + min(pairs, experts) * (block - 1)
+
+
+def moe_sorting_ref(call: MoeSortingCall) -> None:
+    """A stable sort in torch; writes all that the kernel writes."""
+    tokens, slots = call.ids.shape
+    count = tokens if call.local_tokens is None else call.local_tokens.clamp(0, tokens)
+    token = torch.arange(tokens, device=call.ids.device)[:, None].expand(tokens, slots)
+    slot = torch.arange(slots, device=call.ids.device).expand(tokens, slots)
+    here = torch.ones(call.experts, dtype=torch.bool, device=call.ids.device) if call.mask is None else call.mask != 0
+    known = (call.ids >= 0) & (call.ids < call.experts) & (token < count)
+    known &= here[call.ids.clamp(0, call.experts - 1).long()]
+    expert = torch.where(known, call.ids, call.experts).flatten()
+    order = expert.argsort(stable=True)[:int(known.sum())]
+    totals = torch.bincount(expert, minlength=call.experts + 1)[:call.experts]
+    padded = (totals + call.block - 1) // call.block * call.block
+    first = padded.cumsum(0) - padded
+    end = int(padded.sum())
+    call.sorted_ids[:end] = slots << 24 | tokens
+    call.sorted_weights[:end] = 0
+    of = expert[order].long()
+    place = first[of] + torch.arange(len(order), device=of.device) - (totals.cumsum(0) - totals)[of]
+    call.sorted_ids[place] = (slot << 24 | token).flatten()[order].int()
+    call.sorted_weights[place] = call.weights.flatten()[order]
+    local = (here.cumsum(0) - 1).int()
+    call.sorted_experts[:end // call.block] = local.repeat_interleave(padded // call.block)
+    call.valid[0] = end
+    call.valid[1] = count
+    if call.buffer is not None:
+        call.buffer.zero_()
+
+
+def _instance(call: MoeSortingCall) -> Instance:
+    experts = next(size for size in _EXPERTS if size >= call.experts)
+    return Instance(f"e{experts}", {"EXPERTS": experts})
+
+
+@compile_ops("moe/moe_sorting.hip", gen_func=_instance)
+def _moe_sorting_hip(call: MoeSortingCall) -> None: ...
+
+
+def _check(call: MoeSortingCall) -> None:
+    """All that can be wrong, before anything is written; messages say argument, expected, got."""
+    integers = {"dtypes": (torch.int32,), "device": call.ids.device if isinstance(call.ids, Tensor) else None}
+    check.tensor(_OP, "topk_ids", call.ids, dtypes=(torch.int32,), rank=2)
+    check.tensor(_OP, "topk_weights", call.weights, dtypes=(torch.float32,), shape=call.ids.shape,
+                 device=call.ids.device)
+    (tokens, slots), device = call.ids.shape, call.ids.device
+    check.integer(_OP, "num_experts", call.experts, low=1, high=2**20)
+    check.integer(_OP, "block_size", call.block, low=1, high=2**16)
+    if not 1 <= slots <= _MOST_SLOTS or tokens > _MOST_TOKENS:
+        raise ValueError(f"{_OP}: topk_ids must have at most {_MOST_TOKENS} rows and 1 to {_MOST_SLOTS} columns, which "
+                         f"numbers of 32 bits hold, got shape {tuple(call.ids.shape)}")
+    places = capacity(tokens * slots, call.experts, call.block)
+    for name, tensor, dtype, least in (("sorted_token_ids", call.sorted_ids, torch.int32, places),
+                                       ("sorted_weights", call.sorted_weights, torch.float32, places),
+                                       ("sorted_expert_ids", call.sorted_experts, torch.int32, places // call.block),
+                                       ("num_valid_ids", call.valid, torch.int32, 2)):
+        check.tensor(_OP, name, tensor, dtypes=(dtype,), rank=1, device=device)
+        if tensor.numel() < least:
+            raise ValueError(f"{_OP}: {name} must have at least {least} elements, got {tensor.numel()}")
+    if call.mask is not None:
+        check.tensor(_OP, "expert_mask", call.mask, shape=(call.experts,), **integers)
+    if call.local_tokens is not None:
+        check.tensor(_OP, "num_local_tokens", call.local_tokens, shape=(1,), **integers)
+    if call.buffer is not None:
+        check.tensor(_OP, "moe_buf", call.buffer, device=device)
+        check.dense(_OP, "moe_buf", call.buffer)
+
+
+def _kernel_refusal(target: Target, call: MoeSortingCall) -> str | None:
+    if call.experts > _EXPERTS[-1]:
+        return f"at most {_EXPERTS[-1]} experts, got {call.experts}"
+    if call.buffer is not None and call.buffer.numel() * call.buffer.element_size() % 4:
+        return f"moe_buf must be of whole words of 4 bytes, got shape {tuple(call.buffer.shape)} of {call.buffer.dtype}"
+    if call.mask is not None and not call.mask.is_contiguous():
+        return "expert_mask must be contiguous"
+    return rows.refusal(topk_ids=call.ids, topk_weights=call.weights)
+
+
+def _call(ids: Tensor, weights: Tensor, experts: int, block: int, buffer: Tensor | None = None,
+          mask: Tensor | None = None, local_tokens: Tensor | None = None) -> MoeSortingCall:
+    """With new outputs, as large as AITER's."""
+    check.tensor(_OP, "topk_ids", ids, rank=2)
+    check.integer(_OP, "num_experts", experts, low=1, high=2**20)
+    check.integer(_OP, "block_size", block, low=1, high=2**16)
+    places = ids.numel() + experts * block - ids.shape[1]
+    places = max(places, capacity(ids.numel(), experts, block))
+    return MoeSortingCall(ids.new_empty(places, dtype=torch.int32), ids.new_empty(places, dtype=torch.float32),
+                          ids.new_empty(-(-places // block), dtype=torch.int32), ids.new_empty(2, dtype=torch.int32),
+                          buffer, ids, weights, mask, local_tokens, experts, block)
+
+
+def _cases(device: torch.device) -> dict[str, MoeSortingCall]:
+    """One workgroup; chunks, with experts of other devices; many experts."""
+    generator = torch.Generator().manual_seed(0)
+    calls = {}
+    for name, tokens, slots, experts, block in (("few", 7, 4, 16, 32), ("chunks", 700, 6, 60, 16),
+                                                ("many experts", 40, 8, 600, 4)):
+        ids = torch.rand(tokens, experts, generator=generator).topk(slots, 1).indices.int().to(device)
+        weights = torch.rand(tokens, slots, generator=generator).to(device)
+        call = _call(ids, weights, experts, block, torch.empty(tokens, 6, device=device))
+        for tensor in call[:4]:
+            tensor.zero_()
+        if name == "chunks":
+            mask = (torch.arange(experts) % 3 > 0).int().to(device)
+            call = call._replace(mask=mask, local_tokens=torch.tensor([650], dtype=torch.int32, device=device))
+        calls[name] = call
+    return calls
+
+
+_moe_sorting = Op(_OP, call=MoeSortingCall, reference=moe_sorting_ref, check=_check, cases=_cases,
+                  writes=("sorted_ids", "sorted_weights", "sorted_experts", "valid", "buffer"),
+                  backends=(Backend("hip", _moe_sorting_hip, refusal=_kernel_refusal),
+                            Backend("torch", moe_sorting_ref)))
+
+
+def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_dim: int, moebuf_dtype: torch.dtype,
+                block_size: int = 32, expert_mask: Tensor | None = None, num_local_tokens: Tensor | None = None,
+                dispatch_policy: int = 0, return_local_topk_ids: bool = False, accumulate: bool = True,
+                flat: bool = False, output_aux: bool = False, *,
+                backend: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Pairs of token and expert, experts ascending and within an expert tokens, each expert's padded to whole blocks.
+
+    Args:
+        topk_ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … num_experts - 1 do not count.
+        topk_weights: [tokens, k] fp32, rows evenly spaced.
+        num_experts: of all devices; up to 1024 for the kernel.
+        model_dim: columns of the buffer of results.
+        moebuf_dtype: its dtype.
+        block_size: rows of a block.
+        expert_mask: [num_experts] int32: 0 where an expert is on another device: its pairs vanish, and the experts
+            behind it count from there.
+        num_local_tokens: [1] int32: as many of the first tokens count.
+        dispatch_policy: chooses among AITER's own kernels; no meaning here.
+        return_local_topk_ids: not served.
+        accumulate: the buffer is set to zero, for sums; else it is only made where there is a mask.
+        flat: not served.
+        output_aux: not served.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        `sorted_ids` [L] int32, slot << 24 | token, in padding k << 24 | tokens, with L = tokens · k + num_experts ·
+        block_size - k; `sorted_weights` [L] fp32, 0 in padding; `sorted_expert_ids` [⌈L / block_size⌉] int32, of each
+        block; `num_valid_ids` [2] int32, rows with padding and tokens that count; `moe_buf` [tokens, model_dim], zeros,
+        or [0, 0] where neither `accumulate` nor a mask asks for it. What lies beyond the valid rows is undefined.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: a form that is not served is asked for, or the backend cannot serve the call.
+
+    Notes:
+        Without waiting for the device; deterministic; can be captured in a graph. 127 experts of a token and 2^24 - 1
+        tokens at most.
+
+    Source: AITER's `moe_sorting`.
+    """
+    for name, value in (("return_local_topk_ids", return_local_topk_ids), ("flat", flat), ("output_aux", output_aux)):
+        check.flag(_OP, name, value)
+        if value:
+            raise UnsupportedError(f"{_OP}: {name} is not served")
+    check.flag(_OP, "accumulate", accumulate)
+    check.integer(_OP, "model_dim", model_dim, low=0)
+    if moebuf_dtype not in elements.FLOATS:
+        raise TypeError(f"{_OP}: moebuf_dtype must be one of {', '.join(map(dtypes.name, elements.FLOATS))}, got "
+                        f"{moebuf_dtype}")
+    check.tensor(_OP, "topk_ids", topk_ids, rank=2)
+    shape = (topk_ids.shape[0], model_dim) if accumulate or expert_mask is not None else (0, 0)
+    buffer = topk_ids.new_empty(shape, dtype=moebuf_dtype)
+    call = _call(topk_ids, topk_weights, num_experts, block_size, buffer if buffer.numel() else None, expert_mask,
+                 num_local_tokens)
+    _moe_sorting.run(*call, backend=backend)
+    return (*call[:4], buffer)
+
+
+def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
+                    sorted_expert_ids: Tensor, num_valid_ids: Tensor, moe_buf: Tensor | None, num_experts: int,
+                    unit_size: int, local_expert_mask: Tensor | None = None, num_local_tokens: Tensor | None = None,
+                    dispatch_policy: int = 0, *, backend: str | None = None) -> None:
+    """`moe_sorting` into given tensors.
+
+    Args:
+        topk_ids: [tokens, k] int32, rows evenly spaced: experts.
+        topk_weights: [tokens, k] fp32, rows evenly spaced.
+        sorted_token_ids: [L] int32, written, contiguous; of tokens · k + min(tokens · k, num_experts) · (unit_size - 1)
+            elements at least.
+        sorted_weights: the same of fp32, written.
+        sorted_expert_ids: [⌊L / unit_size⌋] int32 at least, written.
+        num_valid_ids: [2] int32, written.
+        moe_buf: set to zero, contiguous, of any shape; None or empty: none.
+        num_experts: of all devices; up to 1024 for the kernel.
+        unit_size: rows of a block.
+        local_expert_mask: [num_experts] int32: 0 where an expert is on another device.
+        num_local_tokens: [1] int32: as many of the first tokens count.
+        dispatch_policy: chooses among AITER's own kernels; no meaning here.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing; all five outputs are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `moe_sorting`.
+
+    Source: AITER's `moe_sorting_fwd`.
+    """
+    buffer = None if isinstance(moe_buf, Tensor) and moe_buf.numel() == 0 else moe_buf
+    _moe_sorting.run(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, buffer, topk_ids, topk_weights,
+                     local_expert_mask, num_local_tokens, num_experts, unit_size, backend=backend)
+
+
+_moe_sorting.public += [moe_sorting, moe_sorting_fwd]

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT
+// Pairs of token and expert, sorted by experts and within an expert by tokens; each expert's are padded to whole
+// blocks. HIP (gfx9) and CUDA. moe_sorting.hip says what a Config holds.
+//
+//   1. where there are more pairs than a workgroup takes: each counts those of its chunk, expert by expert
+//   2. each adds up the counts of all chunks to where its own pairs go, and writes them. Its waves have a part of the
+//      chunk each, in order, and counters of their own; the pairs of a wave find their ranks by looking at each other.
+//
+// Workgroups beyond the chunks set the buffer of results to zero at the same time.
+// LDS: 4 bytes for each expert and wave, and 12 for each expert. Bound: latency, few microseconds; with the buffer, its
+// bytes.
+#pragma once
+
+#include "aiter_like/atomics.h"
+#include "aiter_like/dtype.h"
+
+namespace aiter_like {
+
+struct MoeSortingArgs {
+  int32_t* sorted_ids;           // [capacity]: slot << 24 | token, in padding slots << 24 | tokens
+  float* sorted_weights;         // [capacity], 0 in padding
+  int32_t* sorted_experts;      // [capacity / block]: the local expert of each block
+  int32_t* valid;               // [2]: padded pairs, and tokens that count
+  const int32_t* ids;           // [tokens, slots]
+  const float* weights;         // [tokens, slots]
+  const int32_t* mask;          // [experts]: 0 where an expert is another device's; null: all are here
+  const int32_t* local_tokens;  // [1]: tokens that count; null: all
+  uint32_t* counts;             // [chunks, experts]; null for one chunk
+  uint32_t* buffer;             // words to be set to zero, or null
+  int64_t ids_stride, weights_stride, buffer_words;
+  uint32_t pairs, chunk;       // of all tokens, and of a workgroup: a multiple of kThreads
+  int tokens, slots, experts, block, chunks, clearing;  // clearing: workgroups beyond the chunks
+};
+
+template <class Config>
+struct MoeSortingBody {
+  static constexpr int kExperts = Config::kExperts;
+  static constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kEach = (kExperts + kThreads - 1) / kThreads;
+
+  struct Lds {
+    uint32_t next[kWaves][kExperts];  // pairs of a wave, then where its next one goes
+    uint32_t total[kExperts];
+    uint32_t first[kExperts];         // where an expert's pairs begin
+    uint32_t local[kExperts];         // experts that are here before it
+    uint32_t sums[2][kThreads];
+    int32_t seen[kWaves][kWaveSize];
+  };
+
+  __device__ static uint32_t valid_pairs(const MoeSortingArgs& args) {
+    if (!args.local_tokens) return args.pairs;
+    const int tokens = *args.local_tokens;
+    if (tokens <= 0) return 0;
+    return tokens < args.tokens ? static_cast<uint32_t>(tokens) * static_cast<uint32_t>(args.slots) : args.pairs;
+  }
+  __device__ static bool is_here(const MoeSortingArgs& args, int expert) {
+    return !args.mask || args.mask[expert] != 0;
+  }
+
+  /// The expert of a pair, or -1 where it does not count: beyond the last one, of a bad number, or not here.
+  __device__ static int expert_of(const MoeSortingArgs& args, uint32_t pair, uint32_t end) {
+    if (pair >= end) return -1;
+    const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
+    const int expert = args.ids[token * args.ids_stride + slot];
+    return expert >= 0 && expert < args.experts && is_here(args, expert) ? expert : -1;
+  }
+
+  /// The first launch: counts of a chunk.
+  __device__ __forceinline__ static void run_count(const MoeSortingArgs& args) {
+    __shared__ uint32_t histogram[kExperts];
+    for (int e = thread_index(); e < args.experts; e += kThreads) histogram[e] = 0;
+    workgroup_barrier();
+    const uint32_t begin = workgroup_index().x * args.chunk, end = valid_pairs(args);
+    for (uint32_t i = thread_index(); i < args.chunk; i += kThreads) {
+      const int expert = expert_of(args, begin + i, end);
+      if (expert >= 0) lds_add(&histogram[expert], 1);
+    }
+    workgroup_barrier();
+    uint32_t* counts = args.counts + int64_t{workgroup_index().x} * args.experts;
+    for (int e = thread_index(); e < args.experts; e += kThreads) counts[e] = histogram[e];
+  }
+
+  /// From pairs of experts to where they begin, padded, and to numbers of experts that are here.
+  __device__ static void place_experts(const MoeSortingArgs& args, Lds& lds) {
+    const int thread = thread_index();
+    uint32_t padded = 0, here = 0;
+    for (int i = 0; i < kEach; ++i) {
+      const int e = thread * kEach + i;
+      if (e >= args.experts) continue;
+      lds.first[e] = padded;
+      lds.local[e] = here;
+      padded += (lds.total[e] + args.block - 1) / args.block * args.block;
+      here += is_here(args, e);
+    }
+    lds.sums[0][thread] = padded;
+    lds.sums[1][thread] = here;
+    for (int step = 1; step < kThreads; step *= 2) {
+      workgroup_barrier();
+      const uint32_t more = thread >= step ? lds.sums[0][thread - step] : 0;
+      const uint32_t more_here = thread >= step ? lds.sums[1][thread - step] : 0;
+      workgroup_barrier();
+      lds.sums[0][thread] += more;
+      lds.sums[1][thread] += more_here;
+    }
+    for (int i = 0; i < kEach; ++i) {
+      const int e = thread * kEach + i;
+      if (e >= args.experts) continue;
+      lds.first[e] += lds.sums[0][thread] - padded;
+      lds.local[e] += lds.sums[1][thread] - here;
+    }
+    workgroup_barrier();
+  }
+
+  /// Padding and blocks of this workgroup's share of the experts, and the two numbers.
+  __device__ static void write_blocks(const MoeSortingArgs& args, Lds& lds, int chunk) {
+    const int32_t none = args.slots << 24 | args.tokens;
+    for (int e = chunk * kWaves + wave_index(); e < args.experts; e += args.chunks * kWaves) {
+      const uint32_t total = lds.total[e], padded = (total + args.block - 1) / args.block * args.block;
+      const uint32_t first = lds.first[e];
+      for (uint32_t i = total + lane_index(); i < padded; i += kWaveSize) {
+        args.sorted_ids[first + i] = none;
+        args.sorted_weights[first + i] = 0.f;
+      }
+      for (uint32_t i = lane_index(); i < padded / args.block; i += kWaveSize)
+        args.sorted_experts[first / args.block + i] = static_cast<int32_t>(lds.local[e]);
+    }
+    if (chunk == 0 && thread_index() == 0) {
+      args.valid[0] = static_cast<int32_t>(lds.sums[0][kThreads - 1]);
+      args.valid[1] = static_cast<int32_t>(valid_pairs(args) / static_cast<uint32_t>(args.slots));
+    }
+  }
+
+  /// The second launch, or the only one.
+  __device__ __forceinline__ static void run_place(const MoeSortingArgs& args) {
+    __shared__ Lds lds;
+    const int chunk = static_cast<int>(workgroup_index().x);
+    if (chunk >= args.chunks) {
+      for (int64_t i = int64_t{chunk - args.chunks} * kThreads + thread_index(); i < args.buffer_words;
+           i += int64_t{args.clearing} * kThreads)
+        args.buffer[i] = 0;
+      return;
+    }
+    const int thread = thread_index(), wave = wave_index(), lane = lane_index();
+    const uint32_t end = valid_pairs(args), part = args.chunk / kWaves;
+    const uint32_t begin = static_cast<uint32_t>(chunk) * args.chunk + wave * part;
+    for (int e = thread; e < args.experts; e += kThreads)
+      for (int w = 0; w < kWaves; ++w) lds.next[w][e] = 0;
+    workgroup_barrier();
+    for (uint32_t i = lane; i < part; i += kWaveSize) {
+      const int expert = expert_of(args, begin + i, end);
+      if (expert >= 0) lds_add(&lds.next[wave][expert], 1);
+    }
+    workgroup_barrier();
+    for (int e = thread; e < args.experts; e += kThreads) {
+      uint32_t own = 0, before = 0, total = 0;
+      for (int w = 0; w < kWaves; ++w) {  // counts become what is before them
+        const uint32_t count = lds.next[w][e];
+        lds.next[w][e] = own;
+        own += count;
+      }
+      if (args.counts) {
+#pragma unroll 8
+        for (int c = 0; c < args.chunks; ++c) {
+          const uint32_t count = args.counts[int64_t{c} * args.experts + e];
+          before += c < chunk ? count : 0;
+          total += count;
+        }
+      } else {
+        total = own;
+      }
+      lds.total[e] = total;
+      for (int w = 0; w < kWaves; ++w) lds.next[w][e] += before;
+    }
+    workgroup_barrier();
+    place_experts(args, lds);
+    write_blocks(args, lds, chunk);
+    for (uint32_t step = 0; step < part; step += kWaveSize) {
+      const uint32_t pair = begin + step + lane;
+      const int expert = expert_of(args, pair, end);
+      lds.seen[wave][lane] = expert;
+      workgroup_barrier();  // the same number of steps in all waves
+      uint32_t before = 0, after = 0;
+#pragma unroll 8
+      for (int other = 0; other < kWaveSize; ++other) {
+        const bool is_same = lds.seen[wave][other] == expert;
+        before += is_same && other < lane;
+        after += is_same && other > lane;
+      }
+      uint32_t place = 0;
+      if (expert >= 0) place = lds.next[wave][expert] + before;
+      workgroup_barrier();
+      if (expert >= 0) {
+        if (after == 0) lds.next[wave][expert] = place + 1;
+        const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
+        args.sorted_ids[lds.first[expert] + place] = static_cast<int32_t>(slot << 24 | token);
+        args.sorted_weights[lds.first[expert] + place] = args.weights[token * args.weights_stride + slot];
+      }
+    }
+  }
+};
+
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_count_kernel(MoeSortingArgs args) {
+  await_stream();
+  Body::run_count(args);
+}
+
+template <class Body>
+__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(MoeSortingArgs args) {
+  await_stream();
+  Body::run_place(args);
+}
+
+template <class Config>
+void launch_moe_sorting(const MoeSortingArgs& args, Stream stream) {
+  using Body = MoeSortingBody<Config>;
+  if (args.counts) {
+    launch_overlapped(moe_sorting_count_kernel<Body>, dim3(static_cast<uint32_t>(args.chunks)), Body::kThreads, stream,
+                      args);
+    check_launch("moe_sorting_count_kernel");
+  }
+  launch_overlapped(moe_sorting_kernel<Body>, dim3(static_cast<uint32_t>(args.chunks + args.clearing)), Body::kThreads,
+                    stream, args);
+  check_launch("moe_sorting_kernel");
+}
+
+}  // namespace aiter_like
