@@ -34,7 +34,7 @@ def test_every_case_comes_up_within_a_period(first, sizes):
 
 @pytest.mark.parametrize("turn", range(rotation.PERIOD))
 def test_every_run_has_each_backend_with_each_dtype(turn):
-    cases = items(("hip", "asm", "torch"), (torch.bfloat16, torch.float16), range(20)) + items(
+    cases = items(("hip", "asm", "torch"), (torch.bfloat16, torch.float16), range(5 * rotation.PERIOD)) + items(
         ("ck",), (torch.float32,), (0,))
     chosen = runs(cases, turn)
     assert len(chosen) == 6 * 5 + 1

@@ -185,7 +185,7 @@ def test_what_torch_serves(device):
 def test_bad_input_is_named(device):
     gating, bias = torch.randn(4, 16, device=device), torch.randn(16, device=device)
     weights, ids = outputs(device, 4, 4)
-    with pytest.raises(TypeError, match="topk_ids must have dtype torch.int32, got torch.int64"):
+    with pytest.raises(TypeError, match="topk_indices must have dtype torch.int32, got torch.int64"):
         aiter_like.topk_softmax(weights, ids.long(), None, gating, True)
     with pytest.raises(ValueError, match="shared_expert_scoring_func must be"):
         aiter_like.topk_softmax(weights, ids, None, gating, True, 0, "softmax")

@@ -13,6 +13,21 @@ __all__ = ["biased_grouped_topk", "fused_topk", "grouped_topk", "moe_fused_gate"
            "topk_softmax"]
 
 
+def _check_indices(op: str, indices: Tensor, weights: Tensor, shared: int = 0) -> None:
+    """What the operator checks under another name, in the words of AITER's.
+
+    Raises:
+        TypeError, ValueError: they are not like the weights.
+    """
+    check.tensor(op, "topk_indices", indices, dtypes=(torch.int32,), rank=2)
+    if not isinstance(weights, Tensor) or weights.ndim != 2:
+        return  # which the operator says
+    shapes = [(weights.shape[0], weights.shape[1] - less) for less in sorted({0, shared})]
+    if tuple(indices.shape) not in shapes or indices.device != weights.device:
+        raise ValueError(f"{op}: topk_indices must have shape {' or '.join(map(str, shapes))} on {weights.device}, "
+                         f"like topk_weights, got {tuple(indices.shape)} on {indices.device}")
+
+
 def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indices: Tensor | None, gating_output: Tensor,
                  need_renorm: bool, num_shared_experts: int = 0, shared_expert_scoring_func: str = "", *,
                  backend: str | None = None) -> None:
@@ -46,6 +61,8 @@ def topk_softmax(topk_weights: Tensor, topk_indices: Tensor, token_expert_indice
     Source: AITER's `topk_softmax`.
     """
     check.choice("topk_softmax", "shared_expert_scoring_func", shared_expert_scoring_func, ("", "sigmoid"))
+    check.integer("topk_softmax", "num_shared_experts", num_shared_experts, low=0)
+    _check_indices("topk_softmax", topk_indices, topk_weights, num_shared_experts)
     topk_gating_op.run(topk_weights, topk_indices, gating_output, is_renormalized=need_renorm,
                        shared=num_shared_experts, has_shared_logits=True, backend=backend)
 
@@ -75,6 +92,7 @@ def topk_sigmoid(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tens
 
     Source: AITER's `topk_sigmoid`, the routing of Llama 4.
     """
+    _check_indices("topk_sigmoid", topk_indices, topk_weights)
     topk_gating_op.run(topk_weights, topk_indices, gating_output, score=SCORES["sigmoid"], is_renormalized=False,
                        backend=backend)
 
@@ -111,6 +129,7 @@ def topk_gating(topk_weights: Tensor, topk_indices: Tensor, gating_output: Tenso
     """
     check.choice("topk_gating", "score_func", score_func, tuple(SCORES))
     bias = None if isinstance(correction_bias, Tensor) and correction_bias.numel() == 0 else correction_bias
+    _check_indices("topk_gating", topk_indices, topk_weights)
     topk_gating_op.run(topk_weights, topk_indices, gating_output, bias, score=SCORES[score_func],
                        is_renormalized=need_renorm, scale=routed_scaling_factor, backend=backend)
 
