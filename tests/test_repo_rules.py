@@ -29,7 +29,8 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "paged_attention_rocm", "paged_attention_common", "paged_attention_decode", "pa_fwd_asm", "forward_decode",
     "paged_attention",  # what all of those have
     "fused_qk_rope_concat_and_cache_mla", "get_mla_metadata_v1", "get_ps_metadata_v1", "mla_decode_fwd",
-    "mla_prefill_ps_asm_fwd", "mla_prefill_ps_fwd", "tree_speculative_sampling_target_only",
+    "mla_prefill_ps_asm_fwd", "mla_prefill_ps_fwd", "moe_sorting", "moe_sorting_fwd",
+    "tree_speculative_sampling_target_only",
     "attention_ref"}  # all options of the attention functions above at once
 DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")
 CPP = {".cpp", ".h", ".hip", ".cu", ".s"}

@@ -10,6 +10,7 @@ import types
 
 import pytest
 import torch
+import toy_vllm_parts
 
 from aiter_like import device, dispatch, integrations
 from aiter_like.errors import UnsupportedError
@@ -171,14 +172,8 @@ def vllm(monkeypatch):
     for path, name in linear._METHODS:
         module(monkeypatch, path, **{name: methods[name]})
     module(monkeypatch, f"{layers._LAYERS}.utils", dispatch_unquantized_gemm=lambda: stock_gemm)
-    latent = "vllm.v1.attention.backends.mla"
-    for path, name, attributes in (
-            (f"{latent}.cpu_mla", "CPUMLAImpl", ("forward_mqa", "do_kv_cache_update")),
-            (f"{latent}.prefill.cpu_sdpa", "CPUSDPAMLAPrefillBackend", ("_ragged_sdpa",)),
-            ("vllm.v1.sample.sampler", "Sampler", ("greedy_sample",)),
-            ("vllm.v1.sample.ops.topk_topp_sampler", "TopKTopPSampler",
-             ("forward_cpu", "forward_cuda", "forward_hip", "forward_native"))):
-        module(monkeypatch, path, **{name: type(name, (), dict.fromkeys(attributes, len))})
+    for path, members in toy_vllm_parts.modules().items():
+        module(monkeypatch, path, **members)
     envs = module(monkeypatch, "vllm.envs", VLLM_BATCH_INVARIANT=False, compile_factors=lambda: {"VLLM_X": 1})
     answers = {f"is_{name}": (lambda name=name: platform.device_type == name) for name in ("cpu", "rocm", "cuda")}
     platform = types.SimpleNamespace(device_type="cpu", **answers)
