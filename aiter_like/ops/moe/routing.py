@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from aiter_like import check
+from aiter_like.ops.common import elements
 from aiter_like.ops.moe.topk_gating import SCORES, topk_gating_op
 
 __all__ = ["biased_grouped_topk", "fused_topk", "grouped_topk", "moe_fused_gate", "topk_gating", "topk_sigmoid",
@@ -235,7 +236,10 @@ def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: 
 
     Source: SGLang's `moe_fused_gate`, and AITER's of the same name.
     """
+    check.tensor("moe_fused_gate", "input", input, dtypes=elements.FLOATS, rank=2)
+    check.tensor("moe_fused_gate", "bias", bias, dtypes=elements.FLOATS, shape=(input.shape[1],), device=input.device)
     check.tensor("moe_fused_gate", "topk_weights", topk_weights, rank=2)
+    check.integer("moe_fused_gate", "n_share_experts_fusion", n_share_experts_fusion, low=0)
     check.integer("moe_fused_gate", "topk", topk, low=topk_weights.shape[1], high=topk_weights.shape[1])
     check.real("moe_fused_gate", "routed_scaling_factor", routed_scaling_factor, above=0)
     topk_gating_op.run(topk_weights, topk_ids, input, bias, score=SCORES["sigmoid"], groups=num_expert_group,
