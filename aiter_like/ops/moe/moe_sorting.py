@@ -267,6 +267,13 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
 
     Source: AITER's `moe_sorting_fwd`.
     """
+    name = "moe_sorting_fwd"  # of the arguments that have others there
+    check.tensor(name, "topk_ids", topk_ids, rank=2)
+    check.integer(name, "num_experts", num_experts, low=1, high=2**20)
+    check.integer(name, "unit_size", unit_size, low=1, high=2**16)
+    if local_expert_mask is not None:
+        check.tensor(name, "local_expert_mask", local_expert_mask, dtypes=(torch.int32,), shape=(num_experts,),
+                     device=topk_ids.device)
     buffer = None if isinstance(moe_buf, Tensor) and moe_buf.numel() == 0 else moe_buf
     _moe_sorting.run(sorted_token_ids, sorted_weights, sorted_expert_ids, num_valid_ids, buffer, topk_ids, topk_weights,
                      local_expert_mask, num_local_tokens, num_experts, unit_size, backend=backend)
