@@ -19,7 +19,7 @@ from aiter_like.build.toolchain import Toolchain
 from aiter_like.errors import BuildError
 
 _PCH = "precompiled.pch"
-_BINDING = "include/aiter_like/ffi.h"  # what the host half of each HIP module begins with
+_BINDING = "include/aiter_like/ffi.h"  # the host half of each HIP module begins with it
 BINDING_PCH = "binding.pch"  # its name in the folder of a build that reads it
 SCHEMA = 2  # of keys and meta.json; a change makes every older entry invisible
 

@@ -7,6 +7,7 @@ Every adapter beside this file uses `take` for functions and `replace_attribute`
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import re
 from collections.abc import Callable
@@ -136,6 +137,15 @@ def replace_attribute(module: Any, attr: str, value: Any, owner: str = "") -> No
     """
     _replaced.append((owner, module, attr, vars(module).get(attr, _ABSENT), value))
     setattr(module, attr, value)
+
+
+def take_attribute(holder: Any, attr: str, name: str, ours: Callable[..., Any], op: str, owner: str) -> None:
+    """`take` of what an attribute of a class is, in its place unless it is switched off; a static method stays one."""
+    stock = getattr(holder, attr)
+    served = take(name, ours, stock, op)
+    if served is not stock:
+        is_static = isinstance(inspect.getattr_static(holder, attr), staticmethod)
+        replace_attribute(holder, attr, staticmethod(served) if is_static else served, owner)
 
 
 def replaced() -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 import aiter_like
+from aiter_like.ops.attention.call import PagedCall
+from aiter_like.ops.attention.unified_attention import unified_attention_op
 from aiter_like.testing import TOLERANCES, assert_within, relative_l2
 
 BF16 = torch.bfloat16
@@ -127,3 +130,44 @@ def shuffled(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     x = 16 // case.k.element_size()
     return (case.k.unflatten(3, (-1, x)).permute(0, 2, 3, 1, 4).contiguous(),
             case.v.unflatten(1, (-1, x)).permute(0, 3, 1, 4, 2).contiguous())
+
+
+def check_packed_storage(run, backend: str, case: Case) -> None:
+    """K and V interleaved by head, heads before tokens, as engines store them; and heads apart in q and out."""
+    device, (total, *_) = case.q.device, case.q.shape
+    storage = torch.full((case.k.shape[0], 2, 16, 128), math.nan, dtype=BF16, device=device)
+    k, v = storage.transpose(1, 2)[..., :64], storage.transpose(1, 2)[..., 64:]
+    k.copy_(case.k), v.copy_(case.v)
+    wide = torch.full((total, 9, 64), math.nan, dtype=BF16, device=device)
+    q = wide[:, 2:6].copy_(case.q)
+    expected = check(run, backend, case)
+    target = torch.full((total, 5, 80), 3.0, dtype=BF16, device=device)
+    assert torch.equal(dataclasses.replace(case, q=q, k=k, v=v).call(run, backend, out=target[:, 1:, :64]), expected)
+    assert (target[:, 0] == 3).all() and (target[..., 64:] == 3).all()
+
+
+def check_whatever_lengths_and_pages_hold(backend: str, device: torch.device, queries: int) -> None:
+    """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`."""
+    case = make(device, ((queries, 40),) * 3)
+    storage = torch.full((3 * queries + 2, 4, 64), 3.0, dtype=BF16, device=device)
+    big = 2**31 - 1
+    for starts, used, page in (((0, queries, 2 * queries, 3 * queries), (40, 40, 40), -5),
+                               ((5, -9, big, 3), (-4, big, 40), big), ((-big, big, big, 0), (big, -big, 0), 10**6)):
+        bad = [torch.tensor(values, dtype=torch.int32, device=device) for values in (starts, used)]
+        for table, page_starts in ((case.block_table, None), (case.block_table.flatten(), bad[0] // 3)):
+            unified_attention_op(PagedCall(
+                storage[1:-1], None, case.q, case.k, case.v, cu_seqlens_q=bad[0], seqlens_k=bad[1],
+                block_table=torch.full_like(table, page), page_starts=page_starts, max_seqlen_q=queries,
+                max_seqlen_k=40, softmax_scale=0.125, window_right=0), backend=backend)
+    assert (storage[0] == 3).all() and (storage[-1] == 3).all()
+
+
+def listed_pages(case: Case, form: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """(starts, pages, options) of mha_batch_prefill_func: the pages of all sequences one after the other; "full pages",
+    "ragged": with the length of the last one; or "table": both forms."""
+    device, counts = case.q.device, [-(-keys // 16) for _, keys in case.lengths]
+    pages = torch.cat([case.block_table[index, :count] for index, count in enumerate(counts)])
+    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32, device=device)
+    last = torch.tensor([(keys - 1) % 16 + 1 for _, keys in case.lengths], dtype=torch.int32, device=device)
+    return starts, pages, {"full pages": {}, "ragged": {"kv_last_page_lens": last},
+                           "table": {"block_table": case.block_table, "seqlen_k": case.seqused_k}}[form]

@@ -10,7 +10,16 @@ import math
 
 import pytest
 import torch
-from paged_cases import BF16, check, compare, expect, make
+from paged_cases import (
+    BF16,
+    check,
+    check_packed_storage,
+    check_whatever_lengths_and_pages_hold,
+    compare,
+    expect,
+    listed_pages,
+    make,
+)
 from test_unified_attention_hip import single_sequences
 
 import aiter_like
@@ -84,47 +93,20 @@ def test_sink_tokens(device, run):
 
 
 def test_packed_storage(device, run):
-    """K and V interleaved by head, heads before tokens, as engines store them; and heads apart in q and out."""
-    case = make(device, ((33, 70), (40, 40)))
-    storage = torch.full((case.k.shape[0], 2, 16, 128), math.nan, dtype=BF16, device=device)
-    k, v = storage.transpose(1, 2)[..., :64], storage.transpose(1, 2)[..., 64:]
-    k.copy_(case.k), v.copy_(case.v)
-    wide = torch.full((73, 9, 64), math.nan, dtype=BF16, device=device)
-    q = wide[:, 2:6].copy_(case.q)
-    expected = check(run, "ck", case)
-    target = torch.full((73, 5, 80), 3.0, dtype=BF16, device=device)
-    assert torch.equal(dataclasses.replace(case, q=q, k=k, v=v).call(run, "ck", out=target[:, 1:, :64]), expected)
-    assert (target[:, 0] == 3).all() and (target[..., 64:] == 3).all()
+    check_packed_storage(run, "ck", make(device, ((33, 70), (40, 40))))
 
 
 def test_whatever_lengths_and_pages_hold(device):
-    """Nothing outside the tensors is touched: the bounds checker would tell, and a canary beside `out`."""
     if device.type != "cpu":
         pytest.skip("an MFMA kernel")
-    case = make(device, ((33, 40), (33, 40), (33, 40)))
-    storage = torch.full((101, 4, 64), 3.0, dtype=BF16, device=device)
-    big = 2**31 - 1
-    for starts, used, page in (((0, 33, 66, 99), (40, 40, 40), -5), ((5, -9, big, 3), (-4, big, 40), big),
-                               ((-big, big, big, 0), (big, -big, 0), 10**6)):
-        bad = [torch.tensor(values, dtype=torch.int32, device=device) for values in (starts, used)]
-        for table, page_starts in ((case.block_table, None), (case.block_table.flatten(), bad[0] // 3)):
-            unified_attention_op(PagedCall(
-                storage[1:-1], None, case.q, case.k, case.v, cu_seqlens_q=bad[0], seqlens_k=bad[1],
-                block_table=torch.full_like(table, page), page_starts=page_starts, max_seqlen_q=33, max_seqlen_k=40,
-                softmax_scale=0.125, window_right=0), backend="ck")
-    assert (storage[0] == 3).all() and (storage[-1] == 3).all()
+    check_whatever_lengths_and_pages_hold("ck", device, 33)
 
 
 @pytest.mark.parametrize("form", ("ragged", "full pages", "table"))
 def test_batch_prefill(device, run, form):
     """The same pages listed one after the other; with and without the length of the last."""
     case = make(device, ((40, 64), (60, 48), (3, 16)) if form == "full pages" else ((40, 70), (60, 41), (3, 3)))
-    counts = [-(-keys // 16) for _, keys in case.lengths]
-    pages = torch.cat([case.block_table[index, :count] for index, count in enumerate(counts)])
-    starts = torch.tensor([0, *torch.tensor(counts).cumsum(0)], dtype=torch.int32, device=device)
-    last = torch.tensor([(keys - 1) % 16 + 1 for _, keys in case.lengths], dtype=torch.int32, device=device)
-    options = {"full pages": {}, "ragged": {"kv_last_page_lens": last},
-               "table": {"block_table": case.block_table, "seqlen_k": case.seqused_k}}[form]
+    starts, pages, options = listed_pages(case, form)
     out, lse = run("ck", aiter_like.mha_batch_prefill_func, case.q, case.k, case.v, case.cu_seqlens_q, starts, pages,
                    *case.max_lengths, causal=True, window_size=(30, 0), return_lse=True, **options)
     compare(case, out, window_size=(30, 0))

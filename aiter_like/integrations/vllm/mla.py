@@ -13,7 +13,6 @@ from torch import Tensor
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
-from aiter_like.integrations.takeover import take
 
 _BACKENDS, _OWNER = "vllm.v1.attention.backends.mla", "vllm"
 _FLOATS = (torch.bfloat16, torch.float16)
@@ -33,10 +32,7 @@ def take_methods(platform: str) -> None:
             ("vllm.mla_decode", decode, impl, "forward_mqa", "mla_decode"),
             ("vllm.mla_cache", cache_write, impl, "do_kv_cache_update", "reshape_and_cache"),
             ("vllm.mla_prefill", prefill, prompts, "_ragged_sdpa", "flash_attn_fwd")):
-        stock = getattr(holder, attribute)
-        served = take(name, ours, stock, op)
-        if served is not stock:
-            takeover.replace_attribute(holder, attribute, served, _OWNER)
+        takeover.take_attribute(holder, attribute, name, ours, op, _OWNER)
 
 
 def decode(impl: Any, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any,

@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import takeover
-from aiter_like.integrations.takeover import take
 
 _OWNER, _OP = "vllm", "sampling_from_probs"
 
@@ -29,15 +28,9 @@ def take_methods(platform: str) -> None:
     """
     sampler = importlib.import_module("vllm.v1.sample.sampler").Sampler
     draw = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler").TopKTopPSampler
-    stock = sampler.greedy_sample
-    served = take("vllm.greedy_sample", greedy_sample, stock, "sample")
-    if served is not stock:
-        takeover.replace_attribute(sampler, "greedy_sample", staticmethod(served), _OWNER)
+    takeover.take_attribute(sampler, "greedy_sample", "vllm.greedy_sample", greedy_sample, "sample", _OWNER)
     for attribute in _METHODS[platform]:
-        stock = getattr(draw, attribute)
-        served = take("vllm.sampler", sample, stock, _OP)
-        if served is not stock:
-            takeover.replace_attribute(draw, attribute, served, _OWNER)
+        takeover.take_attribute(draw, attribute, "vllm.sampler", sample, _OP, _OWNER)
 
 
 def greedy_sample(logits: Tensor) -> Tensor:

@@ -9,8 +9,9 @@ from aiter_like.device import Target
 from aiter_like.ops.attention.call import FP8, PagedCall
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall
 
-MOST_ROWS = 8
-"""Of a sequence that a kernel for decoding takes: those of speculative decoding."""
+MOST_QUERIES = 8
+"""Of a sequence that the kernels for decoding take, those of speculative decoding; more are a prefill, which reads keys
+once for many rows."""
 
 _MOST_OFFSET = 2**31 - 1  # elements within a page
 
@@ -33,9 +34,9 @@ def decode_call(call: PagedCall) -> PagedAttentionCall | None:
     leading keys that a window does not hide, a bias between queries, a scale for each head or pages too wide.
     """
     is_causal = call.window_right == 0 or call.max_seqlen_q <= 1 and call.window_right < 0
-    if not is_causal or not 0 < call.max_seqlen_q <= MOST_ROWS or call.qq_bias is not None:
+    if not is_causal or not 0 < call.max_seqlen_q <= MOST_QUERIES or call.qq_bias is not None:
         return None
-    k_scale, v_scale, q_scale = None, None, call.q_descale if call.q.dtype in FP8 else None
+    k_scale, v_scale = None, None
     if call.k.dtype in FP8:
         k_scale, v_scale = _one_number(call.k_descale), _one_number(call.v_descale)
         if any(given is not None and found is None for given, found in ((call.k_descale, k_scale),
@@ -43,11 +44,16 @@ def decode_call(call: PagedCall) -> PagedAttentionCall | None:
             return None
     if call.sink_size and call.window_left >= 0 or any(_span(cache) > _MOST_OFFSET for cache in (call.k, call.v)):
         return None
+    return with_scales(call, k_scale, v_scale)
+
+
+def with_scales(call: PagedCall, k_scale: Tensor | None, v_scale: Tensor | None) -> PagedAttentionCall:
+    """The fields of a call of paged_attention, without a look at what that makes of them; scales as it has them."""
     return PagedAttentionCall(
         call.out, call.lse, call.q, call.k, call.v, call.block_table, call.seqlens_k, call.page_starts,
-        call.cu_seqlens_q, q_scale, k_scale, v_scale, call.output_scale, call.alibi_slopes, call.sink,
-        max_seqlen_q=call.max_seqlen_q, max_seqlen_k=call.max_seqlen_k, softmax_scale=call.softmax_scale,
-        window_left=call.window_left, softcap=call.softcap)
+        call.cu_seqlens_q, call.q_descale if call.q.dtype in FP8 else None, k_scale, v_scale, call.output_scale,
+        call.alibi_slopes, call.sink, max_seqlen_q=call.max_seqlen_q, max_seqlen_k=call.max_seqlen_k,
+        softmax_scale=call.softmax_scale, window_left=call.window_left, softcap=call.softcap)
 
 
 def _one_number(scale: Tensor | None) -> Tensor | None:

@@ -29,7 +29,7 @@ MOST_ROUNDS = 8
 """Of parts one after the other on a CU: more of them only cost."""
 
 _WHOLE_KEYS = 1024  # on NVIDIA a sequence of no more is not split where equal ones would not be
-_SUM_BYTES = 1 << 18  # what the launch that adds up parts costs there, in bytes that an SM could read instead
+_SUM_BYTES = 1 << 18  # the launch that adds up parts costs an SM there the time for so many bytes
 
 _MIN_SCALE = 1e-8  # Below, a masked score is no longer below every real one in the kernels' fp32.
 _MAX_BATCH = 65535
@@ -175,9 +175,9 @@ def parts_of(call: PagedAttentionCall) -> Parts:
     target, heads = target_of(call.q.device), call.num_kv_heads
     at_once = max(PARTS_PER_CU * target.cu_num // heads, 1)
     if target.platform != "cuda":
-        share = best_share(batch, longest, at_once)  # as csrc/attention/paged_attention.hip has it
+        share = best_share(batch, longest, at_once)  # csrc/attention/paged_attention.hip has the same
     else:
-        key_bytes = (call.head_dim + call.head_dim_v) * 2  # of any cache: paged_attention_workspace_bytes knows none
+        key_bytes = (call.head_dim + call.head_dim_v) * 2  # paged_attention_workspace_bytes knows no cache: 16 bits
         share = batch * best_parts(batch * heads, longest, target.cu_num, _SUM_BYTES // key_bytes)
         if share == batch:  # equal sequences are best left whole: only one of more than its share of all keys is not
             if longest <= _WHOLE_KEYS:
@@ -211,7 +211,7 @@ def best_parts(heads: int, longest: int, cu_num: int, sum_cost: int) -> int:
         if parts > 1 and heads * parts > MOST_ROUNDS * PARTS_PER_CU * cu_num:
             break
         rounds, rest = divmod(heads * parts, PARTS_PER_CU * cu_num)
-        shares = rounds * PARTS_PER_CU + (max(rest, enough) / cu_num if rest else 0)  # of an SM's bandwidth
+        shares = rounds * PARTS_PER_CU + (max(rest, enough) / cu_num if rest else 0)  # one is all of an SM's bandwidth
         cost = shares * -(-longest // parts) + (rounds + (rest > 0)) * PART_COST + (sum_cost if parts > 1 else 0)
         if least is None or cost < least:
             best, least = parts, cost

@@ -12,6 +12,7 @@ from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.attention.call import FLOATS, FP8, PagedCall
 from aiter_like.ops.attention.checks import MAX_ROWS, scale_refusal
+from aiter_like.ops.attention.decode_call import MOST_QUERIES, with_scales
 from aiter_like.ops.attention.paged_attention_call import (
     LEAST_KEYS,
     MOST_ROUNDS,
@@ -24,7 +25,6 @@ _ELEMENTS = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float8_e4m3fnuz
 _MOST_DIMS = 256
 _MOST_ROWS, _WIDE_DIMS = 32, 192  # rows of a block, up to these head dimensions
 _MOST_GRID = 2**30 - 1
-_MOST_QUERIES = 8  # of a sequence of unified_attention: more of them are a prefill, which reads keys once for many rows
 _MOST_BATCH = 65535
 
 
@@ -60,13 +60,7 @@ def _decoding(call: PagedCall) -> PagedAttentionCall:
     """A call of unified_attention whose sequences have a few queries each, as one of paged_attention. Scales have one
     element, or [batch, num_kv_heads].
     """
-    has_scales = call.k.dtype in FP8
-    return PagedAttentionCall(
-        call.out, call.lse, call.q, call.k, call.v, call.block_table, call.seqlens_k, call.page_starts,
-        call.cu_seqlens_q, k_scale=call.k_descale if has_scales else None,
-        v_scale=call.v_descale if has_scales else None, out_scale=call.output_scale, alibi_slopes=call.alibi_slopes,
-        sink=call.sink, max_seqlen_q=call.max_seqlen_q, max_seqlen_k=call.max_seqlen_k,
-        softmax_scale=call.softmax_scale, window_left=call.window_left, softcap=call.softcap)
+    return with_scales(call, *((call.k_descale, call.v_descale) if call.k.dtype in FP8 else (None, None)))
 
 
 def _unified_instance(call: PagedCall) -> Instance:
@@ -79,8 +73,8 @@ def unified_attention_hip(call: PagedCall) -> None: ...
 
 def unified_hip_refusal(target: Target, call: PagedCall) -> str | None:
     """What the kernel of decoding does not take of unified_attention's calls."""
-    if call.max_seqlen_q > _MOST_QUERIES:
-        return f"a kernel for decoding: at most {_MOST_QUERIES} queries of a sequence, got max_seqlen_q " \
+    if call.max_seqlen_q > MOST_QUERIES:
+        return f"a kernel for decoding: at most {MOST_QUERIES} queries of a sequence, got max_seqlen_q " \
                f"{call.max_seqlen_q}"
     if call.window_right != 0 and call.max_seqlen_q > 1:
         return f"causal where a sequence has several queries, got window_right {call.window_right}"

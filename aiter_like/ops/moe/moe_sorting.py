@@ -138,8 +138,7 @@ def _kernel_refusal(target: Target, call: MoeSortingCall) -> str | None:
 
 def _call(ids: Tensor, weights: Tensor, experts: int, block: int, buffer: Tensor | None = None,
           mask: Tensor | None = None, local_tokens: Tensor | None = None) -> MoeSortingCall:
-    """With new outputs, as large as AITER's."""
-    check.tensor(_OP, "topk_ids", ids, rank=2)
+    """With new outputs, as large as AITER's; ids: a matrix."""
     check.integer(_OP, "num_experts", experts, low=1, high=2**20)
     check.integer(_OP, "block_size", block, low=1, high=2**16)
     places = ids.numel() + experts * block - ids.shape[1]

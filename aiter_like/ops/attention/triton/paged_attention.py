@@ -20,7 +20,7 @@ from aiter_like.ops.attention.triton.strides import stride_of_batch
 from aiter_like.ops.common.triton.launch import Launch, await_stream, config
 from aiter_like.ops.common.triton.overlap import overlaps
 
-_FEW_PARTS, _MOST_PARTS = 16, 32  # that are added up together: where only a few sequences have any; always
+_FEW_PARTS, _MOST_PARTS = 16, 32  # the sum takes so many parts at a time: where few sequences have any, and at most
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def _attend_kernel(out, lse, parts, q, k, v, block_table, seqlens_k, page_starts
     queries, heads = lanes // SHAPE.GROUP, kv_head * SHAPE.GROUP + lanes % SHAPE.GROUP
     is_row, rows, first_own = queries < computed, (row + queries).to(tl.int64), seqlen - num_queries
     k_type: tl.constexpr = k.dtype.element_ty
-    dtype: tl.constexpr = tl.float16 if k_type.primitive_bitwidth == 8 else k_type  # where all bytes are exact
+    dtype: tl.constexpr = tl.float16 if k_type.primitive_bitwidth == 8 else k_type  # fp16 holds all bytes exactly
     q_rows = q + rows * q_strides[0] + heads * q_strides[1]
     factor, row_scale = _scale_of_rows(
         q_rows, is_row, scale, q_scale, rows * q_scale_strides[0] + heads * q_scale_strides[1], k_scale, k, SHAPE)
