@@ -3,7 +3,7 @@
 // says what a Config holds.
 //
 // A wave takes a token; lane l has the experts l, l + 64, … (on CUDA l, l + 32, …) in registers. The best one is found
-// k times by a reduction over the wave, of a number of key and expert, and its weight by another.
+// k times by two reductions over the wave, for its key and for the lowest expert that has it, its weight by a third.
 // Bound: for few tokens the launch; else instructions, about 36 k + 40 groups per token beside those of the scores.
 #pragma once
 
@@ -82,7 +82,7 @@ struct TopkGatingBody {
         const uint32_t key = ordered_key(x[i]);
         best = key > best ? key : best;
       }
-      const float largest = key_float(float_bits(wave_max(bits_float(best))));  // which compares bits
+      const float largest = key_float(wave_largest(best));
       float sum = 0.f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {  // several infinities share the weight: inf - inf counts as 0
@@ -104,16 +104,16 @@ struct TopkGatingBody {
 
   /// The best of the wave's keys among the experts from `begin` to `end`, of equal ones the lowest expert.
   __device__ static Best best_of(const uint32_t (&keys)[kEach], int begin, int end, uint32_t without = kNone) {
-    uint64_t mine = 0;
+    Best mine{0, kNone};
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int expert = i * kWaveSize + lane_index();
       const bool counts = expert >= begin && expert < end && static_cast<uint32_t>(expert) != without;
-      const uint64_t one = counts ? candidate(keys[i], static_cast<uint32_t>(expert)) : 0;
-      mine = one > mine ? one : mine;
+      if (counts && keys[i] > mine.key) mine = {keys[i], static_cast<uint32_t>(expert)};
     }
-    mine = wave_best(mine);
-    return {candidate_key(mine), candidate_column(mine)};
+    const uint32_t key = wave_largest(mine.key);
+    const uint32_t expert = ~wave_largest(mine.key == key ? ~mine.expert : 0u);
+    return {key, expert};
   }
 
   /// Takes the experts of all but the best groups out of the choice.
@@ -134,7 +134,8 @@ struct TopkGatingBody {
     }
     uint32_t kept = 0;
     for (int i = 0; i < args.best_groups; ++i) {
-      const uint32_t group = candidate_column(wave_best(candidate(mine, static_cast<uint32_t>(lane))));
+      const uint32_t key = wave_largest(mine);
+      const uint32_t group = ~wave_largest(mine == key && lane < args.groups ? ~static_cast<uint32_t>(lane) : 0u);
       kept |= 1u << group;
       if (static_cast<uint32_t>(lane) == group) mine = 0;
     }
@@ -184,7 +185,7 @@ struct TopkGatingBody {
         keys[i] = 0;
         score = x[i];
       }
-      score = wave_max(score);  // 0 in all other lanes
+      score = wave_max(score);  // scores are at least 0, and 0 in all other lanes
       sum += score;
       if (lane == place) {
         weight = score;

@@ -106,6 +106,28 @@ __device__ __forceinline__ void scan_elements(const T* row, int begin, int end, 
   });
 }
 
+/// An element of a row as one number: the larger the better, of equal keys the lower column.
+__device__ inline uint64_t candidate(uint32_t key, uint32_t column) {
+  return uint64_t{key} << 32 | static_cast<uint32_t>(~column);
+}
+__device__ inline uint32_t candidate_key(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
+__device__ inline uint32_t candidate_column(uint64_t x) { return ~static_cast<uint32_t>(x); }
+
+template <int kMask>
+__device__ inline uint64_t lane_xor_pair(uint64_t x) {
+  const float low = lane_xor<kMask>(bits_float(static_cast<uint32_t>(x)));
+  const float high = lane_xor<kMask>(bits_float(static_cast<uint32_t>(x >> 32)));
+  return uint64_t{float_bits(high)} << 32 | float_bits(low);
+}
+
+template <int kMask = kWaveSize / 2>
+__device__ inline uint64_t wave_best(uint64_t x) {
+  const uint64_t other = lane_xor_pair<kMask>(x);
+  x = other > x ? other : x;
+  if constexpr (kMask > 1) return wave_best<kMask / 2>(x);
+  return x;
+}
+
 /// The largest number of the workgroup, in every work-item. `scratch` is free again after the next barrier.
 template <int kThreads>
 __device__ inline uint64_t workgroup_best(uint64_t x, uint64_t (&scratch)[kThreads / kWaveSize]) {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Floats as numbers that are ordered like them, alone or with a place, and the best of a wave.
+// Floats as numbers that are ordered like them, and the largest of a wave: what selects the best of some.
 #pragma once
 
 #include "aiter_like/dtype.h"
+#include "aiter_like/reduce.h"
 
 namespace aiter_like {
 
@@ -20,27 +21,7 @@ __device__ inline float key_float(uint32_t key) {
   return bits_float(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
 }
 
-/// An element of a row as one number: the larger the better, of equal keys the lower column.
-__device__ inline uint64_t candidate(uint32_t key, uint32_t column) {
-  return uint64_t{key} << 32 | static_cast<uint32_t>(~column);
-}
-__device__ inline uint32_t candidate_key(uint64_t x) { return static_cast<uint32_t>(x >> 32); }
-__device__ inline uint32_t candidate_column(uint64_t x) { return ~static_cast<uint32_t>(x); }
-
-template <int kMask>
-__device__ inline uint64_t lane_xor_pair(uint64_t x) {
-  const float low = lane_xor<kMask>(bits_float(static_cast<uint32_t>(x)));
-  const float high = lane_xor<kMask>(bits_float(static_cast<uint32_t>(x >> 32)));
-  return uint64_t{float_bits(high)} << 32 | float_bits(low);
-}
-
-/// The largest number of the wave, in every lane. All lanes must be active.
-template <int kMask = kWaveSize / 2>
-__device__ inline uint64_t wave_best(uint64_t x) {
-  const uint64_t other = lane_xor_pair<kMask>(x);
-  x = other > x ? other : x;
-  if constexpr (kMask > 1) return wave_best<kMask / 2>(x);
-  return x;
-}
+/// The largest word of the wave, in every lane. All lanes must be active.
+__device__ inline uint32_t wave_largest(uint32_t x) { return float_bits(wave_max(bits_float(x))); }  // it compares bits
 
 }  // namespace aiter_like
