@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""How the weights of experts are stored, and what they are as numbers. Read by moe_gemm.py and fused_moe.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FORMATS = ("same", "int8", "int4", "mxfp4")
+"""Elements of the activations' dtype; of 16-bit activations also int8; int4, from -8 to 7, two in a byte as pack_int4
+packs them along k; mxfp4, two fp4 in a byte likewise, 32 of which share a power of two (OCP Microscaling v1.0)."""
+MXFP4_GROUP = 32
+SCALE_BLOCK = 128  # so many of the depth, and of the rows of the weights, share a scale of two fp8 operands
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 by its three lower bits; the fourth is the sign
+
+
+def per_byte(b_format: str) -> int:
+    """Weights in a byte of a format that is not the activations'."""
+    return 2 if b_format in ("int4", "mxfp4") else 1
+
+
+def widened(weights: Tensor, b_format: str) -> Tensor:
+    """Weights [rows, k or k / 2] as fp32 numbers [rows, k], without their scales."""
+    if per_byte(b_format) == 1:
+        return weights.float()
+    as_bytes = weights.view(torch.int8)
+    low, high = (as_bytes << 4) >> 4, as_bytes >> 4
+    numbers = torch.stack((low, high), -1).flatten(-2)
+    if b_format == "int4":
+        return numbers.float()
+    values = torch.tensor(_FP4 + tuple(-one for one in _FP4), device=weights.device)
+    return values[(numbers & 15).long()]
+
+
+def power_of_two(scale: Tensor) -> Tensor:
+    """Exponents of 8 bits, biased by 127, as fp32; 255 is NaN."""
+    return scale.view(torch.float8_e8m0fnu).float()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""The products of experts: each token's row, or that of each pair of token and expert, with the expert's matrix.
+
+What moe_sorting has sorted is multiplied block by block, a block being of one expert; few pairs need no sorting. Both
+stages of a layer are calls of it: gate and up of chosen tokens, with the activation, and down.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like.dispatch import Backend, Op
+from aiter_like.ops.activation.parts import gated
+from aiter_like.ops.gemm.parts import after_product
+from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
+from aiter_like.ops.moe.moe_formats import SCALE_BLOCK, power_of_two, widened
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, tune_key
+from aiter_like.ops.moe.moe_gemm_cases import cases
+from aiter_like.ops.moe.moe_gemm_checks import check_call
+
+_OP = "moe_gemm"
+_LAYOUT = (16, 16)
+
+
+def pairs_of(call: MoeGemmCall) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the pairs that a call multiplies: their numbers, their experts, and their places among the weights."""
+    device, count = call.a.device, call.b.shape[0]
+    if call.sorted_ids is None:
+        experts = call.experts.long()
+        place = pair = torch.arange(len(experts), device=device)
+    else:
+        end = min(max(int(call.valid[0]), 0), call.sorted_ids.shape[0], call.experts.shape[0] * call.block)
+        numbers = call.sorted_ids[:end].long()
+        place = torch.arange(end, device=device)
+        experts = call.experts.long()[place // call.block]
+        token, slot = numbers & 0xFFFFFF, numbers >> 24
+        pair = torch.where((slot >= 0) & (slot < call.slots), token * call.slots + slot, -1)
+    is_here = (experts >= 0) & (experts < count) & (pair >= 0) & (pair < pair_count(call))
+    return pair[is_here], experts[is_here], place[is_here]
+
+
+def moe_gemm_ref(call: MoeGemmCall) -> None:
+    """The formula in torch, in fp32; writes `out`. Looks at what was sorted."""
+    pair, expert, place = pairs_of(call)
+    rows = pair if call.a.shape[0] == pair_count(call) else pair // call.slots
+    columns = call.out.shape[1]
+    found = torch.zeros(len(pair), columns, device=call.a.device)
+    for one in expert.unique().tolist():
+        mine = expert == one
+        product = _product(call, rows[mine], one)
+        if call.bias is not None:
+            product = product + call.bias[one].float()
+        if call.weights is not None:
+            product = product * call.weights[place[mine], None]
+        found[mine] = _activated(call, product)
+    if not call.sums_slots:
+        call.out[pair] = found.to(call.out.dtype)
+        return
+    of_pairs = torch.zeros(pair_count(call), columns, device=call.a.device)
+    of_pairs[pair] = found
+    call.out.copy_(of_pairs.view(-1, call.slots, columns).sum(1))
+
+
+def _product(call: MoeGemmCall, rows: Tensor, expert: int) -> Tensor:
+    """Of chosen rows with one expert's matrix, scaled."""
+    a, b = call.a[rows].float(), call.b[expert]
+    if call.is_shuffled:
+        b = unshuffle_weight(b, _LAYOUT)
+    k = call.a.shape[1]
+    weights = widened(b, call.b_format)
+    if call.b_scale is not None:
+        scale = call.b_scale[expert]
+        scale = power_of_two(scale) if call.b_format == "mxfp4" else scale.float()
+        if call.group_size == 0:
+            scale = scale[:, None]
+        elif call.a_scale is not None:
+            scale = scale.repeat_interleave(SCALE_BLOCK, 0)[:len(weights)]
+        if call.group_size:
+            scale = scale.repeat_interleave(call.group_size, 1)[:, :k]
+        weights = weights * scale
+    if call.a_scale is not None:
+        scale = call.a_scale[rows]
+        a = a * (scale[:, None] if scale.ndim == 1 else scale.repeat_interleave(SCALE_BLOCK, 1)[:, :k])
+    return a @ weights.t()
+
+
+def _activated(call: MoeGemmCall, product: Tensor) -> Tensor:
+    if not is_gated(call.activation):
+        return after_product(product, call.activation)
+    if call.is_interleaved:
+        product = torch.cat((product[:, ::2], product[:, 1::2]), 1)
+    return gated(product, call.activation.removesuffix("_and_mul"), call.limit)
+
+
+moe_gemm = Op(
+    _OP, call=MoeGemmCall, reference=moe_gemm_ref, check=check_call, tune_key=tune_key,
+    tune_fields=("pairs", "experts", "n", "k", "slots", "block", "dtype", "b_dtype", "group_size", "is_gated",
+                 "is_of_pairs", "is_shuffled"),
+    round_field="pairs", cases=cases, sums_in_fp32=True, backends=(Backend("torch", moe_gemm_ref),))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""The call object of moe_gemm, and what follows from one. Read by the operator and by each of its backends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from aiter_like import dtypes
+from aiter_like.ops.gemm.parts import GATED
+from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
+
+SWIGLU = "swiglu_and_mul"
+"""act(gate) · (up + 1), as GPT-OSS has it."""
+
+
+class MoeGemmCall(NamedTuple):
+    """One call of moe_gemm: its arguments in the order of the functions that the sources export.
+
+    A pair is a token's row for one of its experts, pair token · slots + slot. A product is multiplied out of `a` and
+    `b`, takes the bias and then the weight, and passes the activation.
+
+    Attributes:
+        out: [pairs, columns], or with `sums_slots` [tokens, columns], rows evenly spaced, written; bf16|fp16|fp32. Rows
+            of pairs whose expert is not here are left as they are.
+        a: [tokens, k], or [pairs, k] where each pair has a row of its own, rows evenly spaced; bf16|fp16|fp8|int8.
+        b: [experts, n, k] of any strides, n = columns or, where `activation` is a gate's, 2 · columns: gates, then what
+            they let through. By `b_format` elements of `a`'s dtype or int8, or [experts, n, k / 2] bytes.
+        experts: [blocks] int32: the expert of each block; one that `b` does not have: the block is left out.
+        sorted_ids: [blocks · block] int32: slot << 24 | token, and other numbers in padding; or None: pair i is block
+            i, `block` is 1 and `experts` has an element for each pair.
+        valid: [1] int32 or more: as many places of `sorted_ids` count, a multiple of `block`; None without it.
+        weights: [blocks · block] fp32 like `sorted_ids`, or [pairs] without it: a factor of each product.
+        bias: [experts, n], last dimension contiguous; bf16|fp16|fp32.
+        a_scale: [rows of a] fp32, or [rows of a, ceil(k / 128)] where `group_size` is 128 of two fp8 operands, of any
+            strides; given where `a` has 8 bits.
+        b_scale: fp32, or 8 bits without sign (powers of two) in mxfp4, or the dtype of `a` where that has 16 bits; of
+            any strides: [experts, n] with `group_size` 0; [experts, ceil(n / 128), ceil(k / 128)] of two fp8 operands;
+            [experts, n, ceil(k / group_size)] of int8, int4 and mxfp4 weights of 16-bit activations.
+        slots: experts of a token.
+        block: places of `sorted_ids` that share an expert.
+        activation: "none", one of GATED, SWIGLU, or one of ACTIVATIONS.
+        limit: above 0: gates are at most, the other half at most and at least, this far from 0.
+        b_format: one of FORMATS.
+        group_size: weights along k that share a scale: 0 for all, 128 for blocks of 128 × 128 of two fp8 operands; of
+            16-bit activations 32, 64 or 128.
+        is_shuffled: each matrix of `b` is in the order of `shuffle_weight`, layout (16, 16).
+        is_interleaved: gates are the even rows of `b`, and what they let through the odd ones.
+        sums_slots: each row of out is the sum of its token's pairs, in the order of their slots; without `sorted_ids`
+            alone.
+    """
+
+    out: Tensor
+    a: Tensor
+    b: Tensor
+    experts: Tensor
+    sorted_ids: Tensor | None = None
+    valid: Tensor | None = None
+    weights: Tensor | None = None
+    bias: Tensor | None = None
+    a_scale: Tensor | None = None
+    b_scale: Tensor | None = None
+    slots: int = 1
+    block: int = 1
+    activation: str = "none"
+    limit: float = 0.0
+    b_format: str = "same"
+    group_size: int = 0
+    is_shuffled: bool = False
+    is_interleaved: bool = False
+    sums_slots: bool = False
+
+
+def is_gated(activation: str) -> bool:
+    """Whether an activation lets one half of the columns through by the other."""
+    return activation in GATED or activation == SWIGLU
+
+
+def pair_count(call: MoeGemmCall) -> int:
+    """Pairs of tokens and experts."""
+    return call.out.shape[0] * (call.slots if call.sums_slots else 1)
+
+
+def blocks(size: int) -> int:
+    """How many scales there are along `size` elements of two fp8 operands."""
+    return -(-size // SCALE_BLOCK)
+
+
+def tune_key(call: MoeGemmCall) -> dict[str, int | str]:
+    """By what a tuned row is chosen."""
+    experts, n = call.b.shape[:2]
+    return {"pairs": pair_count(call), "experts": experts, "n": n, "k": call.a.shape[1], "slots": call.slots,
+            "block": call.block, "dtype": dtypes.name(call.a.dtype), "b_dtype": call.b_format,
+            "group_size": call.group_size, "is_gated": int(is_gated(call.activation)),
+            "is_of_pairs": int(call.a.shape[0] == pair_count(call)), "is_shuffled": int(call.is_shuffled)}
