@@ -30,6 +30,7 @@ OPERATORS = {
     "mla_decode": "mla.mla_decode",
     "mla_metadata": "mla.mla_metadata",
     "mla_reduce": "mla.mla_reduce",
+    "moe_gemm": "moe.moe_gemm",
     "moe_smoothquant": "quant.moe_smoothquant",
     "moe_sorting": "moe.moe_sorting",
     "norm_backward": "norm.norm_backward",
