@@ -201,7 +201,12 @@ def paged_attention_ragged(
         check.integer(op, name, value, low=0, high=2**20)
     starts, last = int32_of(op, "kv_indptr", kv_indptr), None
     if kv_last_page_lens is not None and block_size > 1:
-        last = int32_of(op, "kv_last_page_lens", kv_last_page_lens)[:max(len(starts) - 1, 0)]
+        last = int32_of(op, "kv_last_page_lens", kv_last_page_lens)
+        check.tensor(op, "kv_last_page_lens", last, rank=1, device=query.device)
+        if len(last) < len(starts) - 1:  # checked here, since the operator is given a part of it
+            raise ValueError(f"{op}: kv_last_page_lens must have an element for each sequence, {len(starts) - 1}, got "
+                             f"{len(last)}")
+        last = last[:max(len(starts) - 1, 0)]
     return run_paged(op, out, query, k, v, int32_of(op, "kv_page_indices", kv_page_indices), last, workspace_buffer,
                      k_scale, v_scale, backend, page_starts=starts,
                      alibi_slopes=alibi_slopes, out_scale=fp8_out_scale, max_seqlen_q=mtp, softmax_scale=scale,

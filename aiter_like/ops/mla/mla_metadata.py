@@ -299,7 +299,10 @@ def get_mla_metadata_v1(
         check.integer(op, name, value, low=low)
     check.tensor(op, "work_metadata_ptrs", work_metadata_ptrs, dtypes=(torch.uint64,), shape=(2,))
     for name, tensor in (("seqlens_qo_indptr", seqlens_qo_indptr), ("seqlens_kv_indptr", seqlens_kv_indptr)):
-        check.tensor(op, name, tensor, rank=1)
+        check.tensor(op, name, tensor, rank=1, dtypes=(torch.int32,), device=work_indptr.device)
+    if len(seqlens_kv_indptr) < len(seqlens_qo_indptr):  # checked here, since the operator is given a part of it
+        raise ValueError(f"{op}: seqlens_kv_indptr must have as many elements as seqlens_qo_indptr, "
+                         f"{len(seqlens_qo_indptr)}, got {len(seqlens_kv_indptr)}")
     pages = -(-plan.block_pages_of(page_size) // kv_granularity) * kv_granularity
     mla_metadata_op.run(
         work_indptr, work_info_set, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr=seqlens_qo_indptr,
