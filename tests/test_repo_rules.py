@@ -30,6 +30,7 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "paged_attention",  # what all of those have
     "fused_qk_rope_concat_and_cache_mla", "get_mla_metadata_v1", "get_ps_metadata_v1", "mla_decode_fwd",
     "mla_prefill_ps_asm_fwd", "mla_prefill_ps_fwd", "moe_sorting", "moe_sorting_fwd",
+    "fused_moe", "layer_of",  # which takes what that is given of the weights
     "tree_speculative_sampling_target_only",
     "attention_ref"}  # all options of the attention functions above at once
 DOCSTRING_SECTIONS = ("Args:", "Returns:", "Raises:", "Notes:", "Source:")

@@ -96,6 +96,7 @@ PUBLIC = {
     "fused_add_rmsnorm_pad": "norm.fused_qk_rmsnorm",
     "fused_clamp_act_mul": "activation.fused",
     "fused_flatten_fp8_group_quant": "quant.flatten_group_quant",
+    "fused_moe": "moe.fused_moe",
     "fused_qk_norm_rope_cache_pts_quant_shuffle": "rope.fused_qk_norm_rope_cache",
     "fused_qk_rmsnorm": "norm.fused_qk_rmsnorm",
     "fused_qk_rmsnorm_quant": "norm.fused_rms_quant",

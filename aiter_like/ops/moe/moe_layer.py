@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: MIT
+"""What fused_moe's arguments say about its weights: how they are stored and scaled. Read by fused_moe.py."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.enums import ActivationType, QuantType
+from aiter_like.errors import UnsupportedError
+from aiter_like.ops.activation.parts import SWIGLU_LIMIT
+from aiter_like.ops.common import elements, quant_rule
+from aiter_like.ops.gemm.problems import SIXTEEN_BITS
+from aiter_like.ops.moe.moe_formats import MXFP4_GROUP, SCALE_BLOCK, per_byte
+from aiter_like.ops.moe.moe_gemm_call import blocks
+
+_ACTIVATIONS = {ActivationType.No: "none", ActivationType.Silu: "silu", ActivationType.Gelu: "gelu",
+                ActivationType.Swiglu: "swiglu"}
+_BLOCKS = (QuantType.per_1x128, QuantType.per_128x128)
+_ROWS = (QuantType.per_Tensor, QuantType.per_Token)
+_LAYOUT = (16, 16)
+_AITER_INT4_GROUP = 32
+
+
+class Layer(NamedTuple):
+    """A layer of experts.
+
+    Attributes:
+        w1: [experts, n, k], as moe_gemm takes it, with n = 2 · inner where it has gates.
+        w2: [experts, columns, inner].
+        w1_scale: as moe_gemm takes it, or None.
+        w2_scale: likewise.
+        inner: columns between the stages.
+        activation: what moe_gemm does after the first product.
+        limit: of that activation.
+        b_format: of both.
+        group_size: of both.
+        quantiser: how activations become 8 bits: "tensor", "token" or "block"; None: they stay as they are.
+        is_shuffled: both are.
+        is_interleaved: of w1's gates.
+    """
+
+    w1: Tensor
+    w2: Tensor
+    w1_scale: Tensor | None
+    w2_scale: Tensor | None
+    inner: int
+    activation: str
+    limit: float
+    b_format: str
+    group_size: int
+    quantiser: str | None
+    is_shuffled: bool
+    is_interleaved: bool
+
+
+def layer_of(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None,
+             quant_type: int, activation: int, limit: float | None, is_interleaved: bool) -> Layer:
+    """The layer that these arguments of `op` describe.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or values do not fit.
+        UnsupportedError: the form is not served.
+    """
+    k = hidden.shape[1]
+    for name, one in (("w1", w1), ("w2", w2)):
+        check.tensor(op, name, one, rank=3, device=hidden.device, last_contiguous=False)
+    if w1.dtype != w2.dtype:
+        raise TypeError(f"{op}: w2 must have the dtype of w1, {w1.dtype}, got {w2.dtype}")
+    kind = _quant_type(op, quant_type)
+    b_format, quantiser = _format(op, kind, w1, k)
+    if b_format != "same":
+        w1, w2 = (_as_bytes(one, b_format) for one in (w1, w2))
+    inner = w2.shape[2] * per_byte(b_format)
+    check.tensor(op, "w2", w2, shape=(w1.shape[0], k, None), last_contiguous=False)
+    if w1.shape[1] not in (inner, 2 * inner) or w1.shape[2] * per_byte(b_format) != k:
+        raise ValueError(f"{op}: w1 must have shape [{w1.shape[0]}, {2 * inner} or {inner}, "
+                         f"{k // per_byte(b_format)}] beside w2 of shape {tuple(w2.shape)}, got {tuple(w1.shape)}")
+    is_shuffled = _is_shuffled(op, w1, w2, b_format)
+    group_size = _group_size(op, kind, b_format, w1_scale, w1.shape, k)
+    scales = [_scale(op, name, scale, weights, kind, b_format, group_size)
+              for name, scale, weights in (("w1_scale", w1_scale, w1), ("w2_scale", w2_scale, w2))]
+    is_gated = w1.shape[1] == 2 * inner
+    act, limit = _activation(op, activation, limit, is_gated)
+    if is_interleaved and not is_gated:
+        raise ValueError(f"{op}: gate_mode must be 'separated' where w1 has no gates, got 'interleave'")
+    return Layer(w1, w2, *scales, inner, act, limit, b_format, group_size, quantiser, is_shuffled, is_interleaved)
+
+
+def _quant_type(op: str, value: Any) -> QuantType:
+    try:
+        kind = QuantType(int(value))
+    except (TypeError, ValueError):
+        raise TypeError(f"{op}: quant_type must be a QuantType, got {value!r}") from None
+    if kind not in (QuantType.No, *_ROWS, *_BLOCKS, QuantType.per_1x32):
+        raise UnsupportedError(f"{op}: quant_type {kind} is not served")
+    return kind
+
+
+def _format(op: str, kind: QuantType, w1: Tensor, k: int) -> tuple[str, str | None]:
+    """b_format and how activations are quantised."""
+    dtype, is_half = w1.dtype, w1.shape[2] * 2 == k
+    if dtype in SIXTEEN_BITS:
+        if kind is not QuantType.No:
+            raise ValueError(f"{op}: quant_type must be QuantType.No for w1 of {dtype}, got {kind}")
+        return "same", None
+    if kind is QuantType.No:
+        raise ValueError(f"{op}: w1 must have dtype bf16 or fp16 where quant_type is QuantType.No, got {dtype}")
+    if kind is QuantType.per_1x32 and (dtype == dtypes.fp4x2 or dtype == torch.uint8):
+        return "mxfp4", None
+    if dtype == dtypes.i4x2 or dtype == torch.int8 and is_half:
+        return "int4", None
+    if dtype in quant_rule.DTYPES and kind in _ROWS:
+        return "same", "tensor" if kind is QuantType.per_Tensor else "token"
+    if dtype in elements.FP8 and kind in _BLOCKS:
+        return "same", "block"
+    raise UnsupportedError(f"{op}: w1 of {dtype}, shape {tuple(w1.shape)}, with {kind} is not served")
+
+
+def _as_bytes(weights: Tensor, b_format: str) -> Tensor:
+    """Two weights of 4 bits in a byte, with the mark of the order that they are in."""
+    stored = weights.view(torch.uint8 if b_format == "mxfp4" else torch.int8)
+    stored.is_shuffled = getattr(weights, "is_shuffled", False)
+    return stored
+
+
+def _is_shuffled(op: str, w1: Tensor, w2: Tensor, b_format: str) -> bool:
+    marks = [bool(getattr(one, "is_shuffled", False)) for one in (w1, w2)]
+    if marks[0] != marks[1]:
+        raise ValueError(f"{op}: w2 must be shuffled where w1 is, got {marks[0]} and {marks[1]}")
+    for name, one in (("w1", w1), ("w2", w2)):
+        layout = getattr(one, "shuffle_layout", _LAYOUT)
+        if marks[0] and (layout != _LAYOUT or b_format in ("int4", "mxfp4")):
+            raise UnsupportedError(f"{op}: {name} of {b_format} in the order of shuffle_weight with layout {layout} is "
+                                   f"not served")
+    return marks[0]
+
+
+def _group_size(op: str, kind: QuantType, b_format: str, scale: Any, shape: torch.Size, k: int) -> int:
+    """How many weights along k share a scale of 4-bit weights; of 8 bits, what quant_type says."""
+    if b_format == "mxfp4":
+        return MXFP4_GROUP
+    if b_format == "same":
+        return SCALE_BLOCK if kind in _BLOCKS else 0
+    if not isinstance(scale, Tensor):
+        raise TypeError(f"{op}: w1_scale must be a tensor, got {type(scale).__name__}")
+    if kind is QuantType.per_1x32:
+        return _AITER_INT4_GROUP
+    groups = scale.numel() // max(shape[0] * shape[1], 1)
+    for size in (32, 64, 128):
+        if groups > 1 and -(-k // size) == groups:
+            return size
+    if groups > 1:
+        raise ValueError(f"{op}: w1_scale must have a scale for each row or for 32, 64 or 128 of {k} columns, got "
+                         f"shape {tuple(scale.shape)}")
+    return 0
+
+
+def _scale(op: str, name: str, scale: Any, weights: Tensor, kind: QuantType, b_format: str,
+           group_size: int) -> Tensor | None:
+    """As moe_gemm takes it: a view of the caller's."""
+    experts, n, k = weights.shape[0], weights.shape[1], weights.shape[2] * per_byte(b_format)
+    if kind is QuantType.No:
+        if scale is not None:
+            raise ValueError(f"{op}: {name} must be None where quant_type is QuantType.No, got "
+                             f"{type(scale).__name__}")
+        return None
+    wide = (torch.float32, *SIXTEEN_BITS) if b_format == "int4" else (torch.float32,)
+    accepted = (torch.uint8, dtypes.fp8_e8m0) if b_format == "mxfp4" else wide
+    check.tensor(op, name, scale, dtypes=accepted, device=weights.device, last_contiguous=False)
+    if b_format == "mxfp4":
+        scale = scale.view(torch.uint8)
+    if group_size == 0:
+        is_one = scale.numel() == experts and kind is QuantType.per_Tensor
+        shape = (experts, 1) if is_one else (experts, n)
+    elif b_format == "same":
+        shape = (experts, blocks(n), blocks(k))
+    else:
+        shape = (experts, n, -(-k // group_size))
+    is_aiter_int4 = b_format == "int4" and kind is QuantType.per_1x32
+    stored = (experts, shape[2], n) if is_aiter_int4 else shape
+    if scale.numel() != experts * stored[1] * (stored[2] if len(stored) == 3 else 1):
+        raise ValueError(f"{op}: {name} must have shape {stored} for weights of shape {tuple(weights.shape)} with "
+                         f"{kind}, got {tuple(scale.shape)}")
+    scale = scale.reshape(stored)
+    if is_aiter_int4:
+        scale = scale.mT
+    return scale.expand(experts, n) if shape == (experts, 1) else scale
+
+
+def _activation(op: str, value: Any, limit: float | None, is_gated: bool) -> tuple[str, float]:
+    try:
+        kind = ActivationType(int(value))
+    except (TypeError, ValueError):
+        raise TypeError(f"{op}: activation must be an ActivationType, got {value!r}") from None
+    if kind not in _ACTIVATIONS or is_gated and kind is ActivationType.No or not is_gated and (
+            kind is ActivationType.Swiglu):
+        raise UnsupportedError(f"{op}: activation {kind} of w1 with{'' if is_gated else 'out'} gates is not served")
+    if limit is not None:
+        check.real(op, "swiglu_limit", limit, low=0)
+    if not is_gated:
+        return _ACTIVATIONS[kind], 0.0
+    if kind is ActivationType.Swiglu and limit is None:
+        limit = SWIGLU_LIMIT
+    return _ACTIVATIONS[kind] + "_and_mul", float(limit or 0.0)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""fused_moe: every form of weights on every backend against float64; masks, few tokens, paddings, refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from layers import FORMS, check, expected, layer
+
+import aiter_like
+from aiter_like import explain
+from aiter_like.enums import ActivationType, QuantType
+from aiter_like.errors import UnsupportedError
+from aiter_like.testing import strided_like
+
+BACKENDS = ("hip", "ck", "triton")
+I32 = torch.int32
+
+
+def tokens_of(device, tokens, experts, slots, k, seed=0, dtype=torch.bfloat16):
+    """hidden_states, weights and distinct experts of each token, rows further apart than they are long."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(tokens, k, generator=generator).to(device, dtype)
+    ids = torch.rand(tokens, experts, generator=generator).topk(slots, 1).indices.to(device, I32)
+    weights = torch.rand(tokens, slots, generator=generator).to(device)
+    return tuple(strided_like(one, (8, 0)) for one in (hidden, weights, ids))
+
+
+def dtype_of(form):
+    return torch.float16 if form == "fp16" else torch.bfloat16
+
+
+def served(backend, *args, **kwargs):
+    """fused_moe with a backend forced, both of whose products that backend serves; skips where it does not take the
+    form, or does not run on this device."""
+    try:
+        found = explain(aiter_like.fused_moe, *args, backend=backend, **kwargs)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    products = [one for one in found if one.op == "moe_gemm"]
+    if any(one.backend != backend for one in products):
+        pytest.skip(str(next(one for one in products if one.backend != backend).rejected.get(backend)))
+    assert len(products) == 2
+    return aiter_like.fused_moe(*args, backend=backend, **kwargs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tokens", (1, 3, 40))
+@pytest.mark.parametrize("form", FORMS)
+def test_form(device, backend, tokens, form):
+    one = layer(device, form)
+    hidden, weights, ids = tokens_of(device, tokens, 6, 2, 128, tokens, dtype_of(form))
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, **one.options)
+    check(out, *expected(one, hidden, weights, ids), one.eight_bits)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_the_dispatcher_takes(device, form):
+    one = layer(device, form, shuffled=form in ("bf16", "fp8 blocks", "int8 token"))
+    hidden, weights, ids = tokens_of(device, 19, 6, 3, 128, 5, dtype_of(form))
+    out = aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids, **one.options)
+    check(out, *expected(one, hidden, weights, ids), one.eight_bits)
+    products = [e.backend for e in explain(aiter_like.fused_moe, hidden, one.w1, one.w2, weights, ids, **one.options)
+                if e.op == "moe_gemm"]
+    assert "torch" not in products, products
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("local", (None, 0, 7))
+def test_experts_of_other_devices_and_tokens_that_do_not_count(device, backend, local):
+    one = layer(device, "bf16")
+    mask = torch.tensor([1, 0, 1, 1, 0, 1, 1, 1, 0], dtype=I32, device=device)
+    hidden, weights, ids = tokens_of(device, 11, 9, 3, 128, 3)
+    count = None if local is None else torch.tensor([local], dtype=I32, device=device)
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, mask, num_local_tokens=count)
+    wanted, sizes = expected(one, hidden, weights, ids, mask=mask, local=local)
+    check(out, wanted, sizes)
+    assert (out[wanted.abs().sum(1) == 0] == 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tokens", (1, 9))
+def test_ids_out_of_range_have_no_part(device, backend, tokens):
+    one = layer(device, "bf16")
+    hidden, weights, ids = tokens_of(device, tokens, 6, 3, 128, 3)
+    ids[0] = torch.tensor([-1, 6, 2**30], dtype=I32)
+    if tokens > 1:
+        ids[3, 1] = -2**31
+    out = served(backend, hidden, one.w1, one.w2, weights, ids)
+    check(out, *expected(one, hidden, weights, ids))
+    assert not out[0].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", (ActivationType.Gelu, ActivationType.Swiglu, ActivationType.Silu), ids=str)
+@pytest.mark.parametrize("tokens", (1, 12))
+def test_activations_limits_and_biases(device, backend, kind, tokens):
+    one = layer(device, "bf16", seed=4)
+    hidden, weights, ids = tokens_of(device, tokens, 6, 2, 128, 6)
+    biases = {"bias1": torch.randn(6, 128, device=device), "bias2": torch.randn(6, 128, device=device).bfloat16()}
+    limit = 1.5 if kind is not ActivationType.Gelu else None
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, activation=kind, swiglu_limit=limit, **biases)
+    check(out, *expected(one, hidden, weights, ids, kind, limit, **biases))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_without_gates(device, backend):
+    one = layer(device, "bf16", is_gated=False)
+    hidden, weights, ids = tokens_of(device, 10, 6, 2, 128, 8)
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, activation=ActivationType.Gelu)
+    check(out, *expected(one, hidden, weights, ids, ActivationType.Gelu))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", ("bf16", "mxfp4"))
+def test_interleaved_gates(device, backend, form):
+    one = layer(device, form)
+    hidden, weights, ids = tokens_of(device, 10, 6, 2, 128, 8)
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, gate_mode="interleave",
+                 activation=ActivationType.Swiglu, **one.options)
+    check(out, *expected(one, hidden, weights, ids, ActivationType.Swiglu, is_interleaved=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_before_the_activation(device, backend):
+    one = layer(device, "bf16")
+    hidden, weights, ids = tokens_of(device, 10, 6, 1, 128, 8)
+    out = served(backend, hidden, one.w1, one.w2, weights, ids, doweight_stage1=True)
+    check(out, *expected(one, hidden, weights, ids, weighs_first=True))
+
+
+@pytest.mark.parametrize("block", (5, 16, 64, 256))
+def test_blocks_that_are_asked_for(device, block):
+    one = layer(device, "bf16", experts=3)
+    hidden, weights, ids = tokens_of(device, 70, 3, 3, 128, 8)
+    out = aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids, block_size_M=block)
+    check(out, *expected(one, hidden, weights, ids))
+
+
+@pytest.mark.parametrize("tokens", (304, 336))
+@pytest.mark.exhaustive
+def test_block_scales_of_tokens_that_gave_wrong_numbers_elsewhere(device, tokens):
+    one = layer(device, "fp8 blocks", experts=8, k=256, inner=128)
+    hidden, weights, ids = tokens_of(device, tokens, 8, 2, 256, 1)
+    check(aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids, **one.options),
+          *expected(one, hidden, weights, ids), one.eight_bits)
+
+
+def test_number_of_experts_that_is_no_power_of_two(device):
+    one = layer(device, "bf16", experts=288, k=32, inner=16)
+    hidden, weights, ids = tokens_of(device, 5, 288, 8, 32, 1)
+    check(aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids), *expected(one, hidden, weights, ids))
+
+
+def test_hidden_states_of_8_bits(device):
+    one = layer(device, "fp8 token")
+    hidden, weights, ids = tokens_of(device, 9, 6, 2, 128, 2)
+    narrow, scale = aiter_like.per_token_quant_hip(hidden.contiguous(), quant_dtype=one.w1.dtype)
+    given = (narrow, one.w1, one.w2, weights, ids)
+    out = aiter_like.fused_moe(*given, dtype=torch.bfloat16, a1_scale=scale, **one.options)
+    check(out, *expected(one, hidden, weights, ids), one.eight_bits)
+    same = aiter_like.fused_moe(hidden.contiguous(), *given[1:], **one.options)
+    assert torch.equal(out, same)
+
+
+def test_nothing_to_do(device):
+    one = layer(device, "bf16")
+    hidden, weights, ids = tokens_of(device, 0, 6, 2, 128)
+    assert aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids).shape == (0, 128)
+
+
+def test_nan_stays_in_its_token(device):
+    one = layer(device, "bf16")
+    hidden, weights, ids = tokens_of(device, 9, 6, 2, 128, 2)
+    hidden[4, 7] = float("nan")
+    out = aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids)
+    assert out[4].isnan().all()
+    others = [token for token in range(9) if token != 4]
+    wanted, sizes = expected(one, hidden, weights, ids)
+    check(out[others], wanted[others], sizes[others])
+
+
+def test_refusals(device):
+    one = layer(device, "bf16")
+    hidden, weights, ids = tokens_of(device, 4, 6, 2, 128)
+    given = (hidden, one.w1, one.w2, weights, ids)
+    with pytest.raises(ValueError, match="fused_moe: w1 must have shape"):
+        aiter_like.fused_moe(hidden, one.w1[:, :100], *given[2:])
+    with pytest.raises(TypeError, match="fused_moe: topk_ids must have dtype torch.int32"):
+        aiter_like.fused_moe(*given[:4], ids.long())
+    with pytest.raises(UnsupportedError, match="fused_moe: shared_w1 is not served"):
+        aiter_like.fused_moe(*given, shared_w1=one.w1)
+    with pytest.raises(UnsupportedError, match="fused_moe: activation ActivationType.Situv2"):
+        aiter_like.fused_moe(*given, activation=ActivationType.Situv2)
+    with pytest.raises(ValueError, match="fused_moe: quant_type must be QuantType.No"):
+        aiter_like.fused_moe(*given, quant_type=QuantType.per_Token)
+    eight = layer(device, "fp8 blocks")
+    with pytest.raises(TypeError, match="fused_moe: w1_scale must be a tensor"):
+        aiter_like.fused_moe(hidden, eight.w1, eight.w2, weights, ids, quant_type=QuantType.per_1x128)
