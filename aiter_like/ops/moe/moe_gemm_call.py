@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from aiter_like import dtypes
@@ -80,6 +81,14 @@ def is_gated(activation: str) -> bool:
 def pair_count(call: MoeGemmCall) -> int:
     """Pairs of tokens and experts."""
     return call.out.shape[0] * (call.slots if call.sums_slots else 1)
+
+
+def scaling(call: MoeGemmCall) -> str:
+    """What a kernel scales before it is added to the sum of a product: "" nothing, "weights" weights of mxfp4, which
+    are exact in bf16 with their scales, "sums" the sums over groups of the depth."""
+    if call.group_size == 0:
+        return ""
+    return "weights" if call.b_format == "mxfp4" and call.a.dtype == torch.bfloat16 else "sums"
 
 
 def blocks(size: int) -> int:
