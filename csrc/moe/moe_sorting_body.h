@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Pairs of token and expert, sorted by experts and within an expert by tokens; each expert's are padded to whole
-// blocks. HIP (gfx9) and CUDA. moe_sorting.hip says what a Config holds.
+// blocks. HIP (gfx9) and CUDA. A Config holds the size of the tables, the type of experts' numbers and the form of what
+// is written: moe_sorting.hip has packed pairs with their weights, moe_align_block_size.hip and moe_permute.hip have
+// the pairs' flat numbers.
 //
 //   1. where there are more pairs than a workgroup takes: each counts those of its chunk, expert by expert
 //   2. each adds up the counts of all chunks to where its own pairs go, and writes them. Its waves have a part of the
@@ -16,25 +18,42 @@
 
 namespace aiter_like {
 
+/// What is written for a pair: slot << 24 | token with its weight, or its number token · slots + slot.
+enum class PairForm { kPacked, kNumber };
+
+template <class Config>
 struct MoeSortingArgs {
-  int32_t* sorted_ids;           // [capacity]: slot << 24 | token, in padding slots << 24 | tokens
-  float* sorted_weights;         // [capacity], 0 in padding
-  int32_t* sorted_experts;      // [capacity / block]: the local expert of each block
-  int32_t* valid;               // [2]: padded pairs, and tokens that count
-  const int32_t* ids;           // [tokens, slots]
+  int32_t* sorted_ids;             // [capacity]: pairs, in padding slots << 24 | tokens, or the number of all pairs
+  int32_t* sorted_experts;         // [capacity / block]: the local expert of each block; may be null for kNumber
+  int32_t* valid;                  // [2] of kPacked: padded pairs, tokens that count; [1] of kNumber, may be null
+  const typename Config::Id* ids;  // [tokens, slots]
+  uint32_t* counts;                // [chunks, experts]; null for one chunk
+  int64_t ids_stride;
+  uint32_t pairs, chunk;  // of all tokens, and of a workgroup: a multiple of kThreads
+  int tokens, slots, experts, block, chunks;
+
+  // Of kPacked.
+  float* sorted_weights;        // [capacity], 0 in padding
   const float* weights;         // [tokens, slots]
   const int32_t* mask;          // [experts]: 0 where an expert is another device's; null: all are here
   const int32_t* local_tokens;  // [1]: tokens that count; null: all
-  uint32_t* counts;             // [chunks, experts]; null for one chunk
   uint32_t* buffer;             // words to be set to zero, or null
-  int64_t ids_stride, weights_stride, buffer_words;
-  uint32_t pairs, chunk;       // of all tokens, and of a workgroup: a multiple of kThreads
-  int tokens, slots, experts, block, chunks, clearing;  // clearing: workgroups beyond the chunks
+  int64_t weights_stride, buffer_words;
+  int clearing;  // workgroups beyond the chunks
+
+  // Of kNumber; each may be null.
+  int32_t* block_pairs;  // [capacity / block]: pairs of the block's expert from this block on
+  int32_t* inverse;      // [pairs]: where each pair is, or -1
+  int64_t* first;        // [experts + 1]: where an expert's pairs begin
+  const int32_t* map;    // [mapped]: the expert here of each number in ids; null: they are the same
+  int mapped;
 };
 
 template <class Config>
 struct MoeSortingBody {
+  using Args = MoeSortingArgs<Config>;
   static constexpr int kExperts = Config::kExperts;
+  static constexpr bool kIsPacked = Config::kForm == PairForm::kPacked;
   static constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kEach = (kExperts + kThreads - 1) / kThreads;
 
   struct Lds {
@@ -46,26 +65,28 @@ struct MoeSortingBody {
     int32_t seen[kWaves][kWaveSize];
   };
 
-  __device__ static uint32_t valid_pairs(const MoeSortingArgs& args) {
-    if (!args.local_tokens) return args.pairs;
+  __device__ static uint32_t valid_pairs(const Args& args) {
+    if (!kIsPacked || !args.local_tokens) return args.pairs;
     const int tokens = *args.local_tokens;
     if (tokens <= 0) return 0;
     return tokens < args.tokens ? static_cast<uint32_t>(tokens) * static_cast<uint32_t>(args.slots) : args.pairs;
   }
-  __device__ static bool is_here(const MoeSortingArgs& args, int expert) {
-    return !args.mask || args.mask[expert] != 0;
+  __device__ static bool is_here(const Args& args, int expert) {
+    return !kIsPacked || !args.mask || args.mask[expert] != 0;
   }
 
   /// The expert of a pair, or -1 where it does not count: beyond the last one, of a bad number, or not here.
-  __device__ static int expert_of(const MoeSortingArgs& args, uint32_t pair, uint32_t end) {
+  __device__ static int expert_of(const Args& args, uint32_t pair, uint32_t end) {
     if (pair >= end) return -1;
     const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
-    const int expert = args.ids[token * args.ids_stride + slot];
-    return expert >= 0 && expert < args.experts && is_here(args, expert) ? expert : -1;
+    typename Config::Id expert = args.ids[token * args.ids_stride + slot];
+    if (!kIsPacked && args.map) expert = expert >= 0 && expert < args.mapped ? args.map[expert] : -1;
+    return expert >= 0 && expert < args.experts && is_here(args, static_cast<int>(expert)) ? static_cast<int>(expert)
+                                                                                         : -1;
   }
 
   /// The first launch: counts of a chunk.
-  __device__ __forceinline__ static void run_count(const MoeSortingArgs& args) {
+  __device__ __forceinline__ static void run_count(const Args& args) {
     __shared__ uint32_t histogram[kExperts];
     for (int e = thread_index(); e < args.experts; e += kThreads) histogram[e] = 0;
     workgroup_barrier();
@@ -80,7 +101,7 @@ struct MoeSortingBody {
   }
 
   /// From pairs of experts to where they begin, padded, and to numbers of experts that are here.
-  __device__ static void place_experts(const MoeSortingArgs& args, Lds& lds) {
+  __device__ static void place_experts(const Args& args, Lds& lds) {
     const int thread = thread_index();
     uint32_t padded = 0, here = 0;
     for (int i = 0; i < kEach; ++i) {
@@ -111,29 +132,37 @@ struct MoeSortingBody {
   }
 
   /// Padding and blocks of this workgroup's share of the experts, and the two numbers.
-  __device__ static void write_blocks(const MoeSortingArgs& args, Lds& lds, int chunk) {
-    const int32_t none = args.slots << 24 | args.tokens;
+  __device__ static void write_blocks(const Args& args, Lds& lds, int chunk) {
+    const int32_t none = kIsPacked ? args.slots << 24 | args.tokens : static_cast<int32_t>(args.pairs);
     for (int e = chunk * kWaves + wave_index(); e < args.experts; e += args.chunks * kWaves) {
       const uint32_t total = lds.total[e], padded = (total + args.block - 1) / args.block * args.block;
       const uint32_t first = lds.first[e];
       for (uint32_t i = total + lane_index(); i < padded; i += kWaveSize) {
         args.sorted_ids[first + i] = none;
-        args.sorted_weights[first + i] = 0.f;
+        if constexpr (kIsPacked) args.sorted_weights[first + i] = 0.f;
       }
-      for (uint32_t i = lane_index(); i < padded / args.block; i += kWaveSize)
+      if (!kIsPacked && args.first && lane_index() == 0) args.first[e] = first;
+      if (!kIsPacked && !args.sorted_experts) continue;
+      for (uint32_t i = lane_index(); i < padded / args.block; i += kWaveSize) {
         args.sorted_experts[first / args.block + i] = static_cast<int32_t>(lds.local[e]);
+        if (!kIsPacked && args.block_pairs)
+          args.block_pairs[first / args.block + i] = static_cast<int32_t>(total - i * args.block);
+      }
     }
-    if (chunk == 0 && thread_index() == 0) {
-      args.valid[0] = static_cast<int32_t>(lds.sums[0][kThreads - 1]);
+    if (chunk != 0 || thread_index() != 0) return;
+    const uint32_t end = lds.sums[0][kThreads - 1];
+    if (kIsPacked || args.valid) args.valid[0] = static_cast<int32_t>(end);
+    if constexpr (kIsPacked)
       args.valid[1] = static_cast<int32_t>(valid_pairs(args) / static_cast<uint32_t>(args.slots));
-    }
+    else if (args.first)
+      args.first[args.experts] = end;
   }
 
   /// The second launch, or the only one.
-  __device__ __forceinline__ static void run_place(const MoeSortingArgs& args) {
+  __device__ __forceinline__ static void run_place(const Args& args) {
     __shared__ Lds lds;
     const int chunk = static_cast<int>(workgroup_index().x);
-    if (chunk >= args.chunks) {
+    if (kIsPacked && chunk >= args.chunks) {
       for (int64_t i = int64_t{chunk - args.chunks} * kThreads + thread_index(); i < args.buffer_words;
            i += int64_t{args.clearing} * kThreads)
         args.buffer[i] = 0;
@@ -190,28 +219,47 @@ struct MoeSortingBody {
       workgroup_barrier();
       if (expert >= 0) {
         if (after == 0) lds.next[wave][expert] = place + 1;
-        const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
-        args.sorted_ids[lds.first[expert] + place] = static_cast<int32_t>(slot << 24 | token);
-        args.sorted_weights[lds.first[expert] + place] = args.weights[token * args.weights_stride + slot];
+        place += lds.first[expert];
+        if constexpr (kIsPacked) {
+          const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
+          args.sorted_ids[place] = static_cast<int32_t>(slot << 24 | token);
+          args.sorted_weights[place] = args.weights[token * args.weights_stride + slot];
+        } else {
+          args.sorted_ids[place] = static_cast<int32_t>(pair);
+        }
       }
+      if (!kIsPacked && args.inverse && pair < end) args.inverse[pair] = expert >= 0 ? static_cast<int32_t>(place) : -1;
     }
   }
 };
 
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_count_kernel(MoeSortingArgs args) {
+__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_count_kernel(typename Body::Args args) {
   await_stream();
   Body::run_count(args);
 }
 
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(MoeSortingArgs args) {
+__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(typename Body::Args args) {
   await_stream();
   Body::run_place(args);
 }
 
+/// How the pairs are shared out among workgroups, and the words of `counts` that they need.
 template <class Config>
-void launch_moe_sorting(const MoeSortingArgs& args, Stream stream) {
+int64_t share_pairs(MoeSortingArgs<Config>& args) {
+  constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads, kChunk = 8 * kThreads, kMostChunks = 256;
+  const auto up = [](int64_t x, int64_t step) { return (x + step - 1) / step * step; };
+  const int64_t pairs = args.pairs;
+  int64_t chunk = pairs <= kChunk ? up(pairs > 0 ? pairs : 1, kThreads) : kChunk;
+  if (pairs > chunk * kMostChunks) chunk = up(up(pairs, kMostChunks) / kMostChunks, kThreads);
+  args.chunk = static_cast<uint32_t>(chunk);
+  args.chunks = pairs > 0 ? static_cast<int>((pairs + chunk - 1) / chunk) : 1;
+  return args.chunks > 1 ? int64_t{args.chunks} * args.experts : 0;
+}
+
+template <class Config>
+void launch_moe_sorting(const MoeSortingArgs<Config>& args, Stream stream) {
   using Body = MoeSortingBody<Config>;
   if (args.counts) {
     launch_overlapped(moe_sorting_count_kernel<Body>, dim3(static_cast<uint32_t>(args.chunks)), Body::kThreads, stream,
