@@ -6,7 +6,8 @@
 //
 //   1. where there are more pairs than a workgroup takes: each counts those of its chunk, expert by expert
 //   2. each adds up the counts of all chunks to where its own pairs go, and writes them. Its waves have a part of the
-//      chunk each, in order, and counters of their own; the pairs of a wave find their ranks by looking at each other.
+//      chunk each, in order, and counters of their own; the pairs of a wave find their ranks by ballots
+//      on the bits of their experts.
 //
 // Workgroups beyond the chunks set the buffer of results to zero at the same time.
 // LDS: 4 bytes for each expert and wave, and 12 for each expert. Bound: latency, few microseconds; with the buffer, its
@@ -14,7 +15,7 @@
 #pragma once
 
 #include "aiter_like/atomics.h"
-#include "aiter_like/dtype.h"
+#include "aiter_like/lanes.h"
 
 namespace aiter_like {
 
@@ -55,6 +56,8 @@ struct MoeSortingBody {
   static constexpr int kExperts = Config::kExperts;
   static constexpr bool kIsPacked = Config::kForm == PairForm::kPacked;
   static constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kEach = (kExperts + kThreads - 1) / kThreads;
+  static constexpr int kBits = kExperts > 256 ? 10 : 8;
+  static_assert(kExperts <= 1 << kBits, "lanes with equal experts are found by their bits");
 
   struct Lds {
     uint32_t next[kWaves][kExperts];  // pairs of a wave, then where its next one goes
@@ -62,7 +65,6 @@ struct MoeSortingBody {
     uint32_t first[kExperts];         // where an expert's pairs begin
     uint32_t local[kExperts];         // experts that are here before it
     uint32_t sums[2][kThreads];
-    int32_t seen[kWaves][kWaveSize];
   };
 
   __device__ static uint32_t valid_pairs(const Args& args) {
@@ -131,22 +133,32 @@ struct MoeSortingBody {
     workgroup_barrier();
   }
 
-  /// Padding and blocks of this workgroup's share of the experts, and the two numbers.
+  /// Padding and blocks of this workgroup's share of the experts, and the two numbers. Lanes look at an expert each;
+  /// then the wave writes for one after the other that has pairs.
   __device__ static void write_blocks(const Args& args, Lds& lds, int chunk) {
     const int32_t none = kIsPacked ? args.slots << 24 | args.tokens : static_cast<int32_t>(args.pairs);
-    for (int e = chunk * kWaves + wave_index(); e < args.experts; e += args.chunks * kWaves) {
-      const uint32_t total = lds.total[e], padded = (total + args.block - 1) / args.block * args.block;
-      const uint32_t first = lds.first[e];
-      for (uint32_t i = total + lane_index(); i < padded; i += kWaveSize) {
-        args.sorted_ids[first + i] = none;
-        if constexpr (kIsPacked) args.sorted_weights[first + i] = 0.f;
-      }
-      if (!kIsPacked && args.first && lane_index() == 0) args.first[e] = first;
-      if (!kIsPacked && !args.sorted_experts) continue;
-      for (uint32_t i = lane_index(); i < padded / args.block; i += kWaveSize) {
-        args.sorted_experts[first / args.block + i] = static_cast<int32_t>(lds.local[e]);
-        if (!kIsPacked && args.block_pairs)
-          args.block_pairs[first / args.block + i] = static_cast<int32_t>(total - i * args.block);
+    const int waves = args.chunks * kWaves, lane = lane_index();
+    for (int begin = chunk * kWaves + wave_index(); begin < args.experts; begin += waves * kWaveSize) {
+      const int e = begin + lane * waves;
+      const bool is_expert = e < args.experts;
+      const int32_t own_total = is_expert ? lds.total[e] : 0, own_first = is_expert ? lds.first[e] : 0;
+      const int32_t own_local = is_expert ? lds.local[e] : 0;
+      const int32_t own_blocks = (own_total + args.block - 1) / args.block, own_block = own_first / args.block;
+      if (!kIsPacked && args.first && is_expert) args.first[e] = own_first;
+      for (uint64_t left = lanes_with(own_total > 0); left != 0; left &= left - 1) {
+        const int from = lowest_lane(left);
+        const int32_t total = of_lane(own_total, from), first = of_lane(own_first, from);
+        const int32_t blocks = of_lane(own_blocks, from), block = of_lane(own_block, from);
+        const int32_t local = of_lane(own_local, from);
+        for (int32_t i = total + lane; i < blocks * args.block; i += kWaveSize) {
+          args.sorted_ids[first + i] = none;
+          if constexpr (kIsPacked) args.sorted_weights[first + i] = 0.f;
+        }
+        if (!kIsPacked && !args.sorted_experts) continue;
+        for (int32_t i = lane; i < blocks; i += kWaveSize) {
+          args.sorted_experts[block + i] = local;
+          if (!kIsPacked && args.block_pairs) args.block_pairs[block + i] = total - i * args.block;
+        }
       }
     }
     if (chunk != 0 || thread_index() != 0) return;
@@ -205,20 +217,12 @@ struct MoeSortingBody {
     for (uint32_t step = 0; step < part; step += kWaveSize) {
       const uint32_t pair = begin + step + lane;
       const int expert = expert_of(args, pair, end);
-      lds.seen[wave][lane] = expert;
-      workgroup_barrier();  // the same number of steps in all waves
-      uint32_t before = 0, after = 0;
-#pragma unroll 8
-      for (int other = 0; other < kWaveSize; ++other) {
-        const bool is_same = lds.seen[wave][other] == expert;
-        before += is_same && other < lane;
-        after += is_same && other > lane;
-      }
+      const uint64_t same = lanes_like<kBits>(static_cast<uint32_t>(expert)) & lanes_with(expert >= 0);
       uint32_t place = 0;
-      if (expert >= 0) place = lds.next[wave][expert] + before;
-      workgroup_barrier();
+      if (expert >= 0) place = lds.next[wave][expert] + lane_count(same & ((uint64_t{1} << lane) - 1));
+      wave_barrier();
       if (expert >= 0) {
-        if (after == 0) lds.next[wave][expert] = place + 1;
+        if (same >> lane == 1) lds.next[wave][expert] = place + 1;  // the last one
         place += lds.first[expert];
         if constexpr (kIsPacked) {
           const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
@@ -229,6 +233,7 @@ struct MoeSortingBody {
         }
       }
       if (!kIsPacked && args.inverse && pair < end) args.inverse[pair] = expert >= 0 ? static_cast<int32_t>(place) : -1;
+      wave_barrier();
     }
   }
 };
