@@ -18,6 +18,7 @@ from aiter_like.ops.moe.moe_formats import SCALE_BLOCK, power_of_two, widened
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, tune_key
 from aiter_like.ops.moe.moe_gemm_cases import cases
 from aiter_like.ops.moe.moe_gemm_checks import check_call
+from aiter_like.ops.moe.moe_gemm_ck import ck_cost, ck_refusal, ck_space, moe_gemm_ck
 
 _OP = "moe_gemm"
 _LAYOUT = (16, 16)
@@ -97,4 +98,6 @@ moe_gemm = Op(
     _OP, call=MoeGemmCall, reference=moe_gemm_ref, check=check_call, tune_key=tune_key,
     tune_fields=("pairs", "experts", "n", "k", "slots", "block", "dtype", "b_dtype", "group_size", "is_gated",
                  "is_of_pairs", "is_shuffled"),
-    round_field="pairs", cases=cases, sums_in_fp32=True, backends=(Backend("torch", moe_gemm_ref),))
+    round_field="pairs", cases=cases, sums_in_fp32=True,
+    backends=(Backend("ck", moe_gemm_ck, refusal=ck_refusal, space=ck_space, cost=ck_cost),
+              Backend("torch", moe_gemm_ref)))
