@@ -231,6 +231,7 @@ CALLS = {
     "biased_grouped_topk": (x, weight, *experts, 8, 4, True),
     "moe_fused_gate": (x, weight, *experts, 8, 4, 4, 1, 2.5),
     "fused_topk": (x, x, 4, True),
+    "moe_sum": (r(ROWS, 4, HIDDEN), rows()),
     "moe_sorting": (*experts[::-1], 1, 16, BF16, 1),  # rows beyond those with padding are undefined: there are none
     "moe_sorting_fwd": (*experts[::-1], zeros(999, dtype=I32), zeros(999, dtype=F32), zeros(99, dtype=I32), i32(0, 0),
                         rows(), 8, 16),

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// Sets of lanes, and what one lane of a wave tells the others. All lanes of the wave take part in each function.
+#pragma once
+
+#include "aiter_like/dtype.h"
+
+namespace aiter_like {
+
+/// Bit l says whether `condition` holds in lane l.
+__device__ inline uint64_t lanes_with(bool condition) {
+#if defined(__HIP__)
+  return __builtin_amdgcn_ballot_w64(condition);
+#else
+  return __ballot_sync(0xFFFFFFFFu, condition);
+#endif
+}
+
+/// How many lanes a set has.
+__device__ inline int lane_count(uint64_t lanes) {
+#if defined(__HIP__)
+  return __builtin_popcountll(lanes);
+#else
+  return __popcll(lanes);
+#endif
+}
+
+/// The lowest lane of a set that has one.
+__device__ inline int lowest_lane(uint64_t lanes) {
+#if defined(__HIP__)
+  return __builtin_ctzll(lanes);
+#else
+  return __ffsll(static_cast<long long>(lanes)) - 1;
+#endif
+}
+
+/// The `x` of lane `from`, which is the same number in all lanes.
+__device__ inline int32_t of_lane(int32_t x, int from) {
+#if defined(__HIP__)
+  return __builtin_amdgcn_readlane(x, from);
+#else
+  return __shfl_sync(0xFFFFFFFFu, x, from);
+#endif
+}
+__device__ inline float of_lane(float x, int from) {
+  return bits_float(static_cast<uint32_t>(of_lane(static_cast<int32_t>(float_bits(x)), from)));
+}
+
+}  // namespace aiter_like
