@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from aiter_like.dispatch import Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.ops.activation.parts import gated
 from aiter_like.ops.gemm.parts import after_product
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
-from aiter_like.ops.moe import moe_gemm_blocks, moe_gemm_ck, moe_gemm_hip
+from aiter_like.ops.moe import moe_gemm_blocks, moe_gemm_ck, moe_gemm_hip, moe_gemm_tuning
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK, power_of_two, widened
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, tune_key
 from aiter_like.ops.moe.moe_gemm_cases import cases
@@ -99,6 +100,8 @@ moe_gemm = Op(
     tune_fields=("pairs", "experts", "n", "k", "slots", "block", "dtype", "b_dtype", "group_size", "is_gated",
                  "is_of_pairs", "is_shuffled"),
     round_field="pairs", cases=cases, sums_in_fp32=True,
+    tuning=Tuning(moe_gemm_tuning.case, traffic=moe_gemm_tuning.traffic, shapes=moe_gemm_tuning.shapes,
+                  smaller=moe_gemm_tuning.smaller),
     backends=(Backend("hip", moe_gemm_hip.moe_gemm_hip, refusal=moe_gemm_hip.refusal, space=moe_gemm_hip.space),
               Backend("ck", moe_gemm_ck.moe_gemm_ck, refusal=moe_gemm_ck.ck_refusal, space=moe_gemm_ck.ck_space,
                       cost=moe_gemm_ck.ck_cost),

@@ -15,6 +15,9 @@ from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 SWIGLU = "swiglu_and_mul"
 """act(gate) · (up + 1), as GPT-OSS has it."""
 
+_BLOCKS = ((16, 16), (48, 32), (128, 64))  # rows of an expert in the mean at most, places of a block
+_LARGEST_BLOCK = 128
+
 
 class MoeGemmCall(NamedTuple):
     """One call of moe_gemm: its arguments in the order of the functions that the sources export.
@@ -94,6 +97,12 @@ def scaling(call: MoeGemmCall) -> str:
 def blocks(size: int) -> int:
     """How many scales there are along `size` elements of two fp8 operands."""
     return -(-size // SCALE_BLOCK)
+
+
+def block_for(pairs: int, experts: int) -> int:
+    """Places of a block that suit the rows which an expert has in the mean."""
+    mean = pairs / min(pairs, experts)
+    return next((block for most, block in _BLOCKS if mean <= most), _LARGEST_BLOCK)
 
 
 def tune_key(call: MoeGemmCall) -> dict[str, int | str]:

@@ -73,8 +73,8 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
                      ROUGH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                      GROUP: tl.constexpr, XCDS: tl.constexpr, OVERLAPS: tl.constexpr):
     """BLOCK_M places, of one expert, × BLOCK_N rows of its matrix: of a gate's activation half as many columns of out,
-    each of two rows. Bound: memory, the weights of few rows; else the matrix units. Weights stand on the left, so that a
-    lane has few of them and few scales. With scales of groups a step of BLOCK_K lies in one group, but for "weights"."""
+    each of two rows. Bound: memory, the weights of few rows; else the matrix units. Weights stand on the left, so that
+    a lane has few of them and few scales. With SCALES "sums" a step of BLOCK_K lies in one group."""
     await_stream(OVERLAPS)
     COLUMNS: tl.constexpr = BLOCK_N // 2 if IS_GATED else BLOCK_N
     PER_BYTE: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1

@@ -17,8 +17,8 @@ from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, 
 @triton.jit
 def matrix_at(b, row, k, b_row, b_depth, BAND: tl.constexpr, PACK: tl.constexpr):
     """Addresses of the stored elements (row, k) of a matrix, of shapes that broadcast. With BAND > 0 it is in bands of
-    so many rows, cut into packs of PACK elements (16 bytes) that follow one another row by row; b_row is then the length
-    of a row, b_depth is not read."""
+    so many rows, cut into packs of PACK elements (16 bytes) that follow one another row by row; b_row is then the
+    length of a row, b_depth is not read."""
     if BAND:
         return b + row // BAND * (b_row * BAND) + row % BAND * PACK + k // PACK * (PACK * BAND) + k % PACK
     else:
