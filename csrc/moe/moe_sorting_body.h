@@ -48,6 +48,7 @@ struct MoeSortingArgs {
   int64_t* first;        // [experts + 1]: where an expert's pairs begin
   const int32_t* map;    // [mapped]: the expert here of each number in ids; null: they are the same
   int mapped;
+  int64_t places;  // of sorted_ids that are written: those beyond the padded pairs as if they were padding
 };
 
 template <class Config>
@@ -161,8 +162,12 @@ struct MoeSortingBody {
         }
       }
     }
-    if (chunk != 0 || thread_index() != 0) return;
     const uint32_t end = lds.sums[0][kThreads - 1];
+    if constexpr (!kIsPacked) {
+      for (int64_t i = end + int64_t{chunk} * kThreads + thread_index(); i < args.places; i += args.chunks * kThreads)
+        args.sorted_ids[i] = none;
+    }
+    if (chunk != 0 || thread_index() != 0) return;
     if (kIsPacked || args.valid) args.valid[0] = static_cast<int32_t>(end);
     if constexpr (kIsPacked)
       args.valid[1] = static_cast<int32_t>(valid_pairs(args) / static_cast<uint32_t>(args.slots));
