@@ -5,9 +5,9 @@
 // the pairs' flat numbers.
 //
 //   1. where there are many pairs: each workgroup counts those of its chunk, expert by expert
-//   2. each adds up the counts of all chunks, or of few pairs counts all of them, and so knows where its own pairs go. Its waves have a part of the
-//      chunk each, in order, and counters of their own; the pairs of a wave find their ranks by ballots
-//      on the bits of their experts.
+//   2. each adds up the counts of all chunks, or of few pairs counts all of them, and so knows where its own pairs go.
+//      Its waves have a part of the chunk each, in order, and counters of their own; the pairs of a wave find their
+//      ranks by ballots on the bits of their experts.
 //
 // Workgroups beyond the chunks set the buffer of results to zero at the same time.
 // LDS: 4 bytes for each expert and wave, and 12 for each expert. Bound: latency, few microseconds; with the buffer, its
@@ -38,7 +38,7 @@ struct MoeSortingArgs {
   const float* weights;         // [tokens, slots]
   const int32_t* mask;          // [experts]: 0 where an expert is another device's; null: all are here
   const int32_t* local_tokens;  // [1]: tokens that count; null: all
-  int32_t* local_ids;           // [tokens, slots]: the local expert of each pair, or -1 where it does not count; or null
+  int32_t* local_ids;           // [tokens, slots]: the local expert of each pair, -1 where it does not count; or null
   uint32_t* buffer;             // words to be set to zero, or null
   int64_t weights_stride, buffer_words;
   uint32_t weighted;  // pairs of tokens that have weights; those of others do not count
