@@ -12,7 +12,7 @@
 #include "paged_attention_merge.h"
 
 #if !defined(ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || \
-    !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(PAGE_IDS) || !defined(HAS_TERMS) || \
+    !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(HAS_TERMS) || \
     !defined(HAS_TOKEN_SCALES) || !defined(LEAST_KEYS) || !defined(PARTS_PER_CU) || !defined(PART_COST) || \
     !defined(MOST_ROUNDS)
 #error "paged_attention.hip: the macros that ops/attention/paged_attention_hip.py gives are missing"
@@ -25,7 +25,7 @@ struct Config {
   using Element = ELEMENT;
   using CacheElement = CACHE_ELEMENT;
   using OutElement = OUT_ELEMENT;
-  static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kRows = BLOCK_ROWS, kPageIds = PAGE_IDS;
+  static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kRows = BLOCK_ROWS;
   static constexpr bool kHasTerms = HAS_TERMS, kHasTokenScales = HAS_TOKEN_SCALES;
 };
 using Shape = paged::Shape<Config>;
@@ -146,8 +146,6 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
                   out.size(0) == q.size(0) && out.size(1) == heads && v.size(0) == pages && v.size(1) == page_size &&
                   v.size(2) == kv_heads && kv_heads > 0 && heads % kv_heads == 0 && page_size > 0,
               "paged_attention: q, k, v and out do not fit each other, or this module's head dimensions");
-  check_value(PAGE_IDS == 1 ? page_size % 4 == 0 : page_size * PAGE_IDS == 4,
-              "paged_attention: this module was built for other pages");
   check_value(!q_scale.has_value() && softmax_scale >= 1e-8 && softmax_scale < 1e30,
               "paged_attention: no q_scale, and softmax_scale must be in 1e-8 … 1e30");
   constexpr int64_t kMost = int64_t{1} << 30;
@@ -181,8 +179,6 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   }
   args.k_scale = scale_of(k_scale);
   args.v_scale = scale_of(v_scale);
-  check_value(!HAS_TOKEN_SCALES || (k_scale.has_value() && v_scale.has_value()),
-              "paged_attention: this module was built for scales of keys and values");
   args.out_scale = floats(out_scale, 1, "paged_attention: out_scale must be float32");
   args.sink = sinks_of(sink, heads);
   args.alibi_slopes = floats(alibi_slopes, heads, "paged_attention: alibi_slopes must be float32 [.., num_heads]");

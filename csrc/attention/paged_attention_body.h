@@ -79,13 +79,12 @@ namespace paged {
 
 using namespace tile;
 
-constexpr int kWaves = 4, kTileBytes = 8192;
+constexpr int kWaves = 4;
 
 /// A configuration, and what follows from it. A Config has
 ///   Element, CacheElement, OutElement    of q: bf16 or f16; of K and V: the same, fp8 or int8_t; of out
 ///   kHeadDim, kHeadDimV                  multiples of 32
 ///   kRows                                of a block: 16 or 32
-///   kPageIds                             pages of four neighbouring keys: see QuadPages
 ///   kHasTerms                            softcap, ALiBi, a mask of queries: run-time options of one build
 ///   kHasTokenScales                      a scale per key
 template <class Config>
@@ -98,20 +97,22 @@ struct Shape : Config {
   using ValueElement = std::conditional_t<Config::kHasTokenScales, bf16, Element>;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV, kRows = Config::kRows;
   static constexpr int kLargest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
-  /// Twice the rows or factors of every key take registers that half a tile gives back.
-  static constexpr int kShare = (kRows / 16) * (Config::kHasTokenScales ? 2 : 1);
-  static constexpr int kFit = kTileBytes / (kLargest * static_cast<int>(sizeof(CacheElement))) / kShare;
+  /// Twice the rows take registers that half a tile gives back. A tile of bytes has as many keys as one of 16 bits:
+  /// half of the bytes under way of a wave, of which then three fit a SIMD.
+  static constexpr int kFit = 4096 / kLargest / (kRows / 16);
   static constexpr int kKeys = kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;  // of a tile
   static constexpr int kKeyStrips = kKeys / 16, kStrips = kRows / 16, kThreads = kWaves * kWaveSize;
   static constexpr int kStep = kWaves * kKeys;
-  static constexpr int kSlices = kHeadDim / 32, kRun = kHeadDimV / 16;
+  /// Elements of a key that a lane has at a time: 16 bytes, with bytes 8 where the dimensions are no multiple of 64.
+  static constexpr int kKeyRun = sizeof(CacheElement) == 1 && kHeadDim % 64 == 0 ? 16 : 8, kDepth = 4 * kKeyRun;
+  static constexpr int kSlices = kHeadDim / kDepth, kRun = kHeadDimV / 16;
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0, "head dimensions of whole slices");
 
   using KeyTile = LdsTile<CacheElement, kKeys, kHeadDim, SwizzledByRow>;
   using Keys = GatheredRows<CacheElement, kHeadDim / 16, kKeyStrips>;
   using Values = GatheredRows<CacheElement, kRun, kKeyStrips>;
-  using KeySlice = RegTile<Element, kKeys, 32, OperandByRow<8>>;
-  using QuerySlice = RegTile<Element, kRows, 32, OperandByRow<8>>;
+  using KeySlice = RegTile<Element, kKeys, kDepth, OperandByRow<kKeyRun>>;
+  using QuerySlice = RegTile<Element, kRows, kDepth, OperandByRow<kKeyRun>>;
   using Scores = RegTile<float, kKeys, kRows, Product<>>;
   using Softmax = OnlineSoftmax<Scores>;
   static constexpr int kWidth = 8 * Pieces<kRun>::len(0);  // of half a piece of rows of V
@@ -146,7 +147,7 @@ struct Wave {
   using Layout = typename Scores::Layout;
   using ValueElement = typename Shape::ValueElement;
   static constexpr int kStrips = Shape::kStrips, kKeyStrips = Shape::kKeyStrips, kRun = Shape::kRun;
-  using Pages = QuadPages<Shape::kPageIds>;
+  using Places = KeyPlaces<kKeyStrips>;
 
   const Args& args;
   const RowBlock& rows;
@@ -193,25 +194,27 @@ struct Wave {
     const auto* from = args.q + (is_row ? row * args.q_row + head * args.q_head : 0);
 #pragma unroll
     for (int d = 0; d < Shape::kSlices; ++d) {
-      Chunk chunk = {0, 0, 0, 0};
-      if (is_row) __builtin_memcpy(&chunk, from + 32 * d + Operand::first_depth(), sizeof(chunk));
-      queries[d].pieces[s][0] = chunk.lo;
-      queries[d].pieces[s][1] = chunk.hi;
+#pragma unroll
+      for (int r = 0; r < Shape::kKeyRun / 8; ++r) {
+        Chunk chunk = {0, 0, 0, 0};
+        if (is_row) __builtin_memcpy(&chunk, from + Shape::kDepth * d + Operand::first_depth() + 8 * r, sizeof(chunk));
+        queries[d].pieces[s][2 * r] = chunk.lo;
+        queries[d].pieces[s][2 * r + 1] = chunk.hi;
+      }
     }
   }
 
-  __device__ void find(Pages (&pages)[kKeyStrips], int key) const {
-#pragma unroll
-    for (int s = 0; s < kKeyStrips; ++s) pages[s].load(table, key + 16 * s + Layout::first_depth());
+  /// Of this lane's own key, by which scores and probabilities are multiplied.
+  struct KeyScales {
+    float k, v;
+  };
+  __device__ float load_scale(const PagedScale& scale, const Places& places) const {
+    if (scale.data == nullptr) return 1.f;
+    return scale.data[rows.kv_head * scale.head + places.offset(table, scale.page, scale.place)];
   }
-
-  /// Scales of this lane's keys.
-  __device__ void load_scales(float (&scales)[4 * kKeyStrips], const PagedScale& scale,
-                              const Pages (&pages)[kKeyStrips]) const {
-    const float* data = scale.data + rows.kv_head * scale.head;
-#pragma unroll
-    for (int e = 0; e < 4 * kKeyStrips; ++e)
-      scales[e] = data[pages[e / 4].page(e % 4) * scale.page + pages[e / 4].place_of(e % 4) * scale.place];
+  __device__ KeyScales load_scales(const Places& places) const {
+    if constexpr (!Shape::kHasTokenScales) return {1.f, 1.f};
+    return {load_scale(args.k_scale, places), load_scale(args.v_scale, places)};
   }
 
   __device__ void products(Scores& scores, const typename Shape::KeyTile& keys) const {
@@ -219,8 +222,8 @@ struct Wave {
 #pragma unroll
     for (int d = 0; d < Shape::kSlices; ++d) {
       typename Shape::KeySlice slice;
-      if constexpr (sizeof(typename Shape::CacheElement) == 2) slice = load<typename Shape::KeySlice>(keys, 0, 32 * d);
-      else slice = load_widened<typename Shape::KeySlice>(keys, 32 * d);
+      if constexpr (sizeof(typename Shape::CacheElement) == 2) slice = load<typename Shape::KeySlice>(keys, 0, Shape::kDepth * d);
+      else slice = load_widened<typename Shape::KeySlice>(keys, Shape::kDepth * d);
       mma<Form::ABt>(scores, slice, queries[d]);
     }
   }
@@ -295,9 +298,10 @@ struct Wave {
     }
   }
 
-  /// What is under way: K and V of a tile, and where the keys of it, of the next and of the one after that are.
+  /// What is under way: K and V of a tile, and where the keys of the next one are.
   struct Tiles {
-    Pages pages[kKeyStrips], next_pages[kKeyStrips];
+    Places next;
+    KeyScales scales;
     typename Shape::Keys keys;
     typename Shape::Values values;
   };
@@ -306,37 +310,32 @@ struct Wave {
   template <bool IS_LAST>
   __device__ void step(typename Shape::KeyTile& lds, Tiles& tiles, int key) {
     Scores scores;
-    Pages pages_after[kKeyStrips];
-    float k_scales[4 * kKeyStrips], v_scales[4 * kKeyStrips];
-    if constexpr (Shape::kHasTokenScales) {
-      load_scales(k_scales, args.k_scale, tiles.pages);
-      load_scales(v_scales, args.v_scale, tiles.pages);
-    }
+    Places after_next;
+    KeyScales scales = tiles.scales;
     tiles.keys.store(lds);
     share_with_wave();
     if constexpr (!IS_LAST) {
-      tiles.keys.load(k, tiles.next_pages);
+      tiles.keys.load(k.data, tiles.next.offset(table, k));
+      tiles.scales = load_scales(tiles.next);
       keep_order();
-      find(pages_after, key + 2 * Shape::kStep);
+      after_next.load(table, key + 2 * Shape::kStep);
       keep_order();
     }
     products(scores, lds);
     share_with_wave();
-    if constexpr (Shape::kHasTokenScales) multiply(scores, k_scales);
+    if constexpr (Shape::kHasTokenScales) multiply(scores, scales.k);
     weigh(scores, key);
-    if constexpr (Shape::kHasTokenScales) multiply(scores, v_scales);
-    if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible)
+    if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible) {
       tiles.values.keep(first_visible - key, end - key);
+      if (Places::own_key() < first_visible - key) scales.v = 0.f;  // it may be NaN, as the values may
+    }
+    if constexpr (Shape::kHasTokenScales) multiply(scores, scales.v);
     accumulate(tiles.values, scores);
     if constexpr (!IS_LAST) {
       keep_order();
-      tiles.values.load(v, tiles.next_pages);
+      tiles.values.load(v.data, tiles.next.offset(table, v));
       keep_order();
-#pragma unroll
-      for (int s = 0; s < kKeyStrips; ++s) {
-        tiles.pages[s] = tiles.next_pages[s];
-        tiles.next_pages[s] = pages_after[s];
-      }
+      tiles.next = after_next;
     }
   }
 
@@ -345,26 +344,28 @@ struct Wave {
     int key = first + wave_index() * Shape::kKeys;
     if (key >= end) return;
     Tiles tiles;
-    find(tiles.pages, key);
-    // Accesses end in the order that they began in: K, the next pages' numbers, V. Only so a wait for one of them is
-    // none for what comes behind it.
+    Places places;
+    places.load(table, key);
+    // Accesses end in the order that they began in: K, the next keys' pages, V. Only so a wait for one of them is none
+    // for what comes behind it.
     keep_order();
-    tiles.keys.load(k, tiles.pages);
+    tiles.keys.load(k.data, places.offset(table, k));
+    tiles.scales = load_scales(places);
     keep_order();
-    find(tiles.next_pages, key + Shape::kStep);
+    tiles.next.load(table, key + Shape::kStep);
     keep_order();
-    tiles.values.load(v, tiles.pages);
+    tiles.values.load(v.data, places.offset(table, v));
     keep_order();
     for (; key + Shape::kStep < end; key += Shape::kStep) step<false>(lds, tiles, key);
     step<true>(lds, tiles, key);
   }
 
-  __device__ static void multiply(Scores& scores, const float (&factors)[4 * kKeyStrips]) {
+  /// By what lanes have as KeyPlaces says.
+  __device__ static void multiply(Scores& scores, float own) {
+    for_constants<Scores::kPerStrip>([&]<int E>() {
 #pragma unroll
-    for (int s = 0; s < kStrips; ++s) {
-#pragma unroll
-      for (int e = 0; e < Scores::kPerStrip; ++e) scores.set(s, e, scores.get(s, e) * factors[e]);
-    }
+      for (int s = 0; s < kStrips; ++s) scores.set(s, E, scores.get(s, E) * lane_of_16<E>(own));
+    });
   }
 };
 
