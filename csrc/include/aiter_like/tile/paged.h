@@ -37,6 +37,15 @@ struct PageTable {
 
   __device__ int clamped(int key) const { return key < last_key ? key : last_key; }
   __device__ uint32_t entry(uint32_t index) const { return static_cast<uint32_t>(entries[index]); }
+  __device__ uint32_t page_of(uint32_t entry) const { return entry < last_page ? entry : last_page; }
+
+  /// A key's entry, as it is loaded, and its place in the page. Keys behind the last one are found where that one is.
+  __device__ void find(int key, uint32_t& found, uint32_t& place) const {
+    const int at = clamped(key);
+    const uint32_t index = page_size.divide(at);
+    found = entry(index);
+    place = at - index * page_size.divisor;
+  }
 };
 
 /// Elements of one head in pages: bytes from page to page and from place to place.
@@ -88,17 +97,10 @@ struct KeyPlaces {
     const int lane = lane_index();
     return lane / 4 % STRIPS * 16 + lane / 16 * 4 + lane % 4;
   }
-  /// Keys behind the last one are read where that one is.
-  __device__ void load(const PageTable& table, int first_key) {
-    const int key = table.clamped(first_key + own_key());
-    const uint32_t index = table.page_size.divide(key);
-    entry = table.entry(index);
-    place = key - index * table.page_size.divisor;
-  }
+  __device__ void load(const PageTable& table, int first_key) { table.find(first_key + own_key(), entry, place); }
   /// Of what is so far from page to page and from place to place.
   __device__ int64_t offset(const PageTable& table, int64_t page_stride, int64_t place_stride) const {
-    const uint32_t page = entry < table.last_page ? entry : table.last_page;
-    return page * page_stride + place * place_stride;
+    return table.page_of(entry) * page_stride + place * place_stride;
   }
   __device__ int64_t offset(const PageTable& table, const PagedHead& head) const {
     return offset(table, head.page_bytes, head.place_bytes);
@@ -113,16 +115,10 @@ struct PagedWindow {
   uint32_t places[STAGED::kCount];   // in the page
   int first_key;
 
-  /// Keys behind the last one are read where that one is.
   __device__ void find(const PageTable& table, int key) {
     first_key = key;
 #pragma unroll
-    for (int i = 0; i < STAGED::kCount; ++i) {
-      const int at = table.clamped(key + STAGED::row(i));
-      const uint32_t index = table.page_size.divide(at);
-      entries[i] = table.entry(index);
-      places[i] = at - index * table.page_size.divisor;
-    }
+    for (int i = 0; i < STAGED::kCount; ++i) table.find(key + STAGED::row(i), entries[i], places[i]);
   }
 
   /// Starts the loads of a tile of the same shape. Pages are less than 2^31 bytes apart, and span less.
@@ -133,7 +129,7 @@ struct PagedWindow {
     const auto place_bytes = static_cast<uint32_t>(head.place_bytes);
 #pragma unroll
     for (int i = 0; i < STAGED::kCount; ++i) {
-      const uint32_t page = entries[i] < table.last_page ? entries[i] : table.last_page;
+      const uint32_t page = table.page_of(entries[i]);
       const uint32_t in_page = places[i] * place_bytes + STAGED::column(i) * sizeof(typename OTHER::T);
       const char* from = head.data + (uint64_t{page} * page_bytes + in_page);
       if (STAGED::is_inside(i)) staged.chunks[i] = *reinterpret_cast<const Chunk*>(from);
