@@ -79,16 +79,17 @@ struct Shape : Config {
   using Sums = std::conditional_t<kScalesProducts, skinny::FloatSums, typename Unit::Sums>;
   static_assert(!kHasBlocks || kGroups * kScaleBlock == Unit::kDepth, "a step has whole blocks");
 
-  /// In LDS: of each wave what it exchanges between its lanes, and at the end its sums.
-  union WaveMemory {
-    typename Unit::Exchange exchange;
-    float sums[kTiles][kWaveSize * 4];
-  };
   /// Of each row, or of each pair that is added up.
   struct Row {
     int32_t pair;  // negative: none
     int32_t expert;
     float weight, scale;
+  };
+  /// In LDS: of each wave what it exchanges between its lanes, and at the end its sums.
+  union WaveMemory {
+    typename Unit::Exchange exchange;
+    float sums[kTiles][kWaveSize * 4];
+    Row rows[kMostSlots];
   };
   struct Memory {
     WaveMemory waves[Config::kWaves];
@@ -168,27 +169,22 @@ class Work {
       result.scale = args.a_scale[uint64_t{pair / args.row_division} * args.a_scale_row];
     return result;
   }
-  /// Leaves those of a token's pairs whose experts are here.
+  /// Leaves those of a token's pairs whose experts are here: each wave for itself, by way of memory of its own.
   __device__ void start_sum(const Args& args, uint32_t first, typename Shape::Memory& lds) {
     const auto lane = static_cast<uint32_t>(lane_index());
     const uint32_t own = first + within(lane, args.slots);
-    const int32_t expert = args.experts[own];
-    const Row found = row(args, own, own, expert);
-    lane_expert_ = 0, lane_pair_ = first, lane_factor_ = 0.f, count_ = 0;
-    float weight = 0.f;
-    for (uint32_t slot = 0; slot < args.slots; ++slot) {
-      const auto of_slot = static_cast<int32_t>(of_lane(static_cast<uint32_t>(expert), static_cast<int>(slot)));
-      const float slot_weight = bits_float(of_lane(float_bits(found.weight), static_cast<int>(slot)));
-      const float slot_scale = bits_float(of_lane(float_bits(found.scale), static_cast<int>(slot)));
-      if (!is_here(args, of_slot)) continue;
-      if (lane == count_) {
-        lane_expert_ = of_slot, lane_pair_ = first + slot, lane_factor_ = slot_weight * slot_scale;
-        weight = slot_weight;
-      }
-      ++count_;
-    }
-    if (thread_index() < kMostSlots)
-      lds.rows[thread_index()] = {lane < count_ ? static_cast<int32_t>(lane_pair_) : -1, lane_expert_, weight, 1.f};
+    Row found = row(args, own, own, args.experts[own]);
+    const uint64_t here = skinny::lanes_where(lane < args.slots && is_here(args, found.expert));
+    count_ = skinny::bits_below(here, kWaveSize);
+    auto& rows = lds.waves[wave_index()].rows;
+    if (here >> lane & 1) rows[skinny::bits_below(here, lane)] = found;
+    skinny::keep_wave_order();
+    found = rows[within(lane, count_ > 0 ? count_ : 1)];
+    skinny::keep_wave_order();
+    lane_expert_ = found.expert, lane_pair_ = static_cast<uint32_t>(found.pair);
+    lane_factor_ = found.weight * found.scale;
+    if (count_ == 0) lane_expert_ = 0, lane_pair_ = first;  // nothing is read of them
+    if (wave_index() == 0 && lane < count_) lds.rows[lane] = found;
   }
 
   int32_t expert_ = 0, lane_expert_ = 0;
