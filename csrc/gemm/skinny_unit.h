@@ -69,6 +69,15 @@ __device__ inline uint32_t of_lane(uint32_t x, int lane) {
 #endif
 }
 
+/// The value of lane `lane`, which each lane chooses for itself; all lanes are active.
+__device__ inline uint32_t from_lane(uint32_t x, uint32_t lane) {
+#if defined(__HIP__)
+  return static_cast<uint32_t>(__builtin_amdgcn_ds_bpermute(static_cast<int>(lane * 4), static_cast<int>(x)));
+#else
+  return __shfl_sync(0xFFFFFFFFu, x, lane);
+#endif
+}
+
 /// A bit for each lane where `condition` holds; all lanes are active.
 __device__ inline uint64_t lanes_where(bool condition) {
 #if defined(__HIP__)
