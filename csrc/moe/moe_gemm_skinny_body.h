@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Products of few rows with the matrices of their experts. A workgroup has kBlockN columns of out for a pair, a token or
-// a block of sorted pairs; its waves share the depth, step by step, and add their sums up in LDS, in their order.
+// Products of few rows with the matrices of their experts. A team of waves has kBlockN columns of out for a pair, a token
+// or a block of sorted pairs; its waves share the depth, step by step, and add their sums up in LDS, in their order.
+// Teams share a workgroup where a depth is too short for four waves, which a compute unit has four SIMDs for.
 //
 // Each wave streams its steps of the weights through registers, kStages of them ahead, as gemm_a16w16_skinny_body.h
 // does. Where few workgroups would leave compute units idle, the rows that a matrix instruction has besides those of a
@@ -45,17 +46,18 @@ constexpr uint32_t kScaleBlock = 128;
 /// A configuration, and what follows from it. A Config has
 ///   Element, OutElement, BiasElement        of a and b; of out; of bias
 ///   kRows, kScales                          what the rows of a workgroup are; what scales there are
-///   kBlockM, kBlockN, kParts                rows; columns of out; parts of the depth beside each other
-///   kWaves, kStages                         waves along the depth; steps that a wave has under way
+///   kBlockM, kBlockN, kParts                rows; columns of out of a team; parts of the depth beside each other
+///   kTeams, kWaves, kStages                 teams; a team's waves along the depth; steps that a wave has under way
 ///   kHasBias, kHasWeights, kIsShuffled
 ///   kHasActivation, kActivation, kIsGated, kIsInterleaved
 template <class Config>
 struct Shape : Config {
   using Unit = skinny::Unit<typename Config::Element>;
-  static constexpr int kThreads = Config::kWaves * kWaveSize, kParts = Config::kParts;
+  static constexpr int kThreads = Config::kTeams * Config::kWaves * kWaveSize, kParts = Config::kParts;
+  static constexpr int kColumns = Config::kTeams * Config::kBlockN;  // of a workgroup
   static constexpr int kHalves = Config::kIsGated ? 2 : 1;
 
-  // The rows of the weights of a workgroup lie in kStrips places, kStripRows in each.
+  // The rows of the weights of a team lie in kStrips places, kStripRows in each.
   static constexpr int kStrips = Config::kIsInterleaved ? 1 : kHalves;
   static constexpr int kStripRows = Config::kBlockN * kHalves / kStrips;
   static constexpr int kUnitRows = Unit::kColumns / kParts;  // of the weights
@@ -93,7 +95,7 @@ struct Shape : Config {
     Row rows[kMostSlots];
   };
   struct Memory {
-    WaveMemory waves[Config::kWaves];
+    WaveMemory waves[Config::kTeams * Config::kWaves];
     Row rows[kRowCount];
   };
 };
@@ -222,8 +224,10 @@ class Work {
 template <class Shape>
 struct Step {
   static constexpr int kScaleRows = Shape::kHasRowScales ? 4 : 1;  // of the weights, in a lane's sums of a unit
+  static constexpr int kScaleUnits = Shape::kHasBlocks ? Shape::kUnitsN / Shape::kStripSpans : Shape::kUnitsN;
+  static_assert(!Shape::kHasBlocks || kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
   Run weights[Shape::kUnitsN][Shape::Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kRowRuns];
-  float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[Shape::kUnitsN][Shape::kGroups][kScaleRows];
+  float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[kScaleUnits][Shape::kGroups][kScaleRows];
 
   /// sums += weights · aᵀ, scaled
   __device__ void multiply(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
@@ -253,7 +257,7 @@ struct Step {
                              int m) const {
     typename Shape::Unit::Sums product = {};
     Shape::Unit::template multiply<kGroup, Shape::kGroups>(product, columns, rows);
-    const float scale = Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n][kGroup][0] : factor;
+    const float scale = Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n / Shape::kStripSpans][kGroup][0] : factor;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float of_row = Shape::kHasRowScales ? scale * b_scale[n][kGroup][i % kScaleRows] : scale;
@@ -281,8 +285,8 @@ class Reader {
       const uint32_t row = u / Shape::kStripSpans * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows);
       unit_[u] = Shape::kIsShuffled ? uint64_t{row / kBand * kBand} * row_bytes + row % kBand * skinny::kRunBytes
                                     : uint64_t{row} * row_bytes;
-      if constexpr (Shape::kScalesProducts) start_scales(u, own, strip_rows);
     }
+    if constexpr (Shape::kScalesProducts) start_scales(first_row, strip_rows);
 #pragma unroll
     for (int run = 0; run < Unit::kColumnRuns; ++run) {
       const uint32_t of_virtual = (Shape::kIsShuffled ? Unit::direct_column(run) : Unit::column(run)) / Shape::kParts;
@@ -358,7 +362,7 @@ class Reader {
   uint32_t of_column_[Unit::kColumnRuns], of_row_[Shape::kUnitsM][Shape::kRowRuns];  // from there to the lane's
   uint32_t column_depth_, row_depth_, of_pair_ = 0;
   int64_t expert_scales_ = 0;
-  uint32_t scale_row_[Shape::kUnitsN][Step<Shape>::kScaleRows];
+  uint32_t scale_row_[Step<Shape>::kScaleUnits][Step<Shape>::kScaleRows];
   const float* a_scale_[Shape::kUnitsM];
 
   __device__ static uint32_t bits_of(int8_t x) { return static_cast<uint8_t>(x); }
@@ -426,17 +430,20 @@ class Reader {
     if constexpr (Shape::kScalesProducts) load_scales(step, k);
   }
 
-  /// Where the scales of unit `u`'s rows are: `own` is the first of its rows, before it was moved to fit.
-  __device__ void start_scales(int u, uint32_t own, uint32_t strip_rows) {
-    const int lane = lane_index();
+  /// Where the scales of a lane's rows are: of each strip, whose rows share a block, or of each unit.
+  __device__ void start_scales(uint32_t first_row, uint32_t strip_rows) {
 #pragma unroll
-    for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
-      const uint32_t j = Unit::sum_column(lane, i) / Shape::kParts, half = u / Shape::kStripSpans + j / Shape::kSpan;
-      if constexpr (Shape::kHasBlocks)
-        scale_row_[u][i] = (half * strip_rows + own) / kScaleBlock * args_.b_scale_row;
-      else
-        scale_row_[u][i] = (half * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows) +
-                            within(j % Shape::kSpan, strip_rows)) * args_.b_scale_row;
+    for (int u = 0; u < Step<Shape>::kScaleUnits; ++u) {
+#pragma unroll
+      for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
+        const uint32_t j = Unit::sum_column(lane_index(), i) / Shape::kParts, half = j / Shape::kSpan;
+        const uint32_t own = first_row + u % Shape::kStripSpans * Shape::kSpan;
+        if constexpr (Shape::kHasBlocks)
+          scale_row_[u][i] = ((u + half) * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
+        else
+          scale_row_[u][i] = ((u / Shape::kStripSpans + half) * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows) +
+                              within(j % Shape::kSpan, strip_rows)) * args_.b_scale_row;
+      }
     }
   }
   __device__ void load_scales(Step<Shape>& step, uint32_t k) const {
@@ -456,7 +463,7 @@ class Reader {
       for (int g = 0; g < Shape::kGroups; ++g) {
         const uint32_t block = within((k + part * Unit::kDepth) / kScaleBlock + g, blocks);
 #pragma unroll
-        for (int u = 0; u < Shape::kUnitsN; ++u)
+        for (int u = 0; u < Step<Shape>::kScaleUnits; ++u)
           step.b_scale[u][g][0] = args_.b_scale[expert_scales_ + scale_row_[u][0] + block * args_.b_scale_group];
 #pragma unroll
         for (int u = 0; u < Shape::kUnitsM; ++u)
@@ -473,7 +480,7 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
   constexpr uint32_t kStages = Shape::kStages, kApart = Shape::kWaves, kRound = kStages * kApart;
   Reader<Shape, kIsAligned> reader(args, work, first_column);
   const uint32_t end = reader.steps(), whole_end = reader.whole_steps();
-  uint32_t number = wave_index();
+  uint32_t number = wave_index() % Shape::kWaves;
   const auto is_whole = [&](uint32_t round) { return round + (kRound - kApart) < whole_end; };
 
   Step<Shape> current[kStages];
@@ -555,6 +562,8 @@ template <class Shape>
 __device__ float total(const MoeGemmSkinnyArgs<Shape>& args, const typename Shape::Memory& lds, uint32_t first_column,
                        uint32_t m, uint32_t local, uint32_t half) {
   using Unit = typename Shape::Unit;
+  const uint32_t team = local / Shape::kBlockN;
+  first_column += team * Shape::kBlockN, local %= Shape::kBlockN;
   const uint32_t strip_rows = args.n / Shape::kStrips, first_row = first_column * (Shape::kIsInterleaved ? 2 : 1);
   const uint32_t of_strip = Shape::kIsInterleaved ? 2 * local + half : local;
   const uint32_t own_row = first_row + of_strip / Shape::kSpan * Shape::kSpan;
@@ -568,7 +577,7 @@ __device__ float total(const MoeGemmSkinnyArgs<Shape>& args, const typename Shap
   for (int wave = 0; wave < Shape::kWaves; ++wave) {
 #pragma unroll
     for (int part = 0; part < Shape::kParts; ++part)
-      sum += lds.waves[wave].sums[tile][Unit::sum_place(static_cast<int>(row * Shape::kParts + part),
+      sum += lds.waves[team * Shape::kWaves + wave].sums[tile][Unit::sum_place(static_cast<int>(row * Shape::kParts + part),
                                                         static_cast<int>(m * Shape::kParts % Unit::kRows + part))];
   }
   return sum;
@@ -578,12 +587,14 @@ __device__ float total(const MoeGemmSkinnyArgs<Shape>& args, const typename Shap
 template <class Shape, bool kIsAligned>
 __device__ __forceinline__ void product_body(const MoeGemmSkinnyArgs<Shape>& args, WorkgroupIndex workgroup,
                                              typename Shape::Memory& lds) {
-  const uint32_t first_column = workgroup.x * Shape::kBlockN;
+  const uint32_t first_column = workgroup.x * Shape::kColumns;
   Work<Shape> work;
   if (!work.start(args, workgroup.y, lds)) return;
   auto& own = lds.waves[wave_index()];
   typename Shape::Sums sums[Shape::kTiles] = {};
-  multiply<Shape, kIsAligned>(args, work, first_column, sums, own.exchange);
+  const uint32_t team_column = first_column + wave_index() / Shape::kWaves * Shape::kBlockN;
+  if (Shape::kTeams == 1 || team_column < args.columns)
+    multiply<Shape, kIsAligned>(args, work, team_column, sums, own.exchange);
 #pragma unroll
   for (int t = 0; t < Shape::kTiles; ++t)
     store_vec(&own.sums[t][lane_index() * 4],
@@ -592,14 +603,14 @@ __device__ __forceinline__ void product_body(const MoeGemmSkinnyArgs<Shape>& arg
   work.publish(lds);
   workgroup_barrier();
 
-  constexpr int kElements = Shape::kBlockM * Shape::kBlockN, kEach = 4;  // under way
+  constexpr int kElements = Shape::kBlockM * Shape::kColumns, kEach = 4;  // under way
   for (int base = 0; base < kElements; base += kEach * Shape::kThreads) {
     typename Shape::OutElement y[kEach];
     const auto place = [&](int e) {
       const int index = base + e * Shape::kThreads + thread_index();
       return index < kElements ? index : kElements - 1;
     };
-    constexpr int kNeighbours = Shape::kBlockN < 4 ? Shape::kBlockN : 4;  // whose sums lie side by side
+    constexpr int kNeighbours = Shape::kColumns < 4 ? Shape::kColumns : 4;  // whose sums lie side by side
     const auto row = [&](int e) { return static_cast<uint32_t>(place(e) / kNeighbours % Shape::kBlockM); };
     const auto local = [&](int e) {
       return static_cast<uint32_t>(place(e) / (kNeighbours * Shape::kBlockM) * kNeighbours + place(e) % kNeighbours);
