@@ -36,6 +36,7 @@ OPERATORS = {
     "moe_smoothquant": "quant.moe_smoothquant",
     "moe_sorting": "moe.moe_sorting",
     "moe_sum": "moe.moe_sum",
+    "moe_weight_grad": "moe.moe_weight_grad",
     "norm_backward": "norm.norm_backward",
     "pack_int4": "quant.pack_int4",
     "paged_attention": "attention.paged_attention",
