@@ -57,6 +57,13 @@ def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterlea
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
 
 
+def moe_align_block_size_triton(topk_ids: Tensor, num_experts: int, block_size: int, sorted_token_ids: Tensor,
+                                expert_ids: Tensor, num_tokens_post_pad: Tensor) -> None:
+    """`moe_align_block_size` without the counts of pairs."""
+    aiter_like.moe_align_block_size(topk_ids, num_experts, block_size, sorted_token_ids, expert_ids, None,
+                                    num_tokens_post_pad)
+
+
 def get_meta_param(num_kv_splits: int | None, bs: int, total_kv: int, nhead: int, max_seqlen_q: int,
                    dtype: torch.dtype, tg_factor: int = 1, ignore_total_kv: int = 0) -> tuple[int, Tensor]:
     """How often keys are cut where a caller wants to know, and where the parts of each sequence begin. A

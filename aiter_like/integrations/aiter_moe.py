@@ -68,8 +68,8 @@ def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, 
             expert_mask: Tensor | None = None, activation: int = ActivationType.Silu,
             local_expert_hash: Tensor | None = None) -> Tensor:
     """`aiter_like.fused_moe` of weights in the order of shuffle_weight, marked or not: 16 bits without scales, block
-    scales by `block_shape`, else a scale per row; with factors of smooth-quantisation by aiter_experts.py. `a16` says where AITER
-    quantises, and `local_expert_hash` follows from `expert_mask`: neither has a meaning here.
+    scales by `block_shape`, else a scale per row; with factors of smooth-quantisation by aiter_experts.py. `a16` says
+    where AITER quantises, and `local_expert_hash` follows from `expert_mask`: neither has a meaning here.
 
     Raises:
         UnsupportedError: weights of 4 bits in words of 32, other blocks than 128 · 128, or scales that do not go

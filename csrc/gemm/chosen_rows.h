@@ -14,10 +14,12 @@ struct RowIndex {
   int64_t matrix_rows;
 
   __device__ bool has(int64_t row) const { return row < count && static_cast<uint32_t>(rows[row]) < matrix_rows; }
+  /// The row of the matrix, or -1.
+  __device__ int64_t at(int64_t row) const { return has(row) ? rows[row] : -1; }
 };
 
-/// As ThroughLds, of the rows of `matrix` that the index has from `first_row` on; those of none are zeros. The matrix
-/// lies within 2^31 bytes.
+/// As ThroughLds, of the rows(i) of `matrix` for rows i of the tile; those of none, which are negative, are zeros. The
+/// matrix lies within 2^31 bytes.
 template <class Shape, int BLOCK, int ROWS>
 class ChosenRows {
  public:
@@ -25,19 +27,15 @@ class ChosenRows {
   using Memory = LdsTile<Element, BLOCK, Shape::kDepth, SwizzledByRow>;
   using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
 
-  __device__ ChosenRows(const MatrixView<const Element>& matrix, const RowIndex& index, int64_t first_row, int wave_row,
-                        int wave_depth, int64_t end)
+  template <class Rows>
+  __device__ ChosenRows(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, int wave_depth,
+                        int64_t end)
       : end_(end), wave_row_(wave_row), wave_depth_(wave_depth * Shape::kWaveDepth) {
-    const auto row_bytes = static_cast<uint32_t>(matrix.strides[0] * sizeof(Element));
-    const auto used_bytes = static_cast<uint32_t>(matrix.sizes[1] * sizeof(Element));
-    const auto above = static_cast<uint32_t>(matrix.sizes[0] - 1);
-    buffer_ = make_buffer(matrix.data, matrix.sizes[0] > 0 ? above * row_bytes + used_bytes : 0);
+    const AnyRows any(matrix, {0, end});
+    buffer_ = any.buffer;
 #pragma unroll
-    for (int i = 0; i < Staging::kCount; ++i) {
-      const int64_t row = first_row + Staging::row(i);
-      offsets_[i] = Staging::is_inside(i) && index.has(row) ? static_cast<uint32_t>(index.rows[row]) * row_bytes
-                                                            : kOutOfRange;
-    }
+    for (int i = 0; i < Staging::kCount; ++i)
+      offsets_[i] = Staging::is_inside(i) ? any.offset(rows(Staging::row(i))) : kOutOfRange;
   }
 
   __device__ void fetch(int64_t k) {
@@ -50,8 +48,10 @@ class ChosenRows {
     }
   }
   __device__ void publish(Memory& lds) { staged_.store(lds); }
-  __device__ Slice slice(const Memory& lds, int s) const {
-    return load<Slice>(lds, wave_row_, wave_depth_ + s * Shape::kSlice);
+  template <int PART = ROWS>
+  __device__ auto slice(const Memory& lds, int s, int row = 0) const {
+    using Part = RegTile<Element, PART, Shape::kSlice, typename Slice::Layout>;
+    return load<Part>(lds, wave_row_ + row, wave_depth_ + s * Shape::kSlice);
   }
 
  private:

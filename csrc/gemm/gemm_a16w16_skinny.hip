@@ -94,7 +94,7 @@ void gemm_a16w16_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, OptionalT
   const int64_t m = out.size(0), n = out.size(1), k = a.size(1), b_rows = n * Shape::kHalves;
   check_value(is_matrix(a, m, k) && is_matrix(b, b_rows, k), "gemm_a16w16: a must be [m, k], b [n, k], out [m, n]");
   check_value(!is_shuffled, "gemm_a16w16: b must not be shuffled here");
-  check_value(m <= BLOCK_M && k >= skinny::kRun, "gemm_a16w16: this module was built for other numbers of rows");
+  check_value(m <= BLOCK_M && k >= Shape::Unit::kRun, "gemm_a16w16: this module was built for other numbers of rows");
   check_value(n < int64_t{1} << 21 && k < int64_t{1} << 30, "gemm_a16w16: n must be less than 2^21, k than 2^30");
   check_value(a.stride(1) == 1 && b.stride(1) == 1, "gemm_a16w16: rows of a and b must be contiguous");
   check_value(bias.has_value() == Config::kHasBias && residual.has_value() == Config::kHasResidual,

@@ -49,19 +49,6 @@ struct Shape : Config {
   };
 };
 
-/// 16 bytes from an address that is a multiple of 16, or of an element of type Element.
-template <bool kIsAligned, class Element>
-__device__ Run load_run(const char* address) {
-  if constexpr (kIsAligned) {
-    return __builtin_bit_cast(Run, load_vec<4>(reinterpret_cast<const uint32_t*>(address)));
-  } else {
-    Vec<Element, kRun> run;
-#pragma unroll
-    for (int e = 0; e < kRun; ++e) run[e] = reinterpret_cast<const Element*>(address)[e];
-    return __builtin_bit_cast(Run, run);
-  }
-}
-
 /// What a lane has of the operands for Unit::kDepth of the depth.
 template <class Shape>
 struct Step {
@@ -81,14 +68,6 @@ struct Step {
     }
   }
 };
-
-/// Of `count` columns, where the kSize of a unit begin that has those from `first` on: earlier where there are not as
-/// many left, so that a unit's place is the same for all lanes.
-template <int kSize>
-__device__ uint32_t unit_begin(uint32_t first, uint32_t count) {
-  const uint32_t last = count > kSize ? count - kSize : 0;
-  return first < last ? first : last;
-}
 
 /// Where a lane reads.
 template <class Shape, bool kIsAligned>
@@ -122,13 +101,13 @@ class Reader {
   /// As load, for a step that reaches beyond the depth; complete() follows. Lanes beyond read what begins a row.
   __device__ void load_part(Step<Shape>& step, uint32_t k) const {
     const uint32_t at = k + Unit::depth();
-    load_from(step, at + kRun <= depth_ ? at : 0);
+    load_from(step, at + Unit::kRun <= depth_ ? at : 0);
   }
 
   /// Puts zeros where load_part was beyond the depth, and the elements of the last run, if it is no whole one.
   __device__ void complete(Step<Shape>& step, uint32_t k) const {
-    const uint32_t at = k + Unit::depth(), rest = depth_ % kRun;
-    const uint32_t mask = at + kRun <= depth_ ? 0xFFFFFFFFu : 0u;
+    const uint32_t at = k + Unit::depth(), rest = depth_ % Unit::kRun;
+    const uint32_t mask = at + Unit::kRun <= depth_ ? 0xFFFFFFFFu : 0u;
     each(step, 0, [&](Run& run, const char*, uint32_t) {
 #pragma unroll
       for (int w = 0; w < 4; ++w) run[w] &= mask;
@@ -150,9 +129,6 @@ class Reader {
   /// Bytes from there to the lane's rows.
   uint32_t of_column_[Unit::kColumnRuns], of_row_[Shape::kUnitsM][Shape::kRowRuns];
   uint32_t depth_;
-
-  /// The last one instead of what is beyond it.
-  __device__ static uint32_t within(uint32_t index, uint32_t count) { return index < count ? index : count - 1; }
 
   __device__ void load_from(Step<Shape>& step, uint32_t at) const {
     each(step, at, [](Run& run, const char* base, uint32_t offset) {

@@ -94,6 +94,30 @@ __device__ inline Span span_of(int64_t depth, int64_t split, int64_t split_depth
   return {first, depth - first < split_depth ? depth : first + split_depth};
 }
 
+/// Part `span` of the depth of a matrix that lies within 2^31 bytes, of which rows in any order are read.
+struct AnyRows {
+  BufferDescriptor buffer;
+  uint32_t row_bytes;
+
+  template <class T>
+  __device__ AnyRows(const MatrixView<T>& matrix, Span span)
+      : row_bytes(static_cast<uint32_t>(matrix.strides[0] * sizeof(T))) {
+    const auto above = static_cast<uint32_t>(matrix.sizes[0] - 1);
+    const auto used_bytes = static_cast<uint32_t>((span.end - span.first) * sizeof(T));
+    buffer = make_buffer(matrix.data + span.first, matrix.sizes[0] > 0 ? above * row_bytes + used_bytes : 0);
+  }
+  /// Where a row begins; a negative one means none, which reads as zeros.
+  __device__ uint32_t offset(int64_t row) const {
+    return row < 0 ? kOutOfRange : static_cast<uint32_t>(row) * row_bytes;
+  }
+};
+
+/// The rows of a matrix from one on: operator()(row) is that of a tile's row, the last one past the end.
+struct RowsInOrder {
+  int64_t first, count;
+  __device__ int64_t operator()(int row) const { return first + row < count ? first + row : count - 1; }
+};
+
 /// An operand [rows, depth] that goes through LDS as it stands in memory: BLOCK rows from `first_row` on, of which a
 /// wave has ROWS from `wave_row` on. While a step is multiplied the next one travels in registers.
 template <class Shape, int BLOCK, int ROWS>
@@ -147,22 +171,37 @@ class Preshuffled {
   __device__ Preshuffled(const MatrixView<const Element>& matrix, int64_t first_row, int wave_depth, int64_t end)
       : end_(end), wave_depth_(wave_depth * Shape::kWaveDepth) {
     const int64_t left = matrix.sizes[0] - first_row, rows = left < ROWS ? left : ROWS;
-    band_bytes_ = static_cast<uint32_t>(BAND * matrix.sizes[1] * sizeof(Element));
+    const auto band_bytes = band_bytes_of(matrix);
     buffer_ = make_buffer(matrix.data + first_row * matrix.sizes[1],
-                          rows > 0 ? static_cast<uint32_t>(rows / BAND * band_bytes_) : 0);
+                          rows > 0 ? static_cast<uint32_t>(rows / BAND * band_bytes) : 0);
+#pragma unroll
+    for (int strip = 0; strip < Slice::kStrips; ++strip)
+      rows_[strip] = strip / kBandStrips * band_bytes + strip % kBandStrips * kStripRows * sizeof(Chunk) +
+                     Slice::Layout::owner() * sizeof(Chunk);
+  }
+  /// The rows(i) of the matrix, which lies within 2^31 bytes, for rows i of the tile from `wave_row` on.
+  template <class Rows>
+  __device__ Preshuffled(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, int wave_depth,
+                         int64_t end)
+      : end_(end), wave_depth_(wave_depth * Shape::kWaveDepth) {
+    const auto band_bytes = band_bytes_of(matrix);
+    buffer_ = make_buffer(matrix.data, static_cast<uint32_t>(matrix.sizes[0] / BAND * band_bytes));
+#pragma unroll
+    for (int strip = 0; strip < Slice::kStrips; ++strip) {
+      const auto row = static_cast<uint32_t>(rows(wave_row + Slice::Layout::owned(strip)));
+      rows_[strip] = row / BAND * band_bytes + row % BAND * sizeof(Chunk);
+    }
   }
 
   __device__ void fetch(int64_t k) {
 #pragma unroll
     for (int s = 0; s < Shape::kSlices; ++s) {
       const int64_t depth = k + wave_depth_ + s * Shape::kSlice + Slice::Layout::first_depth();
-      const uint32_t offset = depth < end_ ? static_cast<uint32_t>((depth * BAND) * sizeof(Element)) +
-                                                 Slice::Layout::owner() * sizeof(Chunk)
-                                           : kOutOfRange;
+      const uint32_t offset =
+          depth < end_ ? static_cast<uint32_t>((depth * BAND) * sizeof(Element)) : kOutOfRange;
 #pragma unroll
       for (int strip = 0; strip < Slice::kStrips; ++strip)
-        next_[s][strip] = load_chunk(buffer_, offset + strip / kBandStrips * band_bytes_ +
-                                                  strip % kBandStrips * kStripRows * sizeof(Chunk));
+        next_[s][strip] = load_chunk(buffer_, offset + rows_[strip]);
     }
   }
   __device__ void publish(Memory&) {
@@ -178,8 +217,12 @@ class Preshuffled {
   __device__ const Slice& slice(const Memory&, int s) const { return slices_[s]; }
 
  private:
+  __device__ static uint32_t band_bytes_of(const MatrixView<const Element>& matrix) {
+    return static_cast<uint32_t>(BAND * matrix.sizes[1] * sizeof(Element));
+  }
+
   BufferDescriptor buffer_;
-  uint32_t band_bytes_;
+  uint32_t rows_[Slice::kStrips];  // where the row of a strip that this lane has begins
   int64_t end_;
   int wave_depth_;
   Chunk next_[Shape::kSlices][Slice::kStrips];
@@ -288,27 +331,34 @@ struct RunPlace {
   int row = lane_index() / kRuns, column = lane_index() % kRuns * kSumColumns;
 };
 
+/// Strip `s` of sums to `strip` in LDS, where this wave reads it by rows.
+template <class Sums, class Strip>
+__device__ void write_strip(const Sums& sums, int s, Strip& strip) {
+  using Layout = typename Sums::Layout;
+  using Run = Vec<typename Sums::Element, kSumColumns>;
+  static_assert(Layout::kSpan == kSumColumns && Sums::kPieceElements % kSumColumns == 0, "whole runs");
+#pragma unroll
+  for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
+    Run run;
+#pragma unroll
+    for (int i = 0; i < kSumColumns; ++i) run[i] = sums.pieces[s][e / Sums::kPieceElements][e % Sums::kPieceElements + i];
+    strip.template at<Run>(Layout::owner(), Layout::depth(e) * static_cast<int>(sizeof(run[0]))) = run;
+  }
+  __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // A wave's accesses to LDS stay in order.
+}
+
 /// use(row, sums) for the runs of this lane, of which `row` is that of the wave's first lane; strip by strip through
 /// `strip` in LDS.
 template <class Sums, class Strip, class Use>
 __device__ void each_run(const Sums& sums, Strip& strip, Use use) {
   using Layout = typename Sums::Layout;
   using Run = Vec<typename Sums::Element, kSumColumns>;
-  static_assert(Layout::kSpan == kSumColumns && Sums::kPieceElements % kSumColumns == 0, "whole runs");
   using Place = RunPlace<Sums::kRows>;
   static_assert(Layout::kWidth % Place::kRowsAtOnce == 0, "whole rows");
   const Place place;
 #pragma unroll
   for (int s = 0; s < Sums::kStrips; ++s) {
-#pragma unroll
-    for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
-      Run run;
-#pragma unroll
-      for (int i = 0; i < kSumColumns; ++i)
-        run[i] = sums.pieces[s][e / Sums::kPieceElements][e % Sums::kPieceElements + i];
-      strip.template at<Run>(Layout::owner(), Layout::depth(e) * static_cast<int>(sizeof(run[0]))) = run;
-    }
-    __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // A wave's accesses to LDS stay in order.
+    write_strip(sums, s, strip);
 #pragma unroll
     for (int row = 0; row < Layout::kWidth; row += Place::kRowsAtOnce) {
       // The same sum, of which the compiler sees what the swizzle makes of it: few addresses and constants.

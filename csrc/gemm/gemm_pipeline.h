@@ -74,6 +74,19 @@ class SlicesThroughLds {
 #pragma unroll
     for (int i = 0; i < kShare; ++i) offsets_[i] = row(i) * window.row_bytes + chunk() * sizeof(Chunk);
   }
+  /// Of the rows(i) of the matrix for rows i of the tile; those of none, which are negative, are zeros. The matrix lies
+  /// within 2^31 bytes.
+  template <class Rows>
+  __device__ SlicesThroughLds(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, Span span)
+      : left_(static_cast<int>(span.end - span.first)), wave_row_(wave_row) {
+    const AnyRows any(matrix, span);
+    buffer_ = any.buffer;
+#pragma unroll
+    for (int i = 0; i < kShare; ++i) {
+      const uint32_t offset = row(i) < BLOCK ? any.offset(rows(row(i))) : kOutOfRange;
+      offsets_[i] = offset + chunk() * sizeof(Chunk);
+    }
+  }
 
   /// Starts the load of chunk `i` of slice `s` of the step that is next.
   __device__ void load(int s, int i) {
@@ -133,6 +146,20 @@ class PreshuffledSlices {
 #pragma unroll
     for (int strip = 0; strip < kStrips; ++strip) {
       const int row = Layout::owned(strip);
+      offsets_[strip] = row / BAND * band_bytes + Layout::group() * kPackBytes + row % BAND * sizeof(Chunk);
+    }
+  }
+  /// The rows(i) of the matrix, which lies within 2^31 bytes, for rows i of the tile from `wave_row` on.
+  template <class Rows>
+  __device__ PreshuffledSlices(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, Span span)
+      : left_(static_cast<int>(span.end - span.first)) {
+    const auto band_bytes = static_cast<uint32_t>(BAND * matrix.sizes[1] * sizeof(Element));
+    const int64_t skipped = span.first * BAND;  // of the first band
+    const int64_t elements = matrix.sizes[0] * matrix.sizes[1] - skipped;
+    buffer_ = make_buffer(matrix.data + skipped, static_cast<uint32_t>(elements * sizeof(Element)));
+#pragma unroll
+    for (int strip = 0; strip < kStrips; ++strip) {
+      const auto row = static_cast<uint32_t>(rows(wave_row + Layout::owned(strip)));
       offsets_[strip] = row / BAND * band_bytes + Layout::group() * kPackBytes + row % BAND * sizeof(Chunk);
     }
   }
@@ -313,6 +340,7 @@ template <class Shape, int BAND,
           bool PIPELINED = Shape::kWavesK == 1 && Shape::kWaveM % 32 == 0 && Shape::kWaveM >= 64 &&
                            Shape::kWaveN % 32 == 0>
 struct MainLoop {
+  static constexpr bool kIsPipelined = true;
   using Matrix = MatrixView<const typename Shape::Element>;
   using Left = SlicesThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
   using Right = std::conditional_t<(BAND > 0), PreshuffledSlices<Shape, Shape::kWaveN, BAND ? BAND : 16>,
@@ -337,6 +365,7 @@ struct MainLoop {
 /// Waves that share the depth have little to multiply between two accesses: the plain loop.
 template <class Shape, int BAND>
 struct MainLoop<Shape, BAND, false> {
+  static constexpr bool kIsPipelined = false;
   using Matrix = MatrixView<const typename Shape::Element>;
   using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
   using Right = std::conditional_t<(BAND > 0), Preshuffled<Shape, Shape::kWaveN, BAND ? BAND : 16>,

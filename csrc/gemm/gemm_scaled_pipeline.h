@@ -52,9 +52,21 @@ class BlocksThroughLds {
     for (int p = 0; p < PARTS; ++p) {
 #pragma unroll
       for (int i = 0; i < kShare; ++i) {
-        const int row = slot_row(i) / kPartRows * ROWS + p * kPartRows + slot_row(i) % kPartRows;
-        offsets_[p][i] = row * window.row_bytes + chunk() * sizeof(Chunk);
+        offsets_[p][i] = row(p, i) * window.row_bytes + chunk() * sizeof(Chunk);
       }
+    }
+  }
+  /// Of the rows(i) of the matrix for rows i of the tile; those of none, which are negative, are zeros. The matrix lies
+  /// within 2^31 bytes.
+  template <class Rows>
+  __device__ BlocksThroughLds(const MatrixView<const Element>& matrix, const Rows& rows, int wave_row, Span span)
+      : left_(static_cast<int>(span.end - span.first)), slot_row_(wave_row / ROWS * kPartRows) {
+    const AnyRows any(matrix, span);
+    buffer_ = any.buffer;
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+#pragma unroll
+      for (int i = 0; i < kShare; ++i) offsets_[p][i] = any.offset(rows(row(p, i))) + chunk() * sizeof(Chunk);
     }
   }
 
@@ -79,6 +91,10 @@ class BlocksThroughLds {
 
  private:
   __device__ static int slot_row(int i) { return thread_index() / kChunksPerRow + i * kRowsAtOnce; }
+  /// Of the tile.
+  __device__ static int row(int p, int i) {
+    return slot_row(i) / kPartRows * ROWS + p * kPartRows + slot_row(i) % kPartRows;
+  }
   __device__ static int chunk() { return thread_index() % kChunksPerRow; }
 
   BufferDescriptor buffer_;
@@ -89,8 +105,9 @@ class BlocksThroughLds {
   Chunk staged_[PARTS][kShare];
 };
 
-/// The scales of a wave's part of out, a block of the depth ahead. Its columns lie within one block.
-template <class Shape>
+/// The scales of a wave's part of out, a block of the depth ahead. Its columns lie within one block, or with HALVES 2,
+/// gates and what they let through by turns, in a block for each half.
+template <class Shape, int HALVES = 1>
 class ScalesAhead {
  public:
   using Layout = typename Wide<Shape>::Sums::Layout;
@@ -105,45 +122,72 @@ class ScalesAhead {
         left_(wave.column() < columns ? span.end - span.first : 0) {
     const int64_t block = span.first / kScaleBlock, left = rows - wave.row();
     a_scale_ = a_scale.data + wave.row() * a_scale.strides[0] + block * a_stride_;
-    b_scale_ = b_scale.data + wave.column() / kScaleBlock * b_scale.strides[0] + block * b_stride_;
+    b_scale_[0] = b_scale.data + wave.column() / kScaleBlock * b_scale.strides[0] + block * b_stride_;
     const auto row_bytes = static_cast<uint32_t>(a_scale.strides[0] * sizeof(float));
     const int count = static_cast<int>(left < Shape::kWaveM ? left : Shape::kWaveM);
     a_bytes_ = count > 0 ? (count - 1) * row_bytes + sizeof(float) : 0;
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) offsets_[s] = Layout::owned(s) * row_bytes;
   }
+  /// Of rows(i) of a's scales, which has a_rows and lies within 2^31 bytes, for rows i of the tile, and of columns(i) of
+  /// b's rows.
+  template <class Rows, class Columns>
+  __device__ ScalesAhead(const ScaleMatrix& a_scale, int64_t a_rows, const Rows& rows, const ScaleMatrix& b_scale,
+                         const Columns& columns, const WavePlace<Shape>& wave, Span span)
+      : a_stride_(a_scale.strides[1]), b_stride_(b_scale.strides[1]), left_(span.end - span.first) {
+    const int64_t block = span.first / kScaleBlock;
+    a_scale_ = a_scale.data + block * a_stride_;
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+      b_scale_[half] = b_scale.data + block_of<Shape>(columns, wave, half) * b_scale.strides[0] + block * b_stride_;
+    const auto row_bytes = static_cast<uint32_t>(a_scale.strides[0] * sizeof(float));
+    a_bytes_ = static_cast<uint32_t>(a_rows - 1) * row_bytes + sizeof(float);
+#pragma unroll
+    for (int s = 0; s < kStrips; ++s) {
+      const int64_t row = rows(wave.tile_row + Layout::owned(s));
+      offsets_[s] = row < 0 ? kOutOfRange : static_cast<uint32_t>(row) * row_bytes;
+    }
+  }
 
   /// Starts the load of a scale of strip `s`'s rows, of the block that is next; past the edges there are zeros.
   __device__ void load(int s) {
     a_[s] = load_float(make_buffer(a_scale_, left_ > 0 ? a_bytes_ : 0), offsets_[s]);
   }
-  __device__ void load_columns() { b_next_ = load_float(make_buffer(b_scale_, left_ > 0 ? sizeof(float) : 0), 0); }
+  __device__ void load_columns() {
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half)
+      b_next_[half] = load_float(make_buffer(b_scale_[half], left_ > 0 ? sizeof(float) : 0), 0);
+  }
   /// What is loaded from here on is the block after that.
   __device__ void advance() {
     left_ -= kScaleBlock;
     a_scale_ += a_stride_;
-    b_scale_ += b_stride_;
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) b_scale_[half] += b_stride_;
   }
   /// The block whose columns' scale has been loaded becomes the current one. Opaque: the compiler would copy it, and
   /// wait for it, right behind its load.
-  __device__ void publish() { b_ = bits_float(opaque(float_bits(b_next_))); }
-  __device__ float factor(int s) const { return a_[s] * b_; }
+  __device__ void publish() {
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) b_[half] = bits_float(opaque(float_bits(b_next_[half])));
+  }
+  __device__ float factor(int s, int half) const { return a_[s] * b_[half]; }
 
  private:
-  const float *a_scale_, *b_scale_;
+  const float *a_scale_, *b_scale_[HALVES];
   int64_t a_stride_, b_stride_;
   int64_t left_;  // of the depth, from the next block on
   uint32_t a_bytes_, offsets_[kStrips];
-  float a_[kStrips], b_, b_next_;
+  float a_[kStrips], b_[HALVES], b_next_[HALVES];
 };
 
 /// Σ over blocks of b · aᵀ times its scales, for this wave's part of the tile. A phase is cut into pieces, one for each
 /// run of each strip of the left operand; a place is that of a matrix instruction.
-template <class Shape, class Left, class Right>
+template <class Shape, class Left, class Right, int HALVES = 1>
 class ScaledPipeline {
  public:
   using Sums = typename Wide<Shape>::Sums;
-  using Scales = ScalesAhead<Shape>;
+  using Scales = ScalesAhead<Shape, HALVES>;
   struct Memory {
     typename Left::Memory left;
     typename Right::Memory right;
@@ -238,7 +282,8 @@ class ScaledPipeline {
     }
 #pragma unroll
     for (int c = 0; c < Right::kStrips; ++c) block[1][c] = Piece{};
-    factor = 0;
+#pragma unroll
+    for (int half = 0; half < HALVES; ++half) factors[half] = 0;
   }
 
   /// Column strip and run of what `columns` has at `c`.
@@ -293,7 +338,8 @@ class ScaledPipeline {
       rows[kLater % kRing] = read_left(kLater < kPieces ? PHASE : 1 - PHASE, kLater % kPieces);
     }
     if constexpr (kOfStrip == kStripPlaces - 1) {
-      factor = scales.factor(kStrip);
+#pragma unroll
+      for (int half = 0; half < HALVES; ++half) factors[half] = scales.factor(kStrip, half);
       scales.load(kStrip);
       if constexpr (kStrip == Sums::kStrips - 1) scales.publish();
     }
@@ -351,6 +397,7 @@ class ScaledPipeline {
   __device__ __attribute__((always_inline)) void scale_elements() {
 #pragma unroll
     for (int e = FIRST; e < END; ++e) {
+      const float factor = factors[e % kElements / (kElements / HALVES)];
       float sum = __builtin_fmaf(block[STRIP % 2][e / kElements][e % kElements], factor, total[STRIP][e]);
       asm("" : "+v"(sum));  // Out of reach of the vectoriser: packed instructions do not run beside matrix ones.
       total[STRIP][e] = sum;
@@ -373,7 +420,7 @@ class ScaledPipeline {
   Chunk columns[kColumns];           // of the right operand, a block
   Chunk prefetched[kColumns];        // of the next block, where it does not come from LDS
   Piece block[2][Right::kStrips];    // the products of a block: of the strip before, and of the current one
-  float factor;                      // of the strip before
+  float factors[HALVES];             // of the strip before
   float total[Sums::kStrips][kScaled];
 };
 
@@ -381,6 +428,7 @@ class ScaledPipeline {
 /// is shuffled in, or 0.
 template <class Shape, int BAND, bool PIPELINED = Shape::kWavesK == 1 && Shape::kWaveM % 64 == 0>
 struct ScaledLoop {
+  static constexpr bool kIsPipelined = true;
   using Matrix = MatrixView<const typename Shape::Element>;
   using Left = BlocksThroughLds<Shape, Shape::kBlockM, Shape::kWaveM, 2>;
   using Right = std::conditional_t<(BAND > 0), PreshuffledSlices<Shape, Shape::kWaveN, BAND ? BAND : 16>,
@@ -407,6 +455,7 @@ struct ScaledLoop {
 /// Few rows, or waves that share the depth: little to multiply between two accesses, and memory sets the time.
 template <class Shape, int BAND>
 struct ScaledLoop<Shape, BAND, false> {
+  static constexpr bool kIsPipelined = false;
   using Matrix = MatrixView<const typename Shape::Element>;
   using Left = ThroughLds<Shape, Shape::kBlockM, Shape::kWaveM>;
   using Right = std::conditional_t<(BAND > 0), Preshuffled<Shape, Shape::kWaveN, BAND ? BAND : 16>,

@@ -92,7 +92,7 @@ struct Body {
     const auto* const bias = args.bias.at(place.group);
     if constexpr (Config::kIsGathered) {
       const RowIndex index{args.row_index + place.first, place.rows, args.a.sizes[0]};
-      Left left(args.a, index, wave.first_row, wave.tile_row, wave.depth, span.end);
+      Left left(args.a, [&](int row) { return index.at(wave.first_row + row); }, wave.tile_row, wave.depth, span.end);
       Right right = MainLoop<Shape, kBand, false>::right_of(b, wave, span);
       AddProducts accumulate;
       auto sums = gemm::multiply<Shape>(left, right, accumulate, span, lds);

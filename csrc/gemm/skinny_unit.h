@@ -11,13 +11,63 @@
 
 namespace aiter_like::skinny {
 
-/// 16 bytes: kRun elements of 16 bits that follow one another along the depth.
+/// 16 bytes of elements that follow one another along the depth.
 #if defined(__HIP__)
 using Run = __attribute__((ext_vector_type(4))) uint32_t;  // One value to clang, which a loop needs not copy.
 #else
 using Run = Vec<uint32_t, 4>;
 #endif
-constexpr int kRun = 8;
+constexpr int kRunBytes = 16;
+
+/// Four sums in fp32.
+#if defined(__HIP__)
+using FloatSums = Accumulator;
+#else
+using FloatSums = Vec<float, 4>;
+#endif
+
+/// 16 bytes from an address that is a multiple of 16, or of an element of type Element.
+template <bool kIsAligned, class Element>
+__device__ Run load_run(const char* address) {
+  if constexpr (kIsAligned) {
+    return __builtin_bit_cast(Run, load_vec<4>(reinterpret_cast<const uint32_t*>(address)));
+  } else {
+    constexpr int kElements = kRunBytes / sizeof(Element);
+    Vec<Element, kElements> run;
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) run[e] = reinterpret_cast<const Element*>(address)[e];
+    return __builtin_bit_cast(Run, run);
+  }
+}
+
+/// Of `count` columns, where the kSize of a unit begin that has those from `first` on: earlier where there are not as
+/// many left, so that a unit's place is the same for all lanes.
+template <int kSize>
+__device__ uint32_t unit_begin(uint32_t first, uint32_t count) {
+  const uint32_t last = count > kSize ? count - kSize : 0;
+  return first < last ? first : last;
+}
+
+/// The last index of `count` instead of what is beyond it.
+__device__ inline uint32_t within(uint32_t index, uint32_t count) { return index < count ? index : count - 1; }
+
+/// A value that all lanes have alike, so that the compiler knows it.
+__device__ inline uint32_t uniform(uint32_t x) {
+#if defined(__HIP__)
+  return static_cast<uint32_t>(__builtin_amdgcn_readfirstlane(static_cast<int>(x)));
+#else
+  return x;
+#endif
+}
+
+/// The value of lane `lane`, which is the same in all lanes.
+__device__ inline uint32_t of_lane(uint32_t x, int lane) {
+#if defined(__HIP__)
+  return static_cast<uint32_t>(__builtin_amdgcn_readlane(static_cast<int>(x), lane));
+#else
+  return __shfl_sync(0xFFFFFFFFu, x, lane);
+#endif
+}
 
 /// The compiler moves no instruction across, so that loads are issued in the order in which they are waited for.
 __device__ inline void keep_order() {
@@ -40,18 +90,23 @@ __device__ inline void settle_before_branch() {
 //   in memory  a lane reads, from depth() on, column(run) of the weights for each of kColumnRuns, and row(run) of a, a
 //              run for kRunRows of them
 //   columns(), rows()  from these runs to the instruction's operands, by way of an Exchange of the wave's own in LDS
-//   multiply() adds a product to Sums, whose float i of this lane belongs to sum_column(lane, i) and sum_row(lane, i)
+//   direct()   from runs that a lane has read at direct_column() of the weights, direct_depth(run) on: where these lie
+//              in memory such that lanes' runs follow one another, and need no exchange
+//   multiply() adds a product to Sums, whose float i of this lane belongs to sum_column(lane, i) and sum_row(lane, i);
+//              with template arguments, that of a part of the depth alone
+//   sum_place() is lane · 4 + i of an element of the sums
 
 #if defined(__HIP__)
 
-/// v_mfma_f32_16x16x16. A compute unit takes 64 bytes of neighbouring lanes a cycle only if they lie in one line, and
+/// v_mfma_f32_16x16x16, or 16x16x32 of 8 bits. A compute unit takes 64 bytes of neighbouring lanes a cycle only if they lie in one line, and
 /// the instruction wants neighbouring lanes in different rows: 16 lanes read 256 bytes in a row, and the runs change
 /// lanes.
 template <class Element>
 struct Unit {
+  static constexpr int kRun = kRunBytes / sizeof(Element);  // elements
   static constexpr int kColumns = 16, kRows = 16, kDepth = 16 * kRun, kColumnRuns = 4, kRunRows = 4;
   static constexpr int kSteps = 4;  // pairs of instructions for the depth
-  using Sums = Accumulator;
+  using Sums = decltype(Mfma<Element, 16>::multiply({}, {}, {}));
   struct Operand {
     Run runs[kSteps];
   };
@@ -71,18 +126,27 @@ struct Unit {
     return exchanged(runs, lds);
   }
 
+  __device__ static int direct_column(int) { return lane_index() % 16; }
+  __device__ static int direct_depth(int run) { return (run * 4 + lane_index() / 16) * kRun; }
+  __device__ static Operand direct(const Run (&runs)[kColumnRuns]) {
+    return {{runs[0], runs[1], runs[2], runs[3]}};
+  }
+
+  template <int kPart = 0, int kParts = 1>
   __device__ static void multiply(Sums& sums, const Operand& columns, const Operand& rows) {
+    constexpr int kPartSteps = kSteps / kParts;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
+    for (int s = kPart * kPartSteps; s < (kPart + 1) * kPartSteps; ++s) {
 #pragma unroll
       for (int half = 0; half < 4; half += 2)
-        sums = mfma_16x16x16<Element>(Fragment{columns.runs[s][half], columns.runs[s][half + 1]},
-                                      Fragment{rows.runs[s][half], rows.runs[s][half + 1]}, sums);
+        sums = Mfma<Element, 16>::multiply(Fragment{columns.runs[s][half], columns.runs[s][half + 1]},
+                                           Fragment{rows.runs[s][half], rows.runs[s][half + 1]}, sums);
     }
   }
 
   __device__ static int sum_column(int lane, int i) { return lane / 16 * 4 + i; }
   __device__ static int sum_row(int lane, int) { return lane % 16; }
+  __device__ static int sum_place(int column, int row) { return (column / 4 * 16 + row) * 4 + column % 4; }
 
  private:
   /// Rows that no run was read for hold what was there; they only reach sums that nobody asks for.
@@ -112,6 +176,8 @@ struct Unit {
 /// mma.sync m16n8k16, whose operands are read as they are: 4 lanes along the depth have 64 bytes in a row.
 template <class Element>
 struct Unit {
+  static_assert(sizeof(Element) == 2, "the form for NVIDIA is of 16-bit elements");
+  static constexpr int kRun = kRunBytes / sizeof(Element);
   static constexpr int kColumns = 16, kRows = 8, kDepth = 4 * kRun, kColumnRuns = 2, kRunRows = 8;
   using Sums = Vec<float, 4>;
   struct Exchange {};
@@ -126,6 +192,11 @@ struct Unit {
   __device__ static Columns columns(const Run (&runs)[kColumnRuns], Exchange&) { return {{runs[0], runs[1]}}; }
   __device__ static Run rows(const Run (&runs)[1], Exchange&) { return runs[0]; }
 
+  __device__ static int direct_column(int run) { return column(run); }
+  __device__ static int direct_depth(int) { return depth(); }
+  __device__ static Columns direct(const Run (&runs)[kColumnRuns]) { return {{runs[0], runs[1]}}; }
+
+  template <int kPart = 0, int kParts = 1>
   __device__ static void multiply(Sums& sums, const Columns& columns, const Run& rows) {
     const Run &lower = columns.runs[0], &upper = columns.runs[1];
 #pragma unroll
@@ -147,6 +218,9 @@ struct Unit {
 
   __device__ static int sum_column(int lane, int i) { return lane / 4 + i / 2 * 8; }
   __device__ static int sum_row(int lane, int i) { return lane % 4 * 2 + i % 2; }
+  __device__ static int sum_place(int column, int row) {
+    return (column % 8 * 4 + row / 2) * 4 + column / 8 * 2 + row % 2;
+  }
 };
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "aiter_like/ffi.h"
 #include "moe_sorting_body.h"
+#include "moe_vectors.h"
 
 #if !defined(EXPERTS)
 #error "moe_sorting.hip: -DEXPERTS=256|1024"
@@ -12,29 +13,22 @@
 namespace aiter_like {
 
 struct Config {
+  using Id = int32_t;
+  static constexpr PairForm kForm = PairForm::kPacked;
   static constexpr int kExperts = EXPERTS;
 };
 
 // In both passes, since the device pass compiles only the kernels that a launch names.
-template void launch_moe_sorting<Config>(const MoeSortingArgs&, Stream);
+template void launch_moe_sorting<Config>(const MoeSortingArgs<Config>&, Stream);
 
 #if AITER_LIKE_HOST_PASS
 
 using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
-/// The data of a contiguous vector of T with at least `count` elements.
-template <class T>
-T* vector_of(const ffi::Tensor& tensor, int64_t count, const char* name) {
-  const ffi::Rows rows = ffi::rows<T>(tensor, name);
-  if (tensor.ndim() != 1 || rows.size < count)
-    TVM_FFI_THROW(ValueError) << name << " must be a contiguous vector of at least " << count << " elements";
-  return static_cast<T*>(rows.data);
-}
-
 void moe_sorting(ffi::Tensor sorted_ids, ffi::Tensor sorted_weights, ffi::Tensor sorted_experts, ffi::Tensor valid,
                  OptionalTensor buffer, ffi::Tensor ids, ffi::Tensor weights, OptionalTensor mask,
                  OptionalTensor local_tokens, int64_t experts, int64_t block) {
-  constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads, kChunk = 8 * kThreads, kMostChunks = 256;
+  constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads;
   const ffi::Rows i = ffi::rows<int32_t>(ids, "moe_sorting: topk_ids");
   const ffi::Rows w = ffi::rows<float>(weights, "moe_sorting: topk_weights");
   ffi::check_value(ids.ndim() == 2 && w.count == i.count && w.size == i.size,
@@ -44,28 +38,23 @@ void moe_sorting(ffi::Tensor sorted_ids, ffi::Tensor sorted_weights, ffi::Tensor
                    "moe_sorting: at most EXPERTS experts, 127 of them for each of less than 2^24 tokens");
   const int64_t pairs = i.count * i.size, most = pairs < experts ? pairs : experts;
   const int64_t capacity = pairs + most * (block - 1);
-  MoeSortingArgs args{};
-  args.sorted_ids = vector_of<int32_t>(sorted_ids, capacity, "moe_sorting: sorted_ids");
-  args.sorted_weights = vector_of<float>(sorted_weights, capacity, "moe_sorting: sorted_weights");
-  args.sorted_experts = vector_of<int32_t>(sorted_experts, capacity / block, "moe_sorting: sorted_expert_ids");
-  args.valid = vector_of<int32_t>(valid, 2, "moe_sorting: num_valid_ids");
+  MoeSortingArgs<Config> args{};
+  args.sorted_ids = ffi::vector_of<int32_t>(sorted_ids, capacity, "moe_sorting: sorted_ids");
+  args.sorted_weights = ffi::vector_of<float>(sorted_weights, capacity, "moe_sorting: sorted_weights");
+  args.sorted_experts = ffi::vector_of<int32_t>(sorted_experts, capacity / block, "moe_sorting: sorted_expert_ids");
+  args.valid = ffi::vector_of<int32_t>(valid, 2, "moe_sorting: num_valid_ids");
   args.ids = static_cast<const int32_t*>(i.data);
   args.weights = static_cast<const float*>(w.data);
   args.ids_stride = i.stride;
   args.weights_stride = w.stride;
-  if (mask.has_value()) args.mask = vector_of<int32_t>(mask.value(), experts, "moe_sorting: expert_mask");
-  if (local_tokens.has_value())
-    args.local_tokens = vector_of<int32_t>(local_tokens.value(), 1, "moe_sorting: num_local_tokens");
+  args.mask = ffi::vector_of<int32_t>(mask, experts, "moe_sorting: expert_mask");
+  args.local_tokens = ffi::vector_of<int32_t>(local_tokens, 1, "moe_sorting: num_local_tokens");
   args.pairs = static_cast<uint32_t>(pairs);
   args.tokens = static_cast<int>(i.count);
   args.slots = static_cast<int>(i.size);
   args.experts = static_cast<int>(experts);
   args.block = static_cast<int>(block);
-  const auto up = [](int64_t x, int64_t step) { return (x + step - 1) / step * step; };
-  int64_t chunk = pairs <= kChunk ? up(pairs > 0 ? pairs : 1, kThreads) : kChunk;
-  if (pairs > chunk * kMostChunks) chunk = up(up(pairs, kMostChunks) / kMostChunks, kThreads);
-  args.chunk = static_cast<uint32_t>(chunk);
-  args.chunks = pairs > 0 ? static_cast<int>((pairs + chunk - 1) / chunk) : 1;
+  const int64_t words = share_pairs(args);
   if (buffer.has_value()) {
     const ffi::Tensor b = buffer.value();
     const int64_t bytes = b.numel() * b.dtype().bits / 8;
@@ -76,8 +65,7 @@ void moe_sorting(ffi::Tensor sorted_ids, ffi::Tensor sorted_weights, ffi::Tensor
     args.clearing = static_cast<int>(groups < 1024 ? groups : 1024);
   }
   std::optional<ffi::Scratch> counts;
-  if (args.chunks > 1)
-    args.counts = static_cast<uint32_t*>(counts.emplace(args.chunks * experts * 4, ids.device()).data());
+  if (words > 0) args.counts = static_cast<uint32_t*>(counts.emplace(words * 4, ids.device()).data());
   launch_moe_sorting<Config>(args, ffi::stream_of(ids));
 }
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Pairs of token and expert, sorted by experts and within an expert by tokens; each expert's are padded to whole
-// blocks. HIP (gfx9) and CUDA. moe_sorting.hip says what a Config holds.
+// blocks. HIP (gfx9) and CUDA. A Config holds the size of the tables, the type of experts' numbers and the form of what
+// is written: moe_sorting.hip has packed pairs with their weights, moe_align_block_size.hip and moe_permute.hip have
+// the pairs' flat numbers.
 //
 //   1. where there are more pairs than a workgroup takes: each counts those of its chunk, expert by expert
 //   2. each adds up the counts of all chunks to where its own pairs go, and writes them. Its waves have a part of the
-//      chunk each, in order, and counters of their own; the pairs of a wave find their ranks by looking at each other.
+//      chunk each, in order, and counters of their own; the pairs of a wave find their ranks by ballots
+//      on the bits of their experts.
 //
 // Workgroups beyond the chunks set the buffer of results to zero at the same time.
 // LDS: 4 bytes for each expert and wave, and 12 for each expert. Bound: latency, few microseconds; with the buffer, its
@@ -12,30 +15,49 @@
 #pragma once
 
 #include "aiter_like/atomics.h"
-#include "aiter_like/dtype.h"
+#include "aiter_like/lanes.h"
 
 namespace aiter_like {
 
+/// What is written for a pair: slot << 24 | token with its weight, or its number token · slots + slot.
+enum class PairForm { kPacked, kNumber };
+
+template <class Config>
 struct MoeSortingArgs {
-  int32_t* sorted_ids;           // [capacity]: slot << 24 | token, in padding slots << 24 | tokens
-  float* sorted_weights;         // [capacity], 0 in padding
-  int32_t* sorted_experts;      // [capacity / block]: the local expert of each block
-  int32_t* valid;               // [2]: padded pairs, and tokens that count
-  const int32_t* ids;           // [tokens, slots]
+  int32_t* sorted_ids;             // [capacity]: pairs, in padding slots << 24 | tokens, or the number of all pairs
+  int32_t* sorted_experts;         // [capacity / block]: the local expert of each block; may be null for kNumber
+  int32_t* valid;                  // [2] of kPacked: padded pairs, tokens that count; [1] of kNumber, may be null
+  const typename Config::Id* ids;  // [tokens, slots]
+  uint32_t* counts;                // [chunks, experts]; null for one chunk
+  int64_t ids_stride;
+  uint32_t pairs, chunk;  // of all tokens, and of a workgroup: a multiple of kThreads
+  int tokens, slots, experts, block, chunks;
+
+  // Of kPacked.
+  float* sorted_weights;        // [capacity], 0 in padding
   const float* weights;         // [tokens, slots]
   const int32_t* mask;          // [experts]: 0 where an expert is another device's; null: all are here
   const int32_t* local_tokens;  // [1]: tokens that count; null: all
-  uint32_t* counts;             // [chunks, experts]; null for one chunk
   uint32_t* buffer;             // words to be set to zero, or null
-  int64_t ids_stride, weights_stride, buffer_words;
-  uint32_t pairs, chunk;       // of all tokens, and of a workgroup: a multiple of kThreads
-  int tokens, slots, experts, block, chunks, clearing;  // clearing: workgroups beyond the chunks
+  int64_t weights_stride, buffer_words;
+  int clearing;  // workgroups beyond the chunks
+
+  // Of kNumber; each may be null.
+  int32_t* block_pairs;  // [capacity / block]: pairs of the block's expert from this block on
+  int32_t* inverse;      // [pairs]: where each pair is, or -1
+  int64_t* first;        // [experts + 1]: where an expert's pairs begin
+  const int32_t* map;    // [mapped]: the expert here of each number in ids; null: they are the same
+  int mapped;
 };
 
 template <class Config>
 struct MoeSortingBody {
+  using Args = MoeSortingArgs<Config>;
   static constexpr int kExperts = Config::kExperts;
+  static constexpr bool kIsPacked = Config::kForm == PairForm::kPacked;
   static constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kEach = (kExperts + kThreads - 1) / kThreads;
+  static constexpr int kBits = kExperts > 256 ? 10 : 8;
+  static_assert(kExperts <= 1 << kBits, "lanes with equal experts are found by their bits");
 
   struct Lds {
     uint32_t next[kWaves][kExperts];  // pairs of a wave, then where its next one goes
@@ -43,29 +65,30 @@ struct MoeSortingBody {
     uint32_t first[kExperts];         // where an expert's pairs begin
     uint32_t local[kExperts];         // experts that are here before it
     uint32_t sums[2][kThreads];
-    int32_t seen[kWaves][kWaveSize];
   };
 
-  __device__ static uint32_t valid_pairs(const MoeSortingArgs& args) {
-    if (!args.local_tokens) return args.pairs;
+  __device__ static uint32_t valid_pairs(const Args& args) {
+    if (!kIsPacked || !args.local_tokens) return args.pairs;
     const int tokens = *args.local_tokens;
     if (tokens <= 0) return 0;
     return tokens < args.tokens ? static_cast<uint32_t>(tokens) * static_cast<uint32_t>(args.slots) : args.pairs;
   }
-  __device__ static bool is_here(const MoeSortingArgs& args, int expert) {
-    return !args.mask || args.mask[expert] != 0;
+  __device__ static bool is_here(const Args& args, int expert) {
+    return !kIsPacked || !args.mask || args.mask[expert] != 0;
   }
 
   /// The expert of a pair, or -1 where it does not count: beyond the last one, of a bad number, or not here.
-  __device__ static int expert_of(const MoeSortingArgs& args, uint32_t pair, uint32_t end) {
+  __device__ static int expert_of(const Args& args, uint32_t pair, uint32_t end) {
     if (pair >= end) return -1;
     const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
-    const int expert = args.ids[token * args.ids_stride + slot];
-    return expert >= 0 && expert < args.experts && is_here(args, expert) ? expert : -1;
+    typename Config::Id expert = args.ids[token * args.ids_stride + slot];
+    if (!kIsPacked && args.map) expert = expert >= 0 && expert < args.mapped ? args.map[expert] : -1;
+    return expert >= 0 && expert < args.experts && is_here(args, static_cast<int>(expert)) ? static_cast<int>(expert)
+                                                                                         : -1;
   }
 
   /// The first launch: counts of a chunk.
-  __device__ __forceinline__ static void run_count(const MoeSortingArgs& args) {
+  __device__ __forceinline__ static void run_count(const Args& args) {
     __shared__ uint32_t histogram[kExperts];
     for (int e = thread_index(); e < args.experts; e += kThreads) histogram[e] = 0;
     workgroup_barrier();
@@ -80,7 +103,7 @@ struct MoeSortingBody {
   }
 
   /// From pairs of experts to where they begin, padded, and to numbers of experts that are here.
-  __device__ static void place_experts(const MoeSortingArgs& args, Lds& lds) {
+  __device__ static void place_experts(const Args& args, Lds& lds) {
     const int thread = thread_index();
     uint32_t padded = 0, here = 0;
     for (int i = 0; i < kEach; ++i) {
@@ -110,30 +133,48 @@ struct MoeSortingBody {
     workgroup_barrier();
   }
 
-  /// Padding and blocks of this workgroup's share of the experts, and the two numbers.
-  __device__ static void write_blocks(const MoeSortingArgs& args, Lds& lds, int chunk) {
-    const int32_t none = args.slots << 24 | args.tokens;
-    for (int e = chunk * kWaves + wave_index(); e < args.experts; e += args.chunks * kWaves) {
-      const uint32_t total = lds.total[e], padded = (total + args.block - 1) / args.block * args.block;
-      const uint32_t first = lds.first[e];
-      for (uint32_t i = total + lane_index(); i < padded; i += kWaveSize) {
-        args.sorted_ids[first + i] = none;
-        args.sorted_weights[first + i] = 0.f;
+  /// Padding and blocks of this workgroup's share of the experts, and the two numbers. Lanes look at an expert each;
+  /// then the wave writes for one after the other that has pairs.
+  __device__ static void write_blocks(const Args& args, Lds& lds, int chunk) {
+    const int32_t none = kIsPacked ? args.slots << 24 | args.tokens : static_cast<int32_t>(args.pairs);
+    const int waves = args.chunks * kWaves, lane = lane_index();
+    for (int begin = chunk * kWaves + wave_index(); begin < args.experts; begin += waves * kWaveSize) {
+      const int e = begin + lane * waves;
+      const bool is_expert = e < args.experts;
+      const int32_t own_total = is_expert ? lds.total[e] : 0, own_first = is_expert ? lds.first[e] : 0;
+      const int32_t own_local = is_expert ? lds.local[e] : 0;
+      const int32_t own_blocks = (own_total + args.block - 1) / args.block, own_block = own_first / args.block;
+      if (!kIsPacked && args.first && is_expert) args.first[e] = own_first;
+      for (uint64_t left = lanes_with(own_total > 0); left != 0; left &= left - 1) {
+        const int from = lowest_lane(left);
+        const int32_t total = of_lane(own_total, from), first = of_lane(own_first, from);
+        const int32_t blocks = of_lane(own_blocks, from), block = of_lane(own_block, from);
+        const int32_t local = of_lane(own_local, from);
+        for (int32_t i = total + lane; i < blocks * args.block; i += kWaveSize) {
+          args.sorted_ids[first + i] = none;
+          if constexpr (kIsPacked) args.sorted_weights[first + i] = 0.f;
+        }
+        if (!kIsPacked && !args.sorted_experts) continue;
+        for (int32_t i = lane; i < blocks; i += kWaveSize) {
+          args.sorted_experts[block + i] = local;
+          if (!kIsPacked && args.block_pairs) args.block_pairs[block + i] = total - i * args.block;
+        }
       }
-      for (uint32_t i = lane_index(); i < padded / args.block; i += kWaveSize)
-        args.sorted_experts[first / args.block + i] = static_cast<int32_t>(lds.local[e]);
     }
-    if (chunk == 0 && thread_index() == 0) {
-      args.valid[0] = static_cast<int32_t>(lds.sums[0][kThreads - 1]);
+    if (chunk != 0 || thread_index() != 0) return;
+    const uint32_t end = lds.sums[0][kThreads - 1];
+    if (kIsPacked || args.valid) args.valid[0] = static_cast<int32_t>(end);
+    if constexpr (kIsPacked)
       args.valid[1] = static_cast<int32_t>(valid_pairs(args) / static_cast<uint32_t>(args.slots));
-    }
+    else if (args.first)
+      args.first[args.experts] = end;
   }
 
   /// The second launch, or the only one.
-  __device__ __forceinline__ static void run_place(const MoeSortingArgs& args) {
+  __device__ __forceinline__ static void run_place(const Args& args) {
     __shared__ Lds lds;
     const int chunk = static_cast<int>(workgroup_index().x);
-    if (chunk >= args.chunks) {
+    if (kIsPacked && chunk >= args.chunks) {
       for (int64_t i = int64_t{chunk - args.chunks} * kThreads + thread_index(); i < args.buffer_words;
            i += int64_t{args.clearing} * kThreads)
         args.buffer[i] = 0;
@@ -176,42 +217,54 @@ struct MoeSortingBody {
     for (uint32_t step = 0; step < part; step += kWaveSize) {
       const uint32_t pair = begin + step + lane;
       const int expert = expert_of(args, pair, end);
-      lds.seen[wave][lane] = expert;
-      workgroup_barrier();  // the same number of steps in all waves
-      uint32_t before = 0, after = 0;
-#pragma unroll 8
-      for (int other = 0; other < kWaveSize; ++other) {
-        const bool is_same = lds.seen[wave][other] == expert;
-        before += is_same && other < lane;
-        after += is_same && other > lane;
-      }
+      const uint64_t same = lanes_like<kBits>(static_cast<uint32_t>(expert)) & lanes_with(expert >= 0);
       uint32_t place = 0;
-      if (expert >= 0) place = lds.next[wave][expert] + before;
-      workgroup_barrier();
+      if (expert >= 0) place = lds.next[wave][expert] + lane_count(same & ((uint64_t{1} << lane) - 1));
+      wave_barrier();
       if (expert >= 0) {
-        if (after == 0) lds.next[wave][expert] = place + 1;
-        const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
-        args.sorted_ids[lds.first[expert] + place] = static_cast<int32_t>(slot << 24 | token);
-        args.sorted_weights[lds.first[expert] + place] = args.weights[token * args.weights_stride + slot];
+        if (same >> lane == 1) lds.next[wave][expert] = place + 1;  // the last one
+        place += lds.first[expert];
+        if constexpr (kIsPacked) {
+          const uint32_t token = pair / static_cast<uint32_t>(args.slots), slot = pair - token * args.slots;
+          args.sorted_ids[place] = static_cast<int32_t>(slot << 24 | token);
+          args.sorted_weights[place] = args.weights[token * args.weights_stride + slot];
+        } else {
+          args.sorted_ids[place] = static_cast<int32_t>(pair);
+        }
       }
+      if (!kIsPacked && args.inverse && pair < end) args.inverse[pair] = expert >= 0 ? static_cast<int32_t>(place) : -1;
+      wave_barrier();
     }
   }
 };
 
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_count_kernel(MoeSortingArgs args) {
+__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_count_kernel(typename Body::Args args) {
   await_stream();
   Body::run_count(args);
 }
 
 template <class Body>
-__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(MoeSortingArgs args) {
+__global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(typename Body::Args args) {
   await_stream();
   Body::run_place(args);
 }
 
+/// How the pairs are shared out among workgroups, and the words of `counts` that they need.
 template <class Config>
-void launch_moe_sorting(const MoeSortingArgs& args, Stream stream) {
+int64_t share_pairs(MoeSortingArgs<Config>& args) {
+  constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads, kChunk = 8 * kThreads, kMostChunks = 256;
+  const auto up = [](int64_t x, int64_t step) { return (x + step - 1) / step * step; };
+  const int64_t pairs = args.pairs;
+  int64_t chunk = pairs <= kChunk ? up(pairs > 0 ? pairs : 1, kThreads) : kChunk;
+  if (pairs > chunk * kMostChunks) chunk = up(up(pairs, kMostChunks) / kMostChunks, kThreads);
+  args.chunk = static_cast<uint32_t>(chunk);
+  args.chunks = pairs > 0 ? static_cast<int>((pairs + chunk - 1) / chunk) : 1;
+  return args.chunks > 1 ? int64_t{args.chunks} * args.experts : 0;
+}
+
+template <class Config>
+void launch_moe_sorting(const MoeSortingArgs<Config>& args, Stream stream) {
   using Body = MoeSortingBody<Config>;
   if (args.counts) {
     launch_overlapped(moe_sorting_count_kernel<Body>, dim3(static_cast<uint32_t>(args.chunks)), Body::kThreads, stream,

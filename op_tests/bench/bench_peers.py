@@ -21,6 +21,7 @@ is_asked_for = False
 
 FLASHINFER, FLAG_GEMS, LIGER = "flashinfer", "flag_gems", "liger_kernel.transformers.functional"
 LIGER_OPS = "liger_kernel.ops"
+VLLM_MOE = "vllm.model_executor.layers.fused_moe"
 SGLANG_FP8, DEEP_GEMM = "sglang.srt.layers.quantization.fp8_kernel", "deep_gemm"
 
 
@@ -140,6 +141,8 @@ PEERS: dict[str, dict[str, Callable[..., Callable[[], Any]]]] = {
         SGLANG_FP8: lambda m, out, a, b, a_scale, b_scale: partial(
             m.w8a8_block_fp8_matmul_triton, a, b, a_scale.contiguous(), b_scale, [128, 128], out.dtype),
         DEEP_GEMM: _deep_gemm},
+    "fused_moe": {
+        VLLM_MOE: lambda m, *args: partial(m.fused_experts, *args, inplace=False)},
     "rope": {
         FLASHINFER: _flashinfer_rope,
         FLAG_GEMS: lambda m, q, k, cos, sin, positions, is_neox: partial(

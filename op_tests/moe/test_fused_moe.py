@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""fused_moe: every form of weights on every backend against float64; masks, few tokens, paddings, refusals."""
+"""fused_moe: every form of weights on every backend against float64; masks, few tokens, refusals; `--bench`."""
 
 from __future__ import annotations
 
+import functools
+
+import bench_peers
+import benching
 import pytest
 import torch
 from layers import FORMS, check, expected, layer
 
 import aiter_like
-from aiter_like import explain
+from aiter_like import dtypes, explain
+from aiter_like.device import target_of
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing import strided_like
@@ -197,3 +202,56 @@ def test_refusals(device):
     eight = layer(device, "fp8 blocks")
     with pytest.raises(TypeError, match="fused_moe: w1_scale must be a tensor"):
         aiter_like.fused_moe(hidden, eight.w1, eight.w2, weights, ids, quant_type=QuantType.per_1x128)
+
+
+MODELS = {"Mixtral 8x7B": (8, 2, 4096, 14336), "Qwen3 30B-A3B": (128, 8, 2048, 768),
+          "Qwen3 235B-A22B, TP 8": (128, 8, 4096, 192), "DeepSeek V3, TP 8": (256, 8, 7168, 256),
+          "GPT-OSS 120B": (128, 4, 2880, 2880)}
+"""Experts, slots, k and inner of a layer."""
+
+
+def bench() -> None:
+    """Beside products of dense matrices with as many rows, by our own kernels, and what vLLM has where it is found."""
+    device = torch.device("cuda")
+
+    def case(model: str, form: str, tokens: int, seed: int) -> benching.Case:
+        experts, slots, k, inner = MODELS[model]
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16) * shape[-1]**-0.5
+
+        w1, w2, options = random(experts, 2 * inner, k), random(experts, k, inner), {}
+        if form == "fp8 blocks":
+            fp8 = dtypes.fp8_of(target_of(device).arch)
+            options = {"quant_type": QuantType.per_1x128} | {
+                name: torch.full((experts, -(-w.shape[1] // 128), -(-w.shape[2] // 128)), w.shape[2]**-0.5 / 64,
+                                 device=device) for name, w in (("w1_scale", w1), ("w2_scale", w2))}
+            w1, w2 = ((w * w.shape[2]**0.5 * 64).to(fp8) for w in (w1, w2))
+        hidden = random(tokens, k) * k**0.5
+        ids = torch.rand(tokens, experts, generator=generator, device=device).topk(slots, 1).indices.int()
+        weights = torch.rand(tokens, slots, generator=generator, device=device)
+        given = (hidden, w1, w2, weights, ids)
+        calls = benching.by_backend(aiter_like.fused_moe, *given, backends=("triton",), **options)
+        calls["chosen"] = functools.partial(aiter_like.fused_moe, *given, **options)
+        if not options:
+            rows = [hidden.new_empty(tokens * slots, size).normal_() for size in (k, inner)]
+            calls["dense"] = lambda: (aiter_like.gemm_a16w16(rows[0], w1[0]), aiter_like.gemm_a16w16(rows[1], w2[0]))
+            calls |= bench_peers.calls("fused_moe", *given)
+        touched = len(ids.unique())
+        moved = touched * (w1[0].nbytes + w2[0].nbytes) + 2 * hidden.nbytes
+        flops = 2 * tokens * slots * 3 * k * inner
+
+        def check(out: object) -> float:
+            assert isinstance(out, tuple) or out.isfinite().all()
+            return 0.0
+
+        return benching.Case(f"{model}, {form}, {tokens}", moved, calls, check, flops=flops)
+
+    shapes = [(model, form, tokens) for form in ("bf16", "fp8 blocks") for model in MODELS
+              for tokens in (1, 16, 64, 512, 4096, 16384) if form == "bf16" or MODELS[model][3] % 128 == 0]
+    benching.table("fused_moe", (functools.partial(case, *shape, 0) for shape in shapes))
+
+
+if __name__ == "__main__":
+    benching.main(bench, __doc__)

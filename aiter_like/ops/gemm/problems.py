@@ -36,7 +36,7 @@ def check_matrices(op: str, **matrices: Any) -> None:
 
 
 def products_instance(op: str, call: Any, tile: str, splits: int = 1, name: str = "",
-                      names: tuple[str, ...] = tiles.TILES, **macros: int) -> Instance:
+                      names: tuple[str, ...] = tiles.TILES, **macros: int | str) -> Instance:
     """The build of a kernel of many products for the elements of a call, in a tile of `names`; `name` and `macros` for
     what only this operator has.
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from aiter_like.dispatch import Backend, Op
+from aiter_like.dispatch.tuning import Tuning
 from aiter_like.ops.activation.parts import gated
 from aiter_like.ops.gemm.parts import after_product
 from aiter_like.ops.layout.shuffle_weight import unshuffle_weight
+from aiter_like.ops.moe import moe_gemm_blocks, moe_gemm_ck, moe_gemm_hip, moe_gemm_tuning
 from aiter_like.ops.moe.moe_formats import SCALE_BLOCK, power_of_two, widened
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, tune_key
 from aiter_like.ops.moe.moe_gemm_cases import cases
@@ -97,4 +99,12 @@ moe_gemm = Op(
     _OP, call=MoeGemmCall, reference=moe_gemm_ref, check=check_call, tune_key=tune_key,
     tune_fields=("pairs", "experts", "n", "k", "slots", "block", "dtype", "b_dtype", "group_size", "is_gated",
                  "is_of_pairs", "is_shuffled"),
-    round_field="pairs", cases=cases, sums_in_fp32=True, backends=(Backend("torch", moe_gemm_ref),))
+    round_field="pairs", cases=cases, sums_in_fp32=True,
+    tuning=Tuning(moe_gemm_tuning.case, traffic=moe_gemm_tuning.traffic, shapes=moe_gemm_tuning.shapes,
+                  smaller=moe_gemm_tuning.smaller),
+    backends=(Backend("hip", moe_gemm_hip.moe_gemm_hip, refusal=moe_gemm_hip.refusal, space=moe_gemm_hip.space),
+              Backend("ck", moe_gemm_ck.moe_gemm_ck, refusal=moe_gemm_ck.ck_refusal, space=moe_gemm_ck.ck_space,
+                      cost=moe_gemm_ck.ck_cost),
+              Backend("triton", "ops.moe.triton.moe_gemm:moe_gemm", refusal=moe_gemm_blocks.refusal,
+                      kernels=moe_gemm_blocks.kernels, space=moe_gemm_blocks.space),
+              Backend("torch", moe_gemm_ref)))

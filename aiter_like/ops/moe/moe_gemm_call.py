@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from aiter_like import dtypes
@@ -13,6 +14,9 @@ from aiter_like.ops.moe.moe_formats import SCALE_BLOCK
 
 SWIGLU = "swiglu_and_mul"
 """act(gate) · (up + 1), as GPT-OSS has it."""
+
+_BLOCKS = ((16, 16), (48, 32), (128, 64))  # rows of an expert in the mean at most, places of a block
+_LARGEST_BLOCK = 128
 
 
 class MoeGemmCall(NamedTuple):
@@ -82,9 +86,23 @@ def pair_count(call: MoeGemmCall) -> int:
     return call.out.shape[0] * (call.slots if call.sums_slots else 1)
 
 
+def scaling(call: MoeGemmCall) -> str:
+    """What a kernel scales before it is added to the sum of a product: "" nothing, "weights" weights of mxfp4, which
+    are exact in bf16 with their scales, "sums" the sums over groups of the depth."""
+    if call.group_size == 0:
+        return ""
+    return "weights" if call.b_format == "mxfp4" and call.a.dtype == torch.bfloat16 else "sums"
+
+
 def blocks(size: int) -> int:
     """How many scales there are along `size` elements of two fp8 operands."""
     return -(-size // SCALE_BLOCK)
+
+
+def block_for(pairs: int, experts: int) -> int:
+    """Places of a block that suit the rows which an expert has in the mean."""
+    mean = pairs / min(pairs, experts)
+    return next((block for most, block in _BLOCKS if mean <= most), _LARGEST_BLOCK)
 
 
 def tune_key(call: MoeGemmCall) -> dict[str, int | str]:

@@ -21,6 +21,7 @@ __all__ = ["moe_sorting", "moe_sorting_fwd"]
 
 _OP = "moe_sorting"
 _EXPERTS = (256, 1024)  # of the builds
+MOST_EXPERTS = _EXPERTS[-1]
 _MOST_SLOTS, _MOST_TOKENS = 127, 2**24 - 1  # of 7 and 24 bits of a number
 
 
@@ -59,6 +60,11 @@ def capacity(pairs: int, experts: int, block: int) -> int:
     return pairs + min(pairs, experts) * (block - 1)
 
 
+def experts_of_build(experts: int) -> int:
+    """The macro EXPERTS of the kernels in moe_sorting_body.h: the smallest that so many fit."""
+    return next(size for size in _EXPERTS if size >= experts)
+
+
 def moe_sorting_ref(call: MoeSortingCall) -> None:
     """A stable sort in torch; writes all that the kernel writes."""
     tokens, slots = call.ids.shape
@@ -89,7 +95,7 @@ def moe_sorting_ref(call: MoeSortingCall) -> None:
 
 
 def _instance(call: MoeSortingCall) -> Instance:
-    experts = next(size for size in _EXPERTS if size >= call.experts)
+    experts = experts_of_build(call.experts)
     return Instance(f"e{experts}", {"EXPERTS": experts})
 
 
@@ -127,8 +133,8 @@ def _check(call: MoeSortingCall) -> None:
 
 
 def _kernel_refusal(target: Target, call: MoeSortingCall) -> str | None:
-    if call.experts > _EXPERTS[-1]:
-        return f"at most {_EXPERTS[-1]} experts, got {call.experts}"
+    if call.experts > MOST_EXPERTS:
+        return f"at most {MOST_EXPERTS} experts, got {call.experts}"
     if call.buffer is not None and call.buffer.numel() * call.buffer.element_size() % 4:
         return f"moe_buf must be of whole words of 4 bytes, got shape {tuple(call.buffer.shape)} of {call.buffer.dtype}"
     if call.mask is not None and not call.mask.is_contiguous():

@@ -45,4 +45,29 @@ __device__ inline float of_lane(float x, int from) {
   return bits_float(static_cast<uint32_t>(of_lane(static_cast<int32_t>(float_bits(x)), from)));
 }
 
+/// Orders the wave's accesses to LDS before this line and after it. No instruction on gfx942, whose waves make them in
+/// their order.
+__device__ inline void wave_barrier() {
+#if defined(__HIP__)
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+#else
+  __syncwarp();
+#endif
+}
+
+/// The lanes whose number, of kBits bits, is that of this lane.
+template <int kBits>
+__device__ inline uint64_t lanes_like(uint32_t number) {
+  uint64_t same = ~uint64_t{0};
+#pragma unroll
+  for (int bit = 0; bit < kBits; ++bit) {
+    const bool is_set = number >> bit & 1;
+    const uint64_t set = lanes_with(is_set);
+    same &= is_set ? set : ~set;
+  }
+  return same;
+}
+
 }  // namespace aiter_like

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Which sizes of blocks the Triton kernels of moe_gemm take. Read by moe_gemm.py and triton/moe_gemm.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aiter_like.device import Target
+from aiter_like.ops.gemm.parts import sum_refusal
+from aiter_like.ops.moe.moe_formats import per_byte
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, scaling
+
+NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
+FEW_NAMES = ("block_n", "block_k", "num_warps")  # of pairs that are not sorted
+FEW = "moe_gemm_few"
+_MIN_ROWS, _MIN_DEPTH = 16, 32  # what a matrix unit takes at least
+_MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
+_MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
+
+
+def columns_of(call: MoeGemmCall, block_n: int) -> int:
+    """Columns of out of a program that has so many rows of a matrix."""
+    return block_n // 2 if is_gated(call.activation) else block_n
+
+
+def _power_of_two(size: int) -> int:
+    """The next one that is not less."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def mean_rows(call: MoeGemmCall) -> int:
+    """Pairs of an expert if all have as many."""
+    return -(-pair_count(call) // call.b.shape[0])
+
+
+def _most_rows(call: MoeGemmCall) -> int:
+    """Of a program: as many as divide a block, or a matrix unit's least."""
+    return max(_MIN_ROWS, call.block & -call.block)
+
+
+def suited(call: MoeGemmCall, platform: str) -> tuple[int, ...]:
+    """NAMES by the mean rows of an expert: what is in LDS or shared memory fits gfx942 too."""
+    m, num_warps = mean_rows(call), 4
+    if m <= 16:
+        block_m, block_n, depth = 16, 64, 128
+    elif m <= 64:
+        block_m, block_n, depth = (32, 128, 64) if m <= 32 else (64, 128, 64)
+    else:
+        block_m, block_n, depth = 128, 128, 64
+        num_warps = 4 if platform == "hip" else 8
+    block_m = min(block_m, _most_rows(call))
+    if is_gated(call.activation):
+        block_n = max(block_n, 128)
+    return block_m, block_n, depth * 2 // call.a.element_size(), num_warps, 2 if platform == "hip" else 3
+
+
+def step(call: MoeGemmCall, block_k: int) -> int:
+    """The depth of a step: one that lies in one group where the sums over groups are scaled."""
+    return min(block_k, call.group_size) if scaling(call) == "sums" else max(block_k, _MIN_DEPTH)
+
+
+def few(call: MoeGemmCall) -> tuple[int, ...]:
+    """FEW_NAMES: 16 rows of a matrix for each half, and of each a kilobyte or half of it at a time."""
+    block_k = min(512 * per_byte(call.b_format), max(_power_of_two(call.a.shape[1]), 128))
+    return 32 if is_gated(call.activation) else 16, block_k, 4
+
+
+def kernels(target: Target, call: MoeGemmCall, **params: int) -> list[str]:
+    """The one kernel that serves it."""
+    return [FEW if call.sorted_ids is None else "moe_gemm"]
+
+
+def refusal(target: Target, call: MoeGemmCall) -> str | None:
+    """What no kernel takes."""
+    columns = call.out.shape[1]
+    if call.sorted_ids is None:
+        most, rows = 8, call.out.shape[0]
+        if -(-columns // most) > _MOST_COLUMN_BLOCKS or rows >= _MOST_PROGRAMS:
+            return (f"out must have less than 2^23 rows and at most {most * _MOST_COLUMN_BLOCKS} columns without "
+                    f"sorted_ids, got shape {tuple(call.out.shape)}")
+    elif -(-call.sorted_ids.shape[0] // _MIN_ROWS + call.experts.shape[0]) * -(-columns // 16) >= _MOST_PROGRAMS:
+        return (f"sorted_ids and out must give less than 2^23 tiles, got {call.sorted_ids.shape[0]} places × {columns} "
+                "columns")
+    return sum_refusal(call.a)
+
+
+def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
+    """Blocks that suit the rows; deep ones for few rows, which are bound by memory."""
+    if call.sorted_ids is None:
+        for block_n in (8, 16, 32, 64):
+            for block_k in (256, 512, 1024, 2048):
+                for num_warps in (2, 4, 8):
+                    if 16 <= block_n * block_k // (num_warps * target.wave_size) <= 128:
+                        yield dict(zip(FEW_NAMES, (block_n, block_k, num_warps)))
+        return
+    m, most = mean_rows(call), _most_rows(call)
+    for block_m, block_n, depth, num_warps in ((16, 64, 128, 4), (16, 128, 64, 4), (32, 64, 128, 4), (32, 128, 64, 4),
+                                               (64, 64, 64, 4), (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
+                                               (128, 256, 64, 8)):
+        if block_m <= min(most, max(16, 2 * m)) and (block_m >= 64 or m < 512 or block_m == most):
+            for num_stages in (2, 3, 4):
+                yield dict(zip(NAMES, (block_m, block_n, depth * 2 // call.a.element_size(), num_warps, num_stages)))

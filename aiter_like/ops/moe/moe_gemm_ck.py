@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Backend ck of moe_gemm: csrc/moe/moe_gemm.hip, for many pairs that are sorted. Read by moe_gemm.py."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from aiter_like.device import Target
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements
+from aiter_like.ops.gemm import problems, tiles
+from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, sum_refusal
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated
+
+_OP = "moe_gemm"
+_MOST_BYTES = 2**31
+_MOST_TILES = 2**22
+
+PLAIN = ("t256x256_w1x4x1", "t128x256_w1x4x1", "t128x128_w1x4x1", "t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1",
+         "t32x64_w1x2x2", "t16x64_w1x1x4")
+"""Names as in tiles.py: the rows of a tile divide a block of sorted places."""
+SCALED = ("t128x128_w2x2x1", *tiles.SCALED_SHUFFLED)
+"""Where blocks have scales."""
+
+
+def _is_scaled(call: MoeGemmCall) -> bool:
+    """Whether blocks of 128 × 128 have scales."""
+    return call.a_scale is not None and call.group_size != 0
+
+
+def _names(call: MoeGemmCall) -> tuple[str, ...]:
+    """Of the tiles whose rows divide a block, and of which a wave's columns lie within blocks of scales."""
+    names = SCALED if _is_scaled(call) else PLAIN
+    return tuple(one for one in names if _fits(call, tiles.parse(one, names)))
+
+
+def _fits(call: MoeGemmCall, tile: tiles.Tile) -> bool:
+    if call.block % tile.block_m:
+        return False
+    is_of_halves = _is_scaled(call) and is_gated(call.activation) and not call.is_interleaved
+    return not is_of_halves or call.out.shape[1] % (tile.block_n // tile.waves_n // 2) == 0
+
+
+def _clocks(call: MoeGemmCall, name: str) -> float:
+    """Of as many blocks as the places have, all of them full."""
+    n, k = call.b.shape[1:]
+    places = call.experts.shape[0] * call.block
+    tile = tiles.parse(name, _names(call))
+    return tiles.clocks(places, n, k, tile, 1, call.a.element_size(),
+                        names=tiles.SCALED if _is_scaled(call) else tiles.PIPELINED)
+
+
+def _cheapest(call: MoeGemmCall) -> str:
+    return min(_names(call), key=lambda name: _clocks(call, name))
+
+
+def _instance(call: MoeGemmCall, *, tile: str | None = None) -> Instance:
+    """The tile is the one that the counts of tiles.py find cheapest, unless a tuned row names it."""
+    tile = _cheapest(call) if tile is None else tile
+    has_gate, is_scaled = is_gated(call.activation), _is_scaled(call)
+    activation = call.activation.removesuffix("_and_mul")
+    parts = [*(["blocks"] if is_scaled else []), *([] if call.activation == "none" else [call.activation]),
+             *(["interleaved"] if call.is_interleaved else []), *(["shuffled"] if call.is_shuffled else [])]
+    return problems.products_instance(
+        _OP, call, tile, name="_".join(parts), names=_names(call), IS_SHUFFLED=int(call.is_shuffled),
+        HAS_SCALES=int(call.a_scale is not None and not is_scaled), HAS_BLOCK_SCALES=int(is_scaled),
+        HAS_ACTIVATION=int(activation != "none"), ACTIVATION="silu" if activation == "none" else activation,
+        IS_GATED=int(has_gate), IS_INTERLEAVED=int(call.is_interleaved))
+
+
+@compile_ops("moe/moe_gemm.hip", gen_func=_instance, platforms=("hip",))
+def moe_gemm_ck(call: MoeGemmCall) -> None: ...
+
+
+def ck_refusal(target: Target, call: MoeGemmCall) -> str | None:
+    """What the kernel for gfx942 does not take."""
+    return (mfma_refusal(target) or sum_refusal(call.a) or _form_refusal(call)
+            or depth_refusal(call.a, call.out.shape[1]) or rows_refusal(a=call.a, b=call.b, out=call.out)
+            or _size_refusal(call) or _tile_refusal(call))
+
+
+def _form_refusal(call: MoeGemmCall) -> str | None:
+    if call.sorted_ids is None:
+        return "pairs must be sorted: sorted_ids must be given"
+    if call.b_format != "same":
+        return f"b must have the dtype of a, got b_format {call.b_format}"
+    return None
+
+
+def _size_refusal(call: MoeGemmCall) -> str | None:
+    """The bytes that 32 bits count."""
+    matrices = {"a": call.a, "each matrix of b": call.b[0] if call.b.shape[0] else None}
+    for name, one in matrices.items():
+        if one is not None and one.shape[0] * max(one.stride(0), one.shape[1]) * one.element_size() >= _MOST_BYTES:
+            return f"the rows of {name} must lie within 2^31 bytes, got shape {tuple(one.shape)}"
+    scale = call.a_scale
+    if scale is not None and scale.shape[0] > 1 and scale.shape[0] * scale.stride(0) * 4 >= _MOST_BYTES:
+        return f"a_scale must lie within 2^31 bytes, got shape {tuple(scale.shape)}, strides {scale.stride()}"
+    return None
+
+
+def _tile_refusal(call: MoeGemmCall) -> str | None:
+    if call.block % tiles.SMALLEST.block_m:
+        return f"block must be a multiple of {tiles.SMALLEST.block_m}, got {call.block}"
+    if not _names(call):
+        return f"columns of out must be a multiple of 32, got {call.out.shape[1]}"
+    places, n = call.experts.shape[0] * call.block, call.b.shape[1]
+    if tiles.count(places, n, tiles.SMALLEST) >= _MOST_TILES:
+        return f"there must be less than 2^22 tiles, got {places} places and n = {n}"
+    return None
+
+
+def ck_space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, Any]]:
+    """Every tile whose rows divide a block."""
+    return ({"tile": name} for name in _names(call))
+
+
+def ck_cost(target: Target, call: MoeGemmCall, *, tile: str | None = None) -> float:
+    """Of tiles.py, by counts."""
+    return _clocks(call, _cheapest(call) if tile is None else tile)

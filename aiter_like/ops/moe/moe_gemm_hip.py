@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: MIT
+"""The builds of csrc/moe/moe_gemm_skinny.hip, for experts with few rows: what they refuse, and which one serves a call.
+
+Read by moe_gemm.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from aiter_like import dtypes
+from aiter_like.device import Target, target_of
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements
+from aiter_like.ops.gemm.parts import activation_of, mfma_refusal, rows_refusal
+from aiter_like.ops.gemm.problems import SIXTEEN_BITS
+from aiter_like.ops.gemm.skinny import UNITS
+from aiter_like.ops.moe.moe_gemm_call import SWIGLU, MoeGemmCall, is_gated, pair_count
+
+_OP = "moe_gemm"
+MAX_BLOCK = 64
+MAX_SLOTS = 32  # of a token whose pairs are added up
+MAX_ROWS_OF_EXPERT = 64
+_MAX_GROUPS = 2**16
+
+
+class Block(NamedTuple):
+    """What tells builds apart: columns of out of a workgroup, parts of the depth that the rows of a matrix instruction
+    share, waves along the depth, steps under way."""
+
+    block_n: int
+    parts: int
+    waves: int
+    stages: int
+
+
+def rows_of_expert(call: MoeGemmCall) -> float:
+    """Pairs of an expert on average, were all of them used alike."""
+    return pair_count(call) / min(call.b.shape[0], pair_count(call))
+
+
+def refusal(target: Target, call: MoeGemmCall) -> str | None:
+    """What the kernel does not take, or what it would take longer for than tiles of many rows."""
+    a, b, k = call.a, call.b, call.a.shape[1]
+    is_wide = a.dtype in SIXTEEN_BITS
+    if target.platform == "hip" and target.arch != "gfx942":
+        return mfma_refusal(target)
+    if target.platform == "cuda":
+        if int(target.arch.removeprefix("sm_").rstrip("af")) < 80:
+            return f"matrix instructions of sm_80, not for {target.arch}"
+        if not is_wide:
+            return f"of 8-bit operands an MFMA kernel for gfx942, not for {target.arch}"
+    if call.b_format != "same":
+        return f"weights must have the dtype of a, got b_format {call.b_format}"
+    if call.block > MAX_BLOCK or rows_of_expert(call) > MAX_ROWS_OF_EXPERT:
+        return (f"a kernel for at most {MAX_BLOCK} rows of an expert, got block = {call.block} and "
+                f"{rows_of_expert(call):.0f} rows of an expert on average")
+    least = 16 // a.element_size()
+    if not least <= k < 2**20 or b.shape[1] >= 2**21:
+        return f"k must be from {least} to 2^20 and n less than 2^21, got k = {k} and n = {b.shape[1]}"
+    if call.sums_slots and (call.activation != "none" or call.slots > MAX_SLOTS):
+        return (f"sums of slots are of at most {MAX_SLOTS}, with activation 'none', got {call.slots} and "
+                f"{call.activation!r}")
+    if max(call.experts.shape[0], call.out.shape[0]) >= _MAX_GROUPS:
+        return f"experts must have less than 2^16 elements, got {call.experts.shape[0]}"
+    return _layout_refusal(call) or rows_refusal(a=a, b=b, out=call.out)
+
+
+def _layout_refusal(call: MoeGemmCall) -> str | None:
+    n, columns = call.b.shape[1], call.out.shape[1]
+    halves = is_gated(call.activation) and not call.is_interleaved
+    if halves and columns % 16 and (call.is_shuffled or call.group_size):
+        return f"gates and what they let through must be whole bands of 16 rows of b, got n = {n}"
+    if call.sorted_ids is not None and call.sorted_ids.stride(0) != 1:
+        return f"sorted_ids must be contiguous, got strides {call.sorted_ids.stride()}"
+    for name in ("a", "b"):
+        one = getattr(call, name)
+        rows, k = one.shape[-2:]
+        if (rows * max(one.stride(-2), k) + k) * one.element_size() >= 2**32:
+            return f"{name} must have matrices within 2^32 bytes, got shape {tuple(one.shape)}"
+    return None
+
+
+def suited(call: MoeGemmCall, target: Target) -> Block:
+    """By the sizes: few workgroups get the compute units that columns do not fill by parts of the depth."""
+    unit, halves = UNITS[target.platform], 2 if is_gated(call.activation) else 1
+    depth = unit.depth * (2 // call.a.element_size())
+    k, columns = call.a.shape[1], call.out.shape[1]
+    groups = call.out.shape[0] if call.sorted_ids is None else call.experts.shape[0]
+    segments = call.slots if call.sums_slots else 1
+    parts = 1
+    block_n = unit.columns if call.sorted_ids is not None or call.sums_slots else unit.columns // halves
+    waves = 4
+    steps = segments * math.ceil(k / (depth * parts))
+    each = math.ceil(steps / waves)
+    stages = next((count for count in (4, 2, 3) if each % count == 0 and each >= 2 * count), max(2, min(each, 4)))
+    return Block(block_n, parts, waves, stages)
+
+
+def _rows(call: MoeGemmCall) -> int:
+    """Of a workgroup."""
+    return 1 if call.sorted_ids is None else next(rows for rows in (4, 8, 16, 32, 64) if rows >= call.block)
+
+
+def instance(call: MoeGemmCall, **given: int) -> Instance:
+    """The block is that of `suited`, but for what a tuned row names."""
+    block = suited(call, target_of(call.b.device))._replace(**given)
+    gate, gated = call.activation.removesuffix("_and_mul"), is_gated(call.activation)
+    activation = gate if call.activation == SWIGLU else activation_of(call.activation)[0]
+    rows = "sorted" if call.sorted_ids is not None else "token" if call.sums_slots else "pair"
+    scales = "none" if call.a_scale is None else "blocks" if call.group_size else "rows"
+    bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
+    flags = {"bias": call.bias is not None, "weights": call.weights is not None, "shuffled": call.is_shuffled,
+             "interleaved": call.is_interleaved}
+    parts = [dtypes.name(call.a.dtype), f"o{dtypes.name(call.out.dtype)}", rows, *([] if scales == "none" else [scales]),
+             f"m{_rows(call)}_n{block.block_n}_p{block.parts}_w{block.waves}_d{block.stages}",
+             *([] if call.activation == "none" else [call.activation]),
+             *([] if call.bias is None else [dtypes.name(bias_dtype)]),
+             *(name for name, is_set in flags.items() if is_set)]
+    return Instance("_".join(parts), {
+        "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
+        "BIAS_ELEMENT": elements.CPP[bias_dtype], "ROWS": rows, "SCALES": scales, "BLOCK_M": _rows(call),
+        "BLOCK_N": block.block_n, "PARTS": block.parts, "WAVES": block.waves, "STAGES": block.stages,
+        **{f"HAS_{name.upper()}": int(flags[name]) for name in ("bias", "weights")},
+        **{f"IS_{name.upper()}": int(flags[name]) for name in ("shuffled", "interleaved")},
+        "HAS_ACTIVATION": int(activation != "none"), "ACTIVATION": "silu" if activation == "none" else activation,
+        "IS_GATED": int(gated)})
+
+
+def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
+    """What the tuner tries."""
+    if refusal(target, call) is not None:
+        return
+    unit, halves = UNITS[target.platform], 2 if is_gated(call.activation) else 1
+    is_few = call.sorted_ids is None
+    for parts in (1, 2, 4) if is_few and not call.is_shuffled else (1, 2) if is_few else (1,):
+        least = unit.columns // parts // halves
+        for block_n in {least, unit.columns, *(() if is_few else (2 * unit.columns,))}:
+            for waves in (4, 8):
+                for stages in (2, 3, 4, 6):
+                    if _rows(call) * stages <= 64 and block_n * halves * stages <= 8 * unit.columns:
+                        yield Block(block_n, parts, waves, stages)._asdict()
+
+
+@compile_ops("moe/moe_gemm_skinny.hip", "moe_gemm_skinny", gen_func=instance)
+def moe_gemm_hip(call: MoeGemmCall) -> None: ...
