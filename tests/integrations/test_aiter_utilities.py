@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
+import os
 import sys
 
 import pytest
@@ -266,3 +267,12 @@ def run(x):
     assert uses.counts == {"served": 8, "raising": 2, "absent": 6} and "aiter" not in sys.modules
     file.write_text("not python (")
     assert aiter_uses.Uses.of(file).counts == {"served": 0, "raising": 0, "absent": 0}
+
+
+def test_a_variable_of_the_environment_for_a_while(monkeypatch):
+    monkeypatch.setenv("A_TEST_ONE", "before")
+    monkeypatch.delenv("A_TEST_TWO", raising=False)
+    with aiter.override_env("A_TEST_ONE", None), aiter.override_env("AITER_LIKE_TEST_TWO", "now"), \
+            aiter.run_only_env():
+        assert "A_TEST_ONE" not in os.environ and os.environ["AITER_LIKE_TEST_TWO"] == "now"
+    assert os.environ["A_TEST_ONE"] == "before" and "AITER_LIKE_TEST_TWO" not in os.environ
