@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""AITER's functions of routing that have other parameters here. Named by aiter_names.txt."""
+"""AITER's functions of routing and of layers of experts that have other parameters here, and its references in torch.
+
+Named by aiter_names.txt; its raw calls over sorted tokens are in aiter_experts.py.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,20 @@ import torch
 from torch import Tensor
 
 import aiter_like
+from aiter_like import check, dtypes
+from aiter_like.device import target_of
+from aiter_like.enums import ActivationType, QuantType
+from aiter_like.errors import UnsupportedError
+from aiter_like.integrations.aiter_experts import Sorted, both_stages, in_shuffled_order
+from aiter_like.ops.common import elements
+from aiter_like.ops.gemm.problems import SIXTEEN_BITS
+from aiter_like.ops.moe.moe_gemm import moe_gemm
+from aiter_like.ops.moe.moe_gemm_call import blocks
+from aiter_like.ops.moe.moe_layer import Layer, layer_of
+from aiter_like.ops.quant.row_quant import per_token_quant_hip
+
+_TORCH_ACTIVATIONS = {ActivationType.Silu: torch.nn.functional.silu, ActivationType.Gelu: torch.nn.functional.gelu}
+_PADDED_TOKENS = (32768, 131072)  # AITER's tables of tuned layers have no larger numbers of tokens than these
 
 
 def biased_grouped_topk_hip(gating_output: Tensor, correction_bias: Tensor, topk_weights: Tensor, topk_ids: Tensor,
@@ -39,3 +56,218 @@ def grouped_topk_torch(gating_output: Tensor, topk: int, renormalize: bool, num_
 def _outputs(gating_output: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     shape = (gating_output.shape[0], topk)
     return gating_output.new_empty(shape, dtype=torch.float32), gating_output.new_empty(shape, dtype=torch.int32)
+
+
+# ---- layers
+
+
+def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
+            fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None, fc1_smooth_scale: Tensor | None = None,
+            fc2_smooth_scale: Tensor | None = None, a16: bool = False,
+            per_tensor_quant_scale: Tensor | float | None = None, block_shape: tuple[int, int] | None = None,
+            expert_mask: Tensor | None = None, activation: int = ActivationType.Silu,
+            local_expert_hash: Tensor | None = None) -> Tensor:
+    """`aiter_like.fused_moe` of weights in the order of shuffle_weight, marked or not: 16 bits without scales, block
+    scales by `block_shape`, else a scale per row; with factors of smooth-quantisation by aiter_experts.py. `a16` says
+    where AITER quantises, and `local_expert_hash` follows from `expert_mask`: neither has a meaning here.
+
+    Raises:
+        UnsupportedError: weights of 4 bits in words of 32, other blocks than 128 · 128, or scales that do not go
+            together.
+    """
+    op = "asm_moe"
+    check.tensor(op, "w1", w1, rank=3, last_contiguous=False)
+    if w1.dtype in (torch.int32, torch.uint32):
+        raise UnsupportedError(f"{op}: w1 of 4-bit weights in words of {w1.dtype} is not served; use fused_moe with "
+                               f"the bytes of pack_int4")
+    w1, w2 = in_shuffled_order(w1), in_shuffled_order(w2)
+    has_factors = fc1_smooth_scale is not None or fc2_smooth_scale is not None
+    if has_factors and (fc1_scale is None or block_shape is not None or per_tensor_quant_scale is not None):
+        raise UnsupportedError(f"{op}: fc1_smooth_scale and fc2_smooth_scale are served with fc1_scale and fc2_scale "
+                               f"alone")
+    if has_factors:
+        return _smooth_layer(op, hidden_states, w1, w2, topk_weight, topk_ids, fc1_scale, fc2_scale, fc1_smooth_scale,
+                             fc2_smooth_scale, expert_mask, activation)
+    kind, dtype, scale = QuantType.No if fc1_scale is None else QuantType.per_Token, hidden_states.dtype, None
+    if fc1_scale is not None and block_shape is not None:
+        if tuple(block_shape) != (128, 128):
+            raise UnsupportedError(f"{op}: block_shape must be (128, 128), got {block_shape}")
+        kind = QuantType.per_1x128
+    elif fc1_scale is not None and per_tensor_quant_scale is not None:
+        scale = torch.as_tensor(per_tensor_quant_scale, dtype=torch.float32, device=hidden_states.device).reshape(1)
+        hidden_states, scale = aiter_like.per_tensor_quant_hip(hidden_states, scale, w1.dtype)
+        scale = scale.expand(hidden_states.shape[0])
+    return aiter_like.fused_moe(hidden_states, w1, w2, topk_weight, topk_ids, expert_mask, activation, kind,
+                                w1_scale=fc1_scale, w2_scale=fc2_scale, a1_scale=scale, dtype=dtype)
+
+
+def _smooth_layer(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, scale1: Tensor,
+                  scale2: Tensor, smooth1: Tensor | None, smooth2: Tensor | None, mask: Tensor | None,
+                  activation: int) -> Tensor:
+    """A layer whose rows take each expert's factors before they are quantised."""
+    check.tensor(op, "hidden_states", hidden, rank=2, dtypes=SIXTEEN_BITS)
+    check.tensor(op, "w2", w2, rank=3, last_contiguous=False)
+    check.tensor(op, "topk_ids", ids, rank=2, dtypes=(torch.int32,), shape=(hidden.shape[0], None))
+    experts = w1.shape[0] if mask is None else mask.numel()
+    order = aiter_like.moe_sorting(ids, weights, experts, w2.shape[1], hidden.dtype, 32, mask)
+    out = order[4]
+    both_stages(op, out, hidden, None, (w1, scale1), (w2, scale2), Sorted(*order[:4], ids.shape[1]),
+                QuantType.per_Token, activation, (smooth1, smooth2))
+    return out
+
+
+def asm_moe_tkw1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
+                 fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
+                 fc1_smooth_scale: Tensor | None = None, fc2_smooth_scale: Tensor | None = None, a16: bool = False,
+                 per_tensor_quant_scale: Tensor | None = None, expert_mask: Tensor | None = None,
+                 activation: int = ActivationType.Silu) -> Tensor:
+    """`aiter_like.fused_moe` with the weights of the routing before the activation, of matrices in the order of
+    shuffle_weight, marked or not, with a scale per row.
+
+    Raises:
+        UnsupportedError: factors of smooth-quantisation or a scale of all rows.
+    """
+    for name, one in (("fc1_smooth_scale", fc1_smooth_scale), ("fc2_smooth_scale", fc2_smooth_scale),
+                      ("per_tensor_quant_scale", per_tensor_quant_scale)):
+        if one is not None:
+            raise UnsupportedError(f"asm_moe_tkw1: {name} is not served, use None; asm_moe takes it")
+    return aiter_like.fused_moe(
+        hidden_states, in_shuffled_order(w1), in_shuffled_order(w2), topk_weight, topk_ids, expert_mask, activation,
+        QuantType.No if fc1_scale is None else QuantType.per_Token, True, fc1_scale, fc2_scale)
+
+
+def ck_moe_2stages(a1: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
+                   quant_type: int = QuantType.No, fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
+                   a1_scale: Tensor | None = None, a2_scale: Tensor | None = None, block_size: int | None = None,
+                   expert_mask: Tensor | None = None, activation: int = ActivationType.Silu,
+                   doweight_stage1: bool = False) -> Tensor:
+    """`aiter_like.fused_moe`, whose parameters are in another order."""
+    return aiter_like.fused_moe(a1, w1, w2, topk_weight, topk_ids, expert_mask, activation, quant_type, doweight_stage1,
+                                fc1_scale, fc2_scale, a1_scale, a2_scale, block_size)
+
+
+def get_padded_M(M: int) -> int:
+    """The number of tokens by which AITER looks a layer up: the next power of two, and from 32768 on that or 131072."""
+    if M < _PADDED_TOKENS[0]:
+        return 1 << max(M - 1, 0).bit_length()
+    return max(tier for tier in _PADDED_TOKENS if M >= tier)
+
+
+# ---- references in torch
+
+
+def torch_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
+              fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
+              fc1_smooth_scale: Tensor | None = None, fc2_smooth_scale: Tensor | None = None,
+              expert_mask: Tensor | None = None, activation: int = ActivationType.Silu) -> Tensor:
+    """A layer of experts in torch, in fp32 and not rounded before its end; weights times a scale per row, rows times
+    factors of each expert. Not shuffled. Looks at the ids.
+    """
+    pairs = _torch_pairs(hidden_states, (w1, fc1_scale), (w2, fc2_scale), topk_ids, expert_mask, activation,
+                         (fc1_smooth_scale, fc2_smooth_scale))
+    return (pairs * topk_weight[..., None]).sum(1).to(hidden_states.dtype)
+
+
+def torch_moe_tkw1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
+                   fc1_scale: Tensor | None = None, fc2_scale: Tensor | None = None,
+                   fc1_smooth_scale: Tensor | None = None, fc2_smooth_scale: Tensor | None = None,
+                   expert_mask: Tensor | None = None, activation: int = ActivationType.Silu) -> Tensor:
+    """`torch_moe`, whose weights of the routing are multiplied before the activation, and whose rows between the stages
+    are rounded to the device's fp8 with a scale each.
+    """
+    pairs = _torch_pairs(hidden_states, (w1, fc1_scale), (w2, fc2_scale), topk_ids, expert_mask, activation,
+                         (fc1_smooth_scale, fc2_smooth_scale), topk_weight)
+    return pairs.sum(1).to(hidden_states.dtype)
+
+
+def _torch_pairs(hidden: Tensor, first: tuple[Tensor, Tensor | None], second: tuple[Tensor, Tensor | None],
+                 ids: Tensor, mask: Tensor | None, activation: int, smooth: tuple[Tensor | None, Tensor | None],
+                 weights: Tensor | None = None) -> Tensor:
+    """[tokens, slots, columns] fp32: what each expert makes of each token, zeros where it is elsewhere."""
+    w1, w2 = first[0], second[0]
+    if activation not in _TORCH_ACTIVATIONS:
+        raise UnsupportedError(f"torch_moe: activation must be Silu or Gelu, got {activation!r}")
+    act = _TORCH_ACTIVATIONS[activation]
+    ids = ids.long()
+    if mask is not None:
+        here = mask != 0
+        ids = torch.where(here, here.cumsum(0) - 1, -1)[ids]
+    out = torch.zeros(*ids.shape, w2.shape[1], device=hidden.device)
+    for expert in range(w1.shape[0]):
+        token, slot = (ids == expert).nonzero(as_tuple=True)
+        x = hidden[token].float()
+        if smooth[0] is not None:
+            x = x * smooth[0].reshape(w1.shape[0], -1)[expert]
+        x = x @ _widened(*first, expert).t()
+        if weights is not None:
+            x = x * weights[token, slot, None]
+        if w1.shape[1] == 2 * w2.shape[2]:
+            gate, up = x.chunk(2, 1)
+            x = act(gate) * up
+        else:
+            x = act(x)
+        if smooth[1] is not None:
+            x = x * smooth[1].reshape(w1.shape[0], -1)[expert]
+        if weights is not None and len(x):
+            narrow, scale = per_token_quant_hip(x, None, dtypes.fp8_of(target_of(x.device).arch), backend="torch")
+            x = narrow.float() * scale
+        out[token, slot] = x @ _widened(*second, expert).t()
+    return out
+
+
+def _widened(weights: Tensor, scale: Tensor | None, expert: int) -> Tensor:
+    """One expert's matrix in fp32, with a scale for each row."""
+    one = weights[expert].float()
+    return one if scale is None else one * scale.reshape(weights.shape[0], -1)[expert, :, None]
+
+
+def torch_moe_stage1(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,
+                     dtype: torch.dtype = torch.float16, activation: int = ActivationType.Silu,
+                     quant_type: int = QuantType.No, a1_scale: Tensor | None = None, w1_scale: Tensor | None = None,
+                     w1_bias: Tensor | None = None, doweight: bool = False, swiglu_limit: float | None = None,
+                     situ_beta: float = 4.0, situ_linear_beta: float = 25.0) -> Tensor:
+    """The first stage in torch, [tokens, slots, inner] of `dtype`: the formula of moe_gemm, in fp32.
+
+    Raises:
+        UnsupportedError: activations of 4 bits, or a bias beside weights of the routing, which it would follow.
+    """
+    op = "torch_moe_stage1"
+    if w1_bias is not None and doweight:
+        raise UnsupportedError(f"{op}: w1_bias with doweight is not served")
+    layer = layer_of(op, hidden_states, w1, w2, w1_scale, None, quant_type, activation, swiglu_limit, False, stage=1)
+    out = torch.zeros(*topk_ids.shape, layer.inner, dtype=dtype, device=hidden_states.device)
+    moe_gemm.run(
+        out.view(-1, layer.inner), hidden_states, layer.w1, experts=topk_ids.reshape(-1).int(), bias=w1_bias,
+        weights=topk_weight.reshape(-1) if doweight else None, slots=topk_ids.shape[1], b_scale=layer.w1_scale,
+        a_scale=_rows_scale(a1_scale, hidden_states, layer), activation=layer.activation, limit=layer.limit,
+        b_format=layer.b_format, group_size=layer.group_size, is_shuffled=layer.is_shuffled, backend="torch")
+    return out
+
+
+def torch_moe_stage2(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weights: Tensor, topk_ids: Tensor,
+                     dtype: torch.dtype = torch.float16, quant_type: int = QuantType.No,
+                     w2_scale: Tensor | None = None, a2_scale: Tensor | None = None, w2_bias: Tensor | None = None,
+                     doweight: bool = True) -> Tensor:
+    """The second stage in torch, [tokens, columns] of `dtype`: the formula of moe_gemm and the sum, in fp32."""
+    rows = hidden_states.reshape(topk_ids.numel(), -1)
+    layer = layer_of("torch_moe_stage2", rows.new_empty(0, w2.shape[1]), w1, w2, None, w2_scale, quant_type,
+                     ActivationType.Silu, None, False, stage=2)
+    out = torch.zeros(topk_ids.shape[0], layer.w2.shape[1], dtype=dtype, device=rows.device)
+    moe_gemm.run(
+        out, rows, layer.w2, experts=topk_ids.reshape(-1).int(), bias=w2_bias, slots=topk_ids.shape[1],
+        weights=topk_weights.reshape(-1) if doweight else None, b_scale=layer.w2_scale,
+        a_scale=_rows_scale(a2_scale, rows, layer), b_format=layer.b_format, group_size=layer.group_size,
+        is_shuffled=layer.is_shuffled, sums_slots=True, backend="torch")
+    return out
+
+
+def _rows_scale(scale: Tensor | None, rows: Tensor, layer: Layer) -> Tensor | None:
+    """Scales of rows of 8 bits: of all, of each, or of 128 columns of each."""
+    if scale is None or rows.dtype not in (torch.int8, *elements.FP8):
+        return None
+    scale = scale.reshape(-1).float()
+    if layer.group_size:
+        return scale.reshape(rows.shape[0], blocks(rows.shape[1]))
+    if scale.numel() == 1 or rows.shape[0] == scale.numel():
+        return scale.expand(rows.shape[0])
+    return scale.repeat_interleave(rows.shape[0] // scale.numel())  # of a token's pairs

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum, IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,29 @@ class MxScaleRoundModeInt(IntEnum):
     RoundUp = 1
     Even = 2
     Ceil = 3
+
+
+@contextmanager
+def override_env(var_name: str, value: str | None) -> Iterator[None]:
+    """A variable of the environment has this value meanwhile; None: it is not set."""
+    before = os.environ.get(var_name)
+    _set_variable(var_name, value)
+    try:
+        yield
+    finally:
+        _set_variable(var_name, before)
+
+
+def run_only_env() -> AbstractContextManager[None]:
+    """AITER compiles nothing meanwhile; here nothing of its kind is compiled at any time."""
+    return nullcontext()
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 MX_DEFAULT_ROUND_MODE = MxScaleRoundModeInt.RoundUp

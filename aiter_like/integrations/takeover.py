@@ -34,8 +34,8 @@ LEFT = object()
 
 # The names under which adapters take what has no name in an index: their `take("engine.name", …)` and rows of layers.
 NAMES = frozenset({
-    "attention", "diffusion_attention", "gated_mlp", "kv_cache", "linear", "mla_cache", "mla_decode", "mla_prefill",
-    "paged_attention", "rms_norm", "rotary", "sampler",
+    "attention", "diffusion_attention", "experts", "gated_mlp", "kv_cache", "linear", "mla_cache", "mla_decode",
+    "mla_prefill", "paged_attention", "rms_norm", "rotary", "sampler",
     "RMSNorm", "GemmaRMSNorm", "SiluAndMul", "SiluAndMulWithClamp", "GeluAndMul", "RotaryEmbedding",
     "Llama3RotaryEmbedding", "LinearScalingRotaryEmbedding", "NTKScalingRotaryEmbedding",
     "DynamicNTKScalingRotaryEmbedding", "DynamicNTKAlphaRotaryEmbedding", "YaRNScalingRotaryEmbedding"})

@@ -27,7 +27,7 @@ import torch
 import transformers
 from torch import nn
 
-from aiter_like.integrations import linear, takeover, transformers_layers
+from aiter_like.integrations import linear, takeover, transformers_experts, transformers_layers
 
 __all__ = ["NAME", "disable", "enable", "install", "register", "uninstall"]
 
@@ -38,7 +38,7 @@ _ROTARY = "apply_rotary_pos_emb"
 _OWNER = "transformers"
 _ENGINES = {"vllm", "sglang"}  # in their processes the engine decides which parts of which model are whose
 _KINDS = {"transformers.rms_norm": "RMS norms", "transformers.gated_mlp": "gated activations",
-          "transformers.linear": "linear layers"}
+          "transformers.experts": "layers of experts", "transformers.linear": "linear layers"}
 logger = logging.getLogger("aiter_like")
 
 
@@ -257,6 +257,7 @@ def _forward_of(module: nn.Module) -> tuple[str, Callable] | None:
     original = type(module).forward
     for name, op, find in (("transformers.rms_norm", "rms_norm", transformers_layers.norm_forward),
                            ("transformers.gated_mlp", "act_and_mul", transformers_layers.mlp_forward),
+                           ("transformers.experts", "moe_gemm", transformers_experts.experts_forward),
                            ("transformers.linear", linear.OP, transformers_layers.linear_forward)):
         ours = find(module)
         if ours is not None:

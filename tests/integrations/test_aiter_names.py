@@ -155,7 +155,7 @@ def test_kernels_stand_behind_the_families(row):
 def test_backends_are_those_of_the_operators_behind_a_function():
     assert aiter_table.backends(aiter.rms_norm) == ("hip", "asm", "triton", "torch")
     assert aiter_table.backends(aiter.swap_blocks) == ("hip", "torch")
-    assert aiter_table.backends(aiter.shuffle_weight) == aiter_table.backends(aiter.fused_moe) == ()
+    assert aiter_table.backends(aiter.shuffle_weight) == aiter_table.backends(aiter.gemm_a8w8_mxfp8) == ()
 
 
 def test_runs_of_aiters_own_tests_are_on_the_page(monkeypatch, tmp_path):

@@ -84,7 +84,7 @@ def test_parts_end_alone(count):
         @benchmark()
         def part(what):
             if what == "missing":
-                aiter.fused_moe.fused_moe(same)
+                aiter.gemm_a8w8_mxfp8(same)
             if what == "error":
                 raise KeyError("size")
             if what == "assertion":
@@ -94,7 +94,7 @@ def test_parts_end_alone(count):
             assert part(what)["what"] == what
     """)
     assert counts == {"unserved": 1, "errors": 1, "failed": 1, "passed": 1} and ended == ""
-    assert first["unserved"].startswith("part: aiter.fused_moe.fused_moe is not served")
+    assert first["unserved"].startswith("part: aiter.gemm_a8w8_mxfp8 is not served")
     assert "KeyError" in first["errors"]
 
 
@@ -106,7 +106,7 @@ def test_tables_of_lost_parts_have_gaps(count, is_lost):
         import pandas as pd
         @benchmark()
         def part(m):
-            return {{}} if not {is_lost} else aiter.fused_moe.fused_moe(same)
+            return {{}} if not {is_lost} else aiter.gemm_a8w8_mxfp8(same)
         table = pd.DataFrame([part(1), part(2)])
         print(table[["m", "us"]], table["us"])
         assert list(table["m"]) == [1, 2]
@@ -120,7 +120,7 @@ def test_tables_of_lost_parts_have_gaps(count, is_lost):
     ("from aiter import no_such_name", {"unserved": 1}, "missing"),
     ("import aiter.no_such_module", {"unserved": 1}, "missing"),
     ("aiter.no_such_name", {"unserved": 1}, "missing"),
-    ("checkAllclose(same, same)\naiter.fmoe(same)", {"passed": 1, "unserved": 1}, "missing"),
+    ("checkAllclose(same, same)\naiter.pa_fwd_naive(same)", {"passed": 1, "unserved": 1}, "missing"),
     ("import no_such_package", {"errors": 1}, "error"),
     ("assert False, 'wrong'", {"errors": 1}, "error"),
     ("from aiter_like.integrations import takeover\n"

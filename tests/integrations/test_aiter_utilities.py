@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import logging
 import multiprocessing
+import os
 import sys
 
 import pytest
@@ -254,15 +255,24 @@ def run(x):
     aiter.logger.info(aiter.rms_norm(x), dtypes.bf16, dtypes.bf17, QuantType.No, QuantType.Other)
     shuffling.shuffle_weight(x), shuffling.nothing, mla.mla_decode_fwd, tgemm.mm, aiter.tgemm.other
     aiter.gemm_a8w8_mxfp8
-    aiter.fused_moe.fused_moe.cache_clear(), x.aiter.other, aiter.__file__
+    aiter.fused_moe.get_2stage_cfgs.cache_clear(), x.aiter.other, aiter.__file__
 """)
     uses = aiter_uses.Uses.of(file)
     assert uses.served == ["aiter.__file__", "aiter.dtypes", "aiter.logger", "aiter.mla.mla_decode_fwd",
                            "aiter.ops.enum.QuantType", "aiter.ops.shuffle.shuffle_weight", "aiter.rms_norm",
                            "aiter.tuned_gemm.tgemm.mm"]
-    assert uses.raising == ["aiter.fused_moe.fused_moe", "aiter.gemm_a8w8_mxfp8"]
+    assert uses.raising == ["aiter.fused_moe.get_2stage_cfgs", "aiter.gemm_a8w8_mxfp8"]
     assert uses.absent == ["aiter.dtypes.bf17", "aiter.no_such_module", "aiter.no_such_name",
                            "aiter.ops.enum.QuantType.Other", "aiter.ops.shuffle.nothing", "aiter.tgemm"]
     assert uses.counts == {"served": 8, "raising": 2, "absent": 6} and "aiter" not in sys.modules
     file.write_text("not python (")
     assert aiter_uses.Uses.of(file).counts == {"served": 0, "raising": 0, "absent": 0}
+
+
+def test_a_variable_of_the_environment_for_a_while(monkeypatch):
+    monkeypatch.setenv("A_TEST_ONE", "before")
+    monkeypatch.delenv("A_TEST_TWO", raising=False)
+    with aiter.override_env("A_TEST_ONE", None), aiter.override_env("AITER_LIKE_TEST_TWO", "now"), \
+            aiter.run_only_env():
+        assert "A_TEST_ONE" not in os.environ and os.environ["AITER_LIKE_TEST_TWO"] == "now"
+    assert os.environ["A_TEST_ONE"] == "before" and "AITER_LIKE_TEST_TWO" not in os.environ

@@ -23,7 +23,7 @@ def test_python_blocks_run(tmp_path):
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"AITER_LIKE_SIM": "threads=2"},
                          capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert "aiter.fused_moe.fused_moe is not served by aiter_like; use the engine's own experts" in run.stdout
+    assert "aiter.gemm_a8w8_mxfp8 is not served by aiter_like; use " in run.stdout
 
 
 @pytest.mark.parametrize("engine", sorted(versions.SUPPORTED))

@@ -36,6 +36,20 @@ def qwen3_moe():
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0])
 
 
+def mixtral():
+    return transformers.MixtralForCausalLM, transformers.MixtralConfig(
+        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+
+
+def deepseek_v3():
+    """Experts in groups, chosen by sigmoids with a bias, a shared one beside them, and latent attention."""
+    sizes = SIZES | {"head_dim": 16}
+    return transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config(
+        **sizes | {"num_key_value_heads": 2}, moe_intermediate_size=32, n_routed_experts=8, n_shared_experts=1,
+        num_experts_per_tok=2, n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=32, kv_lora_rank=32,
+        qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=32)
+
+
 def gpt_oss():
     """Sinks, and tables of cosines with a value per pair."""
     return transformers.GptOssForCausalLM, transformers.GptOssConfig(

@@ -58,8 +58,9 @@ class Layer(NamedTuple):
 
 
 def layer_of(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor | None, w2_scale: Tensor | None,
-             quant_type: int, activation: int, limit: float | None, is_interleaved: bool) -> Layer:
-    """The layer that these arguments of `op` describe.
+             quant_type: int, activation: int, limit: float | None, is_interleaved: bool, stage: int = 0) -> Layer:
+    """The layer that these arguments of `op` describe; with `stage` 1 or 2 that one's product alone, so that the scale
+    of the other matrices is not looked at, and None.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -81,9 +82,10 @@ def layer_of(op: str, hidden: Tensor, w1: Tensor, w2: Tensor, w1_scale: Tensor |
         raise ValueError(f"{op}: w1 must have shape [{w1.shape[0]}, {2 * inner} or {inner}, "
                          f"{k // per_byte(b_format)}] beside w2 of shape {tuple(w2.shape)}, got {tuple(w1.shape)}")
     is_shuffled = _is_shuffled(op, w1, w2, b_format)
-    group_size = _group_size(op, kind, b_format, w1_scale, w1.shape, k)
-    scales = [_scale(op, name, scale, weights, kind, b_format, group_size)
-              for name, scale, weights in (("w1_scale", w1_scale, w1), ("w2_scale", w2_scale, w2))]
+    given = (("w1_scale", w1_scale, w1, k), ("w2_scale", w2_scale, w2, inner))
+    group_size = _group_size(op, kind, b_format, *given[stage == 2])
+    scales = [_scale(op, name, scale, weights, kind, b_format, group_size) if stage in (0, number) else None
+              for number, (name, scale, weights, _) in enumerate(given, 1)]
     is_gated = w1.shape[1] == 2 * inner
     act, limit = _activation(op, activation, limit, is_gated)
     if is_interleaved and not is_gated:
@@ -140,22 +142,22 @@ def _is_shuffled(op: str, w1: Tensor, w2: Tensor, b_format: str) -> bool:
     return marks[0]
 
 
-def _group_size(op: str, kind: QuantType, b_format: str, scale: Any, shape: torch.Size, k: int) -> int:
+def _group_size(op: str, kind: QuantType, b_format: str, name: str, scale: Any, weights: Tensor, k: int) -> int:
     """How many weights along k share a scale of 4-bit weights; of 8 bits, what quant_type says."""
     if b_format == "mxfp4":
         return MXFP4_GROUP
     if b_format == "same":
         return SCALE_BLOCK if kind in _BLOCKS else 0
     if not isinstance(scale, Tensor):
-        raise TypeError(f"{op}: w1_scale must be a tensor, got {type(scale).__name__}")
+        raise TypeError(f"{op}: {name} must be a tensor, got {type(scale).__name__}")
     if kind is QuantType.per_1x32:
         return _AITER_INT4_GROUP
-    groups = scale.numel() // max(shape[0] * shape[1], 1)
+    groups = scale.numel() // max(weights.shape[0] * weights.shape[1], 1)
     for size in (32, 64, 128):
         if groups > 1 and -(-k // size) == groups:
             return size
     if groups > 1:
-        raise ValueError(f"{op}: w1_scale must have a scale for each row or for 32, 64 or 128 of {k} columns, got "
+        raise ValueError(f"{op}: {name} must have a scale for each row or for 32, 64 or 128 of {k} columns, got "
                          f"shape {tuple(scale.shape)}")
     return 0
 
