@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
 from aiter_like.ops.gemm import problems, tiles
 from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, sum_refusal
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated
