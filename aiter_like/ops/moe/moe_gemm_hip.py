@@ -27,6 +27,7 @@ MAX_SLOTS = 32  # of a token whose pairs are added up
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
 _LEAST_BYTES = 8192  # of the weights of a team
+_BYTES_OF_SORTING = 32e6  # read in about 8 us, which two launches more take at least
 
 
 class Block(NamedTuple):
@@ -42,6 +43,16 @@ class Block(NamedTuple):
 def rows_of_expert(call: MoeGemmCall) -> float:
     """Pairs of an expert on average, were all of them used alike."""
     return pair_count(call) / min(call.b.shape[0], pair_count(call))
+
+
+def prefers_unsorted(tokens: int, slots: int, experts: int, expert_bytes: int) -> bool:
+    """Whether pairs that are not sorted are sooner done than sorted ones: each reads its expert's matrices, of
+    `expert_bytes` in all, for itself, where a sorted expert is read once; but sorting, and the sums of tokens, are
+    launches of their own. By the experts that so many tokens have on average, if they choose each alike.
+    """
+    pairs = tokens * slots
+    used = experts * (1 - (1 - slots / experts) ** tokens)
+    return (pairs - used) * expert_bytes < _BYTES_OF_SORTING
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:
