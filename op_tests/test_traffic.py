@@ -86,6 +86,7 @@ ELSEWHERE = {
     "merge_attn_states": "log-sum-exps are read by each lane of a row",
     **dict.fromkeys(("moe_align_block_size", "moe_sorting"),
                     "numbers of pairs, read once to be counted and once to be placed"),
+    "moe_permute": "sorts before it copies; the copies are counted by moe/test_moe_permute.py",
     "topk_gating": "a row of logits in single elements, so that a wave has them in order",
     "mla_metadata": "integers, of which each workgroup reads all lengths",
     "mla_reduce": "a lane takes single columns, so that few rows fill the device",

@@ -233,6 +233,8 @@ CALLS = {
     "fused_topk": (x, x, 4, True),
     "fused_moe": (x, r(4, 64, HIDDEN), r(4, HIDDEN, 32), *experts),
     "moe_align_block_size": (experts[1], 8, 16, *(zeros(size, dtype=I32) for size in (999, 99, 99, 1))),
+    "moe_permute": (x, None, experts[1], 8),
+    "moe_unpermute": (rows(), r(4 * ROWS, HIDDEN), experts[0], torch.arange(4 * ROWS, dtype=I32).flip(0)),
     "moe_sum": (r(ROWS, 4, HIDDEN), rows()),
     "moe_sorting": (*experts[::-1], 1, 16, BF16, 1),  # rows beyond those with padding are undefined: there are none
     "moe_sorting_fwd": (*experts[::-1], zeros(999, dtype=I32), zeros(999, dtype=F32), zeros(99, dtype=I32), i32(0, 0),

@@ -12,7 +12,7 @@
 #include "paged_attention_merge.h"
 
 #if !defined(ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || \
-    !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(PAGE_IDS) || !defined(HAS_TERMS) || \
+    !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(IS_PACKED) || !defined(HAS_TERMS) || \
     !defined(HAS_TOKEN_SCALES) || !defined(LEAST_KEYS) || !defined(PARTS_PER_CU) || !defined(PART_COST) || \
     !defined(MOST_ROUNDS)
 #error "paged_attention.hip: the macros that ops/attention/paged_attention_hip.py gives are missing"
@@ -25,8 +25,8 @@ struct Config {
   using Element = ELEMENT;
   using CacheElement = CACHE_ELEMENT;
   using OutElement = OUT_ELEMENT;
-  static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kRows = BLOCK_ROWS, kPageIds = PAGE_IDS;
-  static constexpr bool kHasTerms = HAS_TERMS, kHasTokenScales = HAS_TOKEN_SCALES;
+  static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kRows = BLOCK_ROWS;
+  static constexpr bool kHasTerms = HAS_TERMS, kHasTokenScales = HAS_TOKEN_SCALES, kIsPacked = IS_PACKED;
 };
 using Shape = paged::Shape<Config>;
 using Args = Shape::Args;
@@ -105,6 +105,34 @@ PagedSinks sinks_of(const OptionalTensor& tensor, int64_t heads) {
   return {value.data_ptr(), form};
 }
 
+/// K and V, and how far their parts are from one another.
+void set_pages(Args& args, const ffi::Tensor& k, const ffi::Tensor& v) {
+  using T = Shape::CacheElement;
+  constexpr int kPack = 16 / sizeof(T);
+  constexpr bool kIsPacked = IS_PACKED;
+  ffi::check_type(ffi::has_element<T>(k) && ffi::has_element<T>(v),
+                  "paged_attention: k and v must have the dtype that this module was built for");
+  check_value(k.ndim() == (kIsPacked ? 5 : 4) && (v.ndim() == 4 || (kIsPacked && v.ndim() == 5)),
+              "paged_attention: k and v must have the dimensions that this module was built for");
+  const int last = k.ndim() - 1;
+  const bool has_packs = v.ndim() == 5;  // else V of packed pages has keys next to one another
+  check_value(k.stride(last) == 1 && (kIsPacked ? k.size(3) * kPack == HEAD_DIM && k.size(4) == kPack
+                                                : k.size(3) == HEAD_DIM),
+              "paged_attention: the last dimension of k must be contiguous, and fit this module's head dimension");
+  check_value(v.size(0) == k.size(0) && v.size(2) == k.size(2) && v.size(3) == HEAD_DIM_V &&
+                  v.size(1) * (has_packs ? kPack : 1) == k.size(1),
+              "paged_attention: k and v do not fit each other, or this module's head dimensions");
+  check_value(!kIsPacked ? v.stride(3) == 1
+                         : k.size(1) % kPack == 0 && (has_packs ? v.size(4) == kPack && v.stride(4) == 1
+                                                                : v.stride(1) == 1),
+              "paged_attention: rows of v must be contiguous; of packed pages 16 bytes of keys of a column");
+  args.k = static_cast<const T*>(k.data_ptr());
+  args.v = static_cast<const T*>(v.data_ptr());
+  args.k_page = k.stride(0), args.k_place = k.stride(1), args.k_head = k.stride(2), args.k_pack = k.stride(3);
+  args.v_page = v.stride(0), args.v_place = v.stride(1), args.v_head = v.stride(2), args.v_column = v.stride(3);
+  if (kIsPacked && !has_packs) args.v_place = kPack;
+}
+
 constexpr int kMergesPerCu = 8;  // workgroups of the merge at once on a CU: its waves' registers leave room for all
 constexpr int kPartsPerWave = 8;  // that one wave of the merge reads at once
 
@@ -133,21 +161,15 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   Args args{};
   constexpr const char* kRowsMessage = "paged_attention: q and out must have the dtypes that this module was built "
                                        "for, and three dimensions, the last one contiguous";
-  constexpr const char* kCacheMessage = "paged_attention: k and v must have the dtype that this module was built for, "
-                                        "and four dimensions, the last one contiguous";
   args.q = data_of<const Shape::Element>(q, 3, kRowsMessage);
   args.out = data_of<Shape::OutElement>(out, 3, kRowsMessage);
-  args.k = data_of<const Shape::CacheElement>(k, 4, kCacheMessage);
-  args.v = data_of<const Shape::CacheElement>(v, 4, kCacheMessage);
+  set_pages(args, k, v);
   const int64_t heads = q.size(1), kv_heads = k.size(2), page_size = k.size(1), pages = k.size(0);
   const bool is_ragged = page_starts.has_value();
   const int64_t batch = is_ragged ? page_starts.value().size(0) - 1 : block_table.size(0);
-  check_value(q.size(2) == HEAD_DIM && k.size(3) == HEAD_DIM && out.size(2) == HEAD_DIM_V && v.size(3) == HEAD_DIM_V &&
-                  out.size(0) == q.size(0) && out.size(1) == heads && v.size(0) == pages && v.size(1) == page_size &&
-                  v.size(2) == kv_heads && kv_heads > 0 && heads % kv_heads == 0 && page_size > 0,
-              "paged_attention: q, k, v and out do not fit each other, or this module's head dimensions");
-  check_value(PAGE_IDS == 1 ? page_size % 4 == 0 : page_size * PAGE_IDS == 4,
-              "paged_attention: this module was built for other pages");
+  check_value(q.size(2) == HEAD_DIM && out.size(2) == HEAD_DIM_V && out.size(0) == q.size(0) && out.size(1) == heads &&
+                  kv_heads > 0 && heads % kv_heads == 0 && page_size > 0,
+              "paged_attention: q, k and out do not fit each other, or this module's head dimensions");
   check_value(!q_scale.has_value() && softmax_scale >= 1e-8 && softmax_scale < 1e30,
               "paged_attention: no q_scale, and softmax_scale must be in 1e-8 … 1e30");
   constexpr int64_t kMost = int64_t{1} << 30;
@@ -170,8 +192,6 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
                                             : q.size(0) == batch * max_seqlen_q),
               "paged_attention: lengths must be those of the batch");
   args.q_row = q.stride(0), args.q_head = q.stride(1), args.out_row = out.stride(0), args.out_head = out.stride(1);
-  args.k_page = k.stride(0), args.k_place = k.stride(1), args.k_head = k.stride(2);
-  args.v_page = v.stride(0), args.v_place = v.stride(1), args.v_head = v.stride(2);
   if (lse.has_value()) {
     const ffi::Tensor t = lse.value();
     ffi::check_type(ffi::is_f32(t), "paged_attention: lse must be float32");
@@ -181,8 +201,6 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   }
   args.k_scale = scale_of(k_scale);
   args.v_scale = scale_of(v_scale);
-  check_value(!HAS_TOKEN_SCALES || (k_scale.has_value() && v_scale.has_value()),
-              "paged_attention: this module was built for scales of keys and values");
   args.out_scale = floats(out_scale, 1, "paged_attention: out_scale must be float32");
   args.sink = sinks_of(sink, heads);
   args.alibi_slopes = floats(alibi_slopes, heads, "paged_attention: alibi_slopes must be float32 [.., num_heads]");

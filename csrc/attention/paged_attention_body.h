@@ -3,13 +3,15 @@
 // sequence, for a block of its rows.
 //
 // Rows are the sequence's queries times the heads of the group, 16 or 32 of them; four waves share the keys out, every
-// fourth tile each. A wave loads K and V from the pages to registers, rows from end to end, the next tile's while it
-// works on one. V stays there, since its rows are what a matrix instruction takes as depth; K turns through LDS that is
-// the wave's own, without a barrier:
+// fourth tile each. A wave loads K and V from the pages to registers, as the layout of pages asks for it
+// (paged_attention_tiles.h), the next tile's while it works on one. One of both turns through LDS that is the wave's
+// own, without a barrier:
 //
-//   tile   registers → LDS   loads        matrix unit
-//   n      K[n]              K[n+1]       S = K[n] qᵀ            [keys, rows]
-//                            V[n+1]       O += V[n]ᵀ P           after the softmax
+//   tile   pages of rows             packed pages              matrix unit
+//   n      K[n] → LDS, load K[n+1]                             S = K[n] qᵀ            [keys, rows]
+//                                    load K[n+1]
+//                                    V[n] → LDS, load V[n+1]   O += V[n]ᵀ P           after the softmax
+//          load V[n+1]
 //
 // In the end the waves' maxima, sums and values meet in LDS, and leave as results or, where the sequence has several
 // parts, as partial sums.
@@ -20,9 +22,9 @@
 #include "aiter_like/tile/convert.h"
 #include "aiter_like/tile/fence.h"
 #include "aiter_like/tile/mma.h"
-#include "aiter_like/tile/paged.h"
 #include "aiter_like/tile/split_merge.h"
 #include "paged_attention_plan.h"
+#include "paged_attention_tiles.h"
 #include "score_policies.h"
 
 namespace aiter_like {
@@ -61,6 +63,7 @@ struct PagedAttentionArgs {
   int64_t q_row, q_head, out_row, out_head, lse_head, lse_row;
   const CacheElement *k, *v;
   int64_t k_page, k_place, k_head, v_page, v_place, v_head;  // elements
+  int64_t k_pack, v_column;  // of packed pages, where v_place is that of a block of keys
   const int* block_table;
   int64_t table_row;
   Divider page_size, group, blocks, kv_heads;  // blocks: of rows, of a KV head
@@ -77,17 +80,15 @@ struct PagedAttentionArgs {
 
 namespace paged {
 
-using namespace tile;
-
-constexpr int kWaves = 4, kTileBytes = 8192;
+constexpr int kWaves = 4;
 
 /// A configuration, and what follows from it. A Config has
 ///   Element, CacheElement, OutElement    of q: bf16 or f16; of K and V: the same, fp8 or int8_t; of out
 ///   kHeadDim, kHeadDimV                  multiples of 32
 ///   kRows                                of a block: 16 or 32
-///   kPageIds                             pages of four neighbouring keys: see QuadPages
 ///   kHasTerms                            softcap, ALiBi, a mask of queries: run-time options of one build
 ///   kHasTokenScales                      a scale per key
+///   kIsPacked                            pages of packs instead of rows
 template <class Config>
 struct Shape : Config {
   using Element = typename Config::Element;
@@ -98,27 +99,27 @@ struct Shape : Config {
   using ValueElement = std::conditional_t<Config::kHasTokenScales, bf16, Element>;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV, kRows = Config::kRows;
   static constexpr int kLargest = kHeadDim > kHeadDimV ? kHeadDim : kHeadDimV;
-  /// Twice the rows or factors of every key take registers that half a tile gives back.
-  static constexpr int kShare = (kRows / 16) * (Config::kHasTokenScales ? 2 : 1);
-  static constexpr int kFit = kTileBytes / (kLargest * static_cast<int>(sizeof(CacheElement))) / kShare;
+  /// Twice the rows take registers that half a tile gives back. A tile of bytes has as many keys as one of 16 bits:
+  /// half of the bytes under way of a wave, of which then three fit a SIMD.
+  static constexpr int kFit = 4096 / kLargest / (kRows / 16);
   static constexpr int kKeys = kFit >= 64 ? 64 : kFit >= 32 ? 32 : 16;  // of a tile
   static constexpr int kKeyStrips = kKeys / 16, kStrips = kRows / 16, kThreads = kWaves * kWaveSize;
   static constexpr int kStep = kWaves * kKeys;
-  static constexpr int kSlices = kHeadDim / 32, kRun = kHeadDimV / 16;
+  /// Elements of a key that a lane has at a time: 16 bytes, with bytes 8 where the dimensions are no multiple of 64.
+  static constexpr int kKeyRun = sizeof(CacheElement) == 1 && kHeadDim % 64 == 0 ? 16 : 8, kDepth = 4 * kKeyRun;
+  static constexpr int kSlices = kHeadDim / kDepth, kRun = kHeadDimV / 16;
   static_assert(kHeadDim % 32 == 0 && kHeadDimV % 32 == 0, "head dimensions of whole slices");
 
-  using KeyTile = LdsTile<CacheElement, kKeys, kHeadDim, SwizzledByRow>;
-  using Keys = GatheredRows<CacheElement, kHeadDim / 16, kKeyStrips>;
-  using Values = GatheredRows<CacheElement, kRun, kKeyStrips>;
-  using KeySlice = RegTile<Element, kKeys, 32, OperandByRow<8>>;
-  using QuerySlice = RegTile<Element, kRows, 32, OperandByRow<8>>;
+  using KeySlice = RegTile<Element, kKeys, kDepth, OperandByRow<kKeyRun>>;
+  using QuerySlice = RegTile<Element, kRows, kDepth, OperandByRow<kKeyRun>>;
   using Scores = RegTile<float, kKeys, kRows, Product<>>;
   using Softmax = OnlineSoftmax<Scores>;
   static constexpr int kWidth = 8 * Pieces<kRun>::len(0);  // of half a piece of rows of V
   using Merge = SplitMerge<kWaves, kRows, kWidth>;
+  using Tiles = std::conditional_t<Config::kIsPacked, PackedTiles<Shape>, RowTiles<Shape>>;
 
   union Lds {
-    KeyTile keys[kWaves];
+    typename Tiles::Lds tiles[kWaves];
     Merge merge;
     __device__ Lds() {}
   };
@@ -146,12 +147,13 @@ struct Wave {
   using Layout = typename Scores::Layout;
   using ValueElement = typename Shape::ValueElement;
   static constexpr int kStrips = Shape::kStrips, kKeyStrips = Shape::kKeyStrips, kRun = Shape::kRun;
-  using Pages = QuadPages<Shape::kPageIds>;
+  using Tiles = typename Shape::Tiles;
+  using Lds = typename Tiles::Lds;
+  using Places = typename Tiles::Places;
 
   const Args& args;
   const RowBlock& rows;
-  PageTable table;
-  PagedHead k, v;
+  Source source;
   typename Shape::QuerySlice queries[Shape::kSlices];
   Accumulator out[kStrips][kRun];  // of element e of piece p: 16 head dimensions by 16 rows, number first(p) + e
   typename Shape::Softmax softmax;
@@ -163,12 +165,14 @@ struct Wave {
   __device__ Wave(const Args& args, const RowBlock& rows, int end) : args(args), rows(rows), end(end) {
     using Cache = typename Shape::CacheElement;
     constexpr int kBytes = sizeof(Cache);
-    table = {args.block_table + rows.sequence * args.table_row + rows.lengths.first_entry, args.page_size,
-             static_cast<uint32_t>(args.num_pages - 1), end - 1};
-    k = {reinterpret_cast<const char*>(args.k + rows.kv_head * args.k_head), args.k_page * kBytes,
-         args.k_place * kBytes};
-    v = {reinterpret_cast<const char*>(args.v + rows.kv_head * args.v_head), args.v_page * kBytes,
-         args.v_place * kBytes};
+    source.table = {args.block_table + rows.sequence * args.table_row + rows.lengths.first_entry, args.page_size,
+                    static_cast<uint32_t>(args.num_pages - 1), end - 1};
+    source.k = {reinterpret_cast<const char*>(args.k + rows.kv_head * args.k_head), args.k_page * kBytes,
+                args.k_place * kBytes};
+    source.v = {reinterpret_cast<const char*>(args.v + rows.kv_head * args.v_head), args.v_page * kBytes,
+                args.v_place * kBytes};
+    source.k_pack = args.k_pack * kBytes;
+    source.v_column = args.v_column * kBytes;
     scale = args.softmax_scale;
     if (!Shape::kHasTokenScales && args.k_scale.data != nullptr)
       scale *= args.k_scale.of(rows.sequence, rows.kv_head);
@@ -193,36 +197,33 @@ struct Wave {
     const auto* from = args.q + (is_row ? row * args.q_row + head * args.q_head : 0);
 #pragma unroll
     for (int d = 0; d < Shape::kSlices; ++d) {
-      Chunk chunk = {0, 0, 0, 0};
-      if (is_row) __builtin_memcpy(&chunk, from + 32 * d + Operand::first_depth(), sizeof(chunk));
-      queries[d].pieces[s][0] = chunk.lo;
-      queries[d].pieces[s][1] = chunk.hi;
+#pragma unroll
+      for (int r = 0; r < Shape::kKeyRun / 8; ++r) {
+        Chunk chunk = {0, 0, 0, 0};
+        if (is_row) __builtin_memcpy(&chunk, from + Shape::kDepth * d + Operand::first_depth() + 8 * r, sizeof(chunk));
+        queries[d].pieces[s][2 * r] = chunk.lo;
+        queries[d].pieces[s][2 * r + 1] = chunk.hi;
+      }
     }
   }
 
-  __device__ void find(Pages (&pages)[kKeyStrips], int key) const {
-#pragma unroll
-    for (int s = 0; s < kKeyStrips; ++s) pages[s].load(table, key + 16 * s + Layout::first_depth());
+  /// Of this lane's own key, by which scores and probabilities are multiplied.
+  struct KeyScales {
+    float k, v;
+  };
+  __device__ float load_scale(const PagedScale& scale, const Places& places) const {
+    if (scale.data == nullptr) return 1.f;
+    return scale.data[rows.kv_head * scale.head + places.offset(source.table, scale.page, scale.place)];
+  }
+  __device__ KeyScales load_scales(const Places& places) const {
+    if constexpr (!Shape::kHasTokenScales) return {1.f, 1.f};
+    return {load_scale(args.k_scale, places), load_scale(args.v_scale, places)};
   }
 
-  /// Scales of this lane's keys.
-  __device__ void load_scales(float (&scales)[4 * kKeyStrips], const PagedScale& scale,
-                              const Pages (&pages)[kKeyStrips]) const {
-    const float* data = scale.data + rows.kv_head * scale.head;
-#pragma unroll
-    for (int e = 0; e < 4 * kKeyStrips; ++e)
-      scales[e] = data[pages[e / 4].page(e % 4) * scale.page + pages[e / 4].place_of(e % 4) * scale.place];
-  }
-
-  __device__ void products(Scores& scores, const typename Shape::KeyTile& keys) const {
+  __device__ void products(Scores& scores, const Tiles& tiles, const Lds& lds) const {
     clear(scores);
 #pragma unroll
-    for (int d = 0; d < Shape::kSlices; ++d) {
-      typename Shape::KeySlice slice;
-      if constexpr (sizeof(typename Shape::CacheElement) == 2) slice = load<typename Shape::KeySlice>(keys, 0, 32 * d);
-      else slice = load_widened<typename Shape::KeySlice>(keys, 32 * d);
-      mma<Form::ABt>(scores, slice, queries[d]);
-    }
+    for (int d = 0; d < Shape::kSlices; ++d) mma<Form::ABt>(scores, tiles.slice(lds, d), queries[d]);
   }
 
   /// The terms of scores, in units of log 2, where there may be any.
@@ -275,7 +276,7 @@ struct Wave {
     softmax.exponentiate(scores, factor);
   }
 
-  __device__ void accumulate(const typename Shape::Values& values, const Scores& scores) {
+  __device__ void accumulate(const Tiles& tiles, const Lds& lds, const Scores& scores) {
     const auto p = convert<ValueElement, Rounding::kNearestEven>(scores);
 #pragma unroll
     for (int key_strip = 0; key_strip < kKeyStrips; ++key_strip) {
@@ -283,8 +284,7 @@ struct Wave {
       for (int piece = 0; piece < Pieces<kRun>::kCount; ++piece) {
 #pragma unroll
         for (int e = 0; e < Pieces<kRun>::len(piece); ++e) {
-          const Fragment column = {values.template pair<ValueElement>(key_strip, 0, piece, e),
-                                   values.template pair<ValueElement>(key_strip, 2, piece, e)};
+          const Fragment column = tiles.template column<ValueElement>(lds, key_strip, piece, e);
 #pragma unroll
           for (int s = 0; s < kStrips; ++s) {
             Accumulator& sum = out[s][Pieces<kRun>::first(piece) + e];
@@ -295,76 +295,87 @@ struct Wave {
     }
   }
 
-  /// What is under way: K and V of a tile, and where the keys of it, of the next and of the one after that are.
-  struct Tiles {
-    Pages pages[kKeyStrips], next_pages[kKeyStrips];
-    typename Shape::Keys keys;
-    typename Shape::Values values;
+  /// What is under way: K and V of a tile, and where the keys of the next one are.
+  struct UnderWay {
+    Tiles tiles;
+    KeyScales scales;
+    Places next;
   };
 
   /// One tile. IS_LAST: there is no next one to be loaded.
   template <bool IS_LAST>
-  __device__ void step(typename Shape::KeyTile& lds, Tiles& tiles, int key) {
+  __device__ void step(Lds& lds, UnderWay& now, int key) {
     Scores scores;
-    Pages pages_after[kKeyStrips];
-    float k_scales[4 * kKeyStrips], v_scales[4 * kKeyStrips];
-    if constexpr (Shape::kHasTokenScales) {
-      load_scales(k_scales, args.k_scale, tiles.pages);
-      load_scales(v_scales, args.v_scale, tiles.pages);
-    }
-    tiles.keys.store(lds);
-    share_with_wave();
-    if constexpr (!IS_LAST) {
-      tiles.keys.load(k, tiles.next_pages);
+    Places after_next;
+    KeyScales scales = now.scales;
+    const auto load_next_keys = [&] {
+      if constexpr (IS_LAST) return;
+      now.tiles.load_keys(source, now.next);
+      now.scales = load_scales(now.next);
       keep_order();
-      find(pages_after, key + 2 * Shape::kStep);
+      after_next.load(source.table, key + 2 * Shape::kStep);
       keep_order();
+    };
+    const auto load_next_values = [&] {
+      if constexpr (IS_LAST) return;
+      keep_order();
+      now.tiles.load_values(source, now.next);
+      keep_order();
+    };
+
+    if constexpr (Tiles::kKeysTurn) {
+      now.tiles.store(lds);
+      share_with_wave();
+      load_next_keys();
     }
-    products(scores, lds);
+    products(scores, now.tiles, lds);
     share_with_wave();
-    if constexpr (Shape::kHasTokenScales) multiply(scores, k_scales);
+    if constexpr (!Tiles::kKeysTurn) load_next_keys();
+    if constexpr (Shape::kHasTokenScales) multiply(scores, scales.k);
     weigh(scores, key);
-    if constexpr (Shape::kHasTokenScales) multiply(scores, v_scales);
-    if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible)
-      tiles.values.keep(first_visible - key, end - key);
-    accumulate(tiles.values, scores);
-    if constexpr (!IS_LAST) {
-      keep_order();
-      tiles.values.load(v, tiles.next_pages);
-      keep_order();
-#pragma unroll
-      for (int s = 0; s < kKeyStrips; ++s) {
-        tiles.pages[s] = tiles.next_pages[s];
-        tiles.next_pages[s] = pages_after[s];
-      }
+    if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible) {
+      now.tiles.keep(first_visible - key, end - key);
+      if (Places::own_key() < first_visible - key) scales.v = 0.f;  // it may be NaN, as the values may
     }
+    if constexpr (Shape::kHasTokenScales) multiply(scores, scales.v);
+    if constexpr (!Tiles::kKeysTurn) {
+      now.tiles.store(lds);
+      share_with_wave();
+      load_next_values();
+    }
+    accumulate(now.tiles, lds, scores);
+    if constexpr (Tiles::kKeysTurn) load_next_values();
+    else share_with_wave();
+    if constexpr (!IS_LAST) now.next = after_next;
   }
 
   /// All tiles of this wave of the keys first … end − 1, `first` a multiple of a tile.
-  __device__ void run(typename Shape::KeyTile& lds, int first) {
+  __device__ void run(Lds& lds, int first) {
     int key = first + wave_index() * Shape::kKeys;
     if (key >= end) return;
-    Tiles tiles;
-    find(tiles.pages, key);
-    // Accesses end in the order that they began in: K, the next pages' numbers, V. Only so a wait for one of them is
-    // none for what comes behind it.
+    UnderWay now;
+    Places places;
+    places.load(source.table, key);
+    // Accesses end in the order that they began in: K, the next keys' pages, V. Only so a wait for one of them is none
+    // for what comes behind it.
     keep_order();
-    tiles.keys.load(k, tiles.pages);
+    now.tiles.load_keys(source, places);
+    now.scales = load_scales(places);
     keep_order();
-    find(tiles.next_pages, key + Shape::kStep);
+    now.next.load(source.table, key + Shape::kStep);
     keep_order();
-    tiles.values.load(v, tiles.pages);
+    now.tiles.load_values(source, places);
     keep_order();
-    for (; key + Shape::kStep < end; key += Shape::kStep) step<false>(lds, tiles, key);
-    step<true>(lds, tiles, key);
+    for (; key + Shape::kStep < end; key += Shape::kStep) step<false>(lds, now, key);
+    step<true>(lds, now, key);
   }
 
-  __device__ static void multiply(Scores& scores, const float (&factors)[4 * kKeyStrips]) {
+  /// By what lanes have as KeyPlaces says.
+  __device__ static void multiply(Scores& scores, float own) {
+    for_constants<Scores::kPerStrip>([&]<int E>() {
 #pragma unroll
-    for (int s = 0; s < kStrips; ++s) {
-#pragma unroll
-      for (int e = 0; e < Scores::kPerStrip; ++e) scores.set(s, e, scores.get(s, e) * factors[e]);
-    }
+      for (int s = 0; s < kStrips; ++s) scores.set(s, E, scores.get(s, E) * lane_of_16<E>(own));
+    });
   }
 };
 
@@ -398,9 +409,10 @@ template <class Shape>
 __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
   using P = Pieces<Shape::kRun>;
   using Layout = typename Wave<Shape>::Layout;
+  using Tiles = typename Shape::Tiles;
   const auto& args = wave.args;
   const RowBlock& rows = wave.rows;
-  workgroup_barrier();  // The tiles of keys are done with.
+  workgroup_barrier();  // The tiles are done with.
   lds.tell(wave.softmax, wave_index());
   const int thread = thread_index(), index = thread / 16, lane = thread % 16;
 #pragma unroll
@@ -408,15 +420,15 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
 #pragma unroll
     for (int half = 0; half < 2 * P::kCount; ++half) {
       if (s + half > 0) workgroup_barrier();  // The values before have been read.
-      // In element e of piece p a lane has 4 neighbours of `len` head dimensions: 4 len in a row. Half of the lanes at
-      // a time: so LDS holds no more than the tiles of keys did.
+      // In element e of piece p a lane has 4 of 16 head dimensions. Half of the lanes at a time: so LDS holds no more
+      // than the tiles did.
       const int p = half / 2, len = P::len(p);
       if (Layout::group() / 2 == half % 2) {
 #pragma unroll
         for (int e = 0; e < len; ++e) {
 #pragma unroll
           for (int r = 0; r < 4; ++r)
-            lds.values[wave_index()][Layout::owner()][(Layout::first_depth() % 8 + r) * len + e] =
+            lds.values[wave_index()][Layout::owner()][Tiles::index_of(p, e, Layout::first_depth() % 8 + r)] =
                 wave.out[s][P::first(p) + e][r];
         }
       }
@@ -425,7 +437,7 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
       if (row >= rows.count) continue;
       const auto state = lds.row(row);
       const int query = rows.query(args.group, row), head = rows.head(args.group, row);
-      const int column = 16 * P::first(p) + half % 2 * 8 * len + lane * count;
+      const int column = Tiles::column_of(p, half % 2, lane * count);
       const bool is_first = half == 0 && lane == 0;
       if (slot >= 0) {
         const int64_t place = int64_t{slot} * args.num_heads * args.plan.lengths.max_seqlen_q +
@@ -484,7 +496,7 @@ __device__ __attribute__((always_inline)) void attend_body(const typename Shape<
   const int first = begin + split * length;
   const int end = first + length < rows.lengths.keys ? first + length : rows.lengths.keys;
   Wave<S> wave(args, rows, end);
-  wave.run(lds.keys[wave_index()], first);
+  wave.run(lds.tiles[wave_index()], first);
   merge<S>(wave, lds.merge, found.parts > 1 ? found.slots_before + split : -1);
 }
 

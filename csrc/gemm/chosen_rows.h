@@ -7,6 +7,13 @@
 
 namespace aiter_like::gemm {
 
+/// What a lane, another one for each, has of 32 bits.
+template <class T>
+__device__ inline T from_lane(T value, int lane) {
+  static_assert(sizeof(T) == 4, "a register");
+  return __builtin_bit_cast(T, __builtin_amdgcn_ds_bpermute(lane * 4, __builtin_bit_cast(int, value)));
+}
+
 /// For `count` rows the row of a matrix that each stands for; one that the matrix does not have means none.
 struct RowIndex {
   const int32_t* rows;

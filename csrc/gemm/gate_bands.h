@@ -54,12 +54,9 @@ __device__ void each_gated_run(const Sums& sums, Strip& strip, Use use) {
 #pragma unroll
     for (int row = 0; row < Layout::kWidth; row += Place::kRowsAtOnce) {
       const auto read = [&](int column) {
-        const Run& stored =
-            strip.template at<Run>(place.row + row, column * static_cast<int>(sizeof(Run) / kSumColumns));
-        Run run;
-#pragma unroll
-        for (int i = 0; i < kSumColumns; ++i) run[i] = stored[i];
-        return run;
+        const Chunk stored =  // at once, wherever the compiler moves it to
+            strip.template at<Chunk>(place.row + row, column * static_cast<int>(sizeof(Run) / kSumColumns));
+        return __builtin_bit_cast(Run, stored);
       };
       use(s * Layout::kWidth + row, read(place.tile_column()), read(place.tile_column() + kGateBand));
     }

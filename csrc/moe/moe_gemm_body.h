@@ -69,17 +69,38 @@ struct Body {
   using Columns = std::conditional_t<Config::kIsGated, GateRows<Config::kIsInterleaved>, RowsInOrder>;
   static_assert(Config::kSplits == 1, "blocks of many experts share the depth with nobody");
 
+  using Memory = typename Loop::Memory;
+
   /// What a row of the tile becomes: facts that do not depend on the column.
-  struct alignas(16) Row {
+  struct Row {
     int32_t pair;
     float scale, weight;
   };
-  union Memory {
-    typename Loop::Memory loop;
-    struct {
-      typename Shape::WaveSums sums;
-      Row rows[Shape::kBlockM];
-    } end;
+  /// Those of a wave, a row in each lane: LDS is full of sums.
+  class Rows {
+   public:
+    __device__ Rows(const Args& args, const Places& places, int first_row) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int row = first_row + i * kWaveSize + lane_index() % Shape::kWaveM;
+        rows_[i] = {places.pair(row), 1.f, 1.f};
+        if (rows_[i].pair < 0) continue;
+        if constexpr (Config::kHasScales) rows_[i].scale = args.a_scale.data[places(row) * args.a_scale.strides[0]];
+        if (args.weights != nullptr) rows_[i].weight = args.weights[places.first + row];
+      }
+    }
+    /// Row `row` of the wave, whose number past a multiple of 64 is another one in each lane; all lanes ask.
+    __device__ Row at(int row, int first) const {
+      const Row& of_lane = rows_[first / kWaveSize];
+      const int lane = row % kWaveSize;
+      Row found{from_lane(of_lane.pair, lane), 1.f, from_lane(of_lane.weight, lane)};
+      if constexpr (Config::kHasScales) found.scale = from_lane(of_lane.scale, lane);
+      return found;
+    }
+
+   private:
+    static constexpr int kCount = (Shape::kWaveM + kWaveSize - 1) / kWaveSize;
+    Row rows_[kCount];
   };
 
   /// Scales and biases of a run of columns, and how a sum becomes an element of out.
@@ -144,12 +165,12 @@ struct Body {
     const WavePlace<Shape> wave(tile);
     const Columns columns = columns_of(args, wave);
     auto sums = product(args, expert, places, columns, wave, lds);
-    store_rows(args, places, lds);
+    const Rows rows(args, places, wave.tile_row);
     if constexpr (Shape::kWavesK > 1) {
-      add_waves<Shape>(sums, wave, lds.end.sums);
+      add_waves<Shape>(sums, wave, lds.sums);
       if (wave.depth > 0) return;
     }
-    store(args, expert, columns, sums, wave, lds);
+    store(args, expert, columns, rows, sums, wave, lds.sums.strips[wave.part]);
   }
 
  private:
@@ -176,29 +197,15 @@ struct Body {
     if constexpr (Config::kHasBlockScales) {
       const ScaleMatrix b_scale{args.b_scale + expert * args.b_scale_strides[0],
                                 {args.b_scale_strides[1], args.b_scale_strides[2]}};
-      return Loop::multiply(args.a, places, b, columns, ScalesOfBlocks{args.a_scale, b_scale}, wave, span, lds.loop);
+      return Loop::multiply(args.a, places, b, columns, ScalesOfBlocks{args.a_scale, b_scale}, wave, span, lds);
     } else {
-      return Loop::multiply(args.a, places, b, columns, wave, span, lds.loop);
+      return Loop::multiply(args.a, places, b, columns, wave, span, lds);
     }
   }
 
-  /// The rows of the tile to LDS, where all waves find them.
-  __device__ static void store_rows(const Args& args, const Places& places, Memory& lds) {
-    for (int i = thread_index(); i < Shape::kBlockM; i += Shape::kThreads) {
-      Row row{places.pair(i), 1.f, 1.f};
-      if (row.pair >= 0) {
-        if constexpr (Config::kHasScales) row.scale = args.a_scale.data[places(i) * args.a_scale.strides[0]];
-        if (args.weights != nullptr) row.weight = args.weights[places.first + i];
-      }
-      lds.end.rows[i] = row;
-    }
-    workgroup_barrier();
-  }
-
-  template <class Sums>
-  __device__ static void store(const Args& args, int64_t expert, const Columns& columns, const Sums& sums,
-                               const WavePlace<Shape>& wave, Memory& lds) {
-    auto& strip = lds.end.sums.strips[wave.part];
+  template <class Sums, class Strip>
+  __device__ static void store(const Args& args, int64_t expert, const Columns& columns, const Rows& rows,
+                               const Sums& sums, const WavePlace<Shape>& wave, Strip& strip) {
     const auto write = [&](const Row& row, int64_t column, const float (&values)[kSumColumns]) {
       if (row.pair < 0 || column >= args.out.sizes[1]) return;
       const auto result = rounded<OutElement>(values);
@@ -210,7 +217,7 @@ struct Body {
       const Finish finish(args, expert, columns, wave.tile_column + place.tile_column());
       const int64_t column = wave.column() / 2 + place.column();
       each_gated_run(sums, strip, [&](int m, const auto& gates, const auto& ups) {
-        const Row row = lds.end.rows[wave.tile_row + place.row + m];
+        const Row row = rows.at(place.row + m, m);
         finish(values, row, gates, ups);
         write(row, column, values);
       });
@@ -219,7 +226,7 @@ struct Body {
       const Finish finish(args, expert, columns, wave.tile_column + place.column);
       const int64_t column = wave.column() + place.column;
       each_run(sums, strip, [&](int m, const auto& run) {
-        const Row row = lds.end.rows[wave.tile_row + place.row + m];
+        const Row row = rows.at(place.row + m, m);
         finish(values, row, run);
         write(row, column, values);
       });

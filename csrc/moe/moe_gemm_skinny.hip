@@ -8,7 +8,7 @@
 #include "moe_gemm_skinny_body.h"
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(ROWS) || !defined(SCALES) ||      \
-    !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(PARTS) || !defined(WAVES) || !defined(STAGES) ||                \
+    !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(PARTS) || !defined(TEAMS) || !defined(WAVES) || !defined(STAGES) || \
     !defined(HAS_BIAS) || !defined(HAS_WEIGHTS) || !defined(IS_SHUFFLED) || !defined(HAS_ACTIVATION) ||                \
     !defined(ACTIVATION) || !defined(IS_GATED) || !defined(IS_INTERLEAVED)
 #error "moe_gemm_skinny.hip: the macros that ops/moe/moe_gemm_hip.py gives are missing"
@@ -23,7 +23,8 @@ struct Config {
   using BiasElement = BIAS_ELEMENT;
   static constexpr moe_skinny::Rows kRows = moe_skinny::Rows::ROWS;
   static constexpr moe_skinny::Scales kScales = moe_skinny::Scales::SCALES;
-  static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N, kParts = PARTS, kWaves = WAVES, kStages = STAGES;
+  static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N, kParts = PARTS;
+  static constexpr int kTeams = TEAMS, kWaves = WAVES, kStages = STAGES;
   static constexpr bool kHasBias = HAS_BIAS, kHasWeights = HAS_WEIGHTS, kIsShuffled = IS_SHUFFLED;
   static constexpr bool kHasActivation = HAS_ACTIVATION, kIsGated = IS_GATED, kIsInterleaved = IS_INTERLEAVED;
   [[maybe_unused]] static constexpr Activation kActivation = Activation::ACTIVATION;
@@ -42,7 +43,7 @@ __global__ __launch_bounds__(Shape::kThreads) void moe_gemm_skinny_kernel(Args a
 
 // Both passes compile this function: the device pass emits a kernel only where a launch of it is instantiated.
 void launch_moe_gemm_skinny(const Args& args, uint32_t groups, bool is_aligned, Stream stream) {
-  const dim3 grid((args.columns + BLOCK_N - 1) / BLOCK_N, groups);
+  const dim3 grid((args.columns + Shape::kColumns - 1) / Shape::kColumns, groups);
   if (is_aligned) launch_overlapped(moe_gemm_skinny_kernel<true>, grid, Shape::kThreads, stream, args);
   else launch_overlapped(moe_gemm_skinny_kernel<false>, grid, Shape::kThreads, stream, args);
   check_launch("moe_gemm_skinny_kernel");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Products of few rows with the matrices of their experts. A workgroup has kBlockN columns of out for a pair, a token or
-// a block of sorted pairs; its waves share the depth, step by step, and add their sums up in LDS, in their order.
+// Products of few rows with the matrices of their experts. A team of waves has kBlockN columns of out for a pair, a token
+// or a block of sorted pairs; its waves share the depth, step by step, and add their sums up in LDS, in their order.
+// Teams share a workgroup where a depth is too short for four waves, which a compute unit has four SIMDs for.
 //
 // Each wave streams its steps of the weights through registers, kStages of them ahead, as gemm_a16w16_skinny_body.h
 // does. Where few workgroups would leave compute units idle, the rows that a matrix instruction has besides those of a
@@ -45,17 +46,18 @@ constexpr uint32_t kScaleBlock = 128;
 /// A configuration, and what follows from it. A Config has
 ///   Element, OutElement, BiasElement        of a and b; of out; of bias
 ///   kRows, kScales                          what the rows of a workgroup are; what scales there are
-///   kBlockM, kBlockN, kParts                rows; columns of out; parts of the depth beside each other
-///   kWaves, kStages                         waves along the depth; steps that a wave has under way
+///   kBlockM, kBlockN, kParts                rows; columns of out of a team; parts of the depth beside each other
+///   kTeams, kWaves, kStages                 teams; a team's waves along the depth; steps that a wave has under way
 ///   kHasBias, kHasWeights, kIsShuffled
 ///   kHasActivation, kActivation, kIsGated, kIsInterleaved
 template <class Config>
 struct Shape : Config {
   using Unit = skinny::Unit<typename Config::Element>;
-  static constexpr int kThreads = Config::kWaves * kWaveSize, kParts = Config::kParts;
+  static constexpr int kThreads = Config::kTeams * Config::kWaves * kWaveSize, kParts = Config::kParts;
+  static constexpr int kColumns = Config::kTeams * Config::kBlockN;  // of a workgroup
   static constexpr int kHalves = Config::kIsGated ? 2 : 1;
 
-  // The rows of the weights of a workgroup lie in kStrips places, kStripRows in each.
+  // The rows of the weights of a team lie in kStrips places, kStripRows in each.
   static constexpr int kStrips = Config::kIsInterleaved ? 1 : kHalves;
   static constexpr int kStripRows = Config::kBlockN * kHalves / kStrips;
   static constexpr int kUnitRows = Unit::kColumns / kParts;  // of the weights
@@ -79,24 +81,26 @@ struct Shape : Config {
   using Sums = std::conditional_t<kScalesProducts, skinny::FloatSums, typename Unit::Sums>;
   static_assert(!kHasBlocks || kGroups * kScaleBlock == Unit::kDepth, "a step has whole blocks");
 
-  /// In LDS: of each wave what it exchanges between its lanes, and at the end its sums.
-  union WaveMemory {
-    typename Unit::Exchange exchange;
-    float sums[kTiles][kWaveSize * 4];
-  };
+  static constexpr int kRowCount = kIsSum ? kMostSlots : Config::kBlockM;
   /// Of each row, or of each pair that is added up.
   struct Row {
     int32_t pair;  // negative: none
     int32_t expert;
     float weight, scale;
   };
+  /// In LDS: of each wave what it exchanges between its lanes, and at the end its sums.
+  union WaveMemory {
+    typename Unit::Exchange exchange;
+    float sums[kTiles][kWaveSize * 4];
+    Row rows[kMostSlots];
+  };
   struct Memory {
-    WaveMemory waves[Config::kWaves];
-    Row rows[kIsSum ? kMostSlots : Config::kBlockM];
+    WaveMemory waves[Config::kTeams * Config::kWaves];
+    Row rows[kRowCount];
   };
 };
 
-/// The pairs of a workgroup. A lane has one of those that are added up; a row's of a block is asked for.
+/// The pairs of a workgroup: each wave has all of them, a lane one of them, or two where it has few lanes.
 template <class Shape>
 class Work {
   using Args = MoeGemmSkinnyArgs<Shape>;
@@ -105,61 +109,62 @@ class Work {
  public:
   /// `index` of the pair, token or block. False: nothing is to be written.
   __device__ bool start(const Args& args, uint32_t index, typename Shape::Memory& lds) {
-    count_ = 1;
     if constexpr (Shape::kRows == Rows::pair) {
       expert_ = static_cast<int32_t>(uniform(static_cast<uint32_t>(args.experts[index])));
-      pair_ = index;
-      if (thread_index() == 0) lds.rows[0] = row(args, index, index, expert_);
+      rows_[0] = row(args, index, index, expert_);
       return is_here(args, expert_);
     } else if constexpr (Shape::kRows == Rows::sorted) {
-      begin_ = index * args.block;
-      const int32_t valid = args.valid[0];
-      expert_ = static_cast<int32_t>(uniform(static_cast<uint32_t>(args.experts[index])));
-      end_ = uniform(valid > 0 ? within(static_cast<uint32_t>(valid), args.places + 1) : 0);
-      if (begin_ >= end_ || !is_here(args, expert_)) return false;
-      for (uint32_t m = thread_index(); m < Shape::kBlockM; m += Shape::kThreads) {
-        const int32_t pair = pair_of(args, m);
-        lds.rows[m] = pair < 0 ? Row{-1, 0, 0.f, 0.f} : row(args, pair, begin_ + m, expert_);
-      }
-      return true;
+      return start_block(args, index);
     } else {
-      start_sum(args, index * args.slots, lds);
+      start_sum(args, index * args.slots, lds.waves[wave_index()].rows);
       return true;
+    }
+  }
+  /// For all waves, what the end asks for. A barrier follows.
+  __device__ void publish(typename Shape::Memory& lds) const {
+    if (wave_index() != 0) return;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      const int m = own * kWaveSize + lane_index();
+      if (m < Shape::kRowCount) lds.rows[m] = rows_[own];
     }
   }
 
   /// Pairs that are multiplied one after the other.
-  __device__ uint32_t count() const { return count_; }
+  __device__ uint32_t count() const { return Shape::kIsSum ? count_ : 1; }
   __device__ int32_t expert(uint32_t segment) const {
-    return Shape::kIsSum ? static_cast<int32_t>(of_lane(static_cast<uint32_t>(lane_expert_), static_cast<int>(segment)))
-                         : expert_;
+    return Shape::kIsSum ? static_cast<int32_t>(of_segment(static_cast<uint32_t>(rows_[0].expert), segment)) : expert_;
   }
   /// By what the products of pair `segment` are multiplied.
   __device__ float factor(uint32_t segment) const {
-    return bits_float(of_lane(float_bits(lane_factor_), static_cast<int>(segment)));
+    return bits_float(of_segment(float_bits(rows_[0].weight * rows_[0].scale), segment));
   }
-  /// The row of a that row `m` of pair `segment` is; another one that is read anyway in place of none.
-  __device__ uint32_t a_row(const Args& args, uint32_t m, uint32_t segment) const {
-    uint32_t pair = pair_;
-    if constexpr (Shape::kIsSum) pair = of_lane(lane_pair_, static_cast<int>(segment));
-    if constexpr (Shape::kRows == Rows::sorted) {
-      const int32_t own = pair_of(args, m), first = pair_of(args, 0);
-      pair = static_cast<uint32_t>(own >= 0 ? own : first >= 0 ? first : 0);
+  /// The row of a of pair `segment`.
+  __device__ uint32_t pair_row(const Args& args, uint32_t segment) const {
+    return of_segment(static_cast<uint32_t>(rows_[0].pair), segment) / args.row_division;
+  }
+  /// The row of a that row `m` is; another one that is read anyway in place of none.
+  __device__ uint32_t row_of(const Args& args, uint32_t m) const {
+    if constexpr (Shape::kRows == Rows::pair) return static_cast<uint32_t>(rows_[0].pair) / args.row_division;
+    uint32_t pair = 0;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      const uint32_t found = skinny::from_lane(static_cast<uint32_t>(rows_[own].pair), m % kWaveSize);
+      if (m / kWaveSize == own) pair = found;
     }
+    const uint32_t first = of_lane(static_cast<uint32_t>(rows_[0].pair), 0);
+    pair = pair < args.pairs ? pair : first < args.pairs ? first : 0;
     return pair / args.row_division;
   }
 
  private:
+  static constexpr int kOwn = (Shape::kRowCount + kWaveSize - 1) / kWaveSize;
+
+  __device__ static uint32_t of_segment(uint32_t x, uint32_t segment) {
+    return of_lane(x, static_cast<int>(segment));
+  }
   __device__ static bool is_here(const Args& args, int32_t expert) {
     return static_cast<uint32_t>(expert) < args.num_experts;
-  }
-  /// Of place `m` of the block, or negative.
-  __device__ int32_t pair_of(const Args& args, uint32_t m) const {
-    if (m >= args.block || begin_ + m >= end_) return -1;
-    const auto id = static_cast<uint32_t>(args.sorted_ids[begin_ + m]);
-    const uint32_t slot = id >> 24;
-    const uint64_t pair = uint64_t{id & 0xFFFFFFu} * args.slots + slot;
-    return slot < args.slots && pair < args.pairs ? static_cast<int32_t>(pair) : -1;
   }
   __device__ static Row row(const Args& args, uint32_t pair, uint32_t place, int32_t expert) {
     Row result{static_cast<int32_t>(pair), expert, 1.f, 1.f};
@@ -168,40 +173,61 @@ class Work {
       result.scale = args.a_scale[uint64_t{pair / args.row_division} * args.a_scale_row];
     return result;
   }
-  /// Leaves those of a token's pairs whose experts are here.
-  __device__ void start_sum(const Args& args, uint32_t first, typename Shape::Memory& lds) {
-    const auto lane = static_cast<uint32_t>(lane_index());
-    const uint32_t own = first + within(lane, args.slots);
-    const int32_t expert = args.experts[own];
-    const Row found = row(args, own, own, expert);
-    lane_expert_ = 0, lane_pair_ = first, lane_factor_ = 0.f, count_ = 0;
-    float weight = 0.f;
-    for (uint32_t slot = 0; slot < args.slots; ++slot) {
-      const auto of_slot = static_cast<int32_t>(of_lane(static_cast<uint32_t>(expert), static_cast<int>(slot)));
-      const float slot_weight = bits_float(of_lane(float_bits(found.weight), static_cast<int>(slot)));
-      const float slot_scale = bits_float(of_lane(float_bits(found.scale), static_cast<int>(slot)));
-      if (!is_here(args, of_slot)) continue;
-      if (lane == count_) {
-        lane_expert_ = of_slot, lane_pair_ = first + slot, lane_factor_ = slot_weight * slot_scale;
-        weight = slot_weight;
-      }
-      ++count_;
+
+  /// Asks for all that tells of the block at once, though it may lie beyond what is valid.
+  __device__ bool start_block(const Args& args, uint32_t index) {
+    const uint32_t begin = index * args.block;
+    uint32_t ids[kOwn];
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      const uint32_t place = within(begin + own * kWaveSize + lane_index(), args.places);
+      ids[own] = static_cast<uint32_t>(args.sorted_ids[place]);
+      if constexpr (Shape::kHasWeights) rows_[own].weight = args.weights[place];
     }
-    if (thread_index() < kMostSlots)
-      lds.rows[thread_index()] = {lane < count_ ? static_cast<int32_t>(lane_pair_) : -1, lane_expert_, weight, 1.f};
+    const int32_t expert = args.experts[index], valid = args.valid[0];
+    expert_ = static_cast<int32_t>(uniform(static_cast<uint32_t>(expert)));
+    const uint32_t end = uniform(valid > 0 ? within(static_cast<uint32_t>(valid), args.places + 1) : 0);
+    if (begin >= end || !is_here(args, expert_)) return false;
+#pragma unroll
+    for (int own = 0; own < kOwn; ++own) {
+      const uint32_t m = own * kWaveSize + lane_index(), slot = ids[own] >> 24;
+      const uint64_t pair = uint64_t{ids[own] & 0xFFFFFFu} * args.slots + slot;
+      const bool is_one = m < args.block && begin + m < end && slot < args.slots && pair < args.pairs;
+      rows_[own].pair = is_one ? static_cast<int32_t>(pair) : -1;
+      rows_[own].expert = expert_;
+      if constexpr (Shape::kHasRowScales)
+        rows_[own].scale = args.a_scale[is_one ? pair / args.row_division * args.a_scale_row : 0];
+    }
+    return true;
   }
 
-  int32_t expert_ = 0, lane_expert_ = 0;
-  uint32_t pair_ = 0, begin_ = 0, end_ = 0, count_ = 0, lane_pair_ = 0;
-  float lane_factor_ = 0.f;
+  /// Leaves those of a token's pairs whose experts are here, by way of a wave's own memory.
+  __device__ void start_sum(const Args& args, uint32_t first, Row (&list)[kMostSlots]) {
+    const auto lane = static_cast<uint32_t>(lane_index());
+    const uint32_t own = first + within(lane, args.slots);
+    const Row found = row(args, own, own, args.experts[own]);
+    const uint64_t here = skinny::lanes_where(lane < args.slots && is_here(args, found.expert));
+    count_ = skinny::bits_below(here, kWaveSize);
+    if (here >> lane & 1) list[skinny::bits_below(here, lane)] = found;
+    skinny::keep_wave_order();
+    if (count_ == 0) rows_[0] = {static_cast<int32_t>(first), 0, 0.f, 0.f};  // nothing is read of them
+    else rows_[0] = list[within(lane, count_)];
+    skinny::keep_wave_order();
+  }
+
+  int32_t expert_ = 0;
+  uint32_t count_ = 0;
+  Row rows_[kOwn];
 };
 
 /// What a lane has of the operands for a step, and the scales of its products.
 template <class Shape>
 struct Step {
   static constexpr int kScaleRows = Shape::kHasRowScales ? 4 : 1;  // of the weights, in a lane's sums of a unit
+  static constexpr int kScaleUnits = Shape::kHasBlocks ? Shape::kUnitsN / Shape::kStripSpans : Shape::kUnitsN;
+  static_assert(!Shape::kHasBlocks || kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
   Run weights[Shape::kUnitsN][Shape::Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kRowRuns];
-  float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[Shape::kUnitsN][Shape::kGroups][kScaleRows];
+  float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[kScaleUnits][Shape::kGroups][kScaleRows];
 
   /// sums += weights · aᵀ, scaled
   __device__ void multiply(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
@@ -231,7 +257,7 @@ struct Step {
                              int m) const {
     typename Shape::Unit::Sums product = {};
     Shape::Unit::template multiply<kGroup, Shape::kGroups>(product, columns, rows);
-    const float scale = Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n][kGroup][0] : factor;
+    const float scale = Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n / Shape::kStripSpans][kGroup][0] : factor;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float of_row = Shape::kHasRowScales ? scale * b_scale[n][kGroup][i % kScaleRows] : scale;
@@ -259,8 +285,8 @@ class Reader {
       const uint32_t row = u / Shape::kStripSpans * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows);
       unit_[u] = Shape::kIsShuffled ? uint64_t{row / kBand * kBand} * row_bytes + row % kBand * skinny::kRunBytes
                                     : uint64_t{row} * row_bytes;
-      if constexpr (Shape::kScalesProducts) start_scales(u, own, strip_rows);
     }
+    if constexpr (Shape::kScalesProducts) start_scales(first_row, strip_rows);
 #pragma unroll
     for (int run = 0; run < Unit::kColumnRuns; ++run) {
       const uint32_t of_virtual = (Shape::kIsShuffled ? Unit::direct_column(run) : Unit::column(run)) / Shape::kParts;
@@ -272,7 +298,7 @@ class Reader {
     row_depth_ = Unit::row(0) % Shape::kParts * Unit::kDepth + Unit::depth();
     const auto row_of = [&](int virtual_row) {
       const int m = virtual_row / Shape::kParts;
-      return Shape::kIsSum ? 0 : work.a_row(args, m < Shape::kBlockM ? m : 0, 0);
+      return Shape::kIsSum ? 0 : work.row_of(args, m < Shape::kBlockM ? m : 0);
     };
 #pragma unroll
     for (int u = 0; u < Shape::kUnitsM; ++u) {
@@ -336,7 +362,7 @@ class Reader {
   uint32_t of_column_[Unit::kColumnRuns], of_row_[Shape::kUnitsM][Shape::kRowRuns];  // from there to the lane's
   uint32_t column_depth_, row_depth_, of_pair_ = 0;
   int64_t expert_scales_ = 0;
-  uint32_t scale_row_[Shape::kUnitsN][Step<Shape>::kScaleRows];
+  uint32_t scale_row_[Step<Shape>::kScaleUnits][Step<Shape>::kScaleRows];
   const float* a_scale_[Shape::kUnitsM];
 
   __device__ static uint32_t bits_of(int8_t x) { return static_cast<uint8_t>(x); }
@@ -352,7 +378,7 @@ class Reader {
   __device__ void select(uint32_t segment) {
     const int64_t expert = work_.expert(segment);
     b_ = reinterpret_cast<const char*>(args_.b + expert * args_.b_expert);
-    if constexpr (Shape::kIsSum) of_pair_ = work_.a_row(args_, 0, segment);
+    if constexpr (Shape::kIsSum) of_pair_ = work_.pair_row(args_, segment);
     if constexpr (Shape::kScalesProducts) expert_scales_ = expert * args_.b_scale_expert;
   }
   /// Where step `number` begins in the depth of its pair; beyond the depth for none.
@@ -404,17 +430,20 @@ class Reader {
     if constexpr (Shape::kScalesProducts) load_scales(step, k);
   }
 
-  /// Where the scales of unit `u`'s rows are: `own` is the first of its rows, before it was moved to fit.
-  __device__ void start_scales(int u, uint32_t own, uint32_t strip_rows) {
-    const int lane = lane_index();
+  /// Where the scales of a lane's rows are: of each strip, whose rows share a block, or of each unit.
+  __device__ void start_scales(uint32_t first_row, uint32_t strip_rows) {
 #pragma unroll
-    for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
-      const uint32_t j = Unit::sum_column(lane, i) / Shape::kParts, half = u / Shape::kStripSpans + j / Shape::kSpan;
-      if constexpr (Shape::kHasBlocks)
-        scale_row_[u][i] = (half * strip_rows + own) / kScaleBlock * args_.b_scale_row;
-      else
-        scale_row_[u][i] = (half * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows) +
-                            within(j % Shape::kSpan, strip_rows)) * args_.b_scale_row;
+    for (int u = 0; u < Step<Shape>::kScaleUnits; ++u) {
+#pragma unroll
+      for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
+        const uint32_t j = Unit::sum_column(lane_index(), i) / Shape::kParts, half = j / Shape::kSpan;
+        const uint32_t own = first_row + u % Shape::kStripSpans * Shape::kSpan;
+        if constexpr (Shape::kHasBlocks)
+          scale_row_[u][i] = ((u + half) * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
+        else
+          scale_row_[u][i] = ((u / Shape::kStripSpans + half) * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows) +
+                              within(j % Shape::kSpan, strip_rows)) * args_.b_scale_row;
+      }
     }
   }
   __device__ void load_scales(Step<Shape>& step, uint32_t k) const {
@@ -434,7 +463,7 @@ class Reader {
       for (int g = 0; g < Shape::kGroups; ++g) {
         const uint32_t block = within((k + part * Unit::kDepth) / kScaleBlock + g, blocks);
 #pragma unroll
-        for (int u = 0; u < Shape::kUnitsN; ++u)
+        for (int u = 0; u < Step<Shape>::kScaleUnits; ++u)
           step.b_scale[u][g][0] = args_.b_scale[expert_scales_ + scale_row_[u][0] + block * args_.b_scale_group];
 #pragma unroll
         for (int u = 0; u < Shape::kUnitsM; ++u)
@@ -451,7 +480,7 @@ __device__ void multiply(const MoeGemmSkinnyArgs<Shape>& args, const Work<Shape>
   constexpr uint32_t kStages = Shape::kStages, kApart = Shape::kWaves, kRound = kStages * kApart;
   Reader<Shape, kIsAligned> reader(args, work, first_column);
   const uint32_t end = reader.steps(), whole_end = reader.whole_steps();
-  uint32_t number = wave_index();
+  uint32_t number = wave_index() % Shape::kWaves;
   const auto is_whole = [&](uint32_t round) { return round + (kRound - kApart) < whole_end; };
 
   Step<Shape> current[kStages];
@@ -528,50 +557,80 @@ __device__ typename Shape::OutElement finished(const MoeGemmSkinnyArgs<Shape>& a
   }
 }
 
+/// The sum of row m and column `local` of the workgroup, in the order of the waves.
+template <class Shape>
+__device__ float total(const MoeGemmSkinnyArgs<Shape>& args, const typename Shape::Memory& lds, uint32_t first_column,
+                       uint32_t m, uint32_t local, uint32_t half) {
+  using Unit = typename Shape::Unit;
+  const uint32_t team = local / Shape::kBlockN;
+  first_column += team * Shape::kBlockN, local %= Shape::kBlockN;
+  const uint32_t strip_rows = args.n / Shape::kStrips, first_row = first_column * (Shape::kIsInterleaved ? 2 : 1);
+  const uint32_t of_strip = Shape::kIsInterleaved ? 2 * local + half : local;
+  const uint32_t own_row = first_row + of_strip / Shape::kSpan * Shape::kSpan;
+  const uint32_t strip = Shape::kIsInterleaved ? 0 : half;
+  const uint32_t unit = (strip * Shape::kStripSpans + of_strip / Shape::kSpan) / Shape::kSpans;
+  const uint32_t moved = first_row + of_strip - unit_begin<Shape::kSpan>(own_row, strip_rows);
+  const uint32_t row = moved % Shape::kSpan + strip % Shape::kSpans * Shape::kSpan;  // beyond the columns any one
+  const uint32_t tile = unit * Shape::kUnitsM + m * Shape::kParts / Unit::kRows;
+  float sum = 0.f;
+#pragma unroll
+  for (int wave = 0; wave < Shape::kWaves; ++wave) {
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part)
+      sum += lds.waves[team * Shape::kWaves + wave].sums[tile][Unit::sum_place(static_cast<int>(row * Shape::kParts + part),
+                                                        static_cast<int>(m * Shape::kParts % Unit::kRows + part))];
+  }
+  return sum;
+}
+
 /// What workgroup (strip of columns, pair or token or block) does.
 template <class Shape, bool kIsAligned>
 __device__ __forceinline__ void product_body(const MoeGemmSkinnyArgs<Shape>& args, WorkgroupIndex workgroup,
                                              typename Shape::Memory& lds) {
-  using Unit = typename Shape::Unit;
-  const uint32_t first_column = workgroup.x * Shape::kBlockN;
+  const uint32_t first_column = workgroup.x * Shape::kColumns;
   Work<Shape> work;
   if (!work.start(args, workgroup.y, lds)) return;
   auto& own = lds.waves[wave_index()];
   typename Shape::Sums sums[Shape::kTiles] = {};
-  multiply<Shape, kIsAligned>(args, work, first_column, sums, own.exchange);
+  const uint32_t team_column = first_column + wave_index() / Shape::kWaves * Shape::kBlockN;
+  if (Shape::kTeams == 1 || team_column < args.columns)
+    multiply<Shape, kIsAligned>(args, work, team_column, sums, own.exchange);
 #pragma unroll
   for (int t = 0; t < Shape::kTiles; ++t)
     store_vec(&own.sums[t][lane_index() * 4],
               Vec<float, 4>{{static_cast<float>(sums[t][0]), static_cast<float>(sums[t][1]),
                              static_cast<float>(sums[t][2]), static_cast<float>(sums[t][3])}});
+  work.publish(lds);
   workgroup_barrier();
 
-  const uint32_t strip_rows = args.n / Shape::kStrips, first_row = first_column * (Shape::kIsInterleaved ? 2 : 1);
-  for (uint32_t index = thread_index(); index < Shape::kBlockM * Shape::kBlockN; index += Shape::kThreads) {
-    const uint32_t m = index / Shape::kBlockN, local = index % Shape::kBlockN, column = first_column + local;
-    const int32_t pair = Shape::kIsSum ? static_cast<int32_t>(workgroup.y) : lds.rows[m].pair;
-    if (column >= args.columns || pair < 0) continue;
-    float x[Shape::kHalves];
+  constexpr int kElements = Shape::kBlockM * Shape::kColumns, kEach = 4;  // under way
+  for (int base = 0; base < kElements; base += kEach * Shape::kThreads) {
+    typename Shape::OutElement y[kEach];
+    const auto place = [&](int e) {
+      const int index = base + e * Shape::kThreads + thread_index();
+      return index < kElements ? index : kElements - 1;
+    };
+    constexpr int kNeighbours = Shape::kColumns < 4 ? Shape::kColumns : 4;  // whose sums lie side by side
+    const auto row = [&](int e) { return static_cast<uint32_t>(place(e) / kNeighbours % Shape::kBlockM); };
+    const auto local = [&](int e) {
+      return static_cast<uint32_t>(place(e) / (kNeighbours * Shape::kBlockM) * kNeighbours + place(e) % kNeighbours);
+    };
 #pragma unroll
-    for (uint32_t half = 0; half < Shape::kHalves; ++half) {
-      const uint32_t of_strip = Shape::kIsInterleaved ? 2 * local + half : local;
-      const uint32_t own_row = first_row + of_strip / Shape::kSpan * Shape::kSpan;
-      const uint32_t strip = Shape::kIsInterleaved ? 0 : half, spans = strip * Shape::kStripSpans;
-      const uint32_t unit = (spans + of_strip / Shape::kSpan) / Shape::kSpans;
-      const uint32_t row = first_row + of_strip - unit_begin<Shape::kSpan>(own_row, strip_rows) +
-                           strip % Shape::kSpans * Shape::kSpan;
-      const uint32_t tile = unit * Shape::kUnitsM + m * Shape::kParts / Unit::kRows;
-      x[half] = 0.f;
+    for (int e = 0; e < kEach; ++e) {
+      if (e > 0 && base + e * Shape::kThreads >= kElements) continue;
+      float x[Shape::kHalves];
 #pragma unroll
-      for (int wave = 0; wave < Shape::kWaves; ++wave) {
-#pragma unroll
-        for (int part = 0; part < Shape::kParts; ++part)
-          x[half] += lds.waves[wave].sums[tile][Unit::sum_place(row * Shape::kParts + part,
-                                                                m * Shape::kParts % Unit::kRows + part)];
-      }
+      for (uint32_t half = 0; half < Shape::kHalves; ++half)
+        x[half] = total<Shape>(args, lds, first_column, row(e), local(e), half);
+      y[e] = finished(args, x, lds, row(e), within(first_column + local(e), args.columns), work.count());
     }
-    args.out[uint64_t{static_cast<uint32_t>(pair)} * args.out_row + column] =
-        finished(args, x, lds, m, column, work.count());
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      const uint32_t column = first_column + local(e);
+      const int32_t pair = Shape::kIsSum ? static_cast<int32_t>(workgroup.y) : lds.rows[row(e)].pair;
+      if (base + e * Shape::kThreads + thread_index() < kElements && column < args.columns && pair >= 0)
+        args.out[uint64_t{static_cast<uint32_t>(pair)} * args.out_row + column] = y[e];
+    }
   }
 }
 

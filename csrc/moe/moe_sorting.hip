@@ -27,12 +27,14 @@ using OptionalTensor = ffi::Optional<ffi::Tensor>;
 
 void moe_sorting(ffi::Tensor sorted_ids, ffi::Tensor sorted_weights, ffi::Tensor sorted_experts, ffi::Tensor valid,
                  OptionalTensor buffer, ffi::Tensor ids, ffi::Tensor weights, OptionalTensor mask,
-                 OptionalTensor local_tokens, int64_t experts, int64_t block) {
+                 OptionalTensor local_tokens, int64_t experts, int64_t block, OptionalTensor local_ids) {
   constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads;
   const ffi::Rows i = ffi::rows<int32_t>(ids, "moe_sorting: topk_ids");
   const ffi::Rows w = ffi::rows<float>(weights, "moe_sorting: topk_weights");
-  ffi::check_value(ids.ndim() == 2 && w.count == i.count && w.size == i.size,
-                   "moe_sorting: topk_weights must be like topk_ids");
+  const int64_t weighted = weights.ndim() == 2 ? weights.size(0) : -1, tokens = ids.ndim() == 2 ? ids.size(0) : -1;
+  ffi::check_value(tokens >= 0 && weighted >= 0 && weights.size(1) == ids.size(1) &&
+                       (weighted == tokens || (weighted < tokens && local_tokens.has_value())),
+                   "moe_sorting: topk_weights must be like topk_ids, or with num_local_tokens have fewer rows");
   ffi::check_value(i.size > 0 && i.size <= 127 && i.count < (int64_t{1} << 24) &&
                        i.count * i.size < (int64_t{1} << 31) && experts > 0 && experts <= EXPERTS && block > 0,
                    "moe_sorting: at most EXPERTS experts, 127 of them for each of less than 2^24 tokens");
@@ -49,6 +51,13 @@ void moe_sorting(ffi::Tensor sorted_ids, ffi::Tensor sorted_weights, ffi::Tensor
   args.weights_stride = w.stride;
   args.mask = ffi::vector_of<int32_t>(mask, experts, "moe_sorting: expert_mask");
   args.local_tokens = ffi::vector_of<int32_t>(local_tokens, 1, "moe_sorting: num_local_tokens");
+  if (local_ids.has_value()) {
+    const ffi::Tensor local = local_ids.value();
+    ffi::check_value(ffi::has_element<int32_t>(local) && local.IsContiguous() && local.numel() == pairs,
+                     "moe_sorting: local_topk_ids must be contiguous int32, like topk_ids");
+    args.local_ids = static_cast<int32_t*>(local.data_ptr());
+  }
+  args.weighted = static_cast<uint32_t>(weighted * i.size);
   args.pairs = static_cast<uint32_t>(pairs);
   args.tokens = static_cast<int>(i.count);
   args.slots = static_cast<int>(i.size);

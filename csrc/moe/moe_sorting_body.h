@@ -4,10 +4,10 @@
 // is written: moe_sorting.hip has packed pairs with their weights, moe_align_block_size.hip and moe_permute.hip have
 // the pairs' flat numbers.
 //
-//   1. where there are more pairs than a workgroup takes: each counts those of its chunk, expert by expert
-//   2. each adds up the counts of all chunks to where its own pairs go, and writes them. Its waves have a part of the
-//      chunk each, in order, and counters of their own; the pairs of a wave find their ranks by ballots
-//      on the bits of their experts.
+//   1. where there are many pairs: each workgroup counts those of its chunk, expert by expert
+//   2. each adds up the counts of all chunks, or of few pairs counts all of them, and so knows where its own pairs go.
+//      Its waves have a part of the chunk each, in order, and counters of their own; the pairs of a wave find their
+//      ranks by ballots on the bits of their experts.
 //
 // Workgroups beyond the chunks set the buffer of results to zero at the same time.
 // LDS: 4 bytes for each expert and wave, and 12 for each expert. Bound: latency, few microseconds; with the buffer, its
@@ -38,9 +38,11 @@ struct MoeSortingArgs {
   const float* weights;         // [tokens, slots]
   const int32_t* mask;          // [experts]: 0 where an expert is another device's; null: all are here
   const int32_t* local_tokens;  // [1]: tokens that count; null: all
+  int32_t* local_ids;           // [tokens, slots]: the local expert of each pair, -1 where it does not count; or null
   uint32_t* buffer;             // words to be set to zero, or null
   int64_t weights_stride, buffer_words;
-  int clearing;  // workgroups beyond the chunks
+  uint32_t weighted;  // pairs of tokens that have weights; those of others do not count
+  int clearing;       // workgroups beyond the chunks
 
   // Of kNumber; each may be null.
   int32_t* block_pairs;  // [capacity / block]: pairs of the block's expert from this block on
@@ -48,6 +50,7 @@ struct MoeSortingArgs {
   int64_t* first;        // [experts + 1]: where an expert's pairs begin
   const int32_t* map;    // [mapped]: the expert here of each number in ids; null: they are the same
   int mapped;
+  int64_t places;  // of sorted_ids that are written: those beyond the padded pairs as if they were padding
 };
 
 template <class Config>
@@ -68,10 +71,13 @@ struct MoeSortingBody {
   };
 
   __device__ static uint32_t valid_pairs(const Args& args) {
-    if (!kIsPacked || !args.local_tokens) return args.pairs;
+    if (!kIsPacked) return args.pairs;
+    if (!args.local_tokens) return args.weighted;
     const int tokens = *args.local_tokens;
     if (tokens <= 0) return 0;
-    return tokens < args.tokens ? static_cast<uint32_t>(tokens) * static_cast<uint32_t>(args.slots) : args.pairs;
+    const uint32_t pairs = tokens < args.tokens ? static_cast<uint32_t>(tokens) * static_cast<uint32_t>(args.slots)
+                                                : args.pairs;
+    return pairs < args.weighted ? pairs : args.weighted;
   }
   __device__ static bool is_here(const Args& args, int expert) {
     return !kIsPacked || !args.mask || args.mask[expert] != 0;
@@ -161,13 +167,29 @@ struct MoeSortingBody {
         }
       }
     }
-    if (chunk != 0 || thread_index() != 0) return;
     const uint32_t end = lds.sums[0][kThreads - 1];
+    if constexpr (!kIsPacked) {
+      for (int64_t i = end + int64_t{chunk} * kThreads + thread_index(); i < args.places; i += args.chunks * kThreads)
+        args.sorted_ids[i] = none;
+    }
+    if (chunk != 0 || thread_index() != 0) return;
     if (kIsPacked || args.valid) args.valid[0] = static_cast<int32_t>(end);
     if constexpr (kIsPacked)
       args.valid[1] = static_cast<int32_t>(valid_pairs(args) / static_cast<uint32_t>(args.slots));
     else if (args.first)
       args.first[args.experts] = end;
+  }
+
+  /// Counts the pairs of the other chunks, and those of the chunks before this one.
+  __device__ static void count_others(const Args& args, Lds& lds, int chunk, uint32_t end) {
+    const uint32_t begin = static_cast<uint32_t>(chunk) * args.chunk;
+    for (uint32_t pair = thread_index(); pair < end; pair += kThreads) {
+      if (pair - begin < args.chunk) continue;
+      const int expert = expert_of(args, pair, end);
+      if (expert < 0) continue;
+      lds_add(&lds.total[expert], 1);
+      if (pair < begin) lds_add(&lds.first[expert], 1);
+    }
   }
 
   /// The second launch, or the only one.
@@ -183,16 +205,19 @@ struct MoeSortingBody {
     const int thread = thread_index(), wave = wave_index(), lane = lane_index();
     const uint32_t end = valid_pairs(args), part = args.chunk / kWaves;
     const uint32_t begin = static_cast<uint32_t>(chunk) * args.chunk + wave * part;
-    for (int e = thread; e < args.experts; e += kThreads)
+    for (int e = thread; e < args.experts; e += kThreads) {
       for (int w = 0; w < kWaves; ++w) lds.next[w][e] = 0;
+      lds.total[e] = lds.first[e] = 0;
+    }
     workgroup_barrier();
     for (uint32_t i = lane; i < part; i += kWaveSize) {
       const int expert = expert_of(args, begin + i, end);
       if (expert >= 0) lds_add(&lds.next[wave][expert], 1);
     }
+    if (!args.counts && args.chunks > 1) count_others(args, lds, chunk, end);
     workgroup_barrier();
     for (int e = thread; e < args.experts; e += kThreads) {
-      uint32_t own = 0, before = 0, total = 0;
+      uint32_t own = 0, before = lds.first[e], total = 0;  // before: as count_others has it
       for (int w = 0; w < kWaves; ++w) {  // counts become what is before them
         const uint32_t count = lds.next[w][e];
         lds.next[w][e] = own;
@@ -206,7 +231,7 @@ struct MoeSortingBody {
           total += count;
         }
       } else {
-        total = own;
+        total = own + lds.total[e];
       }
       lds.total[e] = total;
       for (int w = 0; w < kWaves; ++w) lds.next[w][e] += before;
@@ -232,6 +257,8 @@ struct MoeSortingBody {
           args.sorted_ids[place] = static_cast<int32_t>(pair);
         }
       }
+      if (kIsPacked && args.local_ids && pair < args.pairs)
+        args.local_ids[pair] = expert >= 0 ? static_cast<int32_t>(lds.local[expert]) : -1;
       if (!kIsPacked && args.inverse && pair < end) args.inverse[pair] = expert >= 0 ? static_cast<int32_t>(place) : -1;
       wave_barrier();
     }
@@ -250,17 +277,24 @@ __global__ __launch_bounds__(Body::kThreads, 2) void moe_sorting_kernel(typename
   Body::run_place(args);
 }
 
-/// How the pairs are shared out among workgroups, and the words of `counts` that they need.
+/// How the pairs are shared out among workgroups, and the words of `counts` that they need. Of few pairs there are more
+/// workgroups than pairs need, since they share the experts' padding and blocks.
 template <class Config>
 int64_t share_pairs(MoeSortingArgs<Config>& args) {
-  constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads, kChunk = 8 * kThreads, kMostChunks = 256;
+  constexpr int64_t kThreads = MoeSortingBody<Config>::kThreads, kFew = 2048, kChunk = 4 * kThreads, kMostChunks = 256;
   const auto up = [](int64_t x, int64_t step) { return (x + step - 1) / step * step; };
-  const int64_t pairs = args.pairs;
-  int64_t chunk = pairs <= kChunk ? up(pairs > 0 ? pairs : 1, kThreads) : kChunk;
+  const int64_t pairs = args.pairs, used = pairs < args.experts ? pairs : args.experts;
+  if (pairs <= kFew) {
+    const int64_t chunks = used / 16 < 1 ? 1 : used / 16 < 16 ? used / 16 : 16;
+    args.chunk = static_cast<uint32_t>(up(pairs > chunks ? (pairs + chunks - 1) / chunks : 1, kThreads));
+    args.chunks = static_cast<int>(chunks);
+    return 0;
+  }
+  int64_t chunk = kChunk;
   if (pairs > chunk * kMostChunks) chunk = up(up(pairs, kMostChunks) / kMostChunks, kThreads);
   args.chunk = static_cast<uint32_t>(chunk);
-  args.chunks = pairs > 0 ? static_cast<int>((pairs + chunk - 1) / chunk) : 1;
-  return args.chunks > 1 ? int64_t{args.chunks} * args.experts : 0;
+  args.chunks = static_cast<int>((pairs + chunk - 1) / chunk);
+  return int64_t{args.chunks} * args.experts;
 }
 
 template <class Config>

@@ -100,7 +100,6 @@ def test_what_it_leaves_to_others(device):
     assert "qq_bias" in refusal(case, qq_bias=torch.zeros(2, 2, device=device))
     assert "sink tokens" in refusal(case, window_size=(5, 0, 3))
     assert "multiples of 32" in refusal(make(device, ((2, 40),), head_dim=80))
-    assert "multiple of 4 keys" in refusal(make(device, ((2, 40),), page_size=13))
 
 
 @pytest.mark.parametrize("form", ("one", "of sequences and heads", "expanded"))

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""moe_gemm: the operator's own formula and every backend in every format, against float64; padding, experts that are
-not here, numbers that no caller may give, exact values; refusals; `--bench`.
-"""
+"""moe_gemm: the operator's own formula and every backend in every format, against float64; refusals; `--bench`."""
 
 from __future__ import annotations
 
@@ -11,44 +9,17 @@ import math
 import benching
 import pytest
 import torch
-from experts import FORMATS, UNTOUCHED, check, expected, random_call
+from experts import BACKENDS, FORMATS, UNTOUCHED, check, few_order, multiply, random_call, sorted_order
 
 from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
-from aiter_like.errors import UnsupportedError
 from aiter_like.ops.moe import moe_gemm_tuning
-from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
-from aiter_like.ops.moe.moe_gemm_cases import sorted_case
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, block_for
 from aiter_like.testing import strided_like
 
-BACKENDS = ("triton",)
 ACTIVATIONS = ("none", "silu", "gelu", "gelu_tanh", "silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul",
                "swiglu_and_mul")
-
-
-def sorted_order(device, tokens, slots, experts, block, seed=0):
-    """The fields of a call that say which pairs are of which expert, and a weight for each place."""
-    numbers, weights, of_blocks, valid = sorted_case(device, tokens, slots, experts, block, seed)
-    return {"experts": of_blocks, "sorted_ids": numbers, "valid": valid, "slots": slots, "block": block}, weights
-
-
-def few_order(device, tokens, slots, experts, seed=0):
-    """The same of pairs that are not sorted, some of experts that are not here."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(-1, experts + 1, (tokens * slots,), generator=generator, dtype=torch.int32)
-    return {"experts": ids.to(device), "slots": slots}, torch.rand(tokens * slots, generator=generator).to(device)
-
-
-def multiply(backend: str, call: MoeGemmCall) -> MoeGemmCall:
-    """Runs a call with that backend; skips where this device has no such backend (an MFMA kernel on an NVIDIA GPU)."""
-    try:
-        OPS["moe_gemm"].run(*call, backend=backend)
-    except UnsupportedError as error:
-        if call.a.device.type == "cuda" and "MFMA" in str(error):
-            pytest.skip(str(error))
-        raise
-    return call
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -197,159 +168,6 @@ def test_transposed_matrices(device, is_sorted):
     check(multiply("triton", call._replace(b=call.b.mT.contiguous().mT)))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_expert_has_all_pairs_or_none(device, backend):
-    for block in (16, 64):
-        numbers = torch.arange(70, dtype=torch.int32)
-        padded = torch.nn.functional.pad(numbers, (0, -70 % block), value=70)
-        order = {"experts": torch.full((len(padded) // block,), 2, dtype=torch.int32, device=device),
-                 "sorted_ids": padded.to(device), "slots": 1, "block": block,
-                 "valid": torch.tensor([len(padded)], dtype=torch.int32, device=device)}
-        call = random_call(device, "bf16", order, 70, 4, 40, 64)
-        check(multiply(backend, call))
-        order["valid"].zero_()
-        call.out.fill_(UNTOUCHED)
-        multiply(backend, call)
-        assert (call.out == UNTOUCHED).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_number_leads_outside(device, backend):
-    """Experts, places and counts that no caller may give: the kernels read and write nothing outside of the tensors
-    (the checkers look), and rows of pairs that are not named stay."""
-    order, weights = sorted_order(device, 21, 3, 4, 16)
-    call = random_call(device, "bf16", order, 21, 4, 40, 64, weights=weights)
-    ids, experts, valid = order["sorted_ids"], order["experts"], order["valid"]
-    good = ids.clone(), experts.clone(), valid.clone()
-    extremes = torch.tensor([-1, -2**31, 2**31 - 1, 3 << 24, 21, 0xFFFFFF, 1 << 30], dtype=torch.int32, device=device)
-    wrong = (("valid", 2**31 - 1), ("valid", -5), ("experts", 4), ("experts", 2**31 - 1), ("experts", -2**31),
-             ("ids", 0))
-    for number, (where, value) in enumerate(wrong):
-        for tensor, kept in zip((ids, experts, valid), good):
-            tensor.copy_(kept)
-        if where == "valid":
-            valid[0] = value
-        elif where == "experts":
-            experts[number % len(experts)] = value
-        else:
-            ids[:len(extremes)] = extremes
-        call.out.fill_(UNTOUCHED)
-        if value == 2**31 - 1 and where == "valid":  # padding behind the pairs has experts, too
-            experts.clamp_(0, 3)
-        multiply(backend, call)
-        if where != "valid":
-            check(call)
-        assert call.out.isfinite().all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_numbers_are_read_on_the_device(device, backend):
-    """One plan serves other orders: what a replayed graph does."""
-    order, weights = sorted_order(device, 21, 3, 4, 16)
-    call = random_call(device, "bf16", order, 21, 4, 40, 64, "silu_and_mul")
-    for seed in (0, 1, 2):
-        numbers, _, of_blocks, valid = sorted_case(device, 21, 3, 4, 16, seed)
-        for name, value in (("sorted_ids", numbers), ("experts", of_blocks), ("valid", valid)):
-            order[name].copy_(value)
-        call.out.fill_(UNTOUCHED)
-        check(multiply(backend, call))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("is_sorted", (True, False), ids=("sorted", "few"))
-@pytest.mark.parametrize("activation", ("none", "silu_and_mul"))
-def test_special_values(device, backend, is_sorted, activation):
-    """Infinities and NaN stay in their own rows, columns and experts."""
-    order, _ = sorted_order(device, 20, 2, 3, 16) if is_sorted else few_order(device, 6, 2, 3, 4)
-    call = random_call(device, "bf16", order, 20 if is_sorted else 6, 3, 40, 64, activation)
-    call.a[0, 3], call.a[1, 5], call.b[0, 2, 5], call.b[1, 7, 9] = math.inf, math.nan, -math.inf, math.nan
-    multiply(backend, call)
-    clean = random_call(device, "bf16", order, 20 if is_sorted else 6, 3, 40, 64, activation)
-    wanted, _ = expected(call)
-    multiply(backend, clean)
-    is_bad, is_left = ~wanted.isfinite(), call.out == UNTOUCHED
-    assert torch.equal(is_left, clean.out == UNTOUCHED)
-    assert torch.equal(~call.out.isfinite(), is_bad & ~is_left)
-    assert torch.equal(call.out[~is_bad], clean.out[~is_bad])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("is_sorted", (True, False), ids=("sorted", "few"))
-def test_extreme_scales_of_mxfp4(device, backend, is_sorted):
-    """2^-127, whose products are denormal, 2^127, whose products may be infinite, and NaN."""
-    order, _ = sorted_order(device, 20, 2, 3, 16) if is_sorted else few_order(device, 4, 2, 3)
-    call = random_call(device, "mxfp4 weights", order, 20 if is_sorted else 4, 3, 16, 64, out_dtype=torch.float32)
-    call.b_scale[:, 0], call.b_scale[:, 1], call.b_scale[:, 2], call.b_scale[:, 3] = 0, 1, 255, 240
-    multiply(backend, call)
-    wanted, _ = expected(call)
-    is_left = wanted.isnan().all(1)
-    assert call.out[~is_left, 2].isnan().all() and (call.out[is_left] == UNTOUCHED).all()
-    for column in (0, 1, 3):
-        one = wanted[~is_left, column]
-        assert ((call.out[~is_left, column].double() - one).abs() <= 1e-4 * one.abs().max()).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("is_sorted", (True, False), ids=("sorted", "few"))
-def test_sums_of_int8_are_exact(device, backend, is_sorted):
-    order, _ = sorted_order(device, 17, 1, 1, 16) if is_sorted else ({"experts": torch.zeros(
-        3, dtype=torch.int32, device=device), "slots": 1}, None)
-    tokens = 17 if is_sorted else 3
-    low = torch.full((1, 16, 4112), -128, dtype=torch.int8, device=device)
-    out = torch.zeros(tokens, 16, device=device)
-    call = MoeGemmCall(out, low[0, :1].expand(tokens, -1).contiguous(), low, **order,
-                       a_scale=torch.ones(tokens, device=device), b_scale=torch.ones(1, 16, device=device))
-    multiply(backend, call)
-    assert (out == 4112 * 2.0**14).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_empty_sizes(device, backend):
-    order, _ = sorted_order(device, 9, 2, 3, 16)
-    call = random_call(device, "bf16", order, 9, 3, 20, 32)
-    bias = torch.randn(3, 20, device=device)
-    multiply(backend, call._replace(a=call.a[:, :0], b=call.b[:, :, :0], bias=bias))
-    wanted, _ = expected(call._replace(a=call.a * 0, bias=bias))
-    torch.testing.assert_close(call.out, wanted.bfloat16(), rtol=0, atol=0)
-    for other in (call._replace(out=call.out[:, :0], b=call.b[:, :0]), call._replace(b=call.b[:0]),
-                  call._replace(sorted_ids=call.sorted_ids[:0])):
-        other.out.fill_(UNTOUCHED)
-        multiply(backend, other)
-        assert (other.out == UNTOUCHED).all()
-
-
-def test_equal_calls_give_equal_results(device):
-    order, _ = sorted_order(device, 33, 2, 3, 32)
-    call = random_call(device, "bf16", order, 33, 3, 72, 520)
-    first = multiply("triton", call).out.clone()
-    assert torch.equal(multiply("triton", call).out, first)
-
-
-@pytest.mark.parametrize("form", ("bf16", "fp8", "blocks", "int8", "mxfp4 weights"))
-@pytest.mark.parametrize("is_few", (False, True), ids=("sorted", "few"))
-def test_calls_for_the_tuner_have_their_keys(device, form, is_few):
-    dtype = {"fp8": dtypes.fp8_of(target_of(device).arch), "blocks": dtypes.fp8_of(target_of(device).arch),
-             "int8": torch.int8}.get(form, torch.bfloat16)
-    key = {"pairs": 24, "experts": 5, "n": 64, "k": 256, "slots": 3, "block": 1 if is_few else 16,
-           "dtype": dtypes.name(dtype), "b_dtype": "mxfp4" if form.endswith("weights") else "same",
-           "group_size": {"blocks": 128, "mxfp4 weights": 32}.get(form, 0), "is_gated": 1, "is_of_pairs": 0,
-           "is_shuffled": 0}
-    call = moe_gemm_tuning.case(key, device, 3)
-    assert OPS["moe_gemm"].tune_key(*call) == key
-    multiply("triton", call)
-    assert call.out.isfinite().all()
-    for smaller in moe_gemm_tuning.smaller(key):
-        assert OPS["moe_gemm"].tune_key(*moe_gemm_tuning.case(smaller, device, 0)) == smaller
-
-
-def test_traffic_counts_experts_once(device):
-    """16 tokens of one expert of four: its matrix, not theirs."""
-    ids = torch.full((16,), 2, dtype=torch.int32, device=device)
-    call = random_call(device, "bf16", {"experts": ids, "slots": 1}, 16, 4, 32, 64)
-    moved, flops = moe_gemm_tuning.traffic(call)
-    assert moved == 2 * (32 * 64 + 16 * 64 + 16 * 32) + 4 * 16 and flops == 2 * 16 * 32 * 64
-
-
 def test_bad_input_is_named(device):
     order, weights = sorted_order(device, 9, 2, 3, 16)
     good = random_call(device, "bf16", order, 9, 3, 32, 64, weights=weights)
@@ -400,7 +218,7 @@ def bench() -> None:
         dtype, b_format, group_size = {
             "bf16": (torch.bfloat16, "same", 0), "fp8 blocks": (dtypes.fp8_of(target_of(device).arch), "same", 128),
             "mxfp4": (torch.bfloat16, "mxfp4", 32)}[form]
-        block = 1 if tokens == 1 else moe_gemm_tuning.block_for(tokens * slots, experts)
+        block = 1 if tokens == 1 else block_for(tokens * slots, experts)
         call = moe_gemm_tuning.case(
             {"pairs": tokens * slots, "experts": experts, "n": n, "k": k, "slots": slots, "block": block,
              "dtype": dtypes.name(dtype), "b_dtype": b_format, "group_size": group_size, "is_gated": int(not is_down),

@@ -54,7 +54,8 @@ def check(result, ids, weights, experts, block, mask=None, local=None):
 
 
 @pytest.mark.parametrize("tokens, experts, k, block", ((1, 8, 2, 32), (64, 256, 8, 32), (33, 5, 5, 16),
-                                                       (400, 60, 6, 128), (7, 1000, 16, 3), (1200, 16, 4, 64)))
+                                                       (400, 60, 6, 128), (7, 1000, 16, 3), (1200, 16, 4, 64),
+                                                       (255, 700, 8, 1), (2600, 40, 1, 8)))
 def test_whole_result(device, run, tokens, experts, k, block):
     ids, weights = pairs_of(device, tokens, experts, k)
     result = run("hip", aiter_like.moe_sorting, ids, weights, experts, 24, torch.bfloat16, block)
@@ -76,6 +77,36 @@ def test_experts_of_other_devices_and_tokens_that_do_not_count(device, run, loca
     tokens = None if local is None else torch.tensor([local], dtype=I32, device=device)
     result = run("hip", aiter_like.moe_sorting, ids, weights, 40, 16, torch.float16, 32, mask, tokens)
     check(result, ids, weights, 40, 32, mask.tolist(), local)
+
+
+@pytest.mark.parametrize("tokens", (3, 500))
+@pytest.mark.parametrize("has_mask", (False, True))
+def test_local_experts_of_pairs(device, run, tokens, has_mask):
+    ids, weights = pairs_of(device, tokens, 40, 6)
+    ids[1, 2:4] = torch.tensor([-1, 40], dtype=I32, device=device)
+    mask = (torch.arange(40) % 3 != 1).to(device, I32) if has_mask else None
+    local = torch.tensor([tokens - 1], dtype=I32, device=device)
+    result = run("hip", aiter_like.moe_sorting, ids, weights, 40, 16, torch.float16, 32, mask, local,
+                 return_local_topk_ids=True)
+    check(result, ids, weights, 40, 32, None if mask is None else mask.tolist(), tokens - 1)
+    here = [True] * 40 if mask is None else mask.tolist()
+    number = [sum(map(bool, here[:one])) if here[one] else -1 for one in range(40)]
+    wanted = [[number[one] if 0 <= one < 40 else -1 for one in row] for row in ids.tolist()[:-1]] + [[-1] * 6]
+    assert result[5].tolist() == wanted
+
+
+@pytest.mark.parametrize("tokens", (9, 600))
+def test_fewer_weights_than_tokens(device, run, tokens):
+    """Tokens without weights do not count, whatever the number of those that count says; the others are not read."""
+    ids, weights = pairs_of(device, tokens, 20, 4)
+    for count, counted in ((tokens - 3, tokens - 3), (2, 2), (tokens, tokens - 2), (2**31 - 1, tokens - 2), (-1, 0)):
+        local = torch.tensor([count], dtype=I32, device=device)
+        result = run("hip", aiter_like.moe_sorting, ids, weights[:-2].clone(), 20, 8, F32, 16, None, local)
+        check(result, ids, weights, 20, 16, None, counted)
+    with pytest.raises(ValueError, match="moe_sorting: topk_weights must have shape"):
+        aiter_like.moe_sorting(ids, weights[:-2], 20, 8, F32, 16)
+    with pytest.raises(ValueError, match="moe_sorting: topk_weights must have shape"):
+        aiter_like.moe_sorting(ids[:-2], weights, 20, 8, F32, 16, None, local)
 
 
 def test_numbers_that_are_no_experts_vanish(device, run):

@@ -254,6 +254,14 @@ def test_weights_of_experts_are_shuffled_as_weights():
     assert aiter.moe_shuffle_scale(scales) is scales and aiter.shuffle_scale_a16w4(scales, 1, True) is scales
 
 
+def test_pairs_in_blocks_without_counts():
+    ids = torch.tensor([[2, 0], [0, 5], [2, 1]])
+    pairs, experts, end = (torch.full((size,), -9, dtype=torch.int32) for size in (18, 9, 1))
+    aiter.moe_align_block_size_triton(ids, 3, 2, pairs, experts, end)
+    assert end.tolist() == [6] and experts[:3].tolist() == [0, 1, 2]
+    assert pairs.tolist() == [1, 2, 5, 6, 0, 4] + [-9] * 12  # pair 3 has no expert
+
+
 def test_check_of_closeness_raises():
     a, b = torch.ones(100), torch.ones(100)
     assert aiter.checkAllclose(a, b) == 0

@@ -34,20 +34,15 @@ def _rows(call: PagedAttentionCall) -> int:
     return 16 if is_wide or call.max_seqlen_q * call.group <= 16 else _MOST_ROWS
 
 
-def _page_ids(page_size: int) -> int:
-    """Pages that four neighbouring keys may lie in."""
-    return {1: 4, 2: 2}.get(page_size, 1)
-
-
 def _instance(call: PagedAttentionCall) -> Instance:
     element, cache, out = (_ELEMENTS[tensor.dtype] for tensor in (call.q, call.k, call.out))
     has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.tree_mask is not None
-    has_token_scales, ids, rows = call.scales == "token", _page_ids(call.page_size), _rows(call)
-    name = "_".join((element, f"c{cache}", f"o{out}", f"d{call.head_dim}x{call.head_dim_v}", f"r{rows}", f"ids{ids}",
+    has_token_scales, is_packed, rows = call.scales == "token", call.layout != "rows", _rows(call)
+    name = "_".join((element, f"c{cache}", f"o{out}", f"d{call.head_dim}x{call.head_dim_v}", f"r{rows}", "packed" if is_packed else "rows",
                      "terms" if has_terms else "nterms", "scales" if has_token_scales else "nscales"))
     return Instance(name, {
         "ELEMENT": element, "CACHE_ELEMENT": cache, "OUT_ELEMENT": out, "HEAD_DIM": call.head_dim,
-        "HEAD_DIM_V": call.head_dim_v, "BLOCK_ROWS": rows, "PAGE_IDS": ids, "HAS_TERMS": int(has_terms),
+        "HEAD_DIM_V": call.head_dim_v, "BLOCK_ROWS": rows, "IS_PACKED": int(is_packed), "HAS_TERMS": int(has_terms),
         "HAS_TOKEN_SCALES": int(has_token_scales), "LEAST_KEYS": LEAST_KEYS, "PARTS_PER_CU": PARTS_PER_CU,
         "PART_COST": PART_COST, "MOST_ROUNDS": MOST_ROUNDS})
 
@@ -98,24 +93,32 @@ def _dtypes_refusal(call: PagedAttentionCall) -> str | None:
     for name, tensor in (("k and v", call.k), ("out", call.out)):
         if tensor.dtype not in _ELEMENTS:
             return f"{name} of bf16, fp16, fp8 of gfx942 or int8, got {dtypes.name(tensor.dtype)}"
-    if call.scales == "token" and (call.k_scale is None or call.v_scale is None):
-        return "scales of keys for both of k and v, or for none"
-    if call.scales != "none" and call.k.dtype in FLOATS:
-        return "scales of k and v in bytes alone"
     return None
 
 
 def _shapes_refusal(call: PagedAttentionCall) -> str | None:
-    if call.layout != "rows" or call.v.stride(3) != 1:
-        return "pages of rows, whose last dimension is contiguous"
+    if call.layout == "rows" and call.v.stride(3) != 1:
+        return f"rows of v whose last dimension is contiguous, got strides {call.v.stride()}"
+    if call.layout != "rows" and (reason := _packs_refusal(call)):
+        return reason
     for dim in (call.head_dim, call.head_dim_v):
         if dim % 32 or dim > _MOST_DIMS:
             return f"head dimensions must be multiples of 32, at most {_MOST_DIMS}, got {dim}"
-    if call.page_size % 4 and call.page_size not in (1, 2):
-        return f"pages of 1, 2 or a multiple of 4 keys, got {call.page_size}"
     if call.block_table.shape[-1] * call.page_size > MAX_ROWS:
         return f"sequences of at most {MAX_ROWS} keys, got block_table of {call.block_table.shape[-1]} pages of " \
                f"{call.page_size}"
     if call.num_splits > 1024 or call.batch * max(call.num_splits, 1) * call.max_seqlen_q * call.num_heads > _MOST_GRID:
         return f"rows times parts of a launch at most {_MOST_GRID}, and 1024 parts, got num_splits {call.num_splits}"
+    return None
+
+
+def _packs_refusal(call: PagedAttentionCall) -> str | None:
+    """What keeps packs of 16 bytes from being loaded whole."""
+    pack = 16 // call.k.element_size()
+    packs = {call.k.shape[4], call.v.shape[4] if call.v.ndim == 5 else pack}
+    if packs != {pack} or call.v.ndim == 4 and call.v.stride(1) != 1:
+        return f"packs of 16 bytes, {pack} elements of a key and {pack} keys of a column, got shapes " \
+               f"{tuple(call.k.shape)} and {tuple(call.v.shape)}, strides of v {call.v.stride()}"
+    if call.page_size % pack:
+        return f"packed pages of a multiple of {pack} keys, got {call.page_size}"
     return None

@@ -15,9 +15,11 @@ from aiter_like import check
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.common import elements, quant_rule
+from aiter_like.ops.gemm.parts import needs_grad
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS, check_fp8
+from aiter_like.ops.moe.moe_backward import experts_with_grad
 from aiter_like.ops.moe.moe_gemm import moe_gemm
-from aiter_like.ops.moe.moe_gemm_call import blocks
+from aiter_like.ops.moe.moe_gemm_call import block_for, blocks
 from aiter_like.ops.moe.moe_layer import Layer, layer_of
 from aiter_like.ops.moe.moe_sorting import moe_sorting
 from aiter_like.ops.moe.moe_sum import moe_sum_op
@@ -28,8 +30,6 @@ __all__ = ["fused_moe"]
 
 _OP = "fused_moe"
 _UNSORTED_TOKENS = 1
-_BLOCKS = ((16, 16), (48, 32), (128, 64))  # rows of an expert in the mean at most, rows of a block
-_LARGEST_BLOCK = 128
 _NOT_SERVED = ("shared_w1", "shared_w2", "shared_w1_scale", "shared_w2_scale", "stage2_scatter", "beta", "linear_beta")
 
 
@@ -124,21 +124,24 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
     _check_rest(layer, bias1, bias2, a1_scale, a2_scale, hidden_states, block_size_M)
     if doweight_stage1 and bias1 is not None:
         raise UnsupportedError(f"{_OP}: bias1 is not served with doweight_stage1: the weight would multiply it")
-    hidden, scale = _first_operand(hidden_states, layer, a1_scale, backend)
     tokens, slots = topk_ids.shape
     if tokens == 0 or slots == 0 or layer.w1.shape[0] == 0:
         return hidden_states.new_zeros(tokens, layer.w2.shape[1], dtype=dtype)
+    if needs_grad(hidden_states, w1, w2, topk_weight, bias1, bias2):
+        has_masks = expert_mask is not None or num_local_tokens is not None
+        if layer.w1.dtype not in SIXTEEN_BITS or dtype != hidden_states.dtype or layer.is_shuffled or has_masks or (
+                doweight_stage1):
+            raise UnsupportedError(f"{_OP}: hidden_states or weights require grad: only of a layer of 16 bits, not "
+                                   f"shuffled, without masks and with its weights at the end, there are derivatives")
+        return experts_with_grad(hidden_states, w1, w2, topk_weight, topk_ids, layer.activation, limit=layer.limit,
+                                 is_interleaved=layer.is_interleaved, bias1=bias1, bias2=bias2, block=block_size_M,
+                                 backend=backend)
+    hidden, scale = _first_operand(hidden_states, layer, a1_scale, backend)
     stages = _Stages(layer, dtype, topk_weight, topk_ids, expert_mask, num_local_tokens, experts, bias1, bias2,
                      doweight_stage1, a2_scale, backend)
     if tokens <= _UNSORTED_TOKENS and expert_mask is None and num_local_tokens is None and block_size_M is None:
         return stages.of_few(hidden, scale)
     return stages.of_sorted(hidden, scale, block_size_M or block_for(tokens * slots, layer.w1.shape[0]))
-
-
-def block_for(pairs: int, experts: int) -> int:
-    """Rows of a block that an expert has for itself, by the rows that it has in the mean."""
-    mean = pairs / min(pairs, experts)
-    return next((block for most, block in _BLOCKS if mean <= most), _LARGEST_BLOCK)
 
 
 class _Stages:

@@ -55,7 +55,7 @@ def moe_gemm_ref(call: MoeGemmCall) -> None:
             product = product + call.bias[one].float()
         if call.weights is not None:
             product = product * call.weights[place[mine], None]
-        found[mine] = _activated(call, product)
+        found[mine] = activated_rows(product, call.activation, call.limit, call.is_interleaved)
     if not call.sums_slots:
         call.out[pair] = found.to(call.out.dtype)
         return
@@ -87,12 +87,13 @@ def _product(call: MoeGemmCall, rows: Tensor, expert: int) -> Tensor:
     return a @ weights.t()
 
 
-def _activated(call: MoeGemmCall, product: Tensor) -> Tensor:
-    if not is_gated(call.activation):
-        return after_product(product, call.activation)
-    if call.is_interleaved:
+def activated_rows(product: Tensor, activation: str, limit: float, is_interleaved: bool) -> Tensor:
+    """What an activation makes of a product's rows, in torch."""
+    if not is_gated(activation):
+        return after_product(product, activation)
+    if is_interleaved:
         product = torch.cat((product[:, ::2], product[:, 1::2]), 1)
-    return gated(product, call.activation.removesuffix("_and_mul"), call.limit)
+    return gated(product, activation.removesuffix("_and_mul"), limit)
 
 
 moe_gemm = Op(

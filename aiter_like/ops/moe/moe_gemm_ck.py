@@ -23,7 +23,7 @@ _MOST_TILES = 2**22
 PLAIN = ("t256x256_w1x4x1", "t128x256_w1x4x1", "t128x128_w1x4x1", "t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1",
          "t32x64_w1x2x2", "t16x64_w1x1x4")
 """Names as in tiles.py: the rows of a tile divide a block of sorted places."""
-SCALED = ("t128x128_w2x2x1", *tiles.SCALED_SHUFFLED)
+SCALED = ("t128x128_w2x2x1", "t64x256_w1x4x1", *tiles.SCALED_SHUFFLED)
 """Where blocks have scales."""
 
 

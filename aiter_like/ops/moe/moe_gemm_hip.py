@@ -29,11 +29,12 @@ _MAX_GROUPS = 2**16
 
 
 class Block(NamedTuple):
-    """What tells builds apart: columns of out of a workgroup, parts of the depth that the rows of a matrix instruction
-    share, waves along the depth, steps under way."""
+    """What tells builds apart: columns of out of a team of waves, parts of the depth that the rows of a matrix
+    instruction share, teams, waves along the depth, steps under way."""
 
     block_n: int
     parts: int
+    teams: int
     waves: int
     stages: int
 
@@ -98,7 +99,7 @@ def suited(call: MoeGemmCall, target: Target) -> Block:
     steps = segments * math.ceil(k / (depth * parts))
     each = math.ceil(steps / waves)
     stages = next((count for count in (4, 2, 3) if each % count == 0 and each >= 2 * count), max(2, min(each, 4)))
-    return Block(block_n, parts, waves, stages)
+    return Block(block_n, parts, 1, waves, stages)
 
 
 def _rows(call: MoeGemmCall) -> int:
@@ -117,14 +118,14 @@ def instance(call: MoeGemmCall, **given: int) -> Instance:
     flags = {"bias": call.bias is not None, "weights": call.weights is not None, "shuffled": call.is_shuffled,
              "interleaved": call.is_interleaved}
     parts = [dtypes.name(call.a.dtype), f"o{dtypes.name(call.out.dtype)}", rows, *([] if scales == "none" else [scales]),
-             f"m{_rows(call)}_n{block.block_n}_p{block.parts}_w{block.waves}_d{block.stages}",
+             f"m{_rows(call)}_n{block.block_n}_p{block.parts}_t{block.teams}_w{block.waves}_d{block.stages}",
              *([] if call.activation == "none" else [call.activation]),
              *([] if call.bias is None else [dtypes.name(bias_dtype)]),
              *(name for name, is_set in flags.items() if is_set)]
     return Instance("_".join(parts), {
         "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], "ROWS": rows, "SCALES": scales, "BLOCK_M": _rows(call),
-        "BLOCK_N": block.block_n, "PARTS": block.parts, "WAVES": block.waves, "STAGES": block.stages,
+        "BLOCK_N": block.block_n, "PARTS": block.parts, "TEAMS": block.teams, "WAVES": block.waves, "STAGES": block.stages,
         **{f"HAS_{name.upper()}": int(flags[name]) for name in ("bias", "weights")},
         **{f"IS_{name.upper()}": int(flags[name]) for name in ("shuffled", "interleaved")},
         "HAS_ACTIVATION": int(activation != "none"), "ACTIVATION": "silu" if activation == "none" else activation,
@@ -143,7 +144,7 @@ def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
             for waves in (4, 8):
                 for stages in (2, 3, 4, 6):
                     if _rows(call) * stages <= 64 and block_n * halves * stages <= 8 * unit.columns:
-                        yield Block(block_n, parts, waves, stages)._asdict()
+                        yield Block(block_n, parts, 1, waves, stages)._asdict()
 
 
 @compile_ops("moe/moe_gemm_skinny.hip", "moe_gemm_skinny", gen_func=instance)

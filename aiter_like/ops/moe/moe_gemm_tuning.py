@@ -44,24 +44,24 @@ def case(key: Mapping[str, Any], device: torch.device, seed: int) -> MoeGemmCall
         torch.empty(pairs, columns, dtype=torch.bfloat16, device=device), a,
         shuffle_weight(b) if key["is_shuffled"] else b, slots=slots,
         activation="silu_and_mul" if key["is_gated"] else "none", b_format=b_format, group_size=key["group_size"],
-        is_shuffled=bool(key["is_shuffled"]), **order, **_scales(key, rows, is_wide, device))
+        is_shuffled=bool(key["is_shuffled"]), **order, **_scales(key, rows, is_wide, device, seed))
 
 
-def _scales(key: Mapping[str, Any], rows: int, is_wide: bool, device: torch.device) -> dict[str, Tensor]:
+def _scales(key: Mapping[str, Any], rows: int, is_wide: bool, device: torch.device, seed: int) -> dict[str, Tensor]:
     """Of a format, such that results are about 1."""
     experts, n, k, group_size = (key[name] for name in ("experts", "n", "k", "group_size"))
+    given = {"generator": torch.Generator(device).manual_seed(seed + 1), "device": device}
     if is_wide and key["b_dtype"] == "same":
         return {}
     if key["b_dtype"] == "mxfp4":
-        return {"b_scale": torch.randint(118, 124, (experts, n, -(-k // MXFP4_GROUP)), device=device,
-                                         dtype=torch.uint8)}
+        shape = (experts, n, -(-k // MXFP4_GROUP))
+        return {"b_scale": torch.randint(118, 124, shape, dtype=torch.uint8, **given)}
     of_blocks = group_size and not is_wide
     shape = (blocks(n), blocks(k)) if of_blocks else (n, -(-k // group_size)) if group_size else (n,)
-    b_scale = (torch.rand(experts, *shape, device=device) + 0.5) / k**0.5 / (40 if key["dtype"] == "int8" else 1)
+    b_scale = (torch.rand(experts, *shape, **given) + 0.5) / k**0.5 / (40 if key["dtype"] == "int8" else 1)
     if is_wide:
         return {"b_scale": b_scale}
-    a_scale = torch.rand((rows, blocks(k)) if of_blocks else (rows,), device=device) + 0.5
-    return {"b_scale": b_scale, "a_scale": a_scale}
+    return {"b_scale": b_scale, "a_scale": torch.rand((rows, blocks(k)) if of_blocks else (rows,), **given) + 0.5}
 
 
 def traffic(call: MoeGemmCall) -> tuple[int, int]:

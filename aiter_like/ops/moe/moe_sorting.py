@@ -35,11 +35,13 @@ class MoeSortingCall(NamedTuple):
         valid: [2] int32, written: pairs with padding, and tokens that count. What lies beyond is left as it is.
         buffer: contiguous, set to zero; of whole words of 4 bytes.
         ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … experts - 1 do not count.
-        weights: [tokens, k] fp32, rows evenly spaced.
+        weights: [tokens, k] fp32, rows evenly spaced; with `local_tokens` also fewer rows: other tokens do not count.
         mask: [experts] int32: 0 where an expert is on another device.
         local_tokens: [1] int32: as many of the first tokens count.
         experts: how many there are.
         block: each expert's pairs are padded to a multiple of it.
+        local_ids: [tokens, k] int32, written: the expert of each pair, counted among those that are here; -1 where the
+            pair does not count.
     """
 
     sorted_ids: Tensor
@@ -53,6 +55,7 @@ class MoeSortingCall(NamedTuple):
     local_tokens: Tensor | None = None
     experts: int = 1
     block: int = 32
+    local_ids: Tensor | None = None
 
 
 def capacity(pairs: int, experts: int, block: int) -> int:
@@ -68,7 +71,7 @@ def experts_of_build(experts: int) -> int:
 def moe_sorting_ref(call: MoeSortingCall) -> None:
     """A stable sort in torch; writes all that the kernel writes."""
     tokens, slots = call.ids.shape
-    count = tokens if call.local_tokens is None else call.local_tokens.clamp(0, tokens)
+    count = tokens if call.local_tokens is None else call.local_tokens.clamp(0, len(call.weights))
     token = torch.arange(tokens, device=call.ids.device)[:, None].expand(tokens, slots)
     slot = torch.arange(slots, device=call.ids.device).expand(tokens, slots)
     here = torch.ones(call.experts, dtype=torch.bool, device=call.ids.device) if call.mask is None else call.mask != 0
@@ -87,6 +90,8 @@ def moe_sorting_ref(call: MoeSortingCall) -> None:
     call.sorted_ids[place] = (slot << 24 | token).flatten()[order].int()
     call.sorted_weights[place] = call.weights.flatten()[order]
     local = (here.cumsum(0) - 1).int()
+    if call.local_ids is not None:
+        call.local_ids.copy_(torch.where(known, local[call.ids.clamp(0, call.experts - 1).long()], -1))
     call.sorted_experts[:end // call.block] = local.repeat_interleave(padded // call.block)
     call.valid[0] = end
     call.valid[1] = count
@@ -107,9 +112,10 @@ def _check(call: MoeSortingCall) -> None:
     """All that can be wrong, before anything is written; messages say argument, expected, got."""
     integers = {"dtypes": (torch.int32,), "device": call.ids.device if isinstance(call.ids, Tensor) else None}
     check.tensor(_OP, "topk_ids", call.ids, dtypes=(torch.int32,), rank=2)
-    check.tensor(_OP, "topk_weights", call.weights, dtypes=(torch.float32,), shape=call.ids.shape,
-                 device=call.ids.device)
     (tokens, slots), device = call.ids.shape, call.ids.device
+    check.tensor(_OP, "topk_weights", call.weights, dtypes=(torch.float32,), shape=(None, slots), device=device)
+    if call.weights.shape[0] > tokens or call.local_tokens is None:
+        check.tensor(_OP, "topk_weights", call.weights, shape=(tokens, slots))
     check.integer(_OP, "num_experts", call.experts, low=1, high=2**20)
     check.integer(_OP, "block_size", call.block, low=1, high=2**16)
     if not 1 <= slots <= _MOST_SLOTS or tokens > _MOST_TOKENS:
@@ -127,6 +133,10 @@ def _check(call: MoeSortingCall) -> None:
         check.tensor(_OP, "expert_mask", call.mask, shape=(call.experts,), **integers)
     if call.local_tokens is not None:
         check.tensor(_OP, "num_local_tokens", call.local_tokens, shape=(1,), **integers)
+    if call.local_ids is not None:
+        check.tensor(_OP, "local_topk_ids", call.local_ids, dtypes=(torch.int32,), shape=(tokens, slots), device=device)
+        if not call.local_ids.is_contiguous():
+            raise ValueError(f"{_OP}: local_topk_ids must be contiguous, got strides {call.local_ids.stride()}")
     if call.buffer is not None:
         check.tensor(_OP, "moe_buf", call.buffer, device=device)
         check.dense(_OP, "moe_buf", call.buffer)
@@ -167,13 +177,14 @@ def _cases(device: torch.device) -> dict[str, MoeSortingCall]:
             tensor.zero_()
         if name == "chunks":
             mask = (torch.arange(experts) % 3 > 0).int().to(device)
-            call = call._replace(mask=mask, local_tokens=torch.tensor([650], dtype=torch.int32, device=device))
+            call = call._replace(mask=mask, local_tokens=torch.tensor([650], dtype=torch.int32, device=device),
+                                 weights=weights[:680], local_ids=torch.zeros_like(ids))
         calls[name] = call
     return calls
 
 
 _moe_sorting = Op(_OP, call=MoeSortingCall, reference=moe_sorting_ref, check=_check, cases=_cases,
-                  writes=("sorted_ids", "sorted_weights", "sorted_experts", "valid", "buffer"),
+                  writes=("sorted_ids", "sorted_weights", "sorted_experts", "valid", "buffer", "local_ids"),
                   backends=(Backend("hip", _moe_sorting_hip, refusal=_kernel_refusal),
                             Backend("torch", moe_sorting_ref)))
 
@@ -182,12 +193,13 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
                 block_size: int = 32, expert_mask: Tensor | None = None, num_local_tokens: Tensor | None = None,
                 dispatch_policy: int = 0, return_local_topk_ids: bool = False, accumulate: bool = True,
                 flat: bool = False, output_aux: bool = False, *,
-                backend: str | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+                backend: str | None = None) -> tuple[Tensor, ...]:
     """Pairs of token and expert, experts ascending and within an expert tokens, each expert's padded to whole blocks.
 
     Args:
         topk_ids: [tokens, k] int32, rows evenly spaced: experts; others than 0 … num_experts - 1 do not count.
-        topk_weights: [tokens, k] fp32, rows evenly spaced.
+        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows: other tokens do not
+            count.
         num_experts: of all devices; up to 1024 for the kernel.
         model_dim: columns of the buffer of results.
         moebuf_dtype: its dtype.
@@ -196,7 +208,7 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
             behind it count from there.
         num_local_tokens: [1] int32: as many of the first tokens count.
         dispatch_policy: chooses among AITER's own kernels; no meaning here.
-        return_local_topk_ids: not served.
+        return_local_topk_ids: a sixth result, below.
         accumulate: the buffer is set to zero, for sums; else it is only made where there is a mask.
         flat: not served.
         output_aux: not served.
@@ -206,7 +218,9 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
         `sorted_ids` [L] int32, slot << 24 | token, in padding k << 24 | tokens, with L = tokens · k + num_experts ·
         block_size - k; `sorted_weights` [L] fp32, 0 in padding; `sorted_expert_ids` [⌈L / block_size⌉] int32, of each
         block; `num_valid_ids` [2] int32, rows with padding and tokens that count; `moe_buf` [tokens, model_dim], zeros,
-        or [0, 0] where neither `accumulate` nor a mask asks for it. What lies beyond the valid rows is undefined.
+        or [0, 0] where neither `accumulate` nor a mask asks for it; on demand `local_topk_ids` [tokens, k] int32, the
+        expert of each pair, counted among those of this device, -1 where the pair does not count. What lies beyond the
+        valid rows is undefined.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -219,7 +233,8 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
 
     Source: AITER's `moe_sorting`.
     """
-    for name, value in (("return_local_topk_ids", return_local_topk_ids), ("flat", flat), ("output_aux", output_aux)):
+    check.flag(_OP, "return_local_topk_ids", return_local_topk_ids)
+    for name, value in (("flat", flat), ("output_aux", output_aux)):
         check.flag(_OP, name, value)
         if value:
             raise UnsupportedError(f"{_OP}: {name} is not served")
@@ -233,8 +248,10 @@ def moe_sorting(topk_ids: Tensor, topk_weights: Tensor, num_experts: int, model_
     buffer = topk_ids.new_empty(shape, dtype=moebuf_dtype)
     call = _call(topk_ids, topk_weights, num_experts, block_size, buffer if buffer.numel() else None, expert_mask,
                  num_local_tokens)
+    if return_local_topk_ids:
+        call = call._replace(local_ids=torch.empty(topk_ids.shape, dtype=torch.int32, device=topk_ids.device))
     _moe_sorting.run(*call, backend=backend)
-    return (*call[:4], buffer)
+    return (*call[:4], buffer, call.local_ids) if return_local_topk_ids else (*call[:4], buffer)
 
 
 def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Tensor, sorted_weights: Tensor,
@@ -245,7 +262,7 @@ def moe_sorting_fwd(topk_ids: Tensor, topk_weights: Tensor, sorted_token_ids: Te
 
     Args:
         topk_ids: [tokens, k] int32, rows evenly spaced: experts.
-        topk_weights: [tokens, k] fp32, rows evenly spaced.
+        topk_weights: [tokens, k] fp32, rows evenly spaced; with num_local_tokens also fewer rows.
         sorted_token_ids: [L] int32, written, contiguous; of tokens · k + min(tokens · k, num_experts) · (unit_size - 1)
             elements at least.
         sorted_weights: the same of fp32, written.

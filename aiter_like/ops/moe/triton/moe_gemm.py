@@ -64,6 +64,46 @@ def _add_products(product, right, b_at, is_stored, scale_at, is_scale, row_scale
 
 
 @triton.jit
+def _both_products(a_rows, b, scale_at, up_scale_at, a_scale_at, rows, up_rows, is_row, is_column, depth, b_row,
+                   b_depth, a_scale_block, b_scale_group, FORMAT: tl.constexpr, SCALES: tl.constexpr,
+                   GROUP_SIZE: tl.constexpr, IS_GATED: tl.constexpr, BAND: tl.constexpr, PACK: tl.constexpr,
+                   ROUGH: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[columns, BLOCK_M] of the rows of one matrix, and with IS_GATED of up_rows, with rows of a over the whole depth:
+    in int32 of integers, else in fp32. a_rows, a_scale_at: [BLOCK_M], where rows of a and their scales begin;
+    scale_at, up_scale_at: [columns, 1] of the matrix."""
+    PER_BYTE: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1
+    k, byte = tl.arange(0, BLOCK_K).to(tl.int64), tl.arange(0, BLOCK_K // PER_BYTE).to(tl.int64)[None, :]
+    a_at = a_rows[None, :] + k[:, None]
+    b_at = matrix_at(b, rows, byte, b_row, b_depth, BAND, PACK)
+    up_at = matrix_at(b, up_rows, byte, b_row, b_depth, BAND, PACK)
+    IS_INTEGER: tl.constexpr = a_rows.dtype.element_ty == tl.int8
+    product = tl.zeros((rows.shape[0], a_rows.shape[0]), tl.int32 if IS_INTEGER else tl.float32)
+    up = tl.zeros_like(product)
+    for first in range(0, depth, BLOCK_K):
+        right = tl.load(a_at, mask=is_row[None, :] & (k < depth - first)[:, None], other=0.0)
+        is_stored = is_column & (byte < (depth - first) // PER_BYTE)
+        row_scale, is_scale, group = None, is_column, 0
+        if SCALES == "weights":
+            group = tl.arange(0, BLOCK_K // 32)[None, :]
+            is_scale = is_column & (group * 32 < depth - first)
+            group = (first // 32 + group).to(tl.int64) * b_scale_group
+        elif SCALES == "sums":
+            group = (first // GROUP_SIZE).to(tl.int64)
+            if a_scale_at is not None:
+                row_scale = tl.load(a_scale_at + group * a_scale_block, mask=is_row, other=0.0)[None, :]
+            group *= b_scale_group
+        product = _add_products(product, right, b_at, is_stored, None if scale_at is None else scale_at + group,
+                                is_scale, row_scale, FORMAT, SCALES, ROUGH)
+        if IS_GATED:
+            up = _add_products(up, right, up_at, is_stored, None if scale_at is None else up_scale_at + group, is_scale,
+                               row_scale, FORMAT, SCALES, ROUGH)
+        a_at += BLOCK_K
+        b_at += BLOCK_K // PER_BYTE * (BAND if BAND else b_depth)
+        up_at += BLOCK_K // PER_BYTE * (BAND if BAND else b_depth)
+    return product, up
+
+
+@triton.jit
 def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_scale, b_scale, limit, places, block,
                      slots, pairs, count, columns, depth, out_row, a_row, b_expert, b_row, b_depth, bias_expert,
                      a_scale_row, a_scale_block, b_scale_expert, b_scale_row, b_scale_group, FORMAT: tl.constexpr,
@@ -77,7 +117,6 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
     a lane has few of them and few scales. With SCALES "sums" a step of BLOCK_K lies in one group."""
     await_stream(OVERLAPS)
     COLUMNS: tl.constexpr = BLOCK_N // 2 if IS_GATED else BLOCK_N
-    PER_BYTE: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1
     places = tl.minimum(tl.maximum(tl.load(valid), 0), places)
     is_there, number, first_place, block_column = _tile_of(places, block, tl.cdiv(columns, COLUMNS), BLOCK_M, GROUP,
                                                            XCDS)
@@ -96,54 +135,23 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
     source = pair if IS_OF_PAIRS else token
     column = block_column.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = (column < columns)[:, None]
-    k, byte = tl.arange(0, BLOCK_K).to(tl.int64), tl.arange(0, BLOCK_K // PER_BYTE).to(tl.int64)[None, :]
-    a_at = a + source[None, :] * a_row + k[:, None]
     rows = half_rows(column, columns, 0, IS_INTERLEAVED)[:, None]
     up_rows = half_rows(column, columns, 1, IS_INTERLEAVED)[:, None]
-    b += expert * b_expert
-    b_at = matrix_at(b, rows, byte, b_row, b_depth, BAND, PACK)
-    up_at = matrix_at(b, up_rows, byte, b_row, b_depth, BAND, PACK)
-    if b_scale is not None:
-        b_scale += expert * b_scale_expert
-    scale_at = None if b_scale is None else b_scale + rows // SCALE_ROWS * b_scale_row
-    up_scale_at = None if b_scale is None else b_scale + up_rows // SCALE_ROWS * b_scale_row
-    if SCALES == "weights":
-        group = tl.arange(0, BLOCK_K // 32).to(tl.int64)[None, :]
-    product = tl.zeros((COLUMNS, BLOCK_M), tl.int32 if a.dtype.element_ty == tl.int8 else tl.float32)
-    up = tl.zeros_like(product)
-    for first in range(0, depth, BLOCK_K):
-        right = tl.load(a_at, mask=is_row[None, :] & (k < depth - first)[:, None], other=0.0)
-        is_stored = is_column & (byte < (depth - first) // PER_BYTE)
-        row_scale = None
-        is_scale = is_column
-        of_group = 0
-        if SCALES == "weights":
-            is_scale = is_column & (group * 32 < depth - first)
-            of_group = (first // 32 + group) * b_scale_group
-        elif SCALES == "sums":
-            of_group = (first // GROUP_SIZE).to(tl.int64) * b_scale_group
-            if a_scale is not None:
-                a_scale_at = a_scale + source * a_scale_row + (first // GROUP_SIZE).to(tl.int64) * a_scale_block
-                row_scale = tl.load(a_scale_at, mask=is_row, other=0.0)[None, :]
-        product = _add_products(product, right, b_at, is_stored, None if b_scale is None else scale_at + of_group,
-                                is_scale, row_scale, FORMAT, SCALES, ROUGH)
-        if IS_GATED:
-            up = _add_products(up, right, up_at, is_stored, None if b_scale is None else up_scale_at + of_group,
-                               is_scale, row_scale, FORMAT, SCALES, ROUGH)
-        a_at += BLOCK_K
-        b_step = BLOCK_K // PER_BYTE * (BAND if BAND else b_depth)
-        b_at += b_step
-        up_at += b_step
+    scale_at = None if b_scale is None else b_scale + expert * b_scale_expert + rows // SCALE_ROWS * b_scale_row
+    up_scale_at = None if b_scale is None else b_scale + expert * b_scale_expert + up_rows // SCALE_ROWS * b_scale_row
+    a_scale_at = None if a_scale is None else a_scale + source * a_scale_row
+    product, up = _both_products(a + source * a_row, b + expert * b_expert, scale_at, up_scale_at, a_scale_at, rows,
+                                 up_rows, is_row, is_column, depth, b_row, b_depth, a_scale_block, b_scale_group,
+                                 FORMAT, SCALES, GROUP_SIZE, IS_GATED, BAND, PACK, ROUGH, BLOCK_K)
     row_scale = None
     if a_scale is not None and SCALES == "":
-        row_scale = tl.load(a_scale + source * a_scale_row, mask=is_row, other=0.0)[None, :]
+        row_scale = tl.load(a_scale_at, mask=is_row, other=0.0)[None, :]
     weight = None if weights is None else tl.load(weights + place, mask=is_row, other=0.0)[None, :]
-    if bias is not None:
-        bias += expert * bias_expert
-    product = finished(product, row_scale, scale_at if SCALES == "" else None, None if bias is None else bias + rows,
+    bias_at = None if bias is None else bias + expert * bias_expert
+    product = finished(product, row_scale, scale_at if SCALES == "" else None, None if bias is None else bias_at + rows,
                        weight, is_column)
     if IS_GATED:
-        up = finished(up, row_scale, up_scale_at if SCALES == "" else None, None if bias is None else bias + up_rows,
+        up = finished(up, row_scale, up_scale_at if SCALES == "" else None, None if bias is None else bias_at + up_rows,
                       weight, is_column)
     result = after(product, up, limit, ACTIVATION, IS_GATED, IS_BF16).to(out.dtype.element_ty)
     tl.store(out + pair[None, :] * out_row + column[:, None], result, mask=is_row[None, :] & is_column)

@@ -9,6 +9,8 @@
 // elements 16 first(p) + c len(p) … of the row.
 #pragma once
 
+#include <utility>
+
 #include "aiter_like/math.h"
 #include "aiter_like/tile/staging.h"
 
@@ -35,42 +37,14 @@ struct PageTable {
 
   __device__ int clamped(int key) const { return key < last_key ? key : last_key; }
   __device__ uint32_t entry(uint32_t index) const { return static_cast<uint32_t>(entries[index]); }
-};
+  __device__ uint32_t page_of(uint32_t entry) const { return entry < last_page ? entry : last_page; }
 
-/// The pages of four keys that follow one another, the first a multiple of four. IDS: how many pages that may be: 4
-/// (pages of one key), 2 (of two), 1 (of a multiple of four). Entries stay as they were loaded until they are used: to
-/// look at one is to wait for it.
-template <int IDS>
-struct QuadPages {
-  uint32_t entries[IDS];
-  uint32_t last_page;
-  int place, most;  // IDS 1: of the first key, and the furthest of the others behind it
-
-  __device__ void load(const PageTable& table, int key) {
-    last_page = table.last_page;
-    if constexpr (IDS == 1) {
-      const int first = table.clamped(key);
-      const uint32_t index = table.page_size.divide(first);
-      entries[0] = table.entry(index);
-      place = first - static_cast<int>(index * table.page_size.divisor);
-      most = table.last_key - first;
-    } else {
-      place = key;
-      most = table.last_key;
-#pragma unroll
-      for (int i = 0; i < IDS; ++i) entries[i] = table.entry(table.clamped(key + 4 / IDS * i) / (4 / IDS));
-    }
-  }
-
-  __device__ uint32_t page(int i) const {
-    const uint32_t entry = entries[i * IDS / 4];
-    return entry < last_page ? entry : last_page;
-  }
-  /// In the page, of key i. Keys behind the last one are read where that one is.
-  __device__ int place_of(int i) const {
-    if constexpr (IDS == 1) return place + (i < most ? i : most);
-    if constexpr (IDS == 4) return 0;
-    return (place + i < most ? place + i : most) & 1;
+  /// A key's entry, as it is loaded, and its place in the page. Keys behind the last one are found where that one is.
+  __device__ void find(int key, uint32_t& found, uint32_t& place) const {
+    const int at = clamped(key);
+    const uint32_t index = page_size.divide(at);
+    found = entry(index);
+    place = at - index * page_size.divisor;
   }
 };
 
@@ -78,10 +52,58 @@ struct QuadPages {
 struct PagedHead {
   const char* data;
   int64_t page_bytes, place_bytes;
+};
 
-  template <int IDS>
-  __device__ const char* row(const QuadPages<IDS>& pages, int i) const {
-    return data + pages.page(i) * page_bytes + pages.place_of(i) * place_bytes;
+/// What lane LANE of this lane's 16 has, as part of the instruction that uses it (ISA, DPP_CTRL, row_newbcast).
+template <int LANE>
+__device__ inline uint32_t lane_of_16(uint32_t x) {
+  constexpr int kRowNewBroadcast = 0x150;
+  return static_cast<uint32_t>(
+      __builtin_amdgcn_update_dpp(0, static_cast<int>(x), kRowNewBroadcast + LANE, 0xF, 0xF, true));
+}
+template <int LANE>
+__device__ inline float lane_of_16(float x) {
+  return bits_float(lane_of_16<LANE>(float_bits(x)));
+}
+template <int LANE>
+__device__ inline int64_t lane_of_16(int64_t x) {
+  const auto halves = __builtin_bit_cast(Fragment, x);
+  return __builtin_bit_cast(int64_t, Fragment{lane_of_16<LANE>(halves[0]), lane_of_16<LANE>(halves[1])});
+}
+
+/// What is at an address of global memory.
+template <class T>
+__device__ inline T load_global(uint64_t address) {
+  return *reinterpret_cast<const __attribute__((address_space(1))) T*>(address);
+}
+
+/// f.operator()<0>() … f.operator()<COUNT − 1>().
+template <int COUNT, class F>
+__device__ inline void for_constants(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) { (f.template operator()<I>(), ...); }
+  (std::make_integer_sequence<int, COUNT>{});
+}
+
+/// Where the keys of STRIPS strips of 16 are, each lane one of them: lane 4 s + i of group g has key 16 s + 4 g + i, so
+/// that what a lane has to know of its four rows of each strip is within its own 16 lanes. An entry stays as it was
+/// loaded until it is used: to look at it is to wait for it.
+template <int STRIPS>
+struct KeyPlaces {
+  static_assert(STRIPS == 1 || STRIPS == 2 || STRIPS == 4, "16 lanes have four keys of each strip");
+  uint32_t entry, place;  // place: in the page
+
+  /// Of this lane, counted from the tile's first one.
+  __device__ static int own_key() {
+    const int lane = lane_index();
+    return lane / 4 % STRIPS * 16 + lane / 16 * 4 + lane % 4;
+  }
+  __device__ void load(const PageTable& table, int first_key) { table.find(first_key + own_key(), entry, place); }
+  /// Of what is so far from page to page and from place to place.
+  __device__ int64_t offset(const PageTable& table, int64_t page_stride, int64_t place_stride) const {
+    return table.page_of(entry) * page_stride + place * place_stride;
+  }
+  __device__ int64_t offset(const PageTable& table, const PagedHead& head) const {
+    return offset(table, head.page_bytes, head.place_bytes);
   }
 };
 
@@ -93,16 +115,10 @@ struct PagedWindow {
   uint32_t places[STAGED::kCount];   // in the page
   int first_key;
 
-  /// Keys behind the last one are read where that one is.
   __device__ void find(const PageTable& table, int key) {
     first_key = key;
 #pragma unroll
-    for (int i = 0; i < STAGED::kCount; ++i) {
-      const int at = table.clamped(key + STAGED::row(i));
-      const uint32_t index = table.page_size.divide(at);
-      entries[i] = table.entry(index);
-      places[i] = at - index * table.page_size.divisor;
-    }
+    for (int i = 0; i < STAGED::kCount; ++i) table.find(key + STAGED::row(i), entries[i], places[i]);
   }
 
   /// Starts the loads of a tile of the same shape. Pages are less than 2^31 bytes apart, and span less.
@@ -113,7 +129,7 @@ struct PagedWindow {
     const auto place_bytes = static_cast<uint32_t>(head.place_bytes);
 #pragma unroll
     for (int i = 0; i < STAGED::kCount; ++i) {
-      const uint32_t page = entries[i] < table.last_page ? entries[i] : table.last_page;
+      const uint32_t page = table.page_of(entries[i]);
       const uint32_t in_page = places[i] * place_bytes + STAGED::column(i) * sizeof(typename OTHER::T);
       const char* from = head.data + (uint64_t{page} * page_bytes + in_page);
       if (STAGED::is_inside(i)) staged.chunks[i] = *reinterpret_cast<const Chunk*>(from);
@@ -135,38 +151,35 @@ struct PagedWindow {
 template <class T, int E, int STRIPS>
 struct GatheredRows {
   using P = Pieces<E>;
-  static constexpr int kWords = (E * static_cast<int>(sizeof(T)) + 3) / 4;  // of a row; a last half word has its own
+  static constexpr int kSize = sizeof(T);
+  static constexpr int kWords = (E * kSize + 3) / 4;  // of a row; a last half word has its own
   uint32_t words[STRIPS][4][kWords];
 
   static constexpr __host__ __device__ int word(int p) { return P::first(p) * static_cast<int>(sizeof(T)) / 4; }
 
-  template <int IDS>
-  __device__ void load(const PagedHead& head, const QuadPages<IDS> (&pages)[STRIPS]) {
-    const int column = lane_index() % 16;
+  /// From `data`, and from there the offsets of rows that lanes have as KeyPlaces says.
+  __device__ void load(const char* data, int64_t own_offset) {
+    const uint64_t column = reinterpret_cast<uint64_t>(data) + lane_index() % 16 * P::len(0) * kSize;
+    for_constants<4 * STRIPS>([&]<int ROW>() {
+      const uint64_t row = column + lane_of_16<ROW>(own_offset);
 #pragma unroll
-    for (int s = 0; s < STRIPS; ++s) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const char* row = head.row(pages[s], i);
-#pragma unroll
-        for (int p = 0; p < P::kCount; ++p) {
-          const int bytes = P::len(p) * static_cast<int>(sizeof(T));
-          const char* from = row + 16 * P::first(p) * static_cast<int>(sizeof(T)) + column * bytes;
-          uint32_t* to = &words[s][i][word(p)];
-          if (bytes == 16) {
-            const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
-            to[0] = chunk[0], to[1] = chunk[1], to[2] = chunk[2], to[3] = chunk[3];
-          } else if (bytes == 8) {
-            const Fragment pair = *reinterpret_cast<const Fragment*>(from);
-            to[0] = pair[0], to[1] = pair[1];
-          } else if (bytes == 4) {
-            to[0] = *reinterpret_cast<const uint32_t*>(from);
-          } else {
-            to[0] = *reinterpret_cast<const uint16_t*>(from);
-          }
+      for (int p = 0; p < P::kCount; ++p) {
+        const uint64_t from = row + 16 * P::first(p) * kSize - lane_index() % 16 * (P::len(0) - P::len(p)) * kSize;
+        uint32_t* to = &words[ROW / 4][ROW % 4][word(p)];
+        const int bytes = P::len(p) * kSize;
+        if (bytes == 16) {
+          const auto chunk = load_global<Chunk>(from);
+          to[0] = chunk[0], to[1] = chunk[1], to[2] = chunk[2], to[3] = chunk[3];
+        } else if (bytes == 8) {
+          const auto pair = load_global<Fragment>(from);
+          to[0] = pair[0], to[1] = pair[1];
+        } else if (bytes == 4) {
+          to[0] = load_global<uint32_t>(from);
+        } else {
+          to[0] = load_global<uint16_t>(from);
         }
       }
-    }
+    });
   }
 
   /// Zeros in the rows outside first … end − 1, counted from the tile's first one.
@@ -246,23 +259,33 @@ __device__ uint32_t GatheredRows<T, E, STRIPS>::pair(int s, int i, int p, int e)
   }
 }
 
-/// The operand by row at (0, first_column) of an LDS tile of bytes, as 16 bits: 8 bytes per run.
+/// RUN bytes as 16 bits, in the pieces of an operand.
+template <class T, class R, int RUN>
+__device__ inline void widen(const uint32_t (&words)[RUN / 4], Fragment (&pieces)[RUN / 4]) {
+#pragma unroll
+  for (int w = 0; w < RUN / 4; ++w) {
+    float values[4];
+    floats_of<T>(words[w], values);
+    pieces[w] = Fragment{pair_of<R>(values[0], values[1]), pair_of<R>(values[2], values[3])};
+  }
+}
+
+/// The operand by row at (0, first_column) of an LDS tile of bytes, as 16 bits: one run of 8 or 16 of them.
 template <class TILE, class LDS>
 __device__ inline TILE load_widened(const LDS& lds, int first_column) {
   using Layout = typename TILE::Layout;
-  using R = typename TILE::Element;
-  static_assert(TILE::kOwnsRows && Layout::kRun == 8 && TILE::kPieces == 2 && sizeof(typename LDS::Element) == 1,
-                "an operand by row of 32 columns");
+  constexpr int kRun = Layout::kRun;
+  using Raw = std::conditional_t<kRun == 16, Chunk, Fragment>;
+  static_assert(TILE::kOwnsRows && TILE::kPerStrip == kRun && sizeof(Raw) == kRun &&
+                    sizeof(typename LDS::Element) == 1, "an operand by row of one run");
   TILE tile;
 #pragma unroll
   for (int s = 0; s < TILE::kStrips; ++s) {
-    const Fragment raw = lds.template at<Fragment>(Layout::owned(s), first_column + Layout::first_depth());
+    const Raw raw = lds.template at<Raw>(Layout::owned(s), first_column + Layout::first_depth());
+    uint32_t words[kRun / 4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float values[4];
-      floats_of<typename LDS::Element>(raw[half], values);
-      tile.pieces[s][half] = Fragment{pair_of<R>(values[0], values[1]), pair_of<R>(values[2], values[3])};
-    }
+    for (int w = 0; w < kRun / 4; ++w) words[w] = raw[w];
+    widen<typename LDS::Element, typename TILE::Element, kRun>(words, tile.pieces[s]);
   }
   return tile;
 }
