@@ -49,6 +49,11 @@ def shuffle_scale_a16w4(src: Tensor, experts_cnt: int, gate_up: bool) -> Tensor 
     return aiter_like.shuffle_scale(src, experts_cnt=experts_cnt, is_guinterleave=True, gate_up=gate_up)
 
 
+def e8m0_shuffle(scale: Tensor | None) -> Tensor | None:
+    """`shuffle_scale`, whose parameter is `scale` here."""
+    return aiter_like.shuffle_scale(scale)
+
+
 def moe_shuffle_scale(src: Tensor, experts_cnt: int | None = None, is_guinterleave: bool = False,
                       gate_up: bool = False) -> Tensor | None:
     """`shuffle_scale` of experts."""

@@ -249,6 +249,8 @@ def test_weights_of_experts_are_shuffled_as_weights():
     assert torch.equal(aiter.shuffle_weight_a16w4(x, 16, True),
                        aiter.shuffle_weight(x, (16, 16), is_guinterleave=True, gate_up=True))
     scales = torch.ones(3, 5)
+    assert aiter.e8m0_shuffle(scales) is scales and torch.equal(
+        aiter.e8m0_shuffle(scales.byte()), aiter.shuffle_scale(scales.byte()))
     assert aiter.moe_shuffle_scale(scales) is scales and aiter.shuffle_scale_a16w4(scales, 1, True) is scales
 
 

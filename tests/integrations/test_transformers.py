@@ -77,7 +77,8 @@ def test_kernels_and_not_torch_serve_each_layer():
     (mistral, {"attention": 2, "rms_norm": 5, "rotary": 2, "gated_mlp": 2}),
     (gemma2, {"attention": 2, "rms_norm": 9, "rotary": 2, "gated_mlp": 2}),
     (qwen3_moe, {"attention": 2, "rms_norm": 9, "rotary": 2, "gated_mlp": 1, "experts": 1}),
-    (gpt_oss, {"attention": 2, "rms_norm": 5, "rotary": 2, "experts": 2})], ids=lambda value: getattr(value, "__name__", ""))
+    (gpt_oss, {"attention": 2, "rms_norm": 5, "rotary": 2, "experts": 2})],
+    ids=lambda value: getattr(value, "__name__", ""))
 def test_other_families(family, expected):
     model, exact = made(family())
     ours, stock = errors(model, exact, padding("left"), input_ids=tokens())

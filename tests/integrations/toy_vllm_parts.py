@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""vLLM's classes of latent attention on CPUs and of the sampler, as far as ours replace methods of them."""
+"""vLLM's classes of latent attention on CPUs, of experts and of the sampler, as far as ours replace methods of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ _LATENT = "vllm.v1.attention.backends.mla"
 PARTS = {
     f"{_LATENT}.cpu_mla": ("CPUMLAImpl", ("forward_mqa", "do_kv_cache_update")),
     f"{_LATENT}.prefill.cpu_sdpa": ("CPUSDPAMLAPrefillBackend", ("_ragged_sdpa",)),
+    "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method": (
+        "UnquantizedFusedMoEMethod", ("apply", "process_weights_after_loading")),
     "vllm.v1.sample.sampler": ("Sampler", ("greedy_sample",)),
     "vllm.v1.sample.ops.topk_topp_sampler": ("TopKTopPSampler",
                                              ("forward_cpu", "forward_cuda", "forward_hip", "forward_native"))}

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,14 +15,15 @@ DTYPE = torch.float16  # whose rounding is far below what decides a token
 
 
 class Layer(NamedTuple):
-    """Weights of one layer."""
+    """Weights of one layer, which has experts (tiny_experts.py) or gate_up and down."""
 
     norm: Tensor
     qkv: Tensor
     o: Tensor
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | None
+    down: Tensor | None
+    experts: Any = None
 
 
 class Weights(NamedTuple):
@@ -53,7 +55,8 @@ def weights(seed: int) -> Weights:
                    matrix(VOCABULARY, HIDDEN), angles.cos().to(DTYPE).float(), angles.sin().to(DTYPE).float())
 
 
-def logits_of(model: Weights, tokens: Tensor, window: int = LONGEST) -> Tensor:
+def logits_of(model: Weights, tokens: Tensor, window: int = LONGEST,
+              of_experts: Callable[[Any, Tensor], Tensor] | None = None) -> Tensor:
     """[batch, length, VOCABULARY] in float64 by torch's attention; a query sees `window` keys, its own included."""
     x = model.embedding.double()[tokens]
     length = tokens.shape[1]
@@ -65,7 +68,11 @@ def logits_of(model: Weights, tokens: Tensor, window: int = LONGEST) -> Tensor:
         q, k = (_rotated64(model, y) for y in (q, k))
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         x = x + attended.transpose(1, 2).flatten(2) @ layer.o.double().t()
-        gate, up = (_norm64(x, layer.mlp_norm) @ layer.gate_up.double().t()).chunk(2, -1)
+        y = _norm64(x, layer.mlp_norm)
+        if layer.experts is not None:
+            x = x + of_experts(layer.experts, y)
+            continue
+        gate, up = (y @ layer.gate_up.double().t()).chunk(2, -1)
         x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.double().t()
     return _norm64(x, model.norm) @ model.head.double().t()
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""vLLM: its operator classes (layers.py), linear layers (linear.py), attention backends (attention.py, mla.py) and
-sampler (sampler.py). `install` is called by aiter_like.integrations; how to use it: the README beside this file."""
+"""vLLM: its operator classes (layers.py), linear layers (linear.py), experts (experts.py), attention backends
+(attention.py, mla.py) and sampler (sampler.py). `install` is called by aiter_like.integrations; how to use it: the
+README beside this file."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ def install() -> None:
         UnsupportedError: the platform is not served, or VLLM_BATCH_INVARIANT asks for what our kernels do not promise.
         ImportError, AttributeError: this vLLM has another interface.
     """
-    from aiter_like.integrations.vllm import attention, layers, linear, mla, sampler
+    from aiter_like.integrations.vllm import attention, experts, layers, linear, mla, sampler
 
     envs = importlib.import_module("vllm.envs")
     if envs.VLLM_BATCH_INVARIANT:
         raise UnsupportedError("VLLM_BATCH_INVARIANT is set: our norms add up in an order that depends on the batch")
     attention.register(_platform())
     layers.register()
-    for part in (linear, mla, sampler):
+    for part in (linear, experts, mla, sampler):
         part.take_methods(_platform())
     sources = revision.source_hash(Path(layers.__file__), Path(linear.__file__))
     _mark_compiled_graphs(envs, f"{sources}: {', '.join([*layers.registered(), *linear.taken_methods()])}")

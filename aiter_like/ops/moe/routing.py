@@ -251,19 +251,19 @@ def moe_fused_gate(input: Tensor, bias: Tensor, topk_weights: Tensor, topk_ids: 
 def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormalize: bool,
                topk_ids: Tensor | None = None, topk_weights: Tensor | None = None, *,
                backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """`topk_softmax` into new tensors.
+    """`topk_softmax` into new tensors, or into the first rows of given ones.
 
     Args:
         hidden_states: [tokens, …], whose tokens are counted.
         gating_output: [tokens, experts] bf16|fp16|fp32, rows evenly spaced: logits.
         topk: k, the experts of a token.
         renormalize: the weights are divided by their sum.
-        topk_ids: [tokens, k] int32 to write; default: a new one.
-        topk_weights: [tokens, k] fp32 to write; default: a new one.
+        topk_ids: [tokens or more, k] int32, whose first rows are written; default: a new one.
+        topk_weights: [tokens or more, k] fp32, likewise; default: a new one.
         backend: "hip", "triton" or "torch" instead of the automatic choice.
 
     Returns:
-        `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32.
+        `topk_weights` [tokens, k] fp32 and `topk_ids` [tokens, k] int32, or those that were given, whole.
 
     Raises:
         TypeError: an argument is of another kind or dtype.
@@ -286,7 +286,8 @@ def fused_topk(hidden_states: Tensor, gating_output: Tensor, topk: int, renormal
         topk_weights = gating_output.new_empty(shape, dtype=torch.float32)
     if topk_ids is None:
         topk_ids = gating_output.new_empty(shape, dtype=torch.int32)
-    topk_gating_op.run(topk_weights, topk_ids, gating_output, is_renormalized=renormalize, backend=backend)
+    written = [one[:shape[0]] if isinstance(one, Tensor) and one.ndim == 2 else one for one in (topk_weights, topk_ids)]
+    topk_gating_op.run(*written, gating_output, is_renormalized=renormalize, backend=backend)
     return topk_weights, topk_ids
 
 
