@@ -19,9 +19,10 @@ _MOST_TILES = 2**22
 PLAIN = ("t256x256_w1x4x1", "t128x256_w1x4x1", "t128x128_w1x4x1", "t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1",
          "t32x128_w1x4x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
 """Names as in tiles.py: the rows of a tile divide a block of sorted places."""
-SCALED = ("t128x128_w2x2x1", "t128x128_w1x4x1", "t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1", "t32x128_w1x4x1",
-          "t32x64_w1x2x2", "t16x64_w1x1x4")
-"""Where blocks have scales."""
+_SCALED_SMALL = ("t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1", "t32x128_w1x4x1", "t32x64_w1x2x2",
+                 "t16x64_w1x1x4")
+SCALED, SCALED_SHUFFLED = ("t128x128_w2x2x1", *_SCALED_SMALL), ("t128x128_w1x4x1", *_SCALED_SMALL)
+"""Where blocks have scales, of weights as they are and of shuffled ones, as in tiles.py."""
 
 
 def _is_scaled(call: MoeGemmCall) -> bool:
@@ -31,7 +32,7 @@ def _is_scaled(call: MoeGemmCall) -> bool:
 
 def tile_names(call: MoeGemmCall) -> tuple[str, ...]:
     """Of the tiles whose rows divide a block, and of which a wave's columns lie within blocks of scales."""
-    names = SCALED if _is_scaled(call) else PLAIN
+    names = PLAIN if not _is_scaled(call) else SCALED_SHUFFLED if call.is_shuffled else SCALED
     return tuple(one for one in names if _fits(call, tiles.parse(one, names)))
 
 
