@@ -83,6 +83,7 @@ ELSEWHERE = {
     **dict.fromkeys(("paged_attention", "unified_attention"),
                     "which pages are read, tables say; counted by a gate of test_paged_attention_gates.py"),
     "merge_attn_states": "log-sum-exps are read by each lane of a row",
+    "moe_gemm": "which experts' weights are read, tables say; counted by moe/test_moe_gemm_skinny.py",
     "moe_sorting": "numbers of pairs, read once to be counted and once to be placed",
     "topk_gating": "a row of logits in single elements, so that a wave has them in order",
     "mla_metadata": "integers, of which each workgroup reads all lengths",
