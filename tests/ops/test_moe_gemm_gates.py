@@ -11,8 +11,10 @@ from aiter_like import device as devices
 from aiter_like import sim
 from aiter_like.dispatch import OPS
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
+from aiter_like.ops.moe.moe_gemm_hip import moe_gemm_hip
 from aiter_like.sim import modelling
 
+COMPILERS = ("clang++-19", "clang++-22")
 READ_TB_PER_S = 4.14
 """Published for HBM (SC25, gpu-stream)."""
 
@@ -45,9 +47,11 @@ def gates(block: int) -> MoeGemmCall:
                        activation="silu_and_mul")
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("block, share", ((0, 0.75), (16, 0.78)), ids=str)
-def test_modelled_share_of_the_read_rate(simulated, block, share):
+def test_modelled_share_of_the_read_rate(simulated, compiled_by, compiler, block, share):
     """One token's 50 MB, start and end included, and 201 MB of all experts, whose blocks are full."""
+    compiled_by(compiler, moe_gemm_hip)
     call, found = gates(block), []
     with modelling.modelled(found, sample=True):
         OPS["moe_gemm"].run(*call, backend="hip")
@@ -57,8 +61,10 @@ def test_modelled_share_of_the_read_rate(simulated, block, share):
     assert read / launch["modelled_us"] / 1e6 > share * READ_TB_PER_S
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("block", (0, 16))
-def test_registers(simulated, block):
+def test_registers(simulated, compiled_by, compiler, block):
+    compiled_by(compiler, moe_gemm_hip)
     call = gates(block)
     small = call._replace(b=call.b[:, :64].contiguous(), out=call.out[:, :32].contiguous())
     with sim.enabled(counters=True) as session:
