@@ -87,6 +87,7 @@ ELSEWHERE = {
     **dict.fromkeys(("moe_align_block_size", "moe_sorting"),
                     "numbers of pairs, read once to be counted and once to be placed"),
     "moe_permute": "sorts before it copies; the copies are counted by moe/test_moe_permute.py",
+    "moe_gemm": "which experts' weights are read, tables say; counted by moe/test_moe_gemm_skinny.py",
     "topk_gating": "a row of logits in single elements, so that a wave has them in order",
     "mla_metadata": "integers, of which each workgroup reads all lengths",
     "mla_reduce": "a lane takes single columns, so that few rows fill the device",

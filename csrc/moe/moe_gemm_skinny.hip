@@ -101,6 +101,9 @@ void set_scales(Args& args, const OptionalTensor& a_scale, const OptionalTensor&
   args.a_scale_row = row_of(a, 0), args.a_scale_group = Shape::kHasBlocks ? row_of(a, 1) : 0;
   args.b_scale_expert = stride_of(b, 0);
   args.b_scale_row = row_of(b, 1), args.b_scale_group = Shape::kHasBlocks ? row_of(b, 2) : 0;
+  check_value(b.size(1) * args.b_scale_row + blocks(args.depth) * args.b_scale_group < int64_t{1} << 31 &&
+                  rows * args.a_scale_row + blocks(args.depth) * args.a_scale_group < int64_t{1} << 31,
+              "moe_gemm: a_scale, and the scales of an expert, must lie within 2^31 elements");
 }
 
 /// The pairs: which there are, and their experts.
@@ -156,7 +159,7 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
               "moe_gemm: this module was built for another order of b, or of sums");
   const int64_t pairs = out.size(0) * (sums_slots ? slots : 1), rows = a.size(0), k = a.size(1), n = b.size(1);
   check_value(rows == pairs || rows * slots == pairs, "moe_gemm: a must have a row for each pair or each token");
-  check_value(pairs < int64_t{1} << 31 && n < int64_t{1} << 21 && k >= Shape::Unit::kRun && k < int64_t{1} << 20,
+  check_value(pairs < int64_t{1} << 31 && n < int64_t{1} << 21 && k >= Shape::Unit::kRun && k < int64_t{1} << 18,
               "moe_gemm: this module was built for other sizes");
   check_value(a.stride(1) == 1 && b.stride(2) == 1 && (out.size(1) <= 1 || out.stride(1) == 1),
               "moe_gemm: rows of a, b and out must be contiguous");

@@ -10,7 +10,6 @@ from experts import UNTOUCHED, check, random_call
 from test_moe_gemm import sorted_order
 
 from aiter_like import sim
-from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.moe import moe_gemm_hip
@@ -47,7 +46,7 @@ def test_pairs(device, multiply, experts):
     assert torch.equal(multiply(call), first), "equal calls give equal bits"
 
 
-@pytest.mark.parametrize("experts, k", (((0, 3, -1, 2, 4, 1), 1029), ((2,) * 6, 1024), ((-1, 4, 0, 1, 5, 9), 133)),
+@pytest.mark.parametrize("experts, k", (((0, 3, -1, 2, 4, 1), 1029), ((2,) * 6, 1024), ((-1, 4, 0, 1, 5, 9), 900)),
                          ids=str)
 def test_sums_of_tokens(device, multiply, experts, k):
     """Pairs whose steps follow one another, whole or not, and a token of which no expert is here: zeros."""
@@ -92,7 +91,7 @@ def test_shuffled_and_interleaved(device, multiply, form, block):
                          bias=bias, limit=0.75))
 
 
-@pytest.mark.parametrize("k", (96, 256, 768))
+@pytest.mark.parametrize("k", (96, 768))
 def test_few_steps_for_each_wave(device, multiply, k):
     """Teams of waves, the last of which has no columns."""
     order, weights = sort(device, 37, 3, 5, 16, seed=k)
@@ -100,9 +99,9 @@ def test_few_steps_for_each_wave(device, multiply, k):
 
 
 def test_strides(device, multiply):
-    """Rows apart in a, b, out, bias and scales; nothing between the rows of out is written."""
+    """Rows apart in a, b, out and scales; nothing between the rows of out is written."""
     order, weights = sort(device, 37, 3, 5, 16, seed=5)
-    call = random_call(device, "fp8", order, 37, 5, 146, 259, bias=torch.randn(5, 146, device=device), weights=weights)
+    call = random_call(device, "fp8", order, 37, 5, 146, 259, weights=weights)
 
     def apart(x, *more):
         wide = torch.zeros([size + 2 * extra for size, extra in zip(x.shape, more)], device=device).to(x.dtype)
@@ -111,7 +110,7 @@ def test_strides(device, multiply):
 
     out = torch.full((call.out.shape[0], 160), UNTOUCHED, dtype=call.out.dtype, device=device)
     call = call._replace(
-        out=out[:, 3:149], a=apart(call.a, 0, 3), b=apart(call.b, 1, 1, 5), bias=apart(call.bias, 0, 1),
+        out=out[:, 3:149], a=apart(call.a, 0, 3), b=apart(call.b, 1, 1, 5),
         a_scale=apart(call.a_scale[:, None], 0, 1)[:, 0], b_scale=apart(call.b_scale.t(), 1, 1).t())
     multiply(call)
     assert (out[:, :3] == UNTOUCHED).all() and (out[:, 149:] == UNTOUCHED).all()
@@ -154,23 +153,24 @@ def test_rule_of_sorting():
     assert prefers(1, *qwen3) and prefers(4, *qwen3) and not prefers(8, *qwen3)
 
 
-@pytest.mark.parametrize("form, block, sums", (("bf16", 16, False), ("bf16", 1, True), ("blocks", 1, False)))
-def test_traffic(device, multiply, form, block, sums):
+@pytest.mark.parametrize("form, k, is_sum", (("bf16", 2048, False), ("blocks", 1152, False), ("fp16", 1024, True)))
+def test_traffic(device, multiply, form, k, is_sum):
     """Each weight of the experts that have a row is read once, 16 bytes at a time; nothing spills."""
     if device.type != "cpu":
         pytest.skip("counters of the simulator")
-    order, weights = (pairs(device, 0, 3, -1, 2), None) if block == 1 else sorted_order(device, 2, 2, 4, block, seed=2)
-    call = random_call(device, form, order, 2, 4, 256, 1024, "none" if sums else "silu_and_mul", is_of_pairs=sums,
-                       **({"sums_slots": True} if sums else {}))
+    order, weights = sorted_order(device, 2, 2, 4, 16, seed=2)
+    fields = {"weights": weights}
+    if is_sum:
+        order, fields = pairs(device, 0, 3, -1, 2), {"weights": torch.rand(4), "bias": torch.randn(4, 256),
+                                                     "sums_slots": True, "is_of_pairs": True}
+    call = random_call(device, form, order, 2, 4, 256, k, "none" if is_sum else "silu_and_mul", **fields)
     with sim.enabled(counters=True) as session:
         multiply(call)
     (launch,) = session.launches
-    used = order["experts"][:4] if block == 1 else order["experts"][:int(order["valid"][0]) // block]
-    used = {one for one in used.tolist() if 0 <= one < 4}
-    needed = len(used) * call.b[0].nbytes
-    wide = [one for one in launch["instructions"] if "load_dwordx4" in one["text"]]
-    moved = sum(one["segments_64"] for one in wide) * 64
-    rows = moe_gemm_hip.suited(call, target_of(device)).block_n  # of b, for which all rows of a are read
-    again = needed * (min(call.block, 16) if block > 1 else 1) / (rows * (1 if sums else 2))
+    used = order["experts"][:4] if is_sum else order["experts"][:int(order["valid"][0]) // 16]
+    needed = len({one for one in used.tolist() if one >= 0}) * call.b[0].nbytes
+    moved = sum(64 * one["segments_64"] for one in launch["instructions"] if "load_dwordx4" in one["text"])
+    # All rows of a for each 16 rows of b, or 32 where there are gates: 4 lanes' rows, the least, of a single one.
+    again = needed * (4 / 16 if is_sum else 16 / 32)
     assert needed <= moved <= 1.05 * needed + again, (moved, needed, again)
     assert launch["private_bytes"] == 0

@@ -72,8 +72,8 @@ def refusal(target: Target, call: MoeGemmCall) -> str | None:
         return (f"a kernel for at most {MAX_BLOCK} rows of an expert, got block = {call.block} and "
                 f"{rows_of_expert(call):.0f} rows of an expert on average")
     least = 16 // a.element_size()
-    if not least <= k < 2**20 or b.shape[1] >= 2**21:
-        return f"k must be from {least} to 2^20 and n less than 2^21, got k = {k} and n = {b.shape[1]}"
+    if not least <= k < 2**18 or b.shape[1] >= 2**21:
+        return f"k must be from {least} to 2^18 and n less than 2^21, got k = {k} and n = {b.shape[1]}"
     if call.sums_slots and (call.activation != "none" or call.slots > MAX_SLOTS):
         return (f"sums of slots are of at most {MAX_SLOTS}, with activation 'none', got {call.slots} and "
                 f"{call.activation!r}")
@@ -94,6 +94,10 @@ def _layout_refusal(call: MoeGemmCall) -> str | None:
         rows, k = one.shape[-2:]
         if (rows * max(one.stride(-2), k) + k) * one.element_size() >= 2**32:
             return f"{name} must have matrices within 2^32 bytes, got shape {tuple(one.shape)}"
+    for name, first in (("a_scale", 0), ("b_scale", 1)):  # of all rows of a, of one expert
+        one = getattr(call, name)
+        if one is not None and sum(map(math.prod, zip(one.shape[first:], one.stride()[first:]))) >= 2**31:
+            return f"{name} must lie within 2^31 elements, got shape {tuple(one.shape)}, strides {one.stride()}"
     return None
 
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""What the compiler makes of csrc/moe/moe_gemm_skinny.hip: registers and banks, and the modelled share of the read
+rate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiter_like import device as devices
+from aiter_like import sim
+from aiter_like.dispatch import OPS
+from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
+from aiter_like.ops.moe.moe_gemm_hip import moe_gemm_hip
+from aiter_like.sim import modelling
+
+COMPILERS = ("clang++-19", "clang++-22")
+READ_TB_PER_S = 4.14
+"""Published for HBM (SC25, gpu-stream)."""
+
+SLOTS, EXPERTS, HIDDEN, INNER = 8, 32, 2048, 768
+"""Qwen3-30B-A3B with a quarter of its experts."""
+
+
+@pytest.fixture
+def simulated():
+    devices.use_simulator(True)
+    OPS["moe_gemm"].reset()
+    yield
+    OPS["moe_gemm"].reset()
+    devices.reset()
+
+
+def gates(block: int) -> MoeGemmCall:
+    """Of one token, or of as many experts' blocks as there are, each full."""
+    weights = torch.empty(EXPERTS, 2 * INNER, HIDDEN, dtype=torch.bfloat16)
+    if block == 0:
+        a, out = torch.ones(1, HIDDEN).bfloat16(), torch.empty(SLOTS, INNER, dtype=torch.bfloat16)
+        return MoeGemmCall(out, a, weights, torch.arange(SLOTS, dtype=torch.int32), slots=SLOTS,
+                           activation="silu_and_mul")
+    tokens = EXPERTS * block // SLOTS
+    a, out = torch.ones(tokens, HIDDEN).bfloat16(), torch.empty(tokens * SLOTS, INNER, dtype=torch.bfloat16)
+    pairs = torch.arange(tokens * SLOTS)
+    ids = ((pairs // tokens) << 24 | pairs % tokens).int()
+    return MoeGemmCall(out, a, weights, torch.arange(EXPERTS, dtype=torch.int32), sorted_ids=ids,
+                       valid=torch.tensor([len(ids)], dtype=torch.int32), slots=SLOTS, block=block,
+                       activation="silu_and_mul")
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("block, share", ((0, 0.75), (16, 0.78)), ids=str)
+def test_modelled_share_of_the_read_rate(simulated, compiled_by, compiler, block, share):
+    """One token's 50 MB, start and end included, and 201 MB of all experts, whose blocks are full."""
+    compiled_by(compiler, moe_gemm_hip)
+    call, found = gates(block), []
+    with modelling.modelled(found, sample=True):
+        OPS["moe_gemm"].run(*call, backend="hip")
+        modelling.take()
+    (launch,) = found
+    read = len(call.experts) * call.b[0].nbytes
+    assert read / launch["modelled_us"] / 1e6 > share * READ_TB_PER_S
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("block", (0, 16))
+def test_registers(simulated, compiled_by, compiler, block):
+    compiled_by(compiler, moe_gemm_hip)
+    call = gates(block)
+    small = call._replace(b=call.b[:, :64].contiguous(), out=call.out[:, :32].contiguous())
+    with sim.enabled(counters=True) as session:
+        OPS["moe_gemm"].run(*small, backend="hip")
+    (launch,) = session.launches
+    assert launch["occupancy"]["workgroups_per_cu"] >= 2 and launch["private_bytes"] == 0
