@@ -24,8 +24,8 @@ from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, parts_of, 
 COMPILERS = ("clang++-19", "clang++-22")
 LDS_BYTES = 32768  # two workgroups of a CU
 READ_TB_PER_S, READ_SHARE, BYTES_SHARE = 4.14, 0.85, 0.8
-"""Published for HBM (SC25, gpu-stream), and what the kernels reach of it at least where keys and values are 256 MB, of 16
-bits or of bytes.
+"""Published for HBM (SC25, gpu-stream), and what the kernels reach of it at least where keys and values are 256 MB, of
+16 bits or of bytes.
 """
 BYTES = {"kv_dtype": "fp8_e4m3fnuz", "scale_layout": "tensor"}
 KEY = {"batch": 2, "seqlen_q": 1, "seqlen_k": 64, "num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "page_size": 16,
