@@ -175,7 +175,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   const int64_t batch = is_ragged ? page_starts.value().size(0) - 1 : block_table.size(0);
   const int64_t head_dim_v = v.size(3);
   check_value(q.size(2) <= HEAD_DIM && (Shape::kIsPadded || q.size(2) == HEAD_DIM) && out.size(2) == head_dim_v &&
-                  out.size(0) == q.size(0) && out.size(1) == heads && kv_heads > 0 && heads % kv_heads == 0 && page_size > 0,
+                  out.size(0) == q.size(0) && out.size(1) == heads && kv_heads > 0 && heads % kv_heads == 0 &&
+                  page_size > 0,
               "paged_attention: q, k and out do not fit each other, or this module's head dimensions");
   check_value(softmax_scale >= 1e-8 && softmax_scale < 1e30,
               "paged_attention: softmax_scale must be in 1e-8 … 1e30");

@@ -236,17 +236,18 @@ struct Wave {
     }
   }
 
-  /// Of this lane's own key, by which scores and probabilities are multiplied.
+  /// Of this lane's own key, by which scores and probabilities are multiplied. One of K and V may have no scales: then
+  /// the other's data are read, and when it comes to that not used.
   struct KeyScales {
     float k, v;
   };
-  __device__ float load_scale(const PagedScale& scale, const Places& places) const {
-    if (scale.data == nullptr) return 1.f;
-    return scale.data[rows.kv_head * scale.head + places.offset(source.table, scale.page, scale.place)];
+  __device__ float load_scale(const PagedScale& scale, const PagedScale& other, const Places& places) const {
+    const float* data = scale.data != nullptr ? scale.data : other.data;
+    return data[rows.kv_head * scale.head + places.offset(source.table, scale.page, scale.place)];
   }
   __device__ KeyScales load_scales(const Places& places) const {
     if constexpr (!Shape::kHasTokenScales) return {1.f, 1.f};
-    return {load_scale(args.k_scale, places), load_scale(args.v_scale, places)};
+    return {load_scale(args.k_scale, args.v_scale, places), load_scale(args.v_scale, args.k_scale, places)};
   }
 
   __device__ void products(Scores& scores, const Tiles& tiles, const Lds& lds) const {
@@ -367,13 +368,13 @@ struct Wave {
     products(scores, now.tiles, lds);
     share_with_wave();
     if constexpr (!Tiles::kKeysTurn) load_next_keys();
-    if constexpr (Shape::kHasTokenScales) multiply(scores, scales.k);
+    if constexpr (Shape::kHasTokenScales) multiply(scores, args.k_scale.data != nullptr ? scales.k : 1.f);
     weigh(scores, key);
     if ((IS_LAST && key + Shape::kKeys > end) || key < first_visible) {
       now.tiles.keep(first_visible - key, end - key);
       if (Places::own_key() < first_visible - key) scales.v = 0.f;  // it may be NaN, as the values may
     }
-    if constexpr (Shape::kHasTokenScales) multiply(scores, scales.v);
+    if constexpr (Shape::kHasTokenScales) multiply(scores, args.v_scale.data != nullptr ? scales.v : 1.f);
     if constexpr (!Tiles::kKeysTurn) {
       now.tiles.store(lds);
       share_with_wave();

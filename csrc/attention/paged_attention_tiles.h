@@ -198,9 +198,8 @@ struct PackedTiles {
 
   template <class R>
   __device__ Fragment column(const Lds& lds, int key_strip, int p, int e) const {
-    const int key = 16 * key_strip + lane_index() / 16 * 4;
-    const char* pack = reinterpret_cast<const char*>(&lds.packs[key / kPack][16 * (P::first(p) + e) + lane_index() % 16]);
-    const char* from = pack + key % kPack * kSize;
+    const int key = 16 * key_strip + lane_index() / 16 * 4, column = 16 * (P::first(p) + e) + lane_index() % 16;
+    const char* from = reinterpret_cast<const char*>(&lds.packs[key / kPack][column]) + key % kPack * kSize;
     if constexpr (kSize == 2) {
       return *reinterpret_cast<const Fragment*>(from);
     } else {
@@ -262,7 +261,8 @@ struct ElementTiles : RowTiles<Shape> {
 };
 
 template <class Shape, Form FORM>
-using TilesOf = std::conditional_t<FORM == Form::kRows, RowTiles<Shape>,
-                                   std::conditional_t<FORM == Form::kPacked, PackedTiles<Shape>, ElementTiles<Shape>>>;
+using TilesOf =
+    std::conditional_t<FORM == Form::kRows, RowTiles<Shape>,
+                       std::conditional_t<FORM == Form::kPacked, PackedTiles<Shape>, ElementTiles<Shape>>>;
 
 }  // namespace aiter_like::paged

@@ -9,6 +9,8 @@ from paged_attention_cases import BF16, F16, I8, Case, fp8_of
 
 import aiter_like
 
+BACKENDS = ("hip", "triton")
+
 
 def scales_of(case: Case, form: str) -> list[torch.Tensor]:
     """The scales of K and V as AITER has them, heads before places."""
@@ -19,8 +21,9 @@ def scales_of(case: Case, form: str) -> list[torch.Tensor]:
     return [shapes[form](plane).to(case.device) for plane in planes]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", ("NHD", "HND"))
-def test_v1(device, run, layout):
+def test_v1(device, run, backend, layout):
     """vLLM's call: no last element of cu_query_lens, a workspace of AITER's size, scales of one that mean nothing."""
     case = Case(device, ((1, 40), (1, 600), (1, 1)), page_size=16, layout=layout)
     k, v = case.caches()
@@ -28,7 +31,7 @@ def test_v1(device, run, layout):
     out, one = torch.empty(3, 4, 64, dtype=BF16, device=device), torch.full((1,), 2.0, device=device)
     workspace = torch.full((3 * 4 * 3 * (64 * 2 + 8),), 0xFF, dtype=torch.uint8, device=device)
     for starts in (case.starts[:3], case.starts, None):
-        returned = run("triton", aiter_like.paged_attention_v1, out.fill_(9), workspace, case.q.to(device), k, v, 0.125,
+        returned = run(backend, aiter_like.paged_attention_v1, out.fill_(9), workspace, case.q.to(device), k, v, 0.125,
                        case.table.to(device), starts, case.used, 600, case.options["alibi_slopes"].to(device), "auto",
                        layout, 5.0, one, one, sliding_window=300)
         assert returned is out
@@ -46,8 +49,9 @@ def test_v1_takes_bytes_as_fp8(device, run):
     case.compare(out)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("page_size", (1, 16))
-def test_ragged(device, run, page_size):
+def test_ragged(device, run, backend, page_size):
     """SGLang's call: a pool of tokens, or pages with a length of the last; the fixed workspace serves."""
     case = Case(device, ((1, 33), (1, 0), (1, 517)), (8, 2), page_size=page_size)
     k, v = case.caches()
@@ -58,43 +62,45 @@ def test_ragged(device, run, page_size):
     size = aiter_like.paged_attention_workspace_bytes(case.q.to(device), 2, 64, 3, 768)
     workspace = torch.full((size + 64,), 0xFF, dtype=torch.uint8, device=device)
     out = torch.empty(3, 8, 64, dtype=BF16, device=device)
-    run("triton", aiter_like.paged_attention_ragged, out, workspace, case.q.to(device), k, v, 0.125, starts, pages,
+    run(backend, aiter_like.paged_attention_ragged, out, workspace, case.q.to(device), k, v, 0.125, starts, pages,
         None if page_size == 1 else last, page_size, 3, None, "auto", "NHD", 0.0, None, None)
     case.compare(out)
     assert (out[1] == 0).all() and not (workspace[:size] == 0xFF).all() and (workspace[size:] == 0xFF).all()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("form", ("blocks", "column", "slots", "heads"))
-def test_forms_of_scales(device, run, form):
+def test_forms_of_scales(device, run, backend, form):
     """Of keys and heads, in each entry that takes them; two rows per sequence."""
     case = Case(device, ((2, 40), (2, 20)), (4, 2), layout="shuffled", kv_dtype=fp8_of(device), scales="token")
     k, v = case.caches()
-    out = run("triton", aiter_like.pa_fwd_asm, case.q.to(device), k, v, case.table.to(device), case.used, 7, 2,
+    out = run(backend, aiter_like.pa_fwd_asm, case.q.to(device), k, v, case.table.to(device), case.used, 7, 2,
               *scales_of(case, form), qo_indptr=case.starts)
     case.compare(out)
     rocm = torch.empty_like(out)
-    run("triton", aiter_like.paged_attention_rocm, rocm, None, None, None, case.q.to(device), k, v, 2, 0.125,
+    run(backend, aiter_like.paged_attention_rocm, rocm, None, None, None, case.q.to(device), k, v, 2, 0.125,
         case.table.to(device), case.used, 16, 40, None, "fp8", *scales_of(case, form), mtp=2)
     assert torch.equal(rocm, out)
-    common = run("triton", aiter_like.paged_attention_common, case.q.to(device), k, v, None, None, None,
+    common = run(backend, aiter_like.paged_attention_common, case.q.to(device), k, v, None, None, None,
                  case.table.to(device), case.used, 7, 0.125, 2, 40, None, None, *scales_of(case, form))
     assert torch.equal(common, out)
 
 
-def test_rocm_with_columns(device, run):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rocm_with_columns(device, run, backend):
     """Keys packed, values in columns, one scale each for the common entry, rows of q apart."""
     case = Case(device, ((1, 40), (1, 20)), (8, 2), layout="packed", dtype=F16)
     k, v = case.caches()
     wide = torch.zeros(2, 12, 64, dtype=F16, device=device)
     wide[:, :8] = case.q.to(device)
     out = torch.empty(2, 8, 64, dtype=F16, device=device)
-    run("triton", aiter_like.paged_attention_rocm, out, None, None, None, wide[:, :8], k, v, 2, 0.125,
+    run(backend, aiter_like.paged_attention_rocm, out, None, None, None, wide[:, :8], k, v, 2, 0.125,
         case.table.to(device), case.used, 16, 40, None, "auto", None, None)
     case.compare(out)
     case = Case(device, ((1, 40), (1, 20)), (8, 2), layout="packed", kv_dtype=I8, scales="tensor")
     k, v = case.caches()
     scales = [plane[0].to(device) for plane in case.scale_planes]  # without a dimension
-    case.compare(run("triton", aiter_like.paged_attention_common, case.q.to(device), k, v, None, None, None,
+    case.compare(run(backend, aiter_like.paged_attention_common, case.q.to(device), k, v, None, None, None,
                      case.table.to(device), case.used, 7, 0.125, 1, 40, *scales))
 
 

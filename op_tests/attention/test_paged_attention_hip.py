@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""paged_attention by backend "hip": what its kernel has forms of its own for, against float64: pages of any size, packs,
-strides and head dimensions; scales of one cache alone; what it leaves to others.
+"""paged_attention by backend "hip": what its kernel has forms of its own for, against float64: pages of any size,
+packs, strides and head dimensions; scales of one cache alone; what it leaves to others.
 """
 
 from __future__ import annotations

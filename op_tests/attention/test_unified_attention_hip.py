@@ -18,6 +18,7 @@ from paged_cases import (
     expect,
     listed_pages,
     make,
+    shuffled,
 )
 from test_flash_attn_with_kvcache import KINDS, WITH_CACHE, Stored
 
@@ -99,7 +100,7 @@ def test_what_it_leaves_to_others(device):
     assert "at most 8 queries" in refusal(make(device, ((9, 40),)))
     assert "qq_bias" in refusal(case, qq_bias=torch.zeros(2, 2, device=device))
     assert "sink tokens" in refusal(case, window_size=(5, 0, 3))
-    assert "multiples of 32" in refusal(make(device, ((2, 40),), head_dim=80))
+    assert "at most 256" in refusal(make(device, ((2, 40),), head_dim=288))
 
 
 @pytest.mark.parametrize("form", ("one", "of sequences and heads", "expanded"))
@@ -113,6 +114,19 @@ def test_fp8_cache(device, run, form):
     for index, rows, one in single_sequences(case):
         k_factor, v_factor = (scale[index].double().cpu().repeat_interleave(2)[:, None] for scale in scales)
         compare(one, out[rows], k_descale=k_factor, v_descale=v_factor)
+
+
+@pytest.mark.parametrize("dtype", ("bf16", "fp8"))
+def test_shuffled_pages(device, run, dtype):
+    """Of fp8, with queries of 16 bits and of fp8."""
+    fp8 = dtypes.fp8_of(target_of(device).arch)
+    case = make(device, ((1, 600), (2, 40), (3, 17)), kv_dtype=fp8, dtype=fp8 if dtype == "fp8" else BF16)
+    moved = dataclasses.replace(case, **dict(zip("kv", shuffled(case), strict=True)))
+    scales = dict(zip(("q_descale", "k_descale", "v_descale"), torch.tensor((0.7, 1.5, 3.0), device=device)[:, None]))
+    out = torch.empty(case.q.shape, dtype=BF16, device=device)
+    moved.call(run, "hip", out=out, shuffled_kv_cache=True, window_size=(500, 0), **scales)
+    scaled = dataclasses.replace(case, q=case.q.double() * 0.7) if dtype == "fp8" else case
+    compare(scaled, out, window_size=(500, 0), k_descale=1.5, v_descale=3.0)
 
 
 def test_descales_of_a_16_bit_cache_are_ignored(device, run):

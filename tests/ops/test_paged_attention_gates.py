@@ -23,8 +23,11 @@ from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, parts_of, 
 
 COMPILERS = ("clang++-19", "clang++-22")
 LDS_BYTES = 32768  # two workgroups of a CU
-READ_TB_PER_S, READ_SHARE = 4.14, 0.85
-"""Published for HBM (SC25, gpu-stream), and what the kernels reach of it at least where keys and values are 256 MB."""
+READ_TB_PER_S, READ_SHARE, BYTES_SHARE = 4.14, 0.85, 0.8
+"""Published for HBM (SC25, gpu-stream), and what the kernels reach of it at least where keys and values are 256 MB, of
+16 bits or of bytes.
+"""
+BYTES = {"kv_dtype": "fp8_e4m3fnuz", "scale_layout": "tensor"}
 KEY = {"batch": 2, "seqlen_q": 1, "seqlen_k": 64, "num_heads": 8, "num_kv_heads": 2, "head_dim": 128, "page_size": 16,
        "layout": "rows", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
 FORMS = {"bf16": (8, {}), "two strips of rows": (4, {"seqlen_q": 8}), "wide": (8, {"head_dim": 256}),
@@ -86,9 +89,10 @@ def test_registers_and_loads(simulated, compiler, form):
     assert waits and min(waits) >= loads, waits
 
 
-def test_bytes(simulated):
+@pytest.mark.parametrize("form", ("bf16", "shuffled"))
+def test_bytes(simulated, form):
     """A sequence's keys and values are read once; with partial sums, tables and lengths it is 5 % more at most."""
-    call = call_of(seqlen_k=8192, batch=1)
+    call = call_of(seqlen_k=8192, batch=1, **FORMS[form][1])
     with sim.enabled(counters=True) as session:
         operator.paged_attention_op(call._replace(num_splits=4), backend="hip")
     read = sum(tensor.numel() * tensor.element_size() for tensor in (call.k, call.v))
@@ -108,14 +112,16 @@ def with_splits(call):
     return call._replace(workspace=workspace)
 
 
-@pytest.mark.parametrize("batch, seqlen_k", ((16, 4096), (1, 65536)))
-def test_modelled_share_of_the_read_rate(simulated, batch, seqlen_k):
+@pytest.mark.parametrize("batch, seqlen_k, share, changed", (
+    (16, 4096, READ_SHARE, {}), (1, 65536, READ_SHARE, {}), (16, 4096, READ_SHARE, {"layout": "shuffled"}),
+    (32, 4096, BYTES_SHARE, BYTES)), ids=str)
+def test_modelled_share_of_the_read_rate(simulated, batch, seqlen_k, share, changed):
     """Of 256 MB, by the kernel that reads and the one that adds up, start and end of both included."""
-    call = with_splits(call_of(batch=batch, seqlen_k=seqlen_k, num_heads=32, num_kv_heads=8))
+    call = with_splits(call_of(batch=batch, seqlen_k=seqlen_k, num_heads=32, num_kv_heads=8, **changed))
     moved = sum(tensor.nbytes for tensor in (call.k, call.v))
     assert moved >= 2**28
     with sim.enabled(model="sample") as session:
         operator.paged_attention_op(call, backend="hip")
     reads, merges = (launch["modelled_us"] for launch in session.modelled)
-    assert moved / (reads + merges) / 1e6 > READ_SHARE * READ_TB_PER_S
+    assert moved / (reads + merges) / 1e6 > share * READ_TB_PER_S
     assert merges < 0.08 * reads
