@@ -28,7 +28,7 @@ PROMPTS = {"llama": [[123, 146, 28, 93, 114, 83, 159], [238, 143, 237, 6, 26]],
            "qwen3": [[242, 176, 8, 142, 111], [255, 235, 139]],
            "deepseek_v2": [[85, 28, 217, 18, 184, 61, 74], [233, 170, 170, 225, 205]],
            "mixtral": [[64, 208, 250, 39, 208, 142], [159, 129, 214]],
-           "qwen3_moe": [[235, 58, 132, 38, 75], [94, 152, 231]],
+           "qwen3_moe": [[235, 58, 132, 38, 75], [64, 208, 250, 39, 208, 142]],
            "deepseek_v3": [[114, 83, 159, 166, 236], [6, 26, 187, 218]]}
 NORMS = {"llama": 2 * LAYERS + 1, "qwen3": 4 * LAYERS + 1}  # per step: qwen3 also norms queries and keys
 LOGPROB_TOLERANCE = 0.15  # of bf16 activations in two layers; stock's own change by that between batch sizes
