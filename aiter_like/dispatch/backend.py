@@ -92,10 +92,18 @@ class Backend:
             return None
         return frozenset(self.kernel_names(None, (), {}))
 
-    @functools.cached_property
-    def revision(self) -> str:
+    def revision(self, platform: str) -> str:
         """What a tuned row's kernel_rev is compared with: a hash of the operator's file and of the kernel's source,
-        with all that they use (build/revision.py); "" for a function in Python."""
+        with all that they use for "hip" or "cuda" (build/revision.py); "" for a function in Python."""
+        if platform not in self._revisions:
+            self._revisions[platform] = self._revision(platform)
+        return self._revisions[platform]
+
+    @functools.cached_property
+    def _revisions(self) -> dict[str, str]:
+        return {}
+
+    def _revision(self, platform: str) -> str:
         if self.is_jit:
             path = self.function.source
         elif isinstance(self.function, str):
@@ -103,7 +111,7 @@ class Backend:
         else:
             return ""
         home = getattr(sys.modules.get(self.home), "__file__", None)
-        return revision.source_hash(path, *([Path(home)] if home else []))
+        return revision.source_hash(path, *([Path(home)] if home else []), platform=platform)
 
     def toolchain(self, platform: str) -> str:
         """What compiles it for "hip" or "cuda", as "nvcc 13.0" or "triton 3.6"; "" where that cannot be known."""
@@ -120,15 +128,16 @@ class Backend:
 
     def staleness(self, row: Row) -> str | None:
         """Why a tuned row no longer speaks of this backend's kernel, or None. An empty cell makes no claim."""
-        if row.kernel_rev and row.kernel_rev != self.revision:
-            return f"it timed revision {row.kernel_rev} of the kernel, this is {self.revision or 'unknown'}"
+        platform = "hip" if row.key[0].startswith("gfx") else "cuda"
+        if row.kernel_rev and row.kernel_rev != (here := self.revision(platform)):
+            return f"it timed revision {row.kernel_rev} of the kernel, this is {here or 'unknown'}"
         if row.is_modelled:
             from aiter_like.sim import modelling  # which most machines' calls have no use for
 
             if row.model_version != modelling.version():
                 return f"version {row.model_version} of the cycle model timed it, this is version {modelling.version()}"
         name, _, version = row.toolchain.partition(" ")
-        here = self.toolchain("hip" if row.key[0].startswith("gfx") else "cuda") if version else ""
+        here = self.toolchain(platform) if version else ""
         if here and f"{here}.".startswith(f"{name} {version}."):
             return None
         return f"it timed what {row.toolchain} made, here is {here}" if here else None

@@ -146,7 +146,7 @@ def _error(got: Tensor, expected: Tensor) -> float:
 def _module_key(candidate: Candidate, target: Target, args: tuple) -> str:
     if candidate.backend.is_jit:
         return candidate.backend.function.module_key(target, args, **candidate.params)
-    return f"{candidate.kernel}-{candidate.backend.revision}"
+    return f"{candidate.kernel}-{candidate.backend.revision(target.platform)}"
 
 
 def _path(key: tuple[str, str]) -> Path:

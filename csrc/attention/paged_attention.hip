@@ -11,8 +11,9 @@
 #include "aiter_like/ffi.h"
 #include "paged_attention_merge.h"
 
-#if !defined(ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || !defined(HEAD_DIM) || \
-    !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(IS_PACKED) || !defined(HAS_TERMS) || \
+#if !defined(ELEMENT) || !defined(QUERY_ELEMENT) || !defined(CACHE_ELEMENT) || !defined(OUT_ELEMENT) || \
+    !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(BLOCK_ROWS) || !defined(PAGE_FORM) || \
+    !defined(HAS_TERMS) || !defined(HAS_QUERY_SCALE) || \
     !defined(HAS_TOKEN_SCALES) || !defined(LEAST_KEYS) || !defined(PARTS_PER_CU) || !defined(PART_COST) || \
     !defined(MOST_ROUNDS)
 #error "paged_attention.hip: the macros that ops/attention/paged_attention_hip.py gives are missing"
@@ -23,10 +24,12 @@ namespace {
 
 struct Config {
   using Element = ELEMENT;
+  using QueryElement = QUERY_ELEMENT;
   using CacheElement = CACHE_ELEMENT;
   using OutElement = OUT_ELEMENT;
   static constexpr int kHeadDim = HEAD_DIM, kHeadDimV = HEAD_DIM_V, kRows = BLOCK_ROWS;
-  static constexpr bool kHasTerms = HAS_TERMS, kHasTokenScales = HAS_TOKEN_SCALES, kIsPacked = IS_PACKED;
+  static constexpr paged::Form kForm = paged::Form::PAGE_FORM;
+  static constexpr bool kHasTerms = HAS_TERMS, kHasTokenScales = HAS_TOKEN_SCALES, kHasQueryScale = HAS_QUERY_SCALE;
 };
 using Shape = paged::Shape<Config>;
 using Args = Shape::Args;
@@ -105,32 +108,35 @@ PagedSinks sinks_of(const OptionalTensor& tensor, int64_t heads) {
   return {value.data_ptr(), form};
 }
 
+int log2_of(int64_t x) { return 63 - __builtin_clzll(static_cast<uint64_t>(x)); }
+
 /// K and V, and how far their parts are from one another.
-void set_pages(Args& args, const ffi::Tensor& k, const ffi::Tensor& v) {
+void set_pages(Args& args, const ffi::Tensor& k, const ffi::Tensor& v, int64_t head_dim) {
   using T = Shape::CacheElement;
-  constexpr int kPack = 16 / sizeof(T);
-  constexpr bool kIsPacked = IS_PACKED;
+  constexpr int kSize = sizeof(T), kPack = 16 / kSize;
+  constexpr bool kIsPacked = Config::kForm == paged::Form::kPacked, kIsRows = Config::kForm == paged::Form::kRows;
   ffi::check_type(ffi::has_element<T>(k) && ffi::has_element<T>(v),
                   "paged_attention: k and v must have the dtype that this module was built for");
-  check_value(k.ndim() == (kIsPacked ? 5 : 4) && (v.ndim() == 4 || (kIsPacked && v.ndim() == 5)),
-              "paged_attention: k and v must have the dimensions that this module was built for");
-  const int last = k.ndim() - 1;
-  const bool has_packs = v.ndim() == 5;  // else V of packed pages has keys next to one another
-  check_value(k.stride(last) == 1 && (kIsPacked ? k.size(3) * kPack == HEAD_DIM && k.size(4) == kPack
-                                                : k.size(3) == HEAD_DIM),
-              "paged_attention: the last dimension of k must be contiguous, and fit this module's head dimension");
-  check_value(v.size(0) == k.size(0) && v.size(2) == k.size(2) && v.size(3) == HEAD_DIM_V &&
-                  v.size(1) * (has_packs ? kPack : 1) == k.size(1),
+  const bool k_has_packs = k.ndim() == 5, v_has_packs = v.ndim() == 5;
+  check_value((k.ndim() == 4 || k_has_packs) && (v.ndim() == 4 || v_has_packs) && k.stride(k.ndim() - 1) == 1,
+              "paged_attention: k and v must have 4 or 5 dimensions, the last one of k contiguous");
+  const int64_t k_pack = k_has_packs ? k.size(4) : 1, v_pack = v_has_packs ? v.size(4) : 1, width = v.size(3);
+  const bool are_powers = k_pack > 0 && v_pack > 0 && (k_pack & (k_pack - 1)) == 0 && (v_pack & (v_pack - 1)) == 0;
+  check_value(are_powers && k.size(3) * k_pack == head_dim && v.size(0) == k.size(0) && v.size(2) == k.size(2) &&
+                  v.size(1) * v_pack == k.size(1) && width <= HEAD_DIM_V && (Shape::kIsPadded || width == HEAD_DIM_V),
               "paged_attention: k and v do not fit each other, or this module's head dimensions");
-  check_value(!kIsPacked ? v.stride(3) == 1
-                         : k.size(1) % kPack == 0 && (has_packs ? v.size(4) == kPack && v.stride(4) == 1
-                                                                : v.stride(1) == 1),
-              "paged_attention: rows of v must be contiguous; of packed pages 16 bytes of keys of a column");
+  check_value(!kIsRows || (!k_has_packs && !v_has_packs && v.stride(3) == 1),
+              "paged_attention: this module was built for rows of v that are contiguous");
+  check_value(!kIsPacked || (k_pack == kPack && k.size(1) % kPack == 0 &&
+                             (v_has_packs ? v_pack == kPack && v.stride(4) == 1 : v.stride(1) == 1)),
+              "paged_attention: this module was built for packs of 16 bytes");
   args.k = static_cast<const T*>(k.data_ptr());
   args.v = static_cast<const T*>(v.data_ptr());
-  args.k_page = k.stride(0), args.k_place = k.stride(1), args.k_head = k.stride(2), args.k_pack = k.stride(3);
-  args.v_page = v.stride(0), args.v_place = v.stride(1), args.v_head = v.stride(2), args.v_column = v.stride(3);
-  if (kIsPacked && !has_packs) args.v_place = kPack;
+  args.k_page = k.stride(0), args.k_place = k.stride(1), args.k_head = k.stride(2);
+  args.v_page = v.stride(0), args.v_place = v.stride(1), args.v_head = v.stride(2);
+  if (kIsPacked && !v_has_packs) args.v_place = kPack;
+  args.packs = {k.stride(3) * kSize, v.stride(3) * kSize, v_has_packs ? v.stride(4) * kSize : 0,
+                log2_of(k_pack), log2_of(v_pack), static_cast<int>(head_dim), static_cast<int>(width)};
 }
 
 constexpr int kMergesPerCu = 8;  // workgroups of the merge at once on a CU: its waves' registers leave room for all
@@ -161,17 +167,18 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   Args args{};
   constexpr const char* kRowsMessage = "paged_attention: q and out must have the dtypes that this module was built "
                                        "for, and three dimensions, the last one contiguous";
-  args.q = data_of<const Shape::Element>(q, 3, kRowsMessage);
+  args.q = data_of<const Shape::QueryElement>(q, 3, kRowsMessage);
   args.out = data_of<Shape::OutElement>(out, 3, kRowsMessage);
-  set_pages(args, k, v);
+  set_pages(args, k, v, q.size(2));
   const int64_t heads = q.size(1), kv_heads = k.size(2), page_size = k.size(1), pages = k.size(0);
   const bool is_ragged = page_starts.has_value();
   const int64_t batch = is_ragged ? page_starts.value().size(0) - 1 : block_table.size(0);
-  check_value(q.size(2) == HEAD_DIM && out.size(2) == HEAD_DIM_V && out.size(0) == q.size(0) && out.size(1) == heads &&
-                  kv_heads > 0 && heads % kv_heads == 0 && page_size > 0,
+  const int64_t head_dim_v = v.size(3);
+  check_value(q.size(2) <= HEAD_DIM && (Shape::kIsPadded || q.size(2) == HEAD_DIM) && out.size(2) == head_dim_v &&
+                  out.size(0) == q.size(0) && out.size(1) == heads && kv_heads > 0 && heads % kv_heads == 0 && page_size > 0,
               "paged_attention: q, k and out do not fit each other, or this module's head dimensions");
-  check_value(!q_scale.has_value() && softmax_scale >= 1e-8 && softmax_scale < 1e30,
-              "paged_attention: no q_scale, and softmax_scale must be in 1e-8 … 1e30");
+  check_value(softmax_scale >= 1e-8 && softmax_scale < 1e30,
+              "paged_attention: softmax_scale must be in 1e-8 … 1e30");
   constexpr int64_t kMost = int64_t{1} << 30;
   const int64_t capacity = is_ragged ? block_table.size(0) : block_table.size(1) * page_size;
   check_value(q.size(0) < kMost && max_seqlen_q * heads < kMost && block_table.numel() * page_size < kMost * 64 &&
@@ -198,6 +205,15 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
     check_value(t.ndim() == 2 && t.size(0) == heads && t.size(1) == q.size(0),
                 "paged_attention: lse has another shape");
     args.lse = static_cast<float*>(t.data_ptr()), args.lse_head = t.stride(0), args.lse_row = t.stride(1);
+  }
+  check_value(q_scale.has_value() == HAS_QUERY_SCALE, "paged_attention: this module was built for other scales of q");
+  if (q_scale.has_value()) {
+    const ffi::Tensor t = q_scale.value();
+    ffi::check_type(ffi::is_f32(t), "paged_attention: q_scale must be float32");
+    check_value(t.numel() == 1 || (t.ndim() == 2 && t.size(0) == q.size(0) && t.size(1) == heads),
+                "paged_attention: q_scale must have one element, or [total_q, num_heads]");
+    args.q_scale = static_cast<const float*>(t.data_ptr());
+    if (t.numel() > 1) args.q_scale_row = t.stride(0), args.q_scale_head = t.stride(1);
   }
   args.k_scale = scale_of(k_scale);
   args.v_scale = scale_of(v_scale);
@@ -246,8 +262,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
   args.plan.share = static_cast<int>(share), args.plan.most = static_cast<int>(most), args.plan.least = LEAST_KEYS;
   args.plan.by_share = Divider(static_cast<uint32_t>(share > 0 ? share : 1));
   args.plan.is_split = most > 1;
-  const int64_t sums_of_slots = slots * heads * max_seqlen_q * (HEAD_DIM_V + 2);
-  args.sums = slots * heads * max_seqlen_q * HEAD_DIM_V;
+  const int64_t sums_of_slots = slots * heads * max_seqlen_q * (head_dim_v + 2);
+  args.sums = slots * heads * max_seqlen_q * head_dim_v;
   const int64_t bytes = slots > 0 ? sums_of_slots * 4 + batch * sizeof(paged::Split) : 0;
   // Where there may be many parts, and rows do not fill the device, a row takes all of a workgroup.
   const int64_t merged_rows = slots > 0 ? batch * heads * max_seqlen_q : 0;
@@ -275,7 +291,8 @@ void paged_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Te
 /// The fields of unified_attention's call where its sequences have a few queries each.
 void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::Tensor k, ffi::Tensor v,
                        ffi::Tensor cu_seqlens_q, OptionalTensor seqlens_k, ffi::Tensor block_table,
-                       OptionalTensor page_starts, OptionalTensor, OptionalTensor k_descale, OptionalTensor v_descale,
+                       OptionalTensor page_starts, OptionalTensor q_descale, OptionalTensor k_descale,
+                       OptionalTensor v_descale,
                        OptionalTensor alibi_slopes, OptionalTensor output_scale, OptionalTensor qq_bias,
                        OptionalTensor sink, int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
                        int64_t window_left, int64_t window_right, int64_t sink_size, double softcap) {
@@ -283,7 +300,8 @@ void unified_attention(ffi::Tensor out, OptionalTensor lse, ffi::Tensor q, ffi::
               "unified_attention: the kernel of decoding takes causal calls without qq_bias and sink tokens");
   constexpr bool kHasScales = sizeof(Shape::CacheElement) == 1;  // those of 16-bit caches do not count
   const OptionalTensor none;
-  paged_attention(out, lse, q, k, v, block_table, seqlens_k, page_starts, cu_seqlens_q, none,
+  paged_attention(out, lse, q, k, v, block_table, seqlens_k, page_starts, cu_seqlens_q,
+                  sizeof(Shape::QueryElement) == 1 ? q_descale : none,
                   kHasScales ? k_descale : none, kHasScales ? v_descale : none, output_scale, alibi_slopes, sink, none,
                   none, max_seqlen_q, max_seqlen_k, softmax_scale, window_left, softcap, 0);
 }

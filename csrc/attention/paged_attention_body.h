@@ -53,17 +53,17 @@ struct PagedSinks {
   }
 };
 
-template <class Element, class CacheElement, class OutElement>
+template <class QueryElement, class CacheElement, class OutElement>
 struct PagedAttentionArgs {
   paged::Plan plan;
-  const Element* q;
+  const QueryElement* q;
   OutElement* out;
   float *lse, *parts;  // each may be null
   paged::Split* splits;  // of each sequence; null where none is split
   int64_t q_row, q_head, out_row, out_head, lse_head, lse_row;
   const CacheElement *k, *v;
   int64_t k_page, k_place, k_head, v_page, v_place, v_head;  // elements
-  int64_t k_pack, v_column;  // of packed pages, where v_place is that of a block of keys
+  paged::Packs packs;  // where V has them, v_place is that of a block of keys
   const int* block_table;
   int64_t table_row;
   Divider page_size, group, blocks, kv_heads;  // blocks: of rows, of a KV head
@@ -71,7 +71,8 @@ struct PagedAttentionArgs {
   int num_pages, num_heads, merge_shift;  // log2 of the waves that share the parts of a row: 1, or all of a workgroup
   PagedScale k_scale, v_scale;
   PagedSinks sink;
-  const float *out_scale, *alibi_slopes;  // each may be null
+  const float *q_scale, *out_scale, *alibi_slopes;  // each may be null
+  int64_t q_scale_row, q_scale_head;  // 0 of one number
   int64_t alibi_batch, tree_batch, tree_row, tree_column;
   const uint8_t* tree;  // or null
   int64_t sums;  // elements of `parts` before weights and maxima
@@ -83,18 +84,22 @@ namespace paged {
 constexpr int kWaves = 4;
 
 /// A configuration, and what follows from it. A Config has
-///   Element, CacheElement, OutElement    of q: bf16 or f16; of K and V: the same, fp8 or int8_t; of out
-///   kHeadDim, kHeadDimV                  multiples of 32
+///   Element                              of products: bf16 or f16
+///   QueryElement, CacheElement           of q, and of K and V: the same, or fp8 or int8_t
+///   OutElement                           of out
+///   kHeadDim, kHeadDimV                  multiples of 32; of kElements what is not less
 ///   kRows                                of a block: 16 or 32
 ///   kHasTerms                            softcap, ALiBi, a mask of queries: run-time options of one build
 ///   kHasTokenScales                      a scale per key
-///   kIsPacked                            pages of packs instead of rows
+///   kHasQueryScale                       scales of q, or one
+///   kForm                                of pages
 template <class Config>
 struct Shape : Config {
   using Element = typename Config::Element;
+  using QueryElement = typename Config::QueryElement;
   using CacheElement = typename Config::CacheElement;
   using OutElement = typename Config::OutElement;
-  using Args = PagedAttentionArgs<Element, CacheElement, OutElement>;
+  using Args = PagedAttentionArgs<QueryElement, CacheElement, OutElement>;
   /// Of P and of V in registers. Scales of keys count as factors of P, which may leave the range of fp16.
   using ValueElement = std::conditional_t<Config::kHasTokenScales, bf16, Element>;
   static constexpr int kHeadDim = Config::kHeadDim, kHeadDimV = Config::kHeadDimV, kRows = Config::kRows;
@@ -116,13 +121,17 @@ struct Shape : Config {
   using Softmax = OnlineSoftmax<Scores>;
   static constexpr int kWidth = 8 * Pieces<kRun>::len(0);  // of half a piece of rows of V
   using Merge = SplitMerge<kWaves, kRows, kWidth>;
-  using Tiles = std::conditional_t<Config::kIsPacked, PackedTiles<Shape>, RowTiles<Shape>>;
+  using Tiles = TilesOf<Shape, Config::kForm>;
+  static constexpr bool kIsPadded = Config::kForm == Form::kElements;
 
   union Lds {
     typename Tiles::Lds tiles[kWaves];
     Merge merge;
     __device__ Lds() {}
   };
+
+  /// Columns of the results.
+  __device__ static int width(const Args& args) { return kIsPadded ? args.packs.head_dim_v : kHeadDimV; }
 };
 
 /// Where a block of rows is in the call.
@@ -150,6 +159,8 @@ struct Wave {
   using Tiles = typename Shape::Tiles;
   using Lds = typename Tiles::Lds;
   using Places = typename Tiles::Places;
+  static constexpr int kQuerySize = sizeof(typename Shape::QueryElement);
+  using QueryBits = std::conditional_t<kQuerySize == 2, uint16_t, uint8_t>;
 
   const Args& args;
   const RowBlock& rows;
@@ -158,7 +169,7 @@ struct Wave {
   Accumulator out[kStrips][kRun];  // of element e of piece p: 16 head dimensions by 16 rows, number first(p) + e
   typename Shape::Softmax softmax;
   int position[kStrips], query[kStrips];  // of this lane's rows
-  float slope[kStrips];
+  float slope[kStrips], q_scale[kStrips];
   float scale;
   int end, first_visible;  // keys of the part; first key that any row sees
 
@@ -171,8 +182,7 @@ struct Wave {
                 args.k_place * kBytes};
     source.v = {reinterpret_cast<const char*>(args.v + rows.kv_head * args.v_head), args.v_page * kBytes,
                 args.v_place * kBytes};
-    source.k_pack = args.k_pack * kBytes;
-    source.v_column = args.v_column * kBytes;
+    source.packs = args.packs;
     scale = args.softmax_scale;
     if (!Shape::kHasTokenScales && args.k_scale.data != nullptr)
       scale *= args.k_scale.of(rows.sequence, rows.kv_head);
@@ -186,7 +196,10 @@ struct Wave {
       const int head = rows.head(args.group, row);
       if (Shape::kHasTerms && args.alibi_slopes != nullptr && row < rows.count)
         slope[s] = args.alibi_slopes[rows.sequence * args.alibi_batch + head] * kLog2E;
-      load_queries(s, row < rows.count, rows.lengths.first_row + query[s], head);
+      const int q_row = rows.lengths.first_row + query[s];
+      if (Shape::kHasQueryScale)
+        q_scale[s] = row < rows.count ? args.q_scale[q_row * args.q_scale_row + head * args.q_scale_head] : 1.f;
+      load_queries(s, row < rows.count, q_row, head);
 #pragma unroll
       for (int e = 0; e < kRun; ++e) out[s][e] = Accumulator{0.f, 0.f, 0.f, 0.f};
     }
@@ -199,10 +212,26 @@ struct Wave {
     for (int d = 0; d < Shape::kSlices; ++d) {
 #pragma unroll
       for (int r = 0; r < Shape::kKeyRun / 8; ++r) {
-        Chunk chunk = {0, 0, 0, 0};
-        if (is_row) __builtin_memcpy(&chunk, from + Shape::kDepth * d + Operand::first_depth() + 8 * r, sizeof(chunk));
-        queries[d].pieces[s][2 * r] = chunk.lo;
-        queries[d].pieces[s][2 * r + 1] = chunk.hi;
+        const int first = Shape::kDepth * d + Operand::first_depth() + 8 * r;
+        uint32_t words[2 * kQuerySize] = {};  // 8 elements
+        if (!Shape::kIsPadded && is_row) __builtin_memcpy(words, from + first, sizeof(words));
+        if (Shape::kIsPadded && is_row) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            if (first + i >= args.packs.head_dim) break;
+            words[i * kQuerySize / 4] |= uint32_t{reinterpret_cast<const QueryBits*>(from)[first + i]}
+                                         << (i * kQuerySize % 4 * 8);
+          }
+        }
+        auto* pieces = &queries[d].pieces[s][2 * r];
+        if constexpr (kQuerySize == 2) {
+          pieces[0] = Fragment{words[0], words[1]};
+          pieces[1] = Fragment{words[2], words[3]};
+        } else {
+          Fragment widened[2];
+          widen<typename Shape::QueryElement, typename Shape::Element, 8>(words, widened);
+          pieces[0] = widened[0], pieces[1] = widened[1];
+        }
       }
     }
   }
@@ -223,7 +252,14 @@ struct Wave {
   __device__ void products(Scores& scores, const Tiles& tiles, const Lds& lds) const {
     clear(scores);
 #pragma unroll
-    for (int d = 0; d < Shape::kSlices; ++d) mma<Form::ABt>(scores, tiles.slice(lds, d), queries[d]);
+    for (int d = 0; d < Shape::kSlices; ++d) mma<tile::Form::ABt>(scores, tiles.slice(lds, d), queries[d]);
+    if constexpr (Shape::kHasQueryScale) {
+#pragma unroll
+      for (int s = 0; s < kStrips; ++s) {
+#pragma unroll
+        for (int e = 0; e < Scores::kPerStrip; ++e) scores.set(s, e, scores.get(s, e) * q_scale[s]);
+      }
+    }
   }
 
   /// The terms of scores, in units of log 2, where there may be any.
@@ -444,7 +480,8 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
                               int64_t{head} * args.plan.lengths.max_seqlen_q + query;
 #pragma unroll
         for (int i = 0; i < count; ++i)
-          args.parts[place * Shape::kHeadDimV + column + i] = lds.value(state, index, lane * count + i);
+          if (column + i < Shape::width(args))
+            args.parts[place * Shape::width(args) + column + i] = lds.value(state, index, lane * count + i);
         if (is_first) {
           args.parts[args.sums + 2 * place] = state.sum;
           args.parts[args.sums + 2 * place + 1] = state.maximum;
@@ -457,7 +494,8 @@ __device__ void merge(Wave<Shape>& wave, typename Shape::Merge& lds, int slot) {
       auto* to = args.out + out_row * args.out_row + head * args.out_head + column;
 #pragma unroll
       for (int i = 0; i < count; ++i)
-        to[i] = from_float<typename Shape::OutElement>(lds.value(state, index, lane * count + i) * factor);
+        if (column + i < Shape::width(args))
+          to[i] = from_float<typename Shape::OutElement>(lds.value(state, index, lane * count + i) * factor);
     }
   }
 }

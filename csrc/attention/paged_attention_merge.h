@@ -54,11 +54,11 @@ __device__ __attribute__((always_inline)) void merge_body(const typename Shape<C
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const int at = part + j * waves < found.parts ? part + j * waves : found.parts - 1;
-      const float* from = args.parts + (first + at * int64_t{rows}) * S::kHeadDimV;
+      const float* from = args.parts + (first + at * int64_t{rows}) * S::width(args);
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) {
         const int column = lane + i * kWaveSize;
-        loaded[j][i] = from[column < S::kHeadDimV ? column : 0];
+        loaded[j][i] = from[column < S::width(args) ? column : 0];
       }
     }
     keep_order();
@@ -121,7 +121,7 @@ __device__ __attribute__((always_inline)) void merge_body(const typename Shape<C
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int column = lane + i * kWaveSize;
-    if (column < S::kHeadDimV)
+    if (column < S::width(args))
       args.out[row * args.out_row + head * args.out_head + column] =
           from_float<typename S::OutElement>(values[i] * factor);
   }

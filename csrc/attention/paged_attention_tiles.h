@@ -12,11 +12,22 @@ namespace aiter_like::paged {
 
 using namespace tile;
 
+/// The layouts of pages, and what has whatever strides.
+enum class Form { kRows, kPacked, kElements };
+
+/// Strides of pages beside those of rows: bytes from pack to pack of a key, from column to column of V, from key to key
+/// within a pack of V; the log2 of elements of a pack, of K and of keys of V; and head dimensions. FORM kPacked uses
+/// the first two, kElements all.
+struct Packs {
+  int64_t k_pack, v_column, v_key;
+  int k_shift, v_shift, head_dim, head_dim_v;
+};
+
 /// What a wave reads: pages of a sequence, and K and V of one head in them.
 struct Source {
   PageTable table;
   PagedHead k, v;
-  int64_t k_pack, v_column;  // of packed pages: bytes from pack to pack of a key, from column to column of V
+  Packs packs;
 };
 
 /// Pages of rows. Both K and V are loaded by whole rows. V stays in registers, since its rows are what a matrix
@@ -114,27 +125,28 @@ struct PackedTiles {
 
   __device__ void load_keys(const Source& from, const Places& places) {
     const int first = kRun * (lane_index() / 16);  // element of the key's
-    const char* data = from.k.data + first / kPack * from.k_pack + first % kPack * kSize;
+    const char* data = from.k.data + first / kPack * from.packs.k_pack + first % kPack * kSize;
 #pragma unroll
     for (int s = 0; s < kKeyStrips; ++s) {
       const uint32_t page = from.table.page_of(places.k_entries[s]);
       const char* key = data + page * from.k.page_bytes + places.k_places[s] * from.k.place_bytes;
 #pragma unroll
       for (int d = 0; d < Shape::kSlices; ++d)
-        keys[s][d] = *reinterpret_cast<const Run*>(key + Shape::kDepth / kPack * d * from.k_pack);
+        keys[s][d] = *reinterpret_cast<const Run*>(key + Shape::kDepth / kPack * d * from.packs.k_pack);
     }
   }
 
   /// Places of V are blocks of a pack of keys.
   __device__ void load_values(const Source& from, const Places& places) {
-    const char* data = from.v.data + own_column() * from.v_column;
+    const char* data = from.v.data + own_column() * from.packs.v_column;
 #pragma unroll
     for (int b = 0; b < kBlocksOfLane; ++b) {
       const uint32_t page = from.table.page_of(places.v_entries[b]);
       const char* block = data + page * from.v.page_bytes + places.v_places[b] / kPack * from.v.place_bytes;
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        if (is_inside(i)) values[b][i] = *reinterpret_cast<const Chunk*>(block + kColumnsAtOnce * i * from.v_column);
+        if (is_inside(i))
+          values[b][i] = *reinterpret_cast<const Chunk*>(block + kColumnsAtOnce * i * from.packs.v_column);
       }
     }
   }
@@ -204,5 +216,53 @@ struct PackedTiles {
     return 16 * (P::first(p) + index / 8) + 8 * half + index % 8;
   }
 };
+
+/// As RowTiles, of pages of whatever strides and head dimensions: element by element, zeros behind the last.
+template <class Shape>
+struct ElementTiles : RowTiles<Shape> {
+  using Base = RowTiles<Shape>;
+  using T = typename Base::T;
+  using Places = typename Base::Places;
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t, uint8_t>;
+
+  /// OFFSET: from an element's number to its bytes from the row's first one.
+  template <int E, class OFFSET>
+  __device__ static void gather(GatheredRows<T, E, Shape::kKeyStrips>& rows, const char* data, int64_t own_offset,
+                                int dim, OFFSET offset_of) {
+    using P = Pieces<E>;
+    constexpr int kPerWord = 4 / sizeof(T);
+    for_constants<4 * Shape::kKeyStrips>([&]<int ROW>() {
+      const uint64_t row = reinterpret_cast<uint64_t>(data) + lane_of_16<ROW>(own_offset);
+      auto& words = rows.words[ROW / 4][ROW % 4];
+#pragma unroll
+      for (int p = 0; p < P::kCount; ++p) {
+#pragma unroll
+        for (int e = 0; e < P::len(p); ++e) {
+          const int element = 16 * P::first(p) + lane_index() % 16 * P::len(p) + e;
+          const uint32_t bits = element < dim ? load_global<Bits>(row + offset_of(element)) : 0;
+          uint32_t& word = words[(P::first(p) + e) / kPerWord];
+          word = e % kPerWord == 0 ? bits : word | bits << (8 * sizeof(T) * (e % kPerWord));
+        }
+      }
+    });
+  }
+  __device__ void load_keys(const Source& from, const Places& places) {
+    const int shift = from.packs.k_shift;
+    gather(this->keys, from.k.data, places.offset(from.table, from.k), from.packs.head_dim, [&](int element) {
+      return (element >> shift) * from.packs.k_pack + (element & ((1 << shift) - 1)) * static_cast<int>(sizeof(T));
+    });
+  }
+  __device__ void load_values(const Source& from, const Places& places) {
+    Places blocks = places;
+    blocks.place = places.place >> from.packs.v_shift;
+    const int64_t in_block = (places.place - (blocks.place << from.packs.v_shift)) * from.packs.v_key;
+    gather(this->values, from.v.data, blocks.offset(from.table, from.v) + in_block, from.packs.head_dim_v,
+           [&](int element) { return element * from.packs.v_column; });
+  }
+};
+
+template <class Shape, Form FORM>
+using TilesOf = std::conditional_t<FORM == Form::kRows, RowTiles<Shape>,
+                                   std::conditional_t<FORM == Form::kPacked, PackedTiles<Shape>, ElementTiles<Shape>>>;
 
 }  // namespace aiter_like::paged

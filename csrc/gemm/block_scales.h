@@ -14,16 +14,16 @@ struct ScaleMatrix {
   int64_t strides[2];  // elements
 };
 
-/// In which block of b's rows the columns(i) are that a wave has, or one half of them: of gates and what they let through
-/// in bands of 16 by turns.
+/// In which block of b's rows the columns(i) are that a wave has, or one half of them: of gates and what they let
+/// through in bands of 16 by turns.
 template <class Shape, class Columns>
 __device__ int64_t block_of(const Columns& columns, const WavePlace<Shape>& wave, int half) {
   return columns(wave.tile_column + 16 * half) / kScaleBlock;
 }
 
 /// Scales the products of a block of the depth, for each row of a and each block of b's rows, and adds them. A wave's
-/// share of a step is one block, and its columns of out lie within one, or with HALVES 2, gates and what they let through
-/// by turns, in one for each half.
+/// share of a step is one block, and its columns of out lie within one, or with HALVES 2, gates and what they let
+/// through by turns, in one for each half.
 template <class Shape, int HALVES = 1>
 class AddScaledBlocks {
  public:
@@ -45,8 +45,8 @@ class AddScaledBlocks {
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) offsets_[s] = Layout::owned(s) * row_bytes;
   }
-  /// Of rows(i) of a's scales, which has a_rows and lies within 2^31 bytes, for rows i of the tile, and of columns(i) of
-  /// b's rows.
+  /// Of rows(i) of a's scales, which have a_rows and lie within 2^31 bytes, for rows i of the tile, and of columns(i)
+  /// of b's rows.
   template <class Rows, class Columns>
   __device__ AddScaledBlocks(const ScaleMatrix& a_scale, int64_t a_rows, const Rows& rows, const ScaleMatrix& b_scale,
                              const Columns& columns, const WavePlace<Shape>& wave, int64_t depth)

@@ -22,9 +22,9 @@ struct GateRows {
   }
 };
 
-/// Where a lane's gates are in a strip of sums with COLUMNS rows of b, kSumColumns neighbours of a row of out: what they
-/// let through is kGateBand further. Lanes that LDS serves at once have two rows, 4 apart, which SwizzledByRow puts into
-/// different banks.
+/// Where a lane's gates are in a strip of sums with COLUMNS rows of b, kSumColumns neighbours of a row of out: what
+/// they let through is kGateBand further. Lanes that LDS serves at once have two rows, 4 apart, which SwizzledByRow puts
+/// into different banks.
 template <int COLUMNS>
 struct GatePlace {
   static constexpr int kBandRuns = kGateBand / kSumColumns, kBands = COLUMNS / (2 * kGateBand);

@@ -341,7 +341,8 @@ __device__ void write_strip(const Sums& sums, int s, Strip& strip) {
   for (int e = 0; e < Sums::kPerStrip; e += kSumColumns) {
     Run run;
 #pragma unroll
-    for (int i = 0; i < kSumColumns; ++i) run[i] = sums.pieces[s][e / Sums::kPieceElements][e % Sums::kPieceElements + i];
+    for (int i = 0; i < kSumColumns; ++i)
+      run[i] = sums.pieces[s][e / Sums::kPieceElements][e % Sums::kPieceElements + i];
     strip.template at<Run>(Layout::owner(), Layout::depth(e) * static_cast<int>(sizeof(run[0]))) = run;
   }
   __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");  // A wave's accesses to LDS stay in order.

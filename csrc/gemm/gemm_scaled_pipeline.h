@@ -129,8 +129,8 @@ class ScalesAhead {
 #pragma unroll
     for (int s = 0; s < kStrips; ++s) offsets_[s] = Layout::owned(s) * row_bytes;
   }
-  /// Of rows(i) of a's scales, which has a_rows and lies within 2^31 bytes, for rows i of the tile, and of columns(i) of
-  /// b's rows.
+  /// Of rows(i) of a's scales, which have a_rows and lie within 2^31 bytes, for rows i of the tile, and of columns(i)
+  /// of b's rows.
   template <class Rows, class Columns>
   __device__ ScalesAhead(const ScaleMatrix& a_scale, int64_t a_rows, const Rows& rows, const ScaleMatrix& b_scale,
                          const Columns& columns, const WavePlace<Shape>& wave, Span span)

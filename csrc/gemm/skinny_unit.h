@@ -137,9 +137,9 @@ __device__ inline void settle_before_branch() {
 
 #if defined(__HIP__)
 
-/// v_mfma_f32_16x16x16, or 16x16x32 of 8 bits. A compute unit takes 64 bytes of neighbouring lanes a cycle only if they lie in one line, and
-/// the instruction wants neighbouring lanes in different rows: 16 lanes read 256 bytes in a row, and the runs change
-/// lanes.
+/// v_mfma_f32_16x16x16, or 16x16x32 of 8 bits. A compute unit takes 64 bytes of neighbouring lanes a cycle only if they
+/// lie in one line, and the instruction wants neighbouring lanes in different rows: 16 lanes read 256 bytes in a row,
+/// and the runs change lanes.
 template <class Element>
 struct Unit {
   static constexpr int kRun = kRunBytes / sizeof(Element);  // elements

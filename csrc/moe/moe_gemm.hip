@@ -135,7 +135,8 @@ void moe_gemm_ck(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor expe
   if (bias.has_value())
     args.bias = gemm::vectors_of<Config::BiasElement>(bias.value(), args.b.sizes[0], n, kOp, "bias");
   if constexpr (Config::kHasBlockScales && Config::kIsGated && !Config::kIsInterleaved)
-    check_value(columns % (Shape::kWaveN / 2) == 0, "moe_gemm: half of a wave's rows of b must lie in one block of scales");
+    check_value(columns % (Shape::kWaveN / 2) == 0,
+                "moe_gemm: half of a wave's rows of b must lie in one block of scales");
   if (kHasAnyScales) take_scales(args, a_scale.value(), b_scale.value());
   args.places = sorted_ids.value().size(0);  // the last block may have fewer
   if (const int64_t of_blocks = experts.size(0) * block; of_blocks < args.places) args.places = of_blocks;

@@ -11,20 +11,20 @@ namespace aiter_like {
 
 template <class Config>
 struct MoeGemmArgs {
-  tile::MatrixView<const typename Config::Element> a;      // [tokens or pairs, k]
-  tile::GlobalView<const typename Config::Element, 3> b;   // [experts, n, k]
-  tile::MatrixView<typename Config::OutElement> out;       // [pairs, columns]
-  const int32_t *experts, *sorted_ids, *valid;             // [blocks], [places], [1]
-  const float* weights;                                    // [places], or null
+  tile::MatrixView<const typename Config::Element> a;        // [tokens or pairs, k]
+  tile::GlobalView<const typename Config::Element, 3> b;     // [experts, n, k]
+  tile::MatrixView<typename Config::OutElement> out;         // [pairs, columns]
+  const int32_t *experts, *sorted_ids, *valid;               // [blocks], [places], [1]
+  const float* weights;                                      // [places], or null
   gemm::VectorPerMatrix<typename Config::BiasElement> bias;  // n each; read where the build has one
-  gemm::ScaleMatrix a_scale;                               // [rows of a, 1 or ceil(k / 128)]; where it has scales
-  const float* b_scale;                                    // [experts, n or ceil(n / 128), 1 or ceil(k / 128)]
+  gemm::ScaleMatrix a_scale;                                 // [rows of a, 1 or ceil(k / 128)]; where there are scales
+  const float* b_scale;                                      // [experts, n or ceil(n / 128), 1 or ceil(k / 128)]
   int64_t b_scale_strides[3];
-  int64_t places;                                          // of which valid count, and all have an expert
+  int64_t places;                                            // each has an expert; valid says how many count
   int32_t slots, block;
-  bool is_of_pairs;                                        // a has a row for each pair
+  bool is_of_pairs;                                          // a has a row for each pair
   float limit;
-  tile::TileOrder order;                                   // of all places
+  tile::TileOrder order;                                     // of all places
 };
 
 namespace moe_gemm {
@@ -66,10 +66,9 @@ struct Body {
   static constexpr int kBand = Config::kIsShuffled ? 16 : 0, kHalves = Config::kIsGated ? 2 : 1;
   using Loop = std::conditional_t<Config::kHasBlockScales, ChosenScaledLoop<Shape, kBand, kHalves>,
                                   ChosenLoop<Shape, kBand>>;
+  using Memory = typename Loop::Memory;
   using Columns = std::conditional_t<Config::kIsGated, GateRows<Config::kIsInterleaved>, RowsInOrder>;
   static_assert(Config::kSplits == 1, "blocks of many experts share the depth with nobody");
-
-  using Memory = typename Loop::Memory;
 
   /// What a row of the tile becomes: facts that do not depend on the column.
   struct Row {
@@ -115,8 +114,7 @@ struct Body {
         for (int i = 0; i < kSumColumns; ++i) {
           const int64_t row = columns(tile_column + half * kGateBand + i);
           if constexpr (Config::kHasScales)
-            scales[half][i] =
-                args.b_scale[expert * args.b_scale_strides[0] + row * args.b_scale_strides[1]];
+            scales[half][i] = args.b_scale[expert * args.b_scale_strides[0] + row * args.b_scale_strides[1]];
           if constexpr (Config::kHasBias) biases[half][i] = element_of(args.bias.at(expert) + row);
         }
       }

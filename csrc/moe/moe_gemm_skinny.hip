@@ -8,7 +8,7 @@
 #include "moe_gemm_skinny_body.h"
 
 #if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(ROWS) || !defined(SCALES) ||      \
-    !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(PARTS) || !defined(TEAMS) || !defined(WAVES) || !defined(STAGES) || \
+    !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(TEAMS) || !defined(WAVES) || !defined(STAGES) ||                \
     !defined(HAS_BIAS) || !defined(HAS_WEIGHTS) || !defined(IS_SHUFFLED) || !defined(HAS_ACTIVATION) ||                \
     !defined(ACTIVATION) || !defined(IS_GATED) || !defined(IS_INTERLEAVED)
 #error "moe_gemm_skinny.hip: the macros that ops/moe/moe_gemm_hip.py gives are missing"
@@ -23,7 +23,7 @@ struct Config {
   using BiasElement = BIAS_ELEMENT;
   static constexpr moe_skinny::Rows kRows = moe_skinny::Rows::ROWS;
   static constexpr moe_skinny::Scales kScales = moe_skinny::Scales::SCALES;
-  static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N, kParts = PARTS;
+  static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
   static constexpr int kTeams = TEAMS, kWaves = WAVES, kStages = STAGES;
   static constexpr bool kHasBias = HAS_BIAS, kHasWeights = HAS_WEIGHTS, kIsShuffled = IS_SHUFFLED;
   static constexpr bool kHasActivation = HAS_ACTIVATION, kIsGated = IS_GATED, kIsInterleaved = IS_INTERLEAVED;
@@ -170,7 +170,7 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
   args.slots = static_cast<uint32_t>(slots), args.columns = static_cast<uint32_t>(out.size(1));
   args.n = static_cast<uint32_t>(n), args.depth = static_cast<uint32_t>(k);
   args.row_division = static_cast<uint32_t>(rows == pairs ? 1 : slots);
-  args.steps = (args.depth + Shape::kStepDepth - 1) / Shape::kStepDepth;
+  args.steps = (args.depth + Shape::Unit::kDepth - 1) / Shape::Unit::kDepth;
   args.of_steps = ((uint32_t{1} << 31) + args.steps - 1) / args.steps;
   args.limit = static_cast<float>(limit);
   check_value((rows * args.a_row + k) * int64_t{sizeof(Config::Element)} < int64_t{1} << 32 &&

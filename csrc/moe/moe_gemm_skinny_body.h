@@ -1,230 +1,22 @@
 // SPDX-License-Identifier: MIT
-// Products of few rows with the matrices of their experts. A team of waves has kBlockN columns of out for a pair, a token
-// or a block of sorted pairs; its waves share the depth, step by step, and add their sums up in LDS, in their order.
-// Teams share a workgroup where a depth is too short for four waves, which a compute unit has four SIMDs for.
+// Products of few rows with the matrices of their experts. A team of waves has kBlockN columns of out for a pair, a
+// token or a block of sorted pairs; its waves share the depth, step by step, and add their sums up in LDS, in their
+// order. Teams share a workgroup where a depth is too short for four waves, for which a compute unit has four SIMDs.
 //
 // Each wave streams its steps of the weights through registers, kStages of them ahead, as gemm_a16w16_skinny_body.h
-// does. Where few workgroups would leave compute units idle, the rows that a matrix instruction has besides those of a
-// hold further parts of the depth (kParts): virtual row r of a is part r % kParts of row r / kParts, and so with rows
-// of the weights. Of the products those of equal parts count. A workgroup has fewer columns and deeper steps then.
+// does. A single row of a has a unit of 16 for itself: the matrix units have the time, as memory is what is waited for.
 #pragma once
 
-#include <type_traits>
-
 #include "../activation/activation.h"
-#include "../gemm/skinny_unit.h"
-#include "aiter_like/dtype.h"
-#include "aiter_like/gpu.h"
+#include "moe_gemm_skinny_pairs.h"
 
-namespace aiter_like {
-
-template <class Config>
-struct MoeGemmSkinnyArgs {
-  const typename Config::Element *a, *b;     // [a_rows, depth]; [num_experts, n, depth]
-  typename Config::OutElement* out;          // [pairs, columns], or [tokens, columns]
-  const typename Config::BiasElement* bias;  // [num_experts, n]
-  const float *a_scale, *b_scale, *weights;  // as a MoeGemmCall has them
-  const int32_t *experts, *sorted_ids, *valid;
-  int64_t b_expert, bias_expert, b_scale_expert;  // strides in elements
-  uint32_t a_row, b_row, out_row, a_scale_row, a_scale_group, b_scale_row, b_scale_group;
-  uint32_t num_experts, pairs, slots, block, places, columns, n, depth;
-  uint32_t steps;         // of the depth of a pair
-  uint32_t of_steps;      // ceil(2^31 / steps), by which steps are divided
-  uint32_t row_division;  // a pair's row of a is pair / row_division
-  float limit;
-};
-
-namespace moe_skinny {
-
-using skinny::of_lane, skinny::Run, skinny::uniform, skinny::unit_begin, skinny::within;
-
-enum class Rows { pair, token, sorted };  // a workgroup has: one pair, the sum of a token's pairs, a block of pairs
-enum class Scales { none, rows, blocks };
-constexpr int kMostSlots = 32;  // of a token whose pairs are added up: a lane each
-constexpr uint32_t kScaleBlock = 128;
-
-/// A configuration, and what follows from it. A Config has
-///   Element, OutElement, BiasElement        of a and b; of out; of bias
-///   kRows, kScales                          what the rows of a workgroup are; what scales there are
-///   kBlockM, kBlockN, kParts                rows; columns of out of a team; parts of the depth beside each other
-///   kTeams, kWaves, kStages                 teams; a team's waves along the depth; steps that a wave has under way
-///   kHasBias, kHasWeights, kIsShuffled
-///   kHasActivation, kActivation, kIsGated, kIsInterleaved
-template <class Config>
-struct Shape : Config {
-  using Unit = skinny::Unit<typename Config::Element>;
-  static constexpr int kThreads = Config::kTeams * Config::kWaves * kWaveSize, kParts = Config::kParts;
-  static constexpr int kColumns = Config::kTeams * Config::kBlockN;  // of a workgroup
-  static constexpr int kHalves = Config::kIsGated ? 2 : 1;
-
-  // The rows of the weights of a team lie in kStrips places, kStripRows in each.
-  static constexpr int kStrips = Config::kIsInterleaved ? 1 : kHalves;
-  static constexpr int kStripRows = Config::kBlockN * kHalves / kStrips;
-  static constexpr int kUnitRows = Unit::kColumns / kParts;  // of the weights
-  static constexpr int kUnitsN = kStripRows * kStrips / kUnitRows;
-  static constexpr int kSpan = kUnitRows < kStripRows ? kUnitRows : kStripRows;  // of a unit that lie together
-  static constexpr int kSpans = kUnitRows / kSpan, kStripSpans = kStripRows / kSpan;
-  static_assert(kUnitsN * kUnitRows == kStripRows * kStrips && kSpan * kSpans == kUnitRows, "whole units");
-
-  static constexpr int kVirtualRows = Config::kBlockM * kParts;
-  static constexpr int kUnitsM = (kVirtualRows + Unit::kRows - 1) / Unit::kRows;
-  static constexpr int kRowRuns = (kVirtualRows + Unit::kRunRows - 1) / Unit::kRunRows / kUnitsM;  // of a unit
-  static constexpr int kTiles = kUnitsN * kUnitsM;
-  static constexpr uint32_t kStepDepth = Unit::kDepth * kParts;
-
-  // The products of a step are scaled before they are added up: where blocks of the depth have a scale each, or pairs
-  // a weight. Of a sum for each pair the scales of rows come at the end.
-  static constexpr bool kIsSum = Config::kRows == Rows::token, kHasBlocks = Config::kScales == Scales::blocks;
-  static constexpr bool kHasRowScales = Config::kScales == Scales::rows;
-  static constexpr bool kScalesProducts = kIsSum || kHasBlocks;
-  static constexpr int kGroups = kHasBlocks ? Unit::kDepth / kScaleBlock : 1;
-  using Sums = std::conditional_t<kScalesProducts, skinny::FloatSums, typename Unit::Sums>;
-  static_assert(!kHasBlocks || kGroups * kScaleBlock == Unit::kDepth, "a step has whole blocks");
-
-  static constexpr int kRowCount = kIsSum ? kMostSlots : Config::kBlockM;
-  /// Of each row, or of each pair that is added up.
-  struct Row {
-    int32_t pair;  // negative: none
-    int32_t expert;
-    float weight, scale;
-  };
-  /// In LDS: of each wave what it exchanges between its lanes, and at the end its sums.
-  union WaveMemory {
-    typename Unit::Exchange exchange;
-    float sums[kTiles][kWaveSize * 4];
-    Row rows[kMostSlots];
-  };
-  struct Memory {
-    WaveMemory waves[Config::kTeams * Config::kWaves];
-    Row rows[kRowCount];
-  };
-};
-
-/// The pairs of a workgroup: each wave has all of them, a lane one of them, or two where it has few lanes.
-template <class Shape>
-class Work {
-  using Args = MoeGemmSkinnyArgs<Shape>;
-  using Row = typename Shape::Row;
-
- public:
-  /// `index` of the pair, token or block. False: nothing is to be written.
-  __device__ bool start(const Args& args, uint32_t index, typename Shape::Memory& lds) {
-    if constexpr (Shape::kRows == Rows::pair) {
-      expert_ = static_cast<int32_t>(uniform(static_cast<uint32_t>(args.experts[index])));
-      rows_[0] = row(args, index, index, expert_);
-      return is_here(args, expert_);
-    } else if constexpr (Shape::kRows == Rows::sorted) {
-      return start_block(args, index);
-    } else {
-      start_sum(args, index * args.slots, lds.waves[wave_index()].rows);
-      return true;
-    }
-  }
-  /// For all waves, what the end asks for. A barrier follows.
-  __device__ void publish(typename Shape::Memory& lds) const {
-    if (wave_index() != 0) return;
-#pragma unroll
-    for (int own = 0; own < kOwn; ++own) {
-      const int m = own * kWaveSize + lane_index();
-      if (m < Shape::kRowCount) lds.rows[m] = rows_[own];
-    }
-  }
-
-  /// Pairs that are multiplied one after the other.
-  __device__ uint32_t count() const { return Shape::kIsSum ? count_ : 1; }
-  __device__ int32_t expert(uint32_t segment) const {
-    return Shape::kIsSum ? static_cast<int32_t>(of_segment(static_cast<uint32_t>(rows_[0].expert), segment)) : expert_;
-  }
-  /// By what the products of pair `segment` are multiplied.
-  __device__ float factor(uint32_t segment) const {
-    return bits_float(of_segment(float_bits(rows_[0].weight * rows_[0].scale), segment));
-  }
-  /// The row of a of pair `segment`.
-  __device__ uint32_t pair_row(const Args& args, uint32_t segment) const {
-    return of_segment(static_cast<uint32_t>(rows_[0].pair), segment) / args.row_division;
-  }
-  /// The row of a that row `m` is; another one that is read anyway in place of none.
-  __device__ uint32_t row_of(const Args& args, uint32_t m) const {
-    if constexpr (Shape::kRows == Rows::pair) return static_cast<uint32_t>(rows_[0].pair) / args.row_division;
-    uint32_t pair = 0;
-#pragma unroll
-    for (int own = 0; own < kOwn; ++own) {
-      const uint32_t found = skinny::from_lane(static_cast<uint32_t>(rows_[own].pair), m % kWaveSize);
-      if (m / kWaveSize == own) pair = found;
-    }
-    const uint32_t first = of_lane(static_cast<uint32_t>(rows_[0].pair), 0);
-    pair = pair < args.pairs ? pair : first < args.pairs ? first : 0;
-    return pair / args.row_division;
-  }
-
- private:
-  static constexpr int kOwn = (Shape::kRowCount + kWaveSize - 1) / kWaveSize;
-
-  __device__ static uint32_t of_segment(uint32_t x, uint32_t segment) {
-    return of_lane(x, static_cast<int>(segment));
-  }
-  __device__ static bool is_here(const Args& args, int32_t expert) {
-    return static_cast<uint32_t>(expert) < args.num_experts;
-  }
-  __device__ static Row row(const Args& args, uint32_t pair, uint32_t place, int32_t expert) {
-    Row result{static_cast<int32_t>(pair), expert, 1.f, 1.f};
-    if constexpr (Shape::kHasWeights) result.weight = args.weights[place];
-    if constexpr (Shape::kHasRowScales)
-      result.scale = args.a_scale[uint64_t{pair / args.row_division} * args.a_scale_row];
-    return result;
-  }
-
-  /// Asks for all that tells of the block at once, though it may lie beyond what is valid.
-  __device__ bool start_block(const Args& args, uint32_t index) {
-    const uint32_t begin = index * args.block;
-    uint32_t ids[kOwn];
-#pragma unroll
-    for (int own = 0; own < kOwn; ++own) {
-      const uint32_t place = within(begin + own * kWaveSize + lane_index(), args.places);
-      ids[own] = static_cast<uint32_t>(args.sorted_ids[place]);
-      if constexpr (Shape::kHasWeights) rows_[own].weight = args.weights[place];
-    }
-    const int32_t expert = args.experts[index], valid = args.valid[0];
-    expert_ = static_cast<int32_t>(uniform(static_cast<uint32_t>(expert)));
-    const uint32_t end = uniform(valid > 0 ? within(static_cast<uint32_t>(valid), args.places + 1) : 0);
-    if (begin >= end || !is_here(args, expert_)) return false;
-#pragma unroll
-    for (int own = 0; own < kOwn; ++own) {
-      const uint32_t m = own * kWaveSize + lane_index(), slot = ids[own] >> 24;
-      const uint64_t pair = uint64_t{ids[own] & 0xFFFFFFu} * args.slots + slot;
-      const bool is_one = m < args.block && begin + m < end && slot < args.slots && pair < args.pairs;
-      rows_[own].pair = is_one ? static_cast<int32_t>(pair) : -1;
-      rows_[own].expert = expert_;
-      if constexpr (Shape::kHasRowScales)
-        rows_[own].scale = args.a_scale[is_one ? pair / args.row_division * args.a_scale_row : 0];
-    }
-    return true;
-  }
-
-  /// Leaves those of a token's pairs whose experts are here, by way of a wave's own memory.
-  __device__ void start_sum(const Args& args, uint32_t first, Row (&list)[kMostSlots]) {
-    const auto lane = static_cast<uint32_t>(lane_index());
-    const uint32_t own = first + within(lane, args.slots);
-    const Row found = row(args, own, own, args.experts[own]);
-    const uint64_t here = skinny::lanes_where(lane < args.slots && is_here(args, found.expert));
-    count_ = skinny::bits_below(here, kWaveSize);
-    if (here >> lane & 1) list[skinny::bits_below(here, lane)] = found;
-    skinny::keep_wave_order();
-    if (count_ == 0) rows_[0] = {static_cast<int32_t>(first), 0, 0.f, 0.f};  // nothing is read of them
-    else rows_[0] = list[within(lane, count_)];
-    skinny::keep_wave_order();
-  }
-
-  int32_t expert_ = 0;
-  uint32_t count_ = 0;
-  Row rows_[kOwn];
-};
+namespace aiter_like::moe_skinny {
 
 /// What a lane has of the operands for a step, and the scales of its products.
 template <class Shape>
 struct Step {
   static constexpr int kScaleRows = Shape::kHasRowScales ? 4 : 1;  // of the weights, in a lane's sums of a unit
-  static constexpr int kScaleUnits = Shape::kHasBlocks ? Shape::kUnitsN / Shape::kStripSpans : Shape::kUnitsN;
+  static constexpr int kScaleUnits = Shape::kHasBlocks ? Shape::kStrips : Shape::kUnitsN;
   static_assert(!Shape::kHasBlocks || kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
   Run weights[Shape::kUnitsN][Shape::Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kRowRuns];
   float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[kScaleUnits][Shape::kGroups][kScaleRows];
@@ -257,7 +49,8 @@ struct Step {
                              int m) const {
     typename Shape::Unit::Sums product = {};
     Shape::Unit::template multiply<kGroup, Shape::kGroups>(product, columns, rows);
-    const float scale = Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n / Shape::kStripSpans][kGroup][0] : factor;
+    const float scale =
+        Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n / Shape::kStripUnits][kGroup][0] : factor;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float of_row = Shape::kHasRowScales ? scale * b_scale[n][kGroup][i % kScaleRows] : scale;
@@ -281,23 +74,17 @@ class Reader {
     const uint32_t first_row = first_column * (Shape::kIsInterleaved ? 2 : 1);
 #pragma unroll
     for (int u = 0; u < Shape::kUnitsN; ++u) {
-      const uint32_t own = first_row + u % Shape::kStripSpans * Shape::kSpan;
-      const uint32_t row = u / Shape::kStripSpans * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows);
+      const uint32_t row = unit_row(u, first_row, strip_rows);
       unit_[u] = Shape::kIsShuffled ? uint64_t{row / kBand * kBand} * row_bytes + row % kBand * skinny::kRunBytes
                                     : uint64_t{row} * row_bytes;
     }
     if constexpr (Shape::kScalesProducts) start_scales(first_row, strip_rows);
 #pragma unroll
     for (int run = 0; run < Unit::kColumnRuns; ++run) {
-      const uint32_t of_virtual = (Shape::kIsShuffled ? Unit::direct_column(run) : Unit::column(run)) / Shape::kParts;
-      const uint32_t row = within(of_virtual % Shape::kSpan, strip_rows);
-      of_column_[run] = of_virtual / Shape::kSpan * strip_rows * row_bytes +
-                        row * (Shape::kIsShuffled ? skinny::kRunBytes : row_bytes);
+      const uint32_t row = within(Shape::kIsShuffled ? Unit::direct_column(run) : Unit::column(run), strip_rows);
+      of_column_[run] = row * (Shape::kIsShuffled ? skinny::kRunBytes : row_bytes);
     }
-    column_depth_ = (Shape::kIsShuffled ? Unit::direct_column(0) : Unit::column(0)) % Shape::kParts * Unit::kDepth;
-    row_depth_ = Unit::row(0) % Shape::kParts * Unit::kDepth + Unit::depth();
-    const auto row_of = [&](int virtual_row) {
-      const int m = virtual_row / Shape::kParts;
+    const auto row_of = [&](int m) {
       return Shape::kIsSum ? 0 : work.row_of(args, m < Shape::kBlockM ? m : 0);
     };
 #pragma unroll
@@ -305,8 +92,10 @@ class Reader {
 #pragma unroll
       for (int run = 0; run < Shape::kRowRuns; ++run)
         of_row_[u][run] = row_of(u * Unit::kRows + Unit::row(run)) * args.a_row * kBytes;
-      if constexpr (Shape::kHasBlocks)
-        a_scale_[u] = args.a_scale + uint64_t{row_of(u * Unit::kRows + Unit::sum_row(lane_index(), 0))} * args.a_scale_row;
+      if constexpr (Shape::kHasBlocks) {
+        const uint64_t row = row_of(u * Unit::kRows + Unit::sum_row(lane_index(), 0));
+        a_scale_[u] = args.a_scale + row * args.a_scale_row;
+      }
     }
     select(0);
   }
@@ -346,8 +135,8 @@ class Reader {
   }
   /// How many steps, from the first on, lie within the depth.
   __device__ uint32_t whole_steps() const {
-    if (args_.depth % Shape::kStepDepth == 0) return steps();
-    return Shape::kIsSum ? 0 : args_.depth / Shape::kStepDepth;
+    if (args_.depth % Shape::Unit::kDepth == 0) return steps();
+    return Shape::kIsSum ? 0 : args_.depth / Shape::Unit::kDepth;
   }
   __device__ uint32_t steps() const { return args_.steps * work_.count(); }
 
@@ -360,7 +149,7 @@ class Reader {
   const char* b_;                                                            // of the pair's expert
   uint64_t unit_[Shape::kUnitsN];                                            // bytes to a unit's rows of the weights
   uint32_t of_column_[Unit::kColumnRuns], of_row_[Shape::kUnitsM][Shape::kRowRuns];  // from there to the lane's
-  uint32_t column_depth_, row_depth_, of_pair_ = 0;
+  uint32_t of_pair_ = 0;
   int64_t expert_scales_ = 0;
   uint32_t scale_row_[Step<Shape>::kScaleUnits][Step<Shape>::kScaleRows];
   const float* a_scale_[Shape::kUnitsM];
@@ -371,6 +160,11 @@ class Reader {
     return x.bits;
   }
 
+  /// The row of the weights that unit `u` begins with, of a team whose strips begin with `first_row`.
+  __device__ static uint32_t unit_row(int u, uint32_t first_row, uint32_t strip_rows) {
+    return u / Shape::kStripUnits * strip_rows +
+           unit_begin<Unit::kColumns>(first_row + u % Shape::kStripUnits * Unit::kColumns, strip_rows);
+  }
   __device__ uint32_t segment_of(uint32_t number) const {
     return static_cast<uint32_t>((uint64_t{number} * args_.of_steps) >> 31);
   }
@@ -383,11 +177,11 @@ class Reader {
   }
   /// Where step `number` begins in the depth of its pair; beyond the depth for none.
   __device__ uint32_t begin(uint32_t number) {
-    if constexpr (!Shape::kIsSum) return number * Shape::kStepDepth;
+    if constexpr (!Shape::kIsSum) return number * Shape::Unit::kDepth;
     const uint32_t segment = segment_of(number);
     const bool is_one = segment < work_.count();
     select(is_one ? segment : 0);
-    return is_one ? (number - segment * args_.steps) * Shape::kStepDepth : args_.depth;
+    return is_one ? (number - segment * args_.steps) * Shape::Unit::kDepth : args_.depth;
   }
 
   /// f(run, base, offset, at) for each run of a step that begins at `k`: elements from `at` on of a row that is at
@@ -399,7 +193,7 @@ class Reader {
 #pragma unroll
       for (int run = 0; run < Unit::kColumnRuns; ++run) {
         const uint32_t depth = Shape::kIsShuffled ? Unit::direct_depth(run) : Unit::depth();
-        f(step.weights[u][run], b_ + unit_[u], of_column_[run], k + column_depth_ + depth);
+        f(step.weights[u][run], b_ + unit_[u], of_column_[run], k + depth);
       }
     }
   }
@@ -409,7 +203,7 @@ class Reader {
 #pragma unroll
     for (int u = 0; u < Shape::kUnitsM; ++u) {
 #pragma unroll
-      for (int run = 0; run < Shape::kRowRuns; ++run) f(step.a[u][run], a, of_row_[u][run], k + row_depth_);
+      for (int run = 0; run < Shape::kRowRuns; ++run) f(step.a[u][run], a, of_row_[u][run], k + Unit::depth());
     }
   }
   /// Both. A shuffled row has no part of a run.
@@ -436,18 +230,15 @@ class Reader {
     for (int u = 0; u < Step<Shape>::kScaleUnits; ++u) {
 #pragma unroll
       for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
-        const uint32_t j = Unit::sum_column(lane_index(), i) / Shape::kParts, half = j / Shape::kSpan;
-        const uint32_t own = first_row + u % Shape::kStripSpans * Shape::kSpan;
         if constexpr (Shape::kHasBlocks)
-          scale_row_[u][i] = ((u + half) * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
+          scale_row_[u][i] = (u * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
         else
-          scale_row_[u][i] = ((u / Shape::kStripSpans + half) * strip_rows + unit_begin<Shape::kSpan>(own, strip_rows) +
-                              within(j % Shape::kSpan, strip_rows)) * args_.b_scale_row;
+          scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
+                              within(Unit::sum_column(lane_index(), i), strip_rows)) * args_.b_scale_row;
       }
     }
   }
   __device__ void load_scales(Step<Shape>& step, uint32_t k) const {
-    const int lane = lane_index();
     if constexpr (Shape::kHasRowScales) {
 #pragma unroll
       for (int u = 0; u < Shape::kUnitsN; ++u) {
@@ -458,10 +249,9 @@ class Reader {
     }
     if constexpr (Shape::kHasBlocks) {
       const uint32_t blocks = (args_.depth + kScaleBlock - 1) / kScaleBlock;
-      const uint32_t virtual_row = Unit::sum_row(lane, 0), part = virtual_row % Shape::kParts;
 #pragma unroll
       for (int g = 0; g < Shape::kGroups; ++g) {
-        const uint32_t block = within((k + part * Unit::kDepth) / kScaleBlock + g, blocks);
+        const uint32_t block = within(k / kScaleBlock + g, blocks);
 #pragma unroll
         for (int u = 0; u < Step<Shape>::kScaleUnits; ++u)
           step.b_scale[u][g][0] = args_.b_scale[expert_scales_ + scale_row_[u][0] + block * args_.b_scale_group];
@@ -566,20 +356,15 @@ __device__ float total(const MoeGemmSkinnyArgs<Shape>& args, const typename Shap
   first_column += team * Shape::kBlockN, local %= Shape::kBlockN;
   const uint32_t strip_rows = args.n / Shape::kStrips, first_row = first_column * (Shape::kIsInterleaved ? 2 : 1);
   const uint32_t of_strip = Shape::kIsInterleaved ? 2 * local + half : local;
-  const uint32_t own_row = first_row + of_strip / Shape::kSpan * Shape::kSpan;
   const uint32_t strip = Shape::kIsInterleaved ? 0 : half;
-  const uint32_t unit = (strip * Shape::kStripSpans + of_strip / Shape::kSpan) / Shape::kSpans;
-  const uint32_t moved = first_row + of_strip - unit_begin<Shape::kSpan>(own_row, strip_rows);
-  const uint32_t row = moved % Shape::kSpan + strip % Shape::kSpans * Shape::kSpan;  // beyond the columns any one
-  const uint32_t tile = unit * Shape::kUnitsM + m * Shape::kParts / Unit::kRows;
+  const uint32_t begin = unit_begin<Unit::kColumns>(first_row + of_strip / Unit::kColumns * Unit::kColumns, strip_rows);
+  const int row = static_cast<int>((first_row + of_strip - begin) % Unit::kColumns);  // beyond the columns any one
+  const uint32_t unit = strip * Shape::kStripUnits + of_strip / Unit::kColumns;
+  const uint32_t tile = unit * Shape::kUnitsM + m / Unit::kRows;
+  const int place = Unit::sum_place(row, static_cast<int>(m % Unit::kRows));
   float sum = 0.f;
 #pragma unroll
-  for (int wave = 0; wave < Shape::kWaves; ++wave) {
-#pragma unroll
-    for (int part = 0; part < Shape::kParts; ++part)
-      sum += lds.waves[team * Shape::kWaves + wave].sums[tile][Unit::sum_place(static_cast<int>(row * Shape::kParts + part),
-                                                        static_cast<int>(m * Shape::kParts % Unit::kRows + part))];
-  }
+  for (int wave = 0; wave < Shape::kWaves; ++wave) sum += lds.waves[team * Shape::kWaves + wave].sums[tile][place];
   return sum;
 }
 
@@ -610,7 +395,7 @@ __device__ __forceinline__ void product_body(const MoeGemmSkinnyArgs<Shape>& arg
       const int index = base + e * Shape::kThreads + thread_index();
       return index < kElements ? index : kElements - 1;
     };
-    constexpr int kNeighbours = Shape::kColumns < 4 ? Shape::kColumns : 4;  // whose sums lie side by side
+    constexpr int kNeighbours = 4;  // whose sums lie side by side
     const auto row = [&](int e) { return static_cast<uint32_t>(place(e) / kNeighbours % Shape::kBlockM); };
     const auto local = [&](int e) {
       return static_cast<uint32_t>(place(e) / (kNeighbours * Shape::kBlockM) * kNeighbours + place(e) % kNeighbours);
@@ -634,5 +419,4 @@ __device__ __forceinline__ void product_body(const MoeGemmSkinnyArgs<Shape>& arg
   }
 }
 
-}  // namespace moe_skinny
-}  // namespace aiter_like
+}  // namespace aiter_like::moe_skinny

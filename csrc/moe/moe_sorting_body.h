@@ -67,7 +67,7 @@ struct MoeSortingBody {
     uint32_t total[kExperts];
     uint32_t first[kExperts];         // where an expert's pairs begin
     uint32_t local[kExperts];         // experts that are here before it
-    uint32_t sums[2][kThreads];
+    uint32_t sums[2][kWaves];         // of the padded pairs of a wave's experts, and of those that are here
   };
 
   __device__ static uint32_t valid_pairs(const Args& args) {
@@ -120,21 +120,23 @@ struct MoeSortingBody {
       padded += (lds.total[e] + args.block - 1) / args.block * args.block;
       here += is_here(args, e);
     }
-    lds.sums[0][thread] = padded;
-    lds.sums[1][thread] = here;
-    for (int step = 1; step < kThreads; step *= 2) {
-      workgroup_barrier();
-      const uint32_t more = thread >= step ? lds.sums[0][thread - step] : 0;
-      const uint32_t more_here = thread >= step ? lds.sums[1][thread - step] : 0;
-      workgroup_barrier();
-      lds.sums[0][thread] += more;
-      lds.sums[1][thread] += more_here;
+    uint32_t before = sum_up_to_lane(padded), here_before = sum_up_to_lane(here);
+    if (lane_index() == kWaveSize - 1) {
+      lds.sums[0][wave_index()] = before;
+      lds.sums[1][wave_index()] = here_before;
+    }
+    before -= padded;
+    here_before -= here;
+    workgroup_barrier();
+    for (int wave = 0; wave < wave_index(); ++wave) {
+      before += lds.sums[0][wave];
+      here_before += lds.sums[1][wave];
     }
     for (int i = 0; i < kEach; ++i) {
       const int e = thread * kEach + i;
       if (e >= args.experts) continue;
-      lds.first[e] += lds.sums[0][thread] - padded;
-      lds.local[e] += lds.sums[1][thread] - here;
+      lds.first[e] += before;
+      lds.local[e] += here_before;
     }
     workgroup_barrier();
   }
@@ -167,7 +169,8 @@ struct MoeSortingBody {
         }
       }
     }
-    const uint32_t end = lds.sums[0][kThreads - 1];
+    uint32_t end = 0;
+    for (int wave = 0; wave < kWaves; ++wave) end += lds.sums[0][wave];
     if constexpr (!kIsPacked) {
       for (int64_t i = end + int64_t{chunk} * kThreads + thread_index(); i < args.places; i += args.chunks * kThreads)
         args.sorted_ids[i] = none;

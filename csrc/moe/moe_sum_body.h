@@ -3,8 +3,8 @@
 // once. HIP (gfx9) and CUDA. moe_sum.hip says what a Config holds.
 //
 //   1. each lane of a wave looks at one slot of the wave's token: whether it counts, its row and its weight
-//   2. the lanes take 16 bytes each, side by side, of every row that counts: as many as kMost loads are in flight, and
-//      rows that do not count are not read
+//   2. the lanes take 16 bytes each, side by side, of every row that counts, kMost rows at a time; rows that do not
+//      count are not read
 //
 // A wave has one token and kWaveSize · kVec of its columns; what it decides about slots is the same in all its lanes.
 // LDS: none. Bound: memory, slots + 1 rows for each token: 4096 tokens with 8 slots of 7168 bf16 are 528 MB, 128 us at
@@ -36,7 +36,8 @@ template <class Config, int kVec>
 struct MoeSumBody {
   using Element = typename Config::Element;
   using Args = MoeSumArgs<Config>;
-  static constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kColumns = kWaveSize * kVec, kMost = 8;
+  static constexpr int kThreads = 256, kWaves = kThreads / kWaveSize, kColumns = kWaveSize * kVec;
+  static constexpr int kMost = 4;  // 40 VGPRs; 8 rows at a time took 76, for 6 waves of a SIMD: modelled 4 % slower
 
   /// Whether a slot of a token counts, with its row and its weight.
   __device__ static bool look(const Args& args, int64_t token, int slot, int32_t& row, float& weight) {

@@ -87,3 +87,55 @@ def test_is_the_same_wherever_the_project_lies(project):
 def test_kernels_of_the_project():
     kernels = paths.csrc() / "norm"
     assert source_hash(kernels / "rms_norm.hip") != source_hash(kernels / "layer_norm.hip")
+
+
+PORTABLE = """#if defined(__HIP__)
+hip 1
+#include "beside.h"
+#if defined(ELSE)
+hip 2
+#else
+hip 3
+#endif
+#elif defined(__CUDACC__) && FAST
+cuda 1
+#else
+cuda 2
+#endif
+#if !defined(__HIP__) && ARCH >= 900
+cuda 3
+#elif !defined(__HIP__)
+cuda 4
+#else
+hip 4
+#endif
+#ifdef __HIP__
+both 1
+#endif
+#if defined(__HIP__) && FAST || SLOW
+both 2
+#endif
+both 3
+"""
+
+
+def test_what_the_other_platform_compiles_does_not_count(project):
+    root = project("here")
+    source = root / "csrc/norm/scale.hip"
+    source.write_text(PORTABLE)
+    before = {platform: source_hash(source, platform=platform) for platform in ("hip", "cuda", "")}
+    for line in (line for line in PORTABLE.splitlines() if not line.startswith("#")):
+        source.write_text(PORTABLE.replace(line, f"{line} changed"))
+        changed = {platform for platform, was in before.items() if source_hash(source, platform=platform) != was}
+        assert changed == {"", *({"hip", "cuda"} if line.startswith("both") else {line.split()[0]})}, line
+    source.write_text(PORTABLE)
+    (root / "csrc/norm/beside.h").write_text("int other;\n")
+    assert source_hash(source, platform="cuda") == before["cuda"]
+    assert source_hash(source, platform="hip") != before["hip"], "a header that one platform includes"
+    (root / "csrc/norm/beside.h").write_text(FILES["csrc/norm/beside.h"])
+    guarded = PORTABLE + "#if defined(__HIP__)\nhip 5\n#endif\n"
+    source.write_text(guarded)
+    assert source_hash(source, platform="cuda") == before["cuda"], "the guard itself says nothing"
+    for condition in ("ELSE", "FAST", "ARCH >= 900"):
+        source.write_text(PORTABLE.replace(condition, "OTHER"))
+        assert source_hash(source) != before[""], condition

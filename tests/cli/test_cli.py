@@ -131,7 +131,7 @@ class TestDoctor:
         table = tmp_path / "rms_norm.csv"
         op = dispatch.OPS["rms_norm"]
         rows = [f"gfx942,304,{size},256,bf16,0,hip,rms_norm[bf16_l512_v1x8],,1.5,0,clang,{revision},measured:me"
-                for size, revision in ((1, "0123456789ab"), (2, "0123456789ab"), (3, op.backends[0].revision))]
+                for size, revision in ((1, "0123456789ab"), (2, "0123456789ab"), (3, op.backends[0].revision("hip")))]
         table.write_text("\n".join([",".join(columns(op.tune_fields)), *rows]) + "\n")
         monkeypatch.setenv("AITER_LIKE_TUNED", str(table))
         status, out, _ = run(capsys, "doctor")

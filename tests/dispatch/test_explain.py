@@ -81,7 +81,7 @@ class TestTunedRows:
 
     def test_row_of_another_kernel_revision(self, monkeypatch, tmp_path, caplog):
         op = make_op(Backend("hip", FakeJit()), Backend("asm", FakeJit()))
-        revision = op.backends[1].revision
+        revision = op.backends[1].revision("hip")
         path = self.rows(monkeypatch, tmp_path, op,
                          "gfx942,304,2,4,float32,asm,scale,,1.5,0,clang,0123456789ab,measured:me",
                          f"gfx942,304,3,4,float32,asm,scale,,1.5,0,clang,{revision},measured:me")

@@ -118,7 +118,7 @@ def paged_attention_v1(
         partition_size: of AITER's kernels; of no meaning here.
         mtp: the most rows of a sequence.
         sliding_window: a query sees so many keys, its own included; 0: all.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`.
@@ -177,7 +177,7 @@ def paged_attention_ragged(
         fp8_out_scale: fp32 [1]: an fp8 `out` is divided by it.
         partition_size: keys of a partition.
         mtp: rows of each sequence.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`.
@@ -238,7 +238,7 @@ def paged_attention_decode(
         v_scale: likewise.
         num_seq_partitions: of no meaning here.
         alibi_slopes: [num_heads] fp32.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         None; `output` is written.

@@ -34,17 +34,32 @@ def _rows(call: PagedAttentionCall) -> int:
     return 16 if is_wide or call.max_seqlen_q * call.group <= 16 else _MOST_ROWS
 
 
+def _form(call: PagedAttentionCall) -> str:
+    """Which of the layouts in csrc/attention/paged_attention_tiles.h: rows and packs are loaded 16 bytes at a time,
+    elements of whatever strides and head dimensions one by one.
+    """
+    pack, is_whole = 16 // call.k.element_size(), call.head_dim % 32 == call.head_dim_v % 32 == 0
+    if call.layout == "rows":
+        return "Rows" if is_whole and call.v.stride(3) == 1 else "Elements"
+    v_is_packed = call.v.shape[4] == pack if call.v.ndim == 5 else call.v.stride(1) == 1
+    is_packed = call.k.shape[4] == pack and call.page_size % pack == 0 and v_is_packed
+    return "Packed" if is_whole and is_packed else "Elements"
+
+
 def _instance(call: PagedAttentionCall) -> Instance:
-    element, cache, out = (_ELEMENTS[tensor.dtype] for tensor in (call.q, call.k, call.out))
+    query, cache, out = (_ELEMENTS[tensor.dtype] for tensor in (call.q, call.k, call.out))
+    element = query if call.q.dtype in FLOATS else "f16" if call.out.dtype == torch.float16 else "bf16"
     has_terms = call.softcap > 0 or call.alibi_slopes is not None or call.tree_mask is not None
-    has_token_scales, is_packed, rows = call.scales == "token", call.layout != "rows", _rows(call)
-    name = "_".join((element, f"c{cache}", f"o{out}", f"d{call.head_dim}x{call.head_dim_v}", f"r{rows}", "packed" if is_packed else "rows",
-                     "terms" if has_terms else "nterms", "scales" if has_token_scales else "nscales"))
+    has_token_scales, has_query_scale = call.scales == "token", call.q_scale is not None
+    dims, rows, form = [-(-dim // 32) * 32 for dim in (call.head_dim, call.head_dim_v)], _rows(call), _form(call)
+    name = "_".join((element, f"q{query}", f"c{cache}", f"o{out}", f"d{dims[0]}x{dims[1]}", f"r{rows}", form.lower(),
+                     "terms" if has_terms else "nterms", "scales" if has_token_scales else "nscales",
+                     "qscale" if has_query_scale else "nqscale"))
     return Instance(name, {
-        "ELEMENT": element, "CACHE_ELEMENT": cache, "OUT_ELEMENT": out, "HEAD_DIM": call.head_dim,
-        "HEAD_DIM_V": call.head_dim_v, "BLOCK_ROWS": rows, "IS_PACKED": int(is_packed), "HAS_TERMS": int(has_terms),
-        "HAS_TOKEN_SCALES": int(has_token_scales), "LEAST_KEYS": LEAST_KEYS, "PARTS_PER_CU": PARTS_PER_CU,
-        "PART_COST": PART_COST, "MOST_ROUNDS": MOST_ROUNDS})
+        "ELEMENT": element, "QUERY_ELEMENT": query, "CACHE_ELEMENT": cache, "OUT_ELEMENT": out, "HEAD_DIM": dims[0],
+        "HEAD_DIM_V": dims[1], "BLOCK_ROWS": rows, "PAGE_FORM": f"k{form}", "HAS_TERMS": int(has_terms),
+        "HAS_TOKEN_SCALES": int(has_token_scales), "HAS_QUERY_SCALE": int(has_query_scale), "LEAST_KEYS": LEAST_KEYS,
+        "PARTS_PER_CU": PARTS_PER_CU, "PART_COST": PART_COST, "MOST_ROUNDS": MOST_ROUNDS})
 
 
 @compile_ops("attention/paged_attention.hip", gen_func=_instance, platforms=("hip",))
@@ -88,37 +103,20 @@ def hip_refusal(target: Target, call: PagedAttentionCall) -> str | None:
 
 
 def _dtypes_refusal(call: PagedAttentionCall) -> str | None:
-    if call.q.dtype not in FLOATS or call.q_scale is not None:
-        return f"q of bf16 or fp16 without q_scale, got {dtypes.name(call.q.dtype)}"
-    for name, tensor in (("k and v", call.k), ("out", call.out)):
+    for name, tensor in (("q", call.q), ("k and v", call.k), ("out", call.out)):
         if tensor.dtype not in _ELEMENTS:
             return f"{name} of bf16, fp16, fp8 of gfx942 or int8, got {dtypes.name(tensor.dtype)}"
+    if call.scales == "token" and call.k.dtype == torch.float16:
+        return "scales of keys of bf16, fp8 or int8, whose products with probabilities do not fit fp16"
     return None
 
 
 def _shapes_refusal(call: PagedAttentionCall) -> str | None:
-    if call.layout == "rows" and call.v.stride(3) != 1:
-        return f"rows of v whose last dimension is contiguous, got strides {call.v.stride()}"
-    if call.layout != "rows" and (reason := _packs_refusal(call)):
-        return reason
-    for dim in (call.head_dim, call.head_dim_v):
-        if dim % 32 or dim > _MOST_DIMS:
-            return f"head dimensions must be multiples of 32, at most {_MOST_DIMS}, got {dim}"
+    if max(call.head_dim, call.head_dim_v) > _MOST_DIMS:
+        return f"head dimensions at most {_MOST_DIMS}, got {call.head_dim} and {call.head_dim_v}"
     if call.block_table.shape[-1] * call.page_size > MAX_ROWS:
         return f"sequences of at most {MAX_ROWS} keys, got block_table of {call.block_table.shape[-1]} pages of " \
                f"{call.page_size}"
     if call.num_splits > 1024 or call.batch * max(call.num_splits, 1) * call.max_seqlen_q * call.num_heads > _MOST_GRID:
         return f"rows times parts of a launch at most {_MOST_GRID}, and 1024 parts, got num_splits {call.num_splits}"
-    return None
-
-
-def _packs_refusal(call: PagedAttentionCall) -> str | None:
-    """What keeps packs of 16 bytes from being loaded whole."""
-    pack = 16 // call.k.element_size()
-    packs = {call.k.shape[4], call.v.shape[4] if call.v.ndim == 5 else pack}
-    if packs != {pack} or call.v.ndim == 4 and call.v.stride(1) != 1:
-        return f"packs of 16 bytes, {pack} elements of a key and {pack} keys of a column, got shapes " \
-               f"{tuple(call.k.shape)} and {tuple(call.v.shape)}, strides of v {call.v.stride()}"
-    if call.page_size % pack:
-        return f"packed pages of a multiple of {pack} keys, got {call.page_size}"
     return None

@@ -54,7 +54,7 @@ def paged_attention_rocm(
         partition_size: of AITER's kernels; of no meaning here.
         mtp: rows of each sequence.
         q_scale: fp32, one number or [seqs · mtp, num_heads].
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out`.
@@ -103,7 +103,7 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
         qo_indptr: [seqs + 1] int32: the rows of each sequence; None: max_qlen each.
         high_precision: of no meaning: sums are always fp32.
         kernelName: of no meaning: none of AITER's kernels runs here.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out_`, or the new tensor.
@@ -167,7 +167,7 @@ def paged_attention_common(
         kernelName: of no meaning: none of AITER's kernels runs here.
         kv_cache_dtype: "auto", "fp8" or "fp8_e4m3".
         kv_cache_tensor_dtype: of no meaning: that of `K` counts.
-        backend: "triton" or "torch" instead of the automatic choice.
+        backend: "hip" (gfx942), "triton" or "torch" instead of the automatic choice.
 
     Returns:
         `out_`, or the new tensor.

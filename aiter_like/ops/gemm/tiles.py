@@ -101,16 +101,16 @@ def is_pipelined(tile: Tile) -> bool:
 
 
 def clocks(m: int, n: int, k: int, tile: Tile, splits: int, element_bytes: int = 2, batch: int = 1,
-           names: tuple[str, ...] = TILES) -> float:
+           names: tuple[str, ...] = TILES, lds_bytes: int | None = None) -> float:
     """Of a product, or of `batch` of them, by counts: no measurement, and no model of it either. Of elements of
     `element_bytes`; the result has 16 bits. names: PIPELINED for the products by MainLoop, SCALED or SCALED_SHUFFLED
-    for those by ScaledLoop."""
+    for those by ScaledLoop. lds_bytes: of a workgroup; default: of both operands of a step."""
     is_scaled = names in (SCALED, SCALED_SHUFFLED)
     cus = device.arch_facts("gfx942")["cu_num"]
     step = depth(tile, element_bytes)
     step_bytes = (tile.block_m + tile.block_n) * step * element_bytes
     groups = batch * count(m, n, tile) * splits
-    resident = min(_LDS_BYTES // step_bytes, math.ceil(groups / cus))  # workgroups of a CU
+    resident = min(_LDS_BYTES // (lds_bytes or step_bytes), math.ceil(groups / cus))  # workgroups of a CU
     busy, start = _BUSY if resident > 1 else _BUSY_ALONE, _START
     if (is_scaled or names is PIPELINED) and is_pipelined(tile):
         busy, start = _BUSY_PIPELINED, _START_PIPELINED + _ELEMENT * tile.block_m * tile.block_n

@@ -20,6 +20,7 @@ from aiter_like.ops.gemm.problems import SIXTEEN_BITS, check_fp8
 from aiter_like.ops.moe.moe_backward import experts_with_grad
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import block_for, blocks
+from aiter_like.ops.moe.moe_gemm_hip import MAX_SLOTS, prefers_unsorted
 from aiter_like.ops.moe.moe_layer import Layer, layer_of
 from aiter_like.ops.moe.moe_sorting import moe_sorting
 from aiter_like.ops.moe.moe_sum import moe_sum_op
@@ -29,7 +30,7 @@ from aiter_like.ops.quant.tensor_quant import per_tensor_quant_hip
 __all__ = ["fused_moe"]
 
 _OP = "fused_moe"
-_UNSORTED_TOKENS = 1
+_MOST_UNSORTED = 8  # tokens
 _NOT_SERVED = ("shared_w1", "shared_w2", "shared_w1_scale", "shared_w2_scale", "stage2_scatter", "beta", "linear_beta")
 
 
@@ -139,9 +140,16 @@ def fused_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor
     hidden, scale = _first_operand(hidden_states, layer, a1_scale, backend)
     stages = _Stages(layer, dtype, topk_weight, topk_ids, expert_mask, num_local_tokens, experts, bias1, bias2,
                      doweight_stage1, a2_scale, backend)
-    if tokens <= _UNSORTED_TOKENS and expert_mask is None and num_local_tokens is None and block_size_M is None:
+    if backend != "ck" and expert_mask is num_local_tokens is block_size_M is None and _is_few(tokens, slots, layer):
         return stages.of_few(hidden, scale)
     return stages.of_sorted(hidden, scale, block_size_M or block_for(tokens * slots, layer.w1.shape[0]))
+
+
+def _is_few(tokens: int, slots: int, layer: Layer) -> bool:
+    """Whether pairs need no sorting."""
+    expert_bytes = sum(one[0].numel() * one.element_size() for one in (layer.w1, layer.w2))
+    return (tokens <= _MOST_UNSORTED and slots <= MAX_SLOTS
+            and prefers_unsorted(tokens, slots, layer.w1.shape[0], expert_bytes))
 
 
 class _Stages:

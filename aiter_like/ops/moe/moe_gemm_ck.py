@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from aiter_like.device import Target
 from aiter_like.jit import Instance, compile_ops
-from aiter_like.ops.common import elements
 from aiter_like.ops.gemm import problems, tiles
 from aiter_like.ops.gemm.parts import depth_refusal, mfma_refusal, rows_refusal, sum_refusal
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated
@@ -21,9 +17,10 @@ _MOST_BYTES = 2**31
 _MOST_TILES = 2**22
 
 PLAIN = ("t256x256_w1x4x1", "t128x256_w1x4x1", "t128x128_w1x4x1", "t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1",
-         "t32x64_w1x2x2", "t16x64_w1x1x4")
+         "t32x128_w1x4x1", "t32x64_w1x2x2", "t16x64_w1x1x4")
 """Names as in tiles.py: the rows of a tile divide a block of sorted places."""
-SCALED = ("t128x128_w2x2x1", "t64x256_w1x4x1", *tiles.SCALED_SHUFFLED)
+SCALED = ("t128x128_w2x2x1", "t128x128_w1x4x1", "t64x256_w1x4x1", "t64x128_w1x4x1", "t64x64_w2x2x1", "t32x128_w1x4x1",
+          "t32x64_w1x2x2", "t16x64_w1x1x4")
 """Where blocks have scales."""
 
 
@@ -32,7 +29,7 @@ def _is_scaled(call: MoeGemmCall) -> bool:
     return call.a_scale is not None and call.group_size != 0
 
 
-def _names(call: MoeGemmCall) -> tuple[str, ...]:
+def tile_names(call: MoeGemmCall) -> tuple[str, ...]:
     """Of the tiles whose rows divide a block, and of which a wave's columns lie within blocks of scales."""
     names = SCALED if _is_scaled(call) else PLAIN
     return tuple(one for one in names if _fits(call, tiles.parse(one, names)))
@@ -46,27 +43,35 @@ def _fits(call: MoeGemmCall, tile: tiles.Tile) -> bool:
 
 
 def _clocks(call: MoeGemmCall, name: str) -> float:
-    """Of as many blocks as the places have, all of them full."""
+    """Of as many places as an even router leaves half of each expert's last block empty in, at most those there are."""
     n, k = call.b.shape[1:]
-    places = call.experts.shape[0] * call.block
-    tile = tiles.parse(name, _names(call))
-    return tiles.clocks(places, n, k, tile, 1, call.a.element_size(),
+    places = min(call.experts.shape[0] * call.block, call.out.shape[0] + call.b.shape[0] * call.block // 2)
+    tile = tiles.parse(name, tile_names(call))
+    return tiles.clocks(places, n, k, tile, 1, call.a.element_size(), lds_bytes=_lds_bytes(tile, call.is_shuffled),
                         names=tiles.SCALED if _is_scaled(call) else tiles.PIPELINED)
 
 
-def _cheapest(call: MoeGemmCall) -> str:
-    return min(_names(call), key=lambda name: _clocks(call, name))
+def _lds_bytes(tile: tiles.Tile, is_shuffled: bool) -> int:
+    """Of a workgroup: operands, of which shuffled weights need none, then strips of its waves' sums."""
+    rows = tile.block_m + (0 if is_shuffled else tile.block_n)
+    strips = min(tile.block_m // tile.waves_m, 32) * tile.block_n * tile.waves_m * 4
+    return max(rows * tile.waves_k * 128, strips)
+
+
+def cheapest(call: MoeGemmCall) -> str:
+    """The tile that the counts of tiles.py find best for a call that no row was tuned for."""
+    return min(tile_names(call), key=lambda name: _clocks(call, name))
 
 
 def _instance(call: MoeGemmCall, *, tile: str | None = None) -> Instance:
     """The tile is the one that the counts of tiles.py find cheapest, unless a tuned row names it."""
-    tile = _cheapest(call) if tile is None else tile
+    tile = cheapest(call) if tile is None else tile
     has_gate, is_scaled = is_gated(call.activation), _is_scaled(call)
     activation = call.activation.removesuffix("_and_mul")
     parts = [*(["blocks"] if is_scaled else []), *([] if call.activation == "none" else [call.activation]),
              *(["interleaved"] if call.is_interleaved else []), *(["shuffled"] if call.is_shuffled else [])]
     return problems.products_instance(
-        _OP, call, tile, name="_".join(parts), names=_names(call), IS_SHUFFLED=int(call.is_shuffled),
+        _OP, call, tile, name="_".join(parts), names=tile_names(call), IS_SHUFFLED=int(call.is_shuffled),
         HAS_SCALES=int(call.a_scale is not None and not is_scaled), HAS_BLOCK_SCALES=int(is_scaled),
         HAS_ACTIVATION=int(activation != "none"), ACTIVATION="silu" if activation == "none" else activation,
         IS_GATED=int(has_gate), IS_INTERLEAVED=int(call.is_interleaved))
@@ -78,12 +83,13 @@ def moe_gemm_ck(call: MoeGemmCall) -> None: ...
 
 def ck_refusal(target: Target, call: MoeGemmCall) -> str | None:
     """What the kernel for gfx942 does not take."""
-    return (mfma_refusal(target) or sum_refusal(call.a) or _form_refusal(call)
+    return (mfma_refusal(target) or sum_refusal(call.a) or form_refusal(call)
             or depth_refusal(call.a, call.out.shape[1]) or rows_refusal(a=call.a, b=call.b, out=call.out)
             or _size_refusal(call) or _tile_refusal(call))
 
 
-def _form_refusal(call: MoeGemmCall) -> str | None:
+def form_refusal(call: MoeGemmCall) -> str | None:
+    """What no tile takes, whatever the sizes are."""
     if call.sorted_ids is None:
         return "pairs must be sorted: sorted_ids must be given"
     if call.b_format != "same":
@@ -106,8 +112,8 @@ def _size_refusal(call: MoeGemmCall) -> str | None:
 def _tile_refusal(call: MoeGemmCall) -> str | None:
     if call.block % tiles.SMALLEST.block_m:
         return f"block must be a multiple of {tiles.SMALLEST.block_m}, got {call.block}"
-    if not _names(call):
-        return f"columns of out must be a multiple of 32, got {call.out.shape[1]}"
+    if not tile_names(call):
+        return f"columns of out must be a multiple of 16 where blocks have scales, got {call.out.shape[1]}"
     places, n = call.experts.shape[0] * call.block, call.b.shape[1]
     if tiles.count(places, n, tiles.SMALLEST) >= _MOST_TILES:
         return f"there must be less than 2^22 tiles, got {places} places and n = {n}"
@@ -116,9 +122,9 @@ def _tile_refusal(call: MoeGemmCall) -> str | None:
 
 def ck_space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, Any]]:
     """Every tile whose rows divide a block."""
-    return ({"tile": name} for name in _names(call))
+    return ({"tile": name} for name in tile_names(call))
 
 
 def ck_cost(target: Target, call: MoeGemmCall, *, tile: str | None = None) -> float:
     """Of tiles.py, by counts."""
-    return _clocks(call, _cheapest(call) if tile is None else tile)
+    return _clocks(call, cheapest(call) if tile is None else tile)

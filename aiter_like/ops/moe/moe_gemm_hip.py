@@ -26,14 +26,15 @@ MAX_BLOCK = 64
 MAX_SLOTS = 32  # of a token whose pairs are added up
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
+_LEAST_BYTES = 8192  # of the weights of a team
+_BYTES_OF_SORTING = 32e6  # read in about 8 us, which two launches more take at least
 
 
 class Block(NamedTuple):
-    """What tells builds apart: columns of out of a team of waves, parts of the depth that the rows of a matrix
-    instruction share, teams, waves along the depth, steps under way."""
+    """What tells builds apart: columns of out of a team of waves, teams, a team's waves along the depth, steps
+    under way."""
 
     block_n: int
-    parts: int
     teams: int
     waves: int
     stages: int
@@ -42,6 +43,16 @@ class Block(NamedTuple):
 def rows_of_expert(call: MoeGemmCall) -> float:
     """Pairs of an expert on average, were all of them used alike."""
     return pair_count(call) / min(call.b.shape[0], pair_count(call))
+
+
+def prefers_unsorted(tokens: int, slots: int, experts: int, expert_bytes: int) -> bool:
+    """Whether pairs that are not sorted are sooner done than sorted ones: each reads its expert's matrices, of
+    `expert_bytes` in all, for itself, where a sorted expert is read once; but sorting, and the sums of tokens, are
+    launches of their own. By the experts that so many tokens have on average, if they choose each alike.
+    """
+    pairs = tokens * slots
+    used = experts * (1 - (1 - slots / experts) ** tokens)
+    return (pairs - used) * expert_bytes < _BYTES_OF_SORTING
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:
@@ -87,19 +98,18 @@ def _layout_refusal(call: MoeGemmCall) -> str | None:
 
 
 def suited(call: MoeGemmCall, target: Target) -> Block:
-    """By the sizes: few workgroups get the compute units that columns do not fill by parts of the depth."""
-    unit, halves = UNITS[target.platform], 2 if is_gated(call.activation) else 1
-    depth = unit.depth * (2 // call.a.element_size())
-    k, columns = call.a.shape[1], call.out.shape[1]
-    groups = call.out.shape[0] if call.sorted_ids is None else call.experts.shape[0]
-    segments = call.slots if call.sums_slots else 1
-    parts = 1
-    block_n = unit.columns if call.sorted_ids is not None or call.sums_slots else unit.columns // halves
-    waves = 4
-    steps = segments * math.ceil(k / (depth * parts))
+    """By the sizes: as did best by the cycle model (version 2) on gfx942. A depth of few steps is for few waves, and
+    teams make up for them."""
+    unit, size = UNITS[target.platform], call.a.element_size()
+    halves, k = 2 if is_gated(call.activation) else 1, call.a.shape[1]
+    steps = math.ceil(k / (unit.depth * 2 // size)) * (call.slots if call.sums_slots else 1)
+    waves = next((count for count in (4, 2) if steps >= 2 * count or steps == count == 2), 1)
     each = math.ceil(steps / waves)
-    stages = next((count for count in (4, 2, 3) if each % count == 0 and each >= 2 * count), max(2, min(each, 4)))
-    return Block(block_n, parts, 1, waves, stages)
+    stages = each if each <= 3 else next((count for count in (2, 3) if each % count == 0), 2)
+    block_n = unit.columns
+    while block_n * halves * k * size < _LEAST_BYTES and block_n < 2 * unit.columns:
+        block_n *= 2
+    return Block(block_n, 4 // waves, waves, stages)
 
 
 def _rows(call: MoeGemmCall) -> int:
@@ -114,18 +124,20 @@ def instance(call: MoeGemmCall, **given: int) -> Instance:
     activation = gate if call.activation == SWIGLU else activation_of(call.activation)[0]
     rows = "sorted" if call.sorted_ids is not None else "token" if call.sums_slots else "pair"
     scales = "none" if call.a_scale is None else "blocks" if call.group_size else "rows"
-    bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
+    bias_dtype = torch.float32 if call.bias is None else call.bias.dtype
     flags = {"bias": call.bias is not None, "weights": call.weights is not None, "shuffled": call.is_shuffled,
              "interleaved": call.is_interleaved}
-    parts = [dtypes.name(call.a.dtype), f"o{dtypes.name(call.out.dtype)}", rows, *([] if scales == "none" else [scales]),
-             f"m{_rows(call)}_n{block.block_n}_p{block.parts}_t{block.teams}_w{block.waves}_d{block.stages}",
+    parts = [dtypes.name(call.a.dtype), f"o{dtypes.name(call.out.dtype)}", rows,
+             *([] if scales == "none" else [scales]),
+             f"m{_rows(call)}_n{block.block_n}_t{block.teams}_w{block.waves}_d{block.stages}",
              *([] if call.activation == "none" else [call.activation]),
              *([] if call.bias is None else [dtypes.name(bias_dtype)]),
              *(name for name, is_set in flags.items() if is_set)]
     return Instance("_".join(parts), {
         "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], "ROWS": rows, "SCALES": scales, "BLOCK_M": _rows(call),
-        "BLOCK_N": block.block_n, "PARTS": block.parts, "TEAMS": block.teams, "WAVES": block.waves, "STAGES": block.stages,
+        "BLOCK_N": block.block_n, "TEAMS": block.teams, "WAVES": block.waves,
+        "STAGES": block.stages,
         **{f"HAS_{name.upper()}": int(flags[name]) for name in ("bias", "weights")},
         **{f"IS_{name.upper()}": int(flags[name]) for name in ("shuffled", "interleaved")},
         "HAS_ACTIVATION": int(activation != "none"), "ACTIVATION": "silu" if activation == "none" else activation,
@@ -137,14 +149,11 @@ def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
     if refusal(target, call) is not None:
         return
     unit, halves = UNITS[target.platform], 2 if is_gated(call.activation) else 1
-    is_few = call.sorted_ids is None
-    for parts in (1, 2, 4) if is_few and not call.is_shuffled else (1, 2) if is_few else (1,):
-        least = unit.columns // parts // halves
-        for block_n in {least, unit.columns, *(() if is_few else (2 * unit.columns,))}:
-            for waves in (4, 8):
-                for stages in (2, 3, 4, 6):
-                    if _rows(call) * stages <= 64 and block_n * halves * stages <= 8 * unit.columns:
-                        yield Block(block_n, parts, 1, waves, stages)._asdict()
+    for block_n in (unit.columns, 2 * unit.columns):
+        for teams, waves in ((1, 4), (2, 2), (4, 1), (1, 8), (2, 4)):
+            for stages in (1, 2, 3, 4):
+                if _rows(call) * stages <= 96 and block_n * halves * stages <= 8 * unit.columns:
+                    yield Block(block_n, teams, waves, stages)._asdict()
 
 
 @compile_ops("moe/moe_gemm_skinny.hip", "moe_gemm_skinny", gen_func=instance)

@@ -45,6 +45,26 @@ __device__ inline float of_lane(float x, int from) {
   return bits_float(static_cast<uint32_t>(of_lane(static_cast<int32_t>(float_bits(x)), from)));
 }
 
+/// The `x` of a lane that each lane chooses itself.
+__device__ inline uint32_t from_lane(uint32_t x, int from) {
+#if defined(__HIP__)
+  return static_cast<uint32_t>(__builtin_amdgcn_ds_bpermute(from * 4, static_cast<int>(x)));
+#else
+  return __shfl_sync(0xFFFFFFFFu, x, from);
+#endif
+}
+
+/// The sum of `x` over this lane and those below it.
+__device__ inline uint32_t sum_up_to_lane(uint32_t x) {
+#pragma unroll
+  for (int step = 1; step < kWaveSize; step *= 2) {
+    const bool is_there = lane_index() >= step;
+    const uint32_t below = from_lane(x, is_there ? lane_index() - step : 0);
+    x += is_there ? below : 0;
+  }
+  return x;
+}
+
 /// Orders the wave's accesses to LDS before this line and after it. No instruction on gfx942, whose waves make them in
 /// their order.
 __device__ inline void wave_barrier() {
