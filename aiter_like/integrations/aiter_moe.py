@@ -6,6 +6,10 @@ Named by aiter_names.txt; its raw calls over sorted tokens are in aiter_experts.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,12 +21,14 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.aiter_experts import Sorted, both_stages, in_shuffled_order
 from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
+from aiter_like.ops.moe.fused_moe import fused_moe as _fused_moe
 from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import blocks
 from aiter_like.ops.moe.moe_layer import Layer, layer_of
 from aiter_like.ops.quant.row_quant import per_token_quant_hip
 
 _TORCH_ACTIVATIONS = {ActivationType.Silu: torch.nn.functional.silu, ActivationType.Gelu: torch.nn.functional.gelu}
+_QUANT_TYPE, _GATE_MODE = map(list(inspect.signature(_fused_moe).parameters).index, ("quant_type", "gate_mode"))
 _PADDED_TOKENS = (32768, 131072)  # AITER's tables of tuned layers have no larger numbers of tokens than these
 
 
@@ -59,6 +65,20 @@ def _outputs(gating_output: Tensor, topk: int) -> tuple[Tensor, Tensor]:
 
 
 # ---- layers
+
+
+@functools.wraps(_fused_moe)
+def fused_moe(*args: Any, **options: Any) -> Tensor:
+    """`aiter_like.fused_moe`, where `gate_mode` says something of weights with scales for 32 columns alone: engines
+    pass "interleave" with weights of every kind, and AITER looks at it for no others.
+    """
+    kind = args[_QUANT_TYPE] if len(args) > _QUANT_TYPE else options.get("quant_type", QuantType.No)
+    if kind != QuantType.per_1x32:
+        if len(args) > _GATE_MODE:
+            args = (*args[:_GATE_MODE], None, *args[_GATE_MODE + 1:])
+        elif "gate_mode" in options:
+            options = options | {"gate_mode": None}
+    return _fused_moe(*args, **options)
 
 
 def asm_moe(hidden_states: Tensor, w1: Tensor, w2: Tensor, topk_weight: Tensor, topk_ids: Tensor,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -230,3 +231,17 @@ def test_what_is_not_served_says_so():
                                                 (131072, 131072), (10**6, 131072)))
 def test_numbers_of_tokens_in_tables(tokens, padded):
     assert SERVED["get_padded_M"](tokens) == padded
+
+
+@pytest.mark.parametrize("is_positional", (False, True))
+def test_gate_modes_are_of_weights_of_four_bits(is_positional):
+    """AITER's fused_moe looks at gate_mode for no others; its engines pass it with all."""
+    one, fused_moe = Problem(), SERVED["fused_moe"]
+    args = (one.x, one.w1, one.w2, one.weights, one.ids)
+    names = list(inspect.signature(fused_moe).parameters)
+    defaults = [inspect.signature(fused_moe).parameters[name].default for name in names[5:names.index("gate_mode")]]
+    out = fused_moe(*args, *defaults, "interleave") if is_positional else fused_moe(*args, gate_mode="interleave")
+    assert error(out, one.expected()) < LIMITS[BF16]
+    assert error(aiter.fused_moe(*args, gate_mode="interleave"), one.expected()) > 0.5
+    with pytest.raises(ValueError, match="gate_mode must be"):
+        fused_moe(*args, quant_type=QuantType.per_1x32, gate_mode="between")

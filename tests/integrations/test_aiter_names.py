@@ -45,9 +45,11 @@ def test_signature_is_aiters(row):
 
 @named(TOP)
 def test_name_resolves_at_the_top_level(row):
-    """Two exceptions: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it, and the plain
-    `batched_gemm_bf16` has our own options where that of a Triton module has its kernel's."""
-    others = {"fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
+    """Three exceptions: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it, and the plain
+    `batched_gemm_bf16` has our own options where that of a Triton module has its kernel's, and the plain
+    `fused_moe` looks at `gate_mode` for all weights."""
+    others = {"fused_moe": ("aiter.fused_moe",),
+              "fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
               "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",)}
     if row.name in others:
         assert row.modules == others[row.name]

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import tiny_llama
 import torch
 from tiny_llama import DTYPE, HIDDEN, Layer, Weights
 from torch import Tensor
-
-import tiny_llama
 
 
 class Kind(NamedTuple):
