@@ -76,7 +76,8 @@ class ModuleSpec:
     @property
     def title(self) -> str:
         """What a user is told that is built."""
-        names = {"sim": "the simulator", "binding": "the boundary to Python, parsed once for all modules"}
+        names = {"sim": "the simulator", "sim_rtc": "hipRTC for it",
+                 "binding": "the boundary to Python, parsed once for all modules"}
         return names.get(self.name, f"{self.name} for {self.arch}")
 
     @property

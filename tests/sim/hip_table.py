@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "csrc/sim/hip/README.md"
 _HEAD = """# HIP's functions on the simulated MI300X
 
-Written by `tests/sim/hip_table.py`; what follows is what the library exports, {done} functions, and {refused} that exist
-so that no program dies of a missing symbol: they return hipErrorNotSupported and say so on stderr, once each. All
-functions are there that HIP's header and ROCm's Python bindings (hip-python 7.2 and 10) name. The tests are those that
-call a function by its name; `tests/sim/test_hip_python.py` makes a client of the bindings.
+Written by `tests/sim/hip_table.py`. The library exports {done} functions, and {refused} more that exist so that no
+program dies of a missing symbol: they return hipErrorNotSupported and say so on stderr, once each. All are there that
+HIP's header and ROCm's Python bindings (hip-python 7.2 and 10) name. The tests are those that call a function by its
+name; `tests/sim/test_hip_python.py` makes a client of the bindings.
 
 | function | state | where | tests |
 |---|---|---|---|
@@ -35,7 +35,8 @@ def refused() -> dict[str, str]:
     """Function → why it refuses."""
     text = (PAGE.parent / "unsupported.cpp").read_text()
     reasons = dict(re.findall(r"^constexpr const char\* (k\w+) =\s+\"(.*)\";", text, re.MULTILINE))
-    return {name: reasons[why] for name, why in re.findall(r"^AITER_LIKE_UNSUPPORTED\((\w+), (\w+)\)", text, re.MULTILINE)}
+    uses = re.findall(r"^AITER_LIKE_UNSUPPORTED\((\w+), (\w+)\)", text, re.MULTILINE)
+    return {name: reasons[why] for name, why in uses}
 
 
 @functools.cache
@@ -55,7 +56,8 @@ def text() -> str:
     rows = []
     for name in sorted(there | gone):
         state = f"refuses: {gone[name]}" if name in gone else "yes"
-        rows.append(f"| {name} | {state} | {there.get(name, 'unsupported.cpp')} | {', '.join(callers().get(name, []))} |")
+        place, tests = there.get(name, "unsupported.cpp"), ", ".join(callers().get(name, []))
+        rows.append(f"| {name} | {state} | {place} | {tests} |")
     return _HEAD.format(done=len(there), refused=len(gone)) + "\n".join(rows) + "\n"
 
 

@@ -88,8 +88,8 @@ class TestDevices:
         properties = (c_char * 1472)()
         call("hipGetDevicePropertiesR0600", properties, 0)
         fields = {0: 580, 3: 400, 8: 576, 16: 396, 19: 616, 24: 652, 25: 712, 56: 320, 57: 624, 63: 388, 67: 584,
-                  68: 588, 74: 296, 75: 696, 78: 628, 79: 568, 81: 368, 82: 376, 85: 604, 87: 308, 88: 744, 90: 728, 91: 760,
-                  10000: 1424, 10002: 1416, 10011: 1464}
+                  68: 588, 74: 296, 75: 696, 78: 628, 79: 568, 81: 368, 82: 376, 85: 604, 87: 308, 88: 744, 90: 728,
+                  91: 760, 10000: 1424, 10002: 1416, 10011: 1464}
         for which, offset in fields.items():
             value = int.from_bytes(properties.raw[offset:offset + 4], "little")
             assert number("hipDeviceGetAttribute", c_int, which, 0) == value, which

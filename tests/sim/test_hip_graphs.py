@@ -151,3 +151,117 @@ class TestLibraries:
         back = np.zeros_like(data)
         call("hipMemcpy", address(back), pointer, c_size_t(256), 2)
         np.testing.assert_array_equal(back, np.where(data < 32, 2 * data, data))
+
+
+class Fill(ctypes.Structure):
+    _fields_ = [("to", c_void_p), ("element", c_uint32), ("height", c_size_t), ("pitch", c_size_t),
+                ("value", c_uint32), ("width", c_size_t)]
+
+
+class TestNodes:
+    @pytest.fixture
+    def pointer(self):
+        taken = made("hipMalloc", c_size_t(64))
+        call("hipMemset", taken, 0, c_size_t(64))
+        yield taken
+        call("hipFree", taken)
+
+    @staticmethod
+    def run(graph: c_void_p) -> c_void_p:
+        executable = made("hipGraphInstantiate", graph, None, None, c_size_t(0))
+        call("hipGraphLaunch", executable, None)
+        return executable
+
+    @staticmethod
+    def node(name: str, graph: c_void_p, *arguments: object) -> c_void_p:
+        return made(name, graph, None, c_size_t(0), *arguments)
+
+    def test_copies_host_functions_and_children(self, pointer):
+        data, other, seen = np.arange(16, dtype=np.uint8), np.arange(16, 32, dtype=np.uint8), []
+        child, graph = made("hipGraphCreate", 0), made("hipGraphCreate", 0)
+        copy = self.node("hipGraphAddMemcpyNode1D", child, pointer, address(data), c_size_t(16), 1)
+        first = self.node("hipGraphAddChildGraphNode", graph, child)
+        assert made_by_result("hipGraphChildGraphNodeGetGraph", first).value == child.value
+        function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: seen.append(ctypes.string_at(pointer.value, 2)))
+
+        class Host(ctypes.Structure):
+            _fields_ = [("fn", c_void_p), ("data", c_void_p)]
+
+        host = made("hipGraphAddHostNode", graph, byref(first), c_size_t(1),
+                    byref(Host(ctypes.cast(function, c_void_p).value, None)))
+        self.run(graph)
+        assert seen == [b"\0\1"] and ctypes.string_at(pointer.value, 16) == data.tobytes()
+        call("hipGraphMemcpyNodeSetParams1D", copy, pointer, address(other), c_size_t(16), 1)
+        self.run(graph)
+        assert seen[-1] == b"\0\1", "a child is copied when it is added"
+        executable = self.run(child)
+        assert ctypes.string_at(pointer.value, 16) == other.tobytes()
+        call("hipGraphExecMemcpyNodeSetParams1D", executable, copy, c_void_p(pointer.value + 16), address(data),
+             c_size_t(4), 1)
+        call("hipGraphLaunch", executable, None)
+        assert ctypes.string_at(pointer.value + 16, 5) == b"\0\1\2\3\0"
+        with pytest.raises(HipError, match="of another kind"):
+            call("hipGraphMemsetNodeSetParams", host, byref(Fill(pointer.value, 1, 1, 1, 1, 1)))
+
+    def test_fills_are_read_and_changed(self, pointer):
+        graph, found = made("hipGraphCreate", 0), Fill()
+        node = self.node("hipGraphAddMemsetNode", graph, byref(Fill(pointer.value, 2, 2, 8, 0x102, 3)))
+        executable = self.run(graph)
+        assert ctypes.string_at(pointer.value, 16) == (b"\2\1" * 3 + b"\0\0") * 2
+        call("hipGraphMemsetNodeGetParams", node, byref(found))
+        assert (found.to, found.element, found.height, found.pitch, found.value, found.width) == (
+            pointer.value, 2, 2, 8, 0x102, 3)
+        call("hipGraphExecMemsetNodeSetParams", executable, node, byref(Fill(pointer.value, 1, 1, 1, 7, 2)))
+        call("hipGraphLaunch", executable, None)
+        assert ctypes.string_at(pointer.value, 4) == b"\7\7\2\1"
+        call("hipGraphMemsetNodeSetParams", node, byref(Fill(pointer.value, 1, 1, 1, 8, 1)))
+        self.run(graph)
+        assert ctypes.string_at(pointer.value, 2) == b"\x08\7"
+
+    def test_events(self):
+        graph, event, other = made("hipGraphCreate", 0), made("hipEventCreate"), made("hipEventCreate")
+        record = self.node("hipGraphAddEventRecordNode", graph, event)
+        self.node("hipGraphAddEventWaitNode", graph, event)
+        assert made_by_result("hipGraphEventRecordNodeGetEvent", record).value == event.value
+        self.run(graph)
+        milliseconds = ctypes.c_float()
+        call("hipEventElapsedTime", byref(milliseconds), event, event)
+        with pytest.raises(HipError, match="an event was not recorded"):
+            call("hipEventElapsedTime", byref(milliseconds), event, other)
+        call("hipGraphEventRecordNodeSetEvent", record, other)
+        self.run(graph)
+        call("hipEventElapsedTime", byref(milliseconds), event, other)
+        assert milliseconds.value > 0
+
+    def test_user_objects_go_with_the_last_graph(self):
+        gone, graph = [], made("hipGraphCreate", 0)
+        destroy = ctypes.CFUNCTYPE(None, c_void_p)(gone.append)
+        thing = made("hipUserObjectCreate", c_void_p(9), destroy, 1, 1)
+        call("hipGraphRetainUserObject", graph, thing, 1, 1)
+        clone = made("hipGraphClone", graph)
+        call("hipGraphDestroy", graph)
+        assert gone == []
+        call("hipGraphDestroy", clone)
+        assert gone == [9]
+
+    def test_a_picture(self, tmp_path):
+        graph = made("hipGraphCreate", 0)
+        first = self.node("hipGraphAddEmptyNode", graph)
+        second = made("hipGraphAddEmptyNode", graph, byref(first), c_size_t(1))
+        call("hipGraphDebugDotPrint", graph, str(tmp_path / "graph.dot").encode(), 0)
+        assert "n0 -> n1;" in (tmp_path / "graph.dot").read_text()
+        count, found = c_size_t(4), (c_void_p * 4)()
+        call("hipGraphNodeGetDependencies", second, found, byref(count))
+        assert (count.value, found[0]) == (1, first.value)
+        call("hipGraphNodeGetDependentNodes", first, found, byref(count))
+        assert (count.value, found[0]) == (1, second.value)
+        call("hipGraphRemoveDependencies", graph, byref(first), byref(second), c_size_t(1))
+        call("hipGraphNodeGetDependentNodes", first, None, byref(count))
+        assert count.value == 0
+
+
+def made_by_result(name: str, handle: c_void_p) -> c_void_p:
+    """What a call writes through its second argument."""
+    out = c_void_p()
+    call(name, handle, byref(out))
+    return out

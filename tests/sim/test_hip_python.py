@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A client that was not written here: ROCm's own Python bindings, hip-python 10 (of the test extras) or 7.2 (`pip install
---target`, with PYTHONPATH), which call HIP's library by its symbols."""
+"""A client that was not written here: ROCm's own Python bindings, hip-python 10 (of the test extras) or 7.2 (by `pip
+install --target` and PYTHONPATH), which call HIP's library by its symbols."""
 
 from __future__ import annotations
 

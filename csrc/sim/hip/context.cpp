@@ -60,7 +60,19 @@ thread_local std::vector<Context*> pushed;       // the last one is current, unl
 
 Context* primary_of(int device) { return &state().devices[device].primary; }
 
+bool is_live(const Context* context) {           // needs state().mutex
+  const auto& devices = state().devices;
+  return state().made.count(const_cast<Context*>(context)) ||
+         std::any_of(devices.begin(), devices.end(), [&](const DeviceState& d) { return context == &d.primary; });
+}
+
+void drop_dead() {                               // what another thread has destroyed; needs state().mutex
+  while (!pushed.empty() && !is_live(pushed.back())) pushed.pop_back();
+}
+
 Context* current_context() {
+  const std::lock_guard lock(state().mutex);
+  drop_dead();
   if (!pushed.empty() && pushed.back()->device == current_device()) return pushed.back();
   return primary_of(current_device());
 }
@@ -68,10 +80,7 @@ Context* current_context() {
 // Needs state().mutex. Throws Fault.
 Context& live(void* handle) {
   auto* context = static_cast<Context*>(handle);
-  const auto& devices = state().devices;
-  const bool is_primary = std::any_of(devices.begin(), devices.end(),
-                                      [&](const DeviceState& d) { return context == &d.primary; });
-  if (!is_primary && !state().made.count(context)) throw Fault("this is not a live context");
+  if (!is_live(context)) throw Fault("this is not a live context");
   return *context;
 }
 
@@ -149,9 +158,12 @@ HIP_API int hipCtxPushCurrent(void* handle) {
 }
 
 HIP_API int hipCtxPopCurrent(void** out) {
+  const std::lock_guard lock(state().mutex);
+  drop_dead();
   if (pushed.empty()) return set_error(kInvalidContext, "no context has been pushed by this thread");
   if (out) *out = pushed.back();
   pushed.pop_back();
+  drop_dead();
   return pushed.empty() ? kSuccess : static_cast<Error>(hipSetDevice(pushed.back()->device));
 }
 
