@@ -229,17 +229,23 @@ print(ctypes.string_at(pointer.value, 8).hex())
 assert library.hipMemset(pointer, 5, ctypes.c_size_t(4)) == 0
 assert library.hipIpcCloseMemHandle(pointer) == 0
 assert library.hipIpcCloseMemHandle(pointer) != 0
+freed = Handle.from_buffer_copy(bytes.fromhex(sys.argv[2]))
+assert library.hipIpcOpenMemHandle(ctypes.byref(pointer), freed, 1) == 1, "its memory is gone"
 """
 
 
 class TestOtherProcesses:
     def test_memory_is_one_and_stays_where_it_is(self):
         data = np.random.default_rng().integers(0, 255, 1000, dtype=np.uint8)
-        pointer, handle = made("hipMalloc", c_size_t(1000)), (c_char * 64)()
+        pointer, handle, freed = made("hipMalloc", c_size_t(1000)), (c_char * 64)(), (c_char * 64)()
+        gone = made("hipMalloc", c_size_t(64))
+        call("hipIpcGetMemHandle", freed, gone)
+        call("hipFree", gone)
         call("hipMemcpy", pointer, address(data), c_size_t(1000), 1)
-        call("hipIpcGetMemHandle", handle, pointer)
+        call("hipIpcGetMemHandle", handle, pointer)  # its file has the number that the other one had
         assert ctypes.string_at(pointer.value, 1000) == data.tobytes()
-        out = subprocess.run([sys.executable, "-c", _OTHER_PROCESS, handle.raw.hex()], capture_output=True, text=True)
+        out = subprocess.run([sys.executable, "-c", _OTHER_PROCESS, handle.raw.hex(), freed.raw.hex()],
+                             capture_output=True, text=True)
         assert out.returncode == 0, out.stderr
         assert bytes.fromhex(out.stdout.split()[-1]) == data[:8].tobytes()
         assert ctypes.string_at(pointer.value, 8) == bytes([5] * 4) + data[4:8].tobytes()

@@ -15,7 +15,8 @@ void replace_work(void* executable, const Node* node, Work work);
 // launch.cpp, copy.cpp. Arguments are copied now.
 Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra);
 Work symbol_work(const void* symbol, const void* from, void* to, size_t bytes, size_t offset);
-void release_quietly(void* pointer);             // memory.cpp: of a graph; it may be gone
+// memory.cpp: an allocation of a graph, unless the program has freed it; its name tells it from a later one there.
+void release_quietly(void* pointer, const std::string& name);
 Work copy_work(void* to, const void* from, size_t bytes);
 Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height);
 

@@ -202,9 +202,11 @@ Content content_of(const SymbolParams* p) {
 Content content_of(AllocateParams* p) {
   if (!p || p->bytes == 0) throw Fault("the allocation node has no parameters, or no bytes");
   const size_t bytes = p->bytes;
-  const std::shared_ptr<void> block(graph_memory(bytes), [bytes](void* pointer) {
+  void* memory_of_node = graph_memory(bytes);
+  const std::string name = memory().find(reinterpret_cast<u64>(memory_of_node))->name;
+  const std::shared_ptr<void> block(memory_of_node, [bytes, name](void* pointer) {
     graph_bytes -= bytes;
-    release_quietly(pointer);
+    release_quietly(pointer, name);
   });
   p->pointer = block.get();
   return {NodeKind::allocate, [block] { return kSuccess; }, *p};

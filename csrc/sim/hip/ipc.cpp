@@ -4,6 +4,7 @@
 // file. As on hardware, a process does not open its own handles.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -24,11 +25,12 @@ struct Handle {                                  // hipIpcMemHandle_t, hipIpcEve
   u64 kind;
   int process, file;
   u64 offset, bytes, mapping_bytes;
-  char rest[24];
+  u64 inode;                                     // of the file: its number in the process may be another's later
+  char rest[16];
 };
 static_assert(sizeof(Handle) == 64);
 
-struct Opened { void* mapping; u64 mapping_bytes; u32 uses; int process, file; };
+struct Opened { void* mapping; u64 mapping_bytes; u32 uses; int process; u64 inode; };
 
 struct All {
   std::mutex mutex;
@@ -40,22 +42,30 @@ All& opened() {
   return *instance;
 }
 
+u64 inode_of(int file) {
+  struct stat status {};
+  return fstat(file, &status) == 0 ? static_cast<u64>(status.st_ino) : 0;
+}
+
 Error open_memory(void** out, const Handle& h) {
   const std::lock_guard lock(opened().mutex);
   for (auto& [base, one] : opened().by_base) {   // a second time: the same address
-    if (one.process != h.process || one.file != h.file) continue;
+    if (one.process != h.process || one.inode != h.inode) continue;
     ++one.uses;
     *out = reinterpret_cast<void*>(base);
     return kSuccess;
   }
   const std::string path = "/proc/" + std::to_string(h.process) + "/fd/" + std::to_string(h.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return set_error(kInvalidValue, "the memory behind this handle is gone, or another user's: " + path);
+  if (file < 0 || inode_of(file) != h.inode) {
+    if (file >= 0) close(file);
+    return set_error(kInvalidValue, "the memory behind this handle is gone, or another user's: " + path);
+  }
   void* mapping = mmap(nullptr, h.mapping_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   close(file);
   if (mapping == MAP_FAILED) return set_error(kOutOfMemory, "the memory behind this handle cannot be mapped");
   const u64 base = reinterpret_cast<u64>(mapping) + h.offset;
-  opened().by_base[base] = {mapping, h.mapping_bytes, 1, h.process, h.file};
+  opened().by_base[base] = {mapping, h.mapping_bytes, 1, h.process, h.inode};
   memory().add({base, h.bytes, "hipIpcOpenMemHandle", true, false, nullptr});
   *out = reinterpret_cast<void*>(base);
   return kSuccess;
@@ -69,7 +79,8 @@ HIP_API int hipIpcGetMemHandle(Handle* out, void* pointer) {
   const std::optional<Range> range = memory().find(reinterpret_cast<u64>(pointer));
   const auto shared = range && !range->freed ? memory().share(range->base) : std::nullopt;
   if (!shared) return set_error(kInvalidValue, "the pointer is in no memory of hipMalloc, or it cannot be shared");
-  *out = {kMemory, static_cast<int>(getpid()), shared->file, shared->offset, shared->bytes, shared->mapping_bytes, {}};
+  *out = {kMemory, static_cast<int>(getpid()), shared->file, shared->offset, shared->bytes, shared->mapping_bytes,
+          inode_of(shared->file), {}};
   return kSuccess;
 }
 
@@ -102,7 +113,7 @@ HIP_API int hipIpcGetEventHandle(Handle* out, void* event) {
     if ((flags & kInterprocess) == 0 || (flags & kNoTiming) == 0) {
       return set_error(kInvalidValue, "the event needs hipEventInterprocess and hipEventDisableTiming");
     }
-    *out = {kEvent, static_cast<int>(getpid()), -1, reinterpret_cast<u64>(event), 0, 0, {}};
+    *out = {kEvent, static_cast<int>(getpid()), -1, reinterpret_cast<u64>(event), 0, 0, 0, {}};
     return kSuccess;
   });
 }

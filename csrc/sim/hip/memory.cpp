@@ -92,9 +92,11 @@ struct PointerAttributes {                       // hipPointerAttribute_t
 
 }  // namespace
 
-void release_quietly(void* pointer) {
+void release_quietly(void* pointer, const std::string& name) {
   Allocations& all = allocations();
   const std::lock_guard lock(all.mutex);
+  const std::optional<Range> range = memory().find(address_of(pointer));
+  if (!range || range->freed || range->name != name) return;
   all.by_base.erase(address_of(pointer));
   memory().release(address_of(pointer));
 }

@@ -32,6 +32,7 @@ struct Location { int type, id; };               // hipMemLocation
 
 // Of the known range that the memory lies in. It is remembered, and changes nothing.
 struct Advice {
+  std::string allocation;                        // its name: another one may lie at the same address later
   bool read_mostly = false, coarse = false;
   int preferred = kNobody, last_prefetch = kNobody;
   std::set<int> accessed_by = {};
@@ -45,6 +46,14 @@ struct Advices {
 Advices& advices() {
   static Advices* instance = new Advices;
   return *instance;
+}
+
+// What is remembered of a range, by its base. Needs the mutex.
+Advice& advice_of(u64 base) {
+  Advice& a = advices().by_base[base];
+  const std::optional<Range> range = memory().find(base);
+  if (range && range->name != a.allocation) a = {.allocation = range->name};
+  return a;
 }
 
 // The range around all of the memory, or an error.
@@ -65,7 +74,7 @@ Error advise(const void* pointer, size_t bytes, int advice, int device) {
     if (const Error error = check_device(device)) return error;
   }
   const std::lock_guard lock(advices().mutex);
-  Advice& a = advices().by_base[base];
+  Advice& a = advice_of(base);
   switch (advice) {
     case kSetReadMostly: case kUnsetReadMostly: a.read_mostly = advice == kSetReadMostly; break;
     case kSetPreferred: a.preferred = device; break;
@@ -86,7 +95,7 @@ Error prefetch(const void* pointer, size_t bytes, int device, void* stream) {
   }
   {
     const std::lock_guard lock(advices().mutex);
-    advices().by_base[base].last_prefetch = device;
+    advice_of(base).last_prefetch = device;
   }
   return guarded(kInvalidHandle, [&] { return submit(stream, NodeKind::empty, [] { return kSuccess; }); });
 }
@@ -95,7 +104,7 @@ int device_at(const Location& location) { return location.type == kAtDevice ? lo
 
 Error range_attribute(void* data, size_t bytes, int which, u64 base) {
   const std::lock_guard lock(advices().mutex);
-  const Advice& a = advices().by_base[base];
+  const Advice& a = advice_of(base);
   if (which == kAccessedBy) {
     std::fill_n(static_cast<int*>(data), bytes / sizeof(int), kNobody);
     size_t i = 0;
