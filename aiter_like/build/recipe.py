@@ -76,7 +76,8 @@ class ModuleSpec:
     @property
     def title(self) -> str:
         """What a user is told that is built."""
-        names = {"sim": "the simulator", "binding": "the boundary to Python, parsed once for all modules"}
+        names = {"sim": "the simulator", "sim_rtc": "hipRTC for it",
+                 "binding": "the boundary to Python, parsed once for all modules"}
         return names.get(self.name, f"{self.name} for {self.arch}")
 
     @property
@@ -129,9 +130,11 @@ def binding(spec: ModuleSpec, toolchain: Toolchain) -> ModuleSpec | None:
     """The module whose library the steps of `spec` read as BINDING_PCH; None where they do not.
 
     Parsing the binding takes more than half of the time of a host half, and its text is the same for all of them. Flags
-    of a module's own might change what it means. hipcc has headers of ROCm before it, of which nothing is known here.
+    of a module's own might change what it means. ROCm's clang may have headers before it, of which nothing is known
+    here; one that is lent to hipcc has none.
     """
-    if spec.kind != "hip" or spec.flags or toolchain.name != "clang" or not (spec.root / _BINDING).is_file():
+    known = toolchain.name == "clang" or toolchain.lent
+    if spec.kind != "hip" or spec.flags or not known or not (spec.root / _BINDING).is_file():
         return None
     return ModuleSpec("binding", (_BINDING,), "binding", "host", output="binding.ast", root=spec.root)
 
@@ -210,7 +213,7 @@ def _hip_steps(spec: ModuleSpec, toolchain: Toolchain) -> list[Step]:
     parsed = ["-include-pch", BINDING_PCH, "-fno-validate-pch"] if binding(spec, toolchain) else []
     # The driver ignores -MF for a device-only compilation; its front end does not.
     depfile = ["-dependency-file", "device.d", "-sys-header-deps", "-MT", "device.hipfb"]
-    device = [toolchain.path, *common, f"--offload-arch={spec.arch}", "--offload-device-only", "-gline-tables-only",
+    device = [*toolchain.command, *common, f"--offload-arch={spec.arch}", "--offload-device-only", "-gline-tables-only",
               *_through("-Xclang", depfile), "-c", "-o", "device.hipfb", source]
     host = [toolchain.host_compiler, *common, "--offload-host-only",
             *_through("-Xclang", ["-fcuda-include-gpubinary", "device.hipfb", *parsed]),

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from aiter_like import env
 from aiter_like.build import processes
-from aiter_like.build.cache import cache_root, read_json, write_json
+from aiter_like.build.cache import cache_root, own_folder, read_json, sha256, write_json
 from aiter_like.errors import BuildError
 
 ROCM_MIN = (6,)
 CLANG_MIN = (19,)  # the first with gfx942 code generation that all sources here were tried with
 _VERSION_SECONDS = 30.0  # a busy machine and a compiler on a network's disk take a few
+_NO_SUCH_COMMAND = 127  # a shell's exit status: a hipcc without its clang says no more the next time
 CLANG_MAX = 30  # newest versioned name looked for, as in clang++-30
 
 _PLATFORMS = {"hipcc": ("hip", "host"), "clang": ("hip", "host"), "nvcc": ("cuda",)}
@@ -50,6 +51,8 @@ class Toolchain:
         version: e.g. (22, 1, 8); of ROCm for hipcc.
         identity: what enters the cache key: path, size, time and version text of the compiler.
         host_compiler: the C++ compiler for host-only modules ("" for nvcc).
+        lent: for a hipcc that is handed another clang than its own, that clang as it is shown, else "".
+        environment: "NAME=value" of what it is run with, in front of the environment that is there.
     """
 
     name: str
@@ -57,9 +60,17 @@ class Toolchain:
     version: tuple[int, ...]
     identity: str
     host_compiler: str
+    lent: str = ""
+    environment: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The beginning of a command line that runs it."""
+        return ("env", *self.environment, self.path) if self.environment else (self.path,)
 
     def __str__(self) -> str:
-        return f"{self.name} {'.'.join(map(str, self.version))} ({self.path})"
+        own = f"{self.name} {'.'.join(map(str, self.version))} ({self.path})"
+        return f"{own}, by HIP_CLANG_PATH over {self.lent}" if self.lent else own
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ def find(platform: str) -> Toolchain:
         BuildError: none is usable; the message lists each one tried with the reason, and what to install.
     """
     forced = env.get("AITER_LIKE_TOOLCHAIN")
-    candidates = _candidates(platform, forced, os.environ.get("PATH", ""), os.environ.get("ROCM_PATH", ""))
+    candidates = _candidates(platform, forced, *_search())
     for candidate in candidates:
         if candidate.toolchain is not None:
             return candidate.toolchain
@@ -88,8 +99,7 @@ def find(platform: str) -> Toolchain:
 
 def report() -> list[Candidate]:
     """Every known compiler with its version or the reason why it is not usable, in order of preference."""
-    search = (os.environ.get("PATH", ""), os.environ.get("ROCM_PATH", ""))
-    return [_probe(name, *search) for name in _PLATFORMS]
+    return [_probe(name, *_search()) for name in _PLATFORMS]
 
 
 def find_ninja() -> str:
@@ -112,33 +122,43 @@ def find_ninja() -> str:
     return found
 
 
+def _search() -> tuple[str, str, str]:
+    """What decides which compilers are found, and which clang is behind hipcc."""
+    return tuple(os.environ.get(name, "") for name in ("PATH", "ROCM_PATH", "HIP_CLANG_PATH"))
+
+
 @cache
-def _candidates(platform: str, forced: str, path: str, rocm_path: str) -> tuple[Candidate, ...]:
+def _candidates(platform: str, forced: str, path: str, rocm_path: str, clang_path: str) -> tuple[Candidate, ...]:
+    search = (path, rocm_path, clang_path)
     if not forced:
-        return tuple(_probe(name, path, rocm_path) for name in _ORDER[platform])
+        return tuple(_probe(name, *search) for name in _ORDER[platform])
     if forced in _PLATFORMS:
-        candidate = _probe(forced, path, rocm_path)
+        candidate = _probe(forced, *search)
     elif os.sep in forced:
-        candidate = _identify(forced)
+        candidate = _identify(forced, *search)
     else:
         raise ValueError(f"AITER_LIKE_TOOLCHAIN={forced!r}: expected one of {', '.join(_PLATFORMS)}, or a path to one")
     if candidate.toolchain is not None and platform not in _PLATFORMS[candidate.name]:
         if platform == "host":  # the simulator still needs a C++ compiler when nvcc is forced for kernels
-            return _candidates("host", "", path, rocm_path)
+            return _candidates("host", "", *search)
         reason = f"forced by AITER_LIKE_TOOLCHAIN={forced}, but it does not build for {platform} targets"
         candidate = Candidate(candidate.name, None, reason)
     return (candidate,)
 
 
-def _probe(name: str, path: str, rocm_path: str) -> Candidate:
-    """The first executable of that kind that is new enough."""
+def _probe(name: str, path: str, rocm_path: str, clang_path: str) -> Candidate:
+    """The first executable of that kind that is new enough; a hipcc with a clang of its own before one without."""
     rejected = Candidate(name, None, "not found in PATH" + (" or /opt/rocm/bin" if name == "hipcc" else ""))
+    usable = []
     for executable in _executables(name, path, rocm_path):
-        candidate = _identify(executable)
-        if candidate.toolchain is not None and candidate.name == name:
+        candidate = _identify(executable, path, rocm_path, clang_path)
+        if candidate.toolchain is None or candidate.name != name:
+            rejected = candidate
+        elif not candidate.toolchain.lent:
             return candidate
-        rejected = candidate
-    return Candidate(name, None, rejected.reason)
+        else:
+            usable.append(candidate)
+    return usable[0] if usable else Candidate(name, None, rejected.reason)
 
 
 def _executables(name: str, path: str, rocm_path: str) -> list[str]:
@@ -154,10 +174,10 @@ def _executables(name: str, path: str, rocm_path: str) -> list[str]:
     return [executable for executable in found if executable]
 
 
-def _identify(executable: str) -> Candidate:
+def _identify(executable: str, path: str, rocm_path: str, clang_path: str) -> Candidate:
     """What kind of compiler an executable is, from its version text."""
     try:
-        text = _version_text(executable)
+        text = _version_text(executable, clang_path)
     except TimeoutError as error:
         return Candidate(Path(executable).name, None, str(error))
     matches = {name: match for name, pattern in _VERSIONS.items() if (match := re.search(pattern, text))}
@@ -165,39 +185,104 @@ def _identify(executable: str) -> Candidate:
         first = (text.strip().splitlines() or ["no output"])[0]
         return Candidate(Path(executable).name, None, f"{executable} --version does not look like a compiler: {first}")
     name, match = next(iter(matches.items()))
-    version = tuple(int(part) for part in match[1].split("."))
+    version = _numbers(match[1])
+    if name == "hipcc":
+        return _identify_hipcc(executable, version, text, _probe("clang", path, rocm_path, clang_path).toolchain)
     if version < _MINIMUM[name]:
         needed = ".".join(map(str, _MINIMUM[name]))
         return Candidate(name, None, f"{executable} is version {match[1]}, needed is >= {needed}")
-    if name == "hipcc" and not _installed_dir(text):
-        return Candidate(name, None, f"{executable} --version does not say where its clang is (InstalledDir)")
-    host_compiler = "" if name == "nvcc" else executable if name == "clang" else f"{_installed_dir(text)}/clang++"
     identity = "\n".join([*map(str, _stamp(executable, text)), text])
-    return Candidate(name, Toolchain(name, executable, version, identity, host_compiler), "")
+    return Candidate(name, Toolchain(name, executable, version, identity, "" if name == "nvcc" else executable), "")
 
 
-def _version_text(executable: str) -> str:
+def _identify_hipcc(executable: str, version: tuple[int, ...], text: str, clang: Toolchain | None) -> Candidate:
+    """hipcc is a driver, and what it builds is a matter of the clang behind it: that of ROCm 6 or later, or one that is
+    new enough itself. A hipcc that has neither, such as a distribution's older one, is handed the clang found here."""
+    own = re.search(_VERSIONS["clang"], text)
+    behind = _numbers(own[1]) if own else ()
+    place = _installed_dir(text)
+    if place and (version >= ROCM_MIN or behind >= CLANG_MIN):
+        identity = "\n".join([*map(str, _stamp(executable, text)), text])
+        return Candidate("hipcc", Toolchain("hipcc", executable, version, identity, f"{place}/clang++"), "")
+    number = ".".join(map(str, version))
+    if place:
+        problem = (f"{executable} is version {number} over clang {own[1] if own else 'of no known version'}, needed is "
+                   f"hipcc >= {ROCM_MIN[0]} or any over clang >= {CLANG_MIN[0]}")
+    else:
+        problem = f"{executable} --version does not say where its clang is (InstalledDir)"
+    if clang is None:
+        return Candidate("hipcc", None, f"{problem}; there is no other clang to hand to it")
+    environment = _lend(clang)
+    try:
+        lent = _version_text(executable, "", environment)
+    except TimeoutError as error:
+        return Candidate("hipcc", None, f"{problem}; handed another clang, {error}")
+    taken = re.search(_VERSIONS["clang"], lent)
+    if not taken or _numbers(taken[1]) != clang.version or not _installed_dir(lent):
+        return Candidate("hipcc", None, f"{problem}; by HIP_CLANG_PATH it does not take {clang.path}")
+    identity = "\n".join([*map(str, _stamp(executable, lent)), lent])
+    found = Toolchain("hipcc", executable, version, identity, clang.path, str(clang), environment)
+    return Candidate("hipcc", found, "")
+
+
+def _lend(clang: Toolchain) -> tuple[str, ...]:
+    """What makes a hipcc run `clang`: a folder that has it under every name that a driver looks for, and the variables
+    that name the folder.
+
+    A distribution's driver looks for the clang of its own release (Debian's 5.2 for clang++-15), and for that clang's
+    headers by its full version. HIP_ROCCLR_HOME: it would take the clang in its own folder before HIP_CLANG_PATH's.
+    HIP_PLATFORM: it might find nvcc.
+    """
+    home = cache_root() / "hipcc" / sha256(clang.identity.encode())[:16]
+    real = Path(os.path.realpath(clang.path))
+    numbers = [f"-{major}" for major in range(CLANG_MAX + 1)]
+    links = {home / "bin" / f"{name}{suffix}": real for name in ("clang", "clang++") for suffix in ("", *numbers)}
+    resources = real.parent.parent / "lib" / "clang" / str(clang.version[0])
+    if resources.is_dir():
+        links[home / "lib" / "clang" / ".".join(map(str, clang.version))] = resources
+    for folder in {link.parent for link in links}:
+        own_folder(folder)
+    for link, target in links.items():
+        if not os.path.islink(link) or os.readlink(link) != str(target):
+            fresh = link.with_name(f".{link.name}.{os.getpid()}")
+            os.symlink(target, fresh)
+            os.replace(fresh, link)
+    return (f"HIP_CLANG_PATH={home}/bin", f"HIP_ROCCLR_HOME={home}", "HIP_PLATFORM=amd")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _version_text(executable: str, clang_path: str = "", environment: tuple[str, ...] = ()) -> str:
     """Output of `executable --version`; from the cache while its files are unchanged (a run costs 20 to 300 ms).
+
+    Args:
+        executable: the compiler.
+        clang_path: HIP_CLANG_PATH as it is set, on which the answer of a hipcc depends.
+        environment: "NAME=value" of what it gets besides.
 
     Raises:
         TimeoutError: it does not end.
     """
     record_path = cache_root() / "compilers.json"
     records = read_json(record_path) or {}
-    known = records.get(executable)
+    record = " ".join([*environment, *([f"HIP_CLANG_PATH={clang_path}"] if clang_path else []), executable])
+    known = records.get(record)
     if known and known["stamp"] == _stamp(executable, known["text"]):
         return known["text"]
+    variables = dict(variable.split("=", 1) for variable in environment)
     try:
-        with processes.child([executable, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE) as run:
+        with processes.child([executable, "--version"], env=os.environ | variables, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
             out, err = (text.decode(errors="replace") for text in run.communicate(timeout=_VERSION_SECONDS))
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"{executable} --version has not ended after {_VERSION_SECONDS:g} s") from None
     except OSError as error:
         return f"{error}"
     text = out + (err if run.returncode else "")
-    if run.returncode == 0:
-        records[executable] = {"stamp": _stamp(executable, text), "text": text}
+    if run.returncode == 0 or (run.returncode == _NO_SUCH_COMMAND and "HIP version:" in text):
+        records[record] = {"stamp": _stamp(executable, text), "text": text}
         write_json(record_path, records)
     return text
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiter_like import env, paths
+from aiter_like.build import toolchain
 from aiter_like.build.build import load_or_build
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError, SimulatorError
@@ -26,7 +27,7 @@ _OWN_FLAGS = {"sim/hip": ("-O1",), "sim/load": ("-O1",), "sim/run": ("-O3",), "s
 
 def module_spec(arch: str = "") -> ModuleSpec:
     """The simulator as a module of the JIT, for an x86-64 level (default: that of this machine)."""
-    sources = [name for name in _sources("sim") if not name.startswith("sim/timing/")]
+    sources = [name for name in _sources("sim") if not name.startswith(("sim/timing/", "sim/rtc/"))]
     return ModuleSpec(name="sim", kind="host", arch=arch, sources=tuple(sources), output="libamdhip64.so",
                       flags=("-O2", "-fvisibility=hidden"), link_flags=("-Wl,-soname,libamdhip64.so",),
                       precompiled="sim/precompiled.h", own_flags=_OWN_FLAGS)
@@ -36,6 +37,13 @@ def timing_spec(arch: str = "") -> ModuleSpec:
     """The observers of csrc/sim/timing, a library of its own: it is built when somebody counts for the first time."""
     return ModuleSpec(name="sim_timing", kind="host", arch=arch, output="libaiter_like_sim_timing.so",
                       sources=("sim/run/occupancy.cpp", *_sources("sim/timing")), flags=("-O2", "-fvisibility=hidden"))
+
+
+def rtc_spec(arch: str = "") -> ModuleSpec:
+    """hipRTC, a library of its own as ROCm's is: it is built when somebody asks for it."""
+    return ModuleSpec(name="sim_rtc", kind="host", arch=arch, output="libhiprtc.so", sources=tuple(_sources("sim/rtc")),
+                      flags=("-O1", "-fvisibility=hidden", "-Wno-c23-extensions"),
+                      link_flags=("-Wl,-soname,libhiprtc.so",))
 
 
 def _sources(folder: str) -> list[str]:
@@ -52,6 +60,21 @@ def load() -> ctypes.CDLL:
     """
     with _lock:
         return _library()
+
+
+@functools.cache
+def load_rtc() -> ctypes.CDLL:
+    """hipRTC beside the simulator: programs that look for `libhiprtc.so` find this one. It runs the clang that is found
+    here; a program without Python takes the newest in HIP_CLANG_PATH or PATH.
+
+    Raises:
+        BuildError: it cannot be built, or there is no compiler for gfx942.
+    """
+    load()
+    compiler = toolchain.find("hip").host_compiler
+    library = ctypes.CDLL(str(load_or_build(rtc_spec())), mode=ctypes.RTLD_GLOBAL)
+    library.aiter_like_sim_rtc_compiler(compiler.encode())
+    return library
 
 
 @functools.cache

@@ -150,7 +150,7 @@ def assemble(instruction: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, linked = Path(folder, "loop.s"), Path(folder, "loop.co")
         source.write_text(_KERNEL.format(setup=setup, loops=_LOOPS, body=body))
-        compiler = toolchain.find("hip").path
+        compiler = toolchain.find("hip").host_compiler
         subprocess.run([compiler, "-x", "assembler", "-target", "amdgcn-amd-amdhsa", "-mcpu=gfx942",
                         str(source), "-o", str(linked)], check=True)
         return linked.read_bytes()

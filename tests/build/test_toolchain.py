@@ -24,6 +24,18 @@ def _hipcc(folder: Path, version: str = "6.2.41134") -> Compiler:
                  "Target: x86_64-unknown-linux-gnu", "InstalledDir: /opt/rocm-6.2.1/lib/llvm/bin")
 
 
+# As the driver of Debian's 5.2: it looks for the clang of its own release, in HIP_CLANG_PATH unless there is a clang
+# beside HIP_ROCCLR_HOME's other commands, and says its own version first.
+_DRIVER = """#!/bin/sh
+echo asked >> "{log}"
+echo "HIP version: 5.2.21153-0"
+clang=${{HIP_CLANG_PATH:-/nowhere}}
+[ -e "$HIP_ROCCLR_HOME/bin/clang" ] && clang=$HIP_ROCCLR_HOME/bin
+[ "$HIP_PLATFORM" = amd ] || echo "nvcc: release 12.8"
+exec "$clang/clang++-15" "$@"
+"""
+
+
 def _clang(folder: Path, version: str, name: str = "clang++") -> Compiler:
     return _tool(folder / name, f"Ubuntu clang version {version} (++2026)", f"InstalledDir: {folder}")
 
@@ -41,6 +53,8 @@ def bin_dir(tmp_path, monkeypatch) -> Path:
     (folder / "sh").symlink_to("/bin/sh")
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setenv("ROCM_PATH", str(tmp_path / "no rocm"))
+    for name in ("HIP_CLANG_PATH", "HIP_PLATFORM", "HIP_ROCCLR_HOME"):
+        monkeypatch.delenv(name, raising=False)
     return folder
 
 
@@ -59,12 +73,75 @@ def test_hipcc_under_rocm_path(bin_dir, tmp_path, monkeypatch):
     assert toolchain.find("hip").path == str(tmp_path / "rocm" / "bin" / "hipcc")
 
 
-def test_old_hipcc_gives_way_to_clang(bin_dir):
+def test_hipcc_that_takes_no_other_clang_gives_way_to_it(bin_dir):
     _hipcc(bin_dir, "5.7.31921")
     _clang(bin_dir, "22.1.8")
     assert toolchain.find("hip").name == "clang"
     hipcc = toolchain.report()[0]
-    assert hipcc.toolchain is None and hipcc.reason == f"{bin_dir}/hipcc is version 5.7.31921, needed is >= 6"
+    assert hipcc.toolchain is None and hipcc.reason == (
+        f"{bin_dir}/hipcc is version 5.7.31921 over clang 18.0.0, needed is hipcc >= 6 or any over clang >= 19; by "
+        f"HIP_CLANG_PATH it does not take {bin_dir}/clang++")
+
+
+def test_older_hipcc_over_a_new_clang_of_its_own(bin_dir):
+    _tool(bin_dir / "hipcc", "HIP version: 5.7.1-0", "clang version 21.1.0", f"InstalledDir: {bin_dir}")
+    found = toolchain.find("hip")
+    assert (found.version, found.lent, found.command) == ((5, 7, 1), "", (f"{bin_dir}/hipcc",))
+
+
+def test_older_hipcc_is_handed_the_clang_that_is_found(bin_dir, tmp_path, monkeypatch):
+    driver = Compiler(bin_dir / "hipcc", _DRIVER)
+    clang = _clang(bin_dir, "22.1.8", "clang++-22")
+    monkeypatch.setenv("HIP_PLATFORM", "nvidia")
+    found = toolchain.find("hip")
+    assert (found.name, found.version, found.path) == ("hipcc", (5, 2, 21153), str(driver.path))
+    assert found.host_compiler == str(clang.path) and "nvcc" not in found.identity
+    assert str(found) == (f"hipcc 5.2.21153 ({driver.path}), by HIP_CLANG_PATH over clang 22.1.8 ({clang.path})")
+    assert found in [candidate.toolchain for candidate in toolchain.report()], "doctor says the same"
+
+    monkeypatch.setenv("PATH", f"{bin_dir}:/usr/bin:/bin")
+    text = subprocess.run([*found.command, "--version"], capture_output=True, text=True, check=True).stdout
+    assert "clang version 22.1.8" in text
+    assert (driver.runs(), clang.runs()) == (3, 3), "once without and once with the clang, and now"
+    forget()
+    assert toolchain.find("hip") == found and (driver.runs(), clang.runs()) == (3, 3)
+
+
+def test_another_clang_for_it_is_another_compiler(bin_dir):
+    Compiler(bin_dir / "hipcc", _DRIVER)
+    _clang(bin_dir, "21.1.0", "clang++-21")
+    older = toolchain.find("hip")
+    _clang(bin_dir, "22.1.8", "clang++-22")
+    forget()
+    newer = toolchain.find("hip")
+    assert newer.identity != older.identity and newer.environment != older.environment
+    assert "21.1.0" in older.lent and "22.1.8" in newer.lent
+
+
+def test_older_hipcc_without_any_new_clang(bin_dir):
+    driver = Compiler(bin_dir / "hipcc", _DRIVER)
+    _clang(bin_dir, "14.0.6")
+    with pytest.raises(BuildError, match=rf"hipcc: {driver.path} --version does not say where its clang is "
+                                         r"\(InstalledDir\); there is no other clang to hand to it; clang: .*14.0.6"):
+        toolchain.find("hip")
+
+
+def test_rocm_before_a_hipcc_that_needs_another_clang(bin_dir, tmp_path, monkeypatch):
+    Compiler(bin_dir / "hipcc", _DRIVER)
+    _clang(bin_dir, "22.1.8")
+    _hipcc(tmp_path / "rocm" / "bin")
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+    assert toolchain.find("hip").path == str(tmp_path / "rocm" / "bin" / "hipcc")
+
+
+def test_users_own_choice_of_the_clang_behind_hipcc(bin_dir, tmp_path, monkeypatch):
+    Compiler(bin_dir / "hipcc", _DRIVER)
+    _clang(tmp_path / "mine", "20.1.0", "clang++-15")
+    _clang(bin_dir, "22.1.8")
+    assert "22.1.8" in toolchain.find("hip").lent
+    monkeypatch.setenv("HIP_CLANG_PATH", str(tmp_path / "mine"))
+    found = toolchain.find("hip")
+    assert (found.lent, found.host_compiler) == ("", f"{tmp_path}/mine/clang++") and "20.1.0" in found.identity
 
 
 def test_hipcc_that_hides_its_clang(bin_dir):

@@ -38,8 +38,8 @@ def _compiled(source: str, flags: tuple[str, ...]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         program, output = Path(folder, "program.hip"), Path(folder, "program.out")
         program.write_text(PRELUDE + source)
-        command = [toolchain.find("hip").path, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O2", "-nogpuinc",
-                   "-nogpulib", f"-I{paths.csrc() / 'include'}", *flags, "-o", str(output), str(program)]
+        command = [toolchain.find("hip").host_compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++17", "-O2",
+                   "-nogpuinc", "-nogpulib", f"-I{paths.csrc() / 'include'}", *flags, "-o", str(output), str(program)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}\n{done.stderr}")

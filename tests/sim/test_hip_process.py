@@ -20,8 +20,8 @@ FOLDER = Path(__file__).parent
 def compile_program(name: str, output: Path, *flags: str) -> None:
     """A source of this folder with the public HIP headers that Triton brings along."""
     headers = Path(pytest.importorskip("triton").__file__).parent / "backends/amd/include"
-    command = [toolchain.find("hip").path, "-x", "hip", "--offload-arch=gfx942", "-std=c++20", "-O1", "-nogpuinc",
-               "-nogpulib", "-D__HIP_PLATFORM_AMD__", "-Wno-unused-command-line-argument",
+    command = [toolchain.find("hip").host_compiler, "-x", "hip", "--offload-arch=gfx942", "-std=c++20", "-O1",
+               "-nogpuinc", "-nogpulib", "-D__HIP_PLATFORM_AMD__", "-Wno-unused-command-line-argument",
                f"-I{headers}", *flags, str(FOLDER / name), "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

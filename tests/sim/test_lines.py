@@ -70,8 +70,9 @@ def compiled(*flags: str) -> bytes:
 def assembled(folder: Path) -> tuple[bytes, Path]:
     source, output = folder / "early.s", folder / "early.co"
     source.write_text(ASSEMBLY)
-    subprocess.run([toolchain.find("host").path, "-x", "assembler", "--target=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-g",
-                    "-nogpulib", str(source), "-o", str(output)], check=True)
+    subprocess.run([toolchain.find("host").host_compiler, "-x", "assembler",
+                    "--target=amdgcn-amd-amdhsa", "-mcpu=gfx942", "-g", "-nogpulib", str(source), "-o",
+                    str(output)], check=True)
     return output.read_bytes(), source
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "hip/copy.h"
 #include "hip/defer.h"
 #include "hip/graph.h"
 #include "run/memory.h"
@@ -11,17 +12,16 @@
 namespace sim::hip {
 namespace {
 
-struct Plane { size_t to_pitch, from_pitch, width, height; };
-
-Error copy_now(void* to, const void* from, Plane p) {
+Error copy_now(void* to, const void* from, Box b) {
   return guarded(kInvalidValue, [&] {
-    if (p.width == 0) return kSuccess;
+    if (b.width == 0) return kSuccess;
     install_traps();
-    for (size_t row = 0; row < p.height; ++row) {
-      u8* target = static_cast<u8*>(to) + row * p.to_pitch;
-      const u8* source = static_cast<const u8*>(from) + row * p.from_pitch;
-      with_traps([&] { std::memmove(target, source, p.width); });
-      memory().copy_defined(reinterpret_cast<u64>(target), reinterpret_cast<u64>(source), p.width);
+    for (size_t row = 0; row < b.height * b.depth; ++row) {
+      const size_t slice = row / b.height, line = row % b.height;
+      u8* target = static_cast<u8*>(to) + slice * b.to_slice + line * b.to_pitch;
+      const u8* source = static_cast<const u8*>(from) + slice * b.from_slice + line * b.from_pitch;
+      with_traps([&] { std::memmove(target, source, b.width); });
+      memory().copy_defined(reinterpret_cast<u64>(target), reinterpret_cast<u64>(source), b.width);
     }
     return kSuccess;
   });
@@ -45,16 +45,16 @@ bool is_known(const void* pointer) { return memory().find(reinterpret_cast<u64>(
 
 // The copy keeps its place among the stream's other work. The runtime copies host memory that is not pinned through a
 // buffer of its own, and waits for that.
-Error copy_on(void* stream, void* to, const void* from, Plane p) {
+Error copy_on(void* stream, void* to, const void* from, Box b) {
   return guarded(kInvalidHandle, [&] {
-    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, p); });
+    const Error error = submit(stream, NodeKind::copy, [=] { return copy_now(to, from, b); });
     if (error || !deferring() || (is_known(to) && is_known(from)) || is_capturing(stream)) return error;
     return finish_stream(stream);
   });
 }
 
 Error copy_on(void* stream, void* to, const void* from, size_t bytes) {
-  return copy_on(stream, to, from, Plane{0, 0, bytes, 1});
+  return copy_on(stream, to, from, Box{.width = bytes});
 }
 
 template <class T>
@@ -92,7 +92,34 @@ u8* inside(const void* symbol, size_t bytes, size_t offset) {
 }  // namespace
 
 Work copy_work(void* to, const void* from, size_t bytes) {
-  return [=] { return copy_now(to, from, Plane{0, 0, bytes, 1}); };
+  return [=] { return copy_now(to, from, Box{.width = bytes}); };
+}
+
+Work box_work(void* to, const void* from, Box b) {
+  return [=] { return copy_now(to, from, b); };
+}
+
+Error copy_box(void* stream, void* to, const void* from, Box b, const char* waits) {
+  if (const Error error = waits ? forbidden_in_capture(waits) : kSuccess) return error;
+  if (const Error error = copy_on(stream, to, from, b)) return error;
+  return waits ? finish_stream(stream) : kSuccess;
+}
+
+Error fill_box(void* stream, void* to, u32 value, u32 element_bytes, Box b, const char* waits) {
+  if (const Error error = waits ? forbidden_in_capture(waits) : kSuccess) return error;
+  return guarded(kInvalidHandle, [&] {
+    for (size_t slice = 0; slice < b.depth; ++slice) {
+      const Work work = fill_work(static_cast<u8*>(to) + slice * b.to_slice, value, element_bytes,
+                                  b.width / element_bytes, b.to_pitch, b.height);
+      if (const Error error = submit(stream, NodeKind::fill, work)) return error;
+    }
+    return kSuccess;
+  });
+}
+
+Work symbol_work(const void* symbol, const void* from, void* to, size_t bytes, size_t offset) {
+  u8* place = inside(symbol, bytes, offset);
+  return to ? copy_work(to, place, bytes) : copy_work(place, from, bytes);
 }
 
 Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height) {
@@ -139,14 +166,12 @@ HIP_API int hipMemcpyPeerAsync(void* to, int to_device, const void* from, int fr
 
 HIP_API int hipMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
                         int) {
-  if (const Error error = forbidden_in_capture("hipMemcpy2D")) return error;
-  if (const Error error = copy_on(nullptr, to, from, Plane{to_pitch, from_pitch, width, height})) return error;
-  return finish_stream(nullptr);
+  return copy_box(nullptr, to, from, Box{to_pitch, from_pitch, width, height}, "hipMemcpy2D");
 }
 
 HIP_API int hipMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                              size_t height, int, void* stream) {
-  return copy_on(stream, to, from, Plane{to_pitch, from_pitch, width, height});
+  return copy_on(stream, to, from, Box{to_pitch, from_pitch, width, height});
 }
 
 HIP_API int hipMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset, int) {

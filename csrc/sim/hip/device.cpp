@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <set>
 
 #include "hip/defer.h"
+#include "hip/device.h"
 #include "run/memory.h"
 #include "settings.h"
 
@@ -18,10 +20,13 @@ constexpr const char* kArch = "gfx942:sramecc+:xnack-";
 constexpr u64 kMemoryBytes = u64{192} << 30;
 constexpr int kVersion = 70100000;               // HIP 7.1, as hipRuntimeGetVersion encodes it
 constexpr int kClockKhz = 2100000, kMemoryClockKhz = 1300000, kMemoryBusBits = 8192;
+constexpr int kWallClockKhz = 100000;
 constexpr int kL2Bytes = 4 << 20, kLdsBytes = 65536, kRegisters = 65536, kMaxBlock = 1024, kThreadsPerCu = 2048;
-constexpr int kMaxGrid = 0x7fffffff;
+constexpr int kMaxGrid = 0x7fffffff, kBlocksPerCu = 32, kAlignment = 256, kPciChip = 0x74a1;
+constexpr u32 kFirstBus = 5;
+constexpr int kPosixFile = 1;                    // hipMemHandleTypePosixFileDescriptor
 
-std::atomic<int> num_devices{static_cast<int>(initial_devices())};
+std::atomic<int> count_of_devices{static_cast<int>(initial_devices())};
 thread_local int current = 0;
 
 struct Peers {
@@ -41,9 +46,10 @@ void put(u8* base, size_t offset, T value) {
 
 // hipDeviceProp_tR0600: byte offsets of the public structure's fields; fields not listed are zero.
 constexpr size_t kPropertiesBytes = 1472;
-void fill_properties(u8* p) {
+void fill_properties(u8* p, int device) {
   std::memset(p, 0, kPropertiesBytes);
   std::strcpy(reinterpret_cast<char*>(p), kName);
+  std::memcpy(p + 256, uuid_of(device).data(), 16);
   put<u64>(p, 288, kMemoryBytes);
   put<u64>(p, 296, kLdsBytes);                   // per block
   put<int>(p, 304, kRegisters);
@@ -58,45 +64,75 @@ void fill_properties(u8* p) {
   put<u64>(p, 352, kMaxGrid);                    // constant memory
   put<int>(p, 360, 9);
   put<int>(p, 364, 4);
+  put<u64>(p, 368, kAlignment);                  // of textures, of their rows
+  put<u64>(p, 376, kAlignment);
   put<int>(p, 388, kNumCus);
   put<int>(p, 400, 1);                           // maps host memory
+  put<u64>(p, 568, kAlignment);                  // of surfaces
   put<int>(p, 576, 1);                           // concurrent kernels
+  put<int>(p, 584, static_cast<int>(pci_bus_of(device)));
   put<int>(p, 604, 1);                           // unified addresses
   put<int>(p, 608, kMemoryClockKhz);
   put<int>(p, 612, kMemoryBusBits);
   put<int>(p, 616, kL2Bytes);
   put<int>(p, 624, kThreadsPerCu);
+  put<int>(p, 628, 1);                           // priorities of streams
   put<u64>(p, 640, kLdsBytes);                   // per CU
   put<int>(p, 648, kRegisters);
   put<int>(p, 652, 1);                           // managed memory
+  put<int>(p, 676, 1);                           // … while a kernel uses it
+  put<int>(p, 684, 1);                           // registered host memory: its own address
   put<int>(p, 688, 1);                           // cooperative launch
+  put<u64>(p, 696, kLdsBytes);                   // per block that opts in
+  put<int>(p, 712, kBlocksPerCu);
+  put<int>(p, 728, 1);                           // registers host memory
+  put<int>(p, 744, 1);                           // memory pools
+  put<int>(p, 760, kPosixFile);
+  put<int>(p, 768, 1);                           // events of other processes
   std::strcpy(reinterpret_cast<char*>(p + 1160), kArch);
   put<u64>(p, 1416, kLdsBytes);
+  put<int>(p, 1424, kWallClockKhz);
+  put<int>(p, 1464, 1);                          // all memory in one window
 }
 
 // Numbers of hipDeviceAttribute_t.
-int attribute(int which) {
+int attribute(int which, int device) {
   switch (which) {
+    case 0: case 1: case 2: case 6: case 7: return 0;  // "no" or "none", as in the properties
+    case 11: case 12: case 13: case 14: case 15: return 0;
+    case 16: case 17: case 18: case 20: case 22: return 0;
+    case 62: case 65: case 66: case 68: case 69: case 70: case 73: case 77: case 80: return 0;
+    case 3: case 4: case 24: return 1;           // host memory mapped, at its own address, managed memory
     case 5: return kClockKhz;
-    case 8: return 1;                            // concurrent kernels
+    case 8: case 9: return 1;                    // concurrent kernels, and managed memory at the same time
     case 10: return 1;                           // cooperative launch
-    case 16: return 0;                           // integrated
     case 19: return kL2Bytes;
     case 23: return 9;
-    case 25: return 32;                          // blocks per CU
+    case 25: return kBlocksPerCu;
     case 26: case 27: case 28: case 56: return kMaxBlock;
     case 29: return kMaxGrid;
     case 30: case 31: return 65536;
     case 57: return kThreadsPerCu;
+    case 58: case 83: case 84: return kMaxGrid;  // pitch, constant memory; of all memory the most that an int holds
     case 59: return kMemoryBusBits;
     case 60: return kMemoryClockKhz;
     case 61: return 4;
     case 63: case 10015: return kNumCus;
     case 71: case 72: return kRegisters;
-    case 74: case 75: case 10002: return kLdsBytes;
+    case 67: return static_cast<int>(pci_bus_of(device));
+    case 74: case 75: case 76: case 10002: return kLdsBytes;
+    case 78: return 1;                           // priorities of streams
+    case 79: case 81: case 82: return kAlignment;
     case 85: return 1;                           // unified addresses
     case 87: return kLanes;
-    case 10017: return 100000;                   // wall clock, kHz
+    case 88: case 89: case 90: return 1;         // memory pools, virtual memory, registered host memory
+    case 91: return kPosixFile;
+    case 10000: case 10017: return kWallClockKhz;
+    case 10011: case 10013: case 10016: return 1;  // one window, hipStreamWaitValue, fine-grained memory
+    case 10014: return 0;                        // gfx942 has no image instructions
+    case 10018: return 8;                        // XCDs
+    case 10019: return 512;
+    case 10020: return kPciChip;
     default: throw Fault("device attribute " + std::to_string(which) + " is not known to the simulator");
   }
 }
@@ -104,19 +140,27 @@ int attribute(int which) {
 }  // namespace
 
 int current_device() { return current; }
+int num_devices() { return count_of_devices; }
+u32 pci_bus_of(int device) { return kFirstBus + static_cast<u32>(device); }
+
+std::string uuid_of(int device) {
+  char text[17];
+  std::snprintf(text, sizeof text, "51b0%012x", device);
+  return text;
+}
 
 Error check_device(int device) {
-  if (device >= 0 && device < num_devices) return kSuccess;
-  return set_error(kInvalidDevice, "device " + std::to_string(device) + " of " + std::to_string(num_devices));
+  if (device >= 0 && device < num_devices()) return kSuccess;
+  return set_error(kInvalidDevice, "device " + std::to_string(device) + " of " + std::to_string(num_devices()));
 }
 
 // How many devices the process has; those in use stay in use.
-HIP_API void aiter_like_sim_set_devices(u32 count) { num_devices = static_cast<int>(count); }
+HIP_API void aiter_like_sim_set_devices(u32 count) { count_of_devices = static_cast<int>(count); }
 
 HIP_API int hipInit(u32) { return kSuccess; }
 
 HIP_API int hipGetDeviceCount(int* count) {
-  *count = num_devices;
+  *count = num_devices();
   return kSuccess;
 }
 
@@ -177,14 +221,17 @@ HIP_API int hipDeviceTotalMem(size_t* bytes, int device) {
 
 HIP_API int hipGetDevicePropertiesR0600(void* properties, int device) {
   if (!properties) return set_error(kInvalidValue, "the properties' address is null");
-  fill_properties(static_cast<u8*>(properties));
-  return check_device(device);
+  if (const Error error = check_device(device)) return error;
+  fill_properties(static_cast<u8*>(properties), device);
+  return kSuccess;
 }
 
 HIP_API int hipDeviceGetAttribute(int* value, int which, int device) {
   return guarded(kInvalidValue, [&] {
-    *value = attribute(which);
-    return check_device(device);
+    if (!value) throw Fault("the result's address is null");
+    if (const Error error = check_device(device)) return error;
+    *value = attribute(which, device);
+    return kSuccess;
   });
 }
 

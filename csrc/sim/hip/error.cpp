@@ -32,6 +32,8 @@ constexpr Name kNames[] = {
     {kInvalidDeviceFunction, "hipErrorInvalidDeviceFunction", "invalid device function"},
     {kInvalidDevice, "hipErrorInvalidDevice", "invalid device ordinal"},
     {kInvalidImage, "hipErrorInvalidImage", "device kernel image is invalid"},
+    {kInvalidContext, "hipErrorInvalidContext", "invalid device context"},
+    {kUnsupportedLimit, "hipErrorUnsupportedLimit", "limit is not supported on this architecture"},
     {kFileNotFound, "hipErrorFileNotFound", "file not found"},
     {kInvalidHandle, "hipErrorInvalidHandle", "invalid resource handle"},
     {kNotFound, "hipErrorNotFound", "named symbol not found"},
@@ -51,6 +53,8 @@ constexpr Name kNames[] = {
     {kCaptureImplicit, "hipErrorStreamCaptureImplicit", "operation would make the default stream wait for a capture"},
     {kCapturedEvent, "hipErrorCapturedEvent", "operation not permitted on an event last recorded in a capture"},
     {kCaptureWrongThread, "hipErrorStreamCaptureWrongThread", "capture was begun by another thread"},
+    {kExecUpdateFailure, "hipErrorGraphExecUpdateFailure", "the graph update was not performed"},
+    {kInvalidChannel, "hipErrorInvalidChannelDescriptor", "invalid channel descriptor"},
     {kLaunchFailure, "hipErrorLaunchFailure", "unspecified launch failure"},
     {kNotSupported, "hipErrorNotSupported", "operation not supported"},
 };

@@ -2,6 +2,7 @@
 // Graphs by stream capture, and how graphs run. A captured call keeps its arguments' values.
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "hip/defer.h"
 #include "hip/graph.h"
@@ -22,6 +23,15 @@ int status_of(const Stream* stream) {
 
 using Works = std::vector<Work>;
 
+constexpr int kInstantiateError = 1;             // hipGraphInstantiateResult
+constexpr int kOtherTopology = 2, kOtherKind = 3;                // hipGraphExecUpdateResult
+struct InstantiateParams {                       // hipGraphInstantiateParams
+  void* failed;
+  unsigned long long flags;
+  int result;
+  void* stream;
+};
+
 Error run(const Works& works) {
   for (const Work& work : works) {
     if (const Error error = work()) return error;
@@ -37,17 +47,39 @@ Works works_of(const Graph& graph) {
 
 // An executable graph stays as it is when the graph that it was made from is destroyed.
 struct Executable {
-  std::shared_ptr<const Works> works;            // in the order of running
+  std::shared_ptr<const Works> works;            // in the order of running; those of disabled nodes do nothing
   std::map<const Node*, size_t> places;          // node of the graph → its work
+  std::vector<NodeKind> kinds;
+  std::map<size_t, Work> disabled;               // what their works would be
+  unsigned long long flags = 0;
+  std::vector<std::shared_ptr<void>> owned;      // user objects
 };
 
-Error instantiate(void** out, void* graph) {
+size_t place_of(const Executable& e, const void* node) {
+  const auto place = e.places.find(static_cast<const Node*>(node));
+  if (place == e.places.end()) throw Fault("the executable graph has no such node");
+  return place->second;
+}
+
+// Launches that have not run yet keep the old work.
+void set_work(Executable& e, size_t place, Work work) {
+  auto works = std::make_shared<Works>(*e.works);
+  (*works)[place] = std::move(work);
+  e.works = std::move(works);
+}
+
+Error instantiate(void** out, void* graph, unsigned long long flags = 0) {
   if (!out || !graph) return set_error(kInvalidValue, "the graph or the result's address is null");
   return guarded(kInvalidValue, [&] {
     const Graph& from = *static_cast<Graph*>(graph);
     auto made = std::make_unique<Executable>();
     made->works = std::make_shared<const Works>(works_of(from));
-    for (const Node* node : run_order(from)) made->places.emplace(node, made->places.size());
+    for (const Node* node : run_order(from)) {
+      made->places.emplace(node, made->places.size());
+      made->kinds.push_back(node->kind);
+    }
+    made->flags = flags;
+    made->owned = from.owned;
     *out = made.release();
     return kSuccess;
   });
@@ -67,14 +99,12 @@ Work graph_work(const Graph& graph) {
   return [works = works_of(graph)] { return run(works); };
 }
 
-// Launches that have not run yet keep the old work.
 void replace_work(void* executable, const Node* node, Work work) {
   auto& e = *static_cast<Executable*>(executable);
-  const auto place = e.places.find(node);
-  if (place == e.places.end()) throw Fault("the executable graph has no such node");
-  auto works = std::make_shared<Works>(*e.works);
-  (*works)[place->second] = std::move(work);
-  e.works = std::move(works);
+  const size_t place = place_of(e, node);
+  const auto disabled = e.disabled.find(place);
+  if (disabled != e.disabled.end()) disabled->second = std::move(work);
+  else set_work(e, place, std::move(work));
 }
 
 std::vector<std::shared_ptr<Capture>>& captures() {
@@ -94,7 +124,7 @@ Error submit(void* handle, NodeKind kind, Work work) {
       auto& nodes = c.graph->nodes;
       std::vector<const Node*> after;
       if (!nodes.empty()) after.push_back(&nodes.back());
-      nodes.push_back({kind, std::move(work), std::move(after)});
+      nodes.push_back({kind, std::move(work), std::move(after), {}, c.graph.get()});
       ++stream->clock[stream];
       return kSuccess;
     }
@@ -226,7 +256,8 @@ HIP_API int hipGraphGetNodes(void* graph, void** nodes, size_t* count) {
   if (!graph || !count) return set_error(kInvalidValue, "the graph or the count's address is null");
   auto& all = static_cast<Graph*>(graph)->nodes;
   if (nodes) {
-    for (size_t i = 0; i < *count; ++i) nodes[i] = i < all.size() ? &all[i] : nullptr;
+    auto next = all.begin();
+    for (size_t i = 0; i < *count; ++i) nodes[i] = next == all.end() ? nullptr : &*next++;
   }
   *count = nodes ? std::min(*count, all.size()) : all.size();
   return kSuccess;
@@ -239,8 +270,73 @@ HIP_API int hipGraphNodeGetType(void* node, int* kind) {
 }
 
 HIP_API int hipGraphInstantiate(void** out, void* graph, void*, char*, size_t) { return instantiate(out, graph); }
-HIP_API int hipGraphInstantiateWithFlags(void** out, void* graph, unsigned long long) {
-  return instantiate(out, graph);
+HIP_API int hipGraphInstantiateWithFlags(void** out, void* graph, unsigned long long flags) {
+  return instantiate(out, graph, flags);
+}
+HIP_API int hipGraphInstantiateWithParams(void** out, void* graph, InstantiateParams* p) {
+  if (!p) return set_error(kInvalidValue, "the parameters are null");
+  p->failed = nullptr;
+  const Error error = instantiate(out, graph, p->flags);
+  p->result = error ? kInstantiateError : 0;
+  return error;
+}
+HIP_API int hipGraphExecGetFlags(void* executable, unsigned long long* flags) {
+  if (!executable || !flags) return set_error(kInvalidValue, "the executable graph or the result's address is null");
+  *flags = static_cast<Executable*>(executable)->flags;
+  return kSuccess;
+}
+
+HIP_API int hipGraphNodeSetEnabled(void* executable, void* node, u32 enabled) {
+  return guarded(kInvalidValue, [&] {
+    if (!executable) throw Fault("the executable graph is null");
+    auto& e = *static_cast<Executable*>(executable);
+    const size_t place = place_of(e, node);
+    if (e.kinds[place] != NodeKind::kernel && e.kinds[place] != NodeKind::copy && e.kinds[place] != NodeKind::fill) {
+      throw Fault("only kernels, copies and fills can be disabled");
+    }
+    const auto disabled = e.disabled.find(place);
+    if (enabled && disabled != e.disabled.end()) {
+      set_work(e, place, std::move(disabled->second));
+      e.disabled.erase(disabled);
+    } else if (!enabled && disabled == e.disabled.end()) {
+      e.disabled.emplace(place, (*e.works)[place]);
+      set_work(e, place, [] { return kSuccess; });
+    }
+    return kSuccess;
+  });
+}
+HIP_API int hipGraphNodeGetEnabled(void* executable, void* node, u32* enabled) {
+  return guarded(kInvalidValue, [&] {
+    if (!executable || !enabled) throw Fault("the executable graph or the result's address is null");
+    const auto& e = *static_cast<Executable*>(executable);
+    *enabled = !e.disabled.count(place_of(e, node));
+    return kSuccess;
+  });
+}
+
+// The works of a graph of the same shape: nodes of the same kinds in the same order.
+HIP_API int hipGraphExecUpdate(void* executable, void* graph, void** failed, int* result) {
+  if (!executable || !graph) return set_error(kInvalidValue, "the executable graph or the graph is null");
+  return guarded(kInvalidValue, [&] {
+    auto& e = *static_cast<Executable*>(executable);
+    const std::vector<const Node*> order = run_order(*static_cast<Graph*>(graph));
+    if (failed) *failed = nullptr;
+    const auto refuse = [&](int why, const Node* node) {
+      if (result) *result = why;
+      if (failed) *failed = const_cast<Node*>(node);
+      return set_error(kExecUpdateFailure, "the graph has another shape than the executable one");
+    };
+    if (order.size() != e.kinds.size()) return refuse(kOtherTopology, nullptr);
+    auto works = std::make_shared<Works>();
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (order[i]->kind != e.kinds[i]) return refuse(kOtherKind, order[i]);
+      works->push_back(order[i]->work);
+    }
+    for (auto& [place, work] : e.disabled) work = std::exchange((*works)[place], [] { return kSuccess; });
+    e.works = std::move(works);
+    if (result) *result = 0;
+    return kSuccess;
+  });
 }
 
 HIP_API int hipGraphLaunch(void* executable, void* stream) {

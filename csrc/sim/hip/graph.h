@@ -9,11 +9,14 @@ namespace sim::hip {
 std::vector<const Node*> run_order(const Graph& graph);
 // All nodes of the graph as it is now, as one piece of work.
 Work graph_work(const Graph& graph);
-// Throws Fault when the executable graph has no such node.
+// These throw Fault when the executable graph has no such node.
 void replace_work(void* executable, const Node* node, Work work);
 
 // launch.cpp, copy.cpp. Arguments are copied now.
 Work launch_work(const void* stub, Dim3 grid, Dim3 block, u64 lds_bytes, void* const* params, void* const* extra);
+Work symbol_work(const void* symbol, const void* from, void* to, size_t bytes, size_t offset);
+// memory.cpp: an allocation of a graph, unless the program has freed it; its name tells it from a later one there.
+void release_quietly(void* pointer, const std::string& name);
 Work copy_work(void* to, const void* from, size_t bytes);
 Work fill_work(void* to, u32 value, u32 element_bytes, size_t count, size_t pitch, size_t height);
 

@@ -17,11 +17,12 @@ namespace sim::hip {
 enum Error : int {
   kSuccess = 0, kInvalidValue = 1, kOutOfMemory = 2, kInvalidConfiguration = 9, kInvalidSymbol = 13,
   kMissingConfiguration = 52, kInvalidDeviceFunction = 98, kInvalidDevice = 101, kInvalidImage = 200,
-  kFileNotFound = 301, kInvalidHandle = 400, kIllegalState = 401, kNotFound = 500, kNotReady = 600,
-  kPeerAccessEnabled = 704, kPeerAccessNotEnabled = 705, kHostMemoryRegistered = 712, kHostMemoryNotRegistered = 713,
-  kLaunchFailure = 719, kCooperativeTooLarge = 720, kNotSupported = 801, kCaptureUnsupported = 900,
-  kCaptureInvalidated = 901, kCaptureMerge = 902, kCaptureUnmatched = 903, kCaptureUnjoined = 904,
-  kCaptureIsolation = 905, kCaptureImplicit = 906, kCapturedEvent = 907, kCaptureWrongThread = 908,
+  kInvalidContext = 201, kUnsupportedLimit = 215, kFileNotFound = 301, kInvalidHandle = 400, kIllegalState = 401,
+  kNotFound = 500, kNotReady = 600, kPeerAccessEnabled = 704, kPeerAccessNotEnabled = 705,
+  kHostMemoryRegistered = 712, kHostMemoryNotRegistered = 713, kLaunchFailure = 719, kCooperativeTooLarge = 720,
+  kNotSupported = 801, kCaptureUnsupported = 900, kCaptureInvalidated = 901, kCaptureMerge = 902,
+  kCaptureUnmatched = 903, kCaptureUnjoined = 904, kCaptureIsolation = 905, kCaptureImplicit = 906,
+  kCapturedEvent = 907, kCaptureWrongThread = 908, kExecUpdateFailure = 910, kInvalidChannel = 911, kUnknown = 999,
 };
 
 struct Dim3 { u32 x, y, z; };

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "hip/defer.h"
+#include "hip/graph.h"
 
 namespace sim::hip {
 namespace {
@@ -91,6 +92,15 @@ struct PointerAttributes {                       // hipPointerAttribute_t
 
 }  // namespace
 
+void release_quietly(void* pointer, const std::string& name) {
+  Allocations& all = allocations();
+  const std::lock_guard lock(all.mutex);
+  const std::optional<Range> range = memory().find(address_of(pointer));
+  if (!range || range->freed || range->name != name) return;
+  all.by_base.erase(address_of(pointer));
+  memory().release(address_of(pointer));
+}
+
 HIP_API int hipMalloc(void** out, size_t bytes) { return allocate(out, bytes, "hipMalloc"); }
 HIP_API int hipMallocAsync(void** out, size_t bytes, void*) { return allocate(out, bytes, "hipMallocAsync"); }
 HIP_API int hipExtMallocWithFlags(void** out, size_t bytes, u32 flags) {
@@ -170,10 +180,6 @@ HIP_API int hipMemGetAddressRange(void** base, size_t* bytes, void* pointer) {
   if (bytes) *bytes = place->range.bytes;
   return kSuccess;
 }
-
-// Memory is where it is: advice and prefetches change nothing.
-HIP_API int hipMemAdvise(const void*, size_t, int, int) { return kSuccess; }
-HIP_API int hipMemPrefetchAsync(const void*, size_t, int, void*) { return kSuccess; }
 
 HIP_API int hipPointerGetAttributes(PointerAttributes* out, const void* pointer) {
   if (!out) return set_error(kInvalidValue, "the result's address is null");

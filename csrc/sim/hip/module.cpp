@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "hip/defer.h"
+#include "hip/module.h"
 
 namespace sim::hip {
 namespace {
@@ -51,6 +52,14 @@ const Function& function_of(const void* handle) {
   if (!handle) throw Fault("the function handle is null");
   return *static_cast<const Function*>(handle);
 }
+
+std::vector<std::string> kernel_names(void* module) {
+  std::vector<std::string> names;
+  for (const Kernel& kernel : loaded(module).code->kernels) names.push_back(kernel.name);
+  return names;
+}
+
+const Code& module_code(void* module) { return *loaded(module).code; }
 
 HIP_API int hipModuleLoadData(void** module, const void* image) {
   return guarded(kInvalidImage, [&] {

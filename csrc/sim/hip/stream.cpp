@@ -97,6 +97,11 @@ Stream* find_stream(void* handle) {
   return static_cast<Stream*>(handle);
 }
 
+Attributes& attributes_of(Stream* stream) {
+  static auto* of_default = new Attributes;
+  return stream ? stream->attributes : *of_default;
+}
+
 int device_of(void* handle) {
   if (!handle || handle == kLegacy || handle == kPerThread) return current_device();
   const std::lock_guard lock(stream_mutex());
@@ -109,7 +114,12 @@ HIP_API int hipStreamCreateWithPriority(void** stream, u32 flags, int priority) 
   return create_stream(stream, flags, priority);
 }
 // The mask of compute units changes no result.
-HIP_API int hipExtStreamCreateWithCUMask(void** stream, u32, const u32*) { return create_stream(stream, 0, 0); }
+HIP_API int hipExtStreamCreateWithCUMask(void** stream, u32 words, const u32* mask) {
+  if (words && !mask) return set_error(kInvalidValue, "the mask is null");
+  const Error error = create_stream(stream, 0, 0);
+  if (error == kSuccess) static_cast<Stream*>(*stream)->cu_mask.assign(mask, mask + words);
+  return error;
+}
 
 HIP_API int hipStreamDestroy(void* handle) {
   return guarded(kInvalidHandle, [&] {
@@ -215,6 +225,11 @@ HIP_API int hipEventDestroy(void* handle) {
     delete event;
     return kSuccess;
   });
+}
+
+u32 event_flags(void* handle) {
+  const std::lock_guard lock(stream_mutex());
+  return find_event(handle).flags;
 }
 
 Error record_event(void* handle, void* stream_handle) {

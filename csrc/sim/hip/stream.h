@@ -2,8 +2,11 @@
 // Streams, and the one door through which work on a stream passes: it runs at once, or a graph that is captured keeps
 // it.
 #pragma once
-#include <deque>
+#include <any>
+#include <array>
+#include <atomic>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,18 +17,24 @@
 
 namespace sim::hip {
 
-enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4, empty = 5 };  // hipGraphNodeType
+enum class NodeKind : int { kernel = 0, copy = 1, fill = 2, host = 3, graph = 4, empty = 5, wait_event = 6,
+                            record_event = 7, allocate = 10, release = 11, memory_operation = 14 };  // hipGraphNodeType
 using Work = std::function<Error()>;
 
+struct Graph;
 struct Node {
   NodeKind kind;
   Work work;
   std::vector<const Node*> after;                // what it depends on
+  std::any params = {};                          // of a node that was made by a call for it: graph_params.h
+  Graph* graph = nullptr;
 };
 
 // A captured graph depends as it was submitted, each node on the one before: one of the orders that hardware may take.
 struct Graph {
-  std::deque<Node> nodes;                        // their addresses are handles
+  std::list<Node> nodes;                         // their addresses are handles
+  std::map<const Node*, Node*> copies = {};      // of a clone: node of the original → its own
+  std::vector<std::shared_ptr<void>> owned = {}; // user objects
 };
 
 struct Stream;
@@ -43,11 +52,21 @@ struct Capture {
   std::string broken;                            // why it can only fail; empty = it has not
 };
 
+using Attributes = std::map<int, std::array<char, 64>>;      // hipLaunchAttributeID → hipLaunchAttributeValue
+
+inline u64 next_stream_id() {
+  static std::atomic<u64> last{0};
+  return ++last;
+}
+
 struct Stream {
   u32 flags = 0;
   int priority = 0, device = 0;
   std::shared_ptr<Capture> capture;
   Clock clock;
+  u64 id = next_stream_id();
+  Attributes attributes = {};
+  std::vector<u32> cu_mask = {};                 // empty: all
 };
 
 // Runs `work`, or adds it to the graph that the stream is capturing.
@@ -61,6 +80,8 @@ int device_of(void* stream);
 std::mutex& stream_mutex();                      // guards every Stream and Capture
 // A live stream, null for the default one; throws Fault. Needs stream_mutex().
 Stream* find_stream(void* handle);
+// Those of the default stream for null. Needs stream_mutex().
+Attributes& attributes_of(Stream* stream);
 // Captures in progress. Needs stream_mutex().
 std::vector<std::shared_ptr<Capture>>& captures();
 
@@ -71,5 +92,6 @@ struct CapturedPoint {
 };
 Error wait_for(Stream* stream, const CapturedPoint& point);
 Error record_event(void* event, void* stream);
+u32 event_flags(void* event);                    // throws Fault when it is none
 
 }  // namespace sim::hip

@@ -4,6 +4,7 @@
 #include "run/memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -85,6 +86,11 @@ bool Memory::release(u64 base) {
   for (Entry& e : entries_) {
     if (e.range.base != base || !e.mapping || e.range.freed) continue;
     e.range.freed = true;
+    if (e.file >= 0) {                         // others keep what they have mapped
+      close(e.file);
+      e.file = -1;
+      mmap(e.mapping, e.mapping_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    }
     mprotect(e.mapping, e.mapping_bytes, PROT_NONE);
     madvise(e.mapping, e.mapping_bytes, MADV_DONTNEED);
     munmap(e.range.defined, std::max(round_up(e.range.bytes, kPage), kPage));
@@ -96,6 +102,33 @@ bool Memory::release(u64 base) {
     return true;
   }
   return false;
+}
+
+std::optional<Memory::Shared> Memory::share(u64 base) {
+  const std::unique_lock lock(mutex_);
+  for (Entry& e : entries_) {
+    if (e.range.base != base || !e.mapping || e.range.freed) continue;
+    u8* first = e.mapping + kPage;
+    const u64 body = e.mapping_bytes - 2 * kPage;
+    const Shared shared{e.file, base - reinterpret_cast<u64>(first), e.range.bytes, body};
+    if (e.file >= 0) return shared;
+    const int file = memfd_create("device memory", MFD_CLOEXEC);
+    if (file < 0) return std::nullopt;
+    bool copied = ftruncate(file, static_cast<off_t>(body)) == 0;
+    for (u64 done = 0; copied && done < body;) {
+      const ssize_t n = pwrite(file, first + done, body - done, static_cast<off_t>(done));
+      copied = n > 0;
+      if (copied) done += static_cast<u64>(n);
+    }
+    if (!copied || mmap(first, body, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
+      close(file);
+      return std::nullopt;
+    }
+    std::memset(e.range.defined, 1, e.range.bytes);
+    e.file = file;
+    return Shared{file, shared.offset, shared.bytes, body};
+  }
+  return std::nullopt;
 }
 
 void Memory::drop_oldest_freed() {

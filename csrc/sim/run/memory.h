@@ -26,6 +26,10 @@ class Memory {
   void remove_within(u64 base, u64 bytes);     // every range inside: a module image goes away
   u64 allocate(u64 bytes, const std::string& name);   // red-zoned, poison-filled; 0 when out of memory
   bool release(u64 base);                      // false: not an allocation
+  // Moves an allocation, where it is, into memory that other processes can map; nullopt: not an allocation, or the
+  // system refuses. The file descriptor stays this object's. What others write counts as written from now on.
+  struct Shared { int file; u64 offset, bytes, mapping_bytes; };
+  std::optional<Shared> share(u64 base);
   std::optional<Range> find(u64 address) const;       // the smallest live range that holds it, else a freed one
   void set_defined(u64 address, u64 bytes);    // written from the host
   void copy_defined(u64 to, u64 from, u64 bytes);
@@ -38,6 +42,7 @@ class Memory {
     u32 uses = 1;                              // nested registrations
     u8* mapping = nullptr;                     // allocate(): the whole mapping, red zones included
     u64 mapping_bytes = 0;
+    int file = -1;                             // share(): what holds the block
   };
   void drop_oldest_freed();
 

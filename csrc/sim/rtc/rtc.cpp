@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: MIT
+// hipRTC: a program's text becomes a code object for gfx942, by the clang that is found. Neither HIP's headers nor its
+// device libraries are needed: prelude.h stands before each program, and what needs more brings its headers along.
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <regex>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#define RTC_API extern "C" __attribute__((visibility("default")))
+extern char** environ;
+
+namespace {
+
+enum Result : int {                              // hiprtcResult
+  kSuccess = 0, kCreationFailure = 2, kInvalidInput = 3, kInvalidProgram = 4, kCompilation = 6,
+  kNamesAfterCompilation = 8, kNamesBeforeCompilation = 9, kInvalidName = 10, kInternal = 11, kLinking = 100,
+};
+constexpr int kMajor = 7, kMinor = 1;
+constexpr int kOldestClang = 19, kNewestClang = 30;
+
+constexpr char kPrelude[] = {
+#embed "prelude.h"
+    , '\0'};
+
+namespace fs = std::filesystem;
+
+struct Program {
+  std::string name, source, log, code;
+  std::map<std::string, std::string> headers;
+  std::vector<std::string> expressions;
+  std::map<std::string, std::string> lowered;
+  bool is_compiled = false;
+};
+
+struct State {
+  std::mutex mutex;
+  std::unordered_set<void*> programs;
+  std::string compiler;                          // as aiter_like_sim_rtc_compiler has said
+};
+
+State& state() {
+  static State* instance = new State;
+  return *instance;
+}
+
+Program* find(void* handle) {
+  const std::lock_guard lock(state().mutex);
+  return state().programs.count(handle) ? static_cast<Program*>(handle) : nullptr;
+}
+
+bool is_executable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+// The newest clang++ by its name, in HIP_CLANG_PATH and then in PATH; "" = none.
+std::string find_compiler() {
+  {
+    const std::lock_guard lock(state().mutex);
+    if (!state().compiler.empty()) return state().compiler;
+  }
+  std::vector<std::string> folders;
+  for (const char* name : {"HIP_CLANG_PATH", "PATH"}) {
+    const char* value = std::getenv(name);
+    std::string text = value ? value : "";
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = std::min(text.find(':', at), text.size());
+      if (end > at) folders.push_back(text.substr(at, end - at));
+      at = end + 1;
+    }
+  }
+  for (int major = kNewestClang; major >= kOldestClang; --major) {
+    for (const std::string& folder : folders) {
+      const std::string path = folder + "/clang++-" + std::to_string(major);
+      if (is_executable(path)) return path;
+    }
+  }
+  for (const std::string& folder : folders) {
+    if (is_executable(folder + "/clang++")) return folder + "/clang++";
+  }
+  return "";
+}
+
+std::string read(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+// Runs a command in `folder`, its output appended to `log`; whether it ended well.
+bool run(const std::vector<std::string>& command, const fs::path& folder, std::string& log) {
+  const fs::path output = folder / "log";
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 1, output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  pid_t child = 0;
+  const int failed = posix_spawn(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  int status = 1;
+  if (failed) log += std::string("cannot run ") + arguments[0] + ": " + std::strerror(failed) + "\n";
+  while (!failed && waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+  log += read(output);
+  return !failed && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+// hipRTC's own options, and those that would have clang do something else than it is asked to, are left out.
+void add_options(std::vector<std::string>& command, int count, const char* const* options) {
+  std::string arch = "gfx942";
+  for (int i = 0; i < count; ++i) {
+    const std::string option = options[i] ? options[i] : "";
+    bool is_own = option.empty() || option == "-fgpu-rdc";
+    for (const char* name : {"--gpu-architecture=", "--offload-arch=", "-arch="}) {
+      if (option.rfind(name, 0) != 0) continue;
+      arch = option.substr(std::strlen(name));
+      is_own = true;
+    }
+    if (!is_own) command.push_back(option);
+  }
+  command.push_back("--offload-arch=" + arch.substr(0, arch.find(':')));
+}
+
+// The text that makes the compiler instantiate and name what the program has asked for.
+std::string named(const Program& p) {
+  std::string text;
+  for (size_t i = 0; i < p.expressions.size(); ++i) {
+    text += "\nextern \"C\" __attribute__((device, used)) const void* const hiprtc_name_" + std::to_string(i) +
+            " = reinterpret_cast<const void*>(&" + p.expressions[i] + ");";
+  }
+  return text + "\n";
+}
+
+// In LLVM's text, the names that those variables hold.
+bool read_names(Program& p, const std::string& text) {
+  for (size_t i = 0; i < p.expressions.size(); ++i) {
+    const std::regex line("@hiprtc_name_" + std::to_string(i) + " = [^\\n]*?@(?:\"([^\"]+)\"|([\\w.$]+))");
+    std::smatch found;
+    if (!std::regex_search(text, found, line)) return false;
+    p.lowered[p.expressions[i]] = found[1].matched ? found[1].str() : found[2].str();
+  }
+  return true;
+}
+
+Result compile(Program& p, int count, const char* const* options, const fs::path& folder) {
+  const std::string compiler = find_compiler();
+  if (compiler.empty()) {
+    p.log = "hipRTC needs clang++ 19 or later in PATH or HIP_CLANG_PATH\n";
+    return kCompilation;
+  }
+  for (const auto& [name, text] : p.headers) {
+    fs::create_directories((folder / name).parent_path());
+    std::ofstream(folder / name) << text;
+  }
+  std::ofstream(folder / "hiprtc_prelude.h") << kPrelude;
+  std::ofstream(folder / "program.hip") << "#line 1 \"" << p.name << "\"\n" << p.source << named(p);
+  std::vector<std::string> command{compiler, "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output",
+                                   "-nogpuinc", "-nogpulib", "-O3", "-std=c++17", "-fdeclspec", "-include",
+                                   (folder / "hiprtc_prelude.h").string(), "-I" + folder.string()};
+  add_options(command, count, options);
+  const auto with = [&](std::initializer_list<std::string> more) {
+    std::vector<std::string> all = command;
+    all.insert(all.end(), more);
+    all.push_back((folder / "program.hip").string());
+    return all;
+  };
+  if (!run(with({"-c", "-o", (folder / "code").string()}), folder, p.log)) return kCompilation;
+  p.code = read(folder / "code");
+  if (p.expressions.empty()) return kSuccess;
+  std::string ignored;
+  if (!run(with({"-S", "-emit-llvm", "-o", (folder / "text").string()}), folder, ignored)) return kCompilation;
+  return read_names(p, read(folder / "text")) ? kSuccess : kInvalidName;
+}
+
+template <class Body>
+int with_program(void* handle, Body&& body) {
+  Program* program = find(handle);
+  return program ? body(*program) : kInvalidProgram;
+}
+
+int give(const std::string& text, char* out, size_t extra) {
+  if (!out) return kInvalidInput;
+  std::memcpy(out, text.c_str(), text.size() + extra);
+  return kSuccess;
+}
+
+}  // namespace
+
+// The compiler that the process has found already.
+RTC_API void aiter_like_sim_rtc_compiler(const char* path) {
+  const std::lock_guard lock(state().mutex);
+  state().compiler = path;
+}
+
+RTC_API int hiprtcVersion(int* major, int* minor) {
+  if (!major || !minor) return kInvalidInput;
+  *major = kMajor;
+  *minor = kMinor;
+  return kSuccess;
+}
+
+RTC_API const char* hiprtcGetErrorString(int result) {
+  switch (result) {
+    case kSuccess: return "HIPRTC_SUCCESS";
+    case 1: return "HIPRTC_ERROR_OUT_OF_MEMORY";
+    case kCreationFailure: return "HIPRTC_ERROR_PROGRAM_CREATION_FAILURE";
+    case kInvalidInput: return "HIPRTC_ERROR_INVALID_INPUT";
+    case kInvalidProgram: return "HIPRTC_ERROR_INVALID_PROGRAM";
+    case 5: return "HIPRTC_ERROR_INVALID_OPTION";
+    case kCompilation: return "HIPRTC_ERROR_COMPILATION";
+    case 7: return "HIPRTC_ERROR_BUILTIN_OPERATION_FAILURE";
+    case kNamesAfterCompilation: return "HIPRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION";
+    case kNamesBeforeCompilation: return "HIPRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION";
+    case kInvalidName: return "HIPRTC_ERROR_NAME_EXPRESSION_NOT_VALID";
+    case kLinking: return "HIPRTC_ERROR_LINKING";
+    default: return "HIPRTC_ERROR_INTERNAL_ERROR";
+  }
+}
+
+RTC_API int hiprtcCreateProgram(void** out, const char* source, const char* name, int num_headers,
+                                const char* const* headers, const char* const* header_names) {
+  if (!out || !source || num_headers < 0 || (num_headers && (!headers || !header_names))) return kInvalidInput;
+  auto* program = new Program;
+  program->source = source;
+  program->name = name && *name ? name : "program";
+  for (int i = 0; i < num_headers; ++i) {
+    const fs::path path = fs::path(header_names[i]).lexically_normal();
+    if (path.is_absolute() || path.string().rfind("..", 0) == 0) {   // it is written below a folder of its own
+      delete program;
+      return kCreationFailure;
+    }
+    program->headers[path.string()] = headers[i];
+  }
+  const std::lock_guard lock(state().mutex);
+  state().programs.insert(program);
+  *out = program;
+  return kSuccess;
+}
+
+RTC_API int hiprtcDestroyProgram(void** handle) {
+  if (!handle) return kInvalidInput;
+  const std::lock_guard lock(state().mutex);
+  if (!state().programs.erase(*handle)) return kInvalidProgram;
+  delete static_cast<Program*>(*handle);
+  *handle = nullptr;
+  return kSuccess;
+}
+
+RTC_API int hiprtcAddNameExpression(void* handle, const char* expression) {
+  if (!expression) return kInvalidInput;
+  return with_program(handle, [&](Program& p) {
+    if (p.is_compiled) return kNamesAfterCompilation;
+    p.expressions.push_back(expression);
+    return kSuccess;
+  });
+}
+
+RTC_API int hiprtcCompileProgram(void* handle, int count, const char* const* options) {
+  return with_program(handle, [&](Program& p) -> Result {
+    if (count < 0 || (count && !options)) return kInvalidInput;
+    char folder[] = "/tmp/hiprtc-XXXXXX";
+    if (!mkdtemp(folder)) return kInternal;
+    p.is_compiled = true;
+    p.log.clear();
+    p.code.clear();
+    Result result = kInternal;
+    try {
+      result = compile(p, count, options, folder);
+    } catch (const std::exception& error) {
+      p.log += error.what();
+    }
+    std::error_code ignored;
+    fs::remove_all(folder, ignored);
+    return result;
+  });
+}
+
+RTC_API int hiprtcGetLoweredName(void* handle, const char* expression, const char** out) {
+  if (!expression || !out) return kInvalidInput;
+  return with_program(handle, [&](Program& p) {
+    if (!p.is_compiled) return kNamesBeforeCompilation;
+    const auto found = p.lowered.find(expression);
+    if (found == p.lowered.end()) return kInvalidName;
+    *out = found->second.c_str();
+    return kSuccess;
+  });
+}
+
+RTC_API int hiprtcGetProgramLogSize(void* handle, size_t* bytes) {
+  if (!bytes) return kInvalidInput;
+  return with_program(handle, [&](Program& p) {
+    *bytes = p.log.empty() ? 0 : p.log.size() + 1;
+    return kSuccess;
+  });
+}
+RTC_API int hiprtcGetProgramLog(void* handle, char* out) {
+  return with_program(handle, [&](Program& p) { return give(p.log, out, 1); });
+}
+RTC_API int hiprtcGetCodeSize(void* handle, size_t* bytes) {
+  if (!bytes) return kInvalidInput;
+  return with_program(handle, [&](Program& p) {
+    *bytes = p.code.size();
+    return p.code.empty() ? kInvalidProgram : kSuccess;
+  });
+}
+RTC_API int hiprtcGetCode(void* handle, char* out) {
+  return with_program(handle, [&](Program& p) { return p.code.empty() ? kInvalidProgram : give(p.code, out, 0); });
+}
+
+// There is no intermediate code: programs are compiled to machine code.
+RTC_API int hiprtcGetBitcode(void*, char*) { return kInvalidProgram; }
+RTC_API int hiprtcGetBitcodeSize(void*, size_t*) { return kInvalidProgram; }
+RTC_API int hiprtcLinkCreate(unsigned, void*, void**, void**) { return kLinking; }
+RTC_API int hiprtcLinkAddFile(void*, int, const char*, unsigned, void*, void**) { return kLinking; }
+RTC_API int hiprtcLinkAddData(void*, int, void*, size_t, const char*, unsigned, void*, void**) { return kLinking; }
+RTC_API int hiprtcLinkComplete(void*, void**, size_t*) { return kLinking; }
+RTC_API int hiprtcLinkDestroy(void*) { return kLinking; }

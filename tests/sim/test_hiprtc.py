@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""hipRTC: programs as text, compiled by the clang that is found and run on the simulated device."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
+
+import numpy as np
+import pytest
+from hip_calls import address, call, made
+from hip_runtime import runtime
+
+from aiter_like import sim
+
+COMPILATION, AFTER, BEFORE, NO_NAME, NO_PROGRAM = 6, 8, 9, 10, 4
+
+PROGRAM = """
+#include "scale.h"
+template <class T, int N> __global__ void weighted(T* x, int n) {
+  __shared__ T part[64];
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  part[threadIdx.x] = i < n ? x[i] * T(SCALE * N) : T(0);
+  __syncthreads();
+  if (i < n) x[i] = part[threadIdx.x] + T(gridDim.x);
+}
+extern "C" __global__ void total(const float* x, float* out, int n) {
+  float sum = 0;
+  for (int i = threadIdx.x; i < n; i += blockDim.x) sum += fmaf(sqrtf(x[i]), 1.f, 0.f);
+  for (int mask = 32; mask; mask /= 2) sum += __shfl_xor(sum, mask);
+  if (threadIdx.x == 0) atomicAdd(out, sum);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def rtc() -> ctypes.CDLL:
+    library = sim.load_rtc()
+    library.hiprtcGetErrorString.restype = c_char_p
+    return library
+
+
+class Program:
+    """A program, until the test ends."""
+
+    def __init__(self, library: ctypes.CDLL, source: str, headers: dict[str, str] | None = None):
+        self.library, self.handle, headers = library, c_void_p(), headers or {}
+        texts = (c_char_p * len(headers))(*(text.encode() for text in headers.values()))
+        names = (c_char_p * len(headers))(*(name.encode() for name in headers))
+        assert library.hiprtcCreateProgram(byref(self.handle), source.encode(), b"weighted.hip", len(headers), texts,
+                                           names) == 0
+
+    def compile(self, *options: str) -> int:
+        return self.library.hiprtcCompileProgram(self.handle, len(options),
+                                                 (c_char_p * len(options))(*(text.encode() for text in options)))
+
+    def name(self, expression: str) -> int:
+        return self.library.hiprtcAddNameExpression(self.handle, expression.encode())
+
+    def lowered(self, expression: str) -> tuple[int, str]:
+        found = c_char_p()
+        result = self.library.hiprtcGetLoweredName(self.handle, expression.encode(), byref(found))
+        return result, (found.value or b"").decode()
+
+    def log(self) -> str:
+        size = c_size_t()
+        assert self.library.hiprtcGetProgramLogSize(self.handle, byref(size)) == 0
+        text = ctypes.create_string_buffer(size.value + 1)
+        assert self.library.hiprtcGetProgramLog(self.handle, text) == 0
+        return text.value.decode()
+
+    def code(self) -> bytes:
+        size = c_size_t()
+        assert self.library.hiprtcGetCodeSize(self.handle, byref(size)) == 0
+        code = ctypes.create_string_buffer(size.value)
+        assert self.library.hiprtcGetCode(self.handle, code) == 0
+        return code.raw
+
+
+def test_a_program_with_a_header_templates_and_options(rtc):
+    program = Program(rtc, PROGRAM, {"scale.h": "#pragma once\n#define SCALE (FACTOR * 1)\n"})
+    expressions = ["weighted<float, 3>", "weighted<int, 2>"]
+    assert [program.name(text) for text in expressions] == [0, 0]
+    assert program.lowered(expressions[0])[0] == BEFORE
+    assert program.compile("-DFACTOR=5", "--gpu-architecture=gfx942:sramecc+:xnack-") == 0, program.log()
+    assert program.name("total") == AFTER and program.lowered("weighted<char, 1>")[0] == NO_NAME
+
+    x = np.random.default_rng().uniform(0, 9, 150).astype(np.float32)
+    pointer, out, back = made("hipMalloc", c_size_t(600)), made("hipMalloc", c_size_t(4)), np.zeros_like(x)
+    call("hipMemcpy", pointer, address(x), c_size_t(600), 1)
+    call("hipMemset", out, 0, c_size_t(4))
+    with sim.enabled(checks=True), runtime().module(program.code()) as module:
+        runtime().launch(module.function("total"), 1, 64, 0, [pointer.value, out.value, 150])
+        result, name = program.lowered(expressions[0])
+        assert result == 0 and name.startswith("_Z8weightedIfLi3E")
+        runtime().launch(module.function(name), 3, 64, 0, [pointer.value, 150])
+        assert program.lowered(expressions[1])[1] in sim.inspect(program.code())
+    call("hipMemcpy", address(back), pointer, c_size_t(600), 2)
+    np.testing.assert_array_equal(back, x * np.float32(15) + np.float32(3))
+    total = np.zeros(1, np.float32)
+    call("hipMemcpy", address(total), out, c_size_t(4), 2)
+    np.testing.assert_allclose(total[0], np.sqrt(x.astype(np.float64)).sum(), rtol=1e-5)
+    assert rtc.hiprtcDestroyProgram(byref(program.handle)) == 0
+
+
+def test_a_mistake_is_in_the_log_with_its_line(rtc):
+    program = Program(rtc, "__global__ void broken() {\n  undeclared = 1;\n}\n")
+    assert program.compile() == COMPILATION
+    assert "weighted.hip:2:3: error: use of undeclared identifier 'undeclared'" in program.log()
+    assert rtc.hiprtcGetCodeSize(program.handle, byref(c_size_t())) == NO_PROGRAM
+    assert rtc.hiprtcGetErrorString(COMPILATION) == b"HIPRTC_ERROR_COMPILATION"
+
+
+def test_headers_stay_in_their_folder(rtc):
+    handle = c_void_p()
+    for name in (b"../outside.h", b"/tmp/outside.h", b"a/../../outside.h"):
+        assert rtc.hiprtcCreateProgram(byref(handle), b"", b"", 1, (c_char_p * 1)(b"text"), (c_char_p * 1)(name)) == 2
+
+
+def test_handles_that_are_none(rtc):
+    assert rtc.hiprtcCompileProgram(c_void_p(8), 0, None) == NO_PROGRAM
+    assert rtc.hiprtcVersion(byref(c_int()), None) == 3
+
+
+def test_rocms_bindings_compile_and_run(rtc):
+    """hip-python's own module for it, which looks for libhiprtc.so."""
+    hiprtc = pytest.importorskip("hip", reason="needs hip-python").hiprtc
+    source = b"extern \"C\" __global__ void add(int* x) { x[threadIdx.x] += 7; }"
+    error, program = hiprtc.hiprtcCreateProgram(source, b"add", 0, None, None)
+    assert int(error) == 0
+    (error,) = hiprtc.hiprtcCompileProgram(program, 1, [b"--offload-arch=gfx942"])
+    assert int(error) == 0
+    error, size = hiprtc.hiprtcGetCodeSize(program)
+    code = bytearray(size)
+    assert int(hiprtc.hiprtcGetCode(program, code)[0]) == 0
+    assert "add" in sim.inspect(bytes(code))
