@@ -134,9 +134,6 @@ __device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& arg
 template <int kVec, KvLayout kLayout>
 __global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(ReshapeArgs args) {
   await_stream();
-#if defined(__HIP__)
-  fetch_arguments<ReshapeArgs>();
-#endif
   const bool is_value = workgroup_index().x >= args.planes[0].groups;
   const uint32_t group = workgroup_index().x - (is_value ? args.planes[0].groups : 0);
   if constexpr (kLayout == KvLayout::kRows) {  // one code for both: two, merged by the compiler, store in pieces
