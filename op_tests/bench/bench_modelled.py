@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Memory-bound kernels on the cycle model of the simulated MI300X: modelled time, share of the published bandwidth,
-load of the vector units, instructions. `python op_tests/bench/bench_modelled.py [NAME …] [--rows 8192,64] [--json FILE]`.
+load of the vector units, instructions.
 
-Every time is modelled, none is measured: an earlier --json FILE, given as --before, is set beside it. The published
-rates are those of gpu-stream on an MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and writes.
+`python op_tests/bench/bench_modelled.py [NAME …] [--rows 8192,64] [--json FILE]`. Every time is modelled, none is
+measured: an earlier --json FILE, given as --before, is set beside it. The published rates are those of gpu-stream on an
+MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and writes.
 """
 
 from __future__ import annotations
