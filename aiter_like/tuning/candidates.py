@@ -173,8 +173,8 @@ def _trial(candidate: Candidate, target: Target, args: tuple) -> Trial:
         spec = backend.function.spec(target, args, **candidate.params, **extra)
         module = {"name": spec.name, "sources": list(spec.sources), "kind": spec.kind, "arch": spec.arch,
                   "defines": dict(spec.defines), "flags": list(spec.flags), "root": str(spec.root)}
-    return Trial(backend.name, candidate.kernel, dict(sorted(candidate.params.items())), backend.revision(target.platform),
-                 backend.toolchain(target.platform), module)
+    return Trial(backend.name, candidate.kernel, dict(sorted(candidate.params.items())),
+                 backend.revision(target.platform), backend.toolchain(target.platform), module)
 
 
 def _identity(backend: Backend, trial: Trial) -> tuple:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Memory-bound kernels on the cycle model of the simulated MI300X: modelled time, share of the published bandwidth, load
-of the vector units, instructions. `python op_tests/bench/bench_modelled.py [NAME …] [--rows 8192,64] [--json FILE]`.
+"""Memory-bound kernels on the cycle model of the simulated MI300X: modelled time, share of the published bandwidth,
+load of the vector units, instructions.
 
-Every time is modelled, none is measured: an earlier --json FILE, given as --before, is set beside it. The published
-rates are those of gpu-stream on an MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and writes.
+`python op_tests/bench/bench_modelled.py [NAME …] [--rows 8192,64] [--json FILE]`. Every time is modelled, none is
+measured: an earlier --json FILE, given as --before, is set beside it. The published rates are those of gpu-stream on an
+MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and writes.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _norms(rows: int) -> Iterator[tuple[str, Case]]:
 
 def _activations(rows: int) -> Iterator[tuple[str, Case]]:
     x = _normal(rows, 2 * 4096)
-    out, quantised, scale = torch.empty(rows, 4096, dtype=x.dtype), torch.empty(rows, 4096, dtype=_FP8), _normal(rows, 32)
+    out, quantised = torch.empty(rows, 4096, dtype=x.dtype), torch.empty(rows, 4096, dtype=_FP8)
     scale = torch.empty(rows, 32)
     yield "silu_and_mul", Case(lambda: aiter_like.silu_and_mul(out, x), _bytes(x), _bytes(out))
     yield "silu_and_mul_quant fp8 by 128", Case(lambda: aiter_like.silu_and_mul_quant(quantised, x, scale, 128),
@@ -123,7 +124,8 @@ def _ropes(rows: int) -> Iterator[tuple[str, Case]]:
 
 _FAMILIES = (_norms, _activations, _quantisers, _caches, _ropes)
 _COLUMNS = (("us", "modelled us", "8.2f"), ("rate", "of published", "8.0%"), ("vector", "VALU busy", "6.0%"),
-            ("waves", "waves", "7d"), ("valu", "VALU/wave", "7.1f"), ("all", "all/wave", "7.1f"), ("ds", "LDS/wave", "6.1f"))
+            ("waves", "waves", "7d"), ("valu", "VALU/wave", "7.1f"), ("all", "all/wave", "7.1f"),
+            ("ds", "LDS/wave", "6.1f"))
 
 
 def measured(case: Case, clock_mhz: float) -> dict[str, Any]:

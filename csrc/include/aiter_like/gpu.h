@@ -105,6 +105,21 @@ __device__ inline void await_stream() {
 #endif
 }
 
+#if defined(__HIP__)
+/// Asks for every cache line of the kernel's one argument at once: the compiler loads its fields where they are used,
+/// and each line of 64 bytes would be waited for in turn, 400 ns on the MI300X.
+template <class Args>
+__device__ inline void fetch_arguments() {
+  constexpr int kLines = (sizeof(Args) + 63) / 64;
+  const auto* words = (const uint32_t*)__builtin_amdgcn_kernarg_segment_ptr();  // no named cast leaves its space
+  uint32_t line[kLines];
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) line[i] = words[16 * i];
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) asm volatile("" ::"s"(line[i]));
+}
+#endif
+
 /// Compute units, or multiprocessors, of a device.
 inline int num_compute_units(int device) {
   int count = 0;
