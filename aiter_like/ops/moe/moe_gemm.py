@@ -104,5 +104,5 @@ moe_gemm = Op(
     tuning=Tuning(moe_gemm_tuning.case, traffic=moe_gemm_tuning.traffic, shapes=moe_gemm_tuning.shapes,
                   smaller=moe_gemm_tuning.smaller),
     backends=(Backend("triton", "ops.moe.triton.moe_gemm:moe_gemm", refusal=moe_gemm_blocks.refusal,
-                      kernels=moe_gemm_blocks.kernels, space=moe_gemm_blocks.space),
+                      kernels=moe_gemm_blocks.kernels, space=moe_gemm_blocks.space, returns_relaunch=True),
               Backend("torch", moe_gemm_ref)))

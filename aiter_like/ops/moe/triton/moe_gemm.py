@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
+from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import GROUP, ROUGH, tile_place, values
 from aiter_like.ops.moe import moe_gemm_blocks
@@ -17,12 +21,12 @@ from aiter_like.ops.moe.triton import moe_gemm_few
 from aiter_like.ops.moe.triton.parts import (
     after,
     as_bf16,
+    constants_of,
     finished,
     group_scaled,
     half_rows,
     matrix_at,
     scale_number,
-    shared,
     sizes_of,
     widened,
 )
@@ -172,17 +176,16 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
     tl.store(out + pair[None, :] * out_row + column[:, None], result, mask=is_row[None, :] & is_column)
 
 
-def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> None:
-    """Writes `out`.
+def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Callable[..., None] | None:
+    """Writes `out`. What it returns: see Backend.returns_relaunch.
 
     kernel: "moe_gemm_few" is that of moe_gemm_few.py, for pairs that are not sorted; with "moe_gemm_moved" TMA moves
         the weights, where their address allows it.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps and num_stages; without
         block_m and num_stages for pairs that are not sorted. `moved` chose the kernel.
     """
-    if kernel == "moe_gemm_few":
-        moe_gemm_few.multiply(call, params)
-        return
+    if kernel == moe_gemm_blocks.FEW:
+        return moe_gemm_few.multiply(call, params)
     target = target_of(call.a.device)
     params.pop("moved", None)
     chosen = values("moe_gemm", moe_gemm_blocks.NAMES, moe_gemm_blocks.suited(call, target.platform), params)
@@ -192,17 +195,34 @@ def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> None
     tiles = (triton.cdiv(places, call.block) * triton.cdiv(call.block, block_m)
              * triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)))
     if tiles == 0:
-        return
-    arguments, constants = shared(call)
-    block_k, b = moe_gemm_blocks.step(call, block_k), call.b
-    is_moved = kernel == moe_gemm_blocks.MOVED and b.data_ptr() % 16 == 0
-    if is_moved:
+        return None
+    block_k, rows = moe_gemm_blocks.step(call, block_k), moe_gemm_blocks.columns_of(call, block_n)
+    is_moved = kernel == moe_gemm_blocks.MOVED and call.b.data_ptr() % 16 == 0
+    grid = (triton.cdiv(tiles, xcds) * xcds, 1, 1)
+    others = (float(call.limit) or None, places, call.block, *sizes_of(call))
+    constants = {"ROUGH": ROUGH if is_rough(call.a, target) else None, "IS_MOVED": is_moved, "BLOCK_M": block_m,
+                 "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": GROUP, "XCDS": xcds, **constants_of(call),
+                 "options": {"num_warps": num_warps, "num_stages": num_stages}}
+    moved = [1, rows, block_k // per_byte(call.b_format)] if is_moved else None
+    launch(_moe_gemm_kernel, grid, *_tensors(call, moved), *others, **constants)
+    again = Launch(_moe_gemm_kernel, grid, others, OVERLAPS=overlaps(target), **constants)
+
+    def relaunch(*fields: Any) -> None:
+        call = MoeGemmCall(*fields)
+        if is_moved and call.b.data_ptr() % 16:
+            moe_gemm(call)
+        else:
+            again(*_tensors(call, moved))
+
+    return relaunch
+
+
+def _tensors(call: MoeGemmCall, moved: list[int] | None) -> tuple[Any, ...]:
+    """The kernel's first arguments; moved: the block of weights that TMA moves at a time."""
+    b: Any = call.b
+    if moved:
         from triton.tools.tensor_descriptor import TensorDescriptor  # not every Triton has it
 
-        rows = moe_gemm_blocks.columns_of(call, block_n)
-        b = TensorDescriptor(b, list(b.shape), list(b.stride()), [1, rows, block_k // per_byte(call.b_format)])
-    launch(_moe_gemm_kernel, (triton.cdiv(tiles, xcds) * xcds,), call.out, call.a, b, call.experts,
-           call.sorted_ids, call.valid, *arguments, places, call.block, *sizes_of(call),
-           ROUGH=ROUGH if is_rough(call.a, target) else None, IS_MOVED=is_moved, BLOCK_M=block_m, BLOCK_N=block_n,
-           BLOCK_K=block_k, GROUP=GROUP, XCDS=xcds, **constants,
-           options={"num_warps": num_warps, "num_stages": num_stages})
+        b = TensorDescriptor(b, list(b.shape), list(b.stride()), moved)
+    return (call.out, call.a, b, call.experts, call.sorted_ids, call.valid, call.weights, call.bias, call.a_scale,
+            call.b_scale)
