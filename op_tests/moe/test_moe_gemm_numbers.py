@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from experts import BACKENDS, UNTOUCHED, check, expected, few_order, multiply, random_call, sorted_order
+from experts import BACKENDS, FORMATS, UNTOUCHED, check, expected, few_order, multiply, random_call, sorted_order
 
 from aiter_like import dtypes
 from aiter_like.device import target_of
@@ -170,3 +170,36 @@ def test_traffic_counts_experts_once(device):
     call = random_call(device, "bf16", {"experts": ids, "slots": 1}, 16, 4, 32, 64)
     moved, flops = moe_gemm_tuning.traffic(call)
     assert moved == 2 * (32 * 64 + 16 * 64 + 16 * 32) + 4 * 16 and flops == 2 * 16 * 32 * 64
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("activation", ("none", "silu_and_mul"))
+def test_weights_by_descriptor(device, form, activation):
+    """The kernel for Hopper, which the simulated device runs with ordinary loads: sizes that no block divides."""
+    from aiter_like.ops.moe.triton import moe_gemm
+
+    order, weights = sorted_order(device, 19, 2, 4, 16)
+    call = random_call(device, form, order, 19, 4, 76, 160, activation, weights=weights)
+    moe_gemm.moe_gemm(call, "moe_gemm_moved", moved=1)
+    check(call)
+
+
+@pytest.mark.parametrize("form", ("bf16", "fp8", "blocks", "int8", "mxfp4 weights"))
+@pytest.mark.parametrize("rows", (16, 128))
+@pytest.mark.parametrize("kernel", ("moe_gemm", "moe_gemm_moved"))
+def test_code_for_hopper(monkeypatch, tmp_path, form, rows, kernel):
+    """The matrix unit, weights by TMA or by copies that do not wait; nothing in local memory."""
+    from hopper_code import compiled_for_hopper, disassembled
+
+    from aiter_like.ops.moe.triton import moe_gemm
+
+    dtype = {"fp8": torch.float8_e4m3fn, "blocks": torch.float8_e4m3fn, "int8": torch.int8}.get(form, torch.bfloat16)
+    key = {"pairs": 4 * rows, "experts": 4, "n": 256, "k": 512, "slots": 1, "block": rows, "dtype": dtypes.name(dtype),
+           "b_dtype": "mxfp4" if form.endswith("weights") else "same", "is_gated": 1, "is_of_pairs": 1,
+           "is_shuffled": 0, "group_size": {"blocks": 128, "mxfp4 weights": 32}.get(form, 0)}
+    call = moe_gemm_tuning.case(key, torch.device("cpu"), 0)
+    with compiled_for_hopper(monkeypatch, moe_gemm, moe_gemm) as built:
+        moe_gemm.moe_gemm(call, kernel)
+    code = disassembled(built[0], tmp_path)
+    assert "GMMA" in code and "LDL" not in code and "STL" not in code
+    assert ("UTMALDG" in code) == (kernel == "moe_gemm_moved") and "LDGSTS" in code

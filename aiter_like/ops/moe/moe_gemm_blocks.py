@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aiter_like.device import Target
+from aiter_like.ops.gemm import hopper
 from aiter_like.ops.gemm.parts import sum_refusal
 from aiter_like.ops.moe.moe_formats import per_byte
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, scaling
@@ -13,6 +14,7 @@ from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, 
 NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 FEW_NAMES = ("block_n", "block_k", "num_warps")  # of pairs that are not sorted
 FEW = "moe_gemm_few"
+MOVED = "moe_gemm_moved"  # with weights by TMA
 _MIN_ROWS, _MIN_DEPTH = 16, 32  # what a matrix unit takes at least
 _MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
 _MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
@@ -49,8 +51,8 @@ def suited(call: MoeGemmCall, platform: str) -> tuple[int, ...]:
         block_m, block_n, depth = 128, 128, 64
         num_warps = 4 if platform == "hip" else 8
     block_m = min(block_m, _most_rows(call))
-    if is_gated(call.activation):
-        block_n = max(block_n, 128)
+    if is_gated(call.activation) and platform != "hip":
+        block_n = max(block_n, 128)  # wgmma takes 64 rows of a matrix
     return block_m, block_n, depth * 2 // call.a.element_size(), num_warps, 2 if platform == "hip" else 3
 
 
@@ -60,14 +62,22 @@ def step(call: MoeGemmCall, block_k: int) -> int:
 
 
 def few(call: MoeGemmCall) -> tuple[int, ...]:
-    """FEW_NAMES: 16 rows of a matrix for each half, and of each a kilobyte or half of it at a time."""
-    block_k = min(512 * per_byte(call.b_format), max(_power_of_two(call.a.shape[1]), 128))
-    return 32 if is_gated(call.activation) else 16, block_k, 4
+    """FEW_NAMES: few rows of a matrix, so that there are many programs, and of each a kilobyte or half of it at a time.
+    """
+    return 16, min(512 * per_byte(call.b_format), max(_power_of_two(call.a.shape[1]), 128)), 4
+
+
+def _is_moved(target: Target, call: MoeGemmCall) -> bool:
+    """Whether TMA can move the weights, and the rows of both halves of a gate's follow one another."""
+    return (target.arch == "sm_90" and call.sorted_ids is not None and not call.is_shuffled and not call.is_interleaved
+            and call.b.numel() < 2**31 and hopper.serves(call.b))
 
 
 def kernels(target: Target, call: MoeGemmCall, **params: int) -> list[str]:
-    """The one kernel that serves it."""
-    return [FEW if call.sorted_ids is None else "moe_gemm"]
+    """Its kernels; the parameter `moved` asks for the one with weights by TMA, where that serves."""
+    if call.sorted_ids is None:
+        return [FEW]
+    return [MOVED] if params.get("moved") and _is_moved(target, call) else ["moe_gemm"]
 
 
 def refusal(target: Target, call: MoeGemmCall) -> str | None:
@@ -78,7 +88,7 @@ def refusal(target: Target, call: MoeGemmCall) -> str | None:
         if -(-columns // most) > _MOST_COLUMN_BLOCKS or rows >= _MOST_PROGRAMS:
             return (f"out must have less than 2^23 rows and at most {most * _MOST_COLUMN_BLOCKS} columns without "
                     f"sorted_ids, got shape {tuple(call.out.shape)}")
-    elif -(-call.sorted_ids.shape[0] // _MIN_ROWS + call.experts.shape[0]) * -(-columns // 16) >= _MOST_PROGRAMS:
+    elif (call.sorted_ids.shape[0] // _MIN_ROWS + call.experts.shape[0]) * -(-columns // 16) >= _MOST_PROGRAMS:
         return (f"sorted_ids and out must give less than 2^23 tiles, got {call.sorted_ids.shape[0]} places × {columns} "
                 "columns")
     return sum_refusal(call.a)
@@ -94,9 +104,13 @@ def space(target: Target, call: MoeGemmCall) -> Iterator[dict[str, int]]:
                         yield dict(zip(FEW_NAMES, (block_n, block_k, num_warps)))
         return
     m, most = mean_rows(call), _most_rows(call)
-    for block_m, block_n, depth, num_warps in ((16, 64, 128, 4), (16, 128, 64, 4), (32, 64, 128, 4), (32, 128, 64, 4),
+    for block_m, block_n, depth, num_warps in ((16, 64, 128, 4), (16, 128, 64, 4), (32, 64, 64, 4), (32, 128, 64, 4),
                                                (64, 64, 64, 4), (64, 128, 64, 4), (128, 128, 64, 4), (128, 128, 64, 8),
                                                (128, 256, 64, 8)):
         if block_m <= min(most, max(16, 2 * m)) and (block_m >= 64 or m < 512 or block_m == most):
+            blocks = block_m, block_n, depth * 2 // call.a.element_size(), num_warps
             for num_stages in (2, 3, 4):
-                yield dict(zip(NAMES, (block_m, block_n, depth * 2 // call.a.element_size(), num_warps, num_stages)))
+                yield dict(zip(NAMES, (*blocks, num_stages)))
+            if _is_moved(target, call):
+                for num_stages in (3, 4, 5):
+                    yield dict(zip(NAMES, (*blocks, num_stages))) | {"moved": 1}

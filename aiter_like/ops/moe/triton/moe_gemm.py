@@ -3,25 +3,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 
 from aiter_like.device import target_of
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
+from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.gemm.parts import is_rough
 from aiter_like.ops.gemm.triton.parts import GROUP, ROUGH, tile_place, values
 from aiter_like.ops.moe import moe_gemm_blocks
+from aiter_like.ops.moe.moe_formats import per_byte
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.triton import moe_gemm_few
 from aiter_like.ops.moe.triton.parts import (
     after,
     as_bf16,
+    constants_of,
     finished,
     group_scaled,
     half_rows,
     matrix_at,
     scale_number,
-    shared,
     sizes_of,
     widened,
 )
@@ -43,11 +48,11 @@ def _tile_of(places, block, blocks_n, BLOCK_M: tl.constexpr, GROUP: tl.constexpr
 
 
 @triton.jit
-def _add_products(product, right, b_at, is_stored, scale_at, is_scale, row_scale, FORMAT: tl.constexpr,
-                  SCALES: tl.constexpr, ROUGH: tl.constexpr):
-    """product [columns, rows] + weights · right, one step of the depth. SCALES says what is scaled before it is added:
-    "" nothing, "weights" weights of mxfp4, which are exact in bf16, "sums" the sum over this step."""
-    numbers = widened(tl.load(b_at, mask=is_stored, other=0.0), FORMAT)
+def _add_products(product, right, stored, scale_at, is_scale, row_scale, FORMAT: tl.constexpr, SCALES: tl.constexpr,
+                  ROUGH: tl.constexpr):
+    """product [columns, rows] + stored weights · right, one step of the depth. SCALES: `scaling` of the call; with
+    "sums" the sum over this step is scaled."""
+    numbers = widened(stored, FORMAT)
     if SCALES == "weights":
         scale = scale_number(tl.load(scale_at, mask=is_scale, other=0.0), FORMAT)
         return tl.dot(as_bf16(group_scaled(numbers, scale, 32)), right, product)
@@ -64,24 +69,26 @@ def _add_products(product, right, b_at, is_stored, scale_at, is_scale, row_scale
 
 
 @triton.jit
-def _both_products(a_rows, b, scale_at, up_scale_at, a_scale_at, rows, up_rows, is_row, is_column, depth, b_row,
-                   b_depth, a_scale_block, b_scale_group, FORMAT: tl.constexpr, SCALES: tl.constexpr,
-                   GROUP_SIZE: tl.constexpr, IS_GATED: tl.constexpr, BAND: tl.constexpr, PACK: tl.constexpr,
-                   ROUGH: tl.constexpr, BLOCK_K: tl.constexpr):
+def _both_products(a_rows, b, expert, scale_at, up_scale_at, a_scale_at, rows, up_rows, first_rows, is_row, is_column,
+                   depth, b_expert, b_row, b_depth, a_scale_block, b_scale_group, FORMAT: tl.constexpr,
+                   SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, IS_GATED: tl.constexpr, BAND: tl.constexpr,
+                   PACK: tl.constexpr, ROUGH: tl.constexpr, IS_MOVED: tl.constexpr, BLOCK_K: tl.constexpr):
     """[columns, BLOCK_M] of the rows of one matrix, and with IS_GATED of up_rows, with rows of a over the whole depth:
     in int32 of integers, else in fp32. a_rows, a_scale_at: [BLOCK_M], where rows of a and their scales begin;
-    scale_at, up_scale_at: [columns, 1] of the matrix."""
+    scale_at, up_scale_at: [columns, 1] of the matrix. With IS_MOVED b is a descriptor of all matrices, and first_rows
+    are the first of `rows` and of `up_rows`, which follow one another."""
     PER_BYTE: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1
-    k, byte = tl.arange(0, BLOCK_K).to(tl.int64), tl.arange(0, BLOCK_K // PER_BYTE).to(tl.int64)[None, :]
+    STEP: tl.constexpr = BLOCK_K // PER_BYTE
+    k, byte = tl.arange(0, BLOCK_K).to(tl.int64), tl.arange(0, STEP).to(tl.int64)[None, :]
     a_at = a_rows[None, :] + k[:, None]
-    b_at = matrix_at(b, rows, byte, b_row, b_depth, BAND, PACK)
-    up_at = matrix_at(b, up_rows, byte, b_row, b_depth, BAND, PACK)
+    if not IS_MOVED:
+        b_at = matrix_at(b + expert * b_expert, rows, byte, b_row, b_depth, BAND, PACK)
+        up_at = matrix_at(b + expert * b_expert, up_rows, byte, b_row, b_depth, BAND, PACK)
     IS_INTEGER: tl.constexpr = a_rows.dtype.element_ty == tl.int8
     product = tl.zeros((rows.shape[0], a_rows.shape[0]), tl.int32 if IS_INTEGER else tl.float32)
     up = tl.zeros_like(product)
     for first in range(0, depth, BLOCK_K):
         right = tl.load(a_at, mask=is_row[None, :] & (k < depth - first)[:, None], other=0.0)
-        is_stored = is_column & (byte < (depth - first) // PER_BYTE)
         row_scale, is_scale, group = None, is_column, 0
         if SCALES == "weights":
             group = tl.arange(0, BLOCK_K // 32)[None, :]
@@ -92,14 +99,24 @@ def _both_products(a_rows, b, scale_at, up_scale_at, a_scale_at, rows, up_rows, 
             if a_scale_at is not None:
                 row_scale = tl.load(a_scale_at + group * a_scale_block, mask=is_row, other=0.0)[None, :]
             group *= b_scale_group
-        product = _add_products(product, right, b_at, is_stored, None if scale_at is None else scale_at + group,
-                                is_scale, row_scale, FORMAT, SCALES, ROUGH)
+        if IS_MOVED:
+            stored = b.load([expert.to(tl.int32), first_rows[0], first // PER_BYTE]).reshape(rows.shape[0], STEP)
+        else:
+            is_stored = is_column & (byte < (depth - first) // PER_BYTE)
+            stored = tl.load(b_at, mask=is_stored, other=0.0)
+        product = _add_products(product, right, stored, None if scale_at is None else scale_at + group, is_scale,
+                                row_scale, FORMAT, SCALES, ROUGH)
         if IS_GATED:
-            up = _add_products(up, right, up_at, is_stored, None if scale_at is None else up_scale_at + group, is_scale,
+            if IS_MOVED:
+                stored = b.load([expert.to(tl.int32), first_rows[1], first // PER_BYTE]).reshape(rows.shape[0], STEP)
+            else:
+                stored = tl.load(up_at, mask=is_stored, other=0.0)
+            up = _add_products(up, right, stored, None if scale_at is None else up_scale_at + group, is_scale,
                                row_scale, FORMAT, SCALES, ROUGH)
         a_at += BLOCK_K
-        b_at += BLOCK_K // PER_BYTE * (BAND if BAND else b_depth)
-        up_at += BLOCK_K // PER_BYTE * (BAND if BAND else b_depth)
+        if not IS_MOVED:
+            b_at += STEP * (BAND if BAND else b_depth)
+            up_at += STEP * (BAND if BAND else b_depth)
     return product, up
 
 
@@ -110,8 +127,8 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
                      SCALES: tl.constexpr, GROUP_SIZE: tl.constexpr, SCALE_ROWS: tl.constexpr,
                      ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr,
                      IS_OF_PAIRS: tl.constexpr, IS_BF16: tl.constexpr, BAND: tl.constexpr, PACK: tl.constexpr,
-                     ROUGH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                     GROUP: tl.constexpr, XCDS: tl.constexpr, OVERLAPS: tl.constexpr):
+                     ROUGH: tl.constexpr, IS_MOVED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                     BLOCK_K: tl.constexpr, GROUP: tl.constexpr, XCDS: tl.constexpr, OVERLAPS: tl.constexpr):
     """BLOCK_M places, of one expert, × BLOCK_N rows of its matrix: of a gate's activation half as many columns of out,
     each of two rows. Bound: memory, the weights of few rows; else the matrix units. Weights stand on the left, so that
     a lane has few of them and few scales. With SCALES "sums" a step of BLOCK_K lies in one group."""
@@ -140,9 +157,11 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
     scale_at = None if b_scale is None else b_scale + expert * b_scale_expert + rows // SCALE_ROWS * b_scale_row
     up_scale_at = None if b_scale is None else b_scale + expert * b_scale_expert + up_rows // SCALE_ROWS * b_scale_row
     a_scale_at = None if a_scale is None else a_scale + source * a_scale_row
-    product, up = _both_products(a + source * a_row, b + expert * b_expert, scale_at, up_scale_at, a_scale_at, rows,
-                                 up_rows, is_row, is_column, depth, b_row, b_depth, a_scale_block, b_scale_group,
-                                 FORMAT, SCALES, GROUP_SIZE, IS_GATED, BAND, PACK, ROUGH, BLOCK_K)
+    first_rows = block_column * COLUMNS, columns + block_column * COLUMNS
+    product, up = _both_products(a + source * a_row, b, expert, scale_at, up_scale_at, a_scale_at, rows, up_rows,
+                                 first_rows, is_row, is_column, depth, b_expert, b_row, b_depth, a_scale_block,
+                                 b_scale_group, FORMAT, SCALES, GROUP_SIZE, IS_GATED, BAND, PACK, ROUGH, IS_MOVED,
+                                 BLOCK_K)
     row_scale = None
     if a_scale is not None and SCALES == "":
         row_scale = tl.load(a_scale_at, mask=is_row, other=0.0)[None, :]
@@ -157,17 +176,18 @@ def _moe_gemm_kernel(out, a, b, experts, sorted_ids, valid, weights, bias, a_sca
     tl.store(out + pair[None, :] * out_row + column[:, None], result, mask=is_row[None, :] & is_column)
 
 
-def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> None:
-    """Writes `out`.
+def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> Callable[..., None] | None:
+    """Writes `out`. What it returns: see Backend.returns_relaunch.
 
-    kernel: "moe_gemm_few" is that of moe_gemm_few.py, for pairs that are not sorted.
+    kernel: "moe_gemm_few" is that of moe_gemm_few.py, for pairs that are not sorted; with "moe_gemm_moved" TMA moves
+        the weights, where their address allows it.
     params: values instead of those that suit the rows: block_m, block_n, block_k, num_warps and num_stages; without
-        block_m and num_stages for pairs that are not sorted.
+        block_m and num_stages for pairs that are not sorted. `moved` chose the kernel.
     """
-    if kernel == "moe_gemm_few":
-        moe_gemm_few.multiply(call, params)
-        return
+    if kernel == moe_gemm_blocks.FEW:
+        return moe_gemm_few.multiply(call, params)
     target = target_of(call.a.device)
+    params.pop("moved", None)
     chosen = values("moe_gemm", moe_gemm_blocks.NAMES, moe_gemm_blocks.suited(call, target.platform), params)
     block_m, block_n, block_k, num_warps, num_stages = (chosen[name] for name in moe_gemm_blocks.NAMES)
     xcds = _XCDS.get(target.arch, 1)
@@ -175,10 +195,34 @@ def moe_gemm(call: MoeGemmCall, kernel: str = "moe_gemm", **params: int) -> None
     tiles = (triton.cdiv(places, call.block) * triton.cdiv(call.block, block_m)
              * triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)))
     if tiles == 0:
-        return
-    arguments, constants = shared(call)
-    launch(_moe_gemm_kernel, (triton.cdiv(tiles, xcds) * xcds,), call.out, call.a, call.b, call.experts,
-           call.sorted_ids, call.valid, *arguments, places, call.block, *sizes_of(call),
-           ROUGH=ROUGH if is_rough(call.a, target) else None, BLOCK_M=block_m, BLOCK_N=block_n,
-           BLOCK_K=moe_gemm_blocks.step(call, block_k), GROUP=GROUP, XCDS=xcds, **constants,
-           options={"num_warps": num_warps, "num_stages": num_stages})
+        return None
+    block_k, rows = moe_gemm_blocks.step(call, block_k), moe_gemm_blocks.columns_of(call, block_n)
+    is_moved = kernel == moe_gemm_blocks.MOVED and call.b.data_ptr() % 16 == 0
+    grid = (triton.cdiv(tiles, xcds) * xcds, 1, 1)
+    others = (float(call.limit) or None, places, call.block, *sizes_of(call))
+    constants = {"ROUGH": ROUGH if is_rough(call.a, target) else None, "IS_MOVED": is_moved, "BLOCK_M": block_m,
+                 "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": GROUP, "XCDS": xcds, **constants_of(call),
+                 "options": {"num_warps": num_warps, "num_stages": num_stages}}
+    moved = [1, rows, block_k // per_byte(call.b_format)] if is_moved else None
+    launch(_moe_gemm_kernel, grid, *_tensors(call, moved), *others, **constants)
+    again = Launch(_moe_gemm_kernel, grid, others, OVERLAPS=overlaps(target), **constants)
+
+    def relaunch(*fields: Any) -> None:
+        call = MoeGemmCall(*fields)
+        if is_moved and call.b.data_ptr() % 16:
+            moe_gemm(call)
+        else:
+            again(*_tensors(call, moved))
+
+    return relaunch
+
+
+def _tensors(call: MoeGemmCall, moved: list[int] | None) -> tuple[Any, ...]:
+    """The kernel's first arguments; moved: the block of weights that TMA moves at a time."""
+    b: Any = call.b
+    if moved:
+        from triton.tools.tensor_descriptor import TensorDescriptor  # not every Triton has it
+
+        b = TensorDescriptor(b, list(b.shape), list(b.stride()), moved)
+    return (call.out, call.a, b, call.experts, call.sorted_ids, call.valid, call.weights, call.bias, call.a_scale,
+            call.b_scale)

@@ -4,21 +4,26 @@ Launched by moe_gemm.py."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
 
-from aiter_like.ops.common.triton.launch import await_stream, launch
+from aiter_like.device import target_of
+from aiter_like.ops.common.triton.launch import Launch, await_stream, launch
+from aiter_like.ops.common.triton.overlap import overlaps
 from aiter_like.ops.gemm.triton.parts import values
 from aiter_like.ops.moe import moe_gemm_blocks
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.triton.parts import (
     after,
+    constants_of,
     finished,
     group_scaled,
     half_rows,
     matrix_at,
     scale_number,
-    shared,
     sizes_of,
     widened,
 )
@@ -100,12 +105,19 @@ def _moe_gemm_few_kernel(out, a, b, experts, weights, bias, a_scale, b_scale, li
     tl.store(out + row * out_row + column, total.to(out.dtype.element_ty), mask=is_column & (is_here | SUMS_SLOTS))
 
 
-def multiply(call: MoeGemmCall, params: dict[str, int]) -> None:
-    """Writes `out`. params: in place of what suits the sizes."""
+def multiply(call: MoeGemmCall, params: dict[str, int]) -> Callable[..., None]:
+    """Writes `out`. params: in place of what suits the sizes. What it returns: see Backend.returns_relaunch."""
     chosen = values("moe_gemm", moe_gemm_blocks.FEW_NAMES, moe_gemm_blocks.few(call), params)
     block_n, block_k, num_warps = (chosen[name] for name in moe_gemm_blocks.FEW_NAMES)
-    arguments, constants = shared(call)
-    grid = (call.out.shape[0], triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)))
-    launch(_moe_gemm_few_kernel, grid, call.out, call.a, call.b, call.experts, *arguments, *sizes_of(call),
-           SUMS_SLOTS=call.sums_slots, BLOCK_N=block_n, BLOCK_K=max(block_k, call.group_size), **constants,
-           options={"num_warps": num_warps})
+    grid = (call.out.shape[0], triton.cdiv(call.out.shape[1], moe_gemm_blocks.columns_of(call, block_n)), 1)
+    others = (float(call.limit) or None, *sizes_of(call))
+    constants = {"SUMS_SLOTS": call.sums_slots, "BLOCK_N": block_n, "BLOCK_K": max(block_k, call.group_size),
+                 **constants_of(call), "options": {"num_warps": num_warps}}
+    launch(_moe_gemm_few_kernel, grid, *_tensors(call), *others, **constants)
+    again = Launch(_moe_gemm_few_kernel, grid, others, OVERLAPS=overlaps(target_of(call.a.device)), **constants)
+    return lambda *fields: again(*_tensors(MoeGemmCall(*fields)))
+
+
+def _tensors(call: MoeGemmCall) -> tuple[Any, ...]:
+    """The kernel's first arguments."""
+    return call.out, call.a, call.b, call.experts, call.weights, call.bias, call.a_scale, call.b_scale

@@ -104,16 +104,14 @@ def after(product, up, limit, ACTIVATION: tl.constexpr, IS_GATED: tl.constexpr, 
         return product
 
 
-def shared(call: MoeGemmCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What each kernel takes alike: its arguments from `weights` to `limit`, and constants."""
+def constants_of(call: MoeGemmCall) -> dict[str, Any]:
+    """Those that each kernel takes alike."""
     is_of_two = call.group_size > 0 and call.a_scale is not None
-    constants = {"FORMAT": call.b_format, "SCALES": scaling(call), "GROUP_SIZE": call.group_size,
-                 "SCALE_ROWS": SCALE_BLOCK if is_of_two else 1,
-                 "ACTIVATION": call.activation.removesuffix("_and_mul"), "IS_GATED": is_gated(call.activation),
-                 "IS_INTERLEAVED": call.is_interleaved, "IS_OF_PAIRS": call.a.shape[0] == pair_count(call),
-                 "IS_BF16": call.out.dtype == torch.bfloat16, "BAND": 16 if call.is_shuffled else 0,
-                 "PACK": 16 // call.b.element_size()}
-    return (call.weights, call.bias, call.a_scale, call.b_scale, float(call.limit) or None), constants
+    return {"FORMAT": call.b_format, "SCALES": scaling(call), "GROUP_SIZE": call.group_size,
+            "SCALE_ROWS": SCALE_BLOCK if is_of_two else 1, "ACTIVATION": call.activation.removesuffix("_and_mul"),
+            "IS_GATED": is_gated(call.activation), "IS_INTERLEAVED": call.is_interleaved,
+            "IS_OF_PAIRS": call.a.shape[0] == pair_count(call), "IS_BF16": call.out.dtype == torch.bfloat16,
+            "BAND": 16 if call.is_shuffled else 0, "PACK": 16 // call.b.element_size()}
 
 
 def sizes_of(call: MoeGemmCall) -> tuple[int, ...]:
