@@ -319,5 +319,6 @@ class TestCompiled:
             eager = model(**inputs).logits
             compiled = torch.compile(model, fullgraph=True, backend=keep)(**inputs).logits
         real = padding(side).bool()
-        assert graphs == [{"flash_attn_fwd_out", "rms_norm_out", "rope_out"}]
+        experts = {"moe_sorting_out", "moe_gemm_out", "moe_sum_out"} if family is gpt_oss else set()
+        assert graphs == [{"flash_attn_fwd_out", "rms_norm_out", "rope_out"} | experts]
         assert (compiled - eager)[real].norm() < 0.02 * eager[real].norm()  # stock's activation rounds elsewhere
