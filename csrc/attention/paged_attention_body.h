@@ -63,7 +63,6 @@ struct PagedAttentionArgs {
   int64_t q_row, q_head, out_row, out_head, lse_head, lse_row;
   const CacheElement *k, *v;
   int64_t k_page, k_place, k_head, v_page, v_place, v_head;  // elements
-  paged::Packs packs;  // where V has them, v_place is that of a block of keys
   const int* block_table;
   int64_t table_row;
   Divider page_size, group, blocks, kv_heads;  // blocks: of rows, of a KV head
@@ -71,12 +70,14 @@ struct PagedAttentionArgs {
   int num_pages, num_heads, merge_shift;  // log2 of the waves that share the parts of a row: 1, or all of a workgroup
   PagedScale k_scale, v_scale;
   PagedSinks sink;
-  const float *q_scale, *out_scale, *alibi_slopes;  // each may be null
-  int64_t q_scale_row, q_scale_head;  // 0 of one number
+  const float *out_scale, *alibi_slopes;  // each may be null
   int64_t alibi_batch, tree_batch, tree_row, tree_column;
   const uint8_t* tree;  // or null
   int64_t sums;  // elements of `parts` before weights and maxima
   float softmax_scale, softcap;
+  paged::Packs packs;  // where V has them, v_place is that of a block of keys
+  const float* q_scale;  // or null
+  int64_t q_scale_row, q_scale_head;  // 0 of one number
 };
 
 namespace paged {

@@ -91,29 +91,10 @@ struct PackedTiles {
   static constexpr bool kKeysTurn = false;
   static constexpr int kRun = Shape::kKeyRun;
   using Run = std::conditional_t<kRun * kSize == 16, Chunk, Fragment>;
+  using Places = KeyPlaces<kKeyStrips>;
 
   struct Lds {
     Chunk packs[kBlocks][kColumns];
-  };
-
-  /// Where the keys are whose packs a lane loads: one of each strip for K, the first of each block for V.
-  struct Places {
-    uint32_t k_entries[kKeyStrips], k_places[kKeyStrips], v_entries[kBlocksOfLane], v_places[kBlocksOfLane];
-    KeyPlaces<kKeyStrips> own;  // for scales of keys
-
-    __device__ void load(const PageTable& table, int first_key) {
-#pragma unroll
-      for (int s = 0; s < kKeyStrips; ++s)
-        table.find(first_key + 16 * s + lane_index() % 16, k_entries[s], k_places[s]);
-#pragma unroll
-      for (int b = 0; b < kBlocksOfLane; ++b)
-        table.find(first_key + kPack * (own_block() + kBlocksAtOnce * b), v_entries[b], v_places[b]);
-      if constexpr (Shape::kHasTokenScales) own.load(table, first_key);
-    }
-    __device__ int64_t offset(const PageTable& table, int64_t page_stride, int64_t place_stride) const {
-      return own.offset(table, page_stride, place_stride);
-    }
-    __device__ static int own_key() { return KeyPlaces<kKeyStrips>::own_key(); }
   };
 
   Run keys[kKeyStrips][Shape::kSlices];
@@ -128,8 +109,8 @@ struct PackedTiles {
     const char* data = from.k.data + first / kPack * from.packs.k_pack + first % kPack * kSize;
 #pragma unroll
     for (int s = 0; s < kKeyStrips; ++s) {
-      const uint32_t page = from.table.page_of(places.k_entries[s]);
-      const char* key = data + page * from.k.page_bytes + places.k_places[s] * from.k.place_bytes;
+      const auto at = places.of(from.table, 16 * s + lane_index() % 16);
+      const char* key = data + at.page * from.k.page_bytes + at.place * from.k.place_bytes;
 #pragma unroll
       for (int d = 0; d < Shape::kSlices; ++d)
         keys[s][d] = *reinterpret_cast<const Run*>(key + Shape::kDepth / kPack * d * from.packs.k_pack);
@@ -141,8 +122,8 @@ struct PackedTiles {
     const char* data = from.v.data + own_column() * from.packs.v_column;
 #pragma unroll
     for (int b = 0; b < kBlocksOfLane; ++b) {
-      const uint32_t page = from.table.page_of(places.v_entries[b]);
-      const char* block = data + page * from.v.page_bytes + places.v_places[b] / kPack * from.v.place_bytes;
+      const auto at = places.of(from.table, kPack * (own_block() + kBlocksAtOnce * b));
+      const char* block = data + at.page * from.v.page_bytes + at.place / kPack * from.v.place_bytes;
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         if (is_inside(i))

@@ -98,6 +98,17 @@ struct KeyPlaces {
     return lane / 4 % STRIPS * 16 + lane / 16 * 4 + lane % 4;
   }
   __device__ void load(const PageTable& table, int first_key) { table.find(first_key + own_key(), entry, place); }
+  /// Page and place of any key of the tile, counted from its first one, from the lane that has it.
+  struct Place {
+    uint32_t page, place;
+  };
+  __device__ Place of(const PageTable& table, int key) const {
+    const int lane = key % 16 / 4 * 16 + key / 16 * 4 + key % 4;
+    const auto from = [=](uint32_t x) {
+      return static_cast<uint32_t>(__builtin_amdgcn_ds_bpermute(4 * lane, static_cast<int>(x)));
+    };
+    return {table.page_of(from(entry)), from(place)};
+  }
   /// Of what is so far from page to page and from place to place.
   __device__ int64_t offset(const PageTable& table, int64_t page_stride, int64_t place_stride) const {
     return table.page_of(entry) * page_stride + place * place_stride;
