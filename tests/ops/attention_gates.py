@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import re
 import shutil
 import subprocess
@@ -93,8 +92,8 @@ def missing(compiler: str) -> str | None:
 
 def _candidate(compiler: str) -> toolchain.Candidate:
     if compiler == ROCM:
-        return toolchain._probe(ROCM, os.environ.get("PATH", ""), os.environ.get("ROCM_PATH", ""))
-    return toolchain._identify(shutil.which(compiler) or compiler)
+        return toolchain._probe(ROCM, *toolchain._search())
+    return toolchain._identify(shutil.which(compiler) or compiler, *toolchain._search())
 
 
 def assembly(instance: Instance, compiler: str) -> str:

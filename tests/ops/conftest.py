@@ -17,7 +17,7 @@ def compiled_by(monkeypatch, tmp_path):
     """Builds the given stubs' kernels anew by a compiler; one that comes without a bundler takes that of the newest."""
 
     def choose(compiler: str, *stubs: Any) -> None:
-        found = toolchain._identify(shutil.which(compiler) or compiler).toolchain
+        found = toolchain._identify(shutil.which(compiler) or compiler, *toolchain._search()).toolchain
         assert found is not None, f"{compiler} is needed for the gates of kernels: see .ci/setup.sh"
         bundler = tmp_path / "clang-offload-bundler"
         bundler.write_text(f"#!/bin/sh\nset -- $(printf '%s\\n' \"$@\" | sed 's/-linux,/-linux-gnu,/')\n"

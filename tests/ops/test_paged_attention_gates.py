@@ -50,7 +50,7 @@ def call_of(**changed):
 
 def assembly(call, compiler: str) -> str:
     """The device code as text, as the JIT's flags make it."""
-    found = toolchain._identify(shutil.which(compiler) or compiler).toolchain
+    found = toolchain._identify(shutil.which(compiler) or compiler, *toolchain._search()).toolchain
     assert found is not None, f"{compiler} is needed for the gates of paged attention: see .ci/setup.sh"
     spec = backend.paged_attention_hip.instance_spec(backend._instance(call), "hip", "gfx942")
     command = [*recipe.steps(spec, found)[0].command]
