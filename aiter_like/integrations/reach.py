@@ -57,4 +57,6 @@ def _named(function: types.FunctionType) -> list[Any]:
 
 
 def _is_layer(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.nn.Module)
+    """Whether a class computes by its methods: layers, and what functions of operators are made of."""
+    return isinstance(value, type) and (
+        issubclass(value, torch.nn.Module) or value.__module__.startswith("aiter_like.ops."))
