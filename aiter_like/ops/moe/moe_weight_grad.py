@@ -130,13 +130,14 @@ def _shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
 
 
 def _cases(device: torch.device) -> dict[str, MoeWeightGradCall]:
-    """Both products of a layer, with an expert that has no pair and a block that is left out."""
+    """Both products of a layer, of several tiles and steps, with an expert that has no pair and a block that is left
+    out."""
     random = tune_shapes.normal(device, 0, "bf16")
-    numbers, _, of_blocks, valid = sorted_case(device, 21, 3, 5, 16)
+    numbers, _, of_blocks, valid = sorted_case(device, 85, 3, 5, 16)
     of_blocks[1] = -1
-    out = torch.empty(6, 40, 72, dtype=torch.bfloat16, device=device)
-    first = MoeWeightGradCall(out, random(63, 40), random(21, 72), of_blocks, numbers, valid, 21, 3, 16)
-    return {"first": first, "second, fp32": first._replace(out=out.float(), g=random(21, 40), a=random(63, 72)),
+    out = torch.empty(6, 136, 200, dtype=torch.bfloat16, device=device)
+    first = MoeWeightGradCall(out, random(255, 136), random(85, 200), of_blocks, numbers, valid, 85, 3, 16)
+    return {"first": first, "second, fp32": first._replace(out=out.float(), g=random(85, 136), a=random(255, 200)),
             "fp16": first._replace(g=first.g.half(), a=first.a.half(), out=out.half())}
 
 
