@@ -65,7 +65,7 @@ def _read(path: Path, text: str, platform: str) -> tuple[bytes, list[Path]]:
 
 def _compiled_for(platform: str, lines: list[str]) -> Iterator[str]:
     """The lines of C++ without those that a condition on the platform excludes, and without such conditions."""
-    chains: list[list[bool]] = []  # of each open condition: its branch may count, one surely does, all are decided
+    chains: list[list[bool]] = []  # an open condition has: its branch may count, one surely does, all are decided
     for line in lines:
         match = _DIRECTIVE.match(line)
         outside = all(chain[0] for chain in chains[:-1]) if match and match[1][:2] != "if" else \

@@ -290,4 +290,4 @@ def _rows_scale(scale: Tensor | None, rows: Tensor, layer: Layer) -> Tensor | No
         return scale.reshape(rows.shape[0], blocks(rows.shape[1]))
     if scale.numel() == 1 or rows.shape[0] == scale.numel():
         return scale.expand(rows.shape[0])
-    return scale.repeat_interleave(rows.shape[0] // scale.numel())  # of a token's pairs
+    return scale.repeat_interleave(rows.shape[0] // scale.numel())  # a token's pairs share its scale

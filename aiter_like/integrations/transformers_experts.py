@@ -20,7 +20,7 @@ from aiter_like.ops.moe.fused_moe import fused_moe
 
 _WHAT_IT_SAYS = ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "num_experts")
 _PROBE_ROWS, _PROBE_COLUMNS = 7, 64
-_REACH = 6.0  # of the numbers of a probe, so that limits of 7 show
+_REACH = 6.0  # A probe has numbers as large as this, so that limits of 7 show.
 _ALPHA = 1.702
 
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "aiter_like/dtype.h"
+#include "aiter_like/lanes.h"
 #if defined(__HIP__)
 #include "aiter_like/mfma.h"
 #endif
@@ -60,52 +61,9 @@ __device__ inline uint32_t uniform(uint32_t x) {
 #endif
 }
 
-/// The value of lane `lane`, which is the same in all lanes.
-__device__ inline uint32_t of_lane(uint32_t x, int lane) {
-#if defined(__HIP__)
-  return static_cast<uint32_t>(__builtin_amdgcn_readlane(static_cast<int>(x), lane));
-#else
-  return __shfl_sync(0xFFFFFFFFu, x, lane);
-#endif
-}
-
-/// The value of lane `lane`, which each lane chooses for itself; all lanes are active.
-__device__ inline uint32_t from_lane(uint32_t x, uint32_t lane) {
-#if defined(__HIP__)
-  return static_cast<uint32_t>(__builtin_amdgcn_ds_bpermute(static_cast<int>(lane * 4), static_cast<int>(x)));
-#else
-  return __shfl_sync(0xFFFFFFFFu, x, lane);
-#endif
-}
-
-/// A bit for each lane where `condition` holds; all lanes are active.
-__device__ inline uint64_t lanes_where(bool condition) {
-#if defined(__HIP__)
-  return __builtin_amdgcn_ballot_w64(condition);
-#else
-  return __ballot_sync(0xFFFFFFFFu, condition);
-#endif
-}
-
-/// How many of the lowest `count` bits are set.
-__device__ inline uint32_t bits_below(uint64_t bits, uint32_t count) {
-  const uint64_t below = count < 64 ? bits & ((uint64_t{1} << count) - 1) : bits;
-#if defined(__HIP__)
-  return static_cast<uint32_t>(__builtin_popcountll(below));
-#else
-  return static_cast<uint32_t>(__popcll(below));
-#endif
-}
-
-/// A wave's accesses of LDS before it come before those behind it.
-__device__ inline void keep_wave_order() {
-#if defined(__HIP__)
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
-  __builtin_amdgcn_wave_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
-#else
-  __syncwarp();
-#endif
+/// How many of the lowest `count` lanes are in a set.
+__device__ inline uint32_t lanes_below(uint64_t lanes, uint32_t count) {
+  return static_cast<uint32_t>(lane_count(count < 64 ? lanes & ((uint64_t{1} << count) - 1) : lanes));
 }
 
 /// The compiler moves no instruction across, so that loads are issued in the order in which they are waited for.
@@ -192,10 +150,10 @@ struct Unit {
   template <int kRuns>
   __device__ static Operand exchanged(const Run (&runs)[kRuns], Exchange& lds) {
     const int lane = lane_index();
-    keep_wave_order();
+    wave_barrier();
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) lds.at(run * kRunRows + lane / 16, lane % 16) = runs[run];
-    keep_wave_order();
+    wave_barrier();
     Operand result;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) result.runs[s] = lds.at(lane % 16, s * 4 + lane / 16);

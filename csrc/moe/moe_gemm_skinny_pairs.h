@@ -28,7 +28,7 @@ struct MoeGemmSkinnyArgs {
 
 namespace moe_skinny {
 
-using skinny::of_lane, skinny::Run, skinny::uniform, skinny::unit_begin, skinny::within;
+using skinny::Run, skinny::uniform, skinny::unit_begin, skinny::within;
 
 enum class Rows { pair, token, sorted };  // a workgroup has: one pair, the sum of a token's pairs, a block of pairs
 enum class Scales { none, rows, blocks };
@@ -135,7 +135,7 @@ class Work {
     uint32_t pair = 0;
 #pragma unroll
     for (int own = 0; own < kOwn; ++own) {
-      const uint32_t found = skinny::from_lane(static_cast<uint32_t>(rows_[own].pair), m % kWaveSize);
+      const uint32_t found = from_lane(static_cast<uint32_t>(rows_[own].pair), static_cast<int>(m % kWaveSize));
       if (m / kWaveSize == own) pair = found;
     }
     const uint32_t first = of_lane(static_cast<uint32_t>(rows_[0].pair), 0);
@@ -192,13 +192,13 @@ class Work {
     const auto lane = static_cast<uint32_t>(lane_index());
     const uint32_t own = first + within(lane, args.slots);
     const Row found = row(args, own, own, args.experts[own]);
-    const uint64_t here = skinny::lanes_where(lane < args.slots && is_here(args, found.expert));
-    count_ = skinny::bits_below(here, kWaveSize);
-    if (here >> lane & 1) list[skinny::bits_below(here, lane)] = found;
-    skinny::keep_wave_order();
+    const uint64_t here = lanes_with(lane < args.slots && is_here(args, found.expert));
+    count_ = skinny::lanes_below(here, kWaveSize);
+    if (here >> lane & 1) list[skinny::lanes_below(here, lane)] = found;
+    wave_barrier();
     if (count_ == 0) rows_[0] = {static_cast<int32_t>(first), 0, 0.f, 0.f};  // nothing is read of them
     else rows_[0] = list[within(lane, count_)];
-    skinny::keep_wave_order();
+    wave_barrier();
   }
 
   int32_t expert_ = 0;

@@ -10,7 +10,7 @@ FORMATS = ("same", "int8", "int4", "mxfp4")
 """Elements of the activations' dtype; of 16-bit activations also int8; int4, from -8 to 7, two in a byte as pack_int4
 packs them along k; mxfp4, two fp4 in a byte likewise, 32 of which share a power of two (OCP Microscaling v1.0)."""
 MXFP4_GROUP = 32
-SCALE_BLOCK = 128  # so many of the depth, and of the rows of the weights, share a scale of two fp8 operands
+SCALE_BLOCK = 128  # as many of the depth, and as many rows of fp8 weights, share a scale
 
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1 by its three lower bits; the fourth is the sign
 

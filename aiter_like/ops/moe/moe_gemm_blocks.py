@@ -12,10 +12,10 @@ from aiter_like.ops.moe.moe_formats import per_byte
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall, is_gated, pair_count, scaling
 
 NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
-FEW_NAMES = ("block_n", "block_k", "num_warps")  # of pairs that are not sorted
+FEW_NAMES = ("block_n", "block_k", "num_warps")  # the kernel of unsorted pairs has these
 FEW = "moe_gemm_few"
 MOVED = "moe_gemm_moved"  # with weights by TMA
-_MIN_ROWS, _MIN_DEPTH = 16, 32  # what a matrix unit takes at least
+_MIN_ROWS, _MIN_DEPTH = 16, 32  # a matrix unit takes no less
 _MOST_PROGRAMS = 2**23  # of 8 waves; AMD counts the lanes of a launch in 32 bits
 _MOST_COLUMN_BLOCKS = 65535  # the second dimension of a launch
 

@@ -15,7 +15,7 @@ from aiter_like.ops.moe.moe_gemm_call import SWIGLU, MoeGemmCall, blocks, is_gat
 
 _OP = "moe_gemm"
 GROUP_SIZES = (0, 32, 64, 128)
-_SHUFFLED_ROWS, _SHUFFLED_BYTES = 16, 32  # what shuffle_weight takes at a time
+_SHUFFLED_ROWS, _SHUFFLED_BYTES = 16, 32  # shuffle_weight moves so much at a time
 _MOST_BLOCK = 256
 
 

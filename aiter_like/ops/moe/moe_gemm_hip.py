@@ -23,7 +23,7 @@ from aiter_like.ops.moe.moe_gemm_call import SWIGLU, MoeGemmCall, is_gated, pair
 
 _OP = "moe_gemm"
 MAX_BLOCK = 64
-MAX_SLOTS = 32  # of a token whose pairs are added up
+MAX_SLOTS = 32  # each pair of a sum has a lane, and a warp has 32
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
 _LEAST_BYTES = 8192  # of the weights of a team

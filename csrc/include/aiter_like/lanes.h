@@ -41,6 +41,9 @@ __device__ inline int32_t of_lane(int32_t x, int from) {
   return __shfl_sync(0xFFFFFFFFu, x, from);
 #endif
 }
+__device__ inline uint32_t of_lane(uint32_t x, int from) {
+  return static_cast<uint32_t>(of_lane(static_cast<int32_t>(x), from));
+}
 __device__ inline float of_lane(float x, int from) {
   return bits_float(static_cast<uint32_t>(of_lane(static_cast<int32_t>(float_bits(x)), from)));
 }
