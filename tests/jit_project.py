@@ -36,8 +36,10 @@ if [ "$dep" ]; then
 fi
 """
 
-# Counts the compilations (not the questions for the version), then runs the real compiler.
+# Counts the compilations (not the questions for the version), then runs the real compiler. It and its children share a
+# lock of the folder while they run, orphans too: whoever gets the folder's lock alone knows that all have ended.
 _WRAPPER = """#!/bin/sh
+exec 9< "{folder}"; flock -s 9
 if [ "$1" = --version ]; then {banner}exec "{compiler}" --version; fi
 case "$*" in *-emit-pch*) echo binding >> "{log}" ;; *--offload-device-only*|*" -c "*) echo run >> "{log}" ;; esac
 exec "{compiler}" "$@"

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import random
@@ -80,10 +81,18 @@ def kill(folder: Path) -> dict:
         answer, seconds = whole_build()
         answers.append(answer)
         duration = min(duration, seconds)  # the machine may have been busy before
+    _wait_for_orphans()
     # What an orphan wrote while the next builder was removing its directory.
     cache.prune(cache.cache_root(), days=1)
     left = [str(path) for path in cache.cache_root().rglob(".tmp-*")]
     return {"answers": answers, "killed": killed, "left": left}
+
+
+def _wait_for_orphans() -> None:
+    """Returns when no compiler runs any more (jit_project._WRAPPER holds the lock of its folder)."""
+    folder = os.open(Path(os.environ["AITER_LIKE_TOOLCHAIN"]).parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    os.close(folder)
 
 
 def _fork(work: Callable) -> tuple[int, int]:
