@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT
+// printf and assert of device code.
+#pragma once

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+// Vector types: char1 to double4, their operators by element, and make_…. Sizes and alignments are those of HIP: two and
+// four elements are aligned to their size, three to one element.
+#pragma once
+#include "hip/detail/language.h"
+
+#if defined(__cplusplus)
+template <class T, unsigned kCount>
+struct HIP_vector_type;
+
+template <class T>
+struct alignas(sizeof(T)) HIP_vector_type<T, 1> {
+  using value_type = T;
+  T x;
+  constexpr HIP_vector_type() = default;
+  constexpr AITER_LIKE_BOTH HIP_vector_type(T x) : x(x) {}
+};
+
+template <class T>
+struct alignas(2 * sizeof(T)) HIP_vector_type<T, 2> {
+  using value_type = T;
+  T x, y;
+  constexpr HIP_vector_type() = default;
+  constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all) {}
+  constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y) : x(x), y(y) {}
+};
+
+template <class T>
+struct HIP_vector_type<T, 3> {
+  using value_type = T;
+  T x, y, z;
+  constexpr HIP_vector_type() = default;
+  constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all) {}
+  constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z) : x(x), y(y), z(z) {}
+};
+
+template <class T>
+struct alignas(4 * sizeof(T)) HIP_vector_type<T, 4> {
+  using value_type = T;
+  T x, y, z, w;
+  constexpr HIP_vector_type() = default;
+  constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all), w(all) {}
+  constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
+};
+
+namespace hip_detail {
+
+template <class T>
+struct Same {
+  using type = T;
+};
+template <class T>
+using same = typename Same<T>::type;  // an argument of this type is converted, and takes no part in deduction
+
+// result.e = operation(a.e, b.e) for each element.
+template <class To, class T, unsigned kCount, class Operation>
+constexpr AITER_LIKE_BOTH HIP_vector_type<To, kCount> by_element(const HIP_vector_type<T, kCount>& a,
+                                                                 const HIP_vector_type<T, kCount>& b,
+                                                                 Operation operation) {
+  HIP_vector_type<To, kCount> result{};
+  result.x = operation(a.x, b.x);
+  if constexpr (kCount > 1) result.y = operation(a.y, b.y);
+  if constexpr (kCount > 2) result.z = operation(a.z, b.z);
+  if constexpr (kCount > 3) result.w = operation(a.w, b.w);
+  return result;
+}
+
+}  // namespace hip_detail
+
+#define AITER_LIKE_VECTOR_OPERATOR(op)                                                                              \
+  template <class T, unsigned N>                                                                                    \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(const HIP_vector_type<T, N>& a,                       \
+                                                              const HIP_vector_type<T, N>& b) {                     \
+    return hip_detail::by_element<T>(a, b, [](T p, T q) { return static_cast<T>(p op q); });                        \
+  }                                                                                                                 \
+  template <class T, unsigned N>                                                                                    \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(const HIP_vector_type<T, N>& a,                       \
+                                                              hip_detail::same<T> b) {                              \
+    return a op HIP_vector_type<T, N>(b);                                                                           \
+  }                                                                                                                 \
+  template <class T, unsigned N>                                                                                    \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(hip_detail::same<T> a,                                \
+                                                              const HIP_vector_type<T, N>& b) {                     \
+    return HIP_vector_type<T, N>(a) op b;                                                                           \
+  }                                                                                                                 \
+  template <class T, unsigned N, class B>                                                                           \
+  constexpr AITER_LIKE_BOTH HIP_vector_type<T, N>& operator op##=(HIP_vector_type<T, N>& a, const B& b) {           \
+    return a = a op b;                                                                                              \
+  }
+AITER_LIKE_VECTOR_OPERATOR(+)
+AITER_LIKE_VECTOR_OPERATOR(-)
+AITER_LIKE_VECTOR_OPERATOR(*)
+AITER_LIKE_VECTOR_OPERATOR(/)
+AITER_LIKE_VECTOR_OPERATOR(%)
+AITER_LIKE_VECTOR_OPERATOR(&)
+AITER_LIKE_VECTOR_OPERATOR(|)
+AITER_LIKE_VECTOR_OPERATOR(^)
+AITER_LIKE_VECTOR_OPERATOR(<<)
+AITER_LIKE_VECTOR_OPERATOR(>>)
+#undef AITER_LIKE_VECTOR_OPERATOR
+
+template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator-(const HIP_vector_type<T, N>& a) {
+  return HIP_vector_type<T, N>(T(0)) - a;
+}
+template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator~(const HIP_vector_type<T, N>& a) {
+  return a ^ HIP_vector_type<T, N>(static_cast<T>(~T(0)));
+}
+template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, N>& operator++(HIP_vector_type<T, N>& a) {
+  return a += T(1);
+}
+template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH HIP_vector_type<T, N>& operator--(HIP_vector_type<T, N>& a) {
+  return a -= T(1);
+}
+template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH bool operator==(const HIP_vector_type<T, N>& a, const HIP_vector_type<T, N>& b) {
+  bool equal = a.x == b.x;
+  if constexpr (N > 1) equal = equal && a.y == b.y;
+  if constexpr (N > 2) equal = equal && a.z == b.z;
+  if constexpr (N > 3) equal = equal && a.w == b.w;
+  return equal;
+}
+template <class T, unsigned N>
+constexpr AITER_LIKE_BOTH bool operator!=(const HIP_vector_type<T, N>& a, const HIP_vector_type<T, N>& b) {
+  return !(a == b);
+}
+
+#define AITER_LIKE_VECTORS(T, name)                                                                    \
+  using name##1 = HIP_vector_type<T, 1>;                                                               \
+  using name##2 = HIP_vector_type<T, 2>;                                                               \
+  using name##3 = HIP_vector_type<T, 3>;                                                               \
+  using name##4 = HIP_vector_type<T, 4>;                                                               \
+  constexpr AITER_LIKE_BOTH name##1 make_##name##1(T x) { return {x}; }                                \
+  constexpr AITER_LIKE_BOTH name##2 make_##name##2(T x, T y) { return {x, y}; }                        \
+  constexpr AITER_LIKE_BOTH name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; }                \
+  constexpr AITER_LIKE_BOTH name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+AITER_LIKE_VECTORS(char, char)
+AITER_LIKE_VECTORS(unsigned char, uchar)
+AITER_LIKE_VECTORS(short, short)
+AITER_LIKE_VECTORS(unsigned short, ushort)
+AITER_LIKE_VECTORS(int, int)
+AITER_LIKE_VECTORS(unsigned, uint)
+AITER_LIKE_VECTORS(long, long)
+AITER_LIKE_VECTORS(unsigned long, ulong)
+AITER_LIKE_VECTORS(long long, longlong)
+AITER_LIKE_VECTORS(unsigned long long, ulonglong)
+AITER_LIKE_VECTORS(float, float)
+AITER_LIKE_VECTORS(double, double)
+#undef AITER_LIKE_VECTORS
+#endif

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// HIP programs for the simulated MI300X by clang alone: the language, what device code may call, and the runtime's
+// functions. clang's own headers bring the mathematical functions. Names and meanings are those of HIP 7.
+#pragma once
+#if defined(__HIP__) && !defined(__CLANG_HIP_RUNTIME_WRAPPER_INCLUDED__)
+#include <__clang_hip_runtime_wrapper.h>
+#endif
+#include "hip/hip_version.h"
+#include "hip/hip_common.h"
+
+#include "hip/detail/language.h"
+#include "hip/detail/vectors.h"
+#if !defined(__HIPCC_RTC__)
+#include "hip/hip_runtime_api.h"
+#endif
+#if defined(__HIP__)
+#include "hip/detail/coordinates.h"
+#include "hip/detail/integers.h"
+#include "hip/detail/synchronisation.h"
+#include "hip/detail/lanes.h"
+#include "hip/detail/atomics.h"
+#include "hip/detail/printf.h"
+#endif
