@@ -93,8 +93,8 @@ AITER_LIKE_DEVICE int __double2hiint(double x) {
 }
 AITER_LIKE_DEVICE int __double2loint(double x) { return static_cast<int>(__double_as_longlong(x)); }
 AITER_LIKE_DEVICE double __hiloint2double(int high, int low) {
-  return __longlong_as_double(static_cast<long long>(static_cast<unsigned long long>(static_cast<unsigned>(high)) << 32 |
-                                                     static_cast<unsigned>(low)));
+  const auto upper = static_cast<unsigned long long>(static_cast<unsigned>(high)) << 32;
+  return __longlong_as_double(static_cast<long long>(upper | static_cast<unsigned>(low)));
 }
 
 // From a floating-point number to an integer: down, to nearest even, up, towards zero.

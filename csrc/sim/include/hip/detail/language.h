@@ -16,7 +16,7 @@
 #define __managed__ __attribute__((managed))
 #define __noinline__ __attribute__((noinline))
 #define __forceinline__ inline __attribute__((always_inline))
-// clang takes the launch bounds of CUDA for AMD targets, too, but without these attributes it plans for 1024 work-items.
+// clang ignores the launch bounds of CUDA for AMD targets: without these attributes it plans for 1024 work-items.
 #define __launch_bounds_of_1(threads) __attribute__((amdgpu_flat_work_group_size(1, threads)))
 #define __launch_bounds_of_2(threads, waves) \
   __attribute__((amdgpu_flat_work_group_size(1, threads), amdgpu_waves_per_eu(waves)))

@@ -145,8 +145,9 @@ typedef enum hipMemoryAdvise {
 } hipMemoryAdvise;
 typedef enum hipMemPoolAttr {
   hipMemPoolReuseFollowEventDependencies = 1, hipMemPoolReuseAllowOpportunistic = 2,
-  hipMemPoolReuseAllowInternalDependencies = 3, hipMemPoolAttrReleaseThreshold = 4, hipMemPoolAttrReservedMemCurrent = 5,
-  hipMemPoolAttrReservedMemHigh = 6, hipMemPoolAttrUsedMemCurrent = 7, hipMemPoolAttrUsedMemHigh = 8
+  hipMemPoolReuseAllowInternalDependencies = 3, hipMemPoolAttrReleaseThreshold = 4,
+  hipMemPoolAttrReservedMemCurrent = 5, hipMemPoolAttrReservedMemHigh = 6, hipMemPoolAttrUsedMemCurrent = 7,
+  hipMemPoolAttrUsedMemHigh = 8
 } hipMemPoolAttr;
 typedef enum hipDeviceP2PAttr {
   hipDevP2PAttrPerformanceRank, hipDevP2PAttrAccessSupported, hipDevP2PAttrNativeAtomicSupported,

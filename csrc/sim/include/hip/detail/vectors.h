@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Vector types: char1 to double4, their operators by element, and make_…. Sizes and alignments are those of HIP: two and
-// four elements are aligned to their size, three to one element.
+// Vector types: char1 to double4, their operators by element, and make_…. Sizes and alignments are those of HIP: two
+// and four elements are aligned to their size, three to one element.
 #pragma once
 #include "hip/detail/language.h"
 
