@@ -19,6 +19,7 @@ missing_packages() {
                 clang++-19:clang-19 ld.lld-19:lld-19; do   # 19 and llvm-mca-22 (of llvm-22): tests that compare
         command -v "${pair%%:*}" >/dev/null 2>&1 || echo "${pair##*:}"
     done
+    command -v cmake >/dev/null 2>&1 || echo cmake    # a test builds HIP programs by it
     command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1 || echo g++   # Triton compiles a C extension
     command -v "$python" >/dev/null 2>&1 || echo python3
     probe 'import ensurepip, venv' || echo python3-venv

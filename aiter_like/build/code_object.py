@@ -14,7 +14,10 @@ from typing import Any
 _BUNDLE, _COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 _SEGMENT_BYTES = 56  # of a program header
 _PT_NOTE, _NT_AMDGPU_METADATA = 4, 32
+_SHT_PROGBITS, _SHT_SYMBOLS, _SHT_DYNAMIC_SYMBOLS, _SHF_EXECUTABLE = 1, 2, 11, 4  # of sections
+_STT_FUNCTION, _SYMBOL_BYTES = 2, 24
 _MOST_KERNARG_BYTES = 1 << 16  # as csrc/sim/load/loader.cpp
+_COERCED = ".coerce"  # clang's addition to the name of a pointer whose address space it has changed
 _DEEPEST = 16  # levels of lists and maps; LLVM writes four
 _U32 = 2**32 - 1
 
@@ -60,6 +63,28 @@ def kernels(data: bytes, arch: str = "gfx942") -> dict[str, Kernel]:
     found = [_kernel(entry) for metadata in _metadata(unbundled(data, arch))
              for entry in _field(metadata, "amdhsa.kernels", list, "the metadata")]
     return {kernel.name: kernel for kernel in found}
+
+
+def function_range(elf: bytes, name: str) -> tuple[int, int]:
+    """Where the instructions of a function of a bare code object begin and end, in bytes from that of the code.
+
+    Raises:
+        ValueError: the file is damaged, or has no such function.
+    """
+    (sections,) = _unpack("<Q", elf, 0x28, "the ELF header")
+    entry_size, count = _unpack("<HH", elf, 0x3a, "the ELF header")
+    headers = [_unpack("<IIQQQQIIQQ", elf, sections + index * entry_size, "a section header") for index in range(count)]
+    code = min((header[3] for header in headers if header[1] == _SHT_PROGBITS and header[2] & _SHF_EXECUTABLE),
+               default=0)
+    for kind, offset, size, link in ((header[1], header[4], header[5], header[6]) for header in headers):
+        if kind not in (_SHT_SYMBOLS, _SHT_DYNAMIC_SYMBOLS) or link >= count:
+            continue
+        names = _slice(elf, headers[link][4], headers[link][5], "the names of symbols")
+        for at in range(offset, offset + size - _SYMBOL_BYTES + 1, _SYMBOL_BYTES):
+            place, info, _, _, value, length = _unpack("<IBBHQQ", elf, at, "a symbol")
+            if info & 15 == _STT_FUNCTION and names[place:names.find(b"\0", place)] == name.encode():
+                return value - code, value - code + length
+    raise ValueError(f"the code object has no function {name}")
 
 
 def unbundled(data: bytes, arch: str) -> bytes:
@@ -132,8 +157,8 @@ def _argument(entry: dict, kernarg_bytes: int, place: str) -> Argument:
     offset, size = (_field(entry, key, int, f"an argument of {place}", kernarg_bytes) for key in (".offset", ".size"))
     if offset + size > kernarg_bytes:
         raise _damage(f"an argument of {place} lies outside its argument segment of {kernarg_bytes} bytes")
-    return Argument(_field(entry, ".name", str, f"an argument of {place}", default=""), offset, size,
-                    entry[".value_kind"])
+    name = _field(entry, ".name", str, f"an argument of {place}", default="").removesuffix(_COERCED)
+    return Argument(name, offset, size, entry[".value_kind"])
 
 
 def _field(entry: Any, key: str, kind: type, place: str, most: int | None = None, default: Any = None) -> Any:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""`aiter-like sim`: `run` launches a kernel of any gfx942 code object on the simulated MI300X; `check`: sim_check.py,
-`coverage`: sim_coverage.py, `validate`: sim_validate.py, `profile`: sim_profile.py.
+"""`aiter-like sim`: `run` launches kernels of any gfx942 code object on the simulated MI300X. The other actions have a
+module each: sim_check.py, sim_compare.py, sim_compile.py, sim_coverage.py, sim_profile.py, sim_validate.py.
 
-What the kernel gets is described in a file: sim_spec.py.
+What the kernels get is described in a file: sim_spec.py, sim_steps.py; sim_init.py writes one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiter_like import sim
-from aiter_like.cli import sim_check, sim_coverage, sim_launch, sim_profile, sim_spec, sim_validate
+from aiter_like.cli import (
+    sim_check,
+    sim_compare,
+    sim_compile,
+    sim_coverage,
+    sim_init,
+    sim_launch,
+    sim_profile,
+    sim_spec,
+    sim_validate,
+)
 from aiter_like.cli.outputs import require_writable
 from aiter_like.cli.sim_spec import Buffer
 from aiter_like.errors import SimulatorError
@@ -36,6 +46,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None,
                          namespace: argparse.Namespace | None = None) -> tuple[argparse.Namespace, list[str]]:
         """As the base class's."""
+        if args is not None and self.prog.endswith(" compile"):
+            args, options = sim_compile.split_options(args)
+            namespace = argparse.Namespace() if namespace is None else namespace
+            namespace.clang_options = options
         if args is not None and "--check" in self._option_string_actions:
             bare = {"--check": f"--check={_DEFAULT}", "--counts": f"--counts={_NO_FILE}"}
             args = [bare.get(word, word) for word in args]
@@ -46,13 +60,15 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     """Adds `sim`; each of its parsers sets `run`: of the parsed arguments, returns the exit status."""
     actions = subparsers.add_parser("sim", help="the simulated MI300X").add_subparsers(
         dest="action", required=True, parser_class=_Parser)
-    run = actions.add_parser("run", help="launch a kernel of a code object", epilog=sim_spec.DESCRIPTION,
+    run = actions.add_parser("run", help="launch kernels of a code object", epilog=sim_spec.DESCRIPTION,
                              formatter_class=argparse.RawDescriptionHelpFormatter,
-                             description=f"Launches a kernel of a {sim_spec.ARCH} code object, from any compiler, "
-                                         "on the simulated MI300X.\nPrints its counters, and what the checkers "
+                             description=f"Launches kernels of a {sim_spec.ARCH} code object, from any compiler, "
+                                         "on the simulated MI300X.\nPrints their counters, and what the checkers "
                                          "report.")
     run.add_argument("file", type=Path, metavar="FILE.co", help="ELF code object or uncompressed offload bundle")
-    sim_launch.add_options(run)
+    sim_launch.add_options(run, "see below")
+    run.add_argument("--init", action="store_true", help="write SPEC.json for the kernel, or for all, from what the "
+                                                         "code object says (default: beside FILE.co), and run nothing")
     run.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where outputs go (default: here)")
     run.add_argument("--check", nargs="?", type=sim_check.checks_of, dest="checks", metavar="NAME,…",
                      help="with the checkers that are on by default everywhere, all but global_race; --check=all has "
@@ -66,6 +82,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
                           "an equals sign")
     sim_check.add_seeds(run, "each on fresh buffers; outputs are those of the first")
     run.set_defaults(run=_run)
+    sim_compile.add_compile(actions)
+    sim_compare.add_compare(actions)
     sim_check.add_check(actions)
     sim_coverage.add_coverage(actions)
     sim_validate.add_validate(actions)
@@ -73,9 +91,11 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if args.init:
+        return sim_init.write(args)
     seeds = sim_check.seeds_of(args)
-    launch = sim_launch.read(args.file, args)
-    spec = launch.spec
+    launches_to_make = sim_launch.read(args.file, args)
+    spec = launches_to_make[0].spec
     files = {name: args.output / f"{name}.npy" for name, buffer in spec.buffers.items() if buffer.is_output}
     for path in files.values():
         require_writable(path, "--output")
@@ -90,7 +110,8 @@ def _run(args: argparse.Namespace) -> int:
         buffers = _copies(spec.buffers) if len(seeds) > 1 else spec.buffers
         with sim.enabled(checks, fuzz=seed, on_report="collect", counters=args.counts is not None,
                          model="whole" if args.model else None) as session:
-            _launch(launch, buffers, session)
+            for launch in launches_to_make:
+                _launch(launch, buffers, session)
         found += [{**report, "seed": seed} for report in session.reports]
         launches += session.launches if args.counts else []
         cycles += session.modelled if args.model else []
@@ -102,11 +123,12 @@ def _run(args: argparse.Namespace) -> int:
     for report in found:
         print(sim_check.text_of(report))
     _print_counters(sim.counters())
-    _print_counts(args.counts, launches)
-    for modelled in cycles[:1]:
+    _print_counts(args.counts, launches, len(launches_to_make))
+    for modelled in cycles[:len(launches_to_make)]:
         print("\n".join(f"  {line}" for line in modelling.summary(modelled)))
     if checks:
-        print(sim_check.summary(launch.kernel.name, found, seeds, checks))
+        names = ", ".join(dict.fromkeys(launch.kernel.name for launch in launches_to_make))
+        print(sim_check.summary(names, found, seeds, checks))
     for name, path in files.items():
         _save(path, outputs[name])
     return 1 if sim_reports.errors(found) else 0
@@ -144,8 +166,8 @@ def _print_counters(counters: Mapping[str, Mapping]) -> None:
                 print(f"  {title}: {', '.join(f'{kind} {count}' for kind, count in counts[key].items())}")
 
 
-def _print_counts(file: Path | None, launches: Sequence[dict]) -> None:
-    for launch in launches[:1]:  # The first seed's counts are shown, as its outputs are.
+def _print_counts(file: Path | None, launches: Sequence[dict], first: int) -> None:
+    for launch in launches[:first]:  # The first seed's counts are shown, as its outputs are.
         print("\n".join(f"  {line}" for line in counting.summary(launch)))
     if file not in (None, _NO_FILE):
         file.write_text(json.dumps(launches) + "\n")

@@ -115,7 +115,7 @@ def _run_us(folder: Path, row: Published, run: Sequence[Mapping[str, Any]], cloc
         grid, block = (_sizes(launch[key], f"{place}: {key}") for key in ("grid", "block"))
         shared = _sizes([launch.get("shared", 0)], f"{place}: shared", least=0)[0]
         with sim.enabled(checks=False, model="sample", clock_mhz=clock_mhz) as session:
-            sim.launch(image, kernel.name, grid, block, shared, spec.kernargs(kernel, spec.buffers))
+            sim.launch(image, kernel.name, grid, block, shared, spec.steps[0].kernargs(kernel, spec.buffers))
             total += sum(one["modelled_us"] for one in session.modelled)
     return total
 

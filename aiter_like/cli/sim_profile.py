@@ -48,7 +48,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                         help="set the longest kernel beside that of profiles written before, also on the page")
     parser.add_argument("--whole", action="store_true", help="run every workgroup, with right results")
     parser.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
-    sim_launch.add_options(parser.add_argument_group("a kernel of a code object, as in aiter-like sim run"), False)
+    sim_launch.add_options(parser.add_argument_group("a kernel of a code object, as in aiter-like sim run"))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -146,13 +146,15 @@ def _call_of(args: argparse.Namespace) -> Callable[[], Any]:
 
 
 def _launch_of(file: Path, args: argparse.Namespace) -> Callable[[], Any]:
-    missing = [f"--{name}" for name in ("kernel", "grid", "block", "args") if getattr(args, name) is None]
-    if missing:
-        raise ValueError(f"sim profile: {file} is a code object, for which {', '.join(missing)} must be given, too")
     if args.rest:
         raise ValueError(f"sim profile: a code object has no arguments but its options, got {args.rest[0]!r}")
-    launch = sim_launch.read(file, args)
-    return lambda: launch.run(launch.spec.buffers)
+    launches = sim_launch.read(file, args)
+
+    def call() -> None:
+        for launch in launches:
+            launch.run(launch.spec.buffers)
+
+    return call
 
 
 def _run_script(script: str, arguments: Sequence[str]) -> None:

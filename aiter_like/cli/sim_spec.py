@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import stat
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,44 +22,31 @@ from typing import TYPE_CHECKING, Any
 from aiter_like import enums
 from aiter_like.build import code_object
 from aiter_like.cli import described
+from aiter_like.cli.sim_steps import SCALARS, Buffer, Step, steps_of
+from aiter_like.errors import did_you_mean
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 ARCH = "gfx942"
-_INTEGERS = {"i8": "b", "u8": "B", "i16": "h", "u16": "H", "i32": "i", "u32": "I", "i64": "q", "u64": "Q"}
-_FLOATS = {"fp16": "e", "fp32": "f", "fp64": "d"}
-_SCALARS = {"bool": "?", **_INTEGERS, **_FLOATS}  # struct formats
 _MOST_BYTES = 64 << 20  # of SPEC.json
 _PAGE_BYTES = 4096
 _MOST_SIZES = 32  # dimensions that every NumPy can write
 
-DESCRIPTION = f"""SPEC.json has two keys:
+DESCRIPTION = f"""SPEC.json has two keys (--init writes one for a code object, to be changed):
   buffers    name → {{"dtype", "shape", "fill"}} or {{"file": "x.npy"}}, a path beside SPEC.json.
              dtype: {', '.join(enums.DTYPES.values())}
              fill: "zeros", "random" (normal, integers over their range; "seed": 0) or a number
              "output": true: the kernel may write it, and it becomes DIR/<name>.npy (bf16 as uint16, fp8 as uint8)
              "scratch": true: the kernel may write it
-  arguments  the kernel's explicit arguments in order; hidden ones are filled in:
+  arguments  the kernel's explicit arguments in order, or by name; hidden ones are filled in:
              {{"buffer": name or null, "offset": bytes}}, {{"type", "value"}}, or for a struct {{"hex": "00ff…"}} and,
              where it holds addresses, "pointers": {{"8": name}}, the place in bytes of each
-             type: {', '.join(_SCALARS)}"""
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A buffer of the kernel.
-
-    Attributes:
-        data: its contents, on the CPU.
-        is_output: it is written to a file at the end.
-        is_writable: the kernel may write it.
-    """
-
-    data: Tensor
-    is_output: bool
-    is_writable: bool
+             type: {', '.join(SCALARS)}
+Several kernels one after the other, on the same buffers: "launches" instead of "arguments", a list of
+             {{"kernel": name, "grid": [x, y, z], "block": [x, y, z], "shared": bytes, "arguments": as above}}; what one
+             leaves out is the command line's. A kernel's name may be that of its C++ function."""
 
 
 @dataclass(frozen=True)
@@ -69,39 +56,12 @@ class Spec:
     Attributes:
         place: what messages call it.
         buffers: by name, filled.
-        arguments: as the description has them, in the kernel's order.
+        steps: the launches, one after the other, on these buffers.
     """
 
     place: str
     buffers: dict[str, Buffer]
-    arguments: list[dict[str, Any]]
-
-    def used(self, buffers: Mapping[str, Buffer]) -> list[Buffer | None]:
-        """By argument, its buffer; then those of structs: reports count in this order."""
-        inside = [name for given in self.arguments for name in given.get("pointers", {}).values()]
-        return [buffers.get(name) for name in [*(given.get("buffer") for given in self.arguments), *inside]]
-
-    def kernargs(self, kernel: code_object.Kernel, buffers: Mapping[str, Buffer]) -> bytes:
-        """The argument segment of `kernel` up to the hidden arguments, with the addresses of `buffers`.
-
-        Raises:
-            ValueError: the arguments are not those that the kernel takes.
-        """
-        if len(self.arguments) != len(kernel.arguments):
-            wanted = ", ".join(f"{argument.name or '?'} ({argument.size} bytes, {argument.kind})"
-                               for argument in kernel.arguments)
-            raise ValueError(f"{self.place}: {kernel.name} takes {len(kernel.arguments)} arguments, got "
-                             f"{len(self.arguments)}; it takes: {wanted or 'none'}")
-        segment = bytearray(max((wanted.offset + wanted.size for wanted in kernel.arguments), default=0))
-        for index, (wanted, given) in enumerate(zip(kernel.arguments, self.arguments, strict=True)):
-            place = f"{self.place}: arguments[{index}]"
-            packed = _argument(given, buffers, place)
-            is_pointer = "buffer" in given
-            if len(packed) != wanted.size or (wanted.kind == "global_buffer") > is_pointer:
-                raise ValueError(f"{place}: {kernel.name} takes {wanted.name or 'an argument'} of {wanted.size} bytes "
-                                 f"({wanted.kind}) here, got {len(packed)} bytes{' (a buffer)' if is_pointer else ''}")
-            segment[wanted.offset:wanted.offset + wanted.size] = packed
-        return bytes(segment)
+    steps: tuple[Step, ...]
 
 
 def read_spec(path: Path) -> Spec:
@@ -123,16 +83,41 @@ def spec_of(spec: Any, beside: Path, place: str) -> Spec:
     Raises:
         ValueError: as `read_spec`.
     """
-    described.require_keys(spec, {"buffers", "arguments"}, place, needed=("arguments",))
+    described.require_keys(spec, {"buffers", "arguments", "launches"}, place)
+    if "arguments" not in spec and "launches" not in spec:
+        raise ValueError(f"{place}: arguments is missing, or launches, a list of several")
+    if "arguments" in spec and "launches" in spec:
+        raise ValueError(f"{place} must have arguments, for one launch, or launches, not both")
     buffers = spec.get("buffers", {})
-    if not isinstance(buffers, dict) or not isinstance(spec["arguments"], list):
-        raise ValueError(f"{place}: buffers must be an object and arguments a list")
-    for index, argument in enumerate(spec["arguments"]):
-        described.require_keys(argument, {"buffer", "offset", "type", "value", "hex", "pointers"},
-                               f"{place}: arguments[{index}]")
+    if not isinstance(buffers, dict):
+        raise ValueError(f"{place}: buffers must be an object, got {described.GOT.repr(buffers)}")
+    steps = steps_of(spec, place)
     filled = {name: _buffer(name, entry, beside.parent, f"{place}: buffers.{described.shown(name)}")
               for name, entry in buffers.items()}
-    return Spec(place, filled, spec["arguments"])
+    return Spec(place, filled, steps)
+
+
+def demangled(name: str) -> str:
+    """A symbol as C++ has it, "scale(float*, int)"; one that is no C++ name as it is."""
+    library = ctypes.CDLL("libstdc++.so.6")
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    status = ctypes.c_int()
+    text = library.__cxa_demangle(name.encode(), None, None, ctypes.byref(status))
+    if not text:
+        return name
+    found = ctypes.string_at(text).decode(errors="replace")
+    ctypes.CDLL(None).free(ctypes.c_void_p(text))
+    return found.removeprefix("void ")  # an instance of a template tells its result's type
+
+
+def function_name(readable: str) -> str:
+    """"scale" of "scale(float*, int)" and of "scale<4>(float*)", without template arguments and parameters."""
+    depth = 0
+    for at, letter in enumerate(readable):
+        if letter == "(" and depth == 0 and not readable.startswith("(anonymous namespace)", at):
+            return readable[:at].split("<")[0]
+        depth += (letter == "<") - (letter == ">")
+    return readable
 
 
 def kernel_of(file: Path, image: bytes, name: str) -> code_object.Kernel:
@@ -145,9 +130,16 @@ def kernel_of(file: Path, image: bytes, name: str) -> code_object.Kernel:
         kernels = code_object.kernels(image, ARCH)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
-    if name not in kernels:
-        raise ValueError(f"{file} has no kernel {name}; it has: {', '.join(kernels) or 'none'}")
-    return kernels[name]
+    if name in kernels:
+        return kernels[name]
+    readable = {mangled: demangled(mangled) for mangled in kernels}
+    found = [mangled for mangled, text in readable.items() if name in (text, function_name(text))]
+    if len(found) == 1:
+        return kernels[found[0]]
+    if found:
+        raise ValueError(f"{file} has {len(found)} kernels {name}: {', '.join(readable[one] for one in found)}")
+    known = [function_name(text) for text in readable.values()]
+    raise ValueError(f"{file} has no kernel {name}; it has: {', '.join(kernels) or 'none'}{did_you_mean(name, known)}")
 
 
 # ---- buffers
@@ -278,57 +270,3 @@ def _load(path: Path, place: str) -> Tensor:
         raise ValueError(f"{file}: {error.strerror or error}") from error
     except damage as error:
         raise ValueError(f"{file}: {(str(error) or type(error).__name__).splitlines()[0]}") from error
-
-
-# ---- arguments
-
-
-def _argument(given: Mapping[str, Any], buffers: Mapping[str, Buffer], place: str) -> bytes:
-    """One argument as the bytes of the segment."""
-    names = set(given)
-    if names in ({"buffer"}, {"buffer", "offset"}):
-        return _address(given["buffer"], given.get("offset", 0), buffers, place)
-    if names in ({"hex"}, {"hex", "pointers"}):
-        try:
-            data = bytearray.fromhex(given["hex"])
-        except (ValueError, TypeError):
-            got = described.GOT.repr(given["hex"])
-            raise ValueError(f"{place}.hex must be hexadecimal digits, got {got}") from None
-        return _struct(data, given.get("pointers", {}), buffers, place)
-    if names != {"type", "value"}:
-        raise ValueError(f'{place} must be {{"buffer"}}, {{"buffer", "offset"}}, {{"type", "value"}} or {{"hex"}}, got '
-                         f"{described.GOT.repr(given)}")
-    return _scalar(given["type"], given["value"], place)
-
-
-def _address(name: Any, offset: Any, buffers: Mapping[str, Buffer], place: str) -> bytes:
-    if name is None:
-        return bytes(8)
-    if not isinstance(name, str) or name not in buffers:
-        known = ", ".join(map(described.shown, list(buffers)[:16]))
-        raise ValueError(f"{place}: no buffer {described.GOT.repr(name)}; there are: {known or 'none'}")
-    data = buffers[name].data
-    offset = described.integer(offset, 0, data.nbytes - 1, f"{place}.offset")
-    return struct.pack("<Q", data.data_ptr() + offset)
-
-
-def _struct(data: bytearray, pointers: Any, buffers: Mapping[str, Buffer], place: str) -> bytes:
-    if not isinstance(pointers, dict):
-        raise ValueError(f"{place}.pointers must be an object, got {described.GOT.repr(pointers)}")
-    for at, name in pointers.items():
-        if not at.isdecimal() or int(at) + 8 > len(data):
-            raise ValueError(f"{place}.pointers: {described.shown(at)} is no place of 8 bytes in {len(data)}")
-        data[int(at):int(at) + 8] = _address(name, 0, buffers, f"{place}.pointers.{at}")
-    return bytes(data)
-
-
-def _scalar(kind: Any, value: Any, place: str) -> bytes:
-    layout = described.one_of(kind, _SCALARS, f"{place}.type")
-    fits = {"bool": type(value) is bool, **dict.fromkeys(_INTEGERS, type(value) is int),
-            **dict.fromkeys(_FLOATS, type(value) in (int, float))}[kind]
-    try:
-        if not fits:
-            raise ValueError(f"it is of type {type(value).__name__}")
-        return struct.pack(f"<{layout}", value)
-    except (struct.error, OverflowError, ValueError) as error:
-        raise ValueError(f"{place}: {described.GOT.repr(value)} is no {kind}: {error}") from error

@@ -120,6 +120,17 @@ def disassemble(code_object: bytes) -> list[tuple[int, str, str]]:
     return [tuple(instruction) for instruction in found]
 
 
+def source_lines(code_object: bytes) -> list[tuple[int, str]]:
+    """The instructions of a code object that have a source line: offset in the code as `disassemble` has it, and
+    "file:line".
+
+    Raises:
+        SimulatorError: the code object does not load; the message says what is wrong with it.
+    """
+    found = json_of(load().aiter_like_sim_lines(code_object, len(code_object)))
+    return [tuple(instruction) for instruction in found]
+
+
 def counters() -> dict[str, dict]:
     """Kernel → launches, workgroups, waves, wave_instructions, by_class, and memory `accesses` by mnemonic, of whole
     waves; since the last reset."""

@@ -105,7 +105,7 @@ def _waits(both: Sequence[dict]) -> list[dict]:
 def _lines(both: Sequence[dict]) -> list[dict]:
     """Rows of source lines; those that are in one profile alone, too."""
     rows = []
-    for places in _matched(both):
+    for places in matched(both):
         groups = [[line for line in one["instructions"] if line["source"] == place] if place is not None else []
                   for one, place in zip(both, places)]
         known = next((one["lines"][place] for one, place in zip(both[::-1], places[::-1])
@@ -117,8 +117,12 @@ def _lines(both: Sequence[dict]) -> list[dict]:
     return sorted(rows, key=lambda row: -abs(row["after"] - row["before"]))
 
 
-def _matched(both: Sequence[dict]) -> list[list[str | None]]:
-    """Pairs of places: lines of one file with the same text in the same order, else with the same number."""
+def matched(both: Sequence[dict]) -> list[list[str | None]]:
+    """Pairs of places: lines of one file with the same text in the same order, else with the same number.
+
+    Args:
+        both: of each, `instructions`, whose `source` says where they are from, and `lines`: place → text.
+    """
     files: list[dict[str, list[int]]] = []
     for one in both:
         found: dict[str, list[int]] = {}

@@ -9,15 +9,32 @@
 #include "hip/hip_common.h"
 
 #include "hip/detail/language.h"
+#if defined(__HIP__)
+#include "hip/detail/callers_lines_begin.h"
+#endif
 #include "hip/detail/vectors.h"
+#if defined(__HIP__)
+#include "hip/detail/callers_lines_end.h"
+#endif
 #if !defined(__HIPCC_RTC__)
+#if defined(__cplusplus)
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#else
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#endif
 #include "hip/hip_runtime_api.h"
 #endif
 #if defined(__HIP__)
+#include "hip/detail/callers_lines_begin.h"
 #include "hip/detail/coordinates.h"
 #include "hip/detail/integers.h"
 #include "hip/detail/synchronisation.h"
 #include "hip/detail/lanes.h"
 #include "hip/detail/atomics.h"
+#include "hip/detail/callers_lines_end.h"
 #include "hip/detail/printf.h"
 #endif

@@ -86,25 +86,58 @@ typedef void (*hipHostFn_t)(void* data);
 
 // ---- flags
 
-enum {
-  hipStreamDefault = 0, hipStreamNonBlocking = 1,
-  hipEventDefault = 0, hipEventBlockingSync = 1, hipEventDisableTiming = 2, hipEventInterprocess = 4,
-  hipEventRecordDefault = 0, hipEventRecordExternal = 1, hipEventWaitDefault = 0, hipEventWaitExternal = 1,
-  hipHostMallocDefault = 0, hipHostMallocPortable = 1, hipHostMallocMapped = 2, hipHostMallocWriteCombined = 4,
-  hipHostAllocDefault = 0, hipHostAllocPortable = 1, hipHostAllocMapped = 2, hipHostAllocWriteCombined = 4,
-  hipHostMallocNumaUser = 0x20000000, hipHostMallocCoherent = 0x40000000,
-  hipHostRegisterDefault = 0, hipHostRegisterPortable = 1, hipHostRegisterMapped = 2, hipHostRegisterIoMemory = 4,
-  hipHostRegisterReadOnly = 8,
-  hipMemAttachGlobal = 1, hipMemAttachHost = 2, hipMemAttachSingle = 4,
-  hipDeviceMallocDefault = 0, hipDeviceMallocFinegrained = 1, hipMallocSignalMemory = 2, hipDeviceMallocUncached = 3,
-  hipDeviceScheduleAuto = 0, hipDeviceScheduleSpin = 1, hipDeviceScheduleYield = 2,
-  hipDeviceScheduleBlockingSync = 4, hipDeviceScheduleMask = 7, hipDeviceMapHost = 8, hipDeviceLmemResizeToMax = 16,
-  hipArrayDefault = 0, hipArrayLayered = 1, hipArraySurfaceLoadStore = 2,
-  hipOccupancyDefault = 0, hipOccupancyDisableCachingOverride = 1,
-  hipCpuDeviceId = -1, hipInvalidDeviceId = -2,
-  hipIpcMemLazyEnablePeerAccess = 1,
-  hipStreamWaitValueGte = 0, hipStreamWaitValueEq = 1, hipStreamWaitValueAnd = 2, hipStreamWaitValueNor = 3
-};
+// Macros and not enumerators: a plain 0 is also a null stream, and some programs pass one for the other.
+#define hipStreamDefault 0
+#define hipStreamNonBlocking 1
+#define hipEventDefault 0
+#define hipEventBlockingSync 1
+#define hipEventDisableTiming 2
+#define hipEventInterprocess 4
+#define hipEventRecordDefault 0
+#define hipEventRecordExternal 1
+#define hipEventWaitDefault 0
+#define hipEventWaitExternal 1
+#define hipHostMallocDefault 0
+#define hipHostMallocPortable 1
+#define hipHostMallocMapped 2
+#define hipHostMallocWriteCombined 4
+#define hipHostAllocDefault 0
+#define hipHostAllocPortable 1
+#define hipHostAllocMapped 2
+#define hipHostAllocWriteCombined 4
+#define hipHostMallocNumaUser 0x20000000
+#define hipHostMallocCoherent 0x40000000
+#define hipHostRegisterDefault 0
+#define hipHostRegisterPortable 1
+#define hipHostRegisterMapped 2
+#define hipHostRegisterIoMemory 4
+#define hipHostRegisterReadOnly 8
+#define hipMemAttachGlobal 1
+#define hipMemAttachHost 2
+#define hipMemAttachSingle 4
+#define hipDeviceMallocDefault 0
+#define hipDeviceMallocFinegrained 1
+#define hipMallocSignalMemory 2
+#define hipDeviceMallocUncached 3
+#define hipDeviceScheduleAuto 0
+#define hipDeviceScheduleSpin 1
+#define hipDeviceScheduleYield 2
+#define hipDeviceScheduleBlockingSync 4
+#define hipDeviceScheduleMask 7
+#define hipDeviceMapHost 8
+#define hipDeviceLmemResizeToMax 16
+#define hipArrayDefault 0
+#define hipArrayLayered 1
+#define hipArraySurfaceLoadStore 2
+#define hipOccupancyDefault 0
+#define hipOccupancyDisableCachingOverride 1
+#define hipCpuDeviceId (-1)
+#define hipInvalidDeviceId (-2)
+#define hipIpcMemLazyEnablePeerAccess 1
+#define hipStreamWaitValueGte 0
+#define hipStreamWaitValueEq 1
+#define hipStreamWaitValueAnd 2
+#define hipStreamWaitValueNor 3
 #define hipEventReleaseToDevice 0x40000000u
 #define hipEventReleaseToSystem 0x80000000u
 #define hipEventDisableSystemFence 0x20000000u

@@ -12,7 +12,7 @@ template <class T>
 struct alignas(sizeof(T)) HIP_vector_type<T, 1> {
   using value_type = T;
   T x;
-  constexpr HIP_vector_type() = default;
+  HIP_vector_type() = default;
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x) : x(x) {}
 };
 
@@ -20,7 +20,7 @@ template <class T>
 struct alignas(2 * sizeof(T)) HIP_vector_type<T, 2> {
   using value_type = T;
   T x, y;
-  constexpr HIP_vector_type() = default;
+  HIP_vector_type() = default;
   constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y) : x(x), y(y) {}
 };
@@ -29,7 +29,7 @@ template <class T>
 struct HIP_vector_type<T, 3> {
   using value_type = T;
   T x, y, z;
-  constexpr HIP_vector_type() = default;
+  HIP_vector_type() = default;
   constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z) : x(x), y(y), z(z) {}
 };
@@ -38,7 +38,7 @@ template <class T>
 struct alignas(4 * sizeof(T)) HIP_vector_type<T, 4> {
   using value_type = T;
   T x, y, z, w;
-  constexpr HIP_vector_type() = default;
+  HIP_vector_type() = default;
   constexpr AITER_LIKE_BOTH HIP_vector_type(T all) : x(all), y(all), z(all), w(all) {}
   constexpr AITER_LIKE_BOTH HIP_vector_type(T x, T y, T z, T w) : x(x), y(y), z(z), w(w) {}
 };
@@ -52,26 +52,18 @@ struct Same {
 template <class T>
 using same = typename Same<T>::type;  // an argument of this type is converted, and takes no part in deduction
 
-// result.e = operation(a.e, b.e) for each element.
-template <class To, class T, unsigned kCount, class Operation>
-constexpr AITER_LIKE_BOTH HIP_vector_type<To, kCount> by_element(const HIP_vector_type<T, kCount>& a,
-                                                                 const HIP_vector_type<T, kCount>& b,
-                                                                 Operation operation) {
-  HIP_vector_type<To, kCount> result{};
-  result.x = operation(a.x, b.x);
-  if constexpr (kCount > 1) result.y = operation(a.y, b.y);
-  if constexpr (kCount > 2) result.z = operation(a.z, b.z);
-  if constexpr (kCount > 3) result.w = operation(a.w, b.w);
-  return result;
-}
-
 }  // namespace hip_detail
 
 #define AITER_LIKE_VECTOR_OPERATOR(op)                                                                              \
   template <class T, unsigned N>                                                                                    \
   constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(const HIP_vector_type<T, N>& a,                       \
                                                               const HIP_vector_type<T, N>& b) {                     \
-    return hip_detail::by_element<T>(a, b, [](T p, T q) { return static_cast<T>(p op q); });                        \
+    HIP_vector_type<T, N> result{};                                                                                 \
+    result.x = static_cast<T>(a.x op b.x);                                                                          \
+    if constexpr (N > 1) result.y = static_cast<T>(a.y op b.y);                                                     \
+    if constexpr (N > 2) result.z = static_cast<T>(a.z op b.z);                                                     \
+    if constexpr (N > 3) result.w = static_cast<T>(a.w op b.w);                                                     \
+    return result;                                                                                                  \
   }                                                                                                                 \
   template <class T, unsigned N>                                                                                    \
   constexpr AITER_LIKE_BOTH HIP_vector_type<T, N> operator op(const HIP_vector_type<T, N>& a,                       \

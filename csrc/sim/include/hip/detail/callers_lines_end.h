@@ -1,0 +1,3 @@
+// SPDX-License-Identifier: MIT
+// The end of what callers_lines_begin.h begins.
+#pragma pop_macro("__device__")

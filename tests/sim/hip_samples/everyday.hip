@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT
+// The everyday samples as one program, which is compiled once.
+#include "features.hip"
+#include "histogram.hip"
+#include "matrix_multiply.hip"
+#include "prefix_sum.hip"
+#include "reduction.hip"
+#include "stencil.hip"
+#include "transpose.hip"
+#include "vector_add.hip"
+
+int main() {
+  return run_vector_add() + run_reduction() + run_transpose() + run_matrix_multiply() + run_histogram() +
+                 run_prefix_sum() + run_stencil() + run_features() >
+         0;
+}

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: MIT
+"""`aiter-like sim compile` and the headers that it compiles with: everyday HIP programs by clang alone, CMake, and what
+is said when something does not compile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jit_project import real_clang
+
+from aiter_like import cli, sim
+from aiter_like.build import toolchain
+from aiter_like.cli import sim_compile
+from aiter_like.sim import rocm
+
+SAMPLES, CMAKE_EXAMPLE = Path(__file__).parent / "hip_samples", Path(__file__).parent / "cmake_example"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    """The clang of this machine; mathematical functions need Triton's wheel."""
+    real_clang()
+    pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module")
+def everyday(tmp_path_factory) -> Path:
+    """The samples as one program."""
+    program = tmp_path_factory.mktemp("samples") / "everyday"
+    assert cli.main(["sim", "compile", str(SAMPLES / "everyday.hip"), "-o", str(program), "-O1", "--", "-Werror"]) == 0
+    return program
+
+
+@pytest.mark.parametrize("settings", ["check=all", "fuzz=5,defer"])
+def test_everyday_samples_and_all_that_the_headers_offer(everyday, settings):
+    done = subprocess.run([str(everyday)], env=os.environ | {"AITER_LIKE_SIM": settings}, capture_output=True,
+                          text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    names = [line.partition(":")[0] for line in done.stdout.splitlines() if ": 0 of " in line]
+    assert names == ["vector_add", "reduction", "transpose", "matrix_multiply", "histogram", "prefix_sum", "stencil",
+                     "lanes", "values", "atomics", "whole_grid"]
+    linked = subprocess.run(["ldd", str(everyday)], capture_output=True, text=True, check=True).stdout
+    assert f"libamdhip64.so => {rocm.library_path()}" in linked
+
+
+def test_a_race_has_the_line_of_the_source(tmp_path, capsys):
+    """Also where it is in what the headers inline; and the library of both halves is a library."""
+    (tmp_path / "race.hip").write_text("""
+#include <hip/hip_runtime.h>
+__global__ void neighbours(float* x) {
+  __shared__ float tile[128];
+  tile[threadIdx.x] = x[threadIdx.x];
+  x[threadIdx.x] = tile[127 - threadIdx.x];
+}
+extern "C" int run() {
+  float* x;
+  if (hipMalloc(&x, 512) || hipMemset(x, 0, 512)) return 1;
+  neighbours<<<1, 128>>>(x);
+  return hipDeviceSynchronize();
+}
+""")
+    assert cli.main(["sim", "compile", str(tmp_path / "race.hip"), "-o", str(tmp_path / "race.so")]) == 0
+    sim.load()
+    program = f"import ctypes; print(ctypes.CDLL({str(tmp_path / 'race.so')!r}).run())"
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"AITER_LIKE_SIM": "check"},
+                          capture_output=True, text=True, check=False)
+    assert "[sim:lds_race] _Z10neighboursPf" in done.stderr and f"({tmp_path}/race.hip:6)" in done.stderr
+    assert done.stdout == "719\n", "hipErrorLaunchFailure"
+
+
+@pytest.mark.parametrize(("source", "words", "said"), [
+    ("__global__ void f(int* x) { x[0] = y; }", ["a.hip"], ["a.hip: does not compile\n", "use of undeclared identifier",
+                                                            "a.hip:1:36: error: "]),
+    ("#include <hip/hip_runtimes.h>", ["a.hip"], ["is no hip/hip_runtimes.h here (did you mean hip/hip_runtime.h"]),
+    ("", ["b.hip"], ["b.hip: no such file\n"]),
+    ("", ["."], [".: not a kind of source that is known; there are: .hip .cpp"]),
+    ("", ["a.hip", "a.hip"], ["a.co: a .co file is made of one HIP source"]),
+    ("", ["a.hip", "--", "--offload-arch=gfx90a"], ["the simulated device is gfx942, got --offload-arch=gfx90a\n"]),
+], ids=["error", "header", "no file", "folder", "two sources", "architecture"])
+def test_what_does_not_compile_says_why(tmp_path, monkeypatch, capsys, source, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.hip").write_text(source)
+    at = words.index("--") if "--" in words else len(words)
+    assert cli.main(["sim", "compile", *words[:at], "-o", "a.co", *words[at:]]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("aiter-like sim: ") and all(text in told for text in said), told
+    assert not (tmp_path / "a.co").exists()
+
+
+def test_libraries_of_rocm_are_not_there():
+    said = sim_compile.hint("a.hip:1:10: fatal error: 'hipcub/hipcub.hpp' file not found")
+    assert said.startswith(": there is no hipcub/hipcub.hpp here; headers of HIP: hip/device_functions.h, ")
+    assert said.endswith("ROCm's libraries are not part of the simulator")
+
+
+def test_without_the_device_library_the_function_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(rocm, "device_libraries", lambda: None)
+    rocm.folder.cache_clear()
+    (tmp_path / "a.hip").write_text('#include <hip/hip_runtime.h>\n__global__ void f(float* x) { x[0] = sinf(x[0]); }')
+    try:
+        assert cli.main(["sim", "compile", str(tmp_path / "a.hip"), "-o", str(tmp_path / "a.co")]) == 1
+    finally:
+        rocm.folder.cache_clear()
+    assert "it needs __ocml_sin_f32 of the device library, which Triton's wheel brings" in capsys.readouterr().err
+
+
+def test_where_things_are(capsys):
+    for word, file in (("library", ""), ("include", "hip/hip_runtime.h"), ("rocm", "share/hip/version")):
+        assert cli.main(["sim", word]) == 0
+        assert Path(capsys.readouterr().out.strip(), file).is_file()
+    scripts = rocm.folder() / "bin"
+    for words, text in ((["hipconfig", "--rocmpath"], str(rocm.folder())), (["hipconfig", "--platform"], "amd"),
+                        (["rocm_agent_enumerator"], "gfx942\n")):
+        done = subprocess.run([scripts / words[0], *words[1:]], capture_output=True, text=True, check=True)
+        assert done.stdout == text
+    done = subprocess.run([scripts / "hipconfig", "--else"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "knows: --path" in done.stderr
+
+
+def test_cmake_builds_hip_and_a_program_that_is_linked_to_the_simulator(tmp_path):
+    """CMake's own language HIP, and find_package(hip) for plain C++, as with ROCm."""
+    cmake = shutil.which("cmake") or pytest.skip("needs cmake: apt-get install cmake")
+    environment = os.environ | {"ROCM_PATH": str(rocm.folder()), "PATH": f"{rocm.folder()}/bin:{os.environ['PATH']}"}
+    build = tmp_path / "build"
+    for words in ([cmake, "-S", CMAKE_EXAMPLE, "-B", build, "-G", "Ninja",
+                   f"-DCMAKE_HIP_COMPILER={toolchain.find('hip').host_compiler}",
+                   f"-DCMAKE_MAKE_PROGRAM={toolchain.find_ninja()}"], [cmake, "--build", build]):
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    module = tmp_path / "axpy.co"
+    hipcc = [rocm.folder() / "bin/hipcc", "--genco", CMAKE_EXAMPLE / "axpy.hip", "-o", module]
+    subprocess.run(hipcc, check=True, env=os.environ)
+    for program in (["axpy"], ["load_axpy", module]):
+        done = subprocess.run([build / program[0], *program[1:]], env=os.environ | {"AITER_LIKE_SIM": "check"},
+                              capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, f"{program[0]}: 0 of 1000 wrong\n"), done.stdout + done.stderr
+
+
+# Printed by a program of each set of headers: ours, and the public ones that Triton's wheel brings.
+LAYOUT = """
+#include <hip/hip_runtime_api.h>
+#include <cstddef>
+#include <cstdio>
+#define S(type) std::printf("%%s %%d\\n", #type, int(sizeof(type)));
+#define F(type, field) std::printf("%%s %%d\\n", #type "." #field, int(offsetof(type, field)));
+#define V(name) std::printf("%%s %%d\\n", #name, int(name));
+int main() {
+  S(hipDeviceProp_t) S(hipPointerAttribute_t) S(hipFuncAttributes) S(hipMemcpy3DParms) S(hipKernelNodeParams)
+  S(hipMemsetParams) S(hipLaunchParams) S(hipIpcMemHandle_t) S(hipPitchedPtr) S(hipChannelFormatDesc)
+  F(hipDeviceProp_t, totalGlobalMem) F(hipDeviceProp_t, maxGridSize) F(hipDeviceProp_t, multiProcessorCount)
+  F(hipDeviceProp_t, surfaceAlignment) F(hipDeviceProp_t, l2CacheSize) F(hipDeviceProp_t, managedMemory)
+  F(hipDeviceProp_t, cooperativeLaunch) F(hipDeviceProp_t, memoryPoolsSupported) F(hipDeviceProp_t, ipcEventSupported)
+  F(hipDeviceProp_t, gcnArchName) F(hipDeviceProp_t, clockInstructionRate) F(hipDeviceProp_t, asicRevision)
+  F(hipPointerAttribute_t, devicePointer) F(hipPointerAttribute_t, allocationFlags) F(hipFuncAttributes, numRegs)
+  F(hipMemcpy3DParms, extent) F(hipMemcpy3DParms, kind) F(hipKernelNodeParams, gridDim) F(hipMemsetParams, width)
+  %s
+}
+"""
+VALUES = """hipErrorInvalidValue hipErrorNoBinaryForGpu hipErrorAssert hipErrorLaunchFailure hipErrorNotSupported
+hipErrorStreamCaptureImplicit hipErrorGraphExecUpdateFailure hipErrorInvalidTexture hipErrorRuntimeOther hipErrorTbd
+hipMemcpyDefault hipMemcpyDeviceToDeviceNoCU hipMemoryTypeUnified hipFuncAttributeMaxDynamicSharedMemorySize
+HIP_FUNC_ATTRIBUTE_NUM_REGS HIP_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT hipMemAdviseSetCoarseGrain
+hipMemPoolAttrUsedMemHigh hipGraphNodeTypeMemcpyToSymbol hipGraphExecUpdateErrorUnsupportedFunctionChange
+hipStreamNonBlocking hipEventDisableTiming hipHostMallocNonCoherent hipHostRegisterReadOnly hipDeviceMallocUncached
+hipStreamWaitValueNor hipDeviceLmemResizeToMax hipEventReleaseToSystem hipInvalidDeviceId hipMemAttachSingle
+hipDeviceAttributeEccEnabled hipDeviceAttributeMaxThreadsPerBlock hipDeviceAttributeMultiprocessorCount
+hipDeviceAttributePciDomainID hipDeviceAttributeWarpSize hipDeviceAttributeMemoryPoolSupportedHandleTypes
+hipDeviceAttributeClockInstructionRate hipDeviceAttributeIsLargeBar hipDeviceAttributePciChipId""".split()
+
+
+def test_layouts_and_values_are_those_of_the_public_headers(tmp_path):
+    public = Path(sys.modules["triton"].__file__).parent / "backends/amd/include"
+    (tmp_path / "layout.cpp").write_text(LAYOUT % "\n  ".join(f"V({name})" for name in VALUES))
+    told = []
+    for number, folder in enumerate((rocm.include_folder(), public)):
+        program = tmp_path / f"layout{number}"
+        command = ["c++", "-D__HIP_PLATFORM_AMD__", "-w", f"-I{folder}", tmp_path / "layout.cpp", "-o", program]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        told.append(subprocess.run([program], capture_output=True, text=True, check=True).stdout)
+    assert told[0] == told[1] and told[0].count("\n") == len(VALUES) + 29
