@@ -15,6 +15,7 @@ from aiter_like.build import toolchain
 from aiter_like.build.build import load_or_build
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError, SimulatorError
+from aiter_like.sim import output
 from aiter_like.sim.settings import CHECKS, Settings, parse_settings
 
 _INVALID_IMAGE = 200  # hipErrorInvalidImage
@@ -181,6 +182,7 @@ def _library() -> ctypes.CDLL:
     settings = default_settings()
     library = _loaded(module_spec(), ctypes.RTLD_GLOBAL)
     _declare(library)
+    output.give_to_python(library)
     configure(library, settings)
     return library
 
@@ -223,6 +225,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "aiter_like_sim_set_defer": (None, ctypes.c_int),
         "aiter_like_sim_register": (u64, u64, pointer, pointer, pointer, pointer),
         "aiter_like_sim_unregister": (None, u64, pointer),
+        "aiter_like_sim_show_output": (None, pointer),
         "aiter_like_sim_take_reports": (pointer,),
         "aiter_like_sim_counters": (pointer,),
         "aiter_like_sim_reset_counters": (None,),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import counting, modelling, reports
+from aiter_like.sim import counting, modelling, output, reports
 from aiter_like.sim import library as _library
 from aiter_like.sim.library import configure, default_settings
 from aiter_like.sim.library import counters as library_counters
@@ -43,6 +43,14 @@ class Session:
     _modelled: list[dict] | None = None
     _before: dict[str, dict] = field(default_factory=dict)
     _after: dict[str, dict] | None = None
+    _output: output.Output = field(default_factory=output.Output)
+
+    @property
+    def output(self) -> str:
+        """What the session's kernels have printed so far, and what their asserts have said: launch by launch, of each
+        workgroup by workgroup in the order of the grid. Past 16 Mi characters the last line says how many are missing.
+        """
+        return str(self._output)
 
     @property
     def launches(self) -> list[dict]:
@@ -145,6 +153,7 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
         session = Session(on_report, _before=library_counters(), _launches=[] if counters else None,
                           _modelled=[] if model else None)
         reports.kept.append(session.reports)
+        output.kept.append(session._output)
         _open.append((settings, session))
         _apply(library)
         try:
@@ -160,6 +169,7 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
             reports.take()  # the block may have failed
             session._after = library_counters()
             reports.kept.pop()
+            output.kept.pop()
             _open.pop()
             _apply(library)
 

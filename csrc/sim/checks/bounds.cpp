@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "checks/state.h"
+#include "run/hostcall.h"
 
 namespace sim {
 namespace {
@@ -186,6 +187,11 @@ void bounds_begin(LaunchChecks& c) {
   // Scalar loads may fetch a few dwords beyond the last argument.
   add(l.kernarg, (u64{l.kernel->kernarg_bytes} + 63) / 64 * 64, "kernel arguments", false);
   add(l.packet, 64, "dispatch packet", false);
+  if (l.host) {
+    const HostCalls::Place arguments = l.host->arguments(), buffers = l.host->buffers();
+    add(reinterpret_cast<const void*>(arguments.base), arguments.bytes, "kernel arguments", false);
+    add(reinterpret_cast<const void*>(buffers.base), buffers.bytes, "hostcall buffer", true);
+  }
   add(l.code->image, l.code->image_bytes, "code object", true);
   std::sort(c.ranges.begin(), c.ranges.end(), [](const Range& a, const Range& b) {
     return a.base != b.base ? a.base < b.base : a.bytes > b.bytes;

@@ -15,6 +15,7 @@
 #include <unordered_map>
 
 #include "checks/state.h"
+#include "run/hostcall.h"
 
 namespace sim {
 namespace {
@@ -228,7 +229,19 @@ void race_before(Wave& w, const Inst& i) {
 
 void race_barrier(Workgroup& g) { ++g.checks->race->barriers; }
 
+// Places of the next workgroup's buffers are those of one that has ended.
+u64 without_host(const Wave& w, const u64* address, u64 lanes) {
+  const HostCalls* host = w.group->launch->host;
+  for (u64 left = host ? lanes : 0; left; left &= left - 1) {
+    const int lane = first_lane(left);
+    if (host->holds(address[lane])) lanes &= ~(u64{1} << lane);
+  }
+  return lanes;
+}
+
 void race_access(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) {
+  lanes = without_host(w, address, lanes);
+  if (!lanes) return;
   RaceShadow& shadow = *launch_checks(w).race;
   RaceGroup& group = *w.group->checks->race;
   const bool updates = touch.access == Access::atomic, writes = touch.access != Access::load;

@@ -10,6 +10,7 @@
 #include "report.h"
 #include "run/counters.h"
 #include "run/memory.h"
+#include "run/output.h"
 #include "run/observers.h"
 #include "settings.h"
 
@@ -115,6 +116,9 @@ HIP_API void aiter_like_sim_unregister(u64 count, const u64* bases) {
   if (deferring()) finish_all();               // the launch that the ranges are for
   for (u64 i = 0; i < count; ++i) memory().remove(bases[i]);
 }
+
+// Who shows what kernels print; null: the process's stdout and stderr.
+HIP_API void aiter_like_sim_show_output(ShowOutput show) { set_show_output(show); }
 
 // Every report since the last call, as a list.
 HIP_API char* aiter_like_sim_take_reports() {

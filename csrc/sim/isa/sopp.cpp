@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Control: branches, the program counter, waits, barriers, the end of a wave; hardware registers.
+#include <bit>
+
 #include "isa/salu.h"
+#include "run/hostcall.h"
 #include "run/placement.h"
 
 namespace sim {
@@ -11,15 +14,37 @@ void end_program(Wave& w, const Inst&) { w.stop = Stop::ended; }
 void barrier(Wave& w, const Inst&) { w.stop = Stop::barrier; }
 void yield(Wave& w, const Inst&) { w.stop = Stop::yield; }
 
-void trap(Wave&, const Inst& i) {
-  throw Fault("s_trap " + std::to_string(i.imm) + ": the kernel stopped itself (abort, assert or unreachable code)");
+// Which lanes: "lane 3", "lanes 0-4, 7".
+std::string lanes_text(u64 lanes) {
+  std::string text;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    if (!(lanes >> lane & 1)) continue;
+    const int first = lane;
+    while (lane + 1 < kLanes && lanes >> (lane + 1) & 1) ++lane;
+    text += (text.empty() ? "" : ", ") + std::to_string(first) + (lane > first ? "-" + std::to_string(lane) : "");
+  }
+  return (std::popcount(lanes) == 1 ? "lane " : "lanes ") + text;
+}
+
+// An assert says what it is about just before, on stderr.
+void trap(Wave& w, const Inst& i) {
+  std::string why = "(abort, assert or unreachable code)";
+  if (w.host && !w.host->error.empty()) {
+    std::string_view said = w.host->error;
+    said = said.substr(0, said.find('\n'));
+    why = "after: " + std::string(said);
+  }
+  throw Fault("s_trap " + std::to_string(i.imm) + ": the kernel stopped itself in " + lanes_text(w.exec()) + " " + why);
 }
 void halt(Wave&, const Inst& i) {
   if (i.imm & 1) throw Fault("s_sethalt stops the wave for a debugger");
 }
 
-void send_message(Wave&, const Inst&) {
-  throw Fault("messages to the host (interrupts, which hostcall and printf need, and graphics) are not modelled");
+void send_message(Wave& w, const Inst& i) {
+  constexpr u32 kInterrupt = 1;
+  if ((static_cast<u32>(i.imm) & 15) == kInterrupt && w.host) return w.group->launch->host->serve(w);
+  throw Fault("of messages to the host only the interrupt of a hostcall is modelled, in kernels whose metadata have "
+              "hidden_hostcall_buffer");
 }
 
 template <class F>

@@ -15,6 +15,7 @@
 #include "run/counters.h"
 #include "run/deadlock.h"
 #include "run/failure.h"
+#include "run/hostcall.h"
 #include "run/scheduler.h"
 #include "run/traps.h"
 #include "run/workers.h"
@@ -91,6 +92,7 @@ class Grid {
     std::optional<u64> index = scheduler_.start(me.backlog, random);
     while (index && launch_.observer && launch_.observer->skips(*index)) {
       left_out_ = true;
+      if (launch_.host) launch_.host->output.ended(*index);
       scheduler_.ended(me.backlog);
       index = scheduler_.start(me.backlog, random);
     }
@@ -125,6 +127,7 @@ class Grid {
 
   void end(Worker& me, std::unique_ptr<Slot> slot) {
     slot->group.observer.reset();
+    if (launch_.host) launch_.host->end(slot->group);
     scheduler_.ended(me.backlog);
     if (!me.spare) me.spare = std::move(slot);
   }

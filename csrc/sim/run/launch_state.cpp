@@ -8,7 +8,6 @@
 namespace sim {
 namespace {
 
-constexpr u64 kGuardBytes = 64;                // poison after the argument segment
 constexpr u32 kMaxLds = 65536, kLdsGranule = 512, kMaxBlock = 1024;
 
 template <class T>
@@ -17,7 +16,8 @@ void put(u8* at, T value) {
 }
 
 // The value of a hidden argument. HIP has no partial workgroups, so remainders are 0; services that the simulator does
-// not have (hostcall, heap, queues) are null, as they are for code that does not use them.
+// not have (heap, queues) are null, as they are for code that does not use them. Each wave gets a hostcall buffer of its
+// own (run/hostcall.cpp).
 u64 hidden_value(const Launch& l, std::string_view kind, u64 dynamic_lds) {
   for (int axis = 0; axis < 3; ++axis) {
     const char letter = static_cast<char>('x' + axis);
@@ -114,12 +114,19 @@ LaunchState::LaunchState(const LaunchRequest& r) {
   launch.packet = packet.data();
 }
 
+void LaunchState::open_host(u64 resident_workgroups) {
+  if (!HostCalls::needed_by(*launch.kernel)) return;
+  host = std::make_unique<HostCalls>(launch, resident_workgroups);
+  launch.host = host.get();
+}
+
 namespace {
 
 // User SGPRs in the order that the descriptor's property bits give them; returns how many.
 u32 user_sgprs(Wave& w, const Launch& l) {
   static const std::array<u8, 256> queue{};    // compiled code finds what it reads of a queue in the hidden arguments
   const Kernel& k = *l.kernel;
+  const u8* kernarg = w.host ? w.host->kernarg : l.kernarg;
   u32 n = 0;
   const auto pointer = [&](const void* p) {
     w.set_pair(static_cast<u16>(n), reinterpret_cast<u64>(p));
@@ -128,12 +135,12 @@ u32 user_sgprs(Wave& w, const Launch& l) {
   if (k.properties & 1 << 0) throw Fault("the kernel wants a scratch buffer descriptor, which gfx942 does not have");
   if (k.properties & 1 << 1) pointer(l.packet);
   if (k.properties & 1 << 2) pointer(queue.data());
-  if (k.properties & 1 << 3) pointer(l.kernarg);
+  if (k.properties & 1 << 3) pointer(kernarg);
   if (k.properties & 1 << 4) pointer(nullptr);                   // dispatch id
   if (k.properties & 1 << 5) throw Fault("the kernel wants flat_scratch_init, which gfx942 does not have");
   if (k.properties & 1 << 6) w.s[n++] = k.private_bytes;
   for (u32 i = 0; i < k.preload_dwords && n < 32; ++i, ++n) {
-    std::memcpy(&w.s[n], l.kernarg + 4 * (k.preload_offset + i), 4);
+    std::memcpy(&w.s[n], kernarg + 4 * (k.preload_offset + i), 4);
   }
   return n;
 }

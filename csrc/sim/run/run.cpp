@@ -7,6 +7,7 @@
 #include "report.h"
 #include "run/failure.h"
 #include "run/grid.h"
+#include "run/hostcall.h"
 #include "run/launch_state.h"
 #include "run/observers.h"
 #include "run/slot.h"
@@ -24,6 +25,14 @@ std::string refused(const Kernel& kernel, const std::string& why) {
   add_report(r);
   return r.message;
 }
+
+// What a kernel has printed is shown when the launch is over, however it ends.
+struct ShowsRest {
+  HostCalls* host;
+  ~ShowsRest() {
+    if (host) host->output.finish();
+  }
+};
 
 std::unique_ptr<LaunchState> make_state(const LaunchRequest& request) {
   try {
@@ -46,15 +55,18 @@ void run_kernel(const LaunchRequest& request) {
   if (now.dry) return;
   Launch& launch = state->launch;
   launch.instruction_limit = now.instruction_limit;
-  const std::unique_ptr<LaunchObserver> observer = observers_of(launch, now.checks);
-  launch.observer = observer.get();
+  std::unique_ptr<LaunchObserver> observer;
   u64 limit = 0;
   try {
+    state->open_host(resident_limit(launch, request.cooperative));
+    observer = observers_of(launch, now.checks);
+    launch.observer = observer.get();
     limit = resident_limit(launch, request.cooperative);
   } catch (const Fault& fault) {
     throw Refusal(refused(*request.kernel, fault.what()));
   }
   install_traps();
+  const ShowsRest rest{launch.host};
   run_grid(launch, now.seed, limit, observer && observer->needs_one_thread() ? 1 : num_threads());
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "run/hostcall.h"
 #include "run/launch_state.h"
 #include "run/occupancy.h"
 
@@ -77,7 +78,11 @@ void Slot::begin(const Launch& launch, u64 index, u64 seed, u64* hits) {
     w.id = static_cast<int>(i);
     w.scratch = scratch_bytes ? scratch_ + i * scratch_bytes : nullptr;
     w.checks = nullptr;
-    init_wave(w, poison);
+    w.host = nullptr;
+  }
+  if (launch.host) launch.host->begin(group);
+  for (u64 i = 0; i < count; ++i) {
+    init_wave(group.waves[i], poison);
     if (seed) late[i].begin(seed ^ random.next());
   }
 }

@@ -16,6 +16,8 @@ struct Kernel;          // load/loader.h: descriptor and metadata of one kernel
 struct Workgroup;
 struct WaveChecks;      // checks/state.h: what the checkers know about a wave; null without checkers
 struct WorkgroupChecks;
+struct HostChannel;     // run/hostcall.h: what a wave shares with the host; null when its kernel asks nothing of it
+class HostCalls;
 
 enum class Stop : u8 { running, barrier, yield, ended };
 
@@ -46,6 +48,7 @@ struct alignas(64) Wave {
   u64 executed = 0;
   u8* scratch = nullptr;                       // [lane][private_bytes]
   WaveChecks* checks = nullptr;
+  HostChannel* host = nullptr;
 
   u64 pair(u16 reg) const { u64 x; std::memcpy(&x, &s[reg], 8); return x; }
   void set_pair(u16 reg, u64 x) { std::memcpy(&s[reg], &x, 8); }
@@ -64,6 +67,7 @@ struct Launch {
   u8* packet = nullptr;                        // 64-byte AQL packet
   u64 instruction_limit = 0;                   // per wave, 0 = none
   LaunchObserver* observer = nullptr;          // null = nobody watches
+  HostCalls* host = nullptr;                   // null = the kernel asks nothing of the host
 };
 
 struct Workgroup {
@@ -74,6 +78,7 @@ struct Workgroup {
   u64* hits = nullptr;                         // executions per Inst::index, of this worker
   std::unique_ptr<Observer> observer;          // null = nobody watches
   WorkgroupChecks* checks = nullptr;
+  u32 host_place = 0;                          // of its channels, while it is resident (run/hostcall.h)
 
   // Its place in the grid, counted along x, then y, then z.
   u32 number() const { return id[0] + launch->grid[0] * (id[1] + launch->grid[1] * id[2]); }

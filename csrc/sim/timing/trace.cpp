@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "run/hostcall.h"
 #include "timing/access_shape.h"
 #include "timing/core.h"
 
@@ -99,6 +100,11 @@ Relocation::Relocation(const Launch& launch) {
   if (!known.empty()) known.resize(std::min<u64>(aiter_like_sim_ranges(known[0].data(), known.size()), known.size()));
   known.push_back({reinterpret_cast<u64>(launch.kernarg), launch.kernel->kernarg_bytes});
   known.push_back({reinterpret_cast<u64>(launch.packet), kPacketBytes});
+  if (launch.host) {
+    const HostCalls::Place arguments = launch.host->arguments(), buffers = launch.host->buffers();
+    known.push_back({arguments.base, arguments.bytes});
+    known.push_back({buffers.base, buffers.bytes});
+  }
   std::sort(known.begin(), known.end());
   constexpr u64 kFirst = u64{1} << 44;         // no address of the host
   u64 to = kFirst;

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT
+// The layout of buffers, packets and messages is that of ROCm's clr (rocclr/device/devhostcall.hpp, devhcmessages.cpp)
+// and device libraries (ockl/src/hostcall_impl.cl), which have to agree. A wave takes a packet from the stack of free
+// ones, fills it, pushes it to the stack of ready ones, adds 1 to the doorbell's value, and sends the interrupt that the
+// doorbell names; it goes on when the packet is no longer marked as ready.
+#include "run/hostcall.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+
+#include "load/loader.h"
+#include "run/format.h"
+#include "run/launch_state.h"
+
+namespace sim {
+namespace {
+
+constexpr u32 kPackets = 2;                    // of a wave, which fills one at a time; the protocol needs a power of two
+constexpr u32 kCells = 8;                      // 64-bit words that a lane sends
+constexpr u64 kMessageCells = 1 << 17, kMessages = 4096;         // of a wave: more is no printf
+constexpr u64 kAlign = 64;
+
+struct Packet {
+  u64 next, active;                            // the next one of its stack; lanes that send something
+  u32 service, control;                        // bit 0 of control: ready
+};
+
+struct Signal {                                // amd_signal_t, as far as a doorbell needs it
+  i64 kind, value;
+  u64 mailbox;                                 // not null: whoever rings writes the event's number there, and interrupts
+  u32 event, unused[9];
+};
+
+struct Buffer {
+  u64 packets, cells, doorbell, free, ready, mask, device, unused;
+  Signal signal;
+  u64 mailbox, unused_too[7];
+  Packet packet[kPackets];
+  alignas(kAlign) u64 cell[kPackets][kLanes][kCells];
+};
+static_assert(sizeof(Packet) == 24 && sizeof(Signal) == 64 && sizeof(Buffer) % kAlign == 0);
+
+enum Service : u32 { kFunctionCall = 1, kPrintf = 2, kDeviceMemory = 3, kSanitizer = 4 };
+
+// What the first word of a printf packet says: flags, how many words follow, which message.
+constexpr u64 kBegins = 1, kEnds = 2;
+u64 cells_of(u64 word) { return word >> 5 & 7; }
+u64 message_of(u64 word) { return word >> 8; }
+
+u64 rounded(u64 bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+u64 num_waves(const Launch& l) { return (u64{l.block[0]} * l.block[1] * l.block[2] + kLanes - 1) / kLanes; }
+
+[[noreturn]] void refuse(u32 service) {
+  switch (service) {
+    case kFunctionCall: throw Fault("hostcall: calls of host functions are not supported");
+    case kDeviceMemory: throw Fault("hostcall: malloc and free in kernels are not supported");
+    case kSanitizer: throw Fault("hostcall: the device's address sanitizer is not supported; use the checker `bounds`");
+    default: throw Fault("hostcall: there is no service " + std::to_string(service));
+  }
+}
+
+}  // namespace
+
+bool HostCalls::needed_by(const Kernel& kernel) {
+  return std::any_of(kernel.hidden.begin(), kernel.hidden.end(),
+                     [](const HiddenArg& h) { return h.kind == "hidden_hostcall_buffer"; });
+}
+
+HostCalls::HostCalls(const Launch& launch, u64 resident_workgroups)
+    : launch_(launch), kernarg_stride_(rounded(launch.kernel->kernarg_bytes + kGuardBytes)) {
+  const u64 workgroups = std::min(resident_workgroups, u64{launch.grid[0]} * launch.grid[1] * launch.grid[2]);
+  waves_ = workgroups * num_waves(launch);
+  bytes_ = (kernarg_stride_ + sizeof(Buffer)) * waves_;
+  void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw Fault("out of memory for the buffers of device printf");
+  memory_ = static_cast<u8*>(memory);
+  channels_.resize(waves_);
+  for (u64 i = workgroups; i > 0; --i) free_.push_back(static_cast<u32>(i - 1));
+}
+
+HostCalls::~HostCalls() { munmap(memory_, bytes_); }
+
+void HostCalls::begin(Workgroup& group) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (free_.empty()) throw Fault("more workgroups print at a time than are resident");
+    group.host_place = free_.back();
+    free_.pop_back();
+  }
+  for (Wave& w : group.waves) {
+    const u64 number = group.host_place * num_waves(launch_) + static_cast<u64>(w.id);
+    reset(channels_[number], number);
+    w.host = &channels_[number];
+  }
+}
+
+void HostCalls::end(Workgroup& group) {
+  const bool began = !group.waves.empty() && group.waves[0].host;
+  for (Wave& w : group.waves) w.host = nullptr;
+  if (!began) return;
+  {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(group.host_place);
+  }
+  output.ended(group.number());
+}
+
+void HostCalls::reset(HostChannel& channel, u64 number) {
+  channel.kernarg = memory_ + kernarg_stride_ * number;
+  channel.buffer = memory_ + kernarg_stride_ * waves_ + sizeof(Buffer) * number;
+  channel.messages.clear();
+  channel.error.clear();
+  auto* b = reinterpret_cast<Buffer*>(channel.buffer);
+  const auto address = [](const void* p) { return reinterpret_cast<u64>(p); };
+  std::memset(channel.buffer, 0, offsetof(Buffer, cell));
+  b->packets = address(b->packet);
+  b->cells = address(b->cell);
+  b->doorbell = address(&b->signal);
+  b->mask = kPackets - 1;
+  // A pointer is a packet's place, and above it a count that changes with each use, so that 0 is no pointer.
+  b->packet[1].next = kPackets;
+  b->free = 1;
+  b->signal.mailbox = address(&b->mailbox);
+  b->signal.event = 1;
+  std::memcpy(channel.kernarg, launch_.kernarg, launch_.kernel->kernarg_bytes + kGuardBytes);
+  for (const HiddenArg& h : launch_.kernel->hidden) {
+    if (h.kind == "hidden_hostcall_buffer") std::memcpy(channel.kernarg + h.offset, &channel.buffer, std::min(h.size, 8u));
+  }
+}
+
+// The kernel may have written anything into its buffer: nothing read from it is used without a bound.
+void HostCalls::serve(Wave& w) {
+  auto* b = reinterpret_cast<Buffer*>(w.host->buffer);
+  u64 pointer = std::atomic_ref(b->ready).exchange(0);
+  std::string text[2];                         // for stdout, for stderr
+  for (u32 n = 0; pointer && n < kPackets; ++n) {
+    Packet& packet = b->packet[pointer % kPackets];
+    if (packet.service != kPrintf) refuse(packet.service);
+    for (u64 left = packet.active; left; left &= left - 1) {
+      u64* cells = b->cell[pointer % kPackets][std::countr_zero(left)];
+      cells[0] = answer(*w.host, cells, text);
+    }
+    pointer = packet.next;
+    std::atomic_ref(packet.control).store(packet.control & ~1u, std::memory_order_release);
+  }
+  if (!text[1].empty()) w.host->error = text[1];
+  for (const bool is_error : {false, true}) output.add(w.group->number(), is_error, std::move(text[is_error]));
+}
+
+// A lane's part of a message; the result is what printf returns, or the first word for its next part.
+u64 HostCalls::answer(HostChannel& channel, u64* cells, std::string (&text)[2]) {
+  auto& messages = channel.messages;
+  u64 word = cells[0];
+  if (word & kBegins) {
+    const auto unused = std::find_if(messages.begin(), messages.end(), [](const auto& m) { return m.empty(); });
+    const u64 number = static_cast<u64>(unused - messages.begin());
+    if (number >= kMessages) throw Fault("hostcall: a wave has begun 4096 messages and ended none of them");
+    if (unused == messages.end()) messages.emplace_back();
+    word = (word & 0xff & ~kBegins) | number << 8;
+  }
+  const u64 number = message_of(word);
+  const bool is_known = number < messages.size() && (cells[0] & kBegins || !messages[number].empty());
+  if (!is_known) throw Fault("hostcall: a part of a message that has not begun");
+  std::vector<u64>& message = messages[number];
+  message.insert(message.end(), cells + 1, cells + 1 + cells_of(word));
+  if (message.size() > kMessageCells) throw Fault("printf of more than 1 MiB in one call");
+  if (!(word & kEnds)) return word;
+  if (message.empty()) return 0;
+  const bool is_error = message[0] & 1;
+  const std::string formatted = format_message(std::span(message).subspan(1));
+  message.clear();
+  text[is_error] += formatted;
+  return formatted.size();
+}
+
+}  // namespace sim

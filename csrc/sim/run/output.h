@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// Text that kernels print, on its way to whoever shows it: workgroup by workgroup, in the order of the grid.
+#pragma once
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "types.h"
+
+namespace sim {
+
+// Shows a piece of text that ends where a message ends; `is_error`: it is for stderr. Called by the thread that made the
+// launch, while it runs.
+using ShowOutput = void (*)(int is_error, const char* text, u64 bytes);
+void set_show_output(ShowOutput show);         // null: the C library's stdout and stderr
+
+// Orders the text of one launch. A workgroup's is shown as it comes when those before it have ended and the thread that
+// made the launch runs it; until then it is kept.
+class LaunchOutput {
+ public:
+  // Of the workgroup with this number in the grid.
+  void add(u64 workgroup, bool is_error, std::string text);
+  void ended(u64 workgroup);                   // or it does not run at all
+  // The launch is over, by whatever reason: shows what is left.
+  void finish();
+
+ private:
+  struct Piece {
+    bool is_error;
+    std::string text;
+  };
+  void show_ready(bool all);
+
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::mutex mutex_;                           // of what follows
+  u64 next_ = 0;                               // the first workgroup that has not ended
+  std::set<u64> ended_;                        // those after it that have
+  std::map<u64, std::vector<Piece>> kept_;
+};
+
+}  // namespace sim
