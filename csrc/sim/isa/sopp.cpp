@@ -27,14 +27,13 @@ std::string lanes_text(u64 lanes) {
 }
 
 // An assert says what it is about just before, on stderr.
-void trap(Wave& w, const Inst& i) {
-  std::string why = "(abort, assert or unreachable code)";
+void trap(Wave& w, const Inst&) {
+  std::string why = " (abort, assert or unreachable code)";
   if (w.host && !w.host->error.empty()) {
-    std::string_view said = w.host->error;
-    said = said.substr(0, said.find('\n'));
-    why = "after: " + std::string(said);
+    const std::string_view said = w.host->error;
+    why = ": " + std::string(said.substr(0, said.find('\n')));
   }
-  throw Fault("s_trap " + std::to_string(i.imm) + ": the kernel stopped itself in " + lanes_text(w.exec()) + " " + why);
+  throw Fault("the kernel stopped itself in " + lanes_text(w.exec()) + why);
 }
 void halt(Wave&, const Inst& i) {
   if (i.imm & 1) throw Fault("s_sethalt stops the wave for a debugger");

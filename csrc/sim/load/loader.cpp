@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include "load/container.h"
@@ -197,6 +198,21 @@ class Loader {
     const msgpack::Value* kernels = root.get("amdhsa.kernels");
     if (!kernels || kernels->kind != msgpack::Value::Kind::array) throw Fault("the metadata lacks amdhsa.kernels");
     for (const msgpack::Value& entry : kernels->items) add_kernel(entry);
+    const msgpack::Value* formats = root.get("amdhsa.printf");
+    if (!formats) return;
+    for (const msgpack::Value& format : formats->items) add_format(format.text);
+  }
+
+  // HIP's formats of printf: "0:0:", the hash as hexadecimal digits, a comma, the format.
+  void add_format(std::string_view text) {
+    constexpr std::string_view kBegin = "0:0:";
+    const size_t comma = text.find(',');
+    u64 hash = 0;
+    const char* const digits = text.data() + kBegin.size();
+    const bool hips = text.starts_with(kBegin) && comma != text.npos &&
+                      std::from_chars(digits, text.data() + comma, hash, 16).ptr == text.data() + comma;
+    if (hips) code_.formats[hash] = text.substr(comma + 1);
+    else code_.has_opencl_formats = true;
   }
 
   void add_kernel(const msgpack::Value& entry) {

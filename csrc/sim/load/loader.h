@@ -2,6 +2,7 @@
 // A code object in memory: image, kernels, decoded instructions. loader.cpp makes it; run/, checks/ and hip/ read it.
 #pragma once
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -52,6 +53,8 @@ struct Code {
   u64 text_begin = 0, text_end = 0;
   std::vector<u32> inst_at;                    // (pc - text_begin) / 4 → index into insts, ~0u = none
   std::vector<Class> classes;                  // of each instruction, for counters
+  std::map<u64, std::string> formats;          // of printf into a buffer, by their hashes
+  bool has_opencl_formats = false;
 
   mutable std::once_flag issue_once;           // the first launch whose wait states are checked fills `issue`
   mutable IssueTable issue;

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The layout of buffers, packets and messages is that of ROCm's clr (rocclr/device/devhostcall.hpp, devhcmessages.cpp)
 // and device libraries (ockl/src/hostcall_impl.cl), which have to agree. A wave takes a packet from the stack of free
-// ones, fills it, pushes it to the stack of ready ones, adds 1 to the doorbell's value, and sends the interrupt that the
-// doorbell names; it goes on when the packet is no longer marked as ready.
+// ones, fills it, pushes it to the stack of ready ones, adds 1 to the doorbell's value, and sends the interrupt that
+// the doorbell names; it goes on when the packet is no longer marked as ready.
+//
+// A buffer for printing is two words, how many bytes of it are used and how many there are, and then the messages: each
+// a word (bytes of the message << 2, 2: the format is a hash of one in the metadata, 1: for stderr), the format, the
+// arguments (clang's AMDGPUEmitPrintf.cpp).
 #include "run/hostcall.h"
 
 #include <sys/mman.h>
@@ -11,6 +15,9 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <map>
+#include <string_view>
+#include <utility>
 
 #include "load/loader.h"
 #include "run/format.h"
@@ -19,10 +26,12 @@
 namespace sim {
 namespace {
 
-constexpr u32 kPackets = 2;                    // of a wave, which fills one at a time; the protocol needs a power of two
+constexpr u32 kPackets = 2;                    // of a wave, which fills one at a time; a power of two beyond 1
 constexpr u32 kCells = 8;                      // 64-bit words that a lane sends
 constexpr u64 kMessageCells = 1 << 17, kMessages = 4096;         // of a wave: more is no printf
 constexpr u64 kAlign = 64;
+constexpr u64 kPrintedBytes = 4 << 20;         // of a wave's buffer for printing; pages are touched on first use
+constexpr std::string_view kHostcall = "hidden_hostcall_buffer", kPrinted = "hidden_printf_buffer";
 
 struct Packet {
   u64 next, active;                            // the next one of its stack; lanes that send something
@@ -31,7 +40,7 @@ struct Packet {
 
 struct Signal {                                // amd_signal_t, as far as a doorbell needs it
   i64 kind, value;
-  u64 mailbox;                                 // not null: whoever rings writes the event's number there, and interrupts
+  u64 mailbox;                                 // not null: whoever rings writes the event there, and interrupts
   u32 event, unused[9];
 };
 
@@ -51,9 +60,23 @@ constexpr u64 kBegins = 1, kEnds = 2;
 u64 cells_of(u64 word) { return word >> 5 & 7; }
 u64 message_of(u64 word) { return word >> 8; }
 
+// The message with its format in place of the hash of one.
+std::vector<u64> with_format(const std::map<u64, std::string>& formats, std::vector<u64> cells) {
+  const auto known = formats.find(cells[0]);
+  const std::string format = known == formats.end() ? "(printf with a format that the metadata lack)\n" : known->second;
+  std::vector<u64> whole(format.size() / 8 + 1);
+  std::memcpy(whole.data(), format.data(), format.size());
+  whole.insert(whole.end(), cells.begin() + 1, cells.end());
+  return whole;
+}
+
 u64 rounded(u64 bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 u64 num_waves(const Launch& l) { return (u64{l.block[0]} * l.block[1] * l.block[2] + kLanes - 1) / kLanes; }
+
+bool wants(const Kernel& kernel, std::string_view kind) {
+  return std::any_of(kernel.hidden.begin(), kernel.hidden.end(), [&](const HiddenArg& h) { return h.kind == kind; });
+}
 
 [[noreturn]] void refuse(u32 service) {
   switch (service) {
@@ -67,15 +90,18 @@ u64 num_waves(const Launch& l) { return (u64{l.block[0]} * l.block[1] * l.block[
 }  // namespace
 
 bool HostCalls::needed_by(const Kernel& kernel) {
-  return std::any_of(kernel.hidden.begin(), kernel.hidden.end(),
-                     [](const HiddenArg& h) { return h.kind == "hidden_hostcall_buffer"; });
+  return wants(kernel, kHostcall) || wants(kernel, kPrinted);
 }
 
 HostCalls::HostCalls(const Launch& launch, u64 resident_workgroups)
-    : launch_(launch), kernarg_stride_(rounded(launch.kernel->kernarg_bytes + kGuardBytes)) {
+    : launch_(launch), kernarg_stride_(rounded(launch.kernel->kernarg_bytes + kGuardBytes)),
+      printed_stride_(wants(*launch.kernel, kPrinted) ? kPrintedBytes : 0) {
+  if (printed_stride_ && launch.code->has_opencl_formats) {
+    throw Fault("OpenCL's printf is not supported; HIP's is");
+  }
   const u64 workgroups = std::min(resident_workgroups, u64{launch.grid[0]} * launch.grid[1] * launch.grid[2]);
   waves_ = workgroups * num_waves(launch);
-  bytes_ = (kernarg_stride_ + sizeof(Buffer)) * waves_;
+  bytes_ = (kernarg_stride_ + sizeof(Buffer) + printed_stride_) * waves_;
   void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw Fault("out of memory for the buffers of device printf");
   memory_ = static_cast<u8*>(memory);
@@ -100,9 +126,11 @@ void HostCalls::begin(Workgroup& group) {
 }
 
 void HostCalls::end(Workgroup& group) {
-  const bool began = !group.waves.empty() && group.waves[0].host;
-  for (Wave& w : group.waves) w.host = nullptr;
-  if (!began) return;
+  if (group.waves.empty() || !group.waves[0].host) return;             // it has not begun
+  for (Wave& w : group.waves) {
+    if (w.host->printed) read_printed(w);
+    w.host = nullptr;
+  }
   {
     const std::lock_guard lock(mutex_);
     free_.push_back(group.host_place);
@@ -128,8 +156,14 @@ void HostCalls::reset(HostChannel& channel, u64 number) {
   b->signal.mailbox = address(&b->mailbox);
   b->signal.event = 1;
   std::memcpy(channel.kernarg, launch_.kernarg, launch_.kernel->kernarg_bytes + kGuardBytes);
+  if (printed_stride_) {
+    channel.printed = memory_ + (kernarg_stride_ + sizeof(Buffer)) * waves_ + printed_stride_ * number;
+    const u32 sizes[] = {0, static_cast<u32>(printed_stride_)};
+    std::memcpy(channel.printed, sizes, sizeof sizes);
+  }
   for (const HiddenArg& h : launch_.kernel->hidden) {
-    if (h.kind == "hidden_hostcall_buffer") std::memcpy(channel.kernarg + h.offset, &channel.buffer, std::min(h.size, 8u));
+    u8* const* const value = h.kind == kHostcall ? &channel.buffer : h.kind == kPrinted ? &channel.printed : nullptr;
+    if (value) std::memcpy(channel.kernarg + h.offset, value, std::min(h.size, 8u));
   }
 }
 
@@ -176,6 +210,38 @@ u64 HostCalls::answer(HostChannel& channel, u64* cells, std::string (&text)[2]) 
   message.clear();
   text[is_error] += formatted;
   return formatted.size();
+}
+
+// What a wave that has ended printed. A message that the kernel has damaged ends it.
+void HostCalls::read_printed(const Wave& w) {
+  constexpr u32 kHead = 2 * sizeof(u32), kLargest = 1 << 16;           // a message beyond the latter is not foreseen
+  u32 used = 0;
+  std::memcpy(&used, w.host->printed, sizeof used);
+  const u64 end = std::min<u64>(u64{kHead} + used, printed_stride_);
+  const u64 group = w.group->number();
+  for (u64 at = kHead; at + sizeof(u32) <= end;) {
+    u32 word = 0;
+    std::memcpy(&word, w.host->printed + at, sizeof word);
+    const u64 bytes = word >> 2;
+    if (bytes < sizeof word || bytes > end - at) break;
+    std::vector<u64> cells((bytes - sizeof word) / 8);
+    std::memcpy(cells.data(), w.host->printed + at + sizeof word, cells.size() * 8);
+    at += bytes;
+    if (word & 2 && !cells.empty()) cells = with_format(launch_.code->formats, std::move(cells));
+    std::string text;
+    try {
+      text = format_message(cells);
+    } catch (const Fault& fault) {
+      text = std::string(fault.what()) + "\n";
+    }
+    output.add(group, word & 1, std::move(text));
+  }
+  if (end + kLargest > printed_stride_) {
+    output.add(group, true, "kernel " + launch_.kernel->name + ": a wave has filled its buffer of " +
+               std::to_string(printed_stride_) + " bytes for printf; what it printed later is lost. Without "
+               "-mprintf-kind=buffered nothing is lost\n");
+  }
+  if (used > kLargest) madvise(w.host->printed, printed_stride_, MADV_DONTNEED);
 }
 
 }  // namespace sim

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// What kernels ask of the host while they run, by ROCm's hostcall protocol: device printf, and what an assert says. On a
-// device all waves of a queue share one buffer of packets; here each wave has its own, with its own copy of the
-// arguments that lead to it, so that the host knows who asks, and no wave waits for a packet.
+// What kernels ask of the host while they run, by ROCm's hostcall protocol: device printf, and what an assert says. On
+// a device all waves of a queue share one buffer of packets; here each wave has its own, with its own copy of the
+// arguments that lead to it, so that the host knows who asks, and no wave waits for a packet. Code compiled with
+// -mprintf-kind=buffered leaves what it prints in a buffer instead, which the host reads when the wave has ended.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -17,6 +18,7 @@ namespace sim {
 struct HostChannel {
   u8* kernarg = nullptr;                       // the wave's copy of the arguments
   u8* buffer = nullptr;                        // hostcall.cpp has its layout
+  u8* printed = nullptr;                       // null: the kernel does not print into a buffer
   std::vector<std::vector<u64>> messages;      // by number: those of printf that have not ended; no cells = free
   std::string error;                           // the last text for stderr
 };
@@ -35,8 +37,8 @@ class HostCalls {
   // A workgroup's waves get their channels, before their registers are set; it has ended.
   void begin(Workgroup& group);
   void end(Workgroup& group);
-  // The wave has told the host that a packet is ready. It is answered when this returns. Throws Fault for a request that
-  // the simulator does not serve.
+  // The wave has told the host that a packet is ready. It is answered when this returns. Throws Fault for a request
+  // that the simulator does not serve.
   void serve(Wave& w);
 
   // Memory that kernels may read, and may write, too.
@@ -50,10 +52,12 @@ class HostCalls {
  private:
   void reset(HostChannel& channel, u64 number);
   u64 answer(HostChannel& channel, u64* cells, std::string (&text)[2]);
+  void read_printed(const Wave& w);
 
   const Launch& launch_;
-  u64 waves_, kernarg_stride_, bytes_;         // of all resident workgroups
-  u8* memory_ = nullptr;                       // every wave's arguments, then every wave's buffer
+  const u64 kernarg_stride_, printed_stride_;  // bytes of a wave
+  u64 waves_, bytes_;                          // of all resident workgroups
+  u8* memory_ = nullptr;                       // every wave's arguments, then its buffer, then what it has printed
   std::vector<HostChannel> channels_;          // of all waves
   std::mutex mutex_;
   std::vector<u32> free_;                      // places of workgroups; needs mutex_

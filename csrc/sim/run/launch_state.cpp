@@ -16,8 +16,8 @@ void put(u8* at, T value) {
 }
 
 // The value of a hidden argument. HIP has no partial workgroups, so remainders are 0; services that the simulator does
-// not have (heap, queues) are null, as they are for code that does not use them. Each wave gets a hostcall buffer of its
-// own (run/hostcall.cpp).
+// not have (heap, queues) are null, as they are for code that does not use them. Buffers for what kernels print are
+// each wave's own (run/hostcall.cpp).
 u64 hidden_value(const Launch& l, std::string_view kind, u64 dynamic_lds) {
   for (int axis = 0; axis < 3; ++axis) {
     const char letter = static_cast<char>('x' + axis);

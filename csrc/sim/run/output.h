@@ -12,8 +12,8 @@
 
 namespace sim {
 
-// Shows a piece of text that ends where a message ends; `is_error`: it is for stderr. Called by the thread that made the
-// launch, while it runs.
+// Shows a piece of text that ends where a message ends; `is_error`: it is for stderr. Called by the thread that made
+// the launch, while it runs.
 using ShowOutput = void (*)(int is_error, const char* text, u64 bytes);
 void set_show_output(ShowOutput show);         // null: the C library's stdout and stderr
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// printf, assert and abort of device code. clang makes calls of the three __ockl_printf functions out of each printf;
-// with ROCm's device library they are those of ockl, which speak to the host in the same words (csrc/sim/run/hostcall.cpp
-// is the simulator's side). The kernel finds the buffer of packets in its hidden arguments, code object 5 or later.
+// printf, assert and abort of device code. clang makes calls of the three __ockl_printf functions out of each printf.
+// These here speak to the host as those of ROCm's device library do; csrc/sim/run/hostcall.cpp is the simulator's side.
+// The kernel finds the buffer of packets in its hidden arguments, code object 5 or later.
 #pragma once
 #if defined(__HIP__)
 
@@ -66,8 +66,8 @@ __device__ inline void ring(char* signal) {
 }
 
 // Asks the host for something with eight words of each active lane; the result is the first word of its answer.
-__device__ __attribute__((noinline, weak)) Word ask(unsigned service, Word a, Word b1, Word b2, Word b3, Word b4, Word b5,
-                                                    Word b6, Word b7) {
+__device__ __attribute__((noinline, weak)) Word ask(unsigned service, Word w0, Word w1, Word w2, Word w3, Word w4,
+                                                    Word w5, Word w6, Word w7) {
   constexpr int kHostcallBuffer = 80;            // among the hidden arguments
   const auto* hidden = (const char __attribute__((address_space(4)))*)__builtin_amdgcn_implicitarg_ptr();
   Buffer& b = **(Buffer* const __attribute__((address_space(4)))*)(hidden + kHostcallBuffer);
@@ -84,14 +84,14 @@ __device__ __attribute__((noinline, weak)) Word ask(unsigned service, Word a, Wo
     packet.control = 1;
   }
   Word* const cells = b.cells[pointer & b.mask][me];
-  cells[0] = a;
-  cells[1] = b1;
-  cells[2] = b2;
-  cells[3] = b3;
-  cells[4] = b4;
-  cells[5] = b5;
-  cells[6] = b6;
-  cells[7] = b7;
+  cells[0] = w0;
+  cells[1] = w1;
+  cells[2] = w2;
+  cells[3] = w3;
+  cells[4] = w4;
+  cells[5] = w5;
+  cells[6] = w6;
+  cells[7] = w7;
   if (leads) {
     push(b, b.ready, pointer);
     ring(b.doorbell);
@@ -144,8 +144,9 @@ __device__ __attribute__((weak, noinline)) unsigned long __ockl_printf_append_st
       words[(at - done) / 8] |= static_cast<Word>(static_cast<unsigned char>(text[at])) << (at - done) % 8 * 8;
     }
     const unsigned long left = total - done;
-    message = __ockl_printf_append_args(message, left > 56 ? 7 : static_cast<unsigned>((left + 7) / 8), words[0], words[1],
-                                        words[2], words[3], words[4], words[5], words[6], is_last && left <= 56);
+    const unsigned count = left > 56 ? 7 : static_cast<unsigned>((left + 7) / 8);
+    message = __ockl_printf_append_args(message, count, words[0], words[1], words[2], words[3], words[4], words[5],
+                                        words[6], is_last && left <= 56);
   }
   return message;
 }
