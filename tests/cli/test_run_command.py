@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import talking
 import torch
 from asm import assemble
 from negate import ARGUMENTS as NEGATE_ARGUMENTS
@@ -296,3 +297,11 @@ def test_reports_before_a_failing_launch_are_printed(run, tmp_path):
         "  s_endpgm", "  s_trap 2\n  s_endpgm")))
     status, out, err = run(NEGATING, "--check", file=tmp_path / "bad.co", kernel="negate", grid="2", block="64")
     assert status == 1 and "[sim:wait] negate" in out and "s_trap 2: the kernel stopped itself" in err, out + err
+
+
+def test_what_a_kernel_prints_is_shown(run, tmp_path):
+    source = 'extern "C" __global__ void talk(int n) { printf("the number is %d\\n", n); }'
+    (tmp_path / "talk.co").write_bytes(talking.compiled(source))
+    status, out, err = run({"buffers": {}, "arguments": [{"type": "i32", "value": 7}]}, "--check",
+                           file=tmp_path / "talk.co", kernel="talk", grid="1", block="3")
+    assert status == 0 and out.startswith("the number is 7\n" * 3) and "talk: 1 launches" in out, out + err

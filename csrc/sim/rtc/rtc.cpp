@@ -34,6 +34,10 @@ constexpr char kPrelude[] = {
 #embed "prelude.h"
     , '\0'};
 
+constexpr char kPrintf[] = {
+#embed "../include/hip/detail/printf.h"
+    , '\0'};
+
 namespace fs = std::filesystem;
 
 struct Program {
@@ -163,10 +167,12 @@ Result compile(Program& p, int count, const char* const* options, const fs::path
     std::ofstream(folder / name) << text;
   }
   std::ofstream(folder / "hiprtc_prelude.h") << kPrelude;
+  std::ofstream(folder / "hiprtc_printf.h") << kPrintf;
   std::ofstream(folder / "program.hip") << "#line 1 \"" << p.name << "\"\n" << p.source << named(p);
   std::vector<std::string> command{compiler, "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output",
                                    "-nogpuinc", "-nogpulib", "-O3", "-std=c++17", "-fdeclspec", "-include",
-                                   (folder / "hiprtc_prelude.h").string(), "-I" + folder.string()};
+                                   (folder / "hiprtc_prelude.h").string(), "-include",
+                                   (folder / "hiprtc_printf.h").string(), "-I" + folder.string()};
   add_options(command, count, options);
   const auto with = [&](std::initializer_list<std::string> more) {
     std::vector<std::string> all = command;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // printf, assert and abort of device code. clang makes calls of the three __ockl_printf functions out of each printf.
 // These here speak to the host as those of ROCm's device library do; csrc/sim/run/hostcall.cpp is the simulator's side.
-// The kernel finds the buffer of packets in its hidden arguments, code object 5 or later.
+// The kernel finds the buffer of packets in its hidden arguments, code object 5 or later. hipRTC has a copy of this file
+// before each program, so that #pragma once does not suffice.
 #pragma once
-#if defined(__HIP__)
+#if defined(__HIP__) && !defined(AITER_LIKE_HOSTCALL)
+#define AITER_LIKE_HOSTCALL
 
 namespace aiter_like_hostcall {
 
@@ -149,6 +151,21 @@ __device__ __attribute__((weak, noinline)) unsigned long __ockl_printf_append_st
                                         words[6], is_last && left <= 56);
   }
   return message;
+}
+
+// What clang calls of -mprintf-kind=buffered: room for a message in the buffer, null when that is full.
+__device__ __attribute__((weak)) __attribute__((address_space(1))) char* __printf_alloc(unsigned bytes) {
+  constexpr int kPrintfBuffer = 72;              // among the hidden arguments
+  using Global = __attribute__((address_space(1))) char;
+  const auto* hidden = (const char __attribute__((address_space(4)))*)__builtin_amdgcn_implicitarg_ptr();
+  Global* buffer = *(Global* const __attribute__((address_space(4)))*)(hidden + kPrintfBuffer);
+  auto* const sizes = (__attribute__((address_space(1))) unsigned*)buffer;   // used, of how many
+  unsigned used = __hip_atomic_load(sizes, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  do {
+    if (used + bytes + 8 > sizes[1]) return nullptr;
+  } while (!__hip_atomic_compare_exchange_strong(sizes, &used, used + bytes, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
+                                                 __HIP_MEMORY_SCOPE_AGENT));
+  return buffer + 8 + used;
 }
 
 __device__ int printf(const char* format, ...);

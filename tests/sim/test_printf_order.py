@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""The order of what kernels print, that none of it is lost, and who gets it: threads, seeds, streams, graphs, programs
+without Python, hipRTC, the cycle model."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_size_t, c_uint32, c_void_p
+
+import pytest
+from hip_calls import call, made
+from talking import compiled, launch
+
+from aiter_like import sim
+from aiter_like.errors import SimulatorError
+from aiter_like.sim import output
+
+ROUNDS = r"""
+extern "C" __global__ void talk(int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    if (lane() % 64 == 5) printf("group %d wave %d round %d\n", group(), lane() / 64, round);
+  }
+}
+"""
+
+
+def lines_of(groups: int, waves: int, rounds: int) -> list[list[str]]:
+    return [[f"group {group} wave {wave} round {round_}" for group in range(groups) for round_ in range(rounds)]
+            for wave in range(waves)]
+
+
+@pytest.mark.parametrize("settings", [{"threads": 1}, {"threads": 2}, {"threads": 2, "fuzz": 7}, {"fuzz": 3}],
+                         ids=str)
+def test_workgroups_in_the_order_of_the_grid(settings):
+    with sim.enabled(checks=True, **settings) as session:
+        launch(compiled(ROUNDS), 3, grid=40, block=192)
+    lines = session.output.splitlines()
+    for wave, wanted in enumerate(lines_of(40, 3, 3)):
+        assert [line for line in lines if f"wave {wave}" in line] == wanted
+    assert [line.split()[1] for line in lines] == [str(group) for group in range(40) for _ in range(9)]
+
+
+def test_without_a_seed_each_run_prints_the_same():
+    texts = set()
+    for threads in (1, 2, 2):
+        with sim.enabled(checks=False, threads=threads) as session:
+            launch(compiled(ROUNDS), 4, grid=33, block=256)
+        texts.add(session.output)
+    assert len(texts) == 1
+
+
+FLOOD = r"""
+extern "C" __global__ void talk(int rounds) {
+  for (int round = 0; round < rounds; ++round) {
+    printf("%3d %3d %d %s\n", group(), lane(), round, "the quick brown fox jumps over the lazy dog, again and again");
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("-mprintf-kind=buffered",)], ids=["hostcall", "buffered"])
+def test_nothing_is_lost_of_many_lanes(flags):
+    """1,024 lanes, two workgroups: far more than all packets of a device hold."""
+    with sim.enabled(checks=False) as session:
+        launch(compiled(FLOOD, *flags), 2, grid=2, block=1024)
+    fox = "the quick brown fox jumps over the lazy dog, again and again"
+    wanted = sorted(f"{group:3d} {lane:3d} {round_} {fox}" for group in range(2) for lane in range(1024)
+                    for round_ in range(2))
+    assert sorted(session.output.splitlines()) == wanted
+
+
+def test_a_full_buffer_says_that_text_is_lost():
+    with sim.enabled(checks=False) as session:
+        launch(compiled(FLOOD, "-mprintf-kind=buffered"), 700)
+    assert "filled its buffer of 4194304 bytes for printf; what it printed later is lost" in session.output
+
+
+class Stream:
+    """A stream that launches `talk` of ROUNDS."""
+
+    def __init__(self):
+        self.function, code = c_void_p(), compiled(ROUNDS)
+        self.handle, module = made("hipStreamCreate"), made("hipModuleLoadData", code)
+        call("hipModuleGetFunction", byref(self.function), module, b"talk")
+
+    def launch(self, rounds: int) -> None:
+        value, sizes = ctypes.c_int(rounds), [c_uint32(n) for n in (1, 1, 1, 64, 1, 1, 0)]
+        params = (c_void_p * 1)(ctypes.addressof(value))
+        call("hipModuleLaunchKernel", self.function, *sizes, self.handle, params, None)
+
+
+def test_deferred_work_prints_when_it_executes():
+    stream = Stream()
+    with sim.enabled(checks=True, defer=True) as session:
+        stream.launch(1)
+        stream.launch(2)
+        assert session.output == ""
+        call("hipStreamSynchronize", stream.handle)
+        assert session.output.splitlines() == [*lines_of(1, 1, 1)[0], *lines_of(1, 1, 2)[0]]
+
+
+def test_a_graph_prints_each_time_that_it_runs():
+    stream, graph = Stream(), c_void_p()
+    with sim.enabled(checks=True) as session:
+        call("hipStreamBeginCapture", stream.handle, 0)
+        stream.launch(2)
+        call("hipStreamEndCapture", stream.handle, byref(graph))
+        assert session.output == ""
+        executable = made("hipGraphInstantiate", graph, None, None, c_size_t(0))
+        for _ in range(2):
+            call("hipGraphLaunch", executable, stream.handle)
+    assert session.output.splitlines() == lines_of(1, 1, 2)[0] * 2
+
+
+def test_open_sessions_all_keep_it_and_the_console_shows_it_once(capsys):
+    with sim.enabled(checks=False) as outer:
+        launch(compiled(ROUNDS), 1)
+        with sim.enabled(checks=True) as inner:
+            launch(compiled(ROUNDS), 2)
+    assert inner.output.splitlines() == lines_of(1, 1, 2)[0]
+    assert outer.output.splitlines() == lines_of(1, 1, 1)[0] + inner.output.splitlines()
+    assert capsys.readouterr().out == outer.output
+
+
+def test_without_python_it_goes_to_the_programs_own_stdout(capfd):
+    library = sim.load()
+    library.aiter_like_sim_show_output(None)
+    try:
+        launch(compiled(ROUNDS), 1)
+    finally:
+        output.give_to_python(library)
+    assert capfd.readouterr().out.splitlines() == lines_of(1, 1, 1)[0]
+
+
+def test_counters_and_the_cycle_model_see_such_launches():
+    with sim.enabled(checks=True, counters=True, model="whole") as session:
+        launch(compiled(ROUNDS), 1, grid=2)
+    assert session.output.splitlines() == lines_of(2, 1, 1)[0]
+    assert session.launches[0]["workgroups"] == 2 and session.modelled[0]["modelled_clk"] > 0
+
+
+def test_programs_of_hiprtc_print_and_assert():
+    rtc = sim.load_rtc()
+    source = b"""extern "C" __global__ void talk(int n) {
+      printf("%s %d\\n", "lane", threadIdx.x);
+      assert(threadIdx.x < n);
+    }"""
+    program, size, empty = c_void_p(), c_size_t(), (ctypes.c_char_p * 0)()
+    assert rtc.hiprtcCreateProgram(byref(program), source, b"rtc.hip", 0, empty, empty) == 0
+    assert rtc.hiprtcCompileProgram(program, 0, empty) == 0
+    rtc.hiprtcGetCodeSize(program, byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    rtc.hiprtcGetCode(program, code)
+    with sim.enabled(checks=True) as session:
+        with pytest.raises(SimulatorError, match=r"in lane 2: rtc.hip:3: .*`threadIdx.x < n'"):
+            launch(code.raw, 2, block=3)
+    assert session.output.splitlines()[:3] == ["lane 0", "lane 1", "lane 2"]
