@@ -304,4 +304,4 @@ def test_what_a_kernel_prints_is_shown(run, tmp_path):
     (tmp_path / "talk.co").write_bytes(talking.compiled(source))
     status, out, err = run({"buffers": {}, "arguments": [{"type": "i32", "value": 7}]}, "--check",
                            file=tmp_path / "talk.co", kernel="talk", grid="1", block="3")
-    assert status == 0 and out.startswith("the number is 7\n" * 3) and "talk: 1 launches" in out, out + err
+    assert status == 0 and out.startswith("the number is 7\n" * 3) and "talk: 1 workgroups, 1 waves" in out, out + err

@@ -188,7 +188,8 @@ void store_bytes(Wave& w, const Inst& i, u64 lanes, const Touch& touch, const Sh
       u32 bits = undefined_bits(u, row, lane);
       if (touch.half == Half::high) bits >>= 16;
       for (u32 byte = 0; byte < 4 && 4 * k + byte < touch.bytes; ++byte) {
-        if (bits >> 8 * byte & 0xff) bytes->written[lane][4 * k + byte] = 0;
+        // Memory has no shadow of bits. Unoptimised code spills masks of lanes, of which only EXEC's bits are defined.
+        if ((bits >> 8 * byte & 0xff) == 0xff) bytes->written[lane][4 * k + byte] = 0;
       }
     }
   }

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""The pages of csrc/sim/tutorials, typed in: each begins in an empty folder, and every output is as the page shows it.
+
+A block after "Save as `NAME`:" is that file, in ```python or ```text. Of the others, ```sh are commands, ```text is
+what the commands before print. `…` stands for anything. Figures of lines with "modelled" may differ by a quarter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiter_like import cli, sim
+from aiter_like.build import toolchain
+from aiter_like.errors import SimulatorError
+
+FOLDER = Path(__file__).resolve().parents[2] / "csrc/sim/tutorials"
+PAGES = sorted(path.name for path in FOLDER.glob("*.md"))
+_BLOCK = re.compile(r"^(?:Save as `([^`]+)`:\n)?```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def test_every_tutorial_is_here():
+    assert PAGES == ["ASSEMBLY.md", "TRITON.md"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """An empty folder to work in, and `clang` among the commands, whatever its number is here."""
+    bin_folder, work = tmp_path / "bin", tmp_path / "work"
+    bin_folder.mkdir()
+    work.mkdir()
+    (bin_folder / "clang").symlink_to(toolchain.find("hip").host_compiler)
+    monkeypatch.setenv("PATH", f"{bin_folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(sys, "path", [str(work), *sys.path])
+    yield work
+    sim.disable_triton()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page, folder, monkeypatch):
+    printed = ""
+    for name, language, text in _BLOCK.findall((FOLDER / page).read_text()):
+        if name:
+            (folder / name).write_text(text)
+        elif language == "sh":
+            printed, status = "", 0
+            for line in text.replace("\\\n", "").splitlines():
+                more, status = ran(line.replace("$?", str(status)), folder, monkeypatch)
+                printed += more
+        elif language == "text" and printed:
+            require_shown(text.splitlines(), printed)
+
+
+def ran(line: str, folder: Path, monkeypatch) -> tuple[str, int]:
+    """What a command prints, and its exit status. Python runs in this process, which has loaded what takes seconds."""
+    words = shlex.split(line)
+    variables = [words.pop(0).split("=", 1) for word in list(words) if re.match(r"[A-Z_]+=", word)]
+    out, status = io.StringIO(), 0
+    with monkeypatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        for name, value in variables:
+            patch.setenv(name, value)
+        with as_new_process(folder):
+            if words[0] == "aiter-like":
+                status = cli.main(words[1:])
+            elif words[0] == "python":
+                try:
+                    runpy.run_path(words[1], run_name="__main__")
+                except SimulatorError:
+                    out.write(traceback.format_exc())
+                    status = 1
+            else:
+                done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
+                assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+                out.write(done.stdout + done.stderr)
+    return out.getvalue(), status
+
+
+@contextlib.contextmanager
+def as_new_process(folder: Path) -> Iterator[None]:
+    """Modules of the folder are forgotten afterwards."""
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - before:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+                del sys.modules[name]
+
+
+def require_shown(wanted: list[str], printed: str) -> None:
+    """Every wanted line is printed, in this order; others may be between them."""
+    lines = iter(printed.splitlines())
+    for want in wanted:
+        assert any(is_shown(want, line) for line in lines), f"{want!r} is not in:\n{printed}"
+
+
+def is_shown(want: str, line: str) -> bool:
+    number = r"\d[\d,]*(?:\.\d+)?"
+    if "modelled" in want and re.search(number, want):
+        figures = [[float(figure.replace(",", "")) for figure in re.findall(number, text)] for text in (want, line)]
+        same = re.sub(number, "0", want) == re.sub(number, "0", line)
+        return same and all(abs(a - b) <= 0.25 * a for a, b in zip(*figures))
+    return re.fullmatch(".*".join(map(re.escape, want.split("…"))), line) is not None
+
+
+def test_what_is_not_printed_is_found():
+    """The comparison itself."""
+    require_shown(["a … c", "modelled: 100 clk for 4"], "x\na b c\nmodelled: 120 clk for 4\n")
+    for wanted in (["b", "a"], ["modelled: 100 clk"], ["a…b"]):
+        with pytest.raises(AssertionError):
+            require_shown(wanted, "a\nb\nmodelled: 130 clk\n")
