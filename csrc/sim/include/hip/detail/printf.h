@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // printf, assert and abort of device code. clang makes calls of the three __ockl_printf functions out of each printf.
 // These here speak to the host as those of ROCm's device library do; csrc/sim/run/hostcall.cpp is the simulator's side.
-// The kernel finds the buffer of packets in its hidden arguments, code object 5 or later. hipRTC has a copy of this file
-// before each program, so that #pragma once does not suffice.
+// The kernel finds the buffer of packets in its hidden arguments, code object 5 or later. hipRTC has a copy of this
+// file before each program, so that #pragma once does not suffice.
 #pragma once
 #if defined(__HIP__) && !defined(AITER_LIKE_HOSTCALL)
 #define AITER_LIKE_HOSTCALL
