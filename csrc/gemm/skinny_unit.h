@@ -145,19 +145,29 @@ struct Unit {
   __device__ static int sum_row(int lane, int) { return lane % 16; }
   __device__ static int sum_place(int column, int row) { return (column / 4 * 16 + row) * 4 + column % 4; }
 
- private:
-  /// Rows that no run was read for hold what was there; they only reach sums that nobody asks for.
+  /// Lays the runs out by rows. Rows that no run was read for hold what was there; they only reach sums that nobody
+  /// asks for.
   template <int kRuns>
-  __device__ static Operand exchanged(const Run (&runs)[kRuns], Exchange& lds) {
+  __device__ static void put(const Run (&runs)[kRuns], Exchange& lds) {
     const int lane = lane_index();
     wave_barrier();
 #pragma unroll
     for (int run = 0; run < kRuns; ++run) lds.at(run * kRunRows + lane / 16, lane % 16) = runs[run];
     wave_barrier();
+  }
+  /// Of the lane's row four runs that lie `apart`.
+  __device__ static Operand taken(Exchange& lds, int first, int apart) {
     Operand result;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) result.runs[s] = lds.at(lane % 16, s * 4 + lane / 16);
+    for (int s = 0; s < kSteps; ++s) result.runs[s] = lds.at(lane_index() % 16, first + s * apart);
     return result;
+  }
+
+ private:
+  template <int kRuns>
+  __device__ static Operand exchanged(const Run (&runs)[kRuns], Exchange& lds) {
+    put(runs, lds);
+    return taken(lds, lane_index() / 16, 4);
   }
 };
 

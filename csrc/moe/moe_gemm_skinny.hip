@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // moe_gemm for few rows of each expert; HIP (gfx942) and, for 16-bit elements, CUDA (sm_80 and later). One build per
-// elements, block, kind of rows, and what happens to a sum; moe_gemm_skinny_body.h has the kernel.
+// elements, format of the weights, block, kind of rows, and what happens to a sum; moe_gemm_skinny_body.h has the kernel.
 //
 // Bound: memory, the weights of the experts that have a row: 8 of Qwen3-30B-A3B, gates and up, 50 MB, 9.5 us at
 // 5.3 TB/s.
 #include "aiter_like/ffi.h"
 #include "moe_gemm_skinny_body.h"
 
-#if !defined(ELEMENT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(ROWS) || !defined(SCALES) ||      \
+#if !defined(ELEMENT) || !defined(WEIGHT) || !defined(SCALE) || !defined(FORMAT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(ROWS) || !defined(SCALES) ||      \
     !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(TEAMS) || !defined(WAVES) || !defined(STAGES) ||                \
     !defined(HAS_BIAS) || !defined(HAS_WEIGHTS) || !defined(IS_SHUFFLED) || !defined(HAS_ACTIVATION) ||                \
     !defined(ACTIVATION) || !defined(IS_GATED) || !defined(IS_INTERLEAVED)
@@ -21,6 +21,9 @@ struct Config {
   using Element = ELEMENT;
   using OutElement = OUT_ELEMENT;
   using BiasElement = BIAS_ELEMENT;
+  using Weight = WEIGHT;
+  using Scale = SCALE;
+  static constexpr skinny::Format kFormat = skinny::Format::FORMAT;
   static constexpr moe_skinny::Rows kRows = moe_skinny::Rows::ROWS;
   static constexpr moe_skinny::Scales kScales = moe_skinny::Scales::SCALES;
   static constexpr int kBlockM = BLOCK_M, kBlockN = BLOCK_N;
@@ -51,6 +54,10 @@ void launch_moe_gemm_skinny(const Args& args, uint32_t groups, bool is_aligned, 
 
 #if AITER_LIKE_HOST_PASS
 
+/// Bytes of mxfp4, and their powers of two.
+template <>
+inline constexpr DLDataType ffi::kElement<uint8_t>{kDLUInt, 8, 1};
+
 namespace {
 
 using ffi::check_value;
@@ -74,36 +81,49 @@ uint32_t row_of(const ffi::Tensor& tensor, int dimension) {
   return static_cast<uint32_t>(stride);
 }
 
+template <class Element>
 bool are_rows_aligned(const ffi::Tensor& tensor) {
   auto bits = reinterpret_cast<uintptr_t>(tensor.data_ptr());
   for (int d = 0; d + 1 < tensor.ndim(); ++d)
-    bits |= static_cast<uintptr_t>(stride_of(tensor, d) * static_cast<int64_t>(sizeof(Config::Element)));
+    bits |= static_cast<uintptr_t>(stride_of(tensor, d) * static_cast<int64_t>(sizeof(Element)));
   return bits % 16 == 0;
 }
 
+/// Numbers of b_scale along the depth, 0 where a row has one.
+int64_t groups_of(int64_t depth) {
+  if (Shape::kHasBlocks) return (depth + moe_skinny::kScaleBlock - 1) / moe_skinny::kScaleBlock;
+  return Shape::kHasGroups ? depth / moe_skinny::kScaleGroup : 0;
+}
+
+void set_row_scales(Args& args, const ffi::Tensor& scale, int64_t rows) {
+  const int64_t blocks = groups_of(args.depth);
+  check_value(scale.ndim() == (Shape::kHasBlocks ? 2 : 1) && scale.size(0) == rows &&
+                  (!Shape::kHasBlocks || scale.size(1) == blocks),
+              "moe_gemm: a_scale must have a number for each row of a, and for each block of the depth");
+  args.a_scale = data_of<const float>(scale, "a_scale");
+  args.a_scale_row = row_of(scale, 0), args.a_scale_group = Shape::kHasBlocks ? row_of(scale, 1) : 0;
+  check_value(rows * args.a_scale_row + blocks * args.a_scale_group < int64_t{1} << 31,
+              "moe_gemm: a_scale must lie within 2^31 elements");
+}
+
 void set_scales(Args& args, const OptionalTensor& a_scale, const OptionalTensor& b_scale, int64_t rows) {
-  const bool has_scales = Config::kScales != Scales::none;
-  check_value(a_scale.has_value() == has_scales && b_scale.has_value() == has_scales,
+  check_value(a_scale.has_value() == (Config::kScales == Scales::rows || Shape::kHasBlocks) &&
+                  b_scale.has_value() == (Config::kScales != Scales::none),
               "moe_gemm: this module was built with or without scales, the call is the other");
-  if (!has_scales) return;
-  const ffi::Tensor a = a_scale.value(), b = b_scale.value();
-  const int rank = Shape::kHasBlocks ? 2 : 1;
-  const auto blocks = [](int64_t size) { return (size + moe_skinny::kScaleBlock - 1) / moe_skinny::kScaleBlock; };
-  check_value(a.ndim() == rank && b.ndim() == rank + 1 && a.size(0) == rows && b.size(0) == args.num_experts,
-              "moe_gemm: a_scale and b_scale must have a number for each row of a, each expert");
-  if (Shape::kHasBlocks)
-    check_value(a.size(1) == blocks(args.depth) && b.size(1) == blocks(args.n) && b.size(2) == blocks(args.depth),
-                "moe_gemm: a_scale and b_scale must have a number for each block");
-  else
-    check_value(b.size(1) == args.n, "moe_gemm: b_scale must have a number for each row of b");
-  args.a_scale = data_of<const float>(a, "a_scale");
-  args.b_scale = data_of<const float>(b, "b_scale");
-  args.a_scale_row = row_of(a, 0), args.a_scale_group = Shape::kHasBlocks ? row_of(a, 1) : 0;
-  args.b_scale_expert = stride_of(b, 0);
-  args.b_scale_row = row_of(b, 1), args.b_scale_group = Shape::kHasBlocks ? row_of(b, 2) : 0;
-  check_value(b.size(1) * args.b_scale_row + blocks(args.depth) * args.b_scale_group < int64_t{1} << 31 &&
-                  rows * args.a_scale_row + blocks(args.depth) * args.a_scale_group < int64_t{1} << 31,
-              "moe_gemm: a_scale, and the scales of an expert, must lie within 2^31 elements");
+  if (a_scale.has_value()) set_row_scales(args, a_scale.value(), rows);
+  if (!b_scale.has_value()) return;
+  const ffi::Tensor scale = b_scale.value();
+  const int64_t groups = groups_of(args.depth), block = moe_skinny::kScaleBlock;
+  check_value(scale.ndim() == (groups > 0 ? 3 : 2) && scale.size(0) == args.num_experts &&
+                  scale.size(1) == (Shape::kHasBlocks ? (args.n + block - 1) / block : args.n) &&
+                  (groups == 0 || scale.size(2) == groups),
+              "moe_gemm: b_scale must have a number for each expert, row or block of b, and group of the depth");
+  args.b_scale = data_of<const Config::Scale>(scale, "b_scale");
+  args.b_scale_expert = stride_of(scale, 0);
+  args.b_scale_row = row_of(scale, 1), args.b_scale_group = groups > 0 ? row_of(scale, 2) : 0;
+  args.are_groups_dense = args.b_scale_group == 1 && groups >= 4;
+  check_value(scale.size(1) * args.b_scale_row + groups * args.b_scale_group < int64_t{1} << 31,
+              "moe_gemm: the scales of an expert must lie within 2^31 elements");
 }
 
 /// The pairs: which there are, and their experts.
@@ -149,9 +169,12 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
                      OptionalTensor valid, OptionalTensor weights, OptionalTensor bias, OptionalTensor a_scale,
                      OptionalTensor b_scale, int64_t slots, int64_t block, ffi::String, double limit, ffi::String,
                      int64_t, bool is_shuffled, bool is_interleaved, bool sums_slots) {
-  check_value(out.ndim() == 2 && a.ndim() == 2 && b.ndim() == 3 && b.size(2) == a.size(1) &&
+  constexpr int64_t kPerWeight = Shape::Unit::kRun * int64_t{sizeof(Config::Weight)} / skinny::kRunBytes;
+  check_value(out.ndim() == 2 && a.ndim() == 2 && b.ndim() == 3 && b.size(2) * kPerWeight == a.size(1) &&
                   b.size(1) == out.size(1) * Shape::kHalves,
-              "moe_gemm: a must be [rows, k], b [experts, n, k], out [pairs, columns]");
+              "moe_gemm: a must be [rows, k], b [experts, n, k or, of 4 bits, k / 2], out [pairs, columns]");
+  check_value(!Shape::kIsPacked || a.size(1) % Shape::Unit::kRun == 0,
+              "moe_gemm: rows of packed weights must be whole runs of 16 bytes");
   check_value(slots >= 1 && slots <= 127 && (Shape::kIsSum ? slots <= moe_skinny::kMostSlots : true),
               "moe_gemm: this module was built for other numbers of slots");
   check_value(is_shuffled == Config::kIsShuffled && is_interleaved == Config::kIsInterleaved &&
@@ -165,7 +188,7 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
               "moe_gemm: rows of a, b and out must be contiguous");
   Args args{};
   args.a = data_of<const Config::Element>(a, "a");
-  args.b = data_of<const Config::Element>(b, "b");
+  args.b = data_of<const Config::Weight>(b, "b");
   args.out = data_of<Config::OutElement>(out, "out");
   args.a_row = row_of(a, 0), args.b_row = row_of(b, 1), args.out_row = row_of(out, 0);
   args.b_expert = stride_of(b, 0);
@@ -177,7 +200,7 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
   args.of_steps = ((uint32_t{1} << 31) + args.steps - 1) / args.steps;
   args.limit = static_cast<float>(limit);
   check_value((rows * args.a_row + k) * int64_t{sizeof(Config::Element)} < int64_t{1} << 32 &&
-                  (n * args.b_row + k) * int64_t{sizeof(Config::Element)} < int64_t{1} << 32,
+                  (n * args.b_row + k) * int64_t{sizeof(Config::Weight)} < int64_t{1} << 32,
               "moe_gemm: a, and the matrix of an expert, must lie within 2^32 bytes");
   check_value(bias.has_value() == Config::kHasBias,
               "moe_gemm: this module was built with or without bias, the call is the other");
@@ -191,8 +214,8 @@ void moe_gemm_skinny(ffi::Tensor out, ffi::Tensor a, ffi::Tensor b, ffi::Tensor 
   set_scales(args, a_scale, b_scale, rows);
   const int64_t groups = set_order(args, experts, sorted_ids, valid, weights, block, out.size(0));
   if (groups == 0 || out.size(1) == 0 || b.size(0) == 0) return;
-  launch_moe_gemm_skinny(args, static_cast<uint32_t>(groups), are_rows_aligned(a) && are_rows_aligned(b),
-                         ffi::stream_of(a));
+  const bool is_aligned = are_rows_aligned<Config::Element>(a) && are_rows_aligned<Config::Weight>(b);
+  launch_moe_gemm_skinny(args, static_cast<uint32_t>(groups), is_aligned, ffi::stream_of(a));
 }
 
 #endif

@@ -15,19 +15,27 @@ namespace aiter_like::moe_skinny {
 /// What a lane has of the operands for a step, and the scales of its products.
 template <class Shape>
 struct Step {
+  using Unit = typename Shape::Unit;
   static constexpr int kScaleRows = Shape::kHasRowScales ? 4 : 1;  // of the weights, in a lane's sums of a unit
   static constexpr int kScaleUnits = Shape::kHasBlocks ? Shape::kStrips : Shape::kUnitsN;
   static_assert(!Shape::kHasBlocks || kScaleBlock % Shape::kStripRows == 0, "rows that lie together share a block");
-  Run weights[Shape::kUnitsN][Shape::Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kRowRuns];
+  Run weights[Shape::kUnitsN][Unit::kColumnRuns], a[Shape::kUnitsM][Shape::kParts][Shape::kRowRuns];
   float a_scale[Shape::kUnitsM][Shape::kGroups], b_scale[kScaleUnits][Shape::kGroups][kScaleRows];
+  uint32_t exponents[Shape::kUnitsN];  // of mxfp4, a byte for each of the lane's groups
 
   /// sums += weights · aᵀ, scaled
   __device__ void multiply(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
-                           typename Shape::Unit::Exchange& lds) const {
-    using Unit = typename Shape::Unit;
-    decltype(Unit::rows(a[0], lds)) rows[Shape::kUnitsM];
+                           typename Unit::Exchange& lds) const {
+    if constexpr (Shape::kIsPacked) multiply_packed(sums, factor, lds);
+    else multiply_plain(sums, factor, lds);
+  }
+
+ private:
+  __device__ void multiply_plain(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
+                                 typename Unit::Exchange& lds) const {
+    decltype(Unit::rows(a[0][0], lds)) rows[Shape::kUnitsM];
 #pragma unroll
-    for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m], lds);
+    for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m][0], lds);
 #pragma unroll
     for (int n = 0; n < Shape::kUnitsN; ++n) {
       const auto columns = [&] {
@@ -38,17 +46,24 @@ struct Step {
       for (int m = 0; m < Shape::kUnitsM; ++m) {
         auto& sum = sums[n * Shape::kUnitsM + m];
         if constexpr (!Shape::kScalesProducts) Unit::multiply(sum, columns, rows[m]);
-        else add_scaled<0>(sum, columns, rows[m], factor, n, m);
+        else add_groups<0>(sum, columns, rows[m], factor, n, m);
       }
     }
   }
 
- private:
   template <int kGroup, class Columns, class Rows>
-  __device__ void add_scaled(skinny::FloatSums& sum, const Columns& columns, const Rows& rows, float factor, int n,
+  __device__ void add_groups(skinny::FloatSums& sum, const Columns& columns, const Rows& rows, float factor, int n,
                              int m) const {
-    typename Shape::Unit::Sums product = {};
-    Shape::Unit::template multiply<kGroup, Shape::kGroups>(product, columns, rows);
+    typename Unit::Sums product = {};
+    Unit::template multiply<kGroup, Shape::kGroups>(product, columns, rows);
+    add_scaled<kGroup>(sum, product, factor, n, m);
+    if constexpr (kGroup + 1 < Shape::kGroups) add_groups<kGroup + 1>(sum, columns, rows, factor, n, m);
+  }
+
+  /// sum += product, times its scales
+  template <int kGroup>
+  __device__ void add_scaled(skinny::FloatSums& sum, const typename Unit::Sums& product, float factor, int n,
+                             int m) const {
     const float scale =
         Shape::kHasBlocks ? factor * a_scale[m][kGroup] * b_scale[n / Shape::kStripUnits][kGroup][0] : factor;
 #pragma unroll
@@ -56,7 +71,40 @@ struct Step {
       const float of_row = Shape::kHasRowScales ? scale * b_scale[n][kGroup][i % kScaleRows] : scale;
       sum[i] = __builtin_fmaf(product[i], of_row, sum[i]);
     }
-    if constexpr (kGroup + 1 < Shape::kGroups) add_scaled<kGroup + 1>(sum, columns, rows, factor, n, m);
+  }
+
+  __device__ void multiply_packed(typename Shape::Sums (&sums)[Shape::kTiles], float factor,
+                                  typename Unit::Exchange& lds) const {
+    typename Unit::Operand packed[Shape::kUnitsN];
+    bool are_normal = true;
+#pragma unroll
+    for (int n = 0; n < Shape::kUnitsN; ++n) {
+      packed[n] = Unit::columns(weights[n], lds);
+      if constexpr (Shape::kHasGroups) are_normal &= skinny::are_normal(exponents[n]);
+    }
+    if constexpr (Shape::kHasGroups) are_normal = lanes_with(!are_normal) == 0;
+    typename Unit::Sums products[Shape::kScalesProducts ? Shape::kTiles : 1] = {};
+#pragma unroll
+    for (int part = 0; part < Shape::kParts; ++part) {
+      typename Unit::Operand rows[Shape::kUnitsM];
+#pragma unroll
+      for (int m = 0; m < Shape::kUnitsM; ++m) rows[m] = Unit::rows(a[m][part], lds);
+#pragma unroll
+      for (int n = 0; n < Shape::kUnitsN; ++n) {
+        const typename Unit::Operand columns = Unit::widened(packed[n], part, exponents[n], are_normal);
+#pragma unroll
+        for (int m = 0; m < Shape::kUnitsM; ++m) {
+          const int tile = n * Shape::kUnitsM + m;
+          if constexpr (Shape::kScalesProducts) Unit::multiply(products[tile], columns, rows[m]);
+          else Unit::multiply(sums[tile], columns, rows[m]);
+        }
+      }
+    }
+    if constexpr (Shape::kScalesProducts) {
+#pragma unroll
+      for (int tile = 0; tile < Shape::kTiles; ++tile)
+        add_scaled<0>(sums[tile], products[tile], factor, tile / Shape::kUnitsM, tile % Shape::kUnitsM);
+    }
   }
 };
 
@@ -70,7 +118,7 @@ class Reader {
 
   __device__ Reader(const Args& args, const Work<Shape>& work, uint32_t first_column)
       : args_(args), work_(work), b_(reinterpret_cast<const char*>(args.b)) {
-    const uint32_t strip_rows = args.n / Shape::kStrips, row_bytes = args.b_row * kBytes;
+    const uint32_t strip_rows = args.n / Shape::kStrips, row_bytes = args.b_row * kWeightBytes;
     const uint32_t first_row = first_column * (Shape::kIsInterleaved ? 2 : 1);
 #pragma unroll
     for (int u = 0; u < Shape::kUnitsN; ++u) {
@@ -78,7 +126,7 @@ class Reader {
       unit_[u] = Shape::kIsShuffled ? uint64_t{row / kBand * kBand} * row_bytes + row % kBand * skinny::kRunBytes
                                     : uint64_t{row} * row_bytes;
     }
-    if constexpr (Shape::kScalesProducts) start_scales(first_row, strip_rows);
+    if constexpr (Shape::kScalesProducts || Shape::kHasGroups) start_scales(first_row, strip_rows);
 #pragma unroll
     for (int run = 0; run < Unit::kColumnRuns; ++run) {
       const uint32_t row = within(Shape::kIsShuffled ? Unit::direct_column(run) : Unit::column(run), strip_rows);
@@ -103,21 +151,26 @@ class Reader {
   /// Starts the loads of a step, which lies within the depth.
   __device__ void load(Step<Shape>& step, uint32_t number) {
     const uint32_t k = begin(number);
-    load_from(step, k, [](uint32_t at) { return at; });
+    load_from(step, k, [](uint32_t at, int) { return at; });
   }
   /// As load, for a step that reaches beyond the depth, or is none; complete() follows. Lanes beyond read what begins
   /// a row.
   __device__ void load_part(Step<Shape>& step, uint32_t number) {
     const uint32_t k = begin(number);
-    load_from(step, k, [&](uint32_t at) { return at + Unit::kRun <= args_.depth ? at : 0; });
+    load_from(step, k, [&](uint32_t at, int elements) { return at + elements <= args_.depth ? at : 0; });
   }
-  /// Puts zeros where load_part was beyond the depth, and the elements of the last run, if it is no whole one.
+  /// Puts zeros where load_part was beyond the depth, and the elements of the last run, if it is no whole one. Packed
+  /// weights have none but whole ones.
   __device__ void complete(Step<Shape>& step, uint32_t number) {
-    const uint32_t k = begin(number), rest = args_.depth % Unit::kRun;
-    each(step, k, [&](Run& run, const char* row, uint32_t offset, uint32_t at) {
-      const uint32_t mask = at + Unit::kRun <= args_.depth ? 0xFFFFFFFFu : 0u;
+    const uint32_t k = begin(number);
+    if (k + Unit::kDepth <= args_.depth) return;
+    const uint32_t rest = Shape::kIsPacked ? 0 : args_.depth % Unit::kRun;
+    const auto mask = [&](Run& run, uint32_t at, int elements) {
+      const uint32_t bits = at + elements <= args_.depth ? 0xFFFFFFFFu : 0u;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) run[w] &= mask;
+      for (int w = 0; w < 4; ++w) run[w] &= bits;
+    };
+    const auto put_rest = [&](Run& run, const char* row, uint32_t offset, uint32_t at) {
       if (rest == 0 || at != args_.depth - rest) return;
       for (uint32_t e = 0; e < rest; ++e) {
         const auto element = *reinterpret_cast<const Element*>(row + offset + (at + e) * kBytes);
@@ -125,7 +178,17 @@ class Reader {
 #pragma unroll
         for (uint32_t w = 0; w < 4; ++w) run[w] |= e / kPerWord == w ? bits : 0u;
       }
+    };
+    // A shuffled row has no part of a run.
+    each_weight(step, k, [&](Run& run, const char* row, uint32_t offset, uint32_t at) {
+      mask(run, at, Unit::kRun);
+      put_rest(run, row, offset, at);
     });
+    each_row(step, k, [&](Run& run, const char* row, uint32_t offset, uint32_t at) {
+      mask(run, at, Shape::kRowRun);
+      put_rest(run, row, offset, at);
+    });
+    if constexpr (Shape::kHasGroups) complete_groups(step, k);
   }
   /// By what the products of a step are multiplied.
   __device__ float factor(uint32_t number) const {
@@ -142,6 +205,7 @@ class Reader {
 
  private:
   static constexpr uint32_t kBytes = sizeof(Element), kPerWord = 4 / kBytes;
+  static constexpr uint32_t kWeightBytes = sizeof(typename Shape::Weight);
   static constexpr uint32_t kBand = 16;  // rows that shuffle_weight puts together
 
   const Args& args_;
@@ -173,7 +237,7 @@ class Reader {
     const int64_t expert = work_.expert(segment);
     b_ = reinterpret_cast<const char*>(args_.b + expert * args_.b_expert);
     if constexpr (Shape::kIsSum) of_pair_ = work_.pair_row(args_, segment);
-    if constexpr (Shape::kScalesProducts) expert_scales_ = expert * args_.b_scale_expert;
+    if constexpr (Shape::kScalesProducts || Shape::kHasGroups) expert_scales_ = expert * args_.b_scale_expert;
   }
   /// Where step `number` begins in the depth of its pair; beyond the depth for none.
   __device__ uint32_t begin(uint32_t number) {
@@ -203,25 +267,31 @@ class Reader {
 #pragma unroll
     for (int u = 0; u < Shape::kUnitsM; ++u) {
 #pragma unroll
-      for (int run = 0; run < Shape::kRowRuns; ++run) f(step.a[u][run], a, of_row_[u][run], k + Unit::depth());
+      for (int part = 0; part < Shape::kParts; ++part) {
+#pragma unroll
+        for (int run = 0; run < Shape::kRowRuns; ++run)
+          f(step.a[u][part][run], a, of_row_[u][run], k + row_depth(part));
+      }
     }
   }
-  /// Both. A shuffled row has no part of a run.
-  template <class F>
-  __device__ void each(Step<Shape>& step, uint32_t k, F f) const {
-    each_weight(step, k, f);
-    each_row(step, k, f);
+  __device__ static uint32_t row_depth(int part) {
+    if constexpr (Shape::kIsPacked) return Unit::row_depth(part);
+    else return Unit::depth();
   }
+  /// Bytes to a weight that begins a run.
+  __device__ static uint32_t weight_bytes(uint32_t at) { return at / Unit::kRun * skinny::kRunBytes; }
   template <class F>
   __device__ void load_from(Step<Shape>& step, uint32_t k, F clamped) const {
     constexpr uint32_t kApart = Shape::kIsShuffled ? kBand : 1;  // runs of a row
     each_weight(step, k, [&](Run& run, const char* base, uint32_t offset, uint32_t at) {
-      run = skinny::load_run<kIsAligned, Element>(base + (offset + clamped(at) * (kBytes * kApart)));
+      run = skinny::load_run<kIsAligned, typename Shape::Weight>(
+          base + (offset + weight_bytes(clamped(at, Unit::kRun)) * kApart));
     });
     each_row(step, k, [&](Run& run, const char* base, uint32_t offset, uint32_t at) {
-      run = skinny::load_run<kIsAligned, Element>(base + (offset + clamped(at) * kBytes));
+      run = skinny::load_run<kIsAligned, Element>(base + (offset + clamped(at, Shape::kRowRun) * kBytes));
     });
     if constexpr (Shape::kScalesProducts) load_scales(step, k);
+    if constexpr (Shape::kHasGroups) load_groups(step, k);
   }
 
   /// Where the scales of a lane's rows are: of each strip, whose rows share a block, or of each unit.
@@ -232,11 +302,42 @@ class Reader {
       for (int i = 0; i < Step<Shape>::kScaleRows; ++i) {
         if constexpr (Shape::kHasBlocks)
           scale_row_[u][i] = (u * strip_rows + first_row) / kScaleBlock * args_.b_scale_row;
+        else if constexpr (Shape::kHasGroups)  // of the row that the lane has of the instruction's operand
+          scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
+                              within(lane_index() % Unit::kColumns, strip_rows)) * args_.b_scale_row;
         else
           scale_row_[u][i] = (unit_row(u, first_row, strip_rows) +
                               within(Unit::sum_column(lane_index(), i), strip_rows)) * args_.b_scale_row;
       }
     }
+  }
+  /// Of mxfp4 the powers of two of the lane's four groups of a step. Where the groups of a row follow one another, of a
+  /// step that reaches beyond the depth those of the last four: to take them apart would be to wait for them.
+  __device__ void load_groups(Step<Shape>& step, uint32_t k) const {
+    const uint32_t first = first_group(k), groups = args_.depth / kScaleGroup;
+#pragma unroll
+    for (int u = 0; u < Shape::kUnitsN; ++u) {
+      const uint8_t* row = args_.b_scale + expert_scales_ + scale_row_[u][0];
+      if (args_.are_groups_dense) {
+        __builtin_memcpy(&step.exponents[u], row + (first + 4 <= groups ? first : groups - 4), 4);
+        continue;
+      }
+      step.exponents[u] = 0;
+#pragma unroll
+      for (int g = 0; g < 4; ++g)
+        step.exponents[u] |= uint32_t{row[within(first + g, groups) * args_.b_scale_group]} << 8 * g;
+    }
+  }
+  /// Puts the lane's groups in their places after load_groups.
+  __device__ void complete_groups(Step<Shape>& step, uint32_t k) const {
+    if (!args_.are_groups_dense) return;
+    const uint32_t end = first_group(k) + 4, groups = args_.depth / kScaleGroup;
+    const uint32_t beyond = end <= groups ? 0 : within(end - groups, 4);
+#pragma unroll
+    for (int u = 0; u < Shape::kUnitsN; ++u) step.exponents[u] >>= 8 * beyond;
+  }
+  __device__ static uint32_t first_group(uint32_t k) {
+    return k / kScaleGroup + lane_index() / Unit::kColumns * 4;
   }
   __device__ void load_scales(Step<Shape>& step, uint32_t k) const {
     if constexpr (Shape::kHasRowScales) {
@@ -244,7 +345,7 @@ class Reader {
       for (int u = 0; u < Shape::kUnitsN; ++u) {
 #pragma unroll
         for (int i = 0; i < Step<Shape>::kScaleRows; ++i)
-          step.b_scale[u][0][i] = args_.b_scale[expert_scales_ + scale_row_[u][i]];
+          step.b_scale[u][0][i] = to_float(args_.b_scale[expert_scales_ + scale_row_[u][i]]);
       }
     }
     if constexpr (Shape::kHasBlocks) {
@@ -325,7 +426,7 @@ __device__ typename Shape::OutElement finished(const MoeGemmSkinnyArgs<Shape>& a
       const typename Shape::Row& pair = lds.rows[index];
       float y = Shape::kIsSum ? 0.f : x[half];
       if constexpr (Shape::kHasRowScales && !Shape::kIsSum)
-        y *= pair.scale * args.b_scale[pair.expert * args.b_scale_expert + uint64_t{row} * args.b_scale_row];
+        y *= pair.scale * to_float(args.b_scale[pair.expert * args.b_scale_expert + uint64_t{row} * args.b_scale_row]);
       if constexpr (Shape::kHasBias) y += to_float(args.bias[pair.expert * args.bias_expert + row]);
       if constexpr (Shape::kHasWeights) y *= pair.weight;
       return y;

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "../gemm/skinny_unit.h"
+#include "../gemm/packed_unit.h"
 #include "aiter_like/dtype.h"
 #include "aiter_like/gpu.h"
 
@@ -12,10 +12,12 @@ namespace aiter_like {
 
 template <class Config>
 struct MoeGemmSkinnyArgs {
-  const typename Config::Element *a, *b;     // [a_rows, depth]; [num_experts, n, depth]
+  const typename Config::Element* a;         // [a_rows, depth]
+  const typename Config::Weight* b;          // [num_experts, n, depth, or a half of it where two are in a byte]
   typename Config::OutElement* out;          // [pairs, columns], or [tokens, columns]
   const typename Config::BiasElement* bias;  // [num_experts, n]
-  const float *a_scale, *b_scale, *weights;  // as a MoeGemmCall has them
+  const typename Config::Scale* b_scale;     // as a MoeGemmCall has them
+  const float *a_scale, *weights;
   const int32_t *experts, *sorted_ids, *valid;
   int64_t b_expert, bias_expert, b_scale_expert;  // strides in elements
   uint32_t a_row, b_row, out_row, a_scale_row, a_scale_group, b_scale_row, b_scale_group;
@@ -23,6 +25,7 @@ struct MoeGemmSkinnyArgs {
   uint32_t steps;         // of the depth of a pair
   uint32_t of_steps;      // ceil(2^31 / steps), by which steps are divided
   uint32_t row_division;  // a pair's row of a is pair / row_division
+  bool are_groups_dense;  // those of a row follow one another
   float limit;
 };
 
@@ -31,12 +34,26 @@ namespace moe_skinny {
 using skinny::Run, skinny::uniform, skinny::unit_begin, skinny::within;
 
 enum class Rows { pair, token, sorted };  // a workgroup has: one pair, the sum of a token's pairs, a block of pairs
-enum class Scales { none, rows, blocks };
+/// Of rows of a and of b; of rows of b alone; of blocks of both; of mxfp4's groups of 32.
+enum class Scales { none, rows, weights, blocks, groups };
 constexpr int kMostSlots = 32;  // of a token whose pairs are added up: a lane each
-constexpr uint32_t kScaleBlock = 128;
+constexpr uint32_t kScaleBlock = 128, kScaleGroup = 32;
+
+/// The matrix instruction of a configuration, by way of its weights.
+template <class Element, skinny::Format FORMAT>
+struct UnitOf {
+#if defined(__HIP__)
+  using Type = skinny::PackedUnit<Element, FORMAT>;
+#endif
+};
+template <class Element>
+struct UnitOf<Element, skinny::Format::same> {
+  using Type = skinny::Unit<Element>;
+};
 
 /// A configuration, and what follows from it. A Config has
-///   Element, OutElement, BiasElement        of a and b; of out; of bias
+///   Element, OutElement, BiasElement        of a; of out; of bias
+///   Weight, Scale, kFormat                  of b as stored; of b_scale; how a weight is stored in a Weight
 ///   kRows, kScales                          what the rows of a workgroup are; what scales there are
 ///   kBlockM, kBlockN                        rows; columns of out of a team
 ///   kTeams, kWaves, kStages                 teams; a team's waves along the depth; steps that a wave has under way
@@ -44,7 +61,13 @@ constexpr uint32_t kScaleBlock = 128;
 ///   kHasActivation, kActivation, kIsGated, kIsInterleaved
 template <class Config>
 struct Shape : Config {
-  using Unit = skinny::Unit<typename Config::Element>;
+  using Unit = typename UnitOf<typename Config::Element, Config::kFormat>::Type;
+  static constexpr bool kIsPacked = Config::kFormat != skinny::Format::same;
+  static constexpr int kParts = [] {  // of a step's depth, by which rows of a go to the instruction
+    if constexpr (kIsPacked) return Unit::kParts;
+    else return 1;
+  }();
+  static constexpr int kRowRun = skinny::kRunBytes / sizeof(typename Config::Element);
   static constexpr int kThreads = Config::kTeams * Config::kWaves * kWaveSize;
   static constexpr int kColumns = Config::kTeams * Config::kBlockN;  // of a workgroup
   static constexpr int kHalves = Config::kIsGated ? 2 : 1;
@@ -61,7 +84,8 @@ struct Shape : Config {
   // The products of a step are scaled before they are added up: where blocks of the depth have a scale each, or pairs
   // a weight. Of a sum for each pair the scales of rows come at the end.
   static constexpr bool kIsSum = Config::kRows == Rows::token, kHasBlocks = Config::kScales == Scales::blocks;
-  static constexpr bool kHasRowScales = Config::kScales == Scales::rows;
+  static constexpr bool kHasRowScales = Config::kScales == Scales::rows || Config::kScales == Scales::weights;
+  static constexpr bool kHasGroups = Config::kScales == Scales::groups;
   static constexpr bool kScalesProducts = kIsSum || kHasBlocks;
   static constexpr int kGroups = kHasBlocks ? Unit::kDepth / kScaleBlock : 1;
   using Sums = std::conditional_t<kScalesProducts, skinny::FloatSums, typename Unit::Sums>;
@@ -155,7 +179,7 @@ class Work {
   __device__ static Row row(const Args& args, uint32_t pair, uint32_t place, int32_t expert) {
     Row result{static_cast<int32_t>(pair), expert, 1.f, 1.f};
     if constexpr (Shape::kHasWeights) result.weight = args.weights[place];
-    if constexpr (Shape::kHasRowScales)
+    if constexpr (Shape::kScales == Scales::rows)
       result.scale = args.a_scale[uint64_t{pair / args.row_division} * args.a_scale_row];
     return result;
   }
@@ -181,7 +205,8 @@ class Work {
       const bool is_one = m < args.block && begin + m < end && slot < args.slots && pair < args.pairs;
       rows_[own].pair = is_one ? static_cast<int32_t>(pair) : -1;
       rows_[own].expert = expert_;
-      if constexpr (Shape::kHasRowScales)
+      rows_[own].scale = 1.f;
+      if constexpr (Shape::kScales == Scales::rows)
         rows_[own].scale = args.a_scale[is_one ? pair / args.row_division * args.a_scale_row : 0];
     }
     return true;

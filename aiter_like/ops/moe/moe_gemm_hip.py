@@ -19,7 +19,8 @@ from aiter_like.ops.common import elements
 from aiter_like.ops.gemm.parts import activation_of, mfma_refusal, rows_refusal
 from aiter_like.ops.gemm.problems import SIXTEEN_BITS
 from aiter_like.ops.gemm.skinny import UNITS
-from aiter_like.ops.moe.moe_gemm_call import SWIGLU, MoeGemmCall, is_gated, pair_count
+from aiter_like.ops.moe.moe_formats import per_byte
+from aiter_like.ops.moe.moe_gemm_call import SWIGLU, MoeGemmCall, is_gated, pair_count, scaling
 
 _OP = "moe_gemm"
 MAX_BLOCK = 64
@@ -27,6 +28,7 @@ MAX_SLOTS = 32  # each pair of a sum has a lane, and a warp has 32
 MAX_ROWS_OF_EXPERT = 64
 _MAX_GROUPS = 2**16
 _LEAST_BYTES = 8192  # of the weights of a team
+_MAX_PACKED_BLOCK = 16  # rows of a for weights of fewer bits: a lane has four times as many of its registers
 _BYTES_OF_SORTING = 32e6  # read in about 8 us, which two launches more take at least
 
 
@@ -66,8 +68,8 @@ def refusal(target: Target, call: MoeGemmCall) -> str | None:
             return f"matrix instructions of sm_80, not for {target.arch}"
         if not is_wide:
             return f"of 8-bit operands an MFMA kernel for gfx942, not for {target.arch}"
-    if call.b_format != "same":
-        return f"weights must have the dtype of a, got b_format {call.b_format}"
+    if call.b_format != "same" and (reason := _packed_refusal(target, call)):
+        return reason
     if call.block > MAX_BLOCK or rows_of_expert(call) > MAX_ROWS_OF_EXPERT:
         return (f"a kernel for at most {MAX_BLOCK} rows of an expert, got block = {call.block} and "
                 f"{rows_of_expert(call):.0f} rows of an expert on average")
@@ -82,10 +84,34 @@ def refusal(target: Target, call: MoeGemmCall) -> str | None:
     return _layout_refusal(call) or rows_refusal(a=a, b=b, out=call.out)
 
 
+def _packed_refusal(target: Target, call: MoeGemmCall) -> str | None:
+    """Of weights with fewer bits than a."""
+    if target.platform != "hip":
+        return f"of {call.b_format} weights an MFMA kernel for gfx942, not for {target.arch}"
+    if scaling(call) == "sums":
+        return (f"{call.b_format} weights must have a scale for each row, or be mxfp4 with a of bf16, got group_size "
+                f"{call.group_size} and {call.a.dtype}")
+    if call.b_format == "mxfp4" and call.sorted_ids is None and not call.sums_slots:
+        return "mxfp4 weights of pairs that are neither sorted nor added up take the Triton kernel less time (modelled)"
+    if call.is_shuffled:
+        return f"{call.b_format} weights must not be shuffled, got is_shuffled"
+    if call.block > _MAX_PACKED_BLOCK:
+        return f"{call.b_format} weights are for blocks of at most {_MAX_PACKED_BLOCK} rows, got {call.block}"
+    if call.a.shape[1] % packed_run(call.b_format):
+        return (f"k must be a multiple of the {packed_run(call.b_format)} {call.b_format} weights in 16 bytes, got "
+                f"{call.a.shape[1]}")
+    return None
+
+
+def packed_run(b_format: str) -> int:
+    """Weights of a format that a lane reads at once."""
+    return 16 * per_byte(b_format)
+
+
 def _layout_refusal(call: MoeGemmCall) -> str | None:
     n, columns = call.b.shape[1], call.out.shape[1]
     halves = is_gated(call.activation) and not call.is_interleaved
-    if halves and columns % 16 and (call.is_shuffled or call.group_size):
+    if halves and columns % 16 and (call.is_shuffled or (call.group_size and call.a_scale is not None)):
         return f"gates and what they let through must be whole bands of 16 rows of b, got n = {n}"
     if call.sorted_ids is not None and call.sorted_ids.stride(0) != 1:
         return f"sorted_ids must be contiguous, got strides {call.sorted_ids.stride()}"
@@ -104,12 +130,14 @@ def _layout_refusal(call: MoeGemmCall) -> str | None:
 def suited(call: MoeGemmCall, target: Target) -> Block:
     """By the sizes: as did best by the cycle model (version 2) on gfx942. A depth of few steps is for few waves, and
     teams make up for them."""
-    unit, size = UNITS[target.platform], call.a.element_size()
-    halves, k = 2 if is_gated(call.activation) else 1, call.a.shape[1]
-    steps = math.ceil(k / (unit.depth * 2 // size)) * (call.slots if call.sums_slots else 1)
+    unit, halves = UNITS[target.platform], 2 if is_gated(call.activation) else 1
+    k, size = call.a.shape[1], call.b.element_size() / per_byte(call.b_format)  # bytes of a weight
+    steps = math.ceil(k / (unit.depth * 2 / size)) * (call.slots if call.sums_slots else 1)
     waves = next((count for count in (4, 2) if steps >= 2 * count or steps == count == 2), 1)
     each = math.ceil(steps / waves)
     stages = each if each <= 3 else next((count for count in (2, 3) if each % count == 0), 2)
+    if call.b_format != "same" and call.sorted_ids is not None:
+        stages = 1  # all rows of a: waves side by side hide more than registers for a second step
     block_n = unit.columns
     while block_n * halves * k * size < _LEAST_BYTES and block_n < 2 * unit.columns:
         block_n *= 2
@@ -121,24 +149,35 @@ def _rows(call: MoeGemmCall) -> int:
     return 1 if call.sorted_ids is None else next(rows for rows in (4, 8, 16, 32, 64) if rows >= call.block)
 
 
+def _stored(dtype: torch.dtype) -> str:
+    """As in C++; bytes of mxfp4 and their powers of two are no elements."""
+    return "uint8_t" if dtype == torch.uint8 else elements.CPP[dtype]
+
+
 def instance(call: MoeGemmCall, **given: int) -> Instance:
     """The block is that of `suited`, but for what a tuned row names."""
     block = suited(call, target_of(call.b.device))._replace(**given)
     gate, gated = call.activation.removesuffix("_and_mul"), is_gated(call.activation)
     activation = gate if call.activation == SWIGLU else activation_of(call.activation)[0]
     rows = "sorted" if call.sorted_ids is not None else "token" if call.sums_slots else "pair"
-    scales = "none" if call.a_scale is None else "blocks" if call.group_size else "rows"
+    if call.a_scale is None:
+        scales = "none" if call.b_scale is None else "groups" if call.group_size else "weights"
+    else:
+        scales = "blocks" if call.group_size else "rows"
     bias_dtype = torch.float32 if call.bias is None else call.bias.dtype
     flags = {"bias": call.bias is not None, "weights": call.weights is not None, "shuffled": call.is_shuffled,
              "interleaved": call.is_interleaved}
-    parts = [dtypes.name(call.a.dtype), f"o{dtypes.name(call.out.dtype)}", rows,
-             *([] if scales == "none" else [scales]),
+    scale_dtype = torch.float32 if call.b_scale is None else call.b_scale.dtype
+    parts = [dtypes.name(call.a.dtype), *([] if call.b_format == "same" else [call.b_format]),
+             f"o{dtypes.name(call.out.dtype)}", rows, *([] if scales == "none" else [scales]),
+             *([] if scale_dtype == torch.float32 or scales == "groups" else [dtypes.name(scale_dtype)]),
              f"m{_rows(call)}_n{block.block_n}_t{block.teams}_w{block.waves}_d{block.stages}",
              *([] if call.activation == "none" else [call.activation]),
              *([] if call.bias is None else [dtypes.name(bias_dtype)]),
              *(name for name, is_set in flags.items() if is_set)]
     return Instance("_".join(parts), {
-        "ELEMENT": elements.CPP[call.a.dtype], "OUT_ELEMENT": elements.CPP[call.out.dtype],
+        "ELEMENT": elements.CPP[call.a.dtype], "WEIGHT": _stored(call.b.dtype), "FORMAT": call.b_format,
+        "SCALE": _stored(scale_dtype), "OUT_ELEMENT": elements.CPP[call.out.dtype],
         "BIAS_ELEMENT": elements.CPP[bias_dtype], "ROWS": rows, "SCALES": scales, "BLOCK_M": _rows(call),
         "BLOCK_N": block.block_n, "TEAMS": block.teams, "WAVES": block.waves,
         "STAGES": block.stages,
