@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from experts import UNTOUCHED, check, random_call, sorted_order
+from experts import UNTOUCHED, random_call, sorted_order
 from test_moe_gemm_skinny import multiply, pairs, sort  # noqa: F401  (multiply is a fixture)
 
 from aiter_like import sim
