@@ -67,7 +67,7 @@ def summed(device, experts):
 
 @pytest.mark.parametrize("low, high, power", ((0, 6, 110), (247, 253, -120), (2, 253, 0)))
 def test_powers_of_two(device, multiply, low, high, power):  # noqa: F811
-    """Of groups of mxfp4: down to 2^-127, where bf16 has no exponents any more, and up to where bf16 holds 6 of them."""
+    """Of groups of mxfp4: down to 2^-127, where bf16 has no exponents any more, up to where bf16 holds 6 of them."""
     call = summed(device, PAIRS)
     a = call.a * 2.0**power if power else call.a * 2.0**-10
     scale = torch.randint(low, high, call.b_scale.shape, dtype=torch.uint8, device=device)
