@@ -4,8 +4,9 @@
 `with sim.enabled():` switches the checkers on; `csrc/sim/README.md` describes the simulator itself.
 """
 
-from aiter_like.sim.library import counters, inspect, load_rtc, module_spec, reset_counters
+from aiter_like.sim.library import counters, inspect, module_spec, reset_counters
 from aiter_like.sim.reports import as_simulator_error, take_reports
+from aiter_like.sim.rocm import load_rtc
 from aiter_like.sim.session import (
     Session,
     checked_call,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiter_like import env, paths
-from aiter_like.build import toolchain
 from aiter_like.build.build import load_or_build
 from aiter_like.build.recipe import ModuleSpec
 from aiter_like.errors import BuildError, SimulatorError
@@ -61,21 +60,6 @@ def load() -> ctypes.CDLL:
     """
     with _lock:
         return _library()
-
-
-@functools.cache
-def load_rtc() -> ctypes.CDLL:
-    """hipRTC beside the simulator: programs that look for `libhiprtc.so` find this one. It runs the clang that is found
-    here; a program without Python takes the newest in HIP_CLANG_PATH or PATH.
-
-    Raises:
-        BuildError: it cannot be built, or there is no compiler for gfx942.
-    """
-    load()
-    compiler = toolchain.find("hip").host_compiler
-    library = ctypes.CDLL(str(load_or_build(rtc_spec())), mode=ctypes.RTLD_GLOBAL)
-    library.aiter_like_sim_rtc_compiler(compiler.encode())
-    return library
 
 
 @functools.cache

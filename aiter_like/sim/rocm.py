@@ -11,6 +11,7 @@ compile and link HIP programs by it, unchanged. Read by cli/sim_compile.py.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import os
@@ -23,7 +24,7 @@ from aiter_like import paths
 from aiter_like.build import cache, toolchain
 from aiter_like.build.build import load_or_build
 from aiter_like.errors import BuildError
-from aiter_like.sim.library import module_spec, rtc_spec
+from aiter_like.sim.library import load, module_spec, rtc_spec
 
 ARCH = "gfx942"
 HIP_VERSION = (7, 1, 0)  # as csrc/sim/include/hip/hip_version.h
@@ -88,6 +89,21 @@ def folder() -> Path:
             if not place.is_dir():
                 _make(home, place, compiler.host_compiler, libraries, bitcode)
     return place
+
+
+@functools.cache
+def load_rtc() -> ctypes.CDLL:
+    """hipRTC beside the simulator: programs that look for `libhiprtc.so` find this one. It runs the clang that is found
+    here; a program without Python takes the newest in HIP_CLANG_PATH or PATH.
+
+    Raises:
+        BuildError: it cannot be built, or there is no compiler for gfx942.
+    """
+    load()
+    compiler = toolchain.find("hip").host_compiler
+    library = ctypes.CDLL(str(load_or_build(rtc_spec())), mode=ctypes.RTLD_GLOBAL)
+    library.aiter_like_sim_rtc_compiler(compiler.encode(), str(folder()).encode())
+    return library
 
 
 def _templates() -> list[Path]:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// hipRTC: a program's text becomes a code object for gfx942, by the clang that is found. Neither HIP's headers nor its
-// device libraries are needed: prelude.h stands before each program, and what needs more brings its headers along.
+// hipRTC: a program's text becomes a code object for gfx942, by the clang that is found. hip/hip_runtime.h of
+// csrc/sim/include stands before each program. Functions of the device library link where a layout of ROCm has it.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -18,6 +18,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "headers.h"
+
 #define RTC_API extern "C" __attribute__((visibility("default")))
 extern char** environ;
 
@@ -29,14 +31,6 @@ enum Result : int {                              // hiprtcResult
 };
 constexpr int kMajor = 7, kMinor = 1;
 constexpr int kOldestClang = 19, kNewestClang = 30;
-
-constexpr char kPrelude[] = {
-#embed "prelude.h"
-    , '\0'};
-
-constexpr char kPrintf[] = {
-#embed "../include/hip/detail/printf.h"
-    , '\0'};
 
 namespace fs = std::filesystem;
 
@@ -51,7 +45,7 @@ struct Program {
 struct State {
   std::mutex mutex;
   std::unordered_set<void*> programs;
-  std::string compiler;                          // as aiter_like_sim_rtc_compiler has said
+  std::string compiler, rocm;                    // as aiter_like_sim_rtc_compiler has said
 };
 
 State& state() {
@@ -90,6 +84,16 @@ std::string find_compiler() {
   }
   for (const std::string& folder : folders) {
     if (is_executable(folder + "/clang++")) return folder + "/clang++";
+  }
+  return "";
+}
+
+// A folder laid out as ROCm's that has the device library, as it was said or in ROCM_PATH; "" = none.
+std::string find_device_library() {
+  const char* variable = std::getenv("ROCM_PATH");
+  const std::lock_guard lock(state().mutex);
+  for (const std::string& folder : {state().rocm, std::string(variable ? variable : "")}) {
+    if (!folder.empty() && access((folder + "/amdgcn/bitcode/ocml.bc").c_str(), R_OK) == 0) return folder;
   }
   return "";
 }
@@ -166,13 +170,16 @@ Result compile(Program& p, int count, const char* const* options, const fs::path
     fs::create_directories((folder / name).parent_path());
     std::ofstream(folder / name) << text;
   }
-  std::ofstream(folder / "hiprtc_prelude.h") << kPrelude;
-  std::ofstream(folder / "hiprtc_printf.h") << kPrintf;
+  for (const Header& header : kHeaders) {
+    fs::create_directories((folder / header.name).parent_path());
+    std::ofstream(folder / header.name) << header.text;
+  }
   std::ofstream(folder / "program.hip") << "#line 1 \"" << p.name << "\"\n" << p.source << named(p);
+  const std::string rocm = find_device_library();
   std::vector<std::string> command{compiler, "-x", "hip", "--offload-device-only", "--no-gpu-bundle-output",
-                                   "-nogpuinc", "-nogpulib", "-O3", "-std=c++17", "-fdeclspec", "-include",
-                                   (folder / "hiprtc_prelude.h").string(), "-include",
-                                   (folder / "hiprtc_printf.h").string(), "-I" + folder.string()};
+                                   "-nogpuinc", rocm.empty() ? "-nogpulib" : "--rocm-path=" + rocm, "-O3",
+                                   "-std=c++17", "-D__HIPCC_RTC__=1", "-I" + folder.string(), "-include",
+                                   "hip/hip_runtime.h"};
   add_options(command, count, options);
   const auto with = [&](std::initializer_list<std::string> more) {
     std::vector<std::string> all = command;
@@ -202,10 +209,11 @@ int give(const std::string& text, char* out, size_t extra) {
 
 }  // namespace
 
-// The compiler that the process has found already.
-RTC_API void aiter_like_sim_rtc_compiler(const char* path) {
+// The compiler that the process has found already, and a folder laid out as ROCm's.
+RTC_API void aiter_like_sim_rtc_compiler(const char* path, const char* rocm) {
   const std::lock_guard lock(state().mutex);
   state().compiler = path;
+  state().rocm = rocm;
 }
 
 RTC_API int hiprtcVersion(int* major, int* minor) {
