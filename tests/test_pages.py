@@ -22,6 +22,7 @@ LANGUAGES = {"python", "sh", "text"}
 RUN_BY = {  # the tests that run a page's Python, block after block; those of vLLM and SGLang need the engine
     "README.md": "tests/test_readme.py",
     "csrc/sim/tutorials/ASSEMBLY.md": "tests/sim/test_tutorials.py",
+    "csrc/sim/tutorials/HIP.md": "tests/sim/test_tutorials.py",
     "csrc/sim/tutorials/TRITON.md": "tests/sim/test_tutorials.py",
     f"{FOLDER}/README.md": "tests/integrations/test_integrations_readme.py",
     f"{FOLDER}/TRANSFORMERS.md": "tests/integrations/test_transformers_page.py",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jit_project import real_clang
 
-from aiter_like import cli, sim
+from aiter_like import cli
 from aiter_like.build import toolchain
 from aiter_like.cli import sim_compile
 from aiter_like.sim import rocm
@@ -30,9 +30,12 @@ def compiler() -> None:
 
 @pytest.fixture(scope="module")
 def everyday(tmp_path_factory) -> Path:
-    """The samples as one program."""
+    """The samples as one object, of which a program is linked, and a library beside it."""
     program = tmp_path_factory.mktemp("samples") / "everyday"
-    assert cli.main(["sim", "compile", str(SAMPLES / "everyday.hip"), "-o", str(program), "-O1", "--", "-Werror"]) == 0
+    source, compiled = SAMPLES / "everyday.hip", program.with_suffix(".o")
+    assert cli.main(["sim", "compile", str(source), "-o", str(compiled), "-O1", "--", "-Werror", "-fPIC"]) == 0
+    for output in (program, program.with_suffix(".so")):
+        assert cli.main(["sim", "compile", str(compiled), "-o", str(output)]) == 0
     return program
 
 
@@ -48,29 +51,10 @@ def test_everyday_samples_and_all_that_the_headers_offer(everyday, settings):
     assert f"libamdhip64.so => {rocm.library_path()}" in linked
 
 
-def test_a_race_has_the_line_of_the_source(tmp_path, capsys):
-    """Also where it is in what the headers inline; and the library of both halves is a library."""
-    (tmp_path / "race.hip").write_text("""
-#include <hip/hip_runtime.h>
-__global__ void neighbours(float* x) {
-  __shared__ float tile[128];
-  tile[threadIdx.x] = x[threadIdx.x];
-  x[threadIdx.x] = tile[127 - threadIdx.x];
-}
-extern "C" int run() {
-  float* x;
-  if (hipMalloc(&x, 512) || hipMemset(x, 0, 512)) return 1;
-  neighbours<<<1, 128>>>(x);
-  return hipDeviceSynchronize();
-}
-""")
-    assert cli.main(["sim", "compile", str(tmp_path / "race.hip"), "-o", str(tmp_path / "race.so")]) == 0
-    sim.load()
-    program = f"import ctypes; print(ctypes.CDLL({str(tmp_path / 'race.so')!r}).run())"
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"AITER_LIKE_SIM": "check"},
-                          capture_output=True, text=True, check=False)
-    assert "[sim:lds_race] _Z10neighboursPf" in done.stderr and f"({tmp_path}/race.hip:6)" in done.stderr
-    assert done.stdout == "719\n", "hipErrorLaunchFailure"
+def test_the_same_as_a_library(everyday):
+    program = f"import ctypes; raise SystemExit(ctypes.CDLL({str(everyday.with_suffix('.so'))!r}).main())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.count(": 0 of ") == 11, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("source", "words", "said"), [

@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"^(?:Save as `([^`]+)`:\n)?```(\w+)\n(.*?)^```", re.DOTALL 
 
 
 def test_every_tutorial_is_here():
-    assert PAGES == ["ASSEMBLY.md", "TRITON.md"]
+    assert PAGES == ["ASSEMBLY.md", "HIP.md", "TRITON.md"]
 
 
 @pytest.fixture
