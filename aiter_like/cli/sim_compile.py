@@ -89,11 +89,13 @@ def command_line(sources: Sequence[Path], output: Path, options: Sequence[str], 
     else:
         links = output.suffix != ".o"
         command += [*_HOST_KINDS.get(output.suffix, ()), *(["--hip-link"] if links else [])]
-        command += [f"-Wl,-rpath,{rocm.library_path().parent}"] if links else []
+        command += [f"-Wl,-rpath,{rocm.run_path()}"] if links else []
     command += options
     for source in sources:
         command += ["-x", "hip" if source.suffix in HIP_SUFFIXES else "c" if source.suffix == ".c" else "none",
                     str(source)]
+    if output.suffix not in (*_DEVICE_KINDS, ".o"):  # programs of hipRTC, and of no other
+        command += ["-x", "none", f"-L{folder}/lib", "-Wl,--push-state,--as-needed", "-lhiprtc", "-Wl,--pop-state"]
     return [*command, "-o", str(output)]
 
 

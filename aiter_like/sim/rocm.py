@@ -60,6 +60,15 @@ def library_path() -> Path:
     return load_or_build(module_spec())
 
 
+def run_path() -> str:
+    """The folders of the simulator and of its hipRTC, for a program that is linked to them.
+
+    Raises:
+        BuildError: they cannot be built.
+    """
+    return ":".join(str(path.parent) for path in (library_path(), load_or_build(rtc_spec())))
+
+
 def device_libraries() -> Path | None:
     """Folder of ocml.bc and ockl.bc, which Triton's wheel brings; None where it is not installed."""
     found = importlib.util.find_spec("triton")
@@ -129,7 +138,7 @@ def _make(home: Path, place: Path, compiler: str, libraries: tuple[Path, Path], 
             _make_settings(scratch / "amdgcn/bitcode", compiler)
         values = {"@CLANG@": compiler, "@ROCM@": str(place), "@VERSION@": ".".join(map(str, HIP_VERSION)),
                   "@LIBRARY@": str(libraries[0]),
-                  "@RUN_PATH@": ":".join(str(library.parent) for library in libraries)}
+                  "@RUN_PATH@": run_path()}
         for source in _templates():
             target = scratch / source.relative_to(paths.csrc() / "sim" / "rocm").with_suffix("")
             text = source.read_text()
