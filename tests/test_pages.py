@@ -21,9 +21,8 @@ FOLDER = "aiter_like/integrations"
 LANGUAGES = {"python", "sh", "text"}
 RUN_BY = {  # the tests that run a page's Python, block after block; those of vLLM and SGLang need the engine
     "README.md": "tests/test_readme.py",
-    "csrc/sim/tutorials/ASSEMBLY.md": "tests/sim/test_tutorials.py",
-    "csrc/sim/tutorials/HIP.md": "tests/sim/test_tutorials.py",
-    "csrc/sim/tutorials/TRITON.md": "tests/sim/test_tutorials.py",
+    **{f"csrc/sim/tutorials/{page}.md": "tests/sim/test_tutorials.py"
+       for page in ("ASSEMBLY", "ATTENTION", "HIP", "TRITON")},
     f"{FOLDER}/README.md": "tests/integrations/test_integrations_readme.py",
     f"{FOLDER}/TRANSFORMERS.md": "tests/integrations/test_transformers_page.py",
     f"{FOLDER}/vllm/README.md": "tests/integrations/test_vllm.py",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiter_like import paths
 from aiter_like.build import processes, toolchain
 from aiter_like.cli.outputs import require_writable
 from aiter_like.errors import BuildError, did_you_mean
@@ -26,8 +27,8 @@ _HOST_KINDS = {".so": ("-shared", "-fPIC"), ".o": ("-c",)}
 _MOST_ERROR_LINES = 60
 
 _DESCRIPTION = """Compiles HIP sources for gfx942 with clang alone: the headers (hip/hip_runtime.h, hip_fp16.h,
-hip_bf16.h, hip_cooperative_groups.h, …) are this package's, mathematical functions come from the device library of
-Triton's wheel.
+hip_bf16.h, hip_cooperative_groups.h, …) are this package's, as are those that its kernels share (aiter_like/tile/,
+…); mathematical functions come from the device library of Triton's wheel.
 What the output is, its name says:
   x.co, x.hsaco   a code object with all kernels: sim run, sim profile, sim debug, hipModuleLoad
   x.so            a library of both halves          x.o   an object of both halves
@@ -82,6 +83,7 @@ def command_line(sources: Sequence[Path], output: Path, options: Sequence[str], 
     command = [toolchain.find("hip").host_compiler, f"--rocm-path={folder}", f"--offload-arch={rocm.ARCH}",
                "-Wno-unused-command-line-argument", "-g" if debug else "-gline-tables-only",
                "-fno-discard-value-names"]  # the metadata has the arguments' names
+    command += ["-idirafter", str(paths.csrc() / "include")]  # aiter_like/tile/ and what else kernels share
     if rocm.device_libraries() is None:
         command.append("-nogpulib")
     if device:

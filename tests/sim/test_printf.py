@@ -178,3 +178,46 @@ def test_a_session_keeps_so_much_and_says_what_is_missing(monkeypatch):
     for text in ("abcdef", "ghijkl", "mn"):
         kept.add(text)
     assert str(kept) == "abcdefghij\n[4 more characters were printed, but not kept]\n"
+
+
+def test_an_undefined_argument_is_reported():
+    source = r"""
+extern "C" __global__ void talk() {
+  __shared__ volatile int never_written[64];
+  printf("%d\n", never_written[lane()]);
+}
+"""
+    with sim.enabled(checks=True, on_report="collect") as session:
+        launch(compiled(source))
+    assert {report["check"] for report in session.reports} == {"uninit"}
+    assert len(session.output.splitlines()) == 64
+
+
+DAMAGING = r"""
+extern "C" __global__ void talk(int ready, int next, int service, int word) {
+  const auto* hidden = (const char __attribute__((address_space(4)))*)__builtin_amdgcn_implicitarg_ptr();
+  auto& b = **(aiter_like_hostcall::Buffer* const __attribute__((address_space(4)))*)(hidden + 80);
+  b.ready = static_cast<unsigned long>(ready);
+  for (int i = 0; i < 2; ++i) {
+    b.packets[i] = {static_cast<unsigned long>(next), ~0ul, static_cast<unsigned>(service), 1};
+    for (int k = 0; k < 8; ++k) b.cells[i][lane()][k] = static_cast<unsigned long>(word) * (k + 1);
+  }
+  b.packets = nullptr;
+  for (int i = 0; i < 3; ++i) __builtin_amdgcn_s_sendmsg(1, 0);
+}
+"""
+
+
+@pytest.mark.parametrize("ready,next_,service,word", [(-1, -1, 2, 0xe3), (1, 1, 2, 0xe1), (3, 2, 2, -1), (1, 0, -1, 0),
+                                                      (2, 7, 2, 0x3)])
+def test_a_damaged_buffer_harms_nobody_but_the_launch(ready, next_, service, word):
+    code = compiled(DAMAGING)
+    with sim.enabled(checks=False) as session:
+        try:
+            launch(code, ready, next_, service, word)
+        except SimulatorError as error:
+            assert "hostcall" in str(error) or "printf" in str(error)
+    assert len(session.output) < 1 << 20
+    with sim.enabled(checks=True) as session:
+        launch(compiled(RAW), bytes_of("%d"), 7, -3, 2.5)
+    assert session.output == "7"

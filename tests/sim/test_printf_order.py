@@ -5,13 +5,15 @@ without Python, hipRTC, the cycle model."""
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 
 import pytest
 from hip_calls import call, made
 from talking import compiled, launch
 
-from aiter_like import sim
+from aiter_like import cli, sim
 from aiter_like.errors import SimulatorError
 from aiter_like.sim import output
 
@@ -155,3 +157,37 @@ def test_programs_of_hiprtc_print_and_assert():
         with pytest.raises(SimulatorError, match=r"in lane 2: rtc.hip:3: .*`threadIdx.x < n'"):
             launch(code.raw, 2, block=3)
     assert session.output.splitlines()[:3] == ["lane 0", "lane 1", "lane 2"]
+
+
+PROGRAM = r"""
+#include <hip/hip_runtime.h>
+#include <cassert>
+#include <cstdio>
+__global__ void hello(const char* name, unsigned limit) {
+  if (threadIdx.x == 0) printf("hello %s from workgroup %u of %u\n", name, blockIdx.x, gridDim.x);
+  assert(blockIdx.x < limit);
+}
+int main() {
+  char* name;
+  (void)hipMalloc(&name, 16);
+  (void)hipMemcpy(name, "world", 6, hipMemcpyHostToDevice);
+  std::printf("before\n");
+  for (unsigned limit : {3u, 2u}) {
+    hello<<<3, 64>>>(name, limit);
+    std::printf("%s\n", hipGetErrorString(hipDeviceSynchronize()));
+  }
+}
+"""
+
+
+def test_a_program_and_its_kernels_print_by_turns(tmp_path):
+    (tmp_path / "hello.hip").write_text(PROGRAM)
+    assert cli.main(["sim", "compile", str(tmp_path / "hello.hip"), "-o", str(tmp_path / "hello")]) == 0
+    run = subprocess.run([tmp_path / "hello"], env=os.environ | {"AITER_LIKE_SIM": "check"}, capture_output=True,
+                         text=True, check=False)
+    hello = [f"hello world from workgroup {group} of 3" for group in range(3)]
+    *lines, last = run.stdout.splitlines()
+    assert lines == ["before", *hello, "no error", *hello], run.stdout + run.stderr
+    assert "wg(2,0,0) wave 0 " in last and "in lanes 0-63: " in last and "hello.hip:7: void hello(" in last
+    said = [line for line in run.stderr.splitlines() if line.endswith("assertion `blockIdx.x < limit' failed.")]
+    assert len(said) == 65 and said[-1].startswith("[sim:launch] ")

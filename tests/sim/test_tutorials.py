@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"^(?:Save as `([^`]+)`:\n)?```(\w+)\n(.*?)^```", re.DOTALL 
 
 
 def test_every_tutorial_is_here():
-    assert PAGES == ["ASSEMBLY.md", "HIP.md", "TRITON.md"]
+    assert PAGES == ["ASSEMBLY.md", "ATTENTION.md", "HIP.md", "TRITON.md"]
 
 
 @pytest.fixture
@@ -57,8 +57,10 @@ def test_page(page, folder, monkeypatch):
         elif language == "sh":
             printed, status = "", 0
             for line in text.replace("\\\n", "").splitlines():
+                assert status == 0 or "$?" in line, f"status {status} before {line!r}, after:\n{printed}"
                 more, status = ran(line.replace("$?", str(status)), folder, monkeypatch)
                 printed += more
+            assert status == 0, f"status {status} after {line!r}:\n{printed}"
         elif language == "text" and printed:
             require_shown(text.splitlines(), printed)
 
