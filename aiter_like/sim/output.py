@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import sys
+import threading
 
 MOST_CHARACTERS = 16 << 20
+_AGAIN_SECONDS = 0.05
 
 
 class Output:
@@ -44,8 +47,13 @@ def _show(is_error: int, address: int, count: int) -> None:
     for output in kept:
         output.add(text)
     stream = sys.stderr if is_error else sys.stdout
-    stream.write(text)
-    stream.flush()
+    try:
+        stream.write(text)
+        stream.flush()
+    except KeyboardInterrupt:
+        # A callback's exceptions end in it. Interrupts wait for Python code to run, which here is the callback: this
+        # one comes again when the launch goes on, and takes effect when it has ended.
+        threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main).start()
 
 
 _callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)(_show)

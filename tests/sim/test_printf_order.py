@@ -5,8 +5,11 @@ without Python, hipRTC, the cycle model."""
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import subprocess
+import sys
+import threading
 from ctypes import byref, c_size_t, c_uint32, c_void_p
 
 import pytest
@@ -122,6 +125,18 @@ def test_open_sessions_all_keep_it_and_the_console_shows_it_once(capsys):
     assert inner.output.splitlines() == lines_of(1, 1, 2)[0]
     assert outer.output.splitlines() == lines_of(1, 1, 1)[0] + inner.output.splitlines()
     assert capsys.readouterr().out == outer.output
+
+
+def test_an_interrupt_while_text_is_shown_is_not_lost(monkeypatch):
+    class Interrupted(io.StringIO):
+        def write(self, text: str) -> int:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdout", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        launch(compiled(ROUNDS), 2, grid=2)
+        threading.Event().wait(60)
 
 
 def test_without_python_it_goes_to_the_programs_own_stdout(capfd):
