@@ -84,3 +84,7 @@ class SimulatorError(AiterLikeError, RuntimeError):
     def __init__(self, message: str, reports: list[dict] | None = None):
         self.reports = list(reports or [])
         super().__init__(message)
+
+
+class DebuggerError(AiterLikeError, ValueError):
+    """The debugger cannot do what it was asked: no such place, register, variable or memory."""

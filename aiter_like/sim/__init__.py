@@ -4,6 +4,7 @@
 `with sim.enabled():` switches the checkers on; `csrc/sim/README.md` describes the simulator itself.
 """
 
+from aiter_like.sim.debugging import debug
 from aiter_like.sim.library import counters, inspect, module_spec, reset_counters
 from aiter_like.sim.reports import as_simulator_error, take_reports
 from aiter_like.sim.rocm import load_rtc
@@ -18,7 +19,7 @@ from aiter_like.sim.session import (
 from aiter_like.sim.settings import CHECKS, DEFAULT_CHECKS, Settings, parse_checks, parse_settings
 
 __all__ = ["CHECKS", "DEFAULT_CHECKS", "Session", "Settings", "as_simulator_error", "checked_call", "checking",
-           "counters", "disable_triton", "enable_triton", "enabled", "inspect", "launch", "load", "load_rtc",
+           "counters", "debug", "disable_triton", "enable_triton", "enabled", "inspect", "launch", "load", "load_rtc",
            "module_spec", "parse_checks", "parse_settings", "reset_counters", "take_reports"]
 
 

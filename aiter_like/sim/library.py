@@ -27,7 +27,7 @@ _OWN_FLAGS = {"sim/hip": ("-O1",), "sim/load": ("-O1",), "sim/run": ("-O3",), "s
 
 def module_spec(arch: str = "") -> ModuleSpec:
     """The simulator as a module of the JIT, for an x86-64 level (default: that of this machine)."""
-    sources = [name for name in _sources("sim") if not name.startswith(("sim/timing/", "sim/rtc/"))]
+    sources = [name for name in _sources("sim") if not name.startswith(("sim/timing/", "sim/debug/", "sim/rtc/"))]
     return ModuleSpec(name="sim", kind="host", arch=arch, sources=tuple(sources), output="libamdhip64.so",
                       flags=("-O2", "-fvisibility=hidden"), link_flags=("-Wl,-soname,libamdhip64.so",),
                       precompiled="sim/precompiled.h", own_flags=_OWN_FLAGS)
@@ -37,6 +37,13 @@ def timing_spec(arch: str = "") -> ModuleSpec:
     """The observers of csrc/sim/timing, a library of its own: it is built when somebody counts for the first time."""
     return ModuleSpec(name="sim_timing", kind="host", arch=arch, output="libaiter_like_sim_timing.so",
                       sources=("sim/run/occupancy.cpp", *_sources("sim/timing")), flags=("-O2", "-fvisibility=hidden"))
+
+
+def debug_spec(arch: str = "") -> ModuleSpec:
+    """The debugger of csrc/sim/debug, a library of its own: it is built when somebody debugs for the first time."""
+    return ModuleSpec(name="sim_debug", kind="host", arch=arch, output="libaiter_like_sim_debug.so",
+                      sources=("sim/timing/access_shape.cpp", *_sources("sim/debug")),
+                      flags=("-O2", "-fvisibility=hidden"))
 
 
 def rtc_spec(arch: str = "") -> ModuleSpec:
@@ -189,6 +196,38 @@ def load_timing() -> ctypes.CDLL:
         "aiter_like_sim_take_modelled": (pointer,),
         "aiter_like_sim_model_parameters": (pointer,),
         "aiter_like_sim_model_roofs": (pointer, ctypes.c_double),
+    })
+    return library
+
+
+@functools.cache
+def load_debug() -> ctypes.CDLL:
+    """The library of `debug_spec`, which stops the launches of `load()`'s.
+
+    Raises:
+        BuildError: one of them cannot be built or loaded.
+    """
+    load()
+    library = _loaded(debug_spec(), ctypes.DEFAULT_MODE)
+    pointer, u32, u64, i32 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
+    _set_signatures(library, {
+        "aiter_like_sim_debug_attach": (None, pointer, i32, i32),
+        "aiter_like_sim_debug_interrupt": (None,),
+        "aiter_like_sim_debug_launch": (pointer,),
+        "aiter_like_sim_debug_code": (pointer,),
+        "aiter_like_sim_debug_dwarf": (pointer, ctypes.c_char_p, pointer),
+        "aiter_like_sim_debug_lines": (None, pointer, pointer),
+        "aiter_like_sim_debug_clear": (None,),
+        "aiter_like_sim_debug_break": (None, u32, u64, u64, u32, i32, pointer, u32),
+        "aiter_like_sim_debug_watch": (None, pointer),
+        "aiter_like_sim_debug_go": (None, u32, u64, u32, u32, u32, u32),
+        "aiter_like_sim_debug_stop": (pointer,),
+        "aiter_like_sim_debug_groups": (pointer,),
+        "aiter_like_sim_debug_rows": (i32, u64, u32, u32, u32, pointer, i32),
+        "aiter_like_sim_debug_scalars": (i32, u64, u32, u32, u32, pointer, i32),
+        "aiter_like_sim_debug_lds": (i32, u64, u64, u64, pointer, i32),
+        "aiter_like_sim_debug_scratch": (i32, u64, u32, u32, u64, u64, pointer, i32),
+        "aiter_like_sim_debug_memory": (u64, u64, u64, pointer, i32),
     })
     return library
 

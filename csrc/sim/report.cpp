@@ -3,6 +3,7 @@
 #include "report.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <mutex>
 #include <utility>
@@ -17,6 +18,8 @@ constexpr size_t kMaxReports = 256;            // distinct ones; repeats of a kn
 struct Reports {
   std::mutex mutex;
   std::vector<Report> list;
+  size_t newest = 0;                           // the error that was added or counted last
+  std::atomic<u64> count{0};                   // of errors, also of those that have been taken
 };
 
 Reports& reports() {
@@ -34,6 +37,10 @@ void add_report(Report report) {
            r.source == report.source && r.text == report.text;     // copies of a kernel have its name, not its file
   };
   const auto known = std::find_if(all.list.begin(), all.list.end(), same);
+  if (!report.note) {
+    all.newest = static_cast<size_t>(known - all.list.begin());
+    ++all.count;
+  }
   if (known != all.list.end()) known->count += report.count;
   else if (all.list.size() < kMaxReports) all.list.push_back(std::move(report));
 }
@@ -55,6 +62,14 @@ void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes
   if (other) r.other = {other->pc - launch.kernel->entry, other->text, launch.code->source_of(other->pc)};
   r.address = address;
   add_report(std::move(r));
+}
+
+u64 report_count() { return reports().count; }
+
+std::string newest_report() {
+  Reports& all = reports();
+  const std::lock_guard lock(all.mutex);
+  return all.newest < all.list.size() ? summary(all.list[all.newest]) : "";
 }
 
 std::vector<Report> take_reports() {

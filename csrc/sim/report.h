@@ -33,6 +33,8 @@ void add_report(const Wave& wave, const Inst& inst, std::string check, u64 lanes
                 const Inst* other = nullptr, bool note = false);
 void add_report(Report report);
 std::vector<Report> take_reports();            // and forgets them
+u64 report_count();                            // errors of this process, also those that have been taken
+std::string newest_report();                   // the summary of the last error, "" when it has been taken
 u64 print_reports();                           // to stderr; forgets them, and says how many were no notes
 std::string summary(const Report& report);     // check, kernel, place, instruction; on the next line the message
 // "pc 0x1a4c (norm.hip:12): v_add_f32 v0, v1, v2"

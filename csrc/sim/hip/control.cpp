@@ -196,6 +196,22 @@ HIP_API u64 aiter_like_sim_ranges(u64* out, u64 room) {
 // "file:line" of an address in a code object (load/loader.h), for libraries that observe launches.
 HIP_API char* aiter_like_sim_source_of(const Code* code, u64 pc) { return give(code->source_of(pc)); }
 
+// What a debugger asks of a code object besides: whether a statement begins there, and a .debug_ section: null and 0
+// where it has none.
+HIP_API int aiter_like_sim_begins_statement(const Code* code, u64 pc) {
+  return code->line_table().begins_statement(pc - reinterpret_cast<u64>(code->image));
+}
+
+HIP_API const void* aiter_like_sim_debug_section(const Code* code, const char* name, u64* bytes) {
+  const std::vector<u8>& section = code->line_table().sections().of(name);
+  *bytes = section.size();
+  return section.empty() ? nullptr : section.data();
+}
+
+// Errors that checkers and failed launches have reported in this process, and the text of the last one.
+HIP_API u64 aiter_like_sim_report_count() { return report_count(); }
+HIP_API char* aiter_like_sim_newest_report() { return give(quoted(newest_report())); }
+
 HIP_API void aiter_like_sim_free(char* text) { std::free(text); }
 
 }  // namespace sim::hip

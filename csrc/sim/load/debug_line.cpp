@@ -81,13 +81,14 @@ class UnitReader {
     Cursor header(in_.take(offset()));
     min_size_ = header.take<u8>();
     if (version_ >= 4) header.take<u8>();      // operations per instruction, of VLIW machines
-    header.take<u8>();                         // is_stmt: for breakpoints
+    begins_statements_ = header.take<u8>() != 0;
     line_base_ = header.take<i8>();
     line_range_ = header.take<u8>();
     opcode_base_ = header.take<u8>();
     if (line_range_ == 0 || opcode_base_ == 0) throw Fault("line table with an impossible header");
     const Bytes lengths = header.take(opcode_base_ - 1u);
     num_operands_.assign(lengths.data, lengths.data + lengths.size);
+    is_statement_ = begins_statements_;
     first_file_ = static_cast<u32>(table_.files_.size());
     if (version_ == 5) read_names(header);
     else read_old_names(header);
@@ -129,11 +130,15 @@ class UnitReader {
     return list;
   }
 
+  std::string_view string_of(std::string_view section, u64 at) const {
+    return view(table_.sections_.of(section)).string_at(at, "line table");
+  }
+
   u64 field(Cursor& c, u64 form, std::string_view& text) const {
     switch (form) {
       case kFormString: text = c.string(); return 0;
-      case kFormLineStrp: text = view(table_.sections_.line_str).string_at(offset(c), "line table"); return 0;
-      case kFormStrp: text = view(table_.sections_.str).string_at(offset(c), "line table"); return 0;
+      case kFormLineStrp: text = string_of(".debug_line_str", offset(c)); return 0;
+      case kFormStrp: text = string_of(".debug_str", offset(c)); return 0;
       case kFormUdata: return c.unsigned_leb();
       case kFormData1: return c.take<u8>();
       case kFormData2: return c.take<u16>();
@@ -183,6 +188,7 @@ class UnitReader {
       case 2: advance(in_.unsigned_leb()); break;
       case 3: line_ += static_cast<u32>(in_.signed_leb()); break;
       case 4: file_ = in_.unsigned_leb(); break;
+      case 6: is_statement_ = !is_statement_; break;
       case 8: advance((255u - opcode_base_) / line_range_); break;
       case 9: address_ += in_.take<u16>(); break;
       default:                                 // columns, marks, and what later versions may add
@@ -202,7 +208,7 @@ class UnitReader {
   void add_row() {
     const u64 index = file_ < table_.files_.size() ? first_file_ + file_ : kNoFile;
     const bool known = index < table_.files_.size();
-    table_.rows_.push_back({address_, known ? static_cast<u32>(index) : kNoFile, line_});
+    table_.rows_.push_back({address_, known ? static_cast<u32>(index) : kNoFile, line_, is_statement_});
   }
 
   void end_sequence() {
@@ -215,6 +221,7 @@ class UnitReader {
     address_ = 0;
     file_ = 1;
     line_ = 1;
+    is_statement_ = begins_statements_;
   }
 
   LineTable& table_;
@@ -229,11 +236,12 @@ class UnitReader {
   size_t first_row_ = table_.rows_.size();
   u64 address_ = 0, file_ = 1;                 // the registers of the line number machine
   u32 line_ = 1;
+  bool begins_statements_ = true, is_statement_ = true;
 };
 
 LineTable::LineTable(DebugSections sections, u64 text_begin) : sections_(std::move(sections)) {
   try {
-    for (Cursor in(view(sections_.line)); !in.done();) {
+    for (Cursor in(view(sections_.of(".debug_line"))); !in.done();) {
       u64 size = in.take<u32>();
       const bool is_64 = size == 0xffffffff;
       if (is_64) size = in.take<u64>();
@@ -249,22 +257,34 @@ LineTable::LineTable(DebugSections sections, u64 text_begin) : sections_(std::mo
                    [](const Sequence& a, const Sequence& b) { return a.begin < b.begin; });
 }
 
-std::string LineTable::at(u64 address) const {
+const LineTable::Row* LineTable::find(u64 address) const {
   const auto after = std::upper_bound(sequences_.begin(), sequences_.end(), address,
                                       [](u64 a, const Sequence& s) { return a < s.begin; });
-  if (after == sequences_.begin() || address >= after[-1].end) return "";
+  if (after == sequences_.begin() || address >= after[-1].end) return nullptr;
   const auto first = rows_.begin() + static_cast<i64>(after[-1].first);
   const auto past = std::upper_bound(first, first + static_cast<i64>(after[-1].count), address,
                                      [](u64 a, const Row& r) { return a < r.address; });
-  if (past == first) return "";
-  const Row& row = past[-1];
-  if (row.line == 0 || row.file == kNoFile || files_[row.file].name.empty()) return "";   // the compiler's own code
-  const File& file = files_[row.file];
+  return past == first ? nullptr : &past[-1];
+}
+
+bool LineTable::begins_statement(u64 address) const {
+  for (const Row* row = find(address); row && row->address == address; --row) {
+    if (row->is_statement) return true;
+    if (row == rows_.data()) break;
+  }
+  return false;
+}
+
+std::string LineTable::at(u64 address) const {
+  const Row* row = find(address);
+  if (!row || row->line == 0 || row->file == kNoFile) return "";         // the compiler's own code
+  if (files_[row->file].name.empty()) return "";
+  const File& file = files_[row->file];
   std::string path(file.name);
   for (const std::string_view folder : {file.folder, file.base}) {
     if (!path.starts_with('/') && !folder.empty() && folder != ".") path = std::string(folder) + "/" + path;
   }
-  return path + ":" + std::to_string(row.line);
+  return path + ":" + std::to_string(row->line);
 }
 
 }  // namespace sim

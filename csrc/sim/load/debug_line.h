@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Source lines of a code object, from its DWARF line tables. Read when a report needs one, never before.
 #pragma once
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,9 +10,16 @@
 
 namespace sim {
 
-// Copies of the sections, because the file may be gone by the first report.
+// Copies of the .debug_ sections by name, because the file may be gone by the first report. The line tables are in
+// .debug_line, .debug_line_str and .debug_str; a debugger asks for the others, too.
 struct DebugSections {
-  std::vector<u8> line, line_str, str;         // .debug_line, .debug_line_str, .debug_str
+  std::map<std::string, std::vector<u8>, std::less<>> by_name;
+
+  const std::vector<u8>& of(std::string_view name) const {
+    static const std::vector<u8> none;
+    const auto found = by_name.find(name);
+    return found == by_name.end() ? none : found->second;
+  }
 };
 
 class LineTable {
@@ -25,12 +33,18 @@ class LineTable {
 
   // "file:line" of the code at an address, as in the file; "" when nothing is known.
   std::string at(u64 address) const;
+  // Whether a statement begins at the address: a good place for a breakpoint.
+  bool begins_statement(u64 address) const;
+  const DebugSections& sections() const { return sections_; }
 
  private:
   friend class UnitReader;
   struct File { std::string_view base, folder, name; };   // of `sections_`; relative ones start at the one before
-  struct Row { u64 address; u32 file, line; };
+  struct Row { u64 address; u32 file, line; bool is_statement; };
   struct Sequence { u64 begin, end; size_t first, count; };   // code without gaps: its rows, addresses ascending
+
+  // The row that the address belongs to, null when there is none.
+  const Row* find(u64 address) const;
 
   DebugSections sections_;
   std::vector<File> files_;

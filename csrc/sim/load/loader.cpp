@@ -44,7 +44,7 @@ class Loader {
     read_notes();
     add_bare_descriptors();
     decode();
-    keep_debug_lines();
+    keep_debug_sections();
     for (Kernel& kernel : code_.kernels) {
       if (!code_.at(kernel.entry)) throw Fault("kernel " + kernel.name + " does not start at an instruction");
       place_registers(code_, kernel);
@@ -333,7 +333,7 @@ class Loader {
   }
 
   // Lines are a convenience, so damage of these sections is no reason to refuse the code. Compressed ones are not read.
-  void keep_debug_lines() {
+  void keep_debug_sections() {
     try {
       const Elf64_Shdr names = section(header_.e_shstrndx);
       const Bytes strings = file_.slice(names.sh_offset, names.sh_size, "section names");
@@ -341,13 +341,9 @@ class Loader {
         const Elf64_Shdr s = section(i);
         if (s.sh_type != SHT_PROGBITS || s.sh_flags & (SHF_ALLOC | SHF_COMPRESSED)) continue;
         const std::string_view name = strings.string_at(s.sh_name, "section name");
-        std::vector<u8>* kept = name == ".debug_line"       ? &code_.debug.line
-                                : name == ".debug_line_str" ? &code_.debug.line_str
-                                : name == ".debug_str"      ? &code_.debug.str
-                                                            : nullptr;
-        if (!kept) continue;
+        if (!name.starts_with(".debug_")) continue;
         const Bytes bytes = file_.slice(s.sh_offset, s.sh_size, "debug section");
-        kept->assign(bytes.data, bytes.data + bytes.size);
+        code_.debug.by_name[std::string(name)].assign(bytes.data, bytes.data + bytes.size);
       }
     } catch (const Fault&) {
       code_.debug = {};
@@ -390,11 +386,13 @@ const Inst* Code::at(u64 pc) const {
   return index == ~0u ? nullptr : &insts[index];
 }
 
-std::string Code::source_of(u64 pc) const {
+const LineTable& Code::line_table() const {
   const u64 base = reinterpret_cast<u64>(image);
   std::call_once(lines_once, [&] { lines = LineTable(std::move(debug), text_begin - base); });
-  return lines.at(pc - base);
+  return lines;
 }
+
+std::string Code::source_of(u64 pc) const { return line_table().at(pc - reinterpret_cast<u64>(image)); }
 
 void Wave::jump(i64 pc) {
   const Inst* to = group->launch->code->at(static_cast<u64>(pc));

@@ -59,7 +59,7 @@ struct Code {
   mutable std::once_flag issue_once;           // the first launch whose wait states are checked fills `issue`
   mutable IssueTable issue;
 
-  mutable DebugSections debug;                         // until the first source_of
+  mutable DebugSections debug;                         // until the first line_table
   mutable std::once_flag lines_once;
   mutable LineTable lines;
 
@@ -70,6 +70,7 @@ struct Code {
   const Kernel* find(std::string_view kernel) const;
   const Inst* at(u64 pc) const;                // null when pc is no instruction
   std::string source_of(u64 pc) const;         // "file:line", "" when the file has no line for it
+  const LineTable& line_table() const;         // of addresses from the beginning of the image
   u8* image = nullptr;                         // mapped PT_LOADs
   u64 image_bytes = 0;
 };

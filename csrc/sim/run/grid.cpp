@@ -113,6 +113,7 @@ class Grid {
     try {
       with_traps([&] { turn = run_waves(*slot, scheduler_.quantum(), failed_); });
     } catch (const std::exception& error) {
+      if (slot->group.observer && slot->current) slot->group.observer->failed(*slot->current, error.what());
       fail(*slot, error.what());
     }
     me.backlog.last = turn;

@@ -47,6 +47,8 @@ class Observer {
   virtual void after(Wave&, const Inst&) {}
   // Every wave that has not ended waits at an s_barrier, which opens now.
   virtual void barrier() {}
+  // The wave cannot go on, and its launch is stopped: w.ip is one past the instruction that failed.
+  virtual void failed(Wave&, const char* /*why*/) {}
 
   // Accesses of `lanes`, at address[lane] of memory or at byte offset[lane] of the workgroup's LDS or the lane's
   // scratch; `lanes` may be none. The result is the lanes that may go on: the others load zeros, their stores are lost.

@@ -25,6 +25,9 @@ class Several final : public Observer {
   void barrier() override {
     for (auto& o : all_) o->barrier();
   }
+  void failed(Wave& w, const char* why) override {
+    for (auto& o : all_) o->failed(w, why);
+  }
   u64 global(Wave& w, const Inst& i, const u64* address, u64 lanes, const Touch& touch) override {
     for (auto& o : all_) lanes = o->global(w, i, address, lanes, touch);
     return lanes;
