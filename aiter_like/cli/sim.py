@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim`: `run` launches kernels of any gfx942 code object on the simulated MI300X. The other actions have a
-module each: sim_check.py, sim_compare.py, sim_compile.py, sim_coverage.py, sim_profile.py, sim_validate.py.
+module each: sim_check.py, sim_compare.py, sim_compile.py, sim_coverage.py, sim_debug.py, sim_profile.py,
+sim_trace.py, sim_validate.py.
 
 What the kernels get is described in a file: sim_spec.py, sim_steps.py; sim_init.py writes one.
 """
@@ -20,10 +21,12 @@ from aiter_like.cli import (
     sim_compare,
     sim_compile,
     sim_coverage,
+    sim_debug,
     sim_init,
     sim_launch,
     sim_profile,
     sim_spec,
+    sim_trace,
     sim_validate,
 )
 from aiter_like.cli.outputs import require_writable
@@ -88,6 +91,8 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
     sim_coverage.add_coverage(actions)
     sim_validate.add_validate(actions)
     sim_profile.add_profile(actions)
+    sim_debug.add_debug(actions)
+    sim_trace.add_trace(actions)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from aiter_like.cli import sim_launch
+from aiter_like.cli import sim_targets
 from aiter_like.cli.outputs import require_writable
-from aiter_like.cli.sim_check import prepare_script
 
 _DESCRIPTION = """Runs a Python script, calls a public function on random numbers, or launches a kernel of a code
 object, on the simulated MI300X with the cycle model on, and prints for each kernel what it is bound by, how busy the
@@ -31,9 +26,7 @@ def add_profile(actions: argparse._SubParsersAction) -> None:
     profile = actions.add_parser("profile", help="where the modelled cycles of kernels go", description=_DESCRIPTION,
                                  epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     _add_options(profile)
-    profile.add_argument("target", metavar="SCRIPT.py|FUNCTION|FILE.co")
-    profile.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARGS",
-                         help="the script's arguments; or name=value as in aiter-like explain; or the launch's options")
+    sim_targets.add_target(profile)
     profile.set_defaults(run=_run)
 
 
@@ -48,7 +41,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                         help="set the longest kernel beside that of profiles written before, also on the page")
     parser.add_argument("--whole", action="store_true", help="run every workgroup, with right results")
     parser.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
-    sim_launch.add_options(parser.add_argument_group("a kernel of a code object, as in aiter-like sim run"))
+    sim_targets.add_launch_options(parser)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -56,13 +49,13 @@ def _run(args: argparse.Namespace) -> int:
     from aiter_like.build import progress
     from aiter_like.sim import modelling, profiling
 
-    args = _with_rest(args)
+    args = sim_targets.with_rest(args, "profile", _add_options)
     for path, option in ((args.page, "--page"), (args.json, "--json"), (args.trace, "--trace"),
                          (args.thread_trace and args.thread_trace / "ui_output", "--thread-trace")):
         if path:
             require_writable(path, option)
     before = _read(args.compare) if args.compare else None
-    call = _call_of(args)
+    call = sim_targets.call_of(args, "profile")
     device.use_simulator(True)
     found: list[dict] = []
     with progress.shown(lambda: f"running {args.target} on the simulated MI300X and its cycle model"), \
@@ -95,75 +88,12 @@ def _write(found: list[dict], before: list[dict] | None, args: argparse.Namespac
     print("\n".join(rows))
 
 
-def _with_rest(args: argparse.Namespace) -> argparse.Namespace:
-    """For all targets but scripts, which have their own: options may stand behind the target, too."""
-    if args.target.endswith(".py"):
-        return args
-    parser = argparse.ArgumentParser(prog=f"aiter-like sim profile {args.target}", add_help=False,
-                                     argument_default=argparse.SUPPRESS)
-    _add_options(parser)
-    parser.add_argument("rest", nargs="*")
-    merged = parser.parse_intermixed_args(args.rest)
-    return argparse.Namespace(**{**vars(args), "rest": [], **vars(merged)})
-
-
 def _needs(operator: str, values: tuple) -> tuple[int, int] | None:
     """(bytes, flops) that a call needs at least, where the operator declares its traffic."""
     from aiter_like.dispatch import OPS
 
     op = OPS.declared.get(operator)
     return op.tuning.needs(values) if op and op.tuning else None
-
-
-def _call_of(args: argparse.Namespace) -> Callable[[], Any]:
-    """What makes the launches.
-
-    Raises:
-        ValueError: the target is neither a script, a code object nor a public function, or an argument is wrong.
-    """
-    target = Path(args.target)
-    given = [f"--{name}" for name in ("kernel", "grid", "block", "shared", "args") if getattr(args, name)]
-    if not target.suffix == ".py" and (target.is_file() or target.suffix in (".co", ".hsaco")):
-        return _launch_of(target, args)
-    if given:
-        raise ValueError(f"sim profile: {given[0]} is for a code object, and {args.target} is none")
-    if target.suffix == ".py":
-        if not target.is_file():
-            raise ValueError(f"{args.target}: no such file")
-        return lambda: _run_script(args.target, args.rest)
-    import torch
-
-    from aiter_like.cli.explain import arguments_of, filled, function_of
-
-    function = function_of(args.target)
-    values = filled(arguments_of(args.rest, torch.device("cpu")))
-
-    def call() -> None:
-        with torch.no_grad():
-            function(**values)
-
-    return call
-
-
-def _launch_of(file: Path, args: argparse.Namespace) -> Callable[[], Any]:
-    if args.rest:
-        raise ValueError(f"sim profile: a code object has no arguments but its options, got {args.rest[0]!r}")
-    launches = sim_launch.read(file, args)
-
-    def call() -> None:
-        for launch in launches:
-            launch.run(launch.spec.buffers)
-
-    return call
-
-
-def _run_script(script: str, arguments: Sequence[str]) -> None:
-    prepare_script(Path(script), arguments)
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as error:
-        if error.code:
-            print(f"[sim] {script} ended with {error.code}", file=sys.stderr)
 
 
 def _read(path: Path) -> list[dict]:

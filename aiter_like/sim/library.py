@@ -211,7 +211,7 @@ def load_debug() -> ctypes.CDLL:
     library = _loaded(debug_spec(), ctypes.DEFAULT_MODE)
     pointer, u32, u64, i32 = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int32
     _set_signatures(library, {
-        "aiter_like_sim_debug_attach": (None, pointer, i32, i32),
+        "aiter_like_sim_debug_attach": (None, pointer, i32, i32, i32),
         "aiter_like_sim_debug_interrupt": (None,),
         "aiter_like_sim_debug_launch": (pointer,),
         "aiter_like_sim_debug_code": (pointer,),
@@ -227,6 +227,9 @@ def load_debug() -> ctypes.CDLL:
         "aiter_like_sim_debug_scalars": (i32, u64, u32, u32, u32, pointer, i32),
         "aiter_like_sim_debug_lds": (i32, u64, u64, u64, pointer, i32),
         "aiter_like_sim_debug_scratch": (i32, u64, u32, u32, u64, u64, pointer, i32),
+        "aiter_like_sim_trace_begin": (None, u64, u32, u32, u32),
+        "aiter_like_sim_trace_end": (pointer,),
+        "aiter_like_sim_trace_phases": (pointer, u32, i32),
         "aiter_like_sim_debug_memory": (u64, u64, u64, pointer, i32),
     })
     return library

@@ -121,23 +121,24 @@ class Controller:
         self._more = 0  # steps that are left of a repeated one
         self._callback = ctypes.CFUNCTYPE(None, ctypes.c_uint32)(self._event)
 
-    def attach(self, reports: bool = False, failures: bool = True) -> None:
+    def attach(self, reports: bool = False, failures: bool = True, signals: bool = False) -> None:
         """Stops launches from now on.
 
         Args:
             reports: also where a checker reports an error.
             failures: also where an instruction fails.
+            signals: also at SIGINT, while a launch runs.
         Raises:
             DebuggerError: another debugger is attached.
         """
         if not _attached.acquire(blocking=False):
             raise DebuggerError("another debugger is attached in this process, and there is one simulated device: end "
                                 "it first")
-        library.load_debug().aiter_like_sim_debug_attach(self._callback, reports, failures)
+        library.load_debug().aiter_like_sim_debug_attach(self._callback, reports, failures, signals)
 
     def detach(self) -> None:
         """Launches run as without a debugger again."""
-        library.load_debug().aiter_like_sim_debug_attach(None, 0, 0)
+        library.load_debug().aiter_like_sim_debug_attach(None, 0, 0, 0)
         _attached.release()
 
     # What the user asks for.

@@ -170,6 +170,10 @@ class Program:
             if scope.name:
                 yield scope
 
+    def function_names(self) -> list[str]:
+        """Kernels, and functions that the debug information knows."""
+        return sorted({*self.kernels, *(scope.name for scope in self._scopes())})
+
     def name_at(self, index: int) -> str:
         """The function that an instruction belongs to, by its address; "?" where nothing says it."""
         chain = self.debug.chain(self.address(index)) if self.debug else []

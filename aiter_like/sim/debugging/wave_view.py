@@ -214,9 +214,23 @@ class WaveView:
                                                          in zip(parameters, args, strict=False)))
         if not fits:
             raise DebuggerError(f"{variable.name} is not to be had here: the compiler has not kept it")
-        offset, size = args[parameters.index(variable)]
+        return self.argument(parameters.index(variable), variable.name, variable.type)
+
+    def argument(self, number: int, name: str = "", kind: DataType | None = None) -> Value:
+        """An argument of the kernel, as it was given; the first is 0.
+
+        Raises:
+            DebuggerError: it has no such argument.
+        """
+        args = self.launch["args"]
+        if not 0 <= number < len(args):
+            raise DebuggerError(f"$arg{number}: the kernel has {len(args)} arguments, from $arg0 on")
+        offset, size = args[number]
+        shown = kind or DataType("", size, "pointer" if size == 8 else "number" if size < 8 else "unknown",
+                                 f"i{8 * size}")
         data = self.machine.memory(self.launch["kernarg"] + offset, size)
-        return Value(variable.name, variable.type, (data,) * LANES, self.exec, True, "  (as the kernel was given it)")
+        return Value(name or f"$arg{number}", shown, (data,) * LANES, self.exec, True,
+                     "  (as the kernel was given it)")
 
     def _bytes(self, pieces: list[Piece], rows: dict[int, list[int]], lane: int) -> bytes | None:
         found = [struct.pack("<I", rows[piece.at][lane])[:piece.size] if piece.kind == "vector" else

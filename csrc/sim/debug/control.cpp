@@ -78,10 +78,11 @@ bool copy(u8* place, u64 offset, u64 bytes, u64 size, u8* data, bool write) {
 
 #define DEBUG_API extern "C" __attribute__((visibility("default")))
 
-DEBUG_API void aiter_like_sim_debug_attach(Control::OnStop on_stop, int at_reports, int at_failures) {
+DEBUG_API void aiter_like_sim_debug_attach(Control::OnStop on_stop, int at_reports, int at_failures, int at_signals) {
   attach(on_stop);
   control().stops_at_reports = at_reports != 0;
   control().stops_at_failures = at_failures != 0;
+  control().stops_at_signals = at_signals != 0;
   control().seen_reports = aiter_like_sim_report_count();
 }
 

@@ -2,6 +2,7 @@
 // Stops and steps of a launch under the debugger.
 #include "debug/debugger.h"
 
+#include <signal.h>
 #include <sys/uio.h>
 #include <unistd.h>
 #include <xmmintrin.h>
@@ -18,6 +19,21 @@ namespace {
 
 constexpr u32 kMxcsrDefault = 0x1f80;          // what Python expects, whatever the wave's mode is
 std::atomic<bool> interrupted{false};
+
+struct sigaction before_interrupts;
+
+// Ctrl-C during a launch stops it; at other times it is whoever's it was.
+void catch_interrupts(bool on) {
+  if (!on) {
+    sigaction(SIGINT, &before_interrupts, nullptr);
+    return;
+  }
+  struct sigaction ours = {};
+  ours.sa_handler = [](int) { interrupted = true; };
+  ours.sa_flags = SA_RESTART;
+  sigemptyset(&ours.sa_mask);
+  sigaction(SIGINT, &ours, &before_interrupts);
+}
 
 struct Quit : Fault {
   Quit() : Fault("stopped by the debugger") {}
@@ -38,19 +54,22 @@ class WatchedLaunch final : public LaunchObserver {
   explicit WatchedLaunch(const Launch& launch) : launch_(launch) {
     Control& c = control();
     const Control::OnStop on_stop = c.on_stop;
-    const bool at_reports = c.stops_at_reports, at_failures = c.stops_at_failures;
+    const bool at_reports = c.stops_at_reports, at_failures = c.stops_at_failures, at_signals = c.stops_at_signals;
     c = Control{};
     c.on_stop = on_stop;
     c.stops_at_reports = at_reports;
     c.stops_at_failures = at_failures;
+    c.stops_at_signals = at_signals;
     c.launch = &launch;
     c.flags = flags_of(*launch.code);
     c.seen_reports = aiter_like_sim_report_count();
     c.on_stop(static_cast<u32>(Reason::launch));               // sets breakpoints, lines and watches
+    if (at_signals) catch_interrupts(true);
   }
   ~WatchedLaunch() override {
     Control& c = control();
     if (c.launch != &launch_) return;          // a launch within a launch cannot be; but nothing may dangle
+    if (c.stops_at_signals) catch_interrupts(false);
     if (c.on_stop) c.on_stop(static_cast<u32>(Reason::finished));
     c.launch = nullptr;
   }

@@ -85,7 +85,7 @@ class WatchedGroup;
 struct Control {
   using OnStop = void (*)(u32 reason);
   OnStop on_stop = nullptr;                    // null: nobody debugs
-  bool stops_at_reports = false, stops_at_failures = true, watches_launches = true;
+  bool stops_at_reports = false, stops_at_failures = true, stops_at_signals = false;
   const Launch* launch = nullptr;
   std::vector<u8> flags;                       // of each instruction: kBreak, kCall, kReturn
   std::vector<u32> lines;                      // … the line of the statement that begins there, 0 = none

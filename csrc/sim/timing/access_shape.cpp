@@ -74,6 +74,12 @@ LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load, BankUse* 
   return shape;
 }
 
+u32 lds_phase(u32 lane, u32 bytes, bool load) {
+  const u32 per_phase = lanes_per_phase(bytes);
+  if (!load || per_phase != 8) return lane / per_phase;
+  return static_cast<u32>(std::find(kReadB128.begin(), kReadB128.end(), lane) - kReadB128.begin()) / per_phase;
+}
+
 SegmentShape segment_shape(const u64* address, u64 lanes, u32 bytes) {
   SegmentShape shape;
   shape.asked = static_cast<u32>(std::popcount(lanes)) * bytes;

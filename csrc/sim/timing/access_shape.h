@@ -25,6 +25,9 @@ struct BankUse {
 // Offsets in bytes, of `bytes` each. Reads and writes of 16 bytes have different phases. Adds to `use` if there is one.
 LdsShape lds_shape(const u32* offset, u64 lanes, u32 bytes, bool load, BankUse* use = nullptr);
 
+// Lanes with the same number go to the banks together; the numbers are the phases' order.
+u32 lds_phase(u32 lane, u32 bytes, bool load);
+
 struct SegmentShape {
   u32 asked = 0;                               // bytes, of all lanes
   u32 segments64 = 0, segments128 = 0;         // distinct aligned pieces of memory that the bytes lie in

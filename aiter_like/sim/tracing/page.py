@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""Pictures of traces: one self-contained HTML page of SVG, made here, so that it needs no script but for the lane that
+the pointer is on. Each memory instruction has its own: cells of memory or LDS, in the colour of the lane that touches
+them, with its number.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from aiter_like.sim.profiling import sources
+
+_BANKS, _BANK_BYTES, _SEGMENT = 32, 4, 128
+_CELL_W, _CELL_H, _LABEL_W = 27, 19, 118
+_MOST_ROWS = 48  # of a picture
+_MOST_PICTURES = 160
+_WHOLE = {"load": "reads", "store": "writes", "atomic": "changes"}
+
+
+def page(launches: Sequence[dict]) -> str:
+    """The page of traces that `traced` has found, in their order."""
+    parts = [_launch(number, launch) for number, launch in enumerate(launches, 1)]
+    return _asset("page.html").replace("/*STYLE*/", _asset("page.css")).replace("/*BODY*/", "\n".join(parts)).replace(
+        "/*SCRIPT*/", _asset("lanes.js"))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (Path(__file__).with_name("assets") / name).read_text()
+
+
+def _launch(number: int, launch: dict) -> str:
+    sizes = [" × ".join(map(str, launch[name])) for name in ("grid", "block")]
+    recorded = launch["recorded"][:_MOST_PICTURES]
+    left_out = launch["accesses"] - len(recorded)
+    facts = (f"workgroup {launch['group']} of {sizes[0]}, {sizes[1]} work-items each, {launch['lds_bytes']} bytes of "
+             f"LDS; {launch['accesses']} accesses" + (f", {left_out} of them not shown" if left_out else ""))
+    rows = [_summary_row(number, index, one) for index, one in enumerate(recorded)]
+    parts = [f'<h1 id="launch{number}">{html.escape(launch["kernel"])}</h1><p class="dim">{html.escape(facts)}</p>',
+             '<table class="accesses"><thead><tr><th class="l">line</th><th class="l">instruction</th><th>wave</th>'
+             '<th class="l">access</th><th>lanes</th><th>bytes</th><th>128 B segments</th><th>LDS clk</th>'
+             "<th>lost to conflicts</th></tr></thead><tbody>", *rows, "</tbody></table>"]
+    barriers = list(launch["barriers"])
+    for index, one in enumerate(recorded):
+        while barriers and barriers[0] <= one["clock"]:
+            parts.append('<p class="barrier">all waves have passed a barrier</p>')
+            barriers.pop(0)
+        parts.append(_access(number, index, one, launch))
+    return "\n".join(parts)
+
+
+def _summary_row(number: int, index: int, one: dict) -> str:
+    conflicts = one["conflict_clk"] if one["space"] == "LDS" else ""
+    cells = [("l", f'<a href="#a{number}-{index}">{html.escape(_line(one))}</a>'), ("l", html.escape(one["text"])),
+             ("", one["wave"]), ("l", f"{_WHOLE[one['access']]} {one['space']}"), ("", len(one["lanes"])),
+             ("", len(one["lanes"]) * one["bytes"]), ("", one["segments_128"] or ""), ("", one["clk"] or ""),
+             ("bad" if conflicts else "", conflicts)]
+    return "<tr>" + "".join(f'<td class="{kind}">{text}</td>' for kind, text in cells) + "</tr>"
+
+
+def _line(one: dict) -> str:
+    return sources.shown(one["source"]).rpartition("/")[2]
+
+
+def _access(number: int, index: int, one: dict, launch: dict) -> str:
+    text = launch["lines"].get(one["source"], "").strip()
+    if one["space"] == "LDS":
+        lost = one["conflict_clk"]
+        told = (f"{one['clk']} clk of the banks, " + (f"{lost} of them lost because lanes of a phase meet at a bank"
+                                                     if lost else "no conflicts"))
+    elif one["space"] == "global":
+        asked = len(one["lanes"]) * one["bytes"]
+        told = (f"{asked} bytes asked for in {one['segments_128']} segments of 128 B: "
+                f"{100 * asked / max(1, one['segments_128'] * _SEGMENT):.0f} % of what they hold")
+    else:
+        told = "scratch: a lane's own memory"
+    picture = _lds(one) if one["space"] == "LDS" else _memory(one, launch["arguments"])
+    return (f'<section id="a{number}-{index}"><h2>{html.escape(_line(one))} <code>{html.escape(text)}</code></h2>'
+            f'<p><span class="mono">{one["pc"]:#x}: {html.escape(one["text"])}</span></p><p class="dim">wave '
+            f"{one['wave']} {_WHOLE[one['access']]} {one['space']}, {len(one['lanes'])} lanes, {one['bytes']} bytes "
+            f"each{' by LDS-DMA' if one['dma'] else ''}; {told}</p>{picture}</section>")
+
+
+def _colour(lane: int) -> str:
+    """A hue for each row of 16 lanes, lighter along it: neighbours look alike, and blocks of 16 apart."""
+    return f"hsl({(lane // 16) * 90 + 205 + (lane % 16) * 3.2:.0f} 62% {38 + lane % 16 * 2.2:.0f}%)"
+
+
+def _cell(x: float, y: float, width: float, lanes: Sequence[int], tip: str, mark: str = "") -> str:
+    """A cell in the colour of its first lane; `mark`: a class of its frame."""
+    label = f"{lanes[0]}" + ("+" if len(lanes) > 1 else "")
+    shown = f'<text x="{x + width / 2:.1f}" y="{y + _CELL_H - 5.5:.1f}">{label}</text>' if width >= 15 else ""
+    return (f'<g class="c {mark}" data-lanes="{" ".join(map(str, lanes))}"><title>{html.escape(tip)}</title><rect '
+            f'x="{x + .5:.1f}" y="{y + .5:.1f}" width="{width - 1:.1f}" height="{_CELL_H - 1}" '
+            f'fill="{_colour(lanes[0])}"/>{shown}</g>')
+
+
+def _svg(width: float, height: float, parts: Iterable[str]) -> str:
+    return (f'<div class="wide"><svg width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}">'
+            + "".join(parts) + "</svg></div>")
+
+
+def _lds(one: dict) -> str:
+    """Rows of 32 banks, the whole access, then each phase of it where lanes meet."""
+    by_phase: dict[int, list[int]] = defaultdict(list)
+    for place, phase in enumerate(one["phases"]):
+        by_phase[phase].append(place)
+    tips = _lds_tips(one)
+    whole = _banks(one, range(len(one["lanes"])), tips, by_phase)
+    order = "; ".join(f"phase {phase}: lanes {_spans([one['lanes'][place] for place in places])}"
+                      for phase, places in sorted(by_phase.items()))
+    worst = [(phase, places, *_busiest(one, places)) for phase, places in sorted(by_phase.items())]
+    rows = "".join(f'<tr><td>{phase}</td><td class="l">{_spans([one["lanes"][place] for place in places])}</td>'
+                   f'<td class="{"bad" if clk > 1 else ""}">{clk}</td><td class="l">{html.escape(who)}</td></tr>'
+                   for phase, places, clk, who in worst)
+    return (f'{whole}<details{" open" if one["conflict_clk"] else ""}><summary title="{html.escape(order)}">'
+            f"{len(by_phase)} phases</summary><table><thead><tr><th>phase</th><th class=\"l\">lanes</th><th>clk</th>"
+            f'<th class="l">busiest bank</th></tr></thead><tbody>{rows}</tbody></table></details>')
+
+
+def _lds_tips(one: dict) -> list[str]:
+    tips = []
+    for lane, at, phase, writer in zip(one["lanes"], one["at"], one["phases"], one["writers"], strict=True):
+        wrote = ""
+        if one["access"] != "store":
+            wrote = "; nobody wrote it" if writer < 0 else f"; wave {writer // 64} lane {writer % 64} wrote it"
+        tips.append(f"lane {lane}, phase {phase}: offset {at:#x}, bank {at // _BANK_BYTES % _BANKS}{wrote}")
+    return tips
+
+
+def _dwords(one: dict, place: int) -> range:
+    first = one["at"][place] // _BANK_BYTES
+    return range(first, (one["at"][place] + one["bytes"] - 1) // _BANK_BYTES + 1)
+
+
+def _busiest(one: dict, places: Sequence[int]) -> tuple[int, str]:
+    """How many dwords the busiest bank of a phase has, and whose they are."""
+    banks: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for place in places:
+        for dword in _dwords(one, place):
+            banks[dword % _BANKS][dword].append(one["lanes"][place])
+    bank, dwords = max(banks.items(), key=lambda item: len(item[1]))
+    who = ", ".join(_spans(lanes) for lanes in list(dwords.values())[:8]) + (", …" if len(dwords) > 8 else "")
+    return len(dwords), f"bank {bank}: lane{'s' * (len(dwords) > 1)} {who}" if len(dwords) > 1 else ""
+
+
+def _banks(one: dict, places: Iterable[int], tips: Sequence[str], by_phase: dict[int, list[int]]) -> str:
+    cells: dict[int, list[int]] = defaultdict(list)
+    for place in places:
+        for dword in _dwords(one, place):
+            cells[dword].append(place)
+    meeting = set()
+    for phase in by_phase.values():
+        count = Counter(dword % _BANKS for dword in {dword for place in phase for dword in _dwords(one, place)})
+        meeting |= {(place, dword) for place in phase for dword in _dwords(one, place) if count[dword % _BANKS] > 1}
+    rows = sorted({dword // _BANKS for dword in cells})
+    shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
+    parts = [f'<text class="head" x="{_LABEL_W + (bank + .5) * _CELL_W:.1f}" y="12">{bank}</text>'
+             for bank in range(_BANKS)]
+    parts += [f'<text class="label" x="{_LABEL_W - 8}" y="{16 + number * _CELL_H + 14}">LDS {row * 128:#06x}</text>'
+              f'<rect class="row" x="{_LABEL_W}" y="{16 + number * _CELL_H}" width="{_BANKS * _CELL_W}" '
+              f'height="{_CELL_H}"/>' for row, number in shown.items()]
+    for dword, who in sorted(cells.items()):
+        if dword // _BANKS in shown:
+            mark = "meets" if any((place, dword) in meeting for place in who) else ""
+            parts.append(_cell(_LABEL_W + dword % _BANKS * _CELL_W, 16 + shown[dword // _BANKS] * _CELL_H, _CELL_W,
+                               [one["lanes"][place] for place in who], "\n".join(tips[place] for place in who), mark))
+    more = f'<p class="dim">{len(rows) - _MOST_ROWS} more rows</p>' if len(rows) > _MOST_ROWS else ""
+    return _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + more
+
+
+def _memory(one: dict, arguments: Sequence[int]) -> str:
+    """Rows of 128 bytes of memory, dword by dword, in the order of addresses."""
+    cells: dict[int, list[int]] = defaultdict(list)
+    for place in range(len(one["lanes"])):
+        for dword in _dwords(one, place):
+            cells[dword].append(place)
+    rows = sorted({dword // _BANKS for dword in cells})
+    shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
+    parts = [f'<text class="head" x="{_LABEL_W + (at + .5) * _CELL_W:.1f}" y="12">+{4 * at}</text>'
+             for at in range(0, _BANKS, 2)]
+    for row, number in shown.items():
+        gap = number and rows[number - 1] != row - 1
+        parts.append(f'<text class="label" x="{_LABEL_W - 8}" y="{16 + number * _CELL_H + 14}">'
+                     f"{_name(row * _SEGMENT, arguments)}</text><rect class=\"row{' gap' if gap else ''}\" "
+                     f'x="{_LABEL_W}" y="{16 + number * _CELL_H}" width="{_BANKS * _CELL_W}" height="{_CELL_H}"/>')
+    for dword, who in sorted(cells.items()):
+        if dword // _BANKS in shown:
+            tip = "\n".join(f"lane {one['lanes'][place]}: {_name(one['at'][place], arguments)}" for place in who[:8])
+            parts.append(_cell(_LABEL_W + dword % _BANKS * _CELL_W, 16 + shown[dword // _BANKS] * _CELL_H, _CELL_W,
+                               [one["lanes"][place] for place in who], tip))
+    more = f'<p class="dim">{len(rows) - _MOST_ROWS} more rows</p>' if len(rows) > _MOST_ROWS else ""
+    return _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + more
+
+
+def _name(address: int, arguments: Sequence[int]) -> str:
+    """An address from the nearest argument on that points before it."""
+    near = [(address - base, number) for number, base in enumerate(arguments) if base and 0 <= address - base < 2**40]
+    if not near:
+        first = [(base - address, number) for number, base in enumerate(arguments) if 0 < base - address < _SEGMENT]
+        return f"arg{first[0][1]}-{first[0][0]:#x}" if first else f"{address:#x}"
+    offset, number = min(near)
+    return f"arg{number}+{offset:#x}"
+
+
+def _spans(lanes: Sequence[int]) -> str:
+    """ "0-3,8" of lanes in order."""
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in _runs(sorted(set(lanes))))
+
+
+def _runs(lanes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = None
+    for index, lane in enumerate(lanes):
+        start = lane if start is None else start
+        if index + 1 == len(lanes) or lanes[index + 1] != lane + 1:
+            yield start, lane
+            start = None
