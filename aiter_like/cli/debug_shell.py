@@ -11,7 +11,8 @@ from typing import Any
 
 from aiter_like.cli import debug_texts
 from aiter_like.errors import DebuggerError, did_you_mean
-from aiter_like.sim.debugging.debugger import Controller, Stop
+from aiter_like.sim.debugging.debugger import Controller
+from aiter_like.sim.debugging.stops import Stop
 from aiter_like.sim.debugging.wave_view import Value, WaveView
 
 _SHORT = {"b": "break", "tb": "tbreak", "c": "continue", "cont": "continue", "s": "step", "si": "stepi", "n": "next",

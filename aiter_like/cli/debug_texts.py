@@ -13,7 +13,7 @@ from aiter_like.sim.profiling import sources
 
 if TYPE_CHECKING:
     from aiter_like.sim.debugging.breakpoints import WatchedAccess
-    from aiter_like.sim.debugging.debugger import Stop
+    from aiter_like.sim.debugging.stops import Stop
     from aiter_like.sim.debugging.wave_view import WaveView
 
 _AROUND = 5

@@ -14,7 +14,7 @@ from aiter_like.cli import sim_check, sim_targets
 from aiter_like.cli.debug_shell import Shell
 from aiter_like.cli.described import read_file
 from aiter_like.errors import AiterLikeError
-from aiter_like.sim.debugging.debugger import Caught
+from aiter_like.sim.debugging.stops import Caught
 
 _DESCRIPTION = """Runs a Python script, a public function or a kernel of a code object on the simulated MI300X under a
 debugger. It stops at source lines (of Triton kernels: their Python lines), instructions, conditions of lanes, accesses

@@ -63,13 +63,19 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _summary(found: Sequence[dict]) -> list[str]:
-    """Each launch, and its memory instructions by their line."""
+    """Each launch, and its memory instructions, all waves and executions of each together."""
     lines = []
     for launch in found:
         lines.append(f"{launch['kernel']}: workgroup {launch['group']}, {launch['accesses']} accesses")
+        by_instruction: dict[tuple, list[dict]] = {}
         for one in launch["recorded"]:
-            told = f"{one['segments_128']} segments of 128 B" if one["space"] == "global" else \
-                f"{one['clk']} clk, {one['conflict_clk']} of them lost in conflicts" if one["space"] == "LDS" else ""
-            lines.append(f"  wave {one['wave']} {one['access']} {one['space']}, {len(one['lanes'])} lanes of "
-                         f"{one['bytes']} bytes, {told}: {one['text']}  ({one['source'].rpartition('/')[2]})")
+            key = (one["pc"], one["text"], one["source"], one["space"], one["access"], one["bytes"])
+            by_instruction.setdefault(key, []).append(one)
+        for (_, text, source, space, access, size), all_of_it in by_instruction.items():
+            told = {"global": "{segments_128} segments of 128 B, ", "LDS": "{clk} clk, {conflict_clk} of them lost in "
+                                                                         "conflicts, "}.get(space, "")
+            sums = {name: sum(one[name] for one in all_of_it) for name in ("segments_128", "clk", "conflict_clk")}
+            count, waves = len(all_of_it), len({one["wave"] for one in all_of_it})
+            lines.append(f"  {access} {space}, {count} times by {waves} wave{'s' * (waves != 1)}, {size} bytes of a "
+                         f"lane, {told.format(**sums)}{text}  ({source.rpartition('/')[2]})")
     return lines

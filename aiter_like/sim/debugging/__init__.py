@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiter_like.errors import DebuggerError
-from aiter_like.sim.debugging.debugger import Caught, Controller, Stop
+from aiter_like.sim.debugging.debugger import Controller
+from aiter_like.sim.debugging.stops import Caught, Stop
 from aiter_like.sim.debugging.wave_view import WaveView
 
 

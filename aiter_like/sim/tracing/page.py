@@ -86,8 +86,11 @@ def _access(number: int, index: int, one: dict, launch: dict) -> str:
 
 
 def _colour(lane: int) -> str:
-    """A hue for each row of 16 lanes, lighter along it: neighbours look alike, and blocks of 16 apart."""
-    return f"hsl({(lane // 16) * 90 + 205 + (lane % 16) * 3.2:.0f} 62% {38 + lane % 16 * 2.2:.0f}%)"
+    """A hue for each row of 16 lanes, lighter along it: neighbours look alike, and blocks of 16 apart. Dark enough for
+    white numbers, yellow and green most of all."""
+    row, place = divmod(lane, 16)
+    hue, dark = (212, 285, 18, 140)[row], (34, 36, 30, 24)[row]
+    return f"hsl({hue + place * 2} 60% {dark + place * 1.2:.0f}%)"
 
 
 def _cell(x: float, y: float, width: float, lanes: Sequence[int], tip: str, mark: str = "") -> str:

@@ -205,8 +205,8 @@ std::string json_of(const RecordedLaunch& launch) {
 
 #define DEBUG_API extern "C" __attribute__((visibility("default")))
 
-// Records that workgroup of each launch from now on, at most so many executions of a memory instruction by each wave, so
-// many accesses and so many launches.
+// Records that workgroup of each launch from now on, at most so many executions of an instruction by each wave, so many
+// accesses and so many launches.
 DEBUG_API void aiter_like_sim_trace_begin(u64 group, u32 per_instruction, u32 most, u32 launches) {
   Wanted& w = wanted();
   {
