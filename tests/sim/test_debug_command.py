@@ -126,7 +126,7 @@ def test_reports_stop(target, capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["nothing.co"], "nothing.co is a code object, for which --kernel, --grid, --block, --args must be given"),
+    (["nothing.co"], "nothing.co: No such file"),
     (["nothing.py"], "nothing.py: no such file"),
     (["-x", "nothing.txt", "{script}"], "nothing.txt: No such file"),
     (["--kernel", "weigh", "{script}"], "--kernel is for a code object"),

@@ -142,7 +142,7 @@ def test_the_command(tmp_path, capsys):
     assert found["group"] == 1 and len(found["recorded"]) == 64 and "<svg" in drawn.read_text()
     assert main(["sim", "trace", "--workgroup", "2", *launch]) == 1
     assert "no kernel was launched on the simulated MI300X with a workgroup 2" in capsys.readouterr().out
-    for arguments, message in [(["nothing.co"], "sim trace: nothing.co is a code object, for which --kernel"),
+    for arguments, message in [(["nothing.co"], "nothing.co: No such file"),
                                (["nothing.py"], "nothing.py: no such file"),
                                (["--page", str(file / "x.html"), *launch], "--page"),
                                (["--workgroup", "-1", *launch], "workgroup must be 0 or more")]:
