@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import struct
 from importlib import util
 from pathlib import Path
@@ -14,6 +15,7 @@ from hip_program import PRELUDE, code_object
 from aiter_like import sim
 from aiter_like.errors import DebuggerError, SimulatorError
 from aiter_like.sim.debugging import places
+from aiter_like.sim.debugging.debugger import Controller
 
 GROUPS, LANES, COUNT = 2, 128, 8
 SOURCE = """
@@ -272,6 +274,27 @@ def test_a_report_and_a_failure_stop():
         assert stop.line == line_of("// the half") or stop.line == line_of("// a product")
         assert stop.view.variable("n")[0] == COUNT
         debugger.proceed()
+
+
+def test_ctrl_c_stops(launch):
+    reasons = []
+
+    def on_stop(stop) -> None:
+        reasons.append((stop.reason, stop.view.executed))
+        if len(reasons) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    control = Controller(on_stop)
+    control.break_at("weigh", workgroup=0, wave=0)
+    control.attach(signals=True)
+    try:
+        launch()
+    finally:
+        control.detach()
+    assert reasons == [("breakpoint", 0), ("interrupt", 1)] and signal.getsignal(signal.SIGINT) is not None
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)                         # outside of launches it is Python's
+    assert torch.equal(launch.out, launch.expected())
 
 
 def test_sessions_repeat(launch):

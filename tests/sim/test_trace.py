@@ -123,6 +123,7 @@ def test_the_page():
     assert "64 clk of the banks, 62 of them lost" in text and "all waves have passed a barrier" in text
     assert "lane 33, phase 1: offset 0x84, bank 1; wave 2 lane 1 wrote it" not in text
     assert "lane 33, phase 1: offset 0x84, bank 1; wave 0 lane 33 wrote it" in text     # wave 0: row 1, column 1
+    assert "<h2>LDS here</h2>" in text and ">15.63</text>" in text and "wave.lane that wrote" in text
     assert "arg0+0x0" in text and "arg1+0x80" in text and "phase 1" in text
 
 

@@ -44,13 +44,49 @@ def _launch(number: int, launch: dict) -> str:
              '<table class="accesses"><thead><tr><th class="l">line</th><th class="l">instruction</th><th>wave</th>'
              '<th class="l">access</th><th>lanes</th><th>bytes</th><th>128 B segments</th><th>LDS clk</th>'
              "<th>lost to conflicts</th></tr></thead><tbody>", *rows, "</tbody></table>"]
-    barriers = list(launch["barriers"])
+    barriers, written, shown = list(launch["barriers"]), {}, {}
     for index, one in enumerate(recorded):
         while barriers and barriers[0] <= one["clock"]:
-            parts.append('<p class="barrier">all waves have passed a barrier</p>')
             barriers.pop(0)
+            parts.append('<p class="barrier">all waves have passed a barrier</p>')
+            if written != shown:
+                parts.append(_layout(written))
+                shown = dict(written)
         parts.append(_access(number, index, one, launch))
+        if one["space"] == "LDS" and one["access"] != "load":
+            written.update({dword: (one["wave"], lane, one) for place, lane in enumerate(one["lanes"])
+                            for dword in _dwords(one, place)})
     return "\n".join(parts)
+
+
+def _layout(written: dict[int, tuple[int, int, dict]]) -> str:
+    """LDS as the accesses that are shown have left it: which lane of which wave wrote each dword."""
+    rows = sorted({dword // _BANKS for dword in written})
+    shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
+    has_waves = len({wave for wave, _, _ in written.values()}) > 1
+    parts = _lds_frame(shown)
+    for dword, (wave, lane, one) in sorted(written.items()):
+        if dword // _BANKS in shown:
+            parts.append(_cell(_LABEL_W + dword % _BANKS * _CELL_W, 16 + shown[dword // _BANKS] * _CELL_H, _CELL_W,
+                               [lane], f"wave {wave} lane {lane}: {one['text']} ({_line(one)})", "who",
+                               f"{wave}.{lane}" if has_waves else ""))
+    what = "wave.lane" if has_waves else "the lane"
+    return (f'<h2>LDS here</h2><p class="dim">{what} that wrote each dword last, of the accesses that are shown</p>'
+            + _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + _more(rows))
+
+
+def _lds_frame(shown: dict[int, int]) -> list[str]:
+    parts = [f'<text class="head" x="{_LABEL_W + (bank + .5) * _CELL_W:.1f}" y="12">{bank}</text>'
+             for bank in range(_BANKS)]
+    for row, number in shown.items():
+        y = 16 + number * _CELL_H
+        parts.append(f'<text class="label" x="{_LABEL_W - 8}" y="{y + 14}">LDS {row * 128:#06x}</text>'
+                     f'<rect class="row" x="{_LABEL_W}" y="{y}" width="{_BANKS * _CELL_W}" height="{_CELL_H}"/>')
+    return parts
+
+
+def _more(rows: Sequence[int]) -> str:
+    return f'<p class="dim">{len(rows) - _MOST_ROWS} more rows</p>' if len(rows) > _MOST_ROWS else ""
 
 
 def _summary_row(number: int, index: int, one: dict) -> str:
@@ -93,9 +129,9 @@ def _colour(lane: int) -> str:
     return f"hsl({hue + place * 2} 60% {dark + place * 1.2:.0f}%)"
 
 
-def _cell(x: float, y: float, width: float, lanes: Sequence[int], tip: str, mark: str = "") -> str:
-    """A cell in the colour of its first lane; `mark`: a class of its frame."""
-    label = f"{lanes[0]}" + ("+" if len(lanes) > 1 else "")
+def _cell(x: float, y: float, width: float, lanes: Sequence[int], tip: str, mark: str = "", label: str = "") -> str:
+    """A cell in the colour of its first lane, whose number is its label; `mark`: a class of its frame."""
+    label = label or f"{lanes[0]}" + ("+" if len(lanes) > 1 else "")
     shown = f'<text x="{x + width / 2:.1f}" y="{y + _CELL_H - 5.5:.1f}">{label}</text>' if width >= 15 else ""
     return (f'<g class="c {mark}" data-lanes="{" ".join(map(str, lanes))}"><title>{html.escape(tip)}</title><rect '
             f'x="{x + .5:.1f}" y="{y + .5:.1f}" width="{width - 1:.1f}" height="{_CELL_H - 1}" '
@@ -162,18 +198,13 @@ def _banks(one: dict, places: Iterable[int], tips: Sequence[str], by_phase: dict
         meeting |= {(place, dword) for place in phase for dword in _dwords(one, place) if count[dword % _BANKS] > 1}
     rows = sorted({dword // _BANKS for dword in cells})
     shown = {row: number for number, row in enumerate(rows[:_MOST_ROWS])}
-    parts = [f'<text class="head" x="{_LABEL_W + (bank + .5) * _CELL_W:.1f}" y="12">{bank}</text>'
-             for bank in range(_BANKS)]
-    parts += [f'<text class="label" x="{_LABEL_W - 8}" y="{16 + number * _CELL_H + 14}">LDS {row * 128:#06x}</text>'
-              f'<rect class="row" x="{_LABEL_W}" y="{16 + number * _CELL_H}" width="{_BANKS * _CELL_W}" '
-              f'height="{_CELL_H}"/>' for row, number in shown.items()]
+    parts = _lds_frame(shown)
     for dword, who in sorted(cells.items()):
         if dword // _BANKS in shown:
             mark = "meets" if any((place, dword) in meeting for place in who) else ""
             parts.append(_cell(_LABEL_W + dword % _BANKS * _CELL_W, 16 + shown[dword // _BANKS] * _CELL_H, _CELL_W,
                                [one["lanes"][place] for place in who], "\n".join(tips[place] for place in who), mark))
-    more = f'<p class="dim">{len(rows) - _MOST_ROWS} more rows</p>' if len(rows) > _MOST_ROWS else ""
-    return _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + more
+    return _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + _more(rows)
 
 
 def _memory(one: dict, arguments: Sequence[int]) -> str:
@@ -196,8 +227,7 @@ def _memory(one: dict, arguments: Sequence[int]) -> str:
             tip = "\n".join(f"lane {one['lanes'][place]}: {_name(one['at'][place], arguments)}" for place in who[:8])
             parts.append(_cell(_LABEL_W + dword % _BANKS * _CELL_W, 16 + shown[dword // _BANKS] * _CELL_H, _CELL_W,
                                [one["lanes"][place] for place in who], tip))
-    more = f'<p class="dim">{len(rows) - _MOST_ROWS} more rows</p>' if len(rows) > _MOST_ROWS else ""
-    return _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + more
+    return _svg(_LABEL_W + _BANKS * _CELL_W + 2, 18 + len(shown) * _CELL_H, parts) + _more(rows)
 
 
 def _name(address: int, arguments: Sequence[int]) -> str:
