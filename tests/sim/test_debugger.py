@@ -276,6 +276,22 @@ def test_a_report_and_a_failure_stop():
         debugger.proceed()
 
 
+def test_an_assert_stops_before_its_launch_fails():
+    """With every lane's registers still there."""
+    from talking import compiled
+    from talking import launch as talk
+
+    image = compiled('extern "C" __global__ void talk(const int* x, int limit) { assert(x[lane()] < limit); }', "-g")
+    x = torch.arange(64, dtype=torch.int32)
+    with sim.debug(lambda: talk(image, x, 60, grid=1, block=64)) as debugger:
+        stop = debugger.run()
+        assert (stop.reason, stop.instruction.split()[0]) == ("failure", "s_trap")
+        assert "stopped itself in lanes 60-63" in stop.text and "x[lane()] < limit" in stop.text
+        assert "talk" in [frame.function for frame in stop.view.frames()]
+        with pytest.raises(SimulatorError, match="stopped itself in lanes 60-63"):
+            debugger.proceed()
+
+
 def test_ctrl_c_stops(launch):
     reasons = []
 
