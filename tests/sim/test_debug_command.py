@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from debugged import FILE, LANES, SOURCE, line_of
 from hip_program import PRELUDE
-from test_debugger import FILE, LANES, SOURCE, line_of
 
 from aiter_like import paths, sim
 from aiter_like.build import toolchain
