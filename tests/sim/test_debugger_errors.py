@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 import torch
@@ -65,6 +66,17 @@ def test_an_assert_stops_before_its_launch_fails():
         assert "talk" in [frame.function for frame in stop.view.frames()]
         with pytest.raises(SimulatorError, match="stopped itself in lanes 60-63"):
             debugger.proceed()
+
+
+def test_without_pyelftools(launch, monkeypatch):
+    for name in ("elftools", "elftools.common.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with sim.debug(launch) as debugger:
+        debugger.control.break_at(f"{FILE}:{line_of('// the store')}")
+        view = debugger.run().view
+        assert [frame.function for frame in view.frames()] == ["weigh"]
+        with pytest.raises(DebuggerError, match="n: .*pip install pyelftools"):
+            view.variable("n")
 
 
 def test_ctrl_c_stops(launch):

@@ -147,15 +147,16 @@ class Program:
         return f"lines near it that have: {', '.join(map(str, sorted(known)))}"
 
     def function(self, name: str) -> list[int]:
-        """First instructions of a kernel or a function, also where it was inlined.
+        """First instructions of a kernel or a function, also where it was inlined; of a template, of all instances.
 
         Raises:
             DebuggerError: there is none of that name.
         """
         if name in self.kernels:
             return [self.kernels[name]]
-        found = [self._at[begin + self.image] for scope in self._scopes() if name in (scope.name, scope.linkage_name)
-                 for begin, _ in scope.ranges[:1] if begin + self.image in self._at]
+        found = {self._at[begin + self.image] for scope in self._scopes()
+                 if name in (scope.name, scope.linkage_name, scope.name.partition("<")[0])
+                 for begin, _ in scope.ranges[:1] if begin + self.image in self._at}
         if not found:
             known = [*self.kernels, *(scope.name for scope in self._scopes() if scope.name)]
             also = f" ({self.no_debug})" if self.no_debug else ""
