@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """pytest plugin: `--sim-check` runs tests under the checkers of the simulated MI300X; a report fails its test.
+`--sim-gpu` runs tests that were written for a GPU: torch's device "cuda" is the simulated MI300X.
 
 It lies beside the package because pytest imports its plugins in every run, and importing the package imports torch.
 Without the options and the mark `sim_check` it does nothing.
@@ -16,11 +17,12 @@ from typing import Any
 
 import pytest
 
+_GPU: pytest.StashKey[ExitStack] = pytest.StashKey()  # holds sim.as_gpu() from before the first conftest to the end
 _TRITON: pytest.StashKey[ExitStack] = pytest.StashKey()  # holds Triton's driver while a test is set up, runs and ends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--sim-check[=CHECKS]` and `--sim-fuzz SEED`."""
+    """`--sim-check[=CHECKS]`, `--sim-fuzz SEED` and `--sim-gpu`."""
     group = parser.getgroup("aiter_like", "the simulated MI300X")
     group.addoption("--sim-check", nargs="?", const="", metavar="CHECKS",
                     help="run tests with the simulator's checkers on, all but global_race; a report fails its test. "
@@ -28,14 +30,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                          "equals sign")
     group.addoption("--sim-fuzz", type=int, metavar="SEED",
                     help="draw the simulator's schedules, late loads and undefined values by this seed")
+    group.addoption("--sim-gpu", action="store_true",
+                    help="torch's device \"cuda\" is the simulated MI300X: aiter_like.sim.as_gpu() from before the "
+                         "first conftest to the end")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, parser: pytest.Parser, args: list[str]) -> None:
-    """A bare `--sim-check` takes no value: not the path that follows it."""
+    """A bare `--sim-check` takes no value: not the path that follows it. Modules of tests ask for a GPU when they are
+    imported.
+    """
     if "--sim-check" in args:
         args[:] = ["--sim-check=" if word == "--sim-check" else word for word in args]
         early_config.known_args_namespace = parser.parse_known_args(args, namespace=copy.copy(early_config.option))
+    if early_config.known_args_namespace.sim_gpu:
+        from aiter_like import sim
+
+        early_config.stash[_GPU] = ExitStack()
+        early_config.stash[_GPU].enter_context(sim.as_gpu())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """torch's names are its own again."""
+    if _GPU in config.stash:
+        config.stash[_GPU].close()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,7 +7,7 @@ import logging
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -77,15 +77,30 @@ def planning_for(arch: str) -> Iterator[Target]:
         facts = arch_facts(arch)
     except ValueError:
         facts = arch_facts(likest)
-    cpu = torch.device("cpu")
-    before, target = _targets.get(cpu), Target(platform, arch, facts["cu_num"], facts["wave_size"])
-    _targets[cpu] = target
+    target = Target(platform, arch, facts["cu_num"], facts["wave_size"])
+    with _replaced({torch.device("cpu"): target}):
+        yield target
+
+
+@contextmanager
+def simulated_gpus(count: int) -> Iterator[None]:
+    """Within the block so many GPUs are the simulated MI300X, and so is the CPU."""
+    targets = {torch.device("cuda", index): replace(simulated_target(), index=index) for index in range(count)}
+    with _replaced({torch.device("cpu"): simulated_target(), torch.device("cuda"): simulated_target(), **targets}):
+        yield
+
+
+@contextmanager
+def _replaced(targets: dict[torch.device, Target]) -> Iterator[None]:
+    before = {device: _targets[device] for device in targets if device in _targets}
+    _targets.update(targets)
     _changed()
     try:
-        yield target
+        yield
     finally:
-        _targets.pop(cpu)
-        _targets.update({} if before is None else {cpu: before})
+        for device in targets:
+            _targets.pop(device, None)
+        _targets.update(before)
         _changed()
 
 

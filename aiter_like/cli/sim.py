@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`aiter-like sim`: `run` launches kernels of any gfx942 code object on the simulated MI300X. The other actions have a
 module each: sim_check.py, sim_compare.py, sim_compile.py, sim_coverage.py, sim_debug.py, sim_profile.py,
-sim_trace.py, sim_validate.py.
+sim_script.py, sim_trace.py, sim_validate.py.
 
 What the kernels get is described in a file: sim_spec.py, sim_steps.py; sim_init.py writes one.
 """
@@ -25,6 +25,7 @@ from aiter_like.cli import (
     sim_init,
     sim_launch,
     sim_profile,
+    sim_script,
     sim_spec,
     sim_trace,
     sim_validate,
@@ -85,6 +86,7 @@ def add_commands(subparsers: argparse._SubParsersAction) -> None:
                           "an equals sign")
     sim_check.add_seeds(run, "each on fresh buffers; outputs are those of the first")
     run.set_defaults(run=_run)
+    sim_script.add_script(actions)
     sim_compile.add_compile(actions)
     sim_compare.add_compare(actions)
     sim_check.add_check(actions)

@@ -8,18 +8,17 @@ form.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from aiter_like import sim
 from aiter_like.build import processes
 from aiter_like.cli.outputs import require_writable
+from aiter_like.cli.sim_script import GPU_HELP, Shown, gpu_block, prepare_script, require_script
 from aiter_like.sim import reports
 from aiter_like.sim.library import default_settings
 
@@ -36,6 +35,7 @@ def add_check(actions: argparse._SubParsersAction) -> None:
     check.add_argument("--checks", type=checks_of, default=sim.DEFAULT_CHECKS, metavar="NAME,…", help=CHECKS_HELP)
     add_seeds(check, "each in a process of its own")
     check.add_argument("--json", type=Path, metavar="FILE", help="write the reports there, and only count them here")
+    check.add_argument("--gpu", action="store_true", help=GPU_HELP)
     check.add_argument("script", type=Path, metavar="SCRIPT")
     check.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's arguments")
     check.set_defaults(run=_run)
@@ -87,22 +87,8 @@ def summary(what: object, found: Sequence[dict], seeds: range, checks: Sequence[
     return f"[sim] {what}: {len(found)} distinct report(s){told}, {total} in all; {tried}, checks {','.join(checks)}"
 
 
-def prepare_script(script: Path, arguments: Sequence[str]) -> None:
-    """Makes this process one in which `runpy` runs a script as its user would: its arguments, its folder's modules,
-    CPU tensors and Triton on the simulated MI300X.
-    """
-    from aiter_like import device
-
-    device.use_simulator(True)
-    if importlib.util.find_spec("triton"):
-        sim.enable_triton()
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-
-
 def _run(args: argparse.Namespace) -> int:
-    if not args.script.is_file():
-        raise ValueError(f"{args.script}: no such file")
+    require_script(args.script)
     seeds = seeds_of(args)
     if args.json:
         require_writable(args.json, "--json")
@@ -119,7 +105,8 @@ def _run(args: argparse.Namespace) -> int:
 def _run_here(args: argparse.Namespace, seed: int) -> tuple[list[dict], int]:
     """The reports of one run, and the status that the script alone would have had. The process ends after it."""
     prepare_script(args.script, args.args)
-    with sim.enabled(checks=args.checks, fuzz=seed, on_report="collect") as session, _Shown() as shown:
+    with gpu_block(args.gpu), sim.enabled(checks=args.checks, fuzz=seed, on_report="collect") as session, \
+            Shown() as shown:
         runpy.run_path(str(args.script), run_name="__main__")
     sys.stdout.flush()  # before what is said about it
     return [{**report, "seed": seed} for report in session.reports], shown.status
@@ -132,32 +119,9 @@ def _run_children(args: argparse.Namespace, seeds: range) -> tuple[list[dict], i
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "reports.json")
             command = [sys.executable, "-m", "aiter_like", "sim", "check", "--checks", ",".join(args.checks),
-                       "--fuzz", str(seed), "--json", str(file), str(args.script), *args.args]
+                       "--fuzz", str(seed), "--json", str(file), *["--gpu"] * args.gpu, str(args.script), *args.args]
             with processes.child(command) as child:
                 status = child.wait()
             found += json.loads(file.read_text()) if file.exists() else []
             failed = failed or (status if status >= 0 else 128 - status)  # killed by a signal: as shells say it
     return found, failed
-
-
-class _Shown:
-    """A block whose end is that of a script: an exception is shown, an exit has a status."""
-
-    status = 0
-
-    def __enter__(self) -> _Shown:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
-        if isinstance(error, SystemExit):
-            if error.code is not None and not isinstance(error.code, int):
-                print(error.code, file=sys.stderr)
-            self.status = error.code if isinstance(error.code, int) else int(error.code is not None)
-            return True
-        if not isinstance(error, Exception):
-            return False
-        while traceback and traceback.tb_frame.f_globals.get("__name__") != "__main__":
-            traceback = traceback.tb_next  # without this file and runpy
-        sys.excepthook(kind, error.with_traceback(traceback), traceback)
-        self.status = 1
-        return True

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aiter_like.cli import sim_targets
 from aiter_like.cli.outputs import require_writable
+from aiter_like.cli.sim_script import GPU_HELP, gpu_block
 
 _DESCRIPTION = """Runs a Python script, calls a public function on random numbers, or launches a kernel of a code
 object, on the simulated MI300X with the cycle model on, and prints for each kernel what it is bound by, how busy the
@@ -39,6 +40,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
                                                                          "there, for rocprof-compute-viewer")
     parser.add_argument("--compare", type=Path, metavar="BEFORE.json",
                         help="set the longest kernel beside that of profiles written before, also on the page")
+    parser.add_argument("--gpu", action="store_true", help=GPU_HELP)
     parser.add_argument("--whole", action="store_true", help="run every workgroup, with right results")
     parser.add_argument("--clock", type=float, metavar="MHZ", help="of the shader engines (default: 2100)")
     sim_targets.add_launch_options(parser)
@@ -59,6 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     device.use_simulator(True)
     found: list[dict] = []
     with progress.shown(lambda: f"running {args.target} on the simulated MI300X and its cycle model"), \
+            gpu_block(args.gpu), \
             profiling.profiled(found, not args.whole, args.clock or modelling.PEAK_MHZ, _needs):
         call()
     if not found:

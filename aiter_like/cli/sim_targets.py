@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aiter_like.cli import sim_launch
-from aiter_like.cli.sim_check import prepare_script
+from aiter_like.cli.sim_script import prepare_script
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from aiter_like import log, sim
-from aiter_like.integrations import aiter_checks, aiter_on_cpu
+from aiter_like.integrations import aiter_checks
 from aiter_like.integrations.aiter_checks import Journal
 
 logger = logging.getLogger("aiter_like")
@@ -41,13 +41,10 @@ def main(text: str) -> int:
     log.configure("warning")
     if job["memory_bytes"]:  # an allocation that is refused is an error of the file, not of the machine
         resource.setrlimit(resource.RLIMIT_DATA, (job["memory_bytes"],) * 2)
-    source = file.read_text()
-    if job["is_sim"] and re.search(r"^\s*(import|from) triton\b", source, re.MULTILINE):
-        sim.enable_triton()  # for the file's own kernels; else its launches ask for a GPU
-    by_pytest = "import pytest" in source
+    by_pytest = "import pytest" in file.read_text()
     journal = aiter_checks.journal = Journal(Path(job["journal"]), file.parent, by_call=not by_pytest)
     sys.argv = [str(file), *job["arguments"]]
-    with aiter_on_cpu.instead_of_cuda(file.parent) if job["is_sim"] else contextlib.nullcontext():
+    with sim.as_gpu() if job["is_sim"] else contextlib.nullcontext():
         ended = _pytest(file, journal) if by_pytest else ""
         if not by_pytest or ended == "no tests":
             journal.by_call = True

@@ -174,6 +174,17 @@ def enabled(checks: bool | str | Sequence[str] = True, fuzz: int | None = None, 
             _apply(library)
 
 
+def modelled_us() -> tuple[int, float] | None:
+    """Of the block with the cycle model: which it is, and the modelled microseconds of its launches so far; None where
+    none is open.
+    """
+    session = next((session for _, session in reversed(_open) if session._modelled is not None), None)
+    if session is None:
+        return None
+    modelling.take()
+    return id(session), sum(launch["modelled_us"] for launch in session._modelled)
+
+
 def checked_call(name: str, fn: Callable, args: tuple, writes: Sequence[int] | None) -> Any:
     """`fn(*args)` with every tensor argument known to the bounds checker, and its reports turned into an exception.
 

@@ -12,20 +12,20 @@ import ctypes
 import functools
 import inspect
 import threading
-import time
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from triton import knobs
+from triton import knobs, testing
 from triton.backends.amd.driver import HIPDriver, HIPLauncher, HIPUtils
 from triton.compiler import compiler
 from triton.runtime import driver as _drivers
 from triton.runtime.jit import JITFunction
 
 from aiter_like.errors import SimulatorError
-from aiter_like.sim import reports, session, triton_host
+from aiter_like.sim import reports, session, torch_cuda, triton_host
+from aiter_like.sim.torch_cuda import times
 
 
 class SimulatorDriver(HIPDriver):
@@ -48,11 +48,11 @@ class SimulatorDriver(HIPDriver):
 
     def get_active_torch_device(self) -> torch.device:
         """Where kernels find their tensors."""
-        return torch.device("cpu")
+        return torch.device("cuda", int(self.get_current_device())) if torch_cuda.is_on() else torch.device("cpu")
 
-    def get_device_interface(self) -> type[HostTime]:
+    def get_device_interface(self) -> Any:
         """What `triton.testing.do_bench` asks for events."""
-        return HostTime
+        return torch.cuda if torch_cuda.is_on() else times.HostTime
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         """Nothing to clear: there is no cache between a simulated kernel and its memory."""
@@ -122,33 +122,6 @@ class _Utils:
         return self._loaded[key]
 
 
-class HostTime:
-    """The part of torch.cuda that Triton's benchmarks use. Times are the host's: they say nothing about a GPU."""
-
-    class Event:
-        """A point in host time."""
-
-        def __init__(self, enable_timing: bool = True):
-            self._seconds = 0.0
-
-        def record(self) -> None:
-            """Now."""
-            self._seconds = time.perf_counter()
-
-        def elapsed_time(self, end: HostTime.Event) -> float:
-            """Milliseconds until `end`."""
-            return (end._seconds - self._seconds) * 1e3
-
-    @staticmethod
-    def synchronize() -> None:
-        """Launches have finished when they return."""
-
-    @staticmethod
-    def current_device() -> int:
-        """The simulated device in use."""
-        return simulator_driver().get_current_device()
-
-
 class _Device(int):
     """A simulated device's number, distinct as a key: Triton caches kernels by device number, whatever the driver."""
 
@@ -203,6 +176,32 @@ def enabled() -> Iterator[None]:
         yield
     finally:
         _release(block)
+
+
+@contextlib.contextmanager
+def short_benchmarks() -> Iterator[None]:
+    """Within the block Triton's benchmarks call what they time once to warm up and once more: a launch takes the
+    simulator as long each time, and the cycle model gives it the same time.
+    """
+    def do_bench(fn: Callable[[], Any], *_: Any, grad_to_none: Iterable[torch.Tensor] | None = None,
+                 quantiles: Sequence[float] | None = None, return_mode: str = "mean", **options: Any) -> Any:
+        fn()
+        for tensor in grad_to_none or ():
+            tensor.grad = None
+        start, end = times.Event(enable_timing=True), times.Event(enable_timing=True)
+        start.record()
+        fn()
+        end.record()
+        return testing._summarize_statistics([start.elapsed_time(end)], quantiles, return_mode)
+
+    before = {name: getattr(testing, name) for name in ("do_bench", "do_bench_cudagraph")}
+    for name in before:
+        setattr(testing, name, do_bench)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(testing, name, function)
 
 
 _lock = threading.RLock()
@@ -261,10 +260,11 @@ def _reach(value: Any, found: dict[int, JITFunction]) -> None:
         _reach(other, found)
 
 
-def _current_device(library: ctypes.CDLL) -> _Device:
+def _current_device(library: ctypes.CDLL) -> int:
+    """The number; within sim.as_gpu(), where no GPU is, it is that of torch.cuda, by which programs look kernels up."""
     number = ctypes.c_int()
     library.hipGetDevice(ctypes.byref(number))
-    return _Device(number.value)
+    return number.value if torch_cuda.is_on() else _Device(number.value)
 
 
 def _set_device(library: ctypes.CDLL, device: int) -> None:

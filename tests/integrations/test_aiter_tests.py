@@ -160,13 +160,13 @@ def test_timed_functions_run_once_while_checks_are_counted(count):
     assert counts == {"passed": 1}
 
 
-def test_what_a_program_calls_cuda_is_the_cpu(count):
+def test_what_a_program_calls_cuda_is_the_simulated_device(count):
     counts, first, ended = count("""
         torch.set_default_device("cuda")
         tensors = [torch.ones(2, device="cuda"), torch.ones(2, device=torch.device("cuda:0")), torch.ones(2),
                    torch.ones(2, device="cpu").cuda(), torch.ones(2).to("cuda"), torch.ones(2).to(device="cuda"),
                    torch.ones(2).to(0), torch.ones(2, device=0), torch.nn.Linear(2, 2).to("cuda").weight]
-        assert [tensor.device.type for tensor in tensors] == ["cpu"] * 9
+        assert [tensor.device.type for tensor in tensors] == ["cuda"] * 9
         assert torch.ones(2).to("cuda", torch.int32, True).dtype == torch.int32
         moments = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         moments[0].record(); moments[1].record(); moments[1].synchronize(); torch.cuda.synchronize()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""Which tensors a program has on its GPU: CPU tensors whose storage is marked. Views share the mark, and it goes with
+the memory.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+_NAME = "_aiter_like_place"  # of the attribute of a storage; torch keeps the object as long as the memory
+
+
+class Memory:
+    """Bytes of the marked storages that live.
+
+    Attributes:
+        now, peak: bytes.
+    """
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._lock = threading.RLock()  # a storage can die, and tell so, while another one is being counted
+
+    def add(self, count: int) -> None:
+        """More, or fewer where `count` is negative."""
+        with self._lock:
+            self.now += count
+            self.peak = max(self.peak, self.now)
+
+    def reset_peak(self) -> None:
+        """The peak is counted from now on."""
+        with self._lock:
+            self.peak = self.now
+
+
+class _Place:
+    """What marks a storage: the GPU's number, or None for pinned memory of the host."""
+
+    def __init__(self, index: int | None, count: int):
+        self.index, self._memory, self._count = index, memory(index) if index is not None else None, count
+        if self._memory:
+            self._memory.add(count)
+
+    def __del__(self) -> None:
+        if self._memory:
+            self._memory.add(-self._count)
+
+
+def memory(index: int) -> Memory:
+    """That of a simulated device."""
+    return _memories.setdefault(index, Memory())
+
+
+def index_of(tensor: torch.Tensor) -> int | None:
+    """The number of the GPU that the tensor is on; None: on none."""
+    place = _place_of(tensor)
+    return place.index if place else None
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether it is in pinned memory of the host."""
+    place = _place_of(tensor)
+    return place is not None and place.index is None
+
+
+def put(tensor: torch.Tensor, index: int | None) -> torch.Tensor:
+    """Marks the memory of a tensor as that GPU's, or with None as pinned; returns the tensor.
+
+    A tensor that is on no CPU (`meta`) stays as it is.
+    """
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type == "cpu":
+            holder = holder_of(tensor)
+            put_storage(holder, index)
+    return tensor
+
+
+def put_storage(holder: Any, index: int | None) -> None:
+    """As `put`, of a storage."""
+    setattr(holder, _NAME, _Place(index, holder.nbytes() if isinstance(holder, torch.UntypedStorage) else 0))
+
+
+def holder_of(tensor: torch.Tensor) -> Any:
+    """The object that bears a tensor's mark: its storage; a sparse or nested tensor, which has none, itself."""
+    with torch._C.DisableTorchFunction():
+        try:
+            return tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            return tensor
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors among the arguments or results of a function of torch, also those in its tuples, lists, dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors(part)
+    elif isinstance(value, dict):
+        yield from tensors(tuple(value.values()))
+
+
+def follow(results: Any, arguments: Iterable[torch.Tensor]) -> None:
+    """Results are where the arguments are: on a GPU if one of them is. Memory of the arguments stays what it is."""
+    holders = [holder_of(tensor) for tensor in arguments]
+    places = [getattr(holder, _NAME, None) for holder in holders]
+    index = next((place.index for place in places if place and place.index is not None), None)
+    if index is None:
+        return
+    for tensor in tensors(results):
+        holder = holder_of(tensor)
+        if not hasattr(holder, _NAME) and all(holder is not other for other in holders):
+            put(tensor, index)
+
+
+def _place_of(tensor: torch.Tensor) -> _Place | None:
+    return getattr(holder_of(tensor), _NAME, None)
+
+
+_memories: dict[int, Memory] = {}

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: MIT
+"""Torch's functions within sim.as_gpu(): their devices are the CPU's, and where a program's tensors are is remembered
+by marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext, _device_constructors
+
+from aiter_like.sim.torch_cuda import devices, marks
+
+_CPU = torch.device("cpu")
+_SHARING = (torch.as_tensor, torch.asarray)  # their result may have the memory of what they are given
+
+
+class Mode(TorchFunctionMode):
+    """Turns the devices among the arguments of torch's functions, and marks their results.
+
+    Attributes:
+        is_on: False: it does nothing any more, on whichever thread.
+    """
+
+    is_on = True
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.is_on:
+            return func(*args, **kwargs)
+        answer = _ANSWERS.get(func)
+        return answer(func, args, kwargs) if answer else _called(func, args, kwargs)
+
+
+def with_default_device(context: DeviceContext, func: Callable, types: Any, args: tuple = (),
+                        kwargs: dict | None = None) -> Any:
+    """In place of DeviceContext's own: a default device that is a GPU makes marked tensors."""
+    kwargs = kwargs or {}
+    if func in _device_constructors() and kwargs.get("device") is None:
+        return _called(func, args, kwargs | {"device": context.device})
+    return func(*args, **kwargs)
+
+
+def _called(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """Any function: with device=…, or where its arguments are."""
+    is_placed = kwargs.get("device") is not None
+    index = devices.index_of(kwargs["device"]) if is_placed else None
+    if index is not None:
+        kwargs = kwargs | {"device": _CPU}
+    is_pinned = index is None and kwargs.get("pin_memory", False)
+    if "pin_memory" in kwargs:
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    results = func(*args, **kwargs)
+    if is_pinned:
+        return marks.put(results, None)
+    if not is_placed:
+        is_constructor = func in _device_constructors() and not (args and isinstance(args[0], torch.Tensor))
+        if not is_constructor and next(marks.tensors(results), None) is not None:
+            marks.follow(results, [*marks.tensors(args), *marks.tensors(kwargs)])
+        return results
+    if func in _SHARING:
+        return _moved(args[0], results, index)
+    for tensor in marks.tensors(results) if index is not None else ():
+        marks.put(tensor, index)
+    return results
+
+
+def _moved(source: Any, result: torch.Tensor, index: int | None) -> torch.Tensor:
+    """`result`, which a function made of `source`, on that GPU, or with None on the host. Between the two there is no
+    common memory.
+    """
+    is_tensor = isinstance(source, torch.Tensor)
+    if is_tensor and marks.index_of(source) == index:
+        marks.follow(result, [source])
+        return result
+    if index is None and not is_tensor:
+        return result
+    if not is_tensor or marks.holder_of(result) is marks.holder_of(source):
+        result = result.clone(memory_format=torch.preserve_format)
+    return result if index is None else marks.put(result, index)
+
+
+def _to(func: Callable, args: tuple, kwargs: dict) -> Any:
+    tensor, *rest = args
+    place = kwargs.get("device", kwargs.get("other", rest[0] if rest else None))
+    if not isinstance(place, (str, torch.device, torch.Tensor)) and type(place) is not int:
+        return _called(func, args, kwargs)  # a type alone
+    if isinstance(place, torch.Tensor):
+        index = marks.index_of(place)
+    else:
+        index = devices.index_of(place)
+        if index is None and torch.device(place).type != "cpu":
+            return func(*args, **kwargs)
+        if kwargs.get("device") is not None:
+            kwargs = kwargs | {"device": _CPU}
+        else:
+            rest[0] = _CPU
+    return _moved(tensor, func(tensor, *rest, **kwargs), index)
+
+
+def _cuda(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    tensor, *rest = args
+    index = devices.number_of(kwargs.get("device", rest[0] if rest else None))
+    layout = kwargs.get("memory_format", torch.preserve_format)
+    if marks.index_of(tensor) == index and layout is torch.preserve_format:
+        return tensor
+    return marks.put(tensor.clone(memory_format=layout), index)
+
+
+def _cpu(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    return _moved(args[0], func(*args, **kwargs), None)
+
+
+def _pin_memory(func: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
+    tensor = args[0]
+    if marks.index_of(tensor) is not None:
+        raise RuntimeError("pin_memory: only tensors of the host can be pinned, this one is on "
+                           f"cuda:{marks.index_of(tensor)}")
+    return tensor if marks.is_pinned(tensor) else marks.put(tensor.clone(), None)
+
+
+def _device(func: Callable, args: tuple, kwargs: dict) -> torch.device:
+    index = marks.index_of(args[0])
+    return func(*args, **kwargs) if index is None else devices.of_index(index)
+
+
+def _to_numpy(func: Callable, args: tuple, kwargs: dict) -> Any:
+    index = marks.index_of(args[0])
+    if index is not None:
+        raise TypeError(f"a tensor on cuda:{index} has no memory that NumPy can read: use Tensor.cpu() first")
+    return func(*args, **kwargs)
+
+
+def _get_device(func: Callable, args: tuple, kwargs: dict) -> int:
+    index = marks.index_of(args[0])
+    return func(*args, **kwargs) if index is None else index
+
+
+_ANSWERS: dict[Any, Callable[[Callable, tuple, dict], Any]] = {
+    torch.Tensor.to: _to,
+    torch.Tensor.cuda: _cuda,
+    torch.Tensor.cpu: _cpu,
+    torch.Tensor.pin_memory: _pin_memory,
+    torch.Tensor.is_pinned: lambda func, args, kwargs: marks.is_pinned(args[0]),
+    torch.Tensor.record_stream: lambda func, args, kwargs: None,
+    torch.Tensor.get_device: _get_device,
+    torch.Tensor.numpy: _to_numpy,
+    torch.Tensor.__array__: _to_numpy,
+    torch.Tensor.device.__get__: _device,
+    torch.Tensor.is_cuda.__get__: lambda func, args, kwargs: marks.index_of(args[0]) is not None,
+    torch.Tensor.is_cpu.__get__: lambda func, args, kwargs: func(*args) and marks.index_of(args[0]) is None,
+}
