@@ -80,6 +80,8 @@ CALLS = {
     **{name: (rows(), wide, row_ids, r(2, 2 * HIDDEN)) for name in ("gelu_and_mul_bias", "silu_and_mul_bias",
                                                                     "swiglu_and_mul_bias")},
     "gelu_fast": (rows(), x),
+    **{name: (rows(), x) for name in ("add", "add_", "div", "div_", "mul", "mul_", "sub", "sub_")},
+    "sigmoid": (x,), "tanh": (x,),
     "scaled_silu_and_mul": (rows(I8), wide, ONE),
     "fused_clamp_act_mul": (wide,),
     "fused_silu_mul": (wide,),
@@ -158,6 +160,9 @@ CALLS = {
                                 "auto", None, None),
     "reshape_and_cache_with_block_quant": (heads[None], heads[None], *tiled, zeros(HEADS, BLOCKS, dtype=F32),
                                            zeros(HEADS, BLOCKS, dtype=F32), slots, False),
+    "reshape_and_cache_with_block_quant_for_asm_pa": (
+        heads[None], heads[None], *tiled, zeros(HEADS, 1, dtype=F32), zeros(HEADS, 1, dtype=F32), slots, False,
+        BLOCKS * PAGE),
     "reshape_and_cache_with_pertoken_quant": (heads, heads, *tiled, zeros(HEADS, BLOCKS * PAGE, dtype=F32),
                                               zeros(HEADS, BLOCKS * PAGE, dtype=F32), slots, False),
     "layer_norm": (x, weight, weight),

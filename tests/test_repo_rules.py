@@ -24,6 +24,9 @@ PARAMETERS = 12
 ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "fused_qk_rmsnorm_quant", "fused_rms_fp8_group_quant", "fused_rms_quant", "fused_rms_quant_ref",
     "flash_attn_func", "flash_attn_varlen_func", "fused_qk_norm_rope_cache_pts_quant_shuffle",
+    "fused_qk_norm_rope_1way", "fused_qk_norm_rope_2way", "fused_qk_norm_rope_1way_fp8_perhead_quant",
+    "fused_qk_norm_rope_2way_fp8_perhead_quant", "fused_qk_norm_rope_cache_block_quant_shuffle",
+    "fused_qk_norm_rope_cache_quant_shuffle", "fused_qk_norm_mrope_3d_cache_pts_quant_shuffle", "minimax_qk_norm_rope",
     "fused_qk_rope_reshape_and_cache", "flash_attn_varlen_fp8_pertensor_func", "flash_attn_with_kvcache",
     "mha_batch_prefill_func", "unified_attention", "paged_attention_v1", "paged_attention_ragged",
     "paged_attention_rocm", "paged_attention_common", "paged_attention_decode", "pa_fwd_asm", "forward_decode",

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Quantises K and V to fp8 or int8 (quant.h) into a paged cache with packed keys (kv_cache.h), one scale for each block
-// and head. HIP (gfx9) and CUDA. One build per pair of element types.
+// and head: a block is a page of the cache, or several that follow one another. HIP (gfx9) and CUDA. One build per pair
+// of element types.
 //
 // A run is what follows one another in a sequence and goes to one block. One workgroup takes a run of one head:
 //   1. count the run's tokens; their largest magnitude gives a scale
@@ -22,7 +23,7 @@ namespace aiter_like {
 
 constexpr int kVector = 16 / sizeof(SOURCE);
 constexpr uint32_t kThreads = 256, kPack = 16;  // elements in 16 bytes
-constexpr uint32_t kMaxWindow = 16;              // tokens: a page has at least one run that begins there
+constexpr uint32_t kMaxWindow = 16;              // tokens: a block has at least one run that begins there
 constexpr uint32_t kTileTokens = 64, kTileColumns = 128;
 
 struct BlockPlane {
@@ -35,7 +36,7 @@ struct BlockPlane {
 
 struct BlockArgs {
   BlockPlane planes[2];  // K, V
-  SlotMapping slots;
+  SlotMapping slots, blocks;  // in pages, and in what shares a scale
   Divider seq_len, heads;
   uint32_t tokens, window, windows;
   bool has_packs;  // tokens of V's packs are 16 aligned bytes of the cache
@@ -51,9 +52,9 @@ struct Scratch {
 /// Whether a run begins with a token.
 __device__ inline bool is_start(const BlockArgs& args, uint32_t token) {
   CachePlace first, before;
-  if (token >= args.tokens || !args.slots.find(token, first)) return false;
+  if (token >= args.tokens || !args.blocks.find(token, first)) return false;
   const uint32_t position = token - args.seq_len.divide(token) * args.seq_len.divisor;
-  return position == 0 || !args.slots.find(token - 1, before) || before.block != first.block;
+  return position == 0 || !args.blocks.find(token - 1, before) || before.block != first.block;
 }
 
 /// Quantises `count` tokens from `token` on, which `source` holds, into V's cache.
@@ -102,13 +103,13 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
                                  Scratch& scratch) {
   const uint32_t batch = args.seq_len.divide(token), position = token - batch * args.seq_len.divisor;
   CachePlace first{}, place;
-  args.slots.find(token, first);
+  args.blocks.find(token, first);
   uint32_t limit = args.seq_len.divisor - position;
   if (limit > args.tokens - token) limit = args.tokens - token;
-  if (limit > args.slots.page_size.divisor) limit = args.slots.page_size.divisor;
+  if (limit > args.blocks.page_size.divisor) limit = args.blocks.page_size.divisor;
   float beyond = 0.f;  // tokens from the first of another block on; below 2^24, so that floats count exactly
   for (uint32_t i = thread_index(); i < limit; i += kThreads)
-    if (!args.slots.find(token + i, place) || place.block != first.block)
+    if (!args.blocks.find(token + i, place) || place.block != first.block)
       beyond = larger(beyond, static_cast<float>(limit - i));
   const uint32_t count = limit - static_cast<uint32_t>(workgroup_max<kThreads>(beyond, scratch.count));
 
@@ -133,7 +134,8 @@ __device__ inline void write_run(const BlockPlane& plane, const BlockArgs& args,
     for (uint32_t item = thread_index(); item < first.offset * plane.dims; item += kThreads) {
       const uint32_t inner = kContiguous ? plane.dims : first.offset;
       const uint32_t high = item / inner, low = item - high * inner;
-      const CachePlace before{first.block, kContiguous ? high : low};
+      const uint32_t begin = first.block * args.blocks.page_size.divisor;  // the block's first slot
+      const CachePlace before = args.slots.place(begin + (kContiguous ? high : low));
       CACHE* at = cache + plane_offset<kLayout>(plane.cache, before, head, kContiguous ? low : high);
       *at = from_float<CACHE>(to_float(*at) * factor);
     }
@@ -203,13 +205,14 @@ void launch_reshape_and_cache_with_block_quant(const BlockArgs& args, KvLayout l
 #if AITER_LIKE_HOST_PASS
 
 BlockPlane plane_args(const CachePlane& cache, const ffi::Tensor& source, const ffi::Tensor& scales,
-                      const ffi::CacheShape& shape, KvLayout layout) {
+                      const ffi::CacheShape& shape, KvLayout layout, int64_t pages) {
   ffi::check_type(ffi::has_element<SOURCE>(source) && ffi::has_element<float>(scales),
                   "reshape_and_cache_with_block_quant: this module was built for other dtypes");
   ffi::check_value(source.size(2) == shape.heads && (source.size(3) < 2 || source.stride(3) == 1),
                    "reshape_and_cache_with_block_quant: key and value must be [batch, seq_len, num_heads, head_dim]");
   const int block = layout == KvLayout::kShuffled ? 0 : 1;  // its dimension: [blocks, heads], or [heads, blocks]
-  ffi::check_value(scales.ndim() == 2 && scales.size(block) == shape.blocks && scales.size(1 - block) == shape.heads,
+  ffi::check_value(scales.ndim() == 2 && scales.size(block) * pages == shape.blocks &&
+                       scales.size(1 - block) == shape.heads,
                    "reshape_and_cache_with_block_quant: scales must have an element for each block and head");
   BlockPlane args{cache, {}, source.data_ptr(), source.stride(0), source.stride(1), source.stride(2),
                   static_cast<uint32_t>(source.size(3)), {}};
@@ -221,7 +224,7 @@ BlockPlane plane_args(const CachePlane& cache, const ffi::Tensor& source, const 
 
 void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tensor k_dequant_scales,
                                         ffi::Tensor v_dequant_scales, ffi::Tensor key, ffi::Tensor value,
-                                        ffi::Tensor slot_mapping, ffi::String layout_name) {
+                                        ffi::Tensor slot_mapping, ffi::String layout_name, int64_t pages) {
   const KvLayout layout = ffi::layout_of(layout_name);
   const ffi::CacheShape shape = ffi::cache_shape(key_cache, value_cache, layout);
   ffi::check_value(layout != KvLayout::kRows && ffi::has_element<CACHE>(key_cache) &&
@@ -231,18 +234,20 @@ void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value
                    "reshape_and_cache_with_block_quant: this module was built for other dtypes or head_dims");
   const int64_t tokens = slot_mapping.size(0);
   ffi::check_value(tokens <= key.size(0) * key.size(1), "reshape_and_cache_with_block_quant: too many slots");
+  ffi::check_value(pages > 0, "reshape_and_cache_with_block_quant: a scale must be that of 1 page or more");
   if (tokens * shape.heads == 0) return;
   const int64_t largest = shape.key_dim > shape.value_dim ? shape.key_dim : shape.value_dim;
-  ffi::check_value(tokens * shape.heads < (int64_t{1} << 23) && shape.page_size < (int64_t{1} << 24) &&
-                       shape.page_size * largest < (int64_t{1} << 31),
+  ffi::check_value(tokens * shape.heads < (int64_t{1} << 23) && shape.page_size * pages < (int64_t{1} << 24) &&
+                       shape.page_size * pages * largest < (int64_t{1} << 31),
                    "reshape_and_cache_with_block_quant: too much for one launch");
   const bool is_wide = ffi::takes_vectors(key, kVector, sizeof(SOURCE)) &&
                        ffi::takes_vectors(value, kVector, sizeof(SOURCE)) &&
                        ffi::takes_vectors(key_cache, kVector, sizeof(CACHE));
   BlockArgs args{};
-  args.planes[0] = plane_args(ffi::key_plane(key_cache), key, k_dequant_scales, shape, layout);
-  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, v_dequant_scales, shape, layout);
-  args.slots = ffi::slot_mapping(slot_mapping, shape);
+  args.planes[0] = plane_args(ffi::key_plane(key_cache), key, k_dequant_scales, shape, layout, pages);
+  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, v_dequant_scales, shape, layout, pages);
+  args.slots = args.blocks = ffi::slot_mapping(slot_mapping, shape);
+  args.blocks.page_size = Divider(static_cast<uint32_t>(shape.page_size * pages));
   for (int i = 0; i < 2; ++i) {
     const uint32_t vectors = args.planes[i].dims / (is_wide ? kVector : 1);
     args.planes[i].vectors = Divider(vectors > 0 ? vectors : 1);
@@ -253,7 +258,8 @@ void reshape_and_cache_with_block_quant(ffi::Tensor key_cache, ffi::Tensor value
   // Tokens of different sequences begin a run each, and should not wait for one another.
   args.window = key.size(1) < kMaxWindow ? 1 : kMaxWindow;
   args.windows = (args.tokens + args.window - 1) / args.window;
-  args.has_packs = ffi::takes_vectors(value_cache, kPack, sizeof(CACHE));
+  args.has_packs = ffi::takes_vectors(value_cache, kPack, sizeof(CACHE)) &&
+                   (pages == 1 || shape.page_size % kPack == 0);  // no pack lies in two pages
   launch_reshape_and_cache_with_block_quant(args, layout, is_wide, ffi::stream_of(key));
 }
 

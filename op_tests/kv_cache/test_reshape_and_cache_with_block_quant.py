@@ -71,15 +71,21 @@ def rows_of(cache: torch.Tensor, is_key: bool) -> torch.Tensor:
     return order.flatten(3) if is_key else order.flatten(2, 3)
 
 
+def joined(rows: torch.Tensor, pages: int) -> torch.Tensor:
+    """[block, head, offset, dim], of blocks that are so many pages."""
+    return rows.unflatten(0, (-1, pages)).transpose(1, 2).flatten(2, 3)
+
+
 def check_calls(device, run, backend, layout, kind, calls, heads=2, dims=(32, 48), dtype=BF16, page_size=16,
-                num_blocks=6, change=None) -> None:
-    """Each call: the slots of its sequences. Scales start as 1, caches as random numbers."""
+                num_blocks=6, change=None, pages=1) -> None:
+    """Each call: the slots of its sequences. Scales start as 1, caches as random numbers. `pages` share a scale."""
     cache_dtype, is_asm = cache_dtype_of(device, kind), layout == "shuffled"
     caches = make(device, layout, num_blocks, page_size, heads, dims, cache_dtype)
     caches.storage.copy_(torch.where((caches.storage == 0x80) | ((caches.storage & 0x7F) == 0x7F), 1, caches.storage))
-    made = [torch.ones((num_blocks, heads) if is_asm else (heads, num_blocks), device=device) for _ in range(2)]
+    shape = num_blocks // pages, heads
+    made = [torch.ones(shape if is_asm else shape[::-1], device=device) for _ in range(2)]
     views = caches.views(caches.storage)
-    models = [Model(rows_of(view, not i), initial if is_asm else initial.T)
+    models = [Model(joined(rows_of(view, not i), pages), initial if is_asm else initial.T)
               for i, (view, initial) in enumerate(zip(views, made, strict=True))]
     for seed, sequences in enumerate(calls):
         length = max(map(len, sequences))
@@ -88,13 +94,18 @@ def check_calls(device, run, backend, layout, kind, calls, heads=2, dims=(32, 48
                       for x in tokens_of(device, len(slots), heads, dims, dtype, seed))
         if change is not None:
             change(key, value)
-        run(backend, function, key, value, *views, *made, torch.tensor(slots, device=device), is_asm)
+        arguments = key, value, *views, *made, torch.tensor(slots, device=device), is_asm
+        if pages == 1:
+            run(backend, function, *arguments)
+        else:
+            run(backend, aiter_like.reshape_and_cache_with_block_quant_for_asm_pa, *arguments, pages * page_size)
         for x, model in zip((key, value), models, strict=True):
             for i in range(len(sequences)):
                 model.write(x[i], slots[i * length:(i + 1) * length])
         for i, (view, stored, model) in enumerate(zip(views, made, models, strict=True)):
             torch.testing.assert_close(stored if is_asm else stored.T, model.scales, rtol=0, atol=0, equal_nan=True)
-            got, wanted = (rows.contiguous().view(torch.uint8) for rows in (rows_of(view, not i), model.rows))
+            got, wanted = (rows.contiguous().view(torch.uint8)
+                           for rows in (joined(rows_of(view, not i), pages), model.rows))
             assert torch.equal(got, wanted), [(*at, got[*at], wanted[*at]) for at in (got != wanted).nonzero()[:5]]
 
 
@@ -152,6 +163,16 @@ def test_odd_sizes_and_other_pages(device, run, backend):
                 num_blocks=2)
 
 
+@pytest.mark.parametrize("layout", ("columns", "shuffled"))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pages_that_share_a_scale(device, run, backend, layout):
+    """Three of 16 tokens, and of 8, which no pack of values fits; prompts begin and end amid pages and blocks."""
+    calls = [prompt(50, 61)], [prompt(111, 1)], [prompt(5, 3), prompt(144, 12)], [prompt(8, 33)]
+    check_calls(device, run, backend, layout, "fp8", calls, num_blocks=12, pages=3)
+    if layout == "columns":
+        check_calls(device, run, backend, layout, "int8", calls, num_blocks=24, page_size=8, pages=3)
+
+
 @pytest.mark.parametrize("kind", ("fp8", "int8"))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_special_values_stay_in_their_block_and_head(device, run, backend, kind):
@@ -206,6 +227,11 @@ def test_bad_input_is_named(device):
             ("asm_layout must be True or False", TypeError, (key, value, kc, vc, made, made, slots, None))):
         with pytest.raises(kind, match=f"reshape_and_cache_with_block_quant: {message}"):
             function(*args)
+    for message, blocks in (("ori_block_size must be a multiple of the page size, 16, got 24", 24),
+                            ("key_cache must have a multiple of 2 pages", 32)):
+        with pytest.raises(ValueError, match=f"reshape_and_cache_with_block_quant_for_asm_pa: {message}"):
+            aiter_like.reshape_and_cache_with_block_quant_for_asm_pa(key, value, kc, vc, made, made, slots, True,
+                                                                     blocks)
     with pytest.raises(UnsupportedError, match="less than 8388608 heads of tokens fit one launch, got 8388608"):
         many = torch.full((2**22,), -1, dtype=torch.int32, device=device)
         function(key[:, :1].expand(1, 2**22, 2, 32), value[:, :1].expand(1, 2**22, 2, 32), kc, vc, made, made, many,

@@ -20,7 +20,7 @@ from aiter_like.integrations.aiter_test_runs import Result
 
 ROWS = aiter_names.table()
 TOP = [row for row in ROWS if aiter_names.top_level()[row.name] is row]
-FAMILIES = {"norm", "attention", "layout", "rope"}  # of which nothing is missing
+FAMILIES = {"norm", "activation", "attention", "layout", "rope"}  # of which nothing is missing
 
 
 def named(rows):
@@ -45,10 +45,10 @@ def test_signature_is_aiters(row):
 
 @named(TOP)
 def test_name_resolves_at_the_top_level(row):
-    """Three exceptions: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it, and the plain
-    `batched_gemm_bf16` has our own options where that of a Triton module has its kernel's, and the plain
-    `fused_moe` looks at `gate_mode` for all weights."""
-    others = {"fused_moe": ("aiter.fused_moe",),
+    """Four exceptions: the plain `fused_qk_rmsnorm` is the unquantised one here, as vLLM imports it, and the plain
+    `batched_gemm_bf16` has our own options where that of a Triton module has its kernel's, the plain
+    `fused_moe` looks at `gate_mode` for all weights, the plain `moe_smoothquant_fwd` takes rows of two dimensions."""
+    others = {"fused_moe": ("aiter.fused_moe",), "moe_smoothquant_fwd": ("aiter", "aiter.ops.quant"),
               "fused_qk_rmsnorm": ("aiter.ops.fused_qk_rmsnorm_group_quant", "aiter"),
               "batched_gemm_bf16": ("aiter.ops.triton.gemm.batched.batched_gemm_bf16",)}
     if row.name in others:

@@ -30,3 +30,18 @@ def check_quantised(names: paged_cache.Names, key_cache: Tensor, value_cache: Te
     check.tensor(names.op, "key", key, dtypes=elements.FLOATS)
     paged_cache.check_fp8(names.op, "key_cache", key_cache, (torch.int8,))
     check.tensor(names.op, "value_cache", value_cache, dtypes=(key_cache.dtype,), last_contiguous=False)
+
+
+def as_shuffled(value_cache: Tensor, key_cache: Tensor) -> Tensor:
+    """The view [blocks, heads, page_size / x, head_dim, x] of a dense value cache that is shaped [blocks, heads,
+    head_dim, page_size]; any other as it is. AITER's kernels read the page's size and x from the key cache, whatever
+    V's shape is.
+    """
+    ranks = [cache.ndim if isinstance(cache, Tensor) else 0 for cache in (value_cache, key_cache)]
+    if ranks != [4, 5] or not value_cache.is_contiguous():
+        return value_cache
+    page_size, x = key_cache.shape[3:]
+    blocks, heads, head_dim, tokens = value_cache.shape
+    if tokens != page_size or x == 0 or page_size % x:
+        return value_cache
+    return value_cache.view(blocks, heads, page_size // x, head_dim, x)

@@ -13,6 +13,7 @@ from aiter_like.device import Target, target_of
 from aiter_like.dispatch import SKIP, Backend, Op
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, paged_cache, quant_rule
+from aiter_like.ops.kv_cache import parts
 
 __all__ = ["concat_and_cache_mla", "reshape_and_cache", "reshape_and_cache_flash"]
 
@@ -138,7 +139,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
         value: [num_tokens, num_heads, value_dim], dtype of `key`, last dimension contiguous.
         key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], any strides; x is a power of two, 16 bytes.
         value_cache: [num_blocks, num_heads, value_dim, page_size], any strides; with `asm_layout`
-            [num_blocks, num_heads, page_size / x, value_dim, x].
+            [num_blocks, num_heads, page_size / x, value_dim, x], or a dense tensor of the other shape for those bytes.
         slot_mapping: [≤ num_tokens] int64|int32, `block · page_size + offset` of each of the first tokens.
         kv_cache_dtype: "auto": the caches have the dtype of `key`; "fp8" or "fp8_e4m3": the device's e4m3, or uint8 for
             its bytes.
@@ -163,6 +164,7 @@ def reshape_and_cache(key: Tensor, value: Tensor, key_cache: Tensor, value_cache
     Source: AITER's `reshape_and_cache`.
     """
     check.flag("reshape_and_cache", "asm_layout", asm_layout)
+    value_cache = parts.as_shuffled(value_cache, key_cache) if asm_layout else value_cache
     _reshape_and_cache.run(key_cache, value_cache, key, value, slot_mapping=slot_mapping, kv_cache_dtype=kv_cache_dtype,
                            k_scale=k_scale, v_scale=v_scale, layout="shuffled" if asm_layout else "columns",
                            backend=backend)

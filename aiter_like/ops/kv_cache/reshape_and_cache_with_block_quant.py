@@ -18,7 +18,7 @@ from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, paged_cache, quant_rule
 from aiter_like.ops.kv_cache import parts
 
-__all__ = ["reshape_and_cache_with_block_quant"]
+__all__ = ["reshape_and_cache_with_block_quant", "reshape_and_cache_with_block_quant_for_asm_pa"]
 
 _NAMES = paged_cache.Names("reshape_and_cache_with_block_quant")
 _MAX_ROWS = 2**23  # a row has a workgroup for keys and one for values
@@ -33,6 +33,7 @@ class ReshapeAndCacheWithBlockQuantCall(NamedTuple):
             `v_dequant_scales` likewise.
         slot_mapping: [≤ batch · seq_len], the place of each of the first tokens.
         layout: "columns" or "shuffled" (ops/common/paged_cache.py).
+        pages_per_scale: pages that follow one another in the caches and are one block of the scales.
     """
 
     key_cache: Tensor
@@ -43,21 +44,28 @@ class ReshapeAndCacheWithBlockQuantCall(NamedTuple):
     value: Tensor
     slot_mapping: Tensor
     layout: str = "columns"
+    pages_per_scale: int = 1
+
+    @property
+    def block_shape(self) -> tuple[int, int]:
+        """Blocks that have a scale, and tokens of each."""
+        return (self.key_cache.shape[0] // self.pages_per_scale,
+                self.pages_per_scale * paged_cache.page_size_of(self.key_cache))
 
 
 def block_quant_ref(call: ReshapeAndCacheWithBlockQuantCall) -> None:
     """In torch, run by run, with the kernel's rounding."""
-    # Each order makes a block's dimensions heads, tokens and elements.
-    orders = {"key": (0, 2, 1, 3), "columns": (0, 2, 1), "shuffled": (0, 1, 3, 2)}
+    # Each order makes the dimensions of a block's pages heads, pages, tokens and elements.
+    orders = {"key": (1, 0, 3, 2, 4), "columns": (1, 0, 3, 2), "shuffled": (1, 0, 2, 4, 3)}
     planes = ((call.key, call.key_cache, call.k_dequant_scales, orders["key"]),
               (call.value, call.value_cache, call.v_dequant_scales, orders[call.layout]))
-    seq_len, shape = call.key.shape[1], (call.key_cache.shape[0], paged_cache.page_size_of(call.key_cache))
+    seq_len, shape, pages = call.key.shape[1], call.block_shape, call.pages_per_scale
     for token, block, offsets in _runs(call.slot_mapping, seq_len, *shape):
         batch, position = divmod(token, seq_len)
         for x, cache, scale_of, order in planes:
             tokens = x[batch, position:position + len(offsets)].float().transpose(0, 1)  # [num_heads, tokens, dims]
             stored = scale_of[block] if call.layout == "shuffled" else scale_of[:, block]  # [num_heads]
-            view = cache[block].permute(order)
+            view = cache[block * pages:(block + 1) * pages].permute(order)
             rows = view.clone(memory_format=torch.contiguous_format).view(len(tokens), shape[1], -1)
             scale = quant_rule.row_scales(tokens.flatten(1), cache.dtype)[:, 0]
             if offsets[0]:
@@ -71,12 +79,12 @@ def block_quant_ref(call: ReshapeAndCacheWithBlockQuantCall) -> None:
             view.copy_(rows.view(view.shape))
 
 
-def _runs(slot_mapping: Tensor, seq_len: int, num_blocks: int, page_size: int) -> list[tuple[int, int, list[int]]]:
+def _runs(slot_mapping: Tensor, seq_len: int, num_blocks: int, block_size: int) -> list[tuple[int, int, list[int]]]:
     """The runs: tokens that follow one another in a sequence and go to one block, as (first token, block, offsets)."""
     runs: list[tuple[int, int, list[int]]] = []
     last = None
     for token, slot in enumerate(slot_mapping.tolist()):
-        block, offset = divmod(slot, page_size) if 0 <= slot < num_blocks * page_size else (None, 0)
+        block, offset = divmod(slot, block_size) if 0 <= slot < num_blocks * block_size else (None, 0)
         if block is not None and block == last and token % seq_len:
             runs[-1][2].append(offset)
         elif block is not None:
@@ -97,7 +105,11 @@ def _check(call: ReshapeAndCacheWithBlockQuantCall) -> object:
     op, key = _NAMES.op, call.key
     parts.check_quantised(_NAMES, call.key_cache, call.value_cache, key, call.value, call.layout, rank=4)
     paged_cache.check_slots(op, call.slot_mapping, key.shape[0] * key.shape[1], key.device)
-    shape = (call.key_cache.shape[0], key.shape[2])[::1 if call.layout == "shuffled" else -1]
+    check.integer(op, "pages_per_scale", call.pages_per_scale, low=1)
+    if call.key_cache.shape[0] % call.pages_per_scale:
+        raise ValueError(f"{op}: key_cache must have a multiple of {call.pages_per_scale} pages, which share a scale, "
+                         f"got shape {tuple(call.key_cache.shape)}")
+    shape = (call.block_shape[0], key.shape[2])[::1 if call.layout == "shuffled" else -1]
     for name in ("k_dequant_scales", "v_dequant_scales"):
         check.tensor(op, name, getattr(call, name), dtypes=(torch.float32,), shape=shape, device=key.device,
                      last_contiguous=False)
@@ -105,13 +117,13 @@ def _check(call: ReshapeAndCacheWithBlockQuantCall) -> object:
 
 
 def _hip_refusal(target: Target, call: ReshapeAndCacheWithBlockQuantCall) -> str | None:
-    rows, page_size = call.slot_mapping.shape[0] * call.key.shape[2], paged_cache.page_size_of(call.key_cache)
+    rows, block_size = call.slot_mapping.shape[0] * call.key.shape[2], call.block_shape[1]
     if rows >= _MAX_ROWS:
         return f"less than {_MAX_ROWS} heads of tokens fit one launch, got {rows}"
-    size = page_size * max(call.key.shape[3], call.value.shape[3])
-    if page_size >= 2**24 or size >= 2**31:
-        return f"blocks of less than {2**24} tokens and {2**31} elements of a head, got {page_size} and {size}"
-    return paged_cache.too_many_slots(call.key_cache.shape[0], page_size)
+    size = block_size * max(call.key.shape[3], call.value.shape[3])
+    if block_size >= 2**24 or size >= 2**31:
+        return f"blocks of less than {2**24} tokens and {2**31} elements of a head, got {block_size} and {size}"
+    return paged_cache.too_many_slots(*call.block_shape)
 
 
 def _cases(device: torch.device) -> dict[str, ReshapeAndCacheWithBlockQuantCall]:
@@ -175,3 +187,49 @@ def reshape_and_cache_with_block_quant(
     check.flag(_NAMES.op, "asm_layout", asm_layout)
     _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
                      slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns", backend=backend)
+
+
+def reshape_and_cache_with_block_quant_for_asm_pa(
+        key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, k_dequant_scales: Tensor,
+        v_dequant_scales: Tensor, slot_mapping: Tensor, asm_layout: bool, ori_block_size: int = 128, *,
+        backend: str | None = None) -> None:
+    """`reshape_and_cache_with_block_quant` where `ori_block_size` tokens share a scale: whole pages of the cache.
+
+    Args:
+        key: [batch, seq_len, num_heads, head_dim] bf16|fp16|fp32, last dimension contiguous.
+        value: [batch, seq_len, num_heads, value_dim], dtype of `key`, last dimension contiguous.
+        key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], the device's e4m3 or int8, any strides; x is a
+            power of two, 16.
+        value_cache: [num_blocks, num_heads, value_dim, page_size], dtype of `key_cache`, any strides; with `asm_layout`
+            [num_blocks, num_heads, page_size / x, value_dim, x].
+        k_dequant_scales: [num_heads, num_blocks · page_size / ori_block_size] fp32, read and written; with `asm_layout`
+            [num_blocks · page_size / ori_block_size, num_heads].
+        v_dequant_scales: the same for the values.
+        slot_mapping: [≤ batch · seq_len] int64|int32, `block · page_size + offset`; ascending within a run.
+        asm_layout: the shuffled value cache.
+        ori_block_size: tokens that share a scale, a multiple of page_size.
+        backend: "hip" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: caches and scales are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype; an fp8 cache is of another device's format.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As there, of blocks of ori_block_size tokens.
+
+    Source: AITER's `reshape_and_cache_with_block_quant_for_asm_pa`.
+    """
+    op = _NAMES.op
+    check.flag(op, "asm_layout", asm_layout)
+    check.tensor(op, "key_cache", key_cache, rank=5, last_contiguous=False)
+    check.integer(op, "ori_block_size", ori_block_size, low=1)
+    page_size = paged_cache.page_size_of(key_cache)
+    if page_size == 0 or ori_block_size % page_size:
+        raise ValueError(f"{op}: ori_block_size must be a multiple of the page size, {page_size}, got {ori_block_size}")
+    _block_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
+                     slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns",
+                     pages_per_scale=ori_block_size // page_size, backend=backend)

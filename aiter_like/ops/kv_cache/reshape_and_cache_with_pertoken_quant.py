@@ -130,7 +130,7 @@ def reshape_and_cache_with_pertoken_quant(
         key_cache: [num_blocks, num_heads, head_dim / x, page_size, x], the device's e4m3 or int8, any strides; x is a
             power of two, 16.
         value_cache: [num_blocks, num_heads, value_dim, page_size], dtype of `key_cache`, any strides; with `asm_layout`
-            [num_blocks, num_heads, page_size / x, value_dim, x].
+            [num_blocks, num_heads, page_size / x, value_dim, x], or a dense tensor of the other shape for those bytes.
         k_dequant_scales: [num_heads, ≥ num_blocks · page_size] fp32, written; with `asm_layout`
             [num_blocks, num_heads, page_size].
         v_dequant_scales: the same for the values.
@@ -154,5 +154,6 @@ def reshape_and_cache_with_pertoken_quant(
     Source: AITER's `reshape_and_cache_with_pertoken_quant`.
     """
     check.flag(_NAMES.op, "asm_layout", asm_layout)
+    value_cache = parts.as_shuffled(value_cache, key_cache) if asm_layout else value_cache
     _pertoken_quant.run(key_cache, value_cache, k_dequant_scales, v_dequant_scales, key=key, value=value,
                         slot_mapping=slot_mapping, layout="shuffled" if asm_layout else "columns", backend=backend)

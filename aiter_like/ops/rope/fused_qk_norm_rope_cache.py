@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from aiter_like import check
@@ -44,8 +45,9 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
         slot_mapping: [≤ num_tokens] int32|int64.
         per_tensor_k_scale: 1 fp32 element on the device; read where the cache is fp8.
         per_tensor_v_scale: the same for v.
-        k_out: with `return_kv`: k as it is before quantisation, like `q_out`; written. Or None.
-        v_out: the same for v.
+        k_out: with `return_kv`: k as it is before quantisation, like `q_out`; written. Or of the dtype of an fp8
+            `k_cache`: what the cache gets, [num_tokens, num_heads_k, head_size]. Or None.
+        v_out: the same for v, of the same dtype.
         return_kv: whether `k_out` and `v_out` are written.
         use_shuffle_layout: the packed caches.
         block_size: tokens of a block of the packed caches.
@@ -87,20 +89,29 @@ def fused_qk_norm_rope_cache_pts_quant_shuffle(
     elif k_cache.ndim == 3:
         keys, values = k_cache.unsqueeze(1), v_cache.unsqueeze(1)
     q, k, v = _viewed(name, "qkv", qkv, (num_tokens, sum(counts), head_size)).split(counts, 1)
+    k_out, v_out = (k_out, v_out) if return_kv else (None, None)
     outs = [None if out is None else _viewed(name, argument, out, (num_tokens, count, head_size))
-            for argument, out, count in zip(("q_out", "k_out", "v_out"), (
-                q_out, k_out if return_kv else None, v_out if return_kv else None), counts)]
+            for argument, out, count in zip(("q_out", "k_out", "v_out"), (q_out, k_out, v_out), counts)]
     check.tensor(name, "cos_sin", cos_sin, device=qkv.device)
     if num_tokens and not cos_sin.numel():
         raise ValueError(f"{name}: cos_sin must have a row for each position, got shape {tuple(cos_sin.shape)}")
     cos, sin = _viewed(name, "cos_sin", cos_sin, (-1, rotary_dim)).chunk(2, -1)
     parts.check_positions(name, "positions", positions, None, cos)
     found = (None, None) if keys.dtype == qkv.dtype else (per_tensor_k_scale, per_tensor_v_scale)
-    fused_qk_rope_cache(FusedQkRopeCacheCall(
+    call = FusedQkRopeCacheCall(
         *outs, keys, value_cache=values, q=q, k=k, v=v, q_weight=qw, k_weight=kw, cos=cos, sin=sin,
         positions=positions, offsets=None, slot_mapping=slot_mapping, k_scale=found[0], v_scale=found[1], epsilon=eps,
-        rotate_style=0 if is_neox_style else 1, layout=layout_of(name, {"k_cache": keys, "v_cache": values})),
-        backend=backend)
+        rotate_style=0 if is_neox_style else 1, layout=layout_of(name, {"k_cache": keys, "v_cache": values}))
+    is_as_cached = keys.dtype != qkv.dtype and None not in (k_out, v_out) and (
+        k_out.dtype == v_out.dtype == keys.dtype)
+    if not is_as_cached:
+        fused_qk_rope_cache(call, backend=backend)
+        return
+    call = call._replace(k_out=None, v_out=None)
+    fused_qk_rope_cache(call, backend=backend)
+    slots = torch.arange(num_tokens, device=qkv.device)  # the results are a cache, too: a page of a slot for each token
+    fused_qk_rope_cache(call._replace(key_cache=outs[1][:, None], value_cache=outs[2][:, None], slot_mapping=slots,
+                                      layout="rows"), backend=backend)
 
 
 def _viewed(name: str, argument: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: MIT
+"""Sums, differences, products and quotients of two tensors: the operator elementwise (elementwise.py)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like.ops.activation.elementwise import elementwise
+
+__all__ = ["add", "add_", "div", "div_", "mul", "mul_", "sub", "sub_"]
+
+
+def add(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """The sum of two tensors, element by element.
+
+    `out = input + other`.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides.
+        other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
+        out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+
+    Source: AITER's `add`.
+    """
+    return _of_two("add", input, other, out, backend)
+
+
+def add_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
+    """The sum of two tensors, in place of the first.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides; read and written.
+        other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `input`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `add`.
+
+    Source: AITER's `add_`.
+    """
+    return _of_two("add", input, other, None, backend, is_in_place=True)
+
+
+def sub(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """The difference of two tensors, element by element.
+
+    `out = input − other`.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides.
+        other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
+        out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+
+    Source: AITER's `sub`.
+    """
+    return _of_two("sub", input, other, out, backend)
+
+
+def sub_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
+    """The difference of two tensors, in place of the first.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides; read and written.
+        other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `input`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `sub`.
+
+    Source: AITER's `sub_`.
+    """
+    return _of_two("sub", input, other, None, backend, is_in_place=True)
+
+
+def mul(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """The product of two tensors, element by element.
+
+    `out = input · other`.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides.
+        other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
+        out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+
+    Source: AITER's `mul`.
+    """
+    return _of_two("mul", input, other, out, backend)
+
+
+def mul_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
+    """The product of two tensors, in place of the first.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides; read and written.
+        other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `input`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `mul`.
+
+    Source: AITER's `mul_`.
+    """
+    return _of_two("mul", input, other, None, backend, is_in_place=True)
+
+
+def div(input: Tensor, other: Tensor, *, out: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """The quotient of two tensors, element by element.
+
+    `out = input / other`.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides.
+        other: bf16|fp16|fp32, a shape that can be broadcast with that of `input`.
+        out: tensor to write, of the common shape; default: a new contiguous one of the common dtype. It may be `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `out`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Computed in fp32, rounded to nearest even once; deterministic; can be captured in a graph.
+
+    Source: AITER's `div`.
+    """
+    return _of_two("div", input, other, out, backend)
+
+
+def div_(input: Tensor, other: Tensor, *, backend: str | None = None) -> Tensor:
+    """The quotient of two tensors, in place of the first.
+
+    Args:
+        input: bf16|fp16|fp32, any shape and strides; read and written.
+        other: bf16|fp16|fp32, a shape that can be broadcast to that of `input`.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `input`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes or devices do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `div`.
+
+    Source: AITER's `div_`.
+    """
+    return _of_two("div", input, other, None, backend, is_in_place=True)
+
+
+def _of_two(operation: str, input: Tensor, other: Tensor, out: Tensor | None, backend: str | None,
+            is_in_place: bool = False) -> Tensor:
+    """The operation of tensors that are broadcast to one shape."""
+    for name, tensor in (("input", input), ("other", other)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{operation}: {name} must be a tensor, got {type(tensor).__name__}")
+    try:
+        shape = torch.broadcast_shapes(input.shape, other.shape)
+    except RuntimeError:
+        shape = None
+    if shape is None or (is_in_place and shape != input.shape):
+        raise ValueError(f"{operation}: other must have a shape that can be broadcast "
+                         f"{'to' if is_in_place else 'with'} {tuple(input.shape)}, got {tuple(other.shape)}")
+    if is_in_place:
+        out = input
+    elif out is None:
+        out = torch.empty(shape, dtype=torch.promote_types(input.dtype, other.dtype), device=input.device)
+    elementwise.run(out, input.expand(shape), other.expand(shape), operation=operation, backend=backend)
+    return out
