@@ -100,7 +100,8 @@ def test_scales_of_heads(head_dim):
 def caches(is_fp8: bool, blocks: int = 4, page: int = 16) -> tuple[Tensor, Tensor]:
     """Shuffled ones of 2 heads of 64."""
     x, dtype = (16, FP8) if is_fp8 else (8, BF16)
-    return (torch.zeros(blocks, 2, 64 // x, page, x, dtype=dtype), torch.zeros(blocks, 2, page // x, 64, x, dtype=dtype))
+    shapes = (blocks, 2, 64 // x, page, x), (blocks, 2, page // x, 64, x)
+    return tuple(torch.zeros(shape, dtype=dtype) for shape in shapes)
 
 
 def rows_of(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
