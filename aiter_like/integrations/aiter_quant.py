@@ -73,8 +73,8 @@ def moe_smoothquant_fwd(out: Tensor, input: Tensor, x_scale: Tensor, topk_ids: T
 
 def gated_rmsnorm_fp8_group_quant(out: Tensor, scale: Tensor, x: Tensor, z: Tensor, weight: Tensor, epsilon: float,
                                   group_size: int, transpose_scale: bool = False) -> None:
-    """`gated_rms_norm_quant` of heads, a group each: `x` is [tokens, heads, head_dim], `out` [tokens, heads · head_dim],
-    `scale` [tokens, heads], dense, with heads outermost in memory where `transpose_scale`.
+    """`gated_rms_norm_quant` of heads, a group each: `x` is [tokens, heads, head_dim], `out` [tokens, heads · dim],
+    `scale` [tokens, heads], dense, heads outermost in memory where `transpose_scale`.
     """
     name = "gated_rmsnorm_fp8_group_quant"
     check.tensor(name, "x", x, rank=3)
