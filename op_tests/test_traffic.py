@@ -66,6 +66,7 @@ CASES = (
     Case("block_quant", {"matrices": 1, "rows": 256, "columns": 512, "block_rows": 128, "dtype": "bf16",
                          "out_dtype": FP8}, 1, 1 / 3),
     Case("moe_sum", {"tokens": 16, "slots": 9, "columns": 1024, "dtype": "bf16"}, 1),
+    Case("elementwise", {"elements": 32768, "operands": 2, "dtype": "bf16"}, 1),
     quant("act_and_mul_quant", 16, 1024, 128, 1 / 5),
     quant("row_quant", 40, 1024, 0, 1 / 3),
     quant("row_quant", 40, 1024, 128, 1 / 3),

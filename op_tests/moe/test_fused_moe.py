@@ -70,6 +70,18 @@ def test_what_the_dispatcher_takes(device, form):
     assert "torch" not in products, products
 
 
+@pytest.mark.parametrize("backend", ("hip", "torch"))
+def test_results_of_pairs_are_added_before_they_are_rounded(device, backend):
+    """To bf16: one rounding is 0.16 % in the mean square, three, of two pairs and of their sum, are 0.24 %."""
+    one = layer(device, "bf16")
+    hidden, weights, ids = tokens_of(device, 13, 6, 2, 128, 7)
+    out = aiter_like.fused_moe(hidden, one.w1, one.w2, weights, ids, backend=backend)
+    gates = torch.einsum("tk,tsnk->tsn", hidden.double(), one.wide1.to(device)[ids.long()])
+    inner = (torch.nn.functional.silu(gates[..., :gates.shape[2] // 2]) * gates[..., gates.shape[2] // 2:]).bfloat16()
+    wanted = torch.einsum("tsk,tsnk,ts->tn", inner.double(), one.wide2.to(device)[ids.long()], weights.double())
+    assert (out.double() - wanted).square().mean().sqrt() < 0.002 * wanted.square().mean().sqrt()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("local", (None, 0, 7))
 def test_experts_of_other_devices_and_tokens_that_do_not_count(device, backend, local):
