@@ -193,6 +193,68 @@ def gemm_a8w8_blockscale_bpreshuffle_asm(A: Tensor, B: Tensor, out: Tensor, A_sc
     return aiter_like.gemm_a8w8_blockscale(A, B, A_scale, B_scale, out.dtype, bpreshuffle, out=out)
 
 
+def hipb_create_extension() -> None:
+    """Nothing is set up before a product is asked for."""
+
+
+def hipb_mm(mat1: Tensor, mat2: Tensor, solution_index: int, bias: Tensor | None = None,
+            out_dtype: torch.dtype | None = None, scaleA: Tensor | None = None, scaleB: Tensor | None = None,
+            scaleOut: Tensor | None = None, bpreshuffle: bool | None = None, use_gelu: bool | None = None) -> Tensor:
+    """`mat1 · mat2` by `aiter_like.gemm_a16w16` or, of 8 bits, by `gemm_a8w8`.
+
+    Args:
+        mat1: [m, k] bf16|fp16|fp8|int8.
+        mat2: [k, n]: the weights [n, k] transposed; with `bpreshuffle` those that `shuffle_weight` returned.
+        solution_index: −1, or 0, the only one that `hipb_findallsols` tells of: the dispatcher chooses.
+        bias: [n].
+        out_dtype: of the result; default: that of `mat1`, of 8 bits bf16.
+        scaleA, scaleB: of 8 bits: one per row [m, 1] and column [1, n], or a single one each; default: 1.
+        scaleOut: None.
+        use_gelu: GELU after the bias, which has to be there.
+
+    Raises:
+        RuntimeError: `use_gelu` without a bias, as AITER has it.
+        UnsupportedError: `scaleOut`, or another solution.
+    """
+    name, is_wide = "hipb_mm", mat1.element_size() > 1
+    _refuse_gelu_without_bias(name, bias, use_gelu)
+    if scaleOut is not None or solution_index not in (-1, 0):
+        raise UnsupportedError(f"{name}: scaleOut must be None and solution_index -1 or 0, got "
+                               f"{type(scaleOut).__name__} and {solution_index}", "gemm_a8w8")
+    weights = mat2.t()
+    if is_wide:
+        if scaleA is not None or scaleB is not None:
+            raise ValueError(f"{name}: scaleA and scaleB must be None for {mat1.dtype}")
+        if bpreshuffle:
+            weights.is_shuffled, weights.shuffle_layout = True, (16, 16)
+        return aiter_like.gemm_a16w16(mat1, weights, bias, out_dtype, activation="gelu" if use_gelu else None)
+    scales = [mat1.new_ones(1, dtype=torch.float32) if scale is None else scale for scale in (scaleA, scaleB)]
+    scales = scales[0], scales[1].t() if scales[1].ndim == 2 else scales[1]
+    dtype = out_dtype or torch.bfloat16
+    if bpreshuffle:
+        out = aiter_like.gemm_a8w8_bpreshuffle(mat1, weights, *scales, bias, dtype, layout=(16, 16))
+    else:
+        out = aiter_like.gemm_a8w8(mat1, weights, *scales, bias, dtype)
+    return torch.nn.functional.gelu(out) if use_gelu else out
+
+
+def hipb_findallsols(mat1: Tensor, mat2: Tensor, bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
+                     scaleA: Tensor | None = None, scaleB: Tensor | None = None, scaleC: Tensor | None = None,
+                     bpreshuffle: bool = False, use_gelu: bool = False) -> list[int]:
+    """[0]: what the dispatcher chooses.
+
+    Raises:
+        RuntimeError: `use_gelu` without a bias, as AITER has it.
+    """
+    _refuse_gelu_without_bias("hipb_findallsols", bias, use_gelu)
+    return [0]
+
+
+def _refuse_gelu_without_bias(name: str, bias: Tensor | None, use_gelu: bool | None) -> None:
+    if use_gelu and bias is None:
+        raise RuntimeError(f"{name}: use_gelu requires bias, got None")
+
+
 def _refuse_partial_sums(name: str, op: str, skip_reduce: bool) -> None:
     if skip_reduce:
         raise UnsupportedError(f"{name}: skip_reduce must be False, partial sums are not returned, got True", op)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""AITER's calls of hipBLASLt against float64, which are products of ours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aiter_like as aiter
+from aiter_like.errors import UnsupportedError
+
+M, N, K, FP8 = 5, 32, 64, torch.float8_e4m3fnuz
+
+
+@pytest.fixture(autouse=True)
+def in_torch():
+    """The kernels have tests of their own."""
+    with aiter.use_backend("torch"):
+        yield
+
+
+def close(out: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(out.double(), expected, rtol=2**-7, atol=2**-7)
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("is_shuffled", (False, True))
+@pytest.mark.parametrize("use_gelu", (False, True))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, FP8), ids=str)
+def test_products(dtype, use_gelu, is_shuffled):
+    aiter.hipb_create_extension()
+    x, weights, bias = numbers(M, K, dtype=dtype), numbers(N, K, seed=1, dtype=dtype), numbers(N)
+    given = aiter.shuffle_weight(weights) if is_shuffled else weights
+    scales = {} if dtype != FP8 else {"scaleA": numbers(M, 1, dtype=torch.float32).abs() / 8,
+                                      "scaleB": numbers(1, N, dtype=torch.float32).abs() / 8}
+    options = {"out_dtype": torch.bfloat16, "bpreshuffle": is_shuffled, "use_gelu": use_gelu, **scales}
+    (solution,) = aiter.hipb_findallsols(x, given.t(), bias, **options)
+    out = aiter.hipb_mm(x, given.t(), solution, bias, **options)
+    expected = x.double() @ weights.double().t()
+    for scale in scales.values():
+        expected = expected * scale.double()
+    expected = expected + bias.double()
+    close(out, torch.nn.functional.gelu(expected) if use_gelu else expected)
+
+
+def test_single_scales_and_none():
+    x, weights = numbers(M, K, dtype=FP8), numbers(N, K, seed=1, dtype=FP8)
+    half = torch.tensor(0.5)
+    close(aiter.hipb_mm(x, weights.t(), -1, scaleA=half), x.double() @ weights.double().t() / 2)
+
+
+def test_what_is_not_served_says_so():
+    x, weights = numbers(M, K), numbers(N, K)
+    for call in (lambda: aiter.hipb_mm(x, weights.t(), -1, use_gelu=True),
+                 lambda: aiter.hipb_findallsols(x, weights.t(), use_gelu=True)):
+        with pytest.raises(RuntimeError, match="use_gelu requires bias"):
+            call()
+    with pytest.raises(UnsupportedError, match="solution_index -1 or 0, got NoneType and 7"):
+        aiter.hipb_mm(x, weights.t(), 7)
+    with pytest.raises(ValueError, match="scaleA and scaleB must be None for torch.bfloat16"):
+        aiter.hipb_mm(x, weights.t(), -1, scaleA=torch.ones(1))
