@@ -250,6 +250,25 @@ def hipb_findallsols(mat1: Tensor, mat2: Tensor, bias: Tensor | None = None, out
     return [0]
 
 
+def wvSplitKQ(in_a: Tensor, in_b: Tensor, out_c: Tensor, scale_a: Tensor, scale_b: Tensor, CuCount: int) -> None:
+    """`aiter_like.gemm_a8w8` of rows `in_b` [m, k] with weights `in_a` [n, k] into `out_c` [m, n]; the number of CUs
+    has no meaning here.
+    """
+    aiter_like.gemm_a8w8(in_b, in_a, scale_b, scale_a, None, out_c.dtype, out=out_c)
+
+
+def wvSpltK(in_a: Tensor, in_b: Tensor, out_c: Tensor, N_in: int, CuCount: int) -> None:
+    """`aiter_like.gemm_a16w16` of rows `in_b` [m, k] with weights `in_a` [n, k] into `out_c` [m, n]; the numbers have
+    no meaning here.
+    """
+    aiter_like.gemm_a16w16(in_b, in_a, out=out_c)
+
+
+def LLMM1(in_a: Tensor, in_b: Tensor, out_c: Tensor, rows_per_block: int) -> None:
+    """As `wvSpltK`."""
+    aiter_like.gemm_a16w16(in_b, in_a, out=out_c)
+
+
 def _refuse_gelu_without_bias(name: str, bias: Tensor | None, use_gelu: bool | None) -> None:
     if use_gelu and bias is None:
         raise RuntimeError(f"{name}: use_gelu requires bias, got None")

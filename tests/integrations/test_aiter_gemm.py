@@ -52,6 +52,19 @@ def test_single_scales_and_none():
     close(aiter.hipb_mm(x, weights.t(), -1, scaleA=half), x.double() @ weights.double().t() / 2)
 
 
+def test_products_of_few_rows():
+    x, weights, out = numbers(M, K), numbers(N, K, seed=1), torch.empty(M, N, dtype=torch.bfloat16)
+    expected = x.double() @ weights.double().t()
+    for call in (lambda: aiter.wvSpltK(weights, x, out, M, 304), lambda: aiter.LLMM1(weights, x, out, 4)):
+        call()
+        close(out, expected)
+        out.zero_()
+    scales = numbers(N, 1, dtype=torch.float32).abs(), numbers(M, 1, dtype=torch.float32).abs()
+    x, weights = x.to(FP8), weights.to(FP8)
+    aiter.wvSplitKQ(weights, x, out, *scales, 304)
+    close(out, (x.double() @ weights.double().t()) * scales[0].double().t() * scales[1].double())
+
+
 def test_what_is_not_served_says_so():
     x, weights = numbers(M, K), numbers(N, K)
     for call in (lambda: aiter.hipb_mm(x, weights.t(), -1, use_gelu=True),
