@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.target_info import cuda_capability_geq
+from triton.language.target_info import cuda_capability_geq, is_hip_cdna3
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -47,6 +47,13 @@ def round_finite(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
     """
     if ROUNDING == 1 and dtype == tl.bfloat16 and cuda_capability_geq(8):
         return (x.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True).to(dtype)
+    elif dtype == tl.bfloat16 and is_hip_cdna3():
+        bits = x.to(tl.int32, bitcast=True)
+        if ROUNDING == 0:
+            bits += 0x7FFF + ((bits >> 16) & 1)
+        elif ROUNDING == 1:
+            bits += 0x8000
+        return (bits >> 16).to(tl.int16).to(dtype, bitcast=True)
     else:
         return round_to(x, dtype, ROUNDING)
 
