@@ -17,6 +17,7 @@ from torch import Tensor
 
 from aiter_like.device import Target, target_of
 from aiter_like.ops.attention.call import AttentionBackwardCall
+from aiter_like.ops.attention.triton.flash_attn_bwd_loops import dkdv_rows, dq_keys
 from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
     PADDING,
     Bias,
@@ -25,9 +26,8 @@ from aiter_like.ops.attention.triton.flash_attn_bwd_parts import (
     address,
     alibi_slope,
     bias_address,
-    is_visible,
     load_rows,
-    probability,
+    plain,
     random_word,
     rows_index,
     scratch_index,
@@ -41,7 +41,6 @@ from aiter_like.ops.attention.triton.parts import LOG2_E
 from aiter_like.ops.attention.triton.strides import stride_of_batch, strides_of_bias, strides_of_rows
 from aiter_like.ops.common import philox
 from aiter_like.ops.common.triton.launch import Launch, config
-from aiter_like.ops.common.triton.philox import attention_kept
 
 if TYPE_CHECKING:
     from aiter_like.ops.attention.triton import flash_attn_bwd_hopper
@@ -78,52 +77,16 @@ def _delta_kernel(delta, lse2, dsink, out, dout, lse, dlse, sink, cu_seqlens_q, 
         difference -= tl.load(dlse + index, mask=is_row, other=0.0)
     value = tl.load(lse + index, mask=is_row, other=float("-inf"))
     sees = value != float("-inf")
-    difference = tl.where(sees, difference, 0.0)
+    difference = tl.where(sees, plain(difference), 0.0)
     is_padded = rows < tl.cdiv(seqlen_q, PADDING) * PADDING
     place = scratch_index(cu_seqlens_q, batch, start, head, num_heads, scratch_rows) + rows
     tl.store(delta + place, difference, mask=is_padded)
-    tl.store(lse2 + place, tl.where(sees, value * LOG2_E, float("inf")), mask=is_padded)
+    tl.store(lse2 + place, tl.where(sees, plain(value * LOG2_E), float("inf")), mask=is_padded)
     if sink is not None:
         weight = tl.exp2((tl.load(sink + head) - value) * LOG2_E)
         part = -tl.sum(tl.where(sees, weight * difference, 0.0), 0)
         blocks = tl.num_programs(0)
         tl.store(dsink + (head * tl.num_programs(2) + batch).to(tl.int64) * blocks + tl.program_id(0), part)
-
-
-@triton.jit
-def _dkdv_rows(dk, dv, k, v, first_key, rule, dropout, rows_of, first, end, gap_first, gap, DIM: tl.constexpr,
-               BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
-               BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr):
-    """Adds what row blocks contribute: `first` … `end` − 1, from gap_first on `gap` blocks further.
-
-    rows_of: q and its row stride, dout and its row stride, delta, lse2, from row 0 of the head on.
-    """
-    q, q_row, dout, dout_row, delta, lse2 = rows_of
-    keys = first_key + tl.arange(0, BLOCK_N)
-    for index in range(first, end):
-        block = index
-        if IS_MASKED:
-            block += tl.where(index >= gap_first, gap, 0)
-        rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        q_tile = load_rows(q, block * BLOCK_M, q_row, rule.seqlen_q, BLOCK_M, DIM, BLOCK_D, IS_MASKED)
-        dout_tile = load_rows(dout, block * BLOCK_M, dout_row, rule.seqlen_q, BLOCK_M, DIM_V, BLOCK_DV, IS_MASKED)
-        lse2_rows, delta_rows = tl.load(lse2 + rows), tl.load(delta + rows)
-        visible = is_visible(rule, rows[None, :], keys[:, None])
-        products = tl.dot(k, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
-        p, slope = probability(rule, products, rows[None, :], keys[:, None], lse2_rows[None, :], visible, IS_MASKED)
-        dp = tl.dot(v, tl.trans(dout_tile))
-        survivors = p
-        if dropout.rng_state is not None:
-            kept = attention_kept(dropout.seed, dropout.offset, dropout.head, rows, first_key, dropout.threshold,
-                                  BLOCK_N, True)
-            dp = tl.where(kept, dp * dropout.scale, 0.0)
-            survivors = tl.where(kept, p * dropout.scale, 0.0)
-        dv = tl.dot(survivors.to(dout_tile.dtype), dout_tile, dv)
-        ds = p * (dp - delta_rows[None, :]) * slope
-        if IS_MASKED:
-            ds = tl.where(visible, ds, 0.0)  # also where dp is NaN
-        dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk)
-    return dk, dv
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
@@ -166,45 +129,12 @@ def _dkdv_kernel(dk, dv, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q,
         rows_at = scratch_index(cu_seqlens_q, batch, q_start, head, num_heads, scratch_rows)
         rows_of = (address(q, batch, q_start, head), q.row, address(dout, batch, q_start, head), dout.row,
                    delta + rows_at, lse2 + rows_at)
-        dk_tile, dv_tile = _dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, inner,
-                                      inner_end, 0, 0, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, False)
-        dk_tile, dv_tile = _dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, first,
-                                      end - gap, inner, gap, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, True)
+        dk_tile, dv_tile = dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, inner,
+                                     inner_end, 0, 0, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, False)
+        dk_tile, dv_tile = dkdv_rows(dk_tile, dv_tile, k_tile, v_tile, first_key, rule, dropout, rows_of, first,
+                                     end - gap, inner, gap, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_M, BLOCK_N, True)
     store_rows(dk, batch, k_start, kv_head, keys, seqlen_k, dk_tile * softmax_scale, DIM, BLOCK_D)
     store_rows(dv, batch, k_start, kv_head, keys, seqlen_k, dv_tile, DIM_V, BLOCK_DV)
-
-
-@triton.jit
-def _dq_keys(dq, q, dout, rows, delta, lse2, rule, dropout, keys_of, first, end, sinks, low, gap_first, gap,
-             DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
-             BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr):
-    """Adds what key blocks contribute: `first` … `end` − 1; masked: `sinks` blocks from 0 on, then those from `low` on,
-    of which from gap_first on `gap` blocks further.
-
-    keys_of: k and its row stride, v and its row stride, from key 0 of the head on.
-    """
-    k, k_row, v, v_row = keys_of
-    for index in range(first, end):
-        block = index
-        if IS_MASKED:
-            block = tl.where(index < sinks, index, index - sinks + low)
-            block += tl.where(block >= gap_first, gap, 0)
-        keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        k_tile = load_rows(k, block * BLOCK_N, k_row, rule.seqlen_k, BLOCK_N, DIM, BLOCK_D, IS_MASKED)
-        v_tile = load_rows(v, block * BLOCK_N, v_row, rule.seqlen_k, BLOCK_N, DIM_V, BLOCK_DV, IS_MASKED)
-        visible = is_visible(rule, rows[:, None], keys[None, :])
-        products = tl.dot(q, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
-        p, slope = probability(rule, products, rows[:, None], keys[None, :], lse2[:, None], visible, IS_MASKED)
-        dp = tl.dot(dout, tl.trans(v_tile))
-        if dropout.rng_state is not None:
-            kept = attention_kept(dropout.seed, dropout.offset, dropout.head, rows, block * BLOCK_N,
-                                  dropout.threshold, BLOCK_N)
-            dp = tl.where(kept, dp * dropout.scale, 0.0)
-        ds = p * (dp - delta[:, None]) * slope
-        if IS_MASKED:
-            ds = tl.where(visible, ds, 0.0)  # also where dp is NaN
-        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq)
-    return dq
 
 
 @triton.jit(do_not_specialize=_UNSPECIALIZED)
@@ -246,9 +176,9 @@ def _dq_kernel(dq, dout, q, k, v, bias, slopes, delta, lse2, cu_seqlens_q, cu_se
                                                      BLOCK_N)
     gap = inner_end - inner
     dq_tile = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    dq_tile = _dq_keys(dq_tile, q_tile, dout_tile, rows, delta_rows, lse2_rows, rule, dropout, keys_of, inner,
+    dq_tile = dq_keys(dq_tile, q_tile, dout_tile, rows, delta_rows, lse2_rows, rule, dropout, keys_of, inner,
                        inner_end, 0, 0, 0, 0, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_N, False)
-    dq_tile = _dq_keys(dq_tile, q_tile, dout_tile, rows, delta_rows, lse2_rows, rule, dropout, keys_of, 0,
+    dq_tile = dq_keys(dq_tile, q_tile, dout_tile, rows, delta_rows, lse2_rows, rule, dropout, keys_of, 0,
                        sinks + end - first - gap, sinks, first, inner, gap, DIM, BLOCK_D, DIM_V, BLOCK_DV, BLOCK_N,
                        True)
     store_rows(dq, batch, q_start, head, rows, seqlen_q, dq_tile * softmax_scale, DIM, BLOCK_D)

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip_cdna3
+from triton.runtime.jit import constexpr_function
 
 from aiter_like.ops.attention.triton import parts
-from aiter_like.ops.attention.triton.parts import LOG2_E, tanh
+from aiter_like.ops.attention.triton.parts import LOG2_E, round_finite, tanh
 
 PADDING = tl.constexpr(128)  # of rows in the scratch of _delta_kernel: a multiple of every BLOCK_M
 
@@ -120,11 +122,41 @@ def load_rows(base, first_row, row_stride, num_rows, ROWS: tl.constexpr, DIM: tl
 
 
 @triton.jit
+def rows_at(rows_of, block, rule, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr,
+            BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, IS_MASKED: tl.constexpr):
+    """q, dout, lse2 and delta of a block of rows. rows_of: of dkdv_rows."""
+    q, q_row, dout, dout_row, delta, lse2 = rows_of
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    q_tile = load_rows(q, block * BLOCK_M, q_row, rule.seqlen_q, BLOCK_M, DIM, BLOCK_D, IS_MASKED)
+    dout_tile = load_rows(dout, block * BLOCK_M, dout_row, rule.seqlen_q, BLOCK_M, DIM_V, BLOCK_DV, IS_MASKED)
+    return q_tile, dout_tile, tl.load(lse2 + rows), tl.load(delta + rows)
+
+
+@triton.jit
+def keys_at(keys_of, block, rule, DIM: tl.constexpr, BLOCK_D: tl.constexpr, DIM_V: tl.constexpr,
+            BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, IS_MASKED: tl.constexpr):
+    """k and v of a block of keys. keys_of: of dq_keys."""
+    k, k_row, v, v_row = keys_of
+    k_tile = load_rows(k, block * BLOCK_N, k_row, rule.seqlen_k, BLOCK_N, DIM, BLOCK_D, IS_MASKED)
+    return k_tile, load_rows(v, block * BLOCK_N, v_row, rule.seqlen_k, BLOCK_N, DIM_V, BLOCK_DV, IS_MASKED)
+
+
+@triton.jit
 def store_rows(view, batch, start, head, rows, num_rows, tile, DIM: tl.constexpr, BLOCK: tl.constexpr):
     """Writes the rows that exist."""
     dims = tl.arange(0, BLOCK)
     pointers = address(view, batch, start, head) + rows.to(tl.int64)[:, None] * view.row + dims[None, :]
     tl.store(pointers, tile.to(view.data.dtype.element_ty), mask=(rows < num_rows)[:, None] & (dims < DIM)[None, :])
+
+
+@constexpr_function
+def loads_ahead(is_masked):
+    """Whether a loop asks for the next tile before the products of this one, and holds it in registers.
+
+    Triton's pipeline (num_stages) does the same for gfx942, but keeps a tile that two products read in one layout of
+    local memory, where one of them meets bank conflicts: modelled, the loop for dQ took 2.3 times as long with it.
+    """
+    return is_hip_cdna3() and not is_masked
 
 
 @triton.jit
@@ -163,6 +195,28 @@ def probability(rule, products, row, key, lse2, visible, IS_MASKED: tl.constexpr
     if IS_MASKED:
         p = tl.where(visible, p, 0.0)
     return p, slope
+
+
+@triton.jit
+def narrowed(x, rule, dtype: tl.constexpr):
+    """P or dS in 16 bits, to nearest.
+
+    gfx942 has no instruction that rounds to bfloat16. There an addition does, which would turn a NaN with all of its
+    lower bits set into zero. Only a call's fp32 tensors can hold one; those of rows are rid of it in _delta_kernel.
+    """
+    if dtype == tl.bfloat16 and is_hip_cdna3() and rule.bias.data is None and rule.slopes is None:
+        return round_finite(x, dtype, 1)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def plain(x):
+    """x with the usual NaN for any NaN, where `narrowed` depends on it."""
+    if is_hip_cdna3():
+        return tl.where(x == x, x, float("nan"))
+    else:
+        return x
 
 
 @triton.jit

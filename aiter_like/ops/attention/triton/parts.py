@@ -43,7 +43,9 @@ def round_to(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
 def round_finite(x, dtype: tl.constexpr, ROUNDING: tl.constexpr):
     """round_to where no x is infinite: in one instruction more than to nearest even where the hardware has that one.
 
-    Ties away: with the lowest bit set a tie lies beyond the middle, and what is none stays on its side. NaN stays NaN.
+    Ties away: with the lowest bit set a tie lies beyond the middle, and what is none stays on its side. NaN stays NaN,
+    but on gfx942, which rounds to bfloat16 by addition: there one with its lower 16 bits set can become zero or
+    infinite, so its row's Σ p must make the result NaN.
     """
     if ROUNDING == 1 and dtype == tl.bfloat16 and cuda_capability_geq(8):
         return (x.to(tl.int32, bitcast=True) | 1).to(tl.float32, bitcast=True).to(dtype)
