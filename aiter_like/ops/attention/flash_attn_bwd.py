@@ -167,8 +167,16 @@ def _triton_space(target: Target, call: AttentionBackwardCall) -> Iterator[dict[
     """Tiles of both kernels; the loop of the one walks along rows, that of the other along keys.
 
     On Hopper there are also the kernels of triton/flash_attn_bwd_hopper.py; only what made a difference is tried: how
-    many tiles are in work at once, and how many heads take turns.
+    many tiles are in work at once, and how many heads take turns. On MI300X the loops load ahead by themselves; tried
+    are the shape of MFMA and how much of a row a lane reads at once (kpack).
     """
+    if target.arch == "gfx942":
+        for (m, n, rows, kpack), (m_dq, n_dq, rows_dq) in itertools.product(
+                ((32, 64, 16, 1), (32, 64, 16, 2), (64, 64, 16, 1), (32, 128, 16, 2), (32, 128, 32, 1)),
+                ((64, 32, 16), (64, 64, 16), (128, 32, 16), (128, 32, 32), (128, 64, 16), (128, 64, 32))):
+            yield {"dkdv_BLOCK_M": m, "dkdv_BLOCK_N": n, "dkdv_matrix_instr_nonkdim": rows, "dkdv_kpack": kpack,
+                   "dq_BLOCK_M": m_dq, "dq_BLOCK_N": n_dq, "dq_matrix_instr_nonkdim": rows_dq}
+        return
     if target.arch == "sm_90":
         for unroll, unroll_dq, heads, heads_dq in itertools.product((1, 2), (1, 2), (4, 16), (1, 4, 16)):
             yield {"dkdv_BLOCK_M": 64, "dkdv_STAGES": 3, "dkdv_UNROLL": unroll, "dkdv_HEADS": heads,

@@ -148,7 +148,8 @@ def _cases(device: torch.device) -> dict[str, AttentionCall]:
 
 
 def _triton_space(target: Target, call: AttentionCall) -> Iterator[dict[str, int]]:
-    """Tiles and stages; on Hopper tensor descriptors (TMA), on MI300X the order of workgroups (XCDS).
+    """Tiles and stages; on Hopper tensor descriptors (TMA), on MI300X the order of workgroups (XCDS) and the shape of
+    MFMA, whose 32 rows a wave must have.
 
     On Hopper the kernel of triton/flash_attn_fwd_hopper.py, which has GROUPS of rows, is alone where it serves a long
     call: the other one took 1.3 to 1.5 times as long wherever both were measured.
@@ -160,7 +161,14 @@ def _triton_space(target: Target, call: AttentionCall) -> Iterator[dict[str, int
                    "HEADS": heads}
         if call.max_seqlen_q >= 1024:
             return
-    extra = {"sm_90": ("TMA", (0, 1)), "gfx942": ("XCDS", (1, 8))}.get(target.arch, ("XCDS", (1,)))
+    if target.arch == "gfx942":
+        for block_m, block_n, num_warps, num_stages, rows, xcds in itertools.product(
+                (64, 128, 256), (32, 64, 128), (4, 8), (1, 2), (16, 32), (1, 8)):
+            if block_m >= rows * num_warps:
+                yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages,
+                       "matrix_instr_nonkdim": rows, "XCDS": xcds}
+        return
+    extra = ("TMA", (0, 1)) if target.arch == "sm_90" else ("XCDS", (1,))
     for block_m, block_n, num_warps, num_stages, value in itertools.product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3),
                                                                             extra[1]):
         yield {"BLOCK_M": block_m, "BLOCK_N": block_n, "num_warps": num_warps, "num_stages": num_stages,
