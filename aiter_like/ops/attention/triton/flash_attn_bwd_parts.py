@@ -73,6 +73,19 @@ def sequence(cu_seqlens, batch, total, max_seqlen):
 
 
 @triton.jit
+def place_of_program(right):
+    """(block, head, batch, number of blocks) of a program; the grid is that of _grid.
+
+    gfx942 deals programs to its eight XCDs in turn. A causal mask makes blocks of unequal length: there they come last,
+    so that each XCD gets the same ones, the longest of all heads first. Else an XCD walks along fewer heads at a time.
+    """
+    if right is not None and is_hip_cdna3():
+        return tl.program_id(2), tl.program_id(0), tl.program_id(1), tl.num_programs(2)
+    else:
+        return tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(0)
+
+
+@triton.jit
 def view_of(data, strides):
     """A tensor with its strides of batch, row and head."""
     return View(data, strides[0], strides[1], strides[2])
