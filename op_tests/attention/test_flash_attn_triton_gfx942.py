@@ -18,11 +18,11 @@ from aiter_like.testing.attention_bwd import check_attention_gradients
 
 LONG_NAN = torch.tensor([0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # adding half a unit of bf16 makes it -0
 
-# Most slots of 4 clk that the vector port may be taken per slot of the matrix pipe: 1.48 and 2.45 of the forward, 1.60
-# and 1.36, 1.03 and 0.86 of the two kernels of the backward, before P and dS were rounded by addition.
+# Most slots of 4 clk that the vector port may be taken per slot of the matrix pipe. Before P and dS were rounded by
+# addition it was 2.45 and 1.48 in the forward, 1.60 and 1.03, 1.36 and 0.86 in the two kernels of the backward.
 FORWARD = {64: 1.6, 128: 1.05}
-BACKWARD = {64: {"_dkdv_kernel": 1.35, "_dq_kernel": 1.15}, 128: {"_dkdv_kernel": 0.93, "_dq_kernel": 0.7}}
-LENGTHS = {"_dkdv_kernel": (1024, 128), "_dq_kernel": (128, 1024)}
+BACKWARD = {64: {"_dkdv_kernel": 1.4, "_dq_kernel": 1.15}, 128: {"_dkdv_kernel": 0.98, "_dq_kernel": 0.7}}
+LENGTHS = {"_dkdv_kernel": (512, 128), "_dq_kernel": (128, 1024)}
 
 
 def port_load(launch: dict) -> float:
@@ -62,7 +62,7 @@ def test_vector_port_of_the_backward(device, run, head_dim, kernel):
 @pytest.mark.parametrize(("head_dim", "window"), ((64, (-1, 0)), (128, (-1, -1))), ids=str)
 def test_loops_that_load_ahead(device, run, head_dim, window):
     """Interiors of several blocks, and ends within one."""
-    call = make(device, lengths=(333, 300), heads=(2, 1), head_dims=(head_dim, head_dim), window=window)
+    call = make(device, lengths=(333, 300), heads=(1, 1), head_dims=(head_dim, head_dim), window=window)
     run("triton", flash_attn_bwd, call)
     check_attention_gradients(call)
 
