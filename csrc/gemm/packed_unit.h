@@ -64,8 +64,8 @@ class ScaledFp4 {
   }
 
  private:
-  /// 0, 1/2, 1, 3/2, 2, 3, 4, 6 in bf16 are 0, 3F00, 3F80, 3FC0, 4000, 4040, 4080, 40C0. Another power of two adds to the
-  /// exponent, whose lowest bit is in the lower byte.
+  /// 0, 1/2, 1, 3/2, 2, 3, 4, 6 in bf16 are 0, 3F00, 3F80, 3FC0, 4000, 4040, 4080, 40C0. Another power of two adds to
+  /// the exponent, whose lowest bit is in the lower byte.
   __device__ void start_normal(uint32_t exponent) {
     const bool is_odd = exponent & 1;  // as 127, which means 1
     low_[0] = is_odd ? 0xC0800000u : 0x40008000u, low_[1] = is_odd ? 0xC0804000u : 0x4000C080u;

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: MIT
 // moe_gemm for few rows of each expert; HIP (gfx942) and, for 16-bit elements, CUDA (sm_80 and later). One build per
-// elements, format of the weights, block, kind of rows, and what happens to a sum; moe_gemm_skinny_body.h has the kernel.
+// elements, format of the weights, block, kind of rows, and what happens to a sum; moe_gemm_skinny_body.h has the
+// kernel.
 //
 // Bound: memory, the weights of the experts that have a row: 8 of Qwen3-30B-A3B, gates and up, 50 MB, 9.5 us at
 // 5.3 TB/s.
 #include "aiter_like/ffi.h"
 #include "moe_gemm_skinny_body.h"
 
-#if !defined(ELEMENT) || !defined(WEIGHT) || !defined(SCALE) || !defined(FORMAT) || !defined(OUT_ELEMENT) || !defined(BIAS_ELEMENT) || !defined(ROWS) || !defined(SCALES) ||      \
-    !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(TEAMS) || !defined(WAVES) || !defined(STAGES) ||                \
-    !defined(HAS_BIAS) || !defined(HAS_WEIGHTS) || !defined(IS_SHUFFLED) || !defined(HAS_ACTIVATION) ||                \
-    !defined(ACTIVATION) || !defined(IS_GATED) || !defined(IS_INTERLEAVED)
+#if !defined(ELEMENT) || !defined(WEIGHT) || !defined(SCALE) || !defined(FORMAT) || !defined(OUT_ELEMENT) ||           \
+    !defined(BIAS_ELEMENT) || !defined(ROWS) || !defined(SCALES) || !defined(BLOCK_M) || !defined(BLOCK_N) ||          \
+    !defined(TEAMS) || !defined(WAVES) || !defined(STAGES) || !defined(HAS_BIAS) || !defined(HAS_WEIGHTS) ||           \
+    !defined(IS_SHUFFLED) || !defined(HAS_ACTIVATION) || !defined(ACTIVATION) || !defined(IS_GATED) ||                 \
+    !defined(IS_INTERLEAVED)
 #error "moe_gemm_skinny.hip: the macros that ops/moe/moe_gemm_hip.py gives are missing"
 #endif
 
