@@ -272,6 +272,9 @@ template <bool kIsGptj, Form kForm>
 __global__ __launch_bounds__(kThreads, (kForm == Form::kRows ? 768 : 640) / kThreads) void fused_qk_rope_cache_kernel(
     FusedArgs args) {
   await_stream();
+#if defined(__HIP__)
+  fetch_arguments<FusedArgs>();
+#endif
   if constexpr (kForm == Form::kPacked) {
     __shared__ Tile tile;
     if (const uint32_t others = args.groups[0] + args.groups[1]; workgroup_index().x >= others) {

@@ -85,6 +85,9 @@ struct RopeRow {
 template <int kVec, bool kIsGptj, bool kIsShared, bool kIsImage>
 __global__ __launch_bounds__(kRopeThreads) void rope_kernel(RopeArgs args) {
   await_stream();
+#if defined(__HIP__)
+  fetch_arguments<RopeArgs>();
+#endif
   const int lane = thread_index() & ((1 << args.lane_bits) - 1);
   const uint32_t item = workgroup_index().x * (kRopeThreads >> args.lane_bits) + (thread_index() >> args.lane_bits);
   const uint32_t token = args.groups.divide(item);

@@ -105,6 +105,21 @@ __device__ inline void await_stream() {
 #endif
 }
 
+#if defined(__HIP__)
+/// Asks for every cache line of the kernel's one argument at once: the compiler loads its fields where they are used,
+/// and each line of 64 bytes would be waited for in turn, 400 ns on the MI300X.
+template <class Args>
+__device__ inline void fetch_arguments() {
+  constexpr int kLines = (sizeof(Args) + 63) / 64;
+  const auto* words = (const uint32_t*)__builtin_amdgcn_kernarg_segment_ptr();  // no named cast leaves its space
+  uint32_t line[kLines];
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) line[i] = words[16 * i];
+#pragma unroll
+  for (int i = 0; i < kLines; ++i) asm volatile("" ::"s"(line[i]));
+}
+#endif
+
 /// Compute units, or multiprocessors, of a device.
 inline int num_compute_units(int device) {
   int count = 0;
@@ -162,13 +177,47 @@ __device__ inline void workgroup_barrier() {
 #endif
 }
 
+#if defined(__HIP__)
+/// DPP controls: what lane an operand of an instruction comes from.
+constexpr int kRowHalfMirror = 0x141, kRowMirror = 0x140;           // lane XOR 7, lane XOR 15
+constexpr int kRowBroadcast15 = 0x142, kRowBroadcast31 = 0x143;     // a row's last lane, for the next row; lane 31
+constexpr int row_rotate(int lanes) { return 0x120 | lanes; }
+constexpr int quad_permute(int a, int b, int c, int d) { return a | b << 2 | c << 4 | d << 6; }
+
+/// The word of the lane that kControl names, or 0 where there is none, on its way into the instruction that uses it:
+/// the LDS's permutations take over 50 cycles of latency each. All lanes must be active.
+template <int kControl>
+__device__ inline uint32_t dpp(uint32_t word) {
+  constexpr int kAllRows = 0xF, kAllBanks = 0xF;
+  return static_cast<uint32_t>(
+      __builtin_amdgcn_update_dpp(0, static_cast<int>(word), kControl, kAllRows, kAllBanks, true));
+}
+template <int kControl>
+__device__ inline float dpp(float x) {
+  return __builtin_bit_cast(float, dpp<kControl>(__builtin_bit_cast(uint32_t, x)));
+}
+
+/// The control that gives a lane the value of the other half of its 2 · kMask lanes, where each half has one value.
+template <int kMask>
+constexpr int kOtherHalf = kMask == 1   ? quad_permute(1, 0, 3, 2)
+                           : kMask == 2 ? quad_permute(2, 3, 0, 1)
+                           : kMask == 4 ? kRowHalfMirror
+                                        : kRowMirror;
+#endif
+
 /// The value of `x` in lane (own lane XOR kMask); kMask is below the wave size.
 template <int kMask>
 __device__ inline float lane_xor(float x) {
   static_assert(0 < kMask && kMask < kWaveSize, "the partner lane must be in the wave");
 #if defined(__HIP__)
   const int bits = __builtin_bit_cast(int, x);
-  if constexpr (kMask < 32)  // ds_swizzle works within 32 lanes: offset = xor mask << 10 | and mask
+  if constexpr (kMask == 1 || kMask == 2)
+    return dpp<kOtherHalf<kMask>>(x);
+  else if constexpr (kMask == 4)
+    return dpp<kRowHalfMirror>(dpp<quad_permute(3, 2, 1, 0)>(x));
+  else if constexpr (kMask == 8)
+    return dpp<row_rotate(8)>(x);
+  else if constexpr (kMask < 32)  // ds_swizzle works within 32 lanes: offset = xor mask << 10 | and mask
     return __builtin_bit_cast(float, __builtin_amdgcn_ds_swizzle(bits, (kMask << 10) | 0x1F));
   else
     return __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute((lane_index() ^ kMask) * 4, bits));
@@ -215,7 +264,9 @@ __device__ inline float square_root(float x) {
 /// 1 / sqrt(x) within 2 units in the last place.
 __device__ inline float reciprocal_square_root(float x) {
 #if defined(__HIP__)
-  return 1.f / __builtin_sqrtf(x);
+  const bool is_small = x < 0x1p-96f;  // v_rsq_f32 takes no denormals
+  const float root = __builtin_amdgcn_rsqf(is_small ? x * 0x1p64f : x);
+  return is_small ? root * 0x1p32f : root;
 #else
   return rsqrtf(x);
 #endif

@@ -7,9 +7,32 @@
 
 namespace aiter_like {
 
+#if defined(__HIP__)
+/// f over the aligned group of 2 · kMask lanes that holds the lane, in every lane; f(x, 0) is x. Within rows of 16 by
+/// DPP, whose operands are mirrored: after each step the lanes of a group have one value.
+template <int kMask, class T, class F>
+__device__ inline T wave_reduced(T x, F f) {
+  if constexpr (kMask == 32) {  // the last lane has the total: row 3 takes row 2, then both of the lower half
+    x = wave_reduced<8>(x, f);
+    x = f(x, dpp<kRowBroadcast15>(x));
+    x = f(x, dpp<kRowBroadcast31>(x));
+    return __builtin_bit_cast(T, __builtin_amdgcn_readlane(__builtin_bit_cast(int, x), kWaveSize - 1));
+  } else {
+    if constexpr (kMask > 1) x = wave_reduced<kMask / 2>(x, f);
+    if constexpr (kMask == 16)
+      return f(x, __builtin_bit_cast(T, lane_xor<16>(__builtin_bit_cast(float, x))));
+    else
+      return f(x, dpp<kOtherHalf<kMask>>(x));
+  }
+}
+#endif
+
 /// Sum over the aligned group of 2 · kMask lanes that holds the lane, in every lane. All lanes must be active.
 template <int kMask = kWaveSize / 2>
 __device__ inline float wave_sum(float x) {
+#if defined(__HIP__)
+  return wave_reduced<kMask>(x, [](float a, float b) { return a + b; });
+#endif
   x += lane_xor<kMask>(x);
   if constexpr (kMask > 1) return wave_sum<kMask / 2>(x);
   return x;
@@ -29,6 +52,11 @@ __device__ inline void atomic_larger(float* address, float x) {
 /// Maximum of values ≥ 0 over the aligned group of 2 · kMask lanes, in every lane; NaN if one is NaN.
 template <int kMask = kWaveSize / 2>
 __device__ inline float wave_max(float x) {
+#if defined(__HIP__)
+  return __builtin_bit_cast(float, wave_reduced<kMask>(__builtin_bit_cast(uint32_t, x), [](uint32_t a, uint32_t b) {
+                              return a > b ? a : b;
+                            }));
+#endif
   if constexpr (kHasWaveMax && kMask == kWaveSize / 2)  // the bits are ordered as in `larger`
     return __builtin_bit_cast(float, wave_max_word(__builtin_bit_cast(uint32_t, x)));
   x = larger(x, lane_xor<kMask>(x));
