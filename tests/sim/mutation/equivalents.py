@@ -49,6 +49,13 @@ def _is_packed_result(case: Case) -> bool:
         for one in before for after in case.program.after(inst))
 
 
+def _is_assembly_result(case: Case) -> bool:
+    inst = case.mutant.inst
+    before = case.program.before[inst.pc]
+    return case.mutant.operator == "nop-delete" and inst.operands == ("0",) and bool(before) and all(
+        one.name == "v_mbcnt_lo_u32_b32" for one in before) and case.is_executed()
+
+
 def _is_any_lane(case: Case) -> bool:
     """The compare with 0 that picks the lane (of the wave, or of a row's four) may as well pick lane 1, 2 or 3."""
     inst = case.mutant.inst
@@ -253,6 +260,10 @@ ARGUMENTS: dict[str, tuple[Callable[[Case], bool], str]] = {
                       "takes op_sel_hi of the first source for VOP3's op_sel of the destination, which share a bit, "
                       "and so sees a result that fills half a register. Packed results fill theirs: no wait state is "
                       "due (CDNA3 ISA 4.5). The instruction is executed, and no pair of the table is too close."),
+    "assembly-result": (_is_assembly_result, "The s_nop stands behind inline assembly, into which LLVM does not look: "
+                        "its result might fill a part of a register. That of v_mbcnt_lo_u32_b32 fills all of it, and "
+                        "where LLVM has made both instructions itself it puts no s_nop between them. The instruction "
+                        "is executed, and no pair of the table is too close."),
     "any-lane": (_is_any_lane, "The guard picks one of several lanes that hold the same value and store it at the same "
                  "address (the result of a butterfly): with lane 1, 2 or 3 instead, everything stays the same."),
     "clamped-again": (_is_clamped_again, "The branch saves work: behind it are only loads, whose addresses are clamped "

@@ -145,15 +145,18 @@ def _norm_hip(how: NormBuild, access: int) -> list[Kernel]:
     if access == 1:  # rows that end anywhere in a vector; only vectors 0, 1 of lane 0 reach so far
         sizes = [size - index % how.vec for index, size in enumerate(sizes)]
         sizes += [vector * how.lanes * how.vec + columns for vector in range(how.vectors) for columns in (1, 3, 5)]
-    for hidden in sizes:
+    for hidden, has_nan in [*((size, False) for size in sizes), (max(sizes), True)]:
         rows = per_group + 2 if per_group > 1 else 2
         stride = -(-hidden // 8) * 8
         x, residual = random((rows, stride), how.dtype), random((rows, stride), how.dtype, 1)
+        if has_nan:  # vectors with one are rounded by other instructions: the first and the last
+            x[0, 0] = x[0, hidden - 1] = math.nan
         out, residual_out = unwritten((rows, stride), how.dtype), unwritten((rows, stride), how.dtype)
         between = (residual_out, x, residual) if how.has_residual else (None, x, None)
         matrices = [word for tensor in (out, *between) for word in (tensor, stride)]
         values = (*matrices, random((hidden,), how.weight), rows, hidden, EPSILON)
-        launches.append(launch(f"{rows}x{hidden}", (-(-rows // per_group),), block, "Qq" * 4 + "Qqif", values, (0, 2)))
+        launches.append(launch(f"{rows}x{hidden}{' NaN' * has_nan}", (-(-rows // per_group),), block, "Qq" * 4 + "Qqif",
+                               values, (0, 2)))
     return [Kernel("", elf, symbol, tuple(launches))]
 
 
