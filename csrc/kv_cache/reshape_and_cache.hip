@@ -2,7 +2,7 @@
 // Writes each token's K and V into its slot of a paged cache (kv_cache.h): copied, or to fp8 as value · (1 / scale).
 // HIP (gfx9) and CUDA. One build per pair of element types; layouts and vector widths are kernels of the same module.
 //
-//   1. a lane takes VEC neighbouring elements of one head of one token: one slot, one load (two for 16 bit → fp8)
+//   1. a lane takes VEC neighbouring elements of one head of one token: one slot, one load (CUDA: two for 16 bit → fp8)
 //   2. converts them, and stores them: 16 bytes at once where the layout keeps them together
 // In the packed layouts neighbouring lanes take neighbouring tokens, whose stores then share cache lines. V, which
 // keeps tokens together there, goes through LDS in tiles of 64 tokens by 8 vectors:
@@ -10,7 +10,7 @@
 //   2. the vectors go to LDS; single tokens are stored element by element
 //   3. a lane takes one element of each token of a pack, and stores them: 16 bytes at once
 //
-// The first workgroups write K, the others V. Slots outside the cache are skipped. LDS: 8.4 KiB in the packed layouts.
+// The first workgroups write K, the others V; V's tiles come before K. Slots outside the cache are skipped. LDS: 8.4 KiB in the packed layouts.
 // Bound: memory. A token moves 2 · heads · (head_dim + value_dim) elements and does at most a multiplication each.
 #include "aiter_like/dtype.h"
 #include "aiter_like/kv_tile.h"
@@ -23,6 +23,13 @@ namespace aiter_like {
 
 constexpr bool kIsCopy = __is_same(SOURCE, CACHE);
 constexpr int kVector = 16 / sizeof(CACHE);
+// Of a lane outside of tiles. On gfx942 one load each: of two, a lane would wait twice as long, and half as many waves
+// would have loads in flight.
+#if defined(__HIP__)
+constexpr int kAccess = 16 / (sizeof(SOURCE) > sizeof(CACHE) ? sizeof(SOURCE) : sizeof(CACHE));
+#else
+constexpr int kAccess = kVector;
+#endif
 constexpr uint32_t kThreads = 256;
 constexpr uint32_t kTokenGroup = 16;  // tokens of neighbouring lanes: with 16-bit elements a 32-byte sector
 constexpr uint32_t kTileTokens = 64, kTileVectors = 8;  // a token's part of a tile is a cache line of 128 bytes
@@ -44,7 +51,11 @@ struct ReshapeArgs {
   uint32_t tokens;
 };
 
-__device__ inline float inverse_scale(const PlaneArgs& plane) { return plane.scale ? 1.f / *plane.scale : 1.f; }
+/// Found where it is asked for: later, when the slots are known, a lane would wait for memory once more.
+__device__ inline float inverse_scale(const PlaneArgs& plane) {
+  if constexpr (kIsCopy) return 1.f;
+  return bits_float(opaque(float_bits(plane.scale ? 1.f / *plane.scale : 1.f)));
+}
 
 template <int kVec>
 __device__ inline Vec<CACHE, kVec> converted(const Vec<SOURCE, kVec>& in, [[maybe_unused]] float inverse) {
@@ -67,10 +78,12 @@ __device__ inline void write_plane(const PlaneArgs& plane, const ReshapeArgs& ar
   const uint32_t dim = (rest - head * plane.vectors.divisor) * kVec;
   const auto in = load_vec<kVec>(static_cast<const SOURCE*>(plane.source) + token * plane.source_token +
                                  head * plane.source_head + dim);
-  CachePlace place;
-  if (!args.slots.find(token, place)) return;
+  const uint32_t slot = args.slots.number(token);
+  const float inverse = inverse_scale(plane);
+  if (slot == SlotMapping::kNowhere) return;
+  const CachePlace place = args.slots.place(slot);
   CACHE* to = static_cast<CACHE*>(plane.cache.data) + plane_offset<kPack>(plane.cache, place, head, dim);
-  const Vec<CACHE, kVec> out = converted<kVec>(in, inverse_scale(plane));
+  const Vec<CACHE, kVec> out = converted<kVec>(in, inverse);
   if constexpr (kVec == kVector) store_whole(to, out);
   else store_vec<kVec>(to, out);
 }
@@ -101,9 +114,9 @@ __device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& arg
                                 lane_head * plane.source_head + lane_dim);
   }
   tile.packs.sort(args.slots, first, args.tokens, plane.has_packs);
+  const float inverse = inverse_scale(plane);
   workgroup_barrier();
 
-  const float inverse = inverse_scale(plane);
 #pragma unroll
   for (uint32_t i = 0; i < kPerLane; ++i) {
     const uint32_t row = lane_row + i * (kThreads / kTileVectors), slot = tile.packs.single[row];
@@ -134,12 +147,18 @@ __device__ inline void write_tile(const PlaneArgs& plane, const ReshapeArgs& arg
 template <int kVec, KvLayout kLayout>
 __global__ __launch_bounds__(kThreads, kIsCopy ? 8 : 4) void reshape_and_cache_kernel(ReshapeArgs args) {
   await_stream();
-  const bool is_value = workgroup_index().x >= args.planes[0].groups;
-  const uint32_t group = workgroup_index().x - (is_value ? args.planes[0].groups : 0);
+#if defined(__HIP__)
+  fetch_arguments<ReshapeArgs>();
+#endif
+  constexpr int kRowVec = kVec == 1 ? 1 : kAccess;
+  constexpr bool kHasTiles = kLayout != KvLayout::kRows && kVec > 1;  // which take longest, and so begin first
+  const uint32_t before = args.planes[kHasTiles].groups;
+  const bool is_value = (workgroup_index().x >= before) != kHasTiles;
+  const uint32_t group = workgroup_index().x - (is_value != kHasTiles ? before : 0);
   if constexpr (kLayout == KvLayout::kRows) {  // one code for both: two, merged by the compiler, store in pieces
-    write_plane<kVec, Pack::kNone, false>(args.planes[is_value], args, group * kThreads + thread_index());
+    write_plane<kRowVec, Pack::kNone, false>(args.planes[is_value], args, group * kThreads + thread_index());
   } else if (!is_value) {
-    write_plane<kVec, kKeyPack<kLayout>, true>(args.planes[0], args, group * kThreads + thread_index());
+    write_plane<kRowVec, kKeyPack<kLayout>, true>(args.planes[0], args, group * kThreads + thread_index());
   } else if constexpr (kVec == 1) {
     write_plane<kVec, kValuePack<kLayout>, true>(args.planes[1], args, group * kThreads + thread_index());
   } else {
@@ -208,11 +227,12 @@ void reshape_and_cache(ffi::Tensor key_cache, ffi::Tensor value_cache, ffi::Tens
                        ffi::takes_vectors(value, kVector, sizeof(SOURCE)) &&
                        ffi::takes_vectors(key_cache, kVector, sizeof(CACHE)) &&
                        (!is_rows || ffi::takes_vectors(value_cache, kVector, sizeof(CACHE)));
-  const int vec = is_wide ? kVector : 1;
+  const int vec = is_wide ? kAccess : 1, value_vec = is_rows ? vec : is_wide ? kVector : 1;
   ReshapeArgs args{};
   const uint32_t token_group = is_rows ? 1 : kTokenGroup;
   args.planes[0] = plane_args(ffi::key_plane(key_cache), key, shape, tokens, k_scale, token_group, vec);
-  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, shape, tokens, v_scale, token_group, vec);
+  args.planes[1] = plane_args(ffi::value_plane(value_cache, layout), value, shape, tokens, v_scale, token_group,
+                              value_vec);
   PlaneArgs& values = args.planes[1];
   if (!is_rows && is_wide && values.groups > 0) {
     values.strips = Divider((values.per_token.divisor + kTileVectors - 1) / kTileVectors);

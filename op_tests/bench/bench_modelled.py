@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import aiter_like
-from aiter_like import device, dtypes
+from aiter_like import device, dtypes, sim
 from aiter_like.sim import modelling, profiling
 
 _TBPS = {1.0: 4.14, 2 / 3: 3.88, 0.5: 3.97, 0.0: 4.59}  # share of reads → read, triad, scale, init
@@ -29,11 +29,16 @@ _HEADS, _HEAD_DIM = 8, 128
 
 
 class Case(NamedTuple):
-    """One call, and the bytes that it must read and write, those that all rows share left out."""
+    """One call, and the bytes that it must read and write, those that all rows share left out.
+
+    Attributes:
+        is_mixed: workgroups of several kinds: all of one XCD are replayed, since parts of the grid stand for no others.
+    """
 
     call: Callable[[], Any]
     read: int
     written: int
+    is_mixed: bool = False
 
 
 def _bytes(*tensors: Tensor) -> int:
@@ -111,7 +116,7 @@ def _caches(rows: int) -> Iterator[tuple[str, Case]]:
         for start in (0, 3):  # 3: the first token lies within a pack of tokens
             yield f"reshape_and_cache shuffled {name} +{start}", Case(
                 lambda packed=packed, kind=kind, scale=scale, start=start: aiter_like.reshape_and_cache(
-                    key, value, *packed, slots + start, kind, scale, scale, True), _bytes(key, value), written)
+                    key, value, *packed, slots + start, kind, scale, scale, True), _bytes(key, value), written, True)
 
 
 def _ropes(rows: int) -> Iterator[tuple[str, Case]]:
@@ -130,9 +135,11 @@ _COLUMNS = (("us", "modelled us", "8.2f"), ("rate", "of published", "8.0%"), ("v
 
 def measured(case: Case, clock_mhz: float) -> dict[str, Any]:
     """The figures of one call's launches, times added; counts are per wave of the launch that takes longest."""
-    found: list[dict] = []
-    with torch.no_grad(), profiling.profiled(found, True, clock_mhz):
+    cycles: list[dict] = []
+    with torch.no_grad(), sim.enabled(checks=False, on_report="collect", counters=True) as session, modelling.modelled(
+            cycles, True, clock_mhz, profiling.TIMELINE, 0 if case.is_mixed else modelling.BUDGET):
         case.call()
+    found = list(profiling.profiles(session.launches, cycles))
     longest = max(found, key=lambda one: one["modelled_us"])
     us, total = sum(one["modelled_us"] for one in found), case.read + case.written
     share = case.read / total

@@ -23,6 +23,17 @@ struct TilePacks {
   uint32_t single[kTokens];                      // slot of a token that leaves by itself, or kNowhere
   uint32_t pack_slot[kCount], pack_row[kCount];  // of a pack's first token; kNowhere: no pack
 
+#if defined(__HIP__)
+  /// Whether the slots of the pack that begins at the lane's row `start` of the tile are consecutive, where a wave has
+  /// the tile's tokens and its lanes their slots: none is read again.
+  __device__ static bool follow_one_another(uint32_t slot, uint32_t start) {
+    constexpr int kPreviousLane = 0x138;  // DPP's wave_shr:1
+    constexpr uint64_t kOthers = (uint64_t{1} << (kPack - 1)) - 1;
+    const uint64_t followers = __builtin_amdgcn_ballot_w64(dpp<kPreviousLane>(slot) + 1 == slot);
+    return (followers >> ((start + 1) % kWaveSize) & kOthers) == kOthers;
+  }
+#endif
+
   /// Sorts the tokens from `first` on, one for each of the workgroup's first kTokens work-items; returns its slot. A
   /// barrier has to follow.
   __device__ uint32_t sort(const SlotMapping& slots, uint32_t first, uint32_t tokens, bool has_packs) {
@@ -32,6 +43,10 @@ struct TilePacks {
     const uint32_t pack = slot / kPack * kPack, start = row - slot % kPack;  // wraps where the pack begins earlier
     bool is_packed = has_packs && slot != SlotMapping::kNowhere && start < kTokens && start + kPack <= kTokens &&
                      first + start + kPack <= tokens;
+#if defined(__HIP__)
+    if (kTokens == kWaveSize) is_packed = follow_one_another(slot, start) && is_packed;
+    else
+#endif
     if (is_packed) {
 #pragma unroll 4  // loads in flight; all 16 of one-byte elements would take 30 registers more
       for (uint32_t i = 0; i < kPack; ++i) is_packed &= slots.number(first + start + i) == pack + i;
