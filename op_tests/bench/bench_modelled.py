@@ -128,6 +128,15 @@ def _ropes(rows: int) -> Iterator[tuple[str, Case]]:
 
 
 _FAMILIES = (_norms, _activations, _quantisers, _caches, _ropes)
+
+
+def cases(rows: int) -> Iterator[tuple[str, Case]]:
+    """The calls of the table, by name."""
+    for family in _FAMILIES:
+        torch.manual_seed(rows)
+        yield from family(rows)
+
+
 _COLUMNS = (("us", "modelled us", "8.2f"), ("rate", "of published", "8.0%"), ("vector", "VALU busy", "6.0%"),
             ("waves", "waves", "7d"), ("valu", "VALU/wave", "7.1f"), ("all", "all/wave", "7.1f"),
             ("ds", "LDS/wave", "6.1f"))
@@ -167,16 +176,14 @@ def main() -> None:
     print(f"version {modelling.version()} of the cycle model at {args.clock:g} MHz: modelled, not measured")
     print(f"{'':44}" + " ".join(f"{title:>12}" for _, title, _ in _COLUMNS))
     for rows in map(int, args.rows.split(",")):
-        for family in _FAMILIES:
-            torch.manual_seed(rows)
-            for name, case in family(rows):
-                if args.names and not any(part in name for part in args.names):
-                    continue
-                key = f"{name} × {rows}"
-                found[key] = one = measured(case, args.clock)
-                figures = " ".join(f"{format(one[column], form):>12}" for column, _, form in _COLUMNS)
-                old = f"  before {before[key]['us']:.2f} us" if key in before else ""
-                print(f"{key:44}{figures}  {one['bound']}{old}", flush=True)
+        for name, case in cases(rows):
+            if args.names and not any(part in name for part in args.names):
+                continue
+            key = f"{name} × {rows}"
+            found[key] = one = measured(case, args.clock)
+            figures = " ".join(f"{format(one[column], form):>12}" for column, _, form in _COLUMNS)
+            old = f"  before {before[key]['us']:.2f} us" if key in before else ""
+            print(f"{key:44}{figures}  {one['bound']}{old}", flush=True)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 
