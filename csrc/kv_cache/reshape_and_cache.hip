@@ -10,7 +10,8 @@
 //   2. the vectors go to LDS; single tokens are stored element by element
 //   3. a lane takes one element of each token of a pack, and stores them: 16 bytes at once
 //
-// The first workgroups write K, the others V; V's tiles come before K. Slots outside the cache are skipped. LDS: 8.4 KiB in the packed layouts.
+// The first workgroups write K, the others V; V's tiles come before K. Slots outside the cache are skipped.
+// LDS: 8.4 KiB in the packed layouts.
 // Bound: memory. A token moves 2 · heads · (head_dim + value_dim) elements and does at most a multiplication each.
 #include "aiter_like/dtype.h"
 #include "aiter_like/kv_tile.h"

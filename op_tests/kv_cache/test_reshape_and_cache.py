@@ -299,9 +299,7 @@ def test_of_tokens_with_one_slot_one_stays(device, run, layout):
 @pytest.mark.parametrize("kind, loads, pack", (("auto", 1, 8), ("fp8", 2, 16)))
 @pytest.mark.parametrize("layout", ("packed", "columns", "shuffled"))
 def test_moves_each_byte_once_in_wide_accesses(device, run, layout, kind, loads, pack):
-    """A load of 16 bytes per lane, a store of what it makes, the token's slot. V's tiles: stores of 16 bytes, what it
-    takes to load that, a wave's look at the slots.
-    """
+    """A load of 16 bytes per lane, its store, the token's slot; in V's tiles stores of 16 bytes, slots of a wave."""
     if device.type != "cpu":
         pytest.skip("counts of the simulator")
     caches = make(device, layout, 5, 16, 8, (128, 128), BF16 if kind == "auto" else torch.uint8)
