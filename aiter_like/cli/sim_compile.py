@@ -84,7 +84,7 @@ def command_line(sources: Sequence[Path], output: Path, options: Sequence[str], 
                "-Wno-unused-command-line-argument", "-g" if debug else "-gline-tables-only",
                "-fno-discard-value-names"]  # the metadata has the arguments' names
     command += ["-idirafter", str(paths.csrc() / "include")]  # aiter_like/tile/ and what else kernels share
-    if rocm.device_libraries() is None:
+    if rocm.device_libraries()[0] is None:
         command.append("-nogpulib")
     if device:
         command += ["--offload-device-only", *device]
@@ -154,6 +154,7 @@ def hint(said: str) -> str:
         like = did_you_mean(missing[1], known) if missing[1].startswith("hip/") else ""
         return (f": there is no {missing[1]} here{like}; headers of HIP: {', '.join(known)}; ROCm's libraries are not "
                 "part of the simulator")
-    if rocm.device_libraries() is None and (function := re.search(r"undefined.*?(__oc[km]l_\w+)", said)):
-        return (f": it needs {function[1]} of the device library, which Triton's wheel brings: pip install triton")
+    place, reason = rocm.device_libraries()
+    if place is None and (function := re.search(r"undefined.*?(__oc[km]l_\w+)", said)):
+        return f": it needs {function[1]} of the device library. {reason}"
     return ""

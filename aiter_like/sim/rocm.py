@@ -29,6 +29,7 @@ from aiter_like.sim.library import load, module_spec, rtc_spec
 ARCH = "gfx942"
 HIP_VERSION = (7, 1, 0)  # as csrc/sim/include/hip/hip_version.h
 _DEVICE_LIBRARIES = ("ocml.bc", "ockl.bc")
+_BITCODE_CLANG = (20,)  # whose bitcode they are: an older clang cannot read them
 _LOCK = "0" * cache.REQUEST_DIGITS
 _LOCK_SECONDS = 120.0
 
@@ -69,13 +70,16 @@ def run_path() -> str:
     return ":".join(str(path.parent) for path in (library_path(), load_or_build(rtc_spec())))
 
 
-def device_libraries() -> Path | None:
-    """Folder of ocml.bc and ockl.bc, which Triton's wheel brings; None where it is not installed."""
+def device_libraries() -> tuple[Path | None, str]:
+    """Folder of ocml.bc and ockl.bc, which Triton's wheel brings; None, and why, where there is none that serves."""
+    compiler = toolchain.find("hip")
+    if compiler.name == "clang" and compiler.version < _BITCODE_CLANG:
+        return None, f"Triton's wheel has it for clang {_BITCODE_CLANG[0]} or later, and this is {compiler}"
     found = importlib.util.find_spec("triton")
-    if found is None or not found.origin:
-        return None
-    folder = Path(found.origin).parent / "backends" / "amd" / "lib"
-    return folder if all((folder / name).is_file() for name in _DEVICE_LIBRARIES) else None
+    place = Path(found.origin).parent / "backends" / "amd" / "lib" if found and found.origin else None
+    if place is None or not all((place / name).is_file() for name in _DEVICE_LIBRARIES):
+        return None, "Triton's wheel brings it: pip install triton"
+    return place, ""
 
 
 @functools.cache
@@ -85,7 +89,7 @@ def folder() -> Path:
     Raises:
         BuildError: no compiler, or the simulator cannot be built.
     """
-    compiler, bitcode = toolchain.find("hip"), device_libraries()
+    compiler, (bitcode, _) = toolchain.find("hip"), device_libraries()
     libraries = (library_path(), load_or_build(rtc_spec()))
     parts = [compiler.identity, compiler.host_compiler, *map(str, libraries), str(include_folder()), str(bitcode)]
     parts += [cache.sha256_of(path) for path in (Path(__file__), *_templates())]

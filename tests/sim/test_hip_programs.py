@@ -4,6 +4,7 @@ is said when something does not compile."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -83,14 +84,17 @@ def test_libraries_of_rocm_are_not_there():
 
 
 def test_without_the_device_library_the_function_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(rocm, "device_libraries", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     rocm.folder.cache_clear()
     (tmp_path / "a.hip").write_text('#include <hip/hip_runtime.h>\n__global__ void f(float* x) { x[0] = sinf(x[0]); }')
     try:
         assert cli.main(["sim", "compile", str(tmp_path / "a.hip"), "-o", str(tmp_path / "a.co")]) == 1
     finally:
         rocm.folder.cache_clear()
-    assert "it needs __ocml_sin_f32 of the device library, which Triton's wheel brings" in capsys.readouterr().err
+    assert "it needs __ocml_sin_f32 of the device library. Triton's wheel brings it: pip" in capsys.readouterr().err
+    old = dataclasses.replace(toolchain.find("hip"), name="clang", version=(19, 1, 7))
+    monkeypatch.setattr(toolchain, "find", lambda platform: old)
+    assert "for clang 20 or later, and this is clang 19.1.7" in rocm.device_libraries()[1]
 
 
 def test_where_things_are(capsys):
