@@ -29,7 +29,7 @@ def folders() -> list[Path]:
     root = Path(os.environ[VARIABLE])
     assert root.is_dir(), f"{VARIABLE}={root} is no folder"
     return sorted(path.parent for path in root.rglob("Makefile")
-                  if any(path.parent.glob(f"*{suffix}") for suffix in (".hip", ".cpp", ".cu")))
+                  if any(file.suffix in (".hip", ".cpp", ".cu") for file in path.parent.iterdir()))
 
 
 @pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} names no folder of samples")
