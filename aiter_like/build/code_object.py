@@ -17,6 +17,8 @@ _PT_NOTE, _NT_AMDGPU_METADATA = 4, 32
 _SHT_PROGBITS, _SHT_SYMBOLS, _SHT_DYNAMIC_SYMBOLS, _SHF_EXECUTABLE = 1, 2, 11, 4  # of sections
 _STT_FUNCTION, _SYMBOL_BYTES = 2, 24
 _MOST_KERNARG_BYTES = 1 << 16  # as csrc/sim/load/loader.cpp
+_MACHINES = {0x2c: "gfx900", 0x2f: "gfx906", 0x30: "gfx908", 0x3f: "gfx90a", 0x41: "gfx1100", 0x4c: "gfx942",
+             0x4f: "gfx950"}  # EF_AMDGPU_MACH of LLVM's AMDGPU usage document
 _COERCED = ".coerce"  # clang's addition to the name of a pointer whose address space it has changed
 _DEEPEST = 16  # levels of lists and maps; LLVM writes four
 _U32 = 2**32 - 1
@@ -58,10 +60,15 @@ def kernels(data: bytes, arch: str = "gfx942") -> dict[str, Kernel]:
     """The kernels of a code object, or of the entry for `arch` in an uncompressed offload bundle.
 
     Raises:
-        ValueError: it is neither, is damaged, or has no metadata; the message says what is wrong.
+        ValueError: it is neither, is damaged, is for another architecture, or has no metadata; the message says which.
     """
-    found = [_kernel(entry) for metadata in _metadata(unbundled(data, arch))
+    elf = unbundled(data, arch)
+    found = [_kernel(entry) for metadata in _metadata(elf)
              for entry in _field(metadata, "amdhsa.kernels", list, "the metadata")]
+    (flags,) = _unpack("<I", elf, 0x30, "the ELF header")
+    machine = _MACHINES.get(flags & 0xff, f"machine {flags & 0xff:#x}")
+    if arch in _MACHINES.values() and machine != arch:
+        raise ValueError(f"the code object is for {machine}, not for {arch}")
     return {kernel.name: kernel for kernel in found}
 
 

@@ -6,7 +6,7 @@ compile and link HIP programs by it, unchanged. Read by cli/sim_compile.py.
     lib/                libamdhip64.so, the simulator, and its libhiprtc.so; CMake's packages hip and hip-lang
     amdgcn/bitcode/     the device library: ocml and ockl of Triton's wheel, and the settings that they read
     share/hip/version   what makes it a ROCm for clang
-    bin/                hipcc and hipconfig, as small scripts
+    bin/, llvm/         hipcc and hipconfig, as small scripts; clang's own folder
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def _make(home: Path, place: Path, compiler: str, libraries: tuple[Path, Path], 
         for name in ("lib/cmake/hip", "lib/cmake/hip-lang", "share/hip", "bin", "amdgcn/bitcode"):
             (scratch / name).mkdir(parents=True)
         os.symlink(include_folder(), scratch / "include")
+        os.symlink(Path(os.path.realpath(compiler)).parent.parent, scratch / "llvm")
         for library in libraries:
             os.symlink(library, scratch / "lib" / library.name)
         major, minor, patch = HIP_VERSION

@@ -137,7 +137,11 @@ def test_mistakes_in_launches_are_named(command, change, message):
 
 def test_mistakes_of_init(command):
     Path("text.co").write_text("no code object")
+    image = bytearray(assemble(NEGATE))
+    image[0x30] = 0x3f  # the architecture among the ELF header's flags
+    Path("other_arch.co").write_bytes(image)
     for words, message in ((("text.co",), "text.co: not an AMD code object"), (("none.co",), "none.co: No such file"),
+                           (("other_arch.co",), "other_arch.co: the code object is for gfx90a, not for gfx942"),
                            (("kernels.co", "--kernel", "scole"), "has no kernel scole; it has: ")):
         status, _, err = command("run", "--init", *words)
         assert status == 1 and message in err and not list(Path().glob("*.json"))
