@@ -149,14 +149,18 @@ def test_packed_integers(name):
 
 def test_packed_constants_and_scalars():
     x = halves(3)
-    low_only, both, negative, scalar = run_many([
+    low_only, both, negative, high_only, exponents, scalar = run_many([
         Case("v_pk_add_u16 v0, v4, 5", {"v4": x}, {"v0": np.uint16}),
         Case("v_pk_add_u16 v0, v4, 5 op_sel_hi:[1,0]", {"v4": x}, {"v0": np.uint16}),
         Case("v_pk_add_u16 v0, v4, -1", {"v4": x}, {"v0": np.uint16}),
+        Case("v_pk_add_u16 v0, v4, 0.5", {"v4": x}, {"v0": np.uint16}),
+        Case("v_pk_add_u16 v0, v4, 0.5 op_sel:[0,1]", {"v4": x}, {"v0": np.uint16}),
         Case("v_pk_add_u16 v0, v4, s8", {"v4": x, "s8": 0x00070003}, {"v0": np.uint16})])
     assert_same(low_only["v0"], x + np.array([5, 0], np.uint16))
     assert_same(both["v0"], x + np.uint16(5))
     assert_same(negative["v0"], x - np.uint16(1))
+    assert_same(high_only["v0"], x + np.array([0, 0x3f00], np.uint16))  # half an f32: compilers add exponents so
+    assert_same(exponents["v0"], x + np.uint16(0x3f00))
     assert_same(scalar["v0"], x + np.array([3, 7], np.uint16))
 
 

@@ -94,7 +94,8 @@ bool parse_register(Text token, Operand& o) {
   return true;
 }
 
-// Bits of a floating-point inline constant in the operand's type.
+// Bits of a floating-point inline constant in the operand's type. Packed integers have those of an f32, of which op_sel
+// takes a half (LLVM: getInlineEncodingV2I16).
 u64 float_bits(Text token, Type type) {
   double x = 0;
   const auto [end, error] = std::from_chars(token.begin(), token.end(), x);
@@ -104,7 +105,7 @@ u64 float_bits(Text token, Type type) {
   switch (type) {
     case Type::f64: case Type::b64:
       return inv_2pi ? 0x3fc45f306dc9c882u : std::bit_cast<u64>(x);
-    case Type::f16: case Type::b16: case Type::pkf16: case Type::pk16:
+    case Type::f16: case Type::b16: case Type::pkf16:
       return inv_2pi ? 0x3118u : std::bit_cast<u16>(static_cast<f16>(x));
     default:
       return inv_2pi ? 0x3e22f983u : std::bit_cast<u32>(static_cast<float>(x));
