@@ -4,10 +4,14 @@
 // is one build per ELEMENT × HEAD_DIM × ROUNDING × MASK; flash_attn_fwd_body.h has its phases.
 //
 // A workgroup is alone on its CU and takes kBlockM query rows (384 | 512 at HEAD_DIM 128 | 64) of one head, or of all
-// heads of a KV head where those rows fit. It has 8 waves of 3 | 4 tiles of 16 rows.
+// heads of a KV head where those rows fit. It has 8 waves of 3 tiles of 16 rows | 2 tiles of 32.
 //
-// LDS: 4 · 64 · HEAD_DIM · 2 bytes (64 KB | 32 KB). Registers: O 96, Q 48, S 48 (then P 24) at HEAD_DIM 128.
-// Bound: MFMA. A wave has 192 | 128 instructions of 16 clk per block; a K and V block is read once per kBlockM rows.
+// LDS: 64 KB | 49 KB. Registers: O 96, Q 48, S 48 (then P 24), K or V on its way 16 at HEAD_DIM 128.
+// Bound at HEAD_DIM 128: MFMA, 192 instructions of 16 clk per wave and block, which the two waves of a SIMD take in
+// turns; each of a block's 48 exponentials, of 16 clk, makes one of them 4 clk late. Bound at 64: the port that vector
+// instructions share with MFMA. 64 MFMA of 32 clk fill 512 slots of 4 clk; all that goes through the port takes about
+// 655 slots rounding to nearest even, 595 to nearest away and 530 towards zero. A K and V block is read once per
+// kBlockM rows.
 // Rounding of P and out: ROUNDING 0 to nearest even, 1 to nearest away, 2 towards zero; f16 has 0 and 2.
 #include <optional>
 #include <type_traits>
@@ -36,7 +40,7 @@ using flash_attn::kThreads;
 }  // namespace
 
 __global__ __launch_bounds__(kThreads) void flash_attn_fwd_kernel(FlashAttnArgs args) {
-  __shared__ __attribute__((aligned(1024))) char tiles[Shape::kLdsBytes];
+  __shared__ __attribute__((aligned(1024))) char tiles[flash_attn::Blocks<Shape>::kLdsBytes];
   flash_attn::forward_body<Config>(args, static_cast<int>(workgroup_index().x), tiles);
 }
 

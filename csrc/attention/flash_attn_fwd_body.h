@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // What a workgroup of flash_attn_fwd does: its query block, key block by key block, and the merge of split ones.
 //
-// K and V blocks of 64 keys lie in LDS twice: one buffer is read while DMA fills the other. A block has two phases, and
+// K and V blocks of 64 keys lie in LDS twice: one buffer is read while the other is filled. A block has two phases, and
 // the workgroup two groups of four waves, one wave of each on every SIMD: while group A multiplies, group B has its
 // softmax.
 //   M(n)   O^T += V[n-1]ᵀ P, S^T = K[n] Qᵀ                                                  flash_attn_phases.h
-//   S(n)   group A starts to move K[n+1], group B V[n+1]; P = exp2(S · scale − m); first V fragments; DMA has landed
+//   S(n)   group A moves K[n+1], group B V[n+1], before and after most of P = exp2(S · scale − m); first V fragments
 // At the edges of a mask both phases leave out tiles of rows and keys that are hidden: flash_attn_visibility.h.
 // Only O, P, Q, m and l live from block to block. After the last block out = O / l, LSE = ln 2 · (m + log2 l).
 #pragma once
@@ -14,6 +14,7 @@
 #include "flash_attn_mover.h"
 #include "flash_attn_phases.h"
 #include "flash_attn_results.h"
+#include "flash_attn_softmax.h"
 #include "flash_attn_task.h"
 #include "flash_attn_visibility.h"
 
@@ -36,24 +37,27 @@ struct BlockWalk {
   BlockMover<Shape> mover;
 
   /// Moves the first block's K and V and does the half of M that multiplies with keys.
-  __device__ void start(const char* tiles) {
+  __device__ void start(char* tiles) {
     wave.lds = tiles;
+    wave.half = 0x8000;
+    asm("" : "+s"(wave.half));
     wave.offsets = ReadOffsets<Shape>::first_block();
     mover.move();
-    tile::wait_vector_memory();
+    mover.land(tiles);
+    tile::wait_lds();
     tile::end_slot();
     Groups::stagger(mover.is_group_b());
     wave.request_first(kSteps);
-    matrix_steps<kSteps, 2 * kSteps>(wave);
+    matrix_steps<kSteps, 2 * kSteps>(wave, [&] { mover.advance(); });
     tile::end_slot();
   }
 
   /// The slots S(block) and M(next), of blocks that hide nothing.
   __device__ void step(float scale) {
     mover.move();
-    softmax(wave, scale);
+    softmax(wave, scale, [&] { mover.land(wave.lds); });
     end_softmax();
-    matrix_steps<0, 2 * kSteps>(wave);
+    matrix_steps<0, 2 * kSteps>(wave, [&] { mover.advance(); });
     wave.offsets.flip_values();
     tile::end_slot();
   }
@@ -62,6 +66,8 @@ struct BlockWalk {
   __device__ void step_at_edge(const Visibility& visibility, int block, int next, float scale) {
     mover.move();
     softmax_at_edge(visibility, block, scale);
+    mover.land(wave.lds);
+    mover.advance();
     end_softmax();
     seen_matrix_steps<0, 2 * kSteps>(
         wave, [&](int step, int t) { return visibility.sees_step(t, step < kSteps ? block : next, step); });
@@ -80,9 +86,9 @@ struct BlockWalk {
 
  private:
   __device__ void end_softmax() {
+    tile::wait_lds();
     wave.request_first(0);
     wave.offsets.flip_keys();
-    tile::wait_vector_memory();
     tile::end_slot();
   }
 
@@ -90,7 +96,7 @@ struct BlockWalk {
   __device__ void softmax_at_edge(const Visibility& visibility, int block, float scale) {
     seen_softmax(
         wave, scale, [&](int t) { return visibility.sees_block(t, block); },
-        [&](int t) { visibility.mask(wave.scores[t], t, block); });
+        [&](int t) { visibility.mask(wave, t, block); });
   }
 };
 
@@ -111,7 +117,7 @@ __device__ __attribute__((always_inline)) void forward_body(const FlashAttnArgs&
     const int last = range.last_from(block, args, task);
     const float scale = args.scale_log2;
     const WaveVisibility<Shape> visibility(args, task);
-    walk.mover.start(task, args, block, tiles);
+    walk.mover.start(task, args, block);
     walk.start(tiles);
     if (Shape::kLimitsLeft)
       for (; block < last && block < range.clear; block += task.parts)

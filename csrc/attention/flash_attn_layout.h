@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The sizes of flash_attn_fwd, and where everything lies: blocks of K and V in LDS, fragments in registers.
-// With lane = 16 · quad + col, element i = 0…3 of a fragment or an accumulator is
-//   K, step (j, h), operand A      K[16 kk + col][32 j + 8 quad + 4 h + i]; one 16-byte read gives both halves h
-//   Q, step (j, h), operand B      Q[row(t) + col][the same d]; K and Q permute the contraction alike
-//   S^T, result                    the score of query col against key 16 kk + 4 quad + i
-//   P, operand B                   as S^T, so that between the products P is only rounded and packed
-//   V^T tile (g, e), operand A     V[16 kk + 4 quad + i][32 g + 2 col + e]
-//   O^T tile (g, e), result        O[col][32 g + 8 quad + 2 i + e]; the tiles e = 0 and 1 interleave to 16 bytes
+// Matrix instructions have the width W: 16 at head dimension 128, 32 at 64. With G = 64 / W groups of lanes and
+// lane = W · group + col, element i = 0…3 of a fragment or of part a of an accumulator is
+//   K, step (kk, j), operand A     K[W kk + col][8 G j + 8 group + 4 h + i]; one 16-byte read gives both halves h
+//   Q, step (kk, j), operand B     Q[row(t) + col][the same d]; K and Q permute the contraction alike
+//   S^T, result                    the score of query col against key W kk + 4 G a + 4 group + i
+//   P, fragment f, operand B       as S^T, f counting its parts: between the products P is only rounded and packed
+//   V^T tile (f, g, e), operand A  V[4 G f + 4 group + i][2 W g + 2 col + e]
+//   O^T tile (g, e), result        O[col][2 W g + 8 G a + 8 group + 2 i + e]; e = 0 and 1 interleave to 16 bytes
 #pragma once
 
 #include "aiter_like/mfma.h"
@@ -18,7 +19,6 @@ namespace aiter_like::flash_attn {
 constexpr int kThreads = 512;
 constexpr int kWaves = kThreads / kWaveSize;
 using Groups = tile::PingPong<kWaves>;  // Group A is waves 0-3, group B waves 4-7; each SIMD has one wave of each.
-constexpr int kKeyTiles = kBlockN / 16;
 
 /// A configuration and the sizes that follow from it. A Config has
 ///   Element                    bf16 or f16
@@ -34,19 +34,28 @@ struct Shape : Config {
   /// Whether the keys of a query block may be split. With a left limit the three loops need the scalar registers.
   static constexpr bool kSplits = !Config::kLimitsLeft;
 
-  static constexpr int kRowTiles = kHeadDim == 128 ? 3 : 4;  // tiles of 16 query rows per wave
-  static constexpr int kBlockM = 16 * kRowTiles * kWaves;    // 384 | 512 query rows per workgroup
-  static constexpr int kDimGroups = kHeadDim / 32;
-  static constexpr int kSteps = kDimGroups * kKeyTiles;      // A step of a product takes one fragment of K or V.
+  /// W. A wide instruction takes twice the time of a narrow one and one slot of the port that vector arithmetic shares:
+  /// head dimension 64 has too little of it. At 128 the registers take 48 rows a wave, which 32 do not divide.
+  static constexpr int kWidth = kHeadDim == 128 ? 16 : 32;
+  static constexpr int kGroups = kWaveSize / kWidth;
+  static constexpr int kParts = kWidth * kWidth / kWaveSize / 4;  // of four elements, in an accumulator
+  using Accumulators = decltype(Mfma<typename Config::Element, kWidth>::multiply({}, {}, {}));
+
+  static constexpr int kRowTiles = kHeadDim == 128 ? 3 : 2;     // tiles of kWidth query rows per wave
+  static constexpr int kBlockM = kWidth * kRowTiles * kWaves;   // 384 | 512 query rows per workgroup
+  static constexpr int kKeyTiles = kBlockN / kWidth;
+  static constexpr int kFragments = kKeyTiles * kParts;         // of P in a row tile
+  static constexpr int kChunks = kHeadDim / (8 * kGroups);      // 16 bytes of each lane: a row of K, Q or out
+  static constexpr int kDimGroups = kHeadDim / (2 * kWidth);
+  static constexpr int kSteps = kKeyTiles * kChunks;            // A step of a product takes 16 bytes of K or V.
+  static constexpr int kTileSteps = kSteps / kKeyTiles;         // of a key tile
+  static_assert(kSteps == kFragments * kDimGroups);
   static constexpr int kMergeRows = kThreads / (kHeadDim / 8);  // A work-item merges 8 elements of a row.
 
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kTileBytes = kBlockN * kRowBytes;
-  static constexpr int kValueTiles = 2 * kTileBytes;  // K lies at 0 and kTileBytes, V behind; a block's parity chooses.
-  static constexpr int kLdsBytes = 4 * kTileBytes;
 };
 
-/// 16 bytes of a lane: a K fragment (h = 0, 1), or the four dwords that hold the V fragments (e = 0, 1) of a step.
+/// 16 bytes of a lane: a K fragment (h = 0, 1), or the V fragments (e = 0, 1) of a step.
 using Chunk = __attribute__((ext_vector_type(4))) uint32_t;
 
 /// The two A operands of a step.
@@ -61,49 +70,80 @@ __device__ inline int fresh_lane() {
   return static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, below_32));
 }
 
-__device__ inline int quad() { return lane_index() / 16; }
-__device__ inline int column() { return lane_index() % 16; }
-
-/// A block of K in LDS. Byte b of row r holds the row's byte b ^ swizzle(r), so that the 8 lanes that ds_read_b128
-/// serves at once touch all 32 banks.
+/// The group and the column of a lane.
 template <class Shape>
-struct KeyTile {
-  __host__ __device__ static constexpr int swizzle(int row) { return (row & 7) << 4; }
+__device__ inline int group_of(int lane) { return lane / Shape::kWidth; }
+template <class Shape>
+__device__ inline int column_of(int lane) { return lane % Shape::kWidth; }
 
-  __device__ static Chunk read(const char* tile, int lane_offset, int step) {
-    const int kk = step / Shape::kDimGroups, j = step % Shape::kDimGroups;
-    const int offset = (lane_offset ^ 64 * (j % 2)) + 128 * (j / 2) + 16 * kk * Shape::kRowBytes;
-    return *reinterpret_cast<const Chunk*>(tile + offset);
+/// A block of V in LDS: what a step takes lies from end to end, 16 bytes of each lane.
+template <class Shape>
+struct ValueBlocks {
+  static constexpr int kStepBytes = 16 * kWaveSize;
+  static constexpr int kValueBytes = Shape::kSteps * kStepBytes;
+
+  /// Where the 16 bytes of a lane are within a step, in units of 16 bytes: lanes that write at once write even and odd
+  /// units, and so touch more banks.
+  __device__ static constexpr int unit(int lane) { return lane ^ ((lane >> 3) & 1); }
+
+  /// Where the keys 4 keys … 4 keys + 3 of columns 2 pair and 2 pair + 1 go, after the beginning of V; `pair` is even.
+  __device__ static int place_of(int keys, int pair) {
+    const int f = keys / Shape::kGroups, group = keys % Shape::kGroups;
+    const int step = f * Shape::kDimGroups + pair / Shape::kWidth;
+    return step * kStepBytes + 16 * unit(group * Shape::kWidth + pair % Shape::kWidth);
   }
-  /// Where this lane reads step 0.
-  __device__ static int lane_offset() { return column() * Shape::kRowBytes + ((16 * quad()) ^ swizzle(column())); }
-
-  __device__ static StepOperands operands(Chunk chunk) { return {chunk.lo, chunk.hi}; }
+  /// … and those of pair + w, w < 4, if that of a pair that 4 divides goes to `place`, or w < 2.
+  __device__ static int next_value_place(int place, int w) { return (place ^ 16 * (w % 2)) + 32 * (w / 2); }
 };
 
-/// A block of V in LDS. Bit 6 of a byte's place is flipped in odd groups of four rows: the two quads that ds_read_b32
-/// serves at once read rows r and r + 4, which would otherwise share their 16 banks.
+/// Blocks of K and of V in LDS, twice each, and where a lane reads them: at a lane's offset of step 0, which the
+/// buffer is part of, and constants. K has rows as in memory, placed so that the 8 lanes that ds_read_b128 serves at
+/// once touch all 32 banks.
+template <class Shape, int WIDTH = Shape::kWidth>
+struct Blocks;
+
+/// Byte b of row r of K holds the row's byte b ^ 16 (r mod 8).
 template <class Shape>
-struct ValueTile {
-  __host__ __device__ static constexpr int swizzle(int row) { return ((row >> 2) & 1) << 6; }
+struct Blocks<Shape, 16> : ValueBlocks<Shape> {
+  static constexpr int kOtherBuffer = kBlockN * Shape::kRowBytes;  // K lies at 0 and there, V behind
+  static constexpr int kValues = 2 * kOtherBuffer;
+  static constexpr int kLdsBytes = kValues + 2 * ValueBlocks<Shape>::kValueBytes;
 
-  __device__ static Chunk read(const char* tile, int lane_offset, int step) {
-    const int kk = step / Shape::kDimGroups, g = step % Shape::kDimGroups;
-    const int offset = (lane_offset ^ 64 * (g % 2)) + 128 * (g / 2);
-    Chunk words;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = *reinterpret_cast<const uint32_t*>(tile + offset + (16 * kk + i) * Shape::kRowBytes);
-    return words;
-  }
+  __device__ static int key_place(int row, int byte) { return row * Shape::kRowBytes + (byte ^ 16 * (row & 7)); }
+  /// … of the row 4 i further down, if bit 2 of the row is 0.
+  __device__ static int key_place_below(int place, int i) { return (place ^ 64 * (i % 2)) + 4 * i * Shape::kRowBytes; }
+  __device__ static int value_place(int keys, int pair) { return kValues + ValueBlocks<Shape>::place_of(keys, pair); }
+
   /// Where this lane reads step 0.
-  __device__ static int lane_offset() {
-    return 4 * quad() * Shape::kRowBytes + ((4 * column()) ^ swizzle(4 * quad()));
-  }
+  __device__ static int key_offset(int lane) { return key_place(lane % 16, 16 * (lane / 16)); }
+  __device__ static int value_offset(int lane) { return kValues + 16 * ValueBlocks<Shape>::unit(lane); }
 
-  __device__ static StepOperands operands(Chunk words) {
-    return {{pack_lower(words[0], words[1]), pack_lower(words[2], words[3])},
-            {pack_upper(words[0], words[1]), pack_upper(words[2], words[3])}};
+  __device__ static Chunk read_keys(const char* lds, int lane_offset, int step) {
+    const int kk = step / Shape::kChunks, j = step % Shape::kChunks;
+    const int offset = (lane_offset ^ 64 * (j % 2)) + 128 * (j / 2) + 16 * kk * Shape::kRowBytes;
+    return *reinterpret_cast<const Chunk*>(lds + offset);
+  }
+};
+
+/// Rows of K have a gap behind each, so that every step is a constant away from the first one.
+template <class Shape>
+struct Blocks<Shape, 32> : ValueBlocks<Shape> {
+  static constexpr int kKeyRowBytes = Shape::kRowBytes + 16;
+  static constexpr int kOtherBuffer = 32768;
+  static constexpr int kValues = kBlockN * kKeyRowBytes;
+  static constexpr int kLdsBytes = kOtherBuffer + kValues + ValueBlocks<Shape>::kValueBytes;
+  static_assert(kLdsBytes - kOtherBuffer <= kOtherBuffer && kLdsBytes <= 65536);
+
+  __device__ static int key_place(int row, int byte) { return row * kKeyRowBytes + byte; }
+  __device__ static int key_place_below(int place, int i) { return place + 4 * i * kKeyRowBytes; }
+  __device__ static int value_place(int keys, int pair) { return kValues + ValueBlocks<Shape>::place_of(keys, pair); }
+
+  __device__ static int key_offset(int lane) { return key_place(lane % 32, 16 * (lane / 32)); }
+  __device__ static int value_offset(int lane) { return kValues + 16 * ValueBlocks<Shape>::unit(lane); }
+
+  __device__ static Chunk read_keys(const char* lds, int lane_offset, int step) {
+    const int kk = step / Shape::kChunks, j = step % Shape::kChunks;
+    return *reinterpret_cast<const Chunk*>(lds + lane_offset + 32 * kk * kKeyRowBytes + 32 * j);
   }
 };
 

@@ -1,70 +1,105 @@
 // SPDX-License-Identifier: MIT
 // How K and V come from memory to LDS in flash_attn_fwd: group A moves K, group B moves V, and each wave moves 16 rows
-// of a block. These are rings of two stages whose barriers are those of the groups' slots, two for each block;
-// tile/ring.h has one, its own.
+// of a block, through registers: V turns there into the form that steps take, once for all waves, and both need fewer
+// instructions than by loads to LDS, which are of 4 bytes a lane. The buffers of LDS are rings of two stages whose
+// barriers are those of the groups' slots, two for each block.
 #pragma once
 
-#include "aiter_like/tile/dma.h"
+#include "aiter_like/tile/global.h"
 #include "flash_attn_task.h"
 
 namespace aiter_like::flash_attn {
 
-/// One wave's share of the blocks of K or of V. LDS is written linearly, 256 bytes per instruction, so the swizzle is
-/// applied to the source address.
+/// One wave's share of the blocks of K or of V. Lane 16 u + c holds columns kWords · 2 c … of four rows, one load each:
+/// of K rows u, u + 4, u + 8, u + 12, which go to LDS as they are; of V rows 4 u … 4 u + 3, the keys of a fragment.
 template <class Shape>
 struct BlockMover {
-  static constexpr int kRowsPerMove = 256 / Shape::kRowBytes;
-  static constexpr int kMoves = kBlockN / Groups::kGroupWaves / kRowsPerMove;
+  using Places = Blocks<Shape>;
+  static constexpr int kRows = kBlockN / Groups::kGroupWaves;
+  static constexpr int kLoads = 4;
+  static constexpr int kWords = Shape::kRowBytes / 64;  // of a lane in a row
+  static_assert(kRows == 16 && (kWords == 2 || kWords == 4));
+  using Words = __attribute__((ext_vector_type(kWords))) uint32_t;
 
   const char* block;     // first row of the next block; a 64-bit address, so that no span of keys is too long
   int64_t block_bytes;   // from one block to the next
   int rows, block_rows;  // rows from the next block to the end of the sequence; rows from one block to the next
+  int bytes;             // of the next block's rows inside the sequence, from the first to the end of the last
   int row_bytes;         // from row to row
-  int first_row;         // of this wave in each block
+  int load_bytes;        // from load to load
   int key_mask;          // all ones in group A, 0 in group B
-  uint32_t lds;          // where the next block's first_row goes
+  int source;            // of this lane in a block
+  int lds;               // where this lane writes the next block
+  Words words[kLoads];   // on their way
 
   __device__ bool is_group_b() const { return key_mask == 0; }
 
   /// Begins with block `first_block`; every task.parts-th block follows.
-  __device__ void start(const Task<Shape>& task, const FlashAttnArgs& args, int first_block, const char* tiles) {
-    const int wave = wave_index(), group = wave / Groups::kGroupWaves;
+  __device__ void start(const Task<Shape>& task, const FlashAttnArgs& args, int first_block) {
+    const int wave = wave_index(), group = wave / Groups::kGroupWaves, member = wave % Groups::kGroupWaves;
     key_mask = group - 1;
-    const FlashAttnTensor& source = group == 0 ? args.k : args.v;
-    row_bytes = static_cast<int>(source.row);
-    block = task.keys_of(source) + first_block * (kBlockN * source.row);
-    block_bytes = task.parts * (kBlockN * source.row);
+    const FlashAttnTensor& tensor = group == 0 ? args.k : args.v;
+    row_bytes = static_cast<int>(tensor.row);
+    block = task.keys_of(tensor) + first_block * (kBlockN * tensor.row);
+    block_bytes = task.parts * (kBlockN * tensor.row);
     rows = task.keys - kBlockN * first_block;
     block_rows = kBlockN * task.parts;
-    first_row = wave % Groups::kGroupWaves * (kBlockN / Groups::kGroupWaves);
-    lds = tile::lds_address(tiles) + group * Shape::kValueTiles + first_row * Shape::kRowBytes;
+    bytes = bytes_inside();
+    const int u = lane_index() / 16, c = lane_index() % 16;
+    source = (kRows * member + (group == 0 ? u : 4 * u)) * row_bytes + 4 * kWords * c;
+    load_bytes = group == 0 ? 4 * row_bytes : row_bytes;
+    lds = group == 0 ? Places::key_place(kRows * member + u, 4 * kWords * c)
+                     : Places::value_place(kRows / 4 * member + u, kWords * c);
   }
 
-  /// Begins to move the next block. Rows past the end become zeros.
+  /// Begins to load the next block. Rows past the end become zeros.
   __device__ void move() {
-    const int inside = rows < kBlockN ? rows : kBlockN;
-    const tile::BufferDescriptor source =
-        tile::make_buffer(block, inside <= 0 ? 0 : (inside - 1) * row_bytes + Shape::kRowBytes);
-    const int byte = 4 * fresh_lane(), row = byte / Shape::kRowBytes;
-    move_rows<0>(source, (byte % Shape::kRowBytes) ^ swizzle(row), (first_row + row) * row_bytes);
+    const tile::BufferDescriptor buffer = tile::make_buffer(block, bytes);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) words[i] = load(buffer, source + i * load_bytes);
+  }
+
+  /// Goes on to the block behind the one that has been loaded.
+  __device__ void advance() {
     block += block_bytes;
     rows -= block_rows;
-    lds ^= Shape::kTileBytes;
+    bytes = bytes_inside();
+  }
+
+  /// Writes to LDS what move() has begun to load.
+  __device__ void land(char* tiles) {
+    if (is_group_b())
+      write_values(tiles);
+    else
+      write_keys(tiles);
+    lds ^= Places::kOtherBuffer;
   }
 
  private:
-  // Both swizzles are linear over XOR and depend on row mod 8. A row is first_row, a multiple of 8, plus kRow, a
-  // multiple of kRowsPerMove, plus the lane's row, which is less: its swizzle is that of kRow XOR that of the lane's.
-  __device__ int swizzle(int row) const {
-    return (KeyTile<Shape>::swizzle(row) & key_mask) | (ValueTile<Shape>::swizzle(row) & ~key_mask);
+  __device__ int bytes_inside() const {
+    const int inside = rows < kBlockN ? rows : kBlockN;
+    return inside <= 0 ? 0 : (inside - 1) * row_bytes + Shape::kRowBytes;
   }
 
-  template <int kMove>
-  __device__ void move_rows(const tile::BufferDescriptor& source, int byte, int row_offset) {
-    if constexpr (kMove < kMoves) {
-      constexpr int kRow = kMove * kRowsPerMove;
-      tile::dma_dwords<256 * kMove>(source, (byte ^ swizzle(kRow)) + row_offset + kRow * row_bytes, lds);
-      move_rows<kMove + 1>(source, byte, row_offset);
+  __device__ static Words load(const tile::BufferDescriptor& buffer, int offset) {
+    if constexpr (kWords == 4)
+      return __builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0);
+    else
+      return __builtin_amdgcn_raw_buffer_load_b64(buffer, offset, 0, 0);
+  }
+
+  __device__ void write_keys(char* tiles) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) *reinterpret_cast<Words*>(tiles + Places::key_place_below(lds, i)) = words[i];
+  }
+
+  /// Word w of the four rows becomes 16 bytes of a lane of a step: the four keys of an even column, then of an odd one.
+  __device__ void write_values(char* tiles) const {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const Chunk chunk = {pack_lower(words[0][w], words[1][w]), pack_lower(words[2][w], words[3][w]),
+                           pack_upper(words[0][w], words[1][w]), pack_upper(words[2][w], words[3][w])};
+      *reinterpret_cast<Chunk*>(tiles + Places::next_value_place(lds, w)) = chunk;
     }
   }
 };

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "flash_attn_phases.h"
+#include "flash_attn_softmax.h"
 #include "flash_attn_task.h"
 #include "flash_attn_visibility.h"
 
@@ -43,28 +43,38 @@ __device__ void load_rows(RowState<Shape>& state, const FlashAttnArgs& args, con
   state.is_far = false;
 #pragma unroll
   for (int t = 0; t < Shape::kRowTiles; ++t) {
-    const int row = task.row + tile_row(t, column());
-    const char* source = task.row_of(args.q, args, row < task.rows ? row : task.rows - 1) + 16 * quad();
+    const int row = task.row + tile_row<Shape>(t, column_of<Shape>(lane_index()));
+    const char* source =
+        task.row_of(args.q, args, row < task.rows ? row : task.rows - 1) + 16 * group_of<Shape>(lane_index());
     state.maximum[t] = kMinimum;
     state.sum[t] = 0.f;
 #pragma unroll
-    for (int j = 0; j < Shape::kDimGroups; ++j) {
-      const Chunk chunk = *reinterpret_cast<const Chunk*>(source + 64 * j);
+    for (int j = 0; j < Shape::kChunks; ++j) {
+      const Chunk chunk = *reinterpret_cast<const Chunk*>(source + 16 * Shape::kGroups * j);
       state.q[t][j][0] = chunk.lo;
       state.q[t][j][1] = chunk.hi;
-      state.out[t][j][0] = state.out[t][j][1] = Accumulator{};
     }
+#pragma unroll
+    for (int g = 0; g < Shape::kDimGroups; ++g) state.out[t][g][0] = state.out[t][g][1] = {};
   }
 }
 
-/// Makes each row's sum that over its four lanes.
+/// Makes each row's sum that over its lanes.
 template <class Shape>
 __device__ void sum_rows(RowState<Shape>& state) {
 #pragma unroll
   for (int t = 0; t < Shape::kRowTiles; ++t) {
-    state.sum[t] += lane_xor<16>(state.sum[t]);
+    if constexpr (Shape::kWidth == 16) state.sum[t] += lane_xor<16>(state.sum[t]);
     state.sum[t] += lane_xor<32>(state.sum[t]);
   }
+}
+
+/// Elements 8 kGroups · chunk + 8 group + 0…7 of a row of row tile t.
+template <class Shape>
+__device__ void out_chunk(const RowState<Shape>& state, int t, int chunk, float (&values)[8]) {
+  const int g = chunk / Shape::kParts, part = chunk % Shape::kParts;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][4 * part + i / 2];
 }
 
 template <class Shape>
@@ -72,18 +82,20 @@ __device__ void store_rows(const RowState<Shape>& state, const FlashAttnArgs& ar
   const int lane = fresh_lane();
 #pragma unroll
   for (int t = 0; t < Shape::kRowTiles; ++t) {
-    const int row = task.row + tile_row(t, lane % 16);
+    const int row = task.row + tile_row<Shape>(t, column_of<Shape>(lane));
     if (row >= task.rows) continue;
-    char* out = task.row_of(args.out, args, row) + 16 * (lane / 16);
+    char* out = task.row_of(args.out, args, row) + 16 * group_of<Shape>(lane);
     const float inverse = inverse_sum(state.sum[t]);
 #pragma unroll
-    for (int g = 0; g < Shape::kDimGroups; ++g) {
+    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
       float values[8];
+      out_chunk(state, t, chunk, values);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][i / 2] * inverse;
-      *reinterpret_cast<Chunk*>(out + 64 * g) = round_row<Shape>(values);
+      for (int i = 0; i < 8; ++i) values[i] *= inverse;
+      *reinterpret_cast<Chunk*>(out + 16 * Shape::kGroups * chunk) = round_row<Shape>(values);
     }
-    if (args.lse != nullptr && lane < 16) task.lse_of(args, row) = natural_lse(state.maximum[t], state.sum[t]);
+    if (args.lse != nullptr && group_of<Shape>(lane) == 0)
+      task.lse_of(args, row) = natural_lse(state.maximum[t], state.sum[t]);
   }
 }
 
@@ -107,15 +119,14 @@ __device__ void store_partial(const RowState<Shape>& state, const FlashAttnArgs&
   const int lane = fresh_lane();
 #pragma unroll
   for (int t = 0; t < Shape::kRowTiles; ++t) {
-    const int row = tile_row(t, lane % 16);
+    const int row = tile_row<Shape>(t, column_of<Shape>(lane));
 #pragma unroll
-    for (int g = 0; g < Shape::kDimGroups; ++g) {
+    for (int chunk = 0; chunk < Shape::kChunks; ++chunk) {
       Vec<float, 8> values;
-#pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = state.out[t][g][i % 2][i / 2];
-      store_vec(partial.out + row * Shape::kHeadDim + 32 * g + 8 * (lane / 16), values);
+      out_chunk(state, t, chunk, values.data);
+      store_vec(partial.out + row * Shape::kHeadDim + 8 * (Shape::kGroups * chunk + group_of<Shape>(lane)), values);
     }
-    if (lane < 16) {
+    if (group_of<Shape>(lane) == 0) {
       partial.maximum[row] = state.maximum[t];
       partial.sum[row] = state.sum[t];
     }

@@ -197,7 +197,7 @@ def test_order_of_waves_does_not_matter(device, attend):
 
 @pytest.fixture
 def matrix_instructions(device, attend):
-    """matrix_instructions(q, k, v, **options of call_of): of a launch, all waves together, and loads to LDS."""
+    """matrix_instructions(q, k, v, **options of call_of): of a launch, all waves together, and loads of K and V."""
     if device.type != "cpu":
         pytest.skip("the simulator's counters")
 
@@ -212,22 +212,24 @@ def matrix_instructions(device, attend):
 
 @pytest.mark.parametrize("head_dim", (64, 128))
 def test_hidden_tiles_are_not_multiplied(device, matrix_instructions, head_dim):
-    """A product of a tile of 16 rows × 16 keys is head_dim / 16 instructions, and each tile that is seen takes two. The
+    """A product of a tile of `width` rows and keys is `each` instructions, and each tile that is seen takes two. The
     scores of the first block, and of one behind a block that hides nothing, are those of all its tiles.
     """
-    rows, keys = ROWS[head_dim], ROWS[head_dim] + 192
+    width, each = {64: (32, 64 // 8), 128: (16, 128 // 16)}[head_dim]
+    rows, keys, tiles = ROWS[head_dim], ROWS[head_dim] + 192, 64 // width
     q, k, v = cases.dense(device, 1, rows, keys, 1, 1, head_dim, BF16)
-    assert matrix_instructions(q, k, v)[0] == 2 * (rows // 16) * (keys // 16) * head_dim // 16
-    row, key = torch.arange(rows // 16)[:, None], torch.arange(keys // 16)
+    assert matrix_instructions(q, k, v)[0] == 2 * (rows // width) * (keys // width) * each
+    row, key = torch.arange(rows // width)[:, None], torch.arange(keys // width)
     for left, right in ((-1, 0), (-1, 40), (128, 0), (5, 7)):
-        distance = 16 * (row - key) + keys - rows  # from a tile's first key to its first row
-        seen, is_whole = distance + 15 + right >= 0, distance - 15 + right >= 0
+        distance = width * (row - key) + keys - rows  # from a tile's first key to its first row
+        seen, is_whole = distance + width - 1 + right >= 0, distance - width + 1 + right >= 0
         if left >= 0:
-            seen, is_whole = seen & (distance - 15 <= left), is_whole & (distance + 15 <= left)
-        blocks = [(part.any(), whole.all()) for part, whole in zip(seen.split(4, 1), is_whole.split(4, 1))]
-        extra = sum(int((~seen[:, 4 * index:4 * index + 4]).sum()) for index, (is_seen, _) in enumerate(blocks)
+            seen, is_whole = seen & (distance - width + 1 <= left), is_whole & (distance + width - 1 <= left)
+        blocks = [(part.any(), whole.all()) for part, whole in zip(seen.split(tiles, 1), is_whole.split(tiles, 1))]
+        extra = sum(int((~seen[:, tiles * index:tiles * (index + 1)]).sum())
+                    for index, (is_seen, _) in enumerate(blocks)
                     if is_seen and (index == 0 or blocks[index - 1][1] or not blocks[index - 1][0]))
-        assert matrix_instructions(q, k, v, window=(left, right))[0] == (2 * int(seen.sum()) + extra) * head_dim // 16
+        assert matrix_instructions(q, k, v, window=(left, right))[0] == (2 * int(seen.sum()) + extra) * each
 
 
 @pytest.mark.parametrize("head_dim", (64, 128))

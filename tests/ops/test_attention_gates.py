@@ -134,11 +134,11 @@ def test_a_missing_compiler_is_known(monkeypatch, tmp_path, name):
 @pytest.mark.parametrize("instance", [instance for instance in gates.instances(True)
                                       if instance.name not in names(False)], ids=lambda instance: instance.name)
 def test_bounds_hold_for_the_rest(instance, compiler):
-    test_bounds_hold(instance, compiler)
+    assert not gates.examine(instance, compiler).failures
 
 
-def test_every_instance_has_a_row():
-    assert {*gates.recorded()} == {(name, compiler) for name in names(True) for compiler in gates.COMPILERS}
+def test_every_recorded_instance_has_a_row():
+    assert {*gates.recorded()} == {(name, compiler) for name in names(False) for compiler in gates.COMPILERS}
 
 
 @functools.cache
@@ -152,12 +152,14 @@ def sample() -> tuple[gates.Instance, str]:
     (r"\tv_mfma_f32.*\n", "", "0 loops, expected 1"),
     (r"(\ts_setprio 1\n)", r"\1\tv_mov_b32_e32 v0, v1\n", "1 of v_mov in the loop, expected 0"),
     (r"(\ts_setprio 1\n)", r"\1\tscratch_load_dword v0, off, s0\n", "1 of scratch_ in the loop, expected 0"),
-    (r"(\ts_setprio 1\n)", r"\1\ts_waitcnt vmcnt(3)\n", "2 of s_waitcnt.*vmcnt in the loop, expected 1"),
-    (r"(\ts_setprio 1\n)", r"\1" + "\tv_mfma_f32_16x16x16_bf16 v[0:3], v[0:1], v[0:1], v[0:3]\n" * 20, "148 of v_mfma"),
-    (r"(\ts_setprio 1\n)", r"\1" + "\tv_add_f32_e32 v0, v0, v0\n" * 80, "cycles, at most 595"),
+    (r"(\ts_setprio 1\n)", r"\1\tbuffer_load_dword v0, v1, s[0:3], 0 offen\n", "5 of buffer_load_dword in the loop"),
+    (r"(\ts_setprio 1\n)", r"\1" + "\tv_mfma_f32_32x32x8_bf16 v[0:15], v[0:1], v[0:1], v[0:15]\n" * 20, "84 of v_mfma"),
+    (r"(\ts_setprio 1\n)", r"\1" + "\tv_add_f32_e32 v0, v0, v0\n" * 80, "matrix_cycles 5"),
+    (r"(\ts_setprio 1\n)", r"\1" + "\tv_add_f32_e32 v0, v0, v0\n" * 80, "vector_port 7"),
+    (r"(\ts_setprio 0\n)", r"\1" + "\tv_exp_f32_e32 v0, v0\n" * 9, "73 of v_exp_f32"),
     (r"(\.vgpr_count: +)\d+", r"\g<1>226", "226 VGPRs, at most 224"),
     (r"(\.vgpr_spill_count: +)\d+", r"\g<1>2", "vgpr_spill_count 2"),
-    (r"(\.group_segment_fixed_size: +)\d+", r"\g<1>32772", "32772 bytes of LDS"),
+    (r"(\.group_segment_fixed_size: +)\d+", r"\g<1>50180", "50180 bytes of LDS"),
 ])
 def test_a_worse_kernel_fails(monkeypatch, pattern, replacement, failure):
     instance, text = sample()
@@ -177,10 +179,18 @@ def test_only_what_is_split_merges(mask, kernels):
     assert text.count(".amdhsa_kernel ") == kernels
 
 
+def test_exponentials_take_four_slots_of_the_port():
+    words = ["v_exp_f32_e32 v0, v0", "v_mul_lo_u32 v0, v0, v1", "v_mfma_f32_32x32x8_bf16 v[0:15]", "s_nop 3",
+             "ds_read_b128 v[0:3], v4"]
+    assert gates.port(words) == 9
+    assert gates.issue(words) == 14
+
+
 def test_a_slower_phase_is_a_regression():
-    row = {"matrix_cycles": "500", "softmax_cycles": "300"}
-    assert not gates.regressions({"matrix_cycles": 510, "softmax_cycles": 306}, row)
-    assert gates.regressions({"matrix_cycles": 511, "softmax_cycles": 300}, row) == ["matrix_cycles 511, recorded 500"]
+    row = {"matrix_cycles": "500", "softmax_slots": "300", "vector_port": "400"}
+    assert not gates.regressions({"matrix_cycles": 510, "softmax_slots": 306, "vector_port": 408}, row)
+    worse = {"matrix_cycles": 511, "softmax_slots": 300, "vector_port": 409}
+    assert gates.regressions(worse, row) == ["matrix_cycles 511, recorded 500", "vector_port 409, recorded 400"]
     assert "no row" in gates.regressions({}, None)[0]
 
 

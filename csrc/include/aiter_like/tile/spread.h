@@ -27,7 +27,7 @@ struct Spread {
 };
 
 /// What an instruction occupies; the values are LLVM's, of amdgcn.sched.group.barrier.
-enum class Pipe { valu = 0x2, matrix = 0x8, global_read = 0x20, lds_read = 0x100, lds_write = 0x200 };
+enum class Pipe { valu = 0x2, scalar = 0x4, matrix = 0x8, global_read = 0x20, lds_read = 0x100, lds_write = 0x200 };
 
 /// Orders what comes since the last keep_order(): PRODUCTS times a matrix instruction, then one of each of PIPES as
 /// long as there are any.
