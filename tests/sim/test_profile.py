@@ -119,3 +119,10 @@ def test_a_script(profile, tmp_path):
 def test_mistakes(words, message, capsys):
     assert cli.main(["sim", "profile", *words]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_code_object_wants_its_description(tmp_path, capsys):
+    file = tmp_path / "some.co"
+    file.write_bytes(b"\x7fELF")
+    assert cli.main(["sim", "profile", str(file), "--kernel", "x"]) == 1
+    assert f"aiter-like sim run --init {file} writes one" in capsys.readouterr().err
