@@ -20,7 +20,7 @@ import torch
 from aiter_like.dispatch.backend import KINDS
 
 LARGE = 4  # a test with no more cases runs all of them
-PERIOD = 6
+PERIOD = 8
 _ELEMENT = re.compile(r"(bf|bfloat|f|fp|float|i|int|u|uint)\d+")
 
 
