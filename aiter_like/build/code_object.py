@@ -14,7 +14,7 @@ from typing import Any
 _BUNDLE, _COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 _SEGMENT_BYTES = 56  # of a program header
 _PT_NOTE, _NT_AMDGPU_METADATA = 4, 32
-_SHT_PROGBITS, _SHT_SYMBOLS, _SHT_DYNAMIC_SYMBOLS, _SHF_EXECUTABLE = 1, 2, 11, 4  # of sections
+_SHT_PROGBITS, _SHT_SYMBOLS, _SHT_DYNAMIC_SYMBOLS, _SHF_EXECUTABLE = 1, 2, 11, 4  # ELF gives these numbers.
 _STT_FUNCTION, _SYMBOL_BYTES = 2, 24
 _MOST_KERNARG_BYTES = 1 << 16  # as csrc/sim/load/loader.cpp
 _MACHINES = {0x2c: "gfx900", 0x2f: "gfx906", 0x30: "gfx908", 0x3f: "gfx90a", 0x41: "gfx1100", 0x4c: "gfx942",

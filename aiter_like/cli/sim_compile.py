@@ -20,7 +20,7 @@ from aiter_like.sim import rocm
 
 HIP_SUFFIXES = (".hip", ".cpp", ".cc", ".cxx", ".cu", ".C")
 """Of sources that are compiled as HIP."""
-_OTHER_SUFFIXES = (".c", ".o", ".a", ".so")  # of a program or library, as they are
+_OTHER_SUFFIXES = (".c", ".o", ".a", ".so")  # clang takes these files as they are.
 _DEVICE_KINDS = {".co": ("-c", "--no-gpu-bundle-output"), ".hsaco": ("-c", "--no-gpu-bundle-output"),
                  ".s": ("-S",), ".ll": ("-S", "-emit-llvm")}
 _HOST_KINDS = {".so": ("-shared", "-fPIC"), ".o": ("-c",)}

@@ -35,7 +35,7 @@ def with_rest(args: argparse.Namespace, action: str,
                                      argument_default=argparse.SUPPRESS)
     add_options(parser)
     for action in parser._actions:
-        action.default = argparse.SUPPRESS  # what stands before the target stays
+        action.default = argparse.SUPPRESS  # Options before the target keep their values.
     parser.add_argument("rest", nargs="*")
     known = {name: value for name, value in vars(args).items() if name != "rest"}
     found = parser.parse_intermixed_args(args.rest, argparse.Namespace(**known))

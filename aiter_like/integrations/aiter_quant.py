@@ -125,7 +125,7 @@ def per_head_quant(x: Tensor) -> tuple[Tensor, Tensor]:
     dtype = dtypes.fp8_of(target_of(x.device).arch)
     if head_dim in quant_rule.GROUPS and 0 < tokens <= 2**16:
         q, scale = aiter_like.per_block_quant(x.view(batch, tokens, heads * head_dim), None, dtype, (tokens, head_dim))
-    else:  # what is no block of block_quant becomes a row
+    else:  # block_quant has no such block: each one becomes a row.
         q, scale = aiter_like.per_token_quant_hip(x.transpose(1, 2).reshape(batch * heads, -1), quant_dtype=dtype)
         bytes_of = q.view(torch.uint8).view(batch, heads, tokens, head_dim)
         q = bytes_of.transpose(1, 2).contiguous().view(dtype)

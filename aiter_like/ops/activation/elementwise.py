@@ -26,7 +26,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "sigmoid": torch.sigmoid,
     "tanh": torch.tanh}
 _OF_ONE = ("sigmoid", "tanh")
-_MOST_DIMS = 4  # that the kernels take after merging
+_MOST_DIMS = 4  # The kernels take no more after merging.
 
 
 class ElementwiseCall(NamedTuple):

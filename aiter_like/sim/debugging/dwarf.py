@@ -111,7 +111,7 @@ class DebugInfo:
             for unit in dwarf.iter_CUs():
                 self.functions += _Unit(dwarf, unit).functions()
         except (DWARFError, ELFParseError, KeyError, IndexError, ValueError, AssertionError, AttributeError,
-                TypeError) as error:  # of damaged sections, for which the library has no one error
+                TypeError) as error:  # Damaged sections raise any of these.
             self.damage = f"the debug information is damaged: {type(error).__name__}: {error}"
 
     def chain(self, address: int) -> list[Scope]:
@@ -255,7 +255,7 @@ class _Unit:
         if die is None:
             return DataType("void", 0, "unknown")
         if die.offset not in self._types:
-            self._types[die.offset] = DataType(self._text(die, "DW_AT_name"), 0, "unknown")  # of types in themselves
+            self._types[die.offset] = DataType(self._text(die, "DW_AT_name"), 0, "unknown")  # Types may recur.
             self._types[die.offset] = self._new_type(die)
         return self._types[die.offset]
 

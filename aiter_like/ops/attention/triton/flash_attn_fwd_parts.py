@@ -287,7 +287,7 @@ class Launches:
         if shape.M <= 32:
             options["num_warps"] = min(options["num_warps"], 4)
         if shape.M < 32 * options["num_warps"] and options.get("matrix_instr_nonkdim") == 32:
-            options["matrix_instr_nonkdim"] = 16  # else several waves compute the same rows
+            options["matrix_instr_nonkdim"] = 16  # At 32, several waves would compute the same rows.
         num_blocks = triton.cdiv(call.max_seqlen_q * shape.PACK, shape.M)
         programs = num_blocks * (call.num_heads // shape.PACK) * call.batch
         self.num_splits = num_splits = splits_of(call, num_blocks, programs, shape.N)
