@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import sys
-import threading
 
 MOST_CHARACTERS = 16 << 20
-_AGAIN_SECONDS = 0.05
 
 
 class Output:
@@ -42,18 +39,19 @@ def give_to_python(library: ctypes.CDLL) -> None:
     library.aiter_like_sim_show_output(_callback)
 
 
-def _show(is_error: int, address: int, count: int) -> None:
-    text = ctypes.string_at(address, count).decode(errors="replace")
-    for output in kept:
-        output.add(text)
-    stream = sys.stderr if is_error else sys.stdout
+def _show(is_error: int, address: int, count: int) -> int:
     try:
+        text = ctypes.string_at(address, count).decode(errors="replace")
+        for output in kept:
+            output.add(text)
+        stream = sys.stderr if is_error else sys.stdout
         stream.write(text)
         stream.flush()
     except KeyboardInterrupt:
-        # A callback's exceptions end in it. Interrupts wait for Python code to run, which here is the callback: this
-        # one comes again when the launch goes on, and takes effect when it has ended.
-        threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main).start()
+        # A callback's exceptions end in it. Interrupts wait for Python code to run, which here is the callback: the
+        # library raises this one again when the launch has ended.
+        return 1
+    return 0
 
 
-_callback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)(_show)
+_callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)(_show)

@@ -126,17 +126,38 @@ def test_open_sessions_all_keep_it_and_the_console_shows_it_once(capsys):
     assert capsys.readouterr().out == outer.output
 
 
-def test_an_interrupt_while_text_is_shown_is_not_lost(monkeypatch):
-    class Interrupted(io.StringIO):
-        def write(self, text: str) -> int:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
+INTERRUPTED = """
+import io
+import sys
 
-    monkeypatch.setattr(sys, "stdout", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        launch(compiled(ROUNDS), 2, grid=2)
-        for _ in range(1_000_000):  # the interpreter looks for it between statements
-            pass
+from aiter_like import sim
+from talking import compiled, launch
+
+
+class Interrupted(io.StringIO):
+    def write(self, text):
+        sys.stdout = sys.__stdout__
+        raise KeyboardInterrupt
+
+
+sim.load()
+sys.stdout = Interrupted()
+try:
+    launch(compiled(ROUNDS), 2, grid=2)
+    print("went on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_an_interrupt_while_text_is_shown_is_not_lost():
+    """In a process of its own: an interrupt that is late would end the run of tests."""
+    script = f"ROUNDS = r'''{ROUNDS}'''\n{INTERRUPTED}"
+    paths = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["group 1 wave 0 round 1", "interrupted"]
 
 
 def test_without_python_it_goes_to_the_programs_own_stdout(capfd):

@@ -3,16 +3,18 @@
 #include "run/output.h"
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <utility>
 
 namespace sim {
 namespace {
 
-void show_on_console(int is_error, const char* text, u64 bytes) {
+int show_on_console(int is_error, const char* text, u64 bytes) {
   std::FILE* to = is_error ? stderr : stdout;
   std::fwrite(text, 1, bytes, to);
   std::fflush(to);
+  return 0;
 }
 
 std::atomic<ShowOutput> show{show_on_console};
@@ -41,7 +43,10 @@ void LaunchOutput::ended(u64 workgroup) {
   show_ready(false);
 }
 
-void LaunchOutput::finish() { show_ready(true); }
+void LaunchOutput::finish() {
+  show_ready(true);
+  if (std::this_thread::get_id() == owner_ && std::exchange(interrupted_, false)) std::raise(SIGINT);
+}
 
 void LaunchOutput::show_ready(bool all) {
   if (std::this_thread::get_id() != owner_) return;
@@ -53,7 +58,8 @@ void LaunchOutput::show_ready(bool all) {
       kept_.erase(kept_.begin());
     }
   }
-  for (const Piece& piece : ready) show.load()(piece.is_error, piece.text.data(), piece.text.size());
+  for (const Piece& piece : ready)
+    if (show.load()(piece.is_error, piece.text.data(), piece.text.size())) interrupted_ = true;
 }
 
 }  // namespace sim

@@ -13,8 +13,8 @@
 namespace sim {
 
 // Shows a piece of text that ends where a message ends; `is_error`: it is for stderr. Called by the thread that made
-// the launch, while it runs.
-using ShowOutput = void (*)(int is_error, const char* text, u64 bytes);
+// the launch, while it runs. Not 0: an interrupt (SIGINT) ended it; it comes again when the launch is over.
+using ShowOutput = int (*)(int is_error, const char* text, u64 bytes);
 void set_show_output(ShowOutput show);         // null: the C library's stdout and stderr
 
 // Orders the text of one launch. A workgroup's is shown as it comes when those before it have ended and the thread that
@@ -24,7 +24,7 @@ class LaunchOutput {
   // Of the workgroup with this number in the grid.
   void add(u64 workgroup, bool is_error, std::string text);
   void ended(u64 workgroup);                   // or it does not run at all
-  // The launch is over, by whatever reason: shows what is left.
+  // The launch is over, by whatever reason: shows what is left and passes an interrupt on.
   void finish();
 
  private:
@@ -35,6 +35,7 @@ class LaunchOutput {
   void show_ready(bool all);
 
   const std::thread::id owner_ = std::this_thread::get_id();
+  bool interrupted_ = false;                   // the owner's
   std::mutex mutex_;                           // of what follows
   u64 next_ = 0;                               // the first workgroup that has not ended
   std::set<u64> ended_;                        // those after it that have
