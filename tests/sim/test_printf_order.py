@@ -5,7 +5,6 @@ without Python, hipRTC, the cycle model."""
 from __future__ import annotations
 
 import ctypes
-import io
 import os
 import subprocess
 import sys
