@@ -33,15 +33,6 @@ __device__ inline uint32_t pair_of(float first, float second) {
   else return __builtin_bit_cast(uint32_t, __builtin_amdgcn_cvt_pkrtz(first, second));
 }
 
-/// Whether no power of two of four, exponents biased by 127 in a byte each, takes a value of e2m1 to where bf16 has no
-/// exponent of its own.
-__device__ inline bool are_normal(uint32_t exponents) {
-  bool result = true;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) result &= (exponents >> 8 * i & 0xFF) - 2 <= 250;
-  return result;
-}
-
 /// What e2m1 means by its three lower bits, times a power of two, in bf16: the bytes of eight values.
 class ScaledFp4 {
  public:
@@ -129,6 +120,15 @@ struct PackedUnit : Unit<Element> {
     for (int i = 0; i < kRuns; ++i) ordered[i] = in_order(runs[i]);
     Base::put(ordered, lds);
     return Base::taken(lds, lane_index() / 16 * 4, 1);
+  }
+
+  /// Whether no power of two of four, exponents biased by 127 in a byte each, takes a value of e2m1 to where bf16 has
+  /// no exponent of its own.
+  __device__ static bool are_normal(uint32_t exponents) {
+    bool result = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) result &= (exponents >> 8 * i & 0xFF) - 2 <= 250;
+    return result;
   }
 
   /// The weights of a part as elements of a. `exponents`: of mxfp4, a byte for each run of the lane; `are_normal`: of

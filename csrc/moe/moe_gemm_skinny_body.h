@@ -80,7 +80,7 @@ struct Step {
 #pragma unroll
     for (int n = 0; n < Shape::kUnitsN; ++n) {
       packed[n] = Unit::columns(weights[n], lds);
-      if constexpr (Shape::kHasGroups) are_normal &= skinny::are_normal(exponents[n]);
+      if constexpr (Shape::kHasGroups) are_normal &= Unit::are_normal(exponents[n]);
     }
     if constexpr (Shape::kHasGroups) are_normal = lanes_with(!are_normal) == 0;
     typename Unit::Sums products[Shape::kScalesProducts ? Shape::kTiles : 1] = {};

@@ -65,7 +65,8 @@ def test_ragged(device, run, backend, page_size):
     run(backend, aiter_like.paged_attention_ragged, out, workspace, case.q.to(device), k, v, 0.125, starts, pages,
         None if page_size == 1 else last, page_size, 3, None, "auto", "NHD", 0.0, None, None)
     case.compare(out)
-    assert (out[1] == 0).all() and not (workspace[:size] == 0xFF).all() and (workspace[size:] == 0xFF).all()
+    assert (out[1] == 0).all() and (workspace[size:] == 0xFF).all()
+    assert size == 0 or not (workspace[:size] == 0xFF).all()  # a device may have no use for parts of so few keys
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

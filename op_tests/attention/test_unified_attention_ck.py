@@ -127,8 +127,10 @@ def test_pages_of_a_cache(device, run):
 
 @pytest.mark.parametrize("head_dim", (64, pytest.param(128, marks=pytest.mark.exhaustive),
                                       pytest.param(256, marks=pytest.mark.exhaustive)))
-def test_registers(head_dim):
+def test_registers(device, head_dim):
     """Nothing goes to local memory, and two waves share a SIMD."""
+    if device.type == "cuda":
+        pytest.skip("static: the code for gfx942 is the same wherever the tests run")
     call = unified_attention_op.tuning.case(
         {"mask": "causal", "batch": 1, "seqlen_q": 64, "seqlen_k": 64, "num_heads": 4, "num_kv_heads": 2,
          "head_dim": head_dim, "page_size": 16, "dtype": "bf16", "kv_dtype": "bf16"}, torch.device("cpu"), 0)
