@@ -262,7 +262,7 @@ def bench() -> None:
 
     shapes = [(model, form, tokens) for form in ("bf16", "fp8 blocks") for model in MODELS
               for tokens in (1, 16, 64, 512, 4096, 16384) if form == "bf16" or MODELS[model][3] % 128 == 0]
-    benching.table("fused_moe", (functools.partial(case, *shape, 0) for shape in shapes))
+    benching.table("fused_moe", (case(*shape, 0) for shape in shapes))
 
 
 if __name__ == "__main__":

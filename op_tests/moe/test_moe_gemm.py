@@ -243,7 +243,7 @@ def bench() -> None:
 
     shapes = [(model, form, tokens, is_down) for form in ("bf16", "fp8 blocks", "mxfp4") for model in MODELS
               for tokens in (1, 16, 256, 4096) for is_down in (False, True)]
-    benching.table("moe_gemm", (functools.partial(case, *shape, 0)() for shape in shapes))
+    benching.table("moe_gemm", (case(*shape, 0) for shape in shapes))
 
 
 if __name__ == "__main__":
