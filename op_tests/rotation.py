@@ -41,9 +41,9 @@ def turn_of(folder: Path) -> int:
         return 0
 
 
-def left_out(kinds: Mapping[str, Hashable], turn: int) -> set[str]:
+def left_out(kinds: Mapping[str, Hashable], turn: int, large: int = LARGE) -> set[str]:
     """The cases that this turn does not run; `kinds` tells of each case which others are of its backend and dtype."""
-    if len(kinds) <= LARGE:
+    if len(kinds) <= large:
         return set()
     alike: dict[Hashable, list[str]] = defaultdict(list)
     for case in sorted(kinds, key=lambda case: hashlib.sha256(case.encode()).digest()):
@@ -62,11 +62,11 @@ def kind(case: str, params: Mapping[str, Any]) -> frozenset[str]:
                      | {str(value) for value in params.values() if isinstance(value, torch.dtype)})
 
 
-def items_left_out(items: Iterable[Any], turn: int) -> list[Any]:
+def items_left_out(items: Iterable[Any], turn: int, large: int = LARGE) -> list[Any]:
     """Of pytest's items those that this turn does not run."""
     tests: dict[str, dict[str, Any]] = defaultdict(dict)
     for item in items:
         if hasattr(item, "callspec"):
             tests[item.nodeid.partition("[")[0]][item.nodeid] = item
     return [cases[case] for cases in tests.values() for case in left_out(
-        {case: kind(item.callspec.id, item.callspec.params) for case, item in cases.items()}, turn)]
+        {case: kind(item.callspec.id, item.callspec.params) for case, item in cases.items()}, turn, large)]

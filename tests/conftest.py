@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import rotation
 import torch
 from jit_project import Compiler, Project, fake_compiler, forget, make_hip_project
 from toys import HARDWARE
@@ -27,6 +28,15 @@ def pytest_configure():
     """A shell starts background jobs, so perhaps the tests, with SIGINT ignored, and children would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
+def pytest_collection_modifyitems(items):
+    """In files marked `rotating` all tests run a part of their cases, as the large ones of op_tests do."""
+    folder = Path(__file__).resolve().parent
+    rotating = [item for item in items if item.path.is_relative_to(folder) and item.get_closest_marker("rotating")]
+    for item in rotation.items_left_out(rotating, rotation.turn_of(folder), large=1):
+        item.add_marker("exhaustive")
 
 
 @pytest.fixture

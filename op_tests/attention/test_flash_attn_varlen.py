@@ -22,6 +22,8 @@ from aiter_like.ops.attention.flash_attn_fwd import flash_attn_fwd
 from aiter_like.testing import strided_like
 from aiter_like.testing.attention import check_attention
 
+pytestmark = pytest.mark.rotating
+
 BACKENDS = ("triton", "torch")
 VARLEN = aiter_like.flash_attn_varlen_func
 

@@ -19,6 +19,8 @@ import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.testing.attention import check_attention
 
+pytestmark = pytest.mark.rotating
+
 BACKENDS = ("triton", "torch")
 WITH_CACHE = aiter_like.flash_attn_with_kvcache
 

@@ -19,6 +19,8 @@ from aiter_like.errors import UnsupportedError
 from aiter_like.ops.attention.paged_attention import paged_attention_op, paged_attention_ref
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall
 
+pytestmark = pytest.mark.rotating
+
 BACKENDS = ("hip", "triton")
 RAGGED = ((1, 0), (1, 1), (1, 40), (1, 1500), (1, 17))
 

@@ -9,6 +9,8 @@ from paged_attention_cases import BF16, F16, I8, Case, fp8_of
 
 import aiter_like
 
+pytestmark = pytest.mark.rotating
+
 BACKENDS = ("hip", "triton")
 
 

@@ -17,6 +17,8 @@ from aiter_like.device import target_of
 from aiter_like.ops.attention.paged_attention import paged_attention_op
 from aiter_like.ops.attention.paged_attention_call import PagedAttentionCall
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.fixture(autouse=True)
 def needs_mfma(device):

@@ -16,6 +16,8 @@ from aiter_like.ops.attention.paged_attention import paged_attention_op
 from aiter_like.ops.attention.triton import paged_attention
 from aiter_like.ops.common.triton import launch
 
+pytestmark = pytest.mark.rotating
+
 
 def decoding(kv_dtype: str) -> Any:
     """64 sequences of up to 1024 keys, whose tensors nobody reads."""

@@ -12,6 +12,8 @@ from aiter_like.device import Target
 from aiter_like.ops.attention import paged_attention_call
 from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, PagedAttentionCall, best_parts, parts_of
 
+pytestmark = pytest.mark.rotating
+
 HOPPER = Target("cuda", "sm_90", 132, 32, False, 0)
 MI300X = Target("hip", "gfx942", 304, 64, True, 0)
 

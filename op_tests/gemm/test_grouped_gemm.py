@@ -19,6 +19,8 @@ from aiter_like.integrations import aiter_gemm
 from aiter_like.ops.gemm import tiles
 from aiter_like.testing import strided_like
 
+pytestmark = pytest.mark.rotating
+
 UNTOUCHED = 7.0
 SIZES = {"one": (9,), "even": (16, 16, 16), "odd": (1, 0, 17, 3), "empty": (0, 0, 0), "large": (0, 130, 5, 70, 0),
          "many": (1,) * 70, "first and last empty": (0, 0, 40, 0)}

@@ -20,6 +20,8 @@ from aiter_like.ops.mla.mla_decode import decode_call, mla_decode_op
 from aiter_like.ops.mla.triton import mla_decode
 from aiter_like.testing import assert_within
 
+pytestmark = pytest.mark.rotating
+
 BACKENDS = ("ck", "triton", "torch")
 KERNELS = tuple(name for name in BACKENDS if name != "torch")
 RAGGED = ((1, 70), (3, 33), (1, 1), (2, 50), (1, 0), (0, 9), (2, 1), (4, 200))

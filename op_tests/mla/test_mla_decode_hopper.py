@@ -18,6 +18,8 @@ from aiter_like.ops.mla.mla_decode import decode_call
 from aiter_like.ops.mla.triton import mla_decode
 from aiter_like.testing import assert_within
 
+pytestmark = pytest.mark.rotating
+
 DIMS = {"v_dim": 512, "rope_dim": 64}
 RAGGED = ((1, 70), (3, 33), (1, 1), (2, 50), (1, 0), (0, 9), (2, 1), (4, 200), (1, 64), (1, 129))
 SETTINGS = tuple({"LATE": late, "TMA": tma} for late in (0, 1) for tma in (0, 1))

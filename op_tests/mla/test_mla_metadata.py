@@ -11,6 +11,8 @@ import aiter_like
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.mla.mla_metadata import MlaMetadataCall, mla_metadata_op
 
+pytestmark = pytest.mark.rotating
+
 BACKENDS = ("hip", "triton", "torch")
 NAMES = ("work_metadata_ptrs", "work_info_set", "work_indptr", "reduce_indptr", "reduce_final_map",
          "reduce_partial_map")

@@ -14,6 +14,8 @@ from aiter_like import dtypes
 from aiter_like.device import target_of
 from aiter_like.testing import assert_within
 
+pytestmark = pytest.mark.rotating
+
 
 @pytest.mark.parametrize("page_size", (1, 16))
 @pytest.mark.parametrize("backend", ("ck", "triton", "torch"))

@@ -15,6 +15,8 @@ from aiter_like.ops.mla.mla_reduce import MlaReduceCall, mla_reduce_op
 from aiter_like.ops.mla.triton.mla_reduce import mla_reduce
 from aiter_like.testing import TOLERANCES, assert_within, time_us
 
+pytestmark = pytest.mark.rotating
+
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 BACKENDS = ("hip", "triton", "torch")
 

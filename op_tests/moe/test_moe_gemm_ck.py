@@ -17,6 +17,8 @@ from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.moe_gemm_cases import cases
 from aiter_like.testing import strided_like
 
+pytestmark = pytest.mark.rotating
+
 GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "swiglu_and_mul")
 
 

@@ -12,6 +12,8 @@ from aiter_like import sim
 from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 
+pytestmark = pytest.mark.rotating
+
 FORMATS = ("int8 weights", "int4 weights", "mxfp4 weights")
 PAIRS = (0, 3, -1, 2, 4, 1)
 

@@ -14,6 +14,8 @@ from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.moe import moe_gemm_hip
 
+pytestmark = pytest.mark.rotating
+
 _FP8 = ("fp8", "blocks", "int8")
 
 

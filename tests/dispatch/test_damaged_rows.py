@@ -14,6 +14,8 @@ from aiter_like import device
 from aiter_like.dispatch import OPS, Backend, table
 from aiter_like.errors import BuildError
 
+pytestmark = pytest.mark.rotating
+
 DAMAGES = ("3", "7", "true", "1.5", "x", "33", "-1", "9" * 18)  # of any parameter; none of them is tried by the tuner
 ALL_DAMAGES = (*DAMAGES, "0", "1", "64", "1000", "9" * 19, "9" * 5000)
 SLOW = ("flash_attn_bwd", "flash_attn_fwd")  # to compile, and to run on the simulator

@@ -15,6 +15,8 @@ from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_names
 
+pytestmark = pytest.mark.rotating
+
 TOKENS, EXPERTS, SLOTS, K, INNER = 9, 5, 2, 256, 128
 BF16, FP8, I8 = torch.bfloat16, torch.float8_e4m3fnuz, torch.int8
 SERVED = {row.name: row.value for row in aiter_names.table() if row.section == "moe"}

@@ -1,27 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""What the gates of kernels share; as in op_tests, large tests run a part of their cases at each commit."""
+"""What the gates of kernels share."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
-import rotation
 
 from aiter_like.build import toolchain
-
-_FOLDER = Path(__file__).parent
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marker
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A case is a build, of up to ten seconds, by one of two compilers."""
-    own = [item for item in items if item.path.is_relative_to(_FOLDER)]
-    for item in rotation.items_left_out(own, rotation.turn_of(_FOLDER)):
-        item.add_marker("exhaustive")
 
 
 @pytest.fixture

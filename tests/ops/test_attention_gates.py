@@ -19,6 +19,8 @@ import pytest
 
 from aiter_like import paths
 
+pytestmark = pytest.mark.rotating
+
 PLAN = """
 #include "{plan}"
 extern "C" void plan(int query_blocks, int key_blocks, int num_cus, int num_splits, int* result) {{

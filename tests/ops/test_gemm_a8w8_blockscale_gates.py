@@ -14,6 +14,8 @@ from aiter_like.dispatch import OPS
 from aiter_like.ops.gemm import gemm_a8w8_blockscale as operator
 from aiter_like.ops.gemm import tiles
 
+pytestmark = pytest.mark.rotating
+
 COMPILERS = ("clang++-19", "clang++-22")
 
 WORKGROUPS = {"t128x128_w2x2x1": 2, "t128x128_w1x4x1": 2, "t128x64_w2x2x1": 2, "t64x128_w1x4x1": 2, "t64x64_w2x2x1": 4,

@@ -15,6 +15,8 @@ from aiter_like.ops.gemm.gemm_a16w16 import GemmA16w16Call
 from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
 from aiter_like.ops.layout.shuffle_weight import shuffle_weight
 
+pytestmark = pytest.mark.rotating
+
 OPERATORS = ("gemm_a16w16", "gemm_a8w8", "gemm_weight_only")
 
 WORKGROUPS = {"t256x256_w1x4x1": 1, "t224x256_w1x4x1": 1, "t192x256_w1x4x1": 1, "t128x128_w1x4x1": 2,

@@ -17,6 +17,8 @@ import aiter_like
 from aiter_like import device as devices
 from aiter_like import dispatch
 
+pytestmark = pytest.mark.rotating
+
 SEED, STEPS, PAGE_SIZE = 0, 64, 16
 PROMPTS = [[88, 102, 2, 121, 91], [63, 66, 13, 47, 121, 89, 120]]
 """Whose best token leads by 3 % of the logits' standard deviation or more at each step."""

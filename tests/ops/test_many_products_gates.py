@@ -14,6 +14,8 @@ from aiter_like.ops.gemm import tiles
 from aiter_like.ops.gemm.batched_gemm import BatchedGemmCall
 from aiter_like.ops.gemm.grouped_gemm import GroupedGemmCall
 
+pytestmark = pytest.mark.rotating
+
 
 def random(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randint(-8, 8, shape, generator=torch.Generator().manual_seed(0)).float().to(dtype)

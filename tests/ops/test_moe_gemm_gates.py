@@ -18,6 +18,8 @@ from aiter_like.ops.moe.moe_gemm import moe_gemm
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.moe_gemm_cases import sorted_case
 
+pytestmark = pytest.mark.rotating
+
 COMPILERS = ("clang++-19", "clang++-22")
 DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "blocks": torch.float8_e4m3fnuz}
 

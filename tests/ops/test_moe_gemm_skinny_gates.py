@@ -14,6 +14,8 @@ from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
 from aiter_like.ops.moe.moe_gemm_hip import moe_gemm_hip
 from aiter_like.sim import modelling
 
+pytestmark = pytest.mark.rotating
+
 COMPILERS = ("clang++-19", "clang++-22")
 READ_TB_PER_S = 4.14
 """Published for HBM (SC25, gpu-stream)."""

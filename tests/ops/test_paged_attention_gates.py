@@ -21,6 +21,8 @@ from aiter_like.ops.attention import paged_attention as operator
 from aiter_like.ops.attention import paged_attention_hip as backend
 from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, parts_of, workspace_bytes
 
+pytestmark = pytest.mark.rotating
+
 COMPILERS = ("clang++-19", "clang++-22")
 LDS_BYTES = 32768  # two workgroups of a CU
 READ_TB_PER_S, READ_SHARE, BYTES_SHARE = 4.14, 0.85, 0.8
