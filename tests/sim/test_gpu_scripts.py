@@ -14,6 +14,8 @@ from aiter_like.build import cache
 
 pytest.importorskip("triton")  # here: pytester forgets what a test imports, and Triton cannot be loaded twice
 pytest_plugins = ["pytester"]
+CACHES = {"AITER_LIKE_CACHE_DIR": str(cache.cache_root()), "TRITON_CACHE_DIR": str(Path.home() / ".triton" / "cache")}
+"""As they are before pytester moves HOME: the simulator would be built again."""
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNEL = """
 import sys
@@ -82,9 +84,8 @@ def test_a_script_under_the_checkers(tmp_path):
 
 
 def test_tests(pytester, monkeypatch):
-    for name, folder in {"AITER_LIKE_CACHE_DIR": cache.cache_root(), "TRITON_CACHE_DIR": Path.home() / ".triton/cache"
-                         }.items():  # pytester moves HOME
-        monkeypatch.setenv(name, os.environ.get(name, str(folder)))
+    for name, folder in CACHES.items():
+        monkeypatch.setenv(name, os.environ.get(name, folder))
     path = pytester.makepyfile(test_gpu=TESTS)
     arguments = ("-p", "pytest_aiter_like", "-p", "no:cacheprovider", str(path))
     pytester.runpytest_subprocess("--sim-gpu", *arguments).assert_outcomes(passed=2)
