@@ -124,6 +124,11 @@ CALLS = {
     "fused_qk_rope_concat_and_cache_mla": (
         heads, heads, heads[:, :1], heads[:, :1], zeros(BLOCKS, PAGE, 1, 2 * DIM), zeros(ROWS, HEADS, 2 * DIM), slots,
         ONE, ONE, slots, *tables, True, True),
+    "fused_kv_norm_rope_group_quant": (x, weight, slots, slots, r(ROWS, 32), r(ROWS, 32), EPSILON,
+                                       zeros(BLOCKS, PAGE, HIDDEN, dtype=FP8), zeros(BLOCKS, PAGE, 64)),
+    "fused_qk_norm_rope_group_quant": (
+        x[:, None], x, weight, slots, r(ROWS, 32), r(ROWS, 32), EPSILON, False, FP8,
+        zeros(ROWS, 1, HIDDEN, dtype=FP8), zeros(ROWS, 1, 64), zeros(ROWS, HIDDEN, dtype=FP8), zeros(ROWS, 64)),
     "mla_decode_fwd": (*latent_call, 1, None, 0.0, 1),  # no parts, whose memory would hold anything
     "mla_prefill_fwd": latent_call[:8],
     "mla_reduce_v1": (r(8, HEADS, DIM, dtype=F32), r(8, HEADS, dtype=F32), i32(0, 2, 4), i32([0, 2], [2, 4]),

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""AITER's functions on formats of numbers, in torch there as here: scales that are powers of two (e8m0), elements of
+fp4 (e2m1), int4 in words. Named by aiter_names.txt.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.integrations.aiter_objects import MxDtypeInt, MxScaleRoundModeInt
+
+_FORMATS = {MxDtypeInt.FP4_E2M1: (6.0, 4.0, 1), MxDtypeInt.FP8_E4M3: (448.0, 256.0, 3),
+            MxDtypeInt.FP8_E4M3_FNUZ: (240.0, 128.0, 3)}
+"""Of each format of elements: the largest, the largest power of two, bits of a mantissa."""
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_WORD_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which int4 of a word comes to each place
+
+
+def f32_to_mx_e8m0_scale(amax: Tensor, *, mode: int = MxScaleRoundModeInt.RoundUp,
+                         dtype: int = MxDtypeInt.FP4_E2M1) -> Tensor:
+    """The scale of elements of which `amax` ≥ 0 is the largest magnitude: the biased exponent of a power of two, in
+    `dtypes.fp8_e8m0`; 255, which is NaN, where `amax` is not finite.
+
+    Args:
+        amax: any shape.
+        mode: RoundUp: the power of two at or above amax / the format's largest; of the others, of amax / its largest
+            power of two: RoundDown that below, Ceil that above, Even that of amax rounded to the format's mantissa.
+        dtype: the format, of MxDtypeInt.
+
+    Raises:
+        ValueError: `mode` or `dtype` is none of those.
+    """
+    name = "f32_to_mx_e8m0_scale"
+    check.tensor(name, "amax", amax, last_contiguous=False)
+    check.choice(name, "dtype", int(dtype), tuple(map(int, MxDtypeInt)))
+    check.choice(name, "mode", int(mode), tuple(map(int, MxScaleRoundModeInt)))
+    largest, power, mantissa_bits = _FORMATS[MxDtypeInt(int(dtype))]
+    mode, amax = MxScaleRoundModeInt(int(mode)), amax.float()
+    if mode is MxScaleRoundModeInt.Even:
+        half = 1 << (22 - mantissa_bits)
+        amax = torch.where(amax.isfinite(), (_bits(amax) + half & ~0x7FFFFF).view(torch.float32), amax)
+    bits = _bits(amax / torch.full_like(amax, largest if mode is MxScaleRoundModeInt.RoundUp else power))
+    exponent = bits >> 23 & 0xFF
+    if mode in (MxScaleRoundModeInt.RoundUp, MxScaleRoundModeInt.Ceil):
+        exponent = (exponent + (bits & 0x7FFFFF != 0)).clamp(max=255)
+    return exponent.to(torch.uint8).view(dtypes.fp8_e8m0)
+
+
+def fp4_f32_to_e8m0_scale(amax: Tensor) -> Tensor:
+    """`f32_to_mx_e8m0_scale` of elements of fp4."""
+    return f32_to_mx_e8m0_scale(amax)
+
+
+def e8m0_to_f32(scale_e8m0_biased: Tensor) -> Tensor:
+    """2^(byte - 127) in fp32; NaN of 255."""
+    check.tensor("e8m0_to_f32", "scale_e8m0_biased", scale_e8m0_biased, dtypes=(dtypes.fp8_e8m0, torch.uint8),
+                 last_contiguous=False)
+    biased = scale_e8m0_biased.view(torch.uint8).int()
+    bits = torch.where(biased == 0, 0x00400000, biased << 23)  # 2^-127 is a denormal
+    return bits.view(torch.float32).where(biased < 255, torch.nan)
+
+
+def f32_to_mxfp4(x: Tensor) -> Tensor:
+    """`x` [..., n] rounded to the nearest fp4, ties to the even code, saturated; two in a byte, the first in its low
+    half: [..., n / 2] in `dtypes.fp4x2`. The format has no NaN: one becomes 0.
+    """
+    check.tensor("f32_to_mxfp4", "x", x, last_contiguous=False)
+    if x.ndim == 0 or x.shape[-1] % 2:
+        raise ValueError(f"f32_to_mxfp4: x must have an even last dimension, got shape {tuple(x.shape)}")
+    magnitude, code = x.float().abs(), torch.zeros_like(x, dtype=torch.int32)
+    for lower, upper in zip(range(7), range(1, 8)):
+        middle = (_FP4[lower] + _FP4[upper]) / 2
+        code += (magnitude > middle) | ((magnitude == middle) & (upper % 2 == 0))
+    code |= (x.signbit() & ~x.isnan()).int() << 3
+    pairs = code.unflatten(-1, (-1, 2))
+    return (pairs[..., 0] | pairs[..., 1] << 4).to(torch.uint8).view(dtypes.fp4x2)
+
+
+def mxfp4_to_f32(x: Tensor) -> Tensor:
+    """The fp4 of bytes [..., n] as fp32 [..., 2 · n]; its inverse."""
+    check.tensor("mxfp4_to_f32", "x", x, dtypes=(dtypes.fp4x2, torch.uint8), last_contiguous=False)
+    values = torch.tensor([*_FP4, *(-value for value in _FP4)], device=x.device)
+    codes = x.view(torch.uint8).int()
+    return values[torch.stack((codes & 15, codes >> 4), -1).flatten(-2)]
+
+
+def convert_int8_to_uint32_int4(tensor: Tensor) -> Tensor:
+    """Eight int8 of the last dimension, of which each is from -8 to 7, as one uint32, the first in its lowest bits:
+    [..., k] → [..., k / 8].
+    """
+    name = "convert_int8_to_uint32_int4"
+    check.tensor(name, "tensor", tensor, dtypes=(torch.int8,), last_contiguous=False)
+    if tensor.ndim == 0 or tensor.shape[-1] % 8:
+        raise ValueError(f"{name}: tensor must have a last dimension of whole eights, got shape {tuple(tensor.shape)}")
+    return _word_of((tensor & 15).int().unflatten(-1, (-1, 8)))
+
+
+def rearrange_4bit_elements(tensor: Tensor) -> Tensor:
+    """Words of eight int4 in another order, as uint32: the even ones, counted from the highest bits, come first."""
+    name = "rearrange_4bit_elements"
+    check.tensor(name, "tensor", tensor, dtypes=(torch.uint32, torch.int32), last_contiguous=False)
+    words = tensor.view(torch.int32)[..., None] >> 4 * torch.tensor(_WORD_ORDER, device=tensor.device)
+    return _word_of(words & 15)
+
+
+def _word_of(parts: Tensor) -> Tensor:
+    """[..., 8] numbers below 16, the first in the lowest bits of the word."""
+    shifted = parts.long() << 4 * torch.arange(8, device=parts.device)
+    return shifted.sum(-1).to(torch.uint32)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int32)
