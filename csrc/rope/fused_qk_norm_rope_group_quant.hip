@@ -160,7 +160,8 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
     if (column >= args.nope) {
       const int own = column - args.nope, half = (args.head_dim - args.nope) / 2;
       float other[kVec] = {};
-      if constexpr (!kIsGptj) load_normed(input, weight, own < half ? column + half : column - half, inverse_rms, other);
+      if constexpr (!kIsGptj)
+        load_normed(input, weight, own < half ? column + half : column - half, inverse_rms, other);
       rotate<kIsGptj>(args, position, own, y, other);
       const auto rotated = vec_from_float<ELEMENT>(y);
       if (!has_entry) {

@@ -41,8 +41,8 @@ def fused_qk_norm_rope_group_quant(
         eps: added to the mean of squares; finite, ≥ 0.
         is_neox: True: pairs (i, i + pe / 2) of the rotated part; False: pairs (2i, 2i + 1).
         q_out_dtype: of a new `q_nope_scale_buff`: the device's fp8 for entries, or the dtype of `q`.
-        q_nope_scale_buff: written: entries in the device's fp8, or whole heads in the dtype of `q`, shaped as `q`; None:
-            new.
+        q_nope_scale_buff: written: entries in the device's fp8, or whole heads in the dtype of `q`, shaped as it;
+            None: new.
         q_rope_buff: written beside entries: [num_tokens, num_heads, pe], dtype of `q`; None: new.
         k_nope_scale_buff: written: entries like `kv`, in the device's fp8; None: new.
         k_rope_buff: written: [num_tokens, pe] or [num_tokens, 1, pe], dtype of `q`; None: new.

@@ -151,8 +151,9 @@ def _instance(call: FusedQkNormRopeGroupQuantCall) -> Instance:
     vectors = -(-head_dim // (lanes * _VEC))
     q_out = "fp8" if call.has_q_entries else elements.CPP[dtype]
     name = f"{dtypes.name(dtype)}_table_{dtypes.name(table)}{'_q_fp8' if call.has_q_entries else ''}"
-    return Instance(f"{name}_l{lanes}_v{vectors}", {"ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table], "Q_OUT": q_out,
-                           "LANES": lanes, "VECTORS": vectors})
+    return Instance(f"{name}_l{lanes}_v{vectors}", {
+        "ELEMENT": elements.CPP[dtype], "TABLE": elements.CPP[table], "Q_OUT": q_out, "LANES": lanes,
+        "VECTORS": vectors})
 
 
 @compile_ops("rope/fused_qk_norm_rope_group_quant.hip", gen_func=_instance)
