@@ -127,6 +127,45 @@ def test_training(gpu):
     assert torch.compile(model)(x).shape == (16, 1)
 
 
+_INDICES = torch.arange(4000) % 7
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("function, shapes", (
+    (lambda x, w, b: torch.nn.functional.layer_norm(x, (33,), w, b), ((1151, 33), (33,), (33,))),
+    (lambda x, w: torch.layer_norm(x, (33,), weight=w), ((1151, 33), (33,))),
+    (lambda w: torch.nn.functional.embedding(_INDICES.to(w.device), w), ((7, 33),)),
+    (lambda x: x.prod(0), ((91, 33),)),
+    (lambda x: torch.prod(x), ((99,),)),
+), ids=("layer_norm", "torch's layer_norm", "embedding", "prod", "prod of all"))
+def test_sums_of_16_bits_are_float32(gpu, function, shapes, dtype):
+    def results(arguments):
+        arguments = [one.clone().requires_grad_() for one in arguments]
+        out = function(*arguments)
+        out.backward((torch.arange(out.numel()) % 5 - 1).view(out.shape).to(out))
+        return [out.detach(), *(one.grad for one in arguments)]
+
+    torch.manual_seed(0)
+    host = [(torch.randn(shape) / 32 + 1).to(dtype) for shape in shapes]
+    found, expected = results([one.cuda() for one in host]), results([one.double() for one in host])
+    assert all(one.is_cuda and one.dtype == dtype for one in found)
+    for one, wide in zip(found, expected, strict=True):
+        error = (one.cpu().double() - wide).abs().max() / wide.abs().max()
+        assert error < 1.5 * torch.finfo(dtype).eps
+
+
+def test_other_calls_stay_the_cpus(gpu):
+    x, table = torch.randn(4, 8, dtype=torch.float16), torch.randn(5, 8, dtype=torch.float16, device="cuda")
+    assert not torch.nn.functional.layer_norm(x, (8,)).is_cuda
+    assert torch.prod(x.cuda(), 0, dtype=torch.float32).dtype == torch.float32
+    index = torch.tensor([0, 1, 1], device="cuda")
+    assert torch.nn.functional.embedding(index, table, max_norm=0.5).norm(dim=1).max() < 0.51
+    assert table[:2].norm(dim=1).max() < 0.51, "max_norm writes the table itself"
+    weight = table.clone().requires_grad_()
+    torch.nn.functional.embedding(index, weight, sparse=True).sum().backward()
+    assert weight.grad.is_sparse
+
+
 def test_operators(gpu):
     x, weight = torch.randn(3, 256, dtype=torch.bfloat16, device="cuda"), torch.ones(256, dtype=torch.bfloat16).cuda()
     y = aiter_like.rms_norm(x, weight, 1e-6)

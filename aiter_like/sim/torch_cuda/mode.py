@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext, _device_constructors
 
-from aiter_like.sim.torch_cuda import devices, marks
+from aiter_like.sim.torch_cuda import devices, marks, wide
 
 _CPU = torch.device("cpu")
 _SHARING = (torch.as_tensor, torch.asarray)  # their result may have the memory of what they are given
@@ -31,6 +31,8 @@ class Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.is_on:
             return func(*args, **kwargs)
+        if wide.is_meant(func, args, kwargs):
+            return wide.called(func, args, kwargs)
         answer = _ANSWERS.get(func)
         return answer(func, args, kwargs) if answer else _called(func, args, kwargs)
 
