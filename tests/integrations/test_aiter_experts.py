@@ -10,23 +10,15 @@ import pytest
 import torch
 
 import aiter_like as aiter
-from aiter_like import device
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_names
 
-pytestmark = pytest.mark.rotating
+pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated")]
 
 TOKENS, EXPERTS, SLOTS, K, INNER = 9, 5, 2, 256, 128
 BF16, FP8, I8 = torch.bfloat16, torch.float8_e4m3fnuz, torch.int8
 SERVED = {row.name: row.value for row in aiter_names.table() if row.section == "moe"}
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    yield
-    device.reset()
 
 
 def random(*shape, seed=0, scale=1.0):

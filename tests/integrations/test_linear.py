@@ -19,14 +19,6 @@ pytestmark = pytest.mark.usefixtures("fresh_takeover", "simulated")
 
 
 @pytest.fixture
-def simulated():
-    device.use_simulator(True)
-    yield
-    dispatch.reset()
-    device.reset()
-
-
-@pytest.fixture
 def asked(monkeypatch):
     """AITER_LIKE_BACKENDS asks for our kernels, on the simulated MI300X too."""
     monkeypatch.setenv("AITER_LIKE_BACKENDS", "ck,triton")

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 import aiter_like as aiter
-from aiter_like import device, dispatch, sim
+from aiter_like import sim
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import aiter_names
 from aiter_like.testing import relative_l2
+
+pytestmark = pytest.mark.usefixtures("simulated")
 
 unified_attention = next(row.value for row in aiter_names.table()
                          if "aiter.ops.triton.attention.unified_attention" in row.modules)
@@ -26,15 +28,6 @@ unified_attention = next(row.value for row in aiter_names.table()
 BF16, FP8, LIMIT = torch.bfloat16, torch.float8_e4m3fnuz, 2**-8
 MOST, LENGTHS = 6, (37, 1, 90)  # sequences that SGLang's buffers are made for, and keys of those that run
 LATENT, ROPE, TILE = 512, 64, 256
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
 
 
 @pytest.fixture

@@ -15,24 +15,16 @@ import torch
 from torch import Tensor
 
 import aiter_like as aiter
-from aiter_like import device, dispatch
 from aiter_like.enums import ActivationType, QuantType
 from aiter_like.integrations import aiter_names
 from aiter_like.testing import relative_l2
+
+pytestmark = pytest.mark.usefixtures("simulated")
 
 BF16, FP8, I32 = torch.bfloat16, torch.float8_e4m3fnuz, torch.int32
 TOKENS, EXPERTS, SLOTS, HIDDEN, INNER = 11, 8, 2, 256, 128
 fused_moe = next(row.value for row in aiter_names.table() if row.name == "fused_moe")
 fused_topk = next(row.value for row in aiter_names.table() if row.name == "fused_topk")
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:

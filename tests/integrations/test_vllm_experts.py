@@ -9,20 +9,12 @@ import pytest
 import torch
 
 import aiter_like
-from aiter_like import device, dispatch
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.vllm import experts
 
+pytestmark = pytest.mark.usefixtures("simulated")
+
 HIDDEN, INNER, EXPERTS, SLOTS, LIMIT = 64, 32, 6, 2, 2**-6
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -8,21 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aiter_like import device, dispatch
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations.vllm import mla, sampler
 from aiter_like.testing import relative_l2
 
+pytestmark = pytest.mark.usefixtures("simulated")
+
 HEADS, LATENT, ROPE, PAGE_SIZE, LIMIT = 4, 512, 64, 16, 2**-8
-
-
-@pytest.fixture(autouse=True)
-def simulated():
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

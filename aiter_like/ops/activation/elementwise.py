@@ -26,7 +26,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "sigmoid": torch.sigmoid,
     "tanh": torch.tanh}
 _OF_ONE = ("sigmoid", "tanh")
-_MOST_DIMS = 4  # The kernels take no more after merging.
+MOST_DIMS = 4  # The kernels take no more after merging.
 
 
 class ElementwiseCall(NamedTuple):
@@ -97,7 +97,7 @@ def _kernel_refusal(target: Target, call: ElementwiseCall) -> str | None:
     if call.out.numel() >= 2**31:
         return f"at most {2**31 - 1} elements fit one launch, got {call.out.numel()}"
     dims = len(call.dims)
-    return f"at most {_MOST_DIMS} dimensions that are apart in memory, got {dims}" if dims > _MOST_DIMS else None
+    return f"at most {MOST_DIMS} dimensions that are apart in memory, got {dims}" if dims > MOST_DIMS else None
 
 
 def _tune_key(call: ElementwiseCall) -> dict[str, int | str]:

@@ -6,11 +6,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from aiter_like.ops.activation.elementwise import ElementwiseCall
+from aiter_like.ops.activation.elementwise import MOST_DIMS, ElementwiseCall
 from aiter_like.ops.common.triton.launch import await_stream, launch
 
 _TILE = 2048  # elements of one program
-_MOST_DIMS = 4
 
 
 @triton.jit
@@ -60,7 +59,7 @@ def _elementwise_kernel(out, input, other, total, size_0, size_1, size_2, out_0,
 def elementwise(call: ElementwiseCall, num_warps: int = 4) -> None:
     """Writes `out`, with Triton's `num_warps`."""
     dims = call.dims
-    dims += [[1, 0, 0, 0]] * (_MOST_DIMS - len(dims))
+    dims += [[1, 0, 0, 0]] * (MOST_DIMS - len(dims))
     sizes = [dim[0] for dim in dims[:-1]]
     steps = [dim[i] for i in (1, 2, 3) for dim in dims]
     total = call.out.numel()
