@@ -11,6 +11,7 @@ from torch import Tensor
 import aiter_like
 from aiter_like import device
 from aiter_like.dispatch import OPS
+from aiter_like.dispatch.public import public
 from aiter_like.dispatch.selection import Request, select
 from aiter_like.errors import UnsupportedError
 from aiter_like.integrations import linear
@@ -177,6 +178,18 @@ def gemm_a8w8_blockscale_cktile(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale
     return aiter_like.gemm_a8w8_blockscale(XQ, WQ, x_scale, w_scale, Out.dtype, isBpreshuffled, out=Out)
 
 
+def gemm_a8w8_bpreshuffle_ck(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, Out: Tensor,
+                             splitK: int = 0) -> Tensor:
+    """`aiter_like.gemm_a8w8_bpreshuffle` into `Out`; `splitK`, of AITER's kernels, has no meaning here."""
+    return aiter_like.gemm_a8w8_bpreshuffle(XQ, WQ, x_scale, w_scale, dtype=Out.dtype, out=Out)
+
+
+def gemm_a8w8_bpreshuffle_cktile(XQ: Tensor, WQ: Tensor, x_scale: Tensor, w_scale: Tensor, out: Tensor,
+                                 splitK: int = 0) -> Tensor:
+    """`gemm_a8w8_bpreshuffle_ck`, whose result is called `out`."""
+    return gemm_a8w8_bpreshuffle_ck(XQ, WQ, x_scale, w_scale, out)
+
+
 def gemm_a8w8_blockscale_bpreshuffle_asm(A: Tensor, B: Tensor, out: Tensor, A_scale: Tensor, B_scale: Tensor,
                                          bias: Tensor | None = None, splitK: int | None = None,
                                          kernelName: str | None = None, bpreshuffle: bool = True,
@@ -298,3 +311,7 @@ def get_GEMM_config_with_quant_type(M: int, N: int, K: int, q_dtype_w: Any,
     if not candidates or candidates[0].backend.name != "ck":
         return None
     return {"libtype": "ck", "kernelName": candidates[0].kernel, "splitK": 0}
+
+
+gemm_a8w8_bpreshuffle_ck = public("gemm_a8w8_bpreshuffle_ck", gemm_a8w8_bpreshuffle_ck)
+gemm_a8w8_bpreshuffle_cktile = public("gemm_a8w8_bpreshuffle_cktile", gemm_a8w8_bpreshuffle_cktile)

@@ -75,3 +75,16 @@ def test_what_is_not_served_says_so():
         aiter.hipb_mm(x, weights.t(), 7)
     with pytest.raises(ValueError, match="scaleA and scaleB must be None for torch.bfloat16"):
         aiter.hipb_mm(x, weights.t(), -1, scaleA=torch.ones(1))
+
+
+@pytest.mark.parametrize("name", ("gemm_a8w8_bpreshuffle_ck", "gemm_a8w8_bpreshuffle_cktile"))
+def test_shuffled_weights(name):
+    x, weights = numbers(M, K, dtype=FP8), numbers(N, K, seed=1, dtype=FP8)
+    scales, out = (torch.rand(M, 1), torch.rand(N, 1)), torch.empty(M, N, dtype=torch.bfloat16)
+    function = getattr(aiter, name)
+    assert function(x, aiter.shuffle_weight(weights), *scales, out) is out
+    close(out, x.double() @ weights.double().t() * scales[0].double() * scales[1].double().t())
+    with pytest.raises(TypeError, match=f"^{name}: XQ must have dtype"):
+        function(x.double(), weights, *scales, out)
+    with pytest.raises(ValueError, match=f"^{name}: out must have shape|^{name}: Out must have shape"):
+        function(x, weights, *scales, out[:2])
