@@ -50,8 +50,10 @@ def as_gpu() -> Iterator[torch.device]:
         BuildError: the simulator cannot be built or loaded.
     """
     from aiter_like.sim import torch_cuda
+    from aiter_like.sim.torch_cuda import children
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(children.entering(as_gpu))
         if importlib.util.find_spec("triton"):
             from aiter_like.sim import triton
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing.spawn
 import threading
 from dataclasses import replace
 
@@ -103,6 +104,15 @@ def test_default_devices_and_threads():
         thread.join()
         assert found == [True]
     assert torch.get_default_device() == torch.zeros(2).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize("method", ("spawn", pytest.param("forkserver", marks=pytest.mark.exhaustive)))
+def test_child_processes(method):
+    with sim.as_gpu(), multiprocessing.get_context(method).Pool(1) as pool:
+        told = pool.apply(eval, ("(lambda torch: [torch.cuda.is_available(), str(torch.ones(1, device=0).device)])"
+                                 "(__import__('torch'))",))
+    assert told == [True, "cuda:0"]
+    assert "aiter_like" not in multiprocessing.spawn.get_preparation_data("a child outside")
 
 
 def test_training(gpu):
