@@ -7,11 +7,13 @@
 //      each to hold blocks of one sequence only, they are, and each sequence begins a part
 //   2. scans blocks, pieces and rows of partial results, so that each sequence knows its place in every list
 //   3. writes what its part of the line holds; the first workgroup also what belongs to no part
-// LDS: 3 KiB. Bound: latency.
+// The first 256 are read once. LDS: a word for each wave and list. Bound: latency.
 #pragma once
 
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
+#include "aiter_like/lanes.h"
+#include "aiter_like/reduce.h"
 
 namespace aiter_like {
 
@@ -60,56 +62,56 @@ __device__ inline Sequence sequence(const MlaPlanArgs& args, int index, int coun
   return found;
 }
 
+constexpr int kWaves = kThreads / kWaveSize;
+
 struct Lds {
-  int scan[3][kThreads];
+  uint32_t of_waves[3][kWaves];
 };
 
 /// Replaces each value by the sum of those before it, in COUNT lists at once; the sums of all are returned in `totals`.
 template <int COUNT>
 __device__ inline void scan(Lds& lds, int (&values)[COUNT], int (&totals)[COUNT]) {
-  const int thread = thread_index();
-  int own[COUNT];
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) own[i] = lds.scan[i][thread] = values[i];
-  workgroup_barrier();
-#pragma unroll 1
-  for (int step = 1; step < kThreads; step *= 2) {
-    int before[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) before[i] = thread >= step ? lds.scan[i][thread - step] : 0;
-    workgroup_barrier();
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) lds.scan[i][thread] = values[i] += before[i];
-    workgroup_barrier();
+  for (int i = 0; i < COUNT; ++i) {
+    const uint32_t own = static_cast<uint32_t>(values[i]), sum = sum_up_to_lane(own);
+    if (lane_index() == kWaveSize - 1) lds.of_waves[i][wave_index()] = sum;
+    values[i] = static_cast<int>(sum - own);
   }
+  workgroup_barrier();
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) totals[i] = lds.scan[i][kThreads - 1], values[i] -= own[i];
+  for (int i = 0; i < COUNT; ++i) {
+    totals[i] = 0;
+#pragma unroll
+    for (int wave = 0; wave < kWaves; ++wave) {
+      const int of_wave = static_cast<int>(lds.of_waves[i][wave]);
+      if (wave < wave_index()) values[i] += of_wave;
+      totals[i] += of_wave;
+    }
+  }
   workgroup_barrier();
 }
 
-/// The largest value of all work-items.
+/// The largest value of all work-items, which are not negative.
 __device__ inline int largest(Lds& lds, int value) {
-  const int thread = thread_index();
-  lds.scan[0][thread] = value;
+  const uint32_t of_wave = float_bits(wave_max(bits_float(static_cast<uint32_t>(value))));
+  if (lane_index() == 0) lds.of_waves[0][wave_index()] = of_wave;
   workgroup_barrier();
-#pragma unroll 1
-  for (int step = kThreads / 2; step > 0; step /= 2) {
-    if (thread < step && lds.scan[0][thread + step] > lds.scan[0][thread])
-      lds.scan[0][thread] = lds.scan[0][thread + step];
-    workgroup_barrier();
-  }
-  const int result = lds.scan[0][0];
+  uint32_t result = 0;
+#pragma unroll
+  for (int wave = 0; wave < kWaves; ++wave)
+    result = lds.of_waves[0][wave] > result ? lds.of_waves[0][wave] : result;
   workgroup_barrier();
-  return result;
+  return static_cast<int>(result);
 }
 
 /// Whether parts of `share` blocks, or of up to an eighth more, which then is the share, are enough for each to hold
 /// blocks of one sequence only: fewer pieces, whose rows need be added up, are worth that much.
-__device__ inline bool widen(const MlaPlanArgs& args, int count, int tokens, int& share, Lds& lds) {
+__device__ inline bool widen(const MlaPlanArgs& args, const Sequence& early, int count, int tokens, int& share,
+                             Lds& lds) {
   const int shares[3] = {share, share + share / 16, share + share / 8};
   int needed[3] = {0, 0, 0};
   for (int first = 0; first < count; first += kThreads) {
-    const Sequence own = sequence(args, first + thread_index(), count, tokens);
+    const Sequence own = first == 0 ? early : sequence(args, first + thread_index(), count, tokens);
     int parts[3], sums[3];
 #pragma unroll
     for (int i = 0; i < 3; ++i) parts[i] = own.blocks > 0 ? ceil_div(own.blocks + args.overhead, shares[i]) : 0;
@@ -133,9 +135,10 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
     tokens = each > 1 ? each : 1;
     count = count < args.total_q / tokens ? count * tokens : args.total_q;
   }
+  const Sequence early = sequence(args, thread, count, tokens);
   int total = 0, longest = 0;
   for (int first = 0; first < count; first += kThreads) {
-    const Sequence own = sequence(args, first + thread, count, tokens);
+    const Sequence own = first == 0 ? early : sequence(args, first + thread, count, tokens);
     int size[1] = {own.blocks > 0 ? own.blocks + args.overhead : 0}, sum[1];
     scan(lds, size, sum);
     total += sum[0];
@@ -147,12 +150,12 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
   int share = ceil_div(total, args.num_parts);
   share = share > args.least_blocks ? share : args.least_blocks;
   if (args.most > 0 && share < ceil_div(longest, args.most)) share = ceil_div(longest, args.most);
-  const bool is_whole = !args.is_even && widen(args, count, tokens, share, lds);
+  const bool is_whole = !args.is_even && widen(args, early, count, tokens, share, lds);
 
   int line = 0, items = 0, slots = 0, rows = 0, mine = 0;
   for (int first = 0; first < count; first += kThreads) {
     const int index = first + thread;
-    const Sequence own = sequence(args, index, count, tokens);
+    const Sequence own = first == 0 ? early : sequence(args, index, count, tokens);
     const int size = own.blocks > 0 ? own.blocks + args.overhead : 0;
     int places[1] = {is_whole ? ceil_div(size, share) * share : size}, sums[1];
     scan(lds, places, sums);

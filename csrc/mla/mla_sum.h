@@ -2,16 +2,19 @@
 // Adds up partial results of attention: out = Σ w · part / Σ w, w = exp(lse − max lse), in the order of the map.
 //
 // A workgroup takes one row of one head:
-//   1. the largest log-sum-exp of the row's parts
-//   2. part by part its weight, and weight · part for up to 512 columns, four per work-item, 128 apart
+//   1. each lane the place and the log-sum-exp of one part; of up to 512 columns, four per work-item, 128 apart, those of
+//      the first eight parts are under way meanwhile
+//   2. the largest log-sum-exp, the parts' weights, and Σ weight · part
 //   3. divides, rounds once, stores
-// A part without keys is not read: its memory may be of nobody. LDS: none. Bound: memory.
+// What a part without keys has is not used: its memory may be of nobody. LDS: none. Bound: memory, of few rows latency.
 #pragma once
 
 #include "aiter_like/dtype.h"
 #include "aiter_like/ffi.h"
 #include "aiter_like/gpu.h"
+#include "aiter_like/lanes.h"
 #include "aiter_like/math.h"
+#include "aiter_like/reduce.h"
 
 namespace aiter_like {
 
@@ -26,63 +29,119 @@ struct MlaSumArgs {
 
 namespace mla_sum {
 
-constexpr int kThreads = 128, kPerItem = 4;
+constexpr int kThreads = 128, kPerItem = 4, kAtOnce = 8;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
+
+/// The largest value of a wave, in every lane.
+template <int kMask = kWaveSize / 2>
+__device__ inline float wave_highest(float x) {
+  const auto higher = [](float a, float b) { return __builtin_fmaxf(a, b); };
+#if defined(__HIP__)
+  return wave_reduced<kMask>(x, higher);
+#endif
+  x = higher(x, lane_xor<kMask>(x));
+  if constexpr (kMask > 1) return wave_highest<kMask / 2>(x);
+  return x;
+}
+
+/// A row of a head of a tile, with the parts [first, last) of the map; inside of the tensors whatever the maps hold.
+struct Row {
+  int head, row, query, first, last;
+  bool has_parts;  // else the result has been written by whoever computed it, or there is no such row
+
+  __device__ Row(const MlaSumArgs& args, uint32_t program) {
+    head = static_cast<int>(program % args.num_heads);
+    row = static_cast<int>(program / args.num_heads % args.max_seqlen_q);
+    const int tile = static_cast<int>(program / args.num_heads / args.max_seqlen_q);
+    first = args.reduce_indptr[tile], last = args.reduce_indptr[tile + 1];
+    int start = tile * args.max_seqlen_q, rows = args.max_seqlen_q;
+    if (args.reduce_final_map != nullptr) {
+      start = args.reduce_final_map[2 * tile];
+      const int64_t given = static_cast<int64_t>(args.reduce_final_map[2 * tile + 1]) - start;
+      rows = given < rows ? static_cast<int>(given) : rows;
+    }
+    first = first > 0 ? first : 0, last = last < args.num_slots ? last : args.num_slots;
+    query = start + row;
+    has_parts = last > first && start >= 0 && row < rows && query < args.total_q && query >= 0;
+  }
+};
+
+/// Up to kWaveSize parts, one for each lane: where its row is, and the log-sum-exp in base 2, −inf where there is none.
+struct Parts {
+  int place;
+  float sum;
+
+  __device__ Parts(const MlaSumArgs& args, const Row& row, int begin) {
+    const bool is_part = begin + lane_index() < row.last;
+    const int start = args.reduce_partial_map[is_part ? begin + lane_index() : begin];
+    const int64_t at = int64_t{start} + row.row;
+    const bool is_inside = is_part && start >= 0 && at < args.num_rows;
+    place = is_inside ? static_cast<int>(at) : 0;
+    const float found = args.partial_lse[place * args.sum_row + row.head * args.sum_head];
+    sum = is_inside ? found * kLog2E : -__builtin_inff();
+  }
+};
+
+/// A work-item's columns of kAtOnce parts: all under way at once, before their weights are known.
+struct Loaded {
+  float values[kAtOnce][kPerItem];
+
+  __device__ void load(const MlaSumArgs& args, const Row& row, const Parts& parts, int from, int count, int column) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t place = of_lane(parts.place, from + i < count ? from + i : count - 1);
+      const float* part = args.partial_out + place * args.part_row + row.head * args.part_head;
+#pragma unroll
+      for (int j = 0; j < kPerItem; ++j) {
+        const int at = column + j * kThreads;
+        values[i][j] = part[at < args.v_dim ? at : 0];
+      }
+    }
+  }
+};
 
 template <class Out>
 __device__ inline void add_up(const MlaSumArgs& args, uint32_t program) {
-  const int head = static_cast<int>(program % args.num_heads);
-  const int row = static_cast<int>(program / args.num_heads % args.max_seqlen_q);
-  const int tile = static_cast<int>(program / args.num_heads / args.max_seqlen_q);
-  int first = args.reduce_indptr[tile], last = args.reduce_indptr[tile + 1];
-  first = first > 0 ? first : 0, last = last < args.num_slots ? last : args.num_slots;
-  if (last <= first) return;  // written by whoever computed it
-  int query = tile * args.max_seqlen_q + row;
-  if (args.reduce_final_map != nullptr) {
-    const int start = args.reduce_final_map[2 * tile], end = args.reduce_final_map[2 * tile + 1];
-    if (start < 0 || row >= static_cast<int64_t>(end) - start) return;
-    query = start + row;
-  }
-  if (query >= args.total_q || query < 0) return;
-
-  // The log-sum-exp of part i in base 2; −inf of a place outside the parts.
-  const auto sum_of = [&](int i, int64_t& place) {
-    const int64_t start = args.reduce_partial_map[i];
-    place = start + row;
-    if (start < 0 || place >= args.num_rows) return -__builtin_inff();
-    return args.partial_lse[place * args.sum_row + head * args.sum_head] * kLog2E;
-  };
-  float highest = -__builtin_inff();
-  int64_t place;
-  for (int i = first; i < last; ++i) highest = __builtin_fmaxf(highest, sum_of(i, place));
-  const float origin = highest == -__builtin_inff() ? 0.f : highest;
-  float total = 0.f;
+  const Row row(args, program);
+  if (!row.has_parts) return;
+  float highest = 0.f, total = 0.f;
   for (int block = 0; block < args.v_dim; block += kThreads * kPerItem) {
+    const int column = block + thread_index();
     float acc[kPerItem]{};
-    total = 0.f;
-#pragma unroll 4
-    for (int i = first; i < last; ++i) {
-      const float sum = sum_of(i, place);
-      if (sum == -__builtin_inff()) continue;
-      const float weight = fast_exp2(sum - origin);
-      total += weight;
-      const float* part = args.partial_out + place * args.part_row + head * args.part_head;
+    highest = -__builtin_inff(), total = 0.f;
+#pragma unroll 1
+    for (int begin = row.first; begin < row.last; begin += kWaveSize) {
+      const int count = row.last - begin < kWaveSize ? row.last - begin : kWaveSize;
+      const Parts parts(args, row, begin);
+      Loaded loaded;
+      loaded.load(args, row, parts, 0, count, column);
+      const float raised = __builtin_fmaxf(highest, wave_highest(parts.sum));
+      const float origin = raised == -__builtin_inff() ? 0.f : raised;
+      const float old = fast_exp2(highest - origin), weight = fast_exp2(parts.sum - origin);
+      highest = raised, total = __builtin_fmaf(total, old, wave_sum(weight));
 #pragma unroll
-      for (int j = 0; j < kPerItem; ++j) {
-        const int column = block + j * kThreads + thread_index();
-        if (column < args.v_dim) acc[j] += weight * part[column];
+      for (int j = 0; j < kPerItem; ++j) acc[j] *= old;
+#pragma unroll 1
+      for (int from = 0; from < count; from += kAtOnce) {
+        if (from > 0) loaded.load(args, row, parts, from, count, column);
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float by = from + i < count ? of_lane(weight, from + i) : 0.f;
+          if (by == 0.f) continue;  // of a part without keys, whose memory may be of nobody
+#pragma unroll
+          for (int j = 0; j < kPerItem; ++j) acc[j] = __builtin_fmaf(by, loaded.values[i][j], acc[j]);
+        }
       }
     }
-    Out* out = static_cast<Out*>(args.out) + query * args.out_row + head * args.out_head;
+    Out* out = static_cast<Out*>(args.out) + row.query * args.out_row + row.head * args.out_head;
     const float scale = total == 0.f ? 0.f : 1.f / total;
 #pragma unroll
     for (int j = 0; j < kPerItem; ++j) {
-      const int column = block + j * kThreads + thread_index();
-      if (column < args.v_dim) out[column] = from_float<Out>(acc[j] * scale);
+      if (column + j * kThreads < args.v_dim) out[column + j * kThreads] = from_float<Out>(acc[j] * scale);
     }
   }
   if (args.lse != nullptr && thread_index() == 0)
-    args.lse[query * args.lse_row + head * args.lse_head] =
+    args.lse[row.query * args.lse_row + row.head * args.lse_head] =
         total == 0.f ? -__builtin_inff() : (highest + fast_log2(total)) * kLn2;
 }
 

@@ -5,7 +5,7 @@ op_tests/bench/bench_modelled.py prints.
 
 from __future__ import annotations
 
-import bench_modelled
+import modelled_rows
 import pytest
 
 from aiter_like import device as devices
@@ -21,7 +21,7 @@ GATES = {"rms_norm 4096": (224, 2), "layer_norm 4096": (318, 3), "rms_norm_quant
 @pytest.fixture(scope="module")
 def cases():
     devices.use_simulator(True)
-    yield dict(bench_modelled.cases(ROWS))
+    yield dict(modelled_rows.cases(ROWS))
     devices.reset()
 
 

@@ -182,6 +182,7 @@ __device__ inline void workgroup_barrier() {
 constexpr int kRowHalfMirror = 0x141, kRowMirror = 0x140;           // lane XOR 7, lane XOR 15
 constexpr int kRowBroadcast15 = 0x142, kRowBroadcast31 = 0x143;     // a row's last lane, for the next row; lane 31
 constexpr int row_rotate(int lanes) { return 0x120 | lanes; }
+constexpr int row_shift(int lanes) { return 0x110 | lanes; }  // lane l takes that of l − lanes, within its row of 16
 constexpr int quad_permute(int a, int b, int c, int d) { return a | b << 2 | c << 4 | d << 6; }
 
 /// The word of the lane that kControl names, or 0 where there is none, on its way into the instruction that uses it:

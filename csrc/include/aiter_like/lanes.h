@@ -59,6 +59,16 @@ __device__ inline uint32_t from_lane(uint32_t x, int from) {
 
 /// The sum of `x` over this lane and those below it.
 __device__ inline uint32_t sum_up_to_lane(uint32_t x) {
+#if defined(__HIP__)
+  x += dpp<row_shift(1)>(x);
+  x += dpp<row_shift(2)>(x);
+  x += dpp<row_shift(4)>(x);
+  x += dpp<row_shift(8)>(x);
+  const uint32_t row = dpp<kRowBroadcast15>(x);  // odd rows take the row before them
+  x += lane_index() & 16 ? row : 0;
+  const uint32_t half = dpp<kRowBroadcast31>(x);  // the upper half takes the lower one
+  return x + (lane_index() & 32 ? half : 0);
+#endif
 #pragma unroll
   for (int step = 1; step < kWaveSize; step *= 2) {
     const bool is_there = lane_index() >= step;

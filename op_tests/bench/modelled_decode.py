@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""Cases of bench_modelled.py: attention over caches, and what chooses tokens."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+
+from modelled_case import Case, of_key
+
+from aiter_like import dtypes
+
+_PAGED = {"seqlen_q": 1, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16, "layout": "rows",
+          "features": "none", "scale_layout": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+_BYTES = {"kv_dtype": dtypes.name(dtypes.fp8_of("gfx942")), "scale_layout": "tensor"}
+_LATENT = {"seqlen_q": 1, "head_dim": 576, "head_dim_v": 512, "page_size": 64, "features": "none", "dtype": "bf16",
+           "kv_dtype": "bf16"}
+_UNIFIED = {"mask": "causal", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16,
+            "features": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+_VOCABULARY = 128256
+
+
+def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
+    for batch, keys, name, more in ((16, 4096, "", {}), (64, 4096, "", {}), (1, 16384, "", {}),
+                                    (64, 4096, " fp8", _BYTES)):
+        key = {**_PAGED, "batch": batch, "seqlen_k": keys, **more}
+        yield f"paged_attention{name} {batch}x{keys}", functools.partial(of_key, "paged_attention", key)
+    for batch, keys, heads in ((64, 4096, 16), (16, 4096, 128)):
+        key = {**_LATENT, "batch": batch, "seqlen_k": keys, "num_heads": heads}
+        yield f"mla_decode {batch}x{keys}x{heads}", functools.partial(of_key, "mla_decode", key, "ck", is_whole=True)
+    for name, batch, rows, keys, backend in (("decode", 64, 1, 4096, "hip"), ("prefill", 1, 4096, 4096, "ck")):
+        key = {**_UNIFIED, "batch": batch, "seqlen_q": rows, "seqlen_k": keys}
+        yield f"unified_attention {name} {batch}x{keys}", functools.partial(of_key, "unified_attention", key, backend)
+
+
+def _samplers(rows: int) -> Iterator[tuple[str, Callable[[], Case]]]:
+    key = {"rows": rows, "columns": _VOCABULARY, "dtype": "fp32"}
+    yield f"softmax × {rows}", functools.partial(of_key, "softmax", {**key, "out_dtype": "fp32"})
+    yield f"sample × {rows}", functools.partial(of_key, "sample", {**key, "features": "made"}, is_whole=True)
+    yield f"topk 8 × {rows}", functools.partial(of_key, "topk", {**key, "k": 8}, is_whole=True)
+    for kind in ("top_k", "top_p", "top_k+top_p"):
+        for operator in ("sampling_from_probs", "renorm_probs"):
+            if not (operator == "renorm_probs" and "+" in kind):
+                yield f"{operator} {kind} × {rows}", functools.partial(of_key, operator, {**key, "features": kind},
+                                                                       is_whole=True)
+
+
+def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """What makes each call, by name."""
+    yield from _attention()
+    for rows in (64, 512):
+        yield from _samplers(rows)
