@@ -27,7 +27,8 @@ struct RowSearch {
   Histogram levels[kLevels];
   uint64_t mass;     // kept
   uint32_t maximum;  // key of the largest element
-  uint32_t padding;
+  uint32_t padding[3];
+  Cut cuts[kLevels];  // after 1, 2 and 3 levels, each written by the launch that comes after the level's
 };
 
 template <class Config>
@@ -129,19 +130,32 @@ struct FilterBody {
     return cut;
   }
 
-  /// The cut of a row of which `levels` launches have counted; each workgroup finds it again.
-  __device__ __forceinline__ static Cut search_counted(const Args& args, const Row& row, int levels, Lds& lds) {
-    Cut cut = Cut::start();
-#pragma unroll 1
-    for (int number = 0; number < levels && !cut.is_done; ++number) {
-      const Histogram& counted = args.searches[row.index].levels[number];
-      for (int i = thread_index(); i < kBins; i += kThreads) {
-        lds.histogram.counts[i] = counted.counts[i];
-        lds.histogram.lows[i] = counted.lows[i];
+  /// The cut of a row of which `levels` launches have counted. The last level is searched by each workgroup; what the
+  /// earlier ones gave, the launch before has left, and the first slice leaves this one where `is_kept`.
+  __device__ __forceinline__ static Cut search_counted(const Args& args, const Row& row, int levels, bool is_kept,
+                                                       Lds& lds) {
+    if (levels == 0) return Cut::start();
+    RowSearch& shared = args.searches[row.index];
+    const Level level(levels - 1, args.slices.size);
+    const Histogram& counted = shared.levels[levels - 1];
+    constexpr int kEach = kBins / kThreads;
+    uint32_t counts[kEach], lows[kEach];  // all under way at once
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int bin = thread_index() + i * kThreads;
+      counts[i] = counted.counts[bin], lows[i] = counted.lows[bin];
+    }
+    Cut cut = levels > 1 ? shared.cuts[levels - 2] : Cut::start();
+    if (!cut.is_done) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int bin = thread_index() + i * kThreads;
+        lds.histogram.counts[bin] = counts[i], lds.histogram.lows[bin] = lows[i];
       }
       workgroup_barrier();
-      cut = next_cut<kThreads>(lds.histogram, Level(number, args.slices.size), cut, row.limits, lds.search);
+      cut = next_cut<kThreads>(lds.histogram, level, cut, row.limits, lds.search);
     }
+    if (is_kept && workgroup_index().x == 0 && thread_index() == 0) shared.cuts[levels - 1] = cut;
     return cut;
   }
 
@@ -339,7 +353,7 @@ struct FilterBody {
       if (thread_index() == 0) atomic_max(&shared.maximum, maximum);
     }
     if (row.limits.is_none()) return;
-    const Cut cut = search_counted(args, row, number, lds);
+    const Cut cut = search_counted(args, row, number, true, lds);
     if (cut.is_done) return;
     clear<kThreads>(lds.histogram);
     count_row(args, row, Level(number, args.slices.size), cut, begin, end, lds.histogram);
@@ -356,7 +370,7 @@ struct FilterBody {
     Row row;
     if (!find(args, row)) return;
     Cut cut = Cut::start();
-    if (!row.limits.is_none()) cut = search_counted(args, row, kLevels, lds);
+    if (!row.limits.is_none()) cut = search_counted(args, row, kLevels, true, lds);
     const uint32_t first = lowest(row, cut, args.searches[row.index].maximum);
     const uint64_t mass = kept_mass(row, first, args.slices.begin(), args.slices.end(), lds);
     if (thread_index() == 0) global_add(&args.searches[row.index].mass, mass);
@@ -372,7 +386,9 @@ struct FilterBody {
       return;
     }
     Cut cut = Cut::start();
-    if (!row.limits.is_none()) cut = search_counted(args, row, kLevels, lds);
+    if (!row.limits.is_none())
+      cut = Config::kIsRenorm ? args.searches[row.index].cuts[kLevels - 1]  // run_mass has left it
+                              : search_counted(args, row, kLevels, false, lds);
     const RowSearch* shared = args.searches ? args.searches + row.index : nullptr;
     const uint32_t first = lowest(row, cut, shared ? shared->maximum : 0);
     apply(args, row, first, Config::kIsRenorm ? shared->mass : 0, args.slices.begin(), args.slices.end(), lds);

@@ -35,7 +35,7 @@ struct Limits {
 struct Cut {
   uint32_t first, shift, count_above, count;
   uint64_t mass_above, mass;
-  bool is_done;
+  uint64_t is_done;  // 0 or 1, of 8 bytes: padding would reach memory undefined
 
   /// Of all keys.
   __device__ static Cut start() { return {0, 31, 0, 0, 0, 0, false}; }

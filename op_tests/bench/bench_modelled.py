@@ -56,11 +56,14 @@ def measured(case: Case, clock_mhz: float) -> dict[str, Any]:
     counts = longest["counts"]
     waves = max(counts["by_class"].get("end", 0), 1)
     kinds = counts["by_class"]
+    of_kernels: dict[str, float] = {}
+    for one in found:
+        of_kernels[one["kernel"]] = of_kernels.get(one["kernel"], 0) + one["modelled_us"]
     return {"us": us, "rate": total / us / 1e6 / published, "matrix": case.flops / us * 1e6 / peak,
             "vector": longest["busy"]["vector"], "waves": waves,
             "valu": (kinds.get("valu", 0) + kinds.get("trans", 0)) / waves, "all": counts["executed"] / waves,
             "ds": kinds.get("ds", 0) / waves, "launches": len(found), "bound": longest["bound"],
-            "kernels": {one["kernel"]: one["modelled_us"] for one in found}}
+            "kernels": of_kernels}
 
 
 def _line(one: dict[str, Any], before: dict[str, Any] | None) -> str:
