@@ -44,5 +44,5 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
             key: dict[str, Any] = {"m": m, "n": n, "k": k, **rest}
             kind = " int4" if rest is _FOUR else " shuffled" if rest.get("bpreshuffle") else ""
             yield f"{operator}{kind} {m}x{n}x{k}", functools.partial(of_key, operator, key, matrix=matrix)
-    for m in (16, 4096):
+    for m in (16, 1024, 4096):
         yield f"gemm_a8w8_blockscale scales by rows {m}x4608x7168", functools.partial(_scales_by_rows, m, 4608, 7168)

@@ -144,6 +144,21 @@ def test_edges_of_pipelined_tiles(device, run, tile_of, tile, is_shuffled):
     assert PLAIN(a[:0], given["WQ"], a_scale[:0], b_scale, isBpreshuffled=is_shuffled, backend="ck").shape == (0, 16)
 
 
+@pytest.mark.parametrize("blocks", (3, pytest.param(65, marks=pytest.mark.exhaustive)))
+def test_scales_of_many_rows(device, run, tile_of, blocks):
+    """From 2,048 rows on scales by rows are turned beforehand: 64 rows and blocks at a time, of which the last are
+    fewer, rows apart or one that all share; the results are those of turned scales, to the bit.
+    """
+    tile_of("t128x128_w2x2x1")
+    a, b, a_scale, b_scale = operands(device, 2053, 16, 128 * blocks)
+    expected = run("ck", PLAIN, a, b, block_major(a_scale), b_scale)
+    compare(expected, a, b, a_scale, b_scale)
+    for scale in (a_scale, strided_like(a_scale, (3, 0))):
+        assert torch.equal(run("ck", PLAIN, a, b, scale, b_scale), expected)
+    same = a_scale[:1].expand(2053, blocks)
+    compare(run("ck", PLAIN, a, b, same, b_scale), a, b, same, b_scale)
+
+
 @pytest.mark.parametrize("tile, is_shuffled", PIPELINED)
 def test_special_values_in_pipelined_tiles(device, run, tile_of, tile, is_shuffled):
     """NaN and infinity of a block stay in its rows and columns, whichever strip is scaled beside it."""
