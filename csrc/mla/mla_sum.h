@@ -2,8 +2,8 @@
 // Adds up partial results of attention: out = Σ w · part / Σ w, w = exp(lse − max lse), in the order of the map.
 //
 // A workgroup takes one row of one head:
-//   1. each lane the place and the log-sum-exp of one part; of up to 512 columns, four per work-item, 128 apart, those of
-//      the first eight parts are under way meanwhile
+//   1. each lane the place and the log-sum-exp of one part; of up to 512 columns, four per work-item, 128 apart, those
+//      of the first eight parts are under way meanwhile
 //   2. the largest log-sum-exp, the parts' weights, and Σ weight · part
 //   3. divides, rounds once, stores
 // What a part without keys has is not used: its memory may be of nobody. LDS: none. Bound: memory, of few rows latency.

@@ -146,9 +146,7 @@ def test_edges_of_pipelined_tiles(device, run, tile_of, tile, is_shuffled):
 
 @pytest.mark.parametrize("blocks", (3, pytest.param(65, marks=pytest.mark.exhaustive)))
 def test_scales_of_many_rows(device, run, tile_of, blocks):
-    """From 2,048 rows on scales by rows are turned beforehand: 64 rows and blocks at a time, of which the last are
-    fewer, rows apart or one that all share; the results are those of turned scales, to the bit.
-    """
+    """From 2,048 rows on scales by rows are turned beforehand, 64 rows and blocks at a time: the same to the bit."""
     tile_of("t128x128_w2x2x1")
     a, b, a_scale, b_scale = operands(device, 2053, 16, 128 * blocks)
     expected = run("ck", PLAIN, a, b, block_major(a_scale), b_scale)
