@@ -17,7 +17,7 @@ def entering(block: Callable[[], contextlib.AbstractContextManager]) -> Iterator
     original = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
-        return original(name) | {"aiter_like": _Entrance(block)}  # others than multiprocessing.s own it skips
+        return original(name) | {"aiter_like": _Entrance(block)}  # it skips what it does not know
 
     spawn.get_preparation_data = get_preparation_data
     try:
