@@ -134,10 +134,11 @@ struct TopkGatingBody {
     }
     uint32_t kept = 0;
     for (int i = 0; i < args.best_groups; ++i) {
-      const uint32_t key = wave_largest(mine);
-      const uint32_t group = ~wave_largest(mine == key && lane < args.groups ? ~static_cast<uint32_t>(lane) : 0u);
-      kept |= 1u << group;
-      if (static_cast<uint32_t>(lane) == group) mine = 0;
+      // Told by `kept`, not by a change of `mine` at the loop's end: LLVM 22 leaves one wait state between such a change
+      // and the DPP at the loop's start, which needs two.
+      const bool is_left = lane < args.groups && (kept >> lane % 32 & 1) == 0;
+      const uint32_t key = wave_largest(is_left ? mine : 0u);
+      kept |= 1u << ~wave_largest(is_left && mine == key ? ~static_cast<uint32_t>(lane) : 0u);
     }
     for (int group = 0; group < args.groups; ++group) {
       if (kept >> group & 1) continue;
