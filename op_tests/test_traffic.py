@@ -78,6 +78,7 @@ ELSEWHERE = {
     **dict.fromkeys(("copy_blocks", "cp_gather_indexer_k_quant_cache", "indexer_k_quant_and_cache", "reshape_and_cache",
                      "reshape_and_cache_with_block_quant", "reshape_and_cache_with_pertoken_quant"),
                     "copies between caches have no key to be tuned by, so no tuner's call"),
+    "fused_qk_norm_rope_group_quant": "no key to be tuned by either",
     **dict.fromkeys(("flash_attn_fwd", "group_norm"), "reads its input again, by design"),
     "gemm_a16w16": "each workgroup reads all rows of a again; what the weights take is a gate of test_gemm_gates.py",
     **dict.fromkeys(("rope", "rope_2d", "fused_qk_rope_cache", "fused_qk_rope_concat_and_cache_mla"),
