@@ -134,8 +134,8 @@ struct TopkGatingBody {
     }
     uint32_t kept = 0;
     for (int i = 0; i < args.best_groups; ++i) {
-      // Told by `kept`, not by a change of `mine` at the loop's end: LLVM 22 leaves one wait state between such a change
-      // and the DPP at the loop's start, which needs two.
+      // Told by `kept`, not by a change of `mine` at the loop's end: LLVM 22 leaves one wait state between such a
+      // change and the DPP at the loop's start, which needs two.
       const bool is_left = lane < args.groups && (kept >> lane % 32 & 1) == 0;
       const uint32_t key = wave_largest(is_left ? mine : 0u);
       kept |= 1u << ~wave_largest(is_left && mine == key ? ~static_cast<uint32_t>(lane) : 0u);
