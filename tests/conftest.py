@@ -40,6 +40,16 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture
+def simulated():
+    """Calls on CPU tensors run on the simulated MI300X; afterwards nothing is remembered of what was chosen there."""
+    device.use_simulator(True)
+    dispatch.reset()
+    yield
+    dispatch.reset()
+    device.reset()
+
+
+@pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A hip target that runs plain Python functions; no packaged rows; operators of other tests are out of sight."""
     monkeypatch.setattr(dispatch.OPS, "declared", {})

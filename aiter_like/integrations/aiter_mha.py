@@ -53,7 +53,7 @@ def _flash_attn_forward(
     return _forward(
         op, out, q, k, v, (batch, num_heads, seqlen_q), return_lse, return_softmax, dropout_p,
         (window_size_left, window_size_right, sink_size), causal, max_seqlen_q=seqlen_q, max_seqlen_k=v.shape[1],
-        softmax_scale=softmax_scale, bias=bias[None, None] if isinstance(bias, Tensor) and bias.ndim == 2 else bias,
+        softmax_scale=softmax_scale, bias=_four_dimensional(bias),
         alibi_slopes=alibi_slopes, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, sink=sink_ptr,
         num_splits=num_splits, how_v3_bf16_cvt=_rounding(how_v3_bf16_cvt))
 
@@ -166,7 +166,7 @@ def mha_bwd(
         op, (dq, dk, dv), dout, q, k, v, out, softmax_lse, (window_size_left, window_size_right), is_causal,
         dropout_p, rng_state, sink, d_sink, max_seqlen_q=q.shape[1], max_seqlen_k=v.shape[1],
         softmax_scale=softmax_scale, alibi_slopes=alibi_slopes,
-        bias=bias[None, None] if isinstance(bias, Tensor) and bias.ndim == 2 else bias)
+        bias=_four_dimensional(bias))
 
 
 def mha_varlen_bwd(
@@ -276,6 +276,7 @@ def _by_sink(op: str, call: AttentionBackwardCall, sink: Tensor) -> list[Attenti
         return [call._replace(sink=sink.flatten(), dsink=torch.empty_like(sink).flatten())]
     check.tensor(op, "sink", sink, shape=(batch, heads))
     _refuse(op, "of each packed sequence", sink=call.forward.is_varlen)
+    _refuse(op, "with a sink of each sequence", dropout_p=call.dropout_p != 0)
     parts = []
     for index in range(batch):
         own = {name: tensor[index:index + 1] for name, tensor in call._asdict().items()
@@ -283,7 +284,6 @@ def _by_sink(op: str, call: AttentionBackwardCall, sink: Tensor) -> list[Attenti
                or isinstance(tensor, Tensor) and name in ("bias", "alibi_slopes") and len(tensor) == batch
                and tensor.ndim == (4 if name == "bias" else 2)}
         parts.append(call._replace(**own, sink=sink[index].contiguous(), dsink=torch.empty_like(sink[index])))
-    _refuse(op, "with a sink of each sequence", dropout_p=call.dropout_p != 0)
     return parts
 
 
@@ -304,6 +304,11 @@ def _four(out: Tensor, lse: Tensor | None, rng_state: Tensor | None) -> _Four:
     return (out, out.new_empty(0, dtype=torch.float32) if lse is None else lse,
             out.new_empty(0, dtype=torch.uint8),
             out.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state)
+
+
+def _four_dimensional(bias: Tensor | None) -> Tensor | None:
+    """A bias of one matrix, which is for every sequence and head, as the operators take it."""
+    return bias[None, None] if isinstance(bias, Tensor) and bias.ndim == 2 else bias
 
 
 def _rounding(how_v3_bf16_cvt: int | None) -> int:

@@ -66,6 +66,7 @@ constexpr int kWaves = kThreads / kWaveSize;
 
 struct Lds {
   uint32_t of_waves[3][kWaves];
+  float longest[kWaves];
 };
 
 /// Replaces each value by the sum of those before it, in COUNT lists at once; the sums of all are returned in `totals`.
@@ -89,19 +90,6 @@ __device__ inline void scan(Lds& lds, int (&values)[COUNT], int (&totals)[COUNT]
     }
   }
   workgroup_barrier();
-}
-
-/// The largest value of all work-items, which are not negative.
-__device__ inline int largest(Lds& lds, int value) {
-  const uint32_t of_wave = float_bits(wave_max(bits_float(static_cast<uint32_t>(value))));
-  if (lane_index() == 0) lds.of_waves[0][wave_index()] = of_wave;
-  workgroup_barrier();
-  uint32_t result = 0;
-#pragma unroll
-  for (int wave = 0; wave < kWaves; ++wave)
-    result = lds.of_waves[0][wave] > result ? lds.of_waves[0][wave] : result;
-  workgroup_barrier();
-  return static_cast<int>(result);
 }
 
 /// Whether parts of `share` blocks, or of up to an eighth more, which then is the share, are enough for each to hold
@@ -142,11 +130,11 @@ __device__ inline void make(const MlaPlanArgs& args, int part, Lds& lds) {
     int size[1] = {own.blocks > 0 ? own.blocks + args.overhead : 0}, sum[1];
     scan(lds, size, sum);
     total += sum[0];
-    if (args.most > 0) {
-      const int most = largest(lds, own.blocks);
-      longest = longest > most ? longest : most;
-    }
+    longest = longest > own.blocks ? longest : own.blocks;
   }
+  if (args.most > 0)  // bits of numbers that are not negative are ordered like the floats they would be
+    longest = static_cast<int>(
+        float_bits(workgroup_max<kThreads>(bits_float(static_cast<uint32_t>(longest)), lds.longest)));
   int share = ceil_div(total, args.num_parts);
   share = share > args.least_blocks ? share : args.least_blocks;
   if (args.most > 0 && share < ceil_div(longest, args.most)) share = ceil_div(longest, args.most);

@@ -32,7 +32,8 @@ namespace mla_sum {
 constexpr int kThreads = 128, kPerItem = 4, kAtOnce = 8;
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-/// The largest value of a wave, in every lane.
+/// The largest value of a wave, in every lane. A DPP without a source gives 0, but none of those steps leads to the
+/// last lane, which tells the others: values may be negative.
 template <int kMask = kWaveSize / 2>
 __device__ inline float wave_highest(float x) {
   const auto higher = [](float a, float b) { return __builtin_fmaxf(a, b); };
@@ -47,7 +48,7 @@ __device__ inline float wave_highest(float x) {
 /// A row of a head of a tile, with the parts [first, last) of the map; inside of the tensors whatever the maps hold.
 struct Row {
   int head, row, query, first, last;
-  bool has_parts;  // else the result has been written by whoever computed it, or there is no such row
+  bool has_parts;  // false: whoever computed the result has written it, or no such row exists
 
   __device__ Row(const MlaSumArgs& args, uint32_t program) {
     head = static_cast<int>(program % args.num_heads);
@@ -127,7 +128,7 @@ __device__ inline void add_up(const MlaSumArgs& args, uint32_t program) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const float by = from + i < count ? of_lane(weight, from + i) : 0.f;
-          if (by == 0.f) continue;  // of a part without keys, whose memory may be of nobody
+          if (by == 0.f) continue;  // a part without keys weighs 0, and its memory may be of nobody
 #pragma unroll
           for (int j = 0; j < kPerItem; ++j) acc[j] = __builtin_fmaf(by, loaded.values[i][j], acc[j]);
         }

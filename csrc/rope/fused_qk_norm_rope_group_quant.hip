@@ -22,7 +22,7 @@
 namespace aiter_like {
 
 constexpr int kVec = 8;
-constexpr bool kHasEntries = sizeof(Q_OUT) == 1;  // of queries
+constexpr bool kHasEntries = sizeof(Q_OUT) == 1;  // queries become entries
 using Layout = RowLayout<LANES, VECTORS, kVec>;
 static_assert(LANES >= 16, "a group of 128 elements is 16 lanes");
 
@@ -46,7 +46,7 @@ struct HeadSource {
 
 struct NormRopeQuantArgs {
   HeadSource q, k;
-  EntryPlane q_out, k_out, pool;  // of q_out block and row are token and head, and entries may be ELEMENTs
+  EntryPlane q_out, k_out, pool;  // q_out has tokens as blocks and heads as rows; its entries may be ELEMENTs
   SlotMapping slots;              // none: a token's row is its number
   RopeIndices pool_rows, pool_blocks, batch_ids;
   Divider pool_page;
@@ -54,7 +54,7 @@ struct NormRopeQuantArgs {
   const TABLE *cosines, *sines;
   int64_t cosine_stride, sine_stride;
   uint32_t table_rows, tokens;
-  Divider heads;  // of a token, its key included
+  Divider heads;  // a token has so many, its key included
   RopeIndices positions;
   int head_dim, nope;
   float epsilon;
@@ -163,20 +163,17 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
       if constexpr (!kIsGptj)
         load_normed(input, weight, own < half ? column + half : column - half, inverse_rms, other);
       rotate<kIsGptj>(args, position, own, y, other);
-      const auto rotated = vec_from_float<ELEMENT>(y);
-      if (!has_entry) {
-        store_vec<kVec>(reinterpret_cast<ELEMENT*>(args.q_out.entries) + place.block * args.q_out.block +
-                            place.offset * args.q_out.row + column, rotated);
-        continue;
-      }
-      const EntryPlane& out = is_key ? args.k_out : args.q_out;
-      if (is_written) store_vec<kVec>(out.rotary(place) + own, rotated);
-      if (is_pooled) store_vec<kVec>(args.pool.rotary(pool_place) + own, rotated);
-      continue;
     }
     if (!has_entry) {
       store_vec<kVec>(reinterpret_cast<ELEMENT*>(args.q_out.entries) + place.block * args.q_out.block +
                           place.offset * args.q_out.row + column, vec_from_float<ELEMENT>(y));
+      continue;
+    }
+    const EntryPlane& out = is_key ? args.k_out : args.q_out;
+    if (column >= args.nope) {
+      const auto rotated = vec_from_float<ELEMENT>(y);
+      if (is_written) store_vec<kVec>(out.rotary(place) + column - args.nope, rotated);
+      if (is_pooled) store_vec<kVec>(args.pool.rotary(pool_place) + column - args.nope, rotated);
       continue;
     }
     const float scale =
@@ -191,7 +188,7 @@ __global__ __launch_bounds__(Layout::kThreads) void fused_qk_norm_rope_group_qua
       store_vec<kVec>(reinterpret_cast<fp8*>(entry) + column, values);
       if (column % group == 0) *reinterpret_cast<uint16_t*>(entry + args.nope + 2 * (column / group)) = both;
     };
-    if (is_written) write((is_key ? args.k_out : args.q_out).entry(place));
+    if (is_written) write(out.entry(place));
     if (is_pooled) write(args.pool.entry(pool_place));
   }
 }

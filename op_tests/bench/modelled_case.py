@@ -44,10 +44,13 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def of_key(operator: str, key: Mapping[str, Any], backend: str | None = None, *, is_whole: bool = False,
-           matrix: str = "bf16") -> Case:
-    """A call as the tuner makes it for a key, on random numbers, with what the operator says that it needs."""
+           matrix: str = "bf16", changed: Callable[[Any], Any] | None = None) -> Case:
+    """A call as the tuner makes it for a key, on random numbers, and then `changed`, with what the operator says that
+    it needs.
+    """
     op = OPS[operator]
     call = op.tuning.case(key, torch.device("cpu"), 0)
+    call = changed(call) if changed else call
     needed, flops = op.tuning.needs(call)
     results = {op.call._fields[index] for index in op.write_indices} - set(op.tuning.scratch)
     written = bytes_of(*(tensor for name in results if (tensor := getattr(call, name)) is not None))

@@ -7,11 +7,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from modelled_case import Case, of_key
 
 from aiter_like import dtypes
-from aiter_like.dispatch import OPS
 
 _FP8 = dtypes.name(dtypes.fp8_of("gfx942"))
 _PLAIN = {"dtype": "bf16", "out_dtype": "bf16", "is_shuffled": 0, "is_gated": 0}
@@ -30,11 +28,8 @@ _PRODUCTS = (
 
 def _scales_by_rows(m: int, n: int, k: int) -> Case:
     """x_scale with the scales of a row beside one another."""
-    op = OPS["gemm_a8w8_blockscale"]
-    case = of_key(op.name, {"m": m, "n": n, "k": k, "bpreshuffle": 0}, matrix="fp8_fp8")
-    call = op.tuning.case({"m": m, "n": n, "k": k, "bpreshuffle": 0}, torch.device("cpu"), 0)
-    call = call._replace(a_scale=call.a_scale.contiguous())
-    return case._replace(call=lambda: op(call))
+    return of_key("gemm_a8w8_blockscale", {"m": m, "n": n, "k": k, "bpreshuffle": 0}, matrix="fp8_fp8",
+                  changed=lambda call: call._replace(a_scale=call.a_scale.contiguous()))
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Case]]]:

@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 
-from aiter_like import device, dispatch
+from aiter_like import device
 from aiter_like.integrations import takeover
 
 
@@ -28,16 +28,6 @@ def fresh_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def simulated():
-    """Calls on CPU tensors run on the simulated MI300X; afterwards nothing is remembered of what was chosen there."""
-    device.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    device.reset()
 
 
 @pytest.fixture

@@ -210,15 +210,6 @@ READ_TB_PER_S, READ_SHARE = 4.14, 0.85
 included, where the weights are 64 MB or more."""
 
 
-@pytest.fixture
-def simulated():
-    devices.use_simulator(True)
-    OPS["gemm_a16w16"].reset()
-    yield
-    OPS["gemm_a16w16"].reset()
-    devices.reset()
-
-
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("m", (1, 8, 16))
 def test_modelled_share_of_the_read_rate(simulated, compiled_by, compiler, m):

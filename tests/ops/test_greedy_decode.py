@@ -14,7 +14,6 @@ from tiny_llama import DTYPE, EPSILON, HEAD_DIM, HEADS, KV_HEADS, LONGEST
 from torch import Tensor
 
 import aiter_like
-from aiter_like import device as devices
 from aiter_like import dispatch
 
 pytestmark = pytest.mark.rotating
@@ -23,15 +22,6 @@ SEED, STEPS, PAGE_SIZE = 0, 64, 16
 PROMPTS = [[88, 102, 2, 121, 91], [63, 66, 13, 47, 121, 89, 120]]
 """Whose best token leads by 3 % of the logits' standard deviation or more at each step."""
 HIP = ("rms_norm", "rope_cached_positions_2c_fwd_inplace", "reshape_and_cache_flash", "silu_and_mul", "greedy_sample")
-
-
-@pytest.fixture
-def simulated():
-    devices.use_simulator(True)
-    dispatch.reset()
-    yield
-    dispatch.reset()
-    devices.reset()
 
 
 class Decoder:

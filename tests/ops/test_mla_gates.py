@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from aiter_like import device as devices
 from aiter_like import sim
 from aiter_like.dispatch import OPS
 
@@ -17,15 +14,6 @@ PLAN_US, PLAN_INSTRUCTIONS, PLAN_LDS = 4.7, 620, 20
 
 SUMS = {(64, 16): (5, 7.2, 640), (16, 128): (10, 16.2, 920)}
 """Sequences and heads → parts of each, of 512 columns; modelled us and instructions of a wave, at most."""
-
-
-@pytest.fixture
-def simulated() -> Iterator[None]:
-    devices.use_simulator(True)
-    yield
-    OPS["mla_decode"].reset()
-    OPS["mla_reduce"].reset()
-    devices.reset()
 
 
 def modelled(call: tuple, operator: str, backend: str) -> list[dict]:

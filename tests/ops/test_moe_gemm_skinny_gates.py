@@ -7,7 +7,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aiter_like import device as devices
 from aiter_like import sim
 from aiter_like.dispatch import OPS
 from aiter_like.ops.moe.moe_gemm_call import MoeGemmCall
@@ -22,15 +21,6 @@ READ_TB_PER_S = 4.14
 
 SLOTS, EXPERTS, HIDDEN, INNER = 8, 32, 2048, 768
 """Qwen3-30B-A3B with a quarter of its experts."""
-
-
-@pytest.fixture
-def simulated():
-    devices.use_simulator(True)
-    OPS["moe_gemm"].reset()
-    yield
-    OPS["moe_gemm"].reset()
-    devices.reset()
 
 
 def gates(block: int) -> MoeGemmCall:

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aiter_like import device as devices
 from aiter_like import sim
 from aiter_like.build import recipe, toolchain
-from aiter_like.dispatch import OPS
 from aiter_like.ops.attention import paged_attention as operator
 from aiter_like.ops.attention import paged_attention_hip as backend
 from aiter_like.ops.attention.paged_attention_call import LEAST_KEYS, parts_of, workspace_bytes
@@ -36,14 +34,6 @@ FORMS = {"bf16": (8, {}), "two strips of rows": (4, {"seqlen_q": 8}), "wide": (8
          "shuffled": (8, {"layout": "shuffled"}),
          "bytes with scales": (8, {"kv_dtype": "fp8_e4m3fnuz", "scale_layout": "token"})}
 """Name → loads of a lane that are under way while it multiplies, of K or of V; what is different from KEY."""
-
-
-@pytest.fixture
-def simulated():
-    devices.use_simulator(True)
-    yield
-    OPS["paged_attention"].reset()
-    devices.reset()
 
 
 def call_of(**changed):

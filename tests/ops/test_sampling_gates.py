@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
-from aiter_like import device as devices
 from aiter_like import sim
 from aiter_like.dispatch import OPS
 
@@ -18,15 +15,6 @@ MODELLED_US = {("renorm_probs", "top_k"): 26.0, ("renorm_probs", "top_p"): 32.0,
 
 SEARCH_LDS = {"filter_mass_kernel": 10, "filter_slice_kernel": 10}
 """LDS instructions of a wave of launches after the search: they have its result, or one level of it to find."""
-
-
-@pytest.fixture
-def simulated() -> Iterator[None]:
-    devices.use_simulator(True)
-    yield
-    for operator in ("renorm_probs", "sampling_from_probs"):
-        OPS[operator].reset()
-    devices.reset()
 
 
 @pytest.mark.parametrize("operator, limit", MODELLED_US)

@@ -145,7 +145,7 @@ def _pool_rows(call: FusedQkNormRopeGroupQuantCall) -> tuple[Tensor, Tensor]:
 
 def _instance(call: FusedQkNormRopeGroupQuantCall) -> Instance:
     dtype, table, head_dim = call.kv.dtype, call.cos_cache.dtype, call.kv.shape[-1]
-    lanes = 16  # of a group of 128
+    lanes = 16  # The kernel needs so many for a group of 128 elements.
     while lanes < _MOST_LANES and lanes * _VEC < head_dim:
         lanes *= 2
     vectors = -(-head_dim // (lanes * _VEC))
