@@ -32,7 +32,7 @@ class _Namespace(torch._ops._OpNamespace):
 
 
 setattr(torch.ops, NAMESPACE, _Namespace(NAMESPACE))
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # noqa: TOR901: lives as long as the process
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")  # it lives as long as the process
 
 _TYPES = {"Tensor": "Tensor", "float": "float", "int": "SymInt", "bool": "bool", "str": "str", "dtype": "ScalarType",
           "tuple[int,int]": "SymInt[2]", "tuple[int,...]": "SymInt[]", "Sequence[int]": "SymInt[]",

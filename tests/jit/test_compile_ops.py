@@ -52,8 +52,12 @@ def test_typed_errors_cross_the_boundary(hip_project):
         bound(torch.zeros(1, dtype=torch.bfloat16), *_args()[1:])
     with pytest.raises(ValueError, match="scale: x must have one dimension"):
         bound(torch.zeros(1, 1), *_args()[1:])
-    with pytest.raises(TypeError, match="Expected 6 but got 5 arguments"):
+    with pytest.raises(TypeError, match="scale takes 6 arguments, got 5"):
         bound(*_args()[:5])
+    with pytest.raises(TypeError, match="scale: argument 3 must be int, got ffi.SmallStr"):
+        bound(*_args()[:3], "one", *_args()[4:])
+    with pytest.raises(TypeError, match=r"scale: argument 1 must be Optional<DLTensor\*>, got float"):
+        bound(_args()[0], 1.0, *_args()[2:])
     with pytest.raises(RuntimeError, match="scale_kernel: launch failed: tired"):
         bound(*_args(times=101))
 
@@ -165,8 +169,8 @@ def test_depfile_covers_the_device_pass(hip_project, tmp_path, monkeypatch):
     first = load_or_build(spec)
     meta = json.loads((first.parent / cache.META).read_text())
     assert {header[0] for header in meta["headers"] if header[0].startswith("include/")} == {
-        "include/aiter_like/dtype.h", "include/aiter_like/ffi.h", "include/aiter_like/gpu.h", "include/device_only.h",
-        "include/void_runtime.h"}
+        "include/aiter_like/dtype.h", "include/aiter_like/export.h", "include/aiter_like/ffi.h",
+        "include/aiter_like/gpu.h", "include/device_only.h", "include/void_runtime.h"}
     header.write_text("#define LANES 32\n")
     assert load_or_build(spec) != first
 
