@@ -13,8 +13,9 @@ MODELLED_US = {("renorm_probs", "top_k"): 26.0, ("renorm_probs", "top_p"): 32.0,
                ("sampling_from_probs", "top_k"): 24.5, ("sampling_from_probs", "top_p"): 31.5}
 """Of 8 rows of 128,256 fp32 at 2100 MHz, all launches together: at most."""
 
-SEARCH_LDS = {"filter_mass_kernel": 10, "filter_slice_kernel": 10}
-"""LDS instructions of a wave of launches after the search: they have its result, or one level of it to find."""
+SEARCH_LDS = {"filter_mass_kernel": 24, "filter_slice_kernel": 24}
+"""LDS instructions of a wave of launches after the search, at most: they have its result, or one level of it to find.
+By the random numbers, which differ from machine to machine, these are 5 to 19; a level of the search itself has 28."""
 
 
 @pytest.mark.parametrize("operator, limit", MODELLED_US)
