@@ -45,15 +45,19 @@ class GroupEntries {
     buffer_ = make_buffer(matrix.data + first_row * matrix.sizes[1],
                           rows > 0 ? static_cast<uint32_t>(rows * matrix.sizes[1] * sizeof(T)) : 0);
   }
-  /// Starts the load of the entry of a row of the tile; 0 beyond the matrix.
-  __device__ T load(int row, int64_t group) const {
+  /// Starts the load of the entry of a row of the tile; 0 beyond the matrix. A register as it is loaded: a loop would
+  /// wait for a smaller value to copy it.
+  __device__ uint32_t load(int row, int64_t group) const {
     const uint32_t offset = group < groups_ ? static_cast<uint32_t>((row * groups_ + group) * sizeof(T)) : kOutOfRange;
-    if constexpr (sizeof(T) == 4)
-      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b32(buffer_, offset, 0, 0));
-    else if constexpr (sizeof(T) == 2)
-      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b16(buffer_, offset, 0, 0));
-    else
-      return __builtin_bit_cast(T, __builtin_amdgcn_raw_buffer_load_b8(buffer_, offset, 0, 0));
+    if constexpr (sizeof(T) == 4) return __builtin_amdgcn_raw_buffer_load_b32(buffer_, offset, 0, 0);
+    else if constexpr (sizeof(T) == 2) return __builtin_amdgcn_raw_buffer_load_b16(buffer_, offset, 0, 0);
+    else return __builtin_amdgcn_raw_buffer_load_b8(buffer_, offset, 0, 0);
+  }
+  /// The entry that was loaded.
+  __device__ static T entry(uint32_t loaded) {
+    if constexpr (sizeof(T) == 4) return __builtin_bit_cast(T, loaded);
+    else if constexpr (sizeof(T) == 2) return __builtin_bit_cast(T, static_cast<uint16_t>(loaded));
+    else return static_cast<T>(loaded);
   }
 
  private:
@@ -132,7 +136,9 @@ class Dequantised {
   __device__ void publish(Memory& lds) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float zero = Shape::kHasZeroPoints ? static_cast<float>(Numbers<Shape>::kTimes * zeros_[i]) : 0.f;
+      float zero = 0;
+      if constexpr (Shape::kHasZeroPoints)
+        zero = static_cast<float>(Numbers<Shape>::kTimes * GroupEntries<int8_t>::entry(zeros_[i]));
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         const int byte = (piece(i) * kPieceWeights + c * kRun) * static_cast<int>(sizeof(Element));
@@ -165,7 +171,7 @@ class Dequantised {
   int64_t first_row_;
   int wave_row_, wave_depth_;
   Words words_[kCount];
-  int8_t zeros_[kCount];
+  uint32_t zeros_[kCount];
 };
 
 /// A shape for few rows, whose weights each one wave alone takes: with no LDS for them a step is twice as deep, so that
@@ -227,6 +233,7 @@ class Straight {
   using Element = typename Shape::Element;
   struct Memory {};
   using Slice = RegTile<Element, ROWS, Shape::kSlice, OperandByRow<Shape::kRun>>;
+  static_assert(kAhead<Shape> > 1, "what is fetched takes the place of what has been multiplied");
 
   __device__ Straight(const MatrixView<const int8_t>& matrix, const MatrixView<const int8_t>& zero_points,
                       int64_t first_row, int wave_depth, int64_t end)
@@ -245,34 +252,24 @@ class Straight {
 #pragma unroll
       for (int p = 0; p < kPieces; ++p) {
         const int block = p / kBlockPieces, byte = Shape::depth(block * Shape::kBlockSlices) * Shape::kBits / 8;
-        load_words(buffer, window.offset(row, byte + p % kBlockPieces * kPieceWords * 4), next_[strip], p);
+        load_words(buffer, window.offset(row, byte + p % kBlockPieces * kPieceWords * 4), words_[strip], p);
       }
 #pragma unroll
       for (int b = 0; b < Shape::kBlocks; ++b) {
         if constexpr (Shape::kHasZeroPoints)
-          next_zeros_[strip][b] =
-              zero_points_.load(row, Shape::kGroupSize ? (first + b * Shape::kBlock) / kGroup : 0);
+          zeros_[strip][b] = zero_points_.load(row, Shape::kGroupSize ? (first + b * Shape::kBlock) / kGroup : 0);
       }
     }
   }
-  __device__ void publish(Memory&) {
-#pragma unroll
-    for (int strip = 0; strip < Slice::kStrips; ++strip) {
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) words_[strip][w] = next_[strip][w];
-#pragma unroll
-      for (int b = 0; b < Shape::kBlocks; ++b) {
-        if constexpr (Shape::kHasZeroPoints) zeros_[strip][b] = next_zeros_[strip][b];
-      }
-    }
-  }
+  __device__ void publish(Memory&) {}
   __device__ Slice slice(const Memory&, int s) const {
     Slice slice;
 #pragma unroll
     for (int strip = 0; strip < Slice::kStrips; ++strip) {
       float zero = 0;
       if constexpr (Shape::kHasZeroPoints)
-        zero = static_cast<float>(Numbers<Shape>::kTimes * zeros_[strip][s / Shape::kBlockSlices]);
+        zero = static_cast<float>(Numbers<Shape>::kTimes *
+                                  GroupEntries<int8_t>::entry(zeros_[strip][s / Shape::kBlockSlices]));
       const Chunk chunk = Numbers<Shape>::eight(words_[strip], s, zero);
       slice.pieces[strip][0] = chunk.lo;
       slice.pieces[strip][1] = chunk.hi;
@@ -303,8 +300,7 @@ class Straight {
   GroupEntries<int8_t> zero_points_;
   int64_t first_row_;
   int wave_depth_;
-  uint32_t words_[Slice::kStrips][kWords], next_[Slice::kStrips][kWords];
-  int8_t zeros_[Slice::kStrips][Shape::kBlocks], next_zeros_[Slice::kStrips][Shape::kBlocks];
+  uint32_t words_[Slice::kStrips][kWords], zeros_[Slice::kStrips][Shape::kBlocks];
 };
 
 /// Adds the products of each group of a step times its scale. Of the scales a lane needs those of the rows of the sums
@@ -312,29 +308,33 @@ class Straight {
 template <class Shape, class ScaleElement>
 class AddScaledGroups {
   using Sums = typename Shape::Sums;
+  using Entries = GroupEntries<ScaleElement>;
 
  public:
   __device__ AddScaledGroups(const MatrixView<const ScaleElement>& scale, int64_t first_row, int wave_row,
                              int wave_depth)
-      : scales_(scale, first_row, Shape::kBlockN),
+      : entries_(scale, first_row, Shape::kBlockN),
         row_(wave_row + Sums::Layout::depth(lane_index() % kRowLanes % Sums::kPerStrip)),
         wave_depth_(wave_depth * Shape::kWaveDepth) {}
 
   __device__ void fetch(int64_t k) {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g)
-      next_[g] = scales_.load(row_, (k + wave_depth_ + g * kGroupDepth) / Shape::kGroupSize);
+      next_[g] = entries_.load(row_, (k + wave_depth_ + g * kGroupDepth) / Shape::kGroupSize);
   }
-  __device__ void publish() {}
+  __device__ void publish() {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) scales_[g] = to_float(Entries::entry(next_[g])) * (1.f / kTimes);
+  }
   template <class Products>
-  __device__ void add(Sums& sums, Products products) {
+  __device__ void add(Sums& sums, Products products) const {
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       if (g > 0) keep_order();  // or the products of all groups are in registers at a time
       Sums part;
       clear(part);
       products(part, g * kGroupSlices, (g + 1) * kGroupSlices);
-      add_scaled(sums, part, to_float(next_[g]) * (1.f / kTimes), std::make_integer_sequence<int, Sums::kPerStrip>{});
+      add_scaled(sums, part, scales_[g], std::make_integer_sequence<int, Sums::kPerStrip>{});
     }
   }
 
@@ -361,9 +361,10 @@ class AddScaledGroups {
     for (int s = 0; s < Sums::kStrips; ++s) sums.set(s, E, __builtin_fmaf(part.get(s, E), scale, sums.get(s, E)));
   }
 
-  GroupEntries<ScaleElement> scales_;
+  Entries entries_;
   int row_, wave_depth_;
-  ScaleElement next_[kGroups];
+  uint32_t next_[kGroups];
+  float scales_[kGroups];
 };
 
 template <class Shape, bool kHasFewRows>

@@ -3,9 +3,9 @@
 
 `python op_tests/bench/bench_modelled.py [NAME …] [--groups gemm,moe] [--list] [--json FILE [--resume]]`. Every time is
 modelled, none is measured: an earlier --json FILE, given as --before, is set beside it. --json is written after each
-case, and --resume leaves out those that it has. Cases are in modelled_rows.py, modelled_gemm.py, modelled_decode.py
-and modelled_moe.py. The published rates are those of gpu-stream on an MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for
-the nearest mix of reads and writes; the peak of matrix operations is that of the clock.
+case, and --resume leaves out those that it has. Cases are in modelled_rows.py and so on, a file for each group. The
+published rates are those of gpu-stream on an MI300X (hibagus/SC25_AMD_CDNA3_Artifact), for the nearest mix of reads and
+writes; the peak of matrix operations is that of the clock.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import modelled_attention
 import modelled_decode
 import modelled_gemm
 import modelled_moe
@@ -29,7 +30,8 @@ from aiter_like import device, sim
 from aiter_like.sim import modelling, profiling
 
 _TBPS = {1.0: 4.14, 2 / 3: 3.88, 0.5: 3.97, 0.0: 4.59}  # share of reads → read, triad, scale, init
-_GROUPS = {"gemm": modelled_gemm.cases, "decode": modelled_decode.cases, "moe": modelled_moe.cases}
+_GROUPS = {"attention": modelled_attention.cases, "gemm": modelled_gemm.cases, "decode": modelled_decode.cases,
+           "moe": modelled_moe.cases}
 _COLUMNS = (("us", "modelled us", "8.2f"), ("rate", "of published", "8.0%"), ("matrix", "of MFMA peak", "6.0%"),
             ("vector", "VALU busy", "6.0%"), ("waves", "waves", "7d"), ("valu", "VALU/wave", "7.1f"),
             ("all", "all/wave", "7.1f"), ("ds", "LDS/wave", "6.1f"), ("launches", "launches", "2d"))

@@ -24,7 +24,7 @@ def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
     for batch, keys, name, more in ((16, 4096, "", {}), (64, 4096, "", {}), (1, 16384, "", {}),
                                     (64, 4096, " fp8", _BYTES)):
         key = {**_PAGED, "batch": batch, "seqlen_k": keys, **more}
-        yield f"paged_attention{name} {batch}x{keys}", functools.partial(of_key, "paged_attention", key)
+        yield f"paged_attention{name} {batch}x{keys}", functools.partial(of_key, "paged_attention", key, is_whole=True)
     for batch, keys, heads in ((64, 4096, 16), (16, 4096, 128)):
         key = {**_LATENT, "batch": batch, "seqlen_k": keys, "num_heads": heads}
         yield f"mla_decode {batch}x{keys}x{heads}", functools.partial(of_key, "mla_decode", key, "ck", is_whole=True)
