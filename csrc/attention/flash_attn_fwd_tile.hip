@@ -38,7 +38,6 @@ using Args = Shape::Args;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Shape::kWavesPerSimd)))
 void flash_attn_fwd_tile_kernel(Args args) {
-  fetch_arguments<Args>();
   __shared__ flash_attn_tile::PIPELINE<Shape> pipeline;
   flash_attn_tile::forward_body<Config>(args, workgroup_index(), pipeline);
 }

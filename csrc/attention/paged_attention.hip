@@ -38,13 +38,11 @@ using Args = Shape::Args;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(2)))
 void paged_attention_kernel(Args args) {
-  fetch_arguments<Args>();
   __shared__ Shape::Lds lds;
   paged::attend_body<Config>(args, lds);
 }
 
 __global__ __launch_bounds__(Shape::kThreads) void paged_attention_merge_kernel(Args args) {
-  fetch_arguments<Args>();
   __shared__ paged::MergeLds<Config> lds;
   paged::merge_body<Config>(args, lds);
 }

@@ -33,7 +33,6 @@ using Args = UnifiedAttentionArgs<Config::Element, Config::OutElement>;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(Shape::kWavesPerSimd)))
 void unified_attention_kernel(Args args) {
-  fetch_arguments<Args>();
   __shared__ flash_attn_tile::QrKsVsPaged<Shape> pipeline;
   flash_attn_tile::unified_body<Config>(args, workgroup_index(), pipeline);
 }

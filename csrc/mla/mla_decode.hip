@@ -37,7 +37,6 @@ using Shape = mla_tile::Shape<Config>;
 
 __global__ __launch_bounds__(Shape::kThreads) __attribute__((amdgpu_waves_per_eu(WAVES / 4)))
 void mla_decode_kernel(MlaDecodeArgs args) {
-  fetch_arguments<MlaDecodeArgs>();
   await_stream();
   __shared__ mla_tile::Lds<Shape> lds;
   mla_tile::body<Config>(args, workgroup_index().x, lds);

@@ -20,6 +20,7 @@ from aiter_like.device import target_of
 from aiter_like.dispatch import OPS
 from aiter_like.errors import UnsupportedError
 from aiter_like.ops.gemm import tiles
+from aiter_like.ops.gemm.gemm_a8w8 import CK_TILES
 from aiter_like.testing import strided_like
 
 BACKENDS, KINDS = ("ck", "triton"), ("fp8", "int8")
@@ -108,8 +109,8 @@ def test_sums_of_int8_are_exact(device, run, backend):
     assert torch.equal(out.cpu(), sums.float())
 
 
-CONFIGURATIONS = [(tile, splits, KINDS[index % 2], (0, 16, 32)[index // 2 % 3])
-                  for index, (tile, splits) in enumerate(itertools.product(tiles.PIPELINED, (1, 2, 16)))]
+CONFIGURATIONS = [(tile, splits, KINDS[index % 2], min((0, 16, 32)[index // 2 % 3], tiles.parse(tile, CK_TILES)[1]))
+                  for index, (tile, splits) in enumerate(itertools.product(CK_TILES, (1, 2, 16)))]
 
 
 @pytest.mark.parametrize("tile, splits, kind, band", CONFIGURATIONS)

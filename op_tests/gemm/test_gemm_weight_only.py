@@ -14,7 +14,7 @@ import torch
 import aiter_like
 from aiter_like.dispatch import OPS, explain
 from aiter_like.ops.gemm import tiles, weight_only
-from aiter_like.ops.gemm.gemm_weight_only import GemmWeightOnlyCall
+from aiter_like.ops.gemm.gemm_weight_only import CK_TILES, GemmWeightOnlyCall
 from aiter_like.testing import strided_like
 
 ACTIVATIONS = {None: lambda x: x, "silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu,
@@ -108,11 +108,11 @@ def test_what_follows_a_product(device, run, backend, bits, group_size, activati
     weights.compare(weights.product(run, backend, a, **options), a, **options)
 
 
-@pytest.mark.parametrize("tile", weight_only.CK_TILES)
+@pytest.mark.parametrize("tile", CK_TILES)
 @pytest.mark.parametrize("splits", (1, 16))
 def test_every_tile_and_split(device, run, monkeypatch, tile, splits):
     """A depth of which the last split has a part, or nothing; each width of weights in every second tile."""
-    bits, group_size = (8, 32) if (weight_only.CK_TILES.index(tile) % 2 == 0) == (splits == 1) else (4, 128)
+    bits, group_size = (8, 32) if (CK_TILES.index(tile) % 2 == 0) == (splits == 1) else (4, 128)
     monkeypatch.setattr(tiles, "cheapest", lambda *sizes, **given: (tile, splits))
     OPS["gemm_weight_only"].reset()
     weights, a = Weights(device, 68, 1096, bits, group_size), activations(device, 70, 1096)

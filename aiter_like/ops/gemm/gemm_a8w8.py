@@ -18,7 +18,7 @@ from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.common import elements, quant_rule, tune_shapes
-from aiter_like.ops.gemm import hopper, tiles, vendor
+from aiter_like.ops.gemm import few_rows, hopper, tiles, vendor
 from aiter_like.ops.gemm.parts import (
     depth_refusal,
     is_rough,
@@ -34,6 +34,8 @@ from aiter_like.ops.layout.shuffle_weight import shuffle_weight, unshuffle_weigh
 __all__ = ["gemm_a8w8", "gemm_a8w8_bpreshuffle"]
 
 _OP = "gemm_a8w8"
+CK_TILES = tuple(dict.fromkeys((*tiles.PIPELINED, *few_rows.TILES)))
+"""Names of the ck kernel's tiles."""
 _LAYOUTS = ((16, 16), (32, 16))
 _BANDS = (0, *(rows for rows, _ in _LAYOUTS))
 _PACK = 32  # K of a shuffled weight is a multiple of it
@@ -73,12 +75,21 @@ def gemm_a8w8_ref(call: GemmA8w8Call) -> None:
     call.out.copy_(product if call.bias is None else product + call.bias.float())
 
 
-def _instance(call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> Instance:
-    """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
+def _tile(call: GemmA8w8Call, tile: str | None, splits: int | None) -> tuple[str, int]:
+    """The given ones, and otherwise what few_rows.py chooses, or for more rows the counts of tiles.py find cheapest."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
-    sizes = tiles.parse(tile, tiles.PIPELINED)
+    if tile is not None and splits is not None:
+        return tile, splits
+    if tile is None and splits is None and m <= few_rows.ROWS:
+        return few_rows.chosen(n, k, max(call.band, 16))
+    return tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
+
+
+def _instance(call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> Instance:
+    """One for each tile, number of splits, and form of operands and result."""
+    m, n = call.a.shape[0], call.b.shape[0]
+    tile, splits = _tile(call, tile, splits)
+    sizes = tiles.parse(tile, CK_TILES)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
     bias_dtype = torch.float32 if call.bias is None else call.bias.dtype
@@ -133,14 +144,16 @@ def _ck_refusal(target: Target, call: GemmA8w8Call) -> str | None:
 
 
 def _ck_space(target: Target, call: GemmA8w8Call) -> Iterator[dict[str, Any]]:
-    return tiles.space(*call.out.shape, call.a.shape[1], tiles.PIPELINED, element_bytes=1)
+    (m, n), k = call.out.shape, call.a.shape[1]
+    if m <= few_rows.ROWS:
+        return few_rows.space(n, k, max(call.band, 16))
+    return tiles.space(m, n, k, tiles.PIPELINED, element_bytes=1)
 
 
 def _ck_cost(target: Target, call: GemmA8w8Call, *, tile: str | None = None, splits: int | None = None) -> float:
     (m, k), n = call.a.shape, call.b.shape[0]
-    if tile is None or splits is None:
-        tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits, element_bytes=1, names=tiles.PIPELINED)
-    return tiles.clocks(m, n, k, tiles.parse(tile, tiles.PIPELINED), splits, element_bytes=1, names=tiles.PIPELINED)
+    tile, splits = _tile(call, tile, splits)
+    return tiles.clocks(m, n, k, tiles.parse(tile, CK_TILES), splits, element_bytes=1, names=tiles.PIPELINED)
 
 
 def keeps_sums_apart(call: GemmA8w8Call, target: Target) -> bool:

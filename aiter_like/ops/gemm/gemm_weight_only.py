@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from aiter_like import check, dtypes
-from aiter_like.device import Target, arch_facts
+from aiter_like.device import Target
 from aiter_like.dispatch import SKIP, Backend, Op, torch_ops
 from aiter_like.dispatch.tuning import Tuning
 from aiter_like.jit import Instance, compile_ops
 from aiter_like.ops.activation.parts import activated
 from aiter_like.ops.common import elements, tune_shapes
-from aiter_like.ops.gemm import tiles, weight_only
+from aiter_like.ops.gemm import few_rows, tiles, weight_only
 from aiter_like.ops.gemm.parts import (
     ACTIVATIONS,
     depth_refusal,
@@ -34,6 +34,8 @@ from aiter_like.ops.gemm.parts import (
 __all__ = ["gemm_a16w4", "gemm_a16w8"]
 
 _OP = "gemm_weight_only"
+CK_TILES = tuple(dict.fromkeys((*tiles.TILES, *few_rows.TILES)))
+"""Names of the ck kernel's tiles."""
 DTYPES = (torch.bfloat16, torch.float16)
 GROUP_SIZES = (32, 64, 128)
 
@@ -89,11 +91,11 @@ def gemm_weight_only_ref(call: GemmWeightOnlyCall) -> None:
 def _instance(call: GemmWeightOnlyCall, *, tile: str | None = None, splits: int | None = None) -> Instance:
     """The tile and the splits are those that the counts of tiles.py find cheapest, unless a tuned row names them."""
     (m, k), n = call.a.shape, call.b.shape[0]
-    if tile is None and splits is None and m <= tiles.SMALLEST.block_m:
-        tile, splits = weight_only.few_rows(n, k, arch_facts("gfx942")["cu_num"])
+    if tile is None and splits is None and m <= few_rows.ROWS:
+        tile, splits = few_rows.chosen(n, k)
     elif tile is None or splits is None:
         tile, splits = tiles.cheapest(m, n, k, tile=tile, splits=splits)
-    sizes = tiles.parse(tile, weight_only.CK_TILES)
+    sizes = tiles.parse(tile, CK_TILES)
     if splits < 1 or splits > 1 and m * n >= 2**31:
         raise ValueError(f"{_OP}: splits must be at least 1, and 1 where out has 2^31 elements, got {splits}")
     bias_dtype = call.a.dtype if call.bias is None else call.bias.dtype
@@ -155,7 +157,7 @@ def _ck_refusal(target: Target, call: GemmWeightOnlyCall) -> str | None:
 
 def _ck_space(target: Target, call: GemmWeightOnlyCall) -> Iterator[dict[str, Any]]:
     (m, n), k = call.out.shape, call.a.shape[1]
-    return weight_only.few_rows_space(n, k) if m <= tiles.SMALLEST.block_m else tiles.space(m, n, k)
+    return few_rows.space(n, k) if m <= few_rows.ROWS else tiles.space(m, n, k)
 
 
 def _tune_key(call: GemmWeightOnlyCall) -> dict[str, int | str]:

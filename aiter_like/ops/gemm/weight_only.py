@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which Triton kernels serve a call of gemm_weight_only, in what blocks, and the ck kernel's tiles for few rows. Read
-by gemm_weight_only.py beside it.
-"""
+"""Which Triton kernels serve a call of gemm_weight_only, and in what blocks. Read by gemm_weight_only.py beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiter_like.device import Target
-from aiter_like.ops.gemm import hopper, tiles
+from aiter_like.ops.gemm import hopper
 
 IN_PLACE, SKINNY, STREAM, WIDE = ("gemm_weight_only", "gemm_weight_only_skinny", "gemm_weight_only_hopper",
                                   "gemm_weight_only_wide")
@@ -24,10 +22,6 @@ STREAM_ROWS = 256
 SKINNY_DEPTH = 1024
 """For so many weights of a row the kernel for few rows has the activations in shared memory."""
 _SHARED_BYTES = 220 << 10  # an SM has 227 KB, of which a program needs a little beside its operands
-FEW_ROWS = ("t16x64_w1x1x4", "t16x32_w1x1x4", "t16x16_w1x1x4")
-"""The ck kernel's tiles of 16 rows, whose weights go straight to registers."""
-CK_TILES = (*tiles.TILES, *FEW_ROWS[1:])
-_FEW_ROWS_DEPTH = 1024  # two steps of a workgroup, the least for each of those that share the depth
 NAMES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 SKINNY_NAMES = ("block_n", "num_warps", "num_stages", "splits")
 STREAM_NAMES = (*NAMES, "splits")
@@ -82,25 +76,6 @@ def space(target: Target, call: Any) -> Iterator[dict[str, int]]:
                 yield dict(zip(NAMES, (block_m, block_n, depth, num_warps, num_stages)))
                 if target.arch != "sm_90" and m >= 64 and block_k == 64:
                     yield {"wide": 1, **dict(zip(NAMES, (block_m, block_n, block_k, num_warps, num_stages)))}
-
-
-def few_rows(n: int, k: int, cu_num: int) -> tuple[str, int]:
-    """The tile and the splits of the ck kernel for at most 16 rows, as did best by the cycle model (version 2) with 4
-    bits in groups of 128: as many columns as leave a CU three workgroups. 1 × 14336 × 4096 takes 10.5 µs with 16, 11.1
-    with 32 and 12.9 with 64, and 1 × 28672 × 8192 34.1, 32.9 and 33.1. A second kernel costs more than splits gain
-    where the workgroups fill half of the CUs: 1 × 4096 × 4096 takes 6.4 µs, and 7.0 in two splits.
-    """
-    columns = 16
-    while columns < 64 and n // (2 * columns) >= 2.9 * cu_num:
-        columns *= 2
-    splits = max(1, min(cu_num // math.ceil(n / columns), k // _FEW_ROWS_DEPTH, max(tiles.SPLITS)))
-    return f"t16x{columns}_w1x1x4", 1 << splits.bit_length() - 1
-
-
-def few_rows_space(n: int, k: int) -> Iterator[dict[str, Any]]:
-    """What the tuner tries of the ck kernel for at most 16 rows."""
-    return ({"tile": tile, "splits": splits} for tile in FEW_ROWS for splits in tiles.SPLITS
-            if splits == 1 or k >= splits * _FEW_ROWS_DEPTH and n < 2**27)
 
 
 @functools.lru_cache(1024)  # a launch asks
