@@ -100,6 +100,7 @@ def test_rocm_with_columns(device, run, backend):
     run(backend, aiter_like.paged_attention_rocm, out, None, None, None, wide[:, :8], k, v, 2, 0.125,
         case.table.to(device), case.used, 16, 40, None, "auto", None, None)
     case.compare(out)
+    assert torch.equal(run(backend, aiter_like.pa_fwd_asm, wide[:, :8], k, v, case.table.to(device), case.used, 7), out)
     case = Case(device, ((1, 40), (1, 20)), (8, 2), layout="packed", kv_dtype=I8, scales="tensor")
     k, v = case.caches()
     scales = [plane[0].to(device) for plane in case.scale_planes]  # without a dimension

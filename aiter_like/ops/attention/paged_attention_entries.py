@@ -65,8 +65,11 @@ def int32_of(op: str, name: str, tensor: Any, rank: int = 1) -> Tensor:
 def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor | None,
          workspace: Any = None, k_scale: Any = None, v_scale: Any = None, backend: str | None = None,
          names: tuple[str, str] = ("k_scale", "v_scale"), **options: Any) -> Tensor:
-    """Runs the operator. A workspace that is too small, since AITER's kernels plan otherwise, is left alone."""
+    """Runs the operator. A workspace that is too small, since AITER's kernels plan otherwise, is left alone. options:
+    further fields of the call, `lse` among them.
+    """
     check.tensor(op, "query", q, rank=3)
+    lse = options.pop("lse", None)
     options |= {name: _scale(op, called, scale, k)
                 for name, called, scale in zip(("k_scale", "v_scale"), names, (k_scale, v_scale))}
     if workspace is not None:
@@ -76,7 +79,7 @@ def run_paged(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tens
         is_asked = flat is not None and not torch.compiler.is_compiling()  # which knows no addresses
         if is_asked and k.shape[2] and flat.numel() >= workspace_bytes(call) and flat.data_ptr() % 4 == 0:
             options["workspace"] = flat
-    paged_attention_op.run(out, None, q=q, k=k, v=v, block_table=table, seqlens_k=lengths, backend=backend, **options)
+    paged_attention_op.run(out, lse, q=q, k=k, v=v, block_table=table, seqlens_k=lengths, backend=backend, **options)
     return out
 
 

@@ -87,12 +87,13 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
                max_qlen: int = 1, K_QScale: Tensor | None = None, V_QScale: Tensor | None = None,
                out_: Tensor | None = None, qo_indptr: Tensor | None = None, high_precision: int | None = 1,
                kernelName: str | None = None, *, backend: str | None = None) -> Tensor:
-    """Decoding over shuffled pages, `out = softmax(q kᵀ / sqrt(head_dim)) v`; kernel and rules of `paged_attention`.
+    """Decoding over shuffled or packed pages, `out = softmax(q kᵀ / sqrt(head_dim)) v`; kernel of `paged_attention`.
 
     Args:
         Q: [rows, num_heads, head_dim] bf16|fp16.
         K: [num_blocks, num_kv_heads, head_dim / x, block_size, x], dtype of `Q`, fp8 or int8.
-        V: [num_blocks, num_kv_heads, block_size / x, head_dim, x].
+        V: [num_blocks, num_kv_heads, block_size / x, head_dim, x], or packed [num_blocks, num_kv_heads, head_dim,
+            block_size].
         block_tables: [seqs, blocks] int32; its own strides count.
         context_lens: [seqs] int32: keys of each sequence.
         block_tables_stride0: of no meaning here.
@@ -120,7 +121,8 @@ def pa_fwd_asm(Q: Tensor, K: Tensor, V: Tensor, block_tables: Tensor, context_le
     """
     op = "pa_fwd_asm"
     check.tensor(op, "Q", Q, rank=3)
-    k, v = paged_caches(op, Q, K, V, "shuffled", "fp8", ("Q", "K", "V"))
+    check.tensor(op, "V", V)
+    k, v = paged_caches(op, Q, K, V, "packed" if V.ndim == 4 else "shuffled", "fp8", ("Q", "K", "V"))
     table = int32_of(op, "block_tables", block_tables, 2)
     lengths = int32_of(op, "context_lens", context_lens)
     return run_paged(op, _out_like(Q) if out_ is None else out_, Q, k, v, table, lengths, None, K_QScale, V_QScale,
