@@ -91,7 +91,7 @@ ELSEWHERE = {
     "moe_permute": "sorts before it copies; the copies are counted by moe/test_moe_permute.py",
     "moe_gemm": "which experts' weights are read, tables say; counted by moe/test_moe_gemm_skinny.py",
     "topk_gating": "a row of logits in single elements, so that a wave has them in order",
-    "mla_metadata": "integers, of which each workgroup reads all lengths",
+    **dict.fromkeys(("mla_metadata", "pa_metadata"), "integers, of which each workgroup reads all lengths"),
     "mla_reduce": "a lane takes single columns, so that few rows fill the device",
     **dict.fromkeys(("dropout_layer_norm", "fused_rms_quant"), "the body of layer_norm, of rms_norm_quant"),
     **dict.fromkeys(("moe_smoothquant", "tensor_quant", "pack_int4", "relu_squared"),

@@ -18,7 +18,7 @@ EPSILON, ONE = 1e-6, torch.ones(1)
 NOT_TRACED = {  # not operators of tensors
     "attention_workspace_bytes": "a number of bytes", "paged_attention_workspace_bytes": "the same",
     "mla_decode_workspace_bytes": "the same", "get_mla_metadata_info_v1": "sizes of tensors",
-    "get_ps_metadata_info_v1": "sizes of tensors",
+    "get_ps_metadata_info_v1": "sizes of tensors", "get_pa_metadata_info_v1": "sizes of tensors",
     "RotaryEmbedding": "what get_rope returns, which is called",
     "get_hip_quant": "returns a function", "get_torch_quant": "returns a function",
     "get_triton_quant": "returns a function", "per_block_quant_wrapper": "returns a function",
@@ -135,6 +135,8 @@ CALLS = {
                       i32(0, 2, 4, 6), 2, 0, zeros(ROWS, HEADS, DIM), zeros(ROWS, HEADS, dtype=F32)),
     "get_mla_metadata_v1": (starts, i32(0, 2, 3), i32(5, PAGE), HEADS, 1, True, plan[0], zeros(9, 8, dtype=I32),
                             *plan[1:]),
+    "get_pa_metadata_v1": (starts, i32(0, 2, 3), i32(20, PAGE), 2, HEADS, True, plan[0], plan[1],
+                           zeros(9, 8, dtype=I32), *plan[2:]),
     "get_ps_metadata_v1": (starts, i32(0, 2, 3), i32(5, PAGE), 1, HEADS, plan[0], plan[1], zeros(9, 8, dtype=I32),
                            *plan[2:]),
     "mla_prefill_ps_asm_fwd": (*expanded[:3], starts, starts, i32(*range(ROWS)), None, None, 4, 0.2, True, None, None,

@@ -120,7 +120,7 @@ def test_tables_of_lost_parts_have_gaps(count, is_lost):
     ("from aiter import no_such_name", {"unserved": 1}, "missing"),
     ("import aiter.no_such_module", {"unserved": 1}, "missing"),
     ("aiter.no_such_name", {"unserved": 1}, "missing"),
-    ("checkAllclose(same, same)\naiter.pa_fwd_naive(same)", {"passed": 1, "unserved": 1}, "missing"),
+    ("checkAllclose(same, same)\naiter.gemm_a4w4o8(same)", {"passed": 1, "unserved": 1}, "missing"),
     ("import no_such_package", {"errors": 1}, "error"),
     ("assert False, 'wrong'", {"errors": 1}, "error"),
     ("from aiter_like.integrations import takeover\n"

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: MIT
+"""AITER's plan of decoding over listed pages: which part of a persistent launch takes which pages. paged_attention
+plans by itself and reads none; the plan is for callers that look at it, and for kernels of their own.
+
+Kernels: csrc/attention/pa_metadata.hip, ops/attention/triton/pa_metadata.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check
+from aiter_like.device import Target, default_target
+from aiter_like.dispatch import Backend, Op
+from aiter_like.errors import UnsupportedError
+from aiter_like.jit import compile_ops
+
+__all__ = ["get_pa_metadata_info_v1", "get_pa_metadata_v1"]
+
+_OP = "pa_metadata"
+_MOST = 2**20  # sequences and parts
+_MOST_HEADS = 2**15 - 1  # numbers of heads have 16 bits, signed in the upper half
+
+
+class PaMetadataCall(NamedTuple):
+    """One call of pa_metadata: its arguments in the order of the function that pa_metadata.hip exports. All int32.
+
+    Attributes:
+        work_indptr: [parts + 1], written: the items of part p are work_indptr[p] … work_indptr[p + 1] − 1.
+        work_info: [items, 8], written: sequence, first row of its partial result or −1, first row of q and the one
+            behind its last, first place in the list of pages and the one behind the last, 0, first head of q and, 16
+            bits further, the one behind the last.
+        reduce_indptr: [groups + 1], written: where the entries of a sequence that is cut begin in
+            `reduce_partial_map`; behind the last group the number of all.
+        reduce_final_map: [groups, 2], written for the groups that are: first row of q, and the one behind its last.
+        reduce_partial_map: [slots], written for the pieces that are: first rows of partial results.
+        qo_indptr: [batch + 1], where the rows of a sequence begin.
+        kv_indptr: [batch + 1], where its pages begin.
+        context_lens: [batch], its keys.
+        num_heads_k: heads of the keys, each of which has as many parts.
+        group: heads of q for each of them.
+        page_size: keys of a page; `block_pages`: pages of a block, which no part cuts.
+        num_parts: parts in use, at most; a multiple of num_heads_k.
+        max_seqlen_q: rows of a sequence, at most.
+    """
+
+    work_indptr: Tensor
+    work_info: Tensor
+    reduce_indptr: Tensor
+    reduce_final_map: Tensor
+    reduce_partial_map: Tensor
+    qo_indptr: Tensor
+    kv_indptr: Tensor
+    context_lens: Tensor
+    num_heads_k: int = 1
+    group: int = 1
+    page_size: int = 16
+    block_pages: int = 1
+    num_parts: int = 1
+    max_seqlen_q: int = 2**30
+
+    @property
+    def batch(self) -> int:
+        return max(self.qo_indptr.shape[0] - 1, 0)
+
+
+@compile_ops("attention/pa_metadata.hip")
+def _pa_metadata_hip(call: PaMetadataCall) -> None: ...
+
+
+def _sequences(call: PaMetadataCall) -> list[tuple[int, int, int, int]]:
+    """(first row, rows, first page, pages) of each sequence, on the host."""
+    rows, pages, found = call.qo_indptr.tolist(), call.kv_indptr.tolist(), []
+    for index, keys in enumerate(call.context_lens.tolist()):
+        first, begin = max(rows[index], 0), max(pages[index], 0)
+        count = min(-(-max(keys, 0) // call.page_size), max(pages[index + 1] - begin, 0))
+        found.append((first, min(max(rows[index + 1] - first, 0), call.max_seqlen_q), begin, count))
+    return found
+
+
+def pa_metadata_ref(call: PaMetadataCall) -> None:
+    """The plan in Python, sequence by sequence; reads the lengths on the host."""
+    sequences = _sequences(call)
+    parts_of_head = call.num_parts // call.num_heads_k
+    blocks = [-(-pages // call.block_pages) if rows else 0 for _, rows, _, pages in sequences]
+    share, rest = divmod(sum(blocks), parts_of_head)
+    edges = [part * share + min(part, rest) for part in range(parts_of_head + 1)]
+    items, slots, groups, tiles = [[] for _ in range(parts_of_head)], [], [], [0]
+    line, part, place = 0, 0, 0
+    for index, ((first_row, rows, first_page, pages), count) in enumerate(zip(sequences, blocks)):
+        pieces = []
+        while True:
+            while count and edges[part + 1] <= line:
+                part += 1
+            low = pieces[-1][2] if pieces else 0
+            high = min(low + edges[part + 1] - line, count)
+            pieces.append((part, low, high))
+            line += high - low
+            if high == count:
+                break
+        for nth, (own, low, high) in enumerate(pieces):
+            items[own].append([index, place + nth * rows if len(pieces) > 1 else -1, first_row, first_row + rows,
+                               first_page + min(low * call.block_pages, pages),
+                               first_page + min(high * call.block_pages, pages), 0])
+        if len(pieces) > 1:
+            slots += [place + nth * rows for nth in range(len(pieces))]
+            place += len(pieces) * rows
+            groups.append([first_row, first_row + rows])
+            tiles.append(len(slots))
+    _write(call, items, tiles, groups, slots)
+
+
+def _write(call: PaMetadataCall, items: list[list[list[int]]], tiles: list[int], groups: list[list[int]],
+           slots: list[int]) -> None:
+    """What fits the tensors, the items of one head for all."""
+    counts, flat = [0], []
+    for head in range(call.num_heads_k):
+        heads = head * call.group | (head + 1) * call.group << 16
+        for part in items:
+            flat += [[*item, heads] for item in part]
+            counts.append(len(flat))
+    room, parts = len(call.work_info), call.work_indptr.shape[0]
+    counts += [len(flat)] * (parts - len(counts))
+    call.work_indptr.copy_(torch.tensor(counts).clamp(max=room))
+    flat = flat[:room]
+    call.work_info[:len(flat)] = torch.tensor(flat, dtype=torch.int32).view(-1, 8)
+    tiles += [len(slots)] * (len(call.reduce_indptr) - len(tiles))
+    call.reduce_indptr.copy_(torch.tensor(tiles[:len(call.reduce_indptr)]))
+    groups, slots = groups[:len(call.reduce_final_map)], slots[:len(call.reduce_partial_map)]
+    call.reduce_final_map[:len(groups)] = torch.tensor(groups, dtype=torch.int32).view(-1, 2)
+    call.reduce_partial_map[:len(slots)] = torch.tensor(slots, dtype=torch.int32)
+
+
+def _check(call: PaMetadataCall) -> None:
+    device = call.work_indptr.device
+    for name, rank, last in (("work_indptr", 1, None), ("work_info", 2, 8), ("reduce_indptr", 1, None),
+                             ("reduce_final_map", 2, 2), ("reduce_partial_map", 1, None), ("qo_indptr", 1, None),
+                             ("kv_indptr", 1, None), ("context_lens", 1, None)):
+        tensor = getattr(call, name)
+        check.tensor(_OP, name, tensor, rank=rank, dtypes=(torch.int32,), device=device)
+        if not tensor.is_contiguous() or last not in (None, tensor.shape[-1]):
+            wanted = "contiguous" if last is None else f"contiguous with rows of {last}"
+            raise ValueError(f"{_OP}: {name} must be {wanted}, got shape {tuple(tensor.shape)} with strides "
+                             f"{tensor.stride()}")
+    for name, least in (("work_indptr", 2), ("reduce_indptr", 1), ("qo_indptr", 1)):
+        if getattr(call, name).shape[0] < least:
+            raise ValueError(f"{_OP}: {name} must have an element more than it has entries, got "
+                             f"{getattr(call, name).shape[0]}")
+    check.tensor(_OP, "kv_indptr", call.kv_indptr, shape=call.qo_indptr.shape)
+    check.tensor(_OP, "context_lens", call.context_lens, shape=(call.batch,))
+    check.tensor(_OP, "reduce_final_map", call.reduce_final_map, shape=(call.reduce_indptr.shape[0] - 1, 2))
+    parts = call.work_indptr.shape[0] - 1
+    for name, high in (("page_size", 2**30), ("block_pages", 2**30), ("max_seqlen_q", 2**30),
+                       ("num_heads_k", parts), ("group", _MOST_HEADS), ("num_parts", parts)):
+        check.integer(_OP, name, getattr(call, name), low=1, high=high)
+    check.integer(_OP, "num_heads_k · group", call.num_heads_k * call.group, low=1, high=_MOST_HEADS)
+    if call.num_parts % call.num_heads_k:
+        raise ValueError(f"{_OP}: num_parts must be a multiple of num_heads_k, got {call.num_parts} and "
+                         f"{call.num_heads_k}")
+
+
+def _case(device: torch.device, lengths: list[tuple[int, int]], parts: int, heads: int = 1,
+          **options: int) -> PaMetadataCall:
+    """Sequences of (rows, keys)."""
+    def starts(values: list[int]) -> Tensor:
+        return torch.tensor([0, *values]).cumsum(0).int().to(device)
+
+    batch, size = len(lengths), options.get("page_size", 16)
+    shapes = (parts + 1,), ((batch + parts) * heads, 8), (batch + 1,), (batch, 2), (batch + parts,)
+    return PaMetadataCall(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes),
+                          starts([rows for rows, _ in lengths]), starts([-(-keys // size) for _, keys in lengths]),
+                          torch.tensor([keys for _, keys in lengths], dtype=torch.int32, device=device),
+                          num_heads_k=heads, num_parts=parts // heads * heads, **options)
+
+
+def _cases(device: torch.device) -> dict[str, PaMetadataCall]:
+    """Ragged lengths with empty sequences, of several heads; fewer blocks than parts; blocks of pages."""
+    ragged = [(1, 900), (2, 0), (0, 70), (4, 64), (1, 1), (3, 3000)]
+    return {"ragged": _case(device, ragged, 7, 2, group=5), "few blocks": _case(device, [(1, 40), (1, 20)], 16),
+            "blocks of pages": _case(device, ragged, 5, page_size=4, block_pages=8)}
+
+
+def _refusal(target: Target, call: PaMetadataCall) -> str | None:
+    if call.batch >= _MOST or call.work_indptr.shape[0] >= _MOST:
+        return f"less than {_MOST} sequences and parts, got {call.batch} and {call.work_indptr.shape[0] - 1}"
+    return None
+
+
+pa_metadata_op = Op(
+    _OP, call=PaMetadataCall, reference=pa_metadata_ref, check=_check, cases=_cases,
+    writes=("work_indptr", "work_info", "reduce_indptr", "reduce_final_map", "reduce_partial_map"),
+    backends=(Backend("hip", _pa_metadata_hip, refusal=_refusal),
+              Backend("triton", "ops.attention.triton.pa_metadata:pa_metadata", refusal=_refusal,
+                      returns_relaunch=True),
+              Backend("torch", pa_metadata_ref)))
+
+
+def get_pa_metadata_info_v1(batch_size: int,
+                            num_head_k: int = 1) -> tuple[tuple[int | tuple[int, int], torch.dtype], ...]:
+    """Shapes and dtypes of the tensors that `get_pa_metadata_v1` writes.
+
+    Args:
+        batch_size: sequences, at most.
+        num_head_k: heads of the keys.
+
+    Returns:
+        Six pairs of shape and dtype: work_metadata_ptrs (2, uint64), work_indptr (CUs + 1, int32), work_info
+        ((items, 8), int32), reduce_indptr (batch_size + 1, int32), reduce_final_map ((batch_size, 2), int32) and
+        reduce_partial_map (slots, int32).
+
+    Raises:
+        TypeError: a size is no integer.
+        ValueError: batch_size is negative or num_head_k below 1.
+
+    Notes:
+        Sizes follow from the current device's CUs and hold for all lengths, so a captured graph can keep the tensors.
+
+    Source: AITER's `get_pa_metadata_info_v1`.
+    """
+    op = "get_pa_metadata_info_v1"
+    check.integer(op, "batch_size", batch_size, low=0)
+    check.integer(op, "num_head_k", num_head_k, low=1)
+    parts, int32 = default_target().cu_num, torch.int32
+    items = batch_size + parts - 1
+    return ((2, torch.uint64), (parts + 1, int32), ((items * num_head_k, 8), int32), (batch_size + 1, int32),
+            ((batch_size, 2), int32), (min(items, 2 * (parts - 1)), int32))
+
+
+def get_pa_metadata_v1(
+        seqlens_qo_indptr: Tensor, pages_kv_indptr: Tensor, context_lens: Tensor, num_heads_per_head_k: int,
+        num_heads_k: int, is_causal: bool, work_metadata_ptrs: Tensor, work_indptr: Tensor, work_info: Tensor,
+        reduce_indptr: Tensor, reduce_final_map: Tensor, reduce_partial_map: Tensor, kv_granularity: int = 16,
+        block_size: int = 16, max_seqlen_qo: int = -1, uni_seqlen_qo: int = -1, fast_mode: bool = True, topk: int = -1,
+        max_split_per_batch: int = -1, *, backend: str | None = None) -> None:
+    """Plans decoding over listed pages from lengths on the device: which part of a launch takes which pages.
+
+    Args:
+        seqlens_qo_indptr: [batch + 1] int32, where the query tokens of a sequence begin.
+        pages_kv_indptr: [≥ batch + 1] int32, where its pages begin in the list of pages.
+        context_lens: [≥ batch] int32, its keys.
+        num_heads_per_head_k: heads of q for each head of the keys.
+        num_heads_k: heads of the keys, at most as many as there are parts.
+        is_causal: of no meaning: the last query token of a sequence sees all its keys.
+        work_metadata_ptrs: [2] uint64, written: zeros, as no kernel here reads addresses from memory.
+        work_indptr: [parts + 1] int32, written: part p has the items work_indptr[p] … work_indptr[p + 1] − 1; each
+            head of the keys has parts of its own, one head's after the other's.
+        work_info: [items, 8] int32, written: sequence, first row of its partial result or −1 where it has but one
+            piece, first query token and the one behind its last, first place in the list of pages and the one behind
+            its last, 0, first head of q and, 16 bits further, the one behind its last.
+        reduce_indptr: [batch + 1] int32, written: where the entries of each sequence with several pieces begin in
+            `reduce_partial_map`; behind them the number of all entries.
+        reduce_final_map: [batch, 2] int32, written for those sequences: first query token, and the one behind its last.
+        reduce_partial_map: [slots] int32, written for their pieces: first rows of partial results, the same for all
+            heads.
+        kv_granularity: keys of which a piece is a multiple, itself one of block_size.
+        block_size: keys of a page.
+        max_seqlen_qo: query tokens of a sequence, at most; below 1: unknown.
+        uni_seqlen_qo, fast_mode: AITER's hints; of no meaning here.
+        topk: -1.
+        max_split_per_batch: there are so many parts for each sequence, at most; below 1: as many as work_indptr has.
+        backend: "hip", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: the six tensors are written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices, layout or sizes do not fit.
+        UnsupportedError: topk, or the backend cannot serve the call.
+
+    Notes:
+        The sequences' keys are laid on a line, in blocks of kv_granularity, and the line is cut into parts that differ
+        by a block at most. No synchronisation; can be captured in a graph. Tensors of the sizes that
+        `get_pa_metadata_info_v1` gives are large enough for all lengths; what would lie outside others is left out.
+        Rows of a sequence are not cut, which AITER does where there are more than 128 of a head of the keys.
+
+    Source: AITER's `get_pa_metadata_v1`.
+    """
+    op = "get_pa_metadata_v1"
+    if topk != -1:
+        raise UnsupportedError(f"{op}: no backend supports topk {topk}; pages are those of the list", op,
+                               {"topk": str(topk)})
+    for name, value, low in (("kv_granularity", kv_granularity, 1), ("block_size", block_size, 1),
+                             ("max_seqlen_qo", max_seqlen_qo, -2**31), ("num_heads_k", num_heads_k, 1),
+                             ("max_split_per_batch", max_split_per_batch, -2**31)):
+        check.integer(op, name, value, low=low)
+    if kv_granularity % block_size:
+        raise ValueError(f"{op}: kv_granularity must be a multiple of block_size {block_size}, got {kv_granularity}")
+    check.tensor(op, "work_metadata_ptrs", work_metadata_ptrs, dtypes=(torch.uint64,), shape=(2,))
+    for name, tensor in (("seqlens_qo_indptr", seqlens_qo_indptr), ("pages_kv_indptr", pages_kv_indptr),
+                         ("context_lens", context_lens), ("work_indptr", work_indptr)):
+        check.tensor(op, name, tensor, rank=1, dtypes=(torch.int32,), device=work_info.device)
+    starts = len(seqlens_qo_indptr)
+    for name, tensor, least in (("pages_kv_indptr", pages_kv_indptr, starts),
+                                ("context_lens", context_lens, starts - 1)):
+        if len(tensor) < least:  # checked here, since the operator is given a part of it
+            raise ValueError(f"{op}: {name} must have at least {least} elements, got {len(tensor)}")
+    parts = len(work_indptr) - 1
+    if max_split_per_batch > 0:
+        parts = min(parts, max(max_split_per_batch * (starts - 1), num_heads_k))
+    if parts < num_heads_k:
+        raise ValueError(f"{op}: work_indptr must have a part for each of {num_heads_k} heads of the keys, got {parts}")
+    pa_metadata_op.run(
+        work_indptr, work_info, reduce_indptr, reduce_final_map, reduce_partial_map, qo_indptr=seqlens_qo_indptr,
+        kv_indptr=pages_kv_indptr[:starts], context_lens=context_lens[:max(starts - 1, 0)], num_heads_k=num_heads_k,
+        group=num_heads_per_head_k, page_size=block_size, block_pages=kv_granularity // block_size,
+        num_parts=parts // num_heads_k * num_heads_k, max_seqlen_q=max_seqlen_qo if max_seqlen_qo > 0 else 2**30,
+        backend=backend)
+    work_metadata_ptrs.view(torch.int64).zero_()
+
+
+pa_metadata_op.public.append(get_pa_metadata_v1)
