@@ -41,32 +41,38 @@ def pa_decode_gluon(
     of a KV head, pages of 16, 64 or 1024 keys) do not hold here.
 
     Args:
+        key_cache, value_cache: pages that only one of them has are left out: vLLM lets the values' view begin inside of
+            the keys'.
+        context_lengths, block_tables: what lies behind the sequences that `query` has is not read.
         max_context_partition_num, context_partition_size, compute_type, exp_sums, max_logits, temporary_output, ps:
             partitions and memory of AITER's kernels; of no meaning.
         query_scale: fp32, one number or [rows, num_heads(, 1)].
         key_scale, value_scale: fp32, one number or [num_blocks, num_kv_heads, block_size(, 1)], of a cache of bytes.
         alibi_slopes: [num_heads] fp32; they count here, while AITER's kernels leave them out.
         sinks: [num_heads] of any float dtype: one more score in the denominator.
-        sliding_window: a query sees so many keys, its own included; 0: all.
+        sliding_window: a query sees so many keys, its own included; below 1: all.
     """
     op = "pa_decode_gluon"
     check.tensor(op, "query", query, rank=3)
+    check.tensor(op, "key_cache", key_cache, rank=5)
     check.tensor(op, "value_cache", value_cache)
     check.integer(op, "query_length", query_length, low=1)
-    check.integer(op, "sliding_window", sliding_window, low=0)
-    layout = "packed" if value_cache.ndim == 4 else "shuffled"
-    k, v = paged_caches(op, query, key_cache, value_cache, layout, "fp8")
-    table = int32_of(op, "block_tables", block_tables, 2)
+    check.integer(op, "sliding_window", sliding_window, low=-2**30)
+    layout, pages = "packed" if value_cache.ndim == 4 else "shuffled", min(len(key_cache), len(value_cache))
+    k, v = paged_caches(op, query, key_cache[:pages], value_cache[:pages], layout, "fp8")
+    batch = len(query) // query_length
+    table = int32_of(op, "block_tables", block_tables, 2)[:batch]
+    lengths = int32_of(op, "context_lengths", context_lengths)[:batch]
     if query_scale is not None:
         check.tensor(op, "query_scale", query_scale, dtypes=(torch.float32,), device=query.device)
         query_scale = query_scale.squeeze(-1) if query_scale.ndim == 3 else query_scale
     if sinks is not None:
         check.tensor(op, "sinks", sinks, dtypes=(torch.float32, torch.bfloat16, torch.float16), device=query.device)
         sinks = sinks.float()
-    run_paged(op, output, query, k, v, table, int32_of(op, "context_lengths", context_lengths), None, key_scale,
-              value_scale, None, ("key_scale", "value_scale"), q_scale=query_scale, alibi_slopes=alibi_slopes,
-              sink=sinks, max_seqlen_q=query_length, max_seqlen_k=min(table.shape[1] * k.shape[1], _MOST_KEYS),
-              softmax_scale=softmax_scale, window_left=sliding_window - 1)
+    run_paged(op, output, query, k, v, table, lengths, None, key_scale, value_scale, None, ("key_scale", "value_scale"),
+              q_scale=query_scale, alibi_slopes=alibi_slopes, sink=sinks, max_seqlen_q=query_length,
+              max_seqlen_k=min(table.shape[1] * k.shape[1], _MOST_KEYS), softmax_scale=softmax_scale,
+              window_left=max(sliding_window, 0) - 1)
 
 
 def pa_fwd_naive(

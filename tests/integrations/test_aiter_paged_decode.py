@@ -149,6 +149,21 @@ def test_gluon_counts_slopes():
     near(gluon(problem, "triton", problem.packed, alibi_slopes=slopes), problem.expected(slopes=slopes)[0])
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gluon_as_engines_call_it(backend):
+    """vLLM's sparse layers: a view of K and V in turn, so that V has fewer pages, and no window, which is −1; SGLang's
+    graphs: lengths in 64 bits, and rows of a larger batch behind.
+    """
+    problem = Problem((40, 3, 100), heads=(8, 1))
+    k, v = problem.shuffled
+    both = torch.stack([k, v.view(k.shape)], 1).flatten(0, 1)  # page 2n: K of n, then its V
+    expected, out = problem.expected()[0], torch.empty_like(problem.q)
+    forced(backend, calls.pa_decode_gluon, out, problem.q, both, both[1:].view(-1, *v.shape[1:]),
+           torch.cat([problem.lengths, i32([9])]).long(), torch.cat([problem.table, problem.table[:1]]) * 2, DIM**-0.5,
+           1, 1, sliding_window=-1)
+    near(out, expected)
+
+
 def test_recommended_splits():
     """AITER's answers on 304 CUs."""
     assert [calls.get_recommended_splits(*sizes) for sizes in ((1, 1), (64, 8), (128, 1), (700, 1), (64, 4, 2))] == [
@@ -156,9 +171,11 @@ def test_recommended_splits():
 
 
 def persistent(problem, backend, scales=(None, None), **options):
-    out = torch.full(problem.q.shape, 9, dtype=problem.q.dtype)
+    rows, heads = problem.q.shape[:2]
+    q, out = torch.full((2, rows, heads + 3, DIM), 9, dtype=problem.q.dtype)[:, :, :heads]  # rows of q, k and v
+    q.copy_(problem.q)
     parts, lse = forced(
-        backend, calls.pa_persistent_fwd, problem.q, *problem.shuffled, out, problem.tokens, problem.starts,
+        backend, calls.pa_persistent_fwd, q, *problem.shuffled, out, problem.tokens, problem.starts,
         problem.indptr, problem.indices, problem.lengths, None, None, None, None, None, *scales, **options)
     assert parts.shape == (0, 1, *out.shape[1:])
     return out, lse
@@ -254,7 +271,8 @@ def test_bad_input():
     for function, good, changes, kind, message in (
             (calls.pa_decode_gluon, decode, {"query_length": 0}, ValueError, "query_length must"),
             (calls.pa_decode_gluon, decode, {"query_length": 3}, ValueError, "sequences of max_seqlen_q = 3 rows"),
-            (calls.pa_decode_gluon, decode, {"sliding_window": -1}, ValueError, "sliding_window must"),
+            (calls.pa_decode_gluon, decode, {"sliding_window": 0.5}, TypeError, "sliding_window must"),
+            (calls.pa_decode_gluon, decode, {"context_lengths": problem.lengths[:1]}, ValueError, "seqlens_k must"),
             (calls.pa_decode_gluon, decode, {"value_cache": v[:, :1]}, ValueError, "value_cache must"),
             (calls.pa_decode_gluon, decode, {"sinks": torch.ones(3)}, ValueError, "sink must have shape"),
             (calls.pa_decode_gluon, decode, {"sinks": i32([1] * 8)}, TypeError, "sinks must"),
