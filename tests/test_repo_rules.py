@@ -33,7 +33,8 @@ ENGINE_SIGNATURES = {  # callers outside fix these; longer than PARAMETERS
     "mha_batch_prefill_func", "unified_attention", "paged_attention_v1", "paged_attention_ragged",
     "paged_attention_rocm", "paged_attention_common", "paged_attention_decode", "pa_fwd_asm", "forward_decode",
     "paged_attention",  # what all of those have
-    "pa_decode_gluon", "pa_decode_bf16_asm", "pa_fwd_naive", "pa_persistent_fwd", "get_pa_metadata_v1",
+    "pa_decode_gluon", "pa_decode_bf16_asm", "pa_fwd_naive", "pa_persistent_fwd", "pa_ps_fwd_asm",
+    "get_pa_metadata_v1",
     "fused_qk_rope_concat_and_cache_mla", "get_mla_metadata_v1", "get_ps_metadata_v1", "mla_decode_fwd",
     "mla_prefill_ps_asm_fwd", "mla_prefill_ps_fwd", "moe_sorting", "moe_sorting_fwd",
     "asm_moe", "asm_moe_tkw1", "ck_moe_2stages", "ck_moe_stage1_fwd", "ck_moe_stage2_fwd", "fmoe_fp8_blockscale_g1u1",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import aiter_like
 from aiter_like import check
 from aiter_like.device import default_target
 from aiter_like.enums import QuantType
@@ -130,19 +131,47 @@ def pa_persistent_fwd(
         log-sum-exps of all rows, of which AITER writes those of sequences that its plan cuts.
     """
     op = "pa_persistent_fwd"
-    check.tensor(op, "Q", Q, rank=3)
-    check.tensor(op, "output", output, rank=3, device=Q.device)
-    check.integer(op, "max_qlen", max_qlen, low=1)
-    check.integer(op, "mask", mask, low=0, high=1)
-    k, v = paged_caches(op, Q, K, V, "shuffled", "fp8", ("Q", "K", "V"))
+    check.tensor(op, "output", output, rank=3)
     lse = torch.empty(*output.shape[:2], dtype=torch.float32, device=output.device)
-    tree = None if mask or max_qlen == 1 else torch.ones((), dtype=torch.bool, device=Q.device).expand(
-        max_qlen, max_qlen)
-    _run_listed(op, output, Q, k, v, (kv_indptr, kv_indices, context_lens, qo_indptr),
-                (_of_pages(K_QScale, k), _of_pages(V_QScale, k)), ("K_QScale", "V_QScale"), max_seqlen_q=max_qlen,
-                softmax_scale=v.shape[3] ** -0.5 if softmax_scale is None else softmax_scale, tree_mask=tree,
-                lse=lse.t())
+    _run_shuffled(op, output, Q, K, V, (kv_indptr, kv_indices, context_lens, qo_indptr), (K_QScale, V_QScale), max_qlen,
+                  softmax_scale, mask, lse.t())
     return torch.empty(0, 1, *output.shape[1:], dtype=torch.float32, device=output.device), lse
+
+
+def pa_ps_fwd_asm(
+        Q: Tensor, K: Tensor, V: Tensor, kv_indptr: Tensor, kv_page_indices: Tensor, context_lens: Tensor,
+        softmax_scale: float, max_qlen: int = 1, K_QScale: Tensor | None = None, V_QScale: Tensor | None = None,
+        out_: Tensor | None = None, qo_indptr: Tensor | None = None, work_indptr: Tensor | None = None,
+        work_info: Tensor | None = None, splitData: Tensor | None = None, splitLse: Tensor | None = None,
+        mask: int = 0, high_precision: int | None = 1, kernelName: str | None = None,
+        quant_type: QuantType | None = QuantType.per_Token) -> Tensor:
+    """`pa_persistent_fwd` without its sum of partial results, into `out_` or a new tensor.
+
+    Args:
+        work_indptr, work_info, splitData, splitLse: as `work_indptr`, `work_info`, `split_o` and `split_lse` for
+            `pa_decode_bf16_asm`.
+        high_precision, kernelName: of no meaning: sums are always fp32, and none of AITER's kernels runs here.
+    """
+    op = "pa_ps_fwd_asm"
+    check.tensor(op, "Q", Q, rank=3)
+    check.tensor(op, "V", V, rank=5)
+    if out_ is None:
+        out_ = torch.empty(*Q.shape[:2], V.shape[3], dtype=Q.dtype, device=Q.device)
+    parts = _checked_parts(op, work_indptr, work_info, splitData, splitLse, out_, ("splitData", "splitLse"))
+    _run_shuffled(op, out_, Q, K, V, (kv_indptr, kv_page_indices, context_lens, qo_indptr), (K_QScale, V_QScale),
+                  max_qlen, softmax_scale, mask)
+    if parts is not None:
+        _write_parts(out_, *parts, max_qlen)
+    return out_
+
+
+def pa_reduce_v1(
+        partial_output: Tensor, partial_lse: Tensor, reduce_indptr: Tensor, reduce_final_map: Tensor | None,
+        reduce_partial_map: Tensor, max_seqlen_q: int, final_output: Tensor, final_lse: Tensor | None = None,
+        num_kv_splits: int = 0) -> None:
+    """`mla_reduce_v1` in another order."""
+    aiter_like.mla_reduce_v1(partial_output, partial_lse, reduce_indptr, reduce_final_map, reduce_partial_map,
+                             max_seqlen_q, num_kv_splits, final_output, final_lse)
 
 
 def pa_decode_bf16_asm(
@@ -180,13 +209,29 @@ def pa_decode_bf16_asm(
     if not out.is_contiguous():
         raise ValueError(f"{op}: out must be contiguous, got strides {out.stride()}")
     rows = out.view(q.shape)
-    parts = _checked_parts(op, work_indptr, work_info, split_o, split_lse, rows)
+    parts = _checked_parts(op, work_indptr, work_info, split_o, split_lse, rows, ("split_o", "split_lse"))
     _run_listed(op, rows, q, k, v, (kv_indptr, kv_indices, context_lens, qo_indptr), (key_scale, value_scale),
                 ("key_scale", "value_scale"), q_scale=query_scale, sink=sink, max_seqlen_q=mtp + 1,
                 softmax_scale=softmax_scale)
     if parts is not None:
         _write_parts(rows, *parts, mtp + 1)
     return out
+
+
+def _run_shuffled(op: str, out: Tensor, q: Tensor, k: Any, v: Any, lists: tuple[Any, Any, Any, Any],
+                  scales: tuple[Any, Any], max_qlen: int, softmax_scale: float | None, mask: int,
+                  lse: Tensor | None = None) -> None:
+    """Runs the operator over shuffled pages; lists: see _run_listed."""
+    check.tensor(op, "Q", q, rank=3)
+    check.integer(op, "max_qlen", max_qlen, low=1)
+    check.integer(op, "mask", mask, low=0, high=1)
+    k, v = paged_caches(op, q, k, v, "shuffled", "fp8", ("Q", "K", "V"))
+    tree = None
+    if not mask and max_qlen > 1:
+        tree = torch.ones((), dtype=torch.bool, device=q.device).expand(max_qlen, max_qlen)
+    _run_listed(op, out, q, k, v, lists, tuple(_of_pages(scale, k) for scale in scales), ("K_QScale", "V_QScale"),
+                max_seqlen_q=max_qlen, softmax_scale=v.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
+                tree_mask=tree, lse=lse)
 
 
 def _run_listed(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, Any, Any, Any],
@@ -220,8 +265,8 @@ def _of_pages(scale: Any, k: Tensor) -> Any:
     return scale
 
 
-def _checked_parts(op: str, work_indptr: Any, work_info: Any, split_o: Any, split_lse: Any,
-                   out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+def _checked_parts(op: str, work_indptr: Any, work_info: Any, split_o: Any, split_lse: Any, out: Tensor,
+                   names: tuple[str, str]) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """What _write_parts takes; None where not all of it is given.
 
     Raises:
@@ -230,13 +275,13 @@ def _checked_parts(op: str, work_indptr: Any, work_info: Any, split_o: Any, spli
     if any(one is None for one in (work_indptr, work_info, split_o, split_lse)):
         return None
     for name, tensor, dtype in (("work_indptr", work_indptr, torch.int32), ("work_info", work_info, torch.int32),
-                                ("split_o", split_o, torch.float32), ("split_lse", split_lse, torch.float32)):
+                                (names[0], split_o, torch.float32), (names[1], split_lse, torch.float32)):
         check.tensor(op, name, tensor, dtypes=(dtype,), device=out.device)
     check.tensor(op, "work_indptr", work_indptr, rank=1)
     check.tensor(op, "work_info", work_info, shape=(None, 8))
     count = split_o.shape[0]
-    check.tensor(op, "split_o", split_o, shape=(count, 1, *out.shape[1:]))
-    check.tensor(op, "split_lse", split_lse, shape=(count, 1, out.shape[1], 1))
+    check.tensor(op, names[0], split_o, shape=(count, 1, *out.shape[1:]))
+    check.tensor(op, names[1], split_lse, shape=(count, 1, out.shape[1], 1))
     return work_indptr, work_info, split_o, split_lse
 
 

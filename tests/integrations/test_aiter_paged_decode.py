@@ -215,6 +215,29 @@ def test_longer_lists():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mask", (0, 1))
+def test_one_after_the_other(backend, mask):
+    """The plan, attention with it, and the sum of its partial results, as pa_persistent_fwd does it in AITER."""
+    problem = Problem((1, 0, 700, 40, 2000), 2, (6, 2), 16)
+    plan = [torch.empty(shape, dtype=dtype) for shape, dtype in aiter.get_pa_metadata_info_v1(5, 2)]
+    with aiter.use_backend(backend):
+        aiter.get_pa_metadata_v1(problem.starts, problem.indptr, problem.lengths, 3, 2, True, *plan, max_seqlen_qo=2)
+    _, work_indptr, work_info, *reduce = plan
+    assert reduce[0][-1] > 100  # entries
+    parts, lses = torch.full((600, 1, 6, DIM), 7.0), torch.full((600, 1, 6, 1), 100.0)
+    out = forced(backend, calls.pa_ps_fwd_asm, problem.q, *problem.shuffled, problem.indptr, problem.indices,
+                 problem.lengths, DIM**-0.5, 2, qo_indptr=problem.starts, work_indptr=work_indptr, work_info=work_info,
+                 splitData=parts, splitLse=lses, mask=mask)
+    expected = problem.expected(is_causal=bool(mask))[0]
+    near(out, expected)
+    attended = out.clone()
+    with aiter.use_backend(backend):
+        calls.pa_reduce_v1(parts, lses, *reduce, 2, out)
+    near(out, expected)
+    torch.testing.assert_close(out, attended, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kv_dtype", "algorithm"), ((BF16, 0), (FP8, 1), (I8, 2)))
 def test_naive(backend, kv_dtype, algorithm):
     """Scales are [KV heads, slots]; empty ones are none."""
@@ -266,6 +289,10 @@ def test_bad_input():
              "context_lens": problem.lengths, "k_dequant_scales": None, "v_dequant_scales": None, "max_seq_len": 20,
              "num_kv_heads": 2, "scale_s": 0.125, "scale_k": 1.0, "scale_v": 1.0, "block_size": 16, "quant_algo": 0,
              "out": out}
+    cut = {**{name: listed[name] for name in ("Q", "K", "V", "kv_indptr", "context_lens", "max_qlen")},
+           "kv_page_indices": problem.indices, "softmax_scale": 0.125, "out_": out, "work_indptr": i32([0, 1]),
+           "work_info": torch.zeros(1, 8, dtype=I32), "splitData": torch.zeros(3, 1, 8, DIM),
+           "splitLse": torch.zeros(3, 1, 8, 1)}
     flat = {"Q": problem.q, "K": k, "V": v, "kv_indices": problem.indices, "context_lens": problem.lengths,
             "softmax_scale": 0.125, "kv_indptr": problem.indptr, "gqa": 4, "mtp": 1, "out": out}
     for function, good, changes, kind, message in (
@@ -283,6 +310,10 @@ def test_bad_input():
             (calls.pa_persistent_fwd, listed, {"output": out[:3]}, ValueError, "out must have shape"),
             (calls.pa_persistent_fwd, listed, {"kv_indptr": problem.indptr[:2]}, ValueError, "kv_indptr must"),
             (calls.pa_persistent_fwd, listed, {"qo_indptr": problem.starts[:2]}, ValueError, "qo_indptr must"),
+            (calls.pa_ps_fwd_asm, cut, {"V": v[0]}, ValueError, "V must"),
+            (calls.pa_ps_fwd_asm, cut, {"work_info": cut["work_info"][:, :4]}, ValueError, "work_info must"),
+            (calls.pa_ps_fwd_asm, cut, {"splitData": torch.zeros(3, 8, DIM)}, ValueError, "splitData must"),
+            (calls.pa_ps_fwd_asm, cut, {"splitLse": torch.zeros(3, 1, 8)}, ValueError, "splitLse must"),
             (calls.pa_fwd_naive, naive, {"block_size": 8}, ValueError, "block_size must"),
             (calls.pa_fwd_naive, naive, {"num_kv_heads": 1}, ValueError, "num_kv_heads must"),
             (calls.pa_fwd_naive, naive, {"context_lens": problem.lengths[:1]}, ValueError, "seqlens_k must"),
