@@ -72,17 +72,18 @@ def _write_items(at, mask, index, place, row, rows, low, high, heads):
 @triton.jit
 def _totals(qo_indptr, kv_indptr, context_lens, sizes, head_parts, LANES: tl.constexpr):
     """(blocks of a part, parts with one more, pieces of all sequences)."""
+    batch = sizes[0]
     total = 0
-    for first in range(0, sizes[0], LANES):
-        blocks = _sequences(qo_indptr, kv_indptr, context_lens, first + tl.arange(0, LANES), sizes)[4]
+    for first in range(0, batch, LANES):
+        _, _, _, _, blocks = _sequences(qo_indptr, kv_indptr, context_lens, first + tl.arange(0, LANES), sizes)
         total += tl.sum(blocks, 0)
     share, rest = total // head_parts, total % head_parts
     line, pieces = 0, 0
-    for first in range(0, sizes[0], LANES):
+    for first in range(0, batch, LANES):
         index = first + tl.arange(0, LANES)
-        blocks = _sequences(qo_indptr, kv_indptr, context_lens, index, sizes)[4]
-        origin = line + tl.cumsum(blocks, 0) - blocks
-        pieces += tl.sum(_pieces_of(origin, blocks, index < sizes[0], share, rest)[1], 0)
+        _, _, _, _, blocks = _sequences(qo_indptr, kv_indptr, context_lens, index, sizes)
+        _, count = _pieces_of(line + tl.cumsum(blocks, 0) - blocks, blocks, index < batch, share, rest)
+        pieces += tl.sum(count, 0)
         line += tl.sum(blocks, 0)
     return share, rest, pieces
 
