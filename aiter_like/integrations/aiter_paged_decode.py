@@ -199,7 +199,7 @@ def pa_decode_bf16_asm(
     check.tensor(op, "Q", Q)
     check.tensor(op, "K", K, rank=5)
     heads = K.shape[1] * gqa
-    if Q.ndim < 3 or not Q.is_contiguous() or Q.numel() % max(heads * Q.shape[-1], 1):
+    if Q.ndim < 3 or not Q.is_contiguous() or not heads * Q.shape[-1] or Q.numel() % (heads * Q.shape[-1]):
         raise ValueError(f"{op}: Q must be contiguous, with {K.shape[1]} · {gqa} heads, got shape {tuple(Q.shape)}")
     q = Q.view(-1, heads, Q.shape[-1])
     k, v = paged_caches(op, q, K, V, "shuffled", "fp8", ("Q", "K", "V"))
@@ -230,8 +230,8 @@ def _run_shuffled(op: str, out: Tensor, q: Tensor, k: Any, v: Any, lists: tuple[
     if not mask and max_qlen > 1:
         tree = torch.ones((), dtype=torch.bool, device=q.device).expand(max_qlen, max_qlen)
     _run_listed(op, out, q, k, v, lists, tuple(_of_pages(scale, k) for scale in scales), ("K_QScale", "V_QScale"),
-                max_seqlen_q=max_qlen, softmax_scale=v.shape[3] ** -0.5 if softmax_scale is None else softmax_scale,
-                tree_mask=tree, lse=lse)
+                max_seqlen_q=max_qlen, tree_mask=tree, lse=lse,
+                softmax_scale=max(v.shape[3], 1) ** -0.5 if softmax_scale is None else softmax_scale)
 
 
 def _run_listed(op: str, out: Tensor, q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, Any, Any, Any],
@@ -278,6 +278,8 @@ def _checked_parts(op: str, work_indptr: Any, work_info: Any, split_o: Any, spli
                                 (names[0], split_o, torch.float32), (names[1], split_lse, torch.float32)):
         check.tensor(op, name, tensor, dtypes=(dtype,), device=out.device)
     check.tensor(op, "work_indptr", work_indptr, rank=1)
+    if len(work_indptr) < 2:
+        raise ValueError(f"{op}: work_indptr must have an element more than there are parts, got {len(work_indptr)}")
     check.tensor(op, "work_info", work_info, shape=(None, 8))
     count = split_o.shape[0]
     check.tensor(op, names[0], split_o, shape=(count, 1, *out.shape[1:]))
@@ -288,6 +290,8 @@ def _checked_parts(op: str, work_indptr: Any, work_info: Any, split_o: Any, spli
 def _write_parts(out: Tensor, work_indptr: Tensor, work_info: Tensor, split_o: Tensor, split_lse: Tensor,
                  max_rows: int) -> None:
     """Each partial result of a sequence becomes its rows of `out`, all of them with the same weight."""
+    if not len(out):
+        return
     count = len(split_o)
     is_item = torch.arange(len(work_info), device=out.device) < work_indptr[-1:]
     nth = torch.arange(max_rows, device=out.device)

@@ -312,12 +312,14 @@ def test_bad_input():
             (calls.pa_persistent_fwd, listed, {"qo_indptr": problem.starts[:2]}, ValueError, "qo_indptr must"),
             (calls.pa_ps_fwd_asm, cut, {"V": v[0]}, ValueError, "V must"),
             (calls.pa_ps_fwd_asm, cut, {"work_info": cut["work_info"][:, :4]}, ValueError, "work_info must"),
+            (calls.pa_ps_fwd_asm, cut, {"work_indptr": i32([0])}, ValueError, "work_indptr must"),
             (calls.pa_ps_fwd_asm, cut, {"splitData": torch.zeros(3, 8, DIM)}, ValueError, "splitData must"),
             (calls.pa_ps_fwd_asm, cut, {"splitLse": torch.zeros(3, 1, 8)}, ValueError, "splitLse must"),
             (calls.pa_fwd_naive, naive, {"block_size": 8}, ValueError, "block_size must"),
             (calls.pa_fwd_naive, naive, {"num_kv_heads": 1}, ValueError, "num_kv_heads must"),
             (calls.pa_fwd_naive, naive, {"context_lens": problem.lengths[:1]}, ValueError, "seqlens_k must"),
             (calls.pa_decode_bf16_asm, flat, {"gqa": 3}, ValueError, "Q must be contiguous, with 2 · 3 heads"),
+            (calls.pa_decode_bf16_asm, flat, {"Q": problem.q[..., :0]}, ValueError, "Q must be contiguous"),
             (calls.pa_decode_bf16_asm, flat, {"mtp": -1}, ValueError, "mtp must"),
             (calls.pa_decode_bf16_asm, flat, {"out": out.half()}, TypeError, "out must have dtype")):
         with pytest.raises(kind, match=message):
