@@ -10,7 +10,7 @@ import aiter_like as aiter
 from aiter_like.enums import QuantType
 from aiter_like.integrations import aiter_paged_decode as calls
 
-pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated")]
+pytestmark = [pytest.mark.rotating, pytest.mark.usefixtures("simulated"), pytest.mark.sim_check("strict")]
 
 BF16, F16, FP8, I8, I32 = torch.bfloat16, torch.float16, torch.float8_e4m3fnuz, torch.int8, torch.int32
 BACKENDS = ("hip", "triton")
