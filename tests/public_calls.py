@@ -131,6 +131,10 @@ CALLS = {
         zeros(ROWS, 1, HIDDEN, dtype=FP8), zeros(ROWS, 1, 64), zeros(ROWS, HIDDEN, dtype=FP8), zeros(ROWS, 64)),
     "mla_decode_fwd": (*latent_call, 1, None, 0.0, 1),  # no parts, whose memory would hold anything
     "mla_prefill_fwd": latent_call[:8],
+    "mqa_logits": (q[0].to(FP8), k[0, :, 0].to(FP8), scale[:, 0] + 1, r(ROWS, HEADS, dtype=F32), slots.to(I32) * 0,
+                   slots.to(I32)),
+    "paged_mqa_logits": (q.to(FP8)[:, :2], zeros(BLOCKS, PAGE, DIM + 4, dtype=torch.uint8), r(2, HEADS, dtype=F32),
+                         zeros(2, PAGE, dtype=F32), i32(5), i32([2])),
     "mla_reduce_v1": (r(8, HEADS, DIM, dtype=F32), r(8, HEADS, dtype=F32), i32(0, 2, 4), i32([0, 2], [2, 4]),
                       i32(0, 2, 4, 6), 2, 0, zeros(ROWS, HEADS, DIM), zeros(ROWS, HEADS, dtype=F32)),
     "get_mla_metadata_v1": (starts, i32(0, 2, 3), i32(5, PAGE), HEADS, 1, True, plan[0], zeros(9, 8, dtype=I32),

@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: MIT
+"""Logits of the index by which sparse attention chooses its keys (DeepSeek-V3.2's lightning indexer): mqa_logits and
+paged_mqa_logits.
+
+Kernels: csrc/mla/mqa_logits.hip, ops/mla/triton/mqa_logits.py; the cache: ops/kv_cache/indexer_cache.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from aiter_like import check, dtypes
+from aiter_like.device import Target, target_of
+from aiter_like.dispatch import SKIP, Backend, Op
+from aiter_like.dispatch.tuning import Tuning
+from aiter_like.jit import Instance, compile_ops
+from aiter_like.ops.common import elements, paged_cache
+from aiter_like.ops.kv_cache import indexer_cache
+
+__all__ = ["mqa_logits", "paged_mqa_logits"]
+
+_OP = "mqa_logits"
+_MOST = 2**30 - 1  # rows, columns, pages: kernels count them with 32 bits
+_HEADS = (16, 32, 48, 64, 128)  # of a row, which a wave of the kernel for gfx942 has in registers
+_WIDE = 8192  # elements of a row's heads: with more, a wave has one row
+_COLUMN_STEP = 256  # rows of new logits begin at multiples of so many elements
+
+
+class MqaLogitsCall(NamedTuple):
+    """One call of mqa_logits: its arguments in the order of the function that mqa_logits.hip exports.
+
+    Attributes:
+        logits: [rows, columns] fp32, written.
+        q: [rows, num_heads, head_dim]; with a table the rows of a sequence follow one another, equally many of each.
+        keys: [num_pages, page_size, head_dim]; without a table one page, of all keys.
+        k_scale: [num_pages, page_size] fp32.
+        weights: [rows, num_heads] fp32.
+        starts, ends: [rows] int32, the keys that a row sees; None with a table.
+        context_lens: [batch] int32; block_table [batch, max_pages] int32, of which a sequence's keys are.
+        preshuffle: the keys of a page are in tiles (ops/kv_cache/indexer_cache.py).
+        clean_logits: columns that a row does not see become −inf; else only those of its sequence's later tokens.
+    """
+
+    logits: Tensor
+    q: Tensor
+    keys: Tensor
+    k_scale: Tensor
+    weights: Tensor
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+    context_lens: Tensor | None = None
+    block_table: Tensor | None = None
+    preshuffle: bool = False
+    clean_logits: bool = True
+
+    @property
+    def rows_of_sequence(self) -> int:
+        """Without a table all rows are those of one sequence."""
+        return self.q.shape[0] if self.block_table is None else self.q.shape[0] // max(self.block_table.shape[0], 1)
+
+
+def mqa_logits_ref(call: MqaLogitsCall) -> None:
+    """The formula in torch, sequence by sequence, in fp32; products that are NaN count as 0."""
+    rows, columns, device = call.rows_of_sequence, call.logits.shape[1], call.q.device
+    column, nth = torch.arange(columns, device=device), torch.arange(rows, device=device)[:, None]
+    keys = _unshuffled(call.keys) if call.preshuffle else call.keys.flatten(0, 1)
+    for index in range(call.q.shape[0] // max(rows, 1)):
+        own = slice(index * rows, (index + 1) * rows)
+        if call.block_table is None:
+            first, end, fill = call.starts[own, None], call.ends[own, None], 0
+            is_there, key = column < keys.shape[0], column
+        else:
+            length = call.context_lens[index].long()
+            first, end, fill = 0, length - rows + nth + 1, length
+            is_there, key = _places(call, index, column)
+        is_seen = (column >= first) & (column < end)
+        found = torch.full((rows, columns), -torch.inf, device=device)
+        if is_there.any():
+            products = torch.einsum("rhd,cd->rhc", call.q[own].float(), keys[key[is_there]].float())
+            sums = (products.nan_to_num(nan=0.0).relu() * call.weights[own, :, None]).sum(1)
+            found[:, is_there] = sums * call.k_scale.reshape(-1)[key[is_there]]
+        outside = torch.where(call.clean_logits | (column < fill), -torch.inf, call.logits[own])
+        call.logits[own] = torch.where(is_seen, found, outside)
+
+
+def _places(call: MqaLogitsCall, index: int, column: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether a sequence's key of each column is in the cache, and its place among all keys."""
+    (pages, page_size, _), most = call.keys.shape, call.block_table.shape[1]
+    nth = column // page_size
+    if most == 0:
+        return torch.zeros_like(column, dtype=torch.bool), column
+    entry = call.block_table[index].long()[nth.clamp(max=most - 1)]
+    return (nth < most) & (entry >= 0) & (entry < pages), entry * page_size + column % page_size
+
+
+def _unshuffled(keys: Tensor) -> Tensor:
+    """The keys of shuffled pages, one below the other."""
+    pages, page_size, dim = keys.shape
+    tile = indexer_cache.TILE
+    tiles = keys.reshape(pages, page_size // tile, dim // tile, tile, tile)
+    return tiles.transpose(2, 3).reshape(-1, dim)
+
+
+def _row_waves(call: MqaLogitsCall) -> tuple[int, int]:
+    """The rows of a wave, and how many of a workgroup's four waves have rows of their own: as few as hold a sequence's
+    queries when decoding, so that the other waves share its keys.
+    """
+    _, heads, dim = call.q.shape
+    rows = 1 if call.rows_of_sequence == 1 or heads * dim > _WIDE else 2
+    tiles = -(-call.rows_of_sequence // rows)
+    return rows, 1 if tiles <= 1 else 2 if tiles == 2 else 4
+
+
+def _instance(call: MqaLogitsCall) -> Instance:
+    _, heads, dim = call.q.shape
+    rows, row_waves = _row_waves(call)
+    return Instance(f"h{heads}_d{dim}_r{rows}x{row_waves}",
+                    {"HEADS": heads, "HEAD_DIM": dim, "WAVE_ROWS": rows, "ROW_WAVES": row_waves})
+
+
+@compile_ops("mla/mqa_logits.hip", gen_func=_instance, platforms=("hip",))
+def _mqa_logits_ck(call: MqaLogitsCall) -> None: ...
+
+
+def _check(call: MqaLogitsCall) -> object:
+    q, device = call.q, call.q.device
+    check.tensor(_OP, "q", q, rank=3, dtypes=elements.FP8)
+    rows, heads, dim = q.shape
+    check.tensor(_OP, "keys", call.keys, dtypes=(q.dtype,), shape=(None, None, dim), device=device)
+    pages, page_size, _ = call.keys.shape
+    check.tensor(_OP, "k_scale", call.k_scale, dtypes=(torch.float32,), shape=(pages, page_size), device=device,
+                 last_contiguous=False)
+    check.tensor(_OP, "weights", call.weights, dtypes=(torch.float32,), shape=(rows, heads), device=device)
+    check.tensor(_OP, "logits", call.logits, dtypes=(torch.float32,), shape=(rows, None), device=device)
+    check.flag(_OP, "preshuffle", call.preshuffle)
+    check.flag(_OP, "clean_logits", call.clean_logits)
+    if 0 in (heads, dim):
+        raise ValueError(f"{_OP}: q must have heads and elements, got shape {tuple(q.shape)}")
+    for name, size in (("rows of q", rows), ("columns of logits", call.logits.shape[1]), ("pages", pages),
+                       ("keys of a page", page_size)):
+        if size > _MOST:
+            raise ValueError(f"{_OP}: {name} must be at most {_MOST}, got {size}")
+    _check_keys(call)
+    return SKIP if 0 in (rows, call.logits.shape[1]) else None
+
+
+def _check_keys(call: MqaLogitsCall) -> None:
+    """Which keys a row sees is said in one way, and the table has room that can be counted."""
+    rows, device, integers = call.q.shape[0], call.q.device, (torch.int32,)
+    pages, page_size, dim = call.keys.shape
+    is_paged = call.block_table is not None
+    if (call.context_lens is not None) != is_paged or (call.starts is None) != is_paged or (
+            call.ends is None) != is_paged:
+        raise ValueError(f"{_OP}: starts and ends must be given, or else context_lens and block_table, got "
+                         f"{[name for name in call._fields[5:9] if getattr(call, name) is not None]}")
+    if call.preshuffle and (page_size % indexer_cache.TILE or dim % indexer_cache.TILE):
+        raise ValueError(f"{_OP}: preshuffle needs a page size and head_dim that are multiples of "
+                         f"{indexer_cache.TILE}, got {page_size} and {dim}")
+    if not is_paged:
+        check.tensor(_OP, "starts", call.starts, dtypes=integers, shape=(rows,), device=device)
+        check.tensor(_OP, "ends", call.ends, dtypes=integers, shape=(rows,), device=device)
+        if pages > 1:
+            raise ValueError(f"{_OP}: keys must be one page without block_table, got {pages}")
+        return
+    check.tensor(_OP, "block_table", call.block_table, rank=2, dtypes=integers, device=device)
+    batch, most_pages = call.block_table.shape
+    check.tensor(_OP, "context_lens", call.context_lens, dtypes=integers, shape=(batch,), device=device)
+    if rows % max(batch, 1) or rows and not batch:
+        raise ValueError(f"{_OP}: q must have equally many rows for each of {batch} sequences, got {rows}")
+    if page_size == 0 or most_pages * page_size >= 2**31:
+        raise ValueError(f"{_OP}: block_table must have room for less than 2^31 keys, in pages of at least 1, got "
+                         f"{most_pages} pages of {page_size}")
+
+
+def _format_refusal(target: Target, call: MqaLogitsCall) -> str | None:
+    if call.q.dtype != dtypes.fp8_of(target.arch):
+        return f"fp8 of {target.arch} is {dtypes.fp8_of(target.arch)}, got {call.q.dtype}"
+    return None
+
+
+def _ck_refusal(target: Target, call: MqaLogitsCall) -> str | None:
+    """What the kernel for gfx942 does not take."""
+    if target.platform != "hip" or target.arch != "gfx942":
+        return f"an MFMA kernel for gfx942, not for {target.arch}"
+    _, heads, dim = call.q.shape
+    if heads not in _HEADS or dim not in (64, 128):
+        return f"heads in multiples of 16 up to 64, or 128, of 64 or 128 elements, got {heads} of {dim}"
+    if call.q.stride(1) * heads > _MOST:
+        return f"heads of a row within {_MOST} bytes, got strides {call.q.stride()}"
+    return _format_refusal(target, call)
+
+
+def _triton_refusal(target: Target, call: MqaLogitsCall) -> str | None:
+    _, heads, dim = call.q.shape
+    if heads > 128 or dim > 256:
+        return f"at most 128 heads of at most 256 elements, got {heads} of {dim}"
+    return _format_refusal(target, call)
+
+
+def _tune_key(call: MqaLogitsCall) -> dict[str, int | str]:
+    is_paged = call.block_table is not None
+    return {"rows": call.q.shape[0], "seqlen_q": call.rows_of_sequence, "columns": call.logits.shape[1],
+            "num_heads": call.q.shape[1], "head_dim": call.q.shape[2],
+            "page_size": call.keys.shape[1] if is_paged else 0,
+            "layout": "shuffled" if call.preshuffle else "rows", "dtype": dtypes.name(call.q.dtype)}
+
+
+def _tune_case(key: Mapping[str, Any], device: torch.device, seed: int) -> MqaLogitsCall:
+    """Prompts that are causal, or sequences of equal lengths on pages in random order."""
+    generator = torch.Generator(device).manual_seed(seed)
+    rows, columns, heads, dim, page_size = (
+        key[name] for name in ("rows", "columns", "num_heads", "head_dim", "page_size"))
+    dtype = dtypes.DTYPES[key["dtype"]]
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=device)
+
+    batch = rows // key["seqlen_q"] if page_size else 1
+    pages, size = (batch * -(-columns // page_size), page_size) if page_size else (1, columns)
+    logits = torch.empty(rows, columns, device=device)
+    call = MqaLogitsCall(logits, random(rows, heads, dim).to(dtype), random(pages, size, dim).to(dtype),
+                         random(pages, size).abs(), random(rows, heads), preshuffle=key["layout"] == "shuffled")
+    integers = {"dtype": torch.int32, "device": device}
+    if not page_size:
+        ends = (torch.arange(rows, **integers) + columns - rows + 1).clamp(min=0)
+        return call._replace(starts=torch.zeros_like(ends), ends=ends)
+    table = torch.randperm(pages, generator=generator, **integers).view(batch, -1)
+    return call._replace(context_lens=torch.full((batch,), columns, **integers), block_table=table)
+
+
+def _cases(device: torch.device) -> dict[str, MqaLogitsCall]:
+    """Prompts of odd lengths; decoding of one row, of several, and of more heads, in each order of keys."""
+    kind = dtypes.name(dtypes.fp8_of(target_of(device).arch))
+    key = {"rows": 9, "seqlen_q": 9, "columns": 150, "num_heads": 16, "head_dim": 64, "page_size": 0, "layout": "rows",
+           "dtype": kind}
+    paged = {**key, "rows": 4, "seqlen_q": 2, "page_size": 16}
+    return {"prompt": _tune_case(key, device, 0),
+            "decoding": _tune_case({**key, "rows": 2, "seqlen_q": 1, "page_size": 1}, device, 1),
+            "tokens": _tune_case({**paged, "head_dim": 128, "layout": "shuffled"}, device, 2),
+            "four tokens": _tune_case({**paged, "seqlen_q": 4, "num_heads": 32}, device, 3)}
+
+
+def _traffic(call: MqaLogitsCall) -> tuple[int, int]:
+    """Keys and scales of each sequence once, queries, weights and logits; the products of what rows see."""
+    rows, heads, dim = call.q.shape
+    columns, seqlen_q = call.logits.shape[1], max(call.rows_of_sequence, 1)
+    moved = rows // seqlen_q * columns * (dim + 4)
+    moved += sum(tensor.numel() * tensor.element_size() for tensor in (call.logits, call.q, call.weights))
+    unseen = min(seqlen_q, columns)
+    pairs = rows // seqlen_q * (seqlen_q * columns - unseen * (unseen - 1) // 2)
+    return moved, 2 * pairs * heads * dim
+
+
+def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
+    """DeepSeek-V3.2's index, of which every rank has all heads; no configuration says its sizes here."""
+    return iter(())
+
+
+def _triton_space(target: Target, call: MqaLogitsCall) -> Iterator[dict[str, int]]:
+    for block in (32, 64, 128, 256):
+        for warps in (2, 4, 8):
+            for stages in (1, 2, 3):
+                yield {"BLOCK_KEYS": block, "num_warps": warps, "num_stages": stages}
+
+
+mqa_logits_op = Op(
+    _OP, call=MqaLogitsCall, reference=mqa_logits_ref, check=_check, tune_key=_tune_key,
+    tune_fields=("rows", "seqlen_q", "columns", "num_heads", "head_dim", "page_size", "layout", "dtype"),
+    round_field="columns", writes=("logits",), cases=_cases, tuning=Tuning(_tune_case, _traffic),
+    sums_in_fp32=True,
+    backends=(Backend("ck", _mqa_logits_ck, refusal=_ck_refusal),
+              Backend("triton", "ops.mla.triton.mqa_logits:mqa_logits", refusal=_triton_refusal,
+                      space=_triton_space),
+              Backend("torch", mqa_logits_ref)))
+
+
+def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: Tensor, ends: Tensor,
+               clean_logits: bool = True, *, logits: Tensor | None = None, backend: str | None = None) -> Tensor:
+    """Scores each key for each query token, as DeepSeek-V3.2's sparse attention does to choose its keys.
+
+    `logits[i, j] = k_scale[j] · Σ_h weights[i, h] · max(q[i, h] · k[j], 0)` where starts[i] ≤ j < ends[i].
+
+    Args:
+        q: [rows, num_heads, head_dim] fp8 (e4m3 of the target), last dimension contiguous.
+        k: [num_keys, head_dim], dtype of `q`, last dimension contiguous.
+        k_scale: [num_keys] fp32, not negative.
+        weights: [rows, num_heads] fp32, in which scales of `q` are.
+        starts, ends: [rows] int32. Beyond the keys they are cut off; ends[i] ≤ starts[i]: row i sees none.
+        clean_logits: columns that a row does not see become −inf; False: they stay as they are.
+        logits: [rows, num_keys] fp32, written; None: new memory, whose rows begin at multiples of 256 elements.
+        backend: "ck", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        `logits`.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        Sums in fp32: equal calls give equal bits. A product q · k that is NaN counts as 0, as in AITER's kernel; a
+        scale or weight that is NaN makes its logits NaN.
+
+    Source: AITER's `fp8_mqa_logits`; DeepSeek-V3.2-Exp (2025), lightning indexer.
+    """
+    check.tensor(_OP, "q", q, rank=3, dtypes=elements.FP8)
+    check.tensor(_OP, "k", k, rank=2, dtypes=(q.dtype,))
+    check.tensor(_OP, "k", k, shape=(None, q.shape[2]))
+    check.tensor(_OP, "k_scale", k_scale, shape=(k.shape[0],), last_contiguous=False)
+    if logits is None:
+        width = -(-k.shape[0] // _COLUMN_STEP) * _COLUMN_STEP
+        logits = torch.empty(q.shape[0], width, dtype=torch.float32, device=q.device)[:, :k.shape[0]]
+    check.tensor(_OP, "logits", logits, shape=(q.shape[0], k.shape[0]))
+    mqa_logits_op.run(logits, q, k.unsqueeze(0), k_scale.unsqueeze(0), weights, starts=starts, ends=ends,
+                      clean_logits=clean_logits, backend=backend)
+    return logits
+
+
+def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tensor, context_lens: Tensor,
+                     block_table: Tensor, preshuffle: bool = False, clean_logits: bool = True, *,
+                     backend: str | None = None) -> None:
+    """`mqa_logits` of the last tokens of sequences, whose keys and scales are in the indexer's cache.
+
+    Token t of sequence b, of next_n, sees its keys 0 … context_lens[b] − next_n + t; key j is in page
+    block_table[b, j // page_size].
+
+    Args:
+        q: [batch, next_n, num_heads, head_dim] fp8 (e4m3 of the target), last dimension contiguous.
+        kv_cache: [num_pages, page_size, width] or [num_pages, page_size, 1, width], dtype of `q` or uint8, as
+            `indexer_k_quant_and_cache` writes it with one scale per key: a page holds [page_size, head_dim] keys, then
+            [page_size] fp32; width ≥ head_dim + 4.
+        weights: [batch · next_n, num_heads] fp32, in which scales of `q` are.
+        logits: [batch · next_n, columns] fp32, written; keys beyond its columns are left out.
+        context_lens: [batch] int32, with the tokens of `q`.
+        block_table: [batch, max_pages] int32. A key whose page is not in the table or not in the cache gets −inf.
+        preshuffle: keys in tiles of 16 tokens by 16 elements, as `indexer_k_quant_and_cache` writes them with it.
+        clean_logits: columns that a row does not see become −inf; False: only those of its sequence's later tokens do,
+            and columns from context_lens[b] on stay as they are.
+        backend: "ck", "triton" or "torch" instead of the automatic choice.
+
+    Returns:
+        Nothing: `logits` is written.
+
+    Raises:
+        TypeError: an argument is of another kind or dtype; the cache is of another device's format.
+        ValueError: shapes, devices or layout do not fit.
+        UnsupportedError: the backend asked for cannot serve the call; the reason is in the message.
+
+    Notes:
+        As `mqa_logits`. Slots that no sequence has may hold anything.
+
+    Source: AITER's `deepgemm_fp8_paged_mqa_logits`; DeepGEMM's `fp8_paged_mqa_logits`; DeepSeek-V3.2-Exp (2025).
+    """
+    op = "paged_mqa_logits"
+    check.tensor(op, "q", q, rank=4, dtypes=elements.FP8)
+    check.tensor(op, "kv_cache", kv_cache)
+    if kv_cache.ndim == 4 and kv_cache.shape[2] == 1:
+        kv_cache = kv_cache.squeeze(2)
+    dim = q.shape[3]
+    indexer_cache.check_cache(op, kv_cache, dim, 1, preshuffle, q.device)
+    check.tensor(op, "kv_cache", kv_cache, dtypes=(q.dtype, torch.uint8))
+    pages, page_size, _ = kv_cache.shape
+    check.tensor(op, "block_table", block_table, rank=2)
+    check.tensor(op, "block_table", block_table, shape=(q.shape[0], None))
+    blocks, keys = indexer_cache.blocks_of(paged_cache.as_bytes(kv_cache)), page_size * dim
+    mqa_logits_op.run(logits, q.flatten(0, 1), blocks[:, :keys].view(q.dtype).unflatten(1, (page_size, dim)),
+                      blocks[:, keys:keys + 4 * page_size].view(torch.float32), weights, context_lens=context_lens,
+                      block_table=block_table, preshuffle=preshuffle, clean_logits=clean_logits, backend=backend)
+
+
+mqa_logits_op.public.extend((mqa_logits, paged_mqa_logits))
