@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Cases of bench_modelled.py: attention over caches, and what chooses tokens."""
+"""Cases of bench_modelled.py: attention over caches, the index that chooses their keys, and what chooses tokens."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _LATENT = {"seqlen_q": 1, "head_dim": 576, "head_dim_v": 512, "page_size": 64, "
            "kv_dtype": "bf16"}
 _UNIFIED = {"mask": "causal", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "page_size": 16,
             "features": "none", "dtype": "bf16", "kv_dtype": "bf16"}
+_INDEX = {"num_heads": 64, "head_dim": 128, "layout": "rows", "dtype": dtypes.name(dtypes.fp8_of("gfx942"))}
 _VOCABULARY = 128256
 
 
@@ -31,6 +32,17 @@ def _attention() -> Iterator[tuple[str, Callable[[], Case]]]:
     for name, batch, rows, keys, backend in (("decode", 64, 1, 4096, "hip"), ("prefill", 1, 4096, 4096, "ck")):
         key = {**_UNIFIED, "batch": batch, "seqlen_q": rows, "seqlen_k": keys}
         yield f"unified_attention {name} {batch}x{keys}", functools.partial(of_key, "unified_attention", key, backend)
+
+
+def _index() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Logits of DeepSeek-V3.2's index: prompts, and decoding of so many sequences, tokens and keys."""
+    for rows, keys in ((4096, 4096), (1024, 16384)):
+        key = {**_INDEX, "rows": rows, "seqlen_q": rows, "columns": keys, "page_size": 0}
+        yield f"mqa_logits prompt {rows}x{keys}", functools.partial(of_key, "mqa_logits", key, "ck", matrix="fp8_fp8")
+    for batch, tokens, keys in ((64, 1, 4096), (64, 2, 4096), (64, 4, 4096), (16, 1, 65536), (1, 1, 65536)):
+        key = {**_INDEX, "rows": batch * tokens, "seqlen_q": tokens, "columns": keys, "page_size": 64}
+        yield f"mqa_logits decode {batch}x{tokens}x{keys}", functools.partial(of_key, "mqa_logits", key, "ck",
+                                                                              matrix="fp8_fp8")
 
 
 def _samplers(rows: int) -> Iterator[tuple[str, Callable[[], Case]]]:
@@ -48,5 +60,6 @@ def _samplers(rows: int) -> Iterator[tuple[str, Callable[[], Case]]]:
 def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     """What makes each call, by name."""
     yield from _attention()
+    yield from _index()
     for rows in (64, 512):
         yield from _samplers(rows)
