@@ -121,6 +121,12 @@ def get_fp8_e4m3_dtype() -> torch.dtype:
     return dtypes.get_dtype_fp8()
 
 
+def get_fp8_dtypes() -> tuple[torch.dtype, torch.dtype]:
+    """The e5m2 and e4m3 formats of this machine's device."""
+    e4m3 = dtypes.get_dtype_fp8()
+    return torch.float8_e5m2fnuz if e4m3 == torch.float8_e4m3fnuz else torch.float8_e5m2, e4m3
+
+
 def is_flydsl_available() -> bool:
     """Never: kernels of that language are not served."""
     return False

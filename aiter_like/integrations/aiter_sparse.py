@@ -13,8 +13,10 @@ _PAGED = "deepgemm_fp8_paged_mqa_logits"
 
 def fp8_mqa_logits(Q: Tensor, KV: Tensor, kv_scales: Tensor, weights: Tensor, cu_starts: Tensor, cu_ends: Tensor,
                    clean_logits: bool = True) -> Tensor:
-    """`mqa_logits` into new memory, which without `clean_logits` holds anything where a row sees nothing."""
-    return aiter_like.mqa_logits(Q, KV, kv_scales, weights, cu_starts, cu_ends, clean_logits)
+    """`mqa_logits` into new memory, which without `clean_logits` holds anything where a row sees nothing. `kv_scales`
+    may have any dimensions.
+    """
+    return aiter_like.mqa_logits(Q, KV, kv_scales.flatten(), weights, cu_starts, cu_ends, clean_logits)
 
 
 def deepgemm_fp8_paged_mqa_logits(

@@ -40,6 +40,8 @@ def test_fp8_mqa_logits(simulated, clean):
     is_seen = (column >= starts[:, None]) & (column < ends[:, None])
     close(logits[is_seen], expect(q, k, scale, weights)[is_seen])
     assert not clean or (logits[~is_seen] == -math.inf).all()
+    one = aiter_sparse.fp8_mqa_logits(q, k[:1], scale[0], weights, starts * 0, ends * 0 + 1, clean)
+    close(one, expect(q, k[:1], scale[:1], weights))
 
 
 @pytest.mark.parametrize("preshuffle", (False, True))

@@ -55,6 +55,7 @@ def test_architecture_and_its_fp8(monkeypatch, arch, fp8):
     monkeypatch.setattr(device, "default_target", lambda: device.Target("hip", arch, 7, 64))
     assert (aiter.get_gfx(), aiter.get_gfx_runtime(), aiter.get_arch()) == (arch,) * 3 and aiter.get_cu_num() == 7
     assert dtypes.get_dtype_fp8() == aiter.get_fp8_e4m3_dtype() == fp8 and type(aiter.get_gfx()) is str
+    assert aiter.get_fp8_dtypes() == (torch.float8_e5m2fnuz if arch == "gfx942" else torch.float8_e5m2, fp8)
     assert not aiter.is_flydsl_available() and not aiter.is_experimental_enabled()
 
 

@@ -20,6 +20,7 @@ from aiter_like.dispatch import OPS
 
 RAW, WITHOUT_EQUIVALENTS, OF_CASES = 0.85, 0.95, 0.6
 CHANCE = 0.01  # of a sample to fall so far below OF_CASES where all mutants together just reach it
+SAMPLE_LANES = 2**20  # that all mutants of a sample launch once
 TURN = rotation.turn_of(Path(__file__).parent)
 _BRANCH = "s_cmp_eq_u32 s8, 0\n s_cselect_b64 s[10:11], -1, 0\n s_and_b64 vcc, exec, s[10:11]\n s_cbranch_vccnz 1f\n"
 
@@ -50,6 +51,14 @@ def _chance_of_at_most(caught: int, count: int, share: float) -> float:
     return sum(math.comb(count, k) * share**k * (1 - share)**(count - k) for k in range(caught + 1))
 
 
+def _apart(chosen: list[kernels.Kernel]) -> int:
+    """Each how many-th mutant a sample has: each eighth, or fewer where a launch has so many lanes that it takes long."""
+    lanes = [sum(math.prod(launch.grid) * launch.block for launch in kernel.launches) for kernel in chosen]
+    work = sum(len(operators.mutants(Program(kernel.elf, kernel.symbol))) * count
+               for kernel, count in zip(chosen, lanes, strict=True))
+    return max(8, math.ceil(work / SAMPLE_LANES))
+
+
 def test_sample_of_an_operators_cases():
     """Two kernels of one operator and backend, others at each commit. Cases are few and small: they see less.
 
@@ -60,7 +69,7 @@ def test_sample_of_an_operators_cases():
     name, backend = cases.SERVED[TURN % len(cases.SERVED)]
     own = cases.kernels(name, backend)
     chosen = [own[(TURN + index) % len(own)] for index in range(min(2, len(own)))]
-    results = campaign.run(chosen, every=8, seeds=10, first=TURN % 2)
+    results = campaign.run(chosen, every=_apart(chosen), seeds=10, first=TURN % 2)
     counted = [result for result in results if result.is_reached and not result.argument]
     caught = sum(bool(result.verdict.by) for result in counted)
     assert counted and _chance_of_at_most(caught, len(counted), OF_CASES) > CHANCE, campaign.table(results)

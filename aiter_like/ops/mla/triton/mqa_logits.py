@@ -32,11 +32,12 @@ def _range_of(starts, ends, context, row, rows_of_sequence, is_row, first_row, c
 
 
 @triton.jit
-def _fill(out, is_row, fill_end, first_block, end_block, split, num_splits, BLOCK_KEYS: tl.constexpr):
+def _fill(out, is_row, fill_end, first_block, end_block, split, num_splits, ROWS: tl.constexpr,
+          BLOCK_KEYS: tl.constexpr):
     """−inf in columns before fill_end and outside of the blocks first_block … end_block − 1, a part of them of each
     split.
     """
-    nothing = tl.full([out.shape[0], BLOCK_KEYS], -float("inf"), tl.float32)
+    nothing = tl.full([ROWS, BLOCK_KEYS], -float("inf"), tl.float32)
     for block in range(split, tl.cdiv(fill_end, BLOCK_KEYS), num_splits):
         if (block < first_block) | (block >= end_block):
             column = block * BLOCK_KEYS + tl.arange(0, BLOCK_KEYS)
@@ -74,7 +75,7 @@ def _mqa_logits_kernel(logits, q, keys, k_scale, weights, starts, ends, context_
     first_block = tl.where(seen_end > 0, tl.min(first, 0) // BLOCK_KEYS, 0)
     end_block = tl.cdiv(seen_end, BLOCK_KEYS)
     out = logits + row * logits_row  # [ROWS]
-    _fill(out, is_row, fill_end, first_block, end_block, split, num_splits, BLOCK_KEYS)
+    _fill(out, is_row, fill_end, first_block, end_block, split, num_splits, ROWS, BLOCK_KEYS)
     nth = tl.arange(0, ROWS * HP)
     head = nth % HP
     q_at = sequence.to(tl.int64) * rows_of_sequence + tile % tiles_of_sequence * ROWS + nth // HP
