@@ -65,25 +65,33 @@ int64_t splits_of(int64_t tiles, int64_t keys, int64_t compute_units) {
   return splits > 1 ? splits : 1;
 }
 
-/// The keys of each sequence, or of each row.
-int64_t set_lengths(mqa::Args& args, int64_t rows, const OptionalTensor& starts, const OptionalTensor& ends,
-                    const OptionalTensor& context_lens, const OptionalTensor& table) {
-  constexpr const char* kMessage = "mqa_logits: starts and ends must be int32, one for each row, or context_lens int32 "
-                                   "and block_table int32, whose rows are contiguous, one for each sequence";
-  const bool has_table = table.has_value();
-  check_value(context_lens.has_value() == has_table && starts.has_value() != has_table &&
-                  ends.has_value() != has_table, kMessage);
-  if (!has_table) {
-    args.starts = data_of<int32_t>(starts.value(), 1, kMessage);
-    args.ends = data_of<int32_t>(ends.value(), 1, kMessage);
-    check_value(starts.value().size(0) == rows && ends.value().size(0) == rows, kMessage);
+constexpr const char* kLengths =
+    "mqa_logits: lengths and numbers of pages must be int32, contiguous: starts and ends, one for each row; or "
+    "block_table with a row for each sequence and context_lens; or page_starts and block_table of one dimension";
+
+/// Which keys each row, or each sequence, has. How many sequences there are.
+int64_t set_keys(mqa::Args& args, int64_t rows, const OptionalTensor& starts, const OptionalTensor& ends,
+                 const OptionalTensor& context_lens, const OptionalTensor& table, const OptionalTensor& page_starts) {
+  const bool is_dense = starts.has_value(), is_ragged = page_starts.has_value();
+  check_value(ends.has_value() == is_dense && table.has_value() != is_dense &&
+                  context_lens.has_value() == (!is_dense && !is_ragged) && !(is_dense && is_ragged), kLengths);
+  if (is_dense) {
+    args.starts = data_of<int32_t>(starts.value(), 1, kLengths);
+    args.ends = data_of<int32_t>(ends.value(), 1, kLengths);
+    check_value(starts.value().size(0) == rows && ends.value().size(0) == rows, kLengths);
     return 1;
   }
-  args.context_lens = data_of<int32_t>(context_lens.value(), 1, kMessage);
-  args.table = data_of<int32_t>(table.value(), 2, kMessage);
-  const int64_t batch = table.value().size(0);
-  check_value(context_lens.value().size(0) == batch && batch > 0 && rows % batch == 0, kMessage);
-  args.table_row = stride_of(table.value(), 0);
+  args.table = data_of<int32_t>(table.value(), is_ragged ? 1 : 2, kLengths);
+  const int64_t batch = is_ragged ? page_starts.value().size(0) - 1 : table.value().size(0);
+  check_value(batch > 0 && rows % batch == 0, kLengths);
+  if (is_ragged) {
+    args.page_starts = data_of<int32_t>(page_starts.value(), 1, kLengths);
+    args.num_entries = static_cast<int>(table.value().size(0));
+  } else {
+    args.context_lens = data_of<int32_t>(context_lens.value(), 1, kLengths);
+    check_value(context_lens.value().size(0) == batch, kLengths);
+    args.table_row = stride_of(table.value(), 0);
+  }
   return batch;
 }
 
@@ -91,7 +99,7 @@ int64_t set_lengths(mqa::Args& args, int64_t rows, const OptionalTensor& starts,
 
 void mqa_logits(ffi::Tensor logits, ffi::Tensor q, ffi::Tensor keys, ffi::Tensor k_scale, ffi::Tensor weights,
                 OptionalTensor starts, OptionalTensor ends, OptionalTensor context_lens, OptionalTensor block_table,
-                bool preshuffle, bool clean_logits) {
+                OptionalTensor page_starts, bool preshuffle, bool clean_logits) {
   mqa::Args args{};
   args.logits = const_cast<float*>(data_of<float>(logits, 2, "mqa_logits: logits must be float32 [rows, columns]"));
   args.q = data_of<fp8>(q, 3, "mqa_logits: q must be fp8 [rows, heads, head_dim]");
@@ -105,8 +113,9 @@ void mqa_logits(ffi::Tensor logits, ffi::Tensor q, ffi::Tensor keys, ffi::Tensor
   check_value(logits.size(0) == rows && weights.size(0) == rows && weights.size(1) == HEADS && k_scale.ndim() == 2 &&
                   k_scale.size(0) == pages && k_scale.size(1) == page_size,
               "mqa_logits: logits and weights must have the rows of q, k_scale a number for each key");
-  const int64_t batch = set_lengths(args, rows, starts, ends, context_lens, block_table);
-  const int64_t room = block_table.has_value() ? block_table.value().size(1) * page_size : page_size;
+  const int64_t batch = set_keys(args, rows, starts, ends, context_lens, block_table, page_starts);
+  const int64_t entries = block_table.has_value() ? block_table.value().size(page_starts.has_value() ? 0 : 1) : 1;
+  const int64_t room = entries * page_size;
   check_value(width < kMost && page_size < kMost && pages < kMost && rows < kMost && room < int64_t{1} << 31 &&
                   (block_table.has_value() || pages <= 1) && (!preshuffle || page_size % mqa::kPack == 0),
               "mqa_logits: less than 2^30 rows, columns and pages, in one page without a table");
@@ -121,7 +130,7 @@ void mqa_logits(ffi::Tensor logits, ffi::Tensor q, ffi::Tensor keys, ffi::Tensor
   args.num_pages = static_cast<uint32_t>(room > 0 ? pages : 0);
   args.rows_of_sequence = static_cast<int>(rows / batch), args.width = static_cast<int>(width);
   args.num_keys = static_cast<int>(room);
-  args.is_shuffled = preshuffle, args.is_clean = clean_logits;
+  args.is_paged = block_table.has_value(), args.is_shuffled = preshuffle, args.is_clean = clean_logits;
   const int64_t tiles_of_sequence = ceil_div(args.rows_of_sequence, Shape::kTileRows);
   const int64_t tiles = batch * tiles_of_sequence;
   args.splits = static_cast<int>(splits_of(tiles, width, num_compute_units(q.device().device_id)));

@@ -40,14 +40,30 @@ struct Args {
   int64_t weights_row;
   const int32_t *starts, *ends;  // of each row; null with a table
   const int32_t* context_lens;   // of each sequence
-  const int32_t* table;          // null: all keys are one page
+  const int32_t* table;          // of a paged call; else all keys are one page
   int64_t table_row;
+  const int32_t* page_starts;    // where a sequence's entries of the table begin; null: at multiples of table_row
+  int num_entries;               // of such a table
   Divider page_size, tiles_of_sequence, tiles;
   uint32_t num_pages;
-  int rows_of_sequence, width, num_keys;  // num_keys: that the table, or the one page, has room for
+  int rows_of_sequence, width, num_keys;  // num_keys: that a row of the table, or the one page, has room for
   int splits;
-  bool is_shuffled, is_clean;
+  bool is_paged, is_shuffled, is_clean;
 };
+
+/// A sequence's part of the table, and the keys for which it has room; without a table those of the one page.
+struct Entries {
+  const int32_t* entries;
+  int num_keys;
+};
+
+__device__ inline Entries entries_of(const Args& args, int sequence) {
+  if (!args.is_paged) return {nullptr, args.num_keys};
+  if (args.page_starts == nullptr) return {args.table + sequence * args.table_row, args.num_keys};
+  const auto clamped = [&](int entry) { return entry < 0 ? 0 : entry < args.num_entries ? entry : args.num_entries; };
+  const int first = clamped(args.page_starts[sequence]), end = clamped(args.page_starts[sequence + 1]);
+  return {args.table + first, end > first ? static_cast<int>((end - first) * args.page_size.divisor) : 0};
+}
 
 /// Columns of a row that it sees: first … end − 1; none: INT_MAX … 0.
 struct Range {
@@ -108,7 +124,8 @@ struct Place {
 template <class S>
 struct KeyStream {
   const Args& args;
-  const int32_t* entries;  // of the sequence; null without a table
+  const int32_t* entries;
+  int num_keys;  // at least 1
 
   /// 64 keys on their way, and what this lane has to know of its own.
   struct Block {
@@ -124,10 +141,10 @@ struct KeyStream {
   };
 
   __device__ Place find(int first) const {
-    const int own = first + lane_index(), key = own < args.num_keys ? own : args.num_keys - 1;
-    if (entries == nullptr) return {0, static_cast<uint32_t>(key), own < args.num_keys};
+    const int own = first + lane_index(), key = own < num_keys ? own : num_keys - 1;
+    if (entries == nullptr) return {0, static_cast<uint32_t>(key), own < num_keys};
     const uint32_t column = args.page_size.divide(key);
-    return {static_cast<uint32_t>(entries[column]), key - column * args.page_size.divisor, own < args.num_keys};
+    return {static_cast<uint32_t>(entries[column]), key - column * args.page_size.divisor, own < num_keys};
   }
 
   __device__ void load(Block& block, const Place& at) const {
@@ -207,17 +224,20 @@ template <class S>
 struct Tile {
   const Args& args;
   int sequence, first_row;  // in the sequence
+  const int32_t* entries;   // of the sequence, with room for so many keys
+  int num_keys, context;    // context: its length, with a table
   int fill_end;             // columns before it that a row does not see become −inf
 
   __device__ Tile(const Args& args, uint32_t index)
       : args(args),
         sequence(static_cast<int>(args.tiles_of_sequence.divide(index))),
         first_row(static_cast<int>(index - sequence * args.tiles_of_sequence.divisor) * S::kTileRows) {
-    fill_end = args.is_clean ? args.width : args.context_lens != nullptr ? clamped(context()) : 0;
+    const Entries own = entries_of(args, sequence);
+    entries = own.entries, num_keys = own.num_keys;
+    context = args.context_lens != nullptr ? args.context_lens[sequence] : args.is_paged ? num_keys : 0;
+    fill_end = args.is_clean ? args.width : context < 0 ? 0 : context < args.width ? context : args.width;
   }
 
-  __device__ int clamped(int column) const { return column < 0 ? 0 : column < args.width ? column : args.width; }
-  __device__ int context() const { return args.context_lens[sequence]; }
   __device__ int64_t row_of(int row) const { return int64_t{sequence} * args.rows_of_sequence + first_row + row; }
   __device__ bool has(int row) const { return first_row + row < args.rows_of_sequence; }
 
@@ -225,14 +245,14 @@ struct Tile {
   __device__ Range range_of(int row) const {
     if (!has(row)) return {0x7FFFFFFF, 0};
     int64_t first = 0, end = 0;
-    if (args.context_lens != nullptr) {
-      end = int64_t{context()} - args.rows_of_sequence + first_row + row + 1;
+    if (args.is_paged) {
+      end = int64_t{context} - args.rows_of_sequence + first_row + row + 1;
     } else {
       first = args.starts[row_of(row)], end = args.ends[row_of(row)];
       if (first < 0) first = 0;
     }
     if (end > args.width) end = args.width;
-    if (args.num_pages == 0 || end <= first) return {0x7FFFFFFF, 0};
+    if (args.num_pages == 0 || num_keys == 0 || end <= first) return {0x7FFFFFFF, 0};
     return {static_cast<int>(first), static_cast<int>(end)};
   }
 
@@ -335,7 +355,7 @@ __device__ inline void logits_body(const Args& args, uint32_t workgroup, Lds<Sha
   int at = kKeys * (first_block + static_cast<int>(blocks * part / parts));
   const int end = kKeys * (first_block + static_cast<int>(blocks * (part + 1) / parts));
   if (at >= end) return;
-  const KeyStream<S> stream{args, args.table != nullptr ? args.table + tile.sequence * args.table_row : nullptr};
+  const KeyStream<S> stream{args, tile.entries, tile.num_keys};
   const int first_row = wave_index() % S::kRowWaves * S::kRows;
   auto& own_lds = lds.of_wave[wave_index()];
   typename KeyStream<S>::Block block;

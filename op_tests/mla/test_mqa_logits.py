@@ -5,9 +5,9 @@ that name none, NaN where nothing is to be read; bad input.
 
 from __future__ import annotations
 
-import argparse
 import math
 
+import benching
 import pytest
 import torch
 from kv_cache_cases import indexer_key_at
@@ -110,8 +110,7 @@ def test_strides(device, run, backend):
         view.view(torch.uint8).copy_(tensor.view(torch.uint8)) if tensor.itemsize == 1 else view.copy_(tensor)
         return view
 
-    names = ("q", "k", "weights")
-    check_prompt(run, backend, device, [0, 7, 0], [70, 60, 3], 75, **dict.fromkeys(names, wider))
+    check_prompt(run, backend, device, [0, 7, 0], [70, 60, 3], 75, q=wider, k=wider, weights=wider)
     check_prompt(run, backend, device, [0, 7, 0], [70, 60, 3], 75, clean=False, logits=wider,
                  k_scale=lambda scale: torch.stack((scale, scale), 1)[:, 0])
 
@@ -208,12 +207,47 @@ def test_sizes(device, run, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tables_that_name_no_page(device, run, backend):
     """Such keys get −inf, and memory outside of the cache is not touched: the bounds checker would tell."""
-    big = 2**31 - 1
-    bad = ((0, 0, -1), (0, 3, big), (1, 1, -big), (1, 2, 10**6))
+    bad = ((0, 0, -1), (0, 3, big := 2**31 - 1), (1, 1, -big), (1, 2, 10**6))
     for clean in (True, False):
         check_paged(run, backend, device, [131, 60], 2, 16, bad=bad, clean=clean)
         check_paged(run, backend, device, [131, 60], 1, 16, bad=bad, clean=clean, is_shuffled=True)
-        check_paged(run, backend, device, [131, big, -5], 2, 16, max_pages=3, columns=140, clean=clean)
+        check_paged(run, backend, device, [131, big, -5, -big - 1], 2, 16, max_pages=3, columns=140, clean=clean)
+
+
+@pytest.mark.parametrize("page_size", (1, 16))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tables_in_a_row(device, run, backend, page_size):
+    """The pages of one sequence behind those of another, some of which are none; starts that are none."""
+    counts, next_n, dim, heads = (7, 0, 1, 90 // page_size), 2, 64, 16
+    pages, entries = sum(counts) + 2, sum(counts)
+    table = torch.randperm(pages, generator=torch.Generator().manual_seed(5))[:entries].int()
+    table[[2, entries - 1]] = torch.tensor([-1, 2**31 - 1]).int()
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    k, scale = random_fp8(device, pages, page_size, dim, seed=2), random(device, pages, page_size, seed=3).abs()
+    cache = torch.cat((k.view(torch.uint8).flatten(1), scale.view(torch.uint8)), 1).view(pages, page_size, dim + 4)
+    q = random_fp8(device, len(counts), next_n, heads, dim, seed=1)
+    weights, column = random(device, len(counts) * next_n, heads, seed=4), torch.arange(120)
+    for clean in (True, False):
+        logits = torch.full((len(counts) * next_n, 120), LEFT, device=device)
+        run(backend, aiter_like.paged_mqa_logits, q, cache, weights, logits, None, table.to(device),
+            clean_logits=clean, page_starts=starts.to(device))
+        for b, count in enumerate(counts):
+            own, length = slice(b * next_n, (b + 1) * next_n), count * page_size
+            listed = table[starts[b]:starts[b + 1]].long()
+            has_page = ((listed >= 0) & (listed < pages)).repeat_interleave(page_size)
+            found = listed.clamp(0, pages - 1)
+            values = expected_of(q[b], k[found].flatten(0, 1), scale[found].flatten(), weights[own])
+            expected, bounds = (torch.nn.functional.pad(value, (0, 120 - length)) for value in values)
+            is_seen = column < torch.arange(length - next_n + 1, length + 1)[:, None]
+            outside = torch.full((next_n, 120), -math.inf, dtype=torch.float64)
+            outside = outside if clean else torch.where(column < length, outside, LEFT)
+            is_there = is_seen & torch.nn.functional.pad(has_page, (0, 120 - length))
+            assert_logits(logits[own], expected, bounds, is_there, outside)
+    for value in (-1, -(2**31), 2**31 - 1, 10**6):  # the bounds checker would tell
+        wrong = starts.clone()
+        wrong[1::2] = value
+        run(backend, aiter_like.paged_mqa_logits, q, cache, weights, logits, None, table.to(device),
+            page_starts=wrong.to(device))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -241,11 +275,11 @@ def test_products_that_are_nan(device, run, backend):
     nan = 0x80 if fp8_of(device) == torch.float8_e4m3fnuz else 0x7F
     q, k = random_fp8(device, 3, 16, 64, seed=1), random_fp8(device, 40, 64, seed=2)
     scale, weights = random(device, 40, seed=3).abs(), random(device, 3, 16, seed=4)
-    starts, ends = torch.zeros(3, dtype=I32, device=device), torch.full((3,), 40, dtype=I32, device=device)
-    plain = run(backend, aiter_like.mqa_logits, q, k, scale, weights, starts, ends)
+    ends = torch.full((3,), 40, dtype=I32, device=device)
+    plain = run(backend, aiter_like.mqa_logits, q, k, scale, weights, ends * 0, ends)
     k.view(torch.uint8)[5, 3] = nan
     scale[7] = weights[2, 4] = math.nan
-    logits = run(backend, aiter_like.mqa_logits, q, k, scale, weights, starts, ends)
+    logits = run(backend, aiter_like.mqa_logits, q, k, scale, weights, ends * 0, ends)
     assert (logits[:2, 5] == 0).all() and logits[:, 7].isnan().all() and logits[2].isnan().all()
     others = [j for j in range(40) if j not in (5, 7)]
     assert torch.equal(logits[:2, others], plain[:2, others])
@@ -274,22 +308,21 @@ def test_from_the_operator_that_writes_the_cache(device, run, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_empty(device, backend):
     q, k = random_fp8(device, 3, 16, 64, seed=1), random_fp8(device, 40, 64, seed=2)
-    scale, weights, ends = torch.ones(40, device=device), torch.ones(3, 16, device=device), torch.full((3,), 9).int()
-    ends = ends.to(device)
+    scale, weights = torch.ones(40, device=device), torch.ones(3, 16, device=device)
+    ends = torch.full((3,), 9, dtype=I32, device=device)
     for rows, keys in ((0, 40), (3, 0), (0, 0)):
         call = q[:rows], k[:keys], scale[:keys], weights[:rows], ends[:rows] * 0, ends[:rows]
         assert aiter_like.mqa_logits(*call, backend=backend).shape == (rows, keys)
     cache = torch.zeros(4, 16, 68, dtype=torch.uint8, device=device)
-    table, lengths = torch.zeros(3, 2, dtype=I32, device=device), ends
+    table = torch.zeros(3, 2, dtype=I32, device=device)
     for pages, columns in ((cache[:0], table), (cache, table[:, :0])):
         logits = torch.full((3, 20), LEFT, device=device)
-        aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, lengths, columns, backend=backend)
+        aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, ends, columns, backend=backend)
         assert (logits == -math.inf).all()
         logits.fill_(LEFT)
-        aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, lengths, columns, clean_logits=False,
-                                    backend=backend)
+        aiter_like.paged_mqa_logits(q[:, None], pages, weights, logits, ends, columns, False, False, backend=backend)
         assert (logits[:, :9] == -math.inf).all() and (logits[:, 9:] == LEFT).all()
-    aiter_like.paged_mqa_logits(q[:0, None], cache, weights[:0], logits[:0], lengths[:0], table[:0], backend=backend)
+    aiter_like.paged_mqa_logits(q[:0, None], cache, weights[:0], logits[:0], ends[:0], table[:0], backend=backend)
 
 
 def test_bad_input_is_named(device):
@@ -313,15 +346,14 @@ def test_bad_input_is_named(device):
             aiter_like.mqa_logits(*args)
     with pytest.raises(ValueError, match=r"mqa_logits: logits must have shape \(3, 40\)"):
         aiter_like.mqa_logits(q, k, scale, weights, ends, ends, logits=torch.zeros(3, 41, device=device))
-    few = random_fp8(device, 3, 12, 64, seed=1), k, scale, weights[:, :12], ends, ends
     with pytest.raises(UnsupportedError, match="heads in multiples of 16|an MFMA kernel for gfx942"):
-        aiter_like.mqa_logits(*few, backend="ck")
+        aiter_like.mqa_logits(q[:, :12], k, scale, weights[:, :12], ends, ends, backend="ck")
 
 
 def test_bad_pages_are_named(device):
     q, cache = random_fp8(device, 2, 2, 16, 64, seed=1), torch.zeros(4, 16, 68, dtype=torch.uint8, device=device)
     weights, logits = torch.ones(4, 16, device=device), torch.full((4, 30), LEFT, device=device)
-    lengths, table = torch.full((2,), 9, dtype=I32, device=device), torch.zeros(2, 2, dtype=I32, device=device)
+    table, lengths = torch.zeros(2, 2, dtype=I32, device=device), torch.ones(2, dtype=I32, device=device)
     for message, kind, place, value in (
             ("paged_mqa_logits: q must have 4 dimensions", ValueError, 0, q[0]),
             ("paged_mqa_logits: kv_cache must have at least 68 bytes", ValueError, 1, cache[:, :, :64]),
@@ -343,14 +375,17 @@ def test_bad_pages_are_named(device):
     with pytest.raises(ValueError, match="preshuffle needs a page size"):
         aiter_like.paged_mqa_logits(q, torch.zeros(4, 12, 68, dtype=torch.uint8, device=device), weights, logits,
                                     lengths, table, True)
+    with pytest.raises(ValueError, match=r"block_table with context_lens or page_starts, got \['block_table'\]"):
+        aiter_like.paged_mqa_logits(q, cache, weights, logits, None, table)
+    with pytest.raises(ValueError, match=r"paged_mqa_logits: page_starts must have shape \(3,\)"):
+        aiter_like.paged_mqa_logits(q, cache, weights, logits, None, table[0], page_starts=lengths)
     assert (logits == LEFT).all()
 
 
 def bench() -> None:
     """Times prompts and decoding with the heads of DeepSeek-V3.2; needs a GPU."""
     device = torch.device("cuda")
-    print(f"mqa_logits on {torch.cuda.get_device_name()}, torch {torch.__version__}, 64 heads of 128")
-    print(f"{'rows x keys':>24} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8}")
+    print(f"mqa_logits, 64 heads of 128\n{'rows x keys':>24} {'us':>9} {'TB/s':>6} {'TFLOP/s':>8}")
     for rows, seqlen_q, columns, page_size in ((4096, 4096, 4096, 0), (1024, 1024, 16384, 0), (64, 1, 4096, 64),
                                                (128, 2, 4096, 64), (16, 1, 65536, 64)):
         key = {"rows": rows, "seqlen_q": seqlen_q, "columns": columns, "num_heads": 64, "head_dim": 128,
@@ -362,7 +397,4 @@ def bench() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bench", action="store_true", required=True, help="print a table of times")
-    parser.parse_args()
-    bench()
+    benching.main(bench, __doc__)

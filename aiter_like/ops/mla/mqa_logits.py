@@ -7,6 +7,7 @@ Kernels: csrc/mla/mqa_logits.hip, ops/mla/triton/mqa_logits.py; the cache: ops/k
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ _OP = "mqa_logits"
 _MOST = 2**30 - 1  # rows, columns, pages: kernels count them with 32 bits
 _HEADS = (16, 32, 48, 64, 128)  # of a row, which a wave of the kernel for gfx942 has in registers
 _WIDE = 8192  # elements of a row's heads: with more, a wave has one row
-_COLUMN_STEP = 256  # rows of new logits begin at multiples of so many elements
+_COLUMN_STEP = 256  # rows of new logits begin at multiples of it
 
 
 class MqaLogitsCall(NamedTuple):
@@ -40,7 +41,9 @@ class MqaLogitsCall(NamedTuple):
         k_scale: [num_pages, page_size] fp32.
         weights: [rows, num_heads] fp32.
         starts, ends: [rows] int32, the keys that a row sees; None with a table.
-        context_lens: [batch] int32; block_table [batch, max_pages] int32, of which a sequence's keys are.
+        context_lens: [batch] int32; block_table [batch, max_pages] int32, the pages of a sequence's keys.
+        page_starts: [batch + 1] int32, instead of context_lens: sequence b has all keys of the pages
+            block_table[page_starts[b] … page_starts[b + 1] − 1], a table of one dimension.
         preshuffle: the keys of a page are in tiles (ops/kv_cache/indexer_cache.py).
         clean_logits: columns that a row does not see become −inf; else only those of its sequence's later tokens.
     """
@@ -54,13 +57,25 @@ class MqaLogitsCall(NamedTuple):
     ends: Tensor | None = None
     context_lens: Tensor | None = None
     block_table: Tensor | None = None
+    page_starts: Tensor | None = None
     preshuffle: bool = False
     clean_logits: bool = True
 
     @property
+    def batch(self) -> int:
+        """Sequences; without a table all rows are those of one."""
+        if self.block_table is None:
+            return 1
+        return self.block_table.shape[0] if self.page_starts is None else self.page_starts.shape[0] - 1
+
+    @property
     def rows_of_sequence(self) -> int:
-        """Without a table all rows are those of one sequence."""
-        return self.q.shape[0] if self.block_table is None else self.q.shape[0] // max(self.block_table.shape[0], 1)
+        return self.q.shape[0] // max(self.batch, 1)
+
+    @property
+    def max_keys(self) -> int:
+        """That the table, or the one page, has room for in one sequence."""
+        return self.keys.shape[1] * (1 if self.block_table is None else self.block_table.shape[-1])
 
 
 def mqa_logits_ref(call: MqaLogitsCall) -> None:
@@ -74,9 +89,9 @@ def mqa_logits_ref(call: MqaLogitsCall) -> None:
             first, end, fill = call.starts[own, None], call.ends[own, None], 0
             is_there, key = column < keys.shape[0], column
         else:
-            length = call.context_lens[index].long()
+            entries, length = _entries(call, index)
             first, end, fill = 0, length - rows + nth + 1, length
-            is_there, key = _places(call, index, column)
+            is_there, key = _places(call, entries, column)
         is_seen = (column >= first) & (column < end)
         found = torch.full((rows, columns), -torch.inf, device=device)
         if is_there.any():
@@ -87,20 +102,29 @@ def mqa_logits_ref(call: MqaLogitsCall) -> None:
         call.logits[own] = torch.where(is_seen, found, outside)
 
 
-def _places(call: MqaLogitsCall, index: int, column: Tensor) -> tuple[Tensor, Tensor]:
+def _entries(call: MqaLogitsCall, index: int) -> tuple[Tensor, Tensor]:
+    """A sequence's part of the table, and its keys."""
+    if call.page_starts is None:
+        return call.block_table[index].long(), call.context_lens[index].long()
+    first, end = call.page_starts[index:index + 2].clamp(0, call.block_table.shape[0]).tolist()
+    entries = call.block_table[first:max(end, first)].long()
+    return entries, torch.tensor(len(entries) * call.keys.shape[1], device=entries.device)
+
+
+def _places(call: MqaLogitsCall, entries: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
     """Whether a sequence's key of each column is in the cache, and its place among all keys."""
-    (pages, page_size, _), most = call.keys.shape, call.block_table.shape[1]
+    pages, page_size, _ = call.keys.shape
     nth = column // page_size
-    if most == 0:
+    if len(entries) == 0:
         return torch.zeros_like(column, dtype=torch.bool), column
-    entry = call.block_table[index].long()[nth.clamp(max=most - 1)]
-    return (nth < most) & (entry >= 0) & (entry < pages), entry * page_size + column % page_size
+    entry = entries[nth.clamp(max=len(entries) - 1)]
+    is_there = (nth < len(entries)) & (entry >= 0) & (entry < pages)
+    return is_there, entry * page_size + column % page_size
 
 
 def _unshuffled(keys: Tensor) -> Tensor:
     """The keys of shuffled pages, one below the other."""
-    pages, page_size, dim = keys.shape
-    tile = indexer_cache.TILE
+    (pages, page_size, dim), tile = keys.shape, indexer_cache.TILE
     tiles = keys.reshape(pages, page_size // tile, dim // tile, tile, tile)
     return tiles.transpose(2, 3).reshape(-1, dim)
 
@@ -140,10 +164,9 @@ def _check(call: MqaLogitsCall) -> object:
     check.flag(_OP, "clean_logits", call.clean_logits)
     if 0 in (heads, dim):
         raise ValueError(f"{_OP}: q must have heads and elements, got shape {tuple(q.shape)}")
-    for name, size in (("rows of q", rows), ("columns of logits", call.logits.shape[1]), ("pages", pages),
-                       ("keys of a page", page_size)):
-        if size > _MOST:
-            raise ValueError(f"{_OP}: {name} must be at most {_MOST}, got {size}")
+    sizes = rows, call.logits.shape[1], pages, page_size
+    if max(sizes) > _MOST:
+        raise ValueError(f"{_OP}: rows, columns, pages and their keys must be at most {_MOST}, got {sizes}")
     _check_keys(call)
     return SKIP if 0 in (rows, call.logits.shape[1]) else None
 
@@ -152,28 +175,31 @@ def _check_keys(call: MqaLogitsCall) -> None:
     """Which keys a row sees is said in one way, and the table has room that can be counted."""
     rows, device, integers = call.q.shape[0], call.q.device, (torch.int32,)
     pages, page_size, dim = call.keys.shape
-    is_paged = call.block_table is not None
-    if (call.context_lens is not None) != is_paged or (call.starts is None) != is_paged or (
-            call.ends is None) != is_paged:
-        raise ValueError(f"{_OP}: starts and ends must be given, or else context_lens and block_table, got "
-                         f"{[name for name in call._fields[5:9] if getattr(call, name) is not None]}")
+    given = [name for name in ("starts", "ends", "context_lens", "block_table", "page_starts")
+             if getattr(call, name) is not None]
+    if given not in (["starts", "ends"], ["context_lens", "block_table"], ["block_table", "page_starts"]):
+        raise ValueError(f"{_OP}: starts and ends must be given, or block_table with context_lens or page_starts, got "
+                         f"{given}")
     if call.preshuffle and (page_size % indexer_cache.TILE or dim % indexer_cache.TILE):
         raise ValueError(f"{_OP}: preshuffle needs a page size and head_dim that are multiples of "
                          f"{indexer_cache.TILE}, got {page_size} and {dim}")
-    if not is_paged:
+    if call.block_table is None:
         check.tensor(_OP, "starts", call.starts, dtypes=integers, shape=(rows,), device=device)
         check.tensor(_OP, "ends", call.ends, dtypes=integers, shape=(rows,), device=device)
         if pages > 1:
             raise ValueError(f"{_OP}: keys must be one page without block_table, got {pages}")
         return
-    check.tensor(_OP, "block_table", call.block_table, rank=2, dtypes=integers, device=device)
-    batch, most_pages = call.block_table.shape
-    check.tensor(_OP, "context_lens", call.context_lens, dtypes=integers, shape=(batch,), device=device)
-    if rows % max(batch, 1) or rows and not batch:
-        raise ValueError(f"{_OP}: q must have equally many rows for each of {batch} sequences, got {rows}")
-    if page_size == 0 or most_pages * page_size >= 2**31:
+    is_ragged = call.page_starts is not None
+    check.tensor(_OP, "block_table", call.block_table, rank=1 if is_ragged else 2, dtypes=integers, device=device)
+    if is_ragged:
+        check.tensor(_OP, "page_starts", call.page_starts, rank=1, dtypes=integers, device=device)
+    else:
+        check.tensor(_OP, "context_lens", call.context_lens, dtypes=integers, shape=(call.batch,), device=device)
+    if call.batch < 0 or rows % max(call.batch, 1) or rows and not call.batch:
+        raise ValueError(f"{_OP}: q must have equally many rows for each of {call.batch} sequences, got {rows}")
+    if page_size == 0 or call.max_keys >= 2**31:
         raise ValueError(f"{_OP}: block_table must have room for less than 2^31 keys, in pages of at least 1, got "
-                         f"{most_pages} pages of {page_size}")
+                         f"{call.block_table.shape[-1]} pages of {page_size}")
 
 
 def _format_refusal(target: Target, call: MqaLogitsCall) -> str | None:
@@ -202,10 +228,9 @@ def _triton_refusal(target: Target, call: MqaLogitsCall) -> str | None:
 
 
 def _tune_key(call: MqaLogitsCall) -> dict[str, int | str]:
-    is_paged = call.block_table is not None
     return {"rows": call.q.shape[0], "seqlen_q": call.rows_of_sequence, "columns": call.logits.shape[1],
             "num_heads": call.q.shape[1], "head_dim": call.q.shape[2],
-            "page_size": call.keys.shape[1] if is_paged else 0,
+            "page_size": 0 if call.block_table is None else call.keys.shape[1],
             "layout": "shuffled" if call.preshuffle else "rows", "dtype": dtypes.name(call.q.dtype)}
 
 
@@ -255,16 +280,9 @@ def _traffic(call: MqaLogitsCall) -> tuple[int, int]:
     return moved, 2 * pairs * heads * dim
 
 
-def _tune_shapes(model: Any, tp: int, tokens: int) -> Iterator[dict[str, Any]]:
-    """DeepSeek-V3.2's index, of which every rank has all heads; no configuration says its sizes here."""
-    return iter(())
-
-
 def _triton_space(target: Target, call: MqaLogitsCall) -> Iterator[dict[str, int]]:
-    for block in (32, 64, 128, 256):
-        for warps in (2, 4, 8):
-            for stages in (1, 2, 3):
-                yield {"BLOCK_KEYS": block, "num_warps": warps, "num_stages": stages}
+    for block, warps, stages in itertools.product((32, 64, 128, 256), (2, 4, 8), (1, 2, 3)):
+        yield {"BLOCK_KEYS": block, "num_warps": warps, "num_stages": stages}
 
 
 mqa_logits_op = Op(
@@ -321,9 +339,9 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
     return logits
 
 
-def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tensor, context_lens: Tensor,
+def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tensor, context_lens: Tensor | None,
                      block_table: Tensor, preshuffle: bool = False, clean_logits: bool = True, *,
-                     backend: str | None = None) -> None:
+                     page_starts: Tensor | None = None, backend: str | None = None) -> None:
     """`mqa_logits` of the last tokens of sequences, whose keys and scales are in the indexer's cache.
 
     Token t of sequence b, of next_n, sees its keys 0 … context_lens[b] − next_n + t; key j is in page
@@ -336,11 +354,14 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
             [page_size] fp32; width ≥ head_dim + 4.
         weights: [batch · next_n, num_heads] fp32, in which scales of `q` are.
         logits: [batch · next_n, columns] fp32, written; keys beyond its columns are left out.
-        context_lens: [batch] int32, with the tokens of `q`.
-        block_table: [batch, max_pages] int32. A key whose page is not in the table or not in the cache gets −inf.
+        context_lens: [batch] int32, with the tokens of `q`; None with `page_starts`.
+        block_table: [batch, max_pages] int32, or [entries] with `page_starts`. A key whose page is not in the table or
+            not in the cache gets −inf.
         preshuffle: keys in tiles of 16 tokens by 16 elements, as `indexer_k_quant_and_cache` writes them with it.
         clean_logits: columns that a row does not see become −inf; False: only those of its sequence's later tokens do,
             and columns from context_lens[b] on stay as they are.
+        page_starts: [batch + 1] int32: sequence b has all keys of the pages block_table[page_starts[b] …
+            page_starts[b + 1] − 1].
         backend: "ck", "triton" or "torch" instead of the automatic choice.
 
     Returns:
@@ -365,12 +386,15 @@ def paged_mqa_logits(q: Tensor, kv_cache: Tensor, weights: Tensor, logits: Tenso
     indexer_cache.check_cache(op, kv_cache, dim, 1, preshuffle, q.device)
     check.tensor(op, "kv_cache", kv_cache, dtypes=(q.dtype, torch.uint8))
     pages, page_size, _ = kv_cache.shape
-    check.tensor(op, "block_table", block_table, rank=2)
-    check.tensor(op, "block_table", block_table, shape=(q.shape[0], None))
+    if page_starts is None:
+        check.tensor(op, "block_table", block_table, shape=(q.shape[0], None))
+    else:
+        check.tensor(op, "page_starts", page_starts, shape=(q.shape[0] + 1,))
     blocks, keys = indexer_cache.blocks_of(paged_cache.as_bytes(kv_cache)), page_size * dim
     mqa_logits_op.run(logits, q.flatten(0, 1), blocks[:, :keys].view(q.dtype).unflatten(1, (page_size, dim)),
                       blocks[:, keys:keys + 4 * page_size].view(torch.float32), weights, context_lens=context_lens,
-                      block_table=block_table, preshuffle=preshuffle, clean_logits=clean_logits, backend=backend)
+                      block_table=block_table, page_starts=page_starts, preshuffle=preshuffle,
+                      clean_logits=clean_logits, backend=backend)
 
 
 mqa_logits_op.public.extend((mqa_logits, paged_mqa_logits))

@@ -25,8 +25,7 @@ def _range_of(starts, ends, context, row, rows_of_sequence, is_row, first_row, c
         end = tl.minimum(tl.load(ends + row, mask=is_row, other=0), columns)
     else:
         first = tl.zeros_like(first_row)
-        end = (context.to(tl.int64) - rows_of_sequence + first_row + 1).to(tl.int32)
-        end = tl.minimum(end, columns)
+        end = tl.minimum(context - rows_of_sequence + first_row + 1, columns)
     is_any = is_row & (end > first)
     return tl.where(is_any, first, 2147483647), tl.where(is_any, end, 0)
 
@@ -45,10 +44,23 @@ def _fill(out, is_row, fill_end, first_block, end_block, split, num_splits, ROWS
 
 
 @triton.jit
-def _mqa_logits_kernel(logits, q, keys, k_scale, weights, starts, ends, context_lens, block_table, logits_row, q_row,
-                       q_head, page_step, key_step, scale_page, scale_key, weights_row, table_row, columns, num_pages,
-                       page_size, num_keys, num_rows, rows_of_sequence, num_splits, HEADS: tl.constexpr,
-                       DIM: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr,
+def _heads_of(q, weights, sequence_row, first_row, rows_of_sequence, q_row, q_head, weights_row, HEADS: tl.constexpr,
+              DIM: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr):
+    """The heads of ROWS rows, [ROWS · HP, DP], and their weights; zeros where there are none."""
+    nth, dim = tl.arange(0, ROWS * HP), tl.arange(0, DP)
+    head, row = nth % HP, first_row + nth // HP
+    is_head = (head < HEADS) & (row < rows_of_sequence)
+    at = sequence_row + row
+    heads = tl.load(q + (at * q_row + head * q_head)[:, None] + dim[None, :],
+                    mask=is_head[:, None] & (dim < DIM)[None, :], other=0.0)
+    return heads, tl.load(weights + at * weights_row + head, mask=is_head, other=0.0)
+
+
+@triton.jit
+def _mqa_logits_kernel(logits, q, keys, k_scale, weights, starts, ends, context_lens, block_table, page_starts,
+                       logits_row, q_row, q_head, page_step, key_step, scale_page, scale_key, weights_row, table_row,
+                       columns, num_pages, page_size, num_keys, num_entries, rows_of_sequence, num_splits,
+                       HEADS: tl.constexpr, DIM: tl.constexpr, HP: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr,
                        BLOCK_KEYS: tl.constexpr, IS_SHUFFLED: tl.constexpr, IS_CLEAN: tl.constexpr,
                        OVERLAPS: tl.constexpr):
     """ROWS rows of a sequence and a part of their keys, HP and DP: heads and elements rounded up to powers of two.
@@ -62,9 +74,17 @@ def _mqa_logits_kernel(logits, q, keys, k_scale, weights, starts, ends, context_
     sequence, own_row = tile // tiles_of_sequence, tile % tiles_of_sequence * ROWS + tl.arange(0, ROWS)
     is_row = own_row < rows_of_sequence
     row = sequence.to(tl.int64) * rows_of_sequence + own_row
-    context, fill_end = 0, 0
-    if context_lens is not None:
-        context = tl.load(context_lens + sequence)
+    context, fill_end, entries = 0, 0, block_table
+    if page_starts is not None:
+        begin = tl.minimum(tl.maximum(tl.load(page_starts + sequence), 0), num_entries)
+        behind = tl.minimum(tl.maximum(tl.load(page_starts + sequence + 1), 0), num_entries)
+        entries = block_table + begin
+        context = tl.maximum(behind - begin, 0) * page_size
+        num_keys = context
+    elif block_table is not None:
+        entries = block_table + sequence.to(tl.int64) * table_row
+        context = tl.maximum(tl.load(context_lens + sequence), 0)
+    if block_table is not None:
         fill_end = tl.minimum(context, columns)
     if IS_CLEAN:
         fill_end = columns
@@ -76,14 +96,10 @@ def _mqa_logits_kernel(logits, q, keys, k_scale, weights, starts, ends, context_
     end_block = tl.cdiv(seen_end, BLOCK_KEYS)
     out = logits + row * logits_row  # [ROWS]
     _fill(out, is_row, fill_end, first_block, end_block, split, num_splits, ROWS, BLOCK_KEYS)
-    nth = tl.arange(0, ROWS * HP)
-    head = nth % HP
-    q_at = sequence.to(tl.int64) * rows_of_sequence + tile % tiles_of_sequence * ROWS + nth // HP
-    is_head = (head < HEADS) & (tile % tiles_of_sequence * ROWS + nth // HP < rows_of_sequence)
     dim = tl.arange(0, DP)
-    heads = tl.load(q + (q_at * q_row + head * q_head)[:, None] + dim[None, :],
-                    mask=is_head[:, None] & (dim < DIM)[None, :], other=0.0)  # [ROWS · HP, DP]
-    weight = tl.load(weights + q_at * weights_row + head, mask=is_head, other=0.0)
+    first_row = tile % tiles_of_sequence * ROWS
+    heads, weight = _heads_of(q, weights, sequence.to(tl.int64) * rows_of_sequence, first_row, rows_of_sequence, q_row,
+                              q_head, weights_row, HEADS, DIM, HP, DP, ROWS)
     blocks = (end_block - first_block).to(tl.int64)
     begin = first_block + (blocks * split // num_splits).to(tl.int32)
     stop = first_block + (blocks * (split + 1) // num_splits).to(tl.int32)
@@ -92,8 +108,7 @@ def _mqa_logits_kernel(logits, q, keys, k_scale, weights, starts, ends, context_
         is_there = (column < num_keys) & (column < seen_end)
         page, at = tl.zeros([BLOCK_KEYS], tl.int64), column
         if block_table is not None:
-            page = tl.load(block_table + sequence.to(tl.int64) * table_row + column // page_size, mask=is_there,
-                           other=-1).to(tl.int64)
+            page = tl.load(entries + column // page_size, mask=is_there, other=-1).to(tl.int64)
             at = column % page_size
             is_there = is_there & (page >= 0) & (page < num_pages)
         if IS_SHUFFLED:
@@ -127,9 +142,10 @@ def mqa_logits(call: MqaLogitsCall, **params: int) -> None:
     most = triton.cdiv(columns, block * _LEAST_BLOCKS)
     splits = min(triton.cdiv(_PROGRAMS_PER_CU * target_of(call.q.device).cu_num, tiles), most)
     pages, page_size, _ = call.keys.shape
-    num_keys = page_size if call.block_table is None else call.block_table.shape[1] * page_size
-    launch(_mqa_logits_kernel, (tiles * splits, 1, 1), *call[:9], call.logits.stride(0), *call.q.stride()[:2],
+    table = call.block_table
+    launch(_mqa_logits_kernel, (tiles * splits, 1, 1), *call[:10], call.logits.stride(0), *call.q.stride()[:2],
            *call.keys.stride()[:2], *call.k_scale.stride(), call.weights.stride(0),
-           0 if call.block_table is None else call.block_table.stride(0), columns, pages if num_keys else 0, page_size,
-           num_keys, rows, call.rows_of_sequence, splits, HEADS=heads, DIM=dim, HP=heads_padded, DP=dim_padded,
-           ROWS=own_rows, BLOCK_KEYS=block, IS_SHUFFLED=call.preshuffle, IS_CLEAN=call.clean_logits, options=options)
+           0 if table is None else table.stride(0), columns, pages if call.max_keys else 0, page_size, call.max_keys,
+           0 if table is None else table.shape[0], call.rows_of_sequence, splits, HEADS=heads, DIM=dim,
+           HP=heads_padded, DP=dim_padded, ROWS=own_rows, BLOCK_KEYS=block, IS_SHUFFLED=call.preshuffle,
+           IS_CLEAN=call.clean_logits, options=options)
