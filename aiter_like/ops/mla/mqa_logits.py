@@ -328,7 +328,7 @@ def mqa_logits(q: Tensor, k: Tensor, k_scale: Tensor, weights: Tensor, starts: T
     """
     check.tensor(_OP, "q", q, rank=3, dtypes=elements.FP8)
     check.tensor(_OP, "k", k, rank=2, dtypes=(q.dtype,))
-    check.tensor(_OP, "k", k, shape=(None, q.shape[2]))
+    check.tensor(_OP, "k", k, shape=(None, q.shape[2]), device=q.device)
     check.tensor(_OP, "k_scale", k_scale, shape=(k.shape[0],), last_contiguous=False)
     if logits is None:
         width = -(-k.shape[0] // _COLUMN_STEP) * _COLUMN_STEP
