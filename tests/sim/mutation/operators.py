@@ -114,6 +114,7 @@ def is_access(inst: Inst) -> bool:
     return inst.name.startswith(MEMORY)
 
 
+@functools.lru_cache(maxsize=2**16)  # the flow from each instruction asks for many others
 def written(inst: Inst) -> frozenset[str]:
     """Registers that the instruction writes, by its text: the first operand unless it stores or branches."""
     if inst.name.startswith(("s_cbranch", "s_branch", "s_waitcnt", "s_nop", "s_barrier", "s_endpgm")) or (
@@ -138,6 +139,7 @@ def _num_results(inst: Inst) -> int:
                                       "v_mad_u64_u32", "v_mad_i64_i32", "v_div_scale")) else 1
 
 
+@functools.lru_cache(maxsize=2**16)
 def read(inst: Inst) -> frozenset[str]:
     """Registers that the instruction may read: all that it names, and the implicit masks."""
     found = registers(inst.text if not written(inst) else ",".join(inst.operands[_num_results(inst):]))
@@ -170,16 +172,17 @@ def reaches(program: Program, inst: Inst) -> set[str]:
 
 def flow(program: Program, inst: Inst) -> dict[int, frozenset[str]]:
     """pc → registers that may hold there what depends on the instruction's result."""
-    todo = [(successor, written(inst)) for successor in program.after(inst)]
+    todo = {successor.pc: written(inst) for successor in program.after(inst)}
     seen: dict[int, frozenset[str]] = {}
     while todo:
-        at, tainted = todo.pop()
-        known = seen.get(at.pc, frozenset())
+        pc = min(todo)  # in the program's order, so that what meets at an instruction is mostly there by its turn
+        at, tainted, known = program.insts[pc], todo.pop(pc), seen.get(pc, frozenset())
         if tainted <= known:
             continue
-        seen[at.pc] = tainted = tainted | known
+        seen[pc] = tainted = tainted | known
         outgoing = tainted - written(at) | _tainted(at, tainted)
-        todo += [(successor, outgoing) for successor in program.after(at)]
+        for successor in program.after(at):
+            todo[successor.pc] = todo.get(successor.pc, frozenset()) | outgoing
     return seen
 
 
